@@ -89,6 +89,13 @@ class PrepareConfig(Bounded):
         "Options for Apache Beam, as one argument: --beam-options='--project=… --region=… --temp_location=gs://…'.",
         metavar="TEXT",
     )
+    drop_duplicates: bool = flag(
+        False,
+        "Leave out documents whose text was seen before, in the same or another source: in validation, then test, then "
+        "the rest, so that nothing is trained on that is evaluated on. Upper and lower case, Unicode's compatible "
+        "forms (NFKC) and runs of white space make no difference. The text is read twice.",
+        is_usual=True,
+    )
     overwrite: bool = flag(False, "Replace shards in --output-dir that were made with other settings.", is_usual=True)
     push_to_hub: str | None = flag(
         None, "Also push the shards to this data set repository on the Hub.", metavar="USER/NAME", group="Hub"

@@ -38,7 +38,7 @@ MANAGED_SHARD_NAME = re.compile(r"^dataset-\d{5,}-\d{5,}-\d+\.tfrecord$")
 # Fields of the manifest that are published as they are.
 PUBLIC_FIELDS = (
     "format_version", "split", "max_length", "chunking", "sentences_by", "random_share", "shard_size",
-    "partition_bytes", "tokenizer", "shards", "totals", "unigram_entropy_nats", "versions",
+    "partition_bytes", "tokenizer", "shards", "totals", "unigram_entropy_nats", "versions", "deduplicated",
 )  # fmt: skip
 
 
@@ -80,6 +80,7 @@ class Totals:
     num_random_pairs: int = 0
     num_documents_without_pair: int = 0
     num_words: int = 0
+    num_duplicate_documents: int = 0  # left out, and not among `num_documents`
 
     def __add__(self, other: "Totals") -> "Totals":
         sums = map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other))
@@ -91,7 +92,8 @@ class Manifest:
     """What is in the folder of a split and how it was made: equal settings and corpus make an equal manifest.
 
     `bad_rows` are the rows of the corpus that were skipped. `sentences_by` (how documents were cut into sentences) and
-    `random_share` (the fraction of pairs that should be random) are those of pairs of segments, else None.
+    `random_share` (the fraction of pairs that should be random) are those of pairs of segments, else None. Where
+    duplicates are dropped, `deduplicated` has the hashes of the splits up to this one in which they are looked for.
     """
 
     format_version: int = FORMAT_VERSION
@@ -109,6 +111,7 @@ class Manifest:
     bad_rows: BadRows
     unigram_entropy_nats: float
     versions: dict[str, str]
+    deduplicated: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,10 @@ class ShardSet:
 
 def write_manifest(folder: str, manifest: Manifest) -> None:
     """Write `folder/manifest.json`, which declares the folder complete: the last file to be written."""
-    open_folder(folder).write_json(MANIFEST_NAME, dataclasses.asdict(manifest))
+    record = dataclasses.asdict(manifest)
+    if manifest.deduplicated is None:
+        del record["deduplicated"], record["totals"]["num_duplicate_documents"]
+    open_folder(folder).write_json(MANIFEST_NAME, record)
 
 
 def read_manifest(folder: str) -> Manifest:

@@ -14,8 +14,9 @@ from mlm_common.corpus.corpus import Partition, read_partition
 from mlm_common.corpus.text_formats import BadRows
 from mlm_common.errors import InputError
 from mlm_common.folder_lock import FolderLock
-from mlm_common.storage import NewFile, open_folder
+from mlm_common.storage import NewFile, open_folder, read_file
 from tfrecord_prep.chunking import CHUNKINGS, Framing, Rows
+from tfrecord_prep.duplicates import hashes_name, write_hashes
 from tfrecord_prep.encoding import TokenBatch, encode_documents
 from tfrecord_prep.manifest import PAIRS, ShardRecord, Totals
 from tfrecord_prep.records import encode_rows
@@ -25,11 +26,15 @@ from tfrecord_prep.split_folder import PartitionResult, write_sidecar
 
 @dataclass(frozen=True)
 class NumberedPartition:
-    """A partition with its number in the split and its `partition_sha256`."""
+    """A partition with its number in the split and its `partition_sha256`.
+
+    `duplicates` is the path of a file that says which documents are left out, as `find_duplicates` returns it.
+    """
 
     index: int
     sha256: str
     partition: Partition
+    duplicates: str | None = None
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class SplitWork:
     """All that a process needs to work on partitions: where documents are read, and what they become.
 
     `tokenizer_json` is what `plain_text_tokenizer_json` returned; `sentences_by` and `random_share` are used by pairs
-    of segments only.
+    of segments only. With a `hashes_folder` the documents become hashes there, for `find_duplicates`, and no shards.
     """
 
     corpus: CorpusConfig
@@ -52,6 +57,7 @@ class SplitWork:
     sentences_by: SentencesBy = "punctuation"
     random_share: float = PairRule.random_share
     owner: FolderLock | None = None
+    hashes_folder: str | None = None
 
 
 class _Tally:
@@ -104,6 +110,9 @@ def work_on_partition(work: SplitWork, numbered: NumberedPartition) -> int:
         work.owner.guard()
     bad_rows = BadRows()
     documents = read_partition(work.corpus, work.split_name, numbered.partition, bad_rows)
+    if work.hashes_folder is not None:
+        write_hashes(work.hashes_folder, hashes_name(numbered.index, numbered.sha256), documents)
+        return numbered.index
     return build_partition(numbered, documents, work, bad_rows).index
 
 
@@ -121,6 +130,11 @@ def build_partition(
     ids, has_pairs = work.special_ids, work.chunking == PAIRS
     framing = Framing(cls_id=ids["cls"], sep_id=ids["sep"], pad_id=ids["pad"])
     by_sentence = functools.partial(sentences_of, by=work.sentences_by) if has_pairs else None
+    num_duplicates = 0
+    if numbered.duplicates is not None:
+        is_duplicate = read_file(numbered.duplicates)
+        num_duplicates = sum(is_duplicate)
+        documents = (text for text, is_one in zip(documents, is_duplicate, strict=True) if not is_one)
     tally = _Tally(work)
     batches = tally.of_batches(encode_documents(work.tokenizer_json, tally.of_documents(documents), by_sentence))
     rule = {"rule": PairRule(random_share=work.random_share)} if has_pairs else {}
@@ -137,6 +151,7 @@ def build_partition(
         # Only a single document of one sentence can be in no pair.
         num_documents_without_pair=tally.num_documents - tally.num_blank_documents if has_pairs and not num_rows else 0,
         num_words=tally.num_words,
+        num_duplicate_documents=num_duplicates,
     )
     result = PartitionResult(numbered.index, numbered.sha256, shards, totals, bad_rows, tally.id_counts)
     write_sidecar(work.folder, result)

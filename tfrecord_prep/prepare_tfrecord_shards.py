@@ -1,7 +1,8 @@
 """Prepare TFRecord shards: tokenize a corpus, cut it into rows of one length, and write them with a manifest.
 
-Each split of the corpus becomes a folder OUTPUT_DIR/SPLIT, which run_mlm.py reads. By default the corpus is the one
-that the tokenizer was trained on. Stopped at any time, even killed, the same command continues where it was.
+Each split of the corpus becomes a folder OUTPUT_DIR/SPLIT, which run_mlm.py reads; of several sources, a folder
+OUTPUT_DIR/SOURCE/SPLIT, and OUTPUT_DIR/mixture.json lists them. By default the text is that which the tokenizer was
+trained on. Stopped at any time, even killed, the same command continues where it was.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,25 +23,29 @@ except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.cli.console import folder_beside, next_step
 from mlm_common.cli.settings import flag_of
-from mlm_common.corpus.config import BUILTIN, VALIDATION, CorpusConfig, corpus_config_from_record
+from mlm_common.corpus.config import BUILTIN, VALIDATION, CorpusConfig, SourcesConfig, corpus_config_from_record
 from mlm_common.corpus.corpus import Corpus, open_corpus
 from mlm_common.corpus.identity import Part, Record, describe_changed_sources, describe_shared_text, names_its_text
+from mlm_common.corpus.sources import Mixture, corpora_of, open_mixture
 from mlm_common.errors import EXIT_STOPPED, InputError
 from mlm_common.folder_lock import locked_folder
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository, check_hub_access
+from mlm_common.mixture import MIXTURE_NAME, MixtureSource, write_mixture
 from mlm_common.storage import open_folder
 from mlm_common.tokenizer import RECORD_FILE, load_tokenizer
 from mlm_common.workers import map_in_order
 from tfrecord_prep.config import DATAFLOW_RUNNER, LOCAL_RUNNER, PrepareConfig
+from tfrecord_prep.duplicates import FOLDER_NAME as HASHES_NAME
+from tfrecord_prep.duplicates import find_duplicates, in_order_of_precedence
 from tfrecord_prep.manifest import PAIRS, Manifest, read_manifest
 from tfrecord_prep.partition import NumberedPartition, SplitWork, work_on_partition
 from tfrecord_prep.push_to_hub import push_shards
 from tfrecord_prep.split import (
     Engine,
     SplitPlan,
-    check_other_splits,
     describe_first_row,
-    plan_splits,
+    hash_split,
+    plan_mixture,
     prepare_split,
 )
 from tfrecord_prep.verify import verify_folder
@@ -54,8 +59,8 @@ QUESTION_ANSWERING_LENGTH = 384
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    corpus_config, config = parse_arguments(
-        [CorpusConfig, PrepareConfig], argv, __doc__, needed=("tokenizer_name_or_path", "output_dir")
+    corpus_config, sources, config = parse_arguments(
+        [CorpusConfig, SourcesConfig, PrepareConfig], argv, __doc__, needed=("tokenizer_name_or_path", "output_dir")
     )
     log_start(__file__)
     if config.verify:
@@ -63,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     open_folder(config.output_dir).check_writable()
     with stoppable(), contextlib.nullcontext() if config.dry_run else locked_folder(str(config.output_dir)):
-        prepare(corpus_config, config)
+        prepare(corpus_config, sources, config)
 
 
 @contextlib.contextmanager
@@ -88,59 +93,100 @@ def stoppable() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def prepare(corpus_config: CorpusConfig, config: PrepareConfig) -> None:
+def prepare(corpus_config: CorpusConfig, sources: SourcesConfig, config: PrepareConfig) -> None:
     """Check the rest, write the splits, and push them if requested."""
     tokenizer = load_tokenizer(str(config.tokenizer_name_or_path))
-    corpus = open_recorded_corpus(corpus_config, str(config.tokenizer_name_or_path))
-    engine = choose_engine(config, corpus)
-    plans = plan_splits(config, tokenizer, corpus)
-    check_other_splits(config, plans)
+    mixture = open_recorded_mixture(corpus_config, sources.sources, str(config.tokenizer_name_or_path))
+    output = open_folder(str(config.output_dir))
+    if "" in mixture.corpora and output.exists(MIXTURE_NAME):
+        raise InputError(f"{output} contains the shards of several sources. Choose another --output-dir.")
+    engines = {name: choose_engine(config, corpus) for name, corpus in mixture.corpora.items()}
+    plans = plan_mixture(config, tokenizer, mixture)
     repository = find_repository(config)
     print(describe_plan(config, plans))
     if config.dry_run:
         return
+    if not all(plan.is_complete for plan in plans):
+        output.delete_files([MIXTURE_NAME] if output.exists(MIXTURE_NAME) else [])
+    duplicates = look_for_duplicates(plans, mixture, engines) if config.drop_duplicates else {}
     for plan in plans:
-        prepare_split(plan, corpus, tokenizer, engine)
+        corpus, engine = mixture.corpora[plan.source], engines[plan.source]
+        prepare_split(plan, corpus, tokenizer, engine, duplicates.get(plan.folder, {}))
         print(describe_split(plan.folder, read_manifest(plan.folder)))
         print(describe_first_row(plan.folder, tokenizer))
+    output.subfolder(HASHES_NAME).delete()
+    if "" not in mixture.corpora:
+        write_mixture(str(output), mixture_sources(mixture))
     if repository is not None:
-        split_names = [plan.split_name for plan in plans]
-        push_shards(str(config.output_dir), split_names, repository, publish_details=config.publish_details)
-    print(describe_next(str(config.output_dir), plans))
+        folders = [f"{plan.source}/{plan.split_name}".lstrip("/") for plan in plans]
+        push_shards(str(output), folders, repository, publish_details=config.publish_details)
+    print(describe_next(str(output), plans))
 
 
-def open_recorded_corpus(given: CorpusConfig, tokenizer_folder: str) -> Corpus:
-    """Open the corpus given, else the one that the tokenizer was trained on; warn of splits that it has seen.
+def look_for_duplicates(
+    plans: Sequence[SplitPlan], mixture: Mixture, engines: Mapping[str, Engine]
+) -> dict[str, dict[int, bytes]]:
+    """Hash all splits, unless they are complete, and return what `find_duplicates` says of each, by its folder."""
+    if all(plan.is_complete for plan in plans):
+        return {}
+    by_part = {(plan.source, plan.split_name): plan for plan in plans}
+    in_order = [by_part[part] for part in in_order_of_precedence(mixture)]
+    hashes = {plan.folder: hash_split(plan, mixture.corpora[plan.source], engines[plan.source]) for plan in in_order}
+    return find_duplicates(hashes)
+
+
+def mixture_sources(mixture: Mixture) -> dict[str, MixtureSource]:
+    """List the folders of the sources, relative to that of the mixture."""
+    return {
+        name: MixtureSource(
+            train=f"{name}/{corpus.config.split}",
+            validation=f"{name}/{VALIDATION}" if VALIDATION in corpus.split_names[1:] else None,
+            weight=mixture.weights.get(name),
+        )
+        for name, corpus in mixture.corpora.items()
+    }
+
+
+def open_recorded_mixture(given: CorpusConfig, sources_file: str | None, tokenizer_folder: str) -> Mixture:
+    """Open the corpus or sources given, else those the tokenizer was trained on; warn of splits that it has seen.
 
     Raises:
-        InputError: none was given, and none is recorded, or its files have changed; or what `open_corpus` raises.
+        InputError: none was given, and none is recorded, or its files have changed; or what `open_mixture` raises.
     """
-    record = tokenizer_corpus(tokenizer_folder)
-    corpus = open_corpus(given) if given.is_given else _reopen_corpus(given, tokenizer_folder, record)
-    trained_on = Part(record, record["settings"]["split"]) if record else None
-    for split in corpus.split_names[1:]:
-        if trained_on and describe_shared_text(trained_on, Part(corpus.record, split)):
+    record = tokenizer_record(tokenizer_folder)
+    recorded = corpora_of(record)
+    if given.is_given or sources_file:
+        mixture = open_mixture(given, sources_file)
+    else:
+        to_open: dict[str, Record | None] = {**recorded} or {"": None}
+        corpora = {name: _reopen_corpus(given, tokenizer_folder, one, name) for name, one in to_open.items()}
+        mixture = Mixture(corpora, record.get("source_weights", {}))
+    trained_on = [Part(one, one["settings"]["split"]) for one in recorded.values()]
+    held_out = [(split, Part(one.record, split)) for one in mixture.corpora.values() for split in one.split_names[1:]]
+    for split, part in held_out:
+        if any(describe_shared_text(one, part) for one in trained_on):
             logger.warning(
                 "The tokenizer was trained on documents of the split `%s`, because train_unigram.py was not run with "
                 "the same --%s-percent and --seed: results on that split will look a little too good.",
                 split,
                 split,
             )
-    return corpus
+    return mixture
 
 
-def _reopen_corpus(given: CorpusConfig, tokenizer_folder: str, record: Record | None) -> Corpus:
+def _reopen_corpus(given: CorpusConfig, tokenizer_folder: str, record: Record | None, name: str) -> Corpus:
     """Open the tokenizer's corpus, without its limit; other flags that are given replace recorded settings."""
     if record is None or not names_its_text(record):
         raise InputError(
             "A corpus is needed: --dataset-name (`builtin` needs no download) or --data-files; "
             f"{tokenizer_folder} contains no {RECORD_FILE} that names one."
         )
-    config = dataclasses.replace(corpus_config_from_record(record), **{"limit": None} | _settings_given(given))
+    config = dataclasses.replace(corpus_config_from_record(record), **{"limit": None} | given.settings_given)
     words: list[Any] = []
-    for name, value in _settings_given(config).items():
-        words += [flag_of(name), *(value if isinstance(value, list) else [value])]
-    logger.info("Using the corpus that the tokenizer was trained on: %s", shlex.join(map(str, words)))
+    for setting, value in config.settings_given.items():
+        words += [flag_of(setting), *(value if isinstance(value, list) else [value])]
+    of = f" as {name}" if name else ""
+    logger.info("Using the corpus that the tokenizer was trained on%s: %s", of, shlex.join(map(str, words)))
     corpus = open_corpus(config)
     if changes := describe_changed_sources(record, corpus.record):
         raise InputError(
@@ -152,18 +198,12 @@ def _reopen_corpus(given: CorpusConfig, tokenizer_folder: str, record: Record | 
     return corpus
 
 
-def _settings_given(config: CorpusConfig) -> dict[str, Any]:
-    settings = {field: getattr(config, field.name) for field in dataclasses.fields(CorpusConfig)}
-    return {field.name: value for field, value in settings.items() if value not in (field.default, [])}
-
-
-def tokenizer_corpus(tokenizer_folder: str) -> Record | None:
-    """Read the record of the corpus that the tokenizer was trained on, if there is one."""
+def tokenizer_record(tokenizer_folder: str) -> Record:
+    """Read what is recorded of the tokenizer and of what it was trained on; empty if nothing is."""
     try:
-        record = json.loads(open_folder(tokenizer_folder).read_text(RECORD_FILE))["corpus"]
-    except (FileNotFoundError, NotADirectoryError, KeyError, TypeError, json.JSONDecodeError):
-        return None
-    return dict(record)
+        return dict(json.loads(open_folder(tokenizer_folder).read_text(RECORD_FILE)))
+    except (FileNotFoundError, NotADirectoryError, TypeError, ValueError):
+        return {}
 
 
 def choose_engine(config: PrepareConfig, corpus: Corpus) -> Engine:
@@ -223,7 +263,8 @@ def describe_split(folder: str, manifest: Manifest) -> str:
         pairs += f"; {totals.num_documents_without_pair:,} documents gave none"
     rows = {
         "documents": f"{totals.num_documents - num_blank:,}"
-        + (f", {num_blank:,} more were blank" if num_blank else ""),
+        + (f", {num_blank:,} more were blank" if num_blank else "")
+        + (f", {totals.num_duplicate_documents:,} more were duplicates" if manifest.deduplicated else ""),
         "skipped": f"rows that cannot be read: {bad_rows.describe(NUM_BAD_ROWS_SHOWN)}" if bad_rows.num_rows else "",
         "tokens": f"{totals.num_tokens:,}",
         "rows": f"{num_rows:,} of {manifest.max_length} tokens",
@@ -237,9 +278,9 @@ def describe_split(folder: str, manifest: Manifest) -> str:
 
 def describe_next(output_dir: str, plans: Sequence[SplitPlan]) -> str:
     """Write the command that trains a model on the shards: the smallest preset, which every machine can run."""
-    folders = {plan.split_name: plan.folder for plan in plans}
-    flags = ["--preset", "tiny-cpu", "--train-dataset", plans[0].folder]
-    if VALIDATION in folders and folders[VALIDATION] != plans[0].folder:
+    folders = {plan.split_name: output_dir if plan.source else plan.folder for plan in plans}
+    flags = ["--preset", "tiny-cpu", "--train-dataset", next(iter(folders.values()))]
+    if VALIDATION in folders and plans[0].split_name != VALIDATION:
         flags += ["--eval-dataset", folders[VALIDATION]]
     return next_step("train/run_mlm.py", [*flags, "--output-dir", folder_beside(output_dir, "model")])
 

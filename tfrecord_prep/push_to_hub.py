@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import huggingface_hub
 
@@ -19,6 +19,7 @@ from mlm_common.corpus.identity import hub_dataset
 from mlm_common.hub import push as hub
 from mlm_common.hub.push import CARD_NAME, HubRepository, commit_to_branch, failed_push, open_branch, read_file
 from mlm_common.hub.retries import configure_sessions, repeat
+from mlm_common.mixture import MIXTURE_NAME
 from mlm_common.storage import open_folder
 from mlm_common.tokenizer import TOKENIZER_FILES
 from tfrecord_prep.manifest import (
@@ -59,32 +60,39 @@ without it is not complete.
 """
 
 
-def push_shards(
-    output_dir: str, split_names: Sequence[str], repository: HubRepository, *, publish_details: bool
-) -> None:
-    """Push complete splits, `OUTPUT_DIR/SPLIT`, local or `gs://`, and a card.
+def push_shards(output_dir: str, folders: Sequence[str], repository: HubRepository, *, publish_details: bool) -> None:
+    """Push complete splits, whose `folders` are SPLIT or SOURCE/SPLIT, a card, and last `mixture.json` if there is one.
 
     Raises:
         HubPushError: it did not succeed; splits without a manifest on the Hub are not complete there.
     """
     configure_sessions()
     folder, api = open_folder(output_dir), huggingface_hub.HfApi()
-    manifests = [read_manifest(folder.path_of(name)) for name in split_names]
+    manifests = {name: read_manifest(folder.path_of(name)) for name in folders}
     card = dataset_card(repository.repo_id, manifests).encode()
     try:
         # By the card the repository is known as this project's if the push stops after it.
         _repeat(lambda: commit_to_branch(api, repository, "Add the card", files={CARD_NAME: card}))
-        for manifest in manifests:
-            _push_split(api, output_dir, manifest, repository, publish_details=publish_details)
+        for name, manifest in manifests.items():
+            _push_split(api, output_dir, name, manifest, repository, publish_details=publish_details)
+        if folder.exists(MIXTURE_NAME):
+            mixture = {MIXTURE_NAME: folder.read_bytes(MIXTURE_NAME)}
+            _repeat(lambda: commit_to_branch(api, repository, "List the sources", files=mixture))
     except (OSError, RuntimeError, ValueError) as error:
         raise failed_push(repository, output_dir, error) from error
     logger.info("pushed to %s", repository.repo_id)
 
 
 def _push_split(
-    api: huggingface_hub.HfApi, output_dir: str, manifest: Manifest, repository: HubRepository, *, publish_details: bool
+    api: huggingface_hub.HfApi,
+    output_dir: str,
+    split: str,
+    manifest: Manifest,
+    repository: HubRepository,
+    *,
+    publish_details: bool,
 ) -> None:
-    split, output = manifest.split, open_folder(output_dir)
+    output = open_folder(output_dir)
     manifest_path = f"{split}/{MANIFEST_NAME}"
     content = output.read_bytes(manifest_path)
     if not publish_details:
@@ -127,31 +135,36 @@ def _repeat(function: Callable[[], Result]) -> Result:
     return repeat(function, hub.RETRY_DELAYS_SECONDS)
 
 
-def dataset_card(repo_id: str, manifests: Sequence[Manifest]) -> str:
-    first, name = manifests[0], repo_id.partition("/")[2]
-    settings = first.corpus["settings"]
-    source = "Its text is not named here: it came from files."
-    if settings["dataset_name"] == BUILTIN:
-        source = "Its text: docstrings of Python's standard library and of installed packages."
-    elif dataset := hub_dataset(first.corpus):
-        revision = settings["dataset_revision"]
-        source = f"Its text: `{dataset}`" + (
-            f", revision `{revision}`." if revision else ", its main branch at the time."
-        )
+def dataset_card(repo_id: str, manifests: Mapping[str, Manifest]) -> str:
+    """Write the README.md of a repository with these splits, by their folders."""
+    first, name = next(iter(manifests.values())), repo_id.partition("/")[2]
+    sources = " ".join(dict.fromkeys(_describe_text(one.corpus) for one in manifests.values()))
     metadata = huggingface_hub.DatasetCardData(
         pretty_name=name, task_categories=["fill-mask"], tags=["tfrecord", "tokenized", "masked-lm"]
     )
     splits = [
-        f"| {one.split} | {one.totals.num_documents:,} | {one.totals.num_tokens:,} | {one.totals.num_rows:,} "
+        f"| {folder} | {one.totals.num_documents:,} | {one.totals.num_tokens:,} | {one.totals.num_rows:,} "
         f"| {len(one.shards):,} |"
-        for one in manifests
+        for folder, one in manifests.items()
     ]
     return CARD.format(
         metadata=metadata.to_yaml(),
         name=name,
-        source=source,
+        source=sources,
         splits="\n".join(splits),
         max_length=first.max_length,
         chunking=first.chunking,
         vocabulary_size=first.tokenizer.vocabulary_size,
     )
+
+
+def _describe_text(corpus: Mapping[str, Any]) -> str:
+    settings = corpus["settings"]
+    if settings["dataset_name"] == BUILTIN:
+        return "Its text: docstrings of Python's standard library and of installed packages."
+    if dataset := hub_dataset(corpus):
+        revision = settings["dataset_revision"]
+        return f"Its text: `{dataset}`" + (
+            f", revision `{revision}`." if revision else ", its main branch at the time."
+        )
+    return "Its text is not named here: it came from files."

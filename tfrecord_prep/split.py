@@ -1,5 +1,6 @@
 """Prepare one split of the corpus: plan it, have its partitions worked on, show the progress, write the manifest."""
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -14,12 +15,13 @@ import numpy as np
 from mlm_common.cli.console import progress_bar
 from mlm_common.corpus.byte_ranges import ByteRange
 from mlm_common.corpus.config import HELD_OUT_SPLITS, CorpusConfig
-from mlm_common.corpus.corpus import Corpus
+from mlm_common.corpus.corpus import Corpus, Partition
 from mlm_common.corpus.identity import Part, describe_shared_text, record_of_split
+from mlm_common.corpus.sources import Mixture
 from mlm_common.corpus.text_formats import BadRows
 from mlm_common.errors import InputError, RunFailedError
 from mlm_common.folder_lock import owner_of
-from mlm_common.storage import CloudStorageError, open_folder
+from mlm_common.storage import CloudStorageError, folder_and_name, open_folder
 from mlm_common.tokenizer import (
     plain_text_tokenizer_json,
     save_tokenizer,
@@ -28,6 +30,7 @@ from mlm_common.tokenizer import (
     vocabulary_size,
 )
 from tfrecord_prep.config import PrepareConfig
+from tfrecord_prep.duplicates import FOLDER_NAME, hashes_name, texts_compared
 from tfrecord_prep.manifest import (
     FORMAT_VERSION,
     PAIRS,
@@ -76,29 +79,49 @@ Engine = Callable[[SplitWork, Iterable[NumberedPartition]], Iterable[int]]
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """What will be written for one split.
+    """What will be written for one split of a source, whose name is empty where there is one corpus only.
 
     `fields` are the fields of its manifest that are known beforehand, as in JSON; `tokenizer_json` is what
-    `plain_text_tokenizer_json` returned.
+    `plain_text_tokenizer_json` returned. `hashes_folder` is for `find_duplicates`.
     """
 
+    source: str
     split_name: str
     folder: str
+    hashes_folder: str
     fields: dict[str, Any]
     is_complete: bool
     tokenizer_json: str
 
 
-def plan_splits(config: PrepareConfig, tokenizer: "PreTrainedTokenizerFast", corpus: Corpus) -> list[SplitPlan]:
-    """Plan each split, after a check of its folder.
+def plan_mixture(config: PrepareConfig, tokenizer: "PreTrainedTokenizerFast", mixture: Mixture) -> list[SplitPlan]:
+    """Plan each split of each source, after a check of its folder; raises what `plan_splits` and its checks raise."""
+    deduplicated = texts_compared(mixture) if config.drop_duplicates else {}
+    plans = []
+    for source in mixture.corpora:
+        of_source = plan_splits(config, tokenizer, mixture, source, deduplicated)
+        check_other_splits(of_source)
+        plans += of_source
+    return plans
+
+
+def plan_splits(
+    config: PrepareConfig,
+    tokenizer: "PreTrainedTokenizerFast",
+    mixture: Mixture,
+    source: str,
+    deduplicated: Mapping[tuple[str, str], dict[str, str]],
+) -> list[SplitPlan]:
+    """Plan each split of a source, after a check of its folder; `deduplicated` is empty unless duplicates are dropped.
 
     Raises:
         InputError: a folder contains other shards, or damaged ones, and --overwrite is not given; or what
             `plain_text_tokenizer_json` raises.
     """
+    corpus = mixture.corpora[source]
     tokenizer_json = plain_text_tokenizer_json(tokenizer.backend_tokenizer.to_str())
-    output = open_folder(str(config.output_dir))
-    before = None if config.overwrite else recorded_plan(output.path_of(corpus.config.split))
+    output, within = open_folder(str(config.output_dir)), f"{source}/" if source else ""
+    before = None if config.overwrite else recorded_plan(output.path_of(within + corpus.config.split))
     shared = {
         "format_version": FORMAT_VERSION,
         "max_length": config.max_length,
@@ -114,20 +137,22 @@ def plan_splits(config: PrepareConfig, tokenizer: "PreTrainedTokenizerFast", cor
     }
     plans = []
     for name in corpus.split_names:
-        folder = output.path_of(name)
-        fields = json.loads(json.dumps({"split": name, "corpus": record_of_split(corpus.record, name)} | shared))
+        folder, hashes_folder = output.path_of(within + name), output.path_of(f"{FOLDER_NAME}/{within}{name}")
+        known = {"split": name, "corpus": record_of_split(corpus.record, name)} | shared
+        known |= {"deduplicated": deduplicated[source, name]} if deduplicated else {}
+        fields = json.loads(json.dumps(known))
         is_complete = not config.overwrite and check_folder(folder, fields)
-        plans.append(SplitPlan(name, folder, fields, is_complete, tokenizer_json))
+        plans.append(SplitPlan(source, name, folder, hashes_folder, fields, is_complete, tokenizer_json))
     return plans
 
 
-def check_other_splits(config: PrepareConfig, plans: Sequence[SplitPlan]) -> None:
-    """Check that no other folder of a split in the output has text that is in the plans, too.
+def check_other_splits(plans: Sequence[SplitPlan]) -> None:
+    """Check that no other folder of a split beside those of a source has text that is in its plans, too.
 
     Raises:
         InputError: one has, or was made of the same files.
     """
-    output, planned = open_folder(str(config.output_dir)), {plan.split_name for plan in plans}
+    output, planned = folder_and_name(plans[0].folder)[0], {plan.split_name for plan in plans}
     for name in sorted({CorpusConfig.split, *HELD_OUT_SPLITS} - planned):
         folder = output.path_of(name)
         if (existing := recorded_plan(folder)) is None:
@@ -141,20 +166,37 @@ def check_other_splits(config: PrepareConfig, plans: Sequence[SplitPlan]) -> Non
                 )
 
 
-def prepare_split(plan: SplitPlan, corpus: Corpus, tokenizer: "PreTrainedTokenizerFast", engine: Engine) -> None:
-    """Write the folder of a split, the manifest last; complete partitions of an earlier run stay, if they are right.
+def hash_split(plan: SplitPlan, corpus: Corpus, engine: Engine) -> list[str]:
+    """Write a file of hashes for each partition, unless an earlier run did; return their paths, by partition."""
+    names: list[str] = []
+    folder = open_folder(plan.hashes_folder)
+    existing = folder.list_files()
 
-    In a complete folder only what a killed run left behind is deleted.
+    def number(index: int, partition: Partition) -> NumberedPartition | None:
+        one = NumberedPartition(index, partition_sha256(plan.fields, partition), partition)
+        names.append(hashes_name(index, one.sha256))
+        return None if names[-1] in existing else one
 
-    Raises:
-        InputError: a document cannot be read, there is no text at all, or a worker was killed.
-        RunFailedError: the folder could not be completed.
-    """
-    if plan.is_complete:
-        finish_folder(plan.folder)
-        return
-    fields, files = plan.fields, open_folder(plan.folder)
-    work = SplitWork(
+    work = dataclasses.replace(_work_on(plan, corpus), hashes_folder=plan.hashes_folder)
+    with _failures_named(plan.folder):
+        _work_through(plan, corpus, work, engine, number, f"Hashing {plan.split_name}")
+    return [folder.path_of(name) for name in names]
+
+
+@contextlib.contextmanager
+def _failures_named(folder: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, CloudStorageError) as error:
+        raise RunFailedError(
+            f"{folder} was not completed: {error}. Its complete partitions stay. Fix this and run the same command "
+            "again: it resumes from there."
+        ) from error
+
+
+def _work_on(plan: SplitPlan, corpus: Corpus) -> SplitWork:
+    fields = plan.fields
+    return SplitWork(
         corpus.config,
         plan.split_name,
         plan.folder,
@@ -164,42 +206,84 @@ def prepare_split(plan: SplitPlan, corpus: Corpus, tokenizer: "PreTrainedTokeniz
         owner=owner_of(plan.folder),
         **{name: fields[name] for name in ("chunking", "max_length", "shard_size", *PAIR_SETTINGS) if name in fields},
     )
-    try:
+
+
+def _work_through(
+    plan: SplitPlan,
+    corpus: Corpus,
+    work: SplitWork,
+    engine: Engine,
+    number: Callable[[int, Partition], NumberedPartition | None],
+    title: str,
+) -> BadRows:
+    """Have the partitions of a split worked on, but for those that `number` says are complete, and show the progress.
+
+    Returns:
+        the rows that this process could not read; those of byte ranges are in the sidecars.
+    """
+    bad_rows, partition_bytes = BadRows(), plan.fields["partition_bytes"]
+    sizes_bytes: dict[int, int] = {}  # as stored, or of documents in UTF-8
+
+    def missing() -> Iterator[NumberedPartition]:
+        for index, partition in enumerate(corpus.partitions(plan.split_name, partition_bytes, bad_rows)):
+            sizes_bytes[index] = sum(
+                item.num_bytes if isinstance(item, ByteRange) else len(item.encode()) for item in partition
+            )
+            if numbered := number(index, partition):
+                yield numbered
+            else:
+                bar.update(sizes_bytes.pop(index))
+
+    is_size_known = corpus.has_byte_ranges(plan.split_name, partition_bytes)
+    num_bytes = sum(file.num_bytes for file in corpus.files(plan.split_name)) if is_size_known else None
+    with progress_bar(title, "B", num_bytes) as bar:
+        for index in engine(work, missing()):
+            bar.update(sizes_bytes.pop(index))
+    return bad_rows
+
+
+def prepare_split(
+    plan: SplitPlan,
+    corpus: Corpus,
+    tokenizer: "PreTrainedTokenizerFast",
+    engine: Engine,
+    duplicates: Mapping[int, bytes],
+) -> None:
+    """Write the folder of a split, the manifest last; complete partitions of an earlier run stay, if they are right.
+
+    In a complete folder only what a killed run left behind is deleted. `duplicates` are those that `find_duplicates`
+    returns for the split.
+
+    Raises:
+        InputError: a document cannot be read, there is no text at all, or a worker was killed.
+        RunFailedError: the folder could not be completed.
+    """
+    if plan.is_complete:
+        finish_folder(plan.folder)
+        return
+    fields, files, flags_folder = plan.fields, open_folder(plan.folder), open_folder(plan.hashes_folder)
+    with _failures_named(plan.folder):
         complete = begin_folder(plan.folder, fields)
         save_tokenizer(tokenizer, files.path_of(TOKENIZER_FOLDER_NAME))
-        bad_rows = BadRows()  # of what this process reads; those of byte ranges are in the sidecars
-        partitions = corpus.partitions(plan.split_name, fields["partition_bytes"], bad_rows)
         sha256: dict[int, str] = {}
-        sizes_bytes: dict[int, int] = {}  # as stored, or of documents in UTF-8
 
-        def missing() -> Iterator[NumberedPartition]:
-            for index, partition in enumerate(partitions):
-                sha256[index] = partition_sha256(fields, partition)
-                sizes_bytes[index] = sum(
-                    item.num_bytes if isinstance(item, ByteRange) else len(item.encode()) for item in partition
-                )
-                if complete.get(index) == sha256[index]:
-                    bar.update(sizes_bytes.pop(index))
-                    continue
-                if index in complete:
-                    files.delete_files([sidecar_name(index)])  # before the shards that it names are replaced
-                yield NumberedPartition(index, sha256[index], partition)
+        def number(index: int, partition: Partition) -> NumberedPartition | None:
+            sha256[index] = partition_sha256(fields, partition, duplicates.get(index, b""))
+            if complete.get(index) == sha256[index]:
+                return None
+            if index in complete:
+                files.delete_files([sidecar_name(index)])  # before the shards that it names are replaced
+            if index not in duplicates:
+                return NumberedPartition(index, sha256[index], partition)
+            flags_folder.write_bytes(f"{index:05d}", duplicates[index])
+            return NumberedPartition(index, sha256[index], partition, flags_folder.path_of(f"{index:05d}"))
 
-        is_size_known = corpus.has_byte_ranges(plan.split_name, fields["partition_bytes"])
-        num_bytes = sum(file.num_bytes for file in corpus.files(plan.split_name)) if is_size_known else None
-        with progress_bar(f"Writing {plan.split_name}", "B", num_bytes) as bar:
-            for index in engine(work, missing()):
-                bar.update(sizes_bytes.pop(index))
+        bad_rows = _work_through(plan, corpus, _work_on(plan, corpus), engine, number, f"Writing {plan.split_name}")
         manifest = _sum_up(plan, sha256, bad_rows)
         named = {shard.name for shard in manifest.shards}
         files.delete_files([name for name in files.list_files() if name.endswith(".tfrecord") and name not in named])
         write_manifest(plan.folder, manifest)
         finish_folder(plan.folder)
-    except (OSError, CloudStorageError) as error:
-        raise RunFailedError(
-            f"{plan.folder} was not completed: {error}. Its complete partitions stay. Fix this and run the same "
-            "command again: it resumes from there."
-        ) from error
 
 
 def _sum_up(plan: SplitPlan, sha256: Mapping[int, str], bad_rows: BadRows) -> Manifest:
@@ -227,7 +311,8 @@ def _sum_up(plan: SplitPlan, sha256: Mapping[int, str], bad_rows: BadRows) -> Ma
         clear_folder(plan.folder)
         raise InputError(
             f"A split must hold text; {plan.split_name} has {totals.num_documents:,} documents, and none of them gave "
-            "a token that the tokenizer knows (see --text-column, --limit, --validation-percent, --test-percent)"
+            "a token that the tokenizer knows (see --text-column, --limit, --validation-percent, --test-percent, "
+            "--drop-duplicates)"
             + (", or a pair, which takes two sentences." if plan.fields["chunking"] == PAIRS else ".")
         )
     known = plan.fields | {"tokenizer": TokenizerRecord(**plan.fields["tokenizer"])}

@@ -123,7 +123,11 @@ def describe_plan_differences(found: Plan, asked: Plan, *, is_complete: bool) ->
     places = [[corpus["settings"][name] for name in PLACES] for corpus in corpora]
     if not is_complete and places[0] == places[1]:
         corpora = [_without_files(corpus) for corpus in corpora]
-    settings = {key: value for key, value in asked.items() if key not in ("corpus", "versions")}
+    settings = {"deduplicated": None} | {
+        key: value for key, value in asked.items() if key not in ("corpus", "versions")
+    }
+    if not is_complete:
+        del settings["deduplicated"]  # what is left out is part of the hash of a partition
     return "; ".join(filter(None, (describe_changes(*corpora), describe_differences(found, settings))))
 
 
@@ -140,13 +144,15 @@ def _versions(plan: Plan) -> dict[str, str]:
     return {library: plan["versions"][library] for library in (*LIBRARIES_OF_SHARDS, *["datasets"] * reads_dataset)}
 
 
-def partition_sha256(plan: Plan, partition: Partition) -> str:
+def partition_sha256(plan: Plan, partition: Partition, duplicates: bytes = b"") -> str:
     """Hash what a partition is made of: settings, versions, and the content of its byte ranges or documents.
 
-    It does not depend on where the files are, nor on the others; and most partitions have no bad rows.
+    It does not depend on where the files are, nor on the others; and most partitions have no bad rows. `duplicates`
+    says which documents are left out, as `find_duplicates` returns it.
     """
     corpus = identity(_without_files(_without_on_bad_row(plan["corpus"])))
     settings = plan | {"corpus": corpus, "versions": _versions(plan)}
+    settings.pop("deduplicated", None)
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for item in partition:
         if isinstance(item, ByteRange):
@@ -155,6 +161,7 @@ def partition_sha256(plan: Plan, partition: Partition) -> str:
         else:
             content = item
         digest.update(len(content).to_bytes(8, "little") + content.encode())
+    digest.update(duplicates)
     return digest.hexdigest()
 
 

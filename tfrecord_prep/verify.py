@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mlm_common.cli.console import progress_bar
 from mlm_common.errors import InputError, RunFailedError
+from mlm_common.mixture import MIXTURE_NAME, read_mixture
 from mlm_common.storage import open_folder
 from mlm_common.storage.reading import find_stored_files
 from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256
@@ -38,14 +39,30 @@ def verify_folder(output_dir: str, num_processes: int) -> str:
 
 
 def split_folders(output_dir: str) -> list[str]:
-    """Find the folders of splits in `output_dir`, complete or not; it may itself be one."""
+    """Find the folders of splits in `output_dir`, complete or not; it may itself be one.
+
+    Raises:
+        InputError: there is none.
+        RunFailedError: they are of several sources, which no `mixture.json` lists.
+    """
     if {MANIFEST_NAME, PLAN_NAME} & open_folder(output_dir).list_files().keys():
         return [output_dir]
     pattern = glob.escape(output_dir.rstrip("/"))
-    found = [file.name for name in (MANIFEST_NAME, PLAN_NAME) for file in find_stored_files(f"{pattern}/*/{name}")]
+    names = [f"{depth}/{name}" for depth in ("*", "*/*") for name in (MANIFEST_NAME, PLAN_NAME)]
+    found = [file.name for name in names for file in find_stored_files(f"{pattern}/{name}")]
+    folders = sorted({name.rpartition("/")[0] for name in found})
+    mixture = read_mixture(output_dir)
+    if mixture is None and any(one.removeprefix(output_dir).strip("/").count("/") for one in folders):
+        raise RunFailedError(
+            f"{output_dir} has no {MIXTURE_NAME}, which the preparation of several sources writes last. Run that "
+            "again, or pass the folder of one source."
+        )
+    listed = [one for source in (mixture or {}).values() for one in (source.train, source.validation) if one]
+    if missing := [one for one in listed if open_folder(output_dir).path_of(one) not in folders]:
+        raise RunFailedError(f"{output_dir} has no {missing[0]}, which {MIXTURE_NAME} lists.")
     if not found:
         raise InputError(f"--verify needs the --output-dir of a preparation; {output_dir} has no */{MANIFEST_NAME}.")
-    return sorted({name.rpartition("/")[0] for name in found})
+    return folders
 
 
 def verify_split(folder: str, num_processes: int) -> str:

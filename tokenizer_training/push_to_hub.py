@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mlm_common.corpus.identity import published_bad_rows, published_corpus
+from mlm_common.corpus.sources import corpora_of
 from mlm_common.hub.push import HubRepository, push_files
 from mlm_common.hub.redaction import redact_settings
 from mlm_common.storage import open_folder
@@ -13,7 +14,7 @@ from mlm_common.tokenizer import PLOT_FILE, RECORD_FILE, REPORT_FILE, TOKENIZER_
 from tokenizer_training.unigram.config import NormalizationConfig, UnigramConfig
 
 # Of `report.json`; its examples are excerpts of the text.
-PUBLIC_FIGURES = ("vocabulary_size", "pieces", "input", "characters", "held_out", "longest_pieces")
+PUBLIC_FIGURES = ("vocabulary_size", "pieces", "input", "characters", "held_out", "sources", "longest_pieces")
 
 
 def push_tokenizer(folder: str, repository: HubRepository, *, publish_details: bool) -> None:
@@ -38,9 +39,12 @@ def push_tokenizer(folder: str, repository: HubRepository, *, publish_details: b
 
 
 def published_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    corpora = {name: published_corpus(corpus) for name, corpus in corpora_of(record).items()}
+    mixed = {name: record[name] for name in ("source_weights", "sampling_alpha") if name in record}
     return {
         "tokenizer_sha256": record["tokenizer_sha256"],
-        "corpus": published_corpus(record["corpus"]),
+        **({"corpus": corpora[""]} if "" in corpora else {"sources": corpora}),
+        **mixed,
         "bad_rows": published_bad_rows(record["bad_rows"]),
         "normalization": redact_settings(record["normalization"], [NormalizationConfig]),
         "unigram": redact_settings(record["unigram"], [UnigramConfig]),
@@ -49,4 +53,4 @@ def published_record(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def published_report(report: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: report[name] for name in PUBLIC_FIGURES} | {"examples": []}
+    return {name: report[name] for name in PUBLIC_FIGURES if name in report} | {"examples": []}

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -22,10 +22,11 @@ import huggingface_hub
 
 from mlm_common.cli.console import folder_beside, next_step, progress_bar
 from mlm_common.cli.local_paths import short_path
-from mlm_common.cli.settings import Bounded, describe_differences, flag
+from mlm_common.cli.settings import Bounded, describe_differences, flag, require
 from mlm_common.corpus.config import VALIDATION, CorpusConfig
-from mlm_common.corpus.corpus import Corpus, open_corpus
+from mlm_common.corpus.corpus import Corpus
 from mlm_common.corpus.identity import describe_changes
+from mlm_common.corpus.sources import Mixture, corpora_of, open_mixture
 from mlm_common.corpus.text_formats import BadRows
 from mlm_common.errors import InputError, PermanentError, RunFailedError, growing_delays, retry_call
 from mlm_common.folder_lock import locked_folder
@@ -43,9 +44,15 @@ from mlm_common.tokenizer import (
 )
 from mlm_common.workers import num_cores
 from tokenizer_training.push_to_hub import push_tokenizer
-from tokenizer_training.unigram.config import DEFAULT_VOCABULARY_SIZE, NormalizationConfig, UnigramConfig
+from tokenizer_training.unigram.config import (
+    DEFAULT_VOCABULARY_SIZE,
+    NormalizationConfig,
+    SampledSourcesConfig,
+    UnigramConfig,
+)
 from tokenizer_training.unigram.corpus_sample import HELD_OUT_BYTES, CorpusSample, draw_passages, sample_corpus
 from tokenizer_training.unigram.report import build_report, draw_report, measure_quality, render_report
+from tokenizer_training.unigram.source_samples import combine_samples, max_bytes_of, shares_of
 from tokenizer_training.unigram.trainer import train_unigram
 
 if TYPE_CHECKING:
@@ -113,8 +120,8 @@ class OutputConfig(Bounded):
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    corpus_config, normalization, unigram, output = parse_arguments(
-        [CorpusConfig, NormalizationConfig, UnigramConfig, OutputConfig],
+    corpus_config, sources, normalization, unigram, output = parse_arguments(
+        [CorpusConfig, SampledSourcesConfig, NormalizationConfig, UnigramConfig, OutputConfig],
         argv,
         __doc__,
         needed=("data_files", "output_dir"),
@@ -122,27 +129,42 @@ def main(argv: Sequence[str] | None = None) -> None:
     log_start(__file__)
     open_folder(output.output_dir).check_writable()
     with contextlib.nullcontext() if output.dry_run else locked_folder(output.output_dir):
-        make_tokenizer(corpus_config, normalization, unigram, output)
+        make_tokenizer(corpus_config, sources, normalization, unigram, output)
 
 
 def make_tokenizer(
-    corpus_config: CorpusConfig, normalization: NormalizationConfig, unigram: UnigramConfig, output: OutputConfig
+    corpus_config: CorpusConfig,
+    sources: SampledSourcesConfig,
+    normalization: NormalizationConfig,
+    unigram: UnigramConfig,
+    output: OutputConfig,
 ) -> None:
     """Check the rest, train, measure, save, and push if requested."""
-    corpus = open_corpus(corpus_config)
-    settings = {"corpus": corpus.record, "normalization": asdict(normalization), "unigram": asdict(unigram)}
+    mixture, alpha = open_mixture(corpus_config, sources.sources), sources.sampling_alpha
+    is_needed = alpha is None or ("" not in mixture.corpora and not mixture.weights)
+    require(is_needed, "needs --sources without weights", "--sampling-alpha", alpha)
+    settings = mixture.record | {"normalization": asdict(normalization), "unigram": asdict(unigram)}
+    settings |= {"sampling_alpha": alpha} if sources.sources else {}
     is_complete = not output.overwrite and check_output_folder(output.output_dir, settings)
     repository = find_repository(output)
-    print(describe_plan(corpus, unigram, output, repository))
+    print(describe_plan(mixture, unigram, output, repository))
     if output.dry_run:
         return
     if is_complete:
         logger.info("%s already contains this tokenizer; --overwrite trains it again.", output.output_dir)
     else:
         bad_rows = BadRows()
-        sample = count_sample(corpus, normalization, unigram, output, bad_rows)
+        max_bytes = max_bytes_of(mixture, unigram.max_bytes, alpha)
+        samples = {
+            name: count_sample(corpus, max_bytes[name], normalization, unigram, output, bad_rows)
+            for name, corpus in mixture.corpora.items()
+        }
+        shares = {} if "" in samples else shares_of(mixture, samples, max_bytes, alpha)
+        max_characters = unigram.max_distinct_characters
+        sample, inputs = combine_samples(samples, shares, max_characters) if shares else (samples[""], {})
         tokenizer = train(sample, normalization, unigram)
-        report, plot = report_on(tokenizer, sample, corpus)
+        held_out = {name: held_out_text(mixture.corpora[name], samples[name].held_out) for name in samples}
+        report, plot = report_on(tokenizer, sample, held_out, inputs)
         save_with_record(tokenizer, output.output_dir, settings | {"bad_rows": asdict(bad_rows)}, report, plot)
     if repository:
         push_tokenizer(output.output_dir, repository, publish_details=output.publish_details)
@@ -167,10 +189,15 @@ def check_output_folder(folder: str, settings: dict[str, Any]) -> bool:
         raise InputError(f"{folder} already contains a {TOKENIZER_FILE}, without a {RECORD_FILE}. {hint}")
     found, asked = json.loads(there.read_text(RECORD_FILE)), json.loads(json.dumps(settings))
     if not found["bad_rows"]["num_rows"]:  # without any it makes no difference
-        for record in (found, asked):
-            record["corpus"]["settings"]["on_bad_row"] = "fail"
-    changes = describe_changes(found.pop("corpus"), asked.pop("corpus"))
-    if differences := "; ".join(filter(None, [changes, describe_differences(found, asked)])):
+        for corpus in (*corpora_of(found).values(), *corpora_of(asked).values()):
+            corpus["settings"]["on_bad_row"] = "fail"
+    before, now = corpora_of(found), corpora_of(asked)
+    changes = [describe_changes(before[name], corpus) for name, corpus in now.items() if name in before]
+    if list(before) != list(now):
+        names = [", ".join(filter(None, one)) or "none" for one in (before, now)]
+        changes = ["the sources are {} there, {} are asked for".format(*names)]
+    others = {key: value for key, value in asked.items() if key not in ("corpus", "sources")}
+    if differences := "; ".join(filter(None, [*changes, describe_differences(found, others)])):
         raise InputError(f"The tokenizer in {folder} was trained with other settings: {differences}. {hint}")
     try:
         is_whole = tokenizer_sha256(load_tokenizer(folder)) == found["tokenizer_sha256"]
@@ -197,26 +224,32 @@ def find_repository(output: OutputConfig) -> HubRepository | None:
 
 
 def describe_plan(
-    corpus: Corpus, unigram: UnigramConfig, output: OutputConfig, repository: HubRepository | None
+    mixture: Mixture, unigram: UnigramConfig, output: OutputConfig, repository: HubRepository | None
 ) -> str:
-    source = short_path(corpus.config.dataset_name or "") or " ".join(map(short_path, corpus.config.data_files))
-    num_bytes = [file["num_bytes"] for file in corpus.record.get("data_files", ())]
-    files = f" ({len(num_bytes):,} files, {sum(num_bytes) / 1e6:,.1f} MB)" if num_bytes else ""
-    limit = f", the first {corpus.config.limit:,} documents" if corpus.config.limit else ""
     size = f"up to {DEFAULT_VOCABULARY_SIZE:,} tokens (depends on the corpus)"
     if unigram.vocab_size is not None:
         size = f"{unigram.vocab_size:,} tokens"
     rare = "byte fallback" if unigram.byte_fallback else "no byte fallback: rare characters become <unk>"
     lines = [
-        f"corpus      {source}{files}{limit}; splits: {', '.join(corpus.split_names)}",
+        *(f"{name or 'corpus':11s} {describe_corpus(corpus)}" for name, corpus in mixture.corpora.items()),
         f"tokenizer   unigram, {size}, {rare}",
         f"output      {output.output_dir}" + (f", pushed to {repository.repo_id}" if repository else ""),
     ]
-    if VALIDATION not in corpus.split_names:
+    if without := [name for name, corpus in mixture.corpora.items() if VALIDATION not in corpus.split_names]:
+        of = f" of {', '.join(without)}" if any(without) else ""
         lines.append(
-            "note        No text is set aside to measure the model on later: --validation-percent 2 sets some aside."
+            f"note        No text{of} is set aside to measure the model on later: --validation-percent 2 sets some "
+            "aside."
         )
     return "\n".join(lines)
+
+
+def describe_corpus(corpus: Corpus) -> str:
+    source = short_path(corpus.config.dataset_name or "") or " ".join(map(short_path, corpus.config.data_files))
+    num_bytes = [file["num_bytes"] for file in corpus.record.get("data_files", ())]
+    files = f" ({len(num_bytes):,} files, {sum(num_bytes) / 1e6:,.1f} MB)" if num_bytes else ""
+    limit = f", the first {corpus.config.limit:,} documents" if corpus.config.limit else ""
+    return f"{source}{files}{limit}; splits: {', '.join(corpus.split_names)}"
 
 
 def describe_next(output_dir: str) -> str:
@@ -228,13 +261,14 @@ def describe_next(output_dir: str) -> str:
 
 def count_sample(
     corpus: Corpus,
+    max_bytes: int,
     normalization: NormalizationConfig,
     unigram: UnigramConfig,
     output: OutputConfig,
     bad_rows: BadRows,
 ) -> CorpusSample:
     """Read a sample of the corpus and count its words; skipped rows are added to `bad_rows`."""
-    max_bytes, seed = unigram.max_bytes, corpus.config.seed
+    seed = corpus.config.seed
     documents = corpus.sampled_documents(corpus.config.split, max_bytes, seed, bad_rows)
     num_bytes = corpus.num_sampled_bytes(corpus.config.split, max_bytes, seed)
     with progress_bar("Reading and counting", "B", num_bytes) as bar:
@@ -273,22 +307,39 @@ def train(
         return train_unigram(sample.counts, num_bytes, unigram, normalization, show)
 
 
+def held_out_text(corpus: Corpus, held_out: list[str]) -> tuple[str, list[str]]:
+    """Return the text of a corpus to measure on, and its split; it was trained on only if the corpus is too small."""
+    split, seed = corpus.config.split, corpus.config.seed
+    if VALIDATION in corpus.split_names:
+        return VALIDATION, draw_passages(corpus.sampled_documents(VALIDATION, HELD_OUT_BYTES, seed), seed)
+    if held_out:
+        return f"{split}, held out", held_out
+    return f"{split}, trained on", draw_passages(corpus.documents(split), seed)
+
+
 def report_on(
-    tokenizer: "PreTrainedTokenizerFast", sample: CorpusSample, corpus: Corpus
+    tokenizer: "PreTrainedTokenizerFast",
+    sample: CorpusSample,
+    held_out: Mapping[str, tuple[str, list[str]]],
+    inputs: Mapping[str, dict[str, Any]],
 ) -> tuple[dict[str, Any], bytes]:
     """Measure the tokenizer on held-out text, and print the report; return it, and its picture as PNG.
 
-    It is measured on text that it was trained on only if the corpus is too small.
+    Args:
+        tokenizer: the one that was trained.
+        sample: what it was trained on.
+        held_out: `held_out_text` of each source.
+        inputs: what the report says of the part of each source in the sample; empty for a single corpus.
     """
-    split, seed = corpus.config.split, corpus.config.seed
-    if VALIDATION in corpus.split_names:
-        source, texts = VALIDATION, draw_passages(corpus.sampled_documents(VALIDATION, HELD_OUT_BYTES, seed), seed)
-    elif sample.held_out:
-        source, texts = f"{split}, held out", sample.held_out
-    else:
-        source, texts = f"{split}, trained on", draw_passages(corpus.documents(split), seed)
+    parts = dict.fromkeys(part for part, _ in held_out.values())
+    source = next(iter(parts)) if len(parts) == 1 else "all sources"
+    texts = [text for _, passages in held_out.values() for text in passages]
     quality = measure_quality(tokenizer, texts)
     report = build_report(tokenizer, quality, source, texts, sample.counts.characters, sample.record)
+    for name, of_source in inputs.items():
+        part, passages = held_out[name]
+        measured = {"part": part} | asdict(measure_quality(tokenizer, passages))
+        report.setdefault("sources", {})[name] = of_source | {"held_out": measured}
     print(render_report(report))
     return report, draw_report(report, tokenizer, texts)
 

@@ -180,6 +180,35 @@ class CorpusConfig(Bounded):
         """Whether a corpus was named at all."""
         return bool(self.dataset_name or self.data_files)
 
+    @property
+    def settings_given(self) -> dict[str, Any]:
+        """The settings that are not the default."""
+        settings = {field: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {field.name: value for field, value in settings.items() if value not in (field.default, [])}
+
+
+@dataclass(frozen=True)
+class SourcesConfig(Bounded):
+    """Several corpora instead of one, such as languages."""
+
+    FLAG_GROUP = "Corpus"
+
+    sources: str | None = flag(
+        None,
+        "YAML file of several sources of text, such as languages, instead of one corpus: each name with its "
+        "--data-files, --validation-files, or other flags of a corpus, and perhaps a `weight`. Flags of a corpus that "
+        "are passed beside it are those of every source that does not set them.",
+        metavar="FILE",
+        is_usual=True,
+    )
+
+
+@dataclass(frozen=True)
+class SourceWeight(Bounded):
+    """What a source has in addition to the settings of a corpus."""
+
+    weight: float | None = flag(None, "How often it is read, relative to the weights of the others.", above=0)
+
 
 def corpus_config_from_record(record: dict[str, Any]) -> CorpusConfig:
     """Read the settings back from a `Corpus.record`, also after a round trip through JSON.

@@ -142,6 +142,13 @@ class Corpus:
         num_bytes = sum(byte_range.num_bytes for byte_range in byte_ranges)
         return int(num_bytes * _fraction_of_split(self.config, split_name))
 
+    def sampled_fraction(self, split_name: str, max_bytes: int, seed: int) -> float:
+        """Return which fraction of the split's bytes, as stored, `sampled_documents` reads; 1 for all of it."""
+        byte_ranges = self._sample(split_name, max_bytes, seed)
+        if byte_ranges is None:
+            return 1.0
+        return sum(one.num_bytes for one in byte_ranges) / sum(file.num_bytes for file in self.files(split_name))
+
     def _sample(self, split_name: str, max_bytes: int, seed: int) -> list[ByteRange] | None:
         """Draw the byte ranges to read for a sample; None for all of the split."""
         num_bytes = int(2 * max_bytes / _fraction_of_split(self.config, split_name))

@@ -168,6 +168,6 @@ def test_the_card_names_no_folder(shards: Path) -> None:
     manifest = open_shards(str(shards / "train")).manifest
     settings = manifest.corpus["settings"] | {"data_files": [], "dataset_name": "/home/alice/private"}
     folder = dataclasses.replace(manifest, corpus={"settings": settings})
-    assert "private" not in dataset_card(REPO, [folder])
+    assert "private" not in dataset_card(REPO, {"train": folder})
     on_hub = dataclasses.replace(manifest, corpus={"settings": settings | {"dataset_name": "bob/texts"}})
-    assert "Its text: `bob/texts`" in dataset_card(REPO, [on_hub])
+    assert "Its text: `bob/texts`" in dataset_card(REPO, {"train": on_hub})

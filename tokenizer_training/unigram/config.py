@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from mlm_common.cli.settings import PUBLIC, Bounded, flag
+from mlm_common.corpus.config import SourcesConfig
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import BYTE_TOKENS, SPECIAL_TOKENS, UNUSED_TOKEN
 
@@ -72,6 +73,19 @@ def make_pre_tokenizer(config: NormalizationConfig) -> "pre_tokenizers.PreTokeni
     if not config.split_digits:
         return words
     return pre_tokenizers.Sequence([words, pre_tokenizers.Digits(individual_digits=True)])
+
+
+@dataclass(frozen=True)
+class SampledSourcesConfig(SourcesConfig):
+    """Several corpora, and how much of each is in the sample."""
+
+    sampling_alpha: float | None = flag(
+        None,
+        "With --sources that have no weights: the part of each in the sample is bytes^alpha. 1: by size. 0: all "
+        "alike. XLM-R used 0.3, so that small languages get tokens, too. Default: 1.",
+        at_least=0,
+        at_most=1,
+    )
 
 
 MIN_BYTES = 1_000_000

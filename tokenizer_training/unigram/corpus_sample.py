@@ -51,6 +51,14 @@ class WordCounts:
         self.characters = _halved(self.characters, generator)
         self.num_words //= 2
 
+    def scaled(self, times: float) -> "WordCounts":
+        """Return the counts of so many copies of the text, 1 or more, rounded."""
+
+        def scale(counts: Counter[str]) -> Counter[str]:
+            return Counter({key: round(count * times) for key, count in counts.items()})
+
+        return WordCounts(scale(self.segments), scale(self.characters), round(self.num_words * times))
+
     def keep_most_frequent(self, max_characters: int) -> int:
         """Drop the rarest segments until those left have at most `max_characters` together; return how many."""
         if self.num_distinct_characters <= max_characters:

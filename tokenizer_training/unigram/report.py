@@ -207,6 +207,11 @@ def render_report(report: Mapping[str, Any]) -> str:
         ("unknown", f"{held_out['unknown_rate']:.4%} of the tokens" if held_out["unknown_rate"] else ""),
         ("rare", f"{characters['num_dropped']:,} characters {fate}:  {dropped}" if dropped else ""),
     ]
+    for number, (name, source) in enumerate(report.get("sources", {}).items()):
+        of = source["held_out"]
+        fit = f"{of['tokens_per_word']:.2f} tokens per word, {of['bytes_per_token']:.2f} bytes per token"
+        text = f"{name}: {fit}, {of['unknown_rate']:.4%} unknown; {source['share']:.1%} of the sample"
+        lines.append(("" if number else "sources", text + f", counted {source['times_counted']:.1f} times"))
     examples = _evenly(report["examples"], NUM_EXAMPLES_SHOWN)
     lines += [("" if number else "examples", " ".join(one["tokens"])) for number, one in enumerate(examples)]
     return "\n".join(f"{label:{LABEL_COLUMNS}}{_shortened(_printable(line))}" for label, line in lines if line)

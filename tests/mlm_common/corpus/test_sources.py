@@ -1,0 +1,95 @@
+"""A file of sources: what is opened, and what is refused in one line."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mlm_common.cli.command_line import typed_settings
+from mlm_common.corpus.config import CorpusConfig
+from mlm_common.corpus.sources import corpora_of, open_mixture
+from mlm_common.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a text for each of three languages."""
+    for name in ("de", "en", "fo"):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name} {number}\n" for number in range(40)), encoding="utf-8")
+    (tmp_path / "blank.txt").write_text(" \n\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(text: str) -> str:
+    Path("sources.yaml").write_text(text, encoding="utf-8")
+    return "sources.yaml"
+
+
+def test_sources_are_corpora_in_the_order_of_the_file() -> None:
+    file = write(
+        "fo: {data_files: [fo.txt], weight: 0.5}\nde: {data-files: de*.txt, validation-percent: 50, weight: 2}\n"
+        "code: {dataset_name: builtin, limit: 30, weight: 1}\n"
+    )
+    mixture = open_mixture(CorpusConfig(validation_percent=20, seed=3), file)
+    assert list(mixture.corpora) == ["fo", "de", "code"]
+    assert mixture.weights == {"fo": 0.5, "de": 2, "code": 1}
+    configs = [corpus.config for corpus in mixture.corpora.values()]
+    assert [(one.validation_percent, one.seed, one.limit) for one in configs] == [
+        (20, 3, None),
+        (50, 3, None),
+        (20, 3, 30),
+    ]
+    assert next(mixture.corpora["fo"].documents("train")).startswith("fo ")
+    assert corpora_of(mixture.record) == {name: corpus.record for name, corpus in mixture.corpora.items()}
+
+
+def test_without_a_file_there_is_one_corpus_without_a_name() -> None:
+    mixture = open_mixture(CorpusConfig(data_files=["de.txt"]), None)
+    assert mixture.record == {"corpus": mixture.corpora[""].record}
+    assert corpora_of({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("de: {data_files: de.txt}\nde: {data_files: en.txt}", "`de` is given twice"),
+        ("de: {data_files: de.txt}\nfo: {}", "fo: A corpus is needed"),
+        ("de: {data_files: de.txt}\nfo: {data_files: f.txt}", "fo: --data-files: no file .* did you mean fo.txt"),
+        ("de: {data_files: de.txt}\nfo: {data_files: blank.txt}", "fo: A corpus must hold text"),
+        ("de: {data_files: de.txt}\nfo: {data_files: '*e.txt'}", "`de` and `fo` both .*de.txt"),
+        ("de: {data_files: de.txt}\nfo: {data_files: fo.txt, test_files: de.txt}", "`de` and `fo` both .*de.txt"),
+        ("de: {data_file: de.txt}", "de: unknown flag data_file; did you mean --data-files"),
+        ("de: {data_files: de.txt, wieght: 2}", "de: unknown flag wieght; did you mean --weight"),
+        ("de: {data_files: de.txt, weight: 0}", "de: --weight must be above 0; received 0"),
+        ("de: {data_files: de.txt, weight: much}", "de: --weight must be a finite number"),
+        ("de: {data_files: de.txt, weight: 1}\nfo: {data_files: fo.txt}", "Give a weight to all .*, or to none; fo"),
+        ("de: {data_files: de.txt}\nno: {data_files: fo.txt}", "reads one in sources.yaml as False: quote it"),
+        ("a/b: {data_files: de.txt}", "names of sources.*received 'a/b'"),
+        ("de: de.txt", "de holds 'de.txt', where a mapping of flag to value must be"),
+        ("[de.txt]", "must be a mapping of names to settings"),
+        ("", "must be a mapping of names to settings"),
+        ("de: [", "--sources must hold YAML"),
+    ],
+)  # fmt: skip
+def test_bad_files_are_one_line(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        open_mixture(CorpusConfig(), write(text))
+    assert "\n" not in str(caught.value)
+
+
+def test_the_file_of_the_documentation_has_known_settings() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "guides" / "corpora.md").read_text(encoding="utf-8")
+    content = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
+    for name, settings in content.items():
+        assert CorpusConfig(**typed_settings([CorpusConfig], settings, name)).is_given
+
+
+def test_a_corpus_beside_the_file_and_a_missing_file_are_refused() -> None:
+    with pytest.raises(InputError, match="cannot be combined with --data-files"):
+        open_mixture(CorpusConfig(data_files=["de.txt"]), write("fo: {data_files: fo.txt}"))
+    with pytest.raises(
+        InputError, match=re.escape("--sources: there is no file source.yaml; did you mean sources.yaml")
+    ):
+        open_mixture(CorpusConfig(), "source.yaml")

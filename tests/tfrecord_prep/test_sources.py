@@ -1,0 +1,291 @@
+"""Several sources: a folder of shards for each, without duplicates among them, and the file that lists them."""
+
+import json
+import random
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from string import ascii_lowercase
+from unicodedata import normalize
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from mlm_common.corpus.config import CorpusConfig
+from mlm_common.corpus.sources import open_mixture
+from mlm_common.mixture import MIXTURE_NAME, MixtureSource, read_mixture
+from mlm_common.tokenizer import RECORD_FILE
+from tests.campaign.processes import Processes
+from tests.fixtures.run_command import Outcome
+from tests.fixtures.tiny_corpus import WORDS, contents, flags, read_rows
+from tests.servers.fixtures import CloudStorageHandle, HubHandle
+from tfrecord_prep import prepare_tfrecord_shards as command
+from tfrecord_prep import split
+from tfrecord_prep.manifest import read_manifest
+from tfrecord_prep.prepare_tfrecord_shards import main
+
+NAMES = ("one", "two")
+WIDE = {ord(letter): ord(letter) + 0xFEE0 for letter in ascii_lowercase}
+Run = Callable[..., Outcome]
+
+
+def texts(number: int) -> list[str]:
+    """Documents, some of them twice in one source or in both, also in wide letters and with more spaces."""
+    draw = random.Random(number)
+    shared = [" ".join(random.Random(index).choices(WORDS[:15], k=12)) for index in range(40)]
+    fresh = [" ".join([WORDS[number], *draw.choices(WORDS[:15], k=12)]) for _ in range(80)]
+    documents = [*fresh, *shared, *(text.translate(WIDE).replace(" ", "  ") for text in fresh[:9]), "", " "]
+    draw.shuffle(documents)
+    return documents
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of two sources, one with validation files of its own."""
+    folder = tmp_path_factory.mktemp("sources")
+    for number, name in enumerate(NAMES):
+        (folder / f"{name}.txt").write_text("\n".join(texts(number)) + "\n", encoding="utf-8")
+    held_out = [*texts(0)[:20], *texts(1)[:20], *texts(9)[:20]]
+    (folder / "held.txt").write_text("\n".join(held_out) + "\n", encoding="utf-8")
+    settings = {
+        "one": {"data_files": [f"{folder}/one.txt"], "weight": 3, "validation_percent": 20},
+        "two": {"data_files": [f"{folder}/two.txt"], "weight": 1, "validation_files": [f"{folder}/held.txt"]},
+    }
+    (folder / "sources.yaml").write_text(json.dumps(settings), encoding="utf-8")
+    return folder / "sources.yaml"
+
+
+def mixed(source: Path, sources: Path, output: Path | str, *more: str) -> list[str]:
+    arguments = flags(source, output, "--sources", str(sources), *more)
+    del arguments[2:4]
+    return arguments
+
+
+@pytest.fixture(scope="module")
+def prepared(source: Path, sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("prepared") / "out"
+    assert main(mixed(source, sources, output, "--drop-duplicates")) == 0
+    return output
+
+
+def documents_of(source: Path, folder: Path) -> list[str]:
+    """Read the documents of a split from its shards, normalized as duplicates are."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(source / "tokenizer")
+    ids = [token for row in read_rows(folder) for token in row]
+    text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    return [" ".join(one.removesuffix("[SEP]").split()) for one in text.split("[CLS]")[1:]]
+
+
+def test_the_folder_of_each_source_is_that_of_a_corpus(source: Path, sources: Path, tmp_path: Path) -> None:
+    assert main(mixed(source, sources, tmp_path / "out")) == 0
+    assert read_mixture(str(tmp_path / "out")) == {
+        name: MixtureSource(f"{name}/train", f"{name}/validation", weight) for name, weight in (("one", 3), ("two", 1))
+    }
+    held_out = {"one": ["--validation-percent", "20"], "two": ["--validation-files", f"{sources.parent}/held.txt"]}
+    for name, more in held_out.items():
+        arguments = flags(source, tmp_path / name, *more)
+        arguments[3] = f"{sources.parent}/{name}.txt"
+        assert main(arguments) == 0
+        assert contents(tmp_path / name) == contents(tmp_path / "out" / name)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {*NAMES, MIXTURE_NAME}
+
+
+def test_each_text_is_kept_once_validation_first(source: Path, sources: Path, prepared: Path) -> None:
+    parts = [("one", "validation"), ("two", "validation"), ("one", "train"), ("two", "train")]
+    kept = [text for part in parts for text in documents_of(source, prepared.joinpath(*part))]
+    every = [
+        text for name in NAMES for text in (sources.parent / f"{name}.txt").read_text(encoding="utf-8").split("\n")
+    ]
+    every += (sources.parent / "held.txt").read_text(encoding="utf-8").split("\n")
+    assert len(kept) == len(set(kept)) == len({" ".join(normalize("NFKC", text).split()) for text in every} - {""})
+    held_out = (sources.parent / "held.txt").read_text(encoding="utf-8").split("\n")
+    in_validation = set(documents_of(source, prepared / "one" / "validation"))
+    in_validation |= set(documents_of(source, prepared / "two" / "validation"))
+    assert {" ".join(normalize("NFKC", text).split()) for text in held_out} - {""} <= in_validation
+    manifests = [read_manifest(str(prepared.joinpath(*part))) for part in parts]
+    num_documents = sum(one.totals.num_documents + one.totals.num_duplicate_documents for one in manifests)
+    assert num_documents == len(every) - 3  # each file ends in a line break
+    assert all(one.totals.num_duplicate_documents for one in manifests[1:])
+    assert [list(one.deduplicated) for one in manifests] == [
+        ["/".join(part) for part in parts[:number]] for number in (1, 2, 3, 4)
+    ]
+
+
+def test_workers_and_beam_write_the_same(source: Path, sources: Path, prepared: Path, tmp_path: Path) -> None:
+    assert main(mixed(source, sources, tmp_path / "two", "--drop-duplicates", "--num-workers", "2")) == 0
+    assert contents(tmp_path / "two") == contents(prepared)
+    pytest.importorskip("apache_beam")
+    assert main(mixed(source, sources, tmp_path / "beam", "--drop-duplicates", "--runner", "DirectRunner")) == 0
+    assert contents(tmp_path / "beam") == contents(prepared)
+
+
+@pytest.mark.parametrize("place", range(6))
+def test_stopped_anywhere_it_continues_to_the_same_bytes(
+    source: Path, sources: Path, prepared: Path, tmp_path: Path, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stop(BaseException):
+        pass
+
+    calls = 0
+
+    def stopping(function):
+        def call(*arguments, **settings):
+            nonlocal calls
+            calls += 1
+            if calls == 7 * place + 1:
+                raise Stop
+            return function(*arguments, **settings)
+
+        return call
+
+    arguments = mixed(source, sources, tmp_path / "out", "--drop-duplicates")
+    with monkeypatch.context() as patch:
+        for module, name in ((split, "partition_sha256"), (split, "write_manifest"), (command, "write_mixture")):
+            patch.setattr(module, name, stopping(getattr(module, name)))
+        try:
+            assert main(arguments) == 0
+        except Stop:
+            assert not (tmp_path / "out" / MIXTURE_NAME).exists()
+        else:
+            assert calls <= 7 * place
+    assert main(arguments) == 0
+    assert contents(tmp_path / "out") == contents(prepared)
+
+
+def test_hashes_are_not_made_again(
+    source: Path, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = mixed(source, sources, tmp_path, "--drop-duplicates")
+
+    def stop(*_: object) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "find_duplicates", stop)
+        with pytest.raises(OSError, match="no space"):
+            main(arguments)
+    hashes = {path: path.stat().st_mtime_ns for path in (tmp_path / ".duplicates").rglob("*") if path.is_file()}
+    assert len(hashes) > 10
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "find_duplicates", stop)
+        with pytest.raises(OSError, match="no space"):
+            main(arguments)
+    assert {path: path.stat().st_mtime_ns for path in hashes} == hashes
+
+
+def test_what_validation_gains_meanwhile_leaves_finished_partitions(
+    source: Path, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(sources.parent, tmp_path / "sources"))
+    text = sources.read_text(encoding="utf-8").replace(str(sources.parent), str(folder))
+    (folder / "sources.yaml").write_text(text, encoding="utf-8")
+    arguments = mixed(source, folder / "sources.yaml", tmp_path / "out", "--drop-duplicates")
+
+    def stop(*_: object) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(split, "write_manifest", stop)
+        assert main(arguments) == 1
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out" / "one" / "train").glob("*.tfrecord")}
+    *_, text = (line for line in (folder / "one.txt").read_text(encoding="utf-8").split("\n") if line.strip())
+    with (folder / "held.txt").open("a", encoding="utf-8") as file:
+        file.write(f"{text}\n")
+    assert main(arguments) == 0
+    assert main(mixed(source, folder / "sources.yaml", tmp_path / "fresh", "--drop-duplicates")) == 0
+    assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
+    after = {path.name: path.read_bytes() for path in (tmp_path / "out" / "one" / "train").glob("*.tfrecord")}
+    assert before != after
+    assert before.items() & after.items()
+
+
+def test_the_flag_and_the_sources_before_are_part_of_the_settings(
+    source: Path, sources: Path, prepared: Path, tmp_path: Path, run: Run
+) -> None:
+    output = shutil.copytree(prepared, tmp_path / "out")
+    assert "deduplicated" in run(main, *mixed(source, sources, output)).error
+    settings = json.loads(sources.read_text(encoding="utf-8"))
+    settings["two"]["data_files"] = [str(shutil.copy(sources.parent / "held.txt", tmp_path / "new.txt"))]
+    del settings["two"]["validation_files"]
+    changed = tmp_path / "sources.yaml"
+    changed.write_text(json.dumps({"two": settings["two"], "one": settings["one"]}), encoding="utf-8")
+    error = run(main, *mixed(source, changed, output, "--drop-duplicates")).error
+    assert "contains shards of other settings: " in error
+    assert contents(output) == contents(prepared)
+
+
+def test_a_single_corpus_loses_its_duplicates_too(source: Path, sources: Path, tmp_path: Path) -> None:
+    arguments = flags(source, tmp_path, "--drop-duplicates")
+    arguments[3] = f"{sources.parent}/one.txt"
+    assert main(arguments) == 0
+    assert len(documents_of(source, tmp_path / "train")) == len(set(documents_of(source, tmp_path / "train"))) == 120
+    assert read_manifest(str(tmp_path / "train")).totals.num_duplicate_documents == 9
+    assert [path.name for path in tmp_path.iterdir()] == ["train"]
+
+
+def test_sources_of_the_tokenizer_are_those_of_stage_2(source: Path, sources: Path, tmp_path: Path) -> None:
+    shutil.copytree(source / "tokenizer", tmp_path / "tokenizer")
+    record = open_mixture(CorpusConfig(), str(sources)).record
+    (tmp_path / "tokenizer" / RECORD_FILE).write_text(json.dumps(record), encoding="utf-8")
+    arguments = mixed(source, sources, tmp_path / "named")
+    assert main(arguments) == 0
+    arguments = [tmp_path / "tokenizer" if one == str(source / "tokenizer") else one for one in arguments]
+    unnamed = [str(one) for one in arguments if one not in ("--sources", str(sources))]
+    unnamed[unnamed.index(str(tmp_path / "named"))] = str(tmp_path / "unnamed")
+    assert main(unnamed) == 0
+    assert contents(tmp_path / "unnamed") == contents(tmp_path / "named")
+
+
+def test_verify_checks_all_sources(prepared: Path, tmp_path: Path, run: Run) -> None:
+    output = Path(shutil.copytree(prepared, tmp_path / "out"))
+    verify = ["--verify", "--output-dir", output, "--num-workers", 1]
+    shown = run(main, *verify)
+    assert [line.partition(":")[0] for line in shown.out.splitlines()] == [
+        f"{output}/{name}/{split}" for name in NAMES for split in ("train", "validation")
+    ]
+    shutil.move(output / "two" / "validation", tmp_path / "away")
+    assert f"{output} has no two/validation, which {MIXTURE_NAME} lists" in run(main, *verify).error
+    (output / MIXTURE_NAME).unlink()
+    assert f"{output} has no {MIXTURE_NAME}" in run(main, *verify).error
+
+
+def test_a_single_corpus_does_not_go_into_a_mixture(source: Path, prepared: Path, run: Run) -> None:
+    assert "contains the shards of several sources" in run(main, *flags(source, prepared)).error
+
+
+def test_a_mixture_is_pushed_and_listed_last(source: Path, sources: Path, tmp_path: Path, hub_here: HubHandle) -> None:
+    assert main(mixed(source, sources, tmp_path / "out", "--push-to-hub", "alice/rows")) == 0
+    pushed = hub_here.files("alice/rows", kind="datasets").keys() - {".gitattributes", "README.md"}
+    assert pushed == contents(tmp_path / "out").keys()
+    assert hub_here.repository("alice/rows", kind="datasets")["commits"][-1] == "List the sources"
+    assert "| two/validation |" in hub_here.files("alice/rows", kind="datasets")["README.md"].decode()
+
+
+def test_cloud_storage_holds_the_same_bytes(
+    source: Path, sources: Path, prepared: Path, cloud: CloudStorageHandle
+) -> None:
+    assert main(mixed(source, sources, "gs://test-bucket/run", "--drop-duplicates")) == 0
+    assert cloud.objects() == {f"run/{name}": data for name, data in contents(prepared).items()}
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_it_ends_with_the_same_bytes(
+    source: Path, sources: Path, prepared: Path, tmp_path: Path
+) -> None:
+    arguments = mixed(source, sources, tmp_path / "out", "--drop-duplicates", "--num-workers", "2")
+    draw, num_killed, seconds = random.Random(0), 0, None
+    (tmp_path / "printed").mkdir()
+    with Processes(tmp_path / "printed", {}) as processes:
+        while True:
+            process, started = processes.start("tfrecord_prep.prepare_tfrecord_shards", arguments), time.monotonic()
+            kill, with_workers = seconds is not None and num_killed < 5, draw.random() < 0.5
+            if kill and process.kill_after(draw.uniform(0, seconds), with_workers=with_workers) < 0:
+                num_killed += 1
+                continue
+            assert process.wait() == 0, process.output
+            assert contents(tmp_path / "out") == contents(prepared)
+            if num_killed == 5:
+                break
+            seconds = seconds or time.monotonic() - started  # of one that nobody disturbs
+            shutil.rmtree(tmp_path / "out")
