@@ -150,7 +150,10 @@ class Asker:
             return single, whole, places
         chosen = sorted({word.document for word in words})
         encoded = self.tokenizer(
-            [documents[document] for document in chosen], add_special_tokens=False, return_offsets_mapping=True
+            [documents[document] for document in chosen],
+            add_special_tokens=False,
+            return_offsets_mapping=True,
+            verbose=False,  # of texts longer than a row, which are cut below
         )
         of_document = dict(zip(chosen, zip(encoded["input_ids"], encoded["offset_mapping"], strict=True), strict=True))
         room = self.max_length - 2
@@ -171,7 +174,7 @@ class Asker:
         return single, whole, places
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return self.tokenizer(list(texts), add_special_tokens=False)["input_ids"] if texts else []
+        return self.tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"] if texts else []
 
     def _each(self, item: int, ids: list[int], first: int, stop: int) -> Iterator[Query]:
         for index in range(first, stop):
