@@ -102,10 +102,8 @@ def named_folders(text: str, flag: str) -> dict[str, str]:
 def check_names(names: Sequence[str] | Mapping[str, Any], where: str) -> None:
     for name in names:
         if not SOURCE_NAME.fullmatch(name):
-            rule = (
-                "must have letters, digits, `_`, `-` and `.` in the names of sources, and begin with one of the first"
-            )
-            raise InputError(f"{where} {rule} two; received {name!r}.")
+            rule = "must name sources by letters, digits, `_`, `-` and `.`, and begin with a letter or digit"
+            raise InputError(f"{where} {rule}; received {name!r}.")
 
 
 def check_weights(weights: Mapping[str, float], where: str) -> None:

@@ -11,6 +11,7 @@ import yaml
 
 from tests.fixtures.commands import parse
 from tests.fixtures.tiny_run import MODEL
+from tfrecord_prep.config import PrepareConfig
 from train.checks.preflight.planning import synthetic_inputs
 from train.config.phases import phases_of
 from train.config.settings import parse_training_config
@@ -29,6 +30,7 @@ EXPECTED = {
     "bert-base-2018": (1_000_000, 42.6),
     "domain-adaptation": (12_500 + 468_750, 74.5),
     "modernbert-base": (891_368, 2019),
+    "multilingual": (100_000, 52.4),
     "retriever": (50_000, 26.2),
     "roberta-base": (500_000, 2097),
     "small-language": (234_375 + 187_500, 13.8),
@@ -46,7 +48,8 @@ def lengths_of_shards(name: str) -> dict[str, int]:
         script, *flags = shlex.split(line)
         settings = parse(script, flags)
         if script.startswith("tfrecord_prep/"):
-            lengths[settings[1].output_dir] = settings[1].max_length
+            (prepared,) = (one for one in settings if isinstance(one, PrepareConfig))
+            lengths[str(prepared.output_dir)] = prepared.max_length
     return lengths
 
 
@@ -61,9 +64,9 @@ def test_a_recipe_can_be_planned_and_has_one_model(name: str) -> None:
     phases = phases_of(config)
     to_plan, model_configs = [], []
     for phase in phases:
-        folder, split = str(phase.config.data.train_dataset).rsplit("/", 1)
-        assert split == "train"
-        assert phase.config.data.eval_dataset == f"{folder}/validation"
+        folder = str(phase.config.data.train_dataset).removesuffix("/train")
+        is_mixture = folder == phase.config.data.train_dataset  # the folder of all sources
+        assert phase.config.data.eval_dataset == (folder if is_mixture else f"{folder}/validation")
         assert phase.config.data.max_length == lengths[folder]
         inputs = synthetic_inputs(max_length=lengths[folder], vocab_size=1000)
         model = dataclasses.replace(phase.config.model, init_from=None)
@@ -118,3 +121,19 @@ def test_a_recipe_trains_when_it_is_small(
     assert [line["learning_rate"] for line in lines] == pytest.approx(rates, abs=1e-9)
     config = json.loads((tmp_path / "run" / "export" / "config.json").read_text(encoding="utf-8"))
     assert config.get("global_rope_theta", 160_000.0) == 160_000.0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+def test_the_recipe_of_a_mixture_trains_when_it_is_small(mixture_shards: Path, tmp_path: Path) -> None:
+    recipe = yaml.safe_load(text_of("multilingual"))
+    data = {"train_dataset": str(mixture_shards), "eval_dataset": str(mixture_shards), "max_length": 16}
+    recipe["settings"] |= data | {"config_overrides": MODEL, "global_batch_size": 8, "per_replica_batch_size": 4}
+    recipe["scale"] = 4e-5
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    assert main(["--phases", str(tmp_path / "recipe.yaml"), "--output-dir", str(tmp_path / "run")]) == 0
+    record = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
+    weights = [phase["train_data"]["sources"]["small"]["weight"] for phase in record["phases"]]
+    assert weights == sorted(weights)
+    lines = [line for line in read_metrics(RunFolder(tmp_path / "run")) if line["split"] == "validation"]
+    assert {line["phase"] for line in lines if "loss_small" in line} == {1, 2, 3}
