@@ -106,14 +106,16 @@ class Phase:
         Rows are shuffled, so each has as many words as the mean.
 
         Raises:
-            InputError: the run has fewer words or several phases, or its shards have no number of words.
+            InputError: the run has fewer words, several phases or sources, or its shards have no number of words.
         """
         wanted = self.config.data.save_at_words if isinstance(self.config, TrainingConfig) else []
         if not wanted:
             return {}
-        if not self.inputs.num_words or plan.num_phases > 1:
+        has_one_source = isinstance(self.inputs, TrainingInputs) and len(self.inputs.train_sets) == 1
+        if not self.inputs.num_words or not has_one_source or plan.num_phases > 1:
             raise InputError(
-                "--save-at-words needs a run of one phase, and shards whose manifest has num_words: prepare them again."
+                "--save-at-words needs a run of one phase and one --train-dataset, with num_words in its manifest. "
+                "Prepare older shards again."
             )
         words_per_step = self.inputs.num_words * plan.global_batch_rows / plan.num_rows
         most = plan.num_steps * words_per_step
