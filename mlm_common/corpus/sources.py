@@ -10,7 +10,7 @@ from itertools import combinations
 from typing import Any
 
 from mlm_common.cli.command_line import as_settings, read_yaml_file, typed_settings
-from mlm_common.corpus.config import CorpusConfig, SourceWeight
+from mlm_common.corpus.config import HELD_OUT_SPLITS, CorpusConfig, SourceWeight
 from mlm_common.corpus.corpus import Corpus, open_corpus
 from mlm_common.corpus.identity import Part, Record, describe_shared_text
 from mlm_common.errors import InputError
@@ -85,9 +85,12 @@ def open_mixture(given: CorpusConfig, sources_file: str | None) -> Mixture:
     for name, settings in content.items():
         where = f"{sources_file}, {name}"
         typed = typed_settings([CorpusConfig, SourceWeight], as_settings(settings, where), where)
+        # A source with validation or test text of its own does without that of `given`.
+        held_out = {key.partition("_")[0] for key in typed} & set(HELD_OUT_SPLITS)
+        defaults = {key: value for key, value in given.settings_given.items() if key.partition("_")[0] not in held_out}
         try:
             weight = SourceWeight(typed.pop("weight", None)).weight
-            configs[name] = CorpusConfig(**(given.settings_given | typed))
+            configs[name] = CorpusConfig(**(defaults | typed))
         except InputError as error:
             raise InputError(f"{where}: {error}") from error
         weights |= {name: weight} if weight is not None else {}

@@ -45,6 +45,14 @@ def test_sources_are_corpora_in_the_order_of_the_file() -> None:
     assert corpora_of(mixture.record) == {name: corpus.record for name, corpus in mixture.corpora.items()}
 
 
+def test_a_source_with_validation_text_does_without_the_default() -> None:
+    file = write("de: {data_files: de.txt, validation_files: en.txt}\nfo: {data_files: fo.txt}")
+    mixture = open_mixture(CorpusConfig(validation_percent=20, test_percent=10), file)
+    percents = {name: one.config.validation_percent for name, one in mixture.corpora.items()}
+    assert percents == {"de": 0, "fo": 20}
+    assert {one.config.test_percent for one in mixture.corpora.values()} == {10}
+
+
 def test_without_a_file_there_is_one_corpus_without_a_name() -> None:
     mixture = open_mixture(CorpusConfig(data_files=["de.txt"]), None)
     assert mixture.record == {"corpus": mixture.corpora[""].record}
@@ -84,6 +92,7 @@ def test_the_file_of_the_documentation_has_known_settings() -> None:
     content = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
     for name, settings in content.items():
         assert CorpusConfig(**typed_settings([CorpusConfig], settings, name)).is_given
+    assert "validation_split" in content["en"]  # beside --validation-percent on the command line
 
 
 def test_a_corpus_beside_the_file_and_a_missing_file_are_refused() -> None:
