@@ -99,7 +99,6 @@ class DataConfig(Bounded):
         None,
         "At each evaluation also score minimal pairs of this file in BLiMP's form (lines of JSON, also .gz), at most "
         "400 of them, as `pairs_accuracy`.",
-        PER_WORKER,
         metavar="FILE",
         group=EVALUATION,
     )
