@@ -28,7 +28,7 @@ REPO = "alice/walkthrough"
 SMALLER = {
     "--limit 8000": "",
     "--vocab-size 2048": "--vocab-size 512",
-    "--max-steps 300": "--max-steps 200",
+    "--max-steps 300": "--max-steps 150",
 }
 
 
