@@ -97,7 +97,9 @@ def test_two_workers_divide_the_optimizer_of_a_run_of_one(processes, shards, tmp
             flags_of_two = run_flags(shards, tmp_path / "run", *flags, "--shard-optimizer")
             ended = finish(start_workers(processes, flags_of_two, flags_of_two))
             assert [status for status, _, _ in ended] == [0, 0], ended[0][2][-3000:] + ended[1][2][-3000:]
-            assert json.loads((tmp_path / "run" / "run.json").read_text())["computation"]["shard_optimizer"]
+            assert json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))["computation"][
+                "shard_optimizer"
+            ]
         found = load_file(folder / f"step-{NUM_STEPS:08d}.safetensors")
         assert found.keys() == expected.keys()
         for name, value in expected.items():
