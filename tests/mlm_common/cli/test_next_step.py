@@ -35,13 +35,23 @@ def test_after_the_tokenizer_come_the_shards(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("with_validation", [True, False])
 def test_after_the_shards_comes_the_training(with_validation: bool) -> None:
     names = ["train", *["validation"] * with_validation]
-    plans = [SimpleNamespace(split_name=name, folder=f"gs://bucket/shards/{name}") for name in names]
+    plans = [SimpleNamespace(source="", split_name=name, folder=f"gs://bucket/shards/{name}") for name in names]
     script, arguments = words_of(next_after_shards("gs://bucket/shards/", plans))
     assert script == PROJECT_FOLDER / "train" / "run_mlm.py"
     config = parse_training_config(arguments, None)
     assert config.data.train_dataset == "gs://bucket/shards/train"
     assert config.data.eval_dataset == ("gs://bucket/shards/validation" if with_validation else None)
     assert config.run.output_dir == "gs://bucket/model"
+
+
+def test_after_the_shards_of_several_sources_comes_one_training_on_all() -> None:
+    plans = [
+        SimpleNamespace(source=source, split_name=split, folder=f"gs://bucket/shards/{source}/{split}")
+        for source in ("de", "fo")
+        for split in ("train", "validation")
+    ]
+    config = parse_training_config(words_of(next_after_shards("gs://bucket/shards", plans))[1], None)
+    assert config.data.train_dataset == config.data.eval_dataset == "gs://bucket/shards"
 
 
 def test_paths_are_as_one_would_type_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ BAD_ROWS = {"num_rows": 1, "listed": [{"source": SECRET, "place": SECRET, "probl
 PUBLIC_SETTINGS = {
     "split", "validation_split", "test_split", "dataset_config", "dataset_revision", "text_column",
     "extra_special_tokens", "preset", "hub_model_id", "hub_revision", "hub_tag", "hub_license", "hub_language",
-    "hub_example",
+    "hub_example", "metric_for_best",
 }  # fmt: skip
 PUBLIC_MANIFEST = {
     "split", "chunking", "tokenizer.sha256", "shards.name", "shards.crc32c", "versions", "corpus.settings.split",
@@ -45,11 +45,12 @@ PUBLIC_MANIFEST = {
 }  # fmt: skip
 PUBLIC_RUN = {
     "commit", "versions", "hardware", "task", "model_config", "settings.model.preset", "settings.hub.hub_example",
+    "settings.data.metric_for_best",
     *(f"{data}.{name}" for data in ("train_data", "eval_data") for name in PUBLIC_MANIFEST if "shards" not in name),
 }  # fmt: skip
 PUBLIC_CHECKPOINT = {
     "fingerprint_sha256", "crc32c", "generator", "made_by.device", "made_by.commit", "versions",
-    "settings.model.preset", "unwritten_log_lines.split",
+    "settings.model.preset", "settings.data.metric_for_best", "unwritten_log_lines.split",
 }  # fmt: skip
 PUBLIC_TOKENIZER = {
     "tokenizer_sha256", "versions", "corpus.settings.split", "corpus.settings.text_column",
