@@ -112,9 +112,13 @@ def test_each_text_is_kept_once_validation_first(source: Path, sources: Path, pr
     ]
 
 
-def test_workers_and_beam_write_the_same(source: Path, sources: Path, prepared: Path, tmp_path: Path) -> None:
+def test_two_workers_write_the_same(source: Path, sources: Path, prepared: Path, tmp_path: Path) -> None:
     assert main(mixed(source, sources, tmp_path / "two", "--drop-duplicates", "--num-workers", "2")) == 0
     assert contents(tmp_path / "two") == contents(prepared)
+
+
+@pytest.mark.slow
+def test_beam_writes_the_same(source: Path, sources: Path, prepared: Path, tmp_path: Path) -> None:
     pytest.importorskip("apache_beam")
     assert main(mixed(source, sources, tmp_path / "beam", "--drop-duplicates", "--runner", "DirectRunner")) == 0
     assert contents(tmp_path / "beam") == contents(prepared)
