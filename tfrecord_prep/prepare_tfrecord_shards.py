@@ -118,7 +118,7 @@ def prepare(corpus_config: CorpusConfig, sources: SourcesConfig, config: Prepare
     if "" not in mixture.corpora:
         write_mixture(str(output), mixture_sources(mixture))
     if repository is not None:
-        folders = [f"{plan.source}/{plan.split_name}".lstrip("/") for plan in plans]
+        folders = [plan.place for plan in plans]
         push_shards(str(output), folders, repository, publish_details=config.publish_details)
     print(describe_next(str(output), plans))
 

@@ -93,6 +93,11 @@ class SplitPlan:
     is_complete: bool
     tokenizer_json: str
 
+    @property
+    def place(self) -> str:
+        """The split's folder in --output-dir."""
+        return f"{self.source}/{self.split_name}".lstrip("/")
+
 
 def plan_mixture(config: PrepareConfig, tokenizer: "PreTrainedTokenizerFast", mixture: Mixture) -> list[SplitPlan]:
     """Plan each split of each source, after a check of its folder; raises what `plan_splits` and its checks raise."""
@@ -179,7 +184,7 @@ def hash_split(plan: SplitPlan, corpus: Corpus, engine: Engine) -> list[str]:
 
     work = dataclasses.replace(_work_on(plan, corpus), hashes_folder=plan.hashes_folder)
     with _failures_named(plan.folder):
-        _work_through(plan, corpus, work, engine, number, f"Hashing {plan.split_name}")
+        _work_through(plan, corpus, work, engine, number, f"Hashing {plan.place}")
     return [folder.path_of(name) for name in names]
 
 
@@ -278,7 +283,7 @@ def prepare_split(
             flags_folder.write_bytes(f"{index:05d}", duplicates[index])
             return NumberedPartition(index, sha256[index], partition, flags_folder.path_of(f"{index:05d}"))
 
-        bad_rows = _work_through(plan, corpus, _work_on(plan, corpus), engine, number, f"Writing {plan.split_name}")
+        bad_rows = _work_through(plan, corpus, _work_on(plan, corpus), engine, number, f"Writing {plan.place}")
         manifest = _sum_up(plan, sha256, bad_rows)
         named = {shard.name for shard in manifest.shards}
         files.delete_files([name for name in files.list_files() if name.endswith(".tfrecord") and name not in named])
@@ -310,7 +315,7 @@ def _sum_up(plan: SplitPlan, sha256: Mapping[int, str], bad_rows: BadRows) -> Ma
     if not id_counts.any():
         clear_folder(plan.folder)
         raise InputError(
-            f"A split must hold text; {plan.split_name} has {totals.num_documents:,} documents, and none of them gave "
+            f"A split must hold text; {plan.place} has {totals.num_documents:,} documents, and none of them gave "
             "a token that the tokenizer knows (see --text-column, --limit, --validation-percent, --test-percent, "
             "--drop-duplicates)"
             + (", or a pair, which takes two sentences." if plan.fields["chunking"] == PAIRS else ".")
