@@ -62,7 +62,7 @@ def connect(config: HardwareConfig, cluster: Cluster) -> tf.distribute.Strategy:
         strategy = tf.distribute.OneDeviceStrategy(names[0]) if is_cpu else mirrored_strategy(names)
         devices = "CPU" if "CPU" in names[0] else "GPU"
     _check_step_compiles(config, strategy.num_replicas_in_sync)
-    logger.info("training on %s, replicas: %d", devices, strategy.num_replicas_in_sync)
+    logger.info("computing on %s, replicas: %d", devices, strategy.num_replicas_in_sync)
     return strategy
 
 
