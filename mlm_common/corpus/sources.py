@@ -85,7 +85,7 @@ def open_mixture(given: CorpusConfig, sources_file: str | None) -> Mixture:
     for name, settings in content.items():
         where = f"{sources_file}, {name}"
         typed = typed_settings([CorpusConfig, SourceWeight], as_settings(settings, where), where)
-        # A source with validation or test text of its own does without that of `given`.
+        # Validation or test text that a source names replaces that of `given`.
         held_out = {key.partition("_")[0] for key in typed} & set(HELD_OUT_SPLITS)
         defaults = {key: value for key, value in given.settings_given.items() if key.partition("_")[0] not in held_out}
         try:

@@ -52,9 +52,9 @@ class Interleaving:
         while len(heap) > 1:
             right, left = heapq.heappop(heap), heapq.heappop(heap)
             weight = left[0] + right[0]
-            for (own, _, members), is_left in ((left, True), (right, False)):
+            for (part, _, members), is_left in ((left, True), (right, False)):
                 for member in members:
-                    paths[member].append(Branch(own, weight, is_left))
+                    paths[member].append(Branch(part, weight, is_left))
             heapq.heappush(heap, (weight, left[1], left[2] + right[2]))
         return tuple(map(tuple, paths))
 

@@ -76,7 +76,7 @@ class RunCurves:
 
     @property
     def sources(self) -> list[str]:
-        """The sources of a mixture with a loss of their own."""
+        """The sources of a mixture whose loss is known."""
         return list(dict.fromkeys(name for line in self.of_split(VALIDATION) for name in source_losses(line)))
 
     @property
