@@ -92,7 +92,10 @@ def named_folders(text: str, flag: str) -> dict[str, str]:
     Raises:
         InputError: as of `named_values`.
     """
-    words = shlex.split(text) if "=" in text else [text]
+    try:
+        words = shlex.split(text) if "=" in text else [text]
+    except ValueError as error:  # a quote without its other half
+        raise InputError(f"{flag} must be a folder, or NAME=DIR for each source; received {text}.") from error
     name, equals, _ = words[0].partition("=")
     if equals and SOURCE_NAME.fullmatch(name):
         return named_values(words, flag)

@@ -11,6 +11,7 @@ from mlm_common.errors import InputError
 from mlm_common.mixture import (
     MIXTURE_NAME,
     MixtureSource,
+    named_folders,
     named_values,
     read_mixture,
     sampling_weights,
@@ -54,6 +55,14 @@ def test_pairs_are_read_by_name() -> None:
 def test_pairs_of_another_form_are_refused(pairs: list[str]) -> None:
     with pytest.raises(InputError, match="--weights"):
         named_values(pairs, "--weights", float)
+
+
+def test_one_folder_or_several_are_read_by_name() -> None:
+    assert named_folders("work/a b", "--train-dataset") == {"": "work/a b"}
+    assert named_folders("de=work/de 'en=work/a b'", "--train-dataset") == {"de": "work/de", "en": "work/a b"}
+    assert named_folders("work/a=b", "--train-dataset") == {"": "work/a=b"}
+    with pytest.raises(InputError, match="--train-dataset must be a folder, or NAME=DIR for each source; received"):
+        named_folders("de=a'b", "--train-dataset")
 
 
 @given(st.lists(st.integers(1, 10**15), min_size=1, max_size=9), st.floats(0, 1))
