@@ -85,7 +85,8 @@ def print_report(report: StepReport, answer: str = "", *, with_operations: bool 
 def fits(report: StepReport) -> str:
     compiled, limit_bytes, unit = report.compiled, report.tpu.chip.usable_memory_bytes, report.tpu.replica_unit
     if compiled.memory_bytes <= limit_bytes:
-        return f"It fits: {compiled.memory_bytes / GIB:.1f} of {limit_bytes / GIB:.1f} GiB per {unit}."
+        used = max(compiled.memory_bytes / GIB, 0.1)  # "0.0" would look like an error
+        return f"It fits: {used:.1f} of {limit_bytes / GIB:.1f} GiB per {unit}."
     # Near the limit the parts together can be more than the chip has.
     return f"It only just fits into the {limit_bytes / GIB:.1f} GiB per {unit}: leave some room."
 
