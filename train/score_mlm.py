@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from train.runtime.machines import Cluster
     from train.runtime.strategy import connect
     from train.scoring.learning_curve import draw_curve
-    from train.scoring.measurements import Kept
+    from train.scoring.measurements import KeptAnswers
     from train.scoring.scores import as_json, as_text, score_models
 
     if config.run:
@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             questions.append(ask_of(config.run, export, checkpoints=checkpoints))
     strategy = connect(HardwareConfig(tpu_name=config.tpu_name), Cluster())
     folder, name = folder_and_name(config.output) if config.output else (None, "")
-    kept = Kept(folder, name.replace(".json", ".answers.json"))
+    kept = KeptAnswers(folder, name.replace(".json", ".answers.json"))
     scored = [score_models(of_model, material, strategy, kept) for of_model in questions]
     print(as_text(scored))
     if folder is not None:

@@ -16,8 +16,8 @@ class EmbeddingData(ExamplesConfig):
         None,
         "Training rows of a query, a passage that answers it, and optional hard negatives: .tsv, .csv, .jsonl (or "
         ".json) or .parquet; or questions in SQuAD's format, .json or .json.gz; or a folder in BeIR's form, with "
-        "corpus.jsonl, queries.jsonl and qrels/. With --unsupervised one text a row, also a .txt file with a text per "
-        "line, or the paragraphs of SQuAD or BeIR. Local or gs://.",
+        "corpus.jsonl, queries.jsonl and qrels/. With --unsupervised one text per row, also a .txt file with a text "
+        "per line, or the paragraphs of SQuAD or BeIR. Local or gs://.",
         PER_WORKER,
         is_usual=True,
     )

@@ -23,7 +23,7 @@ class SearchConfig(Bounded):
     )
     corpus: str = flag(
         "",
-        "File with the texts, or a quoted glob of such files: .tsv, .csv, .jsonl, .parquet (a text a row) or .txt (a "
+        "File with the texts, or a quoted glob of such files: .tsv, .csv, .jsonl, .parquet (a text per row) or .txt (a "
         "text a line), also in .gz. Local or gs://.",
         group="Search",
         metavar="FILE",

@@ -153,7 +153,9 @@ def _pairs(table: Table, data: EmbeddingData, split: str) -> Examples:
     is_single = data.unsupervised and split == "train"
     has_scores = data.score_column_name in table.columns and not is_single
     if is_single:
-        require(len(columns) == 1, f"takes one text a row; name its column of {table.name}", "--unsupervised", columns)
+        require(
+            len(columns) == 1, f"takes one text per row; name its column of {table.name}", "--unsupervised", columns
+        )
     elif len(columns) < 2 or (has_scores and len(columns) > 2):
         rule = "the two texts of a row" if has_scores else "the texts of a row, a query and its passage"
         hint = " With --unsupervised single texts are enough." if split == "train" and not has_scores else ""

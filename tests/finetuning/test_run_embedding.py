@@ -114,7 +114,7 @@ TRAIN = '{"query": "a", "passage": "b"}\n'
 # name: (content of train.jsonl, flags, what the error says)
 BAD = {
     "one text a row": ('{"text": "a"}\n', (), "With --unsupervised single texts are enough."),
-    "several texts a row": (TRAIN, ("--unsupervised",), "--unsupervised takes one text a row"),
+    "several texts a row": (TRAIN, ("--unsupervised",), "--unsupervised takes one text per row"),
     "a column missing": (TRAIN, ("--text-column-names", "query", "other"), "--text-column-names must name a column of"),
     "a score missing": (TRAIN, ("--score-column-name", "score"), "--score-column-name must name a column of"),
     "an empty text": ('{"query": "a", "passage": " "}\n', (), "Texts must not be empty; row 1 of"),

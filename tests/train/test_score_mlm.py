@@ -19,7 +19,7 @@ from tests.servers.fixtures import CloudStorageHandle
 from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import export_model
 from train.score_mlm import main
-from train.scoring.answers import Model
+from train.scoring.answers import QueriedModel
 from train.scoring.queries import Asker
 from train.tasks.masked_lm_head import gather_before_head
 
@@ -96,7 +96,7 @@ def test_answers_are_those_of_the_network_for_any_batch() -> None:
     num_ids = max(tokenizer.get_vocab().values()) + 1
     network = tiny_model("roberta", max_position_embeddings=62)
     gather_before_head(network)
-    model = Model(network, tf.distribute.get_strategy(), num_ids, 1)
+    model = QueriedModel(network, tf.distribute.get_strategy(), num_ids, 1)
     answers = model.answer(queries, [16, 60])
     for query, nats, rank in zip(queries, *answers, strict=True):
         logits = model.network({"input_ids": tf.constant([query.ids])}).logits.numpy()[0, query.positions[0], :num_ids]

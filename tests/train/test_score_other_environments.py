@@ -15,7 +15,7 @@ from tests.fixtures.tiny_models import tiny_model
 from tests.fixtures.tiny_tokenizers import KINDS, SPECIAL_TOKENS
 from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import export_model
-from train.scoring.answers import Model
+from train.scoring.answers import QueriedModel
 from train.scoring.queries import Asker, total_by_item
 from train.tasks.masked_lm_head import gather_before_head
 
@@ -73,7 +73,7 @@ def test_scores_are_those_of_minicons_and_pytorch(torch_python: Path, tmp_path: 
         export_model(model, tokenizer, str(folder), model_max_length=60)
         network = load_model(str(folder))
         gather_before_head(network)
-        answering = Model(network, tf.distribute.get_strategy(), size, 1)
+        answering = QueriedModel(network, tf.distribute.get_strategy(), size, 1)
         for left_to_right in (False, True):
             queries = list(Asker(tokenizer, 60, left_to_right=left_to_right).about_sentences(SENTENCES))
             nats = answering.answer(queries, [16, 24, 32, 60]).nats

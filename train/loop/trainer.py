@@ -35,7 +35,7 @@ from train.runtime.plan import Plan, phase_index, warn_of_other_batch
 from train.runtime.preemption import StopRequest
 from train.runtime.run_folder import LOSS_CURVE_NAME
 from train.runtime.strategy import check_agreement, distribute_batches, wait_for_workers
-from train.scoring.answers import Model
+from train.scoring.answers import QueriedModel
 from train.step.evaluation import Adder, build_adder
 from train.step.sharding_check import prove_sharding
 from train.step.train_step import PretrainingModel, build_model, compile_model, prove_tpu_layers
@@ -356,7 +356,7 @@ def scorer_of(phase: Phase, model: PretrainingModel) -> Callable[[], dict[str, f
         return None
     tokens_per_batch = phase.config.optimization.per_replica_batch_size * max_length
     ids, strategy = special_ids(tokenizer), model.distribute_strategy
-    scored = Model(model.network, strategy, vocabulary_size(tokenizer), ids["pad"])
+    scored = QueriedModel(model.network, strategy, vocabulary_size(tokenizer), ids["pad"])
     return lambda: sample.figures(scored, max_length, tokens_per_batch)
 
 

@@ -39,8 +39,8 @@ class Batch(NamedTuple):
     queries: NDArray[np.int32]
 
 
-class Model:
-    """A masked language model on the devices of a strategy; each replica answers batches of its own.
+class QueriedModel:
+    """A masked language model on the devices of a strategy; each replica answers other batches.
 
     Args:
         network: prepared by `gather_before_head`.

@@ -18,7 +18,7 @@ from train.model.build import build_network
 from train.model.from_pretrained import load_model
 from train.model.pretrained_files import WEIGHTS_SUFFIXES, find_file, find_weights, read_config
 from train.publishing.saved_model import transformers_folder
-from train.scoring.answers import Answers, Model
+from train.scoring.answers import Answers, QueriedModel
 from train.scoring.material import Material
 from train.scoring.queries import Query, Questions, lengths_up_to, total_by_item
 from train.tasks.masked_lm_head import gather_before_head
@@ -40,7 +40,7 @@ class Measured(NamedTuple):
     ranks: NDArray[np.int32]
 
 
-class Kept:
+class KeptAnswers:
     """Measurements in a file of JSON, by a hash of what was asked and of the weights; without a file only in memory."""
 
     def __init__(self, folder: Folder | None, name: str) -> None:
@@ -62,9 +62,11 @@ class Kept:
 class Measurer:
     """Asks questions of models of one architecture, in one network: the programs are compiled once."""
 
-    def __init__(self, questions: Questions, material: Material, strategy: tf.distribute.Strategy, kept: Kept) -> None:
+    def __init__(
+        self, questions: Questions, material: Material, strategy: tf.distribute.Strategy, kept: KeptAnswers
+    ) -> None:
         self._questions, self._material, self._strategy, self._kept = questions, material, strategy, kept
-        self._model: Model | None = None
+        self._model: QueriedModel | None = None
         asked = (questions.max_length, questions.of_sentences, questions.of_tokens, questions.of_words)
         self._asked = json.dumps(asked).encode()
 
@@ -98,7 +100,7 @@ class Measurer:
             if self._model is None:
                 gather_before_head(network)
                 num_ids = len(self._questions.frequencies)
-                self._model = Model(network, self._strategy, num_ids, self._questions.pad_token_id)
+                self._model = QueriedModel(network, self._strategy, num_ids, self._questions.pad_token_id)
             else:
                 self._model.network.set_weights(network.get_weights())
             answer = functools.partial(self._model.answer, lengths=lengths_up_to(self._questions.max_length))

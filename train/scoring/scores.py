@@ -16,7 +16,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from train.scoring.material import Material
-from train.scoring.measurements import Kept, Measured, Measurer, measure_by_frequency
+from train.scoring.measurements import KeptAnswers, Measured, Measurer, measure_by_frequency
 from train.scoring.queries import Questions
 
 Values = NDArray[np.float64]
@@ -85,7 +85,7 @@ def quotient_of(numerators: Values, denominators: Values) -> Score:
 
 
 def score_models(
-    questions: Questions, material: Material, strategy: tf.distribute.Strategy, kept: Kept
+    questions: Questions, material: Material, strategy: tf.distribute.Strategy, kept: KeptAnswers
 ) -> ScoredModels:
     """Score the models that the questions are for, and beside them a network with random weights and mere guesses."""
     measurer = Measurer(questions, material, strategy, kept)

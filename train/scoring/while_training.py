@@ -18,7 +18,7 @@ from train.scoring.material import Pair
 from train.scoring.queries import Asker, Query, lengths_up_to, total_by_item
 
 if TYPE_CHECKING:
-    from train.scoring.answers import Model
+    from train.scoring.answers import QueriedModel
 
 # One score of these has a standard error of at most 2.5 %.
 MAX_PAIRS = 400
@@ -39,7 +39,7 @@ class Sample:
     of_words: list[Query]
     word_bytes: NDArray[np.float64]
 
-    def figures(self, model: "Model", max_length: int, tokens_per_batch: int) -> dict[str, float]:
+    def figures(self, model: "QueriedModel", max_length: int, tokens_per_batch: int) -> dict[str, float]:
         """Score the model: `pairs_accuracy`, `bits_per_byte` and `word_accuracy`, those that are asked for."""
         figures = {}
         if self.of_sentences:
