@@ -65,7 +65,7 @@ class Inputs(ABC):
 
     @property
     def num_words(self) -> int:
-        """Words of the rows to train on, by white space; 0 where they were not counted."""
+        """Words of the rows to train on, by white space; 0 where they were not counted, and of several sources."""
         return 0
 
     def describe_sources(self, first_row: int, num_rows: int) -> dict[str, str]:  # noqa: ARG002

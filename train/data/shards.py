@@ -60,7 +60,7 @@ class TrainingInputs(Inputs):
 
     @property
     def num_words(self) -> int:
-        return sum(shards.manifest.totals.num_words if shards.manifest else 0 for shards in self.train_sets)
+        return self.train_shards.manifest.totals.num_words if self.train_shards.manifest else 0
 
     @property
     def num_eval_rows(self) -> int:

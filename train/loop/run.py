@@ -111,8 +111,7 @@ class Phase:
         wanted = self.config.data.save_at_words if isinstance(self.config, TrainingConfig) else []
         if not wanted:
             return {}
-        has_one_source = isinstance(self.inputs, TrainingInputs) and len(self.inputs.train_sets) == 1
-        if not self.inputs.num_words or not has_one_source or plan.num_phases > 1:
+        if not self.inputs.num_words or plan.num_phases > 1:
             raise InputError(
                 "--save-at-words needs a run of one phase and one --train-dataset, with num_words in its manifest. "
                 "Prepare older shards again."
