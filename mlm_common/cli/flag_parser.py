@@ -54,6 +54,10 @@ def _one_of(choices: Sequence[str], text: str) -> str:
     return text
 
 
+def _number_or(word: str, number: Kind) -> Kind:
+    return Kind(f"{number.name} or {word}", lambda text: word if text == word else number.read(text))
+
+
 TEXT = Kind("text", str)
 WHOLE_NUMBER = Kind(
     "a whole number", lambda text: int(text.removesuffix(".0"))
@@ -132,6 +136,7 @@ class FlagParser(HfArgumentParser):
         is_usual: bool = False,
         is_positional: bool = False,
         takes_several: bool = False,
+        or_word: str | None = None,
         off_help: str | None = None,
         **settings: Any,
     ) -> Any:
@@ -149,6 +154,8 @@ class FlagParser(HfArgumentParser):
                 if choices
                 else KINDS.get(settings.get("type", str), settings.get("type"))
             )
+            if or_word is not None:
+                settings |= {"type": _number_or(or_word, kind), "metavar": f"{METAVARS[kind]}|{or_word}"}
             settings.setdefault("metavar", "|".join(choices) if choices else METAVARS.get(kind) or _metavar(names[-1]))
         title = USUAL_GROUP if is_usual else group or self._group_of_class
         action = self._group_named(title).add_argument(*names, **settings)

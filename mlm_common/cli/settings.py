@@ -31,6 +31,7 @@ def flag(
     is_usual: bool = False,
     is_positional: bool = False,
     takes_several: bool = False,
+    or_word: str | None = None,
     off_help: str | None = None,
     at_least: float | None = None,
     above: float | None = None,
@@ -48,6 +49,7 @@ def flag(
         metavar: placeholder of its value in `--help`; by default it follows from type and name.
         is_usual: whether `--help` lists it first.
         takes_several: whether a flag of text takes several words, which become one text, quoted as in a shell.
+        or_word: a word that a flag of a number also takes.
         is_positional: whether its values are words of the command line without a flag.
         off_help: help text of `--no-…`, for a flag that is on by default.
         at_least, above, at_most, below: bounds of a number, which `--help` shows and `Bounded` checks.
@@ -62,7 +64,12 @@ def flag(
     metadata |= {"bounds": bounds} if bounds else {}
     metadata |= {"is_positional": True} if is_positional else {}
     metadata |= {"takes_several": True} if takes_several else {}
-    optional = {"group": group, "metavar": metavar, "off_help": off_help and off_help.replace("%", "%%")}
+    optional = {
+        "group": group,
+        "metavar": metavar,
+        "or_word": or_word,
+        "off_help": off_help and off_help.replace("%", "%%"),
+    }
     metadata |= {name: value for name, value in optional.items() if value is not None}
     if alias is not None:
         metadata["aliases"] = list(dict.fromkeys((f"--{alias}", flag_of(alias))))
@@ -87,7 +94,8 @@ class Bounded:
     def __post_init__(self) -> None:
         for one in dataclasses.fields(self):  # type: ignore[arg-type]
             value, bounds = getattr(self, one.name), one.metadata.get("bounds", {})
-            is_within = value is None or all(BOUNDS[name][1](value, bound) for name, bound in bounds.items())
+            is_number = value is not None and value != one.metadata.get("or_word")
+            is_within = not is_number or all(BOUNDS[name][1](value, bound) for name, bound in bounds.items())
             require(is_within, f"must be {_describe_bounds(bounds)}", flag_of(one.name), value)
 
 

@@ -45,7 +45,11 @@ def predicted(folder: Path, name: str = "predict_results_test") -> list[str]:
 def test_it_learns_what_can_be_learned(rated: Path) -> None:
     """The checkpoint of the best kappa is scored, next to what the most frequent number of stars would score."""
     evaluated = results(rated)
-    validation = [line for line in timeless_lines(rated / "run") if line["split"] == "validation"]
+    lines = timeless_lines(rated / "run")
+    train, validation = ([line for line in lines if line["split"] == split] for split in ("train", "validation"))
+    # --log-steps epoch, --eval-steps epoch
+    assert [line["epoch"] for line in train] == [1, 2, 3, 4]
+    assert [line["step"] for line in validation] == [line["step"] for line in train]
     assert evaluated["eval_kappa"] == max(line["kappa"] for line in validation) > 0.9
     assert evaluated["eval_guess_kappa"] == 0
     of_train, stars = ([rating for _, rating in reviews(split)] for split in ("train", "validation"))

@@ -28,6 +28,8 @@ from train.config.presets import names_set_by_presets, preset_table, read_preset
 # Steps of one call from Python on a TPU; a call costs its host a millisecond or more in which it may wait.
 TPU_STEPS_PER_EXECUTION = 32
 MASK = "[MASK]"
+# Instead of a number of steps.
+EPOCH = "epoch"
 # A TPU may be lost without a notice, and a day of it costs more than a checkpoint each quarter of an hour.
 TPU_SAVE_MINUTES = 15.0
 # Numbers of steps by which a schedule is as long as it is; those between evaluations and checkpoints are not.
@@ -114,21 +116,29 @@ class RunConfig(Bounded):
         group=BATCH,
     )
     seed: int = flag(0, "Seed of initial weights, order of rows and masks.", at_least=0, below=2**31)
-    log_steps: int | None = changeable(
+    log_steps: str | int | None = changeable(
         None,
-        "Write a line of metrics.jsonl every N steps. Default: a fiftieth of the run, at most 50.",
+        "Write a line of metrics.jsonl every N steps, or `epoch`. Default: a fiftieth of the run, at most 50.",
+        PUBLIC,
+        or_word=EPOCH,
         group=EVALUATION,
         at_least=1,
     )
-    eval_steps: int | None = changeable(
+    eval_steps: str | int | None = changeable(
         None,
-        "Evaluate every N steps. Default: at most ten times per run, in at most a tenth of its time.",
+        "Evaluate every N steps, or `epoch`: the steps of one pass over the training rows, rounded up. Default: at "
+        "most ten times per run, in at most a tenth of its time.",
+        PUBLIC,
+        or_word=EPOCH,
         group=EVALUATION,
         at_least=1,
     )
-    save_steps: int | None = changeable(
+    save_steps: str | int | None = changeable(
         None,
-        "Save a checkpoint every N steps. Default: at each evaluation if --eval-steps is given, else ten per run.",
+        "Save a checkpoint every N steps, or `epoch`. Default: at each evaluation if --eval-steps is given, else ten "
+        "per run.",
+        PUBLIC,
+        or_word=EPOCH,
         group=CHECKPOINTS,
         at_least=1,
     )

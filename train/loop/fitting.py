@@ -94,7 +94,7 @@ class TrainingHooks:
         hooks = [
             Hook(self._profile.begin_or_end, at_steps=config.run.profiled_steps or ()),
             Hook(self._log.advance),
-            Hook(self._log.write_train, every_steps=config.run.log_steps or self._plan.log_steps),
+            Hook(self._log.write_train, every_steps=self._plan.log_steps(config.run.log_steps)),
             Hook(self._evaluate, every_steps=self._plan.eval_steps),
             Hook(self._report),
             Hook(self._save, every_steps=self._plan.save_steps),

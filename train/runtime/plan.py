@@ -10,7 +10,7 @@ from mlm_common.errors import InputError
 from train.config.learning import OptimizationConfig
 from train.config.phases import naming_phase
 from train.config.presets import about_preset, read_preset
-from train.config.settings import RunConfig, RunSettings
+from train.config.settings import EPOCH, RunConfig, RunSettings
 
 logger = logging.getLogger(__name__)
 
@@ -98,10 +98,10 @@ class Plan:
         """The numbers of steps that `train.step.optimizer.build_schedule` takes."""
         return schedule_steps(vars(self))
 
-    @property
-    def log_steps(self) -> int:
-        """Steps between two lines of the log where `--log-steps` is left open."""
-        return max(1, min(MAX_LOG_STEPS, self.num_phase_steps // NUM_LOG_LINES))
+    def log_steps(self, setting: str | int | None = None) -> int:
+        """Steps between two lines of the log, by `--log-steps`; a fiftieth of the phase where that is left open."""
+        by_default = max(1, min(MAX_LOG_STEPS, self.num_phase_steps // NUM_LOG_LINES))
+        return _steps(setting, self.num_rows, self.global_batch_rows) or by_default
 
     def evaluation_cost(self, num_eval_rows: int) -> float:
         """Estimate how many steps take as long as one evaluation."""
@@ -217,6 +217,8 @@ def make_plans(phases: tuple[PhaseToPlan, ...], num_replicas: int) -> tuple[Plan
         with naming_phase(phase.name):
             num_warmup_steps, num_decay_steps = _warmup_and_decay(phase.optimization, schedule[1] - schedule[0])
         eval_steps, save_steps = _intervals(num_steps[index], EVALUATION_COST * phase.num_eval_rows / batch_rows)
+        settings = {"eval": phase.run.eval_steps, "save": phase.run.save_steps}
+        asked = {name: _steps(setting, num_rows, batch_rows) for name, setting in settings.items()}
         goes_on = phase.goes_on_in_rows and plans
         plans.append(
             Plan(
@@ -227,8 +229,8 @@ def make_plans(phases: tuple[PhaseToPlan, ...], num_replicas: int) -> tuple[Plan
                 num_steps=last_step,
                 num_warmup_steps=num_warmup_steps,
                 num_decay_steps=num_decay_steps,
-                eval_steps=phase.run.eval_steps or eval_steps,
-                save_steps=phase.run.save_steps or phase.run.eval_steps or save_steps,
+                eval_steps=asked["eval"] or eval_steps,
+                save_steps=asked["save"] or asked["eval"] or save_steps,
                 save_minutes=phase.run.save_minutes or None,
                 num_micro_batches=num_micro_batches,
                 first_schedule_step=schedule[0],
@@ -241,6 +243,11 @@ def make_plans(phases: tuple[PhaseToPlan, ...], num_replicas: int) -> tuple[Plan
             )
         )
     return tuple(plans)
+
+
+def _steps(setting: str | int | None, num_rows: int, batch_rows: int) -> int | None:
+    """Resolve a setting that is a number of steps or `epoch`: the steps of one pass over the rows, rounded up."""
+    return -(-num_rows // batch_rows) if setting == EPOCH else int(setting) if setting else None
 
 
 def _intervals(num_steps: int, evaluation_cost: float) -> tuple[int, int]:

@@ -120,7 +120,39 @@ def test_the_plan_says_when_it_evaluates_and_saves():
 
 @pytest.mark.parametrize(("num_steps", "log_steps"), [(3, 1), (142, 2), (1100, 22), (2500, 50), (10**6, 50)])
 def test_the_log_has_fifty_lines_or_one_each_fifty_steps(num_steps, log_steps):
-    assert plan_of(max_steps=num_steps).log_steps == log_steps
+    assert plan_of(max_steps=num_steps).log_steps() == log_steps
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "fills_passes", "num_steps"), [(1000, False, 375), (1001, False, 375), (9, True, 6)]
+)
+def test_an_epoch_is_the_steps_of_a_pass_rounded_up(num_rows, fills_passes, num_steps):
+    """So that three passes are evaluated and saved three times, the last time at the end."""
+    settings = OptimizationConfig(per_replica_batch_size=8, num_epochs=3)
+    run = RunConfig(eval_steps="epoch", save_steps="epoch", log_steps="epoch")
+    phase = PhaseToPlan(settings, run, num_rows, 128, fills_passes=fills_passes, num_eval_rows=100)
+    (plan,) = make_plans((phase,), num_replicas=1)
+    assert plan.num_steps == num_steps
+    assert plan.eval_steps == plan.save_steps == plan.log_steps(run.log_steps) == -(-num_rows // 8)
+    assert plan.num_evaluations_after(0) == 3
+    assert plan_of(run=RunConfig(eval_steps="epoch", save_steps=9)).save_steps == 9
+    assert plan_of(run=RunConfig(eval_steps="epoch")).save_steps == 125
+
+
+@pytest.mark.parametrize("flag", ["--eval-steps", "--save-steps", "--log-steps"])
+def test_a_number_of_steps_may_be_epoch(flag, tmp_path):
+    needed = ("--train-dataset", "shards", "--output-dir", "run")
+    name = flag.removeprefix("--").replace("-", "_")
+    (tmp_path / "flags.yaml").write_text(f"{name}: epoch", encoding="utf-8")
+    for given, value in (
+        ((flag, "epoch"), "epoch"),
+        ((flag, "12"), 12),
+        (("--config-file", tmp_path / "flags.yaml"), "epoch"),
+    ):
+        assert getattr(parse_training_config([*needed, *map(str, given)], "").run, name) == value
+    for wrong, rule in (("epochs", "a whole number or epoch"), ("0", "at least 1")):
+        with pytest.raises(InputError, match=f"{flag} must be {rule}; received {wrong}"):
+            parse_training_config([*needed, flag, wrong], "")
 
 
 @pytest.mark.parametrize(
