@@ -54,8 +54,8 @@ def _one_of(choices: Sequence[str], text: str) -> str:
     return text
 
 
-def _number_or(word: str, number: Kind) -> Kind:
-    return Kind(f"{number.name} or {word}", lambda text: word if text == word else number.read(text))
+def _whole_number_or(word: str, text: str) -> int | str:
+    return word if text == word else int(WHOLE_NUMBER.read(text))
 
 
 TEXT = Kind("text", str)
@@ -155,7 +155,8 @@ class FlagParser(HfArgumentParser):
                 else KINDS.get(settings.get("type", str), settings.get("type"))
             )
             if or_word is not None:
-                settings |= {"type": _number_or(or_word, kind), "metavar": f"{METAVARS[kind]}|{or_word}"}
+                settings["type"] = Kind(f"a whole number or {or_word}", functools.partial(_whole_number_or, or_word))
+                settings["metavar"] = f"N|{or_word}"
             settings.setdefault("metavar", "|".join(choices) if choices else METAVARS.get(kind) or _metavar(names[-1]))
         title = USUAL_GROUP if is_usual else group or self._group_of_class
         action = self._group_named(title).add_argument(*names, **settings)

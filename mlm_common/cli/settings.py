@@ -49,7 +49,7 @@ def flag(
         metavar: placeholder of its value in `--help`; by default it follows from type and name.
         is_usual: whether `--help` lists it first.
         takes_several: whether a flag of text takes several words, which become one text, quoted as in a shell.
-        or_word: a word that a flag of a number also takes.
+        or_word: a word that a flag of a whole number also takes.
         is_positional: whether its values are words of the command line without a flag.
         off_help: help text of `--no-…`, for a flag that is on by default.
         at_least, above, at_most, below: bounds of a number, which `--help` shows and `Bounded` checks.
