@@ -3,8 +3,11 @@
 import gc
 import os
 import signal
+import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Containers often forbid bytecode; then each of the many processes started here compiles TensorFlow's modules, in 8 s.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -59,6 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Set up TensorFlow, unless this process only hands out the tests to those of pytest-xdist."""
     if config.getoption("tx", None) and not hasattr(config, "workerinput"):
         return
+    sys.dont_write_bytecode = False
     gc.disable()  # until all is imported, which makes a million objects that stay
     import tensorflow as tf
 
