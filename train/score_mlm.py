@@ -63,7 +63,8 @@ class ScoreConfig(Bounded):
     output: str | None = flag(
         None,
         "Also write scores, errors and comparisons to this .json file, local or gs://, and what each model answered "
-        "beside it: what is there already is not computed again.",
+        "beside it: what is there already is not computed again. In the folder of a run, scores.json is for its model "
+        "card.",
         metavar="FILE",
     )
     num_words: int = flag(2000, "Number of words to draw from the text.", at_least=2)
@@ -130,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     scored = [score_models(of_model, material, strategy, kept) for of_model in questions]
     print(as_text(scored))
     if folder is not None:
-        folder.write_json(name, as_json(scored))
+        folder.write_json(name, {"left_to_right": config.left_to_right, **as_json(scored)})
     if config.picture is not None:
         folder, name = folder_and_name(config.picture)
         folder.write_bytes(name, draw_curve(scored[-1], PurePath(name).suffix[1:]))

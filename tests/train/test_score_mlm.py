@@ -16,6 +16,7 @@ from mlm_common.storage import open_folder
 from tests.fixtures.run_command import Outcome
 from tests.fixtures.tiny_models import tiny_model, tiny_tokenizer
 from tests.servers.fixtures import CloudStorageHandle
+from train.export import main as export
 from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import export_model
 from train.score_mlm import main
@@ -106,6 +107,44 @@ def test_answers_are_those_of_the_network_for_any_batch() -> None:
         again = model.answer(queries, [60], tokens_per_batch)
         np.testing.assert_allclose(again.nats, answers.nats, atol=1e-5)
         np.testing.assert_array_equal(again.ranks, answers.ranks)
+
+
+@pytest.mark.usefixtures("one_device")
+def test_scores_in_the_folder_of_a_run_are_on_the_card_of_the_scored_weights(
+    finished_run: Path, run: Command, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scored_run = tmp_path / "run"
+    shutil.copytree(finished_run, scored_run)
+    text, pairs = tmp_path / "secret.txt", tmp_path / "pairs.jsonl"
+    text.write_text("a corpus of small words\nmakes many rows\n", encoding="utf-8")
+    row = {"sentence_good": "a corpus of", "sentence_bad": "of a corpus", "field": "secret field"}
+    pairs.write_text(json.dumps(row), encoding="utf-8")
+    scores_path = scored_run / "scores.json"
+    flags = ("--text", text, "--minimal-pairs", pairs, "--left-to-right", "--output", scores_path)
+    assert run(main, "--model", scored_run, *flags).status == 0
+
+    def card_of(checkpoint: Path, name: str) -> str:
+        assert run(export, checkpoint, tmp_path / name).status == 0
+        return (tmp_path / name / "README.md").read_text(encoding="utf-8")
+
+    card, scores = card_of(scored_run, "newest"), json.loads(scores_path.read_text(encoding="utf-8"))
+    for name, title in (("", "this model"), (CONTROLS[0], "random weights"), (CONTROLS[1], "no context")):
+        of_name = scores["scores"][f"{scored_run}{name}"]
+        bits = of_name["bits per byte"]
+        assert f"| {title} | {bits['value']:.3f} ± {bits['standard_error']:.3f} | " in card
+        assert f" | {of_name['pairs']['value']:.3f} ± inf |" in card  # of one pair
+    assert "bits per byte, of 8 |" in card
+    not_differing = [one["measure"] for one in scores["differences"] if "random" in one["from"] and not one["differs"]]
+    assert f"The model does not differ from random weights in: {', '.join(not_differing)}." in card
+    assert "The rest of a word is masked with each of its tokens." in card
+    assert "secret" not in card
+    assert str(tmp_path) not in card
+    unscored = card_of(finished_run, "unscored")
+    assert card_of(scored_run / "checkpoints" / "step-00000003", "earlier").count("±") == unscored.count("±") == 0
+    scores_path.write_text("[1]", encoding="utf-8")
+    with caplog.at_level("WARNING"):
+        assert card_of(scored_run, "damaged") == unscored
+    assert "scores.json is no file of score_mlm.py" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,24 @@
 """Scores at each evaluation, and checkpoints after numbers of words."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from huggingface_hub import HfApi
 
 from mlm_common.tokenizer import load_tokenizer, special_token_ids, word_starts
 from tests.fixtures.run_command import Outcome
 from tests.fixtures.tiny_corpus import DOCUMENTS
-from tests.fixtures.tiny_run import NUM_STEPS, forget_checkpoint, run_flags
+from tests.fixtures.tiny_run import NUM_STEPS, run_flags
 from tests.servers.fixtures import HubHandle
 from tfrecord_prep.manifest import open_shards, read_manifest
+from train.loop.trainer import Trainer
+from train.publishing.saved_model import SavedModel, read_saved_model
 from train.run_mlm import main
+from train.runtime.preemption import StopRequest
 from train.score_mlm import main as score
 from train.scoring.while_training import draw_sample, rows_from_all_over, word_spans
 
@@ -69,28 +74,54 @@ def test_words_of_rows_are_asked_for_whole(shards: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_device")
-def test_checkpoints_after_words_are_kept_exported_and_pushed(
-    shards: Path, tmp_path: Path, hub_here: HubHandle, run: Command
+def test_checkpoints_after_words_are_exported_and_pushed_once_while_the_run_goes(
+    shards: Path, tmp_path: Path, hub_here: HubHandle, run: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     totals = read_manifest(str(shards / "train")).totals
     words_per_step = totals.num_words * 4 / totals.num_rows
-    wanted = [str(round(words_per_step * step)) for step in (1, 4)]
+    first, second = wanted = [str(round(words_per_step * step)) for step in (1, 4)]
+    words = tmp_path / "run" / "words"
+    exported: list[str] = []
+    is_killed = True
+
+    def read(path: str) -> SavedModel:
+        exported.append(Path(path).stem)
+        if len(exported) == 2:
+            raise OSError("the bucket is away")
+        return read_saved_model(path)
+
+    def evaluate(trainer: Trainer, stop: StopRequest) -> dict[str, float] | None:
+        if is_killed and trainer.model.optimizer.iterations.numpy() == NUM_STEPS:
+            raise KeyboardInterrupt
+        for _ in range(6000):  # the run is not over, and yet the first one is complete
+            if (words / f"chck_{first}.json").exists():
+                break
+            time.sleep(0.01)
+        return evaluate_as_ever(trainer, stop)
+
+    evaluate_as_ever = Trainer.evaluate
+    monkeypatch.setattr(Trainer, "evaluate", evaluate)
+    monkeypatch.setattr("train.publishing.at_words.read_saved_model", read)
     flags = ("--save-at-words", *wanted, "--hub-model-id", REPO, "--keep-checkpoints", "1")
-    assert main(run_flags(shards, tmp_path / "run", *flags)) == 0
-    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("*.json"))
-    assert {"step-00000001.json", "step-00000004.json"} <= set(kept)
-    branches = [hub_here.files(REPO, revision=f"chck_{words}") for words in wanted]
-    for words, files in zip(wanted, branches, strict=True):
-        export = tmp_path / "run" / "words" / f"chck_{words}" / "model.safetensors"
-        assert files["model.safetensors"] == export.read_bytes()
-    weights = [files["model.safetensors"] for files in (*branches, hub_here.files(REPO))]
+    assert run(main, *run_flags(shards, tmp_path / "run", *flags)).status != 0
+    weights_of_first = hub_here.files(REPO, revision=f"chck_{first}")["model.safetensors"]
+    assert not (words / f"chck_{second}").exists()
+    is_killed = False
+    for _ in range(2):
+        assert main(run_flags(shards, tmp_path / "run", *flags)) == 0
+    assert exported == ["step-00000001", "step-00000004", "step-00000004"]
+    kept = {path.name for path in (tmp_path / "run" / "checkpoints").glob("*.json")}
+    assert {"step-00000001.json", "step-00000004.json"} <= kept
+    weights = [hub_here.files(REPO)["model.safetensors"], weights_of_first]
+    for step, branch in zip((1, 4), (f"chck_{one}" for one in wanted), strict=True):
+        weights.append(hub_here.files(REPO, revision=branch)["model.safetensors"])
+        assert weights[-1] == (words / branch / "model.safetensors").read_bytes()
+        commits = HfApi().list_repo_commits(REPO, revision=branch)
+        assert [commit.title for commit in commits].count(f"Step {step}") == 1
     assert len(set(weights)) == 3
-    # A run that was stopped before its end comes to the same.
-    forget_checkpoint(tmp_path / "run", NUM_STEPS)
-    assert main(run_flags(shards, tmp_path / "run", *flags)) == 0
-    assert {"step-00000001.json", "step-00000004.json"} <= {
-        path.name for path in (tmp_path / "run" / "checkpoints").glob("*.json")
-    }
+
+
+def test_numbers_of_words_that_are_none(shards: Path, tmp_path: Path, run: Command) -> None:
     outcome = run(main, *run_flags(shards, tmp_path / "more", "--save-at-words", "1B"))
     assert outcome.status == 2
     assert "--save-at-words must be at most the" in outcome.error

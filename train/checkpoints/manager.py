@@ -30,6 +30,8 @@ class Checkpoints:
     Every worker restores them; one writes them, which it can alone, since each worker has all weights and moments. A
     thread writes a checkpoint and then deletes old ones; what cannot be deleted is tried again after the next save.
 
+    on_kept: called by the thread with each of `kept_steps` that is written.
+
     Args:
         folder: of the run.
         num_kept: newest checkpoints to keep.
@@ -58,6 +60,7 @@ class Checkpoints:
         self._always_kept = frozenset(kept_steps)
         self._is_chief = is_chief
         self._rank = rank
+        self.on_kept: Callable[[int], None] = lambda _: None
         self._records: dict[int, CheckpointRecord] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
         self._writing: Future[None] | None = None
@@ -173,6 +176,8 @@ class Checkpoints:
                 "on: %s",
                 *(self._store.folder, error),
             )
+        if record.step in self._always_kept:
+            self.on_kept(record.step)
 
     def _repeatedly(self, function: Callable[[], Result], what: str) -> Result:
         return retry_call(

@@ -13,7 +13,6 @@ import huggingface_hub
 from mlm_common.errors import InputError
 from mlm_common.hub.push import check_hub_access
 from mlm_common.hub.retries import HubAwayError
-from train.checkpoints.store import CheckpointStore
 from train.config.phases import naming_phase, phases_of
 from train.config.settings import HubConfig, RunSettings, TrainingConfig
 from train.data.shards import TrainingInputs, check_phases, open_inputs
@@ -24,7 +23,6 @@ from train.publishing.publisher import CHECKPOINTS_BRANCH, Publisher, PushToHub,
 from train.runtime import supervisor
 from train.runtime.machines import Cluster, check_tpu_devices, check_tpu_use, read_cluster
 from train.runtime.preemption import StopRequest, listening
-from train.runtime.run_folder import WORDS_FOLDER
 from train.tasks.pair_pretraining import task_of
 
 if TYPE_CHECKING:
@@ -100,6 +98,7 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
         logger.info("Loading TensorFlow …")
         from train.loop.fitting import fit  # not for bad input
         from train.loop.trainer import restored_trainers
+        from train.publishing.at_words import ExportsAtWords
         from train.runtime.strategy import check_run_agreement, connect
 
         supervisor.report("connect")
@@ -116,26 +115,18 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
                     check_card(record, publisher.tokenizer, trainer.phase.model_config)
                     trainer.print_start()
                 steps = steps_of_pushes(run.config.hub, trainer.plan)
-                with PushToHub(publisher, steps, trainer.log) as pushing:
+                steps_at_words = trainer.phase.steps_at_words(trainer.plan)
+                at_words = ExportsAtWords(run.folder, steps_at_words, run.config.hub.repository())
+                trainer.checkpoints.on_kept = at_words.submit
+                with PushToHub(publisher, steps, trainer.log) as pushing, at_words:
+                    if run.cluster.is_chief:
+                        at_words.submit(trainer.start.step)  # what a killed process has left
                     figures = fit(trainer, stop, pushing)
             step, figures = job.finish(trainer, figures, stop)
         if publisher is not None:
             trainer.publish(publisher, figures, step)
-            publish_at_words(run, trainer.phase.steps_at_words(trainer.plan))
-
-
-def publish_at_words(run: Run, steps: dict[int, str]) -> None:
-    """Export the checkpoints of `--save-at-words`, and push each to its branch if the run names a repository."""
-    from train.publishing.saved_model import read_saved_model
-
-    store, repository = CheckpointStore(run.folder.checkpoints), run.config.hub.repository()
-    for step, words in steps.items():
-        name = f"chck_{words}"
-        branch = repository and dataclasses.replace(repository, branch=name, tag=None)
-        supervisor.report("publish", step)
-        with supervisor.keep_reporting("publish", step):
-            read_saved_model(store.path(step)).publish(run.folder.files.subfolder(f"{WORDS_FOLDER}/{name}"), branch)
-        print(f"after {words} words      {WORDS_FOLDER}/{name}, step {step:,}", flush=True)
+            with supervisor.keep_reporting("publish", step):
+                at_words.make(trainer.plan.num_steps)  # what failed meanwhile
 
 
 def prepare(config: Settings, job: Job[Settings]) -> Run:

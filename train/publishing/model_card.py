@@ -51,12 +51,17 @@ model = {auto_class}.from_pretrained({model}{revision})
 
 
 def model_card(
-    record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, snapshot: ModelSnapshot, files: Collection[str]
+    record: dict[str, Any],
+    tokenizer: PreTrainedTokenizerFast,
+    snapshot: ModelSnapshot,
+    files: Collection[str],
+    scores: Mapping[str, Any] | None = None,
 ) -> str:
     """Write the README.md of a model: metadata for the Hub, then text.
 
     Args:
         files: names of the files beside the card; plots among them are shown.
+        scores: of `read_scores` in `train.publishing.publisher`.
     """
     hub, task, step = record["settings"]["hub"], TaskCard.from_record(record["task"]["card"]), snapshot.step
     name = hub["hub_model_id"].partition("/")[2] if hub["hub_model_id"] else task.model_kind.capitalize()
@@ -78,7 +83,7 @@ def model_card(
         usage=_usage(record, task, example or PLACEHOLDER.replace(MASK, tokenizer.mask_token)),
         corpus=_corpora(record),
         training=_procedure(record, task, step) + _phases_table(record, task),
-        evaluation=_evaluation(record, task, evaluations, step) + plots,
+        evaluation=_evaluation(record, task, evaluations, step) + _scores(scores) + plots,
         limits=task.limits.format(max_length=longest_row(record["plan"])),
     )
 
@@ -379,6 +384,29 @@ def _evaluation(record: dict[str, Any], task: TaskCard, evaluations: Sequence[di
             text += " The figures are means over the sources, by their weights."
         parts += [text, _table(("step", *(figure.title for figure in task.figures), *sources), rows)]
     return "\n\n".join(parts)
+
+
+def _scores(scores: Mapping[str, Any] | None) -> str:
+    """Write what the model scored without fine-tuning, beside its controls; empty if it was not scored."""
+    if scores is None:
+        return ""
+    of_model = scores["scores"]["this model"]
+    rows = [
+        [title, *(f"{one[name]['value']:.3f} ± {one[name]['standard_error']:.3f}" for name in of_model)]
+        for title, one in scores["scores"].items()
+    ]
+    text = (
+        "Scores without fine-tuning, ± standard error: bits per byte of a text (lower is better), the fraction of its "
+        "words that are guessed when masked, and the fraction of minimal pairs of which the correct sentence is more "
+        "probable. Random weights: this network before training. No context: a guess from the frequencies of tokens; "
+        "of pairs, the sentence with fewer tokens."
+    )
+    if scores["left_to_right"]:
+        text += " The rest of a word is masked with each of its tokens."
+    for control, names in scores["chance"].items():
+        text += f" The model does not differ from {control} in: {', '.join(names)}."
+    header = ("", *(f"{name}, of {one['items']:,}" for name, one in of_model.items()))
+    return f"\n\n{text}\n\n{_table(header, rows)}"
 
 
 def _properties(rows: Mapping[str, str]) -> str:

@@ -4,6 +4,7 @@ With it goes the newest checkpoint, to a branch of its own, from which the run r
 are redacted: what a run needs to resume stays, what tells where it was made does not.
 """
 
+import hashlib
 import json
 import logging
 import tempfile
@@ -52,6 +53,7 @@ from train.runtime.run_folder import (
     LOSS_CURVE_NAME,
     METRICS_NAME,
     RECORD_NAME,
+    SCORES_NAME,
     TENSORBOARD_SPLITS,
     RunFolder,
 )
@@ -266,7 +268,8 @@ class Publisher:
         names += write_task_files(TaskCard.from_record(self.record["task"]["card"]), folder)
         files = read_log_files(self.run_folder)
         try:
-            card = model_card(self.record, self.tokenizer, snapshot, files)
+            scores = read_scores(self.run_folder, Path(folder, SAFE_WEIGHTS_NAME))
+            card = model_card(self.record, self.tokenizer, snapshot, files, scores)
         except Exception as error:
             logger.warning(
                 "the model's card cannot be built, so %s is a minimal one: %s", CARD_NAME, error_summary(error)
@@ -306,6 +309,41 @@ def read_log_files(run: RunFolder) -> dict[str, bytes]:
     except (InputError, RunFailedError, OSError) as error:
         logger.warning("the export is made without some files of the log: %s", error)
     return files
+
+
+def read_scores(run: RunFolder, weights: Path) -> dict[str, Any] | None:
+    """Read what `train/score_mlm.py` wrote into the folder of a run, if that is of these weights.
+
+    Returns:
+        None without scores; a damaged file is a warning. Otherwise left_to_right: as it was scored; scores: {"this
+        model" or control: {measure: {value, standard_error, items}}}; chance: {control: measures in which the model
+        does not differ from it}.
+    """
+    if not run.files.exists(SCORES_NAME):
+        return None
+    sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
+    try:
+        content = json.loads(run.files.read_text(SCORES_NAME))
+        model = next((one for one in content["models"] if one["weights_sha256"] == sha256), None)
+        if model is None:
+            logger.info("%s is not of these weights, so the card has no scores", run.files.path_of(SCORES_NAME))
+            return None
+        # Names are paths, and parts are named by the files of pairs: neither is published.
+        titles = {name: name.rpartition(", ")[2] for name in model["controls"]}
+        chance: dict[str, list[str]] = {}
+        for one in content["differences"]:
+            if one["of"] == model["name"] and one["from"] in titles and not one["differs"]:
+                chance.setdefault(titles[one["from"]], []).append(one["measure"])
+        measures = dict.fromkeys(one["measure"] for one in content["differences"])
+        scores = {
+            title: {measure: content["scores"][name][measure] for measure in measures}
+            for name, title in ({model["name"]: "this model"} | titles).items()
+        }
+        return {"left_to_right": content["left_to_right"], "scores": scores, "chance": chance}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        path = run.files.path_of(SCORES_NAME)
+        logger.warning("the card has no scores, since %s is no file of score_mlm.py: %r", path, error)
+        return None
 
 
 def steps_of_pushes(config: HubConfig, plan: Plan) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ TENSORBOARD_SPLITS = ("train", "validation")
 EVENTS_PATTERN = r"events\.out\.tfevents\..*"
 EXPORT_FOLDER = "export"
 WORDS_FOLDER = "words"  # of --save-at-words
+SCORES_NAME = "scores.json"  # of `train/score_mlm.py`, if that is told to write it there
 
 # The files that a run writes, by folder; it deletes no others.
 FILES_OF_A_RUN = {

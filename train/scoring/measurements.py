@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from mlm_common.storage import Folder
 from train.config.learning import ModelConfig
@@ -60,13 +60,17 @@ class KeptAnswers:
 
 
 class Measurer:
-    """Asks questions of models of one architecture, in one network: the programs are compiled once."""
+    """Asks questions of models of one architecture, in one network: the programs are compiled once.
+
+    weights_sha256: hash of the `model.safetensors` of each model that was measured; None where it has no such file.
+    """
 
     def __init__(
         self, questions: Questions, material: Material, strategy: tf.distribute.Strategy, kept: KeptAnswers
     ) -> None:
         self._questions, self._material, self._strategy, self._kept = questions, material, strategy, kept
         self._model: QueriedModel | None = None
+        self.weights_sha256: dict[str, str | None] = {}
         asked = (questions.max_length, questions.of_sentences, questions.of_tokens, questions.of_words)
         self._asked = json.dumps(asked).encode()
 
@@ -76,8 +80,13 @@ class Measurer:
         for name, path in self._questions.models.items():
             with transformers_folder(path) as folder:
                 files = sorted(Path(find_weights(folder).path).parent.iterdir())
-                weights = (file.read_bytes() for file in files if file.suffix in WEIGHTS_SUFFIXES)
-                measured[name] = self._measure(folder, load_model, weights)
+                hashes = {
+                    file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+                    for file in files
+                    if file.suffix in WEIGHTS_SUFFIXES
+                }
+                self.weights_sha256[name] = hashes.get(SAFE_WEIGHTS_NAME)
+                measured[name] = self._measure(folder, load_model, hashes.values())
         return measured
 
     def of_random_weights(self) -> Measured:
@@ -87,12 +96,11 @@ class Measurer:
             build = functools.partial(
                 build_network, read_config(folder), ModelConfig(), vocabulary_size=num_ids, seed=RANDOM_SEED
             )
-            return self._measure(folder, lambda _: build(), [b"random"])
+            return self._measure(folder, lambda _: build(), ["random"])
 
-    def _measure(self, folder: str, load: Callable[[str], Any], weights: Iterable[bytes]) -> Measured:
-        key = hashlib.sha256(self._asked)
-        for content in itertools.chain([Path(str(find_file(folder, "config.json"))).read_bytes()], weights):
-            key.update(hashlib.sha256(content).digest())
+    def _measure(self, folder: str, load: Callable[[str], Any], weights: Iterable[str]) -> Measured:
+        key = hashlib.sha256(self._asked + Path(str(find_file(folder, "config.json"))).read_bytes())
+        key.update("".join(weights).encode())
 
         def measure() -> Measured:
             with self._strategy.scope():

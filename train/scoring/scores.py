@@ -64,10 +64,14 @@ class Scored:
 
 @dataclass(frozen=True)
 class ScoredModels:
-    """A model, or checkpoints of one run, first to last; and the controls beside them."""
+    """A model, or checkpoints of one run, first to last; and the controls beside them.
+
+    weights_sha256: {model: hash of its `model.safetensors`, None without one}.
+    """
 
     models: list[Scored]
     controls: list[Scored]
+    weights_sha256: dict[str, str | None]
 
     @property
     def all(self) -> list[Scored]:
@@ -95,7 +99,8 @@ def score_models(
         f"{questions.name}, no context": measure_by_frequency(questions, material),
     }
     return ScoredModels(
-        *([_scored(name, questions, material, one) for name, one in some.items()] for some in (models, controls))
+        *([_scored(name, questions, material, one) for name, one in some.items()] for some in (models, controls)),
+        measurer.weights_sha256,
     )
 
 
@@ -159,12 +164,18 @@ def comparisons(models: Sequence[ScoredModels]) -> list[tuple[str, str, str, Sco
 
 
 def as_json(models: Sequence[ScoredModels]) -> dict[str, Any]:
-    """Collect scores, errors and comparisons for a file."""
+    """Collect scores, errors and comparisons for a file, and by which weights a model is known."""
 
     def record(score: Score) -> dict[str, float]:
         return {"value": score.value, "standard_error": score.standard_error, "items": len(score.errors)}
 
     return {
+        "models": [
+            {"name": one.name, "weights_sha256": group.weights_sha256[one.name]}
+            | {"controls": [control.name for control in group.controls]}
+            for group in models
+            for one in group.models
+        ],
         "scores": {
             one.name: {measure: record(score) for measure, score in one.scores.items()}
             | {title: {part: record(score) for part, score in parts.items()} for title, parts in one.parts.items()}
