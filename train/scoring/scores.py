@@ -98,10 +98,10 @@ def score_models(
         f"{questions.name}, random weights": measurer.of_random_weights(),
         f"{questions.name}, no context": measure_by_frequency(questions, material),
     }
-    return ScoredModels(
-        *([_scored(name, questions, material, one) for name, one in some.items()] for some in (models, controls)),
-        measurer.weights_sha256,
+    scored = (
+        [_scored(name, questions, material, one) for name, one in measured.items()] for measured in (models, controls)
     )
+    return ScoredModels(*scored, weights_sha256=measurer.weights_sha256)
 
 
 def _scored(name: str, questions: Questions, material: Material, measured: Measured) -> Scored:
