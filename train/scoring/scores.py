@@ -93,15 +93,13 @@ def score_models(
 ) -> ScoredModels:
     """Score the models that the questions are for, and beside them a network with random weights and mere guesses."""
     measurer = Measurer(questions, material, strategy, kept)
-    models = measurer.of_models()
+    models = [_scored(name, questions, material, one) for name, one in measurer.of_models().items()]
     controls = {
         f"{questions.name}, random weights": measurer.of_random_weights(),
         f"{questions.name}, no context": measure_by_frequency(questions, material),
     }
-    scored = (
-        [_scored(name, questions, material, one) for name, one in measured.items()] for measured in (models, controls)
-    )
-    return ScoredModels(*scored, weights_sha256=measurer.weights_sha256)
+    scored_controls = [_scored(name, questions, material, one) for name, one in controls.items()]
+    return ScoredModels(models, scored_controls, measurer.weights_sha256)
 
 
 def _scored(name: str, questions: Questions, material: Material, measured: Measured) -> Scored:
