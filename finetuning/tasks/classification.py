@@ -17,6 +17,7 @@ from finetuning.data.tables import Table, read_table
 from finetuning.loop.model import Start, open_start
 from finetuning.loop.task import COMBINED, EVAL_NAME, Part, finetuned_card
 from finetuning.loop.training import FinetuningJob
+from finetuning.tasks.class_loss import class_loss, describe_loss
 from finetuning.tasks.metrics import (
     DEFAULT_METRICS,
     ERRORS,
@@ -31,7 +32,7 @@ from finetuning.tasks.metrics import (
     with_mean,
 )
 from finetuning.tasks.rows import ON_ROWS, RowTask
-from mlm_common.cli.settings import require
+from mlm_common.cli.settings import flag_of, require
 from mlm_common.errors import InputError
 from mlm_common.storage import Folder
 from train.data.inputs import Feature
@@ -208,6 +209,13 @@ class ClassificationJob(FinetuningJob[ClassificationConfig]):
         described = parts.columns | labels.describe(train.examples)
         described["first label"] = task.shown(train.examples[0]) or "none of the classes"
         recorded = {"text_columns": list(parts.text_columns)}
+        for name in ("class_weights", "label_smoothing"):
+            value = getattr(config.optimization, name)
+            rule = f"needs labels of one class; those of {parts.train.name} are another kind ({labels.problem_type})"
+            require(task.is_one_class or not value, rule, flag_of(name), value)
+        if task.is_one_class:
+            task.class_loss = class_loss(config.optimization, labels.names, train.examples)
+            described |= describe_loss(task.class_loss, labels.names)
         run = start.run(task, train.rows, validation, cluster, labels.by_id, described=described, recorded=recorded)
         run.phases[0].model_config.problem_type = labels.problem_type
         return run

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from finetuning.data.inputs import INDEX
 from finetuning.loop.task import ExampleTask, Part
+from finetuning.tasks.class_loss import ClassLoss
 from finetuning.tasks.metrics import is_degenerate
 from train.data.inputs import Feature
 from train.tasks.task import Mean
@@ -26,11 +27,13 @@ class RowTask(ExampleTask):
 
     label: the feature that holds it.
     takes_pairs: whether each row is of two texts.
+    class_loss: that of training, where it is not `losses`.
     """
 
-    means: tuple[Mean, ...] = (Mean("loss", "loss", "num_rows"),)
+    means: tuple[Mean, ...] = (Mean("loss", "loss", "loss_weight"),)
     label: Feature
     takes_pairs = False
+    class_loss: ClassLoss | None = None
 
     @abstractmethod
     def outputs(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> "tf.Tensor":
@@ -63,12 +66,15 @@ class RowTask(ExampleTask):
         return {**self.text_features(length), "label": self.label}
 
     def sums(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> dict[str, "tf.Tensor"]:
-        """Add up `loss`, `num_rows` and `counts`; keep the outputs of an evaluation."""
+        """Add up `loss`, `loss_weight`, `num_rows` and `counts`; keep the outputs of an evaluation."""
         import tensorflow as tf
 
         outputs = tf.cast(self.outputs(network, rows, training=training), tf.float32)
         is_row = tf.cast(rows[INDEX] >= 0, tf.float32)  # (rows,)
-        of_rows = {"loss": self.losses(outputs, rows["label"]), **self.counts(outputs, rows["label"])}
+        losses, weights = self.losses(outputs, rows["label"]), tf.ones_like(is_row)
+        if training and self.class_loss is not None:
+            losses, weights = self.class_loss.losses(outputs, rows["label"])
+        of_rows = {"loss": losses, "loss_weight": weights, **self.counts(outputs, rows["label"])}
         sums = {name: tf.reduce_sum(values * is_row) for name, values in of_rows.items()}
         sums["num_rows"] = tf.reduce_sum(is_row)
         return sums if training else sums | {"outputs": outputs, INDEX: rows[INDEX]}

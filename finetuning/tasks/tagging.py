@@ -22,6 +22,7 @@ from finetuning.data.tables import Table, read_table
 from finetuning.loop.model import open_start
 from finetuning.loop.task import EVAL_NAME, ExampleTask, Part, finetuned_card
 from finetuning.loop.training import FinetuningJob
+from finetuning.tasks.class_loss import ClassLoss, class_loss, describe_loss
 from finetuning.tasks.metrics import check_packages, chosen_metric
 from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
@@ -204,7 +205,8 @@ class Tagging(ExampleTask):
     """
 
     model_class = "TFAutoModelForTokenClassification"
-    means = (Mean("loss", "loss", "num_tagged"), Mean("accuracy", "num_correct", "num_tagged"))
+    means = (Mean("loss", "loss", "loss_weight"), Mean("accuracy", "num_correct", "num_tagged"))
+    class_loss: ClassLoss | None = None
 
     def __init__(
         self,
@@ -256,16 +258,20 @@ class Tagging(ExampleTask):
         return tf.cast(network(self.network_inputs(rows), training=training).logits, tf.float32)
 
     def sums(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> dict[str, "tf.Tensor"]:
-        """Add up `loss`, `num_correct` and `num_tagged` over the words with a tag; keep the tags of an evaluation."""
+        """Add up `means` over the words with a tag; keep the tags of an evaluation."""
         import tensorflow as tf
 
         labels = rows["label"]
         logits = self._logits(network, rows, training=training)  # (rows, length, tags)
         is_tagged = tf.cast(labels != NO_TAG, tf.float32)  # (rows, length)
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)
+        known = tf.maximum(labels, 0)
+        losses, weights = tf.nn.sparse_softmax_cross_entropy_with_logits(known, logits), tf.ones_like(is_tagged)
+        if training and self.class_loss is not None:
+            losses, weights = self.class_loss.losses(logits, known)
         predicted = tf.argmax(logits, axis=-1, output_type=tf.int32)
         sums = {
             "loss": tf.reduce_sum(losses * is_tagged),
+            "loss_weight": tf.reduce_sum(weights * is_tagged),
             "num_correct": tf.reduce_sum(tf.cast(predicted == labels, tf.float32) * is_tagged),
             "num_tagged": tf.reduce_sum(is_tagged),
         }
@@ -388,7 +394,8 @@ class TaggingJob(FinetuningJob[TaggingConfig]):
         labels = find_labels(flat, parts["train"].name, reading, known)
         if known is None:
             labels = replace(labels, names=tuple(sorted(labels.names, key=lambda name: name != OUTSIDE)))
-        described = labels.describe(labels.encode(flat, parts["train"].name))
+        encoded = labels.encode(flat, parts["train"].name)
+        described = labels.describe(encoded)
         described |= {"words": f"{data.text_column_name} of {parts['train'].name}", "tags": data.label_column_name}
         described["first tags"] = " ".join(map(str, tags[0]))
         if hint := hint_of(labels.names):
@@ -405,6 +412,8 @@ class TaggingJob(FinetuningJob[TaggingConfig]):
         self.tests = [part("test", "predictions.txt")] if "test" in parts else []
         validation = self.validation.get("")
         task = Tagging(labels, data.metric_name, max_length=data.max_seq_length, **start.of_rows)
+        task.class_loss = class_loss(config.optimization, labels.names, encoded)
+        described |= describe_loss(task.class_loss, labels.names)
         if validation is not None:
             sentences = validation.examples
             task.guess = scores(task.metrics, baseline(train.examples.tags, sentences.words), sentences.tags)

@@ -79,6 +79,16 @@ CASES = {
     ),
     "a column missing": (with_file("b.tsv", "text\tclass\nt\tx\n"), FILES, "--label-column-name must name a column of"),
     "a label missing": (with_file("b.tsv", "text\tlabel\nt\t\n"), FILES, "must have a label; row 1 of"),
+    "weights of other classes": (
+        None,
+        [*FILES[:2], "--class-weights", "1", "2", "3"],
+        "--class-weights must be balanced or 2 numbers, for x, y; received 1 2 3",
+    ),
+    "smoothed numbers": (
+        with_file("train.tsv", "text\tlabel\nt\t0.5\nu\t0.75\n"),
+        [*FILES[:2], "--label-smoothing", "0.1"],
+        "--label-smoothing needs labels of one class; those of",
+    ),
     "one label": (with_file("train.tsv", "text\tlabel\nt\tx\n"), FILES[:2], "must be of two classes at least"),
     "no such metric": (None, [*FILES[:2], "--metric-name", "f1"], "--metric-name must be one of accuracy, f1_macro"),
     "rows longer than the model": (

@@ -46,21 +46,29 @@ model = AutoModelForSequenceClassification.from_pretrained(
     sys.argv[1], hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
 )
 model.train()
-decays = lambda name: not (name.endswith("bias") or "LayerNorm" in name)
+settings = json.loads(sys.argv[4])
+loss_function = torch.nn.CrossEntropyLoss(torch.tensor(settings["weights"]), label_smoothing=settings["smoothing"])
+
+def factor_of(name):
+    layers = model.config.num_hidden_layers
+    power = layers + 1 if "embeddings" in name else layers - int(name.split(".")[3]) if ".layer." in name else 0
+    return settings["decay"] ** power
+
 groups = [
-    {"params": [one for name, one in model.named_parameters() if decays(name) == decayed], "weight_decay": decay}
-    for decayed, decay in ((True, 0.01), (False, 0.0))
+    {"params": [one], "weight_decay": 0.0 if name.endswith("bias") or "LayerNorm" in name else 0.01,
+     "factor": factor_of(name)}
+    for name, one in model.named_parameters()
 ]
 optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.999))
 losses = []
 for step, (batch, rate) in enumerate(zip(json.load(open(sys.argv[2])), json.loads(sys.argv[3])), start=1):
     ids, mask, labels = (torch.tensor(batch[name]) for name in ("input_ids", "attention_mask", "labels"))
-    loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+    loss = loss_function(model(input_ids=ids, attention_mask=mask).logits, labels)
     optimizer.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group["factor"]
         # PyTorch adds it after the correction of the moment's bias, tf_keras before.
         group["eps"] = 1e-6 / (1 - 0.999**step) ** 0.5
     optimizer.step()
@@ -76,7 +84,16 @@ def test_transformers_reads_the_export(classified: Path, python: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_device")
-def test_losses_are_those_of_pytorch(classified: Path, tiny_start: Path, torch_python: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("weights", "smoothing", "decay"), [([1.0, 1.0], 0.0, 1.0), ([0.5, 3.0], 0.1, 0.7)])
+def test_losses_are_those_of_pytorch(
+    weights: list[float],
+    smoothing: float,
+    decay: float,
+    classified: Path,
+    tiny_start: Path,
+    torch_python: Path,
+    tmp_path: Path,
+) -> None:
     """From a model that was fine-tuned before, on the same batches of several lengths, with dropout 0.
 
     Texts hold the padding token, which PyTorch's mask, the tokenizer's, attends to.
@@ -89,6 +106,8 @@ def test_losses_are_those_of_pytorch(classified: Path, tiny_start: Path, torch_p
     encoded = PreTrainedTokenizerFast.from_pretrained(tiny_start / "start")(texts, truncation=True, max_length=30)
     assert any(1 in ids for ids in encoded["input_ids"])
     more = ("--init-from", str(classified / "export"), "--dropout", "0", "--log-steps", "1", "--learning-rate", "0.002")
+    more = (*more, "--class-weights", *map(str, weights), "--label-smoothing", str(smoothing))
+    more = (*more, "--layer-lr-decay", str(decay))
     argv = flags(tmp_path / "tiny", tmp_path / "run", *more, "--max-steps", str(NUM_STEPS))
     assert main(argv) == 0
     ours = [line["loss"] for line in read_metrics(RunFolder(tmp_path / "run")) if line["split"] == "train"]
@@ -115,8 +134,8 @@ def test_losses_are_those_of_pytorch(classified: Path, tiny_start: Path, torch_p
     (tmp_path / "batches.json").write_text(json.dumps(written), encoding="utf-8")
     schedule = build_schedule(config.optimization, **plan.schedule_steps)
     rates = json.dumps([float(schedule(step)) for step in range(NUM_STEPS)])
-    theirs = json.loads(
-        output_of(torch_python, TRAINER, str(classified / "export"), str(tmp_path / "batches.json"), rates)
-    )
+    settings = json.dumps({"weights": weights, "smoothing": smoothing, "decay": decay})
+    given = (str(classified / "export"), str(tmp_path / "batches.json"), rates, settings)
+    theirs = json.loads(output_of(torch_python, TRAINER, *given))
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
     assert ours[0] > ours[-1]

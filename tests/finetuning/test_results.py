@@ -85,7 +85,12 @@ def totals_of(outputs: np.ndarray) -> dict[str, np.ndarray]:
     """Make what a model says of rows in another order, with a row of padding."""
     order = np.random.default_rng(1).permutation(len(outputs))
     padded = np.concatenate([outputs[order], np.full((1, *outputs.shape[1:]), 7, outputs.dtype)])
-    totals = {"loss": np.array(2.0), "num_rows": np.array(4.0), "num_correct": np.array(1.0)}
+    totals = {
+        "loss": np.array(2.0),
+        "loss_weight": np.array(4.0),
+        "num_rows": np.array(4.0),
+        "num_correct": np.array(1.0),
+    }
     return {**totals, "outputs": padded, "index": np.append(order, -1)}
 
 
@@ -173,7 +178,12 @@ def test_scores_of_tags_are_those_of_the_predictions(tmp_path: Path) -> None:
         parts[file] = Part(rows, Sentences(file, words, tags), f"{file}.txt")
         begins = np.array([[*range(len(one)), *[-1] * (5 - len(one))] for one in words])
         predicted = np.random.default_rng(len(file)).integers(0, 4, begins.shape)
-        counts = {"loss": np.array(2.0), "num_tagged": np.array(4.0), "num_correct": np.array(1.0)}
+        counts = {
+            "loss": np.array(2.0),
+            "loss_weight": np.array(4.0),
+            "num_tagged": np.array(4.0),
+            "num_correct": np.array(1.0),
+        }
         outputs[file] = {**counts, "word": begins, "tag": predicted, "index": np.arange(30)}
     job, task = TaggingJob(), Tagging(labels, pad_token_id=1, token_types=False, max_length=5)
     evaluated, test = parts.values()

@@ -167,7 +167,7 @@ def test_it_resumes_bit_for_bit(classified: Path, tiny_start: Path, tmp_path: Pa
 def test_killed_equals_unkilled(tiny_start: Path, tmp_path: Path) -> None:
     """On two devices, in micro-batches, killed while it evaluates."""
     more = ("--per-replica-batch-size", "2", "--gradient-accumulation-steps", "2", "--num-epochs", "2", "--do-predict")
-    more = (*more, "--length-buckets", "30")
+    more = (*more, "--length-buckets", "30", "--class-weights", "balanced", "--layer-lr-decay", "0.9")
     with KillableRuns(command="finetuning.run_classification") as runs:
         assert runs.run(flags(tiny_start, tmp_path / "whole", *more)) == 0
         killed = flags(tiny_start, tmp_path / "killed", *more, "--save-minutes", "0.001")

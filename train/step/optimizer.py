@@ -1,7 +1,7 @@
 """Learning-rate schedules; AdamW, StableAdamW and LAMB, which stop at the first gradient that is not finite."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,11 +106,13 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
 
     Args:
         sharding: how moments and updates are divided among the replicas; None for an optimizer that is whole on each.
+        rate_factors: by which the learning rate of each variable is multiplied, in their order; by default 1.
     """
 
-    def __init__(self, *, sharding: Sharding | None = None, **arguments: object):
+    def __init__(self, *, sharding: Sharding | None = None, rate_factors: Sequence[float] = (), **arguments: object):
         super().__init__(**arguments)
         self.sharding = sharding
+        self._rate_factors = self._no_dependency(tuple(rate_factors))
         # 1 until the first bad step, then 0. Of each replica, so that none waits for another; not in checkpoints.
         self._going = self._no_dependency(
             tf.Variable(
@@ -211,13 +213,18 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
             gradient, value: of the variable or of its shard.
             total: adds up over the shards.
         """
-        rate = self.learning_rate * self._going
+        rate = self._rate(variable)
         first, second = self._update_moments(gradient, variable)
         first_correction, second_correction = self._bias_corrections()
         if self.decays(variable):
             value -= value * self.weight_decay * rate
         alpha = rate * tf.sqrt(second_correction) / first_correction
         return value - first * alpha / (tf.sqrt(second) + self.epsilon)
+
+    def _rate(self, variable: tf.Variable) -> tf.Tensor:
+        """Compute the learning rate of a variable in this step; 0 once there was a bad step."""
+        rate = self.learning_rate * self._going
+        return rate * self._rate_factors[self._index_dict[self._var_key(variable)]] if self._rate_factors else rate
 
     def decays(self, variable: tf.Variable) -> bool:
         """Return whether weight decay applies to the variable, whatever its rate."""
@@ -248,7 +255,7 @@ class GuardedLamb(GuardedAdamW):
 
     def _update(self, gradient: tf.Tensor, variable: tf.Variable, value: tf.Tensor, total: Total) -> tf.Tensor:
         """Update the moments of a variable and compute its new value; see `GuardedAdamW`."""
-        rate = self.learning_rate * self._going
+        rate = self._rate(variable)
         first, second = self._update_moments(gradient, variable)
         first_correction, second_correction = self._bias_corrections()
         change = (first / first_correction) / (tf.sqrt(second / second_correction) + self.epsilon)
@@ -274,7 +281,7 @@ class GuardedStableAdamW(GuardedAdamW):
         corrected = second / second_correction
         squares = total(tf.reduce_sum(tf.square(gradient) / tf.maximum(corrected, self.epsilon**2)))
         root_mean_square = tf.sqrt(squares / variable.shape.num_elements())
-        rate = self.learning_rate * self._going / tf.maximum(1.0, root_mean_square)
+        rate = self._rate(variable) / tf.maximum(1.0, root_mean_square)
         if self.decays(variable):
             value -= value * self.weight_decay * rate
         return value - rate * (first / first_correction) / (tf.sqrt(corrected) + self.epsilon)
@@ -323,11 +330,13 @@ def build_schedule(config: OptimizationConfig, **numbers: int) -> WarmupSchedule
     )
 
 
-def build_optimizer(config: OptimizationConfig, sharding: Sharding | None = None, **numbers: int) -> GuardedAdamW:
+def build_optimizer(
+    config: OptimizationConfig, sharding: Sharding | None = None, rate_factors: Sequence[float] = (), **numbers: int
+) -> GuardedAdamW:
     """Build the optimizer of a run; clipping is the train step's, over the gradients of all replicas.
 
     Args:
-        sharding: see `GuardedAdamW`.
+        sharding, rate_factors: see `GuardedAdamW`.
         numbers: of steps, as `build_schedule` takes them.
     """
     optimizer = OPTIMIZERS[config.optimizer](
@@ -337,6 +346,7 @@ def build_optimizer(config: OptimizationConfig, sharding: Sharding | None = None
         beta_2=config.adam_beta2,
         epsilon=config.adam_epsilon,
         sharding=sharding,
+        rate_factors=rate_factors,
         jit_compile=False,  # the whole step is compiled, or nothing is
     )
     optimizer.exclude_from_weight_decay(var_names=[NO_WEIGHT_DECAY])

@@ -17,6 +17,7 @@ from train.model import tpu_layers
 from train.model.build import build_network
 from train.model.computation import Computation, choose_computation
 from train.runtime.plan import Plan
+from train.step.layer_rates import layer_rate_factors
 from train.step.optimizer import build_optimizer, clipping_factor, global_norm, global_norm_by_shards
 from train.step.sharding import Sharding, placed
 from train.tasks.task import Task
@@ -378,7 +379,9 @@ def compile_model(model: PretrainingModel, config: RunSettings, plan: Plan, comp
     """Give the model a new optimizer; to be called in the scope of its strategy."""
     is_sharded = computation.shard_optimizer is not False
     sharding = Sharding(plan.num_replicas, by_xla=config.hardware.wants_tpu) if is_sharded else None
-    optimizer = build_optimizer(config.optimization, sharding, **plan.schedule_steps)
+    decay = getattr(config.optimization, "layer_lr_decay", 1.0)  # a flag of fine-tuning alone
+    factors = layer_rate_factors(model.network, decay) if decay < 1 else ()
+    optimizer = build_optimizer(config.optimization, sharding, factors, **plan.schedule_steps)
     optimizer.build(model.network.trainable_variables)
     model.compile(
         optimizer=optimizer,

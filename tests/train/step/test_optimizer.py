@@ -1,6 +1,7 @@
 """Rates over a run; AdamW, StableAdamW and LAMB against NumPy; what does not decay; gradients that are not finite."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -12,15 +13,17 @@ from hypothesis import strategies as st
 from tests.fixtures.tiny_models import CONFIGS, tiny_model
 from tests.fixtures.tiny_steps import two_cpus
 from train.config.learning import OptimizationConfig
+from train.step.layer_rates import layer_rate_factors
 from train.step.optimizer import OPTIMIZERS, SHAPES, WarmupSchedule, build_optimizer, clipping_factor, global_norm
 
 NAMES = ("layer/dense/kernel", "layer/dense/bias", "layer/LayerNorm/gamma")
 RATE, DECAY, BETA1, BETA2, EPSILON = 0.01, 0.1, 0.9, 0.98, 1e-6
 
 
-def build(name, variables, **config):
+def build(name, variables, rate_factors=(), **config):
     settings = {"learning_rate": RATE, "weight_decay_rate": DECAY, "schedule": "constant", **config}
-    optimizer = build_optimizer(OptimizationConfig(optimizer=name, **settings), num_steps=10, num_warmup_steps=0)
+    config = OptimizationConfig(optimizer=name, **settings)
+    optimizer = build_optimizer(config, rate_factors=rate_factors, num_steps=10, num_warmup_steps=0)
     optimizer.build(variables)
     return optimizer
 
@@ -39,31 +42,32 @@ def apply(optimizer, variables, gradients, is_finite=True, factor=1.0):
     optimizer.apply_scaled(gradients, variables, factor=tf.constant(factor), is_finite=tf.constant(is_finite))
 
 
-def adamw_reference(weight, change, decays, **_):
-    return weight - RATE * DECAY * weight * decays - RATE * change
+def adamw_reference(weight, change, decays, rate, **_):
+    return weight - rate * DECAY * weight * decays - rate * change
 
 
-def stable_adamw_reference(weight, change, decays, gradient, second):
+def stable_adamw_reference(weight, change, decays, rate, gradient, second):
     rms = np.sqrt(np.mean(gradient**2 / np.maximum(second, EPSILON**2)))
-    return weight - RATE / max(1, rms) * (DECAY * weight * decays + change)
+    return weight - rate / max(1, rms) * (DECAY * weight * decays + change)
 
 
-def lamb_reference(weight, change, decays, **_):
+def lamb_reference(weight, change, decays, rate, **_):
     change = change + DECAY * weight * decays
     ratio = np.linalg.norm(weight) / np.linalg.norm(change) if decays and weight.any() else 1.0
-    return weight - RATE * ratio * change
+    return weight - rate * ratio * change
 
 
 REFERENCES = {"adamw": adamw_reference, "stable_adamw": stable_adamw_reference, "lamb": lamb_reference}
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.0])
+@pytest.mark.parametrize(("scale", "factors"), [(1.0, ()), (0.0, ()), (1.0, (0.5, 0.9, 0.81))])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_updates_are_those_of_the_paper(name, scale):
+def test_updates_are_those_of_the_paper(name, scale, factors):
+    """Also with factors of the learning rate, which are those of layers."""
     variables = new_variables(scale)
     expected = [variable.numpy().astype(np.float64) for variable in variables]
     moments = [(np.zeros((3, 4)), np.zeros((3, 4))) for _ in NAMES]
-    optimizer = build(name, variables)
+    optimizer = build(name, variables, factors)
     for step in range(4):
         apply(optimizer, variables, gradients_of(step))
         for index, gradient in enumerate(gradients_of(step)):
@@ -77,7 +81,8 @@ def test_updates_are_those_of_the_paper(name, scale):
             epsilon = EPSILON / np.sqrt(corrections[1]) if name == "adamw" else EPSILON
             corrected = second / corrections[1]
             change = (first / corrections[0]) / (np.sqrt(corrected) + epsilon)
-            expected[index] = REFERENCES[name](expected[index], change, index == 0, gradient=gradient, second=corrected)
+            more = {"rate": RATE * (factors or (1, 1, 1))[index], "gradient": gradient, "second": corrected}
+            expected[index] = REFERENCES[name](expected[index], change, index == 0, **more)
     for variable, values in zip(variables, expected, strict=True):
         np.testing.assert_allclose(variable.numpy(), values, rtol=2e-5, atol=1e-6)
     assert int(optimizer.iterations) == 4
@@ -132,6 +137,22 @@ def test_matrices_decay_and_biases_and_layer_norms_do_not(name):
     ]
     assert sum(decays) >= 10
     assert [optimizer.decays(variable) for variable in model.trainable_variables] == decays
+    assert_rates_fall_with_the_layers(name, model)
+
+
+def assert_rates_fall_with_the_layers(name, model):
+    num_layers = 1 if name == "albert" else 2  # ALBERT's are one, used twice
+    factors = layer_rate_factors(model, 0.5)
+    assert set(factors) == {0.5**power for power in range(num_layers + 2)}
+    for variable, factor in zip(model.trainable_variables, factors, strict=True):
+        _, _, path = variable.name.partition(f"/{model.base_model_prefix}/")
+        number = re.search(r"(?:layers?|groups)_\._(\d+)/", path)
+        if number:
+            assert factor == 0.5 ** (num_layers - int(number[1]))
+        elif path.startswith("embeddings/"):
+            assert factor == 0.5 ** (num_layers + 1)
+        elif not path or "pooler" in path:
+            assert factor == 1
 
 
 def test_on_every_replica_the_same_variables_decay():
