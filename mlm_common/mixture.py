@@ -4,7 +4,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -62,44 +62,63 @@ def read_mixture(folder: str) -> dict[str, MixtureSource] | None:
 
 
 def named_values(pairs: Sequence[str], flag: str, read: Callable[[str], Any] = str) -> dict[str, Any]:
-    """Read the values of a flag, `NAME=VALUE …`, as {name: value}.
-
-    Args:
-        pairs: the words after the flag.
-        flag: for errors.
-        read: makes a value of its text; a ValueError refuses it.
+    """Read the words after a flag, `NAME=VALUE …`, as {name: value}; `read` makes a value of its text.
 
     Raises:
-        InputError: a word of another form, or a name that is given twice.
+        InputError: a word of another form, a value that `read` refuses by a ValueError, or a name given twice.
     """
-    values: dict[str, Any] = {}
+    return _once_each(_named_lists(pairs, flag, read), flag)
+
+
+def named_paths(text: str, flag: str) -> dict[str, list[str]]:
+    """Read the value of a flag that is one path, or several as `NAME=PATH …`: {name: paths}, {"": [path]} of one.
+
+    Raises:
+        InputError: the words after the first one are of another form.
+    """
+    try:
+        words = shlex.split(text) if "=" in text else [text]
+    except ValueError as error:  # a quote without its other half
+        raise InputError(f"{flag} must be a path, or NAME=PATH for each source; received {text}.") from error
+    name, equals, _ = words[0].partition("=")
+    is_named = bool(equals and SOURCE_NAME.fullmatch(name))
+    return _named_lists(words, flag) if is_named else {"": words[:1]}
+
+
+def named_folders(text: str, flag: str) -> dict[str, str]:
+    """Read `named_paths` of one folder each."""
+    return _once_each(named_paths(text, flag), flag)
+
+
+def named_weights(pairs: Sequence[str], flag: str, names: Collection[str]) -> dict[str, float]:
+    """Read `NAME=X …`, a number above 0 for each of the names, in their order."""
+    weights = named_values(pairs, flag, float)
+    if weights.keys() != set(names):
+        raise InputError(f"{flag} must name each source once ({', '.join(names)}); received {', '.join(weights)}.")
+    check_weights(weights, flag)
+    return {name: weights[name] for name in names}
+
+
+def _named_lists(pairs: Sequence[str], flag: str, read: Callable[[str], Any] = str) -> dict[str, list[Any]]:
+    values: dict[str, list[Any]] = {}
     for pair in pairs:
         name, _, text = pair.partition("=")
         try:
             value = read(text) if text else None
         except ValueError:
             value = None
-        if value is None or name in values:
-            raise InputError(f"{flag} must be NAME=VALUE for each source, every name once; received {pair!r}.")
-        values[name] = value
+        if value is None:
+            raise InputError(f"{flag} must be NAME=VALUE for each source; received {pair!r}.")
+        values.setdefault(name, []).append(value)
     check_names(values, flag)
     return values
 
 
-def named_folders(text: str, flag: str) -> dict[str, str]:
-    """Read the value of a flag that names one folder, or several as `NAME=DIR …`: {name: folder}, {"": folder} of one.
-
-    Raises:
-        InputError: as of `named_values`.
-    """
-    try:
-        words = shlex.split(text) if "=" in text else [text]
-    except ValueError as error:  # a quote without its other half
-        raise InputError(f"{flag} must be a folder, or NAME=DIR for each source; received {text}.") from error
-    name, equals, _ = words[0].partition("=")
-    if equals and SOURCE_NAME.fullmatch(name):
-        return named_values(words, flag)
-    return {"": words[0]}
+def _once_each(values: Mapping[str, list[Any]], flag: str) -> dict[str, Any]:
+    for name, of_name in values.items():
+        if len(of_name) > 1:
+            raise InputError(f"{flag} must name each source once; received {name} {len(of_name)} times.")
+    return {name: value for name, (value,) in values.items()}
 
 
 def check_names(names: Sequence[str] | Mapping[str, Any], where: str) -> None:

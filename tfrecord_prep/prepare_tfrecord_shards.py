@@ -96,7 +96,7 @@ def stoppable() -> Iterator[None]:
 def prepare(corpus_config: CorpusConfig, sources: SourcesConfig, config: PrepareConfig) -> None:
     """Check the rest, write the splits, and push them if requested."""
     tokenizer = load_tokenizer(str(config.tokenizer_name_or_path))
-    mixture = open_recorded_mixture(corpus_config, sources.sources, str(config.tokenizer_name_or_path))
+    mixture = open_recorded_mixture(corpus_config, sources, str(config.tokenizer_name_or_path))
     output = open_folder(str(config.output_dir))
     if "" in mixture.corpora and output.exists(MIXTURE_NAME):
         raise InputError(f"{output} contains the shards of several sources. Choose another --output-dir.")
@@ -147,7 +147,7 @@ def mixture_sources(mixture: Mixture) -> dict[str, MixtureSource]:
     }
 
 
-def open_recorded_mixture(given: CorpusConfig, sources_file: str | None, tokenizer_folder: str) -> Mixture:
+def open_recorded_mixture(given: CorpusConfig, sources: SourcesConfig, tokenizer_folder: str) -> Mixture:
     """Open the corpus or sources given, else those the tokenizer was trained on; warn of splits that it has seen.
 
     Raises:
@@ -155,8 +155,8 @@ def open_recorded_mixture(given: CorpusConfig, sources_file: str | None, tokeniz
     """
     record = tokenizer_record(tokenizer_folder)
     recorded = corpora_of(record)
-    if given.is_given or sources_file:
-        mixture = open_mixture(given, sources_file)
+    if given.is_given or sources.sources or sources.source_weights:
+        mixture = open_mixture(given, sources)
     else:
         to_open: dict[str, Record | None] = {**recorded} or {"": None}
         corpora = {name: _reopen_corpus(given, tokenizer_folder, one, name) for name, one in to_open.items()}

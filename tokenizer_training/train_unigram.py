@@ -140,7 +140,7 @@ def make_tokenizer(
     output: OutputConfig,
 ) -> None:
     """Check the rest, train, measure, save, and push if requested."""
-    mixture, alpha = open_mixture(corpus_config, sources.sources), sources.sampling_alpha
+    mixture, alpha = open_mixture(corpus_config, sources), sources.sampling_alpha
     is_needed = alpha is None or ("" not in mixture.corpora and not mixture.weights)
     require(is_needed, "needs --sources without weights", "--sampling-alpha", alpha)
     settings = mixture.record | {"normalization": asdict(normalization), "unigram": asdict(unigram)}

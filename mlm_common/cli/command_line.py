@@ -173,7 +173,8 @@ def _typed(flag: argparse.Action, value: Any, source: str) -> Any:
     is_whole = isinstance(flag, JoinedWords) and isinstance(value, str)  # as joined already
     if flag.nargs in ("+", "*") and not is_whole:
         if isinstance(value, dict):  # NAME=VALUE of the command line
-            value = [f"{name}={convert(item)}" for name, item in value.items()]
+            lists = {name: item if isinstance(item, list) else [item] for name, item in value.items()}
+            value = [f"{name}={convert(item)}" for name, items in lists.items() for item in items]
         words = [convert(item) for item in (value if isinstance(value, list) else [value])]
         return joined_words(words) if isinstance(flag, JoinedWords) else words
     return convert(value)

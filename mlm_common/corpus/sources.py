@@ -1,7 +1,7 @@
-"""Open the corpus of a command: a single one, or a mixture of several sources that a file names, each a corpus.
+"""Open the corpus of a command: a single one, or a mixture of several sources, each a corpus.
 
-A source has a name, the settings of a corpus, and perhaps a weight. The paths in the file are those of flags: relative
-to the working directory.
+A source has a name, the settings of a corpus, and perhaps a weight. Paths in a file of sources are those of flags:
+relative to the working directory.
 """
 
 from collections.abc import Mapping
@@ -10,11 +10,12 @@ from itertools import combinations
 from typing import Any
 
 from mlm_common.cli.command_line import as_settings, read_yaml_file, typed_settings
-from mlm_common.corpus.config import HELD_OUT_SPLITS, CorpusConfig, SourceWeight
+from mlm_common.cli.settings import require
+from mlm_common.corpus.config import HELD_OUT_SPLITS, CorpusConfig, SourcesConfig, SourceWeight
 from mlm_common.corpus.corpus import Corpus, open_corpus
 from mlm_common.corpus.identity import Part, Record, describe_shared_text
 from mlm_common.errors import InputError
-from mlm_common.mixture import check_names
+from mlm_common.mixture import check_names, named_paths, named_weights
 
 
 @dataclass(frozen=True)
@@ -53,38 +54,27 @@ def corpora_of(record: Mapping[str, Any]) -> dict[str, Record]:
     return record.get("sources") or ({"": record["corpus"]} if "corpus" in record else {})
 
 
-def open_mixture(given: CorpusConfig, sources_file: str | None) -> Mixture:
-    """Open the corpus `given` or, if there is a file, its sources, for which `given` has the defaults.
+def open_mixture(given: CorpusConfig, sources: SourcesConfig) -> Mixture:
+    """Open the corpus `given` or, if there are any, the sources, for which `given` has the defaults.
 
     Raises:
-        InputError: `given` names a corpus beside the file; the file is not a mapping of names to settings, or gives
-            weights to some sources only; two sources share text; and, with the name of the source, what
+        InputError: `given` names a corpus beside the sources; their file is not a mapping of names to settings; some
+            sources have weights, and some have none; two sources share text; and, with the name of the source, what
             `CorpusConfig` and `open_corpus` raise.
     """
-    if sources_file is None:
+    if sources.sources is None:
+        require(not sources.source_weights, "needs --sources", "--source-weights", " ".join(sources.source_weights))
         return Mixture({"": open_corpus(given)}, {})
     if given.is_given:
         raise InputError(
-            "--sources cannot be combined with --data-files or --dataset-name: name that corpus in its file."
+            "--sources cannot be combined with --data-files or --dataset-name: name that corpus among the sources."
         )
-    content = read_yaml_file(sources_file, "--sources")
-    if not isinstance(content, dict) or not content:
-        raise InputError(
-            f"--sources must be a mapping of names to settings, such as `de: {{data_files: de/*.txt}}`; {sources_file} "
-            f"has {content!r}."
-        )
-    for name in content:
-        if not isinstance(name, str):
-            raise InputError(
-                f"The names of sources must be text; YAML reads one in {sources_file} as {name!r}: quote it."
-            )
-    check_names(content, sources_file)
     configs: dict[str, CorpusConfig] = {}
     weights: dict[str, float] = {}
     corpora: dict[str, Corpus] = {}
-    for name, settings in content.items():
-        where = f"{sources_file}, {name}"
-        typed = typed_settings([CorpusConfig, SourceWeight], as_settings(settings, where), where)
+    where, settings_by_name = _settings_of_sources(sources.sources)
+    for name, settings in settings_by_name.items():
+        typed = typed_settings([CorpusConfig, SourceWeight], as_settings(settings, where + name), where + name)
         # Validation or test text that a source names replaces that of `given`.
         held_out = {key.partition("_")[0] for key in typed} & set(HELD_OUT_SPLITS)
         defaults = {key: value for key, value in given.settings_given.items() if key.partition("_")[0] not in held_out}
@@ -92,15 +82,34 @@ def open_mixture(given: CorpusConfig, sources_file: str | None) -> Mixture:
             weight = SourceWeight(typed.pop("weight", None)).weight
             configs[name] = CorpusConfig(**(defaults | typed))
         except InputError as error:
-            raise InputError(f"{where}: {error}") from error
+            raise InputError(f"{where}{name}: {error}") from error
         weights |= {name: weight} if weight is not None else {}
-    if weights and (without := [name for name in content if name not in weights]):
-        raise InputError(
-            f"Give a weight to all sources of {sources_file}, or to none; {', '.join(without)}: none given."
-        )
+    if sources.source_weights:
+        weights = named_weights(sources.source_weights, "--source-weights", configs)
+    if weights and (without := [name for name in configs if name not in weights]):
+        raise InputError(f"Give a weight to all sources, or to none; {', '.join(without)}: none given.")
     for name, config in configs.items():
         try:
             corpora[name] = open_corpus(config)
         except InputError as error:
-            raise InputError(f"{sources_file}, {name}: {error}") from error
+            raise InputError(f"{where}{name}: {error}") from error
     return Mixture(corpora, weights)
+
+
+def _settings_of_sources(text: str) -> tuple[str, dict[str, Any]]:
+    """Read what --sources names: where a source is named, for errors, and {name: settings}."""
+    files = named_paths(text, "--sources")
+    if "" not in files:
+        return "--sources ", {name: {"data_files": patterns} for name, patterns in files.items()}
+    (path,) = files[""]
+    content = read_yaml_file(path, "--sources")
+    if not isinstance(content, dict) or not content:
+        raise InputError(
+            f"--sources must be a mapping of names to settings, such as `de: {{data_files: de/*.txt}}`; {path} has "
+            f"{content!r}."
+        )
+    for name in content:
+        if not isinstance(name, str):
+            raise InputError(f"The names of sources must be text; YAML reads one in {path} as {name!r}: quote it.")
+    check_names(content, path)
+    return f"{path}, ", content

@@ -61,7 +61,7 @@ def test_one_folder_or_several_are_read_by_name() -> None:
     assert named_folders("work/a b", "--train-dataset") == {"": "work/a b"}
     assert named_folders("de=work/de 'en=work/a b'", "--train-dataset") == {"de": "work/de", "en": "work/a b"}
     assert named_folders("work/a=b", "--train-dataset") == {"": "work/a=b"}
-    with pytest.raises(InputError, match="--train-dataset must be a folder, or NAME=DIR for each source; received"):
+    with pytest.raises(InputError, match="--train-dataset must be a path, or NAME=PATH for each source; received"):
         named_folders("de=a'b", "--train-dataset")
 
 

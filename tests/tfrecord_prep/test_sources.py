@@ -12,7 +12,7 @@ from unicodedata import normalize
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from mlm_common.corpus.config import CorpusConfig
+from mlm_common.corpus.config import CorpusConfig, SourcesConfig
 from mlm_common.corpus.sources import open_mixture
 from mlm_common.mixture import MIXTURE_NAME, MixtureSource, read_mixture
 from mlm_common.tokenizer import RECORD_FILE
@@ -89,6 +89,21 @@ def test_the_folder_of_each_source_is_that_of_a_corpus(source: Path, sources: Pa
         assert main(arguments) == 0
         assert contents(tmp_path / name) == contents(tmp_path / "out" / name)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*NAMES, MIXTURE_NAME}
+
+
+def test_words_are_read_as_a_file_of_sources(source: Path, sources: Path, tmp_path: Path) -> None:
+    one, two, held = (f"{sources.parent}/{name}.txt" for name in (*NAMES, "held"))
+    settings = {"one": {"data_files": [one, held], "weight": 3}, "two": {"data_files": two, "weight": 1}}
+    (tmp_path / "sources.yaml").write_text(json.dumps(settings), encoding="utf-8")
+    given = {
+        "file": ["--sources", str(tmp_path / "sources.yaml")],
+        "words": ["--sources", f"one={one}", f"two={two}", f"one={held}", "--source-weights", "two=1", "one=3"],
+    }
+    for name, words in given.items():
+        arguments = flags(source, tmp_path / name, *words, "--validation-percent", "20")
+        del arguments[2:4]
+        assert main(arguments) == 0
+    assert contents(tmp_path / "file") == contents(tmp_path / "words")
 
 
 def test_each_text_is_kept_once_validation_first(source: Path, sources: Path, prepared: Path) -> None:
@@ -230,7 +245,7 @@ def test_a_single_corpus_loses_its_duplicates_too(source: Path, sources: Path, t
 
 def test_sources_of_the_tokenizer_are_those_of_stage_2(source: Path, sources: Path, tmp_path: Path) -> None:
     shutil.copytree(source / "tokenizer", tmp_path / "tokenizer")
-    record = open_mixture(CorpusConfig(), str(sources)).record
+    record = open_mixture(CorpusConfig(), SourcesConfig(str(sources))).record
     (tmp_path / "tokenizer" / RECORD_FILE).write_text(json.dumps(record), encoding="utf-8")
     arguments = mixed(source, sources, tmp_path / "named")
     assert main(arguments) == 0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlm_common.corpus.config import CorpusConfig
+from mlm_common.corpus.config import CorpusConfig, SourcesConfig
 from mlm_common.corpus.sources import open_mixture
 from mlm_common.mixture import sampling_weights
 from tests.fixtures.generated_text import generated_lines
@@ -113,7 +113,7 @@ def test_sizes_are_estimated_from_samples(sources: Path, tmp_path: Path) -> None
     names = {name: sources.with_name(f"{name}.txt") for name in ("large", "small")} | {"tiny": tmp_path / "tiny.txt"}
     content = {name: {"data_files": str(path)} for name, path in names.items()}
     (tmp_path / "all.yaml").write_text(json.dumps(content), encoding="utf-8")
-    mixture = open_mixture(CorpusConfig(), str(tmp_path / "all.yaml"))
+    mixture = open_mixture(CorpusConfig(), SourcesConfig(str(tmp_path / "all.yaml")))
     max_bytes = max_bytes_of(mixture, 60_000, None)
     sizes = {name: path.stat().st_size for name, path in names.items()}
     assert sum(max_bytes.values()) == pytest.approx(60_000, abs=2)

@@ -7,9 +7,8 @@ from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
 from mlm_common.mixture import (
     MIXTURE_NAME,
-    check_weights,
     named_folders,
-    named_values,
+    named_weights,
     read_mixture,
     sampling_weights,
 )
@@ -69,17 +68,13 @@ def source_weights(
     for flag, pairs in (("--source-weights", config.source_weights), ("--source-passes", config.source_passes)):
         if not pairs:
             continue
-        given = named_values(pairs, flag, float)
-        if given.keys() != shards.keys():
-            rule = f"must name each source once ({', '.join(shards)})"
-            raise InputError(f"{flag} {rule}; received {', '.join(given)}.")
-        check_weights(given, flag)
+        given = named_weights(pairs, flag, shards)
         if flag == "--source-passes":
             rows = {name: given[name] * one.num_rows for name, one in shards.items()}
             return rows, max(1, round(sum(rows.values())))
         total = sum(given.values())
         require(abs(total - 1) <= MAX_ROUNDING, "must have a sum of 1", flag, f"{total:g}")
-        return {name: given[name] for name in shards}, None
+        return given, None
     if config.sampling_alpha is not None:
         return sampling_weights({name: num_tokens_of(one) for name, one in shards.items()}, config.sampling_alpha), None
     weights = {name: prepared.get(name) for name in shards}

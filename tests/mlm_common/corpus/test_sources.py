@@ -1,13 +1,14 @@
-"""A file of sources: what is opened, and what is refused in one line."""
+"""Sources, of a file or of words: what is opened, and what is refused in one line."""
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 import yaml
 
-from mlm_common.cli.command_line import typed_settings
-from mlm_common.corpus.config import CorpusConfig
+from mlm_common.cli.command_line import parse_arguments, typed_settings
+from mlm_common.corpus.config import CorpusConfig, SourcesConfig
 from mlm_common.corpus.sources import corpora_of, open_mixture
 from mlm_common.errors import InputError
 
@@ -32,7 +33,7 @@ def test_sources_are_corpora_in_the_order_of_the_file() -> None:
         "fo: {data_files: [fo.txt], weight: 0.5}\nde: {data-files: de*.txt, validation-percent: 50, weight: 2}\n"
         "code: {dataset_name: builtin, limit: 30, weight: 1}\n"
     )
-    mixture = open_mixture(CorpusConfig(validation_percent=20, seed=3), file)
+    mixture = open_mixture(CorpusConfig(validation_percent=20, seed=3), SourcesConfig(file))
     assert list(mixture.corpora) == ["fo", "de", "code"]
     assert mixture.weights == {"fo": 0.5, "de": 2, "code": 1}
     configs = [corpus.config for corpus in mixture.corpora.values()]
@@ -45,16 +46,55 @@ def test_sources_are_corpora_in_the_order_of_the_file() -> None:
     assert corpora_of(mixture.record) == {name: corpus.record for name, corpus in mixture.corpora.items()}
 
 
+def test_words_and_a_file_name_sources_alike() -> None:
+    file = write("fo: {data_files: [fo.txt, blank.txt], weight: 0.5}\nde: {data_files: d*.txt, weight: 2}\n")
+    mixture = open_mixture(CorpusConfig(seed=3), SourcesConfig(file))
+    weights = ["de=2", "fo=0.5"]
+    Path("flags.yaml").write_text(
+        "sources: {fo: [fo.txt, blank.txt], de: d*.txt}\nsource-weights: {de: 2, fo: 0.5}", "utf-8"
+    )
+    for words in (
+        ["--sources", "fo=fo.txt", "de=d*.txt", "fo=blank.txt", "--source-weights", *weights],
+        ["--sources", file, "--source-weights", *weights],
+        ["--config-file", "flags.yaml"],
+    ):
+        sources, corpus = parse_arguments([SourcesConfig, CorpusConfig], [*words, "--seed", "3"], "")
+        assert open_mixture(corpus, sources).record == mixture.record
+    sources, _ = parse_arguments([SourcesConfig, CorpusConfig], ["--sources", "de=d*.txt"], "")
+    assert list(open_mixture(CorpusConfig(), sources).corpora) == ["de"]
+    os.link("de.txt", "a=b.txt")
+    sources, _ = parse_arguments([SourcesConfig, CorpusConfig], ["--sources", "fo=fo.txt", "de=./a=b.txt"], "")
+    assert list(open_mixture(CorpusConfig(), sources).corpora) == ["fo", "de"]
+
+
+@pytest.mark.parametrize(
+    ("text", "weights", "message"),
+    [
+        ("de=de.txt fo.txt", [], "--sources must be NAME=VALUE for each source; received 'fo.txt'"),
+        ("de=de.txt fo=", [], "--sources must be NAME=VALUE for each source; received 'fo='"),
+        ("de=f.txt", [], "--sources de: --data-files: no file .* did you mean fo.txt"),
+        ("de=de.txt fo=fo.txt", ["de=1"], r"--source-weights must name each source once \(de, fo\); received de"),
+        ("de=de.txt fo=fo.txt", ["de=1", "fo=0"], "--source-weights must give each source a weight above 0"),
+        ("de=de.txt fo=fo.txt", ["de=1", "fo=1", "de=2"], "--source-weights must name each source once; received de 2"),
+        (None, ["de=1"], "--source-weights needs --sources; received de=1"),
+    ],
+)
+def test_bad_words_are_one_line(text: str | None, weights: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        open_mixture(CorpusConfig(), SourcesConfig(text, weights))
+    assert "\n" not in str(caught.value)
+
+
 def test_a_source_with_validation_text_does_without_the_default() -> None:
     file = write("de: {data_files: de.txt, validation_files: en.txt}\nfo: {data_files: fo.txt}")
-    mixture = open_mixture(CorpusConfig(validation_percent=20, test_percent=10), file)
+    mixture = open_mixture(CorpusConfig(validation_percent=20, test_percent=10), SourcesConfig(file))
     percents = {name: one.config.validation_percent for name, one in mixture.corpora.items()}
     assert percents == {"de": 0, "fo": 20}
     assert {one.config.test_percent for one in mixture.corpora.values()} == {10}
 
 
 def test_without_a_file_there_is_one_corpus_without_a_name() -> None:
-    mixture = open_mixture(CorpusConfig(data_files=["de.txt"]), None)
+    mixture = open_mixture(CorpusConfig(data_files=["de.txt"]), SourcesConfig(None))
     assert mixture.record == {"corpus": mixture.corpora[""].record}
     assert corpora_of({}) == {}
 
@@ -83,7 +123,7 @@ def test_without_a_file_there_is_one_corpus_without_a_name() -> None:
 )  # fmt: skip
 def test_bad_files_are_one_line(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
-        open_mixture(CorpusConfig(), write(text))
+        open_mixture(CorpusConfig(), SourcesConfig(write(text)))
     assert "\n" not in str(caught.value)
 
 
@@ -97,8 +137,8 @@ def test_the_file_of_the_documentation_has_known_settings() -> None:
 
 def test_a_corpus_beside_the_file_and_a_missing_file_are_refused() -> None:
     with pytest.raises(InputError, match="cannot be combined with --data-files"):
-        open_mixture(CorpusConfig(data_files=["de.txt"]), write("fo: {data_files: fo.txt}"))
+        open_mixture(CorpusConfig(data_files=["de.txt"]), SourcesConfig(write("fo: {data_files: fo.txt}")))
     with pytest.raises(
         InputError, match=re.escape("--sources: there is no file source.yaml; did you mean sources.yaml")
     ):
-        open_mixture(CorpusConfig(), "source.yaml")
+        open_mixture(CorpusConfig(), SourcesConfig("source.yaml"))
