@@ -118,12 +118,6 @@ def test_links_of_the_documentation_lead_somewhere():
                 )
 
 
-def test_readme_can_be_read_in_one_go():
-    text = (PROJECT / "README.md").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 150
-    assert max(map(len, text.splitlines())) <= 140
-
-
 @pytest.mark.parametrize("page", ["README.md", "docs/guides/presets.md"])
 def test_the_table_of_presets_is_that_of_the_command(page):
     """README shows some of the rows, the guide all of them."""

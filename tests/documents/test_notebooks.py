@@ -79,12 +79,11 @@ def test_committed_outputs_are_what_a_terminal_shows_at_the_end() -> None:
     assert plain(output.text) == "tokens  4\nTraining: 100 %\n\nDone.\n"
 
 
-def test_notebooks_are_small_and_name_no_folder_of_a_machine() -> None:
-    texts = [path.read_text(encoding="utf-8") for path in (WALKTHROUGH, COMPARISON, FINETUNING)]
-    assert sum(map(len, texts)) < 1_000_000
-    for text in texts:
-        assert str(NOTEBOOKS.parent) not in text
-        assert not re.search(r"/home/|/tmp/|/root/|/work/", text)
+@pytest.mark.parametrize("path", [WALKTHROUGH, COMPARISON, FINETUNING])
+def test_notebooks_name_no_folder_of_a_machine(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert str(NOTEBOOKS.parent) not in text
+    assert not re.search(r"/home/|/tmp/|/root/|/work/", text)
 
 
 def walkthrough_settings(quick: bool, tpu_name: str) -> dict[str, Any]:
@@ -130,32 +129,17 @@ def test_commands_of_the_finetuning(glue_task: str, monkeypatch: pytest.MonkeyPa
         assert parse(path, flags)
 
 
-def cell_trees(path: Path) -> dict[str, ast.Module]:
-    """Parse the code of each cell, without its commands."""
-    return {
-        name: ast.parse(re.sub(r"^( *)[!%].*$", r"\1pass", source.replace("\\\n", ""), flags=re.M))
-        for name, source in code_cells(path).items()
-    }
-
-
 @pytest.mark.parametrize("path", [WALKTHROUGH, COMPARISON, FINETUNING])
 def test_what_cells_import_from_the_project_is_there(path: Path) -> None:
-    nodes = [node for tree in cell_trees(path).values() for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    for node in nodes:
+    cells = "\n".join(code_cells(path).values()).replace("\\\n", "")
+    without_commands = ast.parse(re.sub(r"^( *)[!%].*$", r"\1pass", cells, flags=re.M))
+    for node in (node for node in ast.walk(without_commands) if isinstance(node, ast.ImportFrom)):
         package = NOTEBOOKS.parent / str(node.module).replace(".", "/")
         module = package / "__init__.py" if package.is_dir() else package.with_suffix(".py")
         if (NOTEBOOKS.parent / str(node.module).partition(".")[0]).exists():
             for alias in node.names:
                 defined = rf"^(def |class |[\w, ]*\b){alias.name}\b"
                 assert re.search(defined, module.read_text(encoding="utf-8"), flags=re.M), f"{module}: {alias.name}"
-
-
-@pytest.mark.parametrize("path", [WALKTHROUGH, COMPARISON, FINETUNING])
-def test_cells_are_small(path: Path) -> None:
-    trees = cell_trees(path)
-    for name, source in code_cells(path).items():
-        assert not [node for node in ast.walk(trees[name]) if isinstance(node, ast.FunctionDef | ast.ClassDef)], name
-        assert len(source.splitlines()) <= 25, name
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The folders: few entries at the top of train/, names that shadow nothing, and the map of them in CONTRIBUTING.md."""
+"""The folders: names that shadow nothing, and the map of them in CONTRIBUTING.md."""
 
 import ast
 import importlib
@@ -21,10 +21,6 @@ def tracked_files() -> list[PurePosixPath]:
     if listed.returncode:
         pytest.skip("not a checkout of git")
     return [PurePosixPath(line) for line in listed.stdout.splitlines()]
-
-
-def test_the_top_of_train_can_be_taken_in_at_a_glance() -> None:
-    assert len({path.parts[1] for path in tracked_files() if path.parts[0] == "train"}) <= 22
 
 
 def test_modules_shadow_nothing() -> None:

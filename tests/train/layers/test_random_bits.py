@@ -7,7 +7,7 @@ import tf_keras
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fixtures.tiny_models import padded_batch, tiny_model
+from tests.fixtures.tiny_models import one_layer_model, padded_batch
 from train.layers.random_bits import (
     KEY_WORDS,
     SHARED_LAYER,
@@ -224,7 +224,7 @@ def test_layers_are_unchanged_outside_context_and_training():
 
 @pytest.mark.parametrize("name", [*ARCHITECTURES, "deberta-v2 as v3"])
 def test_every_architecture_drops_by_the_keys_alone(name):
-    model = tiny_model(name, **dict.fromkeys(ARCHITECTURES[name.removesuffix(" as v3")].dropouts, 0.3))
+    model = one_layer_model(name, **dict.fromkeys(ARCHITECTURES[name.removesuffix(" as v3")].dropouts, 0.3))
     key_dropout(model)
     inputs, _ = padded_batch(model)
 

@@ -116,11 +116,12 @@ def test_figures_are_those_of_all_replicas():
     rows = np.concatenate([token_rows(), token_rows(seed=1)])
     strategy = two_cpus()
     model = built(strategy=strategy, jit_compile=False)
+    gradient_sums = tf.function(lambda batch: strategy.run(model.gradient_sums, args=(batch,)), autograph=False)
 
     def losses(rows):
         dataset = tf.data.Dataset.from_tensor_slices(batch_of(rows)).batch(len(rows), drop_remainder=True)
         batches = strategy.experimental_distribute_dataset(dataset)
-        sums, squares = tf.function(lambda batch: strategy.run(model.gradient_sums, args=(batch,)))(next(iter(batches)))
+        sums, squares = gradient_sums(next(iter(batches)))
         values = [value.numpy() for value in strategy.experimental_local_results(sums["loss"])]
         assert all(value.shape == (len(model.network.trainable_variables),) for value in squares.values)
         return values

@@ -17,8 +17,12 @@ def model():
     return compiled_model(masked_lm, task)
 
 
-def test_the_lowered_step_sums_and_updates_in_place(model):
-    text = lower_train_step(model, num_rows=4, length=16, num_replicas=8)
+@pytest.fixture(scope="module")
+def text(model):
+    return lower_train_step(model, num_rows=4, length=16, num_replicas=8)
+
+
+def test_the_lowered_step_sums_and_updates_in_place(model, text):
     num_trained = len(model.network.trainable_variables)
     num_sums = 3  # loss, correct predictions, masked tokens
     assert text.count('"stablehlo.all_reduce"') == num_trained + num_sums
@@ -30,12 +34,10 @@ def test_the_lowered_step_sums_and_updates_in_place(model):
     assert text.count("parameter_number") >= num_assigned
 
 
-def test_values_are_freed_and_the_step_can_be_lowered_again(model):
-    operations = [
-        re.findall(r" = (\S+) .*?: (.*)", lower_train_step(model, num_rows=rows, length=16, num_replicas=8))
-        for rows in (4, 4)
-    ]
-    assert operations[0] == operations[1]
+def test_values_are_freed_and_the_step_can_be_lowered_again(model, text):
+    again = lower_train_step(model, num_rows=4, length=16, num_replicas=8)
+    first, second = (re.findall(r" = (\S+) .*?: (.*)", one) for one in (text, again))
+    assert first == second
     for variable in [*model.variables, *model.optimizer.variables]:
         assert tf.size(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)) == 1
 
