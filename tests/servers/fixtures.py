@@ -190,6 +190,7 @@ def hub_here(hub_server: HubHandle, monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.setattr(file_download, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
     monkeypatch.setattr(constants, "ENDPOINT", hub_server.endpoint)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", f"{hub_server.environment['HF_HOME']}/hub")
     monkeypatch.setattr(hub, "RETRY_DELAYS_SECONDS", (RETRY_SECONDS,) * 4)
     monkeypatch.setattr(hub, "CHECK_RETRY_DELAYS_SECONDS", (RETRY_SECONDS,))
     monkeypatch.setattr(lfs, "http_backoff", functools.partial(lfs.http_backoff, base_wait_time=RETRY_SECONDS))

@@ -39,8 +39,9 @@ class DataConfig(Bounded):
 
     train_dataset: str | None = changeable(
         None,
-        "Folder of training shards, local or gs://: OUTPUT_DIR/train of prepare_tfrecord_shards.py. A mixture of "
-        "sources: OUTPUT_DIR of its --sources, or several folders, NAME=DIR NAME=DIR …",
+        "Folder of training shards, local or gs://: OUTPUT_DIR/train of prepare_tfrecord_shards.py. Or, from the Hub, "
+        "hub:USER/NAME[/FOLDER][@REVISION], as --push-to-hub made it. A mixture of sources: OUTPUT_DIR of its "
+        "--sources, or several folders, NAME=DIR NAME=DIR …",
         PER_WORKER,
         metavar="DIR",
         is_usual=True,
@@ -48,7 +49,7 @@ class DataConfig(Bounded):
     )
     eval_dataset: str | None = changeable(
         None,
-        "Folder of validation shards, or those of sources as above. Without it nothing is evaluated.",
+        "Folder of validation shards, also hub:…, or those of sources as above. Without it nothing is evaluated.",
         PER_WORKER,
         metavar="DIR",
         is_usual=True,

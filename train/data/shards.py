@@ -5,7 +5,7 @@ import logging
 import operator
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations, product
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from mlm_common.corpus.identity import Part, describe_possibly_shared_text, desc
 from mlm_common.errors import InputError
 from mlm_common.storage import is_gcs
 from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256, vocabulary_size
+from tfrecord_prep.hub_shards import HubShards
 from tfrecord_prep.manifest import ShardSet, open_shards
 from tfrecord_prep.records import first_row_ids
 from train.config.learning import SOURCE_SETTINGS, DataConfig
@@ -42,6 +43,7 @@ class TrainingInputs(Inputs):
     sources: of a mixture; empty for a single data set.
     num_epoch_rows: rows of an epoch, where that is not the number of rows that there are.
     max_passes: over a source, above which a warning is due.
+    hub_commits: of what was fetched from the Hub, by NAMESPACE/NAME@REVISION.
     """
 
     train_shards: ShardSet
@@ -53,6 +55,7 @@ class TrainingInputs(Inputs):
     sources: tuple[Source, ...] = ()
     num_epoch_rows: int | None = None
     max_passes: float = DataConfig.max_passes
+    hub_commits: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
@@ -150,7 +153,8 @@ class TrainingInputs(Inputs):
         train, evaluated = _describe_sources(self._trained), _describe_sources(self._evaluated)
         if evaluated and "sources" in evaluated:
             evaluated["unigram_entropy_nats"] = self.unigram_entropy_nats
-        return {"train_data": train, "eval_data": evaluated}
+        commits = {"hub_commits": dict(self.hub_commits)} if self.hub_commits else {}
+        return {"train_data": train, "eval_data": evaluated, **commits}
 
     @property
     def train_sets(self) -> list[ShardSet]:
@@ -195,16 +199,21 @@ class TrainingInputs(Inputs):
         return -(-self.num_eval_rows // global_batch_rows)
 
 
-def open_inputs(config: DataConfig) -> TrainingInputs:
+def open_inputs(config: DataConfig, hub: HubShards | None = None) -> TrainingInputs:
     """Open the inputs of a run and check them as far as manifests, file sizes and the tokenizer's files allow.
+
+    Args:
+        hub: fetches shards on the Hub; by default the newest of each revision.
 
     Raises:
         InputError: shards that are missing, damaged or of another length than asked for; a tokenizer that is not
             the one the shards were made with; rows to evaluate on that share text with those to train on; of a mixture
-            also weights that do not suit, and sources that share text.
+            also weights that do not suit, and sources that share text; shards that the Hub does not have.
+        HubAwayError: shards on the Hub, which is away.
     """
-    train_folders, weights = source_folders(str(config.train_dataset), "--train-dataset", "train")
-    eval_folders, _ = source_folders(config.eval_dataset or "", "--eval-dataset", "validation")
+    hub = hub or HubShards()
+    train_folders, weights = source_folders(str(config.train_dataset), "--train-dataset", "train", hub)
+    eval_folders, _ = source_folders(config.eval_dataset or "", "--eval-dataset", "validation", hub)
     # The order of sources that take turns must not depend on that of the flags.
     train_sets = {name: open_shards(folder) for name, folder in sorted(train_folders.items())}
     eval_sets = {name: open_shards(folder) for name, folder in eval_folders.items()}
@@ -247,6 +256,7 @@ def open_inputs(config: DataConfig) -> TrainingInputs:
         max_length,
         config.shuffle_buffer_size,
         max_passes=config.max_passes,
+        hub_commits=hub.commits,
     )
     if not is_mixture:
         given = [flag_of(name) for name in SOURCE_SETTINGS if getattr(config, name) not in (None, [])]

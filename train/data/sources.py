@@ -13,6 +13,7 @@ from mlm_common.mixture import (
     sampling_weights,
 )
 from mlm_common.storage import open_folder
+from tfrecord_prep.hub_shards import HubShards, Split
 from tfrecord_prep.manifest import ShardSet
 from train.config.learning import DataConfig
 
@@ -43,11 +44,16 @@ class Source:
         return num_tokens_of(self.train)
 
 
-def source_folders(text: str, flag: str, split: str) -> tuple[dict[str, str], dict[str, float | None]]:
-    """Find the folders of a split, by source, and the weights of a prepared mixture; the name of a single one is ""."""
+def source_folders(
+    text: str, flag: str, split: Split, hub: HubShards
+) -> tuple[dict[str, str], dict[str, float | None]]:
+    """Find the folders of a split, by source, and the weights of a prepared mixture; the name of a single one is "".
+
+    Those on the Hub are fetched.
+    """
     if not text:
         return {}, {}
-    folders = named_folders(text, flag)
+    folders = {name: hub.local_folder(path, split) for name, path in named_folders(text, flag).items()}
     mixture = read_mixture(folders[""]) if "" in folders else None
     if mixture is None:
         return folders, {}

@@ -5,7 +5,7 @@ import functools
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import huggingface_hub
@@ -13,6 +13,7 @@ import huggingface_hub
 from mlm_common.errors import InputError
 from mlm_common.hub.push import check_hub_access
 from mlm_common.hub.retries import HubAwayError
+from tfrecord_prep.hub_shards import HubShards
 from train.config.phases import naming_phase, phases_of
 from train.config.settings import HubConfig, RunSettings, TrainingConfig
 from train.data.shards import TrainingInputs, check_phases, open_inputs
@@ -23,6 +24,7 @@ from train.publishing.publisher import CHECKPOINTS_BRANCH, Publisher, PushToHub,
 from train.runtime import supervisor
 from train.runtime.machines import Cluster, check_tpu_devices, check_tpu_use, read_cluster
 from train.runtime.preemption import StopRequest, listening
+from train.runtime.run_folder import RunFolder
 from train.tasks.pair_pretraining import task_of
 
 if TYPE_CHECKING:
@@ -58,7 +60,17 @@ class Pretraining(Job[TrainingConfig]):
     """The job of `run_mlm.py`."""
 
     def open_run(self, config: TrainingConfig, cluster: Cluster) -> Run:
-        return open_pretraining(config, cluster, lambda of_phase: open_inputs(of_phase.data))
+        hub = HubShards(recorded_commits(config))
+        return open_pretraining(config, cluster, lambda of_phase: open_inputs(of_phase.data, hub))
+
+
+def recorded_commits(config: TrainingConfig) -> dict[str, str]:
+    """Read from which commits of the Hub the shards of the run in the output folder are; none for a new run."""
+    folder = RunFolder(str(config.run.output_dir))
+    with suppress(AttributeError, OSError, ValueError):  # no run, which is checked later
+        if not config.run.overwrite_output_dir or folder.was_started_by_current_supervisor():
+            return dict(folder.read_record().get("hub_commits", {}))
+    return {}
 
 
 def open_pretraining(

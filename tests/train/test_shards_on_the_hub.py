@@ -1,0 +1,44 @@
+"""A run over shards on the Hub: that of the same shards in a folder, and resumed from the commit it began with."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mlm_common.errors import InputError
+from tests.fixtures.same_run import assert_same_run
+from tests.fixtures.tiny_corpus import contents
+from tests.fixtures.tiny_run import forget_checkpoint, run_flags
+from tests.servers.fixtures import HubHandle
+from train.config.settings import parse_training_config
+from train.run_mlm import main
+from train.runtime.machines import Cluster, check_tpu_use
+
+REPO = "alice/rows"
+ADDRESS = f"hub:{REPO}"
+ON_THE_HUB = ("--train-dataset", ADDRESS, "--eval-dataset", ADDRESS)
+
+
+def test_a_run_resumes_from_the_commit_it_began_with(
+    shards: Path, finished_run: Path, hub_here: HubHandle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path, content in contents(shards).items():
+        hub_here.put(REPO, path, content, kind="datasets")
+    commit = hub_here.commit(REPO, kind="datasets")
+    flags = run_flags(shards, tmp_path / "run", *ON_THE_HUB)
+    assert main(flags) == 0
+    assert_same_run(tmp_path / "run", finished_run)
+    record = json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))
+    assert record["hub_commits"] == {f"{REPO}@main": commit}
+    forget_checkpoint(tmp_path / "run", 6)
+    hub_here.put(REPO, "train/manifest.json", b"{}", kind="datasets")
+    assert main(flags) == 0
+    assert_same_run(tmp_path / "run", finished_run)
+    assert main([*flags, "--overwrite-output-dir"]) == 2
+    assert "This version reads format_version 1" in capsys.readouterr().err
+
+
+def test_the_hosts_of_a_tpu_given_by_name_need_a_bucket() -> None:
+    config = parse_training_config([*ON_THE_HUB, "--output-dir", "gs://b/run", "--tpu-name", "mlm"], "")
+    with pytest.raises(InputError, match=rf"--train-dataset must be in Cloud Storage .* received {ADDRESS}"):
+        check_tpu_use(config, Cluster())
