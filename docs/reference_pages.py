@@ -23,6 +23,7 @@ SCRIPTS = {
         "tokenizer_training/train_unigram.py",
         "tokenizer_training/compare_tokenizers.py",
         "tfrecord_prep/prepare_tfrecord_shards.py",
+        "tfrecord_prep/import_bert_tfrecords.py",
         "train/run_mlm.py",
         "train/fill_mask.py",
         "train/score_mlm.py",

@@ -264,7 +264,9 @@ def describe_split(folder: str, manifest: Manifest) -> str:
     rows = {
         "documents": f"{totals.num_documents - num_blank:,}"
         + (f", {num_blank:,} more were blank" if num_blank else "")
-        + (f", {totals.num_duplicate_documents:,} more were duplicates" if manifest.deduplicated else ""),
+        + (f", {totals.num_duplicate_documents:,} more were duplicates" if manifest.deduplicated else "")
+        if totals.num_documents
+        else "",
         "skipped": f"rows that cannot be read: {bad_rows.describe(NUM_BAD_ROWS_SHOWN)}" if bad_rows.num_rows else "",
         "tokens": f"{totals.num_tokens:,}",
         "rows": f"{num_rows:,} of {manifest.max_length} tokens",

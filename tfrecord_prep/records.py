@@ -6,8 +6,10 @@ https://www.tensorflow.org/tutorials/load_data/tfrecord (framing) and
 https://protobuf.dev/programming-guides/encoding (messages).
 """
 
+import io
 import struct
 from collections.abc import Iterator, Sequence
+from typing import BinaryIO
 
 import google_crc32c
 import numpy as np
@@ -49,22 +51,23 @@ def encode_rows(
     return bytes(records)
 
 
-def read_records(data: bytes) -> Iterator[bytes]:
-    """Yield the serialized examples in the content of a TFRecord file, in order.
+def read_records(content: bytes | BinaryIO) -> Iterator[bytes]:
+    """Yield the serialized examples of a TFRecord file, in order.
 
     Raises:
         ValueError: a length or checksum is wrong; says at which byte.
     """
+    file = io.BytesIO(content) if isinstance(content, bytes) else content
     start = 0
-    while start < len(data):
-        header = data[start : start + 12]
+    while header := file.read(12):
         if len(header) < 12 or _masked_crc32c(header[:8]) != header[8:]:
             raise ValueError(f"no record begins at byte {start}")
-        end = start + 12 + int.from_bytes(header[:8], "little")
-        if _masked_crc32c(data[start + 12 : end]) != data[end : end + 4]:
+        num_bytes = int.from_bytes(header[:8], "little")
+        record = file.read(num_bytes)
+        if _masked_crc32c(record) != file.read(4):
             raise ValueError(f"the record at byte {start} is truncated or corrupted")
-        yield data[start + 12 : end]
-        start = end + 4
+        yield record
+        start += 12 + num_bytes + 4
 
 
 def decode_feature(example: bytes, key: str) -> NDArray[np.int64]:

@@ -183,13 +183,14 @@ def hash_split(plan: SplitPlan, corpus: Corpus, engine: Engine) -> list[str]:
         return None if names[-1] in existing else one
 
     work = dataclasses.replace(_work_on(plan, corpus), hashes_folder=plan.hashes_folder)
-    with _failures_named(plan.folder):
+    with failures_named(plan.folder):
         _work_through(plan, corpus, work, engine, number, f"Hashing {plan.place}")
     return [folder.path_of(name) for name in names]
 
 
 @contextlib.contextmanager
-def _failures_named(folder: str) -> Iterator[None]:
+def failures_named(folder: str) -> Iterator[None]:
+    """Name the folder of a split, and say how to continue, when a file in it cannot be written."""
     try:
         yield
     except (OSError, CloudStorageError) as error:
@@ -267,7 +268,7 @@ def prepare_split(
         finish_folder(plan.folder)
         return
     fields, files, flags_folder = plan.fields, open_folder(plan.folder), open_folder(plan.hashes_folder)
-    with _failures_named(plan.folder):
+    with failures_named(plan.folder):
         complete = begin_folder(plan.folder, fields)
         save_tokenizer(tokenizer, files.path_of(TOKENIZER_FOLDER_NAME))
         sha256: dict[int, str] = {}
@@ -284,11 +285,22 @@ def prepare_split(
             return NumberedPartition(index, sha256[index], partition, flags_folder.path_of(f"{index:05d}"))
 
         bad_rows = _work_through(plan, corpus, _work_on(plan, corpus), engine, number, f"Writing {plan.place}")
-        manifest = _sum_up(plan, sha256, bad_rows)
-        named = {shard.name for shard in manifest.shards}
-        files.delete_files([name for name in files.list_files() if name.endswith(".tfrecord") and name not in named])
-        write_manifest(plan.folder, manifest)
-        finish_folder(plan.folder)
+        complete_folder(plan, sha256, bad_rows)
+
+
+def complete_folder(plan: SplitPlan, sha256: Mapping[int, str], bad_rows: BadRows) -> Manifest:
+    """Write the manifest of a split whose partitions, of these hashes, are complete; delete other shards before.
+
+    Raises:
+        InputError: there is no text at all.
+        RunFailedError: a partition is missing.
+    """
+    manifest, files = _sum_up(plan, sha256, bad_rows), open_folder(plan.folder)
+    named = {shard.name for shard in manifest.shards}
+    files.delete_files([name for name in files.list_files() if name.endswith(".tfrecord") and name not in named])
+    write_manifest(plan.folder, manifest)
+    finish_folder(plan.folder)
+    return manifest
 
 
 def _sum_up(plan: SplitPlan, sha256: Mapping[int, str], bad_rows: BadRows) -> Manifest:

@@ -260,7 +260,7 @@ def _corpus(phase: dict[str, Any]) -> str:
         {
             **rows,
             "license": "not recorded; see the source of the corpus",
-            "documents": f"{totals['num_documents']:,}",
+            **({"documents": f"{totals['num_documents']:,}"} if totals["num_documents"] else {}),
             "tokens": f"{totals['num_tokens']:,}",
             "rows": f"{totals['num_rows']:,} of {data['max_length']} tokens, packed with `{data['chunking']}`",
         }

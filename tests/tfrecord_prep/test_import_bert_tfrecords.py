@@ -1,0 +1,255 @@
+"""Records as BERT's create_pretraining_data.py writes them become the rows that they were before they were masked."""
+
+import gzip
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+from transformers import BertTokenizerFast
+
+from mlm_common.errors import InputError
+from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256
+from tests.fixtures.run_command import Outcome
+from tests.fixtures.tiny_corpus import contents, train_tiny_tokenizer
+from tfrecord_prep import import_bert_tfrecords, split
+from tfrecord_prep.import_bert_tfrecords import main
+from tfrecord_prep.manifest import open_shards
+from tfrecord_prep.records import LABEL_KEY, decode_feature, read_records
+from tfrecord_prep.verify import verify_folder
+from train.run_mlm import main as train
+
+WORDS = [f"{first}{last}" for first in "bdfgk" for last in ("a", "e", "i", "o", "u")]
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *(f"##{word}" for word in WORDS[:5])]
+PAD, CLS, SEP, MASK = 0, 2, 3, 4
+LENGTH, NUM_PREDICTIONS = 24, 4
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wordpiece")
+    (folder / "vocab.txt").write_text("\n".join(VOCABULARY), encoding="utf-8")
+    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder / "tokenizer")
+    return folder / "tokenizer"
+
+
+def documents(tokenizer: Path) -> list[list[list[int]]]:
+    """Sentences of ids, two to five a document."""
+    draw, wordpiece = random.Random(7), load_tokenizer(str(tokenizer))
+    texts = [
+        [" ".join(draw.choices(WORDS, k=draw.randint(2, 6))) for _ in range(draw.randint(2, 5))] for _ in range(40)
+    ]
+    return [[wordpiece(text, add_special_tokens=False)["input_ids"] for text in text_of] for text_of in texts]
+
+
+Instance = tuple[list[int], list[int], int]  # ids without padding, segments, label
+
+
+def instances(texts: list[list[list[int]]], dupe_factor: int) -> list[Instance]:
+    """Pairs of neighbouring sentences, half of them with a sentence of another document; as often as asked for."""
+    draw, made = random.Random(3), []
+    for _, (index, sentences) in itertools.product(range(dupe_factor), enumerate(texts)):
+        for first, following in itertools.pairwise(sentences):
+            label = int(draw.random() < 0.5)
+            second = draw.choice(texts[(index + draw.randint(1, len(texts) - 1)) % len(texts)]) if label else following
+            ids = [CLS, *first, SEP, *second, SEP]
+            made.append((ids, [0] * (len(first) + 2) + [1] * (len(second) + 1), label))
+    return made
+
+
+def example(instance: Instance, draw: random.Random, **changed: list[int]) -> bytes:
+    """Mask 15 % as create_pretraining_data.py does, of these 80 % by [MASK] and 10 % by a random id, and pad."""
+    ids, segments, label = instance
+    places = [place for place, one in enumerate(ids) if one not in (CLS, SEP)]
+    positions = sorted(draw.sample(places, min(NUM_PREDICTIONS, max(1, round(0.15 * len(ids))))))
+    masked = list(ids)
+    for place in positions:
+        if draw.random() < 0.8:
+            masked[place] = MASK
+        elif draw.random() < 0.5:
+            masked[place] = draw.randrange(len(VOCABULARY))
+
+    def padded(values: list[int], length: int = LENGTH) -> list[int]:
+        return values + [0] * (length - len(values))
+
+    features = {
+        "input_ids": padded(masked),
+        "input_mask": padded([1] * len(ids)),
+        "segment_ids": padded(segments),
+        "masked_lm_positions": padded(positions, NUM_PREDICTIONS),
+        "masked_lm_ids": padded([ids[place] for place in positions], NUM_PREDICTIONS),
+        "next_sentence_labels": [label],
+    } | changed
+    lists = {name: tf.train.Feature(int64_list=tf.train.Int64List(value=one)) for name, one in features.items() if one}
+    weights = padded([1] * len(positions), NUM_PREDICTIONS)
+    lists["masked_lm_weights"] = tf.train.Feature(float_list=tf.train.FloatList(value=weights))
+    return tf.train.Example(features=tf.train.Features(feature=lists)).SerializeToString()
+
+
+def write_files(folder: Path, made: list[Instance], num_files: int = 3) -> str:
+    """Write the instances in turn to several files, and return the glob of them."""
+    draw = random.Random(11)
+    for number in range(num_files):
+        with tf.io.TFRecordWriter(str(folder / f"tf_examples-{number}.tfrecord")) as writer:
+            for instance in made[number::num_files]:
+                writer.write(example(instance, draw))
+    return str(folder / "tf_examples-*.tfrecord")
+
+
+def flags(pattern: str, tokenizer: Path, output: Path, *more: str) -> list[str]:
+    named = ["--data-files", pattern, "--tokenizer-name-or-path", str(tokenizer), "--output-dir", str(output)]
+    return [*named, "--shard-size", "50", "--num-workers", "1", *more]
+
+
+def read_instances(folder: Path) -> list[Instance]:
+    rows = []
+    for path in open_shards(str(folder)).paths:
+        for record in read_records(Path(path).read_bytes()):
+            ids = decode_feature(record, "input_ids")[decode_feature(record, "attention_mask") == 1].tolist()
+            middle = ids.index(SEP) + 1
+            label = int(decode_feature(record, LABEL_KEY)[0])
+            rows.append((ids, [0] * middle + [1] * (len(ids) - middle), label))
+    return rows
+
+
+def in_order_of_files(made: list[Instance], num_files: int = 3) -> list[Instance]:
+    return [one for number in range(num_files) for one in made[number::num_files]]
+
+
+def test_the_rows_are_those_of_before_the_masks_and_can_be_trained_on(tokenizer: Path, tmp_path: Path) -> None:
+    made = instances(documents(tokenizer), dupe_factor=2)
+    held_out = [(ids[:1] + ids[1:-1][::-1] + ids[-1:], [], label) for ids, _, label in made[:30]]
+    held_out = [(ids, [int(SEP in ids[:place]) for place in range(len(ids))], label) for ids, _, label in held_out]
+    for name, rows in {"train": made, "validation": held_out}.items():
+        (tmp_path / name).mkdir()
+        pattern = write_files(tmp_path / name, rows)
+        assert main(flags(pattern, tokenizer, tmp_path / "out", "--split", name)) == 0
+        assert read_instances(tmp_path / "out" / name) == in_order_of_files(rows)
+    assert verify_folder(str(tmp_path / "out"), 1).count("right. Checked") == 2
+    manifest = open_shards(str(tmp_path / "out" / "train")).manifest
+    assert manifest.chunking == "segment_pairs"
+    assert manifest.tokenizer.sha256 == tokenizer_sha256(load_tokenizer(str(tokenizer)))
+    assert manifest.totals.num_random_pairs == sum(label for *_, label in made)
+    assert manifest.totals.num_tokens == sum(len(ids) for ids, *_ in made)
+    data = ["--train-dataset", f"{tmp_path}/out/train", "--eval-dataset", f"{tmp_path}/out/validation"]
+    model = "hidden_size=32,num_hidden_layers=1,num_attention_heads=2,intermediate_size=64"
+    preset = ["--preset", "bert-base", "--config-overrides", model, "--objective", "mlm+nsp"]
+    assert train([*preset, *data, "--max-steps", "2", "--output-dir", f"{tmp_path}/run", "--dry-run"]) == 0
+
+
+def test_rows_that_differ_in_their_masks_only_are_counted_and_left_out_if_asked(
+    tokenizer: Path, tmp_path: Path, run: Callable[..., Outcome]
+) -> None:
+    made = instances(documents(tokenizer), dupe_factor=1)
+    pattern = write_files(tmp_path, [*made, *made[::2]])
+    kept = run(main, *flags(pattern, tokenizer, tmp_path / "kept"))
+    num_copies = len(made) + len(made[::2]) - len({(tuple(ids), label) for ids, _, label in made})
+    assert f"{num_copies:,} the same as an earlier one (kept" in kept.out
+    assert main(flags(pattern, tokenizer, tmp_path / "out", "--drop-duplicates")) == 0
+    rows = Counter((tuple(ids), label) for ids, _, label in read_instances(tmp_path / "out" / "train"))
+    assert rows == Counter({(tuple(ids), label) for ids, _, label in made})
+    assert open_shards(str(tmp_path / "out" / "train")).manifest.totals.num_duplicate_documents == num_copies
+    again = run(main, *flags(pattern, tokenizer, tmp_path / "out"))
+    assert again.status == 2
+    assert "contains shards of other settings: deduplicated" in again.error
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("place", ["a shard", "a sidecar", "the manifest"])
+def test_killed_in_the_middle_nothing_is_taken_as_complete(
+    place: str, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pattern = write_files(tmp_path, instances(documents(tokenizer), dupe_factor=1))
+    assert main(flags(pattern, tokenizer, tmp_path / "whole")) == 0
+    module, name = {
+        "a shard": (import_bert_tfrecords, "write_shards"),
+        "a sidecar": (import_bert_tfrecords, "write_sidecar"),
+        "the manifest": (split, "write_manifest"),
+    }[place]
+    calls, original = itertools.count(), getattr(module, name)
+
+    def killed(*arguments: object) -> object:
+        if place == "the manifest" or next(calls) == 1:
+            if place == "a shard":
+                original(*arguments)  # all of the file's shards, and no sidecar
+            raise Killed
+        return original(*arguments)
+
+    monkeypatch.setattr(module, name, killed)
+    with pytest.raises(Killed):
+        main(flags(pattern, tokenizer, tmp_path / "out"))
+    monkeypatch.undo()
+    folder = tmp_path / "out" / "train"
+    with pytest.raises(InputError, match="manifest that is written last"):
+        open_shards(str(folder))
+    first = next(folder.glob("dataset-00000-*.tfrecord"))
+    before = first.stat().st_mtime_ns
+    assert main(flags(pattern, tokenizer, tmp_path / "out")) == 0
+    assert first.stat().st_mtime_ns == before
+    assert contents(folder) == contents(tmp_path / "whole" / "train")
+
+
+PAIR: Instance = ([CLS, 5, 6, SEP, 7, SEP], [0, 0, 0, 0, 1, 1], 0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"masked_lm_ids": [99, 0, 0, 0]}, "record 1: an id is outside the vocabulary of 35"),
+        ({"masked_lm_positions": [24, 0, 0, 0]}, "record 1: a masked position is outside the 24 of the row"),
+        (
+            {"masked_lm_positions": [0, 0, 0, 0], "input_ids": [CLS, MASK, 6, SEP, 7, SEP] + [0] * 18},
+            r"\[MASK\] is left",
+        ),
+        ({"input_ids": [SEP, 5, 6, SEP, 7, SEP] + [0] * 18}, r"record 1: it is not \[CLS\] A \[SEP\] B \[SEP\]"),
+        ({"segment_ids": [0] * 24}, "record 1: segment_ids are not 0 in A and 1 in B"),
+        ({"input_mask": [1] * 7 + [0] * 17}, "record 1: it is not"),
+        ({"next_sentence_labels": [2]}, "record 1: next_sentence_labels is neither 0 nor 1"),
+        ({"next_sentence_labels": []}, "is no example with next_sentence_labels"),
+        ({"input_ids": [CLS, 5, SEP, 7, SEP]}, "row 1 has 5 values of input_ids, not 24"),
+    ],
+)
+def test_a_record_that_is_wrong_is_one_line_and_nothing_is_written(
+    changed: dict[str, list[int]], message: str, tokenizer: Path, tmp_path: Path
+) -> None:
+    path, draw = tmp_path / "wrong.tfrecord", random.Random(0)
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        writer.write(example(PAIR, draw))
+        writer.write(example(PAIR, draw, **changed))
+    work = import_bert_tfrecords.ImportWork(
+        str(tmp_path / "out"), LENGTH, 50, len(VOCABULARY), {"cls": CLS, "pad": PAD, "sep": SEP, "unk": 1, "mask": MASK}
+    )
+    with pytest.raises(InputError, match=message) as raised:
+        import_bert_tfrecords.hash_rows(work, *import_bert_tfrecords.find_files([str(path)]))
+    assert "\n" not in str(raised.value)
+    assert main(flags(str(path), tokenizer, tmp_path / "out")) == 2
+    assert not list((tmp_path / "out").rglob("*.tfrecord"))
+
+
+def test_files_that_are_compressed_damaged_or_of_another_kind(
+    tokenizer: Path, tmp_path: Path, run: Callable[..., Outcome]
+) -> None:
+    made = instances(documents(tokenizer), dupe_factor=1)
+    path = Path(write_files(tmp_path, made, num_files=1).replace("*", "0"))
+    packed = tmp_path / "tf_examples.tfrecord.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert main(flags(str(packed), tokenizer, tmp_path / "packed")) == 0
+    assert read_instances(tmp_path / "packed" / "train") == made
+    path.write_bytes(path.read_bytes()[:-3])
+    train_tiny_tokenizer().save_pretrained(tmp_path / "unigram")
+    (tmp_path / "notes.txt").write_text("not records", encoding="utf-8")
+    for files, named, message in (
+        (str(path), tokenizer, "is not a complete TFRecord file: the record at byte"),
+        (str(tmp_path / "notes.txt"), tokenizer, "is not a complete TFRecord file: no record begins at byte 0"),
+        (str(tmp_path / "*.none"), tokenizer, "--data-files: no file matches"),
+        (str(packed), tmp_path / "unigram", "--tokenizer-name-or-path must be a WordPiece one"),
+    ):
+        refused = run(main, *flags(files, named, tmp_path / "out"))
+        assert refused.status == 2
+        assert message in refused.error
