@@ -106,10 +106,11 @@ class _Commit:
     def fetch_split(self, folder: str) -> None:
         """Fetch all files of a split but the manifest."""
         api, manifest_name = huggingface_hub.HfApi(), f"{folder}/{MANIFEST_NAME}"
-        where = {"repo_type": "dataset", "revision": self.commit}
         try:
             listed = repeat(
-                lambda: list(api.list_repo_tree(self.repo_id, folder, recursive=True, **where)),
+                lambda: list(
+                    api.list_repo_tree(self.repo_id, folder, recursive=True, revision=self.commit, repo_type="dataset")
+                ),
                 hub.RETRY_DELAYS_SECONDS,
             )
         except errors.EntryNotFoundError:

@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,7 +129,8 @@ class ImportWork:
     special_ids: dict[str, int]
 
 
-class NumberedFile(NamedTuple):
+@dataclass(frozen=True)
+class NumberedFile:
     """A file as a partition; `is_duplicate` has a byte per record, 1 for those that are left out."""
 
     index: int

@@ -9,7 +9,6 @@ https://protobuf.dev/programming-guides/encoding (messages).
 import io
 import struct
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO
 
 import google_crc32c
 import numpy as np
@@ -51,13 +50,13 @@ def encode_rows(
     return bytes(records)
 
 
-def read_records(content: bytes | BinaryIO) -> Iterator[bytes]:
+def read_records(content: bytes | io.BufferedIOBase) -> Iterator[bytes]:
     """Yield the serialized examples of a TFRecord file, in order.
 
     Raises:
         ValueError: a length or checksum is wrong; says at which byte.
     """
-    file = io.BytesIO(content) if isinstance(content, bytes) else content
+    file: io.BufferedIOBase = io.BytesIO(content) if isinstance(content, bytes) else content
     start = 0
     while header := file.read(12):
         if len(header) < 12 or _masked_crc32c(header[:8]) != header[8:]:
