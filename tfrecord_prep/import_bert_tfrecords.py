@@ -13,7 +13,6 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -294,10 +293,10 @@ def import_file(work: ImportWork, numbered: NumberedFile) -> int:
 def records_of(file: StoredFile) -> Iterator[bytes]:
     """Yield the serialized examples of a file; an InputError says where it is damaged."""
     try:
-        with file.open() as raw, io.BufferedReader(raw, raw.read_ahead_bytes) as buffered:
+        with file.open() as raw:
+            buffered = io.BufferedReader(raw, raw.read_ahead_bytes)
             is_compressed = buffered.peek(2)[:2] == b"\x1f\x8b"
-            with gzip.open(buffered) if is_compressed else nullcontext(buffered) as content:
-                yield from read_records(content)
+            yield from read_records(gzip.GzipFile(fileobj=buffered) if is_compressed else buffered)
     except InputError:
         raise
     except (EOFError, ValueError, gzip.BadGzipFile) as error:
