@@ -145,20 +145,16 @@ def read_manifest(folder: str) -> Manifest:
     hint = "Prepare the shards again with --overwrite."
     try:
         fields = json.loads(files.read_text(MANIFEST_NAME))
-    except ValueError as error:
-        raise InputError(f"A manifest must be JSON; {path}: {error}. {hint}") from error
-    found_version = fields.get("format_version") if isinstance(fields, dict) else None
-    if found_version != FORMAT_VERSION:
-        raise InputError(f"This version reads format_version {FORMAT_VERSION}; {path} has {found_version!r}. {hint}")
-    try:
+        if (version := fields["format_version"]) != FORMAT_VERSION:
+            raise InputError(f"This version reads format_version {FORMAT_VERSION}; {path} has {version!r}. {hint}")
         fields["tokenizer"] = TokenizerRecord(**fields["tokenizer"])
         fields["shards"] = tuple(ShardRecord(**shard) for shard in fields["shards"])
         fields["totals"] = Totals(**fields["totals"])
         fields["bad_rows"] = bad_rows_from_record(fields["bad_rows"])
         return Manifest(**fields)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"A manifest must have the fields of docs/reference/shards.md; {path}: {error}. {hint}"
+            f"A manifest must be JSON with the fields of docs/reference/shards.md; {path}: {error!r}. {hint}"
         ) from error
 
 
@@ -228,16 +224,11 @@ def _num_rows_in_names(folder: str, names: list[str], has_plan: bool) -> list[in
 
 
 def _check_against_listing(folder: Folder, manifest: Manifest, sizes_bytes: dict[str, int]) -> None:
-    hint = "Copy the folder again from where it was made, or prepare it again with --overwrite."
-    for shard in manifest.shards:
-        path = folder.path_of(shard.name)
-        if shard.name not in sizes_bytes:
-            raise InputError(f"Every shard of the manifest must be there; {folder} lacks {shard.name}. {hint}")
-        if sizes_bytes[shard.name] != shard.num_bytes:
+    stated = {shard.name: shard.num_bytes for shard in manifest.shards}
+    for name in sorted(stated | sizes_bytes):
+        if stated.get(name) != sizes_bytes.get(name):
+            here, there = (f"{one[name]:,} bytes" if name in one else "no such file" for one in (sizes_bytes, stated))
             raise InputError(
-                f"A shard must have the size of the manifest; {path} has "
-                f"{sizes_bytes[shard.name]:,} bytes of {shard.num_bytes:,}. {hint}"
+                f"A folder must have the shards of its manifest; {folder.path_of(name)}: {here}, in the manifest "
+                f"{there}. Copy the folder again from where it was made, or prepare it again with --overwrite."
             )
-    unknown = sorted(set(sizes_bytes) - {shard.name for shard in manifest.shards})
-    if unknown:
-        raise InputError(f"Every shard must be in the manifest; {folder} also holds {unknown[0]}. {hint}")

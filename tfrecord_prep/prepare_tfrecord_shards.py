@@ -48,7 +48,7 @@ from tfrecord_prep.split import (
     plan_mixture,
     prepare_split,
 )
-from tfrecord_prep.verify import verify_folder
+from tfrecord_prep.verify import split_folders, verify_split
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     log_start(__file__)
     if config.verify:
-        print(verify_folder(config.output_dir, config.num_processes))
+        for folder in split_folders(config.output_dir):
+            print(verify_split(folder, config.num_processes))
         return
     open_folder(config.output_dir).check_writable()
     with stoppable(), contextlib.nullcontext() if config.dry_run else locked_folder(str(config.output_dir)):

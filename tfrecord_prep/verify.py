@@ -28,16 +28,6 @@ from tfrecord_prep.manifest import (
 from tfrecord_prep.records import LABEL_KEY, decode_rows, read_records
 
 
-def verify_folder(output_dir: str, num_processes: int) -> str:
-    """Check the folders of all splits, and describe what was checked.
-
-    Raises:
-        InputError: there is no split.
-        RunFailedError: the first difference; says in which file and row.
-    """
-    return "\n".join([verify_split(folder, num_processes) for folder in split_folders(output_dir)])
-
-
 def split_folders(output_dir: str) -> list[str]:
     """Find the folders of splits in `output_dir`, complete or not; it may itself be one.
 

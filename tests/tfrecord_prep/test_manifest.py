@@ -69,13 +69,19 @@ def test_shards_of_the_tutorial_need_no_manifest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda folder: (folder / SHARDS[0].name).unlink(), f"lacks {SHARDS[0].name}.*--overwrite"),
-        (lambda folder: (folder / SHARDS[1].name).write_bytes(b"x" * 69), "has 69 bytes of 70"),
+        (
+            lambda folder: (folder / SHARDS[0].name).unlink(),
+            f"{SHARDS[0].name}: no such file, in the manifest .*--overwrite",
+        ),
+        (lambda folder: (folder / SHARDS[1].name).write_bytes(b"x" * 69), "69 bytes, in the manifest 70 bytes"),
         (
             lambda folder: (folder / SHARDS[1].name).rename(folder / "dataset-00001-00000-4.tfrecord"),
-            f"lacks {SHARDS[1].name}",
+            f"{SHARDS[1].name}: no such file, in the manifest ",
         ),
-        (lambda folder: (folder / "dataset-00002-00000-4.tfrecord").write_bytes(b"x"), "also holds dataset-00002-0"),
+        (
+            lambda folder: (folder / "dataset-00002-00000-4.tfrecord").write_bytes(b"x"),
+            "dataset-00002-00000-4.tfrecord: 1 bytes, in the manifest no such file",
+        ),
         (
             lambda folder: (folder / "manifest.json").unlink(),
             r"did not end\. Run prepare_tfrecord_shards\.py again",
@@ -108,11 +114,11 @@ def test_no_shards(tmp_path: Path, name: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "must be JSON"),
-        ("[]", "format_version 1; .* has None"),
+        ("{", "must be JSON with the fields"),
+        ("[]", "must be JSON with the fields"),
         (json.dumps(dataclasses.asdict(MANIFEST) | {"format_version": 2}), "format_version 1; .* has 2"),
-        ('{"format_version": 1}', "must have the fields"),
-        (json.dumps(dataclasses.asdict(MANIFEST) | {"colour": "red"}), "must have the fields.*colour"),
+        ('{"format_version": 1}', "must be JSON with the fields"),
+        (json.dumps(dataclasses.asdict(MANIFEST) | {"colour": "red"}), "must be JSON with the fields.*colour"),
     ],
 )
 def test_manifest_of_another_form(folder: Path, text: str, message: str) -> None:

@@ -225,7 +225,11 @@ def leave_broken_plan(folder: Path) -> None:
     ("spoil", "more", "message"),
     [
         (lambda _: None, ["--max-length", 24], r"other settings: max_length is 16 there, 24 is asked for.*--overwrite"),
-        (lambda folder: next(folder.glob("dataset-00001-*")).write_bytes(b""), [], r"has 0 bytes of .*--overwrite"),
+        (
+            lambda folder: next(folder.glob("dataset-00001-*")).write_bytes(b""),
+            [],
+            r": 0 bytes, in the manifest .*--overwrite",
+        ),
         (leave_foreign_shards, [], r"this command did not write, such as dataset-0-1000\.tfrecord.*--overwrite"),
         (leave_broken_plan, [], r"A plan must be a JSON object; .*plan\.json.*Delete it to start again"),
     ],

@@ -163,8 +163,12 @@ IS_RIGHT, IS_NOT = b'"strip_right": true', b'"strip_right": false'
         (change_totals, [{"num_padding_tokens": 1}], r"manifest\.json has num_padding_tokens 1; the shards have "),
         (change_totals, [{"num_random_pairs": 1}], r"manifest\.json has num_random_pairs 1; the shards have "),
         (change_file, [FIRST_OF_SECOND, flip_bit], r"row 2: the record at byte \d+ is truncated or corrupted"),
-        (change_file, [FIRST_OF_SECOND, lambda data: data[:-1]], r"dataset-00001-00000-\d\.tfrecord has \S+ bytes of"),
-        (lambda folder: next((folder / "train").glob(FIRST_OF_SECOND)).unlink(), [], "lacks dataset-00001-00000-"),
+        (change_file, [FIRST_OF_SECOND, lambda data: data[:-1]], r"dataset-00001-00000-\d\.tfrecord: \S+ bytes, in"),
+        (
+            lambda folder: next((folder / "train").glob(FIRST_OF_SECOND)).unlink(),
+            [],
+            r"dataset-00001-00000-\d\.tfrecord: no such file, in",
+        ),
         (
             change_file,
             ["tokenizer/tokenizer.json", lambda data: data.replace(IS_RIGHT, IS_NOT)],

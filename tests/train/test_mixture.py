@@ -14,10 +14,13 @@ from tests.fixtures.same_run import assert_same_run
 from tests.fixtures.tiny_mixture import TEXTS, mixture_flags
 from tests.fixtures.tiny_run import forget_checkpoint
 from train.compare_runs import source_table
+from train.config.settings import parse_training_config
+from train.data.shards import open_inputs
 from train.metrics.log import VALIDATION, read_metrics
 from train.metrics.run_curves import draw_run, read_runs
 from train.run_mlm import main
 from train.runtime.run_folder import RunFolder
+from train.tasks.pair_pretraining import task_of
 
 WEIGHTS = ("--source-weights", "large=0.25", "small=0.5", "back=0.25")
 
@@ -78,6 +81,15 @@ def test_the_best_checkpoint_is_that_of_the_source_asked_for(mixture_shards, tmp
     shown = capsys.readouterr().out
     assert "small: " in shown
     assert "weight 50.000%" in shown
+    config = parse_training_config([*flags, "eval_loss_small"], None)
+    task = task_of(config, open_inputs(config.data))
+    assert task.score({"loss": 2.0, "loss_small": 1.0}) > task.score({"loss": 1.0, "loss_small": 2.0})
+
+
+def test_the_weights_of_a_phase_that_has_begun_stay(mixture_shards, mixture_run, capsys):
+    others = ("--source-weights", "large=0.5", "small=0.25", "back=0.25")
+    assert main(mixture_flags(mixture_shards, mixture_run, *others)) == 2
+    assert "contains a different run (train_shards.large[0]" in capsys.readouterr().err
 
 
 @pytest.mark.slow
