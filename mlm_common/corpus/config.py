@@ -195,10 +195,10 @@ class SourcesConfig(Bounded):
 
     sources: str | None = flag(
         None,
-        "Several sources of text, such as languages, instead of one corpus: NAME=FILE NAME=FILE …, each a file or a "
-        "quoted glob; a name may come again. Or a YAML file: each name with its --data-files, --validation-files, or "
-        "other flags of a corpus, and perhaps a `weight`. Flags of a corpus that are passed beside it are those of "
-        "every source that does not set them.",
+        "Several sources of text, such as languages, instead of one corpus: NAME=FILE NAME=FILE …, each a file, a "
+        "quoted glob (a name may come again) or hub:USER/NAME, a data set of the Hub. Or a YAML file: each name with "
+        "its --data-files, --validation-files, or other flags of a corpus, and perhaps a `weight`. Flags of a corpus "
+        "that are passed beside it are those of every source that does not set them.",
         metavar="FILE",
         is_usual=True,
         takes_several=True,

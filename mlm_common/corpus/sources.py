@@ -17,6 +17,8 @@ from mlm_common.corpus.identity import Part, Record, describe_shared_text
 from mlm_common.errors import InputError
 from mlm_common.mixture import check_names, named_paths, named_weights
 
+HUB_PREFIX = "hub:"
+
 
 @dataclass(frozen=True)
 class Mixture:
@@ -100,7 +102,7 @@ def _settings_of_sources(text: str) -> tuple[str, dict[str, Any]]:
     """Read what --sources names: where a source is named, for errors, and {name: settings}."""
     files = named_paths(text, "--sources")
     if "" not in files:
-        return "--sources ", {name: {"data_files": patterns} for name, patterns in files.items()}
+        return "--sources ", {name: _corpus_named(words) for name, words in files.items()}
     (path,) = files[""]
     content = read_yaml_file(path, "--sources")
     if not isinstance(content, dict) or not content:
@@ -113,3 +115,8 @@ def _settings_of_sources(text: str) -> tuple[str, dict[str, Any]]:
             raise InputError(f"The names of sources must be text; YAML reads one in {path} as {name!r}: quote it.")
     check_names(content, path)
     return f"{path}, ", content
+
+
+def _corpus_named(words: list[str]) -> dict[str, Any]:
+    is_on_hub = len(words) == 1 and words[0].startswith(HUB_PREFIX)
+    return {"dataset_name": words[0].removeprefix(HUB_PREFIX)} if is_on_hub else {"data_files": words}

@@ -63,8 +63,11 @@ def test_words_and_a_file_name_sources_alike() -> None:
     sources, _ = parse_arguments([SourcesConfig, CorpusConfig], ["--sources", "de=d*.txt"], "")
     assert list(open_mixture(CorpusConfig(), sources).corpora) == ["de"]
     os.link("de.txt", "a=b.txt")
-    sources, _ = parse_arguments([SourcesConfig, CorpusConfig], ["--sources", "fo=fo.txt", "de=./a=b.txt"], "")
-    assert list(open_mixture(CorpusConfig(), sources).corpora) == ["fo", "de"]
+    words = ["--sources", "fo=fo.txt", "de=./a=b.txt", "code=hub:builtin", "--limit", "30"]
+    sources, corpus = parse_arguments([SourcesConfig, CorpusConfig], words, "")
+    configs = {name: one.config for name, one in open_mixture(corpus, sources).corpora.items()}
+    assert list(configs) == ["fo", "de", "code"]
+    assert configs["code"].dataset_name == "builtin"
 
 
 @pytest.mark.parametrize(
