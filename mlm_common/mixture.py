@@ -61,15 +61,6 @@ def read_mixture(folder: str) -> dict[str, MixtureSource] | None:
     return sources
 
 
-def named_values(pairs: Sequence[str], flag: str, read: Callable[[str], Any] = str) -> dict[str, Any]:
-    """Read the words after a flag, `NAME=VALUE …`, as {name: value}; `read` makes a value of its text.
-
-    Raises:
-        InputError: a word of another form, a value that `read` refuses by a ValueError, or a name given twice.
-    """
-    return _once_each(_named_lists(pairs, flag, read), flag)
-
-
 def named_paths(text: str, flag: str) -> dict[str, list[str]]:
     """Read the value of a flag that is one path, or several as `NAME=PATH …`: {name: paths}, {"": [path]} of one.
 
@@ -91,8 +82,12 @@ def named_folders(text: str, flag: str) -> dict[str, str]:
 
 
 def named_weights(pairs: Sequence[str], flag: str, names: Collection[str]) -> dict[str, float]:
-    """Read `NAME=X …`, a number above 0 for each of the names, in their order."""
-    weights = named_values(pairs, flag, float)
+    """Read the words after a flag, `NAME=X …`: a number above 0 for each of the names, in their order.
+
+    Raises:
+        InputError: a word of another form; a name that is missing, unknown or given twice.
+    """
+    weights = _once_each(_named_lists(pairs, flag, float), flag)
     if weights.keys() != set(names):
         raise InputError(f"{flag} must name each source once ({', '.join(names)}); received {', '.join(weights)}.")
     check_weights(weights, flag)

@@ -12,7 +12,7 @@ from mlm_common.mixture import (
     MIXTURE_NAME,
     MixtureSource,
     named_folders,
-    named_values,
+    named_weights,
     read_mixture,
     sampling_weights,
     write_mixture,
@@ -47,19 +47,19 @@ def test_a_manifest_that_is_not_one_is_refused(tmp_path: Path, record: object, m
 
 
 def test_pairs_are_read_by_name() -> None:
-    assert named_values(["de=0.7", "en=3e-1"], "--weights", float) == {"de": 0.7, "en": 0.3}
-    assert named_values(["de=gs://b/a=b"], "--train-dataset") == {"de": "gs://b/a=b"}
+    assert list(named_weights(["de=0.7", "en=3e-1"], "--weights", ["en", "de"]).items()) == [("en", 0.3), ("de", 0.7)]
 
 
-@pytest.mark.parametrize("pairs", [["de"], ["de="], ["de=x"], ["de=1", "de=2"], ["=1"]])
+@pytest.mark.parametrize("pairs", [["de"], ["de="], ["de=x"], ["de=1", "de=2"], ["=1"], ["de=1", "en=1"], ["de=0"]])
 def test_pairs_of_another_form_are_refused(pairs: list[str]) -> None:
     with pytest.raises(InputError, match="--weights"):
-        named_values(pairs, "--weights", float)
+        named_weights(pairs, "--weights", ["de"])
 
 
 def test_one_folder_or_several_are_read_by_name() -> None:
     assert named_folders("work/a b", "--train-dataset") == {"": "work/a b"}
-    assert named_folders("de=work/de 'en=work/a b'", "--train-dataset") == {"de": "work/de", "en": "work/a b"}
+    named = {"de": "work/de", "en": "work/a b", "fo": "gs://b/a=b"}
+    assert named_folders("de=work/de 'en=work/a b' fo=gs://b/a=b", "--train-dataset") == named
     assert named_folders("work/a=b", "--train-dataset") == {"": "work/a=b"}
     with pytest.raises(InputError, match="--train-dataset must be a path, or NAME=PATH for each source; received"):
         named_folders("de=a'b", "--train-dataset")
