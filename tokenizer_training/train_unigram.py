@@ -362,8 +362,14 @@ def save_with_record(
         files.write_json(REPORT_FILE, report)
         files.write_bytes(PLOT_FILE, plot)
         files.write_json(RECORD_FILE, record)
+
+        def save() -> None:
+            output.delete_files([RECORD_FILE])
+            output.upload_file(f"{built}/{REPORT_FILE}", REPORT_FILE)  # by which a killed run is recognized
+            output.upload_folder(built, last=RECORD_FILE)
+
         retry_call(
-            lambda: output.publish(built, last=RECORD_FILE),
+            save,
             SAVE_RETRY_SECONDS,
             lambda error: isinstance(error, OSError | RunFailedError),
             on_failure=lambda error, wait_seconds: logger.warning(

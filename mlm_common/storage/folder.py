@@ -145,23 +145,6 @@ class Folder(ABC):
         for_all(upload, [name for name in names if name.name != last])
         for_all(upload, [name for name in names if name.name == last])
 
-    def publish(self, local_folder: str, last: str) -> None:
-        """Write all files of a local folder and its subfolders here, so that a killed write never looks complete.
-
-        The file `last` is deleted first and written last. A new local folder appears in one step; into an existing one
-        files are moved after all are written. Ctrl-C is delayed meanwhile. Other files in the folder stay.
-
-        Args:
-            local_folder: where the files are; leftovers of killed writes are not copied.
-            last: name of the file, directly in the folder, that marks the folder as complete.
-        """
-        if not Path(local_folder, last).is_file():
-            raise FileNotFoundError(errno.ENOENT, "no such file", str(Path(local_folder, last)))
-        self._publish(local_folder, last)
-
-    @abstractmethod
-    def _publish(self, local_folder: str, last: str) -> None: ...
-
     @abstractmethod
     def delete_files(self, names: Iterable[str]) -> None:
         """Delete files that exist."""

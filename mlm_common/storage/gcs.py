@@ -146,10 +146,6 @@ class GcsFolder(Folder):
             with contextlib.suppress(InputError, CloudStorageError):  # the next run deletes what is left
                 self.delete_files(names)
 
-    def _publish(self, local_folder: str, last: str) -> None:
-        self.delete_files([last])
-        self.upload_folder(local_folder, last)
-
     def delete_files(self, names: Iterable[str]) -> None:
         from google.api_core.exceptions import NotFound
 

@@ -11,8 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mlm_common.errors import InputError
-from mlm_common.storage.folder import PARTIAL_SUFFIX, PROBE_PREFIX, Folder, NewFile, check_locks, finished_files
-from mlm_common.workers import interrupts_put_off
+from mlm_common.storage.folder import PARTIAL_SUFFIX, PROBE_PREFIX, Folder, NewFile, check_locks
 
 REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -91,27 +90,6 @@ class LocalFolder(Folder):
         if Path(local_path).resolve() != self._path(name).resolve():
             with self.replacing(name) as partial:
                 shutil.copyfile(local_path, partial)
-
-    def _publish(self, local_folder: str, last: str) -> None:
-        check_locks(self.path)
-        destination = Path(self.path).absolute()
-        is_new = not destination.exists()
-        # Within an existing folder, which may be a mounted disk, or the only place with write permission.
-        parent = destination.parent if is_new else destination
-        new = parent / f".{destination.name}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}"
-        with interrupts_put_off(), explained_refusals(self.path):
-            try:
-                LocalFolder(str(new)).upload_folder(local_folder)
-                if is_new:
-                    new.rename(destination)
-                    return
-                check_locks(self.path)
-                (destination / last).unlink(missing_ok=True)
-                for name in sorted(finished_files(Path(local_folder)), key=Path(last).__eq__):
-                    (destination / name).parent.mkdir(parents=True, exist_ok=True)
-                    (new / name).replace(destination / name)
-            finally:
-                shutil.rmtree(new, ignore_errors=True)
 
     def delete_files(self, names: Iterable[str]) -> None:
         for name in names:

@@ -77,6 +77,27 @@ def test_a_tokenizer_without_room_on_the_disk_is_kept_and_named(
     def fill(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "file")
 
-    failed = train(str(tmp_path / "out"), lambda: monkeypatch.setattr(LocalFolder, "_publish", fill))
+    failed = train(str(tmp_path / "out"), lambda: monkeypatch.setattr(LocalFolder, "upload_file", fill))
     assert (failed.status, "No space left on device" in failed.error) == (EXIT_FAILED, True)
     assert kept_files(failed.error) >= FILES
+
+
+@pytest.mark.parametrize("num_saved", [0, 1, 4])
+def test_stopped_while_it_is_saved_it_is_trained_again(
+    train: Callable[..., Outcome], num_saved: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stop(BaseException):
+        pass
+
+    upload, num_uploads = LocalFolder.upload_file, iter(range(100))
+
+    def stop_after(folder: LocalFolder, path: str, name: str) -> None:
+        if next(num_uploads) == num_saved:
+            raise Stop
+        upload(folder, path, name)
+
+    with pytest.raises(Stop):
+        train(str(tmp_path / "out"), lambda: monkeypatch.setattr(LocalFolder, "upload_file", stop_after))
+    assert not (tmp_path / "out" / "training.json").exists()
+    assert train(str(tmp_path / "out"), lambda: None).status == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= FILES

@@ -84,7 +84,7 @@ CASES = {
         lambda shards: (shards / "train" / "manifest.json").unlink(), [], "Run prepare_tfrecord_shards.py again",
     ),
     "shard missing": (lambda shards: first_shard(shards).unlink(), [], "tfrecord: no such file, in the manifest"),
-    "shard truncated": (truncate, [], "must have the size of the manifest"),
+    "shard truncated": (truncate, [], "bytes, in the manifest"),
     "another tokenizer": (another_tokenizer, ["--tokenizer", "{}/another"], "must be the one the shards were made"),
     "no tokenizer": (lambda _: None, ["--tokenizer", "{}/nowhere"], "There is no folder"),
     "another length": (lambda _: None, ["--max-length", "32"], "--max-length must be the shards' 16"),

@@ -1,0 +1,108 @@
+"""Whether a folder can be written to, checked without a trace; and writes that are refused."""
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from mlm_common.errors import InputError
+from mlm_common.storage import open_folder
+from tests.servers.fixtures import CloudStorageHandle
+
+BUCKET = CloudStorageHandle.bucket_url
+
+
+def paths_in(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("name", [".", "missing", "missing/deeper/deepest", "missing/../other/", "there", "there/new"])
+def test_check_of_a_writable_folder_leaves_nothing(name: str, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "file").touch()
+    open_folder(f"{tmp_path}/{name}").check_writable()
+    assert paths_in(tmp_path) == {"there", "there/file"}
+
+
+def test_check_takes_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("", ".", "new", "new/deeper", "../sibling"):
+        open_folder(name).check_writable()
+    assert not paths_in(tmp_path.parent / tmp_path.name)
+
+
+@pytest.mark.parametrize("name", ["file", "file/below/it", "dangling", "dangling/below", "n" * 256, f"a/{'n' * 256}/b"])
+def test_check_of_a_folder_that_cannot_be(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"must be writable; .*(Not a directory|No such file|too long).*Name another"):
+        open_folder(str(tmp_path / name)).check_writable()
+    assert paths_in(tmp_path) == {"file", "dangling"}
+
+
+@pytest.mark.usefixtures("ordinary_user")
+def test_check_of_a_folder_without_permission() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's are in one that only their owner may enter
+        Path(folder).chmod(0o555)
+        with pytest.raises(InputError, match="Permission denied"):
+            open_folder(str(Path(folder, "new"))).check_writable()
+        assert paths_in(Path(folder)) == set()
+
+
+def test_check_of_a_cloud_folder_leaves_nothing(cloud: CloudStorageHandle) -> None:
+    cloud.put("data/file", b"content")
+    for folder in (BUCKET, f"{BUCKET}/", f"{BUCKET}/data", f"{BUCKET}/new/folder/"):
+        open_folder(folder).check_writable()
+    assert cloud.objects() == {"data/file": b"content"}
+
+
+@pytest.mark.parametrize("permission", ["storage.objects.create", "storage.objects.delete", "storage.objects.get"])
+def test_check_names_the_missing_permission(permission: str, cloud: CloudStorageHandle) -> None:
+    cloud.authorize(denied_permissions=[permission])
+    with pytest.raises(InputError, match=rf"lacks {permission}, the role .*roles/storage\.objectAdmin") as caught:
+        open_folder(f"{BUCKET}/data").check_writable()
+    assert "\n" not in str(caught.value)
+    cloud.authorize()
+    open_folder(f"{BUCKET}/data").check_writable()
+    assert cloud.objects() == {}, "what a refused deletion left stays"
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        ("write_bytes", errno.EACCES),
+        ("append_text", errno.EPERM),
+        ("create_text", errno.EROFS),
+        ("new_file", errno.EACCES),
+        ("upload_file", errno.EPERM),
+    ],
+)
+def test_forbidden_writing_is_one_line_with_a_hint(
+    function: str, reason: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "file").write_bytes(b"x")
+    arguments = {
+        "write_bytes": {"name": "file", "data": b"x"},
+        "append_text": {"name": "file", "text": "x", "before": ""},
+        "create_text": {"name": "file", "text": "x"},
+        "upload_file": {"local_path": str(tmp_path / "new" / "file"), "name": "file"},
+    }
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(reason, os.strerror(reason), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(InputError, match=f"must be writable; .*there.* is not: {os.strerror(reason)}.* Name another"):
+        getattr(open_folder(str(tmp_path / "there")), function)(**arguments.get(function, {}))
+
+
+def test_a_full_disk_is_no_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(path: Path, *_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", fill)
+    with pytest.raises(OSError, match="No space left"):
+        open_folder(str(tmp_path)).write_bytes("file", b"x")
