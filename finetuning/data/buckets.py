@@ -54,7 +54,8 @@ def training_batches(
     """
     batches_of_pass = -(-len(row_lengths) // batch_rows)
     passes = range(first // batches_of_pass, -(-(first + num_batches) // batches_of_pass))
-    made = [_pass(row_lengths, lengths, batch_rows, _seed(seed, number), groups) for number in passes]
+    keys = [hashlib.sha256(f"{seed}/{number}".encode()).digest()[:16] for number in passes]
+    made = [_pass(row_lengths, lengths, batch_rows, int.from_bytes(key, "little"), groups) for key in keys]
     begin = first - passes.start * batches_of_pass
     chosen = slice(begin, begin + num_batches)
     return Batches(
@@ -79,10 +80,10 @@ def _pass(
     row_lengths: NDArray[np.int64],
     lengths: Sequence[int],
     batch_rows: int,
-    seed: int,
+    key: int,
     groups: NDArray[np.int32] | None,
 ) -> Batches:
-    random = np.random.Philox(key=seed)
+    random = np.random.Philox(key=key)
     buckets = bucket_of_rows(row_lengths, lengths)
     order = np.argsort(random.random_raw(len(row_lengths)), kind="stable")
     filled = [bucket for bucket in range(len(lengths)) if (buckets == bucket).any()]
@@ -125,7 +126,3 @@ def _apart(rows: NDArray[np.int64], groups: NDArray[np.int32], batch_rows: int) 
 def _filled(rows: NDArray[np.int64], batch_rows: int) -> NDArray[np.int64]:
     """Fill up the last batch with rows of padding."""
     return np.concatenate([rows, np.full(-len(rows) % batch_rows, PADDING)])
-
-
-def _seed(seed: int, number: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}/{number}".encode()).digest()[:16], "little")

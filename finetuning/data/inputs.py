@@ -7,7 +7,7 @@ follow each other in the order of the replicas. All is made by operations of Ten
 import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -147,9 +147,6 @@ class ExampleInputs(Inputs):
     def mean_length(self) -> float:  # type: ignore[override]
         """Tokens of a row to train on, on average, those it is filled up to included."""
         return float(np.mean(np.asarray(self.lengths)[buckets.bucket_of_rows(self.train_rows.lengths, self.lengths)]))
-
-    def with_eval_rows(self, rows: EncodedRows) -> "ExampleInputs":
-        return replace(self, eval_rows=rows)
 
     def identities(self) -> dict[str, Any]:
         return {

@@ -121,7 +121,7 @@ class Labels:
             if self.reading.label_lists == "vectors":
                 if not _is_vector(several) or len(several) != len(self.names):
                     rule = f"Each label must be {len(self.names)} numbers, 0 or 1, by --label-lists vectors"
-                    raise InputError(f"{rule}; {place} has {_shown(value)}.")
+                    raise InputError(f"{rule}; {place} has {short(value)}.")
                 return [_BINARY[str(one)] for one in several]
             row = np.zeros(len(self.names), np.float32)
             row[[self._id(one, place) for one in several]] = 1
@@ -193,7 +193,7 @@ def find_labels(
 def label_name(value: Any, place: str) -> str:
     """Name a class by its value in a table; 1.0 is 1, as where a column with gaps was read as numbers."""
     if not isinstance(value, str | numbers.Number | np.bool_) or is_missing(value):
-        raise InputError(f"A label must be a text or a number; {place} has {_shown(value)}.")
+        raise InputError(f"A label must be a text or a number; {place} has {short(value)}.")
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
@@ -242,7 +242,7 @@ def _refuse_several_labels(names: set[str], where: str, reading: LabelReading) -
     as_list = next((name for name in sorted(names) if _is_written_list(name)), None)
     if as_list is not None:
         raise InputError(
-            f"Labels of {where} such as {_shown(as_list)} are lists written as text. Write the table as .jsonl or "
+            f"Labels of {where} such as {short(as_list)} are lists written as text. Write the table as .jsonl or "
             f".parquet, where a list is a list; {others}"
         )
     for separator in (reading.label_separator, *SEPARATORS):
@@ -254,7 +254,7 @@ def _refuse_several_labels(names: set[str], where: str, reading: LabelReading) -
         if several:
             flag = "" if separator == reading.label_separator else f" --label-separator '{separator}'"
             raise InputError(
-                f"Labels of {where} such as {_shown(several[0])} may be several labels. Use --problem-type "
+                f"Labels of {where} such as {short(several[0])} may be several labels. Use --problem-type "
                 f"multi_label_classification{flag} to divide them, {others}"
             )
 
@@ -263,7 +263,7 @@ def _refuse_vectors(lists: Sequence[Sequence[Any]], where: str, reading: LabelRe
     sizes = {len(row) for row in lists}
     if reading.label_lists is None and len(sizes) == 1 and max(sizes) > 1 and all(map(_is_vector, lists)):
         raise InputError(
-            f"Labels of {where} are lists of {max(sizes)} times 0 or 1, such as {_shown(lists[0])}. Use --label-lists "
+            f"Labels of {where} are lists of {max(sizes)} times 0 or 1, such as {short(lists[0])}. Use --label-lists "
             "vectors if each place stands for a class, or --label-lists names if the classes are called 0 and 1."
         )
 
@@ -297,7 +297,7 @@ def _label_list(value: Any, reading: LabelReading, place: str) -> Sequence[Any]:
     if not _is_list(value):
         rule = "Each label must be a list, or a text that is divided by --label-separator"
         hint = " Write the table as .jsonl or .parquet, where a list is a list." if isinstance(value, str) else ""
-        raise InputError(f"{rule}; {place} has {'none' if is_missing(value) else _shown(value)}.{hint}")
+        raise InputError(f"{rule}; {place} has {'none' if is_missing(value) else short(value)}.{hint}")
     return list(value)
 
 
@@ -328,11 +328,12 @@ def _number(value: Any, reading: LabelReading, place: str) -> float:
     number = _as_number(value, reading)
     if number is None or not math.isfinite(number) or abs(number) > MAX_FLOAT32:
         hint = " Use --decimal-separator , where a comma divides them." if "," in str(value) else ""
-        raise InputError(f"Each label of a regression must be a number of 32 bits; {place} has {_shown(value)}.{hint}")
+        raise InputError(f"Each label of a regression must be a number of 32 bits; {place} has {short(value)}.{hint}")
     return number
 
 
-def _shown(value: Any) -> str:
+def short(value: Any) -> str:
+    """Write a value of a table for an error, cut to some 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else text[:60] + "…"
 

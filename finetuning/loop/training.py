@@ -207,7 +207,7 @@ def predict(trainer: "Trainer", stop: "StopRequest", rows: EncodedRows) -> dict[
     from train.step.evaluation import build_adder
 
     assert isinstance(trainer.phase.inputs, ExampleInputs)
-    model, inputs = trainer.model, trainer.phase.inputs.with_eval_rows(rows)
+    model, inputs = trainer.model, dataclasses.replace(trainer.phase.inputs, eval_rows=rows)
     add_up = build_adder(inputs, model, trainer.plan, jit_compile=trainer.computation.jit_compile)
     totals = add_up(stop) if add_up is not None else {}
     if totals is None:

@@ -97,11 +97,10 @@ class TextClassification(RowTask):
         metrics: tuple[str, ...],
         metric: str | None = None,
         *,
-        pad_token_id: int,
-        token_types: bool,
         num_texts: int = 1,
+        **of_rows: Any,
     ):
-        super().__init__(pad_token_id=pad_token_id, token_types=token_types)
+        super().__init__(**of_rows)
         for one in labels.names:
             is_one_field = "\t" not in one and len(one.splitlines()) == 1
             require(is_one_field, "must be one line without tabs (rename it)", "Each label", repr(one))

@@ -67,11 +67,11 @@ def contrastive_losses(
     def by_passage(values: tf.Tensor) -> tf.Tensor:  # the positives of all rows first
         return tf.concat([values[:, place] for place in range(1, num_passages + 1)], axis=0)
 
-    is_own = tf.range(num_passages * num_all) == targets[:, tf.newaxis]  # (rows, all passages)
+    is_positive = tf.range(num_passages * num_all) == targets[:, tf.newaxis]  # (rows, all passages)
     has_query = all_texts[:, 0] == texts[:, :1]
     has_query = tf.pad(has_query, ((0, 0), (0, (num_passages - 1) * num_all)))
     of_passages = by_passage(all_texts)
-    is_left_out = ((of_passages == texts[:, 1:2]) | has_query | (of_passages < 0)) & ~is_own
+    is_left_out = ((of_passages == texts[:, 1:2]) | has_query | (of_passages < 0)) & ~is_positive
 
     def cross_entropy(chosen_by: tf.Tensor, among: tf.Tensor, is_left_out: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         logits = tf.matmul(unit(chosen_by), unit(among), transpose_b=True) / temperature
@@ -81,10 +81,10 @@ def contrastive_losses(
 
     total, is_right = tf.zeros(num_rows), tf.zeros(num_rows)
     for dim in dims:
-        own, everyone = vectors[..., :dim], all_vectors[..., :dim]
-        losses, is_right = cross_entropy(own[:, 0], by_passage(everyone), is_left_out)
+        here, everywhere = vectors[..., :dim], all_vectors[..., :dim]
+        losses, is_right = cross_entropy(here[:, 0], by_passage(everywhere), is_left_out)
         if is_symmetric:
-            back, _ = cross_entropy(own[:, 1], everyone[:, 0], is_left_out[:, :num_all])
+            back, _ = cross_entropy(here[:, 1], everywhere[:, 0], is_left_out[:, :num_all])
             losses = (losses + back) / 2
         total += losses
     return total, is_right

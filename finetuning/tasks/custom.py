@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from finetuning.config.settings import CustomConfig, CustomData, ExamplesConfig
 from finetuning.data.examples import SPLITS, Examples, num_samples
-from finetuning.data.inputs import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPES
+from finetuning.data.inputs import ATTENTION_MASK
 from finetuning.loop.model import open_start
 from finetuning.loop.task import EVAL_NAME, Part, finetuned_card
 from finetuning.loop.training import FinetuningJob
@@ -72,11 +72,9 @@ class CustomTask(RowTask):
             states: (rows, length, hidden).
             attended: int32 (rows, length), 0 at padding.
         """
-        import tensorflow as tf
+        from finetuning.tasks.custom_head import mean_state
 
-        weights = tf.cast(attended, tf.float32)[..., tf.newaxis]  # (rows, length, 1)
-        totals = tf.reduce_sum(tf.cast(states, tf.float32) * weights, axis=1)
-        return totals / tf.maximum(tf.reduce_sum(weights, axis=1), 1)
+        return mean_state(states, attended)
 
     def outputs(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> "tf.Tensor":
         inputs = self.network_inputs(rows)
@@ -84,13 +82,11 @@ class CustomTask(RowTask):
         return network.custom_head(self.pooled(states, inputs[ATTENTION_MASK]), training=training)
 
     def adapt_network(self, network: Any) -> Any:
-        import tensorflow as tf
-
         from finetuning.tasks.custom_head import put_head
 
-        ids = tf.cast(network.dummy_inputs[INPUT_IDS], tf.int32)
-        rows = {INPUT_IDS: ids, ATTENTION_MASK: tf.ones_like(ids), TOKEN_TYPES: tf.zeros_like(ids)}
-        return put_head(network, lambda: self.head(network.config), lambda: self.outputs(network, rows, training=False))
+        return put_head(
+            network, lambda: self.head(network.config), lambda rows: self.outputs(network, rows, training=False)
+        )
 
     def see_labels(self, train: NDArray[Any], validation: NDArray[Any] | None, metric: str | None) -> None:
         """Learn from the labels their form, which metrics there are, and what a guess without the text would score.
@@ -101,7 +97,9 @@ class CustomTask(RowTask):
         self.metrics = tuple(self.scores(train, train))
         self.metric = chosen_metric(self.metrics, metric)
         if validation is not None:
-            self.guess = self.scores(np.repeat(_guess(train)[np.newaxis], len(validation), axis=0), validation)
+            values, counts = np.unique(train, axis=0, return_counts=True)
+            guess = train.mean(axis=0) if train.dtype.kind == "f" else values[counts.argmax()]
+            self.guess = self.scores(np.repeat(guess[np.newaxis], len(validation), axis=0), validation)
         self.card = finetuned_card(
             "model for a custom task",
             type(self).__name__,
@@ -111,13 +109,6 @@ class CustomTask(RowTask):
             evaluation=ON_ROWS,
             limits=LIMITS,
         )
-
-
-def _guess(labels: NDArray[Any]) -> NDArray[Any]:
-    if labels.dtype.kind == "f":
-        return labels.mean(axis=0)
-    values, counts = np.unique(labels, axis=0, return_counts=True)
-    return values[counts.argmax()]
 
 
 def load_task(task: str) -> type[CustomTask]:
@@ -251,14 +242,9 @@ def read_labels(examples: Mapping[str, Examples]) -> dict[str, NDArray[np.generi
 
 
 def _cast(array: NDArray[Any], dtype: Any, name: str) -> NDArray[np.generic]:
-    """Cast labels; whole numbers must stay the same, fractions are rounded to the nearest number of that type."""
     with np.errstate(over="ignore", invalid="ignore"):
         cast = array.astype(dtype)
-        as_before = cast.astype(array.dtype)
-    is_fraction = array != np.round(array)
-    is_kept = np.where(is_fraction, np.isclose(as_before, array, rtol=1e-6, atol=0), as_before == array)
-    if not is_kept.all():
-        first = tuple(np.argwhere(~is_kept)[0])
+    for first in map(tuple, np.argwhere(~np.isclose(cast, array, rtol=1e-6, atol=0))):
         raise InputError(
             f"Labels of a task must fit into 32 bits ({np.dtype(dtype)}); row {first[0] + 1:,} of {name} has "
             f"{array[first]}, which would become {cast[first]}. Use smaller numbers."

@@ -1,4 +1,4 @@
-"""A head that no class of transformers has, put on an encoder: layers of Keras, one after the other."""
+"""A head that no class of transformers has, put on an encoder: a pooled state, then layers of Keras."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from finetuning.data.inputs import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPES
 from mlm_common.errors import InputError
 from train.model.architectures import OWN_HEAD
 
@@ -23,11 +24,27 @@ class CustomHead(tf_keras.layers.Layer):
         return states
 
 
-def put_head(network: Any, make_layers: Callable[[], Sequence[tf_keras.layers.Layer]], run: Callable[[], Any]) -> Any:
+def mean_state(states: tf.Tensor, attended: tf.Tensor) -> tf.Tensor:
+    """Compute the mean of the states of a row's tokens, float32 (rows, hidden).
+
+    Args:
+        states: (rows, length, hidden).
+        attended: (rows, length), 0 at padding.
+    """
+    weights = tf.cast(attended, tf.float32)[..., tf.newaxis]
+    totals = tf.reduce_sum(tf.cast(states, tf.float32) * weights, axis=1)
+    return totals / tf.maximum(tf.reduce_sum(weights, axis=1), 1)
+
+
+def put_head(
+    network: Any,
+    make_layers: Callable[[], Sequence[tf_keras.layers.Layer]],
+    run: Callable[[dict[str, tf.Tensor]], tf.Tensor],
+) -> Any:
     """Put a head on a network, as a part of it that is trained, saved and exported with it; return the network.
 
     Args:
-        run: calls the network with its head on any rows, which makes the head's weights.
+        run: calls the network with its head on rows, which makes the head's weights.
 
     Raises:
         InputError: weights that would not be found again by their names.
@@ -37,9 +54,9 @@ def put_head(network: Any, make_layers: Callable[[], Sequence[tf_keras.layers.La
     # Keras numbers the names of layers, and another network of the task must have the same ones.
     tf_keras.backend.reset_uids()
     network.custom_head = CustomHead(make_layers())
-    prefix = f"{network.name}/"
+    prefix, ids = f"{network.name}/", tf.cast(network.dummy_inputs[INPUT_IDS], tf.int32)
     with tf.name_scope(network.name):
-        run()
+        run({INPUT_IDS: ids, ATTENTION_MASK: tf.ones_like(ids), TOKEN_TYPES: tf.zeros_like(ids)})
     names = [weight.name for weight in network.custom_head.weights]
     wrong = [name for name in names if not name.startswith(f"{prefix}{OWN_HEAD}/") or names.count(name) > 1]
     if wrong:

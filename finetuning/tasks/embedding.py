@@ -15,14 +15,13 @@ from finetuning.data.texts import PASSAGE, TextInputs
 from finetuning.loop.model import open_start
 from finetuning.loop.task import EVAL_NAME, ExampleTask, Part, finetuned_card, shown_score
 from finetuning.loop.training import FinetuningJob, Predict
-from finetuning.tasks.judged import OTHERS, SCORED_METRICS
 from finetuning.tasks.metrics import check_packages, chosen_metric
 from finetuning.tasks.pairs import SCORE, TEXT, encode_pairs, read_parts
-from finetuning.tasks.retrieval import METRICS
+from finetuning.tasks.retrieval import METRICS, OTHERS, SCORED_METRICS
 from mlm_common.cli.settings import require
 from train.data.inputs import Feature
 from train.loop.run import Run, new_network
-from train.model.architectures import OWN_HEAD
+from train.model.architectures import ARCHITECTURES, OWN_HEAD
 from train.runtime.machines import Cluster
 from train.tasks.task import Mean
 
@@ -111,8 +110,7 @@ class Embedding(ExampleTask):
         has_scores: train cosines to be the scores.
         metrics: of the texts to evaluate on.
         metric: by which checkpoints are compared; by default the first.
-        pad_token_id: of the tokenizer.
-        token_types: whether the rows have them.
+        of_rows: as `ExampleTask` takes them.
     """
 
     model_class = "TFAutoModel"
@@ -126,10 +124,9 @@ class Embedding(ExampleTask):
         has_scores: bool = False,
         metrics: tuple[str, ...] = METRICS,
         metric: str | None = None,
-        pad_token_id: int,
-        token_types: bool,
+        **of_rows: Any,
     ):
-        super().__init__(pad_token_id=pad_token_id, token_types=token_types)
+        super().__init__(**of_rows)
         self.encoder, self.num_passages, self.settings = encoder, num_passages, settings
         self.has_scores, self.metrics, self.metric = has_scores, metrics, chosen_metric(metrics, metric)
         self.couples_rows = not has_scores
@@ -162,28 +159,22 @@ class Embedding(ExampleTask):
     def adapt_network(self, network: Any) -> Any:
         if self.encoder.embedding_dim is None:
             return network
-        import tensorflow as tf
         import tf_keras
 
         from finetuning.tasks.custom_head import put_head
 
-        ids = tf.cast(network.dummy_inputs[INPUT_IDS], tf.int32)
-        rows = {INPUT_IDS: ids, ATTENTION_MASK: tf.ones_like(ids), TOKEN_TYPES: tf.zeros_like(ids)}
         layer = tf_keras.layers.Dense(self.encoder.embedding_dim, name=DENSE, dtype="float32")
-        return put_head(network, lambda: [layer], lambda: self.vectors(network, rows, training=False))
+        return put_head(network, lambda: [layer], lambda rows: self.vectors(network, rows, training=False))
 
     def vectors(self, network: Any, texts: dict[str, "tf.Tensor"], *, training: bool) -> "tf.Tensor":
         """Compute the vector of each text, float32 (texts, width), of any length."""
         import tensorflow as tf
 
-        inputs = self.network_inputs(texts)
-        states = network(inputs, training=training).last_hidden_state
-        if self.encoder.pooling == "cls":
-            pooled = tf.cast(states[:, 0], tf.float32)
-        else:
-            weights = tf.cast(inputs[ATTENTION_MASK], tf.float32)[..., tf.newaxis]  # (texts, length, 1)
-            totals = tf.reduce_sum(tf.cast(states, tf.float32) * weights, axis=1)
-            pooled = totals / tf.maximum(tf.reduce_sum(weights, axis=1), 1)
+        from finetuning.tasks.custom_head import mean_state
+
+        states = network(self.network_inputs(texts), training=training).last_hidden_state
+        is_mean = self.encoder.pooling == "mean"
+        pooled = mean_state(states, texts[ATTENTION_MASK]) if is_mean else tf.cast(states[:, 0], tf.float32)
         return network.custom_head(pooled, training=training) if self.encoder.embedding_dim else pooled
 
     def outputs(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> "tf.Tensor":
@@ -324,7 +315,12 @@ class EmbeddingJob(FinetuningJob[EmbeddingConfig]):
             one = judged["validation"]
             counted = f"{len(one.queries):,} queries and {len(one.passages):,} passages"
             described["rows"] = f"{train.num_rows:,} to train on, {counted} to evaluate on"
-        return start.run(task, rows, validation, cluster, described=described, inputs_class=TextInputs)
+        run = start.run(task, rows, validation, cluster, described=described, inputs_class=TextInputs)
+        if data.unsupervised:
+            model_config = run.phases[0].model_config
+            rates = [getattr(model_config, name) for name in ARCHITECTURES[model_config.model_type].dropouts]
+            require(any(rates), "must be above 0 with --unsupervised, such as 0.1", "--dropout", 0)
+        return run
 
     def write_results(self, trainer: "Trainer", step: int, predict: Predict) -> dict[str, float] | None:
         task, config = trainer.phase.task, trainer.run.config

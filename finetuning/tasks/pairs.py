@@ -16,7 +16,7 @@ from finetuning.data.tables import Table, read_table
 from finetuning.data.texts import TextRows
 from finetuning.loop.model import Start
 from finetuning.tasks.classification import INDEX_OF_PANDAS, NO_TEXT
-from finetuning.tasks.judged import Judged, numbered
+from finetuning.tasks.retrieval import Judged, numbered
 from finetuning.tasks.squad import SQUAD_ENDINGS, NotSquadError, read_questions_to_predict
 from mlm_common.cli.settings import require
 from mlm_common.errors import InputError

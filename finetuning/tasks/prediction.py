@@ -310,8 +310,9 @@ def open_predictor(config: PredictionConfig) -> Iterator[Predictor]:
         HubAwayError: the Hub cannot be reached.
     """
     check_folder_or_hub(config.model, "--model")
-    run_folder = _run_of(config.model)
-    record = run_folder.read_record() if run_folder is not None else {}
+    parent, _, name = config.model.rstrip("/").rpartition("/")
+    folders = (config.model, parent or ".") if name == EXPORT_FOLDER else (config.model,)
+    record = next((run.read_record() for run in map(RunFolder, folders) if run.has_run()), {})
     with local_or_hub(exported_model(config.model)) as folder:
         model_config = read_config(folder)
         check_architecture(model_config)
@@ -325,10 +326,3 @@ def open_predictor(config: PredictionConfig) -> Iterator[Predictor]:
             raise InputError(f"--model: {config.model} embeds texts. Use finetuning/search.py, or SentenceTransformer.")
         kind = next((one for ending, one in PREDICTORS.items() if model.class_name.endswith(ending)), CustomPredictor)
         yield kind(model, config)
-
-
-def _run_of(path: str) -> RunFolder | None:
-    """Find the folder of the run that a folder is, or is the export of; None without one."""
-    parent, _, name = path.rstrip("/").rpartition("/")
-    folders = (path, parent or ".") if name == EXPORT_FOLDER else (path,)
-    return next((run for run in map(RunFolder, folders) if run.has_run()), None)

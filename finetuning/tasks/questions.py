@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from finetuning.data.inputs import INDEX, INPUT_IDS
 from finetuning.loop.model import open_start
 from finetuning.loop.task import ExampleTask, Part
 from finetuning.loop.training import FinetuningJob, Predict
-from finetuning.tasks.squad import Question, baseline, read_questions, scores
+from finetuning.tasks.squad import baseline, read_questions, scores
 from finetuning.tasks.windows import END, START, Answer, Windows, choose_answers, make_windows
 from mlm_common.cli.settings import flag_of
 from mlm_common.errors import InputError
@@ -90,8 +90,8 @@ class QuestionAnswering(ExampleTask):
         "match and F1 are in percent.",
     )
 
-    def __init__(self, data: QuestionData, *, may_have_no_answer: bool, pad_token_id: int, token_types: bool):
-        super().__init__(pad_token_id=pad_token_id, token_types=token_types)
+    def __init__(self, data: QuestionData, *, may_have_no_answer: bool, **of_rows: Any):
+        super().__init__(**of_rows)
         self.data = data
         self.may_have_no_answer = may_have_no_answer
 
@@ -161,11 +161,6 @@ class QuestionAnswering(ExampleTask):
         if self.may_have_no_answer:
             folder.write_text("null_odds.json", by_id(part, (answer.null_odds for answer in predictions)))
 
-    def can_score(self, questions: Sequence[Question]) -> bool:
-        """Return whether the answers to questions are known; if none has one, they may have been taken out."""
-        is_known = all(one.answers is not None for one in questions)
-        return is_known and (self.may_have_no_answer or any(one.answers for one in questions))
-
     def summarize(self, figures: Mapping[str, float]) -> str:
         in_percent = f"F1 {figures['f1']:.2f} %  exact match {figures['exact_match']:.2f} %"
         return f"loss {shown_loss(figures['loss'])}  {in_percent}"
@@ -202,7 +197,10 @@ class QuestionJob(FinetuningJob[QuestionConfig]):
             is_train, some = split == "train", questions[split]
             windows = make_windows(start.tokenizer, some, data, token_types=start.token_types, to_train=is_train)
             _warn(split, windows, data)
-            return Part(windows.rows, windows, "predictions.json", is_scored=split != "test" or task.can_score(some))
+            # If no question of the test part has an answer, they may have been taken out.
+            has_answers = may_have_no_answer or any(one.answers for one in some)
+            is_scored = split != "test" or (has_answers and all(one.answers is not None for one in some))
+            return Part(windows.rows, windows, "predictions.json", is_scored)
 
         train = part("train")
         self.validation = {"": part("validation")} if "validation" in questions else {}

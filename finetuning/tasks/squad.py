@@ -15,6 +15,7 @@ import numpy as np
 
 from finetuning.config.settings import QuestionData
 from finetuning.data.examples import SPLITS, num_samples, read_tables
+from finetuning.data.labels import short
 from finetuning.data.tables import Table, check_data_file, read_table
 from mlm_common.errors import InputError
 from mlm_common.storage import read_file
@@ -124,11 +125,11 @@ def _question(entry: Mapping[str, Any], number: int, source: str, *, needs_answe
     """Make a question of an entry in either form."""
     name = entry.get("id")
     if not isinstance(name, str | int) or isinstance(name, bool) or LONE_SURROGATE.search(str(name)):
-        raise InputError(f"Each id must be text or a whole number; question {number:,} of {source} has {_short(name)}.")
-    place = f"question {_short(name)} of {source}"
+        raise InputError(f"Each id must be text or a whole number; question {number:,} of {source} has {short(name)}.")
+    place = f"question {short(name)} of {source}"
     for key in ("question", "context"):
         if not isinstance(entry.get(key), str) or LONE_SURROGATE.search(entry[key]):
-            raise InputError(f"The {key} must be text (Unicode); {place} has {_short(entry.get(key))}.")
+            raise InputError(f"The {key} must be text (Unicode); {place} has {short(entry.get(key))}.")
     context, answers = entry["context"], _answers(entry, place)
     if answers is None and needs_answers:
         raise InputError(f"Each question to train or evaluate on must have answers; {place} has none.")
@@ -138,11 +139,11 @@ def _question(entry: Mapping[str, Any], number: int, source: str, *, needs_answe
                 f"Each answer must have text; {place} has {text!r}. If the paragraph has no answer, leave the list of "
                 "answers empty."
             )
-        there = context[start : start + len(text)] if start >= 0 else ""
-        if there != text:
+        found = context[start : start + len(text)] if start >= 0 else ""
+        if found != text:
             raise InputError(
                 f"Each answer must be in the paragraph at its answer_start, which counts characters from 0; {place} "
-                f"has {_short(text)} at {start}, but the paragraph has {_short(there)} there."
+                f"has {short(text)} at {start}, but the paragraph has {short(found)} there."
             )
     return Question(str(name), entry["question"].strip(), context, answers)
 
@@ -151,7 +152,7 @@ def _answers(entry: Mapping[str, Any], place: str) -> tuple[tuple[str, int], ...
     """Read the answers of an entry; None where they are not known."""
     answers, is_impossible = entry.get("answers"), entry.get("is_impossible")
     if is_impossible not in (None, False, True):
-        raise InputError(f"is_impossible must be true or false; {place} has {_short(is_impossible)}.")
+        raise InputError(f"is_impossible must be true or false; {place} has {short(is_impossible)}.")
     if is_impossible:
         return ()
     if answers is None:
@@ -166,15 +167,10 @@ def _answers(entry: Mapping[str, Any], place: str) -> tuple[tuple[str, int], ...
     if pairs is None or not all(isinstance(text, str) and type(start) is int for text, start in pairs):
         raise InputError(
             "answers must be a list of {text, answer_start}, or {text: [...], answer_start: [...]} with lists of equal "
-            f"length, each text a string and each answer_start a whole number; {place} has {_short(answers)}."
+            f"length, each text a string and each answer_start a whole number; {place} has {short(answers)}."
         )
     # An empty list means that the paragraph has no answer, unless the entry says that it has one.
     return None if not pairs and is_impossible is not None else tuple(pairs)
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def _check_ids(questions: Sequence[Question], source: str) -> None:
@@ -183,7 +179,7 @@ def _check_ids(questions: Sequence[Question], source: str) -> None:
         if one.id in first:
             raise InputError(
                 f"Each id of {source} must be unique, since predictions are written by id; questions {first[one.id]:,} "
-                f"and {number:,} both have {_short(one.id)}."
+                f"and {number:,} both have {short(one.id)}."
             )
         first[one.id] = number
 

@@ -23,7 +23,7 @@ from finetuning.loop.model import open_start
 from finetuning.loop.task import EVAL_NAME, ExampleTask, Part, finetuned_card
 from finetuning.loop.training import FinetuningJob
 from finetuning.tasks.class_loss import ClassLoss, class_loss, describe_loss
-from finetuning.tasks.metrics import check_packages, chosen_metric
+from finetuning.tasks.metrics import check_packages, chosen_metric, is_degenerate
 from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
 from train.data.inputs import Feature
@@ -213,11 +213,10 @@ class Tagging(ExampleTask):
         labels: Labels,
         metric: str | None = None,
         *,
-        pad_token_id: int,
-        token_types: bool,
         max_length: int,
+        **of_rows: Any,
     ):
-        super().__init__(pad_token_id=pad_token_id, token_types=token_types)
+        super().__init__(**of_rows)
         for one in labels.names:
             require(one.split() == [one], "must be without white space (rename it)", "Each tag", repr(one))
         self.labels = labels
@@ -298,7 +297,7 @@ class Tagging(ExampleTask):
             "num_rows": len(predictions),
             "num_words": num_words,
             "num_words_cut_off": num_words - int((sums[WORD] != NO_WORD).sum()),
-            "is_degenerate": int(is_degenerate(predictions)),
+            "is_degenerate": int(is_degenerate(np.array([tag for sentence in predictions for tag in sentence]))),
         }
 
     def text_of(self, predictions: Tags, part: Part) -> str:  # noqa: ARG002
@@ -371,12 +370,6 @@ def baseline(train_tags: Tags, words: Sequence[Sequence[str]]) -> list[list[str]
     """Guess without the text: for each word the most frequent tag of the training part."""
     (tag, _), *_ = Counter(tag for sentence in train_tags for tag in sentence).most_common(1)
     return [[tag] * len(sentence) for sentence in words]
-
-
-def is_degenerate(predictions: Tags) -> bool:
-    """Return whether all words of several have the same tag: nothing was learned."""
-    counts = Counter(tag for sentence in predictions for tag in sentence)
-    return len(counts) == 1 and counts.total() > 1
 
 
 class TaggingJob(FinetuningJob[TaggingConfig]):

@@ -189,11 +189,11 @@ def open_search(config: SearchConfig) -> TextSearch:
 
 def embed(folder: Folder, encoder: TextEncoder, texts: Sequence[str], config: SearchConfig) -> NDArray[np.float16]:
     """Read the vectors of all texts; compute and write the files that are missing."""
-    there, read = folder.list_files(), []
+    existing, read = folder.list_files(), []
     with progress_bar("Embedding the texts", "text", len(texts)) as bar:
         for number, start in enumerate(range(0, len(texts), config.shard_rows)):
             name, part = f"{VECTORS}{number:05d}.npy", texts[start : start + config.shard_rows]
-            if name not in there:
+            if name not in existing:
                 vectors = encoder.encode(part, encoder.task.encoder.prompts[1], config.per_replica_batch_size)
                 content = io.BytesIO()
                 np.save(content, vectors.astype(np.float16))

@@ -115,6 +115,11 @@ TRAIN = '{"query": "a", "passage": "b"}\n'
 BAD = {
     "one text a row": ('{"text": "a"}\n', (), "With --unsupervised single texts are enough."),
     "several texts a row": (TRAIN, ("--unsupervised",), "--unsupervised takes one text per row"),
+    "one text twice": (
+        '{"text": "a"}\n',
+        ("--unsupervised", "--dropout", "0"),
+        "--dropout must be above 0 with --unsupervised",
+    ),
     "a column missing": (TRAIN, ("--text-column-names", "query", "other"), "--text-column-names must name a column of"),
     "a score missing": (TRAIN, ("--score-column-name", "score"), "--score-column-name must name a column of"),
     "an empty text": ('{"query": "a", "passage": " "}\n', (), "Texts must not be empty; row 1 of"),
@@ -142,8 +147,8 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_one_line(name: str, tiny_start: Path, tmp_path: Path, run: Callable[..., Outcome]) -> None:
     content, flags, message = BAD[name]
-    for part in ("train", "validation"):
-        (tmp_path / f"{part}.jsonl").write_text(content, encoding="utf-8")
+    for part, rows in (("train", content), ("validation", TRAIN)):
+        (tmp_path / f"{part}.jsonl").write_text(rows, encoding="utf-8")
     outcome = run(main, *embedding_flags(tiny_start / "start", tmp_path, *flags), "--dry-run")
     assert outcome.status == 2
     assert message.format(tmp_path) in outcome.error

@@ -64,6 +64,7 @@ def test_a_guess_without_the_text() -> None:
 def test_degenerate_runs() -> None:
     assert is_degenerate(np.array([1, 1, 1]))
     assert is_degenerate(np.array([[0, 1], [0, 1]]))
+    assert is_degenerate(np.array(["O", "O"]))
     assert not is_degenerate(np.array([1, 1, 0]))
     assert not is_degenerate(np.array([1]))
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from finetuning.tasks import retrieval
-from finetuning.tasks.judged import Judged
-from finetuning.tasks.retrieval import interval, lexical_rankings, ranking_scores, search
+from finetuning.tasks.retrieval import Judged, interval, lexical_rankings, ranking_scores, search
 
 
 def test_metrics_worked_out_by_hand() -> None:
