@@ -34,6 +34,7 @@ SCRIPTS = {
     "Fine-tuning": (
         "finetuning/run_classification.py",
         "finetuning/run_tagging.py",
+        "finetuning/run_multiple_choice.py",
         "finetuning/run_qa.py",
         "finetuning/run_task.py",
         "finetuning/run_embedding.py",

@@ -2,6 +2,7 @@
 
     run_classification.py   command: classify or rate texts or pairs of texts, from GLUE or from your files
     run_tagging.py          command: tag words, such as names of people and places
+    run_multiple_choice.py  command: choose one of several texts, as in SWAG, RACE and COPA
     run_qa.py               command: find answers to questions in paragraphs, as in SQuAD
     run_task.py             command: a custom task, which is a class in a Python file
     run_embedding.py        command: embed texts, so that those that belong together are close

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from finetuning.config.settings import ExamplesConfig, FinetunedModel, FinetuningConfig, FinetuningOptimization
+from finetuning.config.optimization import FinetuningOptimization
+from finetuning.config.settings import ExamplesConfig, FinetunedModel, FinetuningConfig
 from mlm_common.cli.settings import PUBLIC, flag, require
 from train.config.learning import BATCH, PER_WORKER, ROUNDING, changeable
 

@@ -12,6 +12,7 @@ class PredictionConfig(Bounded):
     model: str = flag("", "Folder of a fine-tuning run, or of its export, local or gs://, or a Hub id.")
     text: list[str] = flag(list, "Texts to classify or to tag; for tags, words are divided by spaces.")
     text_pair: list[str] = flag(list, "The second text of each pair, where the model was trained on pairs.")
+    choices: list[str] = flag(list, "Texts of which one is to be chosen after one --text.")
     question: list[str] = flag(list, "Questions about --context.")
     context: str | None = flag(None, "The text with the answers to --question.")
     file: str | None = flag(
@@ -51,5 +52,7 @@ class PredictionConfig(Bounded):
         require(is_whole, "needs --context, the text with the answer", "--question", "none")
         is_paired = len(self.text_pair) in (0, len(self.text))
         require(is_paired, f"must have one text for each --text ({len(self.text)})", "--text-pair", len(self.text_pair))
+        is_one = not self.choices or len(self.text) == 1
+        require(is_one, "needs one --text, which they follow", "--choices", f"{len(self.text)} texts")
         require(self.output is None or self.file is not None, "needs --file", "--output", self.output)
         require(len(self.text_column_names) <= 2, "must be one or two", "--text-column-names", self.text_column_names)

@@ -3,11 +3,11 @@
 A name of transformers' `run_glue.py` and `run_classification.py` is the name of the flag here, or is read as well.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
+from finetuning.config.optimization import ClassOptimization, FinetuningOptimization
 from mlm_common.cli.command_line import parse_arguments
 from mlm_common.cli.local_paths import check_file
 from mlm_common.cli.settings import PUBLIC, Bounded, flag, flag_of, require
@@ -17,9 +17,7 @@ from train.config.learning import (
     BATCH,
     CHECKPOINTS,
     PER_WORKER,
-    ROUNDING,
     ModelConfig,
-    OptimizationConfig,
     changeable,
 )
 from train.config.settings import HardwareConfig, HubConfig, RunConfig, RunSettings, saved_on_tpus
@@ -33,8 +31,6 @@ SIMILAR_LABELS = (
     "name of the most frequent one, or keep them apart. Without it, such labels are refused."
 )
 TPU_COMPILER = "TPU compiler"
-# Instead of weights of the classes.
-BALANCED = "balanced"
 
 
 def fixed(value: Any = None) -> Any:
@@ -265,88 +261,6 @@ class FinetunedModel(ModelConfig):
     position_init: Literal["random", "sinusoidal"] = fixed("random")
     block_attention: bool = fixed(False)
     pad_vocab_to_multiple_of: int = fixed(1)
-
-
-@dataclass(frozen=True)
-class FinetuningOptimization(OptimizationConfig):
-    """Batch, length of the run, optimizer, and the learning rate over the run."""
-
-    per_replica_batch_size: int = changeable(
-        32,
-        "Rows per replica at once. BERT used 32. Lower it if memory runs out.",
-        ROUNDING,
-        alias="per_device_train_batch_size",
-        group=BATCH,
-        is_usual=True,
-        at_least=1,
-    )
-    num_epochs: int = changeable(
-        3,
-        "Passes over the training examples. BERT used 3.",
-        alias="num_train_epochs",
-        group=BATCH,
-        is_usual=True,
-        at_least=1,
-    )
-    learning_rate: float = flag(
-        2e-5, "Peak learning rate, reached after the warmup. BERT used 5e-5, 3e-5 and 2e-5.", is_usual=True, above=0
-    )
-    warmup_ratio: float = flag(
-        0.1, "Fraction of the steps over which the learning rate rises from 0. BERT used 0.1.", at_least=0, below=1
-    )
-    weight_decay_rate: float = flag(
-        0.01, "Decoupled weight decay, not applied to biases and layer norms.", alias="weight_decay", at_least=0
-    )
-    adam_beta2: float = flag(0.999, "Decay of the second moment. BERT used 0.999.", at_least=0, below=1)
-    layer_lr_decay: float = flag(
-        1.0,
-        "Layer-wise learning rates: --learning-rate for the head, X times that for the last layer, X² times for the "
-        "one before, and so on down to the embeddings. ELECTRA used 0.8 and 0.9. 1 turns it off.",
-        ADDED,
-        above=0,
-        at_most=1,
-    )
-
-
-@dataclass(frozen=True)
-class SmoothedOptimization(FinetuningOptimization):
-    """Batch, length of the run, optimizer, and the loss of a choice of one."""
-
-    label_smoothing: float = flag(
-        0.0,
-        "Fraction of each label that the loss of training divides equally among all classes. Evaluations are without "
-        "it.",
-        ADDED,
-        at_least=0,
-        below=1,
-    )
-
-
-@dataclass(frozen=True)
-class ClassOptimization(SmoothedOptimization):
-    """Batch, length of the run, optimizer, and the loss of classes."""
-
-    class_weights: list[str] = flag(
-        list,
-        "Weights of the classes in the loss of training: balanced, for classes that then count alike however rare, "
-        "or a number for each class, in the order in which --dry-run lists them. Evaluations are without them.",
-        ADDED,
-        PUBLIC,
-        metavar="balanced|X",
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        is_right = self.class_weights == [BALANCED] or all(_is_weight(one) for one in self.class_weights)
-        given = " ".join(self.class_weights)
-        require(is_right, f"must be {BALANCED}, or numbers above 0, one per class", "--class-weights", given)
-
-
-def _is_weight(text: str) -> bool:
-    try:
-        return 0 < float(text) < math.inf
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True)

@@ -33,23 +33,25 @@ ATTENTION_MASK = "attention_mask"
 class EncodedRows:
     """Rows of token ids, and what belongs to their tokens and to them.
 
-    starts: int64 (rows + 1,), where each row begins among the tokens, and where the last ends.
+    starts: int64 (texts + 1,), where each text begins among the tokens, and where the last ends.
     of_tokens: {feature: int32 (tokens,)}.
     of_rows: {feature: (rows, …)}; among them the number of the row, `INDEX`.
+    texts_per_row: texts that a row has, which follow each other; batches of several are (rows, texts, length).
     """
 
     starts: NDArray[np.int64]
     of_tokens: Mapping[str, NDArray[np.int32]]
     of_rows: Mapping[str, NDArray[np.generic]]
+    texts_per_row: int = field(default=1, kw_only=True)
 
     @property
     def num_rows(self) -> int:
-        return len(self.starts) - 1
+        return (len(self.starts) - 1) // self.texts_per_row
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each row, (rows,)."""
-        return np.diff(self.starts)
+        """Tokens of the longest text of each row, (rows,)."""
+        return np.diff(self.starts).reshape(-1, self.texts_per_row).max(axis=1)
 
     @property
     def groups(self) -> NDArray[np.int32] | None:
@@ -146,7 +148,8 @@ class ExampleInputs(Inputs):
     @functools.cached_property
     def mean_length(self) -> float:  # type: ignore[override]
         """Tokens of a row to train on, on average, those it is filled up to included."""
-        return float(np.mean(np.asarray(self.lengths)[buckets.bucket_of_rows(self.train_rows.lengths, self.lengths)]))
+        of_text = np.asarray(self.lengths)[buckets.bucket_of_rows(self.train_rows.lengths, self.lengths)]
+        return float(np.mean(of_text)) * self.train_rows.texts_per_row
 
     def identities(self) -> dict[str, Any]:
         return {
@@ -170,12 +173,13 @@ class ExampleInputs(Inputs):
         counted = [f"{count:,} up to {length}" for count, length in zip(counts, self.lengths, strict=True) if count]
         evaluated = self.eval_rows.num_rows if self.eval_rows else 0
         first_row = self.train_rows.of_tokens[INPUT_IDS][: self.train_rows.starts[1]]
+        num_tokens = self.train_rows.starts[-1]
         rows = f"{self.num_rows:,} to train on, {evaluated:,} to evaluate on"
         return {
             **self.described,
             "first example": self.tokenizer.decode(first_row),
             "rows": self.described.get("rows", rows),
-            "tokens per row": f"{self.train_rows.lengths.mean():.1f} on average, {self.mean_length:.1f} with padding; "
+            "tokens per row": f"{num_tokens / self.num_rows:.1f} on average, {self.mean_length:.1f} with padding; "
             f"rows by length: {', '.join(counted)}",
         }
 
@@ -259,23 +263,27 @@ def batches_of_rows(
         for name, feature in features.items()
         if name in encoded.of_rows
     }
-    starts = tf.constant(np.append(encoded.starts, encoded.starts[-1]))  # after the last row one of no tokens: padding
+    num_texts = encoded.texts_per_row
+    shape = (replica_rows, *([num_texts] if num_texts > 1 else []), None)
+    # After the last row one of no tokens: padding.
+    starts = tf.constant(np.append(encoded.starts, np.repeat(encoded.starts[-1], num_texts)))
 
     @tf.autograph.experimental.do_not_convert
     def make(rows: tf.Tensor, length: tf.Tensor) -> dict[str, tf.Tensor]:
         rows = tf.where(rows < 0, encoded.num_rows, rows)
-        begins, ends = tf.gather(starts, rows), tf.gather(starts, rows + 1)
-        places = begins[:, tf.newaxis] + tf.cast(tf.range(length), tf.int64)  # (rows, length)
-        is_token = places < ends[:, tf.newaxis]
+        texts = rows if num_texts == 1 else rows[:, tf.newaxis] * num_texts + tf.range(num_texts)
+        begins, ends = tf.gather(starts, texts), tf.gather(starts, texts + 1)
+        places = begins[..., tf.newaxis] + tf.cast(tf.range(length), tf.int64)  # (rows, length)
+        is_token = places < ends[..., tf.newaxis]
         places = tf.where(is_token, places, 0)
         batch = {}
         for name, feature in features.items():
             if name == ATTENTION_MASK:
-                batch[name] = tf.ensure_shape(tf.cast(is_token, feature.batch_dtype), (replica_rows, None))
+                batch[name] = tf.ensure_shape(tf.cast(is_token, feature.batch_dtype), shape)
             elif name in of_tokens:
                 padding = tf.constant(feature.padding, feature.batch_dtype)
                 values = tf.where(is_token, tf.gather(of_tokens[name], places), padding)
-                batch[name] = tf.ensure_shape(values, (replica_rows, None))
+                batch[name] = tf.ensure_shape(values, shape)
             elif name in of_rows:
                 batch[name] = tf.ensure_shape(tf.gather(of_rows[name], rows), (replica_rows, *feature.shape))
         return batch

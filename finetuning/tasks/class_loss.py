@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from finetuning.config.settings import BALANCED, SmoothedOptimization
+from finetuning.config.optimization import BALANCED, SmoothedOptimization
 from mlm_common.cli.settings import require
 
 if TYPE_CHECKING:

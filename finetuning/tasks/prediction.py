@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from finetuning.config.choice import ChoiceConfig, ChoiceData
 from finetuning.config.prediction import PredictionConfig
 from finetuning.config.settings import (
     ClassificationConfig,
@@ -24,11 +25,14 @@ from finetuning.config.settings import (
     TaggingConfig,
     TaggingData,
 )
+from finetuning.data.choices import Choices, check_number, columns_of, read_choices
 from finetuning.data.examples import Examples
 from finetuning.data.inputs import run_on_rows
 from finetuning.data.labels import Labels, ProblemType
+from finetuning.data.tables import read_table
 from finetuning.loop.model import ReadModel
 from finetuning.loop.task import ExampleTask, Part
+from finetuning.tasks.choice import MultipleChoice, encode_choices
 from finetuning.tasks.classification import TextClassification, read_examples_to_predict
 from finetuning.tasks.custom import load_task
 from finetuning.tasks.metrics import DEFAULT_METRICS, probabilities
@@ -38,6 +42,7 @@ from finetuning.tasks.squad import Question, read_questions_to_predict
 from finetuning.tasks.tagging import Sentences, Tagging, encode_sentences, of_words, read_sentences_to_predict
 from finetuning.tasks.windows import make_windows
 from mlm_common.cli.local_paths import check_folder_or_hub
+from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
 from mlm_common.hub.redaction import REDACTED
 from mlm_common.storage import local_or_hub
@@ -202,6 +207,38 @@ class ClassificationPredictor(RowPredictor):
         return found[: int((outputs > 0).sum())] or [f"{'none':>8}  the most likely: {found[0].strip()}"]
 
 
+class ChoicePredictor(RowPredictor):
+    """Chooses one of several texts."""
+
+    task: MultipleChoice
+    data: ChoiceData
+
+    def __init__(self, model: OpenedModel, config: PredictionConfig):
+        super().__init__(model, config)
+        self.data = model.settings(ChoiceConfig, max_seq_length=config.max_seq_length)
+        names: Sequence[str] = model.label_names
+        if config.file is not None:
+            table = read_table(config.file, "--file")
+            columns = columns_of(table.columns, table.name, self.data)
+            self.choices = read_choices(table, columns, needs_labels=False)
+            check_number(self.choices, len(names))
+        else:
+            rule = "for one --text: the texts to choose from"
+            require(len(config.choices) > 1, f"must be two or more {rule}", "--choices", len(config.choices))
+            self.choices = Choices("--choices", config.text, [config.choices], None)
+            names = [str(place) for place in range(len(config.choices))]
+        self.task = MultipleChoice(names, **model.of_rows)
+        labels = np.zeros(len(self.choices.contexts), np.int32)
+        self.part = Part(encode_choices(model, self.choices, self.data.max_seq_length, labels), labels)
+
+    def shown(self, kept: Kept) -> list[str]:
+        """Format the choices, the most likely first, under the text before them."""
+        (outputs,), (choices,) = self.task.in_order(kept, "outputs"), self.choices.choices
+        values = probabilities(outputs[np.newaxis], self.task.labels.problem_type)[0]
+        order = np.argsort(-values, kind="stable")
+        return ["\n".join([self.choices.contexts[0], *(f"{values[one]:8.1%}  {choices[one]}" for one in order)])]
+
+
 class CustomPredictor(RowPredictor):
     """Predicts what a custom task makes of its outputs."""
 
@@ -296,6 +333,7 @@ class QuestionPredictor(Predictor):
 # By how the names of the classes of transformers end.
 PREDICTORS: dict[str, type[Predictor]] = {
     "ForSequenceClassification": ClassificationPredictor,
+    "ForMultipleChoice": ChoicePredictor,
     "ForTokenClassification": TaggingPredictor,
     "ForQuestionAnswering": QuestionPredictor,
 }
@@ -325,4 +363,6 @@ def open_predictor(config: PredictionConfig) -> Iterator[Predictor]:
         if find_file(folder, "modules.json") is not None:
             raise InputError(f"--model: {config.model} embeds texts. Use finetuning/search.py, or SentenceTransformer.")
         kind = next((one for ending, one in PREDICTORS.items() if model.class_name.endswith(ending)), CustomPredictor)
+        if config.choices and kind is not ChoicePredictor:
+            raise InputError(f"--model: {config.model} is a {model.class_name}, which takes no --choices.")
         yield kind(model, config)

@@ -17,6 +17,7 @@ CONFIGS = (
     "tfrecord_prep.config",
     "train.config.settings",
     "finetuning.config.settings",
+    "finetuning.config.choice",
     "finetuning.config.embedding",
     "finetuning.config.search",
 )

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 # What the card's lines use, replaced by what the tiny models know.
 EXAMPLES = {
     '"A text to classify."': '"the list is a value"',
+    '"The cup fell.", ["It broke.", "It sang."]': '"a text", ["of the file", "of the list"]',
     '"A first text."': '"the name"',
     '"A second text."': '"a name"',
     '"A sentence to tag ."': '"the list is a file"',
@@ -46,11 +47,17 @@ def code_of_card(export: Path) -> str:
 
 @pytest.fixture(scope="module")
 def runs(
-    classified: Path, answered: Path, rated: Path, tiny_start: Path, tmp_path_factory: pytest.TempPathFactory
+    classified: Path,
+    answered: Path,
+    rated: Path,
+    chosen: Path,
+    tiny_start: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Path]:
     """The folders of runs of all kinds."""
+    whole = {"answers": answered, "choice": chosen, "custom": rated}
     others = {kind: finetuned(kind, tiny_start / "start", tmp_path_factory) / "run" for kind in KINDS}
-    return {"classes": classified, "answers": answered / "run", "custom": rated / "run", **others}
+    return {"classes": classified, **{name: one / "run" for name, one in whole.items()}, **others}
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +100,10 @@ def test_numbers_labels_and_tags(
         ours = predicted("--model", str(run), "--text", "the list is a value")[1:]
         likely = [label for score, label in theirs if float(score) > 0.5]
         assert likely == [line.split()[1] for line in ours if "none" not in line]
+
+
+def test_choices(shown: dict[str, list[str]]) -> None:
+    assert shown["choice"] == ["of the list"]
 
 
 def test_answers(runs: dict[str, Path], shown: dict[str, list[str]], predicted: Callable[..., list[str]]) -> None:

@@ -85,7 +85,7 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
         wrong_keys = {kind: sorted(map(str, keys)) for kind, keys in loading.items() if keys}
         print(json.dumps({"name": folder.name, "wrong_keys": wrong_keys, "differences": differences}))
 """
-HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering")
+HEADS = ("SequenceClassification", "MultipleChoice", "TokenClassification", "QuestionAnswering")
 # Whose heads stand on what differs: a pooler, on nothing, on another width, on stacked layers.
 MODELS_WITH_HEADS = ("albert", "bert", "distilbert", "mobilebert", "roberta")
 
@@ -184,6 +184,8 @@ def write_head(folder: Path, name: str, head: str, lengths: tuple[int, ...], **c
     arrays = {}
     for length in lengths:
         attended = np.arange(length) < np.array([[length], [length // 2], [length - 7]])
+        if head == "MultipleChoice":  # three choices of one row
+            attended = attended[np.newaxis]
         ids = np.where(attended, np.random.default_rng(length).integers(5, VOCABULARY, attended.shape), 1)
         outputs = model({"input_ids": ids.astype(np.int32), "attention_mask": attended.astype(np.int32)})
         logits = np.stack(outputs.to_tuple(), axis=-1) if head == "QuestionAnswering" else outputs.logits.numpy()
@@ -207,7 +209,7 @@ def test_rows_of_a_modernbert_that_are_longer_than_its_window(python: Path, tmp_
             *(tmp_path / head, "modernbert", head, (300, 1024)), local_attention=128, num_hidden_layers=3,
             global_attn_every_n_layers=3, num_labels=2, classifier_pooling="mean",
         )  # fmt: skip
-    check_heads(python, tmp_path, num_results=2 * 4)
+    check_heads(python, tmp_path, num_results=2 * (1 + len(HEADS)))
 
 
 @pytest.fixture(scope="module")

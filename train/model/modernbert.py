@@ -16,6 +16,7 @@ from transformers.activations_tf import get_tf_activation
 from transformers.modeling_tf_outputs import (
     TFBaseModelOutput,
     TFMaskedLMOutput,
+    TFMultipleChoiceModelOutput,
     TFQuestionAnsweringModelOutput,
     TFSequenceClassifierOutput,
     TFTokenClassifierOutput,
@@ -342,12 +343,14 @@ class _Classifier(_WithHead):
     """Classifies rows or tokens; `answer` makes the outputs from the logits."""
 
     last = "classifier"
+    num_outputs: int | None = None  # of each row or token; by default the number of labels
 
     def __init__(self, config: ModernBertConfig, *inputs: Any, **kwargs: Any):
         super().__init__(config, *inputs, **kwargs)
         self.drop = tf_keras.layers.Dropout(config.classifier_dropout)
         initializer = tf_keras.initializers.TruncatedNormal(stddev=config.hidden_size**-0.5)
-        self.classifier = tf_keras.layers.Dense(config.num_labels, kernel_initializer=initializer, name="classifier")
+        num_outputs = self.num_outputs or config.num_labels
+        self.classifier = tf_keras.layers.Dense(num_outputs, kernel_initializer=initializer, name="classifier")
 
     def outputs_from(self, encoded: TFBaseModelOutput, attention_mask: tf.Tensor | None, training: bool) -> Any:
         states = self.head(self.chosen(encoded[0], attention_mask))
@@ -376,6 +379,27 @@ class TFModernBertForSequenceClassification(_Classifier):
         return TFSequenceClassifierOutput(logits=tf.squeeze(logits, axis=1))  # (batch, labels)
 
 
+class TFModernBertForMultipleChoice(TFModernBertForSequenceClassification):
+    """Chooses one of several texts by one number for each."""
+
+    num_outputs = 1
+
+    def call(
+        self,
+        input_ids: tf.Tensor | None = None,
+        attention_mask: tf.Tensor | None = None,
+        training: bool = False,
+        **_: Any,
+    ) -> TFMultipleChoiceModelOutput:
+        """Compute logits (batch, choices) of ids (batch, choices, length)."""
+        if isinstance(input_ids, dict):
+            input_ids, attention_mask = input_ids["input_ids"], input_ids.get("attention_mask")
+        assert input_ids is not None
+        flat = [one if one is None else tf.reshape(one, (-1, one.shape[2])) for one in (input_ids, attention_mask)]
+        found = super().call(flat[0], attention_mask=flat[1], training=training)
+        return TFMultipleChoiceModelOutput(logits=tf.reshape(found.logits, (-1, input_ids.shape[1])))
+
+
 class TFModernBertForTokenClassification(_Classifier):
     """Classifies tokens."""
 
@@ -395,6 +419,7 @@ for name, model_class in {
     "TFAutoModel": TFModernBertModel,
     "TFAutoModelForMaskedLM": TFModernBertForMaskedLM,
     "TFAutoModelForSequenceClassification": TFModernBertForSequenceClassification,
+    "TFAutoModelForMultipleChoice": TFModernBertForMultipleChoice,
     "TFAutoModelForTokenClassification": TFModernBertForTokenClassification,
     "TFAutoModelForQuestionAnswering": TFModernBertForQuestionAnswering,
 }.items():

@@ -41,6 +41,7 @@ def _bert(config: PretrainedConfig, head: str) -> int | None:
         "": 0 if kind in ("distilbert", "electra") else of_row,
         "MaskedLM": masked_lm,
         "SequenceClassification": of_row + _dense(hidden, config.num_labels),
+        "MultipleChoice": of_row + _dense(hidden, 1),
         "TokenClassification": _dense(hidden, config.num_labels),
         "QuestionAnswering": _dense(hidden, config.num_labels),
     }
@@ -62,6 +63,7 @@ def _modernbert(config: PretrainedConfig, head: str) -> int | None:
         "": 0,
         "MaskedLM": first + config.vocab_size * config.decoder_bias,
         "SequenceClassification": classifier,
+        "MultipleChoice": first + _dense(hidden, 1),
         "TokenClassification": classifier,
         "QuestionAnswering": classifier,
     }

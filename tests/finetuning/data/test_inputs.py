@@ -53,6 +53,29 @@ def test_the_mask_follows_from_the_length_of_a_row() -> None:
     assert second["attention_mask"].dtype == np.int32
 
 
+@pytest.mark.parametrize("num_hosts", [1, 2])
+def test_a_row_may_have_several_texts(num_hosts: int) -> None:
+    """All are filled up to one length; in rows of padding all are empty."""
+    rows = EncodedRows(
+        np.array([0, 2, 3, 5, 6]),
+        {"input_ids": np.array([10, 11, 12, 20, 21, 22], np.int32)},
+        {"label": np.array([1, 0], np.int32), "index": np.arange(2, dtype=np.int32)},
+        texts_per_row=2,
+    )
+    assert (rows.num_rows, rows.lengths.tolist()) == (2, [2, 2])
+    features = {**FEATURES, "attention_mask": Feature((2, None))}  # type: ignore[arg-type]
+    batches, found = Batches(np.array([[1, -1, 0, -1]], np.int32), np.array([3], np.int32)), []
+    for host in range(num_hosts):
+        context = tf.distribute.InputContext(num_hosts, host, num_replicas_in_sync=2)
+        found += list(batches_of_rows(rows, batches, features, context).as_numpy_iterator())
+    ids, masks = (np.concatenate([batch[name] for batch in found]) for name in ("input_ids", "attention_mask"))
+    padding = [[1, 1, 1], [1, 1, 1]]
+    assert ids.tolist() == [[[20, 21, 1], [22, 1, 1]], padding, [[10, 11, 1], [12, 1, 1]], padding]
+    none = [[0, 0, 0], [0, 0, 0]]
+    assert masks.tolist() == [[[1, 1, 0], [1, 0, 0]], none, [[1, 1, 0], [1, 0, 0]], none]
+    assert np.concatenate([batch["index"] for batch in found]).tolist() == [1, -1, 0, -1]
+
+
 def test_a_task_makes_its_rows() -> None:
     def prepare(row: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
         return row["input_ids"] + 1, row["index"] * 2

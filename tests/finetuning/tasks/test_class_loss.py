@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.utils.class_weight import compute_class_weight
 
-from finetuning.config.settings import ClassOptimization, SmoothedOptimization
+from finetuning.config.optimization import ClassOptimization, SmoothedOptimization
 from finetuning.data.labels import Labels
 from finetuning.tasks.class_loss import ClassLoss, class_loss, describe_loss
 from finetuning.tasks.classification import TextClassification

@@ -1,0 +1,129 @@
+"""Rows of several texts of which one is right: columns that are known, columns of flags, labels, and bad rows."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from finetuning.config.choice import ChoiceData
+from finetuning.data.choices import Choices, check_number, columns_of, encode_labels, names_of, read_choices
+from finetuning.data.tables import Table, read_table
+from mlm_common.errors import InputError
+
+SWAG = {
+    "sent1": ["He opens it."], "sent2": ["She"], "label": ["2"], "startphrase": ["He opens it. She"],
+    **{f"ending{place}": [f"does {place}."] for place in range(4)},
+}  # fmt: skip
+RACE = {
+    "example_id": ["h1"], "article": ["A text."], "question": ["It is _ ."], "options": [["a", "b", "c"]],
+    "answer": ["B"],
+}  # fmt: skip
+COPA = {
+    "premise": ["It fell."],
+    "choice1": ["It broke."],
+    "choice2": ["It sang."],
+    "question": ["effect"],
+    "label": [0],
+}
+OTHER = {"body": ["A text."], "options": [["x", "y"]], "right": [1]}
+
+
+def read(table: dict[str, Any], **settings: Any) -> tuple[Choices, tuple[str, ...]]:
+    data = ChoiceData(**settings)
+    columns = columns_of(table, "t", data)
+    choices = read_choices(Table("t", table), columns, needs_labels=True)
+    return choices, names_of(choices, columns)
+
+
+@pytest.mark.parametrize(
+    ("table", "settings", "context", "choices", "names", "label"),
+    [
+        (SWAG, {}, "He opens it.", [f"She does {place}." for place in range(4)], "0123", 2),
+        (RACE, {}, "A text.", ["It is a .", "It is b .", "It is c ."], "ABC", 1),
+        (COPA, {}, "It fell.", [f"What happened as a result? It {verb}." for verb in ("broke", "sang")], "01", 0),
+        (COPA | {"label": ["choice2"]}, {}, "It fell.", None, ("choice1", "choice2"), 1),
+        (
+            OTHER,
+            {"context_column_name": "body", "choice_column_names": ["options"], "label_column_name": "right"},
+            *("A text.", ["x", "y"], "01", 1),
+        ),
+        (
+            SWAG,
+            {
+                "question_column_name": "startphrase",
+                "choice_column_names": ["ending1", "ending0"],
+                "label_column_name": "l",
+            },
+            *("He opens it.", ["He opens it. She does 1.", "He opens it. She does 0."], "01", 1),
+        ),
+    ],
+)
+def test_columns_become_choices(
+    table: dict[str, Any], settings: dict[str, Any], context: str, choices: Any, names: Any, label: int
+) -> None:
+    found, found_names = read(table | {"other": [1]}, **settings)
+    assert list(found.contexts) == [context]
+    if choices is not None:
+        assert [list(row) for row in found.choices] == [choices]
+    assert found_names == tuple(names)
+    assert encode_labels(found, found_names, may_be_missing=False).tolist() == [label]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "tsv", "parquet"])
+def test_files_of_all_kinds_are_read(ending: str, tmp_path: Path) -> None:
+    table, path = {**SWAG, "label": [2]}, tmp_path / f"swag.{ending}"
+    if ending == "jsonl":
+        path.write_text(json.dumps({name: values[0] for name, values in table.items()}), encoding="utf-8")
+    elif ending == "parquet":
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.table(table), path)
+    else:
+        divider = {"csv": ",", "tsv": "\t"}[ending]
+        lines = [divider.join(table), divider.join(str(values[0]) for values in table.values())]
+        path.write_text("\n".join(lines), encoding="utf-8")
+    found, names = read(dict(read_table(str(path), "--train-file").columns))
+    assert [list(row) for row in found.choices] == [[f"She does {place}." for place in range(4)]]
+    assert encode_labels(found, names, may_be_missing=False).tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (OTHER, "--context-column-name and --choice-column-names must name columns of t, which are not those of SWAG"),
+        (RACE | {"options": [["a"]]}, "must hold lists of two or more texts, all rows as many; row 1 has"),
+        (RACE | {"options": ["abc"]}, "must hold lists of two or more texts"),
+        (RACE | {"options": [["a", 1]]}, "must hold lists of two or more texts"),
+        (RACE | {"answer": ["D"]}, "must have the number of a choice, 0 to 2, .*; row 1 has 'D'"),
+        (RACE | {"article": [None]}, "Column article of t must hold text; row 1 has None"),
+        ({**SWAG, "label": ["4"]}, "must have the number of a choice, 0 to 3"),
+        ({name: values for name, values in SWAG.items() if name != "label"}, "--label-column-name must name a column"),
+    ],
+)
+def test_what_is_no_choice_is_one_line(table: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read(table)
+
+
+def test_rows_have_one_number_of_choices() -> None:
+    rows = {name: values * 2 for name, values in RACE.items()}
+    with pytest.raises(InputError, match="all rows as many; row 2 has"):
+        read(rows | {"options": [["a", "b", "c"], ["a", "b"]]})
+    choices, names = read(rows)
+    check_number(choices, 3)
+    with pytest.raises(InputError, match="Rows must have 4 choices, as in training; those of t have 3"):
+        check_number(choices, 4)
+    assert names == ("A", "B", "C")
+
+
+def test_a_label_may_be_missing_in_what_is_predicted() -> None:
+    labels = ["1", -1, None, "", "?", "0"]
+    choices = Choices("t", ["c"] * 6, [["a", "b"]] * 6, labels)
+    found = encode_labels(choices, ("0", "1"), may_be_missing=True)
+    np.testing.assert_array_equal(found, [1, -1, -1, -1, -1, 0])
+    with pytest.raises(InputError, match="Each label must be one of 0, 1, as in training; row 2 of t has -1"):
+        encode_labels(choices, ("0", "1"), may_be_missing=False)
+    with pytest.raises(InputError, match="row 1 of t has 'B'"):
+        encode_labels(Choices("t", ["c"], [["a", "b"]], ["B"]), ("0", "1"), may_be_missing=True)

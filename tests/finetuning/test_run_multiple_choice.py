@@ -1,0 +1,132 @@
+"""A run of multiple choice from its files to its results, its predictions, and its export in PyTorch."""
+
+import json
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from sklearn.metrics import accuracy_score
+
+from finetuning.predict import main as predict
+from finetuning.run_multiple_choice import main
+from tests.fixtures.killable_runs import KillableRuns
+from tests.fixtures.other_environments import output_of
+from tests.fixtures.run_command import Outcome
+from tests.fixtures.same_run import assert_same_run, newest_variables, timeless_lines
+from tests.fixtures.tiny_choices import NUM_ROWS, answers, flags, rows_of
+
+STEPS_OF_PASS = -(-NUM_ROWS["train"] // 8)
+
+# Prints what the class says of a file of rows in NumPy's form, and what of the model was not loaded.
+READER = """
+import json, sys
+import numpy as np
+import torch
+from transformers import AutoModelForMultipleChoice
+
+model, loading = AutoModelForMultipleChoice.from_pretrained(sys.argv[1], output_loading_info=True)
+rows = np.load(sys.argv[2])
+model.eval()
+with torch.no_grad():
+    logits = model(**{name: torch.tensor(rows[name]).long() for name in ("input_ids", "attention_mask")}).logits
+wrong_keys = {kind: sorted(map(str, keys)) for kind, keys in loading.items() if keys}
+print(json.dumps({"class": type(model).__name__, "logits": logits.tolist(), "wrong_keys": wrong_keys}))
+"""
+
+
+def predictions(folder: Path, name: str) -> list[str]:
+    header, *lines = (folder / "run" / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+    assert header == "index\tprediction"
+    return [line.split("\t")[1] for line in lines]
+
+
+def test_it_learns_what_can_be_learned(chosen: Path) -> None:
+    """Its accuracy is scikit-learn's; the guess is the most frequent letter."""
+    found = json.loads((chosen / "run" / "all_results.json").read_text(encoding="utf-8"))
+    right = answers("validation")
+    predicted = predictions(chosen, "eval_predictions")
+    assert found["eval_accuracy"] == pytest.approx(accuracy_score(right, predicted), abs=1e-12)
+    assert found["eval_accuracy"] > 0.9
+    guess = max("ABC", key=answers("train").count)
+    assert found["eval_guess_accuracy"] == pytest.approx(right.count(guess) / len(right))
+    assert accuracy_score(answers("test"), predictions(chosen, "predict_results_test")) > 0.9
+    assert "predict_accuracy" not in found  # the test part has no labels
+    lines = [line for line in timeless_lines(chosen / "run") if line["split"] == "validation"]
+    assert [line["step"] for line in lines] == [STEPS_OF_PASS, 2 * STEPS_OF_PASS, 3 * STEPS_OF_PASS]
+
+
+def test_the_export_is_for_multiple_choice(chosen: Path) -> None:
+    config = json.loads((chosen / "run" / "export" / "config.json").read_text(encoding="utf-8"))
+    assert config["architectures"] == ["RobertaForMultipleChoice"]
+    assert config["id2label"] == {"0": "A", "1": "B", "2": "C"}
+    _, metadata, text = (chosen / "run" / "export" / "README.md").read_text(encoding="utf-8").split("---\n", 2)
+    assert yaml.safe_load(metadata)["pipeline_tag"] == "multiple-choice"
+    assert "AutoModelForMultipleChoice" in text
+
+
+def test_it_predicts_as_in_training(chosen: Path, run: Callable[..., Outcome]) -> None:
+    expected = (chosen / "run" / "predict_results_test.txt").read_text(encoding="utf-8")
+    assert run(predict, "--model", chosen / "run", "--file", chosen / "test.jsonl").out == expected
+    text = ("--text", "a text", "--choices", "of the file", "of the list", "of a file", "of file")
+    title, *lines = run(predict, "--model", chosen / "run" / "export", *text).out.splitlines()
+    assert title == "a text"
+    assert lines[0].split(maxsplit=1)[1] == "of the list"
+    assert sum(float(line.split()[0].removesuffix("%")) for line in lines) == pytest.approx(100, abs=0.21)
+    model = ("--model", chosen / "run")
+    assert "--choices must be two or more for one --text" in run(predict, *model, "--text", "a").error
+    assert "--choices needs one --text" in run(predict, *model, "--text", "a", "b", "--choices", "c", "d").error
+
+
+def test_other_models_take_no_choices(classified: Path, run: Callable[..., Outcome]) -> None:
+    outcome = run(predict, "--model", classified, "--text", "a", "--choices", "b", "c")
+    assert "is a RobertaForSequenceClassification, which takes no --choices" in outcome.error
+
+
+@pytest.mark.usefixtures("one_device", "nothing_converted")
+def test_it_resumes_bit_for_bit(chosen: Path, tiny_start: Path, tmp_path: Path) -> None:
+    """From a checkpoint in the middle of a pass, with dropout."""
+    shutil.copytree(chosen, tmp_path / "chosen")
+    for path in (tmp_path / "chosen" / "run" / "checkpoints").glob(f"step-{3 * STEPS_OF_PASS:08d}.*"):
+        path.unlink()
+    shutil.rmtree(tmp_path / "chosen" / "run" / "export")
+    assert main(flags(tiny_start / "start", tmp_path / "chosen", "--resume", "must")) == 0
+    assert timeless_lines(tmp_path / "chosen" / "run") == timeless_lines(chosen / "run")
+    assert newest_variables(tmp_path / "chosen" / "run") == newest_variables(chosen / "run")
+    for name in ("export/model.safetensors", "all_results.json", "predict_results_test.txt"):
+        assert (tmp_path / "chosen" / "run" / name).read_bytes() == (chosen / "run" / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_killed_equals_unkilled(tiny_start: Path, tmp_path: Path) -> None:
+    """On two devices, in micro-batches, killed while it evaluates."""
+    more = ("--per-replica-batch-size", "2", "--gradient-accumulation-steps", "2", "--num-epochs", "2")
+    with KillableRuns(command="finetuning.run_multiple_choice") as runs:
+        assert runs.run(flags(tiny_start / "start", tmp_path / "whole", *more)) == 0
+        killed = flags(tiny_start / "start", tmp_path / "killed", *more, "--save-minutes", "0.001")
+        assert runs.run_and_signal(killed, "evaluate", 2, signal.SIGKILL, 0.001) == -signal.SIGKILL
+        assert runs.run(killed) == 0
+    assert_same_run(tmp_path / "killed" / "run", tmp_path / "whole" / "run")
+    assert predictions(tmp_path / "killed", "eval_predictions") == predictions(tmp_path / "whole", "eval_predictions")
+
+
+@pytest.mark.slow
+def test_pytorch_chooses_the_same(chosen: Path, python: Path, tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    from train.model.from_pretrained import load_model
+
+    export = str(chosen / "run" / "export")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(export)
+    pairs = [("a text", f"of {option}") for row in rows_of("test") for option in row["options"]]  # type: ignore[attr-defined]
+    encoded = tokenizer(*map(list, zip(*pairs, strict=True)), padding=True, truncation=True, max_length=24)
+    rows = {name: np.array(encoded[name], np.int32).reshape(-1, 3, 24) for name in ("input_ids", "attention_mask")}
+    np.savez(tmp_path / "rows.npz", **rows)
+    ours = load_model(export, "TFAutoModelForMultipleChoice")(rows).logits.numpy()
+    theirs = json.loads(output_of(python, READER, export, str(tmp_path / "rows.npz")))
+    assert (theirs["class"], theirs["wrong_keys"]) == ("RobertaForMultipleChoice", {})
+    np.testing.assert_allclose(theirs["logits"], ours, atol=1e-5)
+    assert ["ABC"[one] for one in ours.argmax(axis=1)] == predictions(chosen, "predict_results_test")
