@@ -54,7 +54,7 @@ def read(table: dict[str, Any], **settings: Any) -> tuple[Choices, tuple[str, ..
             {
                 "question_column_name": "startphrase",
                 "choice_column_names": ["ending1", "ending0"],
-                "label_column_name": "l",
+                "label_column_name": "other",
             },
             *("He opens it.", ["He opens it. She does 1.", "He opens it. She does 0."], "01", 1),
         ),
