@@ -135,7 +135,7 @@ def check_number(choices: Choices, number: int) -> None:
     """Check that rows have as many choices as those that were trained on."""
     if choices.num_choices != number:
         raise InputError(
-            f"Rows must have {number} choices as in training; those of {choices.name} have {choices.num_choices}."
+            f"Rows must have {number} choices, as in training; those of {choices.name} have {choices.num_choices}."
         )
 
 
