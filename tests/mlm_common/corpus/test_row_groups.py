@@ -21,6 +21,7 @@ from mlm_common.storage.reading import find_stored_files
 from tests.fixtures.text_files import local_file, read_file, read_range
 from tests.servers.fixtures import CloudStorageHandle
 
+GROUP_ROWS = 250
 TEXTS = st.lists(st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=40)
 
 
@@ -115,41 +116,40 @@ def test_a_damaged_file_is_named_when_it_is_cut(tmp_path: Path) -> None:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Corpus:
-    """Text of 10,000 bytes in each of 200 row groups, beside a column that takes ten times as much."""
+    """Text of 2,500 bytes in each of 200 row groups, beside a column that takes ten times as much."""
+    draw = random.Random(0)
     for index in range(4):
-        numbers = range(index * 50_000, (index + 1) * 50_000)
-        vectors = [random.Random(number).randbytes(100) for number in numbers]
-        table = pa.table({"vector": vectors, "text": [f"{number:010d}" for number in numbers]})
-        pq.write_table(table, tmp_path / f"{index}.parquet", row_group_size=1000, use_dictionary=False)
+        numbers = range(index * 50 * GROUP_ROWS, (index + 1) * 50 * GROUP_ROWS)
+        table = pa.table({"vector": [draw.randbytes(100) for _ in numbers], "text": [f"{one:010d}" for one in numbers]})
+        pq.write_table(table, tmp_path / f"{index}.parquet", row_group_size=GROUP_ROWS, use_dictionary=False)
     return open_corpus(CorpusConfig(data_files=[f"{tmp_path}/*.parquet"]))
 
 
 def groups_in_sample(corpus: Corpus, max_bytes: int, seed: int = 0) -> list[int]:
-    """Read a sample, which must hold whole groups of a thousand numbers in order, and list them."""
+    """Read a sample, which must hold whole groups of numbers in order, and list them."""
     numbers = numbers_in(list(corpus.sampled_documents("train", max_bytes, seed)))
-    groups = [number // 1000 for number in numbers[::1000]]
-    assert numbers == [number for group in groups for number in range(group * 1000, (group + 1) * 1000)]
+    groups = [number // GROUP_ROWS for number in numbers[::GROUP_ROWS]]
+    assert numbers == [group * GROUP_ROWS + row for group in groups for row in range(GROUP_ROWS)]
     assert groups == sorted(set(groups))
     return groups
 
 
 def test_a_sample_is_of_row_groups_and_as_large_as_their_text(corpus: Corpus) -> None:
-    groups = groups_in_sample(corpus, 700_000)
-    # Beside its ten bytes a text has its length in four: 1,400,000 bytes are those of a hundred groups.
+    groups = groups_in_sample(corpus, 175_000)
+    # Beside its ten bytes a text has its length in four: 350,000 bytes are those of a hundred groups.
     assert 98 <= len(groups) <= 100
-    assert groups == groups_in_sample(corpus, 700_000) != groups_in_sample(corpus, 700_000, seed=1)
+    assert groups == groups_in_sample(corpus, 175_000) != groups_in_sample(corpus, 175_000, seed=1)
     assert len(groups_in_sample(corpus, 1)) == 64, "it is from all over the corpus"
-    assert groups_in_sample(corpus, 1_500_000) == list(range(200))
-    assert corpus.num_sampled_bytes("train", 20_000, 0) is None, "compressed files do not tell"
+    assert groups_in_sample(corpus, 375_000) == list(range(200))
+    assert corpus.num_sampled_bytes("train", 5_000, 0) is None, "compressed files do not tell"
 
 
 def test_a_sample_beside_lines_is_of_both(corpus: Corpus, tmp_path: Path) -> None:
-    (tmp_path / "more.txt").write_text(
-        "".join(f"{number:09d}\n" for number in range(200_000, 204_000)), encoding="utf-8"
-    )
+    lines = [f"{200 * GROUP_ROWS + number:09d}\n" for number in range(1000)]
+    (tmp_path / "more.txt").write_text("".join(lines), encoding="utf-8")
     both = open_corpus(CorpusConfig(data_files=[*corpus.config.data_files, str(tmp_path / "more.txt")]))
-    has_lines = {200 in {int(text) // 1000 for text in both.sampled_documents("train", 1, seed)} for seed in range(10)}
-    assert has_lines == {True, False}
+    samples = [numbers_in(list(both.sampled_documents("train", 1, seed))) for seed in range(10)]
+    assert {max(numbers) >= 200 * GROUP_ROWS for numbers in samples} == {True, False}
 
 
 def test_a_sample_needs_the_text_column_in_every_file(tmp_path: Path) -> None:
