@@ -70,8 +70,8 @@ def our_batches(
 
     from train.config.learning import DataConfig
     from train.data.inputs import Feature
-    from train.data.mixture import Interleaving
     from train.data.pipeline import MixtureOrder, SampleOrder, training_batches
+    from train.data.sources import Interleaving
     from train.layers.random_bits import row_keys
     from train.tasks.masking import MaskedRows, mask_rows
     from train.tasks.masking_rule import MaskingRule

@@ -10,7 +10,6 @@ import pytest
 
 from tests.fixtures.same_run import assert_same_run
 from tests.fixtures.tiny_run import NUM_STEPS, forget_checkpoint, run_flags
-from train.loop import trainer
 from train.model import computation
 from train.run_mlm import main
 
@@ -46,7 +45,7 @@ def forbid_check(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise AssertionError("the layers were compared")
 
-    monkeypatch.setattr(trainer, "prove_tpu_layers", fail)
+    monkeypatch.setattr("train.step.proofs.prove_tpu_layers", fail)
 
 
 @pytest.mark.usefixtures("cpu_as_tpu")

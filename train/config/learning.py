@@ -125,13 +125,18 @@ class DataConfig(Bounded):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        is_scored = bool(self.score_pairs or self.score_words)
-        require(not is_scored or bool(self.eval_dataset), "needs --eval-dataset", "--score-pairs or -words", "none")
+        require(
+            not self.is_scored or bool(self.eval_dataset), "needs --eval-dataset", "--score-pairs or -words", "none"
+        )
         for text in self.save_at_words:
             rule = "must be numbers of words, such as 500K 1M 10M"
             require(WORDS.fullmatch(text) is not None, rule, "--save-at-words", text)
         given = [flag_of(name) for name in SOURCE_SETTINGS if getattr(self, name) not in (None, [])]
         require(len(given) <= 1, "must not be given together", " and ".join(given), "several weights for each source")
+
+    @property
+    def is_scored(self) -> bool:
+        return bool(self.score_pairs or self.score_words)
 
     def folders(self) -> dict[str, str]:
         """Map flags, with the names of sources, to the folders of shards."""

@@ -4,7 +4,7 @@ The order of training rows is a pure function of (seed, epoch, position), withou
 shards are permuted by a hash of (seed, epoch, name); consecutive shards form a window, which is permuted as a whole. So
 the row at any position is found by arithmetic, and a run resumes by opening one window.
 
-In a mixture each source is such an order, and `train.data.mixture` says which source a position belongs to. One reader
+In a mixture each source is such an order, and `train.data.sources` says which source a position belongs to. One reader
 goes through the windows of all sources, in the order in which their first rows are needed, and holds the rows whose
 position has not come yet: at most a window of each source, and windows are smaller in proportion to the weights.
 
@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from tfrecord_prep.manifest import ShardSet
 from train.data.inputs import Feature
-from train.data.mixture import Interleaving
+from train.data.sources import Interleaving
 
 # Shards read at once: enough to hide the latency of Cloud Storage.
 NUM_PARALLEL_READS = 8

@@ -22,8 +22,7 @@ from tfrecord_prep.manifest import ShardSet, open_shards
 from tfrecord_prep.records import first_row_ids
 from train.config.learning import SOURCE_SETTINGS, DataConfig
 from train.data.inputs import Feature, Inputs
-from train.data.mixture import Interleaving
-from train.data.sources import Source, shard_identities, source_folders, source_weights
+from train.data.sources import Interleaving, Source, shard_identities, source_folders, source_weights
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -1,6 +1,19 @@
-"""The sources of a mixture: their folders, and the weights by which they are read."""
+"""The sources of a mixture: their folders and weights, and the order in which they take turns.
 
-from collections.abc import Mapping
+The order is a pure function of the weights, found at any position: they form a binary tree (Huffman's). At each node
+the rows before position n are divided by rounding: of n rows, floor(n * left / (left + right) + 1/2) go to the left. So
+the source of a position, its place in the source, and the reverse follow by arithmetic, without state, whatever the
+batch, the hosts and the step at which a run resumes.
+
+Each rounding is off by at most 1/2, and a source inherits the error of a node above it in proportion to its part of
+that node. In Huffman's tree these parts fall at least as fast as 1/1, 1/2, 1/3, 1/5, 1/8 …, so the first n positions
+hold n * weight rows of a source, give or take 1/2 for two sources and 1.7 for any number. A range of positions is the
+difference of two such counts: off by at most 1 for two sources, 3.4 for any number.
+"""
+
+import functools
+import heapq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mlm_common.cli.settings import require
@@ -19,11 +32,13 @@ from train.config.learning import DataConfig
 
 # By which fractions may miss a sum of 1, as 0.333 three times does.
 MAX_ROUNDING = 0.005
+# Weights are whole numbers up to this sum, so that products of two of them fit into 64 bits.
+MAX_SUM = 2**30
 
 
 @dataclass(frozen=True)
 class Source:
-    """A source of a mixture: its shards, and its weight relative to the others' (see `train.data.mixture`).
+    """A source of a mixture: its shards, and its weight relative to the others' (see `Interleaving`).
 
     first_row: rows of it that earlier phases used.
     """
@@ -103,3 +118,58 @@ def shard_identities(shards: ShardSet) -> list[str]:
     if shards.manifest is not None:
         return [f"{shard.name} {shard.crc32c}" for shard in shards.manifest.shards]
     return [path.rsplit("/", 1)[-1] for path in shards.paths]
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A node of the tree, as seen from below: the weights of the node and of its parent, and whether it is the left."""
+
+    weight: int
+    parent_weight: int
+    is_left: bool
+
+
+@dataclass(frozen=True)
+class Interleaving:
+    """The order of sources with these weights: whole numbers above 0, of a sum of at most MAX_SUM."""
+
+    weights: tuple[int, ...]
+
+    @classmethod
+    def of(cls, weights: Sequence[float]) -> "Interleaving":
+        """Make it from any weights above 0; whole numbers stay as they are, where their sum allows."""
+        total = sum(weights)
+        if all(weight == int(weight) for weight in weights) and total <= MAX_SUM:
+            return cls(tuple(map(int, weights)))
+        scale = (MAX_SUM - len(weights)) / total
+        return cls(tuple(max(1, round(weight * scale)) for weight in weights))
+
+    @functools.cached_property
+    def branches(self) -> tuple[tuple[Branch, ...], ...]:
+        """The branches from each source up to the root; none where it is the only one."""
+        paths: list[list[Branch]] = [[] for _ in self.weights]
+        heap = [(weight, index, [index]) for index, weight in enumerate(self.weights)]
+        heapq.heapify(heap)
+        while len(heap) > 1:
+            right, left = heapq.heappop(heap), heapq.heappop(heap)
+            weight = left[0] + right[0]
+            for (part, _, members), is_left in ((left, True), (right, False)):
+                for member in members:
+                    paths[member].append(Branch(part, weight, is_left))
+            heapq.heappush(heap, (weight, left[1], left[2] + right[2]))
+        return tuple(map(tuple, paths))
+
+    def num_rows(self, source: int, position: int) -> int:
+        """Count the rows of a source before a position."""
+        for branch in reversed(self.branches[source]):
+            other = branch.parent_weight - branch.weight
+            left = branch.weight if branch.is_left else other
+            num_left = (2 * position * left + branch.parent_weight) // (2 * branch.parent_weight)
+            position = num_left if branch.is_left else position - num_left
+        return position
+
+    def position(self, source: int, row: int) -> int:
+        """Find the position of a source's row, both counted from 0."""
+        for branch in self.branches[source]:
+            row = (branch.parent_weight * (2 * row + 1) - branch.is_left) // (2 * branch.weight)
+        return row

@@ -31,12 +31,12 @@ from train.runtime.machines import Cluster, expected_num_replicas, has_cpu_alone
 from train.runtime.plan import PhaseToPlan, Plan, make_plans, phase_index, warn_of_other_batch
 from train.runtime.run_folder import RunFolder
 from train.runtime.supervisor import supervision
-from train.scoring.material import read_pairs
-from train.scoring.while_training import Sample, draw_sample
 from train.tasks.task import Task, task_record
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+    from train.scoring.while_training import Sample
 
 # What a step of training reaches on one CPU with AVX2; of some twice that.
 CPU_FLOPS_PER_SECOND = 5e10
@@ -85,19 +85,20 @@ class Phase:
         return self.task.num_predictions(self.config.optimization.per_replica_batch_size * plan.max_length)
 
     @functools.cached_property
-    def sample(self) -> Sample | None:
+    def sample(self) -> "Sample | None":
         """What is scored at each evaluation beside the loss; None where nothing else is.
 
         Raises:
             InputError: a file of pairs that cannot be read, or pairs longer than the rows.
         """
-        if not isinstance(self.config, TrainingConfig) or not isinstance(self.inputs, TrainingInputs):
+        if not isinstance(self.config, TrainingConfig) or not self.config.data.is_scored:
             return None
-        data = self.config.data
-        if not data.score_pairs and not data.score_words:
-            return None
+        from train.scoring.material import read_pairs  # for these flags alone
+        from train.scoring.while_training import draw_sample
+
+        data, inputs = self.config.data, self.inputs
+        assert isinstance(inputs, TrainingInputs)
         pairs = read_pairs([data.score_pairs], "--score-pairs") if data.score_pairs else []
-        inputs = self.inputs
         return draw_sample(pairs, data.score_words, inputs.eval_shards, inputs.tokenizer, inputs.max_length)
 
     def steps_at_words(self, plan: Plan) -> dict[int, str]:

@@ -27,7 +27,6 @@ from train.loop.run import Phase, Run, computation_so_far, describe_run, device_
 from train.metrics.log import VALIDATION, MetricsLog
 from train.metrics.run_curves import RunCurves, draw_run
 from train.model.computation import Computation, choose_computation, describe_computation, full_speed_step_seconds
-from train.model.from_pretrained import load_initial_weights
 from train.publishing.publisher import Publisher
 from train.publishing.pytorch_format import take_snapshot
 from train.runtime import supervisor
@@ -35,10 +34,8 @@ from train.runtime.plan import Plan, phase_index, warn_of_other_batch
 from train.runtime.preemption import StopRequest
 from train.runtime.run_folder import LOSS_CURVE_NAME
 from train.runtime.strategy import check_agreement, distribute_batches, wait_for_workers
-from train.scoring.answers import QueriedModel
 from train.step.evaluation import Adder, build_adder
-from train.step.sharding_check import prove_sharding
-from train.step.train_step import PretrainingModel, build_model, compile_model, prove_tpu_layers
+from train.step.train_step import PretrainingModel, build_model, compile_model
 from train.tasks.task import SOURCE_LOSS, Task
 
 logger = logging.getLogger(__name__)
@@ -84,6 +81,8 @@ class Trainer:
         """Load the weights of `--init-from`, if it is given and there is no checkpoint to resume from."""
         phase, init_from = self.phase, self.phase.config.model.init_from
         if init_from is not None and (self.starts_over or not self.run.folder.has_checkpoint()):
+            from train.model.from_pretrained import load_initial_weights  # for this flag alone
+
             num_ids = vocabulary_size(phase.inputs.tokenizer)
             network, task = self.model.network, phase.task
             tf_keras.utils.set_random_seed(phase.config.run.seed)  # of a new head
@@ -148,6 +147,8 @@ class Trainer:
         """Let the first rows decide how a step is computed, where that is open."""
         if None not in (self.computation.tpu_layers, self.computation.shard_optimizer):
             return
+        from train.step.proofs import prove_sharding, prove_tpu_layers  # on a TPU alone
+
         supervisor.report("prove")
         strategy = self.model.distribute_strategy
         batch = next(iter(distribute_batches(strategy, self.batches_from(self.start))))
@@ -354,6 +355,8 @@ def scorer_of(phase: Phase, model: PretrainingModel) -> Callable[[], dict[str, f
     sample, tokenizer, max_length = phase.sample, phase.inputs.tokenizer, phase.inputs.max_length
     if sample is None:
         return None
+    from train.scoring.answers import QueriedModel
+
     tokens_per_batch = phase.config.optimization.per_replica_batch_size * max_length
     ids, strategy = special_ids(tokenizer), model.distribute_strategy
     scored = QueriedModel(model.network, strategy, vocabulary_size(tokenizer), ids["pad"])

@@ -22,7 +22,6 @@ from train.layers.random_bits import repeatable
 from train.model.architectures import align_padding_positions, architecture_of, vocabulary_axis
 from train.model.attention import attend_within_documents, attending_within, current_documents
 from train.model.modernbert import auto_class
-from train.model.tpu_layers import use_tpu_layers
 
 
 def build_network(
@@ -54,6 +53,8 @@ def build_network(
     if settings.block_attention:
         attend_within_documents(network)
     if tpu_layers:
+        from train.model.tpu_layers import use_tpu_layers  # not for CPUs
+
         use_tpu_layers(network)
     if settings.gradient_checkpointing:
         enable_gradient_checkpointing(network)

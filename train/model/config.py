@@ -19,7 +19,6 @@ from train.model.architectures import (
     position_offset,
     uses_token_types,
 )
-from train.model.pretrained_files import read_config, read_initial_config
 
 # Decided by tokenizer and shards; an override would make a model that does not fit them.
 DECIDED_BY_DATA = ("model_type", "vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "mask_token_id")
@@ -80,6 +79,11 @@ def resolve_model_config(config: ModelConfig, inputs: Inputs, max_length: int | 
 
 
 def _read(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
+    if config.init_from is None and config.pretrained_model_config is None:
+        settings = dict(read_preset(config.preset)["model"])
+        return CONFIG_MAPPING[settings.pop("model_type")](**settings)
+    from train.model.pretrained_files import read_config, read_initial_config  # for these flags alone
+
     if config.init_from is not None:
         if config.pretrained_model_config is not None:
             raise InputError(
@@ -88,9 +92,7 @@ def _read(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> Pretrained
             )
         check_folder_or_hub(config.init_from, "--init-from")
         return read_initial_config(config.init_from, tokenizer)
-    if config.pretrained_model_config is None:
-        settings = dict(read_preset(config.preset)["model"])
-        return CONFIG_MAPPING[settings.pop("model_type")](**settings)
+    assert config.pretrained_model_config is not None
     check_folder_or_hub(config.pretrained_model_config, "--pretrained-model-config")
     try:
         return read_config(config.pretrained_model_config)

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 import tf_keras
 from transformers import PretrainedConfig
@@ -13,7 +12,6 @@ from mlm_common.tokenizer import vocabulary_size
 from train.config.settings import RunSettings
 from train.data.inputs import Inputs
 from train.layers.random_bits import dropping_out_by, key_dropout, key_of, row_keys
-from train.model import tpu_layers
 from train.model.build import build_network
 from train.model.computation import Computation, choose_computation
 from train.runtime.plan import Plan
@@ -24,6 +22,9 @@ from train.tasks.task import Task
 
 # Separate streams of random numbers: of the task, of dropout, and of dropout of inputs that all rows share.
 TASK_STREAM, DROPOUT_STREAM, SHARED_STREAM = 0, 1, 2
+# Rows of each replica by which a computation is proven: the height of a TPU's vectors; more would take longer without
+# showing more.
+NUM_PROOF_ROWS = 8
 # Under which a train function returns the seconds that it waited for input.
 WAIT_NAME = "input_wait_seconds"
 
@@ -159,7 +160,7 @@ class PretrainingModel(tf_keras.Model):
         """Compute the gradients and the sums of the next step over this replica's first rows."""
         replica = tf.distribute.get_replica_context()
         step = tf.cast(self.optimizer.iterations, tf.int32)
-        batch = {name: feature[: tpu_layers.NUM_ROWS] for name, feature in batch.items()}
+        batch = {name: feature[:NUM_PROOF_ROWS] for name, feature in batch.items()}
         num_rows = _num_rows(batch)
         first_row = tf.cast(replica.replica_id_in_sync_group, tf.int32) * num_rows
         keys = row_keys((self.seed, DROPOUT_STREAM, step), num_rows, first_row)
@@ -313,28 +314,6 @@ def build_train_function(model: tf_keras.Model) -> Callable[[Any], dict[str, tf.
 def _is_of_one_shape(iterator: Any) -> bool:
     specs = tf.nest.flatten(iterator.element_spec, expand_composites=True)
     return all(spec.shape.is_fully_defined() for spec in specs)
-
-
-def prove_tpu_layers(model: PretrainingModel, batch: Any, strategy: tf.distribute.Strategy) -> bool:
-    """Compare the TPU-optimized layers with the reference layers; see `train.model.tpu_layers`.
-
-    Args:
-        model: its network keeps the layers that pass.
-        batch: one global batch, distributed over the replicas.
-    """
-
-    def figures() -> tpu_layers.Figures:
-        gradient_sums = model.gradient_sums
-        if model.jit_compile:
-            gradient_sums = tf.function(gradient_sums, jit_compile=True)
-        results = tf.function(lambda batch: strategy.run(gradient_sums, args=(batch,)), autograph=False)(batch)
-        # Every replica holds the global sums.
-        sums, squares = tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], results)
-        loss, names = model.task.means[0], [variable.name for variable in model.network.trainable_variables]
-        norms = dict(zip(names, np.sqrt(squares.numpy()).tolist(), strict=True))
-        return tpu_layers.Figures(float(sums[loss.total] / sums[loss.weight]), norms)
-
-    return tpu_layers.prove_tpu_layers(model.network, figures)
 
 
 def build_model(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.data.mixture import MAX_SUM, Interleaving
+from train.data.sources import MAX_SUM, Interleaving
 
 # Of Huffman's tree: (1 + 1/1 + 1/2 + 1/3 + 1/5 + 1/8 + …) / 2.
 LARGEST_ERROR = 1.68

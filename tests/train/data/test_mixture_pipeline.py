@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from tfrecord_prep.records import encode_rows
 from train.data.inputs import Feature
-from train.data.mixture import Interleaving
 from train.data.pipeline import ONE_PIPELINE, MixtureOrder, SampleOrder, training_batches
+from train.data.sources import Interleaving
 
 LENGTH = 4
 # Rows of each shard, by source; the second source is a row now and then, the third goes through many passes.

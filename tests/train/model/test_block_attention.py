@@ -19,7 +19,8 @@ from train.model.attention import (
 )
 from train.model.build import enable_gradient_checkpointing
 from train.model.tpu_layers import use_reference_layers, use_tpu_layers
-from train.step.train_step import PretrainingModel, prove_tpu_layers
+from train.step.proofs import prove_tpu_layers
+from train.step.train_step import PretrainingModel
 from train.tasks.masked_lm import MaskedLanguageModeling
 
 CLS, SEP, LENGTH = 0, 2, 24

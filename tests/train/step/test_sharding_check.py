@@ -9,8 +9,8 @@ import tensorflow as tf
 from tests.fixtures.replicas import Case, execute, lower, values_of
 from tests.fixtures.tiny_steps import batch_of, build, token_rows, two_cpus
 from train.step import sharding
+from train.step.proofs import SHARDED_TOLERANCE, norms_agree, prove_sharding
 from train.step.sharding import Sharding
-from train.step.sharding_check import GRADIENT_TOLERANCE, agree, prove_sharding
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def test_the_replicas_of_a_slice_find_the_same_step():
     program = lower(model, model.divided_squares, rows, 8)
     ((result,),) = execute([Case([program], values_of(model), [(0, rows)])])
     assert len(result.outputs[0]) == 8
-    assert all(map(agree, np.sqrt(result.outputs[0])))
+    assert all(map(norms_agree, np.sqrt(result.outputs[0])))
 
 
 def shifted(function):
@@ -88,8 +88,8 @@ def test_a_lost_device_says_nothing_about_the_optimizer(monkeypatch):
 
 def test_steps_agree_within_rounding_alone():
     norms = np.array([[2.0, 3.0], [2.0, 3.0], [1e-6, 0.0], [0.0, 0.0]])
-    assert agree(norms)
-    for index, value in ((1, 3.1), (1, np.nan), (2, 3.1 * GRADIENT_TOLERANCE), (2, np.nan), (3, 1e-7), (3, np.nan)):
+    assert norms_agree(norms)
+    for index, value in ((1, 3.1), (1, np.nan), (2, 3.1 * SHARDED_TOLERANCE), (2, np.nan), (3, 1e-7), (3, np.nan)):
         changed = norms.copy()
         changed[index, 1] = value
-        assert not agree(changed), (index, value)
+        assert not norms_agree(changed), (index, value)

@@ -11,8 +11,9 @@ from tests.fixtures.tiny_models import PAD, tiny_model
 from tests.fixtures.tiny_steps import RULE, batch_of, compiled_model, one_cpu, token_rows, two_cpus
 from train.model import tpu_layers
 from train.model.architectures import ARCHITECTURES
-from train.model.tpu_layers import GRADIENT_TOLERANCE, LOSS_TOLERANCE, Figures, agree, attention_layers
-from train.step.train_step import prove_tpu_layers
+from train.model.tpu_layers import attention_layers
+from train.step import proofs
+from train.step.proofs import GRADIENT_TOLERANCE, LOSS_TOLERANCE, Figures, figures_agree, prove_tpu_layers
 from train.tasks.masked_lm import MaskedLanguageModeling
 
 # What differs from RoBERTa, and not in transformers' copies of its code alone.
@@ -68,7 +69,7 @@ def check_fallback(model, caplog):
     with caplog.at_level(logging.INFO):
         assert not is_proven(model)
     assert not has_tpu_layers(model)
-    (text,) = (record.getMessage() for record in caplog.records if record.name == tpu_layers.__name__)
+    (text,) = (record.getMessage() for record in caplog.records if record.name == proofs.__name__)
     assert "WARNING" in caplog.text
     assert text.startswith("The run trains with the REFERENCE LAYERS: the TPU-optimized ones ")
     assert "--tpu-layers off trains with the reference layers, --tpu-layers on" in text
@@ -138,13 +139,13 @@ def test_figures_agree_within_rounding_alone():
 
     expected = figures(5.0, 3.0, 4.0, 1e-9, 1e-3)
     assert expected.describe() == "loss 5, gradient norm 5"
-    assert agree(expected, expected)
-    assert agree(figures(5.0, 3.0, 4.0, 2e-9, 2e-3), expected)  # next to nothing, or nothing: all rounding
+    assert figures_agree(expected, expected)
+    assert figures_agree(figures(5.0, 3.0, 4.0, 2e-9, 2e-3), expected)  # next to nothing, or nothing: all rounding
     for found in (
         figures(5.0 * (1 + 2 * LOSS_TOLERANCE), 3.0, 4.0, 1e-9, 1e-3),
         figures(5.0, 3.0 * (1 + 2 * GRADIENT_TOLERANCE), 4.0, 1e-9, 1e-3),
         figures(float("nan"), 3.0, 4.0, 1e-9, 1e-3),
         figures(5.0, 3.0, float("nan"), 1e-9, 1e-3),
     ):
-        assert not agree(found, expected)
-        assert not agree(expected, found)
+        assert not figures_agree(found, expected)
+        assert not figures_agree(expected, found)
