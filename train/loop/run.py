@@ -24,8 +24,7 @@ from train.config.learning import words_of
 from train.config.settings import HardwareConfig, RunSettings, TrainingConfig
 from train.data.inputs import Inputs
 from train.data.shards import TrainingInputs
-from train.model.computation import Computation, planned_step_flops
-from train.model.parameters import count_parameters
+from train.model.computation import Computation, count_parameters, planned_step_flops
 from train.publishing.model_card import check_card
 from train.runtime.machines import Cluster, expected_num_replicas, has_cpu_alone, local_accelerator_type
 from train.runtime.plan import PhaseToPlan, Plan, make_plans, phase_index, warn_of_other_batch

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tf_keras
+import transformers
 from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from transformers import PretrainedConfig
@@ -21,7 +22,6 @@ from train.config.learning import ModelConfig
 from train.layers.random_bits import repeatable
 from train.model.architectures import align_padding_positions, architecture_of, vocabulary_axis
 from train.model.attention import attend_within_documents, attending_within, current_documents
-from train.model.modernbert import auto_class
 
 
 def build_network(
@@ -44,7 +44,7 @@ def build_network(
         model_class: the auto class of transformers.
     """
     tf_keras.utils.set_random_seed(seed)
-    network = auto_class(model_class).from_config(model_config)
+    network = auto_class(model_class, model_config).from_config(model_config)
     network(network.dummy_inputs, training=False)
     align_padding_positions(network)
     if settings.position_init == "sinusoidal":
@@ -59,6 +59,13 @@ def build_network(
     if settings.gradient_checkpointing:
         enable_gradient_checkpointing(network)
     return network
+
+
+def auto_class(name: str, config: PretrainedConfig) -> Any:
+    """Look up an auto class of transformers by its name, once it knows our class for the configuration, if any."""
+    if config.model_type == "modernbert":
+        import train.model.modernbert  # noqa: F401  (registers its classes)
+    return getattr(transformers, name)
 
 
 def start_positions_as_sinusoids(model: Any) -> None:

@@ -21,7 +21,7 @@ from train.model.architectures import (
     cut_vocabulary,
     vocabulary_axis,
 )
-from train.model.modernbert import auto_class
+from train.model.build import auto_class
 from train.model.pretrained_files import WeightsFile, find_file, find_weights, read_config, set_labels
 from train.runtime.run_folder import exported_model
 
@@ -63,11 +63,11 @@ def load_model(
         set_labels(config, head_labels)
     weights = find_weights(folder_or_hub_id)
     if weights.layout == "pytorch":
-        network = auto_class(model_class).from_config(config)
+        network = auto_class(model_class, config).from_config(config)
         align_padding_positions(network)
         model, found = _load_pytorch(folder_or_hub_id, weights, adapt_network(network))
     else:
-        model, found = auto_class(model_class).from_pretrained(
+        model, found = auto_class(model_class, config).from_pretrained(
             folder_or_hub_id, config=config, ignore_mismatched_sizes=True, output_loading_info=True
         )
         align_padding_positions(model)

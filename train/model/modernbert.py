@@ -424,8 +424,3 @@ for name, model_class in {
     "TFAutoModelForQuestionAnswering": TFModernBertForQuestionAnswering,
 }.items():
     getattr(transformers, name).register(ModernBertConfig, model_class, exist_ok=True)
-
-
-def auto_class(name: str) -> Any:
-    """Look up an auto class of transformers by its name; it also makes the classes of this module."""
-    return getattr(transformers, name)

@@ -20,8 +20,8 @@ from mlm_common.tokenizer import load_tokenizer, vocabulary_size
 from train.checkpoints.store import CheckpointStore, DamagedCheckpointError
 from train.metrics.log import read_metrics
 from train.model.architectures import ARCHITECTURES, max_positions
+from train.model.build import auto_class
 from train.model.from_pretrained import load_model
-from train.model.modernbert import auto_class
 from train.model.pretrained_files import read_config
 from train.publishing.publisher import Publisher
 from train.publishing.pytorch_format import ModelSnapshot, export_model, take_snapshot
@@ -142,7 +142,7 @@ def _read_checkpoint(run_folder: RunFolder, step: int | None, tokenizer_name: st
     config = CONFIG_MAPPING[record["model_config"]["model_type"]].from_dict(record["model_config"])
     weights = {name: array for name, array in arrays.items() if name.startswith(WEIGHTS_PREFIX)}
     model_class = record["task"]["model_class"]
-    class_name = auto_class(model_class)._model_mapping[type(config)].__name__
+    class_name = auto_class(model_class, config)._model_mapping[type(config)].__name__
     lines = read_metrics(run_folder, checkpoint.num_written_log_lines, checkpoint.unwritten_log_lines)
     metrics = [line for line in lines if line["step"] <= checkpoint.step]
     return SavedModel(

@@ -122,10 +122,10 @@ def test_angles_are_exact_at_the_last_of_8192_positions():
 
 def test_residual_weights_start_smaller_by_the_depth():
     from tests.fixtures.tiny_models import tiny_config
-    from train.model.modernbert import auto_class
+    from train.model.build import auto_class
 
     config = tiny_config("modernbert", hidden_size=96, num_hidden_layers=8, initializer_range=0.05)
-    model = auto_class("TFAutoModelForMaskedLM").from_config(config)
+    model = auto_class("TFAutoModelForMaskedLM", config).from_config(config)
     model(model.dummy_inputs)
     layer = model.model.layer[3]
     # A normal distribution cut at two deviations has 0.88 of them.

@@ -8,8 +8,8 @@ from transformers import PretrainedConfig
 
 from tests.fixtures.tiny_models import CONFIGS, tiny_config
 from train.model.architectures import ARCHITECTURES
-from train.model.modernbert import auto_class
-from train.model.parameters import BERT_AND_ITS_KIN, count_parameters
+from train.model.build import auto_class
+from train.model.computation import BERT_AND_ITS_KIN, count_parameters
 
 COUNTED = BERT_AND_ITS_KIN | {"modernbert"}
 # Sizes that have nothing in common, so that no mistake cancels another.
@@ -25,7 +25,7 @@ HEADS = (
 
 def built(config: PretrainedConfig, model_class: str) -> int:
     with tf.Graph().as_default():  # where weights take no memory
-        network = auto_class(model_class).from_config(config)
+        network = auto_class(model_class, config).from_config(config)
         network.build(None)
         return int(network.count_params())
 

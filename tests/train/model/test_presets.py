@@ -12,10 +12,9 @@ from train.checks.preflight.planning import synthetic_inputs
 from train.config.learning import OptimizationConfig
 from train.config.presets import about_preset, preset_markdown, preset_names, preset_table, read_preset
 from train.config.settings import parse_training_config
-from train.model.computation import step_flops
+from train.model.build import auto_class
+from train.model.computation import count_parameters, step_flops
 from train.model.config import resolve_model_config
-from train.model.modernbert import auto_class
-from train.model.parameters import count_parameters
 
 INPUTS = synthetic_inputs(max_length=512, vocab_size=32_000)
 SMALL = ("tiny-cpu", "tiny-roberta-cpu", "roberta-small")
@@ -86,7 +85,8 @@ def test_a_preset_has_as_many_parameters_as_it_says(name):
 )
 def test_keras_counts_as_many_parameters(name):
     with tf.Graph().as_default():  # where weights take no memory
-        network = auto_class("TFAutoModelForMaskedLM").from_config(exact_model_of(name))
+        config = exact_model_of(name)
+        network = auto_class("TFAutoModelForMaskedLM", config).from_config(config)
         network.build(None)
         assert network.count_params() == about_preset(name).parameters
 
