@@ -66,7 +66,6 @@ def prepare_environment() -> None:
 
 
 def has_accelerator() -> bool:
-    """Return whether this machine has a device that could be a GPU or a TPU."""
     return any(any(Path("/dev").glob(pattern)) for pattern in ACCELERATORS)
 
 

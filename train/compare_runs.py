@@ -86,7 +86,6 @@ class Groups(NamedTuple):
 
 
 def comparison_table(runs: Sequence[RunCurves]) -> str:
-    """Write a line of figures for each run, and below what they are."""
     metrics = {run.metric.title for run in runs}
     titles = (*TITLES, metrics.pop() if len(metrics) == 1 else "score")
     rows = [titles, *map(_figures, runs)]
@@ -101,7 +100,6 @@ def comparison_table(runs: Sequence[RunCurves]) -> str:
 
 
 def source_table(runs: Sequence[RunCurves]) -> str:
-    """Write the last validation loss of each source of the mixtures, a line for each."""
     rows = []
     for source in dict.fromkeys(source for run in runs for source in run.sources):
         losses = [(run.of_split(VALIDATION) or [{}])[-1].get(f"{SOURCE_LOSS}{source}") for run in runs]
@@ -110,7 +108,6 @@ def source_table(runs: Sequence[RunCurves]) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Write the lines of a table, its columns aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.rjust(width) if index else cell.ljust(width) for index, (cell, width) in enumerate(cells))

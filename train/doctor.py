@@ -59,7 +59,6 @@ def _has_run(config: TrainingConfig) -> bool:
 
 
 def all_findings(config: TrainingConfig) -> Iterator[Finding]:
-    """Yield the findings of all checks; the run as a whole is checked if none of the others found an error."""
     has_errors = False
     checks = (_findings(subject, name, config) for subject, name in MACHINE_AND_INPUTS)
     for finding in chain(of_installation(), *checks):
@@ -74,7 +73,6 @@ def all_findings(config: TrainingConfig) -> Iterator[Finding]:
 
 
 def of_installation() -> Iterator[Finding]:
-    """Yield the findings on the installed packages, without importing any of them."""
     installed = packages.installed_packages()
     return chain.from_iterable(findings_of(subject, check, installed) for subject, check in INSTALLATION)
 
@@ -88,11 +86,7 @@ def _findings(subject: str, name: str, config: TrainingConfig) -> Iterator[Findi
 
 
 def print_all(findings: Iterable[Finding]) -> None:
-    """Print findings as they come.
-
-    Raises:
-        RunFailedError: one of them was an error.
-    """
+    """Print findings as they come; RunFailedError if one of them was an error."""
     counts = Counter[str]()
     for finding in findings:
         counts[finding.status] += 1

@@ -56,15 +56,10 @@ def fill_masks(folder: str, sentences: Sequence[str], top_k: int = 5) -> list[li
     Args:
         folder: of a run or of an exported model, local or `gs://`.
         sentences: each with one `[MASK]`, which is replaced by the tokenizer's mask token.
-        top_k: at least 1, at most the size of the vocabulary.
 
     Returns:
         Dicts with `score` (probability), `token` (id), `token_str` and `sequence` (the sentence filled in), as
         `transformers.FillMaskPipeline` gives them.
-
-    Raises:
-        InputError: the folder contains no exported masked language model; a sentence has no mask, has several, or is
-            longer than the model's rows; `top_k` is larger than the vocabulary.
     """
     with _local_export(folder) as local_folder:
         from transformers import AutoModelForMaskedLM, FillMaskPipeline

@@ -27,18 +27,14 @@ RETRY_SECONDS = (0.5, 2.0)
 class Checkpoints:
     """The checkpoints in `OUTPUT_DIR/checkpoints`: the newest `num_kept`, and the one of the best validation score.
 
-    Every worker restores them; one writes them, which it can alone, since each worker has all weights and moments. A
-    thread writes a checkpoint and then deletes old ones; what cannot be deleted is tried again after the next save.
+    Every worker restores them; the chief alone writes them, in a thread that then deletes old ones.
 
     on_kept: called by the thread with each of `kept_steps` that is written.
 
     Args:
-        folder: of the run.
-        num_kept: newest checkpoints to keep.
         kept_interval_steps: the newest one at a multiple of it is kept, too; 0 keeps none for that.
         first_step: that of the phase; its checkpoint counts as a multiple.
         kept_steps: of checkpoints that are kept, too.
-        is_chief: whether this process writes.
         rank: returns the rank of a checkpoint's evaluation, None without one; by default as recorded.
     """
 
@@ -79,8 +75,6 @@ class Checkpoints:
         Those that are damaged, or of another run, are warned of and passed over.
 
         Args:
-            is_of_run: returns whether a checkpoint is of this run.
-            use: takes the record and the variables.
             up_to, since: the last and the first step to consider.
             interval_steps: only its multiples, and the first one, are considered.
 
@@ -161,7 +155,6 @@ class Checkpoints:
             self._repeatedly(partial(self._store.delete, lambda saved: saved > step), "checkpoints are deleted again")
 
     def _write(self, record: CheckpointRecord, arrays: Arrays) -> None:
-        """Write a checkpoint, then delete what is not to be kept: old ones, and later ones of a way not taken."""
         supervisor.report("save", record.step)
         self._records[record.step] = self._repeatedly(
             partial(self._store.write, record, arrays), f"the checkpoint of step {record.step} is written again"
@@ -188,7 +181,6 @@ class Checkpoints:
         )
 
     def _kept_steps(self) -> list[int]:
-        """List the newest steps, that of the best evaluation, and the newest regular one."""
         steps = sorted(self._records)
         kept = set(steps[-self._num_kept :]) | self._always_kept.intersection(steps)
         # Scores of other phases are of other rows.
@@ -241,11 +233,7 @@ class TrainingState:
         return arrays | self._read_means()
 
     def write(self, arrays: Arrays) -> None:
-        """Set all variables, on all replicas.
-
-        Raises:
-            RunFailedError: names, shapes or types are not those of the variables.
-        """
+        """Set all variables, on all replicas; names, shapes and types must be those of the variables."""
         self._check(arrays)
         for name, variable in self._variables.items():
             variable.assign(arrays[name])

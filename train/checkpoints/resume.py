@@ -26,12 +26,10 @@ ROUNDING_LIBRARIES = ("tensorflow", "tensorflow-tpu", "libtpu", "tf-keras")
 class ResumePoint:
     """Where training begins or resumes.
 
-    Attributes:
-        step: steps made.
-        logged_step: the last of them with a line of training in the log.
-        skipped: rows left out so far.
-        checkpoint: record of the checkpoint it resumes from; None where it begins with fresh weights.
-        first_step_of_rows: of the plan.
+    logged_step: the last step before it with a line of training in the log.
+    skipped: rows left out so far.
+    checkpoint: record of the checkpoint it resumes from; None where it begins with fresh weights.
+    first_step_of_rows: of the plan.
     """
 
     step: int = 0
@@ -93,7 +91,7 @@ def describe_resume_point(
 ) -> Iterator[str]:
     """Yield what a person should know of where training starts or resumes, in sentences.
 
-    All but the point is of the run now; `versions`, `computation` and `made_by` are as a checkpoint's record has them.
+    `versions`, `computation` and `made_by` are those of now, as a checkpoint's record has them.
     """
     checkpoint = point.checkpoint
     if checkpoint is None:

@@ -53,25 +53,20 @@ class SkippedRows:
 class CheckpointRecord:
     """What a checkpoint is of.
 
-    Attributes:
-        step: steps made.
-        row: the row after the last one used, counted over all epochs; rows that were left out count.
-        fingerprint_sha256: hash of what makes the run this run.
-        plan: numbers of the run at that time, as in `train.runtime.plan`; replicas and global batch are among them.
-        settings: all flags at that time, by subject.
-        versions: {library: version}.
-        logged_step: the last step with a line of training in the log; the means since then are in the data.
-        validation_loss: nats, of these weights; None where they were not evaluated.
-        validation_score: by which these weights are compared with others, the higher the better; None where they were
-            not evaluated, or by the loss alone.
-        skipped: rows that were left out, in the order in which that was decided.
-        num_bytes: size of the data file.
-        crc32c: checksum of the data file, eight hexadecimal digits.
-        generator: what drew masks and dropout.
-        computation: how steps were computed, as in `train.model.computation`.
-        made_by: kind of `device`, `commit` of this project.
-        num_written_log_lines: lines of the log that were in its files for sure; None where that is not known.
-        unwritten_log_lines: those after them, for which a run that resumes makes up.
+    row: the row after the last one used, counted over all epochs; rows that were left out count.
+    fingerprint_sha256: hash of what makes the run this run.
+    plan: see `train.runtime.plan`.
+    settings: all flags at that time, by subject.
+    logged_step: the last step with a line of training in the log; the means since then are in the data.
+    validation_loss: nats, of these weights; None where they were not evaluated.
+    validation_score: the higher the better; None where they were not evaluated, or by the loss alone.
+    skipped: rows that were left out, in the order in which that was decided.
+    num_bytes, crc32c: of the data file; the checksum is eight hexadecimal digits.
+    generator: what drew masks and dropout.
+    computation: how steps were computed, see `train.model.computation`.
+    made_by: kind of `device`, `commit` of this project.
+    num_written_log_lines: lines of the log that were in its files for sure; None where that is not known.
+    unwritten_log_lines: those after them, for which a run that resumes makes up.
     """
 
     step: int
@@ -113,11 +108,7 @@ def rank(score: float, loss: float) -> tuple[float, float]:
 
 
 def parse_record(text: str) -> CheckpointRecord:
-    """Read the record that `to_json` wrote.
-
-    Raises:
-        DamagedCheckpointError: it is something else, or was changed.
-    """
+    """Read the record that `to_json` wrote; DamagedCheckpointError if it is something else, or was changed."""
     try:
         content = json.loads(text)
         checksum = content.pop(CHECKSUM_FIELD)
@@ -134,7 +125,6 @@ def parse_record(text: str) -> CheckpointRecord:
 
 
 def _content_checksum(content: dict[str, Any]) -> str:
-    """Checksum the content (CRC32C) in a form that does not depend on how it is laid out."""
     return f"{google_crc32c.value(json.dumps(content, sort_keys=True).encode()):08x}"
 
 
@@ -148,15 +138,10 @@ class CheckpointStore:
         return self.folder.path_of(_name(step, suffix))
 
     def steps(self) -> list[int]:
-        """List the steps of the checkpoints that have a record, in ascending order."""
         return sorted(step for step, suffix in self._names() if suffix == RECORD_SUFFIX)
 
     def read_record(self, step: int) -> CheckpointRecord:
-        """Read the record of a checkpoint.
-
-        Raises:
-            DamagedCheckpointError: it is not there, or not as it was written.
-        """
+        """Read the record of a checkpoint; DamagedCheckpointError if it is not there, or not as it was written."""
         try:
             record = parse_record(self.folder.read_text(_name(step, RECORD_SUFFIX)))
         except (FileNotFoundError, UnicodeDecodeError) as error:
@@ -166,11 +151,7 @@ class CheckpointStore:
         return record
 
     def read_arrays(self, record: CheckpointRecord) -> Arrays:
-        """Read the variables of a checkpoint.
-
-        Raises:
-            DamagedCheckpointError: they are not there, or not as they were written.
-        """
+        """Read the variables of a checkpoint; DamagedCheckpointError if they are not as they were written."""
         try:
             data = self.folder.read_bytes(_name(record.step, DATA_SUFFIX))
         except FileNotFoundError as error:
@@ -236,7 +217,6 @@ def _name(step: int, suffix: str) -> str:
 
 
 def _checksum(file: BinaryIO) -> str:
-    """Checksum what is left of a file (CRC32C), eight hexadecimal digits."""
     checksum = google_crc32c.Checksum()
     while block := file.read(BLOCK_BYTES):
         checksum.update(block)

@@ -151,7 +151,6 @@ WORDS = re.compile(r"([1-9]\d*)([KMB]?)")
 
 
 def words_of(text: str) -> int:
-    """Read a number of words, such as 10M."""
     match = WORDS.fullmatch(text)
     assert match is not None
     return int(match[1]) * {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}[match[2]]

@@ -30,7 +30,6 @@ class PhaseSettings:
     """The settings of a part of a run.
 
     name: human-readable; empty in a run without `--phases`, which is one phase.
-    config: the settings of the run as they are in this phase.
     has_separate_schedule: its learning rate begins and ends with it; else it is that of a schedule over the whole run.
     """
 
@@ -40,11 +39,7 @@ class PhaseSettings:
 
 
 def phases_of(config: TrainingConfig) -> tuple[PhaseSettings, ...]:
-    """Read the phases of a run, in their order; one without `--phases`.
-
-    Raises:
-        InputError: a file that holds something else, an unknown setting, or one in which phases may not differ.
-    """
+    """Read the phases of a run, in their order; one without `--phases`."""
     if config.run.phases is None:
         return (PhaseSettings("", config),)
     max_steps, num_epochs = config.optimization.max_steps, config.optimization.num_epochs

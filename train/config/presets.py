@@ -48,11 +48,7 @@ def presets_by_size() -> list[str]:
 
 
 def read_preset(name: str) -> dict[str, Any]:
-    """Read a preset: its `model`, as in a config.json, its `settings`, {field name: value}, and what is `about` it.
-
-    Raises:
-        InputError: there is no such preset.
-    """
+    """Read a preset: its `model`, as in a config.json, its `settings`, {field name: value}, and what is `about` it."""
     if name not in preset_names():
         nearest = nearest_name(name, preset_names())
         hint = f"did you mean {nearest}? " if nearest else ""

@@ -329,7 +329,6 @@ class TrainingConfig(RunSettings):
     hub: HubConfig = field(default_factory=HubConfig)
 
     def folders(self) -> dict[str, str | None]:
-        """Map flags to the folders that the hosts of a TPU read and write."""
         return self.data.folders() | super().folders()
 
 
@@ -348,11 +347,7 @@ def settings_marked(mark: str, config_class: type[RunSettings] = TrainingConfig)
 
 
 def read_phases_file(path: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Read a file of `--phases`: {flag: value} of the whole run, and of each phase, steps multiplied by its `scale`.
-
-    Raises:
-        InputError: there is no such file, or it holds something else.
-    """
+    """Read a file of `--phases`: {flag: value} of the whole run, and of each phase, steps multiplied by its `scale`."""
     content = read_yaml_file(path, "--phases")
     content = {"phases": content} if isinstance(content, list) else content
     is_right = isinstance(content, dict) and content.keys() <= {"scale", "settings", "phases"}
@@ -390,12 +385,7 @@ def phases_settings(path: str) -> dict[str, Any]:
 
 
 def settings_of_preset(name: str) -> dict[str, Any]:
-    """Read the flags that a preset sets, {field name: value}; `list` prints all presets and ends the process.
-
-    Raises:
-        InputError: there is no such preset.
-        SystemExit: after the list.
-    """
+    """Read the flags that a preset sets, {field name: value}; `list` prints all presets and ends the process."""
     if name == LIST_PRESETS:
         try:
             print(preset_table(), flush=True)
@@ -415,14 +405,7 @@ def parse_run_flags(
     """Read the flags of a run of pretraining, all optional, over `--config-file`, `--phases`, the preset, the defaults.
 
     Args:
-        more_types: at most one dataclass of more flags.
-
-    Returns:
-        The settings, and an instance of the dataclass of more flags; None without one.
-
-    Raises:
-        InputError: a setting is not what it must be.
-        SystemExit: after `--help`, and after `--preset list`.
+        more_types: at most one dataclass of more flags, of which an instance is returned; else None.
     """
     other_defaults = dict.fromkeys(names_set_by_presets(), "the preset's")
     types = (*SUBJECTS, *more_types)
@@ -431,11 +414,7 @@ def parse_run_flags(
 
 
 def parse_training_config(argv: Sequence[str] | None, description: str | None) -> TrainingConfig:
-    """Read the settings of a run; see `parse_run_flags`.
-
-    Raises:
-        InputError: a setting is not what it must be, or a required one is missing.
-    """
+    """Read the settings of a run; see `parse_run_flags`."""
     config, _ = parse_run_flags(argv, description, needed=("train_dataset", "output_dir"))
     if config.run.phases is None:
         require(bool(config.data.train_dataset), "is required: a folder of shards", "--train-dataset", "nothing")

@@ -70,7 +70,6 @@ class TrainingInputs(Inputs):
 
     @property
     def unigram_entropy_nats(self) -> float | None:
-        """Entropy of the token frequencies of the rows to evaluate on; None without their manifests."""
         manifests = [shards.manifest for _, shards in self._evaluated.values()]
         known = [one.unigram_entropy_nats for one in manifests if one]
         if not known or len(known) < len(manifests):
@@ -285,12 +284,7 @@ def _joined(sets: Collection[ShardSet]) -> ShardSet:
 
 
 def check_phases(phases: Sequence[TrainingInputs]) -> None:
-    """Compare the inputs of a run's phases; `open_inputs` has compared those within each phase.
-
-    Raises:
-        InputError: another tokenizer than the first one's; rows to evaluate on that share text with those that another
-            phase trains on.
-    """
+    """Compare the tokenizers and the text of a run's phases; `open_inputs` has compared those within each phase."""
     first = phases[0]
     for one in phases:
         if tokenizer_sha256(one.tokenizer) != tokenizer_sha256(first.tokenizer):
@@ -374,7 +368,6 @@ def _parts(*sets: ShardSet) -> list[Part]:
 
 
 def _describe_shared(one: ShardSet, other: ShardSet) -> str:
-    """Describe the text that two folders are known to share; empty where none is."""
     parts = _parts(one, other)
     return _describe_shared_shards(one, other) or (describe_shared_text(*parts) if len(parts) == 2 else "")
 

@@ -81,11 +81,7 @@ def source_folders(
 def source_weights(
     config: DataConfig, shards: Mapping[str, ShardSet], prepared: Mapping[str, float | None]
 ) -> tuple[dict[str, float], int | None]:
-    """Compute the weights of the sources, by the flags, the mixture's file or their rows; and the rows of an epoch.
-
-    Raises:
-        InputError: a source that is unknown or has no weight, weights below 0, fractions whose sum is not 1.
-    """
+    """Compute the weights of the sources, by the flags, the mixture's file or their rows; and the rows of an epoch."""
     for flag, pairs in (("--source-weights", config.source_weights), ("--source-passes", config.source_passes)):
         if not pairs:
             continue

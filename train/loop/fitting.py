@@ -113,11 +113,7 @@ class TrainingHooks:
         )
 
     def catch_up(self) -> None:
-        """Do what is due at the start and was not done, and make sure that there is a checkpoint to roll back to.
-
-        Raises:
-            RunStoppedError: the run was asked to stop meanwhile, or before.
-        """
+        """Do what is due at the start and was not done, and make sure that there is a checkpoint to roll back to."""
         step = self._start.step
         line = self._trainer.log.find(step, VALIDATION)
         if line is not None:
@@ -272,8 +268,6 @@ class StepsPerExecution(tf_keras.callbacks.Callback):
     Steps are counted on the host, since reading the number from the device would wait for it.
 
     Args:
-        hooks: of the run.
-        in_flight: bounds the steps queued on the device.
         start_step, num_steps: steps made before `fit`, and those of the whole run.
         max_steps: steps of the longest execution.
     """
@@ -327,7 +321,6 @@ class Profile:
     Args:
         folder: a local one, since a bucket may be slow. A trace that cannot be written is a warning.
         steps: of the whole run; a run that resumes between them is not traced. None traces nothing.
-        wait_for_device: waits until the device has finished the queued steps.
     """
 
     def __init__(self, folder: str, steps: tuple[int, int] | None, wait_for_device: Callable[[], object]):

@@ -145,8 +145,7 @@ def prepare(config: Settings, job: Job[Settings]) -> Run:
     """Make all checks that need neither TensorFlow nor the device, and return the run.
 
     Raises:
-        InputError: whatever is wrong with settings, shards, tokenizer, model, output folder, Hub access, TPU or
-            TF_CONFIG.
+        InputError: whatever is wrong with the input.
         HubAwayError: the Hub cannot be reached, and there is no checkpoint to resume from without it.
     """
     cluster = read_cluster()
@@ -181,12 +180,7 @@ def check_output_folder(run: Run) -> None:
 
 
 def check_can_push(config: HubConfig) -> None:
-    """Check, where a repository is named, that the token may write to it and that the Hub accepts the card's metadata.
-
-    Raises:
-        InputError: it may not, or the Hub does not.
-        HubAwayError: the Hub cannot be reached.
-    """
+    """Check, if a repository is named, that the token may write to it and that the Hub accepts the card's metadata."""
     repository = config.repository()
     if repository is not None:
         # The part of the card's metadata that comes from the settings, which the Hub could refuse.

@@ -85,11 +85,7 @@ class Phase:
 
     @functools.cached_property
     def sample(self) -> "Sample | None":
-        """What is scored at each evaluation beside the loss; None where nothing else is.
-
-        Raises:
-            InputError: a file of pairs that cannot be read, or pairs longer than the rows.
-        """
+        """What is scored at each evaluation beside the loss; None where nothing else is."""
         if not isinstance(self.config, TrainingConfig) or not self.config.data.is_scored:
             return None
         from train.scoring.material import read_pairs  # for these flags alone
@@ -104,9 +100,6 @@ class Phase:
         """Find after which steps that many words of `--save-at-words` were trained on, {step: words as given}.
 
         Rows are shuffled, so each has as many words as the mean.
-
-        Raises:
-            InputError: the run has fewer words, several phases or sources, or its shards have no number of words.
         """
         wanted = self.config.data.save_at_words if isinstance(self.config, TrainingConfig) else []
         if not wanted:
@@ -143,7 +136,6 @@ class Phase:
 
     @property
     def advice_on_time(self) -> str:
-        """What to do about a run that takes long on a CPU; nothing where that is not another preset."""
         preset = self.config.model.preset
         return "" if "cpu" in preset or not self.task.card.predicts_tokens else CPU_ADVICE
 
@@ -188,7 +180,6 @@ class Run:
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, Any]:
-        """The settings, rows and architecture that identify it."""
         return self._fingerprint_up_to(len(self.phases) - 1)
 
     def fingerprint_sha256(self, index: int) -> str:
@@ -196,7 +187,6 @@ class Run:
         return fingerprint_sha256(self._fingerprint_up_to(index))
 
     def owns(self, record: CheckpointRecord) -> bool:
-        """Return whether a checkpoint is of this run."""
         index = phase_index(record.plan)
         return index < len(self.phases) and record.fingerprint_sha256 == self.fingerprint_sha256(index)
 
@@ -265,7 +255,6 @@ def describe_run(
 
 
 def describe_phase(phase: Phase, plan: Plan) -> dict[str, Any]:
-    """Collect what `run.json` says of a phase, and of a run as it is in it."""
     return {
         "model_config": json.loads(phase.model_config.to_json_string(use_diff=False)),
         "plan": dataclasses.asdict(plan),
@@ -279,7 +268,6 @@ def describe_hardware(config: HardwareConfig, num_replicas: int) -> str:
 
 
 def num_local_devices() -> int:
-    """Count the devices that a run without a TPU uses here."""
     if has_cpu_alone():
         return 1
     from train.runtime.strategy import local_devices
@@ -335,7 +323,6 @@ def num_parameters_of(phase: Phase) -> int:
 
 
 def new_network(phase: Phase) -> Any:
-    """Build the network with fresh weights."""
     from train.model.build import build_network
 
     return build_network(
@@ -361,14 +348,12 @@ def print_result(phase: Phase, figures: dict[str, float] | None, where: dict[str
 
 
 def describe_baseline(entropy_nats: float, loss: float) -> str:
-    """Describe how far a model is below the loss of guessing from the frequencies of the tokens alone."""
     gain = entropy_nats - loss
     learned = f"the model is {gain:.2f} below it, thanks to context" if gain > 0 else "the model is not below it yet"
     return f"{entropy_nats:.2f}  {learned}"
 
 
 def excerpt(text: str) -> str:
-    """Cut a row of text to a few lines for `print_table`."""
     cut = text if len(text) <= MAX_EXCERPT else f"{text[:MAX_EXCERPT]} …"
     return "\n".join(textwrap.wrap(cut, EXCERPT_WIDTH)) or cut
 

@@ -161,7 +161,6 @@ class Trainer:
                 self._replace_optimizer()
 
     def _replace_optimizer(self) -> None:
-        """Give the model the optimizer that the computation has now, in the same state."""
         arrays = self.state.read()
         with self.model.distribute_strategy.scope():
             compile_model(self.model, self.phase.config, self.plan, self.computation)
@@ -202,7 +201,7 @@ class Trainer:
         """Restore, at the end of a run, the checkpoint of the best evaluation; warn if that one was deleted.
 
         Returns:
-            The step of the checkpoint and the figures that were logged there; the last step where there are none.
+            Its step and the figures that were logged there; without any, the last step and None.
         """
         best, restored = self._best_evaluation(), self._best_evaluation(self.checkpoints.steps())
         if best is None or restored is None:
@@ -284,17 +283,12 @@ class Trainer:
         )
 
     def first_rows(self) -> Any:
-        """Read the first batch, and prepare it as the first step does."""
         batch = next(iter(self.batches_from(self.start)(ONE_PIPELINE).take(1)))
         return self.model.prepare_batch(batch, self.start.step)
 
 
 def restored_trainers(run: Run, strategy: tf.distribute.Strategy) -> Iterator[Trainer]:
-    """Yield a trainer for each phase that is not over, built and restored when the one before it has been fitted.
-
-    Raises:
-        InputError: the initial weights are not there or do not fit, or the run cannot resume from its checkpoints.
-    """
+    """Yield a trainer for each phase that is not over, built and restored when the one before it has been fitted."""
     index = run.newest_phase()
     while True:
         supervisor.report("build")
@@ -351,7 +345,6 @@ def build_trainer(run: Run, index: int, strategy: tf.distribute.Strategy) -> Tra
 
 
 def scorer_of(phase: Phase, model: PretrainingModel) -> Callable[[], dict[str, float]] | None:
-    """Build what computes the scores of `--score-pairs` and `--score-words`; None without them."""
     sample, tokenizer, max_length = phase.sample, phase.inputs.tokenizer, phase.inputs.max_length
     if sample is None:
         return None

@@ -53,10 +53,6 @@ class MetricsLog:
 
     Each write carries all that is missing, so it makes up for one that failed. To be used as a context around the
     training, whose end waits for the thread and sums up what failed. Only the chief of several workers writes.
-
-    Args:
-        draw_lines: makes the plot of the loss, a PNG file.
-        is_chief: whether this worker writes.
     """
 
     def __init__(self, folder: RunFolder, draw_lines: Callable[[Lines], bytes], *, is_chief: bool = True):
@@ -261,7 +257,6 @@ class TensorBoardFiles:
             files.begin(_of_split(lines, split), step)
 
     def update(self, lines: Lines) -> None:
-        """Write the points that are missing."""
         for split, files in self._splits.items():
             files.update(_of_split(lines, split))
         if not self._folder.is_local:
@@ -293,7 +288,6 @@ class EventFiles:
         self._doubtful_step: int | None = None  # points from it on may be there, or not
 
     def names(self) -> set[str]:
-        """List the existing event files."""
         names = {*self._folder.list_files(), *(path.name for path in self._local_folder.glob("*"))}
         return {name for name in names if name.startswith(EVENTS_PREFIX)}
 
@@ -384,7 +378,6 @@ def as_text(lines: Lines) -> str:
 
 
 def _parse(text: bytes) -> dict[str, Any] | None:
-    """Read a line of the file; None if it is damaged."""
     try:
         line = json.loads(text)
     except ValueError:

@@ -76,7 +76,6 @@ class RunCurves:
 
     @property
     def sources(self) -> list[str]:
-        """The sources of a mixture whose loss is known."""
         return list(dict.fromkeys(name for line in self.of_split(VALIDATION) for name in source_losses(line)))
 
     @property
@@ -172,7 +171,6 @@ class RunCurves:
 
     @property
     def _card(self) -> dict[str, Any]:
-        """What the record says of the task for the model's card."""
         return (self.record.get("task") or {}).get("card") or {}
 
 
@@ -201,7 +199,6 @@ def percentage(fraction: float) -> str:
 
 
 def _short_names(folders: Sequence[str]) -> list[str]:
-    """Cut from the folders the part of the path that all share."""
     paths = [folder.rstrip("/").split("/") for folder in folders]
     num_shared = 0
     while all(len(path) > num_shared + 1 and path[num_shared] == paths[0][num_shared] for path in paths):
@@ -226,9 +223,6 @@ def draw_run(run: RunCurves, file_format: str = "png") -> bytes:
     """Draw the loss in training and validation over the steps, and the metric beside it if the run fine-tunes a model.
 
     Dotted lines are the loss of a guess from the token frequencies alone, and the metric of a guess without the text.
-
-    Returns:
-        The file, `png` or `svg`.
     """
     is_scored = run.is_finetuned and bool(_points(run, VALIDATION, run.metric.name))
     with new_figure(figsize=SCORED_RUN_INCHES if is_scored else RUN_INCHES) as figure:
@@ -387,7 +381,6 @@ def _title(run: RunCurves) -> str:
 
 
 def _subtitle(run: RunCurves) -> str:
-    """Write how far the run has come: steps, tokens, time."""
     step, num_steps = _last_step(run), run.num_steps
     steps = f"{step:,} steps" if num_steps in (None, step) else f"{step:,} of {num_steps:,} steps"
     seconds = run.training_seconds(step)
@@ -419,5 +412,4 @@ def _shown(loss: float) -> str:
 
 
 def _shown_score(score: float) -> str:
-    """Write a score: fractions with three decimals, percentages with one."""
     return f"{score:.3f}" if abs(score) <= 1 else f"{score:.1f}"

@@ -182,7 +182,6 @@ class TrainingBar:
         self._write(f"step {step:,}  validation {summary}{left}")
 
     def close(self) -> None:
-        """Leave the bar as it is."""
         self._bar.state = self._state()
         self._bar.close()
 
@@ -211,8 +210,6 @@ class TrainingLog:
     Args:
         start_step: step that this process starts after.
         logged_step: the last one before it with a line in the log.
-        num_eval_rows, full_speed_step_seconds: see `Clock`.
-        advice: see `TrainingBar`.
     """
 
     def __init__(
@@ -276,7 +273,6 @@ class TrainingLog:
         )
 
     def _check_rise(self, step: int, loss: float) -> None:
-        """Check that the loss of an interval is not far above those of the last ones."""
         first_step = self._plan.first_step  # rows and masks of another phase have another loss
         lines = (line for line in self._log.lines if line["split"] == TRAIN and line["step"] > first_step)
         losses = [line["loss"] for line in lines][-NUM_LOSSES_BEFORE:]

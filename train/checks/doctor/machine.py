@@ -53,7 +53,7 @@ def ask_tensorflow(task: str, config: TrainingConfig, doing: str, fix: str) -> d
     """Run a task of `TASKS` in a separate process, and read its answer.
 
     Raises:
-        InputError: the task was refused; says how to fix it.
+        InputError: the task was refused.
         RunFailedError: `doing` the task crashed, failed, or did not end in time; says `fix`.
     """
     command = [sys.executable, "-m", PROGRAM, task]
@@ -105,7 +105,6 @@ def check_gpus(config: TrainingConfig, devices: Path = Path("/dev")) -> Iterator
 
 
 def check_tpu(config: TrainingConfig) -> Iterator[Finding]:
-    """Check that the requested TPU can be used; without a request, that no TPU is idle."""
     name, has_tpu_build = config.hardware.tpu_name, TPU_BUILD in tensorflow_builds(installed_packages())
     if not config.hardware.wants_tpu:
         yield _unused_tpu(config, has_tpu_build)
@@ -154,7 +153,6 @@ def processes_that_hold(devices: list[Path]) -> dict[int, str]:
 
 
 def describe_tpu() -> str:
-    """Describe type and memory of this machine's TPU, as far as they are known."""
     kind = local_accelerator_type()
     chip = chip_of(kind)
     return f"{kind}, {chip.memory_bytes // GIB} GiB per replica" if chip else kind or "of unknown type"

@@ -22,7 +22,6 @@ EXPORT_BYTES_PER_PARAMETER = 4
 
 
 def cloud_folders(config: TrainingConfig) -> dict[str, Folder]:
-    """Find the folders of a run that are in Cloud Storage: {flag: folder}."""
     paths: dict[str, str | None] = {}
     for phase in phases_of(config):
         of_phase = f" of phase `{phase.name}`" if phase.name else ""
@@ -66,7 +65,6 @@ def _check_region(bucket: str, region: str) -> Iterator[Finding]:
 
 
 def check_run(config: TrainingConfig) -> Iterator[Finding]:
-    """Check what `run_mlm.py --dry-run` checks, and that checkpoints and export fit the disk."""
     answer = ask_tensorflow("check_run", config, "preparing the run", "This machine may have too little memory for it.")
     yield ok("run", answer["summary"])
     yield check_disk(config, answer["num_parameters"])
@@ -95,7 +93,6 @@ def check_folder(config: TrainingConfig) -> Iterator[Finding]:
 
 
 def check_hub(config: TrainingConfig) -> Iterator[Finding]:
-    """Check that the token may write to the repository that the run pushes to."""
     repository = config.hub.repository()
     if repository is not None:
         check_can_push(config.hub)
@@ -103,10 +100,7 @@ def check_hub(config: TrainingConfig) -> Iterator[Finding]:
 
 
 def check_disk(config: TrainingConfig, num_parameters: int) -> Finding:
-    """Check that there is room for checkpoints and export.
-
-    A run that writes to Cloud Storage makes each file in the folder for temporary files first.
-    """
+    """Check the room for checkpoints and export; those for Cloud Storage are made in the folder for temporary files."""
     output_dir = config.run.output_dir
     is_local = output_dir is None or open_folder(output_dir).is_local
     wanted = Path(output_dir or ".").absolute()

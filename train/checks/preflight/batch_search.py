@@ -55,7 +55,6 @@ def largest_fitting(measure: Callable[[int], MemoryUse], first_rows: int, unit: 
 
 
 def _predict(fitting: dict[int, MemoryUse], latest: MemoryUse, latest_guess: int) -> int:
-    """Predict how many units fit, by the line through what is known."""
     known = max(fitting, default=latest_guess)
     use = fitting.get(known, latest)
     slope_bytes = (use.used_bytes - use.fixed_bytes) / known

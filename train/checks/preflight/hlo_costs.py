@@ -100,11 +100,7 @@ class StepCosts:
 
 
 def step_costs(hlo: str) -> StepCosts:
-    """Add up the costs of a compiled module, given as text; the body of a loop counts once for each of its turns.
-
-    Raises:
-        ValueError: the text has no entry computation.
-    """
+    """Add up the costs of a compiled module, given as text; the body of a loop counts once for each of its turns."""
     computations, entry = _computations(hlo)
     cycles: Counter[str] = Counter()
     num_not_estimated = num_unknown = 0

@@ -23,11 +23,7 @@ ASSUMED_NUM_ROWS = 10**12
 
 
 def open_run(config: TrainingConfig, vocab_size: int | None) -> Run:
-    """Open a run as `run_mlm.py` does; without shards, with `vocab_size` ids.
-
-    Raises:
-        InputError: neither shards nor numbers instead of them, or whatever `run_mlm.py` would refuse.
-    """
+    """Open a run as `run_mlm.py` does; without shards, with `vocab_size` ids."""
     return open_pretraining(config, Cluster(), functools.partial(_inputs, vocab_size=vocab_size))
 
 
@@ -48,9 +44,6 @@ def synthetic_inputs(*, max_length: int, vocab_size: int) -> TrainingInputs:
     """Make inputs of that row length and vocabulary, without any row.
 
     The tokenizer has the project's special ids, and made-up words for the rest of its vocabulary.
-
-    Raises:
-        InputError: the vocabulary has no place for more than special tokens.
     """
     if vocab_size <= len(SPECIAL_TOKENS):
         raise InputError(f"--vocab-size must be above the {len(SPECIAL_TOKENS)} special tokens; received {vocab_size}.")
@@ -69,7 +62,6 @@ def synthetic_inputs(*, max_length: int, vocab_size: int) -> TrainingInputs:
 
 
 def _inputs(config: TrainingConfig, vocab_size: int | None) -> TrainingInputs:
-    """Open the run's inputs, or make synthetic ones from --max-length and --vocab-size."""
     max_length = config.data.max_length
     if config.data.train_dataset is not None and (vocab_size is None or config.run.phases is None):
         if vocab_size is not None:

@@ -47,12 +47,6 @@ class Preflight:
         return sum(variable.dtype.size * variable.shape.num_elements() for variable in variables)
 
     def step_report(self, rows: int) -> StepReport:
-        """Ask the compiler about the step that takes `rows` rows at once.
-
-        Raises:
-            DoesNotFitError: it needs more memory than the chip has.
-            RunFailedError: it does not compile.
-        """
         logger.info("lowering the step of %d rows", rows)
         optimization, length = self.phase.config.optimization, self.phase.inputs.max_length
         num_micro_batches = self.model.num_micro_batches = self.num_micro_batches(rows)
@@ -106,9 +100,6 @@ def print_step(preflight: Preflight, *, with_operations: bool = False) -> None:
     """Print what the compiler says of the step as configured; `with_operations` as of `print_report`.
 
     With a sharded optimizer, the step without one is compiled after it, for comparison.
-
-    Raises:
-        RunFailedError: it does not fit, with what would help, or does not compile.
     """
     rows = preflight.phase.config.optimization.per_replica_batch_size
     try:
@@ -129,11 +120,7 @@ def _step_without_sharding(preflight: Preflight, rows: int) -> StepReport | Does
 
 
 def print_largest_batch(preflight: Preflight, *, with_operations: bool = False) -> None:
-    """Print what the compiler says of the largest batch that fits, and of those tried before.
-
-    Raises:
-        RunFailedError: not even the smallest fits, or a step does not compile.
-    """
+    """Print what the compiler says of the largest batch that fits, and of those tried before."""
     tried: dict[int, StepReport | DoesNotFitError] = {}
 
     def measure(rows: int) -> MemoryUse:

@@ -62,7 +62,7 @@ def print_report(report: StepReport, answer: str = "", *, with_operations: bool 
 
     Args:
         answer: printed first, instead of whether it fits.
-        with_operations: also print the names of the most expensive operations.
+        with_operations: also name the most expensive operations.
     """
     versions = ", ".join(f"{name} {version}" for name, version in report.compiled.versions.items())
     print(f"{answer or fits(report)} {planned_time(report)}")
@@ -92,7 +92,6 @@ def fits(report: StepReport) -> str:
 
 
 def planned_time(report: StepReport) -> str:
-    """Say how long the run would take; if its length is not known, 1,000 steps."""
     num_steps = report.num_steps or 1000
     what = f"{num_steps:,} steps"
     if report.num_epochs is not None:
@@ -105,7 +104,6 @@ def counted(number: int, noun: str) -> str:
 
 
 def step_lines(tpu: TpuSlice, rows: int, length: int, num_micro_batches: int) -> dict[str, str]:
-    """Write what a step is made of as {title: text}, human-readable."""
     num_tokens = rows * length * num_micro_batches * tpu.num_replicas
     return {
         "slice": f"{tpu.name}: {counted(tpu.num_chips, 'chip')}, {counted(tpu.num_replicas, 'replica')}",
@@ -115,7 +113,6 @@ def step_lines(tpu: TpuSlice, rows: int, length: int, num_micro_batches: int) ->
 
 
 def report_lines(report: StepReport) -> dict[str, str]:
-    """Write the figures of a step as {title: text}, human-readable."""
     tpu, compiled, costs = report.tpu, report.compiled, report.costs
     limit_bytes = tpu.chip.usable_memory_bytes
     free_bytes = limit_bytes - compiled.memory_bytes

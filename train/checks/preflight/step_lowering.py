@@ -33,11 +33,7 @@ class ReplicaOfSlice(tf.distribute.ReplicaContext):
         return gen_xla_ops.xla_replica_id()
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:  # noqa: ARG002
-        """Sum the structure of tensors `value` over all replicas; each comes out dense.
-
-        Raises:
-            ValueError: another reduction than the sum.
-        """
+        """Sum the structure of tensors `value` over all replicas; each comes out dense. There is no other reduction."""
         if reduce_op != tf.distribute.ReduceOp.SUM:
             raise ValueError(f"Only sums over replicas can be lowered; received {reduce_op}.")
         everyone = tf.constant([list(range(self._num_replicas))])
@@ -80,11 +76,7 @@ def _assign(variable: tf.Variable, shape: Sequence[int]) -> None:
 
 
 def lowered(function: Any, *arguments: Any) -> str:
-    """Lower a `tf.function` with `jit_compile=True` to StableHLO text that libtpu's parser takes.
-
-    Args:
-        function: traced with `arguments`, which are tensors or TensorSpecs.
-    """
+    """Lower a `tf.function` with `jit_compile=True`, traced with these arguments, to StableHLO that libtpu takes."""
     text = function.experimental_get_compiler_ir(*arguments)(stage="stablehlo")
     # TensorFlow's dialect has a copy that libtpu's lacks: an identity, as a reshape to the same shape is.
     return re.sub(r"mhlo\.copy (%[\w#]+) : (tensor<[^>]*>)", r"stablehlo.reshape \1 : (\2) -> \2", text)

@@ -83,11 +83,6 @@ class TpuSlice:
 
 
 def tpu_slice(name: str) -> TpuSlice:
-    """Look up the slice of that name.
-
-    Raises:
-        InputError: no slice has that name.
-    """
     chip, num_replicas = chip_of(name), num_replicas_of(name)
     if chip is None or num_replicas is None or _size(name) not in SIZES[chip.generation]:
         raise InputError(
@@ -105,7 +100,6 @@ def tpu_slice(name: str) -> TpuSlice:
 
 
 def _size(name: str) -> int:
-    """Read the number at the end of a name, 0 without one."""
     digits = name.strip().rpartition("-")[2]
     return int(digits) if digits.isdecimal() else 0
 
@@ -173,11 +167,7 @@ class DoesNotFitError(RunFailedError):
 
 
 def check_compiler(python: str) -> None:
-    """Check that an interpreter has what the compiler needs.
-
-    Raises:
-        InputError: it cannot be run, or lacks jax or libtpu.
-    """
+    """Check that an interpreter has what the compiler needs: jax and libtpu."""
     try:
         done = subprocess.run(
             [python, "-c", "import jax, libtpu"], env=_environment(), capture_output=True, encoding="utf-8", check=False
@@ -199,9 +189,8 @@ def compile_for_tpu(
 
     Args:
         stablehlo: a module whose `main` is the program.
-        tpu: the slice on which it would run, on all replicas alike.
         python: an interpreter that has jax and libtpu.
-        what: its name in the log.
+        what: the program's name in the log.
 
     Raises:
         DoesNotFitError: it needs more memory than the chip has.

@@ -25,11 +25,7 @@ def host_bounds(topology: str) -> list[int]:
 
 
 def compile_module(topology: str, chip_config: str, num_replicas: int, module_path: Path) -> Any:
-    """Compile one replica's program.
-
-    Raises:
-        jax.errors.JaxRuntimeError: it does not compile, or needs more memory than the chip has.
-    """
+    """Compile one replica's program; jax's JaxRuntimeError says that it does not compile, or does not fit."""
     import numpy as np
     from jax._src import compiler
     from jax._src.interpreters import mlir as jax_mlir
