@@ -69,20 +69,16 @@ def retry_call(
     least_wait_seconds: Callable[[Exception], float] = lambda _error: 0.0,
     stop_event: threading.Event | None = None,
 ) -> Result:
-    """Call the function until it succeeds, at most once more than there are delays, and return its result.
+    """Call the function until it succeeds, at most once more than there are delays; the last error is raised.
 
     google.api_core.retry has no event that ends its waits, no number of tries, and no `Retry-After`.
 
     Args:
-        function: may be called again after a failure.
         delays_seconds: before each further try.
         is_transient: returns whether to retry after an error; other errors are raised at once.
         on_failure: called with the error and the wait before the next try.
         least_wait_seconds: returns the shortest wait that an error asks for.
-        stop_event: ends a wait and the retries; the error is raised.
-
-    Raises:
-        Exception: the last error of the function.
+        stop_event: ends a wait and the retries.
     """
     stop_event = stop_event or threading.Event()
     for delay_seconds in delays_seconds:

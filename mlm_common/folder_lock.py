@@ -51,11 +51,8 @@ class FolderLostError(PermanentError):
 class FolderLock:
     """Identifies a run among all others in its folder; its worker processes get it, too.
 
-    Attributes:
-        path: of the folder.
-        name: of the file in `.owner/`.
-        token: in that file.
-        ends_process: end the process if the folder is lost, whatever its threads are doing.
+    name, token: of the file in `.owner/`, and in it.
+    ends_process: end the process if the folder is lost, whatever its threads are doing.
     """
 
     path: str
@@ -64,11 +61,7 @@ class FolderLock:
     ends_process: bool = True
 
     def check(self) -> None:
-        """Check that the folder still belongs to this run; if not, end the process.
-
-        Raises:
-            FolderLostError: it does not, and the process need not end.
-        """
+        """Check that the folder still belongs to this run; if not, end the process, or raise FolderLostError."""
         if not self.is_held():
             fate = f"has no {OWNER_FOLDER}/ of it any more"
             with contextlib.suppress(OSError, RunFailedError, InputError):
@@ -111,10 +104,9 @@ def locked_folder(
     dead_after_seconds: float = DEAD_AFTER_SECONDS,
     ends_process: bool = True,
 ) -> Iterator[FolderLock]:
-    """Lock the folder within the context, and release it at the end.
+    """Lock the folder, which is created if it is missing, within the context, and release it at the end.
 
     Args:
-        path: of the folder, which is created if it is missing.
         heartbeat_seconds: between two heartbeats.
         dead_after_seconds: without a heartbeat, after which an owner counts as dead.
         ends_process: end the process with `FolderLostError.exit_status` when the folder is lost; else raise the error
@@ -175,11 +167,7 @@ def _take(path: str, dead_after_seconds: float, ends_process: bool) -> tuple[Fol
 
 
 def _has_ended(owners: Folder, found: Mapping[str, str], dead_after_seconds: float) -> bool:
-    """Return whether the owners found are dead, which may take long; False if there are others by then.
-
-    Raises:
-        InputError: they are alive.
-    """
+    """Return whether the owners found are dead, which may take long; False if there are others by then."""
     newest = _describe_newest(found)
     if all(_is_surely_dead(_parse(text)) for text in found.values()):
         logger.info("%s: taking over from a run that has ended (%s)", owners.path, newest)

@@ -124,7 +124,6 @@ def plain_text_tokenizer_json(tokenizer_json: str) -> str:
 
 
 def _tokens_of(merge: list[str] | str, prefix: str) -> tuple[str, str, str]:
-    """Return the two tokens of a merge of BPE, and their result."""
     left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
     return left, right, left + right[len(prefix) :]
 
@@ -157,10 +156,7 @@ def tokenizer_sha256(tokenizer: "PreTrainedTokenizerFast") -> str:
 
 
 def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: str) -> None:
-    """Save the tokenizer's files in a local or `gs://` folder, each replaced in one step.
-
-    With them the table of `word_starts`, if the tokenizer has one.
-    """
+    """Save the tokenizer's files, and its `word_starts`, in a local or `gs://` folder, each replaced in one step."""
     import numpy as np
 
     tokenizer.backend_tokenizer.no_truncation()

@@ -37,11 +37,7 @@ def map_in_order(
     Args:
         function: a function of a module, or a `functools.partial` of one.
         items: taken as results leave, so that at most two a worker are held.
-        num_processes: workers, each started when there is work for it.
-        hint: what to change if a worker was killed for lack of memory.
-
-    Raises:
-        InputError: a worker was killed; and what `function` raises.
+        hint: what to change if a worker was killed for lack of memory, which is an InputError.
     """
     with _single_threaded_tokenizers():
         if num_processes == 1:

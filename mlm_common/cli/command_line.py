@@ -27,11 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def read_yaml_file(path: str | Path, flag: str) -> Any:
-    """Read a YAML or JSON file (JSON is YAML); errors name `flag`.
-
-    Raises:
-        InputError: the file is missing, or has another format.
-    """
+    """Read a YAML or JSON file (JSON is YAML); errors name `flag`."""
     path = Path(path)
     if not path.is_file():
         from mlm_common.cli.local_paths import missing
@@ -57,11 +53,7 @@ class _UniqueKeysLoader(yaml.SafeLoader):
 
 
 def as_settings(content: Any, source: str) -> dict[str, Any]:
-    """Check that a file has a mapping of flag to value, and return it with `_` for `-` in the names.
-
-    Raises:
-        InputError: it has something else, or names a flag in both spellings.
-    """
+    """Check that a file has a mapping of flag to value, and return it with `_` for `-` in the names."""
     if not isinstance(content, dict):
         raise InputError(f"{source} holds {content!r}, where a mapping of flag to value must be.")
     settings = {str(key).replace("-", "_"): value for key, value in content.items()}
@@ -88,15 +80,12 @@ def parse_arguments(
 
     Args:
         dataclass_types: their fields are made by `mlm_common.cli.settings.flag`.
-        argv: the words of the command line; those of the process by default.
-        description: of the command, for `--help`.
         layers: {flag: returns the settings {field: value} for its value}, such as those of a preset for its name.
         needed: names of the fields that the usage line shows.
         other_defaults: {field name: whose default it has}, for `--help`, where `layers` decide it.
 
     Raises:
         InputError: an unknown flag or key, a value of the wrong type, or a check of the dataclasses that failed.
-        SystemExit: from argparse, for `--help`.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = _build_parser(dataclass_types, description, needed, other_defaults)
@@ -114,11 +103,7 @@ def parse_arguments(
 
 
 def typed_settings(dataclass_types: Sequence[type], settings: dict[str, Any], source: str) -> dict[str, Any]:
-    """Convert settings of a file, {flag: value}, to settings of the dataclasses, {field name: value}.
-
-    Raises:
-        InputError: an unknown name, or a value that its flag does not take.
-    """
+    """Convert settings of a file, {flag: value}, to settings of the dataclasses, {field name: value}."""
     return _known_and_typed(_build_parser(dataclass_types, None), settings, dataclass_types, source)
 
 
@@ -148,11 +133,7 @@ def _known_and_typed(
 
 
 def _typed(flag: argparse.Action, value: Any, source: str) -> Any:
-    """Convert a setting of a file as the command line converts the words after its flag.
-
-    Raises:
-        InputError: the flag does not take it.
-    """
+    """Convert a setting of a file as the command line converts the words after its flag."""
     from mlm_common.cli.flag_parser import FINITE_NUMBER, TEXT, WHOLE_NUMBER, JoinedWords, joined_words
 
     kind: Any = flag.type

@@ -93,7 +93,6 @@ class FlagParser(HfArgumentParser):
         needed: Sequence[str] = (),
         other_defaults: Mapping[str, str] | None = None,
     ) -> None:
-        """Build the parser; the arguments are those of `parse_arguments`."""
         self.flags: dict[str, argparse.Action] = {}
         self._groups: dict[str, Any] = {}
         self._group_of_class = LAST_GROUP
@@ -140,7 +139,6 @@ class FlagParser(HfArgumentParser):
         off_help: str | None = None,
         **settings: Any,
     ) -> Any:
-        """Add a flag to its group, with the metadata of its field."""
         if is_positional:
             names, settings = (names[0].lstrip("-"),), settings | {"nargs": "*"}
         if takes_several:

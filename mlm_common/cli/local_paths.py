@@ -29,13 +29,12 @@ def check_folder_or_hub(name: str, flag: str | None = None) -> None:
 
 
 def check_folder(path: str, flag: str | None = None) -> None:
-    """Check that a local folder exists, or raise the error of `missing`; a `gs://` path passes."""
+    """Check that a local folder exists; a `gs://` path passes."""
     if not is_gcs(path) and not Path(path).is_dir():
         raise missing(path, flag, "folder")
 
 
 def check_file(path: str, flag: str | None = None) -> None:
-    """Check that a local file exists, or raise the error of `missing`; a `gs://` path passes."""
     if not is_gcs(path) and not Path(path).is_file():
         raise missing(path, flag, "file")
 

@@ -51,7 +51,6 @@ class HubRepository:
     """Where on the Hub files go.
 
     repo_id: `NAMESPACE/NAME`; the repository is created when missing.
-    kind: what it holds.
     private: whether it is created as private; an existing one stays as it is.
     branch: created when missing, without the files of the main branch.
     tag: name for the commit of the last push, if any.
@@ -84,9 +83,7 @@ def check_hub_access(repository: HubRepository, *, card: str | None = None) -> N
         card: a README.md, whose metadata the Hub must accept.
 
     Raises:
-        InputError: a malformed id or name; no token, or one that is not valid or may not write there; the endpoint is
-            no Hub; the repository must be private and is public; the branch is a tag; the tag exists already; the
-            branch has files of others; the Hub refuses the card's metadata.
+        InputError: id, names, token, repository, branch, tag or card are not what a push needs.
         HubAwayError: the Hub cannot be reached.
     """
     repo_id = repository.repo_id
@@ -228,9 +225,6 @@ def commit_to_branch(
     Args:
         files: {path in the repository: local file, or content} to add or replace.
         stale: pattern of the paths that are deleted unless they are among `files` or `kept`.
-
-    Raises:
-        InputError: the repository has files of others.
     """
     files = dict(files or {})
     branch = open_branch(api, repository)
@@ -268,11 +262,7 @@ def failed_push(repository: HubRepository, kept_in: str, error: Exception) -> Hu
 
 
 def open_branch(api: "HfApi", repository: HubRepository) -> Branch:
-    """Create the repository and its branch where they are missing, and read the branch.
-
-    Raises:
-        InputError: it has files of others.
-    """
+    """Create the repository and its branch where they are missing, and read the branch."""
     api.create_repo(**repository.address, private=repository.private, exist_ok=True)
     start = _start_of_branch(api, repository)
     if start != repository.branch:
@@ -292,9 +282,6 @@ def read_branch(api: "HfApi", repository: HubRepository, revision: str) -> Branc
     """Read what a branch, or a commit, has, and check that it may be pushed to.
 
     It may if it is as the Hub makes a new one, or has one of the `MARKS`; others may have added files since.
-
-    Raises:
-        InputError: it has files or a card, and no mark.
     """
     commit = str(api.repo_info(**repository.address, revision=revision).sha)
     paths = frozenset(api.list_repo_files(**repository.address, revision=commit))

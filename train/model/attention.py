@@ -59,9 +59,7 @@ def positions_within(documents: tf.Tensor) -> tf.Tensor:
 def attend_within_documents(model: Any) -> None:
     """Let a TF model keep the documents of each row apart, in every call.
 
-    Args:
-        model: of an architecture for which that is known (`Architecture.block_attention`), whose configuration has the
-            ids of [SEP] and padding.
+    Its architecture allows it (`Architecture.block_attention`); its configuration has the ids of [SEP] and padding.
     """
     config, encoder = model.config, getattr(model, model.base_model_prefix)
     by_mask = architecture_of(config).block_attention == "by_mask"

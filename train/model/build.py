@@ -37,9 +37,7 @@ def build_network(
 
     Args:
         model_config: of `resolve_model_config`, its vocabulary padded.
-        settings: how the weights start, whether documents are kept apart, and activations recomputed.
         vocabulary_size: ids of the tokenizer; padding of the vocabulary starts as 0.
-        seed: fixes the weights.
         tpu_layers: use the TPU-optimized layers, if the architecture has them.
         model_class: the auto class of transformers.
     """
@@ -74,9 +72,6 @@ def start_positions_as_sinusoids(model: Any) -> None:
     The table stays trainable and the architecture is as it was. Among sinusoids (Vaswani et al. 2017, section 3.5) a
     shift by n positions is the same rotation everywhere, so "the token before" is one thing to learn, where random
     rows would make it one for each position. benchmarks/position_init.py compares the two.
-
-    Args:
-        model: of an architecture that learns its positions (`train.model.architectures.learns_positions`).
     """
     tables = [variable for variable in model.trainable_variables if "position_embeddings" in variable.name]
     for table in tables:
@@ -115,11 +110,7 @@ def enable_gradient_checkpointing(model: Any) -> None:
 
 
 def encoder_layers(model: Any) -> list[Any]:
-    """List the layers of a TF model's encoder, first to last.
-
-    Raises:
-        ValueError: the encoder is not built as those of the supported architectures.
-    """
+    """List the layers of a TF model's encoder, first to last."""
     encoder = getattr(model, model.base_model_prefix)
     name = architecture_of(model.config).layer_list
     modules = (encoder, *encoder.submodules)

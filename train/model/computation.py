@@ -30,9 +30,7 @@ BERT_AND_ITS_KIN = ROBERTA | {"albert", "bert", "distilbert", "electra"}
 def count_parameters(config: PretrainedConfig, model_class: str = "TFAutoModelForMaskedLM") -> int | None:
     """Count the parameters as Keras does, those that several layers share once; None where the network must be built.
 
-    Args:
-        config: of the model; with the padding of its vocabulary, which counts.
-        model_class: the auto class of transformers.
+    The padding of the vocabulary counts. `model_class` is the auto class of transformers.
     """
     head = model_class.removeprefix("TFAutoModel").removeprefix("For")
     if config.model_type == "modernbert":
@@ -125,7 +123,6 @@ def step_flops(
     """Count the floating-point operations of one step; None for an architecture whose count is not known.
 
     Args:
-        config: of a type in `train.model.architectures`.
         num_rows: rows of the step, over all micro-batches.
         length: tokens a row, padding included; on average where rows differ in length.
         num_predictions: prediction slots of the step, over all micro-batches.

@@ -33,9 +33,7 @@ def resolve_model_config(config: ModelConfig, inputs: Inputs, max_length: int | 
         max_length: of the rows of all phases, where there are several.
 
     Raises:
-        InputError: unknown preset, model or override; a checkpoint to start from that has another vocabulary; an
-            architecture that cannot be trained and exported right; documents that are to be kept apart where model or
-            shards do not allow it; rows longer than the model's positions.
+        InputError: the model does not suit tokenizer or shards, or cannot be trained and exported right.
     """
     max_length = max_length or inputs.max_length
     model_config = _read(config, inputs.tokenizer)
@@ -101,11 +99,7 @@ def _read(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> Pretrained
 
 
 def parse_overrides(text: str | None) -> dict[str, str]:
-    """Parse `name=value,name=value` of --config-overrides into {name: value}.
-
-    Raises:
-        InputError: it is malformed, or sets what tokenizer and preset decide.
-    """
+    """Parse `name=value,name=value` of --config-overrides into {name: value}."""
     pairs = [pair.partition("=") for pair in (text or "").split(",") if pair.strip()]
     overrides = {name.strip(): value.strip() for name, _, value in pairs}
     malformed = [name for name, equals, value in pairs if not (name.strip() and equals and value.strip())]
@@ -128,7 +122,6 @@ def _override(model_config: PretrainedConfig, overrides: dict[str, str], text: s
 
 
 def _check_block_attention(model_type: str, inputs: TrainingInputs) -> None:
-    """Raise InputError where the documents of a row cannot be kept apart."""
     known = [name for name, architecture in ARCHITECTURES.items() if architecture.block_attention]
     if model_type not in known:
         raise InputError(
@@ -145,7 +138,6 @@ def _check_block_attention(model_type: str, inputs: TrainingInputs) -> None:
 
 
 def _check_pair_head(objective: str, model_config: PretrainedConfig) -> None:
-    """Raise InputError where the model cannot answer a question about two segments."""
     known = [name for name, architecture in ARCHITECTURES.items() if architecture.has_pair_head]
     if model_config.model_type not in known:
         raise InputError(
@@ -160,7 +152,6 @@ def _check_pair_head(objective: str, model_config: PretrainedConfig) -> None:
 
 
 def _set_dropout(model_config: PretrainedConfig, rate: float, overrides: dict[str, str]) -> None:
-    """Set the rates of pretraining, under the names that the architecture has for them."""
     names = ARCHITECTURES[model_config.model_type].dropouts
     twice = [name for name in names if name in overrides]
     if twice:

@@ -115,7 +115,6 @@ def _without_heads(
 
 
 def _load_pytorch(folder_or_hub_id: str, weights: WeightsFile, model: Any) -> tuple[Any, dict[str, Any]]:
-    """Load a model, and what was found of its weights, from PyTorch's layout."""
     architecture = architecture_of(model.config)
     head_bias = architecture.head_bias or ()
     return load_pytorch_state_dict_in_tf2_model(
@@ -130,7 +129,6 @@ def _load_pytorch(folder_or_hub_id: str, weights: WeightsFile, model: Any) -> tu
 
 
 def _read_shards(folder_or_hub_id: str, index_path: str) -> dict[str, Any]:
-    """Read {name: tensor} of all files that an index names."""
     shard_names = set(json.loads(Path(index_path).read_text(encoding="utf-8"))["weight_map"].values())
     weights: dict[str, Any] = {}
     for name in sorted(shard_names):

@@ -30,12 +30,7 @@ MASKED_LM_CLASSES = ("ForMaskedLM", "ForPreTraining")
 
 
 def read_config(folder_or_hub_id: str) -> PretrainedConfig:
-    """Read the configuration of a checkpoint.
-
-    Raises:
-        InputError: there is none, or none that transformers knows.
-        HubAwayError: the Hub cannot be reached.
-    """
+    """Read the configuration of a checkpoint; InputError or HubAwayError where that fails."""
     try:
         return AutoConfig.from_pretrained(folder_or_hub_id)
     except (OSError, ValueError, KeyError) as error:
@@ -45,12 +40,7 @@ def read_config(folder_or_hub_id: str) -> PretrainedConfig:
 
 
 def read_masked_lm_config(folder_or_hub_id: str, shown_name: str) -> PretrainedConfig:
-    """Read the configuration of a masked language model, which `--model` named as `shown_name`.
-
-    Raises:
-        InputError: as `read_config`, or the model has another head.
-        HubAwayError: the Hub cannot be reached.
-    """
+    """Read the configuration of a masked language model, which `--model` named as `shown_name`."""
     config = read_config(folder_or_hub_id)
     (class_name, *_) = config.architectures or ("",)
     if not class_name.endswith(MASKED_LM_CLASSES):
@@ -77,11 +67,7 @@ class WeightsFile:
 
 
 def find_weights(folder_or_hub_id: str) -> WeightsFile:
-    """Find the file with the weights of a checkpoint, fetched from the Hub if it is there.
-
-    Raises:
-        InputError: there is none in a format that can be read without PyTorch.
-    """
+    """Find the file with the weights of a checkpoint, fetched from the Hub if it is there."""
     for name in WEIGHTS_NAMES:
         path = find_file(folder_or_hub_id, name)
         if path is not None:
@@ -121,12 +107,7 @@ def _layout(folder_or_hub_id: str, name: str, path: str) -> Literal["pytorch", "
 
 
 def read_initial_config(folder_or_hub_id: str, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
-    """Read the configuration of the checkpoint of `--init-from`, and check that it suits the shards' tokenizer.
-
-    Raises:
-        InputError: it cannot be read, has no weights, or its rows of the embedding are not those of the tokenizer's
-            ids.
-    """
+    """Read the configuration of the checkpoint of `--init-from`, and check that it suits the shards' tokenizer."""
     folder_or_hub_id = exported_model(folder_or_hub_id, "--init-from")
     with local_or_hub(folder_or_hub_id, without=WEIGHTS_SUFFIXES) as name:
         try:

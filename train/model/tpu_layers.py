@@ -38,7 +38,6 @@ def use_reference_layers(model: Any) -> None:
 
 
 def attention_layers(model: Any) -> list[Any]:
-    """List the layers that attend, of a model whose layers are known."""
     return [
         layer for layer, call_of in _known_layers(model) if call_of in (_attention_call, _modernbert_attention_call)
     ]

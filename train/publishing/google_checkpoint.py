@@ -71,14 +71,12 @@ def read_google_checkpoint(
 
     Args:
         checkpoint: a folder, a .zip of one, or the path of a checkpoint's files up to `.index`; local or `gs://`.
-        config: file of the configuration; by default the one beside the checkpoint.
-        vocabulary: file of the vocabulary, WordPiece's or SentencePiece's; by default the one beside the checkpoint.
+        config, vocabulary: files, WordPiece's or SentencePiece's the latter; by default those beside the checkpoint.
         do_lower_case: whether the model was trained on lower-cased text; by default from `cased` or `uncased` in the
             name of the folder or .zip.
 
     Raises:
-        InputError: a file is missing or damaged; variables are missing, unknown, or of another shape than the
-            configuration says; the vocabulary has another size; the case is unknown.
+        InputError: a file is missing or damaged, or they do not agree.
     """
     with _opened(checkpoint) as (folder, name):
         config_path = config or _only_file(folder, CONFIG_FILE, "--bert-config")

@@ -71,11 +71,7 @@ class Conversion(NamedTuple):
 
 
 def model_type_of(variables: Collection[str], checkpoint: str) -> str:
-    """Return whether a checkpoint is a `bert` or an `albert`.
-
-    Raises:
-        InputError: it is another model.
-    """
+    """Return whether a checkpoint is a `bert` or an `albert`; an InputError where it is neither."""
     names = {_name_in_tf1(name) for name in variables}
     if "bert/embeddings/word_embeddings" not in names:
         shown = listed(sorted(name for name in names if not OPTIMIZER_STATE.search(name)))
@@ -87,10 +83,7 @@ def model_type_of(variables: Collection[str], checkpoint: str) -> str:
 
 
 def plan_conversion(shapes: Mapping[str, tuple[int, ...]], config: PretrainedConfig, checkpoint: str) -> Conversion:
-    """Find the weight for each variable; the encoder must be complete, each head complete or missing.
-
-    Args:
-        shapes: {name of a variable: shape}.
+    """Find the weight for each variable, {name: shape}; the encoder must be complete, each head complete or missing.
 
     Raises:
         InputError: names the variables that are missing, unknown, or of another shape than the configuration says.
@@ -255,7 +248,6 @@ class ObjectGraph:
         self.keys = [next((one.checkpoint_key for one in node.attributes), "") for node in nodes]
 
     def find(self, start: int | None, *paths: str) -> int | None:
-        """Return the object at the first of these paths that has one."""
         for path in paths:
             node = start
             for name in filter(None, path.split("/")):
@@ -282,11 +274,7 @@ class ObjectGraph:
 
 
 def read_object_graph(reader: Any, checkpoint: str) -> Variables:
-    """Name the variables of an object checkpoint as google-research/bert does; variables unknown there keep their keys.
-
-    Raises:
-        InputError: it has no encoder like Model Garden's.
-    """
+    """Name the variables of an object checkpoint as google-research/bert does; unknown ones keep their keys."""
     graph = ObjectGraph(reader.get_tensor(OBJECT_GRAPH))
     candidates = [graph.find(ROOT, path) for path in ENCODERS]
     encoders = [node for node in candidates if graph.find(node, *EMBEDDINGS["word_embeddings"]) is not None]

@@ -75,14 +75,7 @@ def push_newest_checkpoint(
     publish_details: bool,
     stop_retries: threading.Event | None = None,
 ) -> None:
-    """Push the run's newest checkpoint, with its record and log, in one commit that deletes the one before.
-
-    Args:
-        run: its folder; nothing is pushed of one without a checkpoint.
-
-    Raises:
-        HubPushError: it did not succeed.
-    """
+    """Push the run's newest checkpoint, if any, with its record and log, in one commit that deletes the one before."""
     store = CheckpointStore(run.checkpoints)
     steps = store.steps()
     if not steps:
@@ -155,13 +148,7 @@ def _published_settings(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, 
 
 
 def resume_from_hub(run: RunFolder, config: HubConfig, cluster: Cluster) -> None:
-    """Download what `push_newest_checkpoint` pushed to the run's folder, unless it already has a run.
-
-    Raises:
-        InputError: the repository has no checkpoint; or there are several workers, which would find the folder in
-            different states.
-        HubAwayError: the Hub cannot be reached.
-    """
+    """Download what `push_newest_checkpoint` pushed to the run's folder, unless it already has a run."""
     if cluster.num_workers > 1:
         raise InputError(
             f"--resume-from-hub is for one worker; received TF_CONFIG with {cluster.num_workers}. Copy the files of "
@@ -211,7 +198,6 @@ class Publisher:
 
     run_folder: has the plots and TensorBoard files that go with it.
     record: `run.json`; its settings say what is pushed, and where.
-    tokenizer: of the model.
     """
 
     run_folder: RunFolder
@@ -366,7 +352,7 @@ class PushToHub:
     `GRACE_SECONDS`. The last state is not pushed here.
 
     Args:
-        publisher: exports and pushes; None on a worker that does not push.
+        publisher: None on a worker that does not push.
         steps: of the whole run, after which to push; the same on all workers.
     """
 
@@ -397,7 +383,6 @@ class PushToHub:
             logger.warning("pushes to the Hub that failed while training: those of the steps %s", steps)
 
     def push(self, model: Any, step: int) -> None:
-        """Copy the weights of a model in training, and pass them to the other thread."""
         # After a step that was not finite no weights change any more, and the run is about to end.
         if self._publisher is None or model.optimizer.is_stopped:
             return

@@ -36,7 +36,6 @@ class ModelSnapshot:
     """A copy of a TF model, and of the log of its training, which further training does not change.
 
     class_name: of the TF class.
-    config: its configuration.
     arrays: {name of a weight in TF, prefixed with the model's name: values}.
     step: after which the model was copied.
     metrics: all lines of `metrics.jsonl` so far.
@@ -50,12 +49,7 @@ class ModelSnapshot:
 
 
 def take_snapshot(model: Any, step: int = 0, metrics: Sequence[dict[str, Any]] = ()) -> ModelSnapshot:
-    """Copy a built TF model of transformers, with its weights, to host memory; that takes most of the time.
-
-    Raises:
-        InputError: the architecture cannot be exported correctly.
-        ValueError: the PyTorch class would count positions from another id.
-    """
+    """Copy a built TF model of transformers, with its weights, to host memory; that takes most of the time."""
     check_architecture(model.config)
     _check_padding_positions(model)
     # An enclosing model adds its name as a prefix.
@@ -84,20 +78,17 @@ def export_model(
 ) -> list[str]:
     """Write the model and its tokenizer to a local folder, each file replaced in one step, `config.json` last.
 
+    The tokenizer is saved as `PreTrainedTokenizerFast`, under which transformers 4 and 5 read the same ids from its
+    `tokenizer.json`.
+
     Returns:
         The names of the files.
 
     Args:
-        model: a built TF model of transformers whose configuration passed `check_architecture`, or a snapshot.
-        tokenizer: the one it was trained with. It is saved as `PreTrainedTokenizerFast`, under which transformers 4
-            and 5 read the same ids from its `tokenizer.json`.
+        model: a built TF model of transformers, prepared by `train.model.architectures`, or a snapshot.
         folder: created if missing.
         model_max_length: the most tokens that the model can take; longer texts are truncated to it on demand.
         vocabulary_size: number of ids to keep, without the model's padding; by default all.
-
-    Raises:
-        InputError: the architecture cannot be exported correctly.
-        ValueError: the model was not prepared by `train.model.architectures`, so its export would be wrong.
     """
     snapshot = model if isinstance(model, ModelSnapshot) else take_snapshot(model)
     return write_model(
@@ -116,8 +107,7 @@ def write_model(
     Args:
         folder: created if missing.
         weights: {name in the PyTorch class: array in its layout}.
-        config: of `pytorch_config`.
-        tokenizer: of `exported_tokenizer`.
+        config, tokenizer: of `pytorch_config` and `exported_tokenizer`.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".export-", suffix=PARTIAL_SUFFIX) as staging:
@@ -134,10 +124,6 @@ def pytorch_weights(model: Any, vocabulary_size: int | None = None) -> dict[str,
     """Return {name in the PyTorch class: float32 array in its layout} of all weights of the model or snapshot.
 
     The first `vocabulary_size` ids are kept; by default all.
-
-    Raises:
-        InputError: the architecture cannot be exported correctly.
-        ValueError: the PyTorch class would count positions from another id; or two weights have one name.
     """
     snapshot = model if isinstance(model, ModelSnapshot) else take_snapshot(model)
     architecture = architecture_of(snapshot.config)

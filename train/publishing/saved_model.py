@@ -53,8 +53,7 @@ class SavedModel:
     def write(self, folder: str, repository: HubRepository | None) -> list[str]:
         """Write the model, with its card, plot and TensorBoard files if they are known; return the names of the files.
 
-        Args:
-            repository: the one that the card names.
+        `repository` is the one that the card names.
         """
         if self.run_folder is None or self.record is None:
             length, size = self.model_max_length, vocabulary_size(self.tokenizer)

@@ -95,7 +95,6 @@ class Plan:
 
     @property
     def schedule_steps(self) -> dict[str, int]:
-        """The numbers of steps that `train.step.optimizer.build_schedule` takes."""
         return schedule_steps(vars(self))
 
     def log_steps(self, setting: str | int | None = None) -> int:
@@ -160,13 +159,11 @@ class Plan:
 class PhaseToPlan:
     """What a phase's plan follows from.
 
-    optimization, run: its settings.
     goes_on_in_rows: it has the shards of the phase before.
     has_separate_schedule: see `PhaseSettings`.
     name: for errors.
     mean_length: as of a plan.
     fills_passes: the last batch of each pass over the rows is filled up with rows of padding, which count as rows.
-    num_eval_rows: rows to evaluate on.
     """
 
     optimization: OptimizationConfig
@@ -192,12 +189,7 @@ def make_plan(
 
 @functools.cache
 def make_plans(phases: tuple[PhaseToPlan, ...], num_replicas: int) -> tuple[Plan, ...]:
-    """Plan the phases of a run on `num_replicas`.
-
-    Raises:
-        InputError: a batch that the replicas cannot take, or larger than the data set; a warmup, decay or profile
-            longer than the run.
-    """
+    """Plan the phases of a run on `num_replicas`, checking batch, warmup, decay and profile."""
     batches = []
     num_steps = []
     for phase in phases:
@@ -301,7 +293,6 @@ def longest_row(plan: Mapping[str, Any]) -> int:
 
 
 def _batch(phase: PhaseToPlan, num_replicas: int) -> tuple[int, int]:
-    """Count the micro-batches of a step, and its rows over all replicas."""
     optimization = phase.optimization
     micro_batch_rows = optimization.per_replica_batch_size * num_replicas
     num_micro_batches = optimization.gradient_accumulation_steps

@@ -109,7 +109,6 @@ class InFlight:
         self.start_clock()
 
     def start_clock(self) -> None:
-        """Time what is queued from now on."""
         self._since_seconds = time.perf_counter()
 
     def add(self, num_pieces: int) -> bool:

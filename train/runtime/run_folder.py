@@ -89,10 +89,6 @@ class RunFolder:
 
         Args:
             begun_phase: the last of the run's phases that was begun, counted from 0; later ones may differ.
-
-        Raises:
-            InputError: it contains a different run, and the first differences are named; a run where there must be
-                none, or none where there must be one.
         """
         names = self.files.list_files()
         if resume == "must" and not self.has_checkpoint():
@@ -165,11 +161,7 @@ def phase_prefix(index: int) -> str:
 
 
 def exported_model(path: str, flag: str = "--model") -> str:
-    """Return the export in the folder of a run; a folder that contains no run, or a Hub id, as it is.
-
-    Args:
-        path: folder of a run or of a model, local or `gs://`, or a Hub id.
-    """
+    """Return the export in the folder of a run; a folder without a run, local or `gs://`, or a Hub id, as it is."""
     folder = RunFolder(path)
     if not folder.has_run():
         return path
@@ -199,7 +191,6 @@ def _value(fingerprint: dict[str, Any], key: str) -> Any:
 
 
 def _phase_of(key: str) -> int:
-    """Read from a name in a fingerprint the phase that it is of, counted from 0."""
     match = re.match(r"phase (\d+): ", key)
     return int(match[1]) - 1 if match else 0
 

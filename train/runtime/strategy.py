@@ -46,12 +46,7 @@ PREFIX = re.compile(r"\{\{function_node .*?\}\} ")
 
 
 def connect(config: HardwareConfig, cluster: Cluster) -> tf.distribute.Strategy:
-    """Connect to the devices: the TPU claimed and initialised, or all workers of the cluster there.
-
-    Raises:
-        InputError: no TPU can be used as this machine is set up, or XLA cannot compile the step for these devices.
-        RunFailedError: the TPU that is named is not ready, or the other workers are not.
-    """
+    """Connect to the devices: the TPU claimed and initialised, or all workers of the cluster there."""
     if config.wants_tpu:
         strategy, devices = _connect_tpu(config), f"TPU {config.tpu_name}"
     elif cluster.num_workers > 1:  # before anything else starts TensorFlow's runtime
@@ -240,10 +235,6 @@ def explained_failures(cluster: Cluster, folder: RunFolder) -> Iterator[None]:
 
     TensorFlow's coordination service notices a lost worker by a closed connection, or after 10 seconds without a
     heartbeat.
-
-    Raises:
-        RunFailedError: another worker ended or cannot be reached any more, or the TPU.
-        PermanentError: shards cannot be read, or a device's memory is too small.
     """
     try:
         yield

@@ -46,7 +46,6 @@ LOST_ERRORS = (
 class Figures:
     """The results of a forward and a backward pass.
 
-    loss: mean over what is predicted.
     gradient_norms: of the summed loss by each variable, by its name.
     """
 
@@ -62,12 +61,7 @@ class Figures:
 
 
 def prove_tpu_layers(model: PretrainingModel, batch: Any, strategy: tf.distribute.Strategy) -> bool:
-    """Return whether TPU-optimized layers compute what the reference layers do; log which the network has from now on.
-
-    Args:
-        model: the layers of its network are known.
-        batch: one global batch, distributed over the replicas.
-    """
+    """Return whether TPU-optimized layers compute what the reference layers do; the network has what does."""
 
     def figures() -> Figures:
         sums, squares = _on_replicas(model, model.gradient_sums, batch, strategy)
@@ -110,12 +104,7 @@ def figures_agree(found: Figures, expected: Figures) -> bool:
 
 
 def prove_sharding(model: PretrainingModel, batch: Any, strategy: tf.distribute.Strategy) -> bool:
-    """Return whether a sharded step does on these devices what a whole one does; log what was found.
-
-    Args:
-        model: its optimizer is sharded.
-        batch: one global batch, distributed over the replicas.
-    """
+    """Return whether a sharded step does on these devices what a whole one does; log what was found."""
     try:
         norms = [np.sqrt(squares) for squares in _on_replicas(model, model.divided_squares, batch, strategy)]
     except LOST_ERRORS:

@@ -75,11 +75,6 @@ class MaskedLanguageModeling(Task):
 
     @classmethod
     def of(cls, inputs: TrainingInputs, masking: MaskingConfig) -> "MaskedLanguageModeling":
-        """Make the task of a run.
-
-        Raises:
-            InputError: words must be masked, and it is not known which tokens start one.
-        """
         return cls(masking_rule(inputs, masking), special_ids(inputs.tokenizer)["pad"])
 
     def features(self, length: int) -> dict[str, Feature]:

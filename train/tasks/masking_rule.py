@@ -54,11 +54,7 @@ class MaskingRule:
 
 
 def masking_rule(inputs: TrainingInputs, masking: MaskingConfig) -> MaskingRule:
-    """Make the rule of the training's masks.
-
-    Raises:
-        InputError: words must be masked, and it is not known which tokens start one.
-    """
+    """Make the rule of the training's masks."""
     return MaskingRule(
         masking=masking.masking,
         word_starts=None if masking.masking == "token" else _word_starts(inputs, masking),

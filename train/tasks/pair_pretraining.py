@@ -46,11 +46,6 @@ class PairPretraining(MaskedLanguageModeling):
 
     @classmethod
     def of(cls, inputs: TrainingInputs, masking: MaskingConfig) -> "PairPretraining":
-        """Make the task of a run.
-
-        Raises:
-            InputError: the shards have no pairs; or words must be masked, and it is not known which tokens start one.
-        """
         for folder, chunking in inputs.chunkings():
             if chunking != PAIRS:
                 raise InputError(
@@ -68,7 +63,6 @@ class PairPretraining(MaskedLanguageModeling):
         """Return rows, int32 (batch, length), the answers, int32 (batch,), and whether these count, bool (batch,)."""
 
     def prepare_batch(self, batch: dict[str, "tf.Tensor"], row_keys: "tf.Tensor") -> Any:
-        """Ask about the pairs, and mask the rows."""
         import tensorflow as tf
 
         from train.tasks.pair_rows import PairRows
@@ -78,7 +72,6 @@ class PairPretraining(MaskedLanguageModeling):
         return PairRows(masked, labels, tf.cast(counts, tf.float32))
 
     def prepare_row(self, row: dict[str, "tf.Tensor"]) -> Any:
-        """Ask about the pair and mask the row, both by its content."""
         import tensorflow as tf
 
         from train.tasks.masking import key_of_content
@@ -210,11 +203,7 @@ OBJECTIVES: dict[str, type[MaskedLanguageModeling]] = {
 
 
 def task_of(config: TrainingConfig, inputs: TrainingInputs) -> MaskedLanguageModeling:
-    """Make the task of a run, or of one of its phases.
-
-    Raises:
-        InputError: its inputs do not suit it.
-    """
+    """Make the task of a run, or of one of its phases."""
     task = OBJECTIVES[config.model.objective].of(inputs, config.masking)
     metric = config.data.metric_for_best.removeprefix("eval_")
     known = ["loss", *(f"{SOURCE_LOSS}{name}" for name in inputs.evaluated() if name)]
