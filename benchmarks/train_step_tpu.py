@@ -21,14 +21,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.peers.tpu_step_contenders import CONTENDERS, add_size_flags
 from benchmarks.tables import print_table
-from train.checks.preflight.batch_search import MemoryUse, largest_fitting
 from train.checks.preflight.hlo_costs import StepCosts, step_costs
 from train.checks.preflight.tpu_compiler import (
     CompiledStep,
     DoesNotFitError,
+    MemoryUse,
     TpuSlice,
     check_compiler,
     compile_for_tpu,
+    largest_fitting,
     tpu_slice,
 )
 

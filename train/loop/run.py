@@ -298,7 +298,9 @@ def print_plan(run: Run) -> None:
     plans = run.plans(expected_num_replicas(hardware, run.cluster, 1 if hardware.wants_tpu else num_local_devices()))
     if hardware.wants_tpu:
         print(f"Without claiming the TPU, {plans[0].num_replicas} replicas are assumed.")
-    num_parameters = num_parameters_of(first)
+    num_parameters = count_parameters(first.model_config, first.task.model_class)
+    if num_parameters is None:
+        num_parameters = int(new_network(first).count_params())
     for phase, plan in zip(run.phases, plans, strict=True):
         warn_of_other_batch(phase.config, plan)
         inputs = run.inputs_of(phase.index, plan.num_replicas)
@@ -314,12 +316,6 @@ def print_plan(run: Run) -> None:
     computation = Computation(jit_compile=False, tpu_layers=None)
     draft = describe_run(run, first, plans[0], computation, num_parameters)
     check_card(draft, first.inputs.tokenizer, first.model_config)
-
-
-def num_parameters_of(phase: Phase) -> int:
-    """Count the parameters of the network; only an architecture of which the arithmetic is not known is built."""
-    num_parameters = count_parameters(phase.model_config, phase.task.model_class)
-    return int(new_network(phase).count_params()) if num_parameters is None else num_parameters
 
 
 def new_network(phase: Phase) -> Any:

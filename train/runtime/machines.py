@@ -156,8 +156,8 @@ def local_accelerator_type() -> str | None:
     return read_metadata("instance/attributes/accelerator-type", timeout_seconds=2.0) or None
 
 
-def tpu_devices(devices: Path = Path("/dev")) -> list[Path]:
-    return sorted(path for pattern in TPU_DEVICE_PATTERNS for path in devices.glob(pattern))
+def tpu_devices() -> list[Path]:
+    return sorted(path for pattern in TPU_DEVICE_PATTERNS for path in Path("/dev").glob(pattern))
 
 
 def check_tpu_devices(config: HardwareConfig) -> None:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from mlm_common.errors import InputError, RunFailedError
-from mlm_common.tokenizer import vocabulary_size
 from train.checks.doctor.packages import (
     TPU_BUILD,
     TPU_INSTALL,
@@ -194,7 +193,7 @@ def check_run(config: TrainingConfig) -> dict[str, Any]:
 
     from train.data.shards import TrainingInputs
     from train.loop.lifecycle import Pretraining, prepare
-    from train.model.build import build_network
+    from train.loop.run import new_network
     from train.runtime.strategy import local_devices
 
     config = replace(config, run=replace(config.run, dry_run=True))
@@ -206,14 +205,7 @@ def check_run(config: TrainingConfig) -> dict[str, Any]:
         assert isinstance(phase.inputs, TrainingInputs)
         _read_shard(phase.inputs.train_shards.paths[0])
     with tf.device("CPU:0"):
-        network = build_network(
-            first.model_config,
-            config.model,
-            vocabulary_size=vocabulary_size(first.inputs.tokenizer),
-            seed=config.run.seed,
-            model_class=first.task.model_class,
-        )
-    num_parameters = network.count_params()
+        num_parameters = new_network(first).count_params()
     output = f"; {run.folder} is writable and contains no other run" if config.run.output_dir else ""
     summary = f"{first.model_config.model_type}, {num_parameters:,} parameters, {plan.num_steps:,} steps{output}"
     return {"num_parameters": num_parameters, "summary": summary}

@@ -7,12 +7,18 @@ from typing import Any, cast
 import tensorflow as tf
 
 from mlm_common.errors import RunFailedError
-from train.checks.preflight.batch_search import ROWS_UNIT, MemoryUse, largest_fitting
 from train.checks.preflight.hlo_costs import collective_bytes, step_costs
 from train.checks.preflight.planning import SYNTHETIC
 from train.checks.preflight.report import StepReport, print_batches, print_report, print_without_sharding
 from train.checks.preflight.step_lowering import lower_train_step
-from train.checks.preflight.tpu_compiler import DoesNotFitError, TpuSlice, compile_for_tpu
+from train.checks.preflight.tpu_compiler import (
+    ROWS_UNIT,
+    DoesNotFitError,
+    MemoryUse,
+    TpuSlice,
+    compile_for_tpu,
+    largest_fitting,
+)
 from train.config.settings import RunSettings
 from train.loop.run import Phase
 from train.model.computation import step_flops

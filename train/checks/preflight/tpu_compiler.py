@@ -1,4 +1,4 @@
-"""Compile a train step with the TPU's compiler on a machine without a TPU, for any slice that Google offers.
+"""Compile a train step with the TPU's compiler, without a TPU, for any slice; find the largest batch that fits.
 
 PyPI's `libtpu` holds the compiler that a TPU VM uses; JAX's ahead-of-time interface
 (https://docs.jax.dev/en/latest/aot.html) drives it for a TPU that is only described. What it answers is modelled:
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from train.runtime.machines import Chip, chip_of, num_replicas_of
 logger = logging.getLogger(__name__)
 
 PROGRESS_SECONDS = 30
+# The rows of a batch are padded to the eight sublanes of a TPU's registers.
+ROWS_UNIT = 8
 FIX_MISSING = (
     "Install it (Linux on x86-64): python3 install.py --extra preflight, then source .venv-preflight/bin/activate and "
     "run this again; or name an interpreter that has both with --compiler-python."
@@ -252,3 +255,62 @@ def _error(message: str) -> RunFailedError:
 def _num_bytes(text: str) -> int:
     number, unit = re.fullmatch(r"([\d.]+)([KMGT]?)", text).groups()  # type: ignore[union-attr]  # what the pattern lets in
     return int(float(number) * UNITS[unit])
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """The memory that a batch needs.
+
+    fixed_bytes: the part that does not grow with the batch (weights, optimizer); used_bytes: all.
+    """
+
+    fits: bool
+    used_bytes: int
+    fixed_bytes: int
+    limit_bytes: int
+
+
+def largest_fitting(measure: Callable[[int], MemoryUse], first_rows: int) -> int | None:
+    """Find the largest multiple of `ROWS_UNIT` rows that fits; None when not even so many do.
+
+    Memory grows nearly by the same amount with every row, so each guess follows the line through the two largest
+    batches known to fit; the answer is the one that fits while the next larger one has been seen not to.
+
+    Args:
+        measure: compiles the step of a number of rows; called once for each number.
+    """
+    fitting: dict[int, MemoryUse] = {}
+    too_large: int | None = None
+    stride = 1
+    guess = max(1, first_rows // ROWS_UNIT)
+    while True:
+        use = measure(guess * ROWS_UNIT)
+        if use.fits:
+            fitting[guess] = use
+        else:
+            too_large, stride = guess, 1
+        largest = max(fitting, default=0)
+        if too_large is not None and too_large - largest == 1:
+            return largest * ROWS_UNIT or None
+        guess = _predict(fitting, use, guess)
+        if guess <= largest:
+            # Near the limit the compiler recomputes to save memory, so more may fit than the line says.
+            guess = largest + stride
+            stride *= 2
+        if too_large is None:
+            guess = min(guess, 4 * largest)  # far from what is known the line is not
+        elif guess >= too_large:
+            guess = (largest + too_large) // 2
+
+
+def _predict(fitting: dict[int, MemoryUse], latest: MemoryUse, latest_guess: int) -> int:
+    known = max(fitting, default=latest_guess)
+    use = fitting.get(known, latest)
+    slope_bytes = (use.used_bytes - use.fixed_bytes) / known
+    if len(fitting) >= 2:
+        small = sorted(fitting)[-2]
+        # At least a quarter of the average: where the compiler recomputes, a larger batch may even take less.
+        slope_bytes = max((use.used_bytes - fitting[small].used_bytes) / (known - small), slope_bytes / 4)
+    if slope_bytes <= 0:
+        return 2 * known
+    return known + int((latest.limit_bytes - use.used_bytes) // slope_bytes)

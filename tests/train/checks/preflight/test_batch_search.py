@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.checks.preflight.batch_search import MemoryUse, largest_fitting
+from train.checks.preflight.tpu_compiler import MemoryUse, largest_fitting
 
 LIMIT = 1000
 
