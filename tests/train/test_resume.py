@@ -14,7 +14,8 @@ import pytest
 import tensorflow as tf
 
 from mlm_common.errors import EXIT_STOPPED
-from tests.fixtures.killable_runs import PROJECT, KillableRuns
+from tests.fixtures.imported_files import PARTS_OF_A_RUN, imported_files
+from tests.fixtures.killable_runs import IMPORTED_VARIABLE, PROJECT, KillableRuns
 from tests.fixtures.same_run import assert_same_run, timeless_lines
 from tests.fixtures.tiny_run import MODEL, run_flags
 from tfrecord_prep.records import encode_rows
@@ -32,8 +33,13 @@ FLAGS = [
 
 
 @pytest.fixture(scope="module")
-def runs():
-    with KillableRuns() as runs:
+def imported(tmp_path_factory):
+    return tmp_path_factory.mktemp("imported") / "modules.txt"
+
+
+@pytest.fixture(scope="module")
+def runs(imported):
+    with KillableRuns({IMPORTED_VARIABLE: str(imported)}) as runs:
         yield runs
 
 
@@ -43,6 +49,14 @@ def whole_run(runs, shards, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
     assert runs.run(run_flags(shards, folder, *FLAGS)) == 0
     return folder
+
+
+@pytest.mark.slow
+def test_the_run_imports_the_files_that_are_counted(whole_run, imported):
+    del whole_run  # first of all, so the file is of it
+    modules = imported.read_text(encoding="utf-8").split("\n")
+    files = [name for name in modules if (PROJECT / f"{name.replace('.', '/')}.py").exists()]
+    assert {name for name in files if not name.startswith("tests.")} == imported_files(PARTS_OF_A_RUN)
 
 
 @pytest.mark.slow
