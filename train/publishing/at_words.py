@@ -10,7 +10,6 @@ from typing import Any
 from mlm_common.hub.push import HubRepository
 from mlm_common.workers import STOP_SECONDS, LatestItemWorker
 from train.checkpoints.store import CheckpointStore, DamagedCheckpointError
-from train.publishing.saved_model import read_saved_model
 from train.runtime import supervisor
 from train.runtime.run_folder import WORDS_FOLDER, RunFolder
 
@@ -61,6 +60,10 @@ class ExportsAtWords:
             HubPushError: a push did not succeed; its export is complete.
             InputError: a checkpoint is damaged.
         """
+        if not self._steps:
+            return
+        from train.publishing.saved_model import read_saved_model  # for a flag alone
+
         written = self._store.steps()
         for step, words in self._steps.items():
             if step > up_to_step or step not in written:
