@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from train.loop.trainer import Trainer
+    from train.publishing.at_words import ExportsAtWords
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +111,6 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
         logger.info("Loading TensorFlow …")
         from train.loop.fitting import fit  # not for bad input
         from train.loop.trainer import restored_trainers
-        from train.publishing.at_words import ExportsAtWords
         from train.runtime.strategy import check_run_agreement, connect
 
         supervisor.report("connect")
@@ -127,18 +127,29 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
                     check_card(record, publisher.tokenizer, trainer.phase.model_config)
                     trainer.print_start()
                 steps = steps_of_pushes(run.config.hub, trainer.plan)
-                steps_at_words = trainer.phase.steps_at_words(trainer.plan)
-                at_words = ExportsAtWords(run.folder, steps_at_words, run.config.hub.repository())
-                trainer.checkpoints.on_kept = at_words.submit
-                with PushToHub(publisher, steps, trainer.log) as pushing, at_words:
-                    if run.cluster.is_chief:
-                        at_words.submit(trainer.start.step)  # what a killed process has left
+                at_words = exports_at_words(run, trainer)
+                with PushToHub(publisher, steps, trainer.log) as pushing, at_words or nullcontext():
                     figures = fit(trainer, stop, pushing)
             step, figures = job.finish(trainer, figures, stop)
         if publisher is not None:
             trainer.publish(publisher, figures, step)
-            with supervisor.keep_reporting("publish", step):
-                at_words.make(trainer.plan.num_steps)  # what failed meanwhile
+            if at_words is not None:
+                with supervisor.keep_reporting("publish", step):
+                    at_words.make(trainer.plan.num_steps)  # what failed meanwhile
+
+
+def exports_at_words(run: Run, trainer: "Trainer") -> "ExportsAtWords | None":
+    """Let the checkpoints of `--save-at-words` be exported as they are kept; None without any."""
+    steps = trainer.phase.steps_at_words(trainer.plan)
+    if not steps:
+        return None
+    from train.publishing.at_words import ExportsAtWords  # for this flag alone
+
+    exports = ExportsAtWords(run.folder, steps, run.config.hub.repository())
+    trainer.checkpoints.on_kept = exports.submit
+    if run.cluster.is_chief:
+        exports.submit(trainer.start.step)  # what a killed process has left
+    return exports
 
 
 def prepare(config: Settings, job: Job[Settings]) -> Run:

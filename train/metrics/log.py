@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import count, takewhile
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from mlm_common.errors import InputError, RunFailedError, error_summary
@@ -74,9 +73,7 @@ class MetricsLog:
     def __enter__(self) -> "MetricsLog":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.flush()
         is_done = self._worker.wait(seconds_to_end(kind))
         if is_done and self._failed:  # no later write makes up for the last one

@@ -4,12 +4,12 @@ import json
 import logging
 from contextlib import suppress
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 from mlm_common.hub.push import HubRepository
 from mlm_common.workers import STOP_SECONDS, LatestItemWorker
 from train.checkpoints.store import CheckpointStore, DamagedCheckpointError
+from train.publishing.saved_model import read_saved_model
 from train.runtime import supervisor
 from train.runtime.run_folder import WORDS_FOLDER, RunFolder
 
@@ -38,9 +38,7 @@ class ExportsAtWords:
     def __enter__(self) -> "ExportsAtWords":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self._worker.drop_waiting()  # it is left to the next start
             self._worker.wait(STOP_SECONDS)
@@ -50,8 +48,7 @@ class ExportsAtWords:
 
     def submit(self, step: int) -> None:
         """Have the thread make what is due up to a checkpoint that is written; does not wait for it."""
-        if self._steps:
-            self._worker.submit(step)
+        self._worker.submit(step)
 
     def make(self, up_to_step: int) -> None:
         """Export and push the checkpoints up to a step for which that was not done.
@@ -60,10 +57,6 @@ class ExportsAtWords:
             HubPushError: a push did not succeed; its export is complete.
             InputError: a checkpoint is damaged.
         """
-        if not self._steps:
-            return
-        from train.publishing.saved_model import read_saved_model  # for a flag alone
-
         written = self._store.steps()
         for step, words in self._steps.items():
             if step > up_to_step or step not in written:

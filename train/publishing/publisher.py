@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import huggingface_hub
@@ -368,9 +367,7 @@ class PushToHub:
             huggingface_hub.utils.disable_progress_bars()  # they would disturb that of the training
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._pushes.drop_waiting()  # the run's last state is about to follow
             with supervisor.keep_reporting("push"):
