@@ -119,7 +119,7 @@ def test_transient_errors_are_retried(hub_here: HubHandle) -> None:
 
 
 def test_a_shard_with_another_checksum_is_refused_until_it_is_right(pushed: Path, hub_here: HubHandle) -> None:
-    name = f"train/{json.loads((pushed / 'train' / MANIFEST_NAME).read_text())['shards'][3]['name']}"
+    name = f"train/{json.loads((pushed / 'train' / MANIFEST_NAME).read_text('utf-8'))['shards'][3]['name']}"
     content = (pushed / name).read_bytes()
     hub_here.put(REPO, name, content[:-1] + b"x", kind="datasets")
     for _ in range(2):  # what is in the cache is not taken as complete
