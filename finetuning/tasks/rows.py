@@ -30,7 +30,7 @@ class RowTask(ExampleTask):
     class_loss: that of training, where it is not `losses`.
     """
 
-    means: tuple[Mean, ...] = (Mean("loss", "loss", "loss_weight"),)
+    means: tuple[Mean, ...] = (Mean("loss", "loss", "total_weight"),)
     label: Feature
     takes_pairs = False
     class_loss: ClassLoss | None = None
@@ -66,7 +66,7 @@ class RowTask(ExampleTask):
         return {**self.text_features(length), "label": self.label}
 
     def sums(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> dict[str, "tf.Tensor"]:
-        """Add up `loss`, `loss_weight`, `num_rows` and `counts`; keep the outputs of an evaluation."""
+        """Add up `loss`, `total_weight`, `num_rows` and `counts`; keep the outputs of an evaluation."""
         import tensorflow as tf
 
         outputs = tf.cast(self.outputs(network, rows, training=training), tf.float32)
@@ -74,7 +74,7 @@ class RowTask(ExampleTask):
         losses, weights = self.losses(outputs, rows["label"]), tf.ones_like(is_row)
         if training and self.class_loss is not None:
             losses, weights = self.class_loss.losses(outputs, rows["label"])
-        of_rows = {"loss": losses, "loss_weight": weights, **self.counts(outputs, rows["label"])}
+        of_rows = {"loss": losses, "total_weight": weights, **self.counts(outputs, rows["label"])}
         sums = {name: tf.reduce_sum(values * is_row) for name, values in of_rows.items()}
         sums["num_rows"] = tf.reduce_sum(is_row)
         return sums if training else sums | {"outputs": outputs, INDEX: rows[INDEX]}

@@ -205,7 +205,7 @@ class Tagging(ExampleTask):
     """
 
     model_class = "TFAutoModelForTokenClassification"
-    means = (Mean("loss", "loss", "loss_weight"), Mean("accuracy", "num_correct", "num_tagged"))
+    means = (Mean("loss", "loss", "total_weight"), Mean("accuracy", "num_correct", "num_tagged"))
     class_loss: ClassLoss | None = None
 
     def __init__(
@@ -270,7 +270,7 @@ class Tagging(ExampleTask):
         predicted = tf.argmax(logits, axis=-1, output_type=tf.int32)
         sums = {
             "loss": tf.reduce_sum(losses * is_tagged),
-            "loss_weight": tf.reduce_sum(weights * is_tagged),
+            "total_weight": tf.reduce_sum(weights * is_tagged),
             "num_correct": tf.reduce_sum(tf.cast(predicted == labels, tf.float32) * is_tagged),
             "num_tagged": tf.reduce_sum(is_tagged),
         }

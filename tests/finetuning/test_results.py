@@ -87,7 +87,7 @@ def totals_of(outputs: np.ndarray) -> dict[str, np.ndarray]:
     padded = np.concatenate([outputs[order], np.full((1, *outputs.shape[1:]), 7, outputs.dtype)])
     totals = {
         "loss": np.array(2.0),
-        "loss_weight": np.array(4.0),
+        "total_weight": np.array(4.0),
         "num_rows": np.array(4.0),
         "num_correct": np.array(1.0),
     }
@@ -180,7 +180,7 @@ def test_scores_of_tags_are_those_of_the_predictions(tmp_path: Path) -> None:
         predicted = np.random.default_rng(len(file)).integers(0, 4, begins.shape)
         counts = {
             "loss": np.array(2.0),
-            "loss_weight": np.array(4.0),
+            "total_weight": np.array(4.0),
             "num_tagged": np.array(4.0),
             "num_correct": np.array(1.0),
         }

@@ -50,7 +50,7 @@ def test_one_class() -> None:
     assert figures["loss"] == pytest.approx(losses.mean(), rel=1e-3)
     assert (figures["accuracy"], figures["num_rows"], figures["is_degenerate"]) == (0.5, 2, 0)
     assert task.score(figures) == figures["accuracy"]
-    names = {"loss", "loss_weight", "num_rows", "num_correct"}
+    names = {"loss", "total_weight", "num_rows", "num_correct"}
     assert set(sums_of(task, LOGITS, [0, 0, 0], np.int32, training=True)) == names
 
 
