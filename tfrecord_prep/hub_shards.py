@@ -22,12 +22,18 @@ from mlm_common.errors import InputError
 from mlm_common.hub import push as hub
 from mlm_common.hub.retries import configure_sessions, hub_error, one_line, repeat
 from mlm_common.mixture import MIXTURE_NAME, read_mixture
-from tfrecord_prep.manifest import MANIFEST_NAME, TOKENIZER_FOLDER_NAME, Manifest, ShardRecord, read_manifest
+from tfrecord_prep.manifest import (
+    HUB_PREFIX,
+    MANIFEST_NAME,
+    TOKENIZER_FOLDER_NAME,
+    Manifest,
+    ShardRecord,
+    read_manifest,
+)
 
 Split = Literal["train", "validation"]
 
-PREFIX = "hub:"
-ADDRESS = re.compile(rf"{PREFIX}({hub.REPO_ID.pattern})(?:/([\w./-]*\w))?(?:@({hub.REF_NAME.pattern}))?", re.ASCII)
+ADDRESS = re.compile(rf"{HUB_PREFIX}({hub.REPO_ID.pattern})(?:/([\w./-]*\w))?(?:@({hub.REF_NAME.pattern}))?", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 NUM_DOWNLOADS = 8
 
@@ -49,7 +55,7 @@ class HubShards:
                 of the manifest; too little room on the disk.
             HubAwayError: the Hub cannot be reached, and something is not in the cache.
         """
-        if not path.startswith(PREFIX):
+        if not path.startswith(HUB_PREFIX):
             return path
         match = ADDRESS.fullmatch(path)
         if match is None:

@@ -17,7 +17,6 @@ from mlm_common.corpus.identity import Part, describe_possibly_shared_text, desc
 from mlm_common.errors import InputError
 from mlm_common.storage import is_gcs
 from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256, vocabulary_size
-from tfrecord_prep.hub_shards import HubShards
 from tfrecord_prep.manifest import ShardSet, open_shards
 from tfrecord_prep.records import first_row_ids
 from train.config.learning import SOURCE_SETTINGS, DataConfig
@@ -197,11 +196,11 @@ class TrainingInputs(Inputs):
         return -(-self.num_eval_rows // global_batch_rows)
 
 
-def open_inputs(config: DataConfig, hub: HubShards | None = None) -> TrainingInputs:
+def open_inputs(config: DataConfig, hub_commits: dict[str, str] | None = None) -> TrainingInputs:
     """Open the inputs of a run and check them as far as manifests, file sizes and the tokenizer's files allow.
 
     Args:
-        hub: fetches shards on the Hub; by default the newest of each revision.
+        hub_commits: from which shards on the Hub are, as far as it is known; gains the newest of other revisions.
 
     Raises:
         InputError: shards that are missing, damaged or of another length than asked for; a tokenizer that is not
@@ -209,9 +208,9 @@ def open_inputs(config: DataConfig, hub: HubShards | None = None) -> TrainingInp
             also weights that do not suit, and sources that share text; shards that the Hub does not have.
         HubAwayError: shards on the Hub, which is away.
     """
-    hub = hub or HubShards()
-    train_folders, weights = source_folders(str(config.train_dataset), "--train-dataset", "train", hub)
-    eval_folders, _ = source_folders(config.eval_dataset or "", "--eval-dataset", "validation", hub)
+    hub_commits = {} if hub_commits is None else hub_commits
+    train_folders, weights = source_folders(str(config.train_dataset), "--train-dataset", "train", hub_commits)
+    eval_folders, _ = source_folders(config.eval_dataset or "", "--eval-dataset", "validation", hub_commits)
     # The order of sources that take turns must not depend on that of the flags.
     train_sets = {name: open_shards(folder) for name, folder in sorted(train_folders.items())}
     eval_sets = {name: open_shards(folder) for name, folder in eval_folders.items()}
@@ -254,7 +253,7 @@ def open_inputs(config: DataConfig, hub: HubShards | None = None) -> TrainingInp
         max_length,
         config.shuffle_buffer_size,
         max_passes=config.max_passes,
-        hub_commits=hub.commits,
+        hub_commits=hub_commits,
     )
     if not is_mixture:
         given = [flag_of(name) for name in SOURCE_SETTINGS if getattr(config, name) not in (None, [])]

@@ -15,6 +15,7 @@ import functools
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
@@ -26,8 +27,7 @@ from mlm_common.mixture import (
     sampling_weights,
 )
 from mlm_common.storage import open_folder
-from tfrecord_prep.hub_shards import HubShards, Split
-from tfrecord_prep.manifest import ShardSet
+from tfrecord_prep.manifest import HUB_PREFIX, ShardSet
 from train.config.learning import DataConfig
 
 # By which fractions may miss a sum of 1, as 0.333 three times does.
@@ -60,15 +60,20 @@ class Source:
 
 
 def source_folders(
-    text: str, flag: str, split: Split, hub: HubShards
+    text: str, flag: str, split: Literal["train", "validation"], hub_commits: dict[str, str]
 ) -> tuple[dict[str, str], dict[str, float | None]]:
     """Find the folders of a split, by source, and the weights of a prepared mixture; the name of a single one is "".
 
-    Those on the Hub are fetched.
+    Those on the Hub are fetched; from which commits, is added to `hub_commits`.
     """
     if not text:
         return {}, {}
-    folders = {name: hub.local_folder(path, split) for name, path in named_folders(text, flag).items()}
+    folders = named_folders(text, flag)
+    if any(path.startswith(HUB_PREFIX) for path in folders.values()):
+        from tfrecord_prep.hub_shards import HubShards  # for such an address alone
+
+        hub = HubShards(hub_commits)
+        folders = {name: hub.local_folder(path, split) for name, path in folders.items()}
     mixture = read_mixture(folders[""]) if "" in folders else None
     if mixture is None:
         return folders, {}

@@ -13,7 +13,6 @@ import huggingface_hub
 from mlm_common.errors import InputError
 from mlm_common.hub.push import check_hub_access
 from mlm_common.hub.retries import HubAwayError
-from tfrecord_prep.hub_shards import HubShards
 from train.config.phases import naming_phase, phases_of
 from train.config.settings import HubConfig, RunSettings, TrainingConfig
 from train.data.shards import TrainingInputs, check_phases, open_inputs
@@ -61,8 +60,8 @@ class Pretraining(Job[TrainingConfig]):
     """The job of `run_mlm.py`."""
 
     def open_run(self, config: TrainingConfig, cluster: Cluster) -> Run:
-        hub = HubShards(recorded_commits(config))
-        return open_pretraining(config, cluster, lambda of_phase: open_inputs(of_phase.data, hub))
+        hub_commits = recorded_commits(config)
+        return open_pretraining(config, cluster, lambda of_phase: open_inputs(of_phase.data, hub_commits))
 
 
 def recorded_commits(config: TrainingConfig) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Learning-rate schedules; AdamW, StableAdamW and LAMB, which stop at the first gradient that is not finite."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 from train.config.learning import OptimizationConfig
+from train.model.build import encoder_layers
 from train.runtime.named_scopes import named
 from train.step.sharding import ShardedVariable, Sharding
 
@@ -351,3 +353,23 @@ def build_optimizer(
     )
     optimizer.exclude_from_weight_decay(var_names=[NO_WEIGHT_DECAY])
     return optimizer
+
+
+def layer_rate_factors(network: Any, decay: float) -> tuple[float, ...]:
+    """Compute the factor of the learning rate for each trainable variable of a TF model, in their order.
+
+    Lower layers learn more slowly, as ELECTRA (Clark et al. 2020) and BEiT (Bao et al. 2021) were fine-tuned: 1 for the
+    head, and for a pooler or a norm after the layers; `decay` for the last layer, its square for the layer before; for
+    the embeddings, and whatever else is below the layers, one power more than for the first layer. Layers that are used
+    several times (ALBERT's) count once.
+    """
+    layers = encoder_layers(network)
+    powers = {
+        id(variable): len(layers) - index
+        for index, layer in enumerate(layers)
+        for variable in layer.trainable_variables
+    }
+    below = re.compile(rf"/{network.base_model_prefix}/(?!(pooler|final_norm|LayerNorm)/)")
+    for variable in network.trainable_variables:
+        powers.setdefault(id(variable), len(layers) + 1 if below.search(variable.name) else 0)
+    return tuple(decay ** powers[id(variable)] for variable in network.trainable_variables)

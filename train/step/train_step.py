@@ -15,8 +15,13 @@ from train.layers.random_bits import dropping_out_by, key_dropout, key_of, row_k
 from train.model.build import build_network
 from train.model.computation import Computation, choose_computation
 from train.runtime.plan import Plan
-from train.step.layer_rates import layer_rate_factors
-from train.step.optimizer import build_optimizer, clipping_factor, global_norm, global_norm_by_shards
+from train.step.optimizer import (
+    build_optimizer,
+    clipping_factor,
+    global_norm,
+    global_norm_by_shards,
+    layer_rate_factors,
+)
 from train.step.sharding import Sharding, placed
 from train.tasks.task import Task
 

@@ -13,8 +13,15 @@ from hypothesis import strategies as st
 from tests.fixtures.tiny_models import CONFIGS, SAME_CODE, tiny_model
 from tests.fixtures.tiny_steps import two_cpus
 from train.config.learning import OptimizationConfig
-from train.step.layer_rates import layer_rate_factors
-from train.step.optimizer import OPTIMIZERS, SHAPES, WarmupSchedule, build_optimizer, clipping_factor, global_norm
+from train.step.optimizer import (
+    OPTIMIZERS,
+    SHAPES,
+    WarmupSchedule,
+    build_optimizer,
+    clipping_factor,
+    global_norm,
+    layer_rate_factors,
+)
 
 NAMES = ("layer/dense/kernel", "layer/dense/bias", "layer/LayerNorm/gamma")
 RATE, DECAY, BETA1, BETA2, EPSILON = 0.01, 0.1, 0.9, 0.98, 1e-6
