@@ -133,7 +133,4 @@ class ChoiceJob(FinetuningJob[ChoiceConfig]):
         read_as = (columns.context, *([columns.question] if columns.question else []), *columns.choices)
         described = {"texts": ", ".join(read_as), "labels": f"{columns.label} of {parts['train'].name}"}
         described |= {"choices": ", ".join(names), "first label": task.shown(train.examples[0])}
-        recorded = {"choice_names": list(names)}
-        return start.run(
-            task, train.rows, validation, cluster, task.labels.by_id, described=described, recorded=recorded
-        )
+        return start.run(task, train.rows, validation, cluster, task.labels.by_id, described=described)

@@ -11,6 +11,7 @@ import pytest
 
 from finetuning.config.prediction import PredictionConfig
 from finetuning.predict import main
+from finetuning.tasks.choice import MultipleChoice
 from finetuning.tasks.classification import TextClassification
 from finetuning.tasks.questions import QuestionAnswering
 from finetuning.tasks.tagging import Tagging
@@ -156,7 +157,7 @@ def test_numbers_labels_and_tags_are_those_of_training(
         assert "%" in predicted(*model, "--text", "the list")
 
 
-@pytest.mark.parametrize("task_class", [TextClassification, Tagging, QuestionAnswering])
+@pytest.mark.parametrize("task_class", [TextClassification, Tagging, MultipleChoice, QuestionAnswering])
 def test_the_next_command_predicts(task_class: Any) -> None:
     """What a fine-tuned run says to type next is a command that parses."""
     task = task_class.__new__(task_class)
