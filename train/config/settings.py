@@ -36,6 +36,7 @@ TPU_SAVE_MINUTES = 15.0
 SCALED = ("max_steps", "warmup_steps")
 MAX_SCALE = 1000
 LIST_PRESETS = "list"
+TRACKERS = ("wandb", "mlflow", "trackio")  # as transformers calls them
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,17 @@ class RunConfig(Bounded):
         metavar="START:STOP",
         group=EVALUATION,
     )
+    report_to: list[str] = changeable(
+        list,
+        f"Also send the log to these trackers: {', '.join(TRACKERS)}. Their usual environment variables apply. "
+        "TensorBoard's files are always written.",
+        PUBLIC,
+        metavar="TRACKER",
+        group=EVALUATION,
+    )
+    run_name: str | None = changeable(
+        None, "Name of the run in the trackers. Default: the name of --output-dir.", metavar="NAME", group=EVALUATION
+    )
     dry_run: bool = changeable(False, "Check everything, print the plan, and stop.", is_usual=True)
 
     def __post_init__(self) -> None:
@@ -211,6 +223,8 @@ class RunConfig(Bounded):
         start, _, stop = (self.profile or "0:1").partition(":")
         holds = start.isdecimal() and stop.isdecimal() and int(start) < int(stop)
         require(holds, "must be START:STOP, two steps with START below STOP", "--profile", self.profile)
+        are_known = set(self.report_to) <= set(TRACKERS)
+        require(are_known, f"must be among {', '.join(TRACKERS)}", "--report-to", " ".join(self.report_to))
 
     @property
     def profiled_steps(self) -> tuple[int, int] | None:

@@ -158,6 +158,10 @@ def prepare(config: Settings, job: Job[Settings]) -> Run:
         InputError: whatever is wrong with the input.
         HubAwayError: the Hub cannot be reached, and there is no checkpoint to resume from without it.
     """
+    if config.run.report_to:
+        from train.metrics.trackers import check_trackers
+
+        check_trackers(config.run.report_to)
     cluster = read_cluster()
     check_tpu_use(config, cluster)
     run = job.open_run(config, cluster)

@@ -319,7 +319,17 @@ def build_trainer(run: Run, index: int, strategy: tf.distribute.Strategy) -> Tra
     is_chief = strategy.extended.should_checkpoint
     num_parameters = model.network.count_params()
     record = describe_run(run, phase, plan, computation, num_parameters)
-    log = MetricsLog(run.folder, lambda lines: draw_run(RunCurves(run.folder.path, record, lines)), is_chief=is_chief)
+    trackers = []
+    if config.run.report_to:
+        from train.metrics.trackers import open_trackers
+
+        trackers = open_trackers(config, run.folder)
+    log = MetricsLog(
+        run.folder,
+        lambda lines: draw_run(RunCurves(run.folder.path, record, lines)),
+        is_chief=is_chief,
+        trackers=trackers,
+    )
     return Trainer(
         run=run,
         phase=phase,

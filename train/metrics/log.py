@@ -14,13 +14,16 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlm_common.errors import InputError, RunFailedError, error_summary
 from mlm_common.storage import Folder
 from mlm_common.storage.folder import finished_files
 from mlm_common.workers import LatestItemWorker, seconds_to_end
 from train.runtime.run_folder import DAMAGED_METRICS_NAME, LOSS_CURVE_NAME, METRICS_NAME, TENSORBOARD_SPLITS, RunFolder
+
+if TYPE_CHECKING:
+    from train.metrics.trackers import Tracker
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +55,17 @@ class MetricsLog:
 
     Each write carries all that is missing, so it makes up for one that failed. To be used as a context around the
     training, whose end waits for the thread and sums up what failed. Only the chief of several workers writes.
+    Trackers get all lines, too, each in a thread of its own, so that none holds up the files.
     """
 
-    def __init__(self, folder: RunFolder, draw_lines: Callable[[Lines], bytes], *, is_chief: bool = True):
+    def __init__(
+        self,
+        folder: RunFolder,
+        draw_lines: Callable[[Lines], bytes],
+        *,
+        is_chief: bool = True,
+        trackers: Sequence["Tracker"] = (),
+    ):
         self.is_chief = is_chief
         self.lines: list[Line] = []
         self._file = MetricsFile(folder.files)
@@ -62,6 +73,7 @@ class MetricsLog:
         self._curve = LossCurve(folder.files, draw_lines)
         self._lines_to_draw: Lines | None = None
         self._worker: LatestItemWorker[tuple[Lines, Lines | None]] = LatestItemWorker(self._write)
+        self._trackers = trackers if is_chief else ()
         self._failed: set[str] = set()
         self._num_failures = 0
 
@@ -75,6 +87,9 @@ class MetricsLog:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.flush()
+        for tracker in self._trackers:
+            tracker.submit(tuple(self.lines), is_complete=kind is None)
+        end_seconds = time.monotonic() + seconds_to_end(kind)
         is_done = self._worker.wait(seconds_to_end(kind))
         if is_done and self._failed:  # no later write makes up for the last one
             self.flush()
@@ -88,6 +103,8 @@ class MetricsLog:
             )
         elif self._num_failures:
             logger.warning("writes of the log that failed: %d; all were made up for", self._num_failures)
+        for tracker in self._trackers:
+            tracker.wait(max(0.0, end_seconds - time.monotonic()))
 
     @property
     def num_written(self) -> int:
@@ -133,6 +150,8 @@ class MetricsLog:
         """Have the thread write the lines; does not wait for it."""
         if self.is_chief:
             self._worker.submit((tuple(self.lines), self._lines_to_draw))
+        for tracker in self._trackers:
+            tracker.submit(tuple(self.lines))
 
     def draw(self) -> None:
         """Have the thread draw the loss so far; does not wait for it."""

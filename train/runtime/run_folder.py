@@ -25,6 +25,7 @@ EVENTS_FOLDER = "runs"  # of an export: the Hub shows the event files in it as t
 TENSORBOARD_SPLITS = ("train", "validation")
 EVENTS_PATTERN = r"events\.out\.tfevents\..*"
 EXPORT_FOLDER = "export"
+TRACKERS_FOLDER = "trackers"  # of --report-to
 WORDS_FOLDER = "words"  # of --save-at-words
 SCORES_NAME = "scores.json"  # of `train/score_mlm.py`, if that is told to write it there
 
@@ -125,7 +126,8 @@ class RunFolder:
             folder.delete_files([file for file in folder.list_files() if re.fullmatch(pattern, file)])
             folder.delete_partial_files()
         self.files.subfolder(PROFILES_FOLDER).delete()
-        self.files.subfolder(WORDS_FOLDER).delete()
+        for name in (WORDS_FOLDER, TRACKERS_FOLDER):
+            self.files.subfolder(name).delete()
         self.files.delete_files([METRICS_NAME, LOSS_CURVE_NAME])
         others = "|".join((RESULT_FILES, DAMAGED_METRICS_NAME.format(r"\d+")))
         self.files.delete_files([name for name in self.files.list_files() if re.fullmatch(others, name)])

@@ -1,0 +1,139 @@
+"""Sending the log to a tracker, here to one that fails when told to; the real ones have tests in their environment."""
+
+import importlib.util
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlm_common import workers
+from tests.fixtures.run_command import Outcome
+from tests.fixtures.tiny_run import run_flags
+from train.metrics import trackers
+from train.metrics.log import TRAIN, VALIDATION, MetricsLog, read_metrics
+from train.metrics.trackers import OpenRun, Tracker
+from train.run_mlm import main
+from train.runtime.run_folder import TENSORBOARD_SPLITS, RunFolder
+
+
+class FakeTracker:
+    """A tracker in memory, which knows the last steps or does not, and refuses the calls whose numbers are given."""
+
+    def __init__(self, *, knows_steps: bool, failing_calls: set[int]) -> None:
+        self.knows_steps, self.failing_calls, self.num_calls = knows_steps, failing_calls, 0
+        self.runs: dict[str, list[tuple[str, int, float]]] = {}
+        self.finished: list[bool] = []
+
+    def call(self) -> None:
+        self.num_calls += 1
+        if self.num_calls in self.failing_calls:
+            raise ConnectionError("the tracker is away")
+
+    def open(self, run_id: str | None, run_name: str, about: dict[str, Any]) -> OpenRun:
+        assert about == {"run.seed": 1}
+        self.call()
+        run_id = run_id or f"{run_name}-{len(self.runs)}"
+        has = self.runs.setdefault(run_id, [])
+
+        def send(figures: dict[str, float], step: int, seconds: float) -> None:
+            self.call()
+            assert seconds > 0
+            has.extend((name, step, value) for name, value in figures.items())
+
+        last = {
+            split: max((step for name, step, _ in has if name == f"{split}/loss"), default=-1)
+            for split in TENSORBOARD_SPLITS
+        }
+        return OpenRun(run_id, last if self.knows_steps else None, send, self.finished.append)
+
+
+def log_of(folder: RunFolder, fake: FakeTracker, monkeypatch: pytest.MonkeyPatch) -> MetricsLog:
+    monkeypatch.setitem(trackers.OPENERS, "wandb", fake.open)
+    tracker = Tracker("wandb", folder.files.subfolder("trackers"), "run", {"run.seed": 1})
+    return MetricsLog(folder, lambda _: b"", trackers=[tracker])
+
+
+@given(
+    knows_steps=st.booleans(),
+    failing_calls=st.sets(st.integers(1, 30), max_size=12),
+    sessions=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), min_size=1, max_size=4),
+)
+@settings(max_examples=25, deadline=None)
+def test_each_step_is_sent_once_whatever_fails_and_however_often_the_run_resumes(
+    knows_steps: bool,
+    failing_calls: set[int],
+    sessions: list[tuple[int, int]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Each session resumes some steps before the end of the last one, makes these again, and then new ones."""
+    folder, fake = (
+        RunFolder(tmp_path_factory.mktemp("run")),
+        FakeTracker(knows_steps=knows_steps, failing_calls=failing_calls),
+    )
+    step = 0
+    for num_repeated, num_new in sessions:
+        with pytest.MonkeyPatch.context() as patch:
+            log = log_of(folder, fake, patch)
+            first = max(0, step - num_repeated)
+            log.restore(first)
+            last = step + num_new
+            with log:
+                for made in range(first + 1, last + 1):
+                    log.add(made, TRAIN, {"loss": 1 / made, "epoch": 0.5})
+                    if made % 2 == 0:
+                        log.add(made, VALIDATION, {"loss": 2 / made})
+                    log.flush()
+            step = last
+    fake.failing_calls = set()
+    with pytest.MonkeyPatch.context() as patch:
+        log = log_of(folder, fake, patch)
+        log.restore(step)
+        with log:
+            pass
+    (sent,) = fake.runs.values()
+    expected = [
+        (f"{line['split']}/{name}", line["step"], line[name])
+        for line in read_metrics(folder)
+        for name in ("loss", "epoch")
+        if name in line
+    ]
+    assert sent == expected
+    assert [line for line in sent if line[0] == "train/loss"] == [
+        ("train/loss", one, 1 / one) for one in range(1, step + 1)
+    ]
+    assert fake.finished[-1] is True
+
+
+def test_a_tracker_that_hangs_holds_up_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(workers, "END_SECONDS", 0.3)
+    released = threading.Event()
+    fake = FakeTracker(knows_steps=True, failing_calls=set())
+    monkeypatch.setattr(fake, "call", released.wait)
+    folder = RunFolder(tmp_path)
+    log = log_of(folder, fake, monkeypatch)
+    with log:
+        log.add(1, TRAIN, {"loss": 1.0})
+    assert [line["step"] for line in read_metrics(folder)] == [1]
+    assert "wandb is not up to date; the next start of this run makes up for that" in caplog.text
+    released.set()
+
+
+def test_unknown_and_missing_trackers_are_one_line(
+    shards: Path, tmp_path: Path, run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("train.loop.lifecycle.read_cluster", lambda: pytest.fail("something was loaded"))
+    flags = run_flags(shards, tmp_path / "run", "--report-to")
+    outcome = run(main, *flags, "wandb", "tensorboard")
+    assert outcome.status == 2
+    assert "--report-to must be among wandb, mlflow, trackio; received wandb tensorboard" in outcome.error
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    outcome = run(main, *flags, "mlflow")
+    assert outcome.status == 2
+    assert "--report-to mlflow needs a package that is missing: pip install mlflow" in outcome.error
+    assert not (tmp_path / "run").exists()

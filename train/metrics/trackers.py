@@ -1,0 +1,174 @@
+"""Send the log of a run to trackers, named as in transformers: Weights & Biases, MLflow, Trackio.
+
+`trackers/NAME.json` in the folder of a run has the id of the run in the tracker, and the last steps that were sent. So
+a resumed run continues there, without a step twice; after a divergence the tracker keeps the abandoned steps.
+"""
+
+import importlib.util
+import json
+import logging
+import os
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+from mlm_common.errors import InputError, error_summary
+from mlm_common.storage import Folder
+from mlm_common.workers import LatestItemWorker
+from train.config.settings import RunSettings
+from train.runtime.run_folder import TENSORBOARD_SPLITS, TRACKERS_FOLDER, RunFolder
+
+logger = logging.getLogger(__name__)
+
+# Of a tracker whose variables name no other.
+PROJECT = "mlm-pretraining"
+# By default wandb's end waits for an outage to end.
+WANDB_FINISH_SECONDS = 100.0
+# The most that MLflow takes.
+PARAMS_PER_REQUEST, PARAM_CHARACTERS = 100, 500
+
+
+class OpenRun(NamedTuple):
+    """A run of a tracker: the last step that it has of each split, None if it does not know; sending, and ending it."""
+
+    run_id: str
+    steps: dict[str, int] | None
+    send: Callable[[dict[str, float], int, float], object]  # figures, step, seconds since 1970
+    finish: Callable[[bool], object]  # whether the training is complete
+
+
+def open_wandb(run_id: str | None, run_name: str, settings: dict[str, Any]) -> OpenRun:
+    import wandb
+
+    if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False):
+        raise InputError("log in with `wandb login`, or set WANDB_MODE=offline")
+    run = wandb.init(
+        project=os.environ.get("WANDB_PROJECT", PROJECT),
+        id=run_id,
+        name=run_name,
+        config=settings,
+        allow_val_change=True,
+        resume="allow",
+        reinit="finish_previous",
+        settings=wandb.Settings(console="off", finish_timeout=WANDB_FINISH_SECONDS),
+    )
+    steps = dict.fromkeys(TENSORBOARD_SPLITS, run.step - 1) if run.resumed else None  # offline nothing is known
+    return OpenRun(
+        run.id, steps, lambda figures, step, _: run.log(figures, step), lambda done: run.finish(int(not done))
+    )
+
+
+def open_mlflow(run_id: str | None, run_name: str, settings: dict[str, Any]) -> OpenRun:
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Param
+
+    client = MlflowClient()
+    if run_id is None:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        experiment = client.get_experiment_by_name(name)
+        experiment_id = experiment.experiment_id if experiment else client.create_experiment(name)
+        run_id = str(client.create_run(experiment_id, run_name=run_name).info.run_id)
+        params = [Param(name, str(value)[:PARAM_CHARACTERS]) for name, value in settings.items()]
+        for first in range(0, len(params), PARAMS_PER_REQUEST):
+            client.log_batch(run_id, params=params[first : first + PARAMS_PER_REQUEST])
+    client.update_run(run_id, status="RUNNING")
+
+    def send(figures: dict[str, float], step: int, seconds: float) -> None:
+        client.log_batch(
+            run_id, [Metric(name, float(one), round(seconds * 1000), step) for name, one in figures.items()]
+        )
+
+    histories = {split: client.get_metric_history(run_id, f"{split}/loss") for split in TENSORBOARD_SPLITS}
+    steps = {split: max(one.step for one in history) for split, history in histories.items() if history}
+    return OpenRun(run_id, steps, send, lambda done: client.set_terminated(run_id, "FINISHED" if done else "KILLED"))
+
+
+def open_trackio(run_id: str | None, run_name: str, settings: dict[str, Any]) -> OpenRun:
+    import trackio
+
+    run_id = run_id or f"{run_name}-{uuid.uuid4().hex[:8]}"  # it knows runs by their names
+    project = os.environ.get("TRACKIO_PROJECT", PROJECT)
+    run = trackio.init(project, name=run_id, resume="allow", config=settings, embed=False)
+    return OpenRun(run_id, None, lambda figures, step, _: run.log(figures, step), lambda _: run.finish())
+
+
+OPENERS = {"wandb": open_wandb, "mlflow": open_mlflow, "trackio": open_trackio}
+
+
+class Tracker:
+    """Sends the log in a thread; what fails is a warning, and is sent with the next lines.
+
+    Args:
+        name: of the tracker.
+        folder: has its file.
+        run_name, settings: shown by the tracker.
+    """
+
+    def __init__(self, name: str, folder: Folder, run_name: str, settings: dict[str, Any]) -> None:
+        self._name, self._folder, self._about = name, folder, (run_name, settings)
+        self._run: OpenRun | None = None
+        self._sent: dict[str, Any] = {}  # id of the run, last steps
+        self._worker: LatestItemWorker[tuple[Sequence[Any], bool | None]] = LatestItemWorker(self._try)
+        self._has_failed = False
+
+    def submit(self, lines: Sequence[Any], *, is_complete: bool | None = None) -> None:
+        """Have the lines sent that are missing and, where it is given, the tracker's run ended; does not wait."""
+        self._worker.submit((lines, is_complete))
+
+    def wait(self, timeout_seconds: float) -> None:
+        if not self._worker.wait(timeout_seconds) or self._has_failed:
+            logger.warning("%s is not up to date; the next start of this run makes up for that", self._name)
+
+    def _try(self, item: tuple[Sequence[Any], bool | None]) -> None:
+        lines, is_complete = item
+        try:
+            run = self._update(lines)
+            if is_complete is not None:
+                self._run = None
+                run.finish(is_complete)
+            self._has_failed = False
+        except Exception as error:
+            self._run = None  # it is opened again, and says what it has
+            if not self._has_failed:
+                reason = error if isinstance(error, InputError) else error_summary(error)
+                logger.warning("%s is not up to date, which is tried again; training goes on: %s", self._name, reason)
+            self._has_failed = True
+
+    def _update(self, lines: Sequence[Any]) -> OpenRun:
+        file = f"{self._name}.json"
+        if not self._sent and self._folder.exists(file):
+            self._sent = json.loads(self._folder.read_text(file))
+        if self._run is None:
+            self._run = OPENERS[self._name](self._sent.get("id"), *self._about)
+            steps = self._sent.get("steps", {}) if self._run.steps is None else self._run.steps
+            self._sent = {"id": self._run.run_id, "steps": steps}
+        try:
+            for line in lines:
+                step, split = line["step"], line["split"]
+                if split in TENSORBOARD_SPLITS and step > self._sent["steps"].get(split, -1):
+                    names = [name for name, one in line.items() if name != "step" and isinstance(one, int | float)]
+                    self._run.send({f"{split}/{name}": line[name] for name in names}, step, line.seconds)
+                    self._sent["steps"][split] = step
+        finally:
+            self._folder.write_json(file, self._sent)
+        return self._run
+
+
+def open_trackers(config: RunSettings, folder: RunFolder) -> list[Tracker]:
+    """Make the trackers of `--report-to`, which show the settings of the run; each is imported by its thread."""
+    settings = {f"{subject}.{name}": value for subject, of in config.as_dict().items() for name, value in of.items()}
+    about = config.run.run_name or PurePath(folder.path).name, settings
+    return [Tracker(name, folder.files.subfolder(TRACKERS_FOLDER), *about) for name in config.run.report_to]
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Check, without importing them, that the packages of trackers are installed.
+
+    Raises:
+        InputError: one is not.
+    """
+    for name in names:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:  # a folder of that name, as wandb makes, is no package
+            raise InputError(f"--report-to {name} needs a package that is missing: pip install {name}")
