@@ -205,8 +205,7 @@ class RunConfig(Bounded):
     )
     report_to: list[str] = changeable(
         list,
-        f"Also send the log to these trackers: {', '.join(TRACKERS)}. Their usual environment variables apply. "
-        "TensorBoard's files are always written.",
+        f"Also send the log to these trackers: {', '.join(TRACKERS)}. Their usual environment variables apply.",
         PUBLIC,
         metavar="TRACKER",
         group=EVALUATION,
@@ -224,7 +223,8 @@ class RunConfig(Bounded):
         holds = start.isdecimal() and stop.isdecimal() and int(start) < int(stop)
         require(holds, "must be START:STOP, two steps with START below STOP", "--profile", self.profile)
         are_known = set(self.report_to) <= set(TRACKERS)
-        require(are_known, f"must be among {', '.join(TRACKERS)}", "--report-to", " ".join(self.report_to))
+        rule = f"must be among {', '.join(TRACKERS)} (TensorBoard's files are always written)"
+        require(are_known, rule, "--report-to", " ".join(self.report_to))
 
     @property
     def profiled_steps(self) -> tuple[int, int] | None:

@@ -4,12 +4,14 @@
 a resumed run continues there, without a step twice; after a divergence the tracker keeps the abandoned steps.
 """
 
+import importlib
 import importlib.util
 import json
 import logging
 import os
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -93,6 +95,8 @@ def open_trackio(run_id: str | None, run_name: str, settings: dict[str, Any]) ->
     return OpenRun(run_id, None, lambda figures, step, _: run.log(figures, step), lambda _: run.finish())
 
 
+# What each imports, some of it by and by.
+MODULES = {"wandb": ("wandb", "wandb.apis.public"), "mlflow": ("mlflow",), "trackio": ("trackio",)}
 OPENERS = {"wandb": open_wandb, "mlflow": open_mlflow, "trackio": open_trackio}
 
 
@@ -156,7 +160,11 @@ class Tracker:
 
 
 def open_trackers(config: RunSettings, folder: RunFolder) -> list[Tracker]:
-    """Make the trackers of `--report-to`, which show the settings of the run; each is imported by its thread."""
+    """Import the trackers of `--report-to`, and make what sends the log and the settings of the run to them."""
+    # Here, not in their threads: Python 3.11 fails when two threads parse code, and TensorFlow parses that of the step.
+    for module in (module for name in config.run.report_to for module in MODULES[name]):
+        with suppress(Exception):  # which its thread meets again, and warns
+            importlib.import_module(module)
     settings = {f"{subject}.{name}": value for subject, of in config.as_dict().items() for name, value in of.items()}
     about = config.run.run_name or PurePath(folder.path).name, settings
     return [Tracker(name, folder.files.subfolder(TRACKERS_FOLDER), *about) for name in config.run.report_to]
