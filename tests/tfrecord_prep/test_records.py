@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hypothesis_numpy
 
@@ -26,6 +26,7 @@ def rows_strategy(draw: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 @given(rows=rows_strategy())
+@settings(max_examples=40)
 def test_tensorflow_reads_what_we_read(tmp_path_factory: pytest.TempPathFactory, rows: tuple[Any, Any]) -> None:
     import tensorflow as tf
 
