@@ -2,24 +2,13 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-# Prints for each list of flags the exit status, stderr, and whether TensorFlow was imported by then.
-DRIVER = """
-import contextlib, io, json, sys
-from finetuning import run_classification, run_task
-for flags in json.load(sys.stdin):
-    main = (run_task if "--task" in flags else run_classification).main
-    errors = io.StringIO()
-    with contextlib.redirect_stderr(errors):
-        status = main(flags)
-    print(json.dumps([status, errors.getvalue(), "tensorflow" in sys.modules]))
-"""
+from tests.fixtures.fresh_process import Answer, answers_of
+
 TRAIN = "text\tlabel\na list\tx\na file\ty\n"
 
 
@@ -156,8 +145,7 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def outcomes(tiny_start: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, bool]]:
-    """Run all cases in one process."""
+def answers(tiny_start: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
     commands = []
     for change, more, _ in CASES.values():
         folder = tmp_path_factory.mktemp("case")
@@ -166,16 +154,14 @@ def outcomes(tiny_start: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
         if change is not None:
             change(folder)
         flags = ["--init-from", "{}/model", "--output-dir", "{}/run", "--max-seq-length", "30", *more]
-        commands.append([flag.format(folder) for flag in flags])
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER], input=json.dumps(commands), capture_output=True, encoding="utf-8", check=True
-    )
-    return dict(zip(CASES, map(json.loads, done.stdout.splitlines()), strict=True))
+        module = "finetuning.run_task" if "--task" in flags else "finetuning.run_classification"
+        commands.append((module, [flag.format(folder) for flag in flags]))
+    return dict(zip(CASES, answers_of(commands), strict=True))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bad_input(outcomes: dict[str, tuple[int, str, bool]], name: str) -> None:
-    status, errors, has_tensorflow = outcomes[name]
-    (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
+def test_bad_input(answers: dict[str, Answer], name: str) -> None:
+    answer = answers[name]
+    (line,) = [line for line in answer.err.splitlines() if line.startswith("error: ")]
     assert CASES[name][2] in line
-    assert (status, has_tensorflow) == (2, False)
+    assert (answer.status, answer.has_tensorflow) == (2, False)

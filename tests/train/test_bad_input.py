@@ -2,26 +2,14 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from mlm_common.tokenizer import save_tokenizer
+from tests.fixtures.fresh_process import Answer, answers_of
 from tests.fixtures.tiny_corpus import train_tiny_tokenizer
 from tests.fixtures.tiny_run import run_flags, write_shards
-
-# Prints for each list of flags the exit status, stderr, and whether TensorFlow was imported by then.
-DRIVER = """
-import contextlib, io, json, sys
-from train.run_mlm import main
-for flags in json.load(sys.stdin):
-    errors = io.StringIO()
-    with contextlib.redirect_stderr(errors):
-        status = main(flags)
-    print(json.dumps([status, errors.getvalue(), "tensorflow" in sys.modules]))
-"""
 
 
 def edit_manifest(shards: Path, change) -> None:
@@ -188,28 +176,22 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory):
-    """Run all cases in one process: {name: (status, stderr, whether TensorFlow was imported)}."""
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
     source = write_shards(tmp_path_factory.mktemp("source"))
-    flags = []
+    commands = []
     for name, (prepare, more, _) in CASES.items():
         shards = tmp_path_factory.mktemp("case") / name.replace(" ", "-")
         shutil.copytree(source, shards)
         prepare(shards)
-        flags.append([*run_flags(shards, shards / "output"), *(flag.format(shards) for flag in more)])
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER], input=json.dumps(flags), capture_output=True, encoding="utf-8"
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(zip(CASES, map(json.loads, done.stdout.splitlines()), strict=True))
+        flags = run_flags(shards, shards / "output", *(flag.format(shards) for flag in more))
+        commands.append(("train.run_mlm", flags))
+    return dict(zip(CASES, answers_of(commands), strict=True))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bad_input_is_one_line_with_a_fix(answers, name):
-    status, errors, imported_tensorflow = answers[name]
-    lines = [line for line in errors.splitlines() if line.startswith("error: ")]
-    assert status == 2
-    assert len(lines) == 1
-    assert "Traceback" not in errors
-    assert CASES[name][2] in lines[0]
-    assert not imported_tensorflow
+def test_bad_input_is_one_line_with_a_fix(answers: dict[str, Answer], name: str) -> None:
+    answer = answers[name]
+    (line,) = [line for line in answer.err.splitlines() if line.startswith("error: ")]
+    assert CASES[name][2] in line
+    assert "Traceback" not in answer.err
+    assert (answer.status, answer.has_tensorflow) == (2, False)
