@@ -15,12 +15,13 @@ So the rows of a global batch, and the place of each in it, do not depend on how
 
 import hashlib
 import posixpath
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from tfrecord_prep.manifest import ShardSet
 from train.data.inputs import Feature
@@ -113,21 +114,11 @@ class MixtureOrder:
         for index, order in enumerate(self.sources):
             row, stop = (self.interleaving.num_rows(index, one) for one in (start_row, start_row + num_rows))
             for window in order.from_row(self.first_rows[index] + row, stop - row):
-                windows.append(MixtureWindow(window, index, row, self.interleaving.position(index, row)))
-                row += window.num_rows - window.num_skipped_rows
+                end = row + window.num_rows - window.num_skipped_rows
+                first, last = (self.interleaving.position(index, one) for one in (row, end - 1))
+                windows.append(MixtureWindow(window, index, row, first, last))
+                row = end
         return sorted(windows, key=lambda window: window.first_position)
-
-    def reading_groups(self, windows: Sequence["MixtureWindow"]) -> list[int]:
-        """Cut windows into groups that are read at once, and return their ends."""
-        ends, num_rows = [], 0
-        # Larger ones take more memory; smaller ones copy the rows that wait for their turn more often.
-        enough_rows = sum(order.window_rows for order in self.sources) // 4
-        for index, one in enumerate(windows, start=1):
-            num_rows += one.window.num_rows
-            if num_rows >= enough_rows or index == len(windows):
-                ends.append(index)
-                num_rows = 0
-        return ends
 
 
 @dataclass(frozen=True)
@@ -138,6 +129,7 @@ class MixtureWindow:
     source: int
     first_row: int
     first_position: int
+    last_position: int
 
 
 def training_batches(
@@ -172,10 +164,13 @@ def training_batches(
         )
     )
 
+    # Where each window is a shard, windows alone are read in parallel.
+    num_parallel_reads = NUM_PARALLEL_READS if max(len(one.window.shard_indices) for one in windows) > 1 else None
+
     @tf.autograph.experimental.do_not_convert
     def read_window(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Read the records of this pipeline in a window, and their positions."""
-        records = tf.data.TFRecordDataset(tf.gather(paths, shard_indices[index]), num_parallel_reads=NUM_PARALLEL_READS)
+        records = tf.data.TFRecordDataset(tf.gather(paths, shard_indices[index]), num_parallel_reads=num_parallel_reads)
         records = records.batch(sum(source.num_rows for source in mixture.sources) + 1).get_single_element()
         message = "shards must hold as many rows as their names say; prepare them again"
         size = tf.size(records, tf.int64)
@@ -195,7 +190,7 @@ def training_batches(
         only_records = tf.autograph.experimental.do_not_convert(lambda records, _: records)
         dataset = tf.data.Dataset.range(len(windows)).map(read_window).map(only_records).prefetch(1)
     else:
-        dataset = _merged(mixture, windows, read_window)
+        dataset = _merged(mixture, windows, read_window, start_row, num_steps * global_batch_rows)
     replica_rows = context.get_per_replica_batch_size(global_batch_rows)
     dataset = dataset.rebatch(replica_rows, drop_remainder=True).take(num_steps * _num_replicas(context))
 
@@ -210,30 +205,64 @@ def _merged(
     mixture: MixtureOrder,
     windows: Sequence[MixtureWindow],
     read_window: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
+    start_row: int,
+    num_rows: int,
 ) -> tf.data.Dataset:
-    """Read the windows in groups, and put their records in the order of their positions: (some records,) at a time."""
-    ends = mixture.reading_groups(windows)
-    # All windows that hold positions before the first one of the next group have been read.
-    limits = [*(windows[end].first_position for end in ends[:-1]), np.iinfo(np.int64).max]
+    """Read the windows in groups, and put their records in the order of their positions: a chunk at a time.
+
+    A group is cut into a piece for each chunk of positions from its first to the last one that it or a group before it
+    reaches. So the pieces of a chunk are complete in the order of the chunks, and a record is held once.
+    """
+    chunk_rows = max(1, sum(order.window_rows for order in mixture.sources) // 4)  # more take memory, fewer time
+    num_chunks = -(-num_rows // chunk_rows)
+
+    def chunks(positions: Iterable[int]) -> NDArray[np.int64]:
+        return np.minimum((np.fromiter(positions, np.int64) - start_row) // chunk_rows, num_chunks - 1)
+
+    window_rows = np.array([one.window.num_rows for one in windows])
+    starts = np.flatnonzero(np.diff((np.cumsum(window_rows) - window_rows) // chunk_rows, prepend=-1))
+    ends = np.append(starts[1:], len(windows))
+    first_chunks = chunks(windows[start].first_position for start in starts.tolist())
+    last_chunks = np.maximum.accumulate(np.maximum.reduceat(chunks(one.last_position for one in windows), starts))
+    num_begun, num_ended = (np.bincount(one, minlength=num_chunks + 1) for one in (first_chunks, last_chunks + 1))
+    num_pieces = tf.constant(np.cumsum(num_begun - num_ended))
 
     @tf.autograph.experimental.do_not_convert
-    def read_group(bounds: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        start, end, limit = tf.unstack(bounds)
+    def read_group(start: tf.Tensor, end: tf.Tensor, *chunks: tf.Tensor) -> tuple[tf.Tensor, ...]:
         group = tf.data.Dataset.range(start, end).map(read_window, num_parallel_calls=NUM_PARALLEL_READS)
         records, positions = group.ragged_batch(end - start).get_single_element()
-        return records.values, positions.values, limit
+        return records.values, positions.values, *chunks
 
     @tf.autograph.experimental.do_not_convert
-    def put_in_order(held: Any, group: Any) -> Any:
-        records, positions = (tf.concat([before, now], 0) for before, now in zip(held, group[:2], strict=True))
+    def cut(records: tf.Tensor, positions: tf.Tensor, first: tf.Tensor, last: tf.Tensor) -> tf.data.Dataset:
         order = tf.argsort(positions)
-        num_due = tf.math.count_nonzero(positions < group[2], dtype=tf.int32)
-        due, rest = order[:num_due], order[num_due:]
-        return (tf.gather(records, rest), tf.gather(positions, rest)), tf.gather(records, due)
+        positions = tf.gather(positions, order)
+        bounds = tf.searchsorted(positions, start_row + chunk_rows * tf.range(first, last + 2))
 
-    nothing = tf.zeros((0,), tf.string), tf.zeros((0,), tf.int64)
-    bounds = tf.constant(list(zip([0, *ends[:-1]], ends, limits, strict=True)), tf.int64)
-    return tf.data.Dataset.from_tensor_slices(bounds).map(read_group).prefetch(1).scan(nothing, put_in_order)
+        @tf.autograph.experimental.do_not_convert
+        def piece(chunk: tf.Tensor, start: tf.Tensor, end: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            return chunk, tf.gather(records, order[start:end]), positions[start:end]
+
+        return tf.data.Dataset.from_tensor_slices((tf.range(first, last + 1), bounds[:-1], bounds[1:])).map(piece)
+
+    @tf.autograph.experimental.do_not_convert
+    def put_in_order(chunk: tf.Tensor, pieces: tf.data.Dataset) -> tf.data.Dataset:
+        _, records, positions = pieces.ragged_batch(num_pieces[chunk]).get_single_element()
+        return tf.data.Dataset.from_tensors(tf.gather(records.values, tf.argsort(positions.values)))
+
+    groups = tf.data.Dataset.from_tensor_slices(
+        tuple(tf.constant(one, tf.int64) for one in (starts, ends, first_chunks, last_chunks))
+    )
+    return (
+        groups.map(read_group)
+        .prefetch(1)
+        .flat_map(cut)
+        .group_by_window(
+            tf.autograph.experimental.do_not_convert(lambda chunk, *_: chunk),
+            put_in_order,
+            window_size_func=tf.autograph.experimental.do_not_convert(lambda chunk: num_pieces[chunk]),
+        )
+    )
 
 
 def _positions(interleaving: Interleaving, source: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
