@@ -12,16 +12,14 @@ except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.cli.local_paths import check_file, check_folder_or_hub
 from mlm_common.cli.settings import Bounded, flag, require
-from mlm_common.corpus.config import DEFAULT_SAMPLE_BY, SampleBy
-from mlm_common.errors import InputError
+from mlm_common.corpus.config import DEFAULT_SAMPLE_BY, CorpusConfig, SampleBy
+from mlm_common.corpus.corpus import open_corpus
 from mlm_common.storage import folder_and_name
 from train.checkpoints.store import CheckpointStore
 from train.config.settings import HardwareConfig
 from train.runtime.run_folder import RunFolder, exported_model
-from train.scoring.material import read_material
+from train.scoring.material import Material, draw_words, read_pairs
 from train.scoring.queries import ask
-
-PICTURES = (".svg", ".png")
 
 
 @dataclass(frozen=True)
@@ -87,9 +85,8 @@ class ScoreConfig(Bounded):
         require(self.output is None or self.output.endswith(".json"), "must end in .json", "--output", self.output)
         require(bool(self.model or self.run), "is required, or --run", "--model", "neither")
         require(bool(self.run) or not self.all_checkpoints, "is required with --all-checkpoints", "--run", "nothing")
-        rule = "must end in .svg or .png, and needs --all-checkpoints"
-        is_drawn = self.picture is None or (self.all_checkpoints and self.picture.endswith(PICTURES))
-        require(is_drawn, rule, "--picture", self.picture)
+        is_drawn = self.picture is None or (self.all_checkpoints and self.picture.endswith((".svg", ".png")))
+        require(is_drawn, "must end in .svg or .png, and needs --all-checkpoints", "--picture", self.picture)
         require(len(set(self.model)) == len(self.model), "must not repeat", "--model", " ".join(self.model))
 
 
@@ -102,17 +99,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_folder_or_hub(model, "--model")
     for path in config.minimal_pairs:
         check_file(path, "--minimal-pairs")
-    checkpoints = checkpoints_of(config.run, all_of_them=config.all_checkpoints) if config.run else {}
+    checkpoints: dict[str, str] = {}
+    if config.run:
+        store = CheckpointStore(RunFolder(config.run).checkpoints)
+        steps = store.steps()
+        require(bool(steps), "must be the OUTPUT_DIR of a run with checkpoints", "--run", config.run)
+        steps = steps if config.all_checkpoints else steps[-1:]
+        checkpoints = {f"{config.run}, step {step:,}": store.path(step) for step in steps}
     for path in filter(None, (config.output, config.picture)):
         folder_and_name(path)[0].check_writable()
-    material = read_material(
-        config.text,
-        config.minimal_pairs,
-        config.num_words,
-        config.seed,
-        sample_by=config.sample_by,
-        text_column=config.text_column,
-    )
+    documents: list[str] = []
+    if config.text:
+        text = CorpusConfig(data_files=config.text, sample_by=config.sample_by, text_column=config.text_column)
+        documents = list(open_corpus(text).documents("train"))
+    words = draw_words(documents, config.num_words, config.seed) if config.text else []
+    material = Material(documents, words, read_pairs(config.minimal_pairs) if config.minimal_pairs else [])
     ask_of = functools.partial(ask, material=material, max_length=config.max_length, left_to_right=config.left_to_right)
     questions = [ask_of(model, exported_model(model)) for model in config.model]
     from train.publishing.saved_model import transformers_folder  # TensorFlow, not for bad input
@@ -135,19 +136,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.picture is not None:
         folder, name = folder_and_name(config.picture)
         folder.write_bytes(name, draw_curve(scored[-1], PurePath(name).suffix[1:]))
-
-
-def checkpoints_of(run: str, *, all_of_them: bool) -> dict[str, str]:
-    """List the newest checkpoint of a run, or all of them, {name: path}.
-
-    Raises:
-        InputError: there is none.
-    """
-    store = CheckpointStore(RunFolder(run).checkpoints)
-    steps = store.steps()
-    if not steps:
-        raise InputError(f"--run must be the OUTPUT_DIR of a run with checkpoints; {run} has none.")
-    return {f"{run}, step {step:,}": store.path(step) for step in (steps if all_of_them else steps[-1:])}
 
 
 if __name__ == "__main__":

@@ -153,7 +153,10 @@ def test_scores_in_the_folder_of_a_run_are_on_the_card_of_the_scored_weights(
         ([], "--text is required, or --minimal-pairs; received neither"),
         (["--text", "dots.txt", "--all-checkpoints"], "--run is required with --all-checkpoints"),
         (["--text", "dots.txt", "--picture", "curve.svg"], "--picture must end in .svg or .png, and needs --all"),
-        (["--text", "dots.txt", "--run", "nowhere"], "--run must be the OUTPUT_DIR of a run with checkpoints; nowhere"),
+        (
+            ["--text", "dots.txt", "--run", "nowhere"],
+            "--run must be the OUTPUT_DIR of a run with checkpoints; received nowhere",
+        ),
         (["--minimal-pairs", "pears.jsonl"], "--minimal-pairs: there is no file pears.jsonl"),
         (["--text", "missing.txt"], "no file matches missing.txt"),
         (["--text", "empty.txt"], "empty.txt"),

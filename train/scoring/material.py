@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlm_common.corpus.config import CorpusConfig, SampleBy
-from mlm_common.corpus.corpus import open_corpus
 from mlm_common.errors import InputError
 from mlm_common.storage import read_file
 
@@ -96,29 +94,3 @@ class Material:
     def sentences(self) -> list[str]:
         """The sentences of the pairs, the good one of each first."""
         return [sentence for pair in self.pairs for sentence in (pair.good, pair.bad)]
-
-    def text_of(self, word: Word) -> str:
-        return self.documents[word.document][word.start : word.stop]
-
-
-def read_material(
-    text: Sequence[str],
-    pairs: Sequence[str],
-    num_words: int,
-    seed: int,
-    *,
-    sample_by: SampleBy | None,
-    text_column: str,
-) -> Material:
-    """Read the files and draw `num_words` words; arguments are as the flags of `train/score_mlm.py`.
-
-    Raises:
-        InputError: files that are missing, cannot be read, or hold no words or pairs.
-    """
-    documents: list[str] = []
-    if text:
-        corpus = open_corpus(CorpusConfig(data_files=list(text), sample_by=sample_by, text_column=text_column))
-        documents = list(corpus.documents("train"))
-    return Material(
-        documents, draw_words(documents, num_words, seed) if text else [], read_pairs(pairs) if pairs else []
-    )

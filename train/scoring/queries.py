@@ -6,6 +6,7 @@ left to right (Kauf and Ivanova 2023) also masks the tokens of the word that fol
 """
 
 import bisect
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -72,9 +73,6 @@ def ask(
     Args:
         name: as it was given.
         folder: with its configuration and tokenizer, or its Hub id.
-        material: what is asked about.
-        max_length: tokens of a row, at most.
-        left_to_right: mask the rest of a word, too.
         checkpoints: {name: path}, of the run that the model in `folder` is of, if those are scored instead.
 
     Raises:
@@ -146,23 +144,14 @@ class Asker:
         single: list[Query] = []
         whole: list[Query] = []
         places: list[int] = []
-        if not words:
-            return single, whole, places
-        chosen = sorted({word.document for word in words})
-        encoded = self.tokenizer(
-            [documents[document] for document in chosen],
-            add_special_tokens=False,
-            return_offsets_mapping=True,
-            verbose=False,  # of texts longer than a row, which are cut below
-        )
-        of_document = dict(zip(chosen, zip(encoded["input_ids"], encoded["offset_mapping"], strict=True), strict=True))
+        options = {"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}
+        encode = functools.lru_cache(maxsize=1)(functools.partial(self.tokenizer, **options))
         room = self.max_length - 2
         for item, word in enumerate(words):
-            ids, offsets = of_document[word.document]
-            covering = [
-                index for index, (start, stop) in _near(offsets, word) if start < word.stop and stop > word.start
-            ]
-            first, stop = (covering[0], covering[-1] + 1) if covering else (0, 0)
+            encoded = encode(documents[word.document])
+            ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
+            first = bisect.bisect_right(offsets, word.start, key=lambda offset: offset[1])
+            stop = max(first, bisect.bisect_left(offsets, word.stop, key=lambda offset: offset[0]))
             begin = max(first // room * room, stop - room)
             row = ids[begin : begin + room]
             first, stop = max(first - begin, 0), stop - begin
@@ -204,11 +193,3 @@ def total_by_item(queries: Sequence[Query], nats: NDArray[np.float64], num_items
     totals = np.zeros(num_items)
     np.add.at(totals, [query.item for query in queries], nats)
     return totals
-
-
-def _near(offsets: Sequence[tuple[int, int]], word: Word) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yield the tokens, with their number, from the first that ends after the word's start to the word's end."""
-    index = bisect.bisect_right(offsets, word.start, key=lambda offset: offset[1])
-    while index < len(offsets) and offsets[index][0] < word.stop:
-        yield index, offsets[index]
-        index += 1

@@ -73,10 +73,6 @@ class ScoredModels:
     controls: list[Scored]
     weights_sha256: dict[str, str | None]
 
-    @property
-    def all(self) -> list[Scored]:
-        return [*self.models, *self.controls]
-
 
 def mean_of(values: Values) -> Score:
     return Score(float(values.mean()), values - values.mean())
@@ -107,7 +103,8 @@ def _scored(name: str, questions: Questions, material: Material, measured: Measu
     parts: dict[str, dict[str, Score]] = {}
     if material.words:
         bits = measured.words / math.log(2)
-        num_bytes = np.array([len(material.text_of(word).encode()) for word in material.words], np.float64)
+        texts = [material.documents[word.document][word.start : word.stop] for word in material.words]
+        num_bytes = np.array([len(text.encode()) for text in texts], np.float64)
         scores[BITS_PER_BYTE] = quotient_of(bits, num_bytes)
         for measure, num_guesses in ((FIRST_GUESS, 1), (FIVE_GUESSES, 5)):
             scores[measure] = mean_of((measured.ranks < num_guesses).astype(np.float64))
@@ -133,7 +130,7 @@ def _scored(name: str, questions: Questions, material: Material, measured: Measu
 
 def as_text(models: Sequence[ScoredModels]) -> str:
     """Write tables in Markdown: scores, those of parts, and what differs from what."""
-    scored = [one for group in models for one in group.all]
+    scored = [one for group in models for one in (*group.models, *group.controls)]
     tables = [_table("model", list(scored[0].scores), [(one.name, one.scores) for one in scored])]
     for title in scored[0].parts:
         columns = list(dict.fromkeys(part for one in scored for part in one.parts[title]))
@@ -178,7 +175,7 @@ def as_json(models: Sequence[ScoredModels]) -> dict[str, Any]:
             one.name: {measure: record(score) for measure, score in one.scores.items()}
             | {title: {part: record(score) for part, score in parts.items()} for title, parts in one.parts.items()}
             for group in models
-            for one in group.all
+            for one in (*group.models, *group.controls)
         },
         "differences": [
             {"measure": measure, "of": one, "from": other, **record(score), "differs": not score.is_chance}

@@ -55,7 +55,7 @@ def test_frequencies_answer_with_the_commonest_first() -> None:
 def test_each_model_is_compared_with_its_controls_and_those_before_it() -> None:
     errors = np.array([0.1, -0.1, 0.0, 0.0])
     models = [
-        ScoredModels(one[:1], one[1:])
+        ScoredModels(one[:1], one[1:], {})
         for one in (
             [Scored(name, {"pairs": Score(value, errors * factor)}) for name, value, factor in of_model]
             for of_model in (
