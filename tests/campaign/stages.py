@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.fixtures.generated_text import generated_lines
+from tests.fixtures.same_run import CLOCK_FIGURES
 from tests.fixtures.tiny_corpus import WORDS, contents, flags
 from tests.fixtures.tiny_run import MODEL, write_shards
 from tfrecord_prep.prepare_tfrecord_shards import main as prepare
-from train.metrics.log import CLOCK_FIGURES
 
 NUM_FILES, NUM_DOCUMENTS = 4, 100
 NUM_LINES = 1_500

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from mlm_common.errors import InputError
+from tests.fixtures.plans import make_plan
 from train.config.settings import TrainingConfig, parse_training_config
-from train.runtime.plan import make_plan
 
 REQUIRED = ("--train-dataset", "shards", "--output-dir", "out")
 

@@ -32,8 +32,6 @@ EVENTS_PREFIX = "events.out.tfevents."
 EVENTS_VERSION = "brain.Event:2"
 TRAIN, VALIDATION = TENSORBOARD_SPLITS
 ROLLBACK = "rollback"
-# Figures of a line that are measured on the clock; all others are the same however often a run was stopped.
-CLOCK_FIGURES = ("step_seconds", "tokens_per_second", "input_wait_share", "mfu")
 # Errors of a disk or of Cloud Storage, whose messages say all; of any other the place is shown, too.
 STORAGE_ERRORS = (OSError, InputError, RunFailedError)
 

@@ -181,12 +181,6 @@ class PhaseToPlan:
         return -(-self.num_rows // batch_rows) * batch_rows if self.fills_passes else self.num_rows
 
 
-def make_plan(
-    optimization: OptimizationConfig, run: RunConfig, *, num_rows: int, max_length: int, num_replicas: int
-) -> Plan:
-    return make_plans((PhaseToPlan(optimization, run, num_rows, max_length),), num_replicas)[0]
-
-
 @functools.cache
 def make_plans(phases: tuple[PhaseToPlan, ...], num_replicas: int) -> tuple[Plan, ...]:
     """Plan the phases of a run on `num_replicas`, checking batch, warmup, decay and profile."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.fixtures.plans import make_plan
 from tests.fixtures.tiny_models import tiny_tokenizer
 from tfrecord_prep.manifest import ShardSet
 from train.checkpoints.resume import ResumePoint, describe_resume_point, fingerprint, fingerprint_sha256
@@ -15,7 +16,6 @@ from train.checkpoints.store import CheckpointRecord
 from train.config.learning import ADDED, MAY_CHANGE, PER_WORKER, ROUNDING
 from train.config.settings import parse_training_config, settings_marked
 from train.data.shards import TrainingInputs
-from train.runtime.plan import make_plan
 
 SHARDS = ShardSet("a", ("a/dataset-0-8.tfrecord",), (8,), num_rows=8, manifest=None, tokenizer_folder=None)
 INPUTS = TrainingInputs(SHARDS, None, tiny_tokenizer(), "nowhere", 16)

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from tests.fixtures.plans import make_plan
 from train.checkpoints.resume import ResumePoint
 from train.config.learning import OptimizationConfig
 from train.config.settings import RunConfig
@@ -17,7 +18,6 @@ from train.loop import fitting
 from train.loop.fitting import Hook, Profile, StepsPerExecution
 from train.metrics.log import VALIDATION, MetricsLog
 from train.runtime import preemption
-from train.runtime.plan import make_plan
 from train.runtime.preemption import InFlight, StopRequest
 from train.runtime.run_folder import RunFolder
 from train.runtime.strategy import mirrored_strategy

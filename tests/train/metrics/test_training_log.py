@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
+from tests.fixtures.plans import make_plan
 from tests.fixtures.tiny_models import tiny_config
 from train.config.learning import OptimizationConfig
 from train.config.settings import HardwareConfig, RunConfig, parse_training_config
 from train.metrics.training_log import Clock, TrainingBar, TrainingDivergedError, TrainingLog
 from train.model.computation import full_speed_step_seconds, step_flops
 from train.runtime.machines import ACCELERATOR_TYPE_VARIABLE, CHIPS
-from train.runtime.plan import PhaseToPlan, make_plan, make_plans
+from train.runtime.plan import PhaseToPlan, make_plans
 
 
 @pytest.fixture

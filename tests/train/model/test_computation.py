@@ -4,11 +4,12 @@ import dataclasses
 
 import pytest
 
+from tests.fixtures.plans import make_plan
 from tests.fixtures.tiny_models import tiny_config
 from train.config.settings import TrainingConfig, parse_training_config
 from train.model import computation
 from train.model.computation import Computation, choose_computation, describe_computation, planned_step_flops
-from train.runtime.plan import Plan, make_plan
+from train.runtime.plan import Plan
 
 NUM_PREDICTIONS = 10
 

@@ -11,6 +11,7 @@ import pytest
 from huggingface_hub import HfApi, ModelCard
 
 from mlm_common.hub import push as hub
+from tests.fixtures.plans import make_plan
 from tests.fixtures.tiny_models import tiny_model, tiny_tokenizer
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
 from train.config.learning import OptimizationConfig
@@ -18,7 +19,7 @@ from train.config.settings import HubConfig, RunConfig
 from train.publishing import publisher as publisher_module
 from train.publishing.publisher import Publisher, PushToHub, read_log_files, steps_of_pushes
 from train.publishing.pytorch_format import take_snapshot
-from train.runtime.plan import PhaseToPlan, make_plan, make_plans
+from train.runtime.plan import PhaseToPlan, make_plans
 from train.runtime.run_folder import RunFolder
 
 REPO = "alice/tiny"

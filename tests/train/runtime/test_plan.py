@@ -5,9 +5,10 @@ import logging
 import pytest
 
 from mlm_common.errors import InputError
+from tests.fixtures.plans import make_plan
 from train.config.learning import OptimizationConfig
 from train.config.settings import RunConfig, parse_training_config
-from train.runtime.plan import PhaseToPlan, make_plan, make_plans, warn_of_other_batch
+from train.runtime.plan import PhaseToPlan, make_plans, warn_of_other_batch
 
 
 def plan_of(num_rows=1000, num_replicas=1, run=None, **optimization):
