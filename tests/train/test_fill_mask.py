@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mlm_common.errors import InputError
-from tests.fixtures.tiny_models import VOCABULARY, tiny_model, tiny_tokenizer
+from tests.fixtures.tiny_models import VOCABULARY, one_layer_model, tiny_tokenizer
 from train.fill_mask import fill_masks, main
 from train.publishing.pytorch_format import export_model
 
@@ -17,7 +17,7 @@ SENTENCE = "a function returns the [MASK] of a file"
 def export(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model whose head's bias alone decides: `▁list` before `▁value` before the rest."""
     tokenizer = tiny_tokenizer()
-    model = tiny_model("roberta", max_position_embeddings=62)
+    model = one_layer_model("roberta", max_position_embeddings=62)
     bias = model.lm_head.bias.numpy()
     bias[tokenizer.convert_tokens_to_ids(["▁list", "▁value"])] = 60.0, 40.0
     model.lm_head.bias.assign(bias)

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from mlm_common.storage import open_folder
 from tests.fixtures.run_command import Outcome
-from tests.fixtures.tiny_models import tiny_model, tiny_tokenizer
+from tests.fixtures.tiny_models import one_layer_model, tiny_tokenizer
 from tests.servers.fixtures import CloudStorageHandle
 from train.export import main as export
 from train.model.from_pretrained import load_model
@@ -33,7 +33,7 @@ Command = Callable[..., Outcome]
 def counted(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model that knows nothing but how frequent the words are: the later in `WORDS`, the rarer."""
     tokenizer = tiny_tokenizer()
-    model = tiny_model("roberta", max_position_embeddings=62)
+    model = one_layer_model("roberta", max_position_embeddings=62)
     bias = model.lm_head.bias.numpy()
     bias[tokenizer.convert_tokens_to_ids([f"▁{word}" for word in WORDS])] = 1000 - 50 * np.arange(len(WORDS))
     model.lm_head.bias.assign(bias)
@@ -95,7 +95,7 @@ def test_answers_are_those_of_the_network_for_any_batch() -> None:
     sentences = ["the function returns a list of text", "a zq file", "model " * 20, "of"]
     queries = list(Asker(tokenizer, 60, left_to_right=False).about_sentences(sentences))
     num_ids = max(tokenizer.get_vocab().values()) + 1
-    network = tiny_model("roberta", max_position_embeddings=62)
+    network = one_layer_model("roberta", max_position_embeddings=62)
     gather_before_head(network)
     model = QueriedModel(network, tf.distribute.get_strategy(), num_ids, 1)
     answers = model.answer(queries, [16, 60])

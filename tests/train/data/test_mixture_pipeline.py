@@ -45,9 +45,18 @@ def flat(batches):
     return [row for batch in batches for row in batch]
 
 
-def test_each_source_is_read_as_if_it_were_alone_in_the_order_of_the_interleaving(sources):
-    mixture = MixtureOrder(sources, Interleaving(WEIGHTS), FIRST_ROWS)
-    rows = flat(rows_of(mixture, 0, 30))
+@pytest.fixture(scope="module")
+def mixture(sources):
+    return MixtureOrder(sources, Interleaving(WEIGHTS), FIRST_ROWS)
+
+
+@pytest.fixture(scope="module")
+def rows(mixture):
+    """The rows of 31 steps."""
+    return flat(rows_of(mixture, 0, 31))
+
+
+def test_each_source_is_read_as_if_alone_in_the_interleavings_order(sources, mixture, rows):
     for source, order in enumerate(sources):
         of_source = [row for row in rows if row // 1000 == source]
         alone = rows_of(order, 0, -(-len(of_source) // BATCH_ROWS), num_left_out_rows=FIRST_ROWS[source])
@@ -60,9 +69,7 @@ def test_each_source_is_read_as_if_it_were_alone_in_the_order_of_the_interleavin
 
 
 @pytest.mark.parametrize(("start_step", "num_left_out_rows"), [(1, 0), (7, 0), (20, 3)])
-def test_a_later_start_reads_the_same_batches(sources, start_step, num_left_out_rows):
-    mixture = MixtureOrder(sources, Interleaving(WEIGHTS), FIRST_ROWS)
-    rows = flat(rows_of(mixture, 0, 31))
+def test_a_later_start_reads_the_same_batches(mixture, rows, start_step, num_left_out_rows):
     first = start_step * BATCH_ROWS + num_left_out_rows
     later = flat(rows_of(mixture, start_step, 30 - start_step, num_left_out_rows=num_left_out_rows))
     assert later == rows[first : first + len(later)]
@@ -70,10 +77,9 @@ def test_a_later_start_reads_the_same_batches(sources, start_step, num_left_out_
 
 
 @pytest.mark.parametrize("num_pipelines", [2, 4])
-def test_pipelines_cut_the_same_global_batches(sources, num_pipelines):
-    mixture = MixtureOrder(sources, Interleaving(WEIGHTS), FIRST_ROWS)
+def test_pipelines_cut_the_same_global_batches(mixture, rows, num_pipelines):
     contexts = [tf.distribute.InputContext(num_pipelines, index, 4) for index in range(num_pipelines)]
     parts = [rows_of(mixture, 3, 9, context) for context in contexts]
     share = 4 // num_pipelines  # replicas of each
     steps = [flat(flat(part[step * share : (step + 1) * share] for part in parts)) for step in range(9)]
-    assert steps == rows_of(mixture, 3, 9)
+    assert flat(steps) == rows[3 * BATCH_ROWS : 12 * BATCH_ROWS]

@@ -10,7 +10,15 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, TFAutoModelForMaskedLM
 
 from mlm_common.errors import InputError
-from tests.fixtures.tiny_models import BERT, CONFIGS, padded_batch, tiny_config, tiny_model, tiny_tokenizer
+from tests.fixtures.tiny_models import (
+    BERT,
+    CONFIGS,
+    one_layer_model,
+    padded_batch,
+    tiny_config,
+    tiny_model,
+    tiny_tokenizer,
+)
 from train.model.architectures import ARCHITECTURES
 from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import export_model, pytorch_weights
@@ -70,7 +78,7 @@ def test_an_export_loads_again_with_the_same_logits(name: str, tmp_path: Path) -
 )
 def test_a_model_with_another_head_is_exported_and_loads_again(name: str, head: str, tmp_path: Path) -> None:
     model_class = f"TFAutoModelFor{head}"
-    model = tiny_model(name, model_class=model_class, num_labels=2)
+    model = one_layer_model(name, model_class=model_class, num_labels=2)
     export_model(model, tiny_tokenizer(), str(tmp_path), model_max_length=30)
     assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["architectures"][0].endswith(f"For{head}")
     assert not [weight for weight in load_file(tmp_path / "model.safetensors") if "predictions" in weight]
@@ -207,7 +215,7 @@ HEAD_BIASES = {name: architecture.head_bias for name, architecture in ARCHITECTU
 
 @pytest.mark.parametrize(("name", "used"), HEAD_BIASES.items())
 def test_the_bias_of_the_head_has_the_name_in_pytorch(name: str, used: tuple[str, str], tmp_path: Path) -> None:
-    export_model(tiny_model(name), tiny_tokenizer(), str(tmp_path / "export"), model_max_length=30)
+    export_model(one_layer_model(name), tiny_tokenizer(), str(tmp_path / "export"), model_max_length=30)
     weights = load_file(tmp_path / "export" / "model.safetensors")
     np.testing.assert_array_equal(weights[used[0]], weights[used[1]])
     weights[used[1]] += 1
