@@ -10,10 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import huggingface_hub
-import requests
 from huggingface_hub import constants
-from requests import exceptions
-from requests.adapters import HTTPAdapter
 
 from mlm_common.errors import InputError, RunFailedError, retry_call
 
@@ -29,13 +26,6 @@ UPLOAD_READ_TIMEOUT_SECONDS = 60.0
 # The longest wait that an answer's Retry-After is granted.
 MAX_RETRY_AFTER_SECONDS = 900.0
 TRANSIENT_STATUSES = {408, 409, 412, 429, 500, 502, 503, 504}
-# Text instead of JSON is the page of a proxy that did not reach the Hub.
-TRANSIENT_ERRORS = (
-    exceptions.ConnectionError,
-    exceptions.Timeout,
-    exceptions.ChunkedEncodingError,
-    exceptions.JSONDecodeError,
-)
 
 
 class HubAwayError(RunFailedError):
@@ -86,21 +76,22 @@ def is_away(error: BaseException | None) -> bool:
 
 def configure_sessions() -> None:
     """Give all requests of huggingface_hub from now on a time-out."""
-    huggingface_hub.configure_http_backend(_make_session)
+    import requests  # a third of the start of a worker process, which needs none of it
+    from requests.adapters import HTTPAdapter
 
+    class BoundedAdapter(HTTPAdapter):
+        def send(self, request: Any, **options: Any) -> Any:  # type: ignore[override]
+            read_seconds = UPLOAD_READ_TIMEOUT_SECONDS if request.method == "PUT" else READ_TIMEOUT_SECONDS
+            options["timeout"] = options.get("timeout") or (CONNECT_TIMEOUT_SECONDS, read_seconds)
+            return super().send(request, **options)
 
-class _BoundedAdapter(HTTPAdapter):
-    def send(self, request: Any, **options: Any) -> Any:  # type: ignore[override]
-        read_seconds = UPLOAD_READ_TIMEOUT_SECONDS if request.method == "PUT" else READ_TIMEOUT_SECONDS
-        options["timeout"] = options.get("timeout") or (CONNECT_TIMEOUT_SECONDS, read_seconds)
-        return super().send(request, **options)
+    def make_session() -> requests.Session:
+        session = requests.Session()
+        session.mount("http://", BoundedAdapter())
+        session.mount("https://", BoundedAdapter())
+        return session
 
-
-def _make_session() -> requests.Session:
-    session = requests.Session()
-    session.mount("http://", _BoundedAdapter())
-    session.mount("https://", _BoundedAdapter())
-    return session
+    huggingface_hub.configure_http_backend(make_session)
 
 
 def _cause(error: BaseException) -> BaseException | None:
@@ -115,7 +106,11 @@ def _response(error: BaseException) -> Any:
 def _is_transient(error: BaseException) -> bool:
     if not isinstance(error, OSError | RuntimeError):
         return False
-    return isinstance(_cause(error), TRANSIENT_ERRORS) or status_of(error) in TRANSIENT_STATUSES
+    from requests import exceptions
+
+    # Text instead of JSON is the page of a proxy that did not reach the Hub.
+    broken = exceptions.ConnectionError, exceptions.Timeout, exceptions.ChunkedEncodingError, exceptions.JSONDecodeError
+    return isinstance(_cause(error), broken) or status_of(error) in TRANSIENT_STATUSES
 
 
 def _retry_after_seconds(error: BaseException) -> float:
