@@ -25,11 +25,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 CELL_SECONDS = 1800
 REPO = "alice/walkthrough"
 # Of the walkthrough, with which the model still learns more than how frequent each piece is.
-SMALLER = {
-    "--limit 8000": "",
-    "--vocab-size 2048": "--vocab-size 512",
-    "--max-steps 300": "--max-steps 150",
-}
+SMALLER = {"--limit 8000": "", "--vocab-size 2048": "--vocab-size 512", "--max-steps 300": "--max-steps 150"}
 
 
 def run_notebook(

@@ -95,11 +95,7 @@ CASES = {
     "no weights": (no_weights, FILES[:2], "A model must hold model.safetensors or tf_model.h5"),
     "no model": (None, [*FILES[:2], "--init-from", "{}/nowhere"], "--init-from: there is no folder"),
     "a run without an export": (run_without_export, FILES[:2], "has no export and no checkpoint yet"),
-    "GLUE without its files": (
-        None,
-        ["--task-name", "rte", "--glue-dir", "{}"],
-        "--glue-dir: there is no file",
-    ),
+    "GLUE without its files": (None, ["--task-name", "rte", "--glue-dir", "{}"], "--glue-dir: there is no file"),
     "no task": (None, [*FILES[:2], "--task", "stars"], "--task must be FILE.py:CLASS, a local file and a class in it"),
     "no file of the task": (None, CUSTOM, "--task: there is no file"),
     "a task of the Hub": (None, [*CUSTOM[:3], "alice/model/task.py:Mine"], "--task: there is no file"),

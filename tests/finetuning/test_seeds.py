@@ -40,10 +40,7 @@ def test_a_run_of_one_seed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("more", "message"),
-    [
-        (("--seeds", "1", "1"), "--seeds must differ"),
-        (("--seeds", "1", "--hub-model-id", "a/b"), "takes one model"),
-    ],
+    [(("--seeds", "1", "1"), "--seeds must differ"), (("--seeds", "1", "--hub-model-id", "a/b"), "takes one model")],
 )
 def test_what_cannot_be(tmp_path: Path, more: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):

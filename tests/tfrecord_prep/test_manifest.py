@@ -82,10 +82,7 @@ def test_shards_of_the_tutorial_need_no_manifest(tmp_path: Path) -> None:
             lambda folder: (folder / "dataset-00002-00000-4.tfrecord").write_bytes(b"x"),
             "dataset-00002-00000-4.tfrecord: 1 bytes, in the manifest no such file",
         ),
-        (
-            lambda folder: (folder / "manifest.json").unlink(),
-            r"did not end\. Run prepare_tfrecord_shards\.py again",
-        ),
+        (lambda folder: (folder / "manifest.json").unlink(), r"did not end\. Run prepare_tfrecord_shards\.py again"),
     ],
 )
 def test_shards_that_differ_from_the_manifest(folder: Path, spoil: Callable[[Path], object], message: str) -> None:

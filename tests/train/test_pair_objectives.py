@@ -75,12 +75,7 @@ def test_an_albert_continues_with_the_order_of_sentences(pair_shards: Path, tmp_
     ],
 )
 def test_what_has_no_pairs_is_refused(
-    folder: str,
-    more: tuple[str, ...],
-    message: str,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-    run: Any,
+    folder: str, more: tuple[str, ...], message: str, tmp_path: Path, request: pytest.FixtureRequest, run: Any
 ) -> None:
     shards = request.getfixturevalue(folder)
     outcome = run(main, *run_flags(shards, tmp_path / "run", *more, "--objective", "mlm+nsp", "--dry-run"))

@@ -19,9 +19,7 @@ def check(batches: Batches, lengths: np.ndarray, batch_rows: int) -> None:
 
 @settings(max_examples=60)
 @given(
-    st.lists(st.integers(1, 16), min_size=1, max_size=50).map(np.array),
-    st.integers(1, 9),
-    st.integers(0, 2**31 - 1),
+    st.lists(st.integers(1, 16), min_size=1, max_size=50).map(np.array), st.integers(1, 9), st.integers(0, 2**31 - 1)
 )
 def test_each_row_once_in_a_pass(lengths: np.ndarray, batch_rows: int, seed: int) -> None:
     num = -(-len(lengths) // batch_rows)

@@ -160,14 +160,7 @@ print(json.dumps([lengths, time.process_time() - started, peak_kilobytes / 1e3])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("ending", "sample_by"),
-    [
-        ("txt", "paragraph"),
-        ("jsonl.gz", "line"),
-        ("csv", "line"),
-    ],
-)
+@pytest.mark.parametrize(("ending", "sample_by"), [("txt", "paragraph"), ("jsonl.gz", "line"), ("csv", "line")])
 def test_lines_of_50_megabytes(ending: str, sample_by: str, tmp_path: Path) -> None:
     """Three such documents take no more memory than one."""
     num_characters = 50_000_000

@@ -78,11 +78,7 @@ def test_every_format(cloud: CloudStorageHandle, ending: str) -> None:
     checksum = google_crc32c.Checksum(CONTENTS[ending]).digest()
     (found,) = corpus.record["data_files"]
     assert isinstance(found.pop("generation"), int)
-    assert found == {
-        "path": name,
-        "num_bytes": num_bytes,
-        "checksum": f"crc32c {base64.b64encode(checksum).decode()}",
-    }
+    assert found == {"path": name, "num_bytes": num_bytes, "checksum": f"crc32c {base64.b64encode(checksum).decode()}"}
     partition_bytes = 300 if ending in ("txt", "jsonl") else num_bytes
     partitions = list(corpus.partitions("train", partition_bytes))
     assert len(partitions) == -(-num_bytes // partition_bytes)

@@ -13,13 +13,7 @@ import pytest
 from mlm_common.errors import InputError, PermanentError, RunFailedError
 from train.checkpoints import manager
 from train.checkpoints.manager import Checkpoints
-from train.checkpoints.store import (
-    CheckpointRecord,
-    CheckpointStore,
-    DamagedCheckpointError,
-    SkippedRows,
-    parse_record,
-)
+from train.checkpoints.store import CheckpointRecord, CheckpointStore, DamagedCheckpointError, SkippedRows, parse_record
 from train.runtime.run_folder import RunFolder
 
 RECORD = CheckpointRecord(

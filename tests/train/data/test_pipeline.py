@@ -159,12 +159,7 @@ def stream(order, start_row, num_rows):
     return rows[:num_rows]
 
 
-@given(
-    num_rows_per_shard=SHARD_ROWS,
-    seed=st.integers(0, 100),
-    window_rows=st.integers(1, 30),
-    epoch=st.integers(0, 3),
-)
+@given(num_rows_per_shard=SHARD_ROWS, seed=st.integers(0, 100), window_rows=st.integers(1, 30), epoch=st.integers(0, 3))
 def test_every_epoch_reads_every_shard_once(num_rows_per_shard, seed, window_rows, epoch):
     order = make_order(num_rows_per_shard, seed, window_rows)
     windows = order.windows(epoch)

@@ -12,11 +12,7 @@ from tfrecord_prep.chunking import CHUNKINGS, Framing
 from tfrecord_prep.encoding import TokenBatch
 from train.layers.random_bits import dropping_out_by, key_dropout, row_keys
 from train.model import tpu_layers
-from train.model.attention import (
-    attend_within_documents,
-    number_documents,
-    positions_within,
-)
+from train.model.attention import attend_within_documents, number_documents, positions_within
 from train.model.build import enable_gradient_checkpointing
 from train.model.tpu_layers import use_reference_layers, use_tpu_layers
 from train.step.proofs import prove_tpu_layers

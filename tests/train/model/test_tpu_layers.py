@@ -5,14 +5,7 @@ import tf_keras
 
 from tests.fixtures.tiny_models import padded_batch, tiny_model
 from train.layers.random_bits import dropping_out_by, key_dropout, row_keys
-from train.model.tpu_layers import (
-    dense,
-    dense_of_heads,
-    gelu,
-    heads,
-    layer_norm,
-    use_tpu_layers,
-)
+from train.model.tpu_layers import dense, dense_of_heads, gelu, heads, layer_norm, use_tpu_layers
 from train.publishing.pytorch_format import pytorch_weights
 
 # Those marked slow have the same layers, in other code of transformers.

@@ -58,10 +58,7 @@ FIRST = {"type": "worker", "index": 0}
         (tf_config({"worker": ["a:1", 5]}, FIRST), "must be another host:port"),
         (tf_config({"worker": ["a:1", "b"]}, FIRST), "must be another host:port"),
         (tf_config({"worker": ["a:1", "a:1"]}, FIRST), "must be another host:port"),
-        (
-            tf_config({"worker": WORKERS}, {"type": "worker", "index": 3}),
-            "which has 3 worker; indices begin at 0",
-        ),
+        (tf_config({"worker": WORKERS}, {"type": "worker", "index": 3}), "which has 3 worker; indices begin at 0"),
         (tf_config({"worker": WORKERS}, {"type": "worker", "index": -1}), "one of its cluster, which has 3 worker"),
         (tf_config({"worker": WORKERS}, {"type": "chief", "index": 0}), "KeyError('chief')"),
         (json.dumps({"cluster": {"worker": WORKERS}}), "KeyError('task')"),

@@ -126,8 +126,7 @@ def test_the_first_ctrl_c_saves_and_the_second_ends_at_once(is_supervised, hangs
 
 @pytest.mark.parametrize("before", [{}, {"instance/maintenance-event": "MIGRATE_ON_HOST_MAINTENANCE"}])
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("instance/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE"), ("instance/preempted", "TRUE")],
+    ("name", "value"), [("instance/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE"), ("instance/preempted", "TRUE")]
 )
 def test_a_new_notice_makes_the_request(metadata, before, name, value):
     metadata.update(before)

@@ -129,10 +129,7 @@ def test_a_lost_tpu_and_an_outage_may_be_tried_again(error: tf.errors.OpError, s
 
 
 def test_a_step_that_does_not_fit_is_not_tried_again() -> None:
-    with (
-        pytest.raises(PermanentError, match="half the --per-replica-batch-size"),
-        explained_failures(Cluster(), RUN),
-    ):
+    with pytest.raises(PermanentError, match="half the --per-replica-batch-size"), explained_failures(Cluster(), RUN):
         raise tf.errors.ResourceExhaustedError(None, None, "Ran out of memory in memory space hbm. Used 8.38G of 8.00G")
 
 

@@ -5,16 +5,7 @@ import pytest
 
 from tests.fixtures.replicas import Case, execute, lower, put_together, values_of
 from tests.fixtures.tiny_models import PAD, tiny_model
-from tests.fixtures.tiny_steps import (
-    MAX_GRAD_NORM,
-    RULE,
-    build,
-    compiled_model,
-    one_cpu,
-    token_rows,
-    train,
-    two_cpus,
-)
+from tests.fixtures.tiny_steps import MAX_GRAD_NORM, RULE, build, compiled_model, one_cpu, token_rows, train, two_cpus
 from train.checkpoints.manager import TrainingState
 from train.step import sharding
 from train.step.sharding import Sharding

@@ -9,10 +9,7 @@ from hypothesis import strategies as st
 
 from train.layers.random_bits import row_keys
 from train.tasks.masking import MaskedRows, collect_predictions, mask_row_by_content, mask_rows
-from train.tasks.masking_rule import (
-    MAX_UNIT_TOKENS,
-    MaskingRule,
-)
+from train.tasks.masking_rule import MAX_UNIT_TOKENS, MaskingRule
 
 SPECIAL_IDS = (0, 1, 2, 3, 4)
 MASK_ID = 4

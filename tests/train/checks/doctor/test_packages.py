@@ -8,12 +8,7 @@ import pytest
 from tests.fixtures.doctor_cases import found, install
 from train.checks.doctor import packages
 
-CHECKS = (
-    packages.check_python,
-    packages.check_requirements,
-    packages.check_tensorflow_build,
-    packages.check_tf_keras,
-)
+CHECKS = (packages.check_python, packages.check_requirements, packages.check_tensorflow_build, packages.check_tf_keras)
 # What each requirement of the project allows.
 WELL = {"tensorflow": "2.21.0", "tf-keras": "2.21.0", "transformers": "4.57.6", "huggingface-hub": "0.36.2"}
 

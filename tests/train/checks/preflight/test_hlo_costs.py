@@ -59,10 +59,7 @@ def test_a_loop_counts_for_each_turn():
     assert costs.num_loops_of_unknown_length == 0
 
 
-@pytest.mark.parametrize(
-    ("line", "direction"),
-    [("", "LT"), ("  %constant.1 = s32[]{:T(128)} constant(4)\n", "GT")],
-)
+@pytest.mark.parametrize(("line", "direction"), [("", "LT"), ("  %constant.1 = s32[]{:T(128)} constant(4)\n", "GT")])
 def test_a_loop_of_unknown_length_counts_once_and_is_told(line, direction):
     costs = step_costs(module(WHILE, before=loop(line, direction)))
     assert (costs.num_cycles, costs.num_loops_of_unknown_length) == (1000, 1)

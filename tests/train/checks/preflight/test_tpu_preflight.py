@@ -12,14 +12,7 @@ from train import tpu_preflight
 from train.checks.preflight import preflight
 from train.checks.preflight.hlo_costs import INTERCONNECT_BYTES_PER_SECOND, Operation, StepCosts
 from train.checks.preflight.planning import synthetic_inputs
-from train.checks.preflight.report import (
-    StepReport,
-    fits,
-    planned_time,
-    print_batches,
-    print_report,
-    report_lines,
-)
+from train.checks.preflight.report import StepReport, fits, planned_time, print_batches, print_report, report_lines
 from train.checks.preflight.tpu_compiler import CompiledStep, DoesNotFitError, tpu_slice
 from train.config.learning import MaskingConfig
 from train.runtime.machines import CHIPS
@@ -191,10 +184,7 @@ def test_a_step_that_does_not_fit(compiler, run):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (
-            ["--per-replica-batch-size", "8", "--global-batch-size", "64"],
-            "82.5 of 15.8 GiB per chip, and a smaller",
-        ),
+        (["--per-replica-batch-size", "8", "--global-batch-size", "64"], "82.5 of 15.8 GiB per chip, and a smaller"),
         (["--find-batch-size"], "Not even 8 rows of 16 tokens fit a chip of v5e-8"),
     ],
 )

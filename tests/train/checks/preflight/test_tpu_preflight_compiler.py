@@ -54,8 +54,7 @@ def printed_by(python, *command):
 
 
 @pytest.mark.parametrize(
-    ("topology", "num_replicas"),
-    [("v5e-1", 1), ("v5e-8", 8), ("v6e-1", 1), ("v2-8", 8), ("v3-8", 8)],
+    ("topology", "num_replicas"), [("v5e-1", 1), ("v5e-8", 8), ("v6e-1", 1), ("v2-8", 8), ("v3-8", 8)]
 )
 def test_a_small_step_of_two_micro_batches(python, topology, num_replicas, capsys):
     """The first in the compiler's environment, the others lowered in this one."""
