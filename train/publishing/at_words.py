@@ -62,10 +62,11 @@ class ExportsAtWords:
             if step > up_to_step or step not in written:
                 continue
             name, made = f"chck_{words}", self._description(step)
-            if self._read(f"{name}.json") != made:
+            file = f"{name}.json"
+            if not self._files.exists(file) or json.loads(self._files.read_text(file)) != made:
                 branch = self._repository and replace(self._repository, branch=name, tag=None)
                 read_saved_model(self._store.path(step)).publish(self._files.subfolder(name), branch)
-                self._files.write_json(f"{name}.json", made)
+                self._files.write_json(file, made)
                 logger.info("the model after %s words, step %d, is in %s", words, step, self._files.path_of(name))
 
     def _try(self, step: int) -> None:
@@ -80,8 +81,3 @@ class ExportsAtWords:
         with suppress(DamagedCheckpointError):  # which exporting it explains
             crc32c = self._store.read_record(step).crc32c
         return {"step": step, "crc32c": crc32c, "repository": self._repository and self._repository.repo_id}
-
-    def _read(self, name: str) -> Any:
-        with suppress(FileNotFoundError, ValueError):
-            return json.loads(self._files.read_text(name))
-        return None
