@@ -78,6 +78,11 @@ def decode_feature(example: bytes, key: str) -> NDArray[np.int64]:
     return _unpacked_varints(_packed_feature(example, key))
 
 
+def feature_names(example: bytes) -> set[str]:
+    """List the features of a serialized example."""
+    return {_fields(entry)[0][1].decode() for _, entry in _fields(_fields(example)[0][1])}
+
+
 def first_row_ids(path: str) -> NDArray[np.int64]:
     """Read the `input_ids` of the first row of a shard, local or `gs://`; (max_length,)."""
     return decode_feature(next(read_records(read_file(path))), "input_ids")

@@ -19,6 +19,7 @@ from train.config.learning import (
     PER_WORKER,
     ModelConfig,
     changeable,
+    check_task_flag,
 )
 from train.config.settings import HardwareConfig, HubConfig, RunConfig, RunSettings, saved_on_tpus
 
@@ -238,9 +239,7 @@ class CustomData(ExamplesConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        file, _, name = (self.task or "task.py:Task").rpartition(":")
-        is_right = file.endswith(".py") and name.isidentifier()
-        require(is_right, "must be FILE.py:CLASS, a local file and a class in it", "--task", self.task)
+        check_task_flag(self.task)
 
 
 @dataclass(frozen=True)

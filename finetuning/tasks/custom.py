@@ -3,12 +3,8 @@
 `recipes/star_ratings.py` is one; `finetuning/run_task.py` runs it.
 """
 
-import hashlib
-import importlib.util
-import sys
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,19 +18,17 @@ from finetuning.loop.task import EVAL_NAME, Part, finetuned_card
 from finetuning.loop.training import FinetuningJob
 from finetuning.tasks.metrics import chosen_metric
 from finetuning.tasks.rows import ON_ROWS, RowTask
-from mlm_common.cli.local_paths import missing
 from mlm_common.errors import InputError
-from mlm_common.hub.retries import one_line
 from train.data.inputs import Feature
 from train.loop.run import Run
 from train.runtime.machines import Cluster
+from train.tasks.custom import identity_of, load_class
 
 if TYPE_CHECKING:
     import tensorflow as tf
     import tf_keras
     from transformers import PretrainedConfig
 
-MODULE_NAME = "task_of_the_user"
 USAGE = """```python
 from transformers import AutoModel, AutoTokenizer
 
@@ -72,7 +66,7 @@ class CustomTask(RowTask):
             states: (rows, length, hidden).
             attended: int32 (rows, length), 0 at padding.
         """
-        from finetuning.tasks.custom_head import mean_state
+        from train.tasks.custom_head import mean_state
 
         return mean_state(states, attended)
 
@@ -82,7 +76,7 @@ class CustomTask(RowTask):
         return network.custom_head(self.pooled(states, inputs[ATTENTION_MASK]), training=training)
 
     def adapt_network(self, network: Any) -> Any:
-        from finetuning.tasks.custom_head import put_head
+        from train.tasks.custom_head import put_head
 
         return put_head(
             network, lambda: self.head(network.config), lambda rows: self.outputs(network, rows, training=False)
@@ -112,37 +106,7 @@ class CustomTask(RowTask):
 
 
 def load_task(task: str) -> type[CustomTask]:
-    """Run the file of `FILE.py:CLASS`, and return that class.
-
-    The file's folder is not searched for modules, so that only its code and installed packages are run.
-
-    Raises:
-        InputError: no such file or class, a file that fails, or a class that is no task or lacks a method of one.
-    """
-    path, _, name = task.rpartition(":")
-    if not Path(path).is_file():
-        raise missing(path, "--task", "file")
-    spec = importlib.util.spec_from_file_location(MODULE_NAME, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[MODULE_NAME] = module  # dataclasses look their module up
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        raise InputError(f"--task: running {path} failed with {reason}") from error
-    found = getattr(module, name, None)
-    if not isinstance(found, type):
-        classes = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == MODULE_NAME]
-        known = ", ".join(one.__name__ for one in classes) or "no classes"
-        raise InputError(f"--task: {path} has no class {name}; it has {known}.")
-    if not issubclass(found, CustomTask):
-        raise InputError(f"--task: {name} in {path} is not a subclass of {CustomTask.__module__}.CustomTask.")
-    lacking = sorted(getattr(found, "__abstractmethods__", ()))
-    if lacking:
-        raise InputError(f"--task: {name} in {path} lacks these methods: {', '.join(lacking)}.")
-    return found
+    return load_class(task, CustomTask)  # type: ignore[type-abstract]
 
 
 class CustomJob(FinetuningJob[CustomConfig]):
@@ -165,9 +129,7 @@ class CustomJob(FinetuningJob[CustomConfig]):
 
         self.validation = {"": part("validation", f"{EVAL_NAME}.txt")} if "validation" in examples else {}
         self.tests = [part("test", "predict_results_test.txt")] if "test" in examples else []
-        path, _, name = str(data.task).rpartition(":")
-        # Not the path of the file but its content: the file may move.
-        identities = {"task": f"{name} {hashlib.sha256(Path(path).read_bytes()).hexdigest()}"}
+        identities = {"task": identity_of(str(data.task))}
         described = _describe(examples["train"], labels["train"]) | {"first label": task.shown(labels["train"][0])}
         rows, validation = part("train").rows, self.validation.get("")
         return start.run(task, rows, validation, cluster, identities=identities, described=described)

@@ -13,8 +13,9 @@ from train.config.presets import DEFAULT_BATCH_ROWS, presets_by_size
 MAY_CHANGE, PER_WORKER, ROUNDING, ADDED = "may_change", "per_worker", "rounding", "added"
 # The fraction of the tokens that evaluation masks, whatever training does, so that any two runs compare.
 EVALUATION_MLM_PROBABILITY = 0.15
-# Groups of `--help` beside those of the dataclasses.
-MIXTURE, BATCH, EVALUATION, CHECKPOINTS, FAULTS = (
+# Groups of `--help` that settings of several dataclasses are in.
+MODEL, MIXTURE, BATCH, EVALUATION, CHECKPOINTS, FAULTS = (
+    "Model",
     "Mixture of sources",
     "Batch and length",
     "Evaluation and logging",
@@ -117,6 +118,14 @@ class DataConfig(Bounded):
         group=CHECKPOINTS,
         metavar="WORDS",
     )
+    task: str | None = changeable(
+        None,
+        "Instead of --objective: the class of your task, a subclass of train.tasks.task.PretrainingTask, such as "
+        "recipes/replaced_tokens.py:ReplacedTokens. The code of this local file is run.",
+        PER_WORKER,
+        metavar="FILE.py:CLASS",
+        group=MODEL,
+    )
     shuffle_buffer_size: int = flag(
         2**15,
         "Rows held in memory and shuffled together. Whole shards are shuffled first, so it need not be large.",
@@ -125,6 +134,7 @@ class DataConfig(Bounded):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_task_flag(self.task)
         require(
             not self.is_scored or bool(self.eval_dataset), "needs --eval-dataset", "--score-pairs or -words", "none"
         )
@@ -147,6 +157,13 @@ class DataConfig(Bounded):
         return folders
 
 
+def check_task_flag(task: str | None) -> None:
+    """Raise InputError where `--task` is given and is not FILE.py:CLASS."""
+    file, _, name = (task or "task.py:Task").rpartition(":")
+    is_right = file.endswith(".py") and name.isidentifier()
+    require(is_right, "must be FILE.py:CLASS, a local file and a class in it", "--task", task)
+
+
 WORDS = re.compile(r"([1-9]\d*)([KMB]?)")
 
 
@@ -160,7 +177,7 @@ def words_of(text: str) -> int:
 class ModelConfig(Bounded):
     """Which model is trained."""
 
-    FLAG_GROUP = "Model"
+    FLAG_GROUP = MODEL
 
     preset: str = changeable(
         "roberta-base",

@@ -89,6 +89,7 @@ def open_pretraining(
         with naming_phase(one.name):
             task = task_of(one.config, rows)
             model_config = resolve_model_config(one.config.model, rows, max_length)
+            task.check_model(model_config, one.config.model)
         phases.append(Phase(one.config, rows, task, model_config, one.name, one.has_separate_schedule, index))
     return Run(tuple(phases), cluster)
 

@@ -146,6 +146,10 @@ ACTIVATIONS = (
 
 # The name of a head that no class of transformers has, as a part of a network and in the names of its weights.
 OWN_HEAD = "custom_head"
+# The name of a part of a network that only its training uses: checkpoints have it, exports do not.
+TRAINING_ONLY = "training_only"
+# The name of a part whose weights, named as others of the network, are added to those in an export.
+DELTA = "delta"
 # Weights with one entry per id, by the end of their name in the TF or in the PyTorch class.
 VOCABULARY_WEIGHT = re.compile(
     r"((word|tok)_embeddings[./]weight|((predictions|lm_head|vocab_projector)([./]decoder)?|(^|[./])decoder)[./]"

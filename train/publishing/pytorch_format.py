@@ -20,6 +20,8 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
 from mlm_common.storage import PARTIAL_SUFFIX
 from train.checkpoints.store import write_safetensors
 from train.model.architectures import (
+    DELTA,
+    TRAINING_ONLY,
     architecture_of,
     check_architecture,
     cut_vocabulary,
@@ -63,6 +65,8 @@ def take_snapshot(model: Any, step: int = 0, metrics: Sequence[dict[str, Any]] =
 def num_parameters(snapshot: ModelSnapshot, vocabulary_size: int) -> int:
     number = 0
     for name, array in snapshot.arrays.items():
+        if not {DELTA, TRAINING_ONLY}.isdisjoint(name.split("/")):
+            continue
         axis = vocabulary_axis(name, snapshot.config.model_type)
         number += array.size if axis is None else array.size // array.shape[axis] * vocabulary_size
     return number
@@ -123,6 +127,7 @@ def write_model(
 def pytorch_weights(model: Any, vocabulary_size: int | None = None) -> dict[str, np.ndarray]:
     """Return {name in the PyTorch class: float32 array in its layout} of all weights of the model or snapshot.
 
+    Those for training only are left out, and deltas are added to the weights that they are of.
     The first `vocabulary_size` ids are kept; by default all.
     """
     snapshot = model if isinstance(model, ModelSnapshot) else take_snapshot(model)
@@ -131,6 +136,8 @@ def pytorch_weights(model: Any, vocabulary_size: int | None = None) -> dict[str,
     for tf_name, values in snapshot.arrays.items():
         name, transpose = convert_tf_weight_name_to_pt_weight_name(tf_name, tf_weight_shape=values.shape)
         name = architecture.pytorch_name(name)
+        if name.startswith(f"{TRAINING_ONLY}."):
+            continue
         if name in weights:
             raise ValueError(f"Two variables of the TF model are both {name} in PyTorch.")
         if name.startswith(architecture.not_in_pytorch):
@@ -141,6 +148,9 @@ def pytorch_weights(model: Any, vocabulary_size: int | None = None) -> dict[str,
         if vocabulary_size is not None:
             array = cut_vocabulary(array, vocabulary_axis(name, snapshot.config.model_type), vocabulary_size)
         weights[name] = np.ascontiguousarray(array, dtype=np.float32)
+    for name in [one for one in weights if one.startswith(f"{DELTA}.")]:
+        changed = name.removeprefix(f"{DELTA}.")
+        weights[changed] = weights[changed] + weights.pop(name)
     biases = [weights[name] for name in architecture.head_bias or () if name in weights]
     if architecture.head_bias and biases:  # none for other heads
         weights |= {name: biases[0].copy() for name in architecture.head_bias}

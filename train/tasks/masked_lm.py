@@ -13,7 +13,7 @@ from train.config.settings import MASK
 from train.data.inputs import Feature
 from train.data.shards import TrainingInputs
 from train.tasks.masking_rule import MaskingRule, masking_rule
-from train.tasks.task import CardFigure, Mean, Task, TaskCard, shown_loss, source_losses
+from train.tasks.task import CardFigure, Mean, PretrainingTask, TaskCard, shown_loss, source_losses
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -40,7 +40,7 @@ LIMITS = """It predicts single masked tokens, in texts of at most {max_length} t
   must be trained further."""
 
 
-class MaskedLanguageModeling(Task):
+class MaskedLanguageModeling(PretrainingTask):
     """Predicts masked tokens, which `rule` chooses in training.
 
     Evaluation masks as BERT does, whatever the training, so that any two runs compare.
@@ -99,12 +99,15 @@ class MaskedLanguageModeling(Task):
 
     def sums(self, network: Any, rows: "MaskedRows", *, training: bool) -> dict[str, "tf.Tensor"]:
         """Add up `loss`, `num_correct` and `num_masked` over the masked tokens; see `masked_lm_loss`."""
-        return self.outputs_and_sums(network, rows, {}, training=training)[1]
+        return self.outputs_and_sums(network, rows, {}, training=training)[-1]
 
     def outputs_and_sums(
         self, network: Any, rows: "MaskedRows", inputs: dict[str, "tf.Tensor"], *, training: bool
-    ) -> tuple[Any, dict[str, "tf.Tensor"]]:
-        """Return the network's outputs for the rows and further `inputs`, and the sums over masked tokens."""
+    ) -> tuple[Any, "tf.Tensor", dict[str, "tf.Tensor"]]:
+        """Return the network's outputs for the rows and further `inputs`, its encoder's, and the sums.
+
+        The encoder's last states are those of all tokens, (batch, length, hidden); the sums are over masked tokens.
+        """
         import tensorflow as tf
 
         from train.tasks.masked_lm_head import masked_lm_loss, predicting_at
@@ -113,12 +116,11 @@ class MaskedLanguageModeling(Task):
         rule = self.rule if training else self.evaluation_rule
         predictions = collect_predictions(rows, rule.num_prediction_slots(rows.input_ids.shape.num_elements()))
         attended = tf.cast(rows.input_ids != self.pad_token_id, tf.int32)  # (batch, length)
-        with predicting_at(predictions.positions):
+        with predicting_at(predictions.positions) as states:
             outputs = network({"input_ids": rows.input_ids, "attention_mask": attended, **inputs}, training=training)
         logits = outputs[0][0]  # of the first output, (1, num_predictions, vocabulary)
-        return outputs, masked_lm_loss(
-            logits, predictions.labels, predictions.weights, vocabulary_size=rule.vocabulary_size
-        )
+        labels, weights = predictions.labels, predictions.weights
+        return outputs, states[-1], masked_lm_loss(logits, labels, weights, vocabulary_size=rule.vocabulary_size)
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """Compute loss (nats), masked accuracy, perplexity, and the number of masked tokens."""
@@ -134,9 +136,6 @@ class MaskedLanguageModeling(Task):
         more = f"  and {len(sources) - MAX_SOURCES} more sources" if len(sources) > MAX_SOURCES else ""
         summary = f"{super().summarize(figures)}  accuracy {100 * figures['masked_accuracy']:.1f} %"
         return summary + "".join(sources[:MAX_SOURCES]) + more
-
-    def score(self, figures: Mapping[str, float]) -> float:
-        return -figures.get(self.metric, figures["loss"])
 
     def next_command(self, model: str) -> str:
         return f'python train/fill_mask.py --model {shlex.quote(model)} --text "… {MASK} …"'

@@ -24,7 +24,7 @@ _traced = threading.local()
 
 
 @contextmanager
-def predicting_at(positions: tf.Tensor) -> Iterator[None]:
+def predicting_at(positions: tf.Tensor) -> Iterator[list[tf.Tensor]]:
     """A context in which models prepared by `gather_before_head` give logits at `positions` only, in their order.
 
     Args:
@@ -32,14 +32,15 @@ def predicting_at(positions: tf.Tensor) -> Iterator[None]:
             than once. The logits are (1, num_predictions, vocabulary) instead of (batch, length, vocabulary): one
             list for the batch needs fewer spare slots than one for each row.
 
-    Applies to the calls made by this thread, and to one model: the positions are those of its batch.
+    Applies to the calls made by this thread, and to one model: the positions are those of its batch. What it yields
+    has, after the call, the encoder's last states of all tokens, (batch, length, hidden).
     """
-    previous = getattr(_traced, "positions", None)
-    _traced.positions = positions
+    previous = getattr(_traced, "positions", None), getattr(_traced, "states", None)
+    _traced.positions, _traced.states = positions, []
     try:
-        yield
+        yield _traced.states
     finally:
-        _traced.positions = previous
+        _traced.positions, _traced.states = previous
 
 
 def gather_before_head(model: Any) -> None:
@@ -56,7 +57,10 @@ def gather_before_head(model: Any) -> None:
     def encode_and_gather(*args: Any, **kwargs: Any) -> Any:
         outputs = encode(*args, **kwargs)
         positions = getattr(_traced, "positions", None)
-        return outputs if positions is None else _gathered(outputs, positions)
+        if positions is None:
+            return outputs
+        _traced.states.append(outputs[0])
+        return _gathered(outputs, positions)
 
     encode_and_gather.gathers_before_head = True  # type: ignore[attr-defined]
     encoder.call = encode_and_gather

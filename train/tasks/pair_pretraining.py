@@ -9,20 +9,24 @@ from transformers import PreTrainedTokenizerFast
 
 from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
+from mlm_common.storage import read_file
 from mlm_common.tokenizer import special_ids
 from tfrecord_prep.manifest import IS_NEXT, PAIRS
-from tfrecord_prep.records import LABEL_KEY
+from tfrecord_prep.records import LABEL_KEY, feature_names, read_records
 from train.config.learning import MaskingConfig
 from train.config.settings import TrainingConfig
 from train.data.inputs import Feature
 from train.data.shards import TrainingInputs
+from train.tasks.custom import identity_of, load_class
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.masking_rule import MaskingRule, masking_rule
-from train.tasks.task import SOURCE_LOSS, CardFigure, Mean, TaskCard
+from train.tasks.task import SOURCE_LOSS, CardFigure, Mean, PretrainingTask, TaskCard
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
+# What the rows of all shards have.
+STANDARD_FEATURES = {"input_ids", "attention_mask"}
 # The label of a pair that does not count.
 NO_LABEL = -100
 EVALUATION = (
@@ -96,7 +100,7 @@ class PairPretraining(MaskedLanguageModeling):
         from train.tasks.pair_rows import pair_losses, token_types
 
         types = token_types(rows.masked.input_ids, self.sep_token_id, self.pad_token_id)
-        outputs, sums = self.outputs_and_sums(network, rows.masked, {"token_type_ids": types}, training=training)
+        outputs, _, sums = self.outputs_and_sums(network, rows.masked, {"token_type_ids": types}, training=training)
         losses, is_right = pair_losses(outputs[1], tf.maximum(rows.labels, 0))
         counts = tf.cast(rows.weights > 0, tf.float32)
         return {
@@ -194,6 +198,8 @@ class SentenceOrderPrediction(PairPretraining):
         return input_ids, tf.cast(is_swapped, tf.int32), has_order
 
 
+# Attributes that a custom task must have.
+NEEDED = ("model_class", "means", "card")
 # The values of `--objective`.
 OBJECTIVES: dict[str, type[MaskedLanguageModeling]] = {
     "mlm": MaskedLanguageModeling,
@@ -202,11 +208,33 @@ OBJECTIVES: dict[str, type[MaskedLanguageModeling]] = {
 }
 
 
-def task_of(config: TrainingConfig, inputs: TrainingInputs) -> MaskedLanguageModeling:
-    """Make the task of a run, or of one of its phases."""
-    task = OBJECTIVES[config.model.objective].of(inputs, config.masking)
+def task_of(config: TrainingConfig, inputs: TrainingInputs) -> PretrainingTask:
+    """Make the task of a run, or of one of its phases.
+
+    Raises:
+        InputError: its inputs do not suit it.
+    """
+    task = _custom_task(config, inputs) or OBJECTIVES[config.model.objective].of(inputs, config.masking)
     metric = config.data.metric_for_best.removeprefix("eval_")
     known = ["loss", *(f"{SOURCE_LOSS}{name}" for name in inputs.evaluated() if name)]
     require(metric in known, f"must be one of {', '.join(known)}", "--metric-for-best", config.data.metric_for_best)
     task.metric, task.errors = metric, (metric,)
+    return task
+
+
+def _custom_task(config: TrainingConfig, inputs: TrainingInputs) -> PretrainingTask | None:
+    """Make the task of `--task`; None without one."""
+    name, objective = config.data.task, config.model.objective
+    if name is None:
+        return None
+    require(objective == "mlm", "cannot be combined with --task", "--objective", objective)
+    kind = load_class(name, PretrainingTask, NEEDED)  # type: ignore[type-abstract]
+    task = kind.of(inputs, config.masking)
+    task.identity = {"task": identity_of(name)}
+    rule = f"must have the model_class {MaskedLanguageModeling.model_class} with --score-pairs or --score-words"
+    require(task.model_class == MaskedLanguageModeling.model_class or not config.data.is_scored, rule, "--task", task.model_class)
+    if more := task.features(inputs.max_length).keys() - STANDARD_FEATURES:
+        for shards in (one for one in (*inputs.train_sets, *inputs.eval_sets) if one.paths):
+            lacking = sorted(more - feature_names(next(read_records(read_file(shards.paths[0])))))
+            require(not lacking, f"reads {', '.join(lacking)} of each row", "--task", f"{shards.folder} without")
     return task

@@ -12,7 +12,10 @@ from train.data.inputs import Feature
 
 if TYPE_CHECKING:
     import tensorflow as tf
+    from transformers import PretrainedConfig
 
+    from train.config.learning import MaskingConfig, ModelConfig
+    from train.data.shards import TrainingInputs
 
 # Begins the names of the figures that are the loss of one source of a mixture.
 SOURCE_LOSS = "loss_"
@@ -105,6 +108,7 @@ class Task(ABC):
     card: the task for the readers of a model's card.
     metric: the figure by which evaluations are compared.
     guess: what a guess without the text would score, by figure.
+    identity: what identifies a custom task, for the fingerprint of a run.
     errors: figures of which lower values are better.
     allows_new_head: weights of the head that the checkpoint to start from lacks, or has in another shape, are
         initialized randomly; else such a checkpoint is refused.
@@ -114,6 +118,7 @@ class Task(ABC):
 
     metric: str = "loss"
     guess: Mapping[str, float] = MappingProxyType({})
+    identity: Mapping[str, str] = MappingProxyType({})
     errors: tuple[str, ...] = ()
     allows_new_head: bool = False
     couples_rows: bool = False
@@ -211,6 +216,25 @@ class Task(ABC):
         They enter the count of operations; those of other heads, which are few, do not.
         """
         return 0
+
+
+class PretrainingTask(Task):
+    """What `run_mlm.py` learns from rows of shards; a custom one is a subclass in a file of its author."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, inputs: "TrainingInputs", masking: "MaskingConfig") -> "PretrainingTask":
+        """Make the task of a run, or of one of its phases.
+
+        Raises:
+            InputError: its inputs do not suit it.
+        """
+
+    def score(self, figures: Mapping[str, float]) -> float:
+        return -figures.get(self.metric, figures["loss"])
+
+    def check_model(self, model_config: "PretrainedConfig", settings: "ModelConfig") -> None:
+        """Raise InputError where a model, or a setting of one, does not suit the task; by default all do."""
 
 
 def source_losses(figures: Mapping[str, Any]) -> dict[str, float]:

@@ -1,0 +1,174 @@
+"""Replaced-token detection, the recipe: exact draws, the loss beside NumPy, gradients, and what is exported."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import log_softmax
+
+from tests.fixtures.tiny_models import PAD, VOCABULARY, tiny_model
+from tests.fixtures.tiny_steps import NO_DROPOUT, RULE, batch_of, compiled_model, one_cpu, token_rows, two_cpus, weights
+from train.layers.random_bits import draw_bits, row_keys
+from train.model.architectures import cut_vocabulary
+from train.publishing.pytorch_format import num_parameters, pytorch_weights, take_snapshot
+from train.step.train_step import PretrainingModel
+from train.tasks.custom import load_class
+from train.tasks.masked_lm import MaskedLanguageModeling
+from train.tasks.masking import MaskedRows, collect_predictions, fill_in
+from train.tasks.task import PretrainingTask
+
+RECIPE = Path(__file__).parents[3] / "recipes" / "replaced_tokens.py"
+CLASSES = ("ReplacedTokens", "GradientDisentangled")
+TABLE = "electra.embeddings.word_embeddings.weight"
+
+
+def build(class_name: str = "ReplacedTokens", strategy: Any = None, **more: Any) -> PretrainingModel:
+    kind: Any = load_class(f"{RECIPE}:{class_name}", PretrainingTask)  # type: ignore[type-abstract]
+    with (strategy or one_cpu()).scope():
+        network = tiny_model("electra", kind.model_class, num_hidden_layers=1, **NO_DROPOUT)
+        return compiled_model(network, kind(MaskedLanguageModeling(RULE, PAD)), **more)
+
+
+def weighed_rows(model: PretrainingModel, seed: int = 0) -> Any:
+    rows = model.prepare_batch(batch_of(token_rows(seed=seed)), 0)
+    return model.task.apply_global_weights(rows, lambda total: total)
+
+
+def masked_rows(ids: list[list[int]], is_masked: list[list[bool]]) -> MaskedRows:
+    return MaskedRows(tf.constant(ids), tf.constant(ids), tf.constant(is_masked))
+
+
+def test_tokens_are_filled_in_as_the_probabilities_say() -> None:
+    rows = masked_rows([[7, 8, 9], [5, 6, 7]], [[True, False, True], [False, True, False]])
+    sure = 50 * tf.one_hot([2, 0, 3], 5)
+    draws = tf.constant([[0, 0, 2**32 - 1], [0, 2**31, 0]], tf.uint32)
+    np.testing.assert_array_equal(fill_in(rows, sure, draws), [[2, 8, 0], [5, 3, 7]])
+    # Of four alike, each has a quarter of the draws, the last one also where sums are rounded.
+    even = tf.math.log([[0.25, 0.25, 0.25, 0.25, 1e-30]] * 3)
+    for quarter in range(4):
+        for draw in (quarter * 2**30, (quarter + 1) * 2**30 - 2**8):
+            filled = fill_in(rows, even, tf.fill((2, 3), tf.constant(draw, tf.uint32)))
+            np.testing.assert_array_equal(filled, [[quarter, 8, quarter], [5, quarter, 7]])
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 6), st.integers(1, 6))
+def test_what_is_not_masked_stays(seed: int, num_masked: int, num_slots: int) -> None:
+    generator = np.random.default_rng(seed)
+    ids = generator.integers(5, 40, (2, 3))
+    is_masked = generator.permutation(np.arange(6) < num_masked).reshape(2, 3)
+    rows = MaskedRows(tf.constant(ids, tf.int32), tf.constant(ids, tf.int32), tf.constant(is_masked))
+    draws = draw_bits(row_keys((seed,), 2), (3,))
+    logits = tf.constant(generator.normal(0, 30, (num_slots, 3)), tf.float32)
+    filled = fill_in(rows, logits, draws).numpy()
+    is_filled = is_masked & (np.cumsum(is_masked).reshape(2, 3) <= num_slots)
+    assert (filled[is_filled] < 3).all()
+    np.testing.assert_array_equal(filled[~is_filled], ids[~is_filled])
+
+
+def test_frequencies_are_the_probabilities() -> None:
+    probabilities = np.array([0.5, 0.3, 0.15, 0.05])
+    rows = MaskedRows(*[tf.fill((1, 4000), 9)] * 2, tf.fill((1, 4000), True))
+    logits = tf.math.log(tf.constant([probabilities] * 4000, tf.float32))
+    filled = fill_in(rows, logits, draw_bits(row_keys((7,), 1), (4000,)))
+    counts = np.bincount(filled.numpy()[0], minlength=4)
+    deviations = np.sqrt(4000 * probabilities * (1 - probabilities))
+    assert (np.abs(counts - 4000 * probabilities) < 4 * deviations).all()
+
+
+@pytest.mark.parametrize("class_name", CLASSES)
+def test_the_loss_is_that_of_the_paper(class_name: str) -> None:
+    """In NumPy, from the logits of both networks, apart and at all tokens."""
+    model = build(class_name)
+    for variable in model.network.weights:  # a delta that is not 0
+        if "/delta/" in variable.name:
+            variable.assign(tf.random.stateless_normal(variable.shape, (1, 2)))
+    rows = weighed_rows(model)
+    sums = {name: float(one) for name, one in model.task.sums(model.network, rows, training=True).items()}
+    original, is_masked = rows.masked.original_ids.numpy(), rows.masked.is_masked.numpy()
+    attended = (original != PAD).astype(np.int32)
+    generator = model.network.training_only
+    logits = generator({"input_ids": rows.masked.input_ids, "attention_mask": attended}).logits.numpy()
+    of_label = np.take_along_axis(log_softmax(logits, -1), original[..., None], -1)[..., 0]
+    expected_generator = -of_label[is_masked].mean()
+
+    slots = collect_predictions(rows.masked, RULE.num_prediction_slots(original.size)).positions
+    filled = fill_in(rows.masked, tf.gather(logits.reshape(-1, VOCABULARY), slots), rows.draws).numpy()
+    assert (filled != original).any()
+    exported = pytorch_weights(model.network)
+    discriminator = tiny_model("electra", "TFAutoModelForPreTraining", num_hidden_layers=1, **NO_DROPOUT)
+    for one, ours in zip(discriminator.weights, model.network.weights, strict=False):
+        one.assign(exported[TABLE] if "word_embeddings" in one.name else ours)
+    scores = discriminator({"input_ids": filled, "attention_mask": attended}).logits.numpy()
+    is_replaced = filled != original
+    losses = np.log1p(np.exp(-np.where(is_replaced, scores, -scores)))[attended > 0]
+    assert sums["generator_loss"] / sums["num_masked"] == pytest.approx(expected_generator, rel=1e-5)
+    assert sums["discriminator_loss"] / sums["num_tokens"] == pytest.approx(losses.mean(), rel=1e-5)
+    assert sums["loss"] / sums["num_masked"] == pytest.approx(expected_generator + 50 * losses.mean(), rel=1e-5)
+    assert sums["num_right"] == ((scores > 0) == is_replaced)[attended > 0].sum()
+    figures = model.task.figures({name: np.float64(2 * one) for name, one in sums.items()})
+    assert figures["loss"] == pytest.approx(expected_generator + 50 * losses.mean(), rel=1e-5)
+
+
+def gradients_of(model: PretrainingModel, rows: Any, name: str) -> dict[str, np.ndarray]:
+    variables = model.network.trainable_variables
+    with tf.GradientTape() as tape:
+        loss = model.task.sums(model.network, rows, training=True)[name]
+    found = tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    return {one.name: tf.convert_to_tensor(grad).numpy() for one, grad in zip(variables, found, strict=True)}
+
+
+@pytest.mark.parametrize("class_name", CLASSES)
+def test_which_loss_moves_which_weights(class_name: str) -> None:
+    model = build(class_name)
+    rows = weighed_rows(model)
+    of_generator, of_discriminator = (
+        gradients_of(model, rows, name) for name in ("generator_loss", "discriminator_loss")
+    )
+    for name in of_generator:
+        is_shared, is_table = "/electra/embeddings/" in name, "word_embeddings" in name
+        if "/training_only/" in name:
+            assert not of_discriminator[name].any()
+        elif "/delta/" in name or not is_shared:
+            assert of_discriminator[name].any()
+            assert not of_generator[name].any()
+        else:
+            assert of_generator[name].any()
+            assert of_discriminator[name].any() == (class_name == "ReplacedTokens" or not is_table)
+
+
+def test_replicas_and_micro_batches_take_the_same_steps() -> None:
+    expected, model = build(learning_rate=1e-3), build(strategy=two_cpus(), learning_rate=1e-3, num_micro_batches=2)
+    for one in (expected, model):
+        dataset = tf.data.Dataset.from_tensors(batch_of(token_rows())).repeat(2)
+        if one is model:
+            dataset = one.distribute_strategy.experimental_distribute_dataset(dataset.unbatch().batch(8))
+        one.fit(dataset, steps_per_epoch=2, verbose=0)
+    np.testing.assert_allclose(weights(model), weights(expected), atol=1e-4)
+
+
+def test_an_evaluation_fills_in_by_the_content_of_a_row() -> None:
+    task = build().task
+    row = {"input_ids": tf.constant(token_rows()[0])}
+    first, again = task.prepare_row(row), task.prepare_row(row)
+    for one, other in zip(tf.nest.flatten(first), tf.nest.flatten(again), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert first.draws.shape == row["input_ids"].shape
+
+
+def test_the_export_has_the_discriminator_with_its_delta() -> None:
+    model = build("GradientDisentangled")
+    (delta,) = (one for one in model.network.weights if "/delta/" in one.name)
+    delta.assign(tf.ones_like(delta))
+    snapshot = take_snapshot(model.network)
+    before = snapshot.arrays["tf_electra_for_pre_training/electra/embeddings/word_embeddings/weight:0"].copy()
+    exported, num_ids = pytorch_weights(snapshot, 190), 190
+    np.testing.assert_array_equal(exported[TABLE], cut_vocabulary(before, 0, num_ids) + 1)
+    assert all(name.startswith(("electra.", "discriminator_predictions.")) for name in exported)
+    assert num_parameters(snapshot, num_ids) == sum(one.size for one in exported.values())
+    # A second export is of the same weights.
+    np.testing.assert_array_equal(pytorch_weights(snapshot, num_ids)[TABLE], exported[TABLE])

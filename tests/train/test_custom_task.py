@@ -1,0 +1,212 @@
+"""Custom tasks of pretraining: the two of recipes/ from shards to export, resumed, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from safetensors.numpy import load_file
+
+from recipes.document_label import LABEL
+from recipes.document_label import main as label_documents
+from tests.fixtures.made_once import made_once
+from tests.fixtures.other_environments import output_of
+from tests.fixtures.same_run import assert_same_run, timeless_lines
+from tests.fixtures.tiny_run import MODEL, NUM_STEPS, forget_checkpoint, run_flags
+from tfrecord_prep.records import decode_feature, read_records
+from train.model.from_pretrained import load_model
+from train.publishing.saved_model import read_saved_model
+from train.run_mlm import main
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+ELECTRA = ("--task", f"{RECIPES}/replaced_tokens.py:GradientDisentangled", "--mask-token-rate", "1")
+LABELS = ("--task", f"{RECIPES}/document_label.py:DocumentLabel")
+
+
+def electra_flags(folder: Path) -> tuple[str, ...]:
+    config = {"model_type": "electra", "embedding_size": 16, "max_position_embeddings": 16}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return (*ELECTRA, "--random-token-rate", "0", "--pretrained-model-config", str(folder))
+
+
+def run_on_one_device(flags: list[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("train.runtime.strategy.connect", lambda *_: tf.distribute.OneDeviceStrategy("/device:CPU:0"))
+        assert main(flags) == 0
+
+
+@pytest.fixture(scope="session")
+def electra(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a configuration, and of a run from its start to its end."""
+
+    def make(folder: Path) -> None:
+        run_on_one_device(run_flags(shards, folder / "run", *electra_flags(folder)))
+
+    return made_once(tmp_path_factory, "custom-electra", make)
+
+
+@pytest.fixture(scope="session")
+def labelled(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards whose rows have the label of their folder, and a run that learns from them."""
+
+    def make(folder: Path) -> None:
+        sources = [f"one={shards / 'train'}", f"two={shards / 'validation'}"]
+        assert label_documents([str(folder / "train"), *sources]) == 0
+        assert label_documents([str(folder / "validation"), *reversed(sources)]) == 0
+        # All rows are in both: not a run to learn from, but one whose labels are known.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("train.data.shards.check_nothing_is_shared", lambda *_: None)
+            run_on_one_device(run_flags(folder, folder / "run", *LABELS))
+
+    return made_once(tmp_path_factory, "custom-labels", make)
+
+
+def test_it_resumes_bit_for_bit(electra: Path, shards: Path, tmp_path: Path) -> None:
+    """Generator, delta and moments too."""
+    flags = run_flags(shards, tmp_path / "run", *electra_flags(tmp_path))
+    run_on_one_device(flags)
+    forget_checkpoint(tmp_path / "run", NUM_STEPS)
+    run_on_one_device(flags)
+    assert_same_run(tmp_path / "run", electra / "run")
+
+
+def test_the_export_is_the_discriminator(electra: Path) -> None:
+    """As the checkpoint says: with the delta added, and without the generator."""
+    export = electra / "run" / "export"
+    assert json.loads((export / "config.json").read_text(encoding="utf-8"))["architectures"] == [
+        "ElectraForPreTraining"
+    ]
+    saved = read_saved_model(str(electra / "run")).snapshot.arrays
+    table, delta = (saved[f"model/{part}electra/embeddings/word_embeddings/weight"] for part in ("", "delta/"))
+    assert np.abs(delta).max() > 0
+    exported = load_file(export / "model.safetensors")
+    name = "electra.embeddings.word_embeddings.weight"
+    np.testing.assert_array_equal(exported[name], (table + delta)[: len(exported[name])])
+    loaded = load_model(str(export), "TFAutoModelForPreTraining")
+    assert sum(weight.shape.num_elements() for weight in loaded.weights) == sum(one.size for one in exported.values())
+    lines = timeless_lines(electra / "run")
+    assert all(np.isfinite(line["discriminator_loss"]) for line in lines)
+    for line in lines:
+        assert line["loss"] == pytest.approx(line["generator_loss"] + 50 * line["discriminator_loss"], rel=1e-5)
+    card = (export / "README.md").read_text(encoding="utf-8")
+    assert "discriminator of replaced tokens (ELECTRA), pretrained from scratch" in card
+
+
+def test_labels_are_read_from_the_shards(labelled: Path, shards: Path) -> None:
+    labels = []
+    for path in sorted((labelled / "train").glob("*.tfrecord")):
+        labels += [int(decode_feature(one, LABEL)[0]) for one in read_records(path.read_bytes())]
+    counts = [
+        json.loads((shards / one / "manifest.json").read_text())["totals"]["num_rows"]
+        for one in ("train", "validation")
+    ]
+    assert labels == [0] * counts[0] + [1] * counts[1]
+    last = timeless_lines(labelled / "run")[-1]
+    assert last["loss"] == pytest.approx(last["mlm_loss"] + 0.1 * last["label_loss"], rel=1e-5)
+    assert last["perplexity"] == pytest.approx(np.exp(last["mlm_loss"]))
+    exported = load_file(labelled / "run" / "export" / "model.safetensors")
+    assert exported["custom_head.dense.weight"].shape == (2, 32)
+    assert "lm_head.dense.weight" in exported
+
+
+BAD = {
+    "x.py:Task": ("", "--task: No such file"),
+    "{tmp}/x.py:Other": ("class Task: pass", "has no class Other; it has Task."),
+    "{tmp}/x.py:Task": ("class Task: pass", "is not a subclass of train.tasks.task.PretrainingTask."),
+    "{tmp}/y.py:Task": (
+        "from train.tasks.task import PretrainingTask\nclass Task(PretrainingTask): pass",
+        "lacks these methods: features, of, sums.",
+    ),
+    "{tmp}/z.py:Task": (
+        "from train.tasks.masked_lm import MaskedLanguageModeling as M\nfrom train.data.inputs import Feature as F\n"
+        "class Task(M):\n    def features(self, length):\n        return {**super().features(length), 'age': F()}",
+        "--task reads age of each row; received",
+    ),
+}
+
+
+@pytest.mark.parametrize("task", BAD)
+def test_what_is_no_task_is_one_line(task: str, shards: Path, tmp_path: Path, run: Any) -> None:
+    content, message = BAD[task]
+    for name in ("x.py", "y.py", "z.py"):
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    flags = run_flags(shards, tmp_path / "run", "--task", task.format(tmp=tmp_path), "--dry-run")
+    outcome = run(main, *flags)
+    assert outcome.status == 2
+    assert message in outcome.error
+    assert outcome.error.count("\n") <= 1
+
+
+REFUSED = {
+    ELECTRA: "needs a model of type electra, without --block-attention; received roberta.",
+    LABELS: "--task needs shards of recipes/document_label.py;",
+    (*ELECTRA, "--objective", "mlm+nsp"): "--objective cannot be combined with --task; received mlm+nsp.",
+    (*ELECTRA, "--score-words", "5"): "--task must have the model_class TFAutoModelForMaskedLM with --score-pairs or",
+    ("--task", "recipes/x"): "--task must be FILE.py:CLASS, a local file and a class in it; received recipes/x.",
+}
+
+
+@pytest.mark.parametrize("flags", REFUSED)
+def test_what_does_not_suit_is_refused(flags: tuple[str, ...], shards: Path, tmp_path: Path, run: Any) -> None:
+    outcome = run(main, *run_flags(shards, tmp_path / "run", *flags, "--dry-run"))
+    assert outcome.status == 2
+    assert REFUSED[flags] in outcome.error
+
+
+def test_another_file_is_another_run(electra: Path, shards: Path, tmp_path: Path, run: Any) -> None:
+    recipe = tmp_path / "moved.py"
+    flags = [*run_flags(shards, electra / "run", *electra_flags(electra)), "--task", f"{recipe}:GradientDisentangled"]
+    recipe.write_bytes((RECIPES / "replaced_tokens.py").read_bytes())
+    assert run(main, *flags, "--dry-run").status == 0
+    recipe.write_bytes(recipe.read_bytes() + b"# changed\n")
+    outcome = run(main, *flags, "--dry-run")
+    assert outcome.status == 2
+    assert "task is" in outcome.error
+
+
+# Prints what is not found in an export, and how far the logits of its model are from TensorFlow's.
+READER = """
+import json, sys
+import numpy as np
+import torch
+import transformers
+
+folder, name = sys.argv[1:]
+rows = np.load(sys.argv[1] + "/tensorflow.npz")
+_, of_encoder = transformers.AutoModel.from_pretrained(folder, output_loading_info=True)
+model, loading = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
+ids, attended = (torch.tensor(rows[one]).long() for one in ("input_ids", "attention_mask"))
+with torch.no_grad():
+    logits = model.eval()(input_ids=ids, attention_mask=attended)[0].numpy()
+missing = [sorted(map(str, one["missing_keys"])) for one in (loading, of_encoder)]
+print(json.dumps([*missing, float(np.abs(logits - rows["logits"]).max())]))
+"""
+
+
+@pytest.mark.slow
+def test_pytorch_opens_the_exports(electra: Path, labelled: Path, python: Path) -> None:
+    for folder, name in ((electra, "AutoModelForPreTraining"), (labelled, "AutoModelForMaskedLM")):
+        export = folder / "run" / "export"
+        ids = np.random.default_rng(0).integers(5, 40, (3, 12), dtype=np.int32)
+        attended = (np.arange(12) < [[12], [7], [3]]).astype(np.int32)
+        heads = {"head_labels": {}, "adapt_network": lambda network: network} if folder is labelled else {}
+        model = load_model(str(export), f"TF{name}", **heads)
+        logits = model({"input_ids": ids, "attention_mask": attended}).logits
+        np.savez(export / "tensorflow.npz", input_ids=ids, attention_mask=attended, logits=logits)
+        missing, of_encoder, difference = json.loads(output_of(python, READER, str(export), name))
+        assert not missing
+        assert all("pooler" in one for one in of_encoder)
+        assert difference < 1e-5
+
+
+@pytest.mark.slow
+def test_an_export_is_trained_on(electra: Path, shards: Path, tmp_path: Path) -> None:
+    flags = run_flags(shards, tmp_path / "run", *ELECTRA, "--init-from", str(electra / "run"), "--max-steps", "1")
+    for word in ("--config-overrides", MODEL):
+        flags.remove(word)
+    run_on_one_device([*flags, "--learning-rate", "1e-9"])
+    name = "electra.embeddings.word_embeddings.weight"
+    first, then = (load_file(one / "run" / "export" / "model.safetensors")[name] for one in (electra, tmp_path))
+    np.testing.assert_allclose(first, then, atol=1e-6)
