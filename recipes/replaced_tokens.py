@@ -61,18 +61,18 @@ class ReplacedTokens(PretrainingTask):
 
     def __init__(self, masking: MaskedLanguageModeling):
         self.masking = masking
-        self.features, self.num_predictions = masking.features, masking.num_predictions  # type: ignore[method-assign]
+        self.num_predictions = masking.num_predictions  # type: ignore[method-assign]
 
     @classmethod
     def of(cls, inputs: Any, masking: Any) -> "ReplacedTokens":
         return cls(MaskedLanguageModeling.of(inputs, masking))
 
     def check_model(self, model_config: Any, settings: Any) -> None:
-        if model_config.model_type != "electra" or settings.block_attention:
-            raise InputError(
-                "Replaced-token detection needs a model of type electra, without --block-attention; received "
-                f"{model_config.model_type}. Give --pretrained-model-config google/electra-small-discriminator."
-            )
+        if (kind := model_config.model_type) != "electra" or settings.block_attention:
+            raise InputError(f"ReplacedTokens needs an electra, without --block-attention; received a {kind}.")
+
+    def features(self, length: int) -> dict[str, Any]:
+        return self.masking.features(length)
 
     def adapt_network(self, network: Any) -> Any:
         """Put a generator on the discriminator, with the same embeddings."""

@@ -140,7 +140,7 @@ def test_what_is_no_task_is_one_line(task: str, shards: Path, tmp_path: Path, ru
 
 
 REFUSED = {
-    ELECTRA: "needs a model of type electra, without --block-attention; received roberta.",
+    ELECTRA: "needs an electra, without --block-attention; received a roberta.",
     LABELS: "--task needs shards of recipes/document_label.py;",
     (*ELECTRA, "--objective", "mlm+nsp"): "--objective cannot be combined with --task; received mlm+nsp.",
     (*ELECTRA, "--score-words", "5"): "--task must have the model_class TFAutoModelForMaskedLM with --score-pairs or",
