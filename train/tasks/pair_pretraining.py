@@ -17,7 +17,6 @@ from train.config.learning import MaskingConfig
 from train.config.settings import TrainingConfig
 from train.data.inputs import Feature
 from train.data.shards import TrainingInputs
-from train.tasks.custom import identity_of, load_class
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.masking_rule import MaskingRule, masking_rule
 from train.tasks.task import SOURCE_LOSS, CardFigure, Mean, PretrainingTask, TaskCard
@@ -227,12 +226,20 @@ def _custom_task(config: TrainingConfig, inputs: TrainingInputs) -> PretrainingT
     name, objective = config.data.task, config.model.objective
     if name is None:
         return None
+    from train.tasks.custom import identity_of, load_class
+
     require(objective == "mlm", "cannot be combined with --task", "--objective", objective)
     kind = load_class(name, PretrainingTask, NEEDED)  # type: ignore[type-abstract]
     task = kind.of(inputs, config.masking)
     task.identity = {"task": identity_of(name)}
-    rule = f"must have the model_class {MaskedLanguageModeling.model_class} with --score-pairs or --score-words"
-    require(task.model_class == MaskedLanguageModeling.model_class or not config.data.is_scored, rule, "--task", task.model_class)
+    needed = MaskedLanguageModeling.model_class
+    rule = f"must have the model_class {needed} with --score-pairs or --score-words"
+    require(
+        task.model_class == MaskedLanguageModeling.model_class or not config.data.is_scored,
+        rule,
+        "--task",
+        task.model_class,
+    )
     if more := task.features(inputs.max_length).keys() - STANDARD_FEATURES:
         for shards in (one for one in (*inputs.train_sets, *inputs.eval_sets) if one.paths):
             lacking = sorted(more - feature_names(next(read_records(read_file(shards.paths[0])))))
