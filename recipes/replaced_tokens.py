@@ -81,15 +81,11 @@ class ReplacedTokens(PretrainingTask):
         config.num_attention_heads = max(1, round(GENERATOR_SIZE * config.num_attention_heads))
         config.hidden_size = head_size * config.num_attention_heads
         config.intermediate_size = round(GENERATOR_SIZE * config.intermediate_size)
-
-        def share_embeddings() -> None:
-            generator = network.training_only
-            generator(generator.dummy_inputs, training=False)
-            # Not before: whenever its layers are built, the embeddings are made again.
-            generator.electra.embeddings = generator.generator_lm_head.input_embeddings = network.electra.embeddings
-
-        put_part(network, TRAINING_ONLY, lambda: TFElectraForMaskedLM(config, name=TRAINING_ONLY), share_embeddings)
-        gather_before_head(network.training_only)
+        generator = TFElectraForMaskedLM(config, name=TRAINING_ONLY)
+        put_part(network, TRAINING_ONLY, lambda: generator, lambda: generator(generator.dummy_inputs, training=False))
+        # Not before: whenever its layers are built, the embeddings are made again.
+        generator.electra.embeddings = generator.generator_lm_head.input_embeddings = network.electra.embeddings
+        gather_before_head(generator)
         return network
 
     def prepare_batch(self, batch: dict[str, tf.Tensor], row_keys: tf.Tensor) -> Rows:
