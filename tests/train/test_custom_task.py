@@ -1,6 +1,7 @@
 """Custom tasks of pretraining: the two of recipes/ from shards to export, resumed, and what is refused."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,8 @@ def labelled(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_resumes_bit_for_bit(electra: Path, shards: Path, tmp_path: Path) -> None:
     """Generator, delta and moments too."""
+    shutil.copytree(electra / "run", tmp_path / "run")
     flags = run_flags(shards, tmp_path / "run", *electra_flags(tmp_path))
-    run_on_one_device(flags)
     forget_checkpoint(tmp_path / "run", NUM_STEPS)
     run_on_one_device(flags)
     assert_same_run(tmp_path / "run", electra / "run")
@@ -112,7 +113,7 @@ def test_labels_are_read_from_the_shards(labelled: Path, shards: Path) -> None:
 
 
 BAD = {
-    "x.py:Task": ("", "--task: No such file"),
+    "x.py:Task": ("", "--task: there is no file x.py."),
     "{tmp}/x.py:Other": ("class Task: pass", "has no class Other; it has Task."),
     "{tmp}/x.py:Task": ("class Task: pass", "is not a subclass of train.tasks.task.PretrainingTask."),
     "{tmp}/y.py:Task": (

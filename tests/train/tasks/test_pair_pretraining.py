@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.fixtures.tiny_models import MASK, PAD, VOCABULARY, tiny_model
-from tests.fixtures.tiny_steps import MAX_GRAD_NORM, NO_DROPOUT, compiled_model, one_cpu, two_cpus
+from tests.fixtures.tiny_steps import MAX_GRAD_NORM, NO_DROPOUT, compiled_model, gradients_of, one_cpu, two_cpus
 from train.layers.random_bits import row_keys
 from train.step.train_step import PretrainingModel
 from train.tasks.masking_rule import MaskingRule
@@ -111,23 +111,6 @@ def test_losses_are_those_of_the_whole_heads(name: str) -> None:
     assert figures[f"{pair_name}_accuracy"] == pytest.approx(right.mean())
     assert figures["num_pairs"] == 2 * is_asked.sum()
     assert model.task.describe(figures)[f"{pair_name} accuracy"].endswith(f" of {2 * is_asked.sum()} pairs")
-
-
-def gradients_of(model: PretrainingModel, batch: dict[str, tf.Tensor]) -> np.ndarray:
-    """Compute the mean gradient of a global batch as a step does, each replica from its share."""
-    strategy = model.distribute_strategy
-    num_rows = len(batch["input_ids"]) // strategy.num_replicas_in_sync
-
-    def on_replica() -> Any:
-        replica = tf.distribute.get_replica_context()
-        first_row = int(replica.replica_id_in_sync_group) * num_rows
-        share = {name: feature[first_row : first_row + num_rows] for name, feature in batch.items()}
-        rows = model._weighed(model.prepare_batch(share, 0, first_row=first_row))
-        gradients, sums = model._gradients(rows, row_keys((3,), num_rows, first_row))
-        gradients, num_masked = replica.all_reduce(tf.distribute.ReduceOp.SUM, (gradients, sums["num_masked"]))
-        return tf.concat([tf.reshape(one, [-1]) for one in gradients], 0) * tf.math.reciprocal_no_nan(num_masked)
-
-    return strategy.experimental_local_results(strategy.run(on_replica))[0].numpy()
 
 
 def test_replicas_and_micro_batches_give_the_same_gradient() -> None:

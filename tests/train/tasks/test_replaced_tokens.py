@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax
 
 from tests.fixtures.tiny_models import PAD, VOCABULARY, tiny_model
-from tests.fixtures.tiny_steps import NO_DROPOUT, RULE, batch_of, compiled_model, one_cpu, token_rows, two_cpus, weights
+from tests.fixtures.tiny_steps import (
+    NO_DROPOUT,
+    RULE,
+    batch_of,
+    compiled_model,
+    gradients_of,
+    one_cpu,
+    token_rows,
+    two_cpus,
+)
 from train.layers.random_bits import draw_bits, row_keys
 from train.model.architectures import cut_vocabulary
 from train.publishing.pytorch_format import num_parameters, pytorch_weights, take_snapshot
@@ -141,14 +150,11 @@ def test_which_loss_moves_which_weights(class_name: str) -> None:
             assert of_discriminator[name].any() == (class_name == "ReplacedTokens" or not is_table)
 
 
-def test_replicas_and_micro_batches_take_the_same_steps() -> None:
-    expected, model = build(learning_rate=1e-3), build(strategy=two_cpus(), learning_rate=1e-3, num_micro_batches=2)
-    for one in (expected, model):
-        dataset = tf.data.Dataset.from_tensors(batch_of(token_rows())).repeat(2)
-        if one is model:
-            dataset = one.distribute_strategy.experimental_distribute_dataset(dataset.unbatch().batch(8))
-        one.fit(dataset, steps_per_epoch=2, verbose=0)
-    np.testing.assert_allclose(weights(model), weights(expected), atol=1e-4)
+def test_replicas_and_micro_batches_give_the_same_gradient() -> None:
+    model, other = build(), build(strategy=two_cpus(), num_micro_batches=2)
+    gradients = gradients_of(model, batch_of(token_rows()))
+    assert np.linalg.norm(gradients) > 0.1
+    np.testing.assert_allclose(gradients_of(other, batch_of(token_rows())), gradients, atol=1e-5)
 
 
 def test_an_evaluation_fills_in_by_the_content_of_a_row() -> None:
