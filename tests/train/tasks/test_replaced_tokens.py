@@ -123,7 +123,7 @@ def test_the_loss_is_that_of_the_paper(class_name: str) -> None:
     assert figures["loss"] == pytest.approx(expected_generator + 50 * losses.mean(), rel=1e-5)
 
 
-def gradients_of(model: PretrainingModel, rows: Any, name: str) -> dict[str, np.ndarray]:
+def gradients_by_name(model: PretrainingModel, rows: Any, name: str) -> dict[str, np.ndarray]:
     variables = model.network.trainable_variables
     with tf.GradientTape() as tape:
         loss = model.task.sums(model.network, rows, training=True)[name]
@@ -136,7 +136,7 @@ def test_which_loss_moves_which_weights(class_name: str) -> None:
     model = build(class_name)
     rows = weighed_rows(model)
     of_generator, of_discriminator = (
-        gradients_of(model, rows, name) for name in ("generator_loss", "discriminator_loss")
+        gradients_by_name(model, rows, name) for name in ("generator_loss", "discriminator_loss")
     )
     for name in of_generator:
         is_shared, is_table = "/electra/embeddings/" in name, "word_embeddings" in name
