@@ -22,14 +22,21 @@ from train.publishing.saved_model import read_saved_model
 from train.run_mlm import main
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-ELECTRA = ("--task", f"{RECIPES}/replaced_tokens.py:GradientDisentangled", "--mask-token-rate", "1")
+ELECTRA = (
+    "--task",
+    f"{RECIPES}/replaced_tokens.py:GradientDisentangled",
+    "--mask-token-rate",
+    "1",
+    "--random-token-rate",
+    "0",
+)
 LABELS = ("--task", f"{RECIPES}/document_label.py:DocumentLabel")
 
 
 def electra_flags(folder: Path) -> tuple[str, ...]:
     config = {"model_type": "electra", "embedding_size": 16, "max_position_embeddings": 16}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return (*ELECTRA, "--random-token-rate", "0", "--pretrained-model-config", str(folder))
+    return (*ELECTRA, "--pretrained-model-config", str(folder))
 
 
 def run_on_one_device(flags: list[str]) -> None:
