@@ -171,7 +171,7 @@ def test_another_file_is_another_run(electra: Path, shards: Path, tmp_path: Path
     recipe.write_bytes(recipe.read_bytes() + b"# changed\n")
     outcome = run(main, *flags, "--dry-run")
     assert outcome.status == 2
-    assert "task is" in outcome.error
+    assert "contains a different run (task: GradientDisentangled" in outcome.error
 
 
 # Prints what is not found in an export, and how far the logits of its model are from TensorFlow's.
