@@ -107,7 +107,7 @@ def test_labels_are_read_from_the_shards(labelled: Path, shards: Path) -> None:
     for path in sorted((labelled / "train").glob("*.tfrecord")):
         labels += [int(decode_feature(one, LABEL)[0]) for one in read_records(path.read_bytes())]
     counts = [
-        json.loads((shards / one / "manifest.json").read_text())["totals"]["num_rows"]
+        json.loads((shards / one / "manifest.json").read_text(encoding="utf-8"))["totals"]["num_rows"]
         for one in ("train", "validation")
     ]
     assert labels == [0] * counts[0] + [1] * counts[1]
