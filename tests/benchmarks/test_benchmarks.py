@@ -23,7 +23,7 @@ def output_of(script, *flags):
     return subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=True).stdout
 
 
-def test_generated_text_is_the_same_each_time_and_a_shorter_one_the_head_of_a_longer_one(tmp_path):
+def test_generated_text_repeats_and_a_shorter_one_is_its_head(tmp_path):
     for name, num_bytes, seed in (("long", 300_000, 0), ("short", 100_000, 0), ("other", 100_000, 1)):
         write_generated_text(tmp_path / name, num_bytes, seed)
     long, short, other = ((tmp_path / name).read_bytes() for name in ("long", "short", "other"))

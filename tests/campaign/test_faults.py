@@ -70,7 +70,7 @@ def test_a_second_run_is_refused_while_the_first_lives(campaign: Campaign, name:
     campaign.note("a second run", name, 1, "refused with status 2; the same bytes")
 
 
-def test_stopped_by_a_signal_it_loses_its_folder_to_another_run_and_touches_nothing_when_it_wakes_up(
+def test_stopped_it_loses_its_folder_and_touches_nothing_later(
     campaign: Campaign, name: str, num_kills: int, tmp_path: Path
 ) -> None:
     stage, draw, seconds = campaign.stage(name), random.Random(name), campaign.seconds(name)

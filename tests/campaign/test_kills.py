@@ -47,9 +47,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(
     campaign.note("kill -9", name, num_kills, f"the same bytes, {num_ended} times")
 
 
-def test_killed_with_its_output_on_cloud_storage_it_ends_with_the_same_bytes(
-    campaign: Campaign, name: str, num_kills: int
-) -> None:
+def test_killed_on_cloud_storage_it_ends_with_the_same_bytes(campaign: Campaign, name: str, num_kills: int) -> None:
     num_kills = max(1, num_kills // 5)
     num_ended = kill_often(campaign, name, f"{campaign.cloud.bucket_url}/output", num_kills)
     campaign.note("kill -9, on Cloud Storage", name, num_kills, f"the same bytes, {num_ended} times")

@@ -161,7 +161,7 @@ def test_an_environment_for_a_tpu_has_its_tensorflow_alone(
 
 
 @pytest.mark.parametrize("interpreter", ["#!/bin/sh\necho 3 14\n", "#!/nowhere/python\n"], ids=["wrong", "missing"])
-def test_an_environment_with_an_interpreter_that_does_not_fit_is_replaced(
+def test_an_environment_of_a_wrong_interpreter_is_replaced(
     interpreter: str, commands: Callable[[], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     python = tmp_path / "environment" / "bin" / "python"

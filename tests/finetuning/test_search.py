@@ -147,7 +147,7 @@ def test_bad_input_is_one_line(
     assert not (tmp_path / "texts.txt.vectors").exists()
 
 
-def test_vectors_that_are_damaged_or_of_another_model_or_other_texts_are_refused(
+def test_damaged_vectors_and_those_of_others_are_refused(
     flags: list[str], embedded: Path, tmp_path: Path, run: Callable[..., Outcome]
 ) -> None:
     assert run(main, *flags).status == 0

@@ -12,7 +12,7 @@ from tests.fixtures.tiny_run import run_flags
 from train.run_mlm import main
 
 
-def test_the_plan_has_the_parameters_of_the_run_and_needs_no_tensorflow(
+def test_the_plan_counts_parameters_without_tensorflow(
     shards, finished_run, pair_shards, pair_run, phase_shards, classified, tiny_start, tmp_path
 ):
     runs = [

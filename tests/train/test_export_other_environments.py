@@ -159,9 +159,7 @@ def test_transformers_reads_a_trained_tokenizer_as_it_was_made(python: Path, tmp
     assert there == here
 
 
-def test_transformers_on_torch_reads_every_export_as_tensorflow_made_it(
-    python: Path, exports: tuple[Path, list[list[int]]]
-) -> None:
+def test_transformers_on_torch_reads_every_export(python: Path, exports: tuple[Path, list[list[int]]]) -> None:
     root, expected_ids = exports
     results = [json.loads(line) for line in output_of(python, READER, str(root), json.dumps(SENTENCES)).splitlines()]
     assert {result["name"] for result in results} == {name.replace(" ", "_") for name in CONFIGS}

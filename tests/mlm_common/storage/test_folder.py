@@ -313,7 +313,7 @@ def test_corrupted_transfers_are_refused(cloud: CloudStorageHandle) -> None:
 
 @pytest.mark.parametrize("function", ["exists", "list_files", "read_bytes", "write_bytes", "delete_files"])
 @pytest.mark.parametrize(("status", "said"), [(400, "400"), (409, "409"), (412, "412"), (503, "did not answer")])
-def test_no_answer_and_any_refusal_is_one_error_that_may_be_tried_again(
+def test_no_answer_or_a_refusal_is_one_error_to_retry(
     function: str, status: int, said: str, cloud: CloudStorageHandle, shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DEFAULT_RETRY, "_timeout", 0.3)

@@ -50,7 +50,7 @@ def test_what_makes_another_run_is(flags):
     assert sha256_of(*flags) != sha256_of()
 
 
-def test_shards_and_architecture_are_in_it_and_not_the_version_of_transformers():
+def test_shards_and_architecture_are_in_it_and_no_versions():
     config = config_of()
     of_version = fingerprint(config, INPUTS, {**MODEL_CONFIG, "transformers_version": "4.58.0"})
     assert fingerprint_sha256(of_version) == sha256_of()
@@ -152,9 +152,7 @@ def test_another_libtpu_is_said_on_a_tpu_and_not_elsewhere() -> None:
         ),
     ],
 )
-def test_another_device_and_another_commit_are_said_and_so_is_what_was_not_recorded(
-    made_by: dict[str, str], texts: list[str]
-) -> None:
+def test_another_or_unrecorded_device_or_commit_is_said(made_by: dict[str, str], texts: list[str]) -> None:
     assert said(LIBRARIES, made_by) == [f"note: the {text}, so the result may differ slightly" for text in texts]
 
 

@@ -47,7 +47,7 @@ def test_the_first_step_is_not_timed(clock: list[float]) -> None:
     assert timed.seconds_left == 95 * 0.5
 
 
-def test_evaluations_are_left_out_of_the_speed_and_counted_in_the_time_left(clock: list[float]) -> None:
+def test_evaluations_count_in_the_time_left_not_in_the_speed(clock: list[float]) -> None:
     timed = clock_of(start_step=50, num_eval_rows=96)
     timed.advance(51)
     clock[0] += 9
@@ -139,7 +139,7 @@ def test_a_bar_moves_each_step_and_says_what_it_knows(monkeypatch: pytest.Monkey
     assert re.fullmatch(r"train  62% \|██████.   \| 88/142  loss 1\.52  10 k tok/s  0:55 left", shown(terminal)[-1])
 
 
-def test_a_resumed_bar_starts_where_the_run_does_and_the_longest_fits_80_columns(
+def test_a_resumed_bar_starts_with_the_run_and_fits_80_columns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     terminal = terminal_in(monkeypatch)
@@ -170,7 +170,7 @@ def test_without_a_terminal_there_are_lines(
     assert "\r" not in printed + errors
 
 
-def test_how_long_it_takes_is_said_once_and_with_advice_if_that_is_hours(capsys: pytest.CaptureFixture[str]) -> None:
+def test_hours_to_go_are_said_once_and_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
     timed = fake_clock(100.0, 9 * 3600.0)
     bar = bar_of(1100, timed, advice="--preset tiny-cpu is made for CPUs")
     bar.advance(1)

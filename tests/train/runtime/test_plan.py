@@ -84,9 +84,7 @@ def test_a_profile_is_two_rising_numbers(profile):
         (3, 0, 1, 1),
     ],
 )
-def test_evaluations_take_a_tenth_of_the_time_and_there_are_at_most_ten(
-    num_steps, num_eval_rows, eval_steps, save_steps
-):
+def test_ten_evaluations_take_a_tenth_of_the_time_at_most(num_steps, num_eval_rows, eval_steps, save_steps):
     config = OptimizationConfig(per_replica_batch_size=8, max_steps=num_steps)
     phase = PhaseToPlan(config, RunConfig(), 10**6, 128, num_eval_rows=num_eval_rows)
     (plan,) = make_plans((phase,), num_replicas=1)
