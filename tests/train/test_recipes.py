@@ -28,7 +28,9 @@ NUM_REPLICAS = 8
 EXPECTED = {
     "babylm-strict-small": (93_750, 1.536),
     "bert-base-2018": (1_000_000, 42.6),
+    "colab-one-chip": (6_000, 3.15),
     "domain-adaptation": (12_500 + 468_750, 74.5),
+    "kaggle-v5e-8": (48_000, 25.2),
     "modernbert-base": (891_368, 2019),
     "multilingual": (100_000, 52.4),
     "retriever": (50_000, 26.2),
@@ -42,14 +44,17 @@ def text_of(name: str) -> str:
 
 
 def lengths_of_shards(name: str) -> dict[str, int]:
-    """Read from the commands in a recipe how long the rows of its shards are, {folder: tokens}."""
+    """Read from the commands in a recipe how long the rows of its shards are, {folder or `hub:` address: tokens}."""
     lengths = {}
     for line in re.findall(r"^#   python (.+)$", text_of(name), flags=re.M):
         script, *flags = shlex.split(line)
         settings = parse(script, flags)
         if script.startswith("tfrecord_prep/"):
             (prepared,) = (one for one in settings if isinstance(one, PrepareConfig))
-            lengths[str(prepared.output_dir)] = prepared.max_length
+            lengths |= {
+                str(prepared.output_dir): prepared.max_length,
+                f"hub:{prepared.push_to_hub}": prepared.max_length,
+            }
     return lengths
 
 
