@@ -17,7 +17,7 @@ import hashlib
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -132,6 +132,39 @@ class MixtureWindow:
     last_position: int
 
 
+class ReadingGroups(NamedTuple):
+    """Windows `starts` to `ends` of a list are read at once, and cut into pieces for `first_chunks` to `last_chunks`.
+
+    All are (num_groups,); `num_pieces` of each chunk, (num_chunks + 1,), the last 0.
+    """
+
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    first_chunks: NDArray[np.int64]
+    last_chunks: NDArray[np.int64]
+    num_pieces: NDArray[np.int64]
+
+
+def reading_groups(windows: Sequence[MixtureWindow], start_row: int, num_rows: int, chunk_rows: int) -> ReadingGroups:
+    """Group the windows that hold `num_rows` positions from `start_row` on, which are cut into chunks of `chunk_rows`.
+
+    The last chunk of a group is that of its rows or, if that is later, of a group before it. So a chunk is complete
+    when no group that begins in it is still to be read, and chunks are complete in their order.
+    """
+    num_chunks = -(-num_rows // chunk_rows)
+
+    def chunks(positions: Iterable[int]) -> NDArray[np.int64]:
+        return np.minimum((np.fromiter(positions, np.int64) - start_row) // chunk_rows, num_chunks - 1)
+
+    window_rows = np.array([one.window.num_rows for one in windows])
+    starts = np.flatnonzero(np.diff((np.cumsum(window_rows) - window_rows) // chunk_rows, prepend=-1))
+    first_chunks = chunks(windows[start].first_position for start in starts.tolist())
+    last_chunks = np.maximum.accumulate(np.maximum.reduceat(chunks(one.last_position for one in windows), starts))
+    num_begun, num_ended = (np.bincount(one, minlength=num_chunks + 1) for one in (first_chunks, last_chunks + 1))
+    ends = np.append(starts[1:], len(windows))
+    return ReadingGroups(starts, ends, first_chunks, last_chunks, np.cumsum(num_begun - num_ended))
+
+
 def training_batches(
     order: SampleOrder | MixtureOrder,
     features: Mapping[str, Feature],
@@ -210,22 +243,11 @@ def _merged(
 ) -> tf.data.Dataset:
     """Read the windows in groups, and put their records in the order of their positions: a chunk at a time.
 
-    A group is cut into a piece for each chunk of positions from its first to the last one that it or a group before it
-    reaches. So the pieces of a chunk are complete in the order of the chunks, and a record is held once.
+    A group is cut into pieces, one for each chunk, so that a record is held once.
     """
     chunk_rows = max(1, sum(order.window_rows for order in mixture.sources) // 4)  # more take memory, fewer time
-    num_chunks = -(-num_rows // chunk_rows)
-
-    def chunks(positions: Iterable[int]) -> NDArray[np.int64]:
-        return np.minimum((np.fromiter(positions, np.int64) - start_row) // chunk_rows, num_chunks - 1)
-
-    window_rows = np.array([one.window.num_rows for one in windows])
-    starts = np.flatnonzero(np.diff((np.cumsum(window_rows) - window_rows) // chunk_rows, prepend=-1))
-    ends = np.append(starts[1:], len(windows))
-    first_chunks = chunks(windows[start].first_position for start in starts.tolist())
-    last_chunks = np.maximum.accumulate(np.maximum.reduceat(chunks(one.last_position for one in windows), starts))
-    num_begun, num_ended = (np.bincount(one, minlength=num_chunks + 1) for one in (first_chunks, last_chunks + 1))
-    num_pieces = tf.constant(np.cumsum(num_begun - num_ended))
+    *groups, pieces_of_chunk = reading_groups(windows, start_row, num_rows, chunk_rows)
+    num_pieces = tf.constant(pieces_of_chunk)
 
     @tf.autograph.experimental.do_not_convert
     def read_group(start: tf.Tensor, end: tf.Tensor, *chunks: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -250,11 +272,9 @@ def _merged(
         _, records, positions = pieces.ragged_batch(num_pieces[chunk]).get_single_element()
         return tf.data.Dataset.from_tensors(tf.gather(records.values, tf.argsort(positions.values)))
 
-    groups = tf.data.Dataset.from_tensor_slices(
-        tuple(tf.constant(one, tf.int64) for one in (starts, ends, first_chunks, last_chunks))
-    )
     return (
-        groups.map(read_group)
+        tf.data.Dataset.from_tensor_slices(tuple(tf.constant(one, tf.int64) for one in groups))
+        .map(read_group)
         .prefetch(1)
         .flat_map(cut)
         .group_by_window(

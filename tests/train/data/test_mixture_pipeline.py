@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tfrecord_prep.records import encode_rows
 from train.data.inputs import Feature
-from train.data.pipeline import ONE_PIPELINE, MixtureOrder, SampleOrder, training_batches
+from train.data.pipeline import ONE_PIPELINE, MixtureOrder, SampleOrder, reading_groups, training_batches
 from train.data.sources import Interleaving
 
 LENGTH = 4
@@ -83,3 +85,35 @@ def test_pipelines_cut_the_same_global_batches(mixture, rows, num_pipelines):
     share = 4 // num_pipelines  # replicas of each
     steps = [flat(flat(part[step * share : (step + 1) * share] for part in parts)) for step in range(9)]
     assert flat(steps) == rows[3 * BATCH_ROWS : 12 * BATCH_ROWS]
+
+
+@given(
+    sources=st.lists(
+        st.tuples(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.integers(1, 50), st.integers(1, 30)),
+        min_size=2,
+        max_size=6,
+    ),
+    start_row=st.integers(0, 300),
+    num_rows=st.integers(1, 200),
+    chunk_rows=st.integers(1, 60),
+)
+def test_chunks_are_complete_in_their_order_when_all_their_rows_are_read(sources, start_row, num_rows, chunk_rows):
+    orders = [SampleOrder(list("abcd"[: len(shards)]), shards, 0, window_rows) for shards, _, window_rows in sources]
+    order = Interleaving(tuple(weight for _, weight, _ in sources))
+    windows = MixtureOrder(orders, order, [0] * len(orders)).from_row(start_row, num_rows)
+    *groups, num_pieces = reading_groups(windows, start_row, num_rows, chunk_rows)
+    num_found, complete, num_read = np.zeros_like(num_pieces), [], 0
+    for start, end, first, last in zip(*groups, strict=True):
+        assert start == num_read
+        num_read = end
+        for one in windows[start:end]:
+            rows = range(one.first_row, one.first_row + one.window.num_rows - one.window.num_skipped_rows)
+            positions = [order.position(one.source, row) - start_row for row in rows]
+            assert {position // chunk_rows for position in positions if position < num_rows} <= {
+                *range(first, last + 1)
+            }
+        num_found[first : last + 1] += 1
+        complete += [chunk for chunk in range(first, last + 1) if num_found[chunk] == num_pieces[chunk]]
+        num_complete_rows = (max(complete, default=-1) + 1) * chunk_rows
+        assert all(one.first_position >= start_row + num_complete_rows for one in windows[end:])
+    assert (num_read, complete) == (len(windows), list(range(-(-num_rows // chunk_rows))))
