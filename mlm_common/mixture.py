@@ -65,15 +65,18 @@ def named_paths(text: str, flag: str) -> dict[str, list[str]]:
     """Read the value of a flag that is one path, or several as `NAME=PATH …`: {name: paths}, {"": [path]} of one.
 
     Raises:
-        InputError: the words after the first one are of another form.
+        InputError: it is neither.
     """
     try:
         words = shlex.split(text) if "=" in text else [text]
-    except ValueError as error:  # a quote without its other half
-        raise InputError(f"{flag} must be a path, or NAME=PATH for each source; received {text}.") from error
-    name, equals, _ = words[0].partition("=")
-    is_named = bool(equals and SOURCE_NAME.fullmatch(name))
-    return _named_lists(words, flag) if is_named else {"": words[:1]}
+    except ValueError:  # a quote without its other half
+        words = []
+    name, equals, _ = "".join(words[:1]).partition("=")
+    if equals and SOURCE_NAME.fullmatch(name):
+        return _named_lists(words, flag)
+    if len(words) != 1:
+        raise InputError(f"{flag} must be a path, or NAME=PATH for each source; received {text}.")
+    return {"": words}
 
 
 def named_folders(text: str, flag: str) -> dict[str, str]:

@@ -61,8 +61,9 @@ def test_one_folder_or_several_are_read_by_name() -> None:
     named = {"de": "work/de", "en": "work/a b", "fo": "gs://b/a=b"}
     assert named_folders("de=work/de 'en=work/a b' fo=gs://b/a=b", "--train-dataset") == named
     assert named_folders("work/a=b", "--train-dataset") == {"": "work/a=b"}
-    with pytest.raises(InputError, match="--train-dataset must be a path, or NAME=PATH for each source; received"):
-        named_folders("de=a'b", "--train-dataset")
+    for text in ("de=a'b", "work/a en=work/en"):
+        with pytest.raises(InputError, match="--train-dataset must be a path, or NAME=PATH for each source; received"):
+            named_folders(text, "--train-dataset")
 
 
 @given(st.lists(st.integers(1, 10**15), min_size=1, max_size=9), st.floats(0, 1))
