@@ -97,7 +97,7 @@ def test_pipelines_cut_the_same_global_batches(mixture, rows, num_pipelines):
     num_rows=st.integers(1, 200),
     chunk_rows=st.integers(1, 60),
 )
-def test_chunks_are_complete_in_their_order_when_all_their_rows_are_read(sources, start_row, num_rows, chunk_rows):
+def test_chunks_are_complete_in_order_once_all_rows_are_read(sources, start_row, num_rows, chunk_rows):
     orders = [SampleOrder(list("abcd"[: len(shards)]), shards, 0, window_rows) for shards, _, window_rows in sources]
     order = Interleaving(tuple(weight for _, weight, _ in sources))
     windows = MixtureOrder(orders, order, [0] * len(orders)).from_row(start_row, num_rows)
