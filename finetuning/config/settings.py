@@ -34,9 +34,9 @@ SIMILAR_LABELS = (
 TPU_COMPILER = "TPU compiler"
 
 
-def fixed(value: Any = None) -> Any:
+def fixed(value: Any = None, *marks: str) -> Any:
     """Make a setting of pretraining that is no flag here, since its value is the only one."""
-    return field(init=False, default=value, metadata={"marks": ()})
+    return field(init=False, default=value, metadata={"marks": marks})
 
 
 @dataclass(frozen=True)
@@ -256,6 +256,7 @@ class FinetunedModel(ModelConfig):
     )
     preset: str = fixed("")
     objective: Literal["mlm", "mlm+nsp", "mlm+sop"] = fixed("mlm")
+    grow: bool = fixed(False, ADDED)
     pretrained_model_config: str | None = fixed()
     position_init: Literal["random", "sinusoidal"] = fixed("random")
     block_attention: bool = fixed(False)

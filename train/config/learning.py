@@ -198,6 +198,12 @@ class ModelConfig(Bounded):
         "the shards, and model.safetensors or tf_model.h5. The preset then sets only the training settings.",
         metavar="DIR",
     )
+    grow: bool = flag(
+        False,
+        "With --init-from: train the larger model of --preset or --pretrained-model-config, and tile the weights of "
+        "--init-from over it. Both must be ModernBERTs, BERTs, RoBERTas or similar models, with heads of one width.",
+        ADDED,
+    )
     objective: Literal["mlm", "mlm+nsp", "mlm+sop"] = flag(
         "mlm",
         "What the model learns. mlm: predict masked tokens. mlm+nsp: also whether the second segment follows the "
@@ -236,6 +242,10 @@ class ModelConfig(Bounded):
         "export has the tokenizer's size. 1 turns it off.",
         at_least=1,
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.init_from is not None or not self.grow, "needs --init-from, a smaller model", "--grow", "none")
 
 
 @dataclass(frozen=True)

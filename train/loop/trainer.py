@@ -87,7 +87,10 @@ class Trainer:
             network, task = self.model.network, phase.task
             tf_keras.utils.set_random_seed(phase.config.run.seed)  # of a new head
             adapt_network = task.adapt_network if task.allows_new_head else None
-            load_initial_weights(network, init_from, num_ids, task.model_class, adapt_network=adapt_network)
+            seed = phase.config.run.seed if phase.config.model.grow else None
+            load_initial_weights(
+                network, init_from, num_ids, task.model_class, adapt_network=adapt_network, grow_seed=seed
+            )
 
     def restore(self) -> None:
         """Restore the newest checkpoint, if there is one.

@@ -52,13 +52,19 @@ def resolve_model_config(config: ModelConfig, inputs: Inputs, max_length: int | 
         }
     )
     check_architecture(model_config)
+    if config.grow and config.init_from is not None:
+        from train.model.growing import check_growth  # for this flag alone
+        from train.model.pretrained_files import read_initial_config
+
+        check_folder_or_hub(config.init_from, "--init-from")
+        check_growth(read_initial_config(config.init_from, inputs.tokenizer), model_config)
     if config.block_attention and isinstance(inputs, TrainingInputs):
         _check_block_attention(model_config.model_type, inputs)
     if config.objective != "mlm":
         _check_pair_head(config.objective, model_config)
     if config.dropout is not None:
         _set_dropout(model_config, config.dropout, overrides)
-    is_preset = config.pretrained_model_config is None and config.init_from is None
+    is_preset = config.pretrained_model_config is None and (config.init_from is None or config.grow)
     if is_preset and "max_position_embeddings" not in overrides:
         model_config.update({"max_position_embeddings": max_length + position_offset(model_config)})
     positions = max_positions(model_config)
@@ -77,12 +83,12 @@ def resolve_model_config(config: ModelConfig, inputs: Inputs, max_length: int | 
 
 
 def _read(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
-    if config.init_from is None and config.pretrained_model_config is None:
+    if (config.init_from is None or config.grow) and config.pretrained_model_config is None:
         settings = dict(read_preset(config.preset)["model"])
         return CONFIG_MAPPING[settings.pop("model_type")](**settings)
     from train.model.pretrained_files import read_config, read_initial_config  # for these flags alone
 
-    if config.init_from is not None:
+    if config.init_from is not None and not config.grow:
         if config.pretrained_model_config is not None:
             raise InputError(
                 "--init-from brings its own configuration; received --pretrained-model-config "

@@ -164,13 +164,14 @@ def load_initial_weights(
     model_class: str = "TFAutoModelForMaskedLM",
     *,
     adapt_network: Callable[[Any], Any] | None = None,
+    grow_seed: int | None = None,
 ) -> None:
     """Give a built TF model the weights of a checkpoint in a local or `gs://` folder, of a run, or on the Hub.
 
     The model may have more positions than the checkpoint; those keep the start they have. Of the vocabulary the first
     `vocabulary_size` ids are taken, and the model's padding is 0. `model_class` is the auto class of both. With
     `adapt_network`, which made the model of one of that class, what the checkpoint lacks of the head starts at random,
-    by TensorFlow's seed.
+    by TensorFlow's seed. With `grow_seed` the checkpoint is of a smaller model, and is tiled (`train.model.growing`).
 
     Raises:
         InputError: the checkpoint cannot be read, or its weights are not those of this model.
@@ -179,16 +180,43 @@ def load_initial_weights(
     with local_or_hub(folder_or_hub_id) as name:
         new_head = {"head_labels": model.config.id2label, "adapt_network": adapt_network} if adapt_network else {}
         source = load_model(name, model_class, **new_head)
-    given, wanted = _by_name(source), _by_name(model)
+    wanted = _by_name(model)
+    given = {name: variable.numpy() for name, variable in _by_name(source).items()}
+    if grow_seed is not None:
+        given = _grown(given, wanted, source, model, vocabulary_size, grow_seed)
     differing = sorted(given.keys() ^ wanted.keys())
     if differing:
         raise _other_model(folder_or_hub_id, f"{differing[0]} is in one of the two only")
     for weight_name, variable in wanted.items():
         axis = vocabulary_axis(weight_name, model.config.model_type)
-        value = _fitted(given[weight_name].numpy(), variable, weight_name, axis, vocabulary_size)
+        value = _fitted(given[weight_name], variable, weight_name, axis, vocabulary_size)
         if value.shape != tuple(variable.shape):
             raise _other_model(folder_or_hub_id, f"{weight_name} is {value.shape}, here {tuple(variable.shape)}")
         variable.assign(value)
+
+
+def _grown(
+    given: dict[str, np.ndarray], wanted: dict[str, Any], source: Any, model: Any, vocabulary_size: int, seed: int
+) -> dict[str, np.ndarray]:
+    from train.model.growing import grown  # for a flag alone
+
+    model_type, prefix = model.config.model_type, f"/{model.base_model_prefix}/"
+
+    def kept_axis(name: str) -> int | None:
+        return 0 if _is_position_table(name) else vocabulary_axis(name, model_type)
+
+    def cut(name: str, value: np.ndarray) -> np.ndarray:
+        value = cut_vocabulary(value, vocabulary_axis(name, model_type), vocabulary_size)
+        return value[: wanted[name].shape[0]] if _is_position_table(name) else value
+
+    starts = {name: cut(name, variable.numpy()) for name, variable in wanted.items()}
+    given = {name: cut(name, value) for name, value in given.items()}
+    is_of_head = lambda name: not name.startswith(prefix)  # noqa: E731
+    return grown(given, starts, source.config, model.config, seed, kept_axis=kept_axis, is_of_head=is_of_head)
+
+
+def _is_position_table(name: str) -> bool:
+    return any(table in name for table in POSITION_TABLES)
 
 
 def _by_name(model: Any) -> dict[str, Any]:
@@ -204,7 +232,7 @@ def _fitted(value: np.ndarray, variable: Any, name: str, axis: int | None, vocab
         value = cut_vocabulary(value, axis, vocabulary_size)
         padding = [(0, variable.shape[at] - vocabulary_size if at == axis else 0) for at in range(value.ndim)]
         return np.pad(value, padding)
-    if any(table in name for table in POSITION_TABLES) and len(value) < variable.shape[0]:
+    if _is_position_table(name) and len(value) < variable.shape[0]:
         return np.concatenate([value, variable.numpy()[len(value) :]])
     return value
 
