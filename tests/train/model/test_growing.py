@@ -132,6 +132,5 @@ def test_a_run_starts_from_a_smaller_one(
     small, large = (load_model(str(one / "export")) for one in (finished_run, tmp_path / "run"))
     table, larger_table = (one.roberta.embeddings.weight.numpy() for one in (small, large))
     np.testing.assert_allclose(larger_table[:, 16:48], table, atol=1e-6)
-    assert run(main, *flags[:-4], "--config-overrides", larger, "--grow", "--dry-run").error.startswith(
-        "error: --grow needs --init-from, a smaller model; received none."
-    )
+    alone = run(main, *run_flags(shards, tmp_path / "run", "--grow", "--dry-run"))
+    assert alone.error.startswith("error: --grow needs --init-from, a smaller model; received none.")
