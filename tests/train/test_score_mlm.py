@@ -133,7 +133,7 @@ def test_scores_in_the_folder_of_a_run_are_on_the_card_of_the_scored_weights(
         bits = of_name["bits per byte"]
         assert f"| {title} | {bits['value']:.3f} ± {bits['standard_error']:.3f} | " in card
         assert f" | {of_name['pairs']['value']:.3f} ± inf |" in card  # of one pair
-    assert "bits per byte, of 8 |" in card
+    assert "bits per byte, n = 8 |" in card
     not_differing = [one["measure"] for one in scores["differences"] if "random" in one["from"] and not one["differs"]]
     assert f"The model does not differ from random weights in: {', '.join(not_differing)}." in card
     assert "The rest of a word is masked with each of its tokens." in card

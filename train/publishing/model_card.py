@@ -405,7 +405,7 @@ def _scores(scores: Mapping[str, Any] | None) -> str:
         text += " The rest of a word is masked with each of its tokens."
     for control, names in scores["chance"].items():
         text += f" The model does not differ from {control} in: {', '.join(names)}."
-    header = ("", *(f"{name}, of {one['items']:,}" for name, one in of_model.items()))
+    header = ("", *(f"{name}, n = {one['items']:,}" for name, one in of_model.items()))
     return f"\n\n{text}\n\n{_table(header, rows)}"
 
 

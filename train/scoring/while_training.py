@@ -1,5 +1,6 @@
 """Scores of a model in training: a sample of minimal pairs, and words of rows of its validation shards."""
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,11 +82,10 @@ def draw_sample(
         for row in rows_from_all_over(shards, num_words):
             if spans := word_spans(row, starts, special):
                 first, stop = spans[random.integers(len(spans))]
-                item, targets = len(word_bytes), row[first:stop].tolist()
-                word_bytes.append(len(tokenizer.decode(targets).strip().encode()) or 1)
-                for positions in ([one] for one in range(first, stop)):
-                    of_tokens.append(_masked(item, row, positions, mask))
-                of_words.append(_masked(item, row, list(range(first, stop)), mask))
+                ask = functools.partial(_masked, len(word_bytes), row, mask)
+                of_tokens += [ask([position]) for position in range(first, stop)]
+                of_words.append(ask(list(range(first, stop))))
+                word_bytes.append(len(tokenizer.decode(row[first:stop]).strip().encode()) or 1)
     return Sample(of_sentences, of_tokens, of_words, np.array(word_bytes, np.float64))
 
 
@@ -108,8 +108,7 @@ def word_spans(row: NDArray[np.int64], starts: NDArray[np.bool_], special: NDArr
     return [(int(first), int(stop)) for first, stop in itertools.pairwise(begins) if not is_special[first]]
 
 
-def _masked(item: int, row: NDArray[np.int64], positions: list[int], mask_token_id: int) -> Query:
-    ids = row.tolist()
-    for position in positions:
-        ids[position] = mask_token_id
-    return Query(item, ids, positions, row[positions].tolist())
+def _masked(item: int, row: NDArray[np.int64], mask_token_id: int, positions: list[int]) -> Query:
+    ids = row.copy()
+    ids[positions] = mask_token_id
+    return Query(item, ids.tolist(), positions, row[positions].tolist())
