@@ -15,7 +15,6 @@ from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import Corpus, Source, open_corpus, read_partition
 from mlm_common.errors import InputError
 
-SPLITS = ("train", "validation", "test")
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=6), max_size=30)
 
 
