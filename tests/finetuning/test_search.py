@@ -21,6 +21,7 @@ from mlm_common.cli.command_line import parse_arguments
 from mlm_common.errors import EXIT_INTERRUPTED
 from tests.fixtures.other_environments import made_environment, output_of
 from tests.fixtures.run_command import Outcome
+from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_texts import rows_of
 from tests.servers.fixtures import CloudStorageHandle
 
@@ -35,10 +36,6 @@ def flags(embedded: Path, tmp_path: Path) -> list[str]:
     (tmp_path / "corpus.jsonl").write_text("\n".join(rows), encoding="utf-8")
     model = ("--model", str(embedded / "run"), "--corpus", str(tmp_path / "corpus.jsonl"))
     return [*model, "--shard-rows", "8", "--per-replica-batch-size", "4"]
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_the_nearest_texts_answer(
@@ -95,10 +92,10 @@ def test_an_interrupted_command_continues_with_the_next_file(
     assert run(main, *flags, "--vectors-dir", folder).status == 0
     assert len(calls) == 4
     if place == "local":
-        assert files_of(tmp_path / "again") == files_of(tmp_path / "whole")
+        assert contents(tmp_path / "again") == contents(tmp_path / "whole")
     else:
         stored = {name.removeprefix("vectors/"): content for name, content in cloud.objects().items()}
-        assert stored == files_of(tmp_path / "whole")
+        assert stored == contents(tmp_path / "whole")
 
 
 @pytest.mark.slow
@@ -113,7 +110,7 @@ def test_a_killed_command_ends_with_the_same_bytes(
         process.send_signal(signal.SIGKILL)
     for each in (folder, whole):
         assert run(main, *flags, each).status == 0
-    assert files_of(folder) == files_of(whole)
+    assert contents(folder) == contents(whole)
 
 
 # name: (content of the corpus, flags, what the error says); {} is the folder of the test.
@@ -152,7 +149,7 @@ def test_damaged_vectors_and_those_of_others_are_refused(
 ) -> None:
     assert run(main, *flags).status == 0
     folder = tmp_path / "corpus.jsonl.vectors"
-    before = files_of(folder)
+    before = contents(folder)
     shutil.copytree(embedded / "run" / "export", tmp_path / "model")
     settings = json.loads((tmp_path / "model" / "config_sentence_transformers.json").read_text(encoding="utf-8"))
     settings["prompts"]["document"] = "text: "
@@ -169,7 +166,7 @@ def test_damaged_vectors_and_those_of_others_are_refused(
     refused = run(main, *flags)
     assert refused.status == 2
     assert "has the vectors of another corpus. Use another --vectors-dir, or replace" in refused.error
-    assert files_of(folder) == {name: content for name, content in before.items() if "00001" not in name}
+    assert contents(folder) == {name: content for name, content in before.items() if "00001" not in name}
     (folder / "mine.npy").touch()
     assert run(main, *flags, "--overwrite").out.startswith("22 vectors  ")
     assert (folder / "mine.npy").exists()

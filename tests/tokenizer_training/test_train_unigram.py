@@ -20,6 +20,7 @@ from mlm_common.tokenizer import SPECIAL_TOKENS, load_tokenizer, load_word_start
 from tests.fixtures.folder_owners import look_often
 from tests.fixtures.generated_text import generated_lines
 from tests.fixtures.run_command import Outcome
+from tests.fixtures.tiny_corpus import contents
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
 from tokenizer_training.train_unigram import main
 from tokenizer_training.unigram.report import plain_text_backend
@@ -65,10 +66,6 @@ def plain_text(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
 def arguments(corpus_file: Path, folder: Path | str, *more: str) -> list[str]:
     flags = ["--data-files", str(corpus_file), "--vocab-size", str(VOCAB_SIZE), "--num-workers", "1"]
     return [*flags, "--output-dir", str(folder), *more]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def run_script(argv: list[str], **environment: str) -> subprocess.CompletedProcess[str]:

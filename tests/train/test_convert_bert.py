@@ -21,6 +21,7 @@ from tests.fixtures.google_checkpoints import (
     write_variables,
 )
 from tests.fixtures.other_environments import output_of
+from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_models import padded_batch, tiny_model
 from tests.servers.fixtures import CloudStorageHandle
 from tfrecord_prep.prepare_tfrecord_shards import main as prepare
@@ -88,7 +89,7 @@ def test_a_zip_and_a_folder_in_the_cloud(
 ) -> None:
     source = write_google_checkpoint(tmp_path / "cased_L-2", bert_variables, google_settings(bert.config))
     assert convert(source, tmp_path / "out") == 0
-    expected = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    expected = contents(tmp_path / "out")
     archive = Path(shutil.make_archive(str(tmp_path / "zipped"), "zip", tmp_path, "cased_L-2"))
     cloud.put(f"zips/{archive.name}", archive.read_bytes())
     for path in source.iterdir():

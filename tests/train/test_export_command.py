@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from transformers import TFAutoModelForMaskedLM
 
+from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_run import NUM_STEPS
 from tests.servers.fixtures import HubHandle
 from train.export import main
@@ -19,14 +20,10 @@ from train.publishing.saved_model import SavedModel, read_saved_model
 REPO = "alice/exported"
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 @pytest.mark.parametrize("name", ["", f"checkpoints/step-{NUM_STEPS:08d}", f"checkpoints/step-{NUM_STEPS:08d}.json"])
 def test_the_last_checkpoint_gives_the_export_of_the_run(name: str, finished_run: Path, tmp_path: Path) -> None:
     assert main([str(finished_run / name), str(tmp_path / "out")]) == 0
-    assert files_of(tmp_path / "out") == files_of(finished_run / "export")
+    assert contents(tmp_path / "out") == contents(finished_run / "export")
 
 
 def test_an_earlier_checkpoint_pushed_to_a_branch(finished_run: Path, tmp_path: Path, hub_here: HubHandle) -> None:
@@ -35,8 +32,8 @@ def test_an_earlier_checkpoint_pushed_to_a_branch(finished_run: Path, tmp_path: 
     assert main([str(finished_run / "checkpoints" / "step-00000003"), str(tmp_path), *flags]) == 0
     pushed = hub_here.files(REPO, revision="early")
     (tmp_path / ".env").unlink()
-    assert pushed.keys() - {".gitattributes"} == files_of(tmp_path).keys()
-    assert files_of(tmp_path).items() <= pushed.items()
+    assert pushed.keys() - {".gitattributes"} == contents(tmp_path).keys()
+    assert contents(tmp_path).items() <= pushed.items()
     card = pushed["README.md"].decode()
     assert "step 3 of 6" in card
     assert f'model="{REPO}", revision="early"' in card
@@ -83,7 +80,7 @@ def test_a_checkpoint_of_the_hub_is_exported(finished_run: Path, shards: Path, t
     assert outcome.status == 2
     assert "--tokenizer is required: the run.json in" in outcome.error
     assert run(main, tmp_path / "run", tmp_path / "out", "--tokenizer", shards / "train" / "tokenizer").status == 0
-    assert files_of(tmp_path / "out") == files_of(finished_run / "export")
+    assert contents(tmp_path / "out") == contents(finished_run / "export")
 
 
 def test_the_mean_of_checkpoints_is_evaluated_and_exported(finished_run: Path, tmp_path: Path, run: Any) -> None:

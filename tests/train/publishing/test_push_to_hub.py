@@ -8,6 +8,7 @@ import pytest
 
 from mlm_common.hub.redaction import REDACTED
 from tests.fixtures.run_command import Outcome
+from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_run import NUM_STEPS, run_flags
 from tests.servers.fixtures import HubHandle
 from train.metrics.training_log import TrainingLog
@@ -18,11 +19,6 @@ REPO = "alice/tiny"
 
 def hub_flags(shards: Path, folder: Path, *more: str) -> list[str]:
     return run_flags(shards, folder, "--hub-model-id", REPO, *more)
-
-
-def exported(folder: Path) -> dict[str, bytes]:
-    export = folder / "export"
-    return {str(path.relative_to(export)): path.read_bytes() for path in export.rglob("*") if path.is_file()}
 
 
 @pytest.mark.usefixtures("one_device")
@@ -39,7 +35,7 @@ def test_pushes_every_few_steps_and_at_the_end(hub_here: HubHandle, shards: Path
     assert repository["tags"] == {"v1": last}
     pushed = hub_here.files(REPO)
     del pushed[".gitattributes"]
-    assert pushed == exported(tmp_path)
+    assert pushed == contents(tmp_path / "export")
     assert {"README.md", "loss.png", "model.safetensors", "runs/train/events.out.tfevents.00000"} <= pushed.keys()
     token = hub_here.write_token.encode()
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and token in path.read_bytes()]
@@ -55,7 +51,7 @@ def test_pushes_that_fail_end_nothing_but_the_last_does(
     assert outcome.status == 1
     assert outcome.error.startswith(f"error: The push to {REPO} failed: 503")
     assert f"The files are kept in {tmp_path}/export; run the same command again" in outcome.error
-    assert {"model.safetensors", "README.md"} <= exported(tmp_path).keys()
+    assert {"model.safetensors", "README.md"} <= contents(tmp_path / "export").keys()
     assert hub_here.repository(REPO)["commits"] == ["initial commit"]  # type: ignore[index]
 
 

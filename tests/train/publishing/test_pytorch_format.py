@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, TFAutoModelForMaskedLM
 
 from mlm_common.errors import InputError
+from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_models import (
     BERT,
     CONFIGS,
@@ -184,12 +185,12 @@ def test_an_architecture_that_cannot_be_exported_is_refused(tmp_path: Path) -> N
 
 
 def test_an_export_that_fails_leaves_the_earlier_one_as_it_was(bert_export: Path) -> None:
-    before = {path.name: path.read_bytes() for path in bert_export.iterdir()}
+    before = contents(bert_export)
     model = tiny_model("bert")
     model.trainable_variables[0].assign_add(tf.ones_like(model.trainable_variables[0]))
     with pytest.raises(AttributeError):
         export_model(model, None, str(bert_export), model_max_length=30)
-    assert {path.name: path.read_bytes() for path in bert_export.iterdir()} == before
+    assert contents(bert_export) == before
 
 
 @pytest.mark.parametrize(
