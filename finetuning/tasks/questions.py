@@ -178,8 +178,10 @@ class QuestionAnswering(ExampleTask):
 
     def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
         ids, start, end = (rows[name][0].numpy() for name in (INPUT_IDS, START, END))
-        answer = tokenizer.decode(ids[start : end + 1]) if end else "none in this window of the text"
-        return {"first row": tokenizer.decode(ids[ids != self.pad_token_id]), "its answer": answer}
+        answer = f"{tokenizer.decode(ids[start : end + 1])}, tokens {start} to {end}"
+        if not end:
+            answer = "none in this window of the text: token 0"
+        return {"first row": self.first_text(rows, tokenizer), "its answer": answer}
 
 
 class QuestionJob(FinetuningJob[QuestionConfig]):

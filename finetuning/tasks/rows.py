@@ -106,4 +106,5 @@ class RowTask(ExampleTask):
     def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
         label = rows["label"][0].numpy()
         shown = str(label) if isinstance(label, np.floating) else self.shown(label) or "none"
-        return {"first row": self.first_text(rows, tokenizer), "its label": shown}
+        weight = f", of weight {self.class_loss.weights[label]:.4g}" if self.class_loss is not None else ""
+        return {"first row": self.first_text(rows, tokenizer), "its label": f"{shown}{weight}"}

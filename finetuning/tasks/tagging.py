@@ -314,9 +314,13 @@ class Tagging(ExampleTask):
         return rows
 
     def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
-        labels = rows["label"][0].numpy()
-        tags = " ".join(self.labels.names[label] for label in labels if label != NO_TAG)
-        return {"first row": self.first_text(rows, tokenizer), "its tags": tags}
+        ids, labels = (rows[name][0].numpy() for name in (INPUT_IDS, "label"))
+        tags = []
+        for token, label in zip(tokenizer.convert_ids_to_tokens(ids.tolist()), labels, strict=True):
+            if label != NO_TAG:
+                weight = f" of weight {self.class_loss.weights[label]:.4g}" if self.class_loss is not None else ""
+                tags.append(f"{token} {self.labels.names[label]}{weight}")
+        return {"first row": self.first_text(rows, tokenizer), "its tags": ", ".join(tags)}
 
 
 def of_words(sums: Mapping[str, Any], name: str, sentences: Sentences, default: float) -> list[NDArray[Any]]:

@@ -186,3 +186,5 @@ def test_the_plan_says_what_was_read(tiny_start: Path, tmp_path: Path, run: Call
     assert re.fullmatch(r"negative \d+\.\d%, positive \d+\.\d%", printed["2 classes"])
     assert printed["first example"].startswith("[CLS]")
     assert printed["first label"] in LABELS
+    assert printed["first row"].startswith("[CLS]")  # of the first batch
+    assert printed["its label"] in LABELS

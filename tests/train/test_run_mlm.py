@@ -172,6 +172,13 @@ def test_dry_run_prints_the_plan_and_writes_nothing(shards, tmp_path, run):
     for title in ("parameters", "rows", "global batch", "steps", "epochs", "tokens", "memory"):
         assert f"\n{title} " in f"\n{plan}"
     assert "global batch           8 rows = 128 tokens, on 2 replicas" in plan
+    shown = dict(re.findall(r"^(first row|as masked|predicted) +(.+(?:\n {23}.+)*)", plan, re.M))
+    shown = {title: " ".join(text.split()) for title, text in shown.items()}
+    number, tokens = re.fullmatch(r"(\d+) of 16 tokens, all of one weight: (.*)", shown["predicted"]).groups()
+    words = re.sub(r" \((kept|seen as [^)]+)\)", "", tokens).split()
+    assert int(number) == len(words) > 0
+    masks = [shown[title].count("[MASK]") for title in ("first row", "as masked")]  # text may have some, too
+    assert masks[1] - masks[0] == len(words) - len(re.findall(r" \((?:kept|seen as)", tokens))
     refused = run(main, *flags, "--per-replica-batch-size", "66")
     assert refused.status == 2
     assert "The global batch of 132 rows" in refused.error

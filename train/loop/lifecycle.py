@@ -22,6 +22,7 @@ from train.publishing.model_card import check_card
 from train.publishing.publisher import CHECKPOINTS_BRANCH, Publisher, PushToHub, resume_from_hub, steps_of_pushes
 from train.runtime import supervisor
 from train.runtime.machines import Cluster, check_tpu_devices, check_tpu_use, read_cluster
+from train.runtime.plan import Plan
 from train.runtime.preemption import StopRequest, listening
 from train.runtime.run_folder import RunFolder
 from train.tasks.pair_pretraining import task_of
@@ -104,7 +105,7 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
     """
     run = prepare(config, job)
     if config.run.dry_run:
-        print_plan(run)
+        show_first_rows(run, print_plan(run))
         job.print_more(run)
         return
     with locked_run_folder(run):
@@ -150,6 +151,19 @@ def exports_at_words(run: Run, trainer: "Trainer") -> "ExportsAtWords | None":
     if run.cluster.is_chief:
         exports.submit(trainer.start.step)  # what a killed process has left
     return exports
+
+
+def show_first_rows(run: Run, plans: tuple[Plan, ...]) -> None:
+    """Print for `--dry-run` the row that each phase begins with, which takes TensorFlow to read and to mask."""
+    if run.config.hardware.tpu_name == "local" and run.config.hardware.wants_tpu:
+        print("\nThe log of the run has its first row: to read it here, TensorFlow would claim the TPU.")
+        return
+    try:
+        from train.loop.first_row import print_first_rows
+    except ImportError as error:
+        logger.warning("The first row is not shown: %s", error)
+        return
+    print_first_rows(run, plans)
 
 
 def prepare(config: Settings, job: Job[Settings]) -> Run:

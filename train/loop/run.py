@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +19,13 @@ from mlm_common.cli.command_line import commit
 from mlm_common.cli.console import about
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import vocabulary_size
-from train.checkpoints.resume import fingerprint, fingerprint_of_phases, fingerprint_sha256, installed_versions
+from train.checkpoints.resume import (
+    ResumePoint,
+    fingerprint,
+    fingerprint_of_phases,
+    fingerprint_sha256,
+    installed_versions,
+)
 from train.checkpoints.store import CheckpointRecord, newest_record
 from train.config.learning import words_of
 from train.config.settings import HardwareConfig, RunSettings, TrainingConfig
@@ -178,6 +185,20 @@ class Run:
                 inputs = phase.inputs.after(inputs.rows_used(plan.row_after(plan.num_steps)))
         return inputs
 
+    def batches_from(
+        self, phase: Phase, plan: Plan, start: ResumePoint
+    ) -> "Callable[[tf.distribute.InputContext], tf.data.Dataset]":
+        """Prepare what makes the batches of one input pipeline, from a step of the phase on."""
+        return functools.partial(
+            self.inputs_of(phase.index, plan.num_replicas).training_batches,
+            phase.task.features(plan.max_length),
+            seed=phase.config.run.seed,
+            global_batch_rows=plan.global_batch_rows,
+            start_step=start.step - plan.first_step,
+            num_steps=max(1, plan.num_steps - start.step),
+            num_left_out_rows=plan.first_row + start.num_skipped_rows,
+        )
+
     @functools.cached_property
     def fingerprint(self) -> dict[str, Any]:
         return self._fingerprint_up_to(len(self.phases) - 1)
@@ -294,8 +315,12 @@ def device_kind(config: HardwareConfig) -> str:
     return f"CPU ({model[1] if model else platform.machine()})"
 
 
-def print_plan(run: Run) -> None:
-    """Print what the run would do, and build its model card on trial; TensorFlow is imported where it alone knows."""
+def print_plan(run: Run) -> tuple[Plan, ...]:
+    """Print what the run would do, and build its model card on trial; TensorFlow is imported where it alone knows.
+
+    Returns:
+        The plans of its phases.
+    """
     hardware, first = run.config.hardware, run.phases[0]
     plans = run.plans(expected_num_replicas(hardware, run.cluster, 1 if hardware.wants_tpu else num_local_devices()))
     if hardware.wants_tpu:
@@ -318,6 +343,7 @@ def print_plan(run: Run) -> None:
     computation = Computation(jit_compile=False, tpu_layers=None)
     draft = describe_run(run, first, plans[0], computation, num_parameters)
     check_card(draft, first.inputs.tokenizer, first.model_config)
+    return plans
 
 
 def new_network(phase: Phase) -> Any:

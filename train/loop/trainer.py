@@ -22,8 +22,8 @@ from train.checkpoints.resume import (
     resume_point,
 )
 from train.checkpoints.store import Arrays, CheckpointRecord, rank
-from train.data.pipeline import ONE_PIPELINE
-from train.loop.run import Phase, Run, computation_so_far, describe_run, device_kind, excerpt, print_result, print_table
+from train.loop.first_row import print_first_row
+from train.loop.run import Phase, Run, computation_so_far, describe_run, device_kind, print_result, print_table
 from train.metrics.log import VALIDATION, MetricsLog
 from train.metrics.run_curves import RunCurves, draw_run
 from train.model.computation import Computation, choose_computation, describe_computation, full_speed_step_seconds
@@ -192,8 +192,7 @@ class Trainer:
         warn_of_other_batch(self.phase.config, self.plan)
         print_table(rows | {"start": "\n".join(start)})
         print()
-        texts = self.phase.task.describe_row(self.first_rows(), self.phase.inputs.tokenizer)
-        print_table({title: excerpt(text) for title, text in texts.items()})
+        print_first_row(self.run, self.phase, self.plan, self.start)
 
     def is_best_so_far(self, step: int) -> bool:
         """Return whether the evaluation after `step` must be saved: the best one is exported, and this is the best."""
@@ -275,19 +274,7 @@ class Trainer:
 
     def batches_from(self, start: ResumePoint) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
         """Prepare what makes the batches of one input pipeline, from a step on."""
-        return functools.partial(
-            self.run.inputs_of(self.phase.index, self.plan.num_replicas).training_batches,
-            self.model.task.features(self.plan.max_length),
-            seed=self.phase.config.run.seed,
-            global_batch_rows=self.plan.global_batch_rows,
-            start_step=start.step - self.plan.first_step,
-            num_steps=max(1, self.plan.num_steps - start.step),
-            num_left_out_rows=self.plan.first_row + start.num_skipped_rows,
-        )
-
-    def first_rows(self) -> Any:
-        batch = next(iter(self.batches_from(self.start)(ONE_PIPELINE).take(1)))
-        return self.model.prepare_batch(batch, self.start.step)
+        return self.run.batches_from(self.phase, self.plan, start)
 
 
 def restored_trainers(run: Run, strategy: tf.distribute.Strategy) -> Iterator[Trainer]:

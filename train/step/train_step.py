@@ -112,8 +112,7 @@ class PretrainingModel(tf_keras.Model):
     def prepare_batch(
         self, batch: dict[str, tf.Tensor], step: int | tf.Tensor, *, first_row: int | tf.Tensor = 0
     ) -> Any:
-        """Make the rows that a step learns from, from a batch that starts at `first_row` of the global one."""
-        return self.task.prepare_batch(batch, row_keys((self.seed, TASK_STREAM, step), _num_rows(batch), first_row))
+        return prepare_batch(self.task, self.seed, batch, step, first_row=first_row)
 
     def _weighed(self, rows: Any) -> Any:
         replica = tf.distribute.get_replica_context()
@@ -258,6 +257,13 @@ class PretrainingModel(tf_keras.Model):
     def _sum_names(self) -> list[str]:
         """The task's sums that the means need."""
         return sorted({name for mean in self.task.means for name in (mean.total, mean.weight)})
+
+
+def prepare_batch(
+    task: Task, seed: int, batch: dict[str, tf.Tensor], step: int | tf.Tensor, *, first_row: int | tf.Tensor = 0
+) -> Any:
+    """Make the rows that a step learns from, from a batch that starts at `first_row` of the global one."""
+    return task.prepare_batch(batch, row_keys((seed, TASK_STREAM, step), _num_rows(batch), first_row))
 
 
 def _num_rows(batch: dict[str, tf.Tensor]) -> int:

@@ -149,9 +149,17 @@ class MaskedLanguageModeling(PretrainingTask):
         }
 
     def describe_row(self, rows: "MaskedRows", tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
+        original, seen, is_masked = (one[0].numpy() for one in (rows.original_ids, rows.input_ids, rows.is_masked))
+        named = (tokenizer.convert_ids_to_tokens(one[is_masked].tolist()) for one in (original, seen))
+        mask, num_tokens = tokenizer.mask_token, int((original != self.pad_token_id).sum())
+        predicted = [
+            token if shown == mask else f"{token} ({'kept' if shown == token else f'seen as {shown}'})"
+            for token, shown in zip(*named, strict=True)
+        ]
         return {
-            "first row": tokenizer.decode(rows.original_ids[0]),
-            "as masked": tokenizer.decode(rows.input_ids[0]),
+            "first row": tokenizer.decode(original),
+            "as masked": tokenizer.decode(seen),
+            "predicted": f"{len(predicted)} of {num_tokens} tokens, all of one weight: {' '.join(predicted)}",
         }
 
     def num_predictions(self, num_tokens: int) -> int:
