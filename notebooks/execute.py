@@ -3,6 +3,8 @@
     python notebooks/execute.py            # all three, about ten minutes on two cores
     python notebooks/execute.py finetune   # one, from what the others left in runs/
 
+`finetune` starts from the model of `make quickstart`, as it does by default.
+
 Each notebook's metadata then has the hash of its cells: a test compares them.
 """
 
@@ -25,7 +27,7 @@ PROJECT = NOTEBOOKS.parent
 # In the order in which each finds what the one before has made.
 SETTINGS = {
     "pretrain_mlm_tpu": {"MLM_QUICK": "1", "MLM_WORK": "runs/walkthrough"},
-    "finetune": {"MLM_INIT_FROM": "runs/walkthrough/model", "MLM_WORK": "runs/finetune"},
+    "finetune": {"MLM_INIT_FROM": "runs/quickstart/model", "MLM_WORK": "runs/finetune"},
     "compare_runs": {"MLM_RUNS": "runs/walkthrough/model", "MLM_PICTURE": "runs/comparison.png"},
 }
 CELL_SECONDS = 3600
