@@ -25,7 +25,6 @@ from finetuning.tasks.metrics import (
     baseline,
     check_packages,
     chosen_metric,
-    confusion_counts,
     draw_confusion,
     predict,
     scores,
@@ -164,7 +163,9 @@ class TextClassification(RowTask):
         """Draw which classes are taken for which in the validation part, where each row has one of a few."""
         names = self.labels.names
         if part is self.evaluated and self.is_one_class and len(names) <= MAX_PLOTTED_CLASSES:
-            counts = confusion_counts(part.examples, predictions, len(names))
+            from sklearn.metrics import confusion_matrix
+
+            counts = confusion_matrix(part.examples, predictions, labels=range(len(names)))
             folder.write_bytes(CONFUSION_NAME, draw_confusion(counts, names))
 
 

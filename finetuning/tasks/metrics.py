@@ -123,17 +123,8 @@ def is_degenerate(predictions: NDArray[Any]) -> bool:
     return len(predictions) > 1 and bool((predictions == predictions[0]).all())
 
 
-def confusion_counts(
-    references: NDArray[np.int32], predictions: NDArray[np.int64], num_classes: int
-) -> NDArray[np.int64]:
-    """Count rows by class and prediction, (classes, classes); a row's class is the first index."""
-    counts = np.zeros((num_classes, num_classes), np.int64)
-    np.add.at(counts, (references, predictions), 1)
-    return counts
-
-
 def draw_confusion(counts: NDArray[np.int64], names: Sequence[str]) -> bytes:
-    """Draw counts of `confusion_counts` as a PNG image: each line as fractions of its class, with the counts."""
+    """Draw counts by label and prediction, (classes, classes), as a PNG image: each line as fractions of its class."""
     fractions = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
     inches = 2.5 + 0.45 * len(names)
     with new_figure(figsize=(inches, inches)) as figure:

@@ -9,7 +9,6 @@ from finetuning.data.labels import Labels
 from finetuning.tasks.metrics import (
     baseline,
     chosen_metric,
-    confusion_counts,
     draw_confusion,
     is_degenerate,
     predict,
@@ -77,6 +76,4 @@ def test_the_metric_by_which_the_best_is_chosen() -> None:
 
 
 def test_confusion() -> None:
-    counts = confusion_counts(np.array([0, 0, 2, 2, 2]), np.array([0, 1, 2, 2, 0]), 3)
-    assert counts.tolist() == [[1, 1, 0], [0, 0, 0], [1, 0, 2]]
-    assert draw_confusion(counts, ("a", "b", "c")).startswith(b"\x89PNG")
+    assert draw_confusion(np.array([[1, 1, 0], [0, 0, 0], [1, 0, 2]]), ("a", "b", "c")).startswith(b"\x89PNG")
