@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetuning.config.choice import ChoiceData
+from finetuning.data.examples import texts_of
 from finetuning.data.labels import is_missing
 from finetuning.data.tables import Table
 from mlm_common.errors import InputError
@@ -79,11 +80,11 @@ def read_choices(table: Table, columns: Columns, *, needs_labels: bool) -> Choic
     Raises:
         InputError: a column is missing or holds something else, or rows differ in the number of their choices.
     """
-    contexts = _texts(table, columns.context, "--context-column-name")
+    (contexts,) = texts_of(table, [columns.context], "--context-column-name")
     if len(columns.choices) == 1:
         lists = table.column(columns.choices[0], "--choice-column-names")
     else:
-        lists = list(zip(*(_texts(table, one, "--choice-column-names") for one in columns.choices), strict=True))
+        lists = list(zip(*texts_of(table, columns.choices, "--choice-column-names"), strict=True))
     for row, choices in enumerate(lists, start=1):
         is_right = isinstance(choices, list | tuple) and all(isinstance(one, str) for one in choices)
         if not is_right or len(choices) < 2 or len(choices) != len(lists[0]):
@@ -92,20 +93,13 @@ def read_choices(table: Table, columns: Columns, *, needs_labels: bool) -> Choic
                 f"row {row:,} has {choices!r:.200}."
             )
     if columns.question is not None:
-        questions = [QUESTIONS.get(one, one) for one in _texts(table, columns.question, "--question-column-name")]
-        lists = [[_joined(question, one) for one in row] for question, row in zip(questions, lists, strict=True)]
+        (questions,) = texts_of(table, [columns.question], "--question-column-name")
+        pairs = zip((QUESTIONS.get(one, one) for one in questions), lists, strict=True)
+        lists = [[_joined(question, one) for one in row] for question, row in pairs]
     labels: Sequence[Any] | None = None
     if needs_labels or columns.label in table.columns:
         labels = table.column(columns.label, "--label-column-name")
     return Choices(table.name, contexts, lists, labels)
-
-
-def _texts(table: Table, name: str, flag: str) -> Sequence[str]:
-    column = table.column(name, flag)
-    for row, text in enumerate(column, start=1):
-        if not isinstance(text, str):
-            raise InputError(f"Column {name} of {table.name} must hold text; row {row:,} has {text!r:.200}.")
-    return column
 
 
 def _joined(question: str, choice: str) -> str:

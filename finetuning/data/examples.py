@@ -91,9 +91,9 @@ def num_samples(data: ExamplesConfig) -> dict[str, int | None]:
     }
 
 
-def texts_of(table: Table, names: Sequence[str]) -> tuple[Sequence[str], ...]:
-    """Look up the columns of text."""
-    columns = tuple(table.column(name, "--text-column-names") for name in names)
+def texts_of(table: Table, names: Sequence[str], flag: str = "--text-column-names") -> tuple[Sequence[str], ...]:
+    """Look up the columns of text, which `flag` names."""
+    columns = tuple(table.column(name, flag) for name in names)
     for name, column in zip(names, columns, strict=True):
         for row, text in enumerate(column, start=1):
             if not isinstance(text, str):
