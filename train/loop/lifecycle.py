@@ -159,7 +159,7 @@ def show_first_rows(run: Run, plans: tuple[Plan, ...]) -> None:
         print("\nThe log of the run has its first row: to read it here, TensorFlow would claim the TPU.")
         return
     try:
-        from train.loop.first_row import print_first_rows
+        from train.loop.trainer import print_first_rows
     except ImportError as error:
         logger.warning("The first row is not shown: %s", error)
         return

@@ -22,8 +22,8 @@ from train.checkpoints.resume import (
     resume_point,
 )
 from train.checkpoints.store import Arrays, CheckpointRecord, rank
-from train.loop.first_row import print_first_row
-from train.loop.run import Phase, Run, computation_so_far, describe_run, device_kind, print_result, print_table
+from train.data.pipeline import ONE_PIPELINE
+from train.loop.run import Phase, Run, computation_so_far, describe_run, device_kind, excerpt, print_result, print_table
 from train.metrics.log import VALIDATION, MetricsLog
 from train.metrics.run_curves import RunCurves, draw_run
 from train.model.computation import Computation, choose_computation, describe_computation, full_speed_step_seconds
@@ -35,7 +35,7 @@ from train.runtime.preemption import StopRequest
 from train.runtime.run_folder import LOSS_CURVE_NAME
 from train.runtime.strategy import check_agreement, distribute_batches, wait_for_workers
 from train.step.evaluation import Adder, build_adder
-from train.step.train_step import PretrainingModel, build_model, compile_model
+from train.step.train_step import PretrainingModel, build_model, compile_model, prepare_batch
 from train.tasks.task import SOURCE_LOSS, Task
 
 logger = logging.getLogger(__name__)
@@ -360,3 +360,19 @@ def rank_of_checkpoint(task: Task, log: MetricsLog, record: CheckpointRecord) ->
     """Rank a checkpoint by its line in the log, since the metric may be another than when it was saved."""
     line = log.find(record.step, VALIDATION)
     return record.rank if line is None else rank(task.score(line), line["loss"])
+
+
+def print_first_row(run: Run, phase: Phase, plan: Plan, start: ResumePoint) -> None:
+    """Read the batch of the next step, prepare it as that step does, and print its first row."""
+    with tf.device("/CPU:0"):
+        batch = next(iter(run.batches_from(phase, plan, start)(ONE_PIPELINE).take(1)))
+        rows = prepare_batch(phase.task, phase.config.run.seed, batch, start.step)
+    texts = phase.task.describe_row(rows, phase.inputs.tokenizer)
+    print_table({title: excerpt(text) for title, text in texts.items()})
+
+
+def print_first_rows(run: Run, plans: tuple[Plan, ...]) -> None:
+    """Print the row that each phase begins with."""
+    for phase, plan in zip(run.phases, plans, strict=True):
+        print(f"\n{phase.name}" if phase.name else "")
+        print_first_row(run, phase, plan, ResumePoint(plan.first_step))
