@@ -1,0 +1,85 @@
+"""Whiten the mean states of a model by a dense layer, for `run_embedding.py --init-from … --embedding-dim WIDTH`.
+
+The layer takes the mean away and divides each direction of the vectors of some texts by its deviation (Su et al. 2021),
+so that training does not begin with spreading them.
+
+    python recipes/whiten.py runs/model texts.txt runs/whitened
+"""
+
+import argparse
+import random
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from finetuning.config.embedding import EmbeddingOptimization
+from finetuning.config.settings import ExamplesConfig
+from finetuning.data.inputs import run_on_rows
+from finetuning.loop.model import ReadModel
+from finetuning.tasks.embedding import VECTOR, Embedding, Encoder
+from finetuning.tasks.vectors import read_corpus
+from mlm_common.cli.command_line import command
+from mlm_common.cli.local_paths import check_folder_or_hub
+from mlm_common.cli.settings import require
+from mlm_common.storage import local_or_hub
+from mlm_common.tokenizer import load_tokenizer
+from train.model.from_pretrained import load_model
+from train.model.pretrained_files import read_config
+from train.publishing.publisher import write_task_files
+from train.publishing.pytorch_format import export_model
+from train.runtime.run_folder import exported_model
+
+NUM_TEXTS, BATCH_ROWS = 3_000, 64
+# Added to each deviation, of their mean: directions in which texts hardly differ are mostly noise.
+SMOOTHING = 0.1
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="folder of a run or of an export, or a Hub id")
+    parser.add_argument("corpus", help="file with texts, as search.py takes it")
+    parser.add_argument("output", help="local folder of the new export")
+    parser.add_argument("--max-seq-length", type=int, default=128, help="tokens that are read of each text")
+    given = parser.parse_args(argv)
+    texts = read_corpus(given.corpus, ())
+    texts = random.Random(0).sample(texts, min(NUM_TEXTS, len(texts)))
+    check_folder_or_hub(given.model, "MODEL")
+    with local_or_hub(exported_model(given.model)) as folder:
+        model = ReadModel(read_config(folder), load_tokenizer(folder))
+        width, length = model.model_config.hidden_size, given.max_seq_length
+        require(len(texts) > width, f"must have more than {width} texts, the width of the model", "CORPUS", len(texts))
+        plain, whitened = (
+            Embedding(Encoder("mean", width, dim, ("", ""), length), 1, EmbeddingOptimization(), **model.of_rows)
+            for dim in (None, width)
+        )
+        network = load_model(folder, whitened.model_class, head_labels={}, adapt_network=whitened.adapt_network)
+
+    def vectors(rows: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        return {VECTOR: plain.vectors(network, rows, training=False), "index": rows["index"]}
+
+    rows, lengths = model.encode_texts((texts,), length), ExamplesConfig(max_seq_length=length).lengths
+    step = tf.function(vectors, autograph=False)
+    states = plain.in_order(run_on_rows(step, rows, plain.predicted_features(length), lengths, BATCH_ROWS), VECTOR)
+    kernel, bias = whitening(states.astype(np.float64))
+    (layer,) = network.custom_head.layers
+    layer.kernel.assign(kernel)
+    layer.bias.assign(bias)
+    export_model(network, model.tokenizer, given.output, model_max_length=length, vocabulary_size=len(model.tokenizer))
+    write_task_files(whitened.card, given.output)
+    print(f"{len(texts):,} texts, {width} directions  {given.output}")
+
+
+def whitening(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Compute the matrix (width, width) and the bias (width,) that make vectors (texts, width) uncorrelated."""
+    mean = states.mean(axis=0)
+    _, sizes, directions = np.linalg.svd(states - mean, full_matrices=False)
+    deviations = sizes / np.sqrt(len(states))
+    kernel = directions.T / (deviations + SMOOTHING * deviations.mean())
+    return kernel, -mean @ kernel
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""The recipe that whitens vectors: what the layer computes, and that training starts from it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from finetuning.run_embedding import main as train
+from finetuning.tasks.vectors import TextEncoder
+from recipes.whiten import SMOOTHING, main, whitening
+from tests.fixtures.run_command import Outcome
+from tests.fixtures.tiny_texts import embedding_flags, rows_of, write_rows
+
+
+def test_whitened_vectors_are_uncorrelated() -> None:
+    draw = np.random.default_rng(1)
+    states = draw.normal(size=(500, 6)) @ draw.normal(size=(6, 6)) + 9
+    kernel, bias = whitening(states)
+    whitened = states @ kernel + bias
+    np.testing.assert_allclose(whitened.mean(axis=0), 0, atol=1e-9)
+    covariance = np.cov(whitened.T, bias=True)
+    np.testing.assert_allclose(covariance, np.diag(np.diag(covariance)), atol=1e-9)
+    deviations = np.sqrt(np.linalg.eigvalsh(np.cov(states.T, bias=True))[::-1])
+    expected = deviations / (deviations + SMOOTHING * deviations.mean())
+    np.testing.assert_allclose(np.sqrt(np.diag(covariance)), expected, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("one_device")
+def test_training_starts_from_the_whitened_vectors(
+    tiny_start: Path, tmp_path: Path, run: Callable[..., Outcome]
+) -> None:
+    texts = [row["passage"] for row in rows_of("train")]
+    (tmp_path / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
+    flags = (tiny_start / "start", tmp_path / "texts.txt", tmp_path / "white", "--max-seq-length", "30")
+    outcome = run(main, *flags)
+    assert outcome.status == 0, outcome.err
+    vectors = TextEncoder.open(str(tmp_path / "white")).encode(texts, "", 7)
+    assert np.linalg.norm(vectors.mean(axis=0)) < 0.2
+    more = ("--embedding-dim", "32", "--max-steps", "1", "--learning-rate", "1e-12", "--no-baselines")
+    assert train(embedding_flags(tmp_path / "white", write_rows(tmp_path / "rows"), *more)) == 0
+    before, after = (
+        load_file(f"{one}/model.safetensors") for one in (tmp_path / "white", tmp_path / "rows/run/export")
+    )
+    np.testing.assert_allclose(after["custom_head.dense.weight"], before["custom_head.dense.weight"], atol=1e-6)
+    (tmp_path / "texts.txt").write_text("one\ntwo\n", encoding="utf-8")
+    assert "CORPUS must have more than 32 texts, the width of the model; received 2." in run(main, *flags).error
