@@ -10,9 +10,9 @@ import argparse
 import random
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from finetuning.config.embedding import EmbeddingOptimization
 from finetuning.config.settings import ExamplesConfig
@@ -25,10 +25,8 @@ from mlm_common.cli.local_paths import check_folder_or_hub
 from mlm_common.cli.settings import require
 from mlm_common.storage import local_or_hub
 from mlm_common.tokenizer import load_tokenizer
-from train.model.from_pretrained import load_model
 from train.model.pretrained_files import read_config
 from train.publishing.publisher import write_task_files
-from train.publishing.pytorch_format import export_model
 from train.runtime.run_folder import exported_model
 
 NUM_TEXTS, BATCH_ROWS = 3_000, 64
@@ -36,14 +34,23 @@ NUM_TEXTS, BATCH_ROWS = 3_000, 64
 SMOOTHING = 0.1
 
 
-@command
-def main(argv: Sequence[str] | None = None) -> None:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="folder of a run or of an export, or a Hub id")
     parser.add_argument("corpus", help="file with texts, as search.py takes it")
     parser.add_argument("output", help="local folder of the new export")
     parser.add_argument("--max-seq-length", type=int, default=128, help="tokens that are read of each text")
-    given = parser.parse_args(argv)
+    return parser
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    given = build_parser().parse_args(argv)
+    import tensorflow as tf
+
+    from train.model.from_pretrained import load_model
+    from train.publishing.pytorch_format import export_model
+
     texts = read_corpus(given.corpus, ())
     texts = random.Random(0).sample(texts, min(NUM_TEXTS, len(texts)))
     check_folder_or_hub(given.model, "MODEL")
@@ -57,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         network = load_model(folder, whitened.model_class, head_labels={}, adapt_network=whitened.adapt_network)
 
-    def vectors(rows: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    def vectors(rows: dict[str, Any]) -> dict[str, Any]:
         return {VECTOR: plain.vectors(network, rows, training=False), "index": rows["index"]}
 
     rows, lengths = model.encode_texts((texts,), length), ExamplesConfig(max_seq_length=length).lengths
