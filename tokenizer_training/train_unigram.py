@@ -364,6 +364,7 @@ def save_with_record(
         files.write_json(RECORD_FILE, record)
 
         def save() -> None:
+            output.delete_partial_files()  # of a run that was killed
             output.delete_files([RECORD_FILE])
             output.upload_file(f"{built}/{REPORT_FILE}", REPORT_FILE)  # by which a killed run is recognized
             output.upload_folder(built, last=RECORD_FILE)
