@@ -8,8 +8,14 @@ INSTALL = $(PYTHON) install.py --environment $(VENV)
 QUICKSTART_DIR ?= runs/quickstart
 QUICKSTART_STEPS ?= 1100
 
+# What `make test-python` runs, in an environment of its own: what depends on the version of Python and takes a minute.
+PYTHON_TESTS ?= tests/documents/test_imports.py tests/documents/test_flags.py tests/mlm_common/cli \
+	tests/tfrecord_prep/test_records.py tests/tfrecord_prep/test_segment_pairs.py tests/tfrecord_prep/test_chunking.py \
+	tests/train/test_config.py tests/train/test_recipes.py
+PYTHON_ENVIRONMENT = build/$(notdir $(PYTHON))
+
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow lint docs campaign environment
+.PHONY: help quickstart test test-slow test-python lint docs campaign environment
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -22,6 +28,10 @@ test: lint  ## check the code and run the tests: 6 minutes
 
 test-slow: environment  ## run the tests that take minutes each
 	$(BIN)/python -m pytest -m slow -n auto --maxprocesses 2 --dist loadfile --no-loadscope-reorder
+
+test-python:  ## run the quick tests with PYTHON=python3.13; with PYTHON_TESTS='tests -n auto' all of them
+	@$(PYTHON) install.py --environment $(PYTHON_ENVIRONMENT) --extra cpu --with test
+	$(PYTHON_ENVIRONMENT)/bin/python -m pytest $(PYTHON_TESTS)
 
 lint: environment  ## check style, types and imports
 	$(BIN)/ruff check .
