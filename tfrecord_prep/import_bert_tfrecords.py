@@ -18,13 +18,13 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 try:
     from mlm_common.cli.command_line import command, log_start, parse_arguments
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
+import numpy as np
+from numpy.typing import NDArray
+
 from mlm_common.cli.console import folder_beside, next_step, progress_bar
 from mlm_common.cli.local_paths import did_you_mean
 from mlm_common.cli.settings import Bounded, flag, require
