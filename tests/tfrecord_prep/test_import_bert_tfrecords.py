@@ -19,7 +19,7 @@ from tfrecord_prep import import_bert_tfrecords, split
 from tfrecord_prep.import_bert_tfrecords import main
 from tfrecord_prep.manifest import open_shards
 from tfrecord_prep.records import LABEL_KEY, decode_feature, read_records
-from tfrecord_prep.verify import verify_folder
+from tfrecord_prep.verify import verify_split
 from train.run_mlm import main as train
 
 WORDS = [f"{first}{last}" for first in "bdfgk" for last in ("a", "e", "i", "o", "u")]
@@ -128,7 +128,8 @@ def test_the_rows_are_those_of_before_the_masks_and_can_be_trained_on(tokenizer:
         pattern = write_files(tmp_path / name, rows)
         assert main(flags(pattern, tokenizer, tmp_path / "out", "--split", name)) == 0
         assert read_instances(tmp_path / "out" / name) == in_order_of_files(rows)
-    assert verify_folder(str(tmp_path / "out"), 1).count("right. Checked") == 2
+        assert "right. Checked" in verify_split(str(tmp_path / "out" / name), 1)
+
     manifest = open_shards(str(tmp_path / "out" / "train")).manifest
     assert manifest.chunking == "segment_pairs"
     assert manifest.tokenizer.sha256 == tokenizer_sha256(load_tokenizer(str(tokenizer)))
