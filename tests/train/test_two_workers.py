@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 # With dropout, whose draws depend on the row and not on the replica.
 WITH_DROPOUT = f"{MODEL},hidden_dropout_prob=0.1,attention_probs_dropout_prob=0.1"
 # Two workers of 2 rows, twice a step, or one process of 8 rows.
-SHARED = ("--config-overrides", WITH_DROPOUT, "--max-grad-norm", "0.5", "--warmup-steps", "2")
+SHARED = ("--config-overrides", WITH_DROPOUT, "--max-grad-norm", "0.5", "--warmup-steps", "2", "--score-words", "20")
 DIVIDED_MODEL = "num_hidden_layers=1,hidden_size=128,num_attention_heads=2,intermediate_size=512"
 OF_WORKERS = (*SHARED, "--per-replica-batch-size", "2", "--gradient-accumulation-steps", "2")
 
@@ -63,7 +63,7 @@ def weights(folder):
 
 
 def figures(folder, split):
-    names = ("step", "loss", "masked_accuracy", "num_masked_tokens", "grad_norm", "learning_rate")
+    names = ("step", "loss", "masked_accuracy", "num_masked_tokens", "grad_norm", "learning_rate", "bits_per_byte")
     lines = [line for line in read_metrics(RunFolder(folder)) if line["split"] == split]
     return [{name: line[name] for name in names if name in line} for line in lines]
 

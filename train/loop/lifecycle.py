@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import huggingface_hub
 
-from mlm_common.errors import InputError
 from mlm_common.hub.push import check_hub_access
 from mlm_common.hub.retries import HubAwayError
 from train.config.phases import naming_phase, phases_of
@@ -182,8 +181,7 @@ def prepare(config: Settings, job: Job[Settings]) -> Run:
     run = job.open_run(config, cluster)
     for phase, plan in zip(run.phases, run.plans(num_replicas=cluster.num_workers), strict=True):
         phase.steps_at_words(plan)
-        if phase.sample is not None and cluster.num_workers > 1:
-            raise InputError("--score-pairs and --score-words are for one worker; TF_CONFIG names several.")
+        _ = phase.sample  # which checks the file of --score-pairs
     if config.run.dry_run or not config.hub.resume_from_hub:
         check_output_folder(run)
     if cluster.is_chief:

@@ -326,7 +326,7 @@ def build_trainer(run: Run, index: int, strategy: tf.distribute.Strategy) -> Tra
         model=model,
         plan=plan,
         add_up=build_adder(inputs, model, plan, jit_compile=computation.jit_compile),
-        score=scorer_of(phase, model),
+        score=scorer_of(phase, model, run.cluster.num_workers),
         log=log,
         state=TrainingState(model),
         checkpoints=Checkpoints(
@@ -344,7 +344,7 @@ def build_trainer(run: Run, index: int, strategy: tf.distribute.Strategy) -> Tra
     )
 
 
-def scorer_of(phase: Phase, model: PretrainingModel) -> Callable[[], dict[str, float]] | None:
+def scorer_of(phase: Phase, model: PretrainingModel, num_workers: int) -> Callable[[], dict[str, float]] | None:
     sample, tokenizer, max_length = phase.sample, phase.inputs.tokenizer, phase.inputs.max_length
     if sample is None:
         return None
@@ -352,7 +352,7 @@ def scorer_of(phase: Phase, model: PretrainingModel) -> Callable[[], dict[str, f
 
     tokens_per_batch = phase.config.optimization.per_replica_batch_size * max_length
     ids, strategy = special_ids(tokenizer), model.distribute_strategy
-    scored = QueriedModel(model.network, strategy, vocabulary_size(tokenizer), ids["pad"])
+    scored = QueriedModel(model.network, strategy, vocabulary_size(tokenizer), ids["pad"], num_workers)
     return lambda: sample.figures(scored, max_length, tokens_per_batch)
 
 

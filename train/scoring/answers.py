@@ -47,11 +47,15 @@ class QueriedModel:
         strategy: that it was built in.
         num_ids: of the tokenizer; what the vocabulary has beyond, as padding, is no answer.
         pad_token_id: of the tokenizer.
+        num_workers: of the strategy; each answers all queries, so that all have the answers.
     """
 
-    def __init__(self, network: Any, strategy: tf.distribute.Strategy, num_ids: int, pad_token_id: int) -> None:
+    def __init__(
+        self, network: Any, strategy: tf.distribute.Strategy, num_ids: int, pad_token_id: int, num_workers: int = 1
+    ) -> None:
         self.network, self.strategy = network, strategy
         self.num_ids, self.pad_token_id = num_ids, pad_token_id
+        self.num_replicas = strategy.num_replicas_in_sync // num_workers
 
     def answer(
         self, queries: Sequence[Query], lengths: Sequence[int], tokens_per_batch: int = TOKENS_PER_BATCH
@@ -59,7 +63,7 @@ class QueriedModel:
         """Answer all queries, their rows padded to the next of the lengths; a program is compiled for each."""
         nats, ranks = np.zeros(len(queries)), np.zeros(len(queries), np.int32)
         batches = list(_batches(queries, lengths, tokens_per_batch, self.pad_token_id))
-        num_replicas = self.strategy.num_replicas_in_sync
+        num_replicas = self.num_replicas
         while batches:
             # Batches of one length at once; the last replicas may repeat one.
             shape = batches[0].ids.shape
@@ -68,7 +72,7 @@ class QueriedModel:
             dealt = now + now[-1:] * (num_replicas - len(now))
             inputs = [
                 self.strategy.experimental_distribute_values_from_function(
-                    lambda context, values=values: tf.constant(values[context.replica_id_in_sync_group])
+                    lambda context, values=values: tf.constant(values[context.replica_id_in_sync_group % num_replicas])
                 )
                 for values in zip(*(one[:3] for one in dealt), strict=True)
             ]
