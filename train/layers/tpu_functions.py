@@ -6,7 +6,8 @@ joins to what makes their terms, and no tensor changes its layout.
 Attention keeps no scores in memory, as in FlashAttention (Dao et al. 2022), but without a custom kernel. The compiler
 joins a matrix product, what is done to its elements and the next product into one loop where no result in between is
 used twice. So the output is divided by the softmax's sum, not the probabilities; the backward pass recomputes the
-probabilities; dropout is made in the loop; and padding is removed from keys and values, not from scores.
+probabilities; dropout is made in the loop; and padding is removed from keys and values, not from scores. The backward
+pass of long rows goes through blocks whose exponentials stay in the chip's fast memory.
 """
 
 import math
@@ -26,6 +27,10 @@ SAFE_SUMS = (1e-25, 1e30)
 LARGEST_EXPONENT = 80.0
 # Rows of a matrix of ones: of fewer, XLA would make a sum of its vector unit's, which is slower.
 NUM_ONES = 8
+# From this length on, the backward pass goes through blocks of as many scores as a v5e's fast memory of 128 MiB holds
+# in float32 beside what else is there.
+LONG_ROW_TOKENS = 1024
+BLOCK_SCORES = 2**24
 
 
 def attend(
@@ -50,22 +55,29 @@ def attend(
             to keys of its document, one of which must be attended. None where it attends to all.
         reach: the largest distance of a key that a query attends to; None for any distance.
     """
-    num_heads, head_size = query.shape[1:3]
+    shape = query.shape
+    num_heads, head_size, num_queries = shape[1:]
     head_keys = None if row_keys is None else fold_in(row_keys[:, tf.newaxis], tf.range(num_heads))
     attended = attended[:, :, tf.newaxis]  # (batch, 1, 1, keys)
-    blocks = () if documents is None else (documents[0][:, :, tf.newaxis], documents[1][..., tf.newaxis])
-    attention = _Attention(attended, head_keys, rate, 1 / math.sqrt(head_size), blocks, reach)
+    of_rows = () if documents is None else (documents[0][:, :, tf.newaxis], documents[1][..., tf.newaxis])
+    is_long = num_queries >= LONG_ROW_TOKENS
+    if is_long:  # each head is a row of its own
+        query, key, value = (tf.reshape(tensor, (-1, 1, *tensor.shape[2:])) for tensor in (query, key, value))
+        head_keys = None if head_keys is None else tf.reshape(head_keys, (-1, 1, head_keys.shape[-1]))
+        attended, *of_rows = (tf.repeat(tensor, num_heads, axis=0) for tensor in (attended, *of_rows))
+    attention = _Attention(attended, head_keys, rate, 1 / math.sqrt(head_size), tuple(of_rows), reach)
+    backward = attention.backward_in_blocks if is_long else attention.backward
 
     @custom_gradient
     def apply(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tuple[tf.Tensor, Callable]:
         context, shift, inverse_sum = attention.forward(query, key, value)
 
         def gradient(by_context: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            return attention.backward(query, key, value, context, shift, inverse_sum, by_context)
+            return backward(query, key, value, context, shift, inverse_sum, by_context)
 
         return context, gradient
 
-    return apply(query, key * attended, value * attended)
+    return tf.reshape(apply(query, key * attended, value * attended), shape)
 
 
 class _Attention:
@@ -95,14 +107,19 @@ class _Attention:
 
         The latter two are float32 (batch, heads, 1, queries).
         """
-        shift, sums = self._shift_and_sums(query, key)
-        # Else the compiler makes the shift of all scores, a tensor of their size, in the conditional's branches.
-        shift, sums = optimization_barrier(shift, sums)
+        ones = tf.broadcast_to(self.attended, (*value.shape[:2], NUM_ONES, value.shape[3]))
+        if self.head_keys is None:  # what sums the exponentials can multiply them with the values
+            shift, products = self._shift_and_products(query, key, tf.concat([value, ones], axis=2))
+            context, sums = products[:, :, :-NUM_ONES], products[:, :, -1:]
+        else:
+            shift, products = self._shift_and_products(query, key, ones)
+            # Else the compiler makes the shift of all scores, a tensor of their size, in the conditional's branches.
+            shift, sums = optimization_barrier(shift, products[:, :, -1:])
+            query, key = optimization_barrier(query, key)  # else the exponentials would be kept for both products
+            weights = tf.cast(tf.nn.relu(self._signed_weights(query, key, shift)), value.dtype)
+            context = einsum("bnkq,bnhk->bnhq", weights, value)
         inverse_sum = tf.where(self._is_query(query), tf.math.reciprocal_no_nan(sums * (1 - self.rate)), 0.0)
-        query, key = optimization_barrier(query, key)  # else the exponentials would be kept for both products
-        weights = self._signed_weights(query, key, shift)
-        context = einsum("bnkq,bnhk->bnhq", tf.nn.relu(weights), value) * inverse_sum
-        return tf.cast(context, value.dtype), shift, inverse_sum
+        return tf.cast(context * inverse_sum, value.dtype), shift, inverse_sum
 
     def backward(
         self,
@@ -113,7 +130,9 @@ class _Attention:
         shift: tf.Tensor,
         inverse_sum: tf.Tensor,
         by_context: tf.Tensor,
+        kept_type: tf.DType | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Compute the gradients by query, key and value; exponentials are kept in `kept_type`, by default the query's."""
         dtype = query.dtype
         by_context = tf.cast(by_context, tf.float32)
         # Σ over keys of probability times its gradient, without a tensor of all probabilities (Dao et al. 2022, eq. 4).
@@ -122,7 +141,7 @@ class _Attention:
         by_context = tf.cast(by_context * inverse_sum, dtype)
         # Else the compiler would keep the forward pass's exponentials, or make these before they are needed.
         query, key, shift, by_context = optimization_barrier(query, key, shift, by_context)
-        weights = self._signed_weights(query, key, shift)
+        weights = tf.cast(self._signed_weights(query, key, shift), kept_type or dtype)
 
         def by_scores(value: tf.Tensor) -> tf.Tensor:
             by_weights = einsum("bnhk,bnhq->bnkq", value, by_context)
@@ -130,23 +149,78 @@ class _Attention:
                 by_weights = tf.where(weights > 0, by_weights, 0.0)
             return tf.cast(tf.cast(tf.abs(weights), tf.float32) * (by_weights - mean), dtype)
 
-        by_value = tf.einsum("bnkq,bnhq->bnhk", tf.nn.relu(weights), by_context)
+        by_value = tf.einsum("bnkq,bnhq->bnhk", tf.cast(tf.nn.relu(weights), dtype), by_context)
         by_query = einsum("bnkq,bnhk->bnhq", by_scores(value), key) * self.scale
         # The scores' gradients are recomputed for each product, in its layout: only the sum is transposed.
         by_key = einsum("bnkq,bnhq->bnkh", by_scores(*optimization_barrier(value)), query) * self.scale
         (by_key,) = optimization_barrier(tf.cast(by_key, dtype))
         return tf.cast(by_query, dtype), tf.transpose(by_key, (0, 1, 3, 2)), by_value
 
-    def _shift_and_sums(self, query: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Find what to subtract from the scores, mostly 0, and the sums of their exponentials over the keys."""
-        batch, num_heads, _, num_queries = query.shape
-        ones = tf.broadcast_to(self.attended, (batch, num_heads, NUM_ONES, key.shape[3]))
+    def backward_in_blocks(
+        self,
+        query: tf.Tensor,
+        key: tf.Tensor,
+        value: tf.Tensor,
+        context: tf.Tensor,
+        shift: tf.Tensor,
+        inverse_sum: tf.Tensor,
+        by_context: tf.Tensor,
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Compute as `backward`, for long rows with one head, some rows or a part of a row's queries after another.
 
-        def sums_after(shift: tf.Tensor) -> tf.Tensor:
-            return einsum("bnkq,bnhk->bnhq", self._exponentials(query, key, shift), ones)[:, :, :1]
+        Their exponentials stay in fast memory in float32, which costs a quarter of bfloat16 in the chip's.
+        """
+        num_rows, length = query.shape[0], query.shape[3]
+        sizes = [size for size in range(128, length, 128) if length % size == 0 and size * length <= BLOCK_SCORES]
+        # A mask's bits and the distance of a key depend on where the row begins.
+        is_whole = length * length <= BLOCK_SCORES or self.head_keys is not None or self.reach is not None
+        num_parts = 1 if is_whole or not sizes else length // max(sizes)
+        num_parts_of_all = num_rows * num_parts
+        num_together = max(1, BLOCK_SCORES * num_parts // length**2)
+        num_together = max(num for num in range(1, num_together + 1) if num_parts_of_all % num == 0)
 
-        zero = tf.zeros((batch, num_heads, 1, num_queries))
-        sums = sums_after(zero)
+        def parts(tensor: tf.Tensor) -> tf.Tensor:
+            """Cut the queries, the last axis, into parts, (blocks, parts together, …)."""
+            cut = tf.stack(tf.split(tensor, num_parts, axis=-1), axis=1)
+            return tf.reshape(cut, (-1, num_together, *cut.shape[2:]))
+
+        def repeated(tensor: tf.Tensor) -> tf.Tensor:
+            """Repeat each row for its parts, (blocks, parts together, …)."""
+            return tf.reshape(tf.repeat(tensor, num_parts, axis=0), (-1, num_together, *tensor.shape[1:]))
+
+        def gradients(block: tuple[tuple[tf.Tensor, ...], ...]) -> tuple[tf.Tensor, ...]:
+            (query, *results), (key, value, attended), head_keys, documents = block
+            part = _Attention(attended, *(head_keys or (None,)), self.rate, self.scale, documents, self.reach)
+            return part.backward(query, key, value, *results, kept_type=tf.float32)
+
+        block = (
+            tuple(map(parts, (query, context, shift, inverse_sum, by_context))),
+            tuple(map(repeated, (key, value, self.attended))),
+            () if self.head_keys is None else (repeated(self.head_keys),),
+            (parts(self.documents[0]), repeated(self.documents[1])) if self.documents else (),
+        )
+        by_query, *by_keys = (
+            tf.reshape(gradient, (num_rows, num_parts, *gradient.shape[2:]))
+            for gradient in tf.map_fn(gradients, block, fn_output_signature=(query.dtype,) * 3, parallel_iterations=1)
+        )
+        by_key, by_value = (tf.reduce_sum(tf.cast(gradient, tf.float32), axis=1) for gradient in by_keys)
+        by_query = tf.concat(tf.unstack(by_query, axis=1), axis=-1)
+        return by_query, tf.cast(by_key, key.dtype), tf.cast(by_value, value.dtype)
+
+    def _shift_and_products(self, query: tf.Tensor, key: tf.Tensor, factors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Find what to subtract from the scores, mostly 0, and multiply their exponentials.
+
+        Args:
+            query: as in `attend`; `key`, too.
+            factors: (batch, heads, rows, keys), in whose last row each key that counts has a 1.
+        """
+
+        def products_after(shift: tf.Tensor) -> tf.Tensor:
+            return einsum("bnkq,bnrk->bnrq", tf.cast(self._exponentials(query, key, shift), factors.dtype), factors)
+
+        zero = tf.zeros((*query.shape[:2], 1, query.shape[3]))
+        products = products_after(zero)
+        sums = products[:, :, -1:]
         is_safe = tf.reduce_all((sums > SAFE_SUMS[0]) & (sums < SAFE_SUMS[1]) | ~self._is_query(query))
 
         def largest_of_row(row: tuple[tf.Tensor, ...]) -> tf.Tensor:
@@ -161,17 +235,17 @@ class _Attention:
             # Row by row: memory for all scores would be set aside in every step, and crowd out what is needed.
             rows = (query, key, self.attended, *self.documents)
             shift = tf.map_fn(largest_of_row, rows, fn_output_signature=tf.float32)
-            return shift, sums_after(shift)
+            return shift, products_after(shift)
 
-        return tf.cond(is_safe, lambda: (zero, sums), largest_scores)
+        return tf.cond(is_safe, lambda: (zero, products), largest_scores)
 
     def _scores(self, query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
         return einsum("bnhk,bnhq->bnkq", key, query) * self.scale
 
     def _exponentials(self, query: tf.Tensor, key: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
-        """Compute exp(scores - shift), (batch, heads, keys, queries), 0 at keys that a query does not attend to."""
+        """Compute exp(scores - shift), float32 (batch, heads, keys, queries), 0 at keys that do not count for a query."""
         exponentials = tf.exp(tf.minimum(self._scores(query, key) - shift, LARGEST_EXPONENT))
-        return tf.cast(self._among_near(_within(self.documents, exponentials, 0.0), 0.0), query.dtype)
+        return self._among_near(_within(self.documents, exponentials, 0.0), 0.0)
 
     def _is_query(self, query: tf.Tensor) -> tf.Tensor:
         """Return which queries are of attended tokens, so each has a key, itself: bool (batch, 1, 1, queries)."""

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from train.layers import tpu_functions
 from train.layers.random_bits import dropout_mask, fold_in, row_keys
 from train.layers.tpu_functions import attend
 from train.model.attention import is_near
@@ -106,3 +107,26 @@ def test_rows_of_padding_alone_give_0_and_padding_takes_no_part():
     changed = compiled(query, tf.where(padding, 1e4, key), tf.where(padding, 1e4, value), attended, 0.0)
     for output, value in zip(changed, outputs, strict=True):
         np.testing.assert_array_equal(output, value)
+
+
+# A row in two parts of its queries; heads two by two; all in one block.
+@pytest.mark.parametrize(
+    ("length", "block_scores", "rate", "has_documents", "reach"),
+    [
+        (256, 128 * 256, 0.0, False, None),
+        (256, 128 * 256, 0.0, True, None),
+        (100, 2 * 100 * 100, RATE, False, None),
+        (100, 2**24, 0.0, False, 20),
+    ],
+)
+def test_blocks_of_long_rows_give_what_short_rows_give(monkeypatch, length, block_scores, rate, has_documents, reach):
+    generator = np.random.default_rng(3)
+    arguments = [tf.constant(generator.normal(size=(BATCH, HEADS, 8, length)), tf.float32) for _ in range(3)]
+    attended = np.arange(length) < np.array([[length], [length // 2], [0]])
+    numbers = tf.constant(np.arange(length) // 40 * np.ones((BATCH, 1, 1)), tf.int32)
+    options = {"documents": (numbers, numbers) if has_documents else None, "reach": reach}
+    expected = compiled(*arguments, attended, rate, **options)
+    monkeypatch.setattr(tpu_functions, "LONG_ROW_TOKENS", length)
+    monkeypatch.setattr(tpu_functions, "BLOCK_SCORES", block_scores)
+    for output, value in zip(compiled(*arguments, attended, rate, **options), expected, strict=True):
+        np.testing.assert_allclose(output, value, rtol=1e-5, atol=2e-6)
