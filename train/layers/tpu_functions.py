@@ -108,7 +108,8 @@ class _Attention:
         The latter two are float32 (batch, heads, 1, queries).
         """
         ones = tf.broadcast_to(self.attended, (*value.shape[:2], NUM_ONES, value.shape[3]))
-        if self.head_keys is None:  # what sums the exponentials can multiply them with the values
+        is_joint = self.head_keys is None and query.shape[3] >= LONG_ROW_TOKENS
+        if is_joint:  # what sums the exponentials can multiply them with the values
             shift, products = self._shift_and_products(query, key, tf.concat([value, ones], axis=2))
             context, sums = products[:, :, :-NUM_ONES], products[:, :, -1:]
         else:
@@ -119,7 +120,10 @@ class _Attention:
             weights = tf.cast(tf.nn.relu(self._signed_weights(query, key, shift)), value.dtype)
             context = einsum("bnkq,bnhk->bnhq", weights, value)
         inverse_sum = tf.where(self._is_query(query), tf.math.reciprocal_no_nan(sums * (1 - self.rate)), 0.0)
-        return tf.cast(context * inverse_sum, value.dtype), shift, inverse_sum
+        context = tf.cast(context * inverse_sum, value.dtype)
+        if is_joint:
+            (context,) = optimization_barrier(context)  # else the products would be kept, in float32
+        return context, shift, inverse_sum
 
     def backward(
         self,
