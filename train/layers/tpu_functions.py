@@ -136,7 +136,7 @@ class _Attention:
         by_context: tf.Tensor,
         kept_type: tf.DType | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Compute the gradients by query, key and value; exponentials are kept in `kept_type`, by default the query's."""
+        """Compute the gradients by query, key and value. Exponentials are kept in `kept_type`, else in the query's type."""
         dtype = query.dtype
         by_context = tf.cast(by_context, tf.float32)
         # Σ over keys of probability times its gradient, without a tensor of all probabilities (Dao et al. 2022, eq. 4).
@@ -247,7 +247,7 @@ class _Attention:
         return einsum("bnhk,bnhq->bnkq", key, query) * self.scale
 
     def _exponentials(self, query: tf.Tensor, key: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
-        """Compute exp(scores - shift), float32 (batch, heads, keys, queries), 0 at keys that do not count for a query."""
+        """Compute exp(scores - shift), float32 (batch, heads, keys, queries), 0 at keys that a query does not see."""
         exponentials = tf.exp(tf.minimum(self._scores(query, key) - shift, LARGEST_EXPONENT))
         return self._among_near(_within(self.documents, exponentials, 0.0), 0.0)
 
