@@ -136,7 +136,7 @@ class _Attention:
         by_context: tf.Tensor,
         kept_type: tf.DType | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Compute the gradients by query, key and value. Exponentials are kept in `kept_type`, else in the query's type."""
+        """Compute the gradients; exponentials are kept in `kept_type`, by default that of the query."""
         dtype = query.dtype
         by_context = tf.cast(by_context, tf.float32)
         # Σ over keys of probability times its gradient, without a tensor of all probabilities (Dao et al. 2022, eq. 4).
