@@ -59,7 +59,9 @@ def attend(
     num_heads, head_size, num_queries = shape[1:]
     head_keys = None if row_keys is None else fold_in(row_keys[:, tf.newaxis], tf.range(num_heads))
     attended = attended[:, :, tf.newaxis]  # (batch, 1, 1, keys)
-    of_rows = () if documents is None else (documents[0][:, :, tf.newaxis], documents[1][..., tf.newaxis])
+    of_rows: Sequence[tf.Tensor] = (
+        () if documents is None else (documents[0][:, :, tf.newaxis], documents[1][..., tf.newaxis])
+    )
     is_long = num_queries >= LONG_ROW_TOKENS
     if is_long:  # each head is a row of its own
         query, key, value = (tf.reshape(tensor, (-1, 1, *tensor.shape[2:])) for tensor in (query, key, value))
@@ -194,8 +196,10 @@ class _Attention:
 
         def gradients(block: tuple[tuple[tf.Tensor, ...], ...]) -> tuple[tf.Tensor, ...]:
             (query, *results), (key, value, attended), head_keys, documents = block
-            part = _Attention(attended, *(head_keys or (None,)), self.rate, self.scale, documents, self.reach)
-            return part.backward(query, key, value, *results, kept_type=tf.float32)
+            keys = head_keys[0] if head_keys else None
+            part = _Attention(attended, keys, self.rate, self.scale, documents, self.reach)
+            context, shift, inverse_sum, by_context = results
+            return part.backward(query, key, value, context, shift, inverse_sum, by_context, tf.float32)
 
         block = (
             tuple(map(parts, (query, context, shift, inverse_sum, by_context))),
