@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from safetensors.numpy import load_file
 
 from recipes.document_label import LABEL
 from recipes.document_label import main as label_documents
+from tests.fixtures.killable_runs import KillableRuns
 from tests.fixtures.made_once import made_once
 from tests.fixtures.other_environments import output_of
 from tests.fixtures.same_run import assert_same_run, timeless_lines
+from tests.fixtures.tiny_phases import PHASES, phases_flags
 from tests.fixtures.tiny_run import MODEL, NUM_STEPS, forget_checkpoint, run_flags
 from tfrecord_prep.records import decode_feature, read_records
 from train.model.from_pretrained import load_model
@@ -33,8 +36,8 @@ ELECTRA = (
 LABELS = ("--task", f"{RECIPES}/document_label.py:DocumentLabel")
 
 
-def electra_flags(folder: Path) -> tuple[str, ...]:
-    config = {"model_type": "electra", "embedding_size": 16, "max_position_embeddings": 16}
+def electra_flags(folder: Path, max_length: int = 16) -> tuple[str, ...]:
+    config = {"model_type": "electra", "embedding_size": 16, "max_position_embeddings": max_length}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return (*ELECTRA, "--pretrained-model-config", str(folder))
 
@@ -207,6 +210,19 @@ def test_pytorch_opens_the_exports(electra: Path, labelled: Path, python: Path) 
         assert not missing
         assert all("pooler" in one for one in of_encoder)
         assert difference < 1e-5
+
+
+@pytest.mark.slow
+def test_killed_in_phases_it_ends_with_the_same_bytes(phase_shards: Path, tmp_path: Path) -> None:
+    """On two replicas, in micro-batches, with another number of masks, then with longer rows."""
+    more = electra_flags(tmp_path, max_length=32)
+    flags, whole = (phases_flags(phase_shards, tmp_path / name, PHASES, *more) for name in ("run", "whole"))
+    with KillableRuns() as runs:
+        assert runs.run(whole) == 0
+        for phase, num_reports in (("train", 4), ("save", 4)):
+            assert runs.run_and_signal(flags, phase, num_reports, signal.SIGKILL, 0.001) == -signal.SIGKILL
+        assert runs.run(flags) == 0
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
 @pytest.mark.slow

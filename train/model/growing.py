@@ -1,9 +1,9 @@
 """Start a larger model from a smaller one of the same family: its weights tiled over the larger shapes.
 
-As ModernBERT-large was started from ModernBERT-base (Warner et al. 2024, arXiv:2412.13663: each axis has the
+As ModernBERT-large was started from ModernBERT-base (Warner et al. 2024, arXiv:2412.13663): each axis has the
 smaller one in its middle and wraps around it, and layers are repeated. Here a weight is also divided by the number of
 copies of its input (Net2Net, Chen et al. 2016, arXiv:1511.05641), so that a model of twice the width computes what the
-small one does; and the copies get noise, since equal ones would have equal gradients for ever.
+small one does; and the copies get noise, since equal ones would have equal gradients forever.
 """
 
 import logging
