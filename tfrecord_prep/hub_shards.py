@@ -6,7 +6,6 @@ repository. The manifest of a folder is put into the cache last: with it, all is
 
 import re
 import shutil
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +27,7 @@ from tfrecord_prep.manifest import (
     TOKENIZER_FOLDER_NAME,
     Manifest,
     ShardRecord,
-    read_manifest,
+    parse_manifest,
 )
 
 Split = Literal["train", "validation"]
@@ -151,9 +150,7 @@ class _Commit:
         text = repeat(
             lambda: hub.read_file(huggingface_hub.HfApi(), repository, self.commit, name), hub.RETRY_DELAYS_SECONDS
         )
-        with tempfile.TemporaryDirectory(prefix="manifest-") as folder:
-            Path(folder, MANIFEST_NAME).write_text(text, encoding="utf-8")
-            return read_manifest(folder)
+        return parse_manifest(text, f"{name} of {self.path}")
 
     def fetch_shard(self, folder: str, shard: ShardRecord) -> ShardRecord:
         copy = Path(self.download(f"{folder}/{shard.name}"))

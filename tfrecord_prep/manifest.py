@@ -140,13 +140,21 @@ def read_manifest(folder: str) -> Manifest:
     """Read the manifest of a split's folder, local or `gs://`.
 
     Raises:
-        InputError: it is not JSON, of another format version, or lacks fields.
+        InputError: as `parse_manifest`.
     """
     files = open_folder(folder)
-    path = files.path_of(MANIFEST_NAME)
+    return parse_manifest(files.read_bytes(MANIFEST_NAME), files.path_of(MANIFEST_NAME))
+
+
+def parse_manifest(content: bytes | str, path: str) -> Manifest:
+    """Make a manifest of the content of its file; `path` is for errors.
+
+    Raises:
+        InputError: it is not JSON, of another format version, or lacks fields.
+    """
     hint = "Prepare the shards again with --overwrite."
     try:
-        fields = json.loads(files.read_text(MANIFEST_NAME))
+        fields = json.loads(content)
         if (version := fields["format_version"]) != FORMAT_VERSION:
             raise InputError(f"This version reads format_version {FORMAT_VERSION}; {path} has {version!r}. {hint}")
         fields["tokenizer"] = TokenizerRecord(**fields["tokenizer"])

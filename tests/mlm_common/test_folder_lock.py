@@ -198,7 +198,6 @@ WRITES: Mapping[str, Callable[[Folder], object]] = {
     "write": lambda folder: folder.write_text("sub/a", "b"),
     "append": lambda folder: folder.append_text("old", "b", before="old"),
     "upload": lambda folder: folder.upload_file(__file__, "a"),
-    "publish": lambda folder: folder.publish(str(Path(__file__).parent), last=Path(__file__).name),
     "new file": lambda folder: folder.new_file().finish("a"),
     "delete files": lambda folder: folder.delete_files(["old"]),
     "delete": lambda folder: folder.subfolder("sub").delete(),

@@ -31,11 +31,11 @@ def test_a_run_resumes_from_the_commit_it_began_with(
     record = json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))
     assert record["hub_commits"] == {f"{REPO}@main": commit}
     forget_checkpoint(tmp_path / "run", 6)
-    hub_here.put(REPO, "train/manifest.json", b"{}", kind="datasets")
+    hub_here.put(REPO, "train/manifest.json", b'{"format_version": 0}', kind="datasets")
     assert main(flags) == 0
     assert_same_run(tmp_path / "run", finished_run)
     assert main([*flags, "--overwrite-output-dir"]) == 2
-    assert "This version reads format_version 1" in capsys.readouterr().err
+    assert f"This version reads format_version 1; train/manifest.json of hub:{REPO}" in capsys.readouterr().err
 
 
 def test_the_hosts_of_a_tpu_given_by_name_need_a_bucket() -> None:

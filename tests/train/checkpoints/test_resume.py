@@ -74,8 +74,8 @@ def test_marks_are_those_of_whole_settings():
     # What workers or the order of sums may differ in is no reason to refuse a run.
     assert settings_marked(PER_WORKER) | settings_marked(ROUNDING) < settings_marked(MAY_CHANGE)
     assert settings_marked(PER_WORKER) == {
-        "data.train_dataset", "data.eval_dataset", "data.tokenizer", "model.pretrained_model_config", "run.output_dir",
-        "run.phases",
+        "data.train_dataset", "data.eval_dataset", "data.tokenizer", "data.task", "model.pretrained_model_config",
+        "run.output_dir", "run.phases",
     }  # fmt: skip
 
 

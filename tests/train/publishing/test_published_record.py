@@ -37,7 +37,7 @@ BAD_ROWS = {"num_rows": 1, "listed": [{"source": SECRET, "place": SECRET, "probl
 PUBLIC_SETTINGS = {
     "split", "validation_split", "test_split", "dataset_config", "dataset_revision", "text_column",
     "extra_special_tokens", "preset", "hub_model_id", "hub_revision", "hub_tag", "hub_license", "hub_language",
-    "hub_example", "metric_for_best",
+    "hub_example", "metric_for_best", "log_steps", "eval_steps", "save_steps", "report_to",
 }  # fmt: skip
 PUBLIC_MANIFEST = {
     "split", "chunking", "tokenizer.sha256", "shards.name", "shards.crc32c", "versions", "corpus.settings.split",
