@@ -135,6 +135,11 @@ BAD = {
         "class Task(M):\n    def features(self, length):\n        return {**super().features(length), 'age': F()}",
         "--task reads age of each row; received",
     ),
+    "{tmp}/x.py:Named": (
+        "from train.tasks.masked_lm import MaskedLanguageModeling as M\nfrom train.tasks.task import Mean\n"
+        "class Named(M):\n    means = (*M.means, Mean('loss_de', 'loss', 'num_masked'))",
+        "--task must not call a figure loss_…, as the losses of sources are called; received loss_de.",
+    ),
 }
 
 

@@ -222,9 +222,9 @@ class RunConfig(Bounded):
         start, _, stop = (self.profile or "0:1").partition(":")
         holds = start.isdecimal() and stop.isdecimal() and int(start) < int(stop)
         require(holds, "must be START:STOP, two steps with START below STOP", "--profile", self.profile)
-        are_known = set(self.report_to) <= set(TRACKERS)
-        rule = f"must be among {', '.join(TRACKERS)} (TensorBoard's files are always written)"
-        require(are_known, rule, "--report-to", " ".join(self.report_to))
+        is_right = set(self.report_to) <= set(TRACKERS) and len(set(self.report_to)) == len(self.report_to)
+        rule = f"must be among {', '.join(TRACKERS)}, each once (TensorBoard's files are always written)"
+        require(is_right, rule, "--report-to", " ".join(self.report_to))
 
     @property
     def profiled_steps(self) -> tuple[int, int] | None:

@@ -135,7 +135,8 @@ class Trainer:
         totals = self.add_up(stop) if self.add_up is not None else None
         if totals is None:
             return None
-        sources = {name: float(total) for name, total in totals.items() if name.startswith(SOURCE_LOSS)}
+        names = [f"{SOURCE_LOSS}{source}" for source in self.phase.inputs.evaluated() if source]
+        sources = {name: float(totals[name]) for name in names}
         return self.model.task.figures(totals) | sources | (self.score() if self.score is not None else {})
 
     def record_run(self) -> dict[str, Any]:
@@ -287,9 +288,8 @@ def restored_trainers(run: Run, strategy: tf.distribute.Strategy) -> Iterator[Tr
         trainer.clear_folder()
         trainer.restore()
         index = trainer.phase_to_resume
-        if (
-            index == trainer.phase.index
-        ):  # else the newest checkpoint of this phase is damaged, and one before it is whole
+        # If they differ, the newest checkpoint of this phase is damaged, and one of an earlier phase is whole.
+        if index == trainer.phase.index:
             trainer.prove_computation()
             yield trainer
             index += 1
@@ -310,8 +310,8 @@ def build_trainer(run: Run, index: int, strategy: tf.distribute.Strategy) -> Tra
     num_parameters = model.network.count_params()
     record = describe_run(run, phase, plan, computation, num_parameters)
     trackers = []
-    if config.run.report_to:
-        from train.metrics.trackers import open_trackers
+    if config.run.report_to and is_chief:
+        from train.metrics.trackers import open_trackers  # for this flag alone
 
         trackers = open_trackers(config, run.folder)
     log = MetricsLog(

@@ -53,7 +53,7 @@ class MetricsLog:
 
     Each write carries all that is missing, so it makes up for one that failed. To be used as a context around the
     training, whose end waits for the thread and sums up what failed. Only the chief of several workers writes.
-    Trackers get all lines, too, each in a thread of its own, so that none holds up the files.
+    Trackers get all lines, too, each in a separate thread, so that none holds up the files.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class MetricsLog:
         self._curve = LossCurve(folder.files, draw_lines)
         self._lines_to_draw: Lines | None = None
         self._worker: LatestItemWorker[tuple[Lines, Lines | None]] = LatestItemWorker(self._write)
-        self._trackers = trackers if is_chief else ()
+        self._trackers = trackers
         self._failed: set[str] = set()
         self._num_failures = 0
 
@@ -89,8 +89,8 @@ class MetricsLog:
             tracker.submit(tuple(self.lines), is_complete=kind is None)
         end_seconds = time.monotonic() + seconds_to_end(kind)
         is_done = self._worker.wait(seconds_to_end(kind))
-        if is_done and self._failed:  # no later write makes up for the last one
-            self.flush()
+        if is_done and self._failed:  # no later write makes up for the last one; the trackers' runs are ended
+            self._worker.submit((tuple(self.lines), self._lines_to_draw))
             is_done = self._worker.wait(seconds_to_end(kind))
         self._worker.drop_waiting()  # what cannot be written now is left to the next start
         if self._failed or not is_done:

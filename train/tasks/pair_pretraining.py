@@ -232,14 +232,12 @@ def _custom_task(config: TrainingConfig, inputs: TrainingInputs) -> PretrainingT
     kind = load_class(name, PretrainingTask, NEEDED)  # type: ignore[type-abstract]
     task = kind.of(inputs, config.masking)
     task.identity = {"task": identity_of(name)}
+    of_sources = [mean.name for mean in task.means if mean.name.startswith(SOURCE_LOSS)]
+    rule = f"must not call a figure {SOURCE_LOSS}…, as the losses of sources are called"
+    require(not of_sources, rule, "--task", ", ".join(of_sources))
     needed = MaskedLanguageModeling.model_class
     rule = f"must have the model_class {needed} with --score-pairs or --score-words"
-    require(
-        task.model_class == MaskedLanguageModeling.model_class or not config.data.is_scored,
-        rule,
-        "--task",
-        task.model_class,
-    )
+    require(task.model_class == needed or not config.data.is_scored, rule, "--task", task.model_class)
     if more := task.features(inputs.max_length).keys() - STANDARD_FEATURES:
         for shards in (one for one in (*inputs.train_sets, *inputs.eval_sets) if one.paths):
             lacking = sorted(more - feature_names(next(read_records(read_file(shards.paths[0])))))

@@ -119,9 +119,31 @@ def test_a_tracker_that_hangs_holds_up_nothing(
     log = log_of(folder, fake, monkeypatch)
     with log:
         log.add(1, TRAIN, {"loss": 1.0})
+        log.flush()
+        log._worker.wait()
     assert [line["step"] for line in read_metrics(folder)] == [1]
     assert "wandb is not up to date; the next start of this run makes up for that" in caplog.text
     released.set()
+
+
+def test_a_file_that_is_written_again_at_the_end_leaves_the_tracker_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeTracker(knows_steps=True, failing_calls=set())
+    log = log_of(RunFolder(tmp_path), fake, monkeypatch)
+    write, failures = log._file.update, [OSError("the bucket is away")]
+
+    def fail_once(lines: Any) -> None:
+        if failures:
+            raise failures.pop()
+        write(lines)
+
+    monkeypatch.setattr(log._file, "update", fail_once)
+    with log:
+        log.add(1, TRAIN, {"loss": 1.0})
+    assert [line["step"] for line in read_metrics(RunFolder(tmp_path))] == [1]
+    assert fake.finished == [True]
+    assert fake.num_calls == 2  # opened once, one line sent
 
 
 def test_unknown_and_missing_trackers_are_one_line(
@@ -133,6 +155,7 @@ def test_unknown_and_missing_trackers_are_one_line(
     assert outcome.status == 2
     assert "--report-to must be among wandb, mlflow, trackio" in outcome.error
     assert outcome.error.endswith("received wandb tensorboard.")
+    assert "each once" in run(main, *flags, "wandb", "wandb").error
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     outcome = run(main, *flags, "mlflow")
     assert outcome.status == 2
