@@ -282,6 +282,7 @@ class OptimizationConfig(Bounded):
     """Batch, length of the run, optimizer, and the learning rate over the run."""
 
     FLAG_GROUP = "Optimizer"
+    layer_lr_decay = 1.0  # a flag of fine-tuning
 
     per_replica_batch_size: int = changeable(
         DEFAULT_BATCH_ROWS,

@@ -100,6 +100,7 @@ class RunConfig(Bounded):
     """Where the run writes, how often, and its seed."""
 
     FLAG_GROUP = "Output"
+    load_best_model_at_end = False  # a flag of fine-tuning
 
     output_dir: str | None = changeable(
         None,

@@ -229,7 +229,7 @@ class Trainer:
 
     @property
     def exports_best(self) -> bool:
-        return getattr(self.phase.config.run, "load_best_model_at_end", False)  # a flag of fine-tuning alone
+        return self.phase.config.run.load_best_model_at_end
 
     def _best_evaluation(self, steps: Collection[int] | None = None) -> dict[str, Any] | None:
         """Find the best line of validation, the earliest of equal ones, by default of all steps."""

@@ -369,7 +369,7 @@ def compile_model(model: PretrainingModel, config: RunSettings, plan: Plan, comp
     """Give the model a new optimizer; to be called in the scope of its strategy."""
     is_sharded = computation.shard_optimizer is not False
     sharding = Sharding(plan.num_replicas, by_xla=config.hardware.wants_tpu) if is_sharded else None
-    decay = getattr(config.optimization, "layer_lr_decay", 1.0)  # a flag of fine-tuning alone
+    decay = config.optimization.layer_lr_decay
     factors = layer_rate_factors(model.network, decay) if decay < 1 else ()
     optimizer = build_optimizer(config.optimization, sharding, factors, **plan.schedule_steps)
     optimizer.build(model.network.trainable_variables)
