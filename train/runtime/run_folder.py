@@ -1,8 +1,10 @@
 """The folder of a run: its files, its record `run.json`, and which run it contains."""
 
+import itertools
 import json
 import os
 import re
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
@@ -145,11 +147,10 @@ class RunFolder:
             begun = ""
             if any(map(_phase_of, fingerprint.keys() | theirs.keys())):
                 begun = f" Phase {begun_phase + 1} has begun: only later phases may change."
-            shown = "; ".join(
-                f"{key}: {_short(_value(theirs, key))} there, {_short(_value(fingerprint, key))} now"
-                for key in differing[:3]
-            )
-            more = f"; and {len(differing) - 3} more" if len(differing) > 3 else ""
+            named = (_differences(key, _value(theirs, key), _value(fingerprint, key)) for key in differing)
+            texts = list(itertools.chain.from_iterable(named))
+            shown = "; ".join(texts[:3])
+            more = f"; and {len(texts) - 3} more" if len(texts) > 3 else ""
             raise InputError(
                 f"--output-dir: {self} contains a different run ({shown}{more}). Name another folder, give "
                 f"--overwrite-output-dir, or the settings of that run; those that may change are in {WHAT_MAY_CHANGE}."
@@ -195,6 +196,26 @@ def _value(fingerprint: dict[str, Any], key: str) -> Any:
 def _phase_of(key: str) -> int:
     match = re.match(r"phase (\d+): ", key)
     return int(match[1]) - 1 if match else 0
+
+
+def _differences(key: str, there: Any, now: Any) -> Iterator[str]:
+    """Describe how a value of a fingerprint differs; of the shards of a mixture, {source: [weight, …]}, by source."""
+    is_mixture = key.endswith("_shards") and isinstance(there, dict) and isinstance(now, dict)
+    if not is_mixture:
+        yield f"{key}: {_short(there)} there, {_short(now)} now"
+    elif there.keys() != now.keys():
+        yield f"{key}: of {', '.join(there)} there, of {', '.join(now)} now"
+    else:
+        phase, _, is_of_evaluation = key.rpartition("train_shards")
+        totals = [sum(weight for weight, *_ in one.values()) for one in (there, now)]
+        for source in there:
+            (weight, *shards), (weight_now, *shards_now) = there[source], now[source]
+            if weight != weight_now and not is_of_evaluation:  # which has the same weights
+                fractions = f"{weight / totals[0]:.3%}", f"{weight_now / totals[1]:.3%}"
+                shown = fractions if fractions[0] != fractions[1] else (weight, weight_now)
+                yield f"{phase}weight of {source}: {shown[0]} there, {shown[1]} now"
+            if shards != shards_now:
+                yield f"{key} of {source}: {_short(shards)} there, {_short(shards_now)} now"
 
 
 def _short(value: object) -> str:

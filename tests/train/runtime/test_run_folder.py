@@ -1,7 +1,9 @@
 """Whose run a folder holds, and what of it is deleted."""
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,3 +53,33 @@ def test_a_deletion_that_was_killed_is_taken_up_again(finished_run: Path, tmp_pa
     RunFolder(run).check({}, resume="auto", overwrite=True)
     RunFolder(run).clear()
     assert not contents(run)
+
+
+MIXTURE = {"de": [1, "a 1"], "en": [3, "b 1", "b 2"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({"run.seed": 2}, "run.seed: 1 there, 2 now"),
+        ({"model.labels": {"a": 2}}, "model.labels: {'a': 1} there, {'a': 2} now"),
+        (
+            {"train_shards": {"de": [2, "a 1"], "en": [2, "b 1", "b 2"]}, "eval_shards": {"de": [2, "c 1"]}},
+            "weight of de: 25.000% there, 50.000% now; weight of en: 75.000% there, 50.000% now",
+        ),
+        (
+            {"train_shards": {"de": [2, "a 1"], "en": [6, "b 1", "b 2"]}, "eval_shards": {"de": [2, "c 1"]}},
+            "weight of de: 1 there, 2 now; weight of en: 3 there, 6 now",
+        ),
+        ({"train_shards": MIXTURE | {"fo": [1, "d 1"]}}, "train_shards: of de, en there, of de, en, fo now"),
+        ({"train_shards": MIXTURE | {"de": [1, "a 2"]}}, "train_shards of de: ['a 1'] there, ['a 2'] now"),
+    ],
+)
+def test_what_differs_from_the_run_in_the_folder_is_named(changes: dict[str, Any], shown: str, tmp_path: Path) -> None:
+    fingerprint = {
+        "run.seed": 1, "model.labels": {"a": 1}, "train_shards": MIXTURE, "eval_shards": {"de": [1, "c 1"]},
+    }  # fmt: skip
+    (tmp_path / "run.json").write_text(json.dumps({"fingerprint": fingerprint}), encoding="utf-8")
+    with pytest.raises(InputError) as error:
+        RunFolder(tmp_path).check(fingerprint | changes, resume="auto", overwrite=False)
+    assert f"contains a different run ({shown}). Name another folder" in str(error.value)
