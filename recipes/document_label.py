@@ -5,11 +5,12 @@
     python train/run_mlm.py --task recipes/document_label.py:DocumentLabel --preset tiny-cpu \\
         --train-dataset work/labelled/train --eval-dataset work/labelled/validation --output-dir work/model
 
-The first two commands copy shards, with the number of its folder as another feature of each row. The loss is the mean
-over masked tokens plus a tenth of the mean over rows, whose head reads the mean of the encoder's states. The export is
-a masked language model, with the head in the same file.
+The first two commands copy shards, with the number of its label, in alphabetical order, as another feature of each row.
+The loss is the mean over masked tokens plus a tenth of the mean over rows, whose head reads the mean of the encoder's
+states. The export is a masked language model, with the head in the same file.
 """
 
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -54,12 +55,17 @@ class DocumentLabel(MaskedLanguageModeling):
 
     @classmethod
     def of(cls, inputs: Any, masking: Any) -> "DocumentLabel":
-        folder = open_folder(inputs.train_shards.folder)
-        if not folder.exists(NAMES):
-            raise InputError(f"--task needs shards of recipes/document_label.py; {folder.path} has no {NAMES}.")
+        labels = {}
+        for folder in (open_folder(shards.folder) for shards in (*inputs.train_sets, *inputs.eval_sets)):
+            if not folder.exists(NAMES):
+                raise InputError(f"--task needs shards of recipes/document_label.py; {folder.path} has no {NAMES}.")
+            labels[folder.path] = folder.read_text(NAMES).split()
         task = super().of(inputs, masking)
         assert isinstance(task, cls)
-        task.names = folder.read_text(NAMES).split()
+        task.names = next(iter(labels.values()))
+        for path, names in labels.items():
+            if names != task.names:
+                raise InputError(f"All shards must have the labels {task.names}; {path} has {names}.")
         return task
 
     def features(self, length: int) -> dict[str, Feature]:
@@ -123,16 +129,17 @@ class DocumentLabel(MaskedLanguageModeling):
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Copy the shards of several folders, NAME=DIR …, into one, each row with the number of its folder."""
+    """Copy the shards of several folders, NAME=DIR …, into one, each row with the number of its label."""
     import tensorflow as tf
 
     output_dir, *named = (sys.argv[1:] if argv is None else argv) or [""]
-    if len(named) < 2 or Path(output_dir).exists():
+    if len(named) < 2 or not all("=" in word for word in named) or Path(output_dir).exists():
         raise InputError("Name a new folder and two or more folders of shards: OUTPUT_DIR NAME=DIR NAME=DIR …")
-    folders, index = named_folders(" ".join(named), "NAME=DIR"), 0
+    folders = named_folders(shlex.join(named), "NAME=DIR")
+    # The numbers of the labels must not depend on the order of the words.
+    sources, index = {name: open_shards(folders[name]) for name in sorted(folders)}, 0
     Path(output_dir).mkdir(parents=True)
-    for label, folder in enumerate(folders.values()):
-        shards = open_shards(folder)
+    for label, shards in enumerate(sources.values()):
         for path, num_rows in zip(shards.paths, shards.num_rows_per_shard, strict=True):
             with tf.io.TFRecordWriter(f"{output_dir}/dataset-{index:05d}-{num_rows}.tfrecord") as writer:
                 for record in read_records(read_file(path)):
@@ -141,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     writer.write(example.SerializeToString())
             index += 1
     shutil.copytree(str(shards.tokenizer_folder), f"{output_dir}/tokenizer")
-    Path(output_dir, NAMES).write_text("\n".join(folders), encoding="utf-8")
+    Path(output_dir, NAMES).write_text("\n".join(sources), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -114,6 +114,8 @@ def test_labels_are_read_from_the_shards(labelled: Path, shards: Path) -> None:
         for one in ("train", "validation")
     ]
     assert labels == [0] * counts[0] + [1] * counts[1]
+    names = [(labelled / one / "labels.txt").read_text(encoding="utf-8") for one in ("train", "validation")]
+    assert names == ["one\ntwo"] * 2  # although their words came in another order
     last = timeless_lines(labelled / "run")[-1]
     assert last["loss"] == pytest.approx(last["mlm_loss"] + 0.1 * last["label_loss"], rel=1e-5)
     assert last["perplexity"] == pytest.approx(np.exp(last["mlm_loss"]))
@@ -153,6 +155,30 @@ def test_what_is_no_task_is_one_line(task: str, shards: Path, tmp_path: Path, ru
     assert outcome.status == 2
     assert message in outcome.error
     assert outcome.error.count("\n") <= 1
+
+
+def test_labels_of_other_shards_are_refused(
+    labelled: Path, tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("train.data.shards.check_nothing_is_shared", lambda *_: None)  # as for the run
+    shutil.copytree(labelled, tmp_path / "other", ignore=shutil.ignore_patterns("run"))
+    (tmp_path / "other" / "validation" / "labels.txt").write_text("one\nthree", encoding="utf-8")
+    outcome = run(main, *run_flags(tmp_path / "other", tmp_path / "run", *LABELS, "--dry-run"))
+    assert outcome.status == 2
+    assert "All shards must have the labels ['one', 'two'];" in outcome.error
+
+
+def test_folders_to_label_are_checked_first(shards: Path, tmp_path: Path, run: Any) -> None:
+    one, new = f"one={shards / 'train'}", tmp_path / "new"
+    for words, message in (
+        ((one,), "Name a new folder and two or more folders of shards"),
+        ((one, "two"), "Name a new folder and two or more folders of shards"),
+        ((one, f"two={tmp_path}/no where"), f"There is no folder {tmp_path}/no where"),
+    ):
+        outcome = run(label_documents, str(new), *words)
+        assert outcome.status == 2
+        assert message in outcome.error
+        assert not new.exists()
 
 
 REFUSED = {
