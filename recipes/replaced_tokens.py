@@ -83,7 +83,7 @@ class ReplacedTokens(PretrainingTask):
         config.intermediate_size = round(GENERATOR_SIZE * config.intermediate_size)
         generator = TFElectraForMaskedLM(config, name=TRAINING_ONLY)
         put_part(network, TRAINING_ONLY, lambda: generator, lambda: generator(generator.dummy_inputs, training=False))
-        # Not before: whenever its layers are built, the embeddings are made again.
+        # Only now: whenever its layers are built, it makes new embeddings.
         generator.electra.embeddings = generator.generator_lm_head.input_embeddings = network.electra.embeddings
         gather_before_head(generator)
         return network

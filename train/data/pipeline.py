@@ -245,7 +245,8 @@ def _merged(
 
     A group is cut into pieces, one for each chunk, so that a record is held once.
     """
-    chunk_rows = max(1, sum(order.window_rows for order in mixture.sources) // 4)  # more take memory, fewer time
+    # More rows take memory, fewer take time.
+    chunk_rows = max(1, sum(order.window_rows for order in mixture.sources) // 4)
     *groups, pieces_of_chunk = reading_groups(windows, start_row, num_rows, chunk_rows)
     num_pieces = tf.constant(pieces_of_chunk)
 

@@ -63,7 +63,7 @@ def attend(
         () if documents is None else (documents[0][:, :, tf.newaxis], documents[1][..., tf.newaxis])
     )
     is_long = num_queries >= LONG_ROW_TOKENS
-    if is_long:  # each head is a row of its own
+    if is_long:  # each head becomes a row
         query, key, value = (tf.reshape(tensor, (-1, 1, *tensor.shape[2:])) for tensor in (query, key, value))
         head_keys = None if head_keys is None else tf.reshape(head_keys, (-1, 1, head_keys.shape[-1]))
         attended, *of_rows = (tf.repeat(tensor, num_heads, axis=0) for tensor in (attended, *of_rows))

@@ -67,7 +67,7 @@ class Pretraining(Job[TrainingConfig]):
 def recorded_commits(config: TrainingConfig) -> dict[str, str]:
     """Read from which commits of the Hub the shards of the run in the output folder are; none for a new run."""
     folder = RunFolder(str(config.run.output_dir))
-    with suppress(AttributeError, OSError, ValueError):  # no run, which is checked later
+    with suppress(AttributeError, OSError, ValueError):  # no run, which is checked later, or a redacted one of the Hub
         if not config.run.overwrite_output_dir or folder.was_started_by_current_supervisor():
             return dict(folder.read_record().get("hub_commits", {}))
     return {}
@@ -155,7 +155,7 @@ def exports_at_words(run: Run, trainer: "Trainer") -> "ExportsAtWords | None":
 def show_first_rows(run: Run, plans: tuple[Plan, ...]) -> None:
     """Print for `--dry-run` the row that each phase begins with, which takes TensorFlow to read and to mask."""
     if run.config.hardware.tpu_name == "local" and run.config.hardware.wants_tpu:
-        print("\nThe log of the run has its first row: to read it here, TensorFlow would claim the TPU.")
+        print("\nThe first row is printed when the run starts: showing it here would claim the TPU.")
         return
     try:
         from train.loop.trainer import print_first_rows

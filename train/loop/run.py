@@ -225,9 +225,8 @@ class Run:
     def _fingerprint_up_to(self, last_index: int) -> dict[str, Any]:
         contents = []
         for phase in self.phases[: last_index + 1]:
-            content = fingerprint(phase.config, phase.inputs, phase.model_config.to_diff_dict()) | {
-                **phase.task.identity
-            }
+            content = fingerprint(phase.config, phase.inputs, phase.model_config.to_diff_dict())
+            content |= phase.task.identity
             contents.append(content | ({"has_own_schedule": True} if phase.has_separate_schedule else {}))
         return fingerprint_of_phases(contents)
 

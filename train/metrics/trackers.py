@@ -23,16 +23,16 @@ from train.runtime.run_folder import TENSORBOARD_SPLITS, TRACKERS_FOLDER, RunFol
 
 logger = logging.getLogger(__name__)
 
-# Of a tracker whose variables name no other.
+# Where the tracker's environment variable names no other.
 PROJECT = "mlm-pretraining"
-# By default wandb's end waits for an outage to end.
+# By default wandb waits at the end for as long as its server is away.
 WANDB_FINISH_SECONDS = 100.0
 # The most that MLflow takes.
 PARAMS_PER_REQUEST, PARAM_CHARACTERS = 100, 500
 
 
 class OpenRun(NamedTuple):
-    """A run of a tracker: the last step that it has of each split, None if it does not know; sending, and ending it."""
+    """A run of a tracker: the last step that it has of each split, None if it cannot say; how to send and to end it."""
 
     run_id: str
     steps: dict[str, int] | None
@@ -95,7 +95,7 @@ def open_trackio(run_id: str | None, run_name: str, settings: dict[str, Any]) ->
     return OpenRun(run_id, None, lambda figures, step, _: run.log(figures, step), lambda _: run.finish())
 
 
-# What each imports, some of it by and by.
+# What each imports, some of it only when it is first used.
 MODULES = {"wandb": ("wandb", "wandb.apis.public"), "mlflow": ("mlflow",), "trackio": ("trackio",)}
 OPENERS = {"wandb": open_wandb, "mlflow": open_mlflow, "trackio": open_trackio}
 
@@ -104,8 +104,7 @@ class Tracker:
     """Sends the log in a thread; what fails is a warning, and is sent with the next lines.
 
     Args:
-        name: of the tracker.
-        folder: has its file.
+        folder: of `NAME.json`.
         run_name, settings: shown by the tracker.
     """
 
@@ -161,9 +160,9 @@ class Tracker:
 
 def open_trackers(config: RunSettings, folder: RunFolder) -> list[Tracker]:
     """Import the trackers of `--report-to`, and make what sends the log and the settings of the run to them."""
-    # Here, not in their threads: Python 3.11 fails when two threads parse code, and TensorFlow parses that of the step.
+    # Not in their threads: Python 3.11 fails when two threads parse code, and TensorFlow parses that of the step.
     for module in (module for name in config.run.report_to for module in MODULES[name]):
-        with suppress(Exception):  # which its thread meets again, and warns
+        with suppress(Exception):  # the thread gets it again, and warns
             importlib.import_module(module)
     settings = {f"{subject}.{name}": value for subject, of in config.as_dict().items() for name, value in of.items()}
     about = config.run.run_name or PurePath(folder.path).name, settings

@@ -1,6 +1,6 @@
 """What a model costs by arithmetic: parameters, and operations of a step; and how the step is computed.
 
-None of it needs TensorFlow, so that a plan can tell.
+None of it needs TensorFlow, so a plan can show it.
 
 Operations are counted for the fraction of the chip's peak that is used (MFU), as Chowdhery et al. 2022 (PaLM, appendix
 B) do: matrix products, an addition and a multiplication each, forward once and backward twice; other work of the

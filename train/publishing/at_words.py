@@ -1,4 +1,4 @@
-"""The checkpoints of `--save-at-words`, exported and pushed to branches of their own while the run trains."""
+"""The checkpoints of `--save-at-words`, exported and pushed to a branch each while the run trains."""
 
 import json
 import logging

@@ -17,7 +17,7 @@ class CustomHead(tf_keras.layers.Layer):
         super().__init__(name=OWN_HEAD)
         self.layers = list(layers)
 
-    def call(self, states: tf.Tensor, training: bool = False) -> tf.Tensor:  # noqa: ARG002  (Keras hands it on)
+    def call(self, states: tf.Tensor, training: bool = False) -> tf.Tensor:  # noqa: ARG002  (Keras passes it)
         for layer in self.layers:
             states = layer(states)
         return states

@@ -17,7 +17,7 @@ from train.runtime.named_scopes import custom_gradient, named
 
 # Added to the logits of padding in the vocabulary: e to it is 0, and 0 times it is 0, as of infinity it would not be.
 NEVER = -1e30
-# As of `train.layers.tpu_functions`, which runs on a TPU alone import.
+# As in `train.layers.tpu_functions`, which only a run on a TPU imports.
 NUM_ONES = 8
 # One set of positions per thread: MirroredStrategy traces each replica in its own thread.
 _traced = threading.local()
