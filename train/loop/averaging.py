@@ -59,8 +59,9 @@ def _evaluate(saved: SavedModel, weights: dict[str, np.ndarray]) -> dict[str, fl
     """Evaluate other weights of a run's model; None where the run has no validation rows."""
     assert saved.record is not None
     settings = saved.record["settings"]
-    # The phase is a run by itself here.
-    settings = {**settings, "run": {**settings["run"], "phases": None}}
+    # The phase is a run by itself here, on the shards that are recorded.
+    here = {"phases": None, "overwrite_output_dir": False, "report_to": []}
+    settings = {**settings, "run": settings["run"] | here}
     config = TrainingConfig(*(kind(**settings[name]) for name, kind in zip(settings, SUBJECTS, strict=True)))
     run = Pretraining().open_run(config, Cluster())
     trainer = build_trainer(run, 0, connect(config.hardware, run.cluster))
