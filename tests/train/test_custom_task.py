@@ -140,7 +140,7 @@ BAD = {
     "{tmp}/x.py:Named": (
         "from train.tasks.masked_lm import MaskedLanguageModeling as M\nfrom train.tasks.task import Mean\n"
         "class Named(M):\n    means = (*M.means, Mean('loss_de', 'loss', 'num_masked'))",
-        "--task must not call a figure loss_…, as the losses of sources are called; received loss_de.",
+        "--task must not have a figure named loss_…, which are those of the sources; received loss_de.",
     ),
 }
 

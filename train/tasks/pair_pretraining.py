@@ -233,7 +233,7 @@ def _custom_task(config: TrainingConfig, inputs: TrainingInputs) -> PretrainingT
     task = kind.of(inputs, config.masking)
     task.identity = {"task": identity_of(name)}
     of_sources = [mean.name for mean in task.means if mean.name.startswith(SOURCE_LOSS)]
-    rule = f"must not call a figure {SOURCE_LOSS}…, as the losses of sources are called"
+    rule = f"must not have a figure named {SOURCE_LOSS}…, which are those of the sources"
     require(not of_sources, rule, "--task", ", ".join(of_sources))
     needed = MaskedLanguageModeling.model_class
     rule = f"must have the model_class {needed} with --score-pairs or --score-words"
