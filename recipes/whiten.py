@@ -24,7 +24,7 @@ from mlm_common.cli.command_line import command
 from mlm_common.cli.local_paths import check_folder_or_hub
 from mlm_common.cli.settings import require
 from mlm_common.storage import local_or_hub
-from mlm_common.tokenizer import load_tokenizer
+from mlm_common.tokenizer import load_tokenizer, vocabulary_size
 from train.model.pretrained_files import read_config
 from train.publishing.publisher import write_task_files
 from train.runtime.run_folder import exported_model
@@ -74,7 +74,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     (layer,) = network.custom_head.layers
     layer.kernel.assign(kernel)
     layer.bias.assign(bias)
-    export_model(network, model.tokenizer, given.output, model_max_length=length, vocabulary_size=len(model.tokenizer))
+    num_ids = vocabulary_size(model.tokenizer)
+    export_model(network, model.tokenizer, given.output, model_max_length=length, vocabulary_size=num_ids)
     write_task_files(whitened.card, given.output)
     print(f"{len(texts):,} texts, {width} directions  {given.output}")
 
