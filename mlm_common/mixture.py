@@ -13,6 +13,8 @@ from mlm_common.storage import open_folder
 
 FORMAT_VERSION = 1
 MIXTURE_NAME = "mixture.json"
+# Begins the address of a data set on the Hub, instead of a path.
+HUB_PREFIX = "hub:"
 # A name is part of the names of folders and of figures (`eval_loss_de`), and of NAME=VALUE on the command line.
 SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 

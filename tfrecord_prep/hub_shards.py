@@ -20,9 +20,8 @@ from mlm_common.cli.console import progress_bar
 from mlm_common.errors import InputError
 from mlm_common.hub import push as hub
 from mlm_common.hub.retries import configure_sessions, hub_error, one_line, repeat
-from mlm_common.mixture import MIXTURE_NAME, read_mixture
+from mlm_common.mixture import HUB_PREFIX, MIXTURE_NAME, read_mixture
 from tfrecord_prep.manifest import (
-    HUB_PREFIX,
     MANIFEST_NAME,
     TOKENIZER_FOLDER_NAME,
     Manifest,

@@ -21,8 +21,6 @@ FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 PLAN_NAME = "plan.json"  # instead of the manifest while shards are written
 TOKENIZER_FOLDER_NAME = "tokenizer"
-# Begins the address of shards on the Hub (`tfrecord_prep.hub_shards`).
-HUB_PREFIX = "hub:"
 
 # Values of `chunking`: the one whose rows are pairs of segments, with a `next_sentence_label`.
 PAIRS = "segment_pairs"

@@ -15,9 +15,7 @@ from mlm_common.corpus.config import HELD_OUT_SPLITS, CorpusConfig, SourcesConfi
 from mlm_common.corpus.corpus import Corpus, open_corpus
 from mlm_common.corpus.identity import Part, Record, describe_shared_text
 from mlm_common.errors import InputError
-from mlm_common.mixture import check_names, named_paths, named_weights
-
-HUB_PREFIX = "hub:"
+from mlm_common.mixture import HUB_PREFIX, check_names, named_paths, named_weights
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from typing import Literal
 from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
 from mlm_common.mixture import (
+    HUB_PREFIX,
     MIXTURE_NAME,
     named_folders,
     named_weights,
@@ -27,7 +28,7 @@ from mlm_common.mixture import (
     sampling_weights,
 )
 from mlm_common.storage import open_folder
-from tfrecord_prep.manifest import HUB_PREFIX, ShardSet
+from tfrecord_prep.manifest import ShardSet
 from train.config.learning import DataConfig
 
 # By which fractions may miss a sum of 1, as 0.333 three times does.
