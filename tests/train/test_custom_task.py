@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from safetensors.numpy import load_file
 
 from recipes.document_label import LABEL
 from recipes.document_label import main as label_documents
+from tests.fixtures.finetuned_runs import run_on_one_device
 from tests.fixtures.killable_runs import KillableRuns
 from tests.fixtures.made_once import made_once
 from tests.fixtures.other_environments import output_of
@@ -26,12 +26,8 @@ from train.run_mlm import main
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 ELECTRA = (
-    "--task",
-    f"{RECIPES}/replaced_tokens.py:GradientDisentangled",
-    "--mask-token-rate",
-    "1",
-    "--random-token-rate",
-    "0",
+    *("--task", f"{RECIPES}/replaced_tokens.py:GradientDisentangled"),
+    *("--mask-token-rate", "1", "--random-token-rate", "0"),
 )
 LABELS = ("--task", f"{RECIPES}/document_label.py:DocumentLabel")
 
@@ -42,18 +38,12 @@ def electra_flags(folder: Path, max_length: int = 16) -> tuple[str, ...]:
     return (*ELECTRA, "--pretrained-model-config", str(folder))
 
 
-def run_on_one_device(flags: list[str]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("train.runtime.strategy.connect", lambda *_: tf.distribute.OneDeviceStrategy("/device:CPU:0"))
-        assert main(flags) == 0
-
-
 @pytest.fixture(scope="session")
 def electra(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a configuration, and of a run from its start to its end."""
 
     def make(folder: Path) -> None:
-        run_on_one_device(run_flags(shards, folder / "run", *electra_flags(folder)))
+        run_on_one_device(main, run_flags(shards, folder / "run", *electra_flags(folder)))
 
     return made_once(tmp_path_factory, "custom-electra", make)
 
@@ -69,7 +59,7 @@ def labelled(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         # All rows are in both: not a run to learn from, but one whose labels are known.
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("train.data.shards.check_nothing_is_shared", lambda *_: None)
-            run_on_one_device(run_flags(folder, folder / "run", *LABELS))
+            run_on_one_device(main, run_flags(folder, folder / "run", *LABELS))
 
     return made_once(tmp_path_factory, "custom-labels", make)
 
@@ -79,7 +69,7 @@ def test_it_resumes_bit_for_bit(electra: Path, shards: Path, tmp_path: Path) -> 
     shutil.copytree(electra / "run", tmp_path / "run")
     flags = run_flags(shards, tmp_path / "run", *electra_flags(tmp_path))
     forget_checkpoint(tmp_path / "run", NUM_STEPS)
-    run_on_one_device(flags)
+    run_on_one_device(main, flags)
     assert_same_run(tmp_path / "run", electra / "run")
 
 
@@ -261,7 +251,7 @@ def test_an_export_is_trained_on(electra: Path, shards: Path, tmp_path: Path) ->
     flags = run_flags(shards, tmp_path / "run", *ELECTRA, "--init-from", str(electra / "run"), "--max-steps", "1")
     for word in ("--config-overrides", MODEL):
         flags.remove(word)
-    run_on_one_device([*flags, "--learning-rate", "1e-9"])
+    run_on_one_device(main, [*flags, "--learning-rate", "1e-9"])
     name = "electra.embeddings.word_embeddings.weight"
     first, then = (load_file(one / "run" / "export" / "model.safetensors")[name] for one in (electra, tmp_path))
     np.testing.assert_allclose(first, then, atol=1e-6)
