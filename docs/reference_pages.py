@@ -115,7 +115,7 @@ def _meaning(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
     text = parser._get_formatter()._expand_help(action) if action.help else ""
     if action.choices and not isinstance(action.metavar, str):
         text += " One of " + ", ".join(f"`{choice}`" for choice in action.choices) + "."
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("[MASK]", "`[MASK]`")
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("[", "\\[")
 
 
 def commands_page() -> str:
