@@ -153,17 +153,17 @@ def parse_manifest(content: bytes | str, path: str) -> Manifest:
     hint = "Prepare the shards again with --overwrite."
     try:
         fields = json.loads(content)
-        if (version := fields["format_version"]) != FORMAT_VERSION:
-            raise InputError(f"This version reads format_version {FORMAT_VERSION}; {path} has {version!r}. {hint}")
-        fields["tokenizer"] = TokenizerRecord(**fields["tokenizer"])
-        fields["shards"] = tuple(ShardRecord(**shard) for shard in fields["shards"])
-        fields["totals"] = Totals(**fields["totals"])
-        fields["bad_rows"] = bad_rows_from_record(fields["bad_rows"])
-        return Manifest(**fields)
+        if (version := fields["format_version"]) == FORMAT_VERSION:
+            fields["tokenizer"] = TokenizerRecord(**fields["tokenizer"])
+            fields["shards"] = tuple(ShardRecord(**shard) for shard in fields["shards"])
+            fields["totals"] = Totals(**fields["totals"])
+            fields["bad_rows"] = bad_rows_from_record(fields["bad_rows"])
+            return Manifest(**fields)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"A manifest must be JSON with the fields of docs/reference/shards.md; {path}: {error!r}. {hint}"
         ) from error
+    raise InputError(f"This version reads format_version {FORMAT_VERSION}; {path} has {version!r}. {hint}")
 
 
 def published_manifest(record: Mapping[str, Any]) -> dict[str, Any]:
