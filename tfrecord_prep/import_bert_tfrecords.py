@@ -26,20 +26,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlm_common.cli.console import folder_beside, next_step, progress_bar
-from mlm_common.cli.local_paths import did_you_mean
 from mlm_common.cli.settings import Bounded, flag, require
-from mlm_common.corpus.config import CorpusConfig
-from mlm_common.corpus.identity import file_record, with_checksums
-from mlm_common.corpus.text_files import absolute_pattern
+from mlm_common.corpus.config import HELD_OUT_SPLITS, CorpusConfig
+from mlm_common.corpus.identity import file_record
+from mlm_common.corpus.text_files import absolute_pattern, find_files
 from mlm_common.corpus.text_formats import BadRows
 from mlm_common.errors import InputError
 from mlm_common.folder_lock import locked_folder
 from mlm_common.storage import open_folder
-from mlm_common.storage.reading import StoredFile, find_stored_files
+from mlm_common.storage.reading import StoredFile
 from mlm_common.tokenizer import load_tokenizer, save_tokenizer, special_ids, tokenizer_sha256, vocabulary_size
 from mlm_common.workers import map_in_order, num_cores
 from tfrecord_prep.chunking import Rows
 from tfrecord_prep.config import PrepareConfig
+from tfrecord_prep.duplicates import HASH_BYTES, are_seen
 from tfrecord_prep.manifest import (
     FORMAT_VERSION,
     PAIRS,
@@ -130,12 +130,12 @@ class ImportWork:
 
 @dataclass(frozen=True)
 class NumberedFile:
-    """A file as a partition; `is_duplicate` has a byte per record, 1 for those that are left out."""
+    """A file as a partition, and which of its records are left out, (number of records,)."""
 
     index: int
     sha256: str
     file: StoredFile
-    is_duplicate: bytes
+    is_left_out: NDArray[np.bool_]
 
 
 @command
@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     tokenizer = load_tokenizer(str(config.tokenizer_name_or_path))
     kind = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["type"]
     require(kind == "WordPiece", "must be a WordPiece one, as BERT's", "--tokenizer-name-or-path", kind)
-    files = with_checksums(find_files(config.data_files))
+    files = find_files([absolute_pattern(one) for one in config.data_files], "--data-files", is_text=False)
     fields = plan_fields(config, tokenizer, files)
     folder = output.path_of(config.split)
     with stoppable(), locked_folder(str(output)):
@@ -162,19 +162,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             import_split(plan, files, tokenizer, config)
         print(describe_split(folder, read_manifest(folder)))
         print(describe_first_row(folder, tokenizer))
-    model = folder_beside(str(output), "model")
-    words = ["--preset", "bert-base", "--objective", "mlm+nsp", "--train-dataset", folder, "--output-dir", model]
-    print(next_step("train/run_mlm.py", words))
-
-
-def find_files(patterns: Sequence[str]) -> list[StoredFile]:
-    files: dict[str, StoredFile] = {}
-    for pattern in patterns:
-        found = find_stored_files(absolute_pattern(pattern))
-        if not found:
-            raise InputError(f"--data-files: no file matches {pattern}{did_you_mean(pattern) or '.'}")
-        files |= {file.name: file for file in found}
-    return list(files.values())
+    if config.split not in HELD_OUT_SPLITS:
+        model = folder_beside(str(output), "model")
+        words = ["--preset", "bert-base", "--objective", "mlm+nsp", "--train-dataset", folder, "--output-dir", model]
+        print(next_step("train/run_mlm.py", words))
 
 
 def plan_fields(
@@ -182,13 +173,14 @@ def plan_fields(
 ) -> dict[str, Any]:
     """Make the fields of the manifest that are known beforehand, as in JSON; rows are as long as the first one."""
     corpus = CorpusConfig(data_files=[absolute_pattern(one) for one in config.data_files], split=config.split)
-    first = next(itertools.chain.from_iterable(map(records_of, files)), None)
-    if first is None:
+    found = next(((file, record) for file in files for record in records_of(file)), None)
+    if found is None:
         raise InputError(f"--data-files must have records; there is none in {len(files):,} files.")
     try:
-        max_length = len(decode_feature(first, IDS))
+        max_length = len(decode_feature(found[1], IDS))
     except (IndexError, KeyError, ValueError) as error:
-        raise InputError(f"{files[0].name} is not of create_pretraining_data.py: its record has no {IDS}.") from error
+        rule = f"is not of create_pretraining_data.py: its first record has no {IDS}."
+        raise InputError(f"{found[0].name} {rule}") from error
     checksums = hashlib.sha256("".join(str(file.checksum) for file in files).encode()).hexdigest()
     fields = {
         "format_version": FORMAT_VERSION,
@@ -215,20 +207,21 @@ def import_split(
     recorded = {name: plan.fields["tokenizer"][name] for name in ("vocabulary_size", "special_ids")}
     work = ImportWork(plan.folder, **{name: plan.fields[name] for name in named}, **recorded)
     num_processes, num_bytes = config.num_workers or num_cores(), sum(file.num_bytes for file in files)
-    hashes: list[NDArray[np.uint64]] = []
+    hashes: list[NDArray[np.uint8]] = []
     with progress_bar(f"Checking {len(files):,} files", "B", num_bytes) as bar:
         for file, found in zip(files, map_in_order(partial(hash_rows, work), files, num_processes, HINT), strict=True):
             hashes.append(found)
             bar.update(file.num_bytes)
-    is_duplicate = find_duplicates(hashes)
-    num_rows, num_duplicates = sum(map(len, hashes)), sum(map(sum, is_duplicate))
+    is_duplicate = are_seen(np.concatenate(hashes))
     what = "left out" if config.drop_duplicates else "kept; --drop-duplicates leaves them out"
-    print(f"{num_rows:,} rows in {len(files):,} files, {num_duplicates:,} the same as an earlier one ({what})")
+    counted = f"{len(is_duplicate):,} rows in {len(files):,} files"
+    print(f"{counted}, {is_duplicate.sum():,} the same as an earlier one ({what})")
+    is_left_out = np.split(is_duplicate & config.drop_duplicates, np.cumsum([len(one) for one in hashes])[:-1])
     partitions = []
-    for index, (file, flags) in enumerate(zip(files, is_duplicate, strict=True)):
-        left_out = flags if config.drop_duplicates else bytes(len(flags))
+    for index, (file, of_file) in enumerate(zip(files, is_left_out, strict=True)):
         content = json.dumps([file.num_bytes, file.checksum])
-        partitions.append(NumberedFile(index, partition_sha256(plan.fields, [content], left_out), file, left_out))
+        sha256 = partition_sha256(plan.fields, [content], of_file.tobytes())
+        partitions.append(NumberedFile(index, sha256, file, of_file))
     with failures_named(plan.folder):
         complete, folder = begin_folder(plan.folder, plan.fields), open_folder(plan.folder)
         save_tokenizer(tokenizer, folder.path_of(TOKENIZER_FOLDER_NAME))
@@ -240,38 +233,28 @@ def import_split(
         complete_folder(plan, {one.index: one.sha256 for one in partitions}, BadRows())
 
 
-def find_duplicates(hashes: Sequence[NDArray[np.uint64]]) -> list[bytes]:
-    """Return for each file a byte per row: 1 if an earlier row, of any file, has the same hash."""
-    together = np.concatenate(hashes)
-    is_duplicate = np.ones(len(together), np.uint8)
-    is_duplicate[np.unique(together, return_index=True)[1]] = 0
-    ends = np.cumsum([len(one) for one in hashes])
-    return [part.tobytes() for part in np.split(is_duplicate, ends[:-1])]
-
-
-def hash_rows(work: ImportWork, file: StoredFile) -> NDArray[np.uint64]:
-    """Restore all rows of a file, and hash them; (number of records,)."""
+def hash_rows(work: ImportWork, file: StoredFile) -> NDArray[np.uint8]:
+    """Restore all rows of a file, and hash them; (number of records, HASH_BYTES)."""
     hashes = [
-        int.from_bytes(hashlib.blake2b(ids.tobytes() + bytes([label]), digest_size=8).digest(), "little")
-        for rows in restored_rows(work, file)
-        for ids, label in zip(rows.input_ids, _labels(rows).tolist(), strict=True)
+        hashlib.blake2b(ids.tobytes() + bytes([label]), digest_size=HASH_BYTES).digest()
+        for rows, labels in restored_rows(work, file)
+        for ids, label in zip(rows.input_ids, labels.tolist(), strict=True)
     ]
-    return np.array(hashes, np.uint64)
+    return np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, HASH_BYTES)
 
 
 def import_file(work: ImportWork, numbered: NumberedFile) -> int:
     """Write the shards of a file, its sidecar last; return the bytes that were read."""
     id_counts, num_random, first = np.zeros(work.vocabulary_size, np.int64), 0, 0
-    is_duplicate = np.frombuffer(numbered.is_duplicate, np.uint8).astype(np.bool_)
 
     def kept() -> Iterator[Rows]:
         nonlocal first, num_random
-        for rows in restored_rows(work, numbered.file):
-            is_kept = ~is_duplicate[first : first + len(rows.input_ids)]
-            first += len(is_kept)
-            some = Rows(rows.input_ids[is_kept], rows.num_tokens_per_row[is_kept], _labels(rows)[is_kept])
+        for rows, labels in restored_rows(work, numbered.file):
+            is_kept = ~numbered.is_left_out[first : first + len(labels)]
+            first += len(labels)
+            some = Rows(rows.input_ids[is_kept], rows.num_tokens_per_row[is_kept], labels[is_kept])
             id_counts[:] += np.bincount(some.input_ids.ravel(), minlength=len(id_counts))
-            num_random += int(_labels(some).sum())
+            num_random += int(labels[is_kept].sum())
             yield some
 
     shards = write_shards(work.folder, numbered.index, kept(), work.shard_size)
@@ -284,7 +267,7 @@ def import_file(work: ImportWork, numbered: NumberedFile) -> int:
         num_padding_tokens=num_rows * work.max_length - num_tokens,
         num_rows=num_rows,
         num_random_pairs=num_random,
-        num_duplicate_documents=int(is_duplicate.sum()),
+        num_duplicate_documents=int(numbered.is_left_out.sum()),
     )
     write_sidecar(work.folder, PartitionResult(numbered.index, numbered.sha256, shards, totals, BadRows(), id_counts))
     return numbered.file.num_bytes
@@ -303,8 +286,8 @@ def records_of(file: StoredFile) -> Iterator[bytes]:
         raise InputError(f"{file.name} is not a complete TFRecord file: {error}.") from error
 
 
-def restored_rows(work: ImportWork, file: StoredFile) -> Iterator[Rows]:
-    """Yield the rows of a file, some at a time, with the masked tokens put back.
+def restored_rows(work: ImportWork, file: StoredFile) -> Iterator[tuple[Rows, NDArray[np.int64]]]:
+    """Yield the rows of a file, some at a time, with the masked tokens put back, and their labels, (rows,).
 
     Raises:
         InputError: a record of another form, of another length, or not of the tokenizer; says which.
@@ -312,19 +295,21 @@ def restored_rows(work: ImportWork, file: StoredFile) -> Iterator[Rows]:
     records, first = records_of(file), 0
     while examples := list(itertools.islice(records, RECORDS_AT_ONCE)):
         try:
-            rows, problems = _restored(work, examples)
+            rows, labels, problems = _restored(work, examples)
         except (IndexError, KeyError, ValueError) as error:
             place = f"{file.name}, in the records from {first:,} on"
             raise InputError(f"{place}: {error}. They must be those of create_pretraining_data.py.") from error
         for problem, is_bad in problems.items():
             if is_bad.any():
                 raise InputError(f"{file.name}, record {first + int(np.argwhere(is_bad)[0, 0]):,}: {problem}.")
-        yield rows
+        yield rows, labels
         first += len(examples)
 
 
-def _restored(work: ImportWork, examples: Sequence[bytes]) -> tuple[Rows, dict[str, NDArray[np.bool_]]]:
-    """Put the masked tokens back; return the rows, and {what is wrong: where}, each (num_rows, 1 or more)."""
+def _restored(
+    work: ImportWork, examples: Sequence[bytes]
+) -> tuple[Rows, NDArray[np.int64], dict[str, NDArray[np.bool_]]]:
+    """Put the masked tokens back; return rows, labels, and {what is wrong: where}, each (num_rows, 1 or more)."""
     length, special = work.max_length, work.special_ids
     ids, mask, segments = (decode_rows(examples, name, length) for name in (IDS, MASK, SEGMENTS))
     labels = decode_rows(examples, LABELS, 1)[:, 0]
@@ -350,12 +335,7 @@ def _restored(work: ImportWork, examples: Sequence[bytes]) -> tuple[Rows, dict[s
         "a [MASK] is left that no masked_lm_ids replaces": ids == special["mask"],
         f"{LABELS} is neither 0 nor 1": ((labels < 0) | (labels > 1))[:, None],
     }
-    return Rows(ids.astype(np.int32), num_tokens, labels), problems
-
-
-def _labels(rows: Rows) -> NDArray[np.int64]:
-    assert rows.next_sentence_labels is not None
-    return rows.next_sentence_labels
+    return Rows(ids.astype(np.int32), num_tokens), labels, problems
 
 
 if __name__ == "__main__":

@@ -42,14 +42,14 @@ def absolute_pattern(pattern: str) -> str:
     return str(Path(glob.escape(folder) if is_glob else folder, pattern))
 
 
-def find_files(patterns: list[str], flag: str) -> list[StoredFile]:
+def find_files(patterns: list[str], flag: str, *, is_text: bool = True) -> list[StoredFile]:
     """Find the files that the patterns name, with their checksums; in order, those of a glob sorted.
 
     A file that links or several patterns name again is listed once, under its first name.
 
     Raises:
-        InputError: a pattern without a match, a link to nothing, or a file whose ending is not one that can be read;
-            names `flag`.
+        InputError: a pattern without a match, a link to nothing, or a file of text whose ending is not one that can
+            be read; names `flag`.
     """
     files: dict[str, StoredFile] = {}
     num_found = 0
@@ -60,7 +60,8 @@ def find_files(patterns: list[str], flag: str) -> list[StoredFile]:
             raise InputError(f"{flag}: no file matches {shown}{did_you_mean(shown) or '.'}")
         num_found += len(found)
         for file in found:
-            _format_of(file.name, flag)
+            if is_text:
+                _format_of(file.name, flag)
             files.setdefault(os.path.realpath(file.name) if file.is_local else file.name, file)
     if num_found > len(files):
         logger.info("%s: %s names are of files named before; each is read once.", flag, f"{num_found - len(files):,}")

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from transformers import BertTokenizerFast
 
+from mlm_common.corpus.text_files import find_files
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256
 from tests.fixtures.run_command import Outcome
@@ -227,7 +228,7 @@ def test_a_record_that_is_wrong_is_one_line_and_nothing_is_written(
         str(tmp_path / "out"), LENGTH, 50, len(VOCABULARY), {"cls": CLS, "pad": PAD, "sep": SEP, "unk": 1, "mask": MASK}
     )
     with pytest.raises(InputError, match=message) as raised:
-        import_bert_tfrecords.hash_rows(work, *import_bert_tfrecords.find_files([str(path)]))
+        import_bert_tfrecords.hash_rows(work, *find_files([str(path)], "--data-files", is_text=False))
     assert "\n" not in str(raised.value)
     assert main(flags(str(path), tokenizer, tmp_path / "out")) == 2
     assert not list((tmp_path / "out").rglob("*.tfrecord"))
