@@ -16,7 +16,7 @@ from mlm_common.errors import InputError
 
 # COPA's questions, in the words of SuperGLUE (Wang et al. 2019).
 QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
-# What stands for a choice in the question before it.
+# Where a question has it, each choice is put there.
 BLANK = "_"
 
 
@@ -89,7 +89,7 @@ def read_choices(table: Table, columns: Columns, *, needs_labels: bool) -> Choic
         is_right = isinstance(choices, list | tuple) and all(isinstance(one, str) for one in choices)
         if not is_right or len(choices) < 2 or len(choices) != len(lists[0]):
             raise InputError(
-                f"Column {columns.choices[0]} of {table.name} must hold lists of two or more texts, all rows as many; "
+                f"Column {columns.choices[0]} of {table.name} must hold lists of two or more texts, all of one length; "
                 f"row {row:,} has {choices!r:.200}."
             )
     if columns.question is not None:
@@ -106,23 +106,16 @@ def _joined(question: str, choice: str) -> str:
     return question.replace(BLANK, choice) if BLANK in question else f"{question} {choice}"
 
 
-def names_of(train: Choices, columns: Columns) -> tuple[str, ...]:
-    """Name the choices as the labels to train on do: by numbers, letters, or columns.
+def _name(label: Any) -> str:
+    return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label).strip()
 
-    Raises:
-        InputError: they do none of these.
-    """
-    number, labels = train.num_choices, [str(one).strip() for one in train.labels or ()]
+
+def names_of(train: Choices, columns: Columns) -> tuple[str, ...]:
+    """Name the choices as most labels to train on do: by numbers, letters, or columns."""
+    number, labels = train.num_choices, [_name(one) for one in train.labels or ()]
     numbers, letters = tuple(map(str, range(number))), tuple(string.ascii_uppercase[:number])
     forms = (numbers, letters, *([columns.choices] if len(columns.choices) > 1 else []))
-    names = max(forms, key=lambda one: sum(label in one for label in labels))
-    for row, label in enumerate(labels, start=1):
-        if label not in names:
-            raise InputError(
-                f"Column {columns.label} of {train.name} must have the number of a choice, 0 to {number - 1}, or in "
-                f"all rows its letter or the name of its column; row {row:,} has {label!r:.200}."
-            )
-    return names
+    return max(forms, key=lambda one: sum(label in one for label in labels))
 
 
 def check_number(choices: Choices, number: int) -> None:
@@ -142,12 +135,12 @@ def encode_labels(choices: Choices, names: Sequence[str], *, may_be_missing: boo
     numbers = {name: number for number, name in enumerate(names)}
     encoded = np.full(len(choices.contexts), -1, np.int32)
     for row, label in enumerate(choices.labels or ()):
-        text = str(label).strip()
-        if text in numbers:
-            encoded[row] = numbers[text]
-        elif not may_be_missing or not (is_missing(label) or text in ("-1", "?")):
+        name = _name(label)
+        if name in numbers:
+            encoded[row] = numbers[name]
+        elif not may_be_missing or not (is_missing(label) or name in ("-1", "?")):
             raise InputError(
-                f"Each label must be one of {', '.join(names)}, as in training; row {row + 1:,} of {choices.name} has "
-                f"{label!r:.200}."
+                f"Each label must be one of {', '.join(names)}; row {row + 1:,} of {choices.name} has {label!r:.200}. "
+                "Number choices from 0, or use their letters or the names of their columns, in all rows alike."
             )
     return encoded

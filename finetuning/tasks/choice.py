@@ -53,9 +53,9 @@ class MultipleChoice(TextClassification):
 
     model_class = "TFAutoModelForMultipleChoice"
 
-    def __init__(self, names: Sequence[str], metric: str | None = None, *, pad_token_id: int, token_types: bool):
+    def __init__(self, names: Sequence[str], metric: str | None = None, **of_rows: Any):
         labels = Labels("single_label_classification", tuple(names))
-        super().__init__(labels, METRICS, metric, pad_token_id=pad_token_id, token_types=token_types)
+        super().__init__(labels, METRICS, metric, **of_rows)
         self.card = finetuned_card(
             "model that chooses one of several texts",
             "Multiple choice",

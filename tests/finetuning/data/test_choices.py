@@ -93,23 +93,24 @@ def test_files_of_all_kinds_are_read(ending: str, tmp_path: Path) -> None:
     ("table", "message"),
     [
         (OTHER, "--context-column-name and --choice-column-names must name columns of t, which are not those of SWAG"),
-        (RACE | {"options": [["a"]]}, "must hold lists of two or more texts, all rows as many; row 1 has"),
+        (RACE | {"options": [["a"]]}, "must hold lists of two or more texts, all of one length; row 1 has"),
         (RACE | {"options": ["abc"]}, "must hold lists of two or more texts"),
         (RACE | {"options": [["a", 1]]}, "must hold lists of two or more texts"),
-        (RACE | {"answer": ["D"]}, "must have the number of a choice, 0 to 2, .*; row 1 has 'D'"),
+        (RACE | {"answer": ["D"]}, "Each label must be one of 0, 1, 2; row 1 of t has 'D'. Number choices from 0"),
+        (RACE | {"answer": [None]}, "Each label must be one of 0, 1, 2; row 1 of t has None"),
         (RACE | {"article": [None]}, "Column article of t must hold text; row 1 has None"),
-        ({**SWAG, "label": ["4"]}, "must have the number of a choice, 0 to 3"),
+        ({**SWAG, "label": ["4"]}, "Each label must be one of 0, 1, 2, 3; row 1 of t has '4'"),
         ({name: values for name, values in SWAG.items() if name != "label"}, "--label-column-name must name a column"),
     ],
 )
 def test_what_is_no_choice_is_one_line(table: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        read(table)
+        encode_labels(*read(table), may_be_missing=False)
 
 
 def test_rows_have_one_number_of_choices() -> None:
     rows = {name: values * 2 for name, values in RACE.items()}
-    with pytest.raises(InputError, match="all rows as many; row 2 has"):
+    with pytest.raises(InputError, match="all of one length; row 2 has"):
         read(rows | {"options": [["a", "b", "c"], ["a", "b"]]})
     choices, names = read(rows)
     check_number(choices, 3)
@@ -119,11 +120,11 @@ def test_rows_have_one_number_of_choices() -> None:
 
 
 def test_a_label_may_be_missing_in_what_is_predicted() -> None:
-    labels = ["1", -1, None, "", "?", "0"]
-    choices = Choices("t", ["c"] * 6, [["a", "b"]] * 6, labels)
+    labels = ["1", -1, None, "", "?", "0", float("nan"), 1.0]
+    choices = Choices("t", ["c"] * 8, [["a", "b"]] * 8, labels)
     found = encode_labels(choices, ("0", "1"), may_be_missing=True)
-    np.testing.assert_array_equal(found, [1, -1, -1, -1, -1, 0])
-    with pytest.raises(InputError, match="Each label must be one of 0, 1, as in training; row 2 of t has -1"):
+    np.testing.assert_array_equal(found, [1, -1, -1, -1, -1, 0, -1, 1])
+    with pytest.raises(InputError, match="Each label must be one of 0, 1; row 2 of t has -1"):
         encode_labels(choices, ("0", "1"), may_be_missing=False)
     with pytest.raises(InputError, match="row 1 of t has 'B'"):
         encode_labels(Choices("t", ["c"], [["a", "b"]], ["B"]), ("0", "1"), may_be_missing=True)
