@@ -12,7 +12,7 @@ class PredictionConfig(Bounded):
     model: str = flag("", "Folder of a fine-tuning run, or of its export, local or gs://, or a Hub id.")
     text: list[str] = flag(list, "Texts to classify or to tag; for tags, words are divided by spaces.")
     text_pair: list[str] = flag(list, "The second text of each pair, where the model was trained on pairs.")
-    choices: list[str] = flag(list, "Texts of which one is to be chosen after one --text.")
+    choices: list[str] = flag(list, "Texts to choose from, each of which may follow --text.")
     question: list[str] = flag(list, "Questions about --context.")
     context: str | None = flag(None, "The text with the answers to --question.")
     file: str | None = flag(

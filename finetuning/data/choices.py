@@ -119,7 +119,7 @@ def names_of(train: Choices, columns: Columns) -> tuple[str, ...]:
 
 
 def check_number(choices: Choices, number: int) -> None:
-    """Check that rows have as many choices as those that were trained on."""
+    """Check that rows have the number of choices of training."""
     if choices.num_choices != number:
         raise InputError(
             f"Rows must have {number} choices, as in training; those of {choices.name} have {choices.num_choices}."

@@ -42,10 +42,11 @@ class ClassLoss:
 def class_loss(settings: SmoothedOptimization, names: Sequence[str], labels: NDArray[np.int32]) -> ClassLoss | None:
     """Make the loss that the flags ask for, by the names of the classes and the labels to train on; None without any.
 
-    `balanced` weighs each class by the mean number of labels of a class divided by its own, as scikit-learn does.
+    `balanced` weighs each class by the mean number of labels of a class divided by the number of its labels, as
+    scikit-learn does.
 
     Raises:
-        InputError: weights of other classes, or a class without labels that is to be balanced.
+        InputError: weights of other classes, or `balanced` and a class without labels.
     """
     given: Any = getattr(settings, "class_weights", [])
     if not given:
@@ -56,8 +57,8 @@ def class_loss(settings: SmoothedOptimization, names: Sequence[str], labels: NDA
         return ClassLoss(tuple(map(float, given)), settings.label_smoothing)
     counts = np.bincount(labels, minlength=len(names))
     absent = ", ".join(name for name, count in zip(names, counts, strict=True) if not count)
-    require(not absent, f"needs labels of each class to train on, or numbers instead of {BALANCED}", "--class-weights",
-            f"none of {absent[:200]}")  # fmt: skip
+    rule = f"needs labels of each class to train on, or numbers instead of {BALANCED}"
+    require(not absent, rule, "--class-weights", f"none of {absent[:200]}")
     return ClassLoss(tuple((len(labels) / (len(names) * counts)).tolist()), settings.label_smoothing)
 
 

@@ -78,7 +78,7 @@ def test_weights_are_numbers_above_0(weights: list[str]) -> None:
 
 @pytest.mark.parametrize("task_class", [TextClassification, Tagging])
 def test_training_is_by_it_and_evaluation_is_not(task_class: Any) -> None:
-    """Rows of padding, and tokens without a tag, count for nothing."""
+    """Rows of padding, and tokens without a tag, do not count."""
     labels = Labels("single_label_classification", NAMES)
     draw = np.random.default_rng(2)
     weights, smoothing = (1.0, 2.0, 5.0), 0.2
