@@ -3,7 +3,7 @@
     python notebooks/execute.py            # all three, about ten minutes on two cores
     python notebooks/execute.py finetune   # one, from what the others left in runs/
 
-`finetune` starts from the model of `make quickstart`, as it does by default.
+`finetune` starts from the model of `make quickstart`: run that before.
 
 Each notebook's metadata then has the hash of its cells: a test compares them.
 """

@@ -4,5 +4,5 @@ In reading order: `prepare_tfrecord_shards` is the command; `split` plans a spli
 by `beam_pipeline`, and sums them up; `partition` turns documents into shards with `encoding`, `segment_pairs`,
 `chunking` and `records`; `split_folder` and `manifest` are the files of a split. `verify` reads all of it again,
 `push_to_hub` publishes it, and `hub_shards` fetches what was published. `import_bert_tfrecords` is a command that makes
-shards of what BERT's own script has written.
+shards of the files of BERT's create_pretraining_data.py.
 """
