@@ -120,7 +120,9 @@ def in_order_of_files(made: list[Instance], num_files: int = 3) -> list[Instance
     return [one for number in range(num_files) for one in made[number::num_files]]
 
 
-def test_the_rows_are_those_of_before_the_masks_and_can_be_trained_on(tokenizer: Path, tmp_path: Path) -> None:
+def test_the_rows_are_those_of_before_the_masks_and_can_be_trained_on(
+    tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = instances(documents(tokenizer), dupe_factor=2)
     held_out = [(ids[:1] + ids[1:-1][::-1] + ids[-1:], [], label) for ids, _, label in made[:30]]
     held_out = [(ids, [int(SEP in ids[:place]) for place in range(len(ids))], label) for ids, _, label in held_out]
@@ -130,6 +132,7 @@ def test_the_rows_are_those_of_before_the_masks_and_can_be_trained_on(tokenizer:
         assert main(flags(pattern, tokenizer, tmp_path / "out", "--split", name)) == 0
         assert read_instances(tmp_path / "out" / name) == in_order_of_files(rows)
         assert "right. Checked" in verify_split(str(tmp_path / "out" / name), 1)
+    assert capsys.readouterr().out.count("train/run_mlm.py") == 1  # rows for evaluation are not trained on
 
     manifest = open_shards(str(tmp_path / "out" / "train")).manifest
     assert manifest.chunking == "segment_pairs"
