@@ -7,6 +7,7 @@ learning rate has not yet decayed.
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -60,7 +61,7 @@ def _evaluate(saved: SavedModel, weights: dict[str, np.ndarray]) -> dict[str, fl
     assert saved.record is not None
     settings = saved.record["settings"]
     # The phase is a run by itself here, on the shards that are recorded.
-    here = {"phases": None, "overwrite_output_dir": False, "report_to": []}
+    here: dict[str, Any] = {"phases": None, "overwrite_output_dir": False, "report_to": []}
     settings = {**settings, "run": settings["run"] | here}
     config = TrainingConfig(*(kind(**settings[name]) for name, kind in zip(settings, SUBJECTS, strict=True)))
     run = Pretraining().open_run(config, Cluster())
