@@ -71,11 +71,11 @@ def _map_in_pool(
 
 
 def _result(future: Future[Result]) -> Result:
-    """Wait for a result; Ctrl-C takes effect between two waits: within one it would break a lock of Python."""
-    while not future.done():
+    """Wait for a result; Ctrl-C takes effect between two waits: within a call of a future it may leave a lock taken."""
+    while True:
         with interrupts_put_off():
-            wait([future], timeout=POLL_SECONDS)
-    return future.result()
+            if wait([future], timeout=POLL_SECONDS).done:
+                return future.result()
 
 
 def _begin_worker() -> None:
