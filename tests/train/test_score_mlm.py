@@ -213,6 +213,7 @@ def test_a_killed_scoring_continues_with_the_next_model(
     assert num_loaded == 3
 
 
+@pytest.mark.slow
 def test_the_learning_curve_of_a_run(finished_run: Path, run: Command, tmp_path: Path) -> None:
     text, pairs = tmp_path / "text.txt", tmp_path / "pairs.jsonl"
     text.write_text("a corpus of small words\nmakes many rows\n", encoding="utf-8")

@@ -75,6 +75,7 @@ def test_words_of_rows_are_asked_for_whole(shards: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_device")
+@pytest.mark.slow
 def test_checkpoints_after_words_are_exported_and_pushed_once_while_the_run_goes(
     shards: Path, tmp_path: Path, hub_here: HubHandle, run: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

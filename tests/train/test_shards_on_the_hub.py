@@ -19,6 +19,7 @@ ADDRESS = f"hub:{REPO}"
 ON_THE_HUB = ("--train-dataset", ADDRESS, "--eval-dataset", ADDRESS)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_from_the_commit_it_began_with(
     shards: Path, finished_run: Path, hub_here: HubHandle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
