@@ -13,7 +13,8 @@ import tf_keras
 from transformers.activations_tf import get_tf_activation
 
 from train.layers.random_bits import fold_in, next_keys
-from train.layers.tpu_functions import attend, dense, dense_of_heads, gated_gelu, gelu, heads, layer_norm
+from train.layers.tpu_attention import attend
+from train.layers.tpu_functions import dense, dense_of_heads, gated_gelu, gelu, heads, layer_norm
 from train.model.architectures import architecture_of
 from train.model.attention import can_use_blocks, current_documents, in_blocks, with_halo
 from train.model.modernbert import TFModernBertAttention, TFModernBertMLP, rotary_tables

@@ -163,7 +163,7 @@ def _reference_layers(network: Any) -> Iterator[None]:
 
 
 def _dropping_by_heads(layer: Any) -> Callable[..., tf.Tensor]:
-    """Make the `call` of a layer that drops probabilities as `tpu_functions.attend` does: each head by its key."""
+    """Make the `call` of a layer that drops probabilities as `tpu_attention.attend` does: each head by its key."""
     keyed = layer.call
 
     def call(inputs: tf.Tensor, training: bool = False) -> tf.Tensor:

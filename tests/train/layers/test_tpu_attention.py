@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from train.layers import tpu_functions
+from train.layers import tpu_attention
 from train.layers.random_bits import dropout_mask, fold_in, row_keys
-from train.layers.tpu_functions import attend
+from train.layers.tpu_attention import attend
 from train.model.attention import is_near
 
 BATCH, HEADS, LENGTH, RATE = 3, 2, 16, 0.25
@@ -126,7 +126,7 @@ def test_blocks_of_long_rows_give_what_short_rows_give(monkeypatch, length, bloc
     numbers = tf.constant(np.arange(length) // 40 * np.ones((BATCH, 1, 1)), tf.int32)
     options = {"documents": (numbers, numbers) if has_documents else None, "reach": reach}
     expected = compiled(*arguments, attended, rate, **options)
-    monkeypatch.setattr(tpu_functions, "LONG_ROW_TOKENS", length)
-    monkeypatch.setattr(tpu_functions, "BLOCK_SCORES", block_scores)
+    monkeypatch.setattr(tpu_attention, "LONG_ROW_TOKENS", length)
+    monkeypatch.setattr(tpu_attention, "BLOCK_SCORES", block_scores)
     for output, value in zip(compiled(*arguments, attended, rate, **options), expected, strict=True):
         np.testing.assert_allclose(output, value, rtol=1e-5, atol=2e-6)
