@@ -18,8 +18,7 @@ from mlm_common.storage import folder_and_name
 from train.checkpoints.store import CheckpointStore
 from train.config.settings import HardwareConfig
 from train.runtime.run_folder import RunFolder, exported_model
-from train.scoring.material import Material, draw_words, read_pairs
-from train.scoring.queries import ask
+from train.scoring.queries import Material, ask, draw_words, read_pairs
 
 
 @dataclass(frozen=True)
@@ -119,9 +118,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     from train.publishing.saved_model import transformers_folder  # TensorFlow, not for bad input
     from train.runtime.machines import Cluster
     from train.runtime.strategy import connect
-    from train.scoring.learning_curve import draw_curve
-    from train.scoring.measurements import KeptAnswers
-    from train.scoring.scores import as_json, as_text, score_models
+    from train.scoring.answers import KeptAnswers
+    from train.scoring.scores import as_json, as_text, draw_curve, score_models
 
     if config.run:
         with transformers_folder(list(checkpoints.values())[-1]) as export:

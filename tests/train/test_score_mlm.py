@@ -204,7 +204,7 @@ def test_a_killed_scoring_continues_with_the_next_model(
             raise KeyboardInterrupt
         return load_model(*args)
 
-    monkeypatch.setattr("train.scoring.measurements.load_model", load_two)
+    monkeypatch.setattr("train.scoring.answers.load_model", load_two)
     assert run(main, *flags, tmp_path / "scores.json").status != 0
     assert run(main, *flags, tmp_path / "scores.json").status == 0
     assert num_loaded == 3  # the first model was not scored again

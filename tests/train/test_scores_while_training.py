@@ -20,7 +20,7 @@ from train.publishing.saved_model import SavedModel, read_saved_model
 from train.run_mlm import main
 from train.runtime.preemption import StopRequest
 from train.score_mlm import main as score
-from train.scoring.while_training import draw_sample, rows_from_all_over, word_spans
+from train.scoring.queries import draw_sample, rows_from_all_over, word_spans
 
 Command = Callable[..., Outcome]
 REPO = "alice/baby"

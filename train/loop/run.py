@@ -42,7 +42,7 @@ from train.tasks.task import Task, task_record
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from train.scoring.while_training import Sample
+    from train.scoring.queries import Sample
 
 # What a step of training reaches on one CPU with AVX2; of some twice that.
 CPU_FLOPS_PER_SECOND = 5e10
@@ -95,8 +95,7 @@ class Phase:
         """What is scored at each evaluation beside the loss; None where nothing else is."""
         if not isinstance(self.config, TrainingConfig) or not self.config.data.is_scored:
             return None
-        from train.scoring.material import read_pairs  # for these flags alone
-        from train.scoring.while_training import draw_sample
+        from train.scoring.queries import draw_sample, read_pairs  # for these flags alone
 
         data, inputs = self.config.data, self.inputs
         assert isinstance(inputs, TrainingInputs)

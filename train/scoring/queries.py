@@ -1,4 +1,4 @@
-"""What a model is asked: a row of tokens some of which are masked, and the tokens that were there.
+"""What a model is asked, about words of a text and minimal pairs: rows with masked tokens, and what these were.
 
 A text is scored by pseudo-log-likelihood (Salazar et al. 2020): each of its tokens is masked alone, and the logarithms
 of their probabilities are added. Where a word has several tokens, the rest of it gives away the masked one; within-word
@@ -7,20 +7,113 @@ left to right (Kauf and Ivanova 2023) also masks the tokens of the word that fol
 
 import bisect
 import functools
+import gzip
+import itertools
+import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from mlm_common.errors import InputError
-from mlm_common.storage import local_or_hub
-from mlm_common.tokenizer import load_tokenizer, special_ids, vocabulary_size, word_starts
+from mlm_common.storage import local_or_hub, read_file
+from mlm_common.tokenizer import load_tokenizer, special_ids, special_token_ids, vocabulary_size, word_starts
+from tfrecord_prep.manifest import ShardSet
+from tfrecord_prep.records import decode_feature, read_records
 from train.model.architectures import check_architecture, max_positions
 from train.model.pretrained_files import WEIGHTS_SUFFIXES, read_masked_lm_config
-from train.scoring.material import Material, Word
+
+if TYPE_CHECKING:
+    from train.scoring.answers import QueriedModel
+
+# A character of Chinese or Japanese, or else letters and digits up to what is none.
+CHARACTER = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+WORD = re.compile(f"[{CHARACTER}]|[^\\W{CHARACTER}]+")
+# One score of these has a standard error of at most 2.5 %.
+MAX_PAIRS = 400
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A sentence that speakers accept, and one nearly like it that they do not (Warstadt et al. 2020)."""
+
+    good: str
+    bad: str
+    field: str
+    term: str
+
+
+class Word(NamedTuple):
+    """A word of a text by the places of its characters."""
+
+    document: int
+    start: int
+    stop: int
+
+
+def read_pairs(paths: Sequence[str], flag: str = "--minimal-pairs") -> list[Pair]:
+    """Read files in BLiMP's form: JSON lines with `sentence_good` and `sentence_bad`, .gz or not, local or `gs://`.
+
+    Raises:
+        InputError: a file that is missing or has another form.
+    """
+    pairs = []
+    for path in paths:
+        try:
+            content = read_file(path)
+            lines = (gzip.decompress(content) if path.endswith(".gz") else content).decode("utf-8").splitlines()
+        except (OSError, EOFError, UnicodeDecodeError) as error:
+            raise InputError(f"{flag} must name readable files; {path}: {error}") from error
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+                good, bad = row["sentence_good"], row["sentence_bad"]
+                pairs.append(Pair(good, bad, row.get("field", ""), row.get("linguistics_term", row.get("UID", ""))))
+                is_pair = isinstance(good, str) and isinstance(bad, str) and good != bad
+            except (ValueError, KeyError, TypeError, AttributeError):
+                is_pair = False
+            if not is_pair:
+                raise InputError(
+                    f"{flag} takes lines of JSON with two different texts, sentence_good and sentence_bad; "
+                    f"{path}, line {number}: {line[:80]}"
+                )
+    if not pairs:
+        raise InputError(f"{flag} must name files with pairs; {', '.join(paths)} have none.")
+    return pairs
+
+
+def draw_words(documents: Sequence[str], num_words: int, seed: int) -> list[Word]:
+    """Draw different words of the documents, all with the same probability; all words where there are fewer."""
+    spans = [[match.span() for match in WORD.finditer(document)] for document in documents]
+    ends = np.cumsum([len(of_document) for of_document in spans])
+    total = int(ends[-1]) if len(ends) else 0
+    if not total:
+        raise InputError("--text must have words; none was found.")
+    drawn = np.random.default_rng(seed).choice(total, size=min(num_words, total), replace=False)
+    words = []
+    for number in np.sort(drawn).tolist():
+        document = bisect.bisect_right(ends, number)
+        words.append(Word(document, *spans[document][number - int(ends[document])]))  # from the end
+    return words
+
+
+@dataclass(frozen=True)
+class Material:
+    """What every model is asked: words of `documents`, and pairs; either may be empty."""
+
+    documents: Sequence[str]
+    words: Sequence[Word]
+    pairs: Sequence[Pair]
+
+    @property
+    def sentences(self) -> list[str]:
+        """The sentences of the pairs, the good one of each first."""
+        return [sentence for pair in self.pairs for sentence in (pair.good, pair.bad)]
 
 
 class Query(NamedTuple):
@@ -193,3 +286,91 @@ def total_by_item(queries: Sequence[Query], nats: NDArray[np.float64], num_items
     totals = np.zeros(num_items)
     np.add.at(totals, [query.item for query in queries], nats)
     return totals
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a model in training is asked at each evaluation, always the same.
+
+    of_sentences: for each token of the sentences of the pairs, the good one of each first.
+    of_tokens, of_words: for each token of each word, and for each word as a whole.
+    word_bytes: float64 (words,).
+    """
+
+    of_sentences: list[Query]
+    of_tokens: list[Query]
+    of_words: list[Query]
+    word_bytes: NDArray[np.float64]
+
+    def figures(self, model: "QueriedModel", max_length: int, tokens_per_batch: int) -> dict[str, float]:
+        """Score the model: `pairs_accuracy`, `bits_per_byte` and `word_accuracy`, those that are asked for."""
+        figures = {}
+        if self.of_sentences:
+            longest = max(len(query.ids) for query in self.of_sentences)
+            length = next(one for one in lengths_up_to(max_length) if one >= longest)
+            nats = model.answer(self.of_sentences, [length], tokens_per_batch).nats
+            good, bad = total_by_item(self.of_sentences, nats, self.of_sentences[-1].item + 1).reshape(-1, 2).T
+            figures["pairs_accuracy"] = float(np.mean(np.where(good == bad, 0.5, good < bad)))
+        if self.of_words:
+            nats = model.answer(self.of_tokens, [max_length], tokens_per_batch).nats
+            figures["bits_per_byte"] = float(nats.sum() / np.log(2) / self.word_bytes.sum())
+            ranks = model.answer(self.of_words, [max_length], tokens_per_batch).ranks
+            figures["word_accuracy"] = float(np.mean(ranks == 0))
+        return figures
+
+
+def draw_sample(
+    pairs: Sequence[Pair], num_words: int, shards: ShardSet | None, tokenizer: PreTrainedTokenizerFast, max_length: int
+) -> Sample:
+    """Draw at most `MAX_PAIRS` pairs, and a word of each of `num_words` rows from all over the shards.
+
+    Raises:
+        InputError: a sentence is longer than the rows; or the tokenizer does not show where words start.
+    """
+    random = np.random.default_rng(SEED)
+    drawn = np.sort(random.choice(len(pairs), min(MAX_PAIRS, len(pairs)), replace=False))
+    sentences = [sentence for index in drawn for sentence in (pairs[index].good, pairs[index].bad)]
+    of_sentences = list(Asker(tokenizer, max_length, left_to_right=False).about_sentences(sentences))
+    of_tokens: list[Query] = []
+    of_words: list[Query] = []
+    word_bytes: list[int] = []
+    if num_words and shards is not None:
+        starts = word_starts(tokenizer)
+        if starts is None:
+            raise InputError("--score-words needs a tokenizer whose tokens show where a word starts; this has none.")
+        special = np.zeros(vocabulary_size(tokenizer), np.bool_)
+        special[list(special_token_ids(tokenizer))] = True
+        mask = int(tokenizer.mask_token_id)
+        for row in rows_from_all_over(shards, num_words):
+            if spans := word_spans(row, starts, special):
+                first, stop = spans[random.integers(len(spans))]
+                ask = functools.partial(_masked, len(word_bytes), row, mask)
+                of_tokens += [ask([position]) for position in range(first, stop)]
+                of_words.append(ask(list(range(first, stop))))
+                word_bytes.append(len(tokenizer.decode(row[first:stop]).strip().encode()) or 1)
+    return Sample(of_sentences, of_tokens, of_words, np.array(word_bytes, np.float64))
+
+
+def rows_from_all_over(shards: ShardSet, num_rows: int) -> list[NDArray[np.int64]]:
+    """Read the token ids of every n-th row, `num_rows` in all; all rows where there are fewer."""
+    wanted = set(np.linspace(0, shards.num_rows - 1, min(num_rows, shards.num_rows)).astype(int).tolist())
+    rows, first = [], 0
+    for path, num_in_shard in zip(shards.paths, shards.num_rows_per_shard, strict=True):
+        if wanted.intersection(range(first, first + num_in_shard)):
+            records = enumerate(read_records(read_file(path)), first)
+            rows += [decode_feature(record, "input_ids") for number, record in records if number in wanted]
+        first += num_in_shard
+    return rows
+
+
+def word_spans(row: NDArray[np.int64], starts: NDArray[np.bool_], special: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Find the words of a row, as whole-word masking takes them, without those that a row's end may have cut."""
+    is_special = special[row]
+    begins = np.flatnonzero(starts[row] | is_special | np.append(False, is_special[:-1]))
+    return [(int(first), int(stop)) for first, stop in itertools.pairwise(begins) if not is_special[first]]
+
+
+def _masked(item: int, row: NDArray[np.int64], mask_token_id: int, positions: list[int]) -> Query:
+    ids = row.copy()
+    ids[positions] = mask_token_id
+    return Query(item, ids.tolist(), positions, row[positions].tolist())

@@ -6,6 +6,7 @@ BLiMP's pairs such a network gets more than half right, since the better sentenc
 """
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,15 +16,16 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from train.scoring.material import Material
-from train.scoring.measurements import KeptAnswers, Measured, Measurer, measure_by_frequency
-from train.scoring.queries import Questions
+from mlm_common.figures import COLORS, FAINT_ALPHA, MUTED, EndLabel, image_of, label_ends, new_figure, without_box
+from train.scoring.answers import KeptAnswers, Measured, Measurer, measure_by_frequency
+from train.scoring.queries import Material, Questions
 
 Values = NDArray[np.float64]
 BITS_PER_BYTE, FIRST_GUESS, FIVE_GUESSES, PAIRS = "bits per byte", "words, 1st guess", "words, 5 guesses", "pairs"
 # A difference of more standard errors is chance in one case of twenty.
 NORMAL_95 = 1.96
 NUM_QUARTERS = 4
+INCHES_A_PANEL, INCHES_HIGH = 3.2, 2.8
 
 
 class Score(NamedTuple):
@@ -191,3 +193,32 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[tuple[str, dict[st
     lines = [[title, *columns], ["---"] * (len(columns) + 1)]
     lines += [[name, *(cell(scores.get(column)) for column in columns)] for name, scores in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def draw_curve(scored: ScoredModels, file_format: str) -> bytes:
+    """Draw each score of the checkpoints, with its 95 % interval, over the step; controls as dotted lines."""
+    steps = [int(re.sub(r"\D", "", model.name.rpartition(", step ")[2])) for model in scored.models]
+    measures = list(scored.models[0].scores)
+    with new_figure(figsize=(INCHES_A_PANEL * len(measures), INCHES_HIGH)) as figure:
+        for axes, measure in zip(figure.subplots(1, len(measures), squeeze=False)[0], measures, strict=True):
+            scores = [model.scores[measure] for model in scored.models]
+            values = [score.value for score in scores]
+            axes.plot(steps, values, marker="o", markersize=3, color=COLORS[0], clip_on=False)
+            axes.fill_between(
+                steps,
+                [score.value - NORMAL_95 * score.standard_error for score in scores],
+                [score.value + NORMAL_95 * score.standard_error for score in scores],
+                color=COLORS[0],
+                alpha=FAINT_ALPHA,
+                linewidth=0,
+            )
+            without_box(axes)
+            axes.set_title(measure, loc="left", size="medium", color=MUTED)
+            axes.set_xlabel("step")
+            labels = []
+            for control in scored.controls:
+                value = control.scores[measure].value
+                axes.axhline(value, linestyle=":", color=MUTED)
+                labels.append(EndLabel(steps[-1], value, control.name.rpartition(", ")[2], MUTED))
+            label_ends(axes, labels, in_column=True)
+        return image_of(figure, file_format)

@@ -10,8 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from mlm_common.errors import InputError
 from tests.fixtures.tiny_models import tiny_tokenizer
 from tests.fixtures.tiny_tokenizers import KINDS, SPECIAL_TOKENS
-from train.scoring.material import Word, draw_words, read_pairs
-from train.scoring.queries import Asker
+from train.scoring.queries import Asker, Word, draw_words, read_pairs
 
 TOKENIZER = tiny_tokenizer()
 TEXTS = st.lists(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.scoring.measurements import by_frequency
+from train.scoring.answers import by_frequency
 from train.scoring.queries import Query, total_by_item
 from train.scoring.scores import Score, Scored, ScoredModels, as_text, mean_of, quotient_of
 
