@@ -75,7 +75,7 @@ class DocumentLabel(MaskedLanguageModeling):
         import tensorflow as tf
         from tf_keras import layers
 
-        from train.tasks.custom_head import put_head
+        from train.tasks.heads import put_head
 
         states = tf.zeros((1, network.config.hidden_size))
         network = super().adapt_network(network)
@@ -103,7 +103,7 @@ class DocumentLabel(MaskedLanguageModeling):
     def sums(self, network: Any, rows: Any, *, training: bool) -> dict[str, Any]:
         import tensorflow as tf
 
-        from train.tasks.custom_head import mean_state
+        from train.tasks.heads import mean_state
 
         _, states, sums = self.outputs_and_sums(network, rows.masked, {}, training=training)
         pooled = mean_state(states, rows.masked.input_ids != self.pad_token_id)

@@ -19,9 +19,8 @@ from transformers import TFElectraForMaskedLM
 from mlm_common.errors import InputError
 from train.layers.random_bits import draw_bits, fold_in
 from train.model.architectures import DELTA, TRAINING_ONLY
-from train.tasks.custom_head import Delta, put_part
+from train.tasks.heads import Delta, gather_before_head, put_part
 from train.tasks.masked_lm import MaskedLanguageModeling
-from train.tasks.masked_lm_head import gather_before_head
 from train.tasks.masking import MaskedRows, fill_in, key_of_content
 from train.tasks.task import CardFigure, Mean, PretrainingTask, TaskCard
 

@@ -40,7 +40,7 @@ def lower_tutorial(policy: str, sizes: argparse.Namespace) -> str:
     import tf_keras
     from transformers import RobertaConfig, TFAutoModelForMaskedLM, create_optimizer
 
-    from train.checks.preflight.step_lowering import ReplicaOfSlice, lowered
+    from train.checks.preflight.preflight import ReplicaOfSlice, lowered
 
     tf_keras.mixed_precision.set_global_policy(policy)
     config = RobertaConfig(
@@ -70,7 +70,7 @@ def lower_ours(flags: tuple[str, ...], sizes: argparse.Namespace) -> str:
     import tensorflow as tf
 
     from train.checks.preflight.planning import open_run
-    from train.checks.preflight.step_lowering import lower_train_step
+    from train.checks.preflight.preflight import lower_train_step
     from train.config.settings import parse_run_flags
     from train.step.train_step import build_model
 

@@ -22,7 +22,7 @@ from mlm_common.errors import InputError
 from train.data.inputs import Feature
 from train.loop.run import Run
 from train.runtime.machines import Cluster
-from train.tasks.custom import identity_of, load_class
+from train.tasks.task import identity_of, load_class
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -66,7 +66,7 @@ class CustomTask(RowTask):
             states: (rows, length, hidden).
             attended: int32 (rows, length), 0 at padding.
         """
-        from train.tasks.custom_head import mean_state
+        from train.tasks.heads import mean_state
 
         return mean_state(states, attended)
 
@@ -76,7 +76,7 @@ class CustomTask(RowTask):
         return network.custom_head(self.pooled(states, inputs[ATTENTION_MASK]), training=training)
 
     def adapt_network(self, network: Any) -> Any:
-        from train.tasks.custom_head import put_head
+        from train.tasks.heads import put_head
 
         return put_head(
             network, lambda: self.head(network.config), lambda rows: self.outputs(network, rows, training=False)

@@ -161,7 +161,7 @@ class Embedding(ExampleTask):
             return network
         import tf_keras
 
-        from train.tasks.custom_head import put_head
+        from train.tasks.heads import put_head
 
         layer = tf_keras.layers.Dense(self.encoder.embedding_dim, name=DENSE, dtype="float32")
         return put_head(network, lambda: [layer], lambda rows: self.vectors(network, rows, training=False))
@@ -170,7 +170,7 @@ class Embedding(ExampleTask):
         """Compute the vector of each text, float32 (texts, width), of any length."""
         import tensorflow as tf
 
-        from train.tasks.custom_head import mean_state
+        from train.tasks.heads import mean_state
 
         states = network(self.network_inputs(texts), training=training).last_hidden_state
         is_mean = self.encoder.pooling == "mean"

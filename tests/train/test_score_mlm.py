@@ -22,7 +22,7 @@ from train.publishing.pytorch_format import export_model
 from train.score_mlm import main
 from train.scoring.answers import QueriedModel
 from train.scoring.queries import Asker
-from train.tasks.masked_lm_head import gather_before_head
+from train.tasks.heads import gather_before_head
 
 WORDS = ("the", "of", "a", "function", "list", "value", "returns", "file", "model", "name", "is", "in", "text")
 CONTROLS = (", random weights", ", no context")

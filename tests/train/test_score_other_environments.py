@@ -17,7 +17,7 @@ from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import export_model
 from train.scoring.answers import QueriedModel
 from train.scoring.queries import Asker, total_by_item
-from train.tasks.masked_lm_head import gather_before_head
+from train.tasks.heads import gather_before_head
 
 pytestmark = pytest.mark.slow
 

@@ -103,7 +103,7 @@ def test_checkpoints_after_words_are_exported_and_pushed_once_while_the_run_goes
 
     evaluate_as_ever = Trainer.evaluate
     monkeypatch.setattr(Trainer, "evaluate", evaluate)
-    monkeypatch.setattr("train.publishing.at_words.read_saved_model", read)
+    monkeypatch.setattr("train.publishing.saved_model.read_saved_model", read)
     flags = ("--save-at-words", *wanted, "--hub-model-id", REPO, "--keep-checkpoints", "1")
     assert run(main, *run_flags(shards, tmp_path / "run", *flags)).status != 0
     weights_of_first = hub_here.files(REPO, revision=f"chck_{first}")["model.safetensors"]

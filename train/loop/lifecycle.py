@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from train.loop.trainer import Trainer
-    from train.publishing.at_words import ExportsAtWords
+    from train.publishing.saved_model import ExportsAtWords
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ def exports_at_words(run: Run, trainer: "Trainer") -> "ExportsAtWords | None":
     steps = trainer.phase.steps_at_words(trainer.plan)
     if not steps:
         return None
-    from train.publishing.at_words import ExportsAtWords  # for this flag alone
+    from train.publishing.saved_model import ExportsAtWords  # for this flag alone
 
     exports = ExportsAtWords(run.folder, steps, run.config.hub.repository())
     trainer.checkpoints.on_kept = exports.submit

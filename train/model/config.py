@@ -169,7 +169,7 @@ def padded_vocabulary_size(vocabulary_size: int, multiple: int) -> int:
     """Round the size of a vocabulary up to a multiple, so that it divides evenly over lanes and cores of a TPU.
 
     On one core the TPU's compiler fills up the last 128 lanes by itself, at the same modelled cost. No text holds the
-    ids added, their logits are pushed out of the softmax (`train.tasks.masked_lm_head`), and they are cut off before a
+    ids added, their logits are pushed out of the softmax (`train.tasks.heads`), and they are cut off before a
     model is saved; so results are those without them.
     """
     return -(-vocabulary_size // multiple) * multiple

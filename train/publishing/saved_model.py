@@ -1,10 +1,12 @@
-"""Read a saved model: a checkpoint of a run, or a folder in transformers' formats."""
+"""Saved models, read and exported: checkpoints of a run, also those of `--save-at-words`, or transformers' formats."""
 
+import json
+import logging
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from mlm_common.hub.push import MAIN_BRANCH, HubRepository, push_files
 from mlm_common.hub.redaction import REDACTED
 from mlm_common.storage import PARTIAL_SUFFIX, Folder, local_or_hub
 from mlm_common.tokenizer import load_tokenizer, vocabulary_size
+from mlm_common.workers import STOP_SECONDS, LatestItemWorker
 from train.checkpoints.store import CheckpointStore, DamagedCheckpointError
 from train.metrics.log import read_metrics
 from train.model.architectures import ARCHITECTURES, max_positions
@@ -25,10 +28,13 @@ from train.model.from_pretrained import load_model
 from train.model.pretrained_files import read_config
 from train.publishing.publisher import Publisher
 from train.publishing.pytorch_format import ModelSnapshot, export_model, take_snapshot
+from train.runtime import supervisor
 from train.runtime.plan import longest_row, phase_index
-from train.runtime.run_folder import RECORD_NAME, RunFolder, record_of_phase
+from train.runtime.run_folder import RECORD_NAME, WORDS_FOLDER, RunFolder, record_of_phase
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.pair_pretraining import NextSentencePrediction
+
+logger = logging.getLogger(__name__)
 
 CHECKPOINT_NAME = re.compile(r"step-(\d+)(\.safetensors|\.json)?")
 # Prefix of the weights in a checkpoint, which also has moments and means.
@@ -171,3 +177,70 @@ def _class_of(config: PretrainedConfig) -> str:
     if has_pair_head and any(name.endswith("ForPreTraining") for name in names):
         return NextSentencePrediction.model_class
     return MaskedLanguageModeling.model_class
+
+
+class ExportsAtWords:
+    """Exports checkpoints to `OUTPUT_DIR/words/chck_…`, and pushes each to the branch of that name.
+
+    A thread does so as soon as a checkpoint is written, without holding up the training. `chck_….json`, written last,
+    says what was exported and pushed, so nothing is done twice, and a restarted run does what is left. What fails is a
+    warning, and is repeated with the next of these checkpoints. Use it as a context around `fit`.
+
+    Args:
+        run: its folder.
+        steps: {step: number of words, as given}.
+        repository: pushed to; None pushes nothing.
+    """
+
+    def __init__(self, run: RunFolder, steps: dict[int, str], repository: HubRepository | None) -> None:
+        self._run, self._steps, self._repository = run, steps, repository
+        self._store = CheckpointStore(run.checkpoints)
+        self._files = run.files.subfolder(WORDS_FOLDER)
+        self._worker: LatestItemWorker[int] = LatestItemWorker(self._try)
+
+    def __enter__(self) -> "ExportsAtWords":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._worker.drop_waiting()  # it is left to the next start
+            self._worker.wait(STOP_SECONDS)
+        else:
+            with supervisor.keep_reporting("publish"):
+                self._worker.wait()
+
+    def submit(self, step: int) -> None:
+        """Have the thread make what is due up to a checkpoint that is written; does not wait for it."""
+        self._worker.submit(step)
+
+    def make(self, up_to_step: int) -> None:
+        """Export and push the checkpoints up to a step for which that was not done.
+
+        Raises:
+            HubPushError: a push did not succeed; its export is complete.
+            InputError: a checkpoint is damaged.
+        """
+        written = self._store.steps()
+        for step, words in self._steps.items():
+            if step > up_to_step or step not in written:
+                continue
+            name, made = f"chck_{words}", self._description(step)
+            file = f"{name}.json"
+            if not self._files.exists(file) or json.loads(self._files.read_text(file)) != made:
+                branch = self._repository and replace(self._repository, branch=name, tag=None)
+                read_saved_model(self._store.path(step)).publish(self._files.subfolder(name), branch)
+                self._files.write_json(file, made)
+                logger.info("the model after %s words, step %d, is in %s", words, step, self._files.path_of(name))
+
+    def _try(self, step: int) -> None:
+        try:
+            self.make(step)
+        except Exception as error:  # of the Hub, the disk, Cloud Storage, or the network
+            logger.warning("a model at a number of words is not complete; training continues. %s", error)
+
+    def _description(self, step: int) -> dict[str, Any]:
+        """Describe what is exported and pushed; a checkpoint that was replaced after a divergence is another one."""
+        crc32c = None
+        with suppress(DamagedCheckpointError):  # which exporting it explains
+            crc32c = self._store.read_record(step).crc32c
+        return {"step": step, "crc32c": crc32c, "repository": self._repository and self._repository.repo_id}

@@ -23,7 +23,7 @@ from train.model.from_pretrained import load_model
 from train.model.pretrained_files import WEIGHTS_SUFFIXES, find_file, find_weights, read_config
 from train.publishing.saved_model import transformers_folder
 from train.scoring.queries import Material, Query, Questions, lengths_up_to, total_by_item
-from train.tasks.masked_lm_head import gather_before_head, predicting_at
+from train.tasks.heads import gather_before_head, predicting_at
 
 TOKENS_PER_BATCH = 8192
 RANDOM_SEED = 0

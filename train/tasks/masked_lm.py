@@ -82,7 +82,7 @@ class MaskedLanguageModeling(PretrainingTask):
         return {"input_ids": Feature((length,), padding=self.pad_token_id)}
 
     def adapt_network(self, network: Any) -> Any:
-        from train.tasks.masked_lm_head import gather_before_head
+        from train.tasks.heads import gather_before_head
 
         gather_before_head(network)
         return network
@@ -110,7 +110,7 @@ class MaskedLanguageModeling(PretrainingTask):
         """
         import tensorflow as tf
 
-        from train.tasks.masked_lm_head import masked_lm_loss, predicting_at
+        from train.tasks.heads import masked_lm_loss, predicting_at
         from train.tasks.masking import collect_predictions
 
         rule = self.rule if training else self.evaluation_rule

@@ -19,7 +19,7 @@ from train.data.inputs import Feature
 from train.data.shards import TrainingInputs
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.masking_rule import MaskingRule, masking_rule
-from train.tasks.task import SOURCE_LOSS, CardFigure, Mean, PretrainingTask, TaskCard
+from train.tasks.task import SOURCE_LOSS, CardFigure, Mean, PretrainingTask, TaskCard, identity_of, load_class
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -68,7 +68,7 @@ class PairPretraining(MaskedLanguageModeling):
     def prepare_batch(self, batch: dict[str, "tf.Tensor"], row_keys: "tf.Tensor") -> Any:
         import tensorflow as tf
 
-        from train.tasks.pair_rows import PairRows
+        from train.tasks.masking import PairRows
 
         input_ids, labels, counts = self.ask(batch, row_keys)
         masked = super().prepare_batch({"input_ids": input_ids}, row_keys)
@@ -77,8 +77,7 @@ class PairPretraining(MaskedLanguageModeling):
     def prepare_row(self, row: dict[str, "tf.Tensor"]) -> Any:
         import tensorflow as tf
 
-        from train.tasks.masking import key_of_content
-        from train.tasks.pair_rows import PairRows
+        from train.tasks.masking import PairRows, key_of_content
 
         batch = {name: feature[tf.newaxis] for name, feature in row.items()}
         input_ids, labels, counts = (one[0] for one in self.ask(batch, key_of_content(row["input_ids"])))
@@ -96,7 +95,7 @@ class PairPretraining(MaskedLanguageModeling):
         """Add up the losses, and those of both questions apart; see `masked_lm_loss` and `pair_losses`."""
         import tensorflow as tf
 
-        from train.tasks.pair_rows import pair_losses, token_types
+        from train.tasks.masking import pair_losses, token_types
 
         types = token_types(rows.masked.input_ids, self.sep_token_id, self.pad_token_id)
         outputs, _, sums = self.outputs_and_sums(network, rows.masked, {"token_type_ids": types}, training=training)
@@ -189,7 +188,7 @@ class SentenceOrderPrediction(PairPretraining):
     def ask(self, batch: dict[str, "tf.Tensor"], row_keys: "tf.Tensor") -> tuple["tf.Tensor", ...]:
         import tensorflow as tf
 
-        from train.tasks.pair_rows import swap_some
+        from train.tasks.masking import swap_some
 
         input_ids, is_swapped = swap_some(batch["input_ids"], row_keys, self.sep_token_id)
         has_order = batch[LABEL_KEY] == IS_NEXT
@@ -226,8 +225,6 @@ def _custom_task(config: TrainingConfig, inputs: TrainingInputs) -> PretrainingT
     name, objective = config.data.task, config.model.objective
     if name is None:
         return None
-    from train.tasks.custom import identity_of, load_class
-
     require(objective == "mlm", "cannot be combined with --task", "--objective", objective)
     kind = load_class(name, PretrainingTask, NEEDED)  # type: ignore[type-abstract]
     task = kind.of(inputs, config.masking)

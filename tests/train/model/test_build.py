@@ -38,8 +38,8 @@ from train.model.config import padded_vocabulary_size
 from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import export_model
 from train.step.train_step import PretrainingModel
+from train.tasks.heads import masked_lm_loss
 from train.tasks.masked_lm import MaskedLanguageModeling
-from train.tasks.masked_lm_head import masked_lm_loss
 from train.tasks.masking_rule import MaskingRule
 
 

@@ -24,8 +24,8 @@ from train.layers.random_bits import row_keys
 from train.runtime.strategy import compiles_with_xla
 from train.step.optimizer import build_optimizer
 from train.step.train_step import PretrainingModel
+from train.tasks.heads import masked_lm_loss
 from train.tasks.masked_lm import MaskedLanguageModeling
-from train.tasks.masked_lm_head import masked_lm_loss
 from train.tasks.masking import collect_predictions
 from train.tasks.masking_rule import MaskingRule
 

@@ -5,7 +5,7 @@ import tf_keras
 import transformers
 
 from tests.fixtures.tiny_models import CONFIGS, SAME_CODE, VOCABULARY, one_layer_model, padded_batch
-from train.tasks.masked_lm_head import gather_before_head, predicting_at
+from train.tasks.heads import gather_before_head, predicting_at
 
 # (num_predictions,), into three rows of 12 laid end to end; none is padding.
 POSITIONS = np.array([1, 3, 3, 11, 12, 17, 33, 24, 0], np.int32)

@@ -14,8 +14,8 @@ from tests.fixtures.tiny_corpus import wrapped
 from tests.fixtures.tiny_models import tiny_tokenizer
 from train.config.learning import MaskingConfig
 from train.data.shards import TrainingInputs
+from train.tasks.heads import masked_lm_loss
 from train.tasks.masked_lm import MaskedLanguageModeling
-from train.tasks.masked_lm_head import masked_lm_loss
 from train.tasks.masking import MaskedRows
 from train.tasks.masking_rule import MaskingRule
 

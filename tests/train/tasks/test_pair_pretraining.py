@@ -10,9 +10,9 @@ from tests.fixtures.tiny_models import MASK, PAD, VOCABULARY, tiny_model
 from tests.fixtures.tiny_steps import MAX_GRAD_NORM, NO_DROPOUT, compiled_model, gradients_of, one_cpu, two_cpus
 from train.layers.random_bits import row_keys
 from train.step.train_step import PretrainingModel
+from train.tasks.masking import swapped, token_types
 from train.tasks.masking_rule import MaskingRule
 from train.tasks.pair_pretraining import NO_LABEL, NextSentencePrediction, PairPretraining, SentenceOrderPrediction
-from train.tasks.pair_rows import swapped, token_types
 
 CLS, SEP = 0, 2
 RULE = MaskingRule(MASK, (0, 1, 2, 3, 4), VOCABULARY)

@@ -25,10 +25,9 @@ from train.layers.random_bits import draw_bits, row_keys
 from train.model.architectures import cut_vocabulary
 from train.publishing.pytorch_format import num_parameters, pytorch_weights, take_snapshot
 from train.step.train_step import PretrainingModel
-from train.tasks.custom import load_class
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.masking import MaskedRows, collect_predictions, fill_in
-from train.tasks.task import PretrainingTask
+from train.tasks.task import PretrainingTask, load_class
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "replaced_tokens.py"
 CLASSES = ("ReplacedTokens", "GradientDisentangled")

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tests.fixtures.tiny_models import tiny_model
 from tests.fixtures.tiny_steps import compiled_model
-from train.checks.preflight.step_lowering import ReplicaOfSlice, lower_train_step, lowered
+from train.checks.preflight.preflight import ReplicaOfSlice, lower_train_step, lowered
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.masking_rule import MaskingRule
 
