@@ -32,12 +32,7 @@ Kind = TypeVar("Kind")
 
 
 class Mean(NamedTuple):
-    """A figure that is one sum divided by another; 0 where that is 0.
-
-    name: of the figure in logs and checkpoints.
-    total: name of the sum that is divided.
-    weight: name of the sum that it is divided by.
-    """
+    """A figure that is one sum, `total`, divided by another, `weight`, by their names; 0 where that is 0."""
 
     name: str
     total: str
@@ -45,14 +40,7 @@ class Mean(NamedTuple):
 
 
 class CardFigure(NamedTuple):
-    """A figure of evaluations, as the card of a model shows it.
-
-    name: of the figure.
-    title: of its column.
-    metric_type: the Hub's word for it.
-    metric_name: its title on the Hub.
-    num_decimals: shown.
-    """
+    """A figure of evaluations, as the card of a model shows it; `metric_type` and `metric_name` are the Hub's words."""
 
     name: str
     title: str
@@ -67,21 +55,15 @@ class TaskCard:
 
     Texts are templates of `str.format`.
 
-    model_kind: what the model is, as within a sentence.
-    task_name: of the task, as a title.
-    pipeline_tag: the Hub's word for the task: https://huggingface.co/tasks.
-    figures: of the evaluations.
-    loss_unit: of the loss.
+    model_kind, training_verb: what the model is, and what was done to it, as within a sentence.
+    start_words: the words after the verb where the model did not start from scratch.
+    pipeline_tag, library: the Hub's words for the task (https://huggingface.co/tasks) and for what opens the model.
     predicts_tokens: the loss compares with that of a guess from the frequencies of the tokens.
-    training_verb: what was done to the model, as within a sentence.
-    start_words: the words after it where the model did not start from scratch.
-    tags: by which the Hub finds the model.
     usage: lines that use the {model}, at its {revision}, on the {sentence} of `--hub-example` or on an example in them,
         of at most {max_length} tokens; without them the card has lines that load it.
     procedure: {title: text} of the training, of {the sections of the settings}.
     evaluation: what was evaluated, of {the figures}.
     limits: what the model is not for, of {max_length}.
-    library: the Hub's word for the library that opens the model.
     files: {name: content} of further files of text in the export.
     weight_files: {name: {name of a weight in it: that of the exported model}} of further files of weights.
     """
