@@ -353,7 +353,7 @@ def scorer_of(phase: Phase, model: PretrainingModel, num_workers: int) -> Callab
     tokens_per_batch = phase.config.optimization.per_replica_batch_size * max_length
     ids, strategy = special_ids(tokenizer), model.distribute_strategy
     scored = QueriedModel(model.network, strategy, vocabulary_size(tokenizer), ids["pad"], num_workers)
-    return lambda: sample.figures(scored, max_length, tokens_per_batch)
+    return lambda: sample.figures(scored.answer, max_length, tokens_per_batch)
 
 
 def rank_of_checkpoint(task: Task, log: MetricsLog, record: CheckpointRecord) -> tuple[float, float] | None:

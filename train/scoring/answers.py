@@ -22,23 +22,12 @@ from train.model.build import build_network
 from train.model.from_pretrained import load_model
 from train.model.pretrained_files import WEIGHTS_SUFFIXES, find_file, find_weights, read_config
 from train.publishing.saved_model import transformers_folder
-from train.scoring.queries import Material, Query, Questions, lengths_up_to, total_by_item
+from train.scoring.queries import Answers, Material, Query, Questions, lengths_up_to, total_by_item
 from train.tasks.heads import gather_before_head, predicting_at
 
 TOKENS_PER_BATCH = 8192
 RANDOM_SEED = 0
 NO_TOKEN = np.iinfo(np.int32).max
-
-
-class Answers(NamedTuple):
-    """What was answered.
-
-    nats: float64 (queries,), minus the logarithm of the probability of each query's targets.
-    ranks: int32 (queries,), how many ids are more probable than the target, of the worst target of each query.
-    """
-
-    nats: NDArray[np.float64]
-    ranks: NDArray[np.int32]
 
 
 class Batch(NamedTuple):

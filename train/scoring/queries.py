@@ -11,9 +11,9 @@ import gzip
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,6 @@ from tfrecord_prep.manifest import ShardSet
 from tfrecord_prep.records import decode_feature, read_records
 from train.model.architectures import check_architecture, max_positions
 from train.model.pretrained_files import WEIGHTS_SUFFIXES, read_masked_lm_config
-
-if TYPE_CHECKING:
-    from train.scoring.answers import QueriedModel
 
 # A character of Chinese or Japanese, or else letters and digits up to what is none.
 CHARACTER = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
@@ -126,6 +123,17 @@ class Query(NamedTuple):
     ids: list[int]
     positions: list[int]
     targets: list[int]
+
+
+class Answers(NamedTuple):
+    """What was answered.
+
+    nats: float64 (queries,), minus the logarithm of the probability of each query's targets.
+    ranks: int32 (queries,), how many ids are more probable than the target, of the worst target of each query.
+    """
+
+    nats: NDArray[np.float64]
+    ranks: NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -302,19 +310,21 @@ class Sample:
     of_words: list[Query]
     word_bytes: NDArray[np.float64]
 
-    def figures(self, model: "QueriedModel", max_length: int, tokens_per_batch: int) -> dict[str, float]:
-        """Score the model: `pairs_accuracy`, `bits_per_byte` and `word_accuracy`, those that are asked for."""
+    def figures(
+        self, answer: Callable[[Sequence[Query], Sequence[int], int], Answers], max_length: int, tokens_per_batch: int
+    ) -> dict[str, float]:
+        """Score what answers: `pairs_accuracy`, `bits_per_byte` and `word_accuracy`, those that are asked for."""
         figures = {}
         if self.of_sentences:
             longest = max(len(query.ids) for query in self.of_sentences)
             length = next(one for one in lengths_up_to(max_length) if one >= longest)
-            nats = model.answer(self.of_sentences, [length], tokens_per_batch).nats
+            nats = answer(self.of_sentences, [length], tokens_per_batch).nats
             good, bad = total_by_item(self.of_sentences, nats, self.of_sentences[-1].item + 1).reshape(-1, 2).T
             figures["pairs_accuracy"] = float(np.mean(np.where(good == bad, 0.5, good < bad)))
         if self.of_words:
-            nats = model.answer(self.of_tokens, [max_length], tokens_per_batch).nats
+            nats = answer(self.of_tokens, [max_length], tokens_per_batch).nats
             figures["bits_per_byte"] = float(nats.sum() / np.log(2) / self.word_bytes.sum())
-            ranks = model.answer(self.of_words, [max_length], tokens_per_batch).ranks
+            ranks = answer(self.of_words, [max_length], tokens_per_batch).ranks
             figures["word_accuracy"] = float(np.mean(ranks == 0))
         return figures
 
