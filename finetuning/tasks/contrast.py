@@ -65,7 +65,7 @@ def contrastive_losses(
     targets = first_row + tf.range(num_rows)
 
     def by_passage(values: tf.Tensor) -> tf.Tensor:  # the positives of all rows first
-        return tf.concat([values[:, place] for place in range(1, num_passages + 1)], axis=0)
+        return tf.concat(tf.unstack(values[:, 1:], axis=1), axis=0)
 
     is_positive = tf.range(num_passages * num_all) == targets[:, tf.newaxis]  # (rows, all passages)
     has_query = all_texts[:, 0] == texts[:, :1]

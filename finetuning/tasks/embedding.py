@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from finetuning.config.embedding import EmbeddingConfig
-from finetuning.data.inputs import ATTENTION_MASK, INDEX, INPUT_IDS, TOKEN_TYPES
+from finetuning.config.embedding import EmbeddingConfig, EmbeddingOptimization
+from finetuning.data.inputs import ATTENTION_MASK, INDEX, INPUT_IDS
 from finetuning.data.texts import PASSAGE, TextInputs
 from finetuning.loop.model import open_start
 from finetuning.loop.task import EVAL_NAME, ExampleTask, Part, finetuned_card, shown_score
@@ -119,7 +119,7 @@ class Embedding(ExampleTask):
         self,
         encoder: Encoder,
         num_passages: int,
-        settings: Any,
+        settings: EmbeddingOptimization,
         *,
         has_scores: bool = False,
         metrics: tuple[str, ...] = METRICS,
@@ -186,11 +186,10 @@ class Embedding(ExampleTask):
 
         from train.layers.random_bits import dropping_out_texts
 
-        names = [name for name in (INPUT_IDS, ATTENTION_MASK, TOKEN_TYPES) if name in rows]
-        queries = {name: rows[name][:, tf.newaxis] for name in names}  # (rows, 1, length)
-        passages = {name: rows[f"{PASSAGE}{name}"] for name in names}  # (rows, passages, length)
+        queries = {name: one[:, tf.newaxis] for name, one in self.network_inputs(rows).items()}  # (rows, 1, length)
+        passages = {name: rows[f"{PASSAGE}{name}"] for name in queries}  # (rows, passages, length)
         if queries[INPUT_IDS].shape[2] == passages[INPUT_IDS].shape[2]:
-            groups = [(0, {name: tf.concat([queries[name], passages[name]], axis=1) for name in names})]
+            groups = [(0, {name: tf.concat([queries[name], passages[name]], axis=1) for name in queries})]
         else:
             groups = [(0, queries), (1, passages)]
         found = []
