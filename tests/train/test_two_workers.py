@@ -145,11 +145,9 @@ def test_two_workers_resume_after_one_was_killed(processes, folder_of_two, shard
         assert workers[0].wait(0) is None, workers[0].output
         time.sleep(0.05)
     workers[1].send(signal.SIGKILL)
-    killed_seconds = time.monotonic()
     (status, _, errors), _ = finish(workers)
     assert status == 1
     assert "error: A worker was lost" in errors
-    assert time.monotonic() - killed_seconds < 60
 
     shutil.rmtree(tmp_path / "run")
     shutil.copytree(folder_of_two[0], tmp_path / "run")

@@ -5,9 +5,11 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -65,13 +67,44 @@ def test_what_a_retry_cannot_fix_is_not_tried_again(supervise, status):
     assert supervise(f"supervisor.report('train', start); sys.exit({status})") == (status, 1)
 
 
-def test_a_process_that_hangs_is_killed(supervise, caplog):
-    assert supervise("start or time.sleep(100)", stall_seconds=1.5) == (0, 2)
+def set_clock(monkeypatch, seconds):
+    """Give the supervisor a clock: a function without arguments."""
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=seconds, sleep=time.sleep))
+
+
+def test_a_process_that_hangs_is_killed(supervise, monkeypatch, caplog):
+    late_seconds = [0.0]
+
+    def seconds():
+        if Path("hangs").exists() and late_seconds[0] < 200:  # once before or once after the watch begins
+            late_seconds[0] += 100
+        return time.monotonic() + late_seconds[0]
+
+    set_clock(monkeypatch, seconds)
+    assert supervise("if start == 0: Path('hangs').touch(); time.sleep(600)", stall_seconds=60) == (0, 2)
     assert "no progress" in caplog.text
 
 
-def test_a_process_that_reports_is_not_killed(supervise):
-    assert supervise("for _ in range(9): time.sleep(0.2); supervisor.report('evaluate')", stall_seconds=1.5) == (0, 1)
+def test_a_process_that_reports_is_not_killed(supervise, tmp_path, monkeypatch):
+    """Its reports come 40 seconds apart."""
+    num_read, read = [0], os.read
+
+    def counting(descriptor, num_bytes):
+        content = read(descriptor, num_bytes)
+        num_read[0] += content.count(b"evaluate 0\n")
+        (tmp_path / f"read-{num_read[0]}").touch()
+        return content
+
+    monkeypatch.setattr(os, "read", counting)
+    set_clock(monkeypatch, lambda: 40.0 * num_read[0])
+    body = """
+    for number in range(1, 5):
+        supervisor.report("evaluate")
+        while not Path(f"read-{number}").exists():
+            time.sleep(0.01)
+    """
+    assert supervise(body, stall_seconds=60) == (0, 1)
+    assert num_read == [4]
 
 
 def test_a_preempted_process_is_started_again(supervise):
@@ -139,7 +172,6 @@ def test_a_process_learns_that_its_supervisor_has_ended(start, tmp_path):
 def reports(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The end of the pipe that a supervisor reads; reports are repeated every 10 ms."""
     reading, writing = os.pipe()
-    os.set_blocking(reading, False)
     monkeypatch.setenv(supervisor.PIPE_VARIABLE, str(writing))
     monkeypatch.setattr(supervisor, "INTERVAL_SECONDS", 0.01)
     yield reading
@@ -147,13 +179,24 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     os.close(writing)
 
 
+def wait_for_reports(reports: int, line: str, number: int = 5) -> None:
+    """Read so many reports, all of them that line."""
+    text = ""
+    while text.count("\n") < number:
+        text += os.read(reports, 1 << 16).decode()
+    assert set(text.splitlines()) == {line}
+
+
+def wait_for_the_last_report() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "heartbeat":
+            thread.join()
+
+
 def test_what_takes_long_is_reported_over_and_over_until_it_ends(reports: int) -> None:
     with supervisor.keep_reporting("publish", 6):
-        time.sleep(0.2)
-    lines = os.read(reports, 1 << 16).decode().splitlines()
-    assert len(lines) >= 5
-    assert set(lines) == {"publish 6"}
-    time.sleep(0.05)
+        wait_for_reports(reports, "publish 6")
+    wait_for_the_last_report()
     supervisor.report("train", 7)
     assert os.read(reports, 1 << 16).decode().splitlines()[-1] == "train 7"
 
@@ -161,7 +204,7 @@ def test_what_takes_long_is_reported_over_and_over_until_it_ends(reports: int) -
 def test_what_hangs_for_hours_is_not_reported_for_ever(reports: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "MAX_REPORTED_SECONDS", 0.05)
     with supervisor.keep_reporting("publish", 6):
-        time.sleep(0.2)
+        wait_for_the_last_report()
         assert os.read(reports, 1 << 16)
         supervisor.report("train", 1)
         assert os.read(reports, 1 << 16) == b"train 1\n"
@@ -169,8 +212,13 @@ def test_what_hangs_for_hours_is_not_reported_for_ever(reports: int, monkeypatch
 
 def test_a_push_that_is_waited_for_is_reported(reports: int) -> None:
     pushing = PushToHub(None, (), log=None)  # type: ignore[arg-type]
-    pushing._pushes._handle = lambda _: time.sleep(0.2)
+    is_taken = threading.Event()
+
+    def handle(_: object) -> None:
+        is_taken.set()
+        wait_for_reports(reports, "push 0")
+
+    pushing._pushes._handle = handle
     with pushing:
         pushing._pushes.submit("a snapshot")  # type: ignore[arg-type]
-        time.sleep(0.05)
-    assert os.read(reports, 1 << 16).decode().count("push 0") >= 5
+        is_taken.wait()
