@@ -19,6 +19,7 @@ from huggingface_hub.utils import disable_progress_bars
 from mlm_common.cli.console import progress_bar
 from mlm_common.errors import InputError
 from mlm_common.hub import push as hub
+from mlm_common.hub.redaction import redacted_hash
 from mlm_common.hub.retries import configure_sessions, hub_error, one_line, repeat
 from mlm_common.mixture import HUB_PREFIX, MIXTURE_NAME, read_mixture
 from tfrecord_prep.manifest import (
@@ -38,7 +39,10 @@ NUM_DOWNLOADS = 8
 
 @dataclass(frozen=True)
 class HubShards:
-    """Fetches folders of shards; `commits` are those of `NAMESPACE/NAME@REVISION`, known before or found here."""
+    """Fetches folders of shards; `commits` are those of `NAMESPACE/NAME@REVISION`, known before or found here.
+
+    Of the record of a run on the Hub these names are known by `redacted_hash` alone.
+    """
 
     commits: dict[str, str] = field(default_factory=dict)
 
@@ -62,8 +66,9 @@ class HubShards:
         configure_sessions()
         disable_progress_bars("huggingface_hub.http_get")  # one per file
         try:
-            commit = self.commits.get(f"{repo_id}@{revision}") or _commit(repo_id, revision)
-            self.commits[f"{repo_id}@{revision}"] = commit
+            name = f"{repo_id}@{revision}"
+            known = self.commits.get(name) or self.commits.pop(redacted_hash(name), None)
+            commit = self.commits[name] = known or _commit(repo_id, revision)
             return _Commit(path, repo_id, commit).fetched(folder, split)
         except InputError:
             raise

@@ -113,9 +113,13 @@ def _name(label: Any) -> str:
 def names_of(train: Choices, columns: Columns) -> tuple[str, ...]:
     """Name the choices as most labels to train on do: by numbers, letters, or columns."""
     number, labels = train.num_choices, [_name(one) for one in train.labels or ()]
-    numbers, letters = tuple(map(str, range(number))), tuple(string.ascii_uppercase[:number])
-    forms = (numbers, letters, *([columns.choices] if len(columns.choices) > 1 else []))
+    letters = tuple(string.ascii_uppercase[:number])
+    forms = (places(number), letters, *([columns.choices] if len(columns.choices) > 1 else []))
     return max(forms, key=lambda one: sum(label in one for label in labels))
+
+
+def places(number: int) -> tuple[str, ...]:
+    return tuple(map(str, range(number)))
 
 
 def check_number(choices: Choices, number: int) -> None:

@@ -50,6 +50,7 @@ class CustomTask(RowTask):
     """
 
     model_class = "TFAutoModel"
+    adds_weights = True
 
     @abstractmethod
     def read(self, data: ExamplesConfig) -> Mapping[str, Examples]:

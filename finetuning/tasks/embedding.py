@@ -129,7 +129,7 @@ class Embedding(ExampleTask):
         super().__init__(**of_rows)
         self.encoder, self.num_passages, self.settings = encoder, num_passages, settings
         self.has_scores, self.metrics, self.metric = has_scores, metrics, chosen_metric(metrics, metric)
-        self.couples_rows = not has_scores
+        self.couples_rows, self.adds_weights = not has_scores, encoder.embedding_dim is not None
         self.dims = [*(dim for dim in settings.matryoshka_dims if dim != encoder.dim), encoder.dim]
         self.means: tuple[Mean, ...] = (Mean("loss", "loss", "num_rows"),)
         if not has_scores:
@@ -328,7 +328,7 @@ class EmbeddingJob(FinetuningJob[EmbeddingConfig]):
         parts = [part for part in (*self.validation.values(), *self.tests) if not part.examples.has_scores]
         if parts and config.data.baselines:
             network, strategy = trainer.model.network, trainer.model.distribute_strategy
-            trained, fresh = network.get_weights(), task.adapt_network(new_network(trainer.phase)).get_weights()
+            trained, fresh = network.get_weights(), new_network(trainer.phase).get_weights()
             with strategy.scope():
                 network.set_weights(fresh)
             for part in parts:

@@ -25,7 +25,7 @@ from finetuning.config.settings import (
     TaggingConfig,
     TaggingData,
 )
-from finetuning.data.choices import Choices, check_number, columns_of, read_choices
+from finetuning.data.choices import Choices, check_number, columns_of, places, read_choices
 from finetuning.data.examples import Examples
 from finetuning.data.inputs import run_on_rows
 from finetuning.data.labels import Labels, ProblemType
@@ -57,6 +57,8 @@ BATCH_ROWS = 32
 DEFAULT_LENGTH = 512
 # Answers and classes that are shown for each text.
 NUM_SHOWN = 5
+# The first label of a configuration without labels.
+DEFAULT_LABEL = "LABEL_0"
 
 # What `ExampleTask.predicted` keeps of all rows.
 Kept = Mapping[str, NDArray[Any]]
@@ -221,12 +223,15 @@ class ChoicePredictor(RowPredictor):
             table = read_table(config.file, "--file")
             columns = columns_of(table.columns, table.name, self.data)
             self.choices = read_choices(table, columns, needs_labels=False)
-            check_number(self.choices, len(names))
+            if model.record:
+                check_number(self.choices, len(names))
+            elif len(names) != self.choices.num_choices or names[0] == DEFAULT_LABEL:
+                names = places(self.choices.num_choices)  # labels of other models are rarely those of choices
         else:
             rule = "for one --text: the texts to choose from"
             require(len(config.choices) > 1, f"must be two or more {rule}", "--choices", len(config.choices))
             self.choices = Choices("--choices", config.text, [config.choices], None)
-            names = [str(place) for place in range(len(config.choices))]
+            names = places(len(config.choices))
         self.task = MultipleChoice(names, **model.of_rows)
         labels = np.zeros(len(self.choices.contexts), np.int32)
         self.part = Part(encode_choices(model, self.choices, self.data.max_seq_length, labels), labels)

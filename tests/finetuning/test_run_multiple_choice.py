@@ -81,6 +81,20 @@ def test_it_predicts_as_in_training(chosen: Path, run: Callable[..., Outcome]) -
     assert "--choices needs one --text" in run(predict, *model, "--text", "a", "b", "--choices", "c", "d").error
 
 
+def test_a_model_of_other_programs_chooses_among_those_of_the_file(
+    chosen: Path, tmp_path: Path, run: Callable[..., Outcome]
+) -> None:
+    """Their configurations often have two labels without names, however many choices there were."""
+    shutil.copytree(chosen / "run" / "export", tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text(encoding="utf-8"))
+    for labels in ({}, {"id2label": {"0": "no", "1": "yes"}, "label2id": {"no": 0, "yes": 1}}):
+        others = {name: value for name, value in config.items() if name not in ("id2label", "label2id")} | labels
+        (tmp_path / "model" / "config.json").write_text(json.dumps(others), encoding="utf-8")
+        found = run(predict, "--model", tmp_path / "model", "--file", chosen / "test.jsonl").out
+        expected = (chosen / "run" / "predict_results_test.txt").read_text(encoding="utf-8")
+        assert found == expected.translate(str.maketrans("ABC", "012"))
+
+
 def test_other_models_take_no_choices(classified: Path, run: Callable[..., Outcome]) -> None:
     outcome = run(predict, "--model", classified, "--text", "a", "--choices", "b", "c")
     assert "is a RobertaForSequenceClassification, which takes no --choices" in outcome.error

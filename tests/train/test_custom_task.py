@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from tests.fixtures.finetuned_runs import run_on_one_device
 from tests.fixtures.killable_runs import KillableRuns
 from tests.fixtures.made_once import made_once
 from tests.fixtures.other_environments import output_of
+from tests.fixtures.run_command import Outcome
 from tests.fixtures.same_run import assert_same_run, timeless_lines
 from tests.fixtures.tiny_phases import PHASES, phases_flags
 from tests.fixtures.tiny_run import MODEL, NUM_STEPS, forget_checkpoint, run_flags
 from tfrecord_prep.records import decode_feature, read_records
+from train.checks.doctor.machine import check_run
+from train.config.settings import parse_training_config
 from train.model.from_pretrained import load_model
 from train.publishing.saved_model import read_saved_model
 from train.run_mlm import main
@@ -93,6 +97,17 @@ def test_the_export_is_the_discriminator(electra: Path) -> None:
         assert line["loss"] == pytest.approx(line["generator_loss"] + 50 * line["discriminator_loss"], rel=1e-5)
     card = (export / "README.md").read_text(encoding="utf-8")
     assert "discriminator of replaced tokens (ELECTRA), pretrained from scratch" in card
+
+
+def test_the_plan_and_the_doctor_count_all_that_is_trained(
+    electra: Path, shards: Path, tmp_path: Path, run: Callable[..., Outcome]
+) -> None:
+    """With the generator and the delta."""
+    number = json.loads((electra / "run" / "run.json").read_text(encoding="utf-8"))["num_parameters"]
+    assert number > sum(one.size for one in load_file(electra / "run" / "export" / "model.safetensors").values())
+    flags = run_flags(shards, tmp_path / "run", *electra_flags(tmp_path))
+    assert f"\nparameters             {number:,}\n" in f"\n{run(main, *flags, '--dry-run').out}"
+    assert check_run(parse_training_config(flags, ""))["num_parameters"] == number
 
 
 def test_labels_are_read_from_the_shards(labelled: Path, shards: Path) -> None:

@@ -1,4 +1,4 @@
-"""A run over shards on the Hub: that of the same shards in a folder, and resumed from the commit it began with."""
+"""A run over shards on the Hub: that of the same shards in a folder, and resumed from its commit on any machine."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from train.config.settings import parse_training_config
 from train.run_mlm import main
 from train.runtime.machines import Cluster, check_tpu_use
 
-REPO = "alice/rows"
+REPO, MODEL = "alice/rows", "alice/model"
 ADDRESS = f"hub:{REPO}"
 ON_THE_HUB = ("--train-dataset", ADDRESS, "--eval-dataset", ADDRESS)
 
@@ -26,8 +26,9 @@ def test_a_run_resumes_from_the_commit_it_began_with(
     for path, content in contents(shards).items():
         hub_here.put(REPO, path, content, kind="datasets")
     commit = hub_here.commit(REPO, kind="datasets")
+    pushing = ("--hub-model-id", MODEL, "--hub-strategy", "checkpoint")
     flags = run_flags(shards, tmp_path / "run", *ON_THE_HUB)
-    assert main(flags) == 0
+    assert main([*flags, *pushing]) == 0
     assert_same_run(tmp_path / "run", finished_run)
     record = json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))
     assert record["hub_commits"] == {f"{REPO}@main": commit}
@@ -35,6 +36,13 @@ def test_a_run_resumes_from_the_commit_it_began_with(
     hub_here.put(REPO, "train/manifest.json", b'{"format_version": 0}', kind="datasets")
     assert main(flags) == 0
     assert_same_run(tmp_path / "run", finished_run)
+    published = hub_here.files(MODEL, revision="checkpoints")["run.json"].decode()
+    assert REPO not in published
+    elsewhere = run_flags(shards, tmp_path / "elsewhere", *ON_THE_HUB, *pushing, "--resume-from-hub")
+    assert main(elsewhere) == 0
+    assert_same_run(tmp_path / "elsewhere", finished_run)
+    record = json.loads((tmp_path / "elsewhere" / "run.json").read_text("utf-8"))
+    assert record["hub_commits"] == {f"{REPO}@main": commit}
     assert main([*flags, "--overwrite-output-dir"]) == 2
     assert f"This version reads format_version 1; train/manifest.json of hub:{REPO}" in capsys.readouterr().err
 

@@ -18,7 +18,14 @@ from train.data.shards import TrainingInputs, check_phases, open_inputs
 from train.loop.run import Phase, Run, print_plan
 from train.model.config import resolve_model_config
 from train.publishing.model_card import check_card
-from train.publishing.publisher import CHECKPOINTS_BRANCH, Publisher, PushToHub, resume_from_hub, steps_of_pushes
+from train.publishing.publisher import (
+    CHECKPOINTS_BRANCH,
+    Publisher,
+    PushToHub,
+    record_on_hub,
+    resume_from_hub,
+    steps_of_pushes,
+)
 from train.runtime import supervisor
 from train.runtime.machines import Cluster, check_tpu_devices, check_tpu_use, read_cluster
 from train.runtime.plan import Plan
@@ -65,9 +72,11 @@ class Pretraining(Job[TrainingConfig]):
 
 
 def recorded_commits(config: TrainingConfig) -> dict[str, str]:
-    """Read from which commits of the Hub the shards of the run in the output folder are; none for a new run."""
+    """Read from which commits of the Hub the shards of the run are that is resumed; none for a new run."""
     folder = RunFolder(str(config.run.output_dir))
-    with suppress(AttributeError, OSError, ValueError):  # no run, which is checked later, or a redacted one of the Hub
+    with suppress(AttributeError, OSError, ValueError):  # no run, which is checked later
+        if config.hub.resume_from_hub and not folder.has_run():
+            return dict(record_on_hub(config.hub).get("hub_commits", {}))
         if not config.run.overwrite_output_dir or folder.was_started_by_current_supervisor():
             return dict(folder.read_record().get("hub_commits", {}))
     return {}

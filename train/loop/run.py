@@ -323,7 +323,9 @@ def print_plan(run: Run) -> tuple[Plan, ...]:
     plans = run.plans(expected_num_replicas(hardware, run.cluster, 1 if hardware.wants_tpu else num_local_devices()))
     if hardware.wants_tpu:
         print(f"Without claiming the TPU, {plans[0].num_replicas} replicas are assumed.")
-    num_parameters = count_parameters(first.model_config, first.task.model_class)
+    num_parameters = None
+    if not first.task.adds_weights:
+        num_parameters = count_parameters(first.model_config, first.task.model_class)
     if num_parameters is None:
         num_parameters = int(new_network(first).count_params())
     for phase, plan in zip(run.phases, plans, strict=True):
@@ -345,15 +347,17 @@ def print_plan(run: Run) -> tuple[Plan, ...]:
 
 
 def new_network(phase: Phase) -> Any:
+    """Build the network of a phase as its task trains it, with random weights."""
     from train.model.build import build_network
 
-    return build_network(
+    network = build_network(
         phase.model_config,
         phase.config.model,
         vocabulary_size=vocabulary_size(phase.inputs.tokenizer),
         seed=phase.config.run.seed,
         model_class=phase.task.model_class,
     )
+    return phase.task.adapt_network(network)
 
 
 def print_result(phase: Phase, figures: dict[str, float] | None, where: dict[str, str]) -> None:

@@ -10,7 +10,8 @@ import logging
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -109,13 +110,15 @@ def push_newest_checkpoint(
 
 
 def published_run(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Redact a `run.json`; of text in the fingerprint a hash stays, for the run to be resumed."""
+    """Redact a `run.json`; hashes of what is compared when the run is resumed stay."""
     published = _published_phase(record)
     if "phases" in record:
         published["phases"] = [_published_phase(phase) for phase in record["phases"]]
     published["fingerprint"] = {
         name: value if redact(value) == value else redacted_hash(value) for name, value in record["fingerprint"].items()
     }
+    if "hub_commits" in record:
+        published["hub_commits"] = {redacted_hash(name): commit for name, commit in record["hub_commits"].items()}
     return published
 
 
@@ -156,12 +159,33 @@ def resume_from_hub(run: RunFolder, config: HubConfig, cluster: Cluster) -> None
     if run.has_run():
         logger.info("%s has a run, so none is fetched from the Hub", run)
         return
+    with _run_on_hub(config, f"{CHECKPOINTS_FOLDER}/*", METRICS_NAME) as copy:
+        paths = [path.relative_to(copy) for path in Path(copy).rglob("*") if path.is_file()]
+        wanted = [path for path in paths if not path.parts[0].startswith(".")]
+        # The run's record last: without it the folder holds no run.
+        for path in sorted(wanted, key=lambda path: path.name == RECORD_NAME):
+            run.files.upload_file(str(Path(copy, path)), path.as_posix())
+    logger.info("fetched a checkpoint from the branch %s of %s", CHECKPOINTS_BRANCH, config.hub_model_id)
+
+
+def record_on_hub(config: HubConfig) -> dict[str, Any]:
+    """Read the `run.json` that is on the Hub with the newest checkpoint."""
+    with _run_on_hub(config) as copy:
+        record: dict[str, Any] = json.loads(Path(copy, RECORD_NAME).read_text(encoding="utf-8"))
+        return record
+
+
+@contextmanager
+def _run_on_hub(config: HubConfig, *patterns: str) -> Iterator[str]:
+    """Download the record of the run on the Hub, and its files of these patterns, to a folder that is deleted again."""
     configure_sessions()
-    patterns = [f"{CHECKPOINTS_FOLDER}/*", METRICS_NAME, RECORD_NAME]
     with tempfile.TemporaryDirectory(prefix="checkpoint-") as copy:
         try:
             huggingface_hub.snapshot_download(
-                str(config.hub_model_id), revision=CHECKPOINTS_BRANCH, local_dir=copy, allow_patterns=patterns
+                str(config.hub_model_id),
+                revision=CHECKPOINTS_BRANCH,
+                local_dir=copy,
+                allow_patterns=[*patterns, RECORD_NAME],
             )
             if not Path(copy, RECORD_NAME).exists():
                 raise FileNotFoundError(f"it lacks {RECORD_NAME}.")
@@ -171,12 +195,7 @@ def resume_from_hub(run: RunFolder, config: HubConfig, cluster: Cluster) -> None
                 f"where --hub-strategy checkpoint puts it: {one_line(error)} Leave the flag out to start from scratch.",
                 error,
             ) from error
-        paths = [path.relative_to(copy) for path in Path(copy).rglob("*") if path.is_file()]
-        wanted = [path for path in paths if not path.parts[0].startswith(".")]
-        # The run's record last: without it the folder holds no run.
-        for path in sorted(wanted, key=lambda path: path.name == RECORD_NAME):
-            run.files.upload_file(str(Path(copy, path)), path.as_posix())
-    logger.info("fetched a checkpoint from the branch %s of %s", CHECKPOINTS_BRANCH, config.hub_model_id)
+        yield copy
 
 
 EVENTS_MARK = "tfevents"

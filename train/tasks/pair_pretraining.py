@@ -228,7 +228,7 @@ def _custom_task(config: TrainingConfig, inputs: TrainingInputs) -> PretrainingT
     require(objective == "mlm", "cannot be combined with --task", "--objective", objective)
     kind = load_class(name, PretrainingTask, NEEDED)  # type: ignore[type-abstract]
     task = kind.of(inputs, config.masking)
-    task.identity = {"task": identity_of(name)}
+    task.identity, task.adds_weights = {"task": identity_of(name)}, True
     of_sources = [mean.name for mean in task.means if mean.name.startswith(SOURCE_LOSS)]
     rule = f"must not have a figure named {SOURCE_LOSS}…, which are those of the sources"
     require(not of_sources, rule, "--task", ", ".join(of_sources))

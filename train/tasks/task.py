@@ -104,6 +104,7 @@ class Task(ABC):
     errors: figures of which lower values are better.
     allows_new_head: weights of the head that the checkpoint to start from lacks, or has in another shape, are
         initialized randomly; else such a checkpoint is refused.
+    adds_weights: `adapt_network` puts weights on the network, which are counted once it is built.
     couples_rows: the loss of a row depends on the other rows. Then `sums` in training is `sums_of_outputs` of
         `outputs`, so that a batch that is cut into micro-batches keeps its loss.
     """
@@ -113,6 +114,7 @@ class Task(ABC):
     identity: Mapping[str, str] = MappingProxyType({})
     errors: tuple[str, ...] = ()
     allows_new_head: bool = False
+    adds_weights: bool = False
     couples_rows: bool = False
     model_class: str
     means: tuple[Mean, ...]
