@@ -138,6 +138,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     folders = named_folders(shlex.join(named), "NAME=DIR")
     # The numbers of the labels must not depend on the order of the words.
     sources, index = {name: open_shards(folders[name]) for name in sorted(folders)}, 0
+    kinds = {(one.manifest.tokenizer.sha256, one.manifest.max_length) for one in sources.values() if one.manifest}
+    if len(kinds) > 1:
+        raise InputError(f"All folders must be of one tokenizer and one --max-length; {', '.join(sources)} are not.")
     Path(output_dir).mkdir(parents=True)
     for label, shards in enumerate(sources.values()):
         for path, num_rows in zip(shards.paths, shards.num_rows_per_shard, strict=True):

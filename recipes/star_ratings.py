@@ -35,8 +35,9 @@ class StarRatings(CustomTask):
         for split, table in read_tables(data).items():
             stars = [STARS.get(str(value).strip()) for value in table.columns.get("stars", ())] or None
             if stars and None in stars:
-                row = stars.index(None) + 1
-                raise InputError(f"Stars must be 1 to {MOST_STARS}; row {row:,} of {table.name} has none.")
+                row = stars.index(None)
+                value = table.columns["stars"][row]
+                raise InputError(f"Stars must be 1 to {MOST_STARS}; row {row + 1:,} of {table.name} has {value!r}.")
             examples[split] = Examples(table.name, (table.column("review", "--task"),), stars)
         return examples
 

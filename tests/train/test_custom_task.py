@@ -175,10 +175,14 @@ def test_labels_of_other_shards_are_refused(
 
 def test_folders_to_label_are_checked_first(shards: Path, tmp_path: Path, run: Any) -> None:
     one, new = f"one={shards / 'train'}", tmp_path / "new"
+    shutil.copytree(shards / "validation", tmp_path / "longer")
+    manifest = json.loads((tmp_path / "longer" / "manifest.json").read_text(encoding="utf-8"))
+    (tmp_path / "longer" / "manifest.json").write_text(json.dumps(manifest | {"max_length": 32}), encoding="utf-8")
     for words, message in (
         ((one,), "Name a new folder and two or more folders of shards"),
         ((one, "two"), "Name a new folder and two or more folders of shards"),
         ((one, f"two={tmp_path}/no where"), f"There is no folder {tmp_path}/no where"),
+        ((one, f"two={tmp_path}/longer"), "must be of one tokenizer and one --max-length; one, two are not."),
     ):
         outcome = run(label_documents, str(new), *words)
         assert outcome.status == 2

@@ -11,6 +11,7 @@ import gzip
 import itertools
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -63,10 +64,12 @@ def read_pairs(paths: Sequence[str], flag: str = "--minimal-pairs") -> list[Pair
     for path in paths:
         try:
             content = read_file(path)
-            lines = (gzip.decompress(content) if path.endswith(".gz") else content).decode("utf-8").splitlines()
-        except (OSError, EOFError, UnicodeDecodeError) as error:
+            text = (gzip.decompress(content) if path.endswith(".gz") else content).decode("utf-8-sig")
+        except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
             raise InputError(f"{flag} must name readable files; {path}: {error}") from error
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(text.split("\n"), 1):  # JSON may have other separators of lines within texts
+            if not line.strip():
+                continue
             try:
                 row = json.loads(line)
                 good, bad = row["sentence_good"], row["sentence_bad"]

@@ -1,3 +1,4 @@
+import gzip
 import json
 from pathlib import Path
 
@@ -105,6 +106,22 @@ def test_files_of_another_form_are_refused(lines: list[object], message: str, tm
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
     with pytest.raises(InputError, match=message):
         read_pairs([str(path)])
+
+
+def test_blank_lines_and_separators_of_other_kinds_are_no_ends_of_pairs(tmp_path: Path) -> None:
+    pairs = [{"sentence_good": good, "sentence_bad": "a"} for good in ("one", "two\u2028lines", "three\x85")]
+    text = "\r\n\r\n".join(json.dumps(pair, ensure_ascii=False) for pair in pairs) + "\r\n \r\n"
+    (tmp_path / "pairs.jsonl").write_bytes(text.encode("utf-8-sig"))
+    read = read_pairs([str(tmp_path / "pairs.jsonl")])
+    assert [pair.good for pair in read] == [pair["sentence_good"] for pair in pairs]
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    content = gzip.compress(json.dumps({"sentence_good": "a", "sentence_bad": "b"}).encode())
+    for place in (12, 14, -6):
+        (tmp_path / "pairs.jsonl.gz").write_bytes(content[:place] + b"\xff\xff\xff\xff")
+        with pytest.raises(InputError, match="must name readable files"):
+            read_pairs([str(tmp_path / "pairs.jsonl.gz")])
 
 
 def test_a_sentence_longer_than_the_rows_is_refused() -> None:
