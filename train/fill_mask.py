@@ -49,17 +49,10 @@ class FillMaskConfig(Bounded):
 
 
 def fill_masks(folder: str, sentences: Sequence[str], top_k: int = 5) -> list[list[dict[str, Any]]]:
-    """Predict the `top_k` most likely tokens for the mask of each sentence, the most likely first.
+    """Predict the `top_k` most likely tokens for the one `[MASK]` of each sentence, the most likely first.
 
-    Runs on torch where it is installed, else on TensorFlow.
-
-    Args:
-        folder: of a run or of an exported model, local or `gs://`.
-        sentences: each with one `[MASK]`, which is replaced by the tokenizer's mask token.
-
-    Returns:
-        Dicts with `score` (probability), `token` (id), `token_str` and `sequence` (the sentence filled in), as
-        `transformers.FillMaskPipeline` gives them.
+    The folder is of a run or of an exported model, local or `gs://`. Runs on torch where it is installed, else on
+    TensorFlow. Returns the dicts of `transformers.FillMaskPipeline`.
     """
     with _local_export(folder) as local_folder:
         from transformers import AutoModelForMaskedLM, FillMaskPipeline

@@ -72,14 +72,8 @@ class Checkpoints:
     ) -> CheckpointRecord | None:
         """Give the newest checkpoint that is whole to `use`, and return its record; None where the folder has none.
 
-        Those that are damaged, or of another run, are warned of and passed over.
-
-        Args:
-            up_to, since: the last and the first step to consider.
-            interval_steps: only its multiples, and the first one, are considered.
-
-        Raises:
-            InputError: there are checkpoints, and none of them can be used.
+        Those that are damaged, or of another run, are warned of and passed over; InputError if all are. Of the steps
+        from `since` to `up_to`, only the first and multiples of `interval_steps` are considered.
         """
         steps = [step for step in self._store.steps() if step >= since and (up_to is None or step <= up_to)]
         steps = [step for step in steps if step % interval_steps == 0 or step == since]
@@ -110,11 +104,8 @@ class Checkpoints:
     def save(self, copy: Callable[[], tuple[CheckpointRecord, Arrays]]) -> None:
         """Call `copy` for a record and the variables, and have the thread of the chief write them.
 
-        Waits for the checkpoint before, if it is still being written. To be called on all workers: a sharded optimizer
-        is put together from theirs.
-
-        Raises:
-            RunFailedError: the checkpoint before could not be written.
+        Waits for the checkpoint before, if it is still being written; RunFailedError if that could not be. To be called
+        on all workers: a sharded optimizer is put together from theirs.
         """
         self.wait()
         record, arrays = copy()
@@ -129,9 +120,7 @@ class Checkpoints:
     def wait(self) -> None:
         """Wait until the last checkpoint is written and old ones are deleted, as far as that succeeds.
 
-        Raises:
-            RunFailedError: it could not be written.
-            PermanentError: it could not, and a person must act: no permission, say.
+        RunFailedError if it could not be written; PermanentError if a person must act: no permission, say.
         """
         if self._writing is None:
             return

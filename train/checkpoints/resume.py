@@ -55,9 +55,7 @@ def resume_point(checkpoint: CheckpointRecord | None, plan: Plan) -> ResumePoint
 def check_checkpoint(checkpoint: CheckpointRecord, plan: Plan) -> None:
     """Check that the run can resume from a checkpoint of its fingerprint, by the plan of its phase.
 
-    Raises:
-        InputError: its global batch was another one, it is past the end of the run or of its phase, or an earlier
-            phase was another one.
+    InputError if its global batch or an earlier phase was another one, or it is past the end of the run or phase.
     """
     for index, (behind, now) in enumerate(zip(checkpoint.plan.get("before", ()), plan.before, strict=True)):
         if behind != asdict(now):

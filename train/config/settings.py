@@ -221,8 +221,8 @@ class RunConfig(Bounded):
         if self.overwrite_output_dir and self.resume == "must":
             raise InputError("--overwrite-output-dir cannot be combined with --resume must.")
         start, _, stop = (self.profile or "0:1").partition(":")
-        holds = start.isdecimal() and stop.isdecimal() and int(start) < int(stop)
-        require(holds, "must be START:STOP, two steps with START below STOP", "--profile", self.profile)
+        is_right = start.isdecimal() and stop.isdecimal() and int(start) < int(stop)
+        require(is_right, "must be START:STOP, two steps with START below STOP", "--profile", self.profile)
         is_right = set(self.report_to) <= set(TRACKERS) and len(set(self.report_to)) == len(self.report_to)
         rule = f"must be among {', '.join(TRACKERS)}, each once (TensorBoard's files are always written)"
         require(is_right, rule, "--report-to", " ".join(self.report_to))
@@ -395,10 +395,6 @@ def _scaled(settings: dict[str, Any], scale: float, path: str) -> dict[str, Any]
     return {name: scaled(name, value) for name, value in settings.items()}
 
 
-def phases_settings(path: str) -> dict[str, Any]:
-    return read_phases_file(path)[0]
-
-
 def settings_of_preset(name: str) -> dict[str, Any]:
     """Read the flags that a preset sets, {field name: value}; `list` prints all presets and ends the process."""
     if name == LIST_PRESETS:
@@ -411,7 +407,7 @@ def settings_of_preset(name: str) -> dict[str, Any]:
 
 
 # What the value of a flag names, in the order in which it wins.
-LAYERS = {"preset": settings_of_preset, "phases": phases_settings}
+LAYERS = {"preset": settings_of_preset, "phases": lambda path: read_phases_file(path)[0]}
 
 
 def parse_run_flags(

@@ -27,11 +27,7 @@ logger = logging.getLogger(__name__)
 def average_checkpoints(paths: Sequence[str], tokenizer: str | None) -> tuple[SavedModel, str]:
     """Average the weights of checkpoints of one phase of a run; evaluate the mean on the run's validation rows.
 
-    Returns:
-        The model, with the log of the last checkpoint and the evaluation; and a line on how it compares with it.
-
-    Raises:
-        InputError: they are no checkpoints, or of different runs or phases; or the run's shards are missing.
+    Return the model, with the log of the last checkpoint and the evaluation, and a line on how it compares with it.
     """
     checkpoints = sorted((read_saved_model(path, tokenizer) for path in paths), key=lambda one: one.snapshot.step)
     of_run = {(one.run_folder and one.run_folder.path, str(one.record and one.record["plan"])) for one in checkpoints}

@@ -85,11 +85,8 @@ class TrainingHooks:
             advice=trainer.phase.advice_on_time if trainer.is_on_cpu else "",
         )
         wait_for_device = trainer.model.optimizer.iterations.numpy
-        self._profile = Profile(
-            trainer.log.tensorboard_folder,
-            config.run.profiled_steps if trainer.log.is_chief else None,
-            wait_for_device,
-        )
+        profiled_steps = config.run.profiled_steps if trainer.log.is_chief else None
+        self._profile = Profile(trainer.log.tensorboard_folder, profiled_steps, wait_for_device)
         # In the order in which they are called. On all workers the same steps, though one alone pushes and profiles.
         hooks = [
             Hook(self._profile.begin_or_end, at_steps=config.run.profiled_steps or ()),
@@ -198,13 +195,9 @@ class TrainingHooks:
 def roll_back(trainer: Trainer, error: TrainingDivergedError, stop: StopRequest) -> ResumePoint:
     """Restore the last checkpoint before a divergence, and return the point to resume at without the rows since then.
 
-    Which checkpoint that is follows from steps alone: a run that was killed meanwhile comes to the same rows.
-
-    Args:
-        stop: by which several workers wait for each other.
-
-    Raises:
-        TrainingDivergedError: the same, where rolling back is not asked for, was done too often, or has nowhere to go.
+    Which checkpoint that is follows from steps alone: a run that was killed meanwhile comes to the same rows. The error
+    is raised again where rolling back is not asked for, was done too often, or has nowhere to go. Several workers wait
+    for each other by `stop`.
     """
     trainer.checkpoints.wait()
     if not trainer.can_roll_back or len(trainer.start.skipped) >= trainer.phase.config.run.max_rollbacks:
@@ -315,35 +308,34 @@ class StepsPerExecution(tf_keras.callbacks.Callback):
             self.model._steps_per_execution.assign(self.length_after(self._step))
 
 
+@dataclass
 class Profile:
     """A trace of host and device for TensorBoard's profiler, from after step `steps[0]` to after step `steps[1]`.
 
-    Args:
-        folder: a local one, since a bucket may be slow. A trace that cannot be written is a warning.
-        steps: of the whole run; a run that resumes between them is not traced. None traces nothing.
+    folder: a local one, since a bucket may be slow. A trace that cannot be written is a warning.
+    steps: of the whole run; a run that resumes between them is not traced. None traces nothing.
     """
 
-    def __init__(self, folder: str, steps: tuple[int, int] | None, wait_for_device: Callable[[], object]):
-        self._folder = folder
-        self._steps = steps
-        self._wait_for_device = wait_for_device
-        self._is_tracing = False
+    folder: str
+    steps: tuple[int, int] | None
+    wait_for_device: Callable[[], object]
+    is_tracing: bool = False
 
     def begin_or_end(self, step: int) -> None:
-        if self._steps and step == self._steps[0]:
+        if self.steps and step == self.steps[0]:
             with self._warning():
-                tf.profiler.experimental.start(self._folder)
-                self._is_tracing = True
-        elif self._steps and step == self._steps[1]:
+                tf.profiler.experimental.start(self.folder)
+                self.is_tracing = True
+        elif self.steps and step == self.steps[1]:
             self.close()
 
     def close(self) -> None:
-        if self._steps and self._is_tracing:
-            self._is_tracing = False
-            self._wait_for_device()  # its last steps belong to the trace
+        if self.steps and self.is_tracing:
+            self.is_tracing = False
+            self.wait_for_device()  # its last steps belong to the trace
             with self._warning():
                 tf.profiler.experimental.stop()
-                logger.info("profiled the steps after %d, up to %d", *self._steps)
+                logger.info("profiled the steps after %d, up to %d", *self.steps)
 
     @contextmanager
     def _warning(self) -> Iterator[None]:

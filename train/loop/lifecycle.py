@@ -175,12 +175,7 @@ def show_first_rows(run: Run, plans: tuple[Plan, ...]) -> None:
 
 
 def prepare(config: Settings, job: Job[Settings]) -> Run:
-    """Make all checks that need neither TensorFlow nor the device, and return the run.
-
-    Raises:
-        InputError: whatever is wrong with the input.
-        HubAwayError: the Hub cannot be reached, and there is no checkpoint to resume from without it.
-    """
+    """Make all checks that need neither TensorFlow nor the device, and return the run."""
     if config.run.report_to:
         from train.metrics.trackers import check_trackers
 

@@ -241,20 +241,11 @@ def computation_so_far(run: Run, phase: Phase, strategy: "tf.distribute.Strategy
     if (phase.index == 0 and run.starts_over) or not run.folder.has_run():
         return None
     record = run.folder.read_record()
-    if record.get("hardware") != describe_hardware(run.config.hardware, strategy.num_replicas_in_sync):
-        return None
-    if phase_index(record["plan"]) != phase.index:
-        return None
-    return Computation(**record["computation"])
+    is_here = record.get("hardware") == describe_hardware(run.config.hardware, strategy.num_replicas_in_sync)
+    return Computation(**record["computation"]) if is_here and phase_index(record["plan"]) == phase.index else None
 
 
-def describe_run(
-    run: Run,
-    phase: Phase,
-    plan: Plan,
-    computation: Computation,
-    num_parameters: int,
-) -> dict[str, Any]:
+def describe_run(run: Run, phase: Phase, plan: Plan, computation: Computation, num_parameters: int) -> dict[str, Any]:
     """Collect the content of `run.json` in a phase: settings, fingerprint, and how and of what the run is made."""
     plans = run.plans(plan.num_replicas)
     phases = [{"name": one.name, **describe_phase(one, its)} for one, its in zip(run.phases, plans, strict=True)]
@@ -314,10 +305,9 @@ def device_kind(config: HardwareConfig) -> str:
 
 
 def print_plan(run: Run) -> tuple[Plan, ...]:
-    """Print what the run would do, and build its model card on trial; TensorFlow is imported where it alone knows.
+    """Print what the run would do, build its model card on trial, and return the plans of its phases.
 
-    Returns:
-        The plans of its phases.
+    TensorFlow is imported where it alone knows.
     """
     hardware, first = run.config.hardware, run.phases[0]
     plans = run.plans(expected_num_replicas(hardware, run.cluster, 1 if hardware.wants_tpu else num_local_devices()))

@@ -95,9 +95,7 @@ class Trainer:
     def restore(self) -> None:
         """Restore the newest checkpoint, if there is one.
 
-        Raises:
-            InputError: the run cannot resume from there with this plan, no checkpoint is whole, or the workers of a run
-                found different ones.
+        InputError if this plan cannot resume from it, if none is whole, or if workers found different ones.
         """
         run = self.run
 
@@ -203,8 +201,7 @@ class Trainer:
     def restore_best(self) -> tuple[int, dict[str, float] | None]:
         """Restore, at the end of a run, the checkpoint of the best evaluation; warn if that one was deleted.
 
-        Returns:
-            Its step and the figures that were logged there; without any, the last step and None.
+        Return its step and the figures that were logged there; without any, the last step and None.
         """
         best, restored = self._best_evaluation(), self._best_evaluation(self.checkpoints.steps())
         if best is None or restored is None:
@@ -217,13 +214,10 @@ class Trainer:
                 *(best["step"], score(best), restored["step"], score(restored)),
             )
         if restored["step"] != self.plan.num_steps:
-            record = self.checkpoints.restore_newest(
-                self.run.owns,
-                lambda _, arrays: self.state.write(arrays),
-                up_to=restored["step"],
-                since=restored["step"],
+            step = restored["step"]
+            self.checkpoints.restore_newest(
+                self.run.owns, lambda _, arrays: self.state.write(arrays), up_to=step, since=step
             )
-            assert record is not None
         figures = {name: value for name, value in restored.items() if name not in ("step", "split", "phase")}
         return restored["step"], figures
 
@@ -243,8 +237,7 @@ class Trainer:
     def publish(self, publisher: Publisher, figures: dict[str, float] | None, step: int | None = None) -> None:
         """Export the model, push it if asked to, and print where all is, with the figures of an evaluation.
 
-        Raises:
-            HubPushError: the push did not succeed; the export is complete.
+        HubPushError if the push did not succeed; the export is complete.
         """
         supervisor.report("export", self.plan.num_steps)
         last = take_snapshot(self.model.network, step or self.plan.num_steps, self.log.lines)
@@ -314,12 +307,8 @@ def build_trainer(run: Run, index: int, strategy: tf.distribute.Strategy) -> Tra
         from train.metrics.trackers import open_trackers  # for this flag alone
 
         trackers = open_trackers(config, run.folder)
-    log = MetricsLog(
-        run.folder,
-        lambda lines: draw_run(RunCurves(run.folder.path, record, lines)),
-        is_chief=is_chief,
-        trackers=trackers,
-    )
+    draw = functools.partial(RunCurves, run.folder.path, record)
+    log = MetricsLog(run.folder, lambda lines: draw_run(draw(lines)), is_chief=is_chief, trackers=trackers)
     return Trainer(
         run=run,
         phase=phase,

@@ -12,6 +12,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,7 @@ Lines = Sequence[Line]
 Unwritten = Sequence[dict[str, Any]]
 
 
-class MetricsLog:
+class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
     """Lines of a run, kept in memory and written by a thread, so that training waits for no disk or bucket.
 
     Each write carries all that is missing, so it makes up for one that failed. To be used as a context around the
@@ -79,9 +80,6 @@ class MetricsLog:
     def tensorboard_folder(self) -> str:
         """The local folder of event files, which are copied to the run's folder."""
         return self._tensorboard.local_folder
-
-    def __enter__(self) -> "MetricsLog":
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.flush()
@@ -287,11 +285,8 @@ class TensorBoardFiles:
 class EventFiles:
     """An event file of this process, and another after each failure, with the points of the lines of one split.
 
-    Where points are rewritten, TensorBoard is told to drop the earlier ones, of this process and of others.
-
-    Args:
-        folder: where TensorBoard finds the files.
-        local_folder: where they are written.
+    Where points are rewritten, TensorBoard is told to drop the earlier ones, of this process and of others. It finds
+    the files in `folder`; they are written in `local_folder`.
     """
 
     def __init__(self, folder: Folder, local_folder: Path):
@@ -327,8 +322,8 @@ class EventFiles:
         num_added = num_shared(lines, self._added)
         new, stale = lines[num_added:], self._added[num_added:]
         is_to_forget = bool(stale) or self._doubtful_step is not None
-        doubtful_steps = [] if self._doubtful_step is None else [self._doubtful_step]
-        self._doubtful_step = min([*doubtful_steps, *(line["step"] for line in (*stale, *new))], default=None)
+        steps = [self._doubtful_step, *(line["step"] for line in (*stale, *new))]
+        self._doubtful_step = min((step for step in steps if step is not None), default=None)
         if is_to_forget:
             # TensorBoard heeds all starts but the first, so that one of the first process counts, too.
             self._write(time.time(), self._doubtful_step, session_log=SessionLog(status=SessionLog.START))
@@ -364,23 +359,22 @@ class EventFiles:
         return RecordWriter(path.open("xb"))
 
 
+@dataclass
 class LossCurve:
     """The plot of the loss in a folder, whose content `draw` makes."""
 
-    def __init__(self, folder: Folder, draw: Callable[[Lines], bytes]):
-        self._folder = folder
-        self._draw = draw
-        self._drawn: Lines | None = None
+    folder: Folder
+    draw: Callable[[Lines], bytes]
+    drawn: Lines | None = None
 
     def __str__(self) -> str:
-        return self._folder.path_of(LOSS_CURVE_NAME)
+        return self.folder.path_of(LOSS_CURVE_NAME)
 
     def update(self, lines: Lines) -> None:
         """Draw the lines, unless they are the ones that were drawn last."""
-        if self._drawn is not None and num_shared(lines, self._drawn) == len(lines) == len(self._drawn):
-            return
-        self._folder.write_bytes(LOSS_CURVE_NAME, self._draw(lines))
-        self._drawn = lines
+        if self.drawn is None or not num_shared(lines, self.drawn) == len(lines) == len(self.drawn):
+            self.folder.write_bytes(LOSS_CURVE_NAME, self.draw(lines))
+            self.drawn = lines
 
 
 def _of_split(lines: Lines, split: str) -> Lines:

@@ -103,9 +103,7 @@ OPENERS = {"wandb": open_wandb, "mlflow": open_mlflow, "trackio": open_trackio}
 class Tracker:
     """Sends the log in a thread; what fails is a warning, and is sent with the next lines.
 
-    Args:
-        folder: of `NAME.json`.
-        run_name, settings: shown by the tracker.
+    The tracker shows `run_name` and `settings`; `NAME.json` is in the folder.
     """
 
     def __init__(self, name: str, folder: Folder, run_name: str, settings: dict[str, Any]) -> None:
@@ -170,11 +168,7 @@ def open_trackers(config: RunSettings, folder: RunFolder) -> list[Tracker]:
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Check, without importing them, that the packages of trackers are installed.
-
-    Raises:
-        InputError: one is not.
-    """
+    """Raise InputError if the package of a tracker is not installed, without importing it."""
     for name in names:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:  # a folder of that name, as wandb makes, is no package

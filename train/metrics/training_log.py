@@ -31,12 +31,9 @@ COMPILING = "compiling the first step …"
 
 
 class TrainingDivergedError(PermanentError):
-    """Loss or gradients are not finite, or the loss has risen too far.
+    """Loss or gradients are not finite, or the loss has risen too far: `nonfinite` or `spike` is the reason.
 
-    Args:
-        reason: `nonfinite` or `spike`.
-        step: the last step to blame.
-        good_step: the last one that is above suspicion.
+    step, good_step: the last step to blame, and the last one that is above suspicion.
     """
 
     def __init__(self, message: str, *, reason: str, step: int, good_step: int):
@@ -47,9 +44,7 @@ class TrainingDivergedError(PermanentError):
 class Clock:
     """Times the training of this process: each interval of the log, and all steps after the first, which compiles.
 
-    Args:
-        full_speed_step_seconds: what a step would take if all replicas computed at their peak; None where that is
-            not known.
+    `full_speed_step_seconds` is what a step would take if all replicas computed at their peak; None if not known.
     """
 
     def __init__(
@@ -66,7 +61,6 @@ class Clock:
         self._evaluation_seconds: float | None = None  # of the last one
 
     def advance(self, step: int) -> None:
-        """Note that training has come to `step`."""
         now_seconds = time.perf_counter()
         if self._since_seconds is not None:
             self._num_steps += step - self._step
@@ -135,8 +129,7 @@ class _Bar(tqdm):
 class TrainingBar:
     """Shows step, loss, tokens per second and time left; never waits for the device.
 
-    Args:
-        advice: follows the first estimate of a run that takes hours.
+    `advice` follows the first estimate of a run that takes hours.
     """
 
     def __init__(self, plan: Plan, clock: Clock, start_step: int, *, is_chief: bool, advice: str = ""):
@@ -253,11 +246,7 @@ class TrainingLog:
             yield
 
     def check_finite(self) -> None:
-        """Check that all steps so far were made.
-
-        Raises:
-            TrainingDivergedError: loss or gradient of one were not finite; it and those after it were not made.
-        """
+        """Raise TrainingDivergedError if loss or gradient of a step were not finite; those from it on were not made."""
         optimizer = self._model.optimizer
         if not optimizer.is_stopped:
             return
@@ -291,11 +280,7 @@ class TrainingLog:
             )
 
     def write_train(self, step: int) -> None:
-        """Write the means over the steps since the last call.
-
-        Raises:
-            TrainingDivergedError: a step was not finite, or the loss rose too far.
-        """
+        """Write the means over the steps since the last call; TrainingDivergedError if not finite or risen too far."""
         self.check_finite()
         figures = {metric.name: float(metric.result()) for metric in self._model.metrics}
         self._check_rise(step, figures["loss"])

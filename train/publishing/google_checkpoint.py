@@ -67,16 +67,12 @@ class GoogleCheckpoint:
 def read_google_checkpoint(
     checkpoint: str, *, config: str | None = None, vocabulary: str | None = None, do_lower_case: bool | None = None
 ) -> GoogleCheckpoint:
-    """Read a checkpoint with its configuration and vocabulary, and check that they agree; torch is not needed.
+    """Read a checkpoint with its configuration and vocabulary; InputError if they are damaged, or do not agree.
 
     Args:
         checkpoint: a folder, a .zip of one, or the path of a checkpoint's files up to `.index`; local or `gs://`.
         config, vocabulary: files, WordPiece's or SentencePiece's the latter; by default those beside the checkpoint.
-        do_lower_case: whether the model was trained on lower-cased text; by default from `cased` or `uncased` in the
-            name of the folder or .zip.
-
-    Raises:
-        InputError: a file is missing or damaged, or they do not agree.
+        do_lower_case: of the text it was trained on; by default by `cased` or `uncased` in the name of folder or .zip.
     """
     with _opened(checkpoint) as (folder, name):
         config_path = config or _only_file(folder, CONFIG_FILE, "--bert-config")

@@ -85,8 +85,7 @@ def model_type_of(variables: Collection[str], checkpoint: str) -> str:
 def plan_conversion(shapes: Mapping[str, tuple[int, ...]], config: PretrainedConfig, checkpoint: str) -> Conversion:
     """Find the weight for each variable, {name: shape}; the encoder must be complete, each head complete or missing.
 
-    Raises:
-        InputError: names the variables that are missing, unknown, or of another shape than the configuration says.
+    An InputError names variables that are missing, unknown, or of another shape than the configuration says.
     """
     encoder, masked_lm_head, pair_head = TABLES[config.model_type](config)
     found = {_name_in_tf1(name): name for name in shapes if not OPTIMIZER_STATE.search(name)}
@@ -130,21 +129,14 @@ def _dense(scope: str, name: str, width_in: int, width_out: int) -> Weights:
 
 
 def _norm(scope: str, name: str, width: int) -> Weights:
-    return {
-        f"{scope}/gamma": Weight(f"{name}.weight", (width,)),
-        f"{scope}/beta": Weight(f"{name}.bias", (width,)),
-    }
+    return {f"{scope}/gamma": Weight(f"{name}.weight", (width,)), f"{scope}/beta": Weight(f"{name}.bias", (width,))}
 
 
 def _embeddings(config: PretrainedConfig, name: str, width: int) -> Weights:
-    sizes = {
-        "word": config.vocab_size,
-        "position": config.max_position_embeddings,
-        "token_type": config.type_vocab_size,
-    }
+    numbers = config.vocab_size, config.max_position_embeddings, config.type_vocab_size
     tables = {
-        f"bert/embeddings/{kind}_embeddings": Weight(f"{name}.{kind}_embeddings.weight", (size, width))
-        for kind, size in sizes.items()
+        f"bert/embeddings/{kind}_embeddings": Weight(f"{name}.{kind}_embeddings.weight", (number, width))
+        for kind, number in zip(("word", "position", "token_type"), numbers, strict=True)
     }
     return tables | _norm("bert/embeddings/LayerNorm", f"{name}.LayerNorm", width)
 

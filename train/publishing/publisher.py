@@ -69,11 +69,7 @@ CONFIG_SOURCE = "_name_or_path"
 
 
 def push_newest_checkpoint(
-    run: RunFolder,
-    repository: HubRepository,
-    *,
-    publish_details: bool,
-    stop_retries: threading.Event | None = None,
+    run: RunFolder, repository: HubRepository, *, publish_details: bool, stop_retries: threading.Event | None = None
 ) -> None:
     """Push the run's newest checkpoint, if any, with its record and log, in one commit that deletes the one before."""
     store = CheckpointStore(run.checkpoints)
@@ -223,20 +219,11 @@ class Publisher:
     tokenizer: PreTrainedTokenizerFast
 
     def publish(
-        self,
-        snapshot: ModelSnapshot,
-        commit_message: str,
-        *,
-        is_last: bool = True,
-        stop_retries: threading.Event | None = None,
+        self, snapshot: ModelSnapshot, title: str, *, is_last: bool = True, stop_retries: threading.Event | None = None
     ) -> None:
         """Export a model to the run's folder, and push it if the run's settings name a repository.
 
-        Args:
-            is_last: whether `--hub-tag` is for this one.
-
-        Raises:
-            HubPushError: the push did not succeed; the export is complete.
+        `--hub-tag` is for the last one. HubPushError if the push did not succeed; the export is complete.
         """
         export, hub = self.run_folder.export, HubConfig(**self.record["settings"]["hub"])
         repository = hub.repository()
@@ -248,7 +235,7 @@ class Publisher:
             push_files(
                 {name: Path(local_folder, name) for name in names},
                 repository if is_last else replace(repository, tag=None),
-                commit_message=commit_message,
+                commit_message=title,
                 kept_in=export.path,
                 stop_retries=stop_retries,
             )
@@ -318,10 +305,8 @@ def read_log_files(run: RunFolder) -> dict[str, bytes]:
 def read_scores(run: RunFolder, weights: Path) -> dict[str, Any] | None:
     """Read what `train/score_mlm.py` wrote into the folder of a run, if that is of these weights.
 
-    Returns:
-        None without scores; a damaged file is a warning. Otherwise left_to_right: as it was scored; scores: {"this
-        model" or control: {measure: {value, standard_error, items}}}; chance: {control: measures in which the model
-        does not differ from it}.
+    Return None without scores; a damaged file is a warning. Otherwise left_to_right: as it was scored; scores: {"this
+    model" or control: {measure: {value, standard_error, items}}}; chance: {control: measures that do not differ}.
     """
     if not run.files.exists(SCORES_NAME):
         return None
@@ -367,17 +352,12 @@ class PushToHub:
     The weights are copied on the training thread; another thread exports and uploads. While a push runs the next one
     waits, and of those that wait only the newest is kept. A push that fails is a warning. Use it as a context around
     `fit`: its end waits for the running push, after an exception also for the one that waits, both together at most
-    `GRACE_SECONDS`. The last state is not pushed here.
-
-    Args:
-        publisher: None on a worker that does not push.
-        steps: of the whole run, after which to push; the same on all workers.
+    `GRACE_SECONDS`. The last state is not pushed here. A worker that does not push has no publisher; the `steps` after
+    which to push are the same on all workers.
     """
 
     def __init__(self, publisher: Publisher | None, steps: tuple[int, ...], log: MetricsLog):
-        self.steps = steps
-        self._publisher = publisher
-        self._log = log
+        self.steps, self._publisher, self._log = steps, publisher, log
         self._pushes: LatestItemWorker[ModelSnapshot] = LatestItemWorker(self._push)
         self._failed_steps: list[int] = []
 

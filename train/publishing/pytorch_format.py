@@ -83,14 +83,10 @@ def export_model(
     """Write the model and its tokenizer to a local folder, each file replaced in one step, `config.json` last.
 
     The tokenizer is saved as `PreTrainedTokenizerFast`, under which transformers 4 and 5 read the same ids from its
-    `tokenizer.json`.
-
-    Returns:
-        The names of the files.
+    `tokenizer.json`. Returns the names of the files.
 
     Args:
         model: a built TF model of transformers, prepared by `train.model.architectures`, or a snapshot.
-        folder: created if missing.
         model_max_length: the most tokens that the model can take; longer texts are truncated to it on demand.
         vocabulary_size: number of ids to keep, without the model's padding; by default all.
     """
@@ -108,10 +104,7 @@ def write_model(
 ) -> list[str]:
     """Write a PyTorch model to a local folder, each file replaced in one step, `config.json` last; return the names.
 
-    Args:
-        folder: created if missing.
-        weights: {name in the PyTorch class: array in its layout}.
-        config, tokenizer: of `pytorch_config` and `exported_tokenizer`.
+    Takes what `pytorch_weights`, `pytorch_config` and `exported_tokenizer` return.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".export-", suffix=PARTIAL_SUFFIX) as staging:

@@ -5,7 +5,7 @@ import logging
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -70,11 +70,7 @@ class SavedModel:
         return Publisher(self.run_folder, self.record, self.tokenizer).write(self.snapshot, folder)
 
     def publish(self, output: Folder, repository: HubRepository | None, *, with_tf_weights: bool = False) -> None:
-        """Write the export of the model to a folder, and push it to a repository if one is given.
-
-        Raises:
-            HubPushError: the push did not succeed; the export is complete.
-        """
+        """Write the export of the model to a folder, and push it to a repository if one is given."""
         with output.staging() as local_folder:
             names = self.write(local_folder, repository)
             if with_tf_weights:
@@ -108,15 +104,12 @@ def transformers_folder(path: str) -> Iterator[str]:
 
 
 def read_saved_model(path: str, tokenizer: str | None = None) -> SavedModel:
-    """Read the model saved at `path`, local or `gs://`.
+    """Read the model saved at `path`, local or `gs://`; InputError if it is missing or damaged.
 
     Args:
         path: `OUTPUT_DIR/checkpoints/step-…` of a run, `OUTPUT_DIR` for its newest checkpoint, or a folder or Hub id
             with config.json and weights.
         tokenizer: folder or Hub id, if it is no longer where the run found it.
-
-    Raises:
-        InputError: the model is missing or damaged.
     """
     folder, _, name = path.rstrip("/").rpartition("/")
     if match := CHECKPOINT_NAME.fullmatch(name):
@@ -179,17 +172,14 @@ def _class_of(config: PretrainedConfig) -> str:
     return MaskedLanguageModeling.model_class
 
 
-class ExportsAtWords:
+class ExportsAtWords(AbstractContextManager["ExportsAtWords"]):
     """Exports checkpoints to `OUTPUT_DIR/words/chck_…`, and pushes each to the branch of that name.
 
     A thread does so as soon as a checkpoint is written, without holding up the training. `chck_….json`, written last,
     says what was exported and pushed, so nothing is done twice, and a restarted run does what is left. What fails is a
     warning, and is repeated with the next of these checkpoints. Use it as a context around `fit`.
 
-    Args:
-        run: its folder.
-        steps: {step: number of words, as given}.
-        repository: pushed to; None pushes nothing.
+    `steps` is {step: number of words, as given}; without a repository nothing is pushed.
     """
 
     def __init__(self, run: RunFolder, steps: dict[int, str], repository: HubRepository | None) -> None:
@@ -197,9 +187,6 @@ class ExportsAtWords:
         self._store = CheckpointStore(run.checkpoints)
         self._files = run.files.subfolder(WORDS_FOLDER)
         self._worker: LatestItemWorker[int] = LatestItemWorker(self._try)
-
-    def __enter__(self) -> "ExportsAtWords":
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
@@ -210,16 +197,10 @@ class ExportsAtWords:
                 self._worker.wait()
 
     def submit(self, step: int) -> None:
-        """Have the thread make what is due up to a checkpoint that is written; does not wait for it."""
         self._worker.submit(step)
 
     def make(self, up_to_step: int) -> None:
-        """Export and push the checkpoints up to a step for which that was not done.
-
-        Raises:
-            HubPushError: a push did not succeed; its export is complete.
-            InputError: a checkpoint is damaged.
-        """
+        """Export and push the checkpoints up to a step for which that was not done."""
         written = self._store.steps()
         for step, words in self._steps.items():
             if step > up_to_step or step not in written:

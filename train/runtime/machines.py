@@ -170,11 +170,7 @@ def check_tpu_devices(config: HardwareConfig) -> None:
 
 
 def check_tpu_use(config: RunSettings, cluster: Cluster) -> None:
-    """Check that a TPU is not to train in several processes, and that the hosts of one given by name see all folders.
-
-    Raises:
-        InputError: a TPU and a cluster in TF_CONFIG; a local folder and a TPU that is reached over the network.
-    """
+    """Check that one process drives a TPU, and that the hosts of one given by name see all folders."""
     if not config.hardware.wants_tpu:
         return
     if cluster.num_workers > 1:
@@ -201,12 +197,7 @@ def has_cpu_alone() -> bool:
 
 
 def expected_num_replicas(config: HardwareConfig, cluster: Cluster, num_local_devices: int) -> int:
-    """Estimate on how many replicas a run will be, without claiming its TPU, which may be in use.
-
-    Args:
-        cluster: whose workers are taken to be machines like this one.
-        num_local_devices: that a run without a TPU uses here.
-    """
+    """Estimate the replicas of a run without claiming its TPU; all workers are taken to be machines like this one."""
     if not config.wants_tpu:
         return cluster.num_workers * num_local_devices
     return num_replicas_of(local_accelerator_type() or "") or ASSUMED_TPU_REPLICAS

@@ -37,8 +37,7 @@ class RunStoppedError(RunFailedError):
 class StopRequest:
     """A request to shut down, made by this process or another worker.
 
-    Args:
-        max_over_workers: gives the greatest of all workers' values, each of which calls it; None for one worker.
+    `max_over_workers` gives the greatest of all workers' values, each of which calls it; None for one worker.
     """
 
     def __init__(self, max_over_workers: Callable[[Sequence[float]], Sequence[float]] | None = None):
@@ -92,12 +91,7 @@ class InFlight:
     each second. The pieces (steps, or batches of an evaluation) are timed from one wait to the next. Several workers
     queue the same number, by the time of the slowest.
 
-    Attributes:
-        num_allowed: pieces that may still be queued before the next wait.
-
-    Args:
-        wait: waits until the device has finished all that was queued.
-        stop: by which several workers compare.
+    num_allowed: pieces that may still be queued before the next wait.
     """
 
     def __init__(self, wait: Callable[[], object], stop: StopRequest):
@@ -129,11 +123,8 @@ class InFlight:
 def listening(request: StopRequest, *, on_cloud_machine: bool) -> Iterator[None]:
     """Listen, within it, to what asks this process to stop, and make the request.
 
-    A second Ctrl-C kills the process, even within a call that compiles for minutes.
-
-    Args:
-        on_cloud_machine: whether the metadata server is there to be asked. It is asked, too, where the environment
-            names its address.
+    A second Ctrl-C kills the process, even within a call that compiles for minutes. The metadata server is asked on a
+    cloud machine, and where the environment names its address.
     """
     ended = threading.Event()
     if on_cloud_machine or os.environ.get(METADATA_HOST_VARIABLE):

@@ -90,8 +90,7 @@ class RunFolder:
     def check(self, fingerprint: dict[str, Any], *, resume: str, overwrite: bool, begun_phase: int = 0) -> None:
         """Check that the folder is empty or contains this very run, as `--resume` asks for.
 
-        Args:
-            begun_phase: the last of the run's phases that was begun, counted from 0; later ones may differ.
+        Phases after `begun_phase`, counted from 0, may differ.
         """
         names = self.files.list_files()
         if resume == "must" and not self.has_checkpoint():

@@ -192,12 +192,8 @@ def check_agreement(
 ) -> None:
     """Check that all workers of the cluster call this with the same values; waits for them.
 
-    Args:
-        values: of JSON types, with the same names on all workers; their hashes are compared.
-        rule: what must be the same, and how to fix it, for the error's message.
-
-    Raises:
-        InputError: on all workers, if the values differ; the names of the first that do are in the message.
+    The hashes of the values, of JSON types, are compared. Where they differ, all workers raise an InputError with the
+    names of the first that do, and the `rule`: what must be the same, and how to fix it.
     """
     if cluster.num_workers == 1:
         return

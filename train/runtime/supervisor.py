@@ -94,18 +94,13 @@ def supervise_if_asked(config: RunConfig, command_file: str, argv: Sequence[str]
 class Supervisor:
     """Runs a command until it succeeds, fails in a way that a retry cannot fix, or fails too often without progress.
 
-    Args:
-        command: the training command, whose processes call `report`.
-        stall_seconds: a process that reports nothing for this long is killed.
-        max_retries: starts in a row that may end before a step that was not reached before.
-        retry_seconds: wait before the first of them; it doubles from one to the next.
+    A process that reports nothing for `stall_seconds` is killed. `max_retries` starts in a row may end before a new
+    step; the wait before them, `retry_seconds` at first, doubles from one to the next.
     """
 
     def __init__(self, command: Sequence[str], *, stall_seconds: float, max_retries: int, retry_seconds: float):
-        self._command = list(command)
-        self._stall_seconds = stall_seconds
-        self._max_retries = max_retries
-        self._retry_seconds = retry_seconds
+        self._command, self._stall_seconds = list(command), stall_seconds
+        self._max_retries, self._retry_seconds = max_retries, retry_seconds
         self._name = uuid.uuid4().hex
         self._furthest_step = -1  # of all processes; -1 until one has trained or was ready to
         self._process: subprocess.Popen[bytes] | None = None

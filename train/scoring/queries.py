@@ -55,11 +55,7 @@ class Word(NamedTuple):
 
 
 def read_pairs(paths: Sequence[str], flag: str = "--minimal-pairs") -> list[Pair]:
-    """Read files in BLiMP's form: JSON lines with `sentence_good` and `sentence_bad`, .gz or not, local or `gs://`.
-
-    Raises:
-        InputError: a file that is missing or has another form.
-    """
+    """Read files in BLiMP's form: JSON lines with `sentence_good` and `sentence_bad`, .gz or not, local or `gs://`."""
     pairs = []
     for path in paths:
         try:
@@ -172,16 +168,12 @@ def ask(
     left_to_right: bool,
     checkpoints: dict[str, str] | None = None,
 ) -> Questions:
-    """Make the questions for a model.
+    """Make the questions for a model; InputError if it is not one for masked tokens, or cannot answer them.
 
     Args:
         name: as it was given.
         folder: with its configuration and tokenizer, or its Hub id.
         checkpoints: {name: path}, of the run that the model in `folder` is of, if those are scored instead.
-
-    Raises:
-        InputError: there is no such model, or none for masked tokens; a sentence of a pair is longer than its rows;
-            `left_to_right` with a tokenizer that does not show where a word starts.
     """
     with local_or_hub(folder, without=WEIGHTS_SUFFIXES) as local_folder:
         config = read_masked_lm_config(local_folder, name)
@@ -222,11 +214,7 @@ class Asker:
             raise InputError("--left-to-right needs a tokenizer whose tokens show where a word starts; this has none.")
 
     def about_sentences(self, sentences: Sequence[str]) -> Iterator[Query]:
-        """Ask for each token of each sentence.
-
-        Raises:
-            InputError: a sentence is longer than the model's rows, or has no token.
-        """
+        """Ask for each token of each sentence; InputError if one is longer than the model's rows, or has no token."""
         for item, ids in enumerate(self.encode(sentences)):
             if not 0 < len(ids) <= self.max_length - 2:
                 raise InputError(
@@ -241,9 +229,7 @@ class Asker:
         """Ask for each token of each word, then for each word as a whole.
 
         Documents are cut into rows as long as the model reads; the row of a word that a cut would divide ends with it.
-
-        Returns:
-            Queries for single tokens, queries for whole words, and the number of tokens before each word in its row.
+        Also return the number of tokens before each word in its row.
         """
         single: list[Query] = []
         whole: list[Query] = []

@@ -171,12 +171,7 @@ class CustomHead(tf_keras.layers.Layer):
 
 
 class Delta(tf_keras.layers.Layer):
-    """Zeros at first, to be added to a weight of the network where it is used; the export has their sum.
-
-    Args:
-        weight: of the network.
-        network_name: of the network.
-    """
+    """Zeros at first, to be added to a weight of the network where it is used; the export has their sum."""
 
     def __init__(self, weight: tf.Variable, network_name: str):
         super().__init__(name=DELTA)
@@ -208,11 +203,7 @@ def put_head(
     make_layers: Callable[[], Sequence[tf_keras.layers.Layer]],
     run: Callable[[dict[str, tf.Tensor]], tf.Tensor],
 ) -> Any:
-    """Put a head on a network, as `network.custom_head`; see `put_part`.
-
-    Args:
-        run: calls the network with its head on rows, which makes the head's weights.
-    """
+    """Put a head on a network, as `network.custom_head`; `run` calls both on rows, which makes the head's weights."""
     ids = tf.cast(network.dummy_inputs["input_ids"], tf.int32)
     rows = {"input_ids": ids, "attention_mask": tf.ones_like(ids), "token_type_ids": tf.zeros_like(ids)}
     return put_part(network, OWN_HEAD, lambda: CustomHead(make_layers()), lambda: run(rows))

@@ -207,11 +207,7 @@ OBJECTIVES: dict[str, type[MaskedLanguageModeling]] = {
 
 
 def task_of(config: TrainingConfig, inputs: TrainingInputs) -> PretrainingTask:
-    """Make the task of a run, or of one of its phases.
-
-    Raises:
-        InputError: its inputs do not suit it.
-    """
+    """Make the task of a run, or of one of its phases; InputError if its inputs do not suit it."""
     task = _custom_task(config, inputs) or OBJECTIVES[config.model.objective].of(inputs, config.masking)
     metric = config.data.metric_for_best.removeprefix("eval_")
     known = ["loss", *(f"{SOURCE_LOSS}{name}" for name in inputs.evaluated() if name)]

@@ -148,9 +148,7 @@ class Task(ABC):
     def apply_global_weights(self, rows: Any, add_up: Callable[["tf.Tensor"], "tf.Tensor"]) -> Any:  # noqa: ARG002
         """Put into rows of `prepare_batch` what needs sums over the global batch, such as weights of several losses.
 
-        Args:
-            rows: of one replica.
-            add_up: adds up a tensor over all replicas.
+        `add_up` adds up a tensor over all replicas; the rows are those of one.
         """
         return rows
 
@@ -218,11 +216,7 @@ class PretrainingTask(Task):
     @classmethod
     @abstractmethod
     def of(cls, inputs: "TrainingInputs", masking: "MaskingConfig") -> "PretrainingTask":
-        """Make the task of a run, or of one of its phases.
-
-        Raises:
-            InputError: its inputs do not suit it.
-        """
+        """Make the task of a run, or of one of its phases; InputError if its inputs do not suit it."""
 
     def score(self, figures: Mapping[str, float]) -> float:
         return -figures.get(self.metric, figures["loss"])
@@ -255,14 +249,8 @@ def task_record(task: Task | type[Task]) -> dict[str, Any]:
 def load_class(task: str, base: type[Kind], needed: tuple[str, ...] = ()) -> type[Kind]:
     """Run the file of `FILE.py:CLASS`, and return that class.
 
-    The file's folder is not searched for modules, so that only its code and installed packages are run.
-
-    Args:
-        base: what it must be a subclass of; abstract methods must be defined.
-        needed: attributes that it must have as well.
-
-    Raises:
-        InputError: no such file or class, a file that fails, or a class that is no task or lacks a part of one.
+    The file's folder is not searched for modules, so that only its code and installed packages are run. InputError if
+    there is no such class, or it is not a subclass of `base` with all its methods and the `needed` attributes.
     """
     path, _, name = task.rpartition(":")
     if not Path(path).is_file():

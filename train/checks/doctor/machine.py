@@ -44,16 +44,13 @@ from train.runtime.machines import (
 
 PROGRAM = "train.checks.doctor.machine"
 TIMEOUT_SECONDS = 300.0  # importing TensorFlow from a cold disk takes a minute and more
-NVIDIA_DEVICES = "nvidia[0-9]*"
 REINSTALL = "Reinstall the packages named above; if that does not help, start over with python3 install.py."
 
 
 def ask_tensorflow(task: str, config: TrainingConfig, doing: str, fix: str) -> dict[str, Any]:
-    """Run a task of `TASKS` in a separate process, and read its answer.
+    """Run a task of `TASKS` in a separate process, and read its answer; InputError if it was refused.
 
-    Raises:
-        InputError: the task was refused.
-        RunFailedError: `doing` the task crashed, failed, or did not end in time; says `fix`.
+    RunFailedError says that `doing` the task crashed, failed, or did not end in time, and how to `fix` that.
     """
     command = [sys.executable, "-m", PROGRAM, task]
     try:
@@ -91,11 +88,10 @@ def check_import(config: TrainingConfig) -> Iterator[Finding]:
 
 
 def check_gpus(config: TrainingConfig, devices: Path = Path("/dev")) -> Iterator[Finding]:
-    num_gpus = len(list(devices.glob(NVIDIA_DEVICES)))
+    num_gpus = len(list(devices.glob("nvidia[0-9]*")))
     if not num_gpus or config.hardware.wants_tpu:
         return
-    seen = ask_tensorflow("list_gpus", config, "looking for GPUs", REINSTALL)["gpus"]
-    if seen:
+    if seen := ask_tensorflow("list_gpus", config, "looking for GPUs", REINSTALL)["gpus"]:
         yield ok("GPU", f"TensorFlow sees {len(seen)}")
     else:
         text = f"the machine has {num_gpus}, but TensorFlow sees none, so a run would train on the CPU."
@@ -115,8 +111,7 @@ def check_tpu(config: TrainingConfig) -> Iterator[Finding]:
             text = f"--tpu-name local needs {TPU_BUILD}; the installed TensorFlow is the one for CPUs and GPUs."
             yield error("TPU", text, TPU_INSTALL)
             return
-        holders = processes_that_hold(tpu_devices())
-        if holders:
+        if holders := processes_that_hold(tpu_devices()):
             names = ", ".join(f"{number} ({command})" for number, command in holders.items())
             text = f"is in use by process {names}; only one process can use it."
             yield error("TPU", text, "End that process: kill NUMBER")

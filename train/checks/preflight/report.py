@@ -58,12 +58,7 @@ class StepReport:
 
 
 def print_report(report: StepReport, answer: str = "", *, with_operations: bool = False) -> None:
-    """Print whether a step fits and how long the run takes, then its figures and what its time goes to.
-
-    Args:
-        answer: printed first, instead of whether it fits.
-        with_operations: also name the most expensive operations.
-    """
+    """Print whether a step fits, or an `answer`, and how long the run takes; its figures, and what its time goes to."""
     versions = ", ".join(f"{name} {version}" for name, version in report.compiled.versions.items())
     print(f"{answer or fits(report)} {planned_time(report)}")
     print(f"Modelled by the TPU's compiler ({versions}); nothing here was measured on a TPU.\n")

@@ -188,16 +188,10 @@ def check_compiler(python: str) -> None:
 def compile_for_tpu(
     stablehlo: str, tpu: TpuSlice, *, python: str = sys.executable, what: str = "the step"
 ) -> CompiledStep:
-    """Compile one replica's program, for minutes; progress is logged.
+    """Compile one replica's program, the `main` of a module, for minutes; progress is logged under the name `what`.
 
-    Args:
-        stablehlo: a module whose `main` is the program.
-        python: an interpreter that has jax and libtpu.
-        what: the program's name in the log.
-
-    Raises:
-        DoesNotFitError: it needs more memory than the chip has.
-        RunFailedError: it does not compile, or the compiler's process died.
+    DoesNotFitError if it needs more memory than the chip has, RunFailedError if it does not compile. `python` is an
+    interpreter that has jax and libtpu.
     """
     with tempfile.TemporaryDirectory(prefix="tpu-compiler-") as name:
         folder = Path(name)
@@ -274,10 +268,8 @@ def largest_fitting(measure: Callable[[int], MemoryUse], first_rows: int) -> int
     """Find the largest multiple of `ROWS_UNIT` rows that fits; None when not even so many do.
 
     Memory grows nearly by the same amount with every row, so each guess follows the line through the two largest
-    batches known to fit; the answer is the one that fits while the next larger one has been seen not to.
-
-    Args:
-        measure: compiles the step of a number of rows; called once for each number.
+    batches known to fit; the answer is the one that fits while the next larger one has been seen not to. `measure`
+    compiles the step of a number of rows; it is called once for each number.
     """
     fitting: dict[int, MemoryUse] = {}
     too_large: int | None = None
