@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,39 +25,30 @@ Result = TypeVar("Result")
 RETRY_SECONDS = (0.5, 2.0)
 
 
+@dataclass
 class Checkpoints:
     """The checkpoints in `OUTPUT_DIR/checkpoints`: the newest `num_kept`, and the one of the best validation score.
 
     Every worker restores them; the chief alone writes them, in a thread that then deletes old ones.
 
+    kept_interval_steps: the newest one at a multiple of it is kept, too; 0 keeps none for that.
+    first_step: that of the phase; its checkpoint counts as a multiple.
+    kept_steps: of checkpoints that are kept, too.
+    rank: returns the rank of a checkpoint's evaluation, None without one; by default as recorded.
     on_kept: called by the thread with each of `kept_steps` that is written.
-
-    Args:
-        kept_interval_steps: the newest one at a multiple of it is kept, too; 0 keeps none for that.
-        first_step: that of the phase; its checkpoint counts as a multiple.
-        kept_steps: of checkpoints that are kept, too.
-        rank: returns the rank of a checkpoint's evaluation, None without one; by default as recorded.
     """
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        *,
-        num_kept: int,
-        kept_interval_steps: int = 0,
-        first_step: int = 0,
-        kept_steps: Collection[int] = (),
-        is_chief: bool = True,
-        rank: Callable[[CheckpointRecord], tuple[float, float] | None] = lambda record: record.rank,
-    ):
-        self._store = CheckpointStore(folder.checkpoints)
-        self._num_kept = num_kept
-        self._kept_interval_steps = kept_interval_steps
-        self._first_step = first_step
-        self._always_kept = frozenset(kept_steps)
-        self._is_chief = is_chief
-        self._rank = rank
-        self.on_kept: Callable[[int], None] = lambda _: None
+    folder: RunFolder
+    num_kept: int
+    kept_interval_steps: int = 0
+    first_step: int = 0
+    kept_steps: Collection[int] = ()
+    is_chief: bool = True
+    rank: Callable[[CheckpointRecord], tuple[float, float] | None] = lambda record: record.rank
+    on_kept: Callable[[int], None] = lambda _: None
+
+    def __post_init__(self) -> None:
+        self._store = CheckpointStore(self.folder.checkpoints)
         self._records: dict[int, CheckpointRecord] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
         self._writing: Future[None] | None = None
@@ -77,7 +69,7 @@ class Checkpoints:
         """
         steps = [step for step in self._store.steps() if step >= since and (up_to is None or step <= up_to)]
         steps = [step for step in steps if step % interval_steps == 0 or step == since]
-        if self._is_chief:
+        if self.is_chief:
             self._store.folder.delete_partial_files("step-")
         for step in reversed(steps):
             try:
@@ -109,7 +101,7 @@ class Checkpoints:
         """
         self.wait()
         record, arrays = copy()
-        if self._is_chief:
+        if self.is_chief:
             self._writing = self._thread.submit(self._write, record, arrays)
 
     def check(self) -> None:
@@ -138,7 +130,7 @@ class Checkpoints:
 
     def discard_after(self, step: int) -> None:
         """Delete the checkpoints after `step`; nothing but on the chief."""
-        if self._is_chief:
+        if self.is_chief:
             self.wait()
             self._records = {saved: record for saved, record in self._records.items() if saved <= step}
             self._repeatedly(partial(self._store.delete, lambda saved: saved > step), "checkpoints are deleted again")
@@ -158,7 +150,7 @@ class Checkpoints:
                 "on: %s",
                 *(self._store.folder, error),
             )
-        if record.step in self._always_kept:
+        if record.step in self.kept_steps:
             self.on_kept(record.step)
 
     def _repeatedly(self, function: Callable[[], Result], what: str) -> Result:
@@ -171,14 +163,14 @@ class Checkpoints:
 
     def _kept_steps(self) -> list[int]:
         steps = sorted(self._records)
-        kept = set(steps[-self._num_kept :]) | self._always_kept.intersection(steps)
+        kept = set(steps[-self.num_kept :]) | set(self.kept_steps).intersection(steps)
         # Scores of other phases are of other rows.
-        ranks = {step: self._rank(record) for step, record in self._records.items() if step > self._first_step}
+        ranks = {step: self.rank(record) for step, record in self._records.items() if step > self.first_step}
         evaluated = [(rank, -step) for step, rank in ranks.items() if rank is not None]
         if evaluated:
             kept.add(-max(evaluated)[1])
-        if self._kept_interval_steps:
-            regular = [step for step in steps if step % self._kept_interval_steps == 0 or step == self._first_step]
+        if self.kept_interval_steps:
+            regular = [step for step in steps if step % self.kept_interval_steps == 0 or step == self.first_step]
             kept.update(regular[-1:])
         return sorted(kept)
 

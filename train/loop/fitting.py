@@ -82,7 +82,6 @@ class TrainingHooks:
             max_loss_rise=config.run.max_loss_rise,
             num_eval_rows=trainer.phase.inputs.num_eval_rows,
             full_speed_step_seconds=trainer.full_speed_step_seconds,
-            advice=trainer.phase.advice_on_time if trainer.is_on_cpu else "",
         )
         wait_for_device = trainer.model.optimizer.iterations.numpy
         profiled_steps = config.run.profiled_steps if trainer.log.is_chief else None

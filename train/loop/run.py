@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 # What a step of training reaches on one CPU with AVX2; of some twice that.
 CPU_FLOPS_PER_SECOND = 5e10
-CPU_ADVICE = "--preset tiny-cpu is made for CPUs"
+CPU_ADVICE = "; --preset tiny-cpu is made for CPUs"
 # By how much --save-at-words may exceed the words of a run.
 WORDS_TOLERANCE = 1.02
 # Characters of a row that are shown, and of a line of them.
@@ -137,13 +137,8 @@ class Phase:
             return {}
         num_steps = (plan.num_steps - step) / (1 - plan.evaluation_share(self.inputs.num_eval_rows))
         seconds = cpu_seconds(num_steps * flops)
-        is_long = seconds >= 3600 and self.advice_on_time
-        return {"time": f"{about(seconds)} on this CPU, estimated{f'; {self.advice_on_time}' if is_long else ''}"}
-
-    @property
-    def advice_on_time(self) -> str:
-        preset = self.config.model.preset
-        return "" if "cpu" in preset or not self.task.card.predicts_tokens else CPU_ADVICE
+        is_advised = seconds >= 3600 and "cpu" not in self.config.model.preset and self.task.card.predicts_tokens
+        return {"time": f"{about(seconds)} on this CPU, estimated{CPU_ADVICE if is_advised else ''}"}
 
 
 @dataclass(frozen=True)

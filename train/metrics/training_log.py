@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
@@ -127,16 +128,12 @@ class _Bar(tqdm):
 
 
 class TrainingBar:
-    """Shows step, loss, tokens per second and time left; never waits for the device.
+    """Shows step, loss, tokens per second and time left; never waits for the device."""
 
-    `advice` follows the first estimate of a run that takes hours.
-    """
-
-    def __init__(self, plan: Plan, clock: Clock, start_step: int, *, is_chief: bool, advice: str = ""):
+    def __init__(self, plan: Plan, clock: Clock, start_step: int, *, is_chief: bool):
         self._plan = plan
         self._clock = clock
         self._is_chief = is_chief
-        self._advice = advice
         self._loss: float | None = None  # of the newest line of the log
         self._is_estimated = False
         self._bar = _Bar(
@@ -158,8 +155,7 @@ class TrainingBar:
         seconds = self._clock.seconds_left
         if not self._is_estimated and self._clock.is_measured and seconds is not None:
             self._is_estimated = True
-            advice = f"; {self._advice}" if self._advice and seconds >= 3600 else ""
-            self._write(f"{about(seconds)} to go{advice}")
+            self._write(f"{about(seconds)} to go")
 
     def log(self, step: int, loss: float) -> None:
         """Show the loss of a line of the log; where there is no bar, as a line."""
@@ -197,40 +193,28 @@ class TrainingBar:
         return "  ".join(part for part in parts if part)
 
 
+@dataclass
 class TrainingLog:
     """Reads the figures of an interval of steps from the device and writes them, with the progress bar.
 
-    Args:
-        start_step: step that this process starts after.
-        logged_step: the last one before it with a line in the log.
+    start_step, logged_step: step that this process starts after, and the last one before it with a line in the log.
     """
 
-    def __init__(
-        self,
-        model: "PretrainingModel",
-        log: MetricsLog,
-        plan: Plan,
-        *,
-        start_step: int,
-        logged_step: int,
-        num_skipped_rows: int,
-        take_wait_seconds: Callable[[], float],
-        max_loss_rise: float | None = None,
-        num_eval_rows: int = 0,
-        full_speed_step_seconds: float | None = None,
-        advice: str = "",
-    ):
-        self.logged_step = logged_step
-        self._model = model
-        self._log = log
-        self._plan = plan
-        self._start_step = start_step
-        self._num_skipped_rows = num_skipped_rows
-        self._take_wait_seconds = take_wait_seconds
-        self._max_loss_rise = max_loss_rise
-        self._phase = {"phase": len(plan.before) + 1} if plan.num_phases > 1 else {}
-        self._clock = Clock(plan, start_step, num_eval_rows, full_speed_step_seconds)
-        self._bar = TrainingBar(plan, self._clock, start_step, is_chief=log.is_chief, advice=advice)
+    model: "PretrainingModel"
+    log: MetricsLog
+    plan: Plan
+    start_step: int
+    logged_step: int
+    num_skipped_rows: int
+    take_wait_seconds: Callable[[], float]
+    max_loss_rise: float | None = None
+    num_eval_rows: int = 0
+    full_speed_step_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        self._phase = {"phase": len(self.plan.before) + 1} if self.plan.num_phases > 1 else {}
+        self._clock = Clock(self.plan, self.start_step, self.num_eval_rows, self.full_speed_step_seconds)
+        self._bar = TrainingBar(self.plan, self._clock, self.start_step, is_chief=self.log.is_chief)
 
     def advance(self, step: int) -> None:
         """Move the progress bar to `step`, without waiting for the device."""
@@ -247,11 +231,11 @@ class TrainingLog:
 
     def check_finite(self) -> None:
         """Raise TrainingDivergedError if loss or gradient of a step were not finite; those from it on were not made."""
-        optimizer = self._model.optimizer
+        optimizer = self.model.optimizer
         if not optimizer.is_stopped:
             return
         step = int(optimizer.iterations.numpy()) + 1
-        means = ", ".join(f"{metric.name} {float(metric.result()):g}" for metric in self._model.metrics)
+        means = ", ".join(f"{metric.name} {float(metric.result()):g}" for metric in self.model.metrics)
         raise TrainingDivergedError(
             f"Loss and gradients must stay finite; those of step {step:,} were not ({means}, over the steps since "
             f"{self.logged_step:,}). That step was not made, and nothing was saved after it. Start a new run with a "
@@ -262,15 +246,15 @@ class TrainingLog:
         )
 
     def _check_rise(self, step: int, loss: float) -> None:
-        first_step = self._plan.first_step  # rows and masks of another phase have another loss
-        lines = (line for line in self._log.lines if line["split"] == TRAIN and line["step"] > first_step)
+        first_step = self.plan.first_step  # rows and masks of another phase have another loss
+        lines = (line for line in self.log.lines if line["split"] == TRAIN and line["step"] > first_step)
         losses = [line["loss"] for line in lines][-NUM_LOSSES_BEFORE:]
-        if self._max_loss_rise is None or len(losses) < NUM_LOSSES_BEFORE:
+        if self.max_loss_rise is None or len(losses) < NUM_LOSSES_BEFORE:
             return
         before = statistics.median(losses)
-        if loss > before + self._max_loss_rise:
+        if loss > before + self.max_loss_rise:
             raise TrainingDivergedError(
-                f"The loss must not rise by more than --max-loss-rise {self._max_loss_rise:g} nats; that of the steps "
+                f"The loss must not rise by more than --max-loss-rise {self.max_loss_rise:g} nats; that of the steps "
                 f"{self.logged_step + 1:,} to {step:,} is {loss:.4f}, after {before:.4f} (median of "
                 f"{NUM_LOSSES_BEFORE} lines). Start a new run with a lower --learning-rate or a longer warmup, or "
                 "resume with --on-nonfinite skip.",
@@ -282,26 +266,26 @@ class TrainingLog:
     def write_train(self, step: int) -> None:
         """Write the means over the steps since the last call; TrainingDivergedError if not finite or risen too far."""
         self.check_finite()
-        figures = {metric.name: float(metric.result()) for metric in self._model.metrics}
+        figures = {metric.name: float(metric.result()) for metric in self.model.metrics}
         self._check_rise(step, figures["loss"])
-        self._model.reset_means()
-        figures |= self._model.task.derived_figures(figures)
-        figures["learning_rate"] = float(self._model.optimizer.learning_rate.numpy())
-        figures["epoch"] = round(self._plan.row_after(step, self._num_skipped_rows) / self._plan.num_rows, 4)
-        wait_seconds = self._take_wait_seconds()
+        self.model.reset_means()
+        figures |= self.model.task.derived_figures(figures)
+        figures["learning_rate"] = float(self.model.optimizer.learning_rate.numpy())
+        figures["epoch"] = round(self.plan.row_after(step, self.num_skipped_rows) / self.plan.num_rows, 4)
+        wait_seconds = self.take_wait_seconds()
         # Of the steps since the last line, those before the start are not on this clock.
-        figures |= self._clock.figures(step - max(self.logged_step, self._start_step), wait_seconds)
-        self._log.add(step, TRAIN, figures | self._phase)
-        self._log.flush()
+        figures |= self._clock.figures(step - max(self.logged_step, self.start_step), wait_seconds)
+        self.log.add(step, TRAIN, figures | self._phase)
+        self.log.flush()
         self._bar.log(step, figures["loss"])
         self.logged_step = step
 
     def write_evaluation(self, step: int, figures: dict[str, float]) -> None:
         """Write the figures of one evaluation, and draw the loss so far."""
-        self._log.add(step, VALIDATION, figures | self._phase)
-        self._log.flush()
-        self._log.draw()
-        self._bar.write_evaluation(step, self._model.task.summarize(figures))
+        self.log.add(step, VALIDATION, figures | self._phase)
+        self.log.flush()
+        self.log.draw()
+        self._bar.write_evaluation(step, self.model.task.summarize(figures))
 
     def close(self) -> None:
         self._bar.close()

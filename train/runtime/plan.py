@@ -177,9 +177,6 @@ class PhaseToPlan:
     fills_passes: bool = False
     num_eval_rows: int = 0
 
-    def rows_of_pass(self, batch_rows: int) -> int:
-        return -(-self.num_rows // batch_rows) * batch_rows if self.fills_passes else self.num_rows
-
 
 @functools.cache
 def make_plans(phases: tuple[PhaseToPlan, ...], num_replicas: int) -> tuple[Plan, ...]:
@@ -189,7 +186,7 @@ def make_plans(phases: tuple[PhaseToPlan, ...], num_replicas: int) -> tuple[Plan
     for phase in phases:
         with naming_phase(phase.name):
             num_micro_batches, batch_rows = _batch(phase, num_replicas)
-        num_rows = phase.rows_of_pass(batch_rows)
+        num_rows = -(-phase.num_rows // batch_rows) * batch_rows if phase.fills_passes else phase.num_rows
         optimization = phase.optimization
         num_steps.append(optimization.max_steps or max(1, optimization.num_epochs * num_rows // batch_rows))
         batches.append((num_micro_batches, batch_rows, num_rows))

@@ -170,16 +170,16 @@ def test_without_a_terminal_there_are_lines(
     assert "\r" not in printed + errors
 
 
-def test_hours_to_go_are_said_once_and_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_time_to_go_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     timed = fake_clock(100.0, 9 * 3600.0)
-    bar = bar_of(1100, timed, advice="--preset tiny-cpu is made for CPUs")
+    bar = bar_of(1100, timed)
     bar.advance(1)
     assert capsys.readouterr().out == ""
     timed.is_measured = True
     bar.advance(2)
     bar.advance(3)
-    assert capsys.readouterr().out == "about 9 hours to go; --preset tiny-cpu is made for CPUs\n"
-    bar = bar_of(1100, fake_clock(100.0, 120.0, is_measured=True), advice="--preset tiny-cpu is made for CPUs")
+    assert capsys.readouterr().out == "about 9 hours to go\n"
+    bar = bar_of(1100, fake_clock(100.0, 120.0, is_measured=True))
     bar.advance(3)
     assert capsys.readouterr().out == "about 2 minutes to go\n"
 
