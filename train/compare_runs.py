@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any
 
 try:
     from mlm_common.cli.command_line import command, log_start, parse_arguments
@@ -61,28 +61,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(comparison_table(runs))
     if any(run.sources for run in runs):
         print(f"\n{source_table(runs)}")
-    groups = group_comparable(runs)
-    for warning in filter(None, (groups, describe_mask_rates(runs))):
-        logger.warning("%s", warning)
+    what, of_groups = group_comparable(runs)
+    for text in filter(None, (of_groups, describe_mask_rates(runs))):
+        logger.warning("%s", text)
     if config.picture is not None:
-        note = f"Different {groups.what}: compare each run with its baseline, not with the others." if groups else ""
+        note = f"Different {what}: compare each run with its baseline, not with the others." if what else ""
         folder, name = folder_and_name(config.picture)
         folder.write_bytes(name, draw_runs(runs, note, PurePath(name).suffix[1:]))
-
-
-class Groups(NamedTuple):
-    """Runs whose losses compare within each group only.
-
-    names: of the runs of each group.
-    what: that differs, in words.
-    """
-
-    names: list[list[str]]
-    what: str
-
-    def __str__(self) -> str:
-        listed = "; ".join(f"group {number}: {', '.join(names)}" for number, names in enumerate(self.names, 1))
-        return f"these runs have different {self.what}: their losses do not compare ({listed})"
 
 
 def comparison_table(runs: Sequence[RunCurves]) -> str:
@@ -115,21 +100,21 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def group_comparable(runs: Sequence[RunCurves]) -> Groups | None:
-    """Group the runs by what they were evaluated on; None where all validation losses compare."""
-    evaluated = [run for run in runs if run.of_split(VALIDATION)]
+def group_comparable(runs: Sequence[RunCurves]) -> tuple[str, str]:
+    """Say in what evaluations differ, and which validation losses compare, by groups; nothing where all do."""
     groups: list[list[RunCurves]] = []
-    for run in evaluated:
+    for run in (one for one in runs if one.of_split(VALIDATION)):
         group = next((group for group in groups if not _differing(group[0], run)), None)
         if group is None:
-            groups.append([run])
-        else:
-            group.append(run)
+            groups.append(group := [])
+        group.append(run)
     if len(groups) < 2:
-        return None
+        return "", ""
     differing = {name for group in groups for name in _differing(groups[0][0], group[0])}
-    what = ", ".join(name for name in COMPARED if name in differing)
-    return Groups([[run.name for run in group] for group in groups], " and ".join(what.rsplit(", ", 1)))
+    what = " and ".join(", ".join(name for name in COMPARED if name in differing).rsplit(", ", 1))
+    names = (", ".join(run.name for run in group) for group in groups)
+    listed = "; ".join(f"group {number}: {of_group}" for number, of_group in enumerate(names, 1))
+    return what, f"these runs have different {what}: their losses do not compare ({listed})"
 
 
 def describe_mask_rates(runs: Sequence[RunCurves]) -> str:
