@@ -10,7 +10,7 @@ import pytest
 from finetuning.predict import main
 from tests.fixtures.finetuned_runs import KINDS, finetuned
 from tests.fixtures.other_environments import output_of
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +68,7 @@ def shown(runs: dict[str, Path], python: Path) -> dict[str, list[str]]:
 
 
 @pytest.fixture
-def predicted(run: Callable[..., Outcome]) -> Callable[..., list[str]]:
+def predicted(run: Run) -> Callable[..., list[str]]:
     """Return the lines that predict.py prints."""
     return lambda *flags: run(main, *flags).out.splitlines()
 

@@ -17,12 +17,12 @@ from finetuning.tasks.questions import QuestionAnswering
 from finetuning.tasks.tagging import Tagging
 from mlm_common.cli.command_line import parse_arguments
 from tests.fixtures.finetuned_runs import KINDS, TASK, finetuned
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_classification import LABELS
 
 
 @pytest.fixture
-def predicted(run: Callable[..., Outcome]) -> Callable[..., str]:
+def predicted(run: Run) -> Callable[..., str]:
     """Return what the command prints."""
 
     def call(*flags: object) -> str:
@@ -116,7 +116,7 @@ def test_what_does_not_fit_is_refused_in_one_line(
     answered: Path,
     tiny_start: Path,
     tmp_path: Path,
-    run: Callable[..., Outcome],
+    run: Run,
 ) -> None:
     models = {"classified": classified, "answered": answered / "run", "start": tiny_start / "start"}
     models |= {"unfinished": tmp_path / "run", "nowhere": tmp_path / "runs"}
@@ -135,7 +135,7 @@ def test_numbers_labels_and_tags_are_those_of_training(
     tiny_start: Path,
     tmp_path_factory: pytest.TempPathFactory,
     predicted: Callable[..., str],
-    run: Callable[..., Outcome],
+    run: Run,
 ) -> None:
     """Numbers, which are of pairs of texts, to the last digit."""
     folder = finetuned(kind, tiny_start / "start", tmp_path_factory)

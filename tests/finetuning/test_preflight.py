@@ -1,14 +1,13 @@
 """A dry run that asks the TPU's compiler about the step: lowered as it is, the compiler itself replaced."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from finetuning.run_classification import main
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_classification import flags
 from train.checks.preflight import preflight, tpu_compiler
 from train.checks.preflight.tpu_compiler import CompiledStep
@@ -23,7 +22,7 @@ ENTRY %main.0 (x: s32[8,30]) -> f32[] {
 
 
 def test_the_step_on_the_longest_rows_is_compiled(
-    tiny_start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Outcome]
+    tiny_start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     asked: list[str] = []
 

@@ -24,7 +24,7 @@ from finetuning.tasks.tagging import Sentences, Tagging, TaggingJob
 from mlm_common.errors import InputError
 from tests.fixtures.finetuned_runs import run_on_one_device
 from tests.fixtures.made_once import made_once
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.fixtures.same_run import timeless_lines
 from tests.fixtures.tiny_classification import NUM_VALIDATION, WORDS, examples, flags
 from train.runtime.run_folder import RunFolder
@@ -232,7 +232,7 @@ def test_a_finished_run_is_scored_again_by_its_new_settings(
     tiny_start: Path,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    run: Callable[..., Outcome],
+    run: Run,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With another metric, by which the best evaluation has no checkpoint any more.

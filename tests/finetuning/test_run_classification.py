@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from finetuning.glue_submission import submission_files
 from finetuning.run_classification import main
 from tests.fixtures.doctor_cases import config_of, found
 from tests.fixtures.killable_runs import KillableRuns
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.fixtures.same_run import assert_same_run, newest_variables, timeless_lines
 from tests.fixtures.tiny_classification import LABELS, NUM_TEST, NUM_TRAIN, NUM_VALIDATION, examples, flags
 from train.checks.doctor.run_inputs import check_folder
@@ -138,7 +137,7 @@ def test_numbers_are_submitted_with_three_decimals(tmp_path: Path) -> None:
     assert submission_files(str(tmp_path)) == {"STS-B": "index\tprediction\n0\t2.718\n1\t-0.000\n"}
 
 
-def test_predictions_become_a_submission(classified: Path, tmp_path: Path, run: Callable[..., Outcome]) -> None:
+def test_predictions_become_a_submission(classified: Path, tmp_path: Path, run: Run) -> None:
     outcome = run(submit, "--runs", classified, "--output", tmp_path / "glue.zip")
     assert "SST-2; missing: AX, CoLA, MNLI-m, MNLI-mm, MRPC" in outcome.out
     with zipfile.ZipFile(tmp_path / "glue.zip") as archive:
@@ -177,7 +176,7 @@ def test_killed_equals_unkilled(tiny_start: Path, tmp_path: Path) -> None:
     assert predictions(tmp_path / "killed") == predictions(tmp_path / "whole")
 
 
-def test_the_plan_says_what_was_read(tiny_start: Path, tmp_path: Path, run: Callable[..., Outcome]) -> None:
+def test_the_plan_says_what_was_read(tiny_start: Path, tmp_path: Path, run: Run) -> None:
     outcome = run(main, *flags(tiny_start, tmp_path / "run", "--dry-run"))
     printed = {line[:22].strip(): line[23:] for line in outcome.out.splitlines()}
     assert printed["texts"] == "sentence"

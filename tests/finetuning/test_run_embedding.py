@@ -3,7 +3,6 @@
 import json
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from finetuning import predict
 from finetuning.run_embedding import main
 from tests.fixtures.finetuned_runs import run_on_one_device
 from tests.fixtures.killable_runs import KillableRuns
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.fixtures.same_run import assert_same_run, newest_variables, timeless_lines
 from tests.fixtures.tiny_texts import embedding_flags, write_rows
 from train.metrics.log import read_metrics
@@ -145,7 +144,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_line(name: str, tiny_start: Path, tmp_path: Path, run: Callable[..., Outcome]) -> None:
+def test_bad_input_is_one_line(name: str, tiny_start: Path, tmp_path: Path, run: Run) -> None:
     content, flags, message = BAD[name]
     for part, rows in (("train", content), ("validation", TRAIN)):
         (tmp_path / f"{part}.jsonl").write_text(rows, encoding="utf-8")
@@ -155,7 +154,7 @@ def test_bad_input_is_one_line(name: str, tiny_start: Path, tmp_path: Path, run:
     assert not (tmp_path / "run").exists()
 
 
-def test_questions_need_answers(tiny_start: Path, tmp_path: Path, run: Callable[..., Outcome]) -> None:
+def test_questions_need_answers(tiny_start: Path, tmp_path: Path, run: Run) -> None:
     paragraph = {"context": "the name", "qas": [{"id": "1", "question": "what", "answers": []}]}
     (tmp_path / "train.json").write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}), encoding="utf-8")
     flags = [f"--{part}-file={tmp_path}/train.json" for part in ("train", "validation")]
@@ -164,7 +163,7 @@ def test_questions_need_answers(tiny_start: Path, tmp_path: Path, run: Callable[
     assert "--train-file must have a question with an answer" in outcome.error
 
 
-def test_predictions_are_made_elsewhere(embedded: Path, run: Callable[..., Outcome]) -> None:
+def test_predictions_are_made_elsewhere(embedded: Path, run: Run) -> None:
     outcome = run(predict.main, "--model", embedded / "run", "--text", "the name")
     assert outcome.status == 2
     assert "embeds texts. Use finetuning/search.py, or SentenceTransformer." in outcome.error

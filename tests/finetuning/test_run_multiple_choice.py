@@ -3,7 +3,6 @@
 import json
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from finetuning.predict import main as predict
 from finetuning.run_multiple_choice import main
 from tests.fixtures.killable_runs import KillableRuns
 from tests.fixtures.other_environments import output_of
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.fixtures.same_run import assert_same_run, newest_variables, timeless_lines
 from tests.fixtures.tiny_choices import NUM_ROWS, answers, flags, rows_of
 
@@ -68,7 +67,7 @@ def test_the_export_is_for_multiple_choice(chosen: Path) -> None:
     assert "AutoModelForMultipleChoice" in text
 
 
-def test_it_predicts_as_in_training(chosen: Path, run: Callable[..., Outcome]) -> None:
+def test_it_predicts_as_in_training(chosen: Path, run: Run) -> None:
     expected = (chosen / "run" / "predict_results_test.txt").read_text(encoding="utf-8")
     assert run(predict, "--model", chosen / "run", "--file", chosen / "test.jsonl").out == expected
     text = ("--text", "a text", "--choices", "of the file", "of the list", "of a file", "of file")
@@ -81,9 +80,7 @@ def test_it_predicts_as_in_training(chosen: Path, run: Callable[..., Outcome]) -
     assert "--choices needs one --text" in run(predict, *model, "--text", "a", "b", "--choices", "c", "d").error
 
 
-def test_a_model_of_other_programs_chooses_among_those_of_the_file(
-    chosen: Path, tmp_path: Path, run: Callable[..., Outcome]
-) -> None:
+def test_a_model_of_other_programs_chooses_among_those_of_the_file(chosen: Path, tmp_path: Path, run: Run) -> None:
     """Their configurations often have two labels without names, however many choices there were."""
     shutil.copytree(chosen / "run" / "export", tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text(encoding="utf-8"))
@@ -95,7 +92,7 @@ def test_a_model_of_other_programs_chooses_among_those_of_the_file(
         assert found == expected.translate(str.maketrans("ABC", "012"))
 
 
-def test_other_models_take_no_choices(classified: Path, run: Callable[..., Outcome]) -> None:
+def test_other_models_take_no_choices(classified: Path, run: Run) -> None:
     outcome = run(predict, "--model", classified, "--text", "a", "--choices", "b", "c")
     assert "is a RobertaForSequenceClassification, which takes no --choices" in outcome.error
 

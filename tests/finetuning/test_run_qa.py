@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +15,7 @@ from finetuning.predict import main as predict
 from finetuning.run_qa import main
 from finetuning.tasks.questions import QuestionAnswering, QuestionJob
 from tests.fixtures.finetuned_runs import qa_flags, write_questions
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from train.model.from_pretrained import load_model
 from train.runtime.machines import Cluster
 
@@ -63,7 +62,7 @@ def assert_scored_by_its_predictions(run: Path, questions: Path, part: str = "ev
 
 
 @pytest.mark.usefixtures("one_device")
-def test_scores_are_those_of_the_predictions(answered: Path, tmp_path: Path, run: Callable[..., Outcome]) -> None:
+def test_scores_are_those_of_the_predictions(answered: Path, tmp_path: Path, run: Run) -> None:
     """Also after another call on the finished run, with other settings for answers."""
     shutil.copytree(answered, tmp_path, dirs_exist_ok=True)
     assert_scored_by_its_predictions(tmp_path / "run", tmp_path / "validation.json")
@@ -78,7 +77,7 @@ def test_scores_are_those_of_the_predictions(answered: Path, tmp_path: Path, run
 
 
 @pytest.mark.usefixtures("one_device")
-def test_a_run_keeps_its_settings_for_answers(answered: Path, tmp_path: Path, run: Callable[..., Outcome]) -> None:
+def test_a_run_keeps_its_settings_for_answers(answered: Path, tmp_path: Path, run: Run) -> None:
     shutil.copytree(answered, tmp_path, dirs_exist_ok=True)
     outcome = run(main, *qa_flags(tmp_path, "--num-epochs", "3", "--n-best-size", "3", start=answered))
     assert outcome.status == 2
@@ -123,7 +122,7 @@ def test_scores_of_several_seeds_and_of_a_run_that_resumes(answered: Path, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-def test_it_learns_fifty_questions(answered: Path, tmp_path: Path, run: Callable[..., Outcome]) -> None:
+def test_it_learns_fifty_questions(answered: Path, tmp_path: Path, run: Run) -> None:
     answers = write_questions(tmp_path / "train.json", 50, 3)
     shutil.copy(tmp_path / "train.json", tmp_path / "validation.json")
     more = ("--test-file", tmp_path / "train.json", "--length-buckets", "16", "24", "--learning-rate", "0.02")

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from finetuning.run_task import main
 from finetuning.tasks.custom import load_task, read_labels
 from mlm_common.errors import InputError
 from tests.fixtures.finetuned_runs import NUM_REVIEWS, RECIPE, TASK, rating_flags, reviews
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.fixtures.same_run import newest_variables, timeless_lines
 from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import pytorch_weights
@@ -143,9 +142,7 @@ def test_it_resumes_bit_for_bit(rated: Path, tiny_start: Path, tmp_path: Path) -
     assert results(tmp_path / "rated")["eval_loss"] == min(line["loss"] for line in lines)
 
 
-def test_another_file_is_another_run(
-    rated: Path, tiny_start: Path, tmp_path: Path, run: Callable[..., Outcome]
-) -> None:
+def test_another_file_is_another_run(rated: Path, tiny_start: Path, tmp_path: Path, run: Run) -> None:
     """The same file elsewhere is the same run."""
     shutil.copytree(rated, tmp_path / "rated")
     for ending, status in (("", 0), ("\nMOST_STARS = 6\n", 2)):

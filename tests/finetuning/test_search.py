@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from finetuning.tasks.vectors import TextEncoder
 from mlm_common.cli.command_line import parse_arguments
 from mlm_common.errors import EXIT_INTERRUPTED
 from tests.fixtures.other_environments import made_environment, output_of
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_texts import rows_of
 from tests.servers.fixtures import CloudStorageHandle
@@ -38,9 +37,7 @@ def flags(embedded: Path, tmp_path: Path) -> list[str]:
     return [*model, "--shard-rows", "8", "--per-replica-batch-size", "4"]
 
 
-def test_the_nearest_texts_answer(
-    flags: list[str], embedded: Path, tmp_path: Path, run: Callable[..., Outcome]
-) -> None:
+def test_the_nearest_texts_answer(flags: list[str], embedded: Path, tmp_path: Path, run: Run) -> None:
     """Those of all files, as float16 gives them."""
     outcome = run(main, *flags, "--top-k", "3", *QUESTIONS)
     assert outcome.status == 0, outcome.err
@@ -74,7 +71,7 @@ def test_an_interrupted_command_continues_with_the_next_file(
     flags: list[str],
     cloud: CloudStorageHandle,
     tmp_path: Path,
-    run: Callable[..., Outcome],
+    run: Run,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert run(main, *flags, "--vectors-dir", tmp_path / "whole").out.startswith("21 vectors  ")
@@ -99,9 +96,7 @@ def test_an_interrupted_command_continues_with_the_next_file(
 
 
 @pytest.mark.slow
-def test_a_killed_command_ends_with_the_same_bytes(
-    flags: list[str], tmp_path: Path, run: Callable[..., Outcome]
-) -> None:
+def test_a_killed_command_ends_with_the_same_bytes(flags: list[str], tmp_path: Path, run: Run) -> None:
     whole, folder = tmp_path / "whole", tmp_path / "again"
     flags = [*flags, "--shard-rows", "2", "--vectors-dir"]
     with subprocess.Popen([sys.executable, PROJECT / "finetuning" / "search.py", *flags, folder]) as process:
@@ -130,9 +125,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_line(
-    name: str, embedded: Path, tiny_start: Path, tmp_path: Path, run: Callable[..., Outcome]
-) -> None:
+def test_bad_input_is_one_line(name: str, embedded: Path, tiny_start: Path, tmp_path: Path, run: Run) -> None:
     content, more, message = BAD[name]
     if content is not None:
         for ending in ("txt", "tsv"):
@@ -145,7 +138,7 @@ def test_bad_input_is_one_line(
 
 
 def test_damaged_vectors_and_those_of_others_are_refused(
-    flags: list[str], embedded: Path, tmp_path: Path, run: Callable[..., Outcome]
+    flags: list[str], embedded: Path, tmp_path: Path, run: Run
 ) -> None:
     assert run(main, *flags).status == 0
     folder = tmp_path / "corpus.jsonl.vectors"
@@ -196,7 +189,7 @@ def test_models_of_sentence_transformers_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_another_index_reads_the_vectors(
-    flags: list[str], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, run: Callable[..., Outcome]
+    flags: list[str], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, run: Run
 ) -> None:
     """As the guide shows it."""
     assert run(main, *flags, "--vectors-dir", tmp_path / "vectors").status == 0

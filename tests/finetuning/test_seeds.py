@@ -1,7 +1,6 @@
 """Runs of several seeds: each in its folder, all in one table."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from finetuning.config.settings import ClassificationConfig, parse_finetuning_co
 from finetuning.loop.training import seeds_table, with_seed
 from finetuning.run_classification import main
 from mlm_common.errors import InputError
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_classification import NUM_VALIDATION, examples, flags
 
 
@@ -47,7 +46,7 @@ def test_what_cannot_be(tmp_path: Path, more: tuple[str, ...], message: str) -> 
         parse_finetuning_config(ClassificationConfig, flags(tmp_path, tmp_path / "run", *more), "")
 
 
-def test_seeds_need_a_validation_part(tiny_start: Path, tmp_path: Path, run: Callable[..., Outcome]) -> None:
+def test_seeds_need_a_validation_part(tiny_start: Path, tmp_path: Path, run: Run) -> None:
     (tmp_path / "train.csv").write_text("text,label\nthe list,a\nthe file,b\n", encoding="utf-8")
     files = ("--init-from", str(tiny_start / "start"), "--train-file", str(tmp_path / "train.csv"))
     seeds = ("--max-seq-length", "16", "--output-dir", str(tmp_path / "run"), "--seeds", "1", "2")
@@ -59,7 +58,7 @@ def test_seeds_need_a_validation_part(tiny_start: Path, tmp_path: Path, run: Cal
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-def test_two_seeds(tiny_start: Path, tmp_path: Path, run: Callable[..., Outcome]) -> None:
+def test_two_seeds(tiny_start: Path, tmp_path: Path, run: Run) -> None:
     argv = flags(tiny_start, tmp_path / "run", "--seeds", "1", "2", "--max-steps", "3", "--no-load-best-model-at-end")
     outcome = run(main, *argv)
     assert outcome.status == 0

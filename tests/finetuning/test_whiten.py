@@ -1,6 +1,5 @@
 """The recipe that whitens vectors: what the layer computes, and that training starts from it."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ from safetensors.numpy import load_file
 from finetuning.run_embedding import main as train
 from finetuning.tasks.vectors import TextEncoder
 from recipes.whiten import SMOOTHING, main, whitening
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_texts import embedding_flags, rows_of, write_rows
 
 
@@ -28,9 +27,7 @@ def test_whitened_vectors_are_uncorrelated() -> None:
 
 
 @pytest.mark.usefixtures("one_device")
-def test_training_starts_from_the_whitened_vectors(
-    tiny_start: Path, tmp_path: Path, run: Callable[..., Outcome]
-) -> None:
+def test_training_starts_from_the_whitened_vectors(tiny_start: Path, tmp_path: Path, run: Run) -> None:
     texts = [row["passage"] for row in rows_of("train")]
     (tmp_path / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
     flags = (tiny_start / "start", tmp_path / "texts.txt", tmp_path / "white", "--max-seq-length", "30")

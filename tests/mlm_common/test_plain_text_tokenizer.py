@@ -1,7 +1,6 @@
 """Tokenizers trained on text that spells special tokens: they still tokenize text, and text makes no special token."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import plain_text_tokenizer_json
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import flags, write_source
 from tfrecord_prep import split
 from tfrecord_prep.prepare_tfrecord_shards import main as prepare
@@ -69,9 +68,7 @@ def test_a_tokenizer_that_cannot_be_changed_is_refused() -> None:
         plain_text_tokenizer_json(json.dumps(content))
 
 
-def test_such_a_tokenizer_is_refused_before_any_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Outcome]
-) -> None:
+def test_such_a_tokenizer_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     def refuse(_: str) -> str:
         raise InputError("The tokenizer cannot be used.")
 

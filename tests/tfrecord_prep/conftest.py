@@ -1,11 +1,10 @@
 """A tiny corpus, and the command on it."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import flags, write_source
 from tfrecord_prep.prepare_tfrecord_shards import main
 
@@ -17,6 +16,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def prepare(source: Path, run: Callable[..., Outcome]) -> Callable[..., Outcome]:
+def prepare(source: Path, run: Run) -> Run:
     """Run the command with an output folder and more flags."""
     return lambda output, *more: run(main, *flags(source, output), *more)

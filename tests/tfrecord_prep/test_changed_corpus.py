@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,12 @@ import pytest
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus
 from mlm_common.tokenizer import RECORD_FILE
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import DOCUMENTS, contents, flags
 from tests.servers.fixtures import HubHandle
 from tfrecord_prep import split
 from tfrecord_prep.manifest import read_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main
-
-Prepare = Callable[..., Outcome]
 
 
 def without_corpus(source: Path, output: Path, tokenizer: Path, *more: str) -> list[str]:
@@ -41,7 +38,7 @@ def with_record(source: Path, folder: Path, record: dict) -> Path:
 
 
 def test_a_reordered_dataset_folder_loses_and_repeats_nothing(
-    source: Path, tmp_path: Path, run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "dataset"
     folder.mkdir()
@@ -72,7 +69,7 @@ def test_a_reordered_dataset_folder_loses_and_repeats_nothing(
 
 @pytest.mark.parametrize("is_finished", [True, False])
 def test_a_split_of_another_preparation_must_not_share_text(
-    source: Path, tmp_path: Path, run: Callable[..., Outcome], is_finished: bool
+    source: Path, tmp_path: Path, run: Run, is_finished: bool
 ) -> None:
     arguments = flags(source, tmp_path)
     assert main([*arguments, "--validation-percent", "20"]) == 0
@@ -100,7 +97,7 @@ def test_a_split_of_other_files_stays(source: Path, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("complete", [True, False])
 def test_settings_without_influence_on_a_split_may_change(
-    prepare: Prepare, tmp_path: Path, more: list[str], complete: bool
+    prepare: Run, tmp_path: Path, more: list[str], complete: bool
 ) -> None:
     (tmp_path / "held_out.txt").write_text("another text\n" * 20, encoding="utf-8")
     prepare(tmp_path / "out")
@@ -115,7 +112,7 @@ def test_settings_without_influence_on_a_split_may_change(
 
 
 def test_files_are_compared_by_content_not_by_name(
-    prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prepare: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in (("here", DOCUMENTS), ("moved", DOCUMENTS), ("other", DOCUMENTS[::-1])):
         (tmp_path / name).mkdir()
@@ -135,7 +132,7 @@ def test_files_are_compared_by_content_not_by_name(
 
 
 def test_the_corpus_of_the_tokenizer_must_not_have_changed(
-    source: Path, tmp_path: Path, run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("trained", "elsewhere"):
         (tmp_path / name).mkdir()

@@ -4,7 +4,6 @@ import gzip
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from transformers import BertTokenizerFast
 from mlm_common.corpus.text_files import find_files
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import contents, train_tiny_tokenizer
 from tfrecord_prep import import_bert_tfrecords, split
 from tfrecord_prep.import_bert_tfrecords import main
@@ -146,7 +145,7 @@ def test_the_rows_are_those_of_before_the_masks_and_can_be_trained_on(
 
 
 def test_rows_that_differ_in_their_masks_only_are_counted_and_left_out_if_asked(
-    tokenizer: Path, tmp_path: Path, run: Callable[..., Outcome]
+    tokenizer: Path, tmp_path: Path, run: Run
 ) -> None:
     made = instances(documents(tokenizer), dupe_factor=1)
     pattern = write_files(tmp_path, [*made, *made[::2]])
@@ -237,9 +236,7 @@ def test_a_record_that_is_wrong_is_one_line_and_nothing_is_written(
     assert not list((tmp_path / "out").rglob("*.tfrecord"))
 
 
-def test_files_that_are_compressed_damaged_or_of_another_kind(
-    tokenizer: Path, tmp_path: Path, run: Callable[..., Outcome]
-) -> None:
+def test_files_that_are_compressed_damaged_or_of_another_kind(tokenizer: Path, tmp_path: Path, run: Run) -> None:
     made = instances(documents(tokenizer), dupe_factor=1)
     path = Path(write_files(tmp_path, made, num_files=1).replace("*", "0"))
     packed = tmp_path / "tf_examples.tfrecord.gz"

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus
 from mlm_common.tokenizer import SPECIAL_TOKENS, save_tokenizer, special_ids, tokenizer_sha256
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import BLANK, DOCUMENTS, contents, flags, read_rows, wrapped, write_source
 from tests.servers.fixtures import CloudStorageHandle
 from tfrecord_prep.manifest import open_shards, read_manifest
@@ -144,7 +143,7 @@ def test_split_names_the_folder(source: Path, tmp_path: Path) -> None:
 
 
 def test_three_splits_in_one_command(
-    source: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, run: Callable[..., Outcome]
+    source: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, run: Run
 ) -> None:
     shown = run(main, *flags(source, tmp_path), "--validation-percent", 20, "--test-percent", 10, "--seed", 3).out
     texts = []
@@ -162,7 +161,7 @@ def test_three_splits_in_one_command(
 
 
 def test_the_default_corpus_is_that_of_the_tokenizer(
-    source: Path, tmp_path: Path, run: Callable[..., Outcome], caplog: pytest.LogCaptureFixture
+    source: Path, tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     main(flags(source, tmp_path / "named", "--validation-percent", "20"))
     corpus = read_manifest(str(tmp_path / "named" / "train")).corpus

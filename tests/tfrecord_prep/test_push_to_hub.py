@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from huggingface_hub import DatasetCard
 
 from mlm_common.hub import push as hub
 from mlm_common.hub.redaction import REDACTED
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import contents, flags, write_source
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
 from tfrecord_prep import push_to_hub as publishing
@@ -89,7 +88,7 @@ def test_faults_at_every_commit(fault: dict[str, object], source: Path, tmp_path
 
 
 def test_a_failed_push_leaves_no_manifest_and_is_continued(
-    source: Path, tmp_path: Path, hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Outcome]
+    source: Path, tmp_path: Path, hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     monkeypatch.setattr(hub, "RETRY_DELAYS_SECONDS", ())
     monkeypatch.setattr(publishing, "FILES_PER_COMMIT", 10)
@@ -114,7 +113,7 @@ def test_from_cloud_storage(source: Path, cloud: CloudStorageHandle, hub_here: H
 
 
 def test_what_cannot_be_pushed_is_told_before_the_work(
-    source: Path, tmp_path: Path, hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Outcome]
+    source: Path, tmp_path: Path, hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", hub_here.read_token)
     refused = run(main, *flags(source, tmp_path / "out", *HUB))
@@ -124,7 +123,7 @@ def test_what_cannot_be_pushed_is_told_before_the_work(
 
 
 def test_a_repository_of_others_is_refused_before_the_work(
-    source: Path, tmp_path: Path, hub_here: HubHandle, run: Callable[..., Outcome]
+    source: Path, tmp_path: Path, hub_here: HubHandle, run: Run
 ) -> None:
     hub_here.put(REPO, "data/train-0.parquet", b"rows", kind="datasets")
     hub_here.put(REPO, "README.md", b"---\nlicense: cc-by-4.0\n---\n\n# Rows\n\nCite it.\n", kind="datasets")

@@ -1,6 +1,6 @@
 """Pairs of segments: exact where nothing is left to chance, else what must hold of any draw."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.partitions import build_partition, split_work
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import flags
 from tfrecord_prep.chunking import Framing, Rows, cut_segment_pairs
 from tfrecord_prep.encoding import TokenBatch
@@ -202,7 +202,7 @@ def test_a_partition_of_pairs(tmp_path: Path) -> None:
     assert (alone.shards, alone.totals.num_documents_without_pair, alone.totals.num_rows) == ((), 1, 0)
 
 
-def test_the_command_writes_pairs(pair_shards: Path, run: Callable[..., Outcome]) -> None:
+def test_the_command_writes_pairs(pair_shards: Path, run: Run) -> None:
     source, out = pair_shards.parent, pair_shards
     more = ("--chunking", "segment_pairs", "--validation-percent", "20")
     manifest = read_manifest(str(out / "train"))
@@ -212,7 +212,7 @@ def test_the_command_writes_pairs(pair_shards: Path, run: Callable[..., Outcome]
     assert "sentences_by is 'punctuation' there, 'line' is asked for" in refused.error
 
 
-def test_random_share(pair_shards: Path, tmp_path: Path, run: Callable[..., Outcome]) -> None:
+def test_random_share(pair_shards: Path, tmp_path: Path, run: Run) -> None:
     made = run(main, *flags(pair_shards.parent, tmp_path), "--chunking", "segment_pairs", "--random-share", "0")
     in_order, usual = read_manifest(str(tmp_path / "train")), read_manifest(str(pair_shards / "train"))
     assert f"  pairs               {in_order.totals.num_rows}, " in made.out

@@ -4,7 +4,6 @@ import json
 import random
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from string import ascii_lowercase
 from unicodedata import normalize
@@ -17,7 +16,7 @@ from mlm_common.corpus.sources import open_mixture
 from mlm_common.mixture import MIXTURE_NAME, MixtureSource, read_mixture
 from mlm_common.tokenizer import RECORD_FILE
 from tests.campaign.processes import Processes
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import WORDS, contents, flags, read_rows
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
 from tfrecord_prep import prepare_tfrecord_shards as command
@@ -27,7 +26,6 @@ from tfrecord_prep.prepare_tfrecord_shards import main
 
 NAMES = ("one", "two")
 WIDE = {ord(letter): ord(letter) + 0xFEE0 for letter in ascii_lowercase}
-Run = Callable[..., Outcome]
 
 
 def texts(number: int) -> list[str]:

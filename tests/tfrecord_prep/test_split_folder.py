@@ -15,7 +15,7 @@ from mlm_common.corpus.corpus import open_corpus, read_partition
 from mlm_common.corpus.text_formats import BadRow, BadRows
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import SPECIAL_TOKENS
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import contents, flags
 from tfrecord_prep import partition, split
 from tfrecord_prep.manifest import read_manifest
@@ -24,11 +24,10 @@ from tfrecord_prep.split import default_partition_bytes
 
 CORPUS = b"a corpus of small words\n" * 400 + b"x\n"
 MIB = 1 << 20
-Prepare = Callable[..., Outcome]
 
 
 @pytest.fixture
-def unfinished(prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def unfinished(prepare: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Make `out` of `docs.txt` without its last partition; return the flags of the corpus."""
     (tmp_path / "docs.txt").write_bytes(CORPUS)
     corpus = ["--data-files", str(tmp_path / "docs.txt")]
@@ -52,14 +51,14 @@ def times(folder: Path, pattern: str = "dataset-*") -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob(pattern) if path.is_file()}
 
 
-def assert_same_as_fresh(prepare: Prepare, folder: Path, *more: object) -> None:
+def assert_same_as_fresh(prepare: Run, folder: Path, *more: object) -> None:
     """Run the command to its end in `folder/out`: it is then the same as in an empty folder."""
     assert prepare(folder / "out", *more).status == 0
     assert prepare(folder / "fresh", *(word for word in more if word != "--overwrite")).status == 0
     assert contents(folder / "out") == contents(folder / "fresh")
 
 
-def test_complete_folder_is_left_alone_but_for_remains(prepare: Prepare, tmp_path: Path) -> None:
+def test_complete_folder_is_left_alone_but_for_remains(prepare: Run, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert f"{out}/train: to be written" in prepare(out, "--dry-run").out
     assert not out.exists()
@@ -72,7 +71,7 @@ def test_complete_folder_is_left_alone_but_for_remains(prepare: Prepare, tmp_pat
         assert times(out, "*") == before
 
 
-def test_resumed_run_keeps_complete_partitions(prepare: Prepare, unfinished: list[str], tmp_path: Path) -> None:
+def test_resumed_run_keeps_complete_partitions(prepare: Run, unfinished: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "out" / "train"
     before = times(folder)
     redone = {path for path in before if path.name.startswith(("dataset-00001", "dataset-00002"))}
@@ -86,7 +85,7 @@ def test_resumed_run_keeps_complete_partitions(prepare: Prepare, unfinished: lis
     assert {path for path in before if times(folder)[path] != before[path]} == redone
 
 
-def test_unfinished_folder_of_other_settings(prepare: Prepare, unfinished: list[str], tmp_path: Path) -> None:
+def test_unfinished_folder_of_other_settings(prepare: Run, unfinished: list[str], tmp_path: Path) -> None:
     (tmp_path / "docs.txt").write_bytes(CORPUS + b"x")
     before = contents(tmp_path)
     refused = prepare(tmp_path / "out", *unfinished, "--max-length", 32)
@@ -99,7 +98,7 @@ def test_unfinished_folder_of_other_settings(prepare: Prepare, unfinished: list[
 
 
 def test_after_a_file_changed_only_its_partitions_are_made_again(
-    prepare: Prepare, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    prepare: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = [tmp_path / name for name in ("a.txt", "b.txt", "c.txt")]
     for file in files:
@@ -116,13 +115,13 @@ def test_after_a_file_changed_only_its_partitions_are_made_again(
     assert {path for path in before if times(tmp_path / "out").get(path) == before[path]} == of_first_file
 
 
-def test_partitions_of_a_corpus_that_became_shorter_go(prepare: Prepare, unfinished: list[str], tmp_path: Path) -> None:
+def test_partitions_of_a_corpus_that_became_shorter_go(prepare: Run, unfinished: list[str], tmp_path: Path) -> None:
     (tmp_path / "docs.txt").write_bytes(CORPUS[:2400])
     assert_same_as_fresh(prepare, tmp_path, *unfinished)
 
 
 def test_with_another_tokenizers_library_unfinished_work_is_done_again(
-    prepare: Prepare, unfinished: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prepare: Run, unfinished: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = split.version
     before = times(tmp_path / "out")
@@ -135,7 +134,7 @@ def test_with_another_tokenizers_library_unfinished_work_is_done_again(
 
 
 def test_default_partition_size_stays_that_of_the_folder(
-    source: Path, unfinished: list[str], run: Callable[..., Outcome], tmp_path: Path
+    source: Path, unfinished: list[str], run: Run, tmp_path: Path
 ) -> None:
     """A fixed file may change the size of the corpus, on which the default depends."""
     arguments = flags(source, tmp_path / "out", *unfinished)
@@ -154,7 +153,7 @@ def with_bad_rows(folder: Path) -> Path:
     return corpus
 
 
-def test_skipped_rows_are_the_same_for_any_number_of_workers(prepare: Prepare, tmp_path: Path) -> None:
+def test_skipped_rows_are_the_same_for_any_number_of_workers(prepare: Run, tmp_path: Path) -> None:
     corpus = with_bad_rows(tmp_path)
     files = ["--data-files", corpus, "--on-bad-row", "skip"]
     skipped = f"  skipped             rows that cannot be read: 3 left out, such as {corpus}, line 4: int 0; "
@@ -180,7 +179,7 @@ def test_skipped_rows_are_the_same_for_any_number_of_workers(prepare: Prepare, t
 
 
 def test_a_run_that_a_bad_row_ended_resumes_with_skip(
-    prepare: Prepare, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    prepare: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     corpus = with_bad_rows(tmp_path)
     corpus.write_bytes(b'{"text": "a"}\n' * 3 + corpus.read_bytes().partition(b"0}\n")[2])
@@ -196,7 +195,7 @@ def test_a_run_that_a_bad_row_ended_resumes_with_skip(
     assert "corpus.settings.on_bad_row is 'skip' there, 'fail' is asked for" in refused.error
 
 
-def test_overwrite_that_was_stopped_resumes(prepare: Prepare, unfinished: list[str], tmp_path: Path) -> None:
+def test_overwrite_that_was_stopped_resumes(prepare: Run, unfinished: list[str], tmp_path: Path) -> None:
     before = times(tmp_path / "out", "dataset-00000-*")
     assert prepare(tmp_path / "out", *unfinished, "--overwrite").status == 0
     assert times(tmp_path / "out", "dataset-00000-*") == before
@@ -204,7 +203,7 @@ def test_overwrite_that_was_stopped_resumes(prepare: Prepare, unfinished: list[s
     assert times(tmp_path / "out", "dataset-00000-*") != before
 
 
-def test_overwrite_replaces_other_settings(prepare: Prepare, tmp_path: Path) -> None:
+def test_overwrite_replaces_other_settings(prepare: Run, tmp_path: Path) -> None:
     prepare(tmp_path / "out")
     (tmp_path / "out" / "train" / "tokenizer" / "vocab.txt").write_text("of another tokenizer", encoding="utf-8")
     assert_same_as_fresh(prepare, tmp_path, "--max-length", 32, "--overwrite")
@@ -235,7 +234,7 @@ def leave_broken_plan(folder: Path) -> None:
     ],
 )
 def test_folder_in_the_way(
-    prepare: Prepare, tmp_path: Path, spoil: Callable[[Path], None], more: list[object], message: str
+    prepare: Run, tmp_path: Path, spoil: Callable[[Path], None], more: list[object], message: str
 ) -> None:
     prepare(tmp_path)
     spoil(tmp_path / "train")
@@ -266,7 +265,7 @@ def test_folder_in_the_way(
         *((f"--tokenizer-name-or-path WITHOUT/{name}", f"lacks {name}") for name in SPECIAL_TOKENS),
     ],
 )
-def test_bad_input_is_one_line(prepare: Prepare, tmp_path: Path, more: str, message: str) -> None:
+def test_bad_input_is_one_line(prepare: Run, tmp_path: Path, more: str, message: str) -> None:
     if "WITHOUT" in more:
         backend = Tokenizer(models.WordLevel({token: index for index, token in enumerate(SPECIAL_TOKENS.values())}))
         names = {f"{name}_token": token for name, token in SPECIAL_TOKENS.items() if not more.endswith(name)}

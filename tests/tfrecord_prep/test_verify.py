@@ -11,7 +11,7 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import flags
 from tests.servers.fixtures import CloudStorageHandle
 from tfrecord_prep.chunking import CHUNKINGS
@@ -37,16 +37,13 @@ def folder(request: pytest.FixtureRequest, prepared: Path, tmp_path: Path) -> Pa
     return tmp_path / request.param
 
 
-Verify = Callable[..., Outcome]
-
-
 @pytest.fixture
-def verify(run: Callable[..., Outcome]) -> Verify:
+def verify(run: Run) -> Run:
     return lambda folder, num_workers=1: run(main, "--verify", "--output-dir", folder, "--num-workers", num_workers)
 
 
 @pytest.mark.parametrize("chunking", CHUNKINGS)
-def test_right_folders(prepared: Path, verify: Verify, chunking: str) -> None:
+def test_right_folders(prepared: Path, verify: Run, chunking: str) -> None:
     found = verify(prepared / chunking, 1 + (chunking == "concat"))
     assert found.status == 0
     for line, split in zip(found.out.splitlines(), ("train", "validation"), strict=True):
@@ -56,7 +53,7 @@ def test_right_folders(prepared: Path, verify: Verify, chunking: str) -> None:
     assert verify(prepared / chunking / "validation").out == found.out.splitlines(keepends=True)[1]
 
 
-def test_folder_on_cloud_storage(prepared: Path, cloud: CloudStorageHandle, verify: Verify) -> None:
+def test_folder_on_cloud_storage(prepared: Path, cloud: CloudStorageHandle, verify: Run) -> None:
     for path in (prepared / "documents").rglob("*"):
         if path.is_file():
             cloud.put(f"run/{path.relative_to(prepared / 'documents')}", path.read_bytes())
@@ -64,7 +61,7 @@ def test_folder_on_cloud_storage(prepared: Path, cloud: CloudStorageHandle, veri
     assert (found.status, found.out.count("right.")) == (0, 2)
 
 
-def test_no_preparation(tmp_path: Path, verify: Verify) -> None:
+def test_no_preparation(tmp_path: Path, verify: Run) -> None:
     found = verify(tmp_path)
     assert (found.status, "--verify needs the --output-dir of a preparation" in found.error) == (2, True)
 
@@ -178,7 +175,7 @@ IS_RIGHT, IS_NOT = b'"strip_right": true', b'"strip_right": false'
     ],
 )
 def test_every_difference_is_found(
-    folder: Path, verify: Verify, spoil: Callable[..., object], arguments: list[Any], problem: str
+    folder: Path, verify: Run, spoil: Callable[..., object], arguments: list[Any], problem: str
 ) -> None:
     spoil(folder, *arguments)
     found = verify(folder)

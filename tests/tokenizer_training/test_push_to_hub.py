@@ -1,14 +1,13 @@
 """Stage 1 pushes the files that it wrote, without what is their owner's."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256
 from tests.fixtures.generated_text import generated_lines
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.servers.fixtures import HubHandle
 from tokenizer_training.train_unigram import main
 
@@ -61,7 +60,7 @@ def test_other_files_paths_and_excerpts_stay_on_this_machine(
 
 
 def test_a_repository_of_others_is_refused_before_training(
-    corpus_file: Path, tmp_path: Path, hub_here: HubHandle, run: Callable[..., Outcome]
+    corpus_file: Path, tmp_path: Path, hub_here: HubHandle, run: Run
 ) -> None:
     hub_here.put(REPO, "tokenizer.json", b"somebody's")
     refused = run(main, *arguments(corpus_file, tmp_path / "out"))

@@ -11,7 +11,7 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 
 from mlm_common.errors import EXIT_FAILED, EXIT_PERMANENT
 from mlm_common.storage.local import LocalFolder
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Outcome, Run
 from tests.servers.fixtures import CloudStorageHandle
 from tokenizer_training import train_unigram
 from tokenizer_training.train_unigram import main
@@ -21,7 +21,7 @@ UPLOAD = "/upload/"
 
 
 @pytest.fixture
-def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Outcome]) -> Callable[..., Outcome]:
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> Run:
     """Run the command to save in a folder, and call a function once the tokenizer is trained."""
     (tmp_path / "corpus.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 50, encoding="utf-8")
     monkeypatch.setattr(train_unigram, "SAVE_RETRY_SECONDS", (0.01, 0.01))
@@ -48,9 +48,7 @@ def kept_files(error: str) -> set[str]:
     return {path.name for path in Path(folder).iterdir()}
 
 
-def test_an_outage_while_saving_is_survived(
-    train: Callable[..., Outcome], cloud: CloudStorageHandle, tmp_path: Path
-) -> None:
+def test_an_outage_while_saving_is_survived(train: Run, cloud: CloudStorageHandle, tmp_path: Path) -> None:
     def fail_for_a_while() -> None:
         for status in (410, 409):
             cloud.fault(UPLOAD, method="POST", status=status)
@@ -62,7 +60,7 @@ def test_an_outage_while_saving_is_survived(
 
 @pytest.mark.parametrize(("answer", "status"), [(503, EXIT_FAILED), (403, EXIT_PERMANENT)])
 def test_a_tokenizer_that_cloud_storage_refuses_is_kept_and_named(
-    train: Callable[..., Outcome], cloud: CloudStorageHandle, answer: int, status: int
+    train: Run, cloud: CloudStorageHandle, answer: int, status: int
 ) -> None:
     fail = lambda: cloud.fault(UPLOAD, method="POST", status=answer, times=1000)  # noqa: E731
     failed = train(f"{cloud.bucket_url}/tokenizer", fail)
@@ -72,7 +70,7 @@ def test_a_tokenizer_that_cloud_storage_refuses_is_kept_and_named(
 
 
 def test_a_tokenizer_without_room_on_the_disk_is_kept_and_named(
-    train: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fill(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "file")
@@ -84,7 +82,7 @@ def test_a_tokenizer_without_room_on_the_disk_is_kept_and_named(
 
 @pytest.mark.parametrize("num_saved", [0, 1, 4])
 def test_stopped_while_it_is_saved_it_is_trained_again(
-    train: Callable[..., Outcome], num_saved: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Run, num_saved: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Stop(BaseException):
         pass

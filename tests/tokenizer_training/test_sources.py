@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,12 @@ from mlm_common.corpus.config import CorpusConfig, SourcesConfig
 from mlm_common.corpus.sources import open_mixture
 from mlm_common.mixture import sampling_weights
 from tests.fixtures.generated_text import generated_lines
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.servers.fixtures import HubHandle
 from tokenizer_training.train_unigram import main
 from tokenizer_training.unigram.config import NormalizationConfig
 from tokenizer_training.unigram.corpus_sample import CorpusSample, WordCounts, sample_corpus
 from tokenizer_training.unigram.source_samples import combine_samples, max_bytes_of, shares_of
-
-Run = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="module")

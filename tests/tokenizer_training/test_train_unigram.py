@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from mlm_common.folder_lock import locked_folder
 from mlm_common.tokenizer import SPECIAL_TOKENS, load_tokenizer, load_word_starts, special_ids, tokenizer_sha256
 from tests.fixtures.folder_owners import look_often
 from tests.fixtures.generated_text import generated_lines
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import contents
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
 from tokenizer_training.train_unigram import main
@@ -215,7 +214,7 @@ def test_skipped_rows_are_counted_and_change_nothing(
 
 
 def test_tokenizer_of_other_settings_is_not_replaced(
-    trained_folder: Path, corpus_file: Path, tmp_path: Path, run: Callable[..., Outcome]
+    trained_folder: Path, corpus_file: Path, tmp_path: Path, run: Run
 ) -> None:
     folder = tmp_path / "tokenizer"
     shutil.copytree(trained_folder, folder)
@@ -291,7 +290,7 @@ def test_push_that_cannot_succeed_is_refused_before_training(
 
 
 def test_a_second_training_is_refused_while_the_first_lives(
-    corpus_file: Path, tmp_path: Path, run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+    corpus_file: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look_often(monkeypatch)
     with locked_folder(str(tmp_path / "out"), heartbeat_seconds=0.05):

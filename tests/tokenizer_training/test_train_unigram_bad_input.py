@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mlm_common.cli.console import STOPPING
 from tests.fixtures.generated_text import generated_lines
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tokenizer_training.train_unigram import main
 
 SCRIPT = Path(__file__).parents[2] / "tokenizer_training" / "train_unigram.py"
@@ -62,9 +62,7 @@ def write_files(folder: Path) -> None:
         ("--output-dir CORPUS --data-files CORPUS", "must be writable; CORPUS"),
     ],
 )
-def test_bad_input_is_one_line(
-    flags: str, message: str, corpus_file: Path, tmp_path: Path, run: Callable[..., Outcome]
-) -> None:
+def test_bad_input_is_one_line(flags: str, message: str, corpus_file: Path, tmp_path: Path, run: Run) -> None:
     def filled(template: str) -> str:
         named = template.replace("CORPUS", str(corpus_file)).replace("DIR", str(tmp_path))
         return named.replace("OUT", str(tmp_path / "out"))
@@ -176,7 +174,7 @@ def test_ctrl_c_leaves_nothing(command: str, run_in_background: subprocess.Popen
     assert not list((tmp_path / "tmp").iterdir())
 
 
-def test_dry_run_writes_nothing(corpus_file: Path, tmp_path: Path, run: Callable[..., Outcome]) -> None:
+def test_dry_run_writes_nothing(corpus_file: Path, tmp_path: Path, run: Run) -> None:
     plan = run(main, "--data-files", corpus_file, "--output-dir", tmp_path / "out", "--dry-run", "--limit", 5)
     assert plan.status == 0
     assert f"{corpus_file} (1 files" in plan.out

@@ -4,7 +4,6 @@ import json
 import math
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import tensorflow as tf
 from safetensors.numpy import load_file, save_file
 
 from mlm_common.storage import open_folder
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_models import one_layer_model, tiny_tokenizer
 from tests.servers.fixtures import CloudStorageHandle
 from train.export import main as export
@@ -26,7 +25,6 @@ from train.tasks.heads import gather_before_head
 
 WORDS = ("the", "of", "a", "function", "list", "value", "returns", "file", "model", "name", "is", "in", "text")
 CONTROLS = (", random weights", ", no context")
-Command = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +55,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def test_a_language_of_frequencies(counted: str, pairs: str, run: Command, tmp_path: Path) -> None:
+def test_a_language_of_frequencies(counted: str, pairs: str, run: Run, tmp_path: Path) -> None:
     outcome = run(main, "--model", counted, "--minimal-pairs", pairs, "--output", tmp_path / "scores.json")
     assert outcome.status == 0, outcome.err
     scores = json.loads((tmp_path / "scores.json").read_text(encoding="utf-8"))
@@ -72,7 +70,7 @@ def test_a_language_of_frequencies(counted: str, pairs: str, run: Command, tmp_p
     assert f"| {counted} | 1.000 ± 0.000 |" in outcome.out
 
 
-def test_bits_and_words_of_a_text(counted: str, run: Command, cloud: CloudStorageHandle, tmp_path: Path) -> None:
+def test_bits_and_words_of_a_text(counted: str, run: Run, cloud: CloudStorageHandle, tmp_path: Path) -> None:
     bucket = f"{cloud.bucket_url}/counted"
     open_folder(bucket).upload_folder(counted)
     text = tmp_path / "text.txt"
@@ -111,7 +109,7 @@ def test_answers_are_those_of_the_network_for_any_batch() -> None:
 
 @pytest.mark.usefixtures("one_device")
 def test_scores_in_the_folder_of_a_run_are_on_the_card_of_the_scored_weights(
-    finished_run: Path, run: Command, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    finished_run: Path, run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     scored_run = tmp_path / "run"
     shutil.copytree(finished_run, scored_run)
@@ -165,7 +163,7 @@ def test_scores_in_the_folder_of_a_run_are_on_the_card_of_the_scored_weights(
     ],
 )
 def test_bad_input_is_one_line(
-    flags: list[str], message: str, counted: str, run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flags: list[str], message: str, counted: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty.txt").touch()
@@ -175,7 +173,7 @@ def test_bad_input_is_one_line(
     assert message in outcome.error
 
 
-def test_a_model_of_another_kind_is_one_line(counted: str, run: Command, pairs: str, tmp_path: Path) -> None:
+def test_a_model_of_another_kind_is_one_line(counted: str, run: Run, pairs: str, tmp_path: Path) -> None:
     shutil.copytree(counted, tmp_path / "tagger")
     config = json.loads((tmp_path / "tagger/config.json").read_text(encoding="utf-8"))
     config["architectures"] = ["RobertaForTokenClassification"]
@@ -186,7 +184,7 @@ def test_a_model_of_another_kind_is_one_line(counted: str, run: Command, pairs: 
 
 
 def test_a_killed_scoring_continues_with_the_next_model(
-    counted: str, pairs: str, run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    counted: str, pairs: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / "other"
     shutil.copytree(counted, other)
@@ -214,7 +212,7 @@ def test_a_killed_scoring_continues_with_the_next_model(
 
 
 @pytest.mark.slow
-def test_the_learning_curve_of_a_run(finished_run: Path, run: Command, tmp_path: Path) -> None:
+def test_the_learning_curve_of_a_run(finished_run: Path, run: Run, tmp_path: Path) -> None:
     text, pairs = tmp_path / "text.txt", tmp_path / "pairs.jsonl"
     text.write_text("a corpus of small words\nmakes many rows\n", encoding="utf-8")
     orders = [("a corpus of", "of a corpus"), ("small words", "words small"), ("makes rows", "many makes")]

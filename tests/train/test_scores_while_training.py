@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from mlm_common.tokenizer import load_tokenizer, special_token_ids, word_starts
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import DOCUMENTS
 from tests.fixtures.tiny_run import NUM_STEPS, run_flags
 from tests.servers.fixtures import HubHandle
@@ -22,7 +21,6 @@ from train.runtime.preemption import StopRequest
 from train.score_mlm import main as score
 from train.scoring.queries import draw_sample, rows_from_all_over, word_spans
 
-Command = Callable[..., Outcome]
 REPO = "alice/baby"
 
 
@@ -38,7 +36,7 @@ def pairs(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("one_device")
 def test_scores_are_logged_with_each_evaluation_and_those_of_the_export(
-    shards: Path, pairs: Path, run: Command, tmp_path: Path
+    shards: Path, pairs: Path, run: Run, tmp_path: Path
 ) -> None:
     flags = run_flags(shards, tmp_path / "run", "--score-pairs", str(pairs), "--score-words", "20")
     assert main(flags) == 0
@@ -77,7 +75,7 @@ def test_words_of_rows_are_asked_for_whole(shards: Path) -> None:
 @pytest.mark.usefixtures("one_device")
 @pytest.mark.slow
 def test_checkpoints_after_words_are_exported_and_pushed_once_while_the_run_goes(
-    shards: Path, tmp_path: Path, hub_here: HubHandle, run: Command, monkeypatch: pytest.MonkeyPatch
+    shards: Path, tmp_path: Path, hub_here: HubHandle, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     totals = read_manifest(str(shards / "train")).totals
     words_per_step = totals.num_words * 4 / totals.num_rows
@@ -123,7 +121,7 @@ def test_checkpoints_after_words_are_exported_and_pushed_once_while_the_run_goes
     assert len(set(weights)) == 3
 
 
-def test_numbers_of_words_that_are_none(shards: Path, tmp_path: Path, run: Command) -> None:
+def test_numbers_of_words_that_are_none(shards: Path, tmp_path: Path, run: Run) -> None:
     outcome = run(main, *run_flags(shards, tmp_path / "more", "--save-at-words", "1B"))
     assert outcome.status == 2
     assert "--save-at-words must be at most the" in outcome.error

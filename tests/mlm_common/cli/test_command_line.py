@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -14,7 +13,7 @@ import pytest
 from mlm_common.cli import command_line
 from mlm_common.cli.command_line import command, parse_arguments, read_yaml_file
 from mlm_common.errors import InputError, PermanentError, RunFailedError
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Outcome, Run
 
 PROJECT_FOLDER = Path(__file__).parents[3]
 
@@ -92,7 +91,7 @@ def test_interrupted_command_says_so_and_no_more(program: str, tmp_path: Path) -
         (None, 0, ""),
     ],
 )
-def test_status_and_message(error: Exception | None, status: int, said: str, run: Callable[..., Outcome]) -> None:
+def test_status_and_message(error: Exception | None, status: int, said: str, run: Run) -> None:
     @command
     def main(argv: object = None) -> None:  # noqa: ARG001
         if error:

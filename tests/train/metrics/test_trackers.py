@@ -2,7 +2,6 @@
 
 import importlib.util
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlm_common import workers
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_run import run_flags
 from train.metrics import trackers
 from train.metrics.log import TRAIN, VALIDATION, MetricsLog, read_metrics
@@ -147,7 +146,7 @@ def test_a_file_that_is_written_again_at_the_end_leaves_the_tracker_ended(
 
 
 def test_unknown_and_missing_trackers_are_one_line(
-    shards: Path, tmp_path: Path, run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+    shards: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("train.loop.lifecycle.read_cluster", lambda: pytest.fail("something was loaded"))
     flags = run_flags(shards, tmp_path / "run", "--report-to")

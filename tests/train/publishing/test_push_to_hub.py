@@ -1,13 +1,12 @@
 """Runs that push to the Hub while they train and at their end, and that resume from it."""
 
-from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from mlm_common.hub.redaction import REDACTED
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_run import NUM_STEPS, run_flags
 from tests.servers.fixtures import HubHandle
@@ -44,7 +43,7 @@ def test_pushes_every_few_steps_and_at_the_end(hub_here: HubHandle, shards: Path
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_pushes_that_fail_end_nothing_but_the_last_does(
-    hub_here: HubHandle, shards: Path, tmp_path: Path, run: Callable[..., Outcome]
+    hub_here: HubHandle, shards: Path, tmp_path: Path, run: Run
 ) -> None:
     hub_here.fault("commit/", status=503, times=1000)
     outcome = run(main, *hub_flags(shards, tmp_path, "--hub-strategy", "steps", "--push-steps", "3"))
@@ -63,7 +62,7 @@ def failing_at_step_4(_: TrainingLog, step: int) -> None:
 @pytest.mark.slow
 def test_resuming_from_the_hub_on_another_machine(
     hub_here: HubHandle, shards: Path, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    run: Callable[..., Outcome],
+    run: Run,
 ) -> None:  # fmt: skip
     by_checkpoint = ("--hub-strategy", "checkpoint", "--save-steps", "2")
     with monkeypatch.context() as patch:
@@ -92,7 +91,7 @@ def test_resuming_from_the_hub_on_another_machine(
 
 @pytest.mark.parametrize("branch", ["main", "checkpoints"])
 def test_a_repository_of_others_is_refused_before_the_run(
-    branch: str, hub_here: HubHandle, shards: Path, tmp_path: Path, run: Callable[..., Outcome]
+    branch: str, hub_here: HubHandle, shards: Path, tmp_path: Path, run: Run
 ) -> None:
     hub_here.put(REPO, "model.safetensors", b"somebody's", revision=branch)
     before = hub_here.repository(REPO)
@@ -116,7 +115,7 @@ def test_a_repository_of_others_is_refused_before_the_run(
 )
 def test_what_cannot_be_done_is_told_before_the_run(
     flags: tuple[str, ...], token: str, message: str, hub_here: HubHandle, shards: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, run: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch, run: Run,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("HF_TOKEN", token)
     refused = run(main, *hub_flags(shards, tmp_path / "run", *flags))
