@@ -1,12 +1,9 @@
 """Corpora that are not the recorded one: of shards, unfinished or complete, of parts beside them, of a tokenizer."""
 
-import dataclasses
 import json
 import logging
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,6 @@ from mlm_common.corpus.corpus import open_corpus
 from mlm_common.tokenizer import RECORD_FILE
 from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import DOCUMENTS, contents, flags
-from tests.servers.fixtures import HubHandle
 from tfrecord_prep import split
 from tfrecord_prep.manifest import read_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main
@@ -93,7 +89,7 @@ def test_a_split_of_other_files_stays(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [["--trust-remote-code"], ["--seed", "3"], ["--streaming"], ["--test-files", "{}/held_out.txt"]]
+    "more", [["--trust-remote-code", "--seed", "3", "--streaming"], ["--test-files", "{}/held_out.txt"]]
 )
 @pytest.mark.parametrize("complete", [True, False])
 def test_settings_without_influence_on_a_split_may_change(
@@ -109,26 +105,6 @@ def test_settings_without_influence_on_a_split_may_change(
     assert prepare(tmp_path / "out", *(word.format(tmp_path) for word in more)).status == 0
     assert not complete or shard.stat().st_mtime_ns == before
     assert (tmp_path / "out" / "test").exists() == ("--test-files" in more)
-
-
-def test_files_are_compared_by_content_not_by_name(
-    prepare: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, text in (("here", DOCUMENTS), ("moved", DOCUMENTS), ("other", DOCUMENTS[::-1])):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "a.txt").write_text("".join(f"{line}\n" for line in text), encoding="utf-8")
-    monkeypatch.chdir(tmp_path / "here")
-    assert prepare(tmp_path / "out", "--data-files", "a.txt").status == 0
-    before = contents(tmp_path / "out")
-    monkeypatch.chdir(tmp_path / "moved")
-    assert prepare(tmp_path / "out", "--data-files", "a.txt").status == 0
-    assert contents(tmp_path / "out") == before
-    monkeypatch.chdir(tmp_path / "other")
-    for state in ("manifest.json", "plan.json"):  # of complete shards, and of unfinished ones
-        (tmp_path / "out" / "train" / "manifest.json").rename(tmp_path / "out" / "train" / state)
-        error = prepare(tmp_path / "out", "--data-files", "a.txt").error
-        assert f"corpus.data_files[0] is {tmp_path}/here/a.txt (" in error
-        assert f"there, {tmp_path}/other/a.txt (" in error
 
 
 def test_the_corpus_of_the_tokenizer_must_not_have_changed(
@@ -176,30 +152,3 @@ def test_a_name_that_is_not_utf_8_is_recorded_and_found_again(
     assert file["path"] == path
     assert main(arguments) == 0
     assert "complete with these settings" in capfd.readouterr().out
-
-
-def test_a_data_set_is_read_at_the_commit_of_the_tokenizer(source: Path, tmp_path: Path, hub_server: HubHandle) -> None:
-    rows = (source / "docs.jsonl").read_bytes()
-    commits = []
-    for number in (1, 2):
-        hub_server.put("alice/text", "train.jsonl", rows * number, "datasets")
-        commits.append(hub_server.commit("alice/text", "datasets"))
-    settings = dataclasses.asdict(CorpusConfig(dataset_name="alice/text", dataset_revision=commits[0]))
-    tokenizer = with_record(source, tmp_path / "tokenizer", {"settings": settings})
-    # Libraries read the environment when they are imported.
-    program = "import json, sys; from tfrecord_prep.prepare_tfrecord_shards import main; "
-    program += "sys.exit(main(json.loads(sys.argv[1])) or main(json.loads(sys.argv[2])))"
-    commands = [
-        json.dumps(without_corpus(source, tmp_path / "out", tokenizer, *more))
-        for more in ([], ["--dataset-name", "alice/text"])
-    ]
-    environment = os.environ | hub_server.environment
-    done = subprocess.run(
-        [sys.executable, "-c", program, *commands], env=environment, capture_output=True, encoding="utf-8", timeout=120
-    )
-    assert done.returncode == 2, done.stderr
-    manifest = read_manifest(str(tmp_path / "out" / "train"))
-    assert manifest.corpus["settings"]["dataset_revision"] == commits[0]
-    assert manifest.totals.num_documents == len(DOCUMENTS)
-    assert f"dataset_revision is '{commits[0]}' there, '{commits[1]}' is asked for" in done.stderr
-    assert f"--dataset-revision {commits[0]}" in done.stderr

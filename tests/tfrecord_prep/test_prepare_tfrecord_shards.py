@@ -22,7 +22,6 @@ from tests.fixtures.tiny_corpus import BLANK, DOCUMENTS, contents, flags, read_r
 from tests.servers.fixtures import CloudStorageHandle
 from tfrecord_prep.manifest import open_shards, read_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main
-from tfrecord_prep.records import decode_feature, read_records
 
 SCRIPT = Path(__file__).parents[2] / "tfrecord_prep" / "prepare_tfrecord_shards.py"
 
@@ -97,27 +96,6 @@ def test_the_reader_of_the_tutorial_reads_the_shards(source: Path, tmp_path: Pat
     assert [example["input_ids"][example["attention_mask"] == 1].tolist() for example in examples] == read_rows(
         tmp_path / "train"
     )
-
-
-def test_shards_made_by_the_method_of_the_tutorial_are_opened(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    import tensorflow as tf
-
-    stream = list(chain.from_iterable([0, *ids, 2] for ids in tokenizer(DOCUMENTS)["input_ids"]))
-    rows = [stream[start : start + 16] for start in range(0, len(stream) - 15, 16)]  # drops the remainder
-    for shard, start in enumerate(range(0, len(rows), 20)):
-        shard_rows = rows[start : start + 20]
-        with tf.io.TFRecordWriter(str(tmp_path / f"dataset-{shard}-{len(shard_rows)}.tfrecord")) as writer:
-            for row in shard_rows:
-                lists = {"input_ids": row, "attention_mask": [1] * 16}
-                feature = {name: tf.train.Feature(int64_list=tf.train.Int64List(value=v)) for name, v in lists.items()}
-                example = tf.train.Example(features=tf.train.Features(feature=feature))
-                writer.write(example.SerializeToString())
-    shards = open_shards(str(tmp_path))
-    assert (shards.num_rows, shards.manifest, shards.tokenizer_folder) == (len(rows), None, None)
-    records = chain.from_iterable(read_records(Path(path).read_bytes()) for path in shards.paths)
-    assert sorted(decode_feature(record, "input_ids").tolist() for record in records) == sorted(rows)
 
 
 def test_ids_beyond_16_bits(tmp_path: Path) -> None:

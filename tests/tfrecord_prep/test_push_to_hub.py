@@ -112,16 +112,6 @@ def test_from_cloud_storage(source: Path, cloud: CloudStorageHandle, hub_here: H
     assert published(hub_here) == stored
 
 
-def test_what_cannot_be_pushed_is_told_before_the_work(
-    source: Path, tmp_path: Path, hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch, run: Run
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", hub_here.read_token)
-    refused = run(main, *flags(source, tmp_path / "out", *HUB))
-    assert refused.status == 2
-    assert "role is 'read'" in refused.error
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_repository_of_others_is_refused_before_the_work(
     source: Path, tmp_path: Path, hub_here: HubHandle, run: Run
 ) -> None:

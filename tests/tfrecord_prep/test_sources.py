@@ -89,21 +89,6 @@ def test_the_folder_of_each_source_is_that_of_a_corpus(source: Path, sources: Pa
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*NAMES, MIXTURE_NAME}
 
 
-def test_words_are_read_as_a_file_of_sources(source: Path, sources: Path, tmp_path: Path) -> None:
-    one, two, held = (f"{sources.parent}/{name}.txt" for name in (*NAMES, "held"))
-    settings = {"one": {"data_files": [one, held], "weight": 3}, "two": {"data_files": two, "weight": 1}}
-    (tmp_path / "sources.yaml").write_text(json.dumps(settings), encoding="utf-8")
-    given = {
-        "file": ["--sources", str(tmp_path / "sources.yaml")],
-        "words": ["--sources", f"one={one}", f"two={two}", f"one={held}", "--source-weights", "two=1", "one=3"],
-    }
-    for name, words in given.items():
-        arguments = flags(source, tmp_path / name, *words, "--validation-percent", "20")
-        del arguments[2:4]
-        assert main(arguments) == 0
-    assert contents(tmp_path / "file") == contents(tmp_path / "words")
-
-
 def test_each_text_is_kept_once_validation_first(source: Path, sources: Path, prepared: Path) -> None:
     parts = [("one", "validation"), ("two", "validation"), ("one", "train"), ("two", "train")]
     kept = [text for part in parts for text in documents_of(source, prepared.joinpath(*part))]
@@ -125,6 +110,7 @@ def test_each_text_is_kept_once_validation_first(source: Path, sources: Path, pr
     ]
 
 
+@pytest.mark.slow
 def test_two_workers_write_the_same(source: Path, sources: Path, prepared: Path, tmp_path: Path) -> None:
     assert main(mixed(source, sources, tmp_path / "two", "--drop-duplicates", "--num-workers", "2")) == 0
     assert contents(tmp_path / "two") == contents(prepared)

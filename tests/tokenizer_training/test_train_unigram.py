@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from mlm_common.corpus.config import corpus_config_from_record
 from mlm_common.folder_lock import locked_folder
-from mlm_common.tokenizer import SPECIAL_TOKENS, load_tokenizer, load_word_starts, special_ids, tokenizer_sha256
+from mlm_common.tokenizer import SPECIAL_TOKENS, load_tokenizer, special_ids, tokenizer_sha256
 from tests.fixtures.folder_owners import look_often
 from tests.fixtures.generated_text import generated_lines
 from tests.fixtures.run_command import Run
@@ -92,13 +92,6 @@ def test_mask_stands_for_a_word(tokenizer: PreTrainedTokenizerFast) -> None:
     word = next(piece for piece in tokenizer.convert_ids_to_tokens(range(261, VOCAB_SIZE)) if len(piece) > 6)
     ids = tokenizer(f"{word[1:]} [MASK]. {word[1:]}[MASK] {word[1:]}", add_special_tokens=False)["input_ids"]
     assert tokenizer.convert_ids_to_tokens(ids) == [word, "[MASK]", ".", word, "[MASK]", word]
-
-
-def test_table_of_word_starts(trained_folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    starts = load_word_starts(str(trained_folder))
-    assert starts is not None
-    assert starts.shape == (VOCAB_SIZE,)
-    assert starts[tokenizer("kira dorna", add_special_tokens=False)["input_ids"]].sum() == 2
 
 
 def test_special_tokens_in_plain_text_can_be_spelled(plain_text: Tokenizer) -> None:
@@ -255,38 +248,14 @@ def test_an_existing_tokenizer_is_trained_again_only_if_damaged(
     assert contents(folder) == contents(trained_folder)
 
 
-@pytest.mark.parametrize("flags", [["--export_to_hub"], ["--push-to-hub", "alice/unigram-tokenizer-dataset"]])
 def test_output_in_cloud_storage_and_on_the_hub(
-    flags: list[str],
-    corpus_file: Path,
-    trained_folder: Path,
-    tmp_path: Path,
-    cloud_storage: CloudStorageHandle,
-    hub_server: HubHandle,
+    corpus_file: Path, trained_folder: Path, cloud: CloudStorageHandle, hub_here: HubHandle
 ) -> None:
-    """With one of the flags from Cloud Storage to the Hub, with the other from a local folder."""
-    is_cloud = flags[0] == "--push-to-hub"
-    folder = f"{cloud_storage.bucket_url}/tokenizer" if is_cloud else str(tmp_path / "out")
-    environment = cloud_storage.environment | hub_server.environment
-    result = run_script(arguments(corpus_file, folder, *flags, "--publish-details"), **environment)
-    assert result.returncode == 0, result.stderr
-    if is_cloud:
-        stored = {name.removeprefix("tokenizer/"): content for name, content in cloud_storage.objects().items()}
-        assert stored == contents(trained_folder)
-    pushed = hub_server.files("alice/unigram-tokenizer-dataset")
-    assert {name: pushed[name] for name in FILES} == contents(trained_folder)
-
-
-def test_push_that_cannot_succeed_is_refused_before_training(
-    corpus_file: Path, tmp_path: Path, hub_server: HubHandle
-) -> None:
-    environment = hub_server.environment | {"HF_TOKEN": "wrong"}
-    for flags in (["--export_to_hub"], ["--push-to-hub", "alice/x"]):
-        result = run_script(arguments(corpus_file, tmp_path / "out", *flags), **environment)
-        assert result.returncode == 2
-        assert result.stderr.splitlines()[-1].startswith("error: ")
-        assert "hf auth login" in result.stderr.splitlines()[-1]
-    assert not (tmp_path / "out").exists()
+    folder = f"{cloud.bucket_url}/tokenizer"
+    assert main(arguments(corpus_file, folder, "--export_to_hub", "--publish-details")) == 0
+    stored = {name.removeprefix("tokenizer/"): content for name, content in cloud.objects().items()}
+    pushed = hub_here.files("alice/unigram-tokenizer-dataset")
+    assert stored == {name: pushed[name] for name in FILES} == contents(trained_folder)
 
 
 def test_a_second_training_is_refused_while_the_first_lives(
@@ -297,3 +266,53 @@ def test_a_second_training_is_refused_while_the_first_lives(
         refused = run(main, *arguments(corpus_file, tmp_path / "out", "--overwrite"))
     assert refused.status == 2
     assert f"{tmp_path / 'out'} belongs to the run of process {os.getpid()} on " in refused.err
+
+
+@pytest.fixture
+def private_file(tmp_path: Path) -> Path:
+    path = tmp_path / "private" / "clients.txt"
+    path.parent.mkdir()
+    path.write_text("\n".join(generated_lines(400)), encoding="utf-8")
+    return path
+
+
+def test_other_files_paths_and_excerpts_stay_on_this_machine(
+    private_file: Path, tmp_path: Path, hub_here: HubHandle
+) -> None:
+    folder, push = tmp_path / "out", ("--vocab-size", "400", "--push-to-hub", "alice/tokenizer")
+    (folder / "more").mkdir(parents=True)
+    for name in (".env", "notes.md", "private.txt", "more/tokenizer.json"):
+        (folder / name).write_text("a secret", encoding="utf-8")
+    assert main(arguments(private_file, folder, *push)) == 0
+    pushed = hub_here.files("alice/tokenizer")
+    assert sorted(pushed) == sorted([*FILES, ".gitattributes"])
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    excerpts = [example["text"].encode() for example in report["examples"]]
+    assert excerpts
+    for secret in (b"clients.txt", b"private", str(tmp_path).encode(), b"a secret", *excerpts):
+        assert not [path for path, content in pushed.items() if secret in content]
+    for path, content in pushed.items():
+        (tmp_path / "copy").mkdir(exist_ok=True)
+        (tmp_path / "copy" / path).write_bytes(content)
+    assert tokenizer_sha256(load_tokenizer(str(tmp_path / "copy"))) == tokenizer_sha256(load_tokenizer(str(folder)))
+
+    assert main(arguments(private_file, folder, *push, "--publish-details")) == 0
+    pushed = hub_here.files("alice/tokenizer")
+    assert {name: pushed[name] for name in FILES} == {name: (folder / name).read_bytes() for name in FILES}
+
+
+def test_what_cannot_be_pushed_is_refused_before_training(
+    corpus_file: Path, tmp_path: Path, hub_here: HubHandle, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push = arguments(corpus_file, tmp_path / "out", "--push-to-hub", "alice/tokenizer")
+    monkeypatch.setenv("HF_TOKEN", "wrong")
+    assert "hf auth login" in run(main, *push).error
+    monkeypatch.setenv("HF_TOKEN", hub_here.write_token)
+    hub_here.put("alice/tokenizer", "tokenizer.json", b"somebody's")
+    refused = run(main, *push)
+    assert refused.status == 2
+    assert "alice/tokenizer already contains files that this tool did not create (tokenizer.json)" in refused.error
+    assert hub_here.files("alice/tokenizer")["tokenizer.json"] == b"somebody's"
+    assert not (tmp_path / "out").exists()
+    assert main([*push, "--hub-revision", "unigram"]) == 0
+    assert set(FILES) <= set(hub_here.files("alice/tokenizer", revision="unigram"))
