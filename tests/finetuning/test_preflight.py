@@ -21,6 +21,7 @@ ENTRY %main.0 (x: s32[8,30]) -> f32[] {
 """
 
 
+@pytest.mark.slow
 def test_the_step_on_the_longest_rows_is_compiled(
     tiny_start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:

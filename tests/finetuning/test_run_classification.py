@@ -4,7 +4,6 @@ import json
 import logging
 import re
 import shutil
-import signal
 import zipfile
 from pathlib import Path
 
@@ -17,9 +16,8 @@ from finetuning.glue_submission import main as submit
 from finetuning.glue_submission import submission_files
 from finetuning.run_classification import main
 from tests.fixtures.doctor_cases import config_of, found
-from tests.fixtures.killable_runs import KillableRuns
 from tests.fixtures.run_command import Run
-from tests.fixtures.same_run import assert_same_run, newest_variables, timeless_lines
+from tests.fixtures.same_run import timeless_lines
 from tests.fixtures.tiny_classification import LABELS, NUM_TEST, NUM_TRAIN, NUM_VALIDATION, examples, flags
 from train.checks.doctor.run_inputs import check_folder
 from train.model.from_pretrained import load_model
@@ -146,34 +144,6 @@ def test_predictions_become_a_submission(classified: Path, tmp_path: Path, run: 
     digits = {name: str(index) for index, name in enumerate(LABELS)}
     expected = [f"{index}\t{digits[name]}" for index, name in enumerate(predictions(classified))]
     assert rows == ["index\tprediction", *expected, ""]
-
-
-@pytest.mark.usefixtures("one_device", "nothing_converted")
-def test_it_resumes_bit_for_bit(classified: Path, tiny_start: Path, tmp_path: Path) -> None:
-    """From a checkpoint in the middle of a pass, with dropout."""
-    shutil.copytree(classified, tmp_path / "run")
-    for path in (tmp_path / "run" / "checkpoints").glob("step-00000036.*"):
-        path.unlink()
-    shutil.rmtree(tmp_path / "run" / "export")
-    assert main(flags(tiny_start, tmp_path / "run", "--do-predict", "--resume", "must")) == 0
-    assert timeless_lines(tmp_path / "run") == timeless_lines(classified)
-    assert newest_variables(tmp_path / "run") == newest_variables(classified)
-    for name in ("export/model.safetensors", "all_results.json", "predict_results_sst2.txt", "eval_predictions.txt"):
-        assert (tmp_path / "run" / name).read_bytes() == (classified / name).read_bytes()
-
-
-@pytest.mark.slow
-def test_killed_equals_unkilled(tiny_start: Path, tmp_path: Path) -> None:
-    """On two devices, in micro-batches, killed while it evaluates."""
-    more = ("--per-replica-batch-size", "2", "--gradient-accumulation-steps", "2", "--num-epochs", "2", "--do-predict")
-    more = (*more, "--length-buckets", "30", "--class-weights", "balanced", "--layer-lr-decay", "0.9")
-    with KillableRuns(command="finetuning.run_classification") as runs:
-        assert runs.run(flags(tiny_start, tmp_path / "whole", *more)) == 0
-        killed = flags(tiny_start, tmp_path / "killed", *more, "--save-minutes", "0.001")
-        assert runs.run_and_signal(killed, "evaluate", 2, signal.SIGKILL, 0.001) == -signal.SIGKILL
-        assert runs.run(killed) == 0
-    assert_same_run(tmp_path / "killed", tmp_path / "whole")
-    assert predictions(tmp_path / "killed") == predictions(tmp_path / "whole")
 
 
 def test_the_plan_says_what_was_read(tiny_start: Path, tmp_path: Path, run: Run) -> None:

@@ -1,8 +1,6 @@
 """Runs of `run_embedding.py` from rows of text to an export, and the files that they write."""
 
 import json
-import shutil
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +9,7 @@ import pytest
 from finetuning import predict
 from finetuning.run_embedding import main
 from tests.fixtures.finetuned_runs import run_on_one_device
-from tests.fixtures.killable_runs import KillableRuns
 from tests.fixtures.run_command import Run
-from tests.fixtures.same_run import assert_same_run, newest_variables, timeless_lines
 from tests.fixtures.tiny_texts import embedding_flags, write_rows
 from train.metrics.log import read_metrics
 from train.runtime.run_folder import RunFolder
@@ -61,36 +57,6 @@ def test_the_loss_does_not_depend_on_how_the_batch_is_cut(tiny_start: Path, tmp_
     run_on_one_device(main, [*flags, "--output-dir", str(tmp_path / "whole"), "--per-replica-batch-size", "8"])
     assert main([*flags, "--per-replica-batch-size", "2", "--gradient-accumulation-steps", "2"]) == 0
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(tmp_path / "whole"), rtol=2e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
-def test_it_resumes_bit_for_bit(embedded: Path, tiny_start: Path, tmp_path: Path) -> None:
-    shutil.copytree(embedded, tmp_path / "again")
-    run = tmp_path / "again" / "run"
-    for path in (run / "checkpoints").glob("step-00000018.*"):
-        path.unlink()
-    shutil.rmtree(run / "export")
-    more = ("--test-file", str(tmp_path / "again" / "test.jsonl"), *MORE, "--resume", "must")
-    assert main(embedding_flags(tiny_start / "start", tmp_path / "again", *more)) == 0
-    assert timeless_lines(run) == timeless_lines(embedded / "run")
-    assert newest_variables(run) == newest_variables(embedded / "run")
-    for name in ("export/model.safetensors", "all_results.json"):
-        assert (run / name).read_bytes() == (embedded / "run" / name).read_bytes()
-
-
-@pytest.mark.slow
-def test_killed_equals_unkilled(tiny_start: Path, tmp_path: Path) -> None:
-    """On two devices, in micro-batches, killed while it saves."""
-    more = ("--per-replica-batch-size", "2", "--gradient-accumulation-steps", "2", *MORE)
-    more = (*more, "--length-buckets", "30", "--max-steps", "8")
-    flags = {name: embedding_flags(tiny_start / "start", write_rows(tmp_path / name), *more) for name in ("a", "b")}
-    with KillableRuns(command="finetuning.run_embedding") as runs:
-        assert runs.run(flags["a"]) == 0
-        killed = [*flags["b"], "--save-minutes", "0.001"]
-        assert runs.run_and_signal(killed, "save", 3, signal.SIGKILL, 0.001) == -signal.SIGKILL
-        assert runs.run(killed) == 0
-    assert_same_run(tmp_path / "b" / "run", tmp_path / "a" / "run")
 
 
 @pytest.mark.usefixtures("one_device")

@@ -1,8 +1,6 @@
 """A run of multiple choice from its files to its results, its predictions, and its export in PyTorch."""
 
 import json
-import shutil
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +9,10 @@ import yaml
 from sklearn.metrics import accuracy_score
 
 from finetuning.predict import main as predict
-from finetuning.run_multiple_choice import main
-from tests.fixtures.killable_runs import KillableRuns
 from tests.fixtures.other_environments import output_of
 from tests.fixtures.run_command import Run
-from tests.fixtures.same_run import assert_same_run, newest_variables, timeless_lines
-from tests.fixtures.tiny_choices import NUM_ROWS, answers, flags, rows_of
+from tests.fixtures.same_run import timeless_lines
+from tests.fixtures.tiny_choices import NUM_ROWS, answers, rows_of
 
 STEPS_OF_PASS = -(-NUM_ROWS["train"] // 8)
 
@@ -95,33 +91,6 @@ def test_a_model_of_other_programs_chooses_among_those_of_the_file(chosen: Path,
 def test_other_models_take_no_choices(classified: Path, run: Run) -> None:
     outcome = run(predict, "--model", classified, "--text", "a", "--choices", "b", "c")
     assert "is a RobertaForSequenceClassification, which takes no --choices" in outcome.error
-
-
-@pytest.mark.usefixtures("one_device", "nothing_converted")
-def test_it_resumes_bit_for_bit(chosen: Path, tiny_start: Path, tmp_path: Path) -> None:
-    """From a checkpoint in the middle of a pass, with dropout."""
-    shutil.copytree(chosen, tmp_path / "chosen")
-    for path in (tmp_path / "chosen" / "run" / "checkpoints").glob(f"step-{3 * STEPS_OF_PASS:08d}.*"):
-        path.unlink()
-    shutil.rmtree(tmp_path / "chosen" / "run" / "export")
-    assert main(flags(tiny_start / "start", tmp_path / "chosen", "--resume", "must")) == 0
-    assert timeless_lines(tmp_path / "chosen" / "run") == timeless_lines(chosen / "run")
-    assert newest_variables(tmp_path / "chosen" / "run") == newest_variables(chosen / "run")
-    for name in ("export/model.safetensors", "all_results.json", "predict_results_test.txt"):
-        assert (tmp_path / "chosen" / "run" / name).read_bytes() == (chosen / "run" / name).read_bytes()
-
-
-@pytest.mark.slow
-def test_killed_equals_unkilled(tiny_start: Path, tmp_path: Path) -> None:
-    """On two devices, in micro-batches, killed while it evaluates."""
-    more = ("--per-replica-batch-size", "2", "--gradient-accumulation-steps", "2", "--num-epochs", "2")
-    with KillableRuns(command="finetuning.run_multiple_choice") as runs:
-        assert runs.run(flags(tiny_start / "start", tmp_path / "whole", *more)) == 0
-        killed = flags(tiny_start / "start", tmp_path / "killed", *more, "--save-minutes", "0.001")
-        assert runs.run_and_signal(killed, "evaluate", 2, signal.SIGKILL, 0.001) == -signal.SIGKILL
-        assert runs.run(killed) == 0
-    assert_same_run(tmp_path / "killed" / "run", tmp_path / "whole" / "run")
-    assert predictions(tmp_path / "killed", "eval_predictions") == predictions(tmp_path / "whole", "eval_predictions")
 
 
 @pytest.mark.slow

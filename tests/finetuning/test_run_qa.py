@@ -102,26 +102,6 @@ def test_questions_whose_answers_were_taken_out_are_not_scored(answered: Path, t
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-def test_scores_of_several_seeds_and_of_a_run_that_resumes(answered: Path, tmp_path: Path) -> None:
-    shutil.copytree(answered, tmp_path, dirs_exist_ok=True)
-    for path in (tmp_path / "run" / "checkpoints").glob("step-00000010.*"):
-        path.unlink()
-    assert main(qa_flags(tmp_path, "--resume", "must", start=answered)) == 0
-    assert_scored_by_its_predictions(tmp_path / "run", tmp_path / "validation.json")
-    for name in ("all_results.json", "predictions.json"):
-        assert (tmp_path / "run" / name).read_bytes() == (answered / "run" / name).read_bytes()
-    shutil.rmtree(tmp_path / "run")
-    assert main(qa_flags(tmp_path, "--seeds", "1", "2")) == 0
-    table = json.loads((tmp_path / "run" / "seeds_results.json").read_text(encoding="utf-8"))
-    for place, seed in enumerate((1, 2)):
-        folder = tmp_path / "run" / f"seed-{seed}"
-        assert_scored_by_its_predictions(folder, tmp_path / "validation.json")
-        results = json.loads((folder / "eval_results.json").read_text(encoding="utf-8"))
-        assert table["scores"]["eval_f1"]["values"][place] == results["eval_f1"]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
 def test_it_learns_fifty_questions(answered: Path, tmp_path: Path, run: Run) -> None:
     answers = write_questions(tmp_path / "train.json", 50, 3)
     shutil.copy(tmp_path / "train.json", tmp_path / "validation.json")

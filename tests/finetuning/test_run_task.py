@@ -18,7 +18,7 @@ from finetuning.tasks.custom import load_task, read_labels
 from mlm_common.errors import InputError
 from tests.fixtures.finetuned_runs import NUM_REVIEWS, RECIPE, TASK, rating_flags, reviews
 from tests.fixtures.run_command import Run
-from tests.fixtures.same_run import newest_variables, timeless_lines
+from tests.fixtures.same_run import timeless_lines
 from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import pytorch_weights
 from train.publishing.saved_model import read_saved_model
@@ -118,28 +118,6 @@ def test_the_export_has_the_encoder_and_the_head(rated: Path) -> None:
     assert "names\n  that start with `custom_head.`" in text
     assert "encoder = AutoModel.from_pretrained(" in text
     assert str(RECIPE.parent) not in text
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
-def test_it_resumes_bit_for_bit(rated: Path, tiny_start: Path, tmp_path: Path) -> None:
-    """From the checkpoint before the last; and again with another metric, which chooses another checkpoint."""
-    shutil.copytree(rated, tmp_path / "rated")
-    for path in (tmp_path / "rated" / "run" / "checkpoints").glob("step-00000020.*"):
-        path.unlink()
-    shutil.rmtree(tmp_path / "rated" / "run" / "export")
-    resuming = rating_flags(tiny_start / "start", tmp_path / "rated", "--resume", "must")
-    assert main(resuming) == 0
-    assert timeless_lines(tmp_path / "rated" / "run") == timeless_lines(rated / "run")
-    assert newest_variables(tmp_path / "rated" / "run") == newest_variables(rated / "run")
-    for name in ("export/model.safetensors", "all_results.json", "predict_results_test.txt"):
-        assert (tmp_path / "rated" / "run" / name).read_bytes() == (rated / "run" / name).read_bytes()
-    for path in (tmp_path / "rated" / "run" / "checkpoints").glob("step-00000020.*"):
-        path.unlink()
-    assert main([*resuming, "--metric-name", "loss"]) == 0
-    assert_scored_by_its_predictions(tmp_path / "rated")
-    lines = evaluations(tmp_path / "rated")
-    assert results(tmp_path / "rated")["eval_loss"] == min(line["loss"] for line in lines)
 
 
 def test_another_file_is_another_run(rated: Path, tiny_start: Path, tmp_path: Path, run: Run) -> None:

@@ -1,0 +1,99 @@
+"""Runs of all fine-tuning commands end with the same bytes, also if they were stopped or killed in between."""
+
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from finetuning import run_classification, run_embedding, run_multiple_choice, run_qa, run_task
+from tests.fixtures import tiny_choices, tiny_classification
+from tests.fixtures.finetuned_runs import qa_flags, rating_flags
+from tests.fixtures.killable_runs import KillableRuns
+from tests.fixtures.same_run import assert_same_run
+from tests.fixtures.tiny_run import forget_checkpoint
+from tests.fixtures.tiny_texts import embedding_flags, write_rows
+
+EMBEDDING = ("--query-prompt", "name: ", "--embedding-dim", "12")
+# {fixture: (command, its flags from the folder of `tiny_start` and that of the run, the last step)}
+RESUMED: dict[str, tuple[Callable[..., int], Callable[[Path, Path], list[str]], int]] = {
+    "classified": (
+        run_classification.main,
+        lambda start, to: tiny_classification.flags(start, to / "run", "--do-predict"),
+        36,
+    ),
+    "chosen": (run_multiple_choice.main, lambda start, to: tiny_choices.flags(start / "start", to), 24),
+    "rated": (run_task.main, lambda start, to: rating_flags(start / "start", to), 20),
+    "answered": (run_qa.main, lambda start, to: qa_flags(to, start=start), 10),
+    "embedded": (
+        run_embedding.main,
+        lambda start, to: embedding_flags(start / "start", to, f"--test-file={to}/test.jsonl", *EMBEDDING),
+        18,
+    ),
+}
+RESULTS = ("*results*.json", "*predict*")
+
+
+def assert_same_results(run: Path, expected: Path) -> None:
+    assert_same_run(run, expected)
+    written = {path.name: path.read_bytes() for pattern in RESULTS for path in expected.glob(pattern)}
+    assert written
+    assert {name: (run / name).read_bytes() for name in written} == written
+
+
+@pytest.mark.usefixtures("one_device")
+@pytest.mark.parametrize(
+    "name", [name if name == "classified" else pytest.param(name, marks=pytest.mark.slow) for name in RESUMED]
+)
+def test_it_resumes_bit_for_bit(name: str, tiny_start: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """From a checkpoint in the middle of a pass, with dropout."""
+    main, flags, last_step = RESUMED[name]
+    whole, again = request.getfixturevalue(name), tmp_path / "again"
+    if name in ("classified", "chosen"):
+        request.getfixturevalue("nothing_converted")
+    whole_run = whole if name == "classified" else whole / "run"
+    shutil.copytree(whole, again / "run" if name == "classified" else again)
+    forget_checkpoint(again / "run", last_step)
+    # The questions' model is in their folder.
+    start = whole if name == "answered" else tiny_start
+    assert main([*flags(start, again), "--resume", "must"]) == 0
+    assert_same_results(again / "run", whole_run)
+
+
+# {command: (its flags, the phase in which it is killed, and at which of its reports)}
+MORE = ("--per-replica-batch-size", "2", "--gradient-accumulation-steps", "2")
+LOSS = ("--length-buckets", "30", "--class-weights", "balanced", "--layer-lr-decay", "0.9")
+SHORT = ("--length-buckets", "30", "--max-steps", "8")
+KILLED: dict[str, tuple[Callable[[Path, Path], list[str]], str, int]] = {
+    "run_classification": (
+        lambda start, to: tiny_classification.flags(
+            start, to / "run", *MORE, *LOSS, "--num-epochs", "2", "--do-predict"
+        ),
+        "evaluate",
+        2,
+    ),
+    "run_multiple_choice": (
+        lambda start, to: tiny_choices.flags(start / "start", to, *MORE, "--num-epochs", "2"),
+        "evaluate",
+        2,
+    ),
+    "run_embedding": (
+        lambda start, to: embedding_flags(start / "start", write_rows(to), *MORE, *SHORT, *EMBEDDING),
+        "save",
+        3,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", KILLED)
+def test_killed_equals_unkilled(command: str, tiny_start: Path, tmp_path: Path) -> None:
+    """On two devices, in micro-batches."""
+    flags, phase, num_reports = KILLED[command]
+    with KillableRuns(command=f"finetuning.{command}") as runs:
+        assert runs.run(flags(tiny_start, tmp_path / "whole")) == 0
+        killed = [*flags(tiny_start, tmp_path / "killed"), "--save-minutes", "0.001"]
+        assert runs.run_and_signal(killed, phase, num_reports, signal.SIGKILL, 0.001) == -signal.SIGKILL
+        assert runs.run(killed) == 0
+    assert_same_results(tmp_path / "killed" / "run", tmp_path / "whole" / "run")
