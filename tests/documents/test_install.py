@@ -109,7 +109,14 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], li
     run = install.run_with_progress
 
     def record(command: Sequence[str]) -> None:
-        if "pip" in command[1:4] and "-m" in command:
+        if command[1:3] == ["-m", "venv"]:
+            with log.open("a", encoding="utf-8") as file:
+                file.write(f"venv {' '.join(command[3:])}\n")
+            run([*command[:3], "--without-pip", *command[3:]], tmp_path / "install.log")
+            (site_packages,) = Path(command[3]).glob("lib/python*/site-packages")
+            (site_packages / "pip").mkdir()
+            (site_packages / "pip" / "__main__.py").touch()
+        elif "pip" in command[1:4] and "-m" in command:
             with log.open("a", encoding="utf-8") as file:
                 file.write(f"pip {' '.join(command[5:])}\n")
         else:
@@ -207,11 +214,11 @@ def test_pip_takes_over_where_uv_fails_or_is_not_to_be_had(
     assert "ended with status 3" in (printed := capsys.readouterr().out)
     assert "no route to host" in printed
     assert "Trying pip instead of uv." in printed
-    assert (tmp_path / "first" / "bin" / "pip").exists()  # uv's environment had none
+    assert f"venv {tmp_path}/first" in commands()  # uv's environment had no pip
     monkeypatch.setattr(install, "_find_uv", lambda _: None)
     assert make(tmp_path / "first", "--extra", "cpu", "--with", "test") == 0
     by_pip = [command for command in commands() if command.startswith("pip ")]
-    assert len(commands()) == 2 + len(by_pip)
+    assert len(commands()) == 3 + len(by_pip)
     assert [command.split(" ", 3)[-1] for command in by_pip] == ["--editable .[cpu]", "--editable .[cpu,test]"]
 
 

@@ -195,6 +195,7 @@ def test_the_finetuning(tiny_start: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "stars" / "export" / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_the_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [write_run(tmp_path / name, global_batch_rows=rows) for name, rows in (("small", 8), ("large", 32))]
     settings = {"MLM_RUNS": " ".join(map(str, runs)), "MLM_PICTURE": str(tmp_path / "comparison.png")}

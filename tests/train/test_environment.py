@@ -5,11 +5,6 @@ import sys
 import pytest
 
 
-def test_importing_it_imports_no_tensorflow() -> None:
-    program = "import sys, train; assert not {'tensorflow', 'tf_keras', 'transformers'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True)
-
-
 def test_an_environment_prepared_too_late_is_refused() -> None:
     # A TensorFlow whose distribution transformers does not know is found by its module alone.
     program = """

@@ -7,7 +7,7 @@ import tf_keras
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fixtures.tiny_models import one_layer_model, padded_batch
+from tests.fixtures.tiny_models import each_architecture, one_layer_model, padded_batch
 from train.layers.random_bits import (
     KEY_WORDS,
     SHARED_LAYER,
@@ -222,7 +222,7 @@ def test_layers_are_unchanged_outside_context_and_training():
         np.testing.assert_array_equal(layer(inputs, training=False), inputs)
 
 
-@pytest.mark.parametrize("name", [*ARCHITECTURES, "deberta-v2 as v3"])
+@pytest.mark.parametrize("name", each_architecture("deberta-v2 as v3"))
 def test_every_architecture_drops_by_the_keys_alone(name):
     model = one_layer_model(name, **dict.fromkeys(ARCHITECTURES[name.removesuffix(" as v3")].dropouts, 0.3))
     key_dropout(model)
@@ -233,9 +233,8 @@ def test_every_architecture_drops_by_the_keys_alone(name):
             return model({feature: values[rows] for feature, values in inputs.items()}, training=True).logits.numpy()
 
     whole = logits(slice(3))
-    np.testing.assert_array_equal(logits(slice(3)), whole)
     np.testing.assert_allclose(np.concatenate([logits(slice(1)), logits(slice(1, 3))]), whole, atol=1e-5)
-    assert not np.allclose(logits(slice(3), seed=(5, 6)), whole, atol=1e-2)
+    assert not np.allclose(logits(slice(1), seed=(5, 6)), whole[:1], atol=1e-2)
 
 
 def test_what_all_rows_share_drops_by_the_shared_key():

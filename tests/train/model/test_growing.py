@@ -116,13 +116,9 @@ def test_what_cannot_be_tiled_is_refused(case: tuple[str, str, tuple[tuple[str, 
     assert REFUSED[case] in str(error.value)
 
 
-def test_a_run_starts_from_a_smaller_one(
-    finished_run: Path,
-    shards: Path,
-    tmp_path: Path,
-    run: Any,
-    one_device: None,  # noqa: ARG001
-) -> None:
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+def test_a_run_starts_from_a_smaller_one(finished_run: Path, shards: Path, tmp_path: Path, run: Any) -> None:
     flags = run_flags(shards, tmp_path / "run", "--init-from", str(finished_run), "--grow", "--max-steps", "1")
     refused = run(main, *flags, "--config-overrides", "hidden_size=48,num_attention_heads=2", "--dry-run")
     assert refused.status == 2

@@ -21,8 +21,7 @@ def padded_rows(length):
     return {"input_ids": ids, "attention_mask": attended.astype(np.int32)}, attended
 
 
-def logits_and_gradients(model, inputs, attended, jit_compile=None):
-    @tf.function(jit_compile=jit_compile)
+def logits_and_gradients(model, inputs, attended, jit_compile=False):
     @tf.autograph.experimental.do_not_convert
     def compute():
         with tf.GradientTape() as tape:
@@ -31,7 +30,8 @@ def logits_and_gradients(model, inputs, attended, jit_compile=None):
         gradients = tape.gradient(loss, model.trainable_variables)
         return logits, [tf.convert_to_tensor(gradient) for gradient in gradients]
 
-    return tf.nest.map_structure(lambda tensor: tensor.numpy(), compute())
+    found = tf.function(compute, jit_compile=True)() if jit_compile else compute()
+    return tf.nest.map_structure(lambda tensor: tensor.numpy(), found)
 
 
 def assert_same(found, expected):

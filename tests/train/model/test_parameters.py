@@ -36,7 +36,11 @@ def test_of_a_masked_language_model(name: str) -> None:
     assert count_parameters(config) == built(config, "TFAutoModelForMaskedLM")
 
 
-@pytest.mark.parametrize("name", sorted(COUNTED - {"camembert", "xlm-roberta"}))  # which are RoBERTa's code
+@pytest.mark.parametrize(
+    "name",
+    ["bert", "electra", "modernbert"]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in sorted(COUNTED - {"bert", "electra", "modernbert"})],
+)
 def test_of_every_head_at_odd_sizes(name: str) -> None:
     sizes = {key: size for key, size in ODD.items() if key in tiny_config(name).to_dict() or key in CONFIGS[name]}
     for head in HEADS:

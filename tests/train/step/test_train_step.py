@@ -96,6 +96,15 @@ def test_without_masked_tokens_loss_is_0_and_weights_are_finite(trained_plainly)
     assert np.isfinite(weights(model)).all()
 
 
+@pytest.fixture
+def eagerly():
+    """Steps that are not traced, which takes longer than they do."""
+    tf.config.run_functions_eagerly(True)
+    yield
+    tf.config.run_functions_eagerly(False)
+
+
+@pytest.mark.usefixtures("eagerly")
 def test_clipping_scales_the_whole_gradient():
     rows = token_rows()
     clipped, free = (build(one_cpu(), max_grad_norm=norm) for norm in (1e-9, 0.0))
@@ -109,6 +118,7 @@ def test_clipping_scales_the_whole_gradient():
     assert np.abs(weights(clipped) - before).max() < 1e-6 * np.abs(weights(free) - before).max()
 
 
+@pytest.mark.usefixtures("eagerly")
 def test_loss_is_float32_under_bfloat16():
     tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
     try:

@@ -44,6 +44,7 @@ def test_shards_that_tensorflow_may_not_read(
     assert "gave PermissionDeniedError" in line
 
 
+@pytest.mark.slow
 def test_a_run_that_would_be_refused(shards: Path, tmp_path: Path) -> None:
     flags = run_flags(shards, tmp_path / "run", "--per-replica-batch-size", "100000")
     assert "must not exceed the data set's" in only_error(found(run_inputs.check_run, config_of(*flags)))
