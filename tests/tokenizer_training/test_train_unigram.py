@@ -249,8 +249,10 @@ def test_an_existing_tokenizer_is_trained_again_only_if_damaged(
 
 
 def test_output_in_cloud_storage_and_on_the_hub(
-    corpus_file: Path, trained_folder: Path, cloud: CloudStorageHandle, hub_here: HubHandle
-) -> None:
+    corpus_file: Path, trained_folder: Path, cloud: CloudStorageHandle, hub_here: HubHandle,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", hub_here.endpoint)  # of what was imported before
     folder = f"{cloud.bucket_url}/tokenizer"
     assert main(arguments(corpus_file, folder, "--export_to_hub", "--publish-details")) == 0
     stored = {name.removeprefix("tokenizer/"): content for name, content in cloud.objects().items()}
