@@ -1,6 +1,7 @@
 """A run of multiple choice from its files to its results, its predictions, and its export in PyTorch."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np

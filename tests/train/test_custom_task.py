@@ -3,7 +3,6 @@
 import json
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from tests.fixtures.finetuned_runs import run_on_one_device
 from tests.fixtures.killable_runs import KillableRuns
 from tests.fixtures.made_once import made_once
 from tests.fixtures.other_environments import output_of
-from tests.fixtures.run_command import Outcome
+from tests.fixtures.run_command import Run
 from tests.fixtures.same_run import assert_same_run, timeless_lines
 from tests.fixtures.tiny_phases import PHASES, phases_flags
 from tests.fixtures.tiny_run import MODEL, NUM_STEPS, forget_checkpoint, run_flags
@@ -100,7 +99,7 @@ def test_the_export_is_the_discriminator(electra: Path) -> None:
 
 
 def test_the_plan_and_the_doctor_count_all_that_is_trained(
-    electra: Path, shards: Path, tmp_path: Path, run: Callable[..., Outcome]
+    electra: Path, shards: Path, tmp_path: Path, run: Run
 ) -> None:
     """With the generator and the delta."""
     number = json.loads((electra / "run" / "run.json").read_text(encoding="utf-8"))["num_parameters"]
