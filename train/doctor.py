@@ -14,8 +14,8 @@ from itertools import chain
 try:
     from mlm_common.cli.command_line import command
     from mlm_common.errors import RunFailedError
-    from train.checks.doctor import packages
-    from train.checks.doctor.packages import Finding, findings_of
+    from train.checks.doctor import machine
+    from train.checks.doctor.machine import Finding, findings_of
     from train.config.settings import TrainingConfig, parse_run_flags
 except ModuleNotFoundError as missing:
     print(
@@ -26,19 +26,12 @@ except ModuleNotFoundError as missing:
 
 
 INSTALLATION = (
-    ("Python", packages.check_python),
-    ("packages", packages.check_requirements),
-    ("TensorFlow", packages.check_tensorflow_build),
-    ("tf-keras", packages.check_tf_keras),
+    ("Python", machine.check_python),
+    ("packages", machine.check_requirements),
+    ("TensorFlow", machine.check_tensorflow_build),
+    ("tf-keras", machine.check_tf_keras),
 )
-# By name, since importing them can fail as well.
-MACHINE_AND_INPUTS = (
-    ("import", "machine.check_import"),
-    ("GPU", "machine.check_gpus"),
-    ("TPU", "machine.check_tpu"),
-    ("bucket", "run_inputs.check_buckets"),
-    ("Hub", "run_inputs.check_hub"),
-)
+MACHINE = (("import", machine.check_import), ("GPU", machine.check_gpus), ("TPU", machine.check_tpu))
 
 
 @command
@@ -60,27 +53,29 @@ def _has_run(config: TrainingConfig) -> bool:
 
 def all_findings(config: TrainingConfig) -> Iterator[Finding]:
     has_errors = False
-    checks = (_findings(subject, name, config) for subject, name in MACHINE_AND_INPUTS)
-    for finding in chain(of_installation(), *checks):
+    of_machine = (findings_of(subject, check, config) for subject, check in MACHINE)
+    of_inputs = (_findings("bucket", "check_buckets", config), _findings("Hub", "check_hub", config))
+    for finding in chain(of_installation(), *of_machine, *of_inputs):
         has_errors |= finding.status == "error"
         yield finding
     if not _has_run(config):
-        yield from _findings("run", "run_inputs.check_folder", config)
+        yield from _findings("run", "check_folder", config)
     elif has_errors:
         yield Finding("warning", "run", "was not checked: fix the errors above first.")
     else:
-        yield from _findings("run", "run_inputs.check_run", config)
+        yield from _findings("run", "check_run", config)
 
 
 def of_installation() -> Iterator[Finding]:
-    installed = packages.installed_packages()
+    installed = machine.installed_packages()
     return chain.from_iterable(findings_of(subject, check, installed) for subject, check in INSTALLATION)
 
 
 def _findings(subject: str, name: str, config: TrainingConfig) -> Iterator[Finding]:
+    """Yield what a check of `run_inputs` finds, whose import can fail as well."""
+
     def check() -> Iterable[Finding]:
-        module, _, function = name.partition(".")
-        return getattr(importlib.import_module(f"train.checks.doctor.{module}"), function)(config)
+        return getattr(importlib.import_module("train.checks.doctor.run_inputs"), name)(config)
 
     return findings_of(subject, check)
 

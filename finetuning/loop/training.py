@@ -83,7 +83,7 @@ class FinetuningJob(lifecycle.Job[Settings]):
         from train.runtime.strategy import wait_for_workers
 
         step = trainer.plan.num_steps
-        if trainer.exports_best:
+        if trainer.phase.config.run.load_best_model_at_end:
             # The others read what the chief has written.
             wait_for_workers(trainer.model.distribute_strategy, trainer.run.cluster)
             step, _ = trainer.restore_best()

@@ -196,7 +196,7 @@ class Trainer:
     def is_best_so_far(self, step: int) -> bool:
         """Return whether the evaluation after `step` must be saved: the best one is exported, and this is the best."""
         best = self._best_evaluation()
-        return self.exports_best and best is not None and best["step"] == step
+        return self.phase.config.run.load_best_model_at_end and best is not None and best["step"] == step
 
     def restore_best(self) -> tuple[int, dict[str, float] | None]:
         """Restore, at the end of a run, the checkpoint of the best evaluation; warn if that one was deleted.
@@ -220,10 +220,6 @@ class Trainer:
             )
         figures = {name: value for name, value in restored.items() if name not in ("step", "split", "phase")}
         return restored["step"], figures
-
-    @property
-    def exports_best(self) -> bool:
-        return self.phase.config.run.load_best_model_at_end
 
     def _best_evaluation(self, steps: Collection[int] | None = None) -> dict[str, Any] | None:
         """Find the best line of validation, the earliest of equal ones, by default of all steps."""
@@ -257,7 +253,7 @@ class Trainer:
     def _describe_exported(self, step: int) -> dict[str, str]:
         """Describe, in a row of the final table, of which step the exported model is."""
         num_steps, summarize = self.plan.num_steps, self.phase.task.summarize
-        if not self.exports_best or self._best_evaluation() is None:
+        if not self.phase.config.run.load_best_model_at_end or self._best_evaluation() is None:
             return {"exported": f"step {step:,} of {num_steps:,}"}
         if step == num_steps:
             return {"best checkpoint": f"step {step:,} of {num_steps:,}, the last, exported"}

@@ -110,14 +110,10 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
     def restore(
         self, step: int, num_rollbacks: int = 0, *, num_written: int | None = None, unwritten: Unwritten = ()
     ) -> None:
-        """Take up the lines of an earlier process up to `step`.
+        """Take up the lines of an earlier process up to `step`, and of its first `num_rollbacks` rollbacks.
 
-        Args:
-            step: steps made.
-            num_rollbacks: rollbacks before this step; lines of later ones are dropped.
-            num_written: lines that were in the files for sure when the state of this step was saved; None where that
-                is not known.
-            unwritten: the lines after them, at that time.
+        When the state of this step was saved, `num_written` lines were in the files for sure (None: not known), and
+        the `unwritten` ones came after them.
         """
         there = self._file.read()
         num_written = len(there) if num_written is None else min(num_written, len(there))

@@ -39,13 +39,7 @@ MAX_NAME = 30
 
 
 class Metric(NamedTuple):
-    """The figure beside the loss that says how good a model is.
-
-    name: in the lines of the log.
-    title: human-readable.
-    guess: what a guess without the text would score, None where that is not known.
-    lower_is_better: whether it is an error.
-    """
+    """The figure beside the loss that says how good a model is; `guess`: what a guess without the text would score."""
 
     name: str
     title: str

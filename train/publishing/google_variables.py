@@ -72,7 +72,7 @@ class Conversion(NamedTuple):
 
 def model_type_of(variables: Collection[str], checkpoint: str) -> str:
     """Return whether a checkpoint is a `bert` or an `albert`; an InputError where it is neither."""
-    names = {_name_in_tf1(name) for name in variables}
+    names = {name.removeprefix(HUB_PREFIX) for name in variables}
     if "bert/embeddings/word_embeddings" not in names:
         shown = listed(sorted(name for name in names if not OPTIMIZER_STATE.search(name)))
         raise InputError(
@@ -88,7 +88,7 @@ def plan_conversion(shapes: Mapping[str, tuple[int, ...]], config: PretrainedCon
     An InputError names variables that are missing, unknown, or of another shape than the configuration says.
     """
     encoder, masked_lm_head, pair_head = TABLES[config.model_type](config)
-    found = {_name_in_tf1(name): name for name in shapes if not OPTIMIZER_STATE.search(name)}
+    found = {name.removeprefix(HUB_PREFIX): name for name in shapes if not OPTIMIZER_STATE.search(name)}
     expected, model_class = encoder, "Model"
     if found.keys() & (masked_lm_head.keys() | pair_head.keys()):
         expected, model_class = expected | masked_lm_head, "ForMaskedLM"
@@ -110,10 +110,6 @@ def plan_conversion(shapes: Mapping[str, tuple[int, ...]], config: PretrainedCon
             + "; ".join(f"{kind}: {listed(names)}" for kind, names in wrong.items() if names)
         )
     return Conversion({found[name]: weight for name, weight in expected.items()}, left_out, model_class)
-
-
-def _name_in_tf1(variable: str) -> str:
-    return variable.removeprefix(HUB_PREFIX)
 
 
 def listed(names: Sequence[str]) -> str:

@@ -8,8 +8,7 @@ from pathlib import Path
 from mlm_common.errors import InputError
 from mlm_common.storage import Folder, gcs, open_folder
 from train.checkpoints.store import CheckpointStore, DamagedCheckpointError, newest_record
-from train.checks.doctor.machine import ask_tensorflow
-from train.checks.doctor.packages import Finding, error, ok, warning
+from train.checks.doctor.machine import Finding, ask_tensorflow, error, ok, warning
 from train.config.phases import phases_of
 from train.config.settings import TrainingConfig
 from train.loop.lifecycle import check_can_push

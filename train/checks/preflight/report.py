@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from mlm_common.cli.console import about
 from train.checks.preflight.hlo_costs import INTERCONNECT_BYTES_PER_SECOND, StepCosts, sending_seconds, sent_bytes
 from train.checks.preflight.tpu_compiler import CompiledStep, DoesNotFitError, TpuSlice
+from train.runtime.machines import GIB
 
-GIB = 2**30
 NUM_OPERATIONS = 10
 
 

@@ -58,8 +58,6 @@ SIZES = {
     "v6e": (1, 4, 8, 16, 32, 64, 128, 256),
 }
 SLICES = ", ".join(f"{generation}-{'/'.join(map(str, sizes))}" for generation, sizes in SIZES.items())
-# Chips of these are linked in three dimensions, those of the others in two.
-GENERATIONS_IN_THREE_DIMENSIONS = ("v4", "v5p")
 # Two cores of a chip are two replicas.
 GENERATIONS_OF_TWO_REPLICAS = ("v2", "v3")
 
@@ -121,7 +119,7 @@ def _nearest(name: str, chip: Chip | None) -> str:
 def _shape(generation: str, num_chips: int) -> str:
     """Lay the chips out in each dimension: the nearest to a square or a cube, as Google's slices are."""
     num_doublings = int(math.log2(num_chips))
-    if generation not in GENERATIONS_IN_THREE_DIMENSIONS:
+    if generation not in ("v4", "v5p"):  # whose chips are linked in three dimensions
         doublings = [num_doublings // 2, num_doublings - num_doublings // 2]
     elif num_doublings <= 2:
         doublings = [num_doublings - num_doublings // 2, num_doublings // 2, 0]  # one host: 2x2x1

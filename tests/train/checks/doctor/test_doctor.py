@@ -14,7 +14,7 @@ from tests.fixtures.tiny_run import run_flags, write_shards
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
 from train import doctor
 from train.checks.doctor import run_inputs
-from train.checks.doctor.packages import findings_of
+from train.checks.doctor.machine import findings_of
 
 
 @pytest.fixture(scope="module")

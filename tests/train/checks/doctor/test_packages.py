@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.doctor_cases import found, install
-from train.checks.doctor import packages
+from train.checks.doctor import machine
 
-CHECKS = (packages.check_python, packages.check_requirements, packages.check_tensorflow_build, packages.check_tf_keras)
+CHECKS = (machine.check_python, machine.check_requirements, machine.check_tensorflow_build, machine.check_tf_keras)
 # What each requirement of the project allows.
 WELL = {"tensorflow": "2.21.0", "tf-keras": "2.21.0", "transformers": "4.57.6", "huggingface-hub": "0.36.2"}
 
@@ -35,7 +35,7 @@ def site(tmp_path: Path) -> Path:
 
 
 def findings_of(site: Path) -> list[str]:
-    installed = packages.installed_packages([str(site)])
+    installed = machine.installed_packages([str(site)])
     return [str(line) for check in CHECKS for line in found(check, installed)]
 
 
@@ -53,8 +53,8 @@ def test_packages_that_fit_together(site: Path) -> None:
 
 
 def test_a_python_that_tensorflow_has_no_packages_for(site: Path) -> None:
-    installed = packages.installed_packages([str(site)])
-    (found,) = packages.check_python(installed, "3.13.1")
+    installed = machine.installed_packages([str(site)])
+    (found,) = machine.check_python(installed, "3.13.1")
     assert found.status == "error"
     assert "must be" in found.text
     assert "is 3.13.1. Run python3 install.py" in found.text
@@ -114,4 +114,4 @@ def test_a_build_that_was_never_tried(site: Path) -> None:
 
 def test_the_metadata_of_this_project_names_the_builds() -> None:
     extras = metadata("mlm-pretraining").get_all("Provides-Extra") or []
-    assert {extra for extra in packages.TENSORFLOW_BUILDS.values() if extra} <= set(extras)
+    assert {extra for extra in machine.TENSORFLOW_BUILDS.values() if extra} <= set(extras)
