@@ -11,8 +11,7 @@ from transformers import TFAutoModelForMaskedLM
 from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_run import NUM_STEPS
 from tests.servers.fixtures import HubHandle
-from train.export import main
-from train.loop.averaging import _evaluate
+from train.export import _evaluate, main
 from train.model.from_pretrained import load_model
 from train.publishing.publisher import published_run
 from train.publishing.saved_model import SavedModel, read_saved_model

@@ -65,10 +65,7 @@ class TrainingHooks:
 
     def __init__(self, trainer: Trainer, stop: StopRequest, pushing: PushToHub | None):
         self._figures: dict[str, float] | None = None  # of the newest evaluation
-        self._trainer = trainer
-        self._plan = trainer.plan
-        self._start = trainer.start
-        self._stop = stop
+        self._trainer, self._plan, self._start, self._stop = trainer, trainer.plan, trainer.start, stop
         self._evaluated_step = -1
         self._saved_step = -1 if self._start.checkpoint is None else self._start.step
         self._saved_seconds = time.monotonic()
@@ -269,11 +266,9 @@ class StepsPerExecution(tf_keras.callbacks.Callback):
 
     def __init__(self, hooks: Iterable[Hook], in_flight: InFlight, *, start_step: int, num_steps: int, max_steps: int):
         super().__init__()
-        self._hooks = tuple(hooks)
-        self._in_flight = in_flight
+        self._hooks, self._in_flight = tuple(hooks), in_flight
         self._start_step = self._step = start_step
-        self._num_steps = num_steps
-        self._max_steps = max_steps
+        self._num_steps, self._max_steps = num_steps, max_steps
         self._waits: list[tf.Tensor] = []
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002

@@ -286,8 +286,7 @@ class EventFiles:
     """
 
     def __init__(self, folder: Folder, local_folder: Path):
-        self._folder = folder
-        self._local_folder = local_folder
+        self._folder, self._local_folder = folder, local_folder
         self._writer: Any = None
         self._added: Lines = ()
         self._doubtful_step: int | None = None  # points from it on may be there, or not

@@ -51,8 +51,7 @@ class Clock:
     def __init__(
         self, plan: Plan, start_step: int, num_eval_rows: int = 0, full_speed_step_seconds: float | None = None
     ):
-        self._plan = plan
-        self._step = start_step
+        self._plan, self._step = plan, start_step
         self._full_speed_step_seconds = full_speed_step_seconds
         self._interval_since_seconds = time.perf_counter()
         self._since_seconds: float | None = None  # the last call of `advance`
@@ -131,9 +130,7 @@ class TrainingBar:
     """Shows step, loss, tokens per second and time left; never waits for the device."""
 
     def __init__(self, plan: Plan, clock: Clock, start_step: int, *, is_chief: bool):
-        self._plan = plan
-        self._clock = clock
-        self._is_chief = is_chief
+        self._plan, self._clock, self._is_chief = plan, clock, is_chief
         self._loss: float | None = None  # of the newest line of the log
         self._is_estimated = False
         self._bar = _Bar(

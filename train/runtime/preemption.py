@@ -96,8 +96,7 @@ class InFlight:
 
     def __init__(self, wait: Callable[[], object], stop: StopRequest):
         self.num_allowed = 1
-        self._wait = wait
-        self._stop = stop
+        self._wait, self._stop = wait, stop
         self._num_queued = 0
         self._is_compiled = False  # which the first piece waits for
         self.start_clock()
