@@ -24,8 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.generated_text import write_generated_text
 from benchmarks.measured_run import MeasuredRun, run_and_tell
 from benchmarks.tables import median_and_range, print_machine, print_table
-from mlm_common.corpus.byte_ranges import ByteRange
-from mlm_common.corpus.text_files import find_files, read_byte_range
+from mlm_common.corpus.text_files import ByteRange, find_files, read_byte_range
 from mlm_common.tokenizer import load_tokenizer
 from tokenizer_training.unigram.config import NormalizationConfig, make_normalizer, make_pre_tokenizer
 from tokenizer_training.unigram.corpus_sample import draw_passages

@@ -6,7 +6,7 @@ try:
     from finetuning.loop.command import finetuning_command
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
-from finetuning.config.choice import ChoiceConfig
+from finetuning.config.settings import ChoiceConfig
 
 main = finetuning_command(ChoiceConfig, "finetuning.tasks.choice:ChoiceJob", __file__, __doc__)
 

@@ -8,7 +8,7 @@ try:
     from mlm_common.cli.command_line import command, log_start, parse_arguments
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
-from finetuning.config.search import SearchConfig
+from finetuning.config.prediction import SearchConfig
 
 if TYPE_CHECKING:
     from finetuning.tasks.vectors import TextSearch

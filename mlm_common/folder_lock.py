@@ -31,8 +31,7 @@ from typing import Any, NoReturn
 
 from mlm_common.errors import InputError, PermanentError, RunFailedError
 from mlm_common.storage import Folder, open_folder
-from mlm_common.storage.folder import OWNER_FOLDER, locks
-from mlm_common.storage.local import explained_refusals
+from mlm_common.storage.folder import OWNER_FOLDER, explained_refusals, locks
 
 logger = logging.getLogger(__name__)
 

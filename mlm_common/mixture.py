@@ -39,11 +39,7 @@ def write_mixture(folder: str, sources: Mapping[str, MixtureSource]) -> None:
 
 
 def read_mixture(folder: str) -> dict[str, MixtureSource] | None:
-    """Read the sources of a folder, local or `gs://`, by name; None if it has no `mixture.json`.
-
-    Raises:
-        InputError: the file is not JSON, of another format version, or lacks fields; names or weights that do not suit.
-    """
+    """Read the sources of a folder, local or `gs://`, by name; None if it has no `mixture.json`."""
     files = open_folder(folder)
     path = files.path_of(MIXTURE_NAME)
     if not files.exists(MIXTURE_NAME):
@@ -64,11 +60,7 @@ def read_mixture(folder: str) -> dict[str, MixtureSource] | None:
 
 
 def named_paths(text: str, flag: str) -> dict[str, list[str]]:
-    """Read the value of a flag that is one path, or several as `NAME=PATH …`: {name: paths}, {"": [path]} of one.
-
-    Raises:
-        InputError: it is neither.
-    """
+    """Read the value of a flag that is one path, or several as `NAME=PATH …`: {name: paths}, {"": [path]} of one."""
     try:
         words = shlex.split(text) if "=" in text else [text]
     except ValueError:  # a quote without its other half
@@ -87,11 +79,7 @@ def named_folders(text: str, flag: str) -> dict[str, str]:
 
 
 def named_weights(pairs: Sequence[str], flag: str, names: Collection[str]) -> dict[str, float]:
-    """Read the words after a flag, `NAME=X …`: a number above 0 for each of the names, in their order.
-
-    Raises:
-        InputError: a word of another form; a name that is missing, unknown or given twice.
-    """
+    """Read the words after a flag, `NAME=X …`: a number above 0 for each of the names, in their order."""
     weights = _once_each(_named_lists(pairs, flag, float), flag)
     if weights.keys() != set(names):
         raise InputError(f"{flag} must name each source once ({', '.join(names)}); received {', '.join(weights)}.")

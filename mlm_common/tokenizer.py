@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlm_common.cli.local_paths import check_folder_or_hub
 from mlm_common.errors import InputError
 from mlm_common.hub.retries import hub_error, one_line
-from mlm_common.storage import local_or_hub, open_folder
+from mlm_common.storage import check_folder_or_hub, local_or_hub, open_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,9 +83,6 @@ def plain_text_tokenizer_json(tokenizer_json: str) -> str:
     `encode_special_tokens` of `tokenizers` is not enough: a unigram model has the special tokens in its vocabulary, and
     still finds them in text. Here they get names that text does not contain, with a hash of the tokenizer. The merges
     of BPE that make or use one are left out.
-
-    Raises:
-        InputError: `tokenizers` cannot load the result.
     """
     from tokenizers import Tokenizer
 

@@ -21,9 +21,8 @@ from finetuning.loop.model import ReadModel
 from finetuning.tasks.embedding import VECTOR, Embedding, Encoder
 from finetuning.tasks.vectors import read_corpus
 from mlm_common.cli.command_line import command
-from mlm_common.cli.local_paths import check_folder_or_hub
 from mlm_common.cli.settings import require
-from mlm_common.storage import local_or_hub
+from mlm_common.storage import check_folder_or_hub, local_or_hub
 from mlm_common.tokenizer import load_tokenizer, vocabulary_size
 from train.model.pretrained_files import read_config
 from train.publishing.publisher import write_task_files

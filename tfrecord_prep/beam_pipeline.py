@@ -14,8 +14,8 @@ import traceback
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from mlm_common.corpus.byte_ranges import ByteRange
 from mlm_common.corpus.corpus import Corpus
+from mlm_common.corpus.text_files import ByteRange
 from mlm_common.errors import InputError, RunFailedError
 from tfrecord_prep.config import DATAFLOW_RUNNER, PrepareConfig
 from tfrecord_prep.partition import NumberedPartition, SplitWork, work_on_partition
@@ -34,11 +34,7 @@ _one_at_a_time = threading.Lock()
 
 
 def check_beam(config: PrepareConfig, corpus: Corpus) -> "PipelineOptions":
-    """Return Beam's options for these settings.
-
-    Raises:
-        InputError: apache_beam is not installed, Beam does not know an option, or Dataflow could not read the corpus.
-    """
+    """Return Beam's options for these settings."""
     needed = ["apache_beam"] + ["google.cloud.dataflow"] * (config.runner == DATAFLOW_RUNNER)
     if not all(map(importlib.util.find_spec, needed)):
         raise InputError(f"--runner {config.runner} needs Apache Beam: python3 install.py --with beam")

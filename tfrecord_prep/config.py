@@ -19,11 +19,7 @@ DATAFLOW_RUNNER = "DataflowRunner"
 
 @dataclass(frozen=True)
 class PrepareConfig(Bounded):
-    """How text becomes shards.
-
-    Raises:
-        InputError: a setting is missing or out of its range.
-    """
+    """How text becomes shards."""
 
     FLAG_GROUP = "Shards"
 

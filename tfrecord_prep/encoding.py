@@ -17,7 +17,7 @@ import regex
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from mlm_common.corpus.byte_ranges import grouped
+from mlm_common.corpus.text_files import grouped
 
 # An encoding of `tokenizers` is hundreds of times the size of its text, so little is kept in that form.
 CHARACTERS_AT_ONCE = 1 << 18

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -35,29 +34,22 @@ from mlm_common.errors import InputError
 from mlm_common.folder_lock import locked_folder
 from mlm_common.storage import open_folder
 from mlm_common.storage.reading import StoredFile
-from mlm_common.tokenizer import load_tokenizer, save_tokenizer, special_ids, tokenizer_sha256, vocabulary_size
+from mlm_common.tokenizer import load_tokenizer, save_tokenizer
 from mlm_common.workers import map_in_order, num_cores
 from tfrecord_prep.chunking import Rows
 from tfrecord_prep.config import PrepareConfig
 from tfrecord_prep.duplicates import HASH_BYTES, are_seen
-from tfrecord_prep.manifest import (
-    FORMAT_VERSION,
-    PAIRS,
-    TOKENIZER_FOLDER_NAME,
-    TokenizerRecord,
-    Totals,
-    read_manifest,
-)
+from tfrecord_prep.manifest import FORMAT_VERSION, PAIRS, TOKENIZER_FOLDER_NAME, Totals, read_manifest
 from tfrecord_prep.partition import write_shards
 from tfrecord_prep.prepare_tfrecord_shards import describe_split, stoppable
 from tfrecord_prep.records import decode_feature, decode_rows, read_records
 from tfrecord_prep.split import (
-    LIBRARIES,
     SplitPlan,
     check_other_splits,
     complete_folder,
     describe_first_row,
     failures_named,
+    made_with,
 )
 from tfrecord_prep.split_folder import (
     PartitionResult,
@@ -189,11 +181,8 @@ def plan_fields(
         "chunking": PAIRS,
         "shard_size": config.shard_size,
         "partition_bytes": 0,  # a partition is a file
-        "tokenizer": dataclasses.asdict(
-            TokenizerRecord(tokenizer_sha256(tokenizer), vocabulary_size(tokenizer), special_ids(tokenizer))
-        ),
+        **made_with(tokenizer),
         "corpus": {"settings": dataclasses.asdict(corpus), "data_files": [file_record(file) for file in files]},
-        "versions": {library: version(library) for library in LIBRARIES},
         **({"deduplicated": {config.split: checksums}} if config.drop_duplicates else {}),
     }
     return dict(json.loads(json.dumps(fields)))
@@ -287,11 +276,7 @@ def records_of(file: StoredFile) -> Iterator[bytes]:
 
 
 def restored_rows(work: ImportWork, file: StoredFile) -> Iterator[tuple[Rows, NDArray[np.int64]]]:
-    """Yield the rows of a file, some at a time, with the masked tokens put back, and their labels, (rows,).
-
-    Raises:
-        InputError: a record of another form, of another length, or not of the tokenizer; says which.
-    """
+    """Yield the rows of a file, some at a time, with the masked tokens put back, and their labels, (rows,)."""
     records, first = records_of(file), 0
     while examples := list(itertools.islice(records, RECORDS_AT_ONCE)):
         try:

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlm_common.cli.local_paths import check_folder
 from mlm_common.corpus.identity import published_bad_rows, published_corpus
 from mlm_common.corpus.text_formats import BadRows, bad_rows_from_record
 from mlm_common.errors import InputError
-from mlm_common.storage import Folder, open_folder
+from mlm_common.storage import Folder, check_folder, open_folder
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -66,10 +65,9 @@ class TokenizerRecord:
 class Totals:
     """Sums over a split; `num_tokens` counts ids that are not padding, framing included.
 
-    `num_words` counts words of the text by white space; 0 in manifests of before it was counted.
-
-    With pairs of segments, one per row, `num_random_pairs` of them have a second segment that does not follow the
-    first, and `num_documents_without_pair` documents with text are in none.
+    `num_words` counts words of the text by white space; 0 in manifests of before it was counted. With pairs of
+    segments, one per row, `num_random_pairs` of them have a second segment that does not follow the first, and
+    `num_documents_without_pair` documents with text are in none.
     """
 
     num_documents: int
@@ -135,21 +133,13 @@ def write_manifest(folder: str, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: str) -> Manifest:
-    """Read the manifest of a split's folder, local or `gs://`.
-
-    Raises:
-        InputError: as `parse_manifest`.
-    """
+    """Read the manifest of a split's folder, local or `gs://`."""
     files = open_folder(folder)
     return parse_manifest(files.read_bytes(MANIFEST_NAME), files.path_of(MANIFEST_NAME))
 
 
 def parse_manifest(content: bytes | str, path: str) -> Manifest:
-    """Make a manifest of the content of its file; `path` is for errors.
-
-    Raises:
-        InputError: it is not JSON, of another format version, or lacks fields.
-    """
+    """Make a manifest of the content of its file; `path` is for errors."""
     hint = "Prepare the shards again with --overwrite."
     try:
         fields = json.loads(content)

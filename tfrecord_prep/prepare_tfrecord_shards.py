@@ -37,17 +37,10 @@ from mlm_common.workers import map_in_order
 from tfrecord_prep.config import DATAFLOW_RUNNER, LOCAL_RUNNER, PrepareConfig
 from tfrecord_prep.duplicates import FOLDER_NAME as HASHES_NAME
 from tfrecord_prep.duplicates import find_duplicates, in_order_of_precedence
+from tfrecord_prep.hub_shards import push_shards
 from tfrecord_prep.manifest import PAIRS, Manifest, read_manifest
 from tfrecord_prep.partition import NumberedPartition, SplitWork, work_on_partition
-from tfrecord_prep.push_to_hub import push_shards
-from tfrecord_prep.split import (
-    Engine,
-    SplitPlan,
-    describe_first_row,
-    hash_split,
-    plan_mixture,
-    prepare_split,
-)
+from tfrecord_prep.split import Engine, SplitPlan, describe_first_row, hash_split, plan_mixture, prepare_split
 from tfrecord_prep.verify import split_folders, verify_split
 
 logger = logging.getLogger(__name__)
@@ -149,11 +142,7 @@ def mixture_sources(mixture: Mixture) -> dict[str, MixtureSource]:
 
 
 def open_recorded_mixture(given: CorpusConfig, sources: SourcesConfig, tokenizer_folder: str) -> Mixture:
-    """Open the corpus or sources given, else those the tokenizer was trained on; warn of splits that it has seen.
-
-    Raises:
-        InputError: none was given, and none is recorded, or its files have changed; or what `open_mixture` raises.
-    """
+    """Open the corpus or sources given, else those the tokenizer was trained on; warn of splits that it has seen."""
     record = tokenizer_record(tokenizer_folder)
     recorded = corpora_of(record)
     if given.is_given or sources.sources or sources.source_weights:
@@ -216,11 +205,7 @@ def choose_engine(config: PrepareConfig, corpus: Corpus) -> Engine:
 
 
 def work_locally(work: SplitWork, partitions: Iterable[NumberedPartition], num_processes: int) -> Iterator[int]:
-    """Work on numbered partitions in processes of this machine, and yield their numbers in order.
-
-    Raises:
-        InputError: what `work_on_partition` raises, or a worker was killed.
-    """
+    """Work on numbered partitions in processes of this machine, and yield their numbers in order."""
     hint = "Use fewer --num-workers, or a smaller --partition-bytes."
     yield from map_in_order(partial(work_on_partition, work), partitions, num_processes, hint)
 

@@ -51,11 +51,7 @@ def encode_rows(
 
 
 def read_records(content: bytes | io.BufferedIOBase) -> Iterator[bytes]:
-    """Yield the serialized examples of a TFRecord file, in order.
-
-    Raises:
-        ValueError: a length or checksum is wrong; says at which byte.
-    """
+    """Yield the serialized examples of a TFRecord file, in order; a ValueError says at which byte it is damaged."""
     file: io.BufferedIOBase = io.BytesIO(content) if isinstance(content, bytes) else content
     start = 0
     while header := file.read(12):
@@ -70,11 +66,7 @@ def read_records(content: bytes | io.BufferedIOBase) -> Iterator[bytes]:
 
 
 def decode_feature(example: bytes, key: str) -> NDArray[np.int64]:
-    """Decode one int64 feature of a serialized example; (number of values,).
-
-    Raises:
-        KeyError: the example has no such feature.
-    """
+    """Decode one int64 feature of a serialized example, (number of values,); a KeyError if it has none."""
     return _unpacked_varints(_packed_feature(example, key))
 
 

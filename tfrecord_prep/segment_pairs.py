@@ -68,7 +68,6 @@ def draw_pairs(
         sentence_ends: ends of the sentences, the last of each document included; (num_sentences,).
         document_ends: (num_documents,).
         max_tokens: of both segments together.
-        rule: probabilities.
         first_document: number of the first document; equal documents of other numbers are drawn differently.
     """
     ends = sentence_ends.tolist()

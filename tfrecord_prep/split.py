@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlm_common.cli.console import progress_bar
-from mlm_common.corpus.byte_ranges import ByteRange
 from mlm_common.corpus.config import HELD_OUT_SPLITS, CorpusConfig
 from mlm_common.corpus.corpus import Corpus, Partition
 from mlm_common.corpus.identity import Part, describe_shared_text, record_of_split
 from mlm_common.corpus.sources import Mixture
+from mlm_common.corpus.text_files import ByteRange
 from mlm_common.corpus.text_formats import BadRows
 from mlm_common.errors import InputError, RunFailedError
 from mlm_common.folder_lock import owner_of
@@ -117,12 +117,7 @@ def plan_splits(
     source: str,
     deduplicated: Mapping[tuple[str, str], dict[str, str]],
 ) -> list[SplitPlan]:
-    """Plan each split of a source, after a check of its folder; `deduplicated` is empty unless duplicates are dropped.
-
-    Raises:
-        InputError: a folder contains other shards, or damaged ones, and --overwrite is not given; or what
-            `plain_text_tokenizer_json` raises.
-    """
+    """Plan each split of a source, after a check of its folder; without duplicates to drop `deduplicated` is empty."""
     corpus = mixture.corpora[source]
     tokenizer_json = plain_text_tokenizer_json(tokenizer.backend_tokenizer.to_str())
     output, within = open_folder(str(config.output_dir)), f"{source}/" if source else ""
@@ -135,10 +130,7 @@ def plan_splits(
         "shard_size": config.shard_size,
         "partition_bytes": config.partition_bytes
         or (before["partition_bytes"] if before else default_partition_bytes(corpus)),
-        "tokenizer": dataclasses.asdict(
-            TokenizerRecord(tokenizer_sha256(tokenizer), vocabulary_size(tokenizer), special_ids(tokenizer))
-        ),
-        "versions": {library: version(library) for library in LIBRARIES},
+        **made_with(tokenizer),
     }
     plans = []
     for name in corpus.split_names:
@@ -151,12 +143,14 @@ def plan_splits(
     return plans
 
 
-def check_other_splits(plans: Sequence[SplitPlan]) -> None:
-    """Check that no other folder of a split beside those of a source has text that is in its plans, too.
+def made_with(tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:
+    """Make the fields of a manifest that say with what the ids were made: the tokenizer, and versions of libraries."""
+    record = TokenizerRecord(tokenizer_sha256(tokenizer), vocabulary_size(tokenizer), special_ids(tokenizer))
+    return {"tokenizer": dataclasses.asdict(record), "versions": {one: version(one) for one in LIBRARIES}}
 
-    Raises:
-        InputError: one has, or was made of the same files.
-    """
+
+def check_other_splits(plans: Sequence[SplitPlan]) -> None:
+    """Check that no other folder of a split beside those of a source has text that is in its plans, too."""
     output, planned = folder_and_name(plans[0].folder)[0], {plan.split_name for plan in plans}
     for name in sorted({CorpusConfig.split, *HELD_OUT_SPLITS} - planned):
         folder = output.path_of(name)

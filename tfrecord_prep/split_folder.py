@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlm_common.cli.settings import describe_differences
-from mlm_common.corpus.byte_ranges import ByteRange
 from mlm_common.corpus.config import BUILTIN
 from mlm_common.corpus.corpus import Partition
 from mlm_common.corpus.identity import FILES_KEYS, Record, describe_changes, identity
+from mlm_common.corpus.text_files import ByteRange
 from mlm_common.corpus.text_formats import BadRows, bad_rows_from_record
 from mlm_common.errors import InputError
 from mlm_common.storage import PROBE_PREFIX, folder_and_name, open_folder
@@ -73,9 +73,7 @@ def check_folder(folder: str, plan: Plan) -> bool:
     """Return whether the folder of a split is complete; existing shards must be of the settings of the plan.
 
     A complete folder may have been made with other versions; an unfinished one also with other states of the files.
-
-    Raises:
-        InputError: it contains shards of other settings, of unknown origin, or damaged ones.
+    Shards of other settings, of unknown origin, or damaged ones are an InputError.
     """
     names = open_folder(folder).list_files()
     hint = "Choose another --output-dir, or pass --overwrite to replace them."
@@ -93,11 +91,7 @@ def check_folder(folder: str, plan: Plan) -> bool:
 
 
 def recorded_plan(folder: str) -> Plan | None:
-    """Read the manifest of a folder, or the plan of an unfinished one; None without shards of this command.
-
-    Raises:
-        InputError: manifest or plan cannot be read.
-    """
+    """Read the manifest of a folder, or the plan of an unfinished one; None without shards of this command."""
     files = open_folder(folder)
     names = files.list_files()
     if MANIFEST_NAME in names:

@@ -21,38 +21,45 @@ except ModuleNotFoundError:
 import huggingface_hub
 
 from mlm_common.cli.console import folder_beside, next_step, progress_bar
-from mlm_common.cli.local_paths import short_path
 from mlm_common.cli.settings import Bounded, describe_differences, flag, require
 from mlm_common.corpus.config import VALIDATION, CorpusConfig
 from mlm_common.corpus.corpus import Corpus
-from mlm_common.corpus.identity import describe_changes
+from mlm_common.corpus.identity import describe_changes, published_bad_rows, published_corpus
 from mlm_common.corpus.sources import Mixture, corpora_of, open_mixture
 from mlm_common.corpus.text_formats import BadRows
 from mlm_common.errors import InputError, PermanentError, RunFailedError, growing_delays, retry_call
 from mlm_common.folder_lock import locked_folder
-from mlm_common.hub.push import MAIN_BRANCH, HubRepository, check_hub_access
+from mlm_common.hub.push import MAIN_BRANCH, HubRepository, check_hub_access, push_files
+from mlm_common.hub.redaction import redact_settings
 from mlm_common.hub.retries import hub_error
-from mlm_common.storage import open_folder
+from mlm_common.storage import open_folder, short_path
 from mlm_common.tokenizer import (
     PLOT_FILE,
     RECORD_FILE,
     REPORT_FILE,
     TOKENIZER_FILE,
+    TOKENIZER_FILES,
     load_tokenizer,
     save_tokenizer,
     tokenizer_sha256,
 )
 from mlm_common.workers import num_cores
-from tokenizer_training.push_to_hub import push_tokenizer
 from tokenizer_training.unigram.config import (
     DEFAULT_VOCABULARY_SIZE,
     NormalizationConfig,
     SampledSourcesConfig,
     UnigramConfig,
 )
-from tokenizer_training.unigram.corpus_sample import HELD_OUT_BYTES, CorpusSample, draw_passages, sample_corpus
-from tokenizer_training.unigram.report import build_report, draw_report, measure_quality, render_report
-from tokenizer_training.unigram.source_samples import combine_samples, max_bytes_of, shares_of
+from tokenizer_training.unigram.corpus_sample import (
+    HELD_OUT_BYTES,
+    CorpusSample,
+    combine_samples,
+    draw_passages,
+    max_bytes_of,
+    sample_corpus,
+    shares_of,
+)
+from tokenizer_training.unigram.report import report_on
 from tokenizer_training.unigram.trainer import train_unigram
 
 if TYPE_CHECKING:
@@ -68,15 +75,13 @@ MAX_COUNTING_PROCESSES = 8
 SAVE_RETRY_SECONDS = growing_delays(5.0, 5)
 
 RECORDED_PACKAGES = ("mlm-pretraining", "datasets", "numpy", "regex", "sentencepiece", "tokenizers", "transformers")
+# Of `report.json`; its examples are excerpts of the text.
+PUBLIC_FIGURES = ("vocabulary_size", "pieces", "input", "characters", "held_out", "sources", "longest_pieces")
 
 
 @dataclass(frozen=True)
 class OutputConfig(Bounded):
-    """Where the tokenizer is saved, and how the run works; nothing here changes the tokenizer.
-
-    Raises:
-        InputError: no output folder, or a setting out of its range.
-    """
+    """Where the tokenizer is saved, and how the run works; nothing here changes the tokenizer."""
 
     FLAG_GROUP = "Output"
 
@@ -172,10 +177,9 @@ def make_tokenizer(
 
 
 def check_output_folder(folder: str, settings: dict[str, Any]) -> bool:
-    """Return whether the folder contains a complete tokenizer of these settings; package versions may differ.
+    """Return whether the folder contains a complete tokenizer of these settings; one of others is an InputError.
 
-    Raises:
-        InputError: it contains one of other settings; names those that differ.
+    Versions of packages may differ.
     """
     there = open_folder(folder)
     files = there.list_files()
@@ -317,33 +321,6 @@ def held_out_text(corpus: Corpus, held_out: list[str]) -> tuple[str, list[str]]:
     return f"{split}, trained on", draw_passages(corpus.documents(split), seed)
 
 
-def report_on(
-    tokenizer: "PreTrainedTokenizerFast",
-    sample: CorpusSample,
-    held_out: Mapping[str, tuple[str, list[str]]],
-    inputs: Mapping[str, dict[str, Any]],
-) -> tuple[dict[str, Any], bytes]:
-    """Measure the tokenizer on held-out text, and print the report; return it, and its picture as PNG.
-
-    Args:
-        tokenizer: the one that was trained.
-        sample: what it was trained on.
-        held_out: `held_out_text` of each source.
-        inputs: what the report says of the part of each source in the sample; empty for a single corpus.
-    """
-    parts = dict.fromkeys(part for part, _ in held_out.values())
-    source = next(iter(parts)) if len(parts) == 1 else "all sources"
-    texts = [text for _, passages in held_out.values() for text in passages]
-    quality = measure_quality(tokenizer, texts)
-    report = build_report(tokenizer, quality, source, texts, sample.counts.characters, sample.record)
-    for name, of_source in inputs.items():
-        part, passages = held_out[name]
-        measured = {"part": part} | asdict(measure_quality(tokenizer, passages))
-        report.setdefault("sources", {})[name] = of_source | {"held_out": measured}
-    print(render_report(report))
-    return report, draw_report(report, tokenizer, texts)
-
-
 def save_with_record(
     tokenizer: "PreTrainedTokenizerFast", folder: str, settings: dict[str, Any], report: dict[str, Any], plot: bytes
 ) -> None:
@@ -393,6 +370,41 @@ def save_with_record(
         raise
     shutil.rmtree(built)
     logger.info("Saved the tokenizer in %s; %s shows how it cuts words.", folder, PLOT_FILE)
+
+
+def push_tokenizer(folder: str, repository: HubRepository, *, publish_details: bool) -> None:
+    """Push the files that stage 1 wrote to its folder, local or `gs://`, and no others.
+
+    With `publish_details` it pushes `training.json` and `report.json` as they are.
+    """
+    output = open_folder(folder)
+    summaries = {RECORD_FILE: published_record, REPORT_FILE: published_report}
+    names = [name for name in output.list_files() if TOKENIZER_FILES.fullmatch(name)] + [PLOT_FILE, *summaries]
+    with output.local_copy(names) as local_folder:
+        files: dict[str, Path | bytes] = {name: Path(local_folder, name) for name in names}
+        if not publish_details:
+            for name, summarize in summaries.items():
+                summary = summarize(json.loads(output.read_text(name)))
+                files[name] = (json.dumps(summary, indent=2, ensure_ascii=False) + "\n").encode()
+        push_files(files, repository, commit_message="Add the tokenizer", kept_in=folder)
+
+
+def published_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    corpora = {name: published_corpus(corpus) for name, corpus in corpora_of(record).items()}
+    mixed = {name: record[name] for name in ("source_weights", "sampling_alpha") if name in record}
+    return {
+        "tokenizer_sha256": record["tokenizer_sha256"],
+        **({"corpus": corpora[""]} if "" in corpora else {"sources": corpora}),
+        **mixed,
+        "bad_rows": published_bad_rows(record["bad_rows"]),
+        "normalization": redact_settings(record["normalization"], [NormalizationConfig]),
+        "unigram": redact_settings(record["unigram"], [UnigramConfig]),
+        "versions": record["versions"],
+    }
+
+
+def published_report(report: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: report[name] for name in PUBLIC_FIGURES if name in report} | {"examples": []}
 
 
 if __name__ == "__main__":

@@ -11,10 +11,9 @@ try:
     from mlm_common.cli.command_line import command, log_start, parse_arguments
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
-from mlm_common.cli.local_paths import check_folder
 from mlm_common.cli.settings import Bounded, flag
 from mlm_common.errors import InputError
-from mlm_common.storage import open_folder
+from mlm_common.storage import check_folder, open_folder
 from train.config.settings import MASK
 from train.runtime.run_folder import exported_model
 

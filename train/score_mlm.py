@@ -10,11 +10,10 @@ try:
     from mlm_common.cli.command_line import command, log_start, parse_arguments
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
-from mlm_common.cli.local_paths import check_file, check_folder_or_hub
 from mlm_common.cli.settings import Bounded, flag, require
 from mlm_common.corpus.config import DEFAULT_SAMPLE_BY, CorpusConfig, SampleBy
 from mlm_common.corpus.corpus import open_corpus
-from mlm_common.storage import folder_and_name
+from mlm_common.storage import check_file, check_folder_or_hub, folder_and_name
 from train.checkpoints.store import CheckpointStore
 from train.config.settings import HardwareConfig
 from train.runtime.run_folder import RunFolder, exported_model

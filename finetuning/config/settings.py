@@ -7,20 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
-from finetuning.config.optimization import ClassOptimization, FinetuningOptimization
+from finetuning.config.optimization import ClassOptimization, FinetuningOptimization, SmoothedOptimization
 from mlm_common.cli.command_line import parse_arguments
-from mlm_common.cli.local_paths import check_file
 from mlm_common.cli.settings import PUBLIC, Bounded, flag, flag_of, require
 from mlm_common.errors import InputError
-from train.config.learning import (
-    ADDED,
-    BATCH,
-    CHECKPOINTS,
-    PER_WORKER,
-    ModelConfig,
-    changeable,
-    check_task_flag,
-)
+from mlm_common.storage import check_file
+from train.config.learning import ADDED, BATCH, CHECKPOINTS, PER_WORKER, ModelConfig, changeable, check_task_flag
 from train.config.settings import HardwareConfig, HubConfig, RunConfig, RunSettings, saved_on_tpus
 
 # Shorter rows are not worth compiling a program for; each bucket is twice as long as the one before.
@@ -32,6 +24,7 @@ SIMILAR_LABELS = (
     "name of the most frequent one, or keep them apart. Without it, such labels are refused."
 )
 TPU_COMPILER = "TPU compiler"
+KNOWN_CHOICES = "Default: by the columns of SWAG, RACE or COPA."
 
 
 def fixed(value: Any = None, *marks: str) -> Any:
@@ -147,11 +140,7 @@ class ClassificationData(ExamplesConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sources = {
-            "--task-name": self.task_name,
-            "--train-file": self.train_file,
-            "--dataset-name": self.dataset_name,
-        }
+        sources = {"--task-name": self.task_name, "--train-file": self.train_file, "--dataset-name": self.dataset_name}
         given = [name for name, value in sources.items() if value is not None]
         if len(given) > 1:
             raise InputError(f"{' and '.join(given)} cannot be combined: each names the examples.")
@@ -360,6 +349,37 @@ class CustomConfig(FinetuningConfig):
     """All settings of one run of a custom task."""
 
     data: CustomData
+
+
+@dataclass(frozen=True)
+class ChoiceData(ExamplesConfig):
+    """Which texts are chosen from, and which of them is right."""
+
+    context_column_name: str | None = flag(None, f"Column with the text before every choice. {KNOWN_CHOICES}")
+    question_column_name: str | None = flag(
+        None,
+        f"Column with the beginning of every choice, such as a question; where it has a blank, _, a choice fills it. "
+        f"{KNOWN_CHOICES} Of other columns, choices stand alone.",
+    )
+    choice_column_names: list[str] = flag(
+        list, f"Columns with the choices: one for each, or one with lists of them. {KNOWN_CHOICES}"
+    )
+    label_column_name: str | None = flag(
+        None,
+        "Column with the right choice: its number from 0, its letter, or the name of its column. Default: label, or "
+        "answer as in RACE.",
+    )
+    metric_name: str | None = changeable(
+        None, "Metric that decides which checkpoint is best: accuracy or loss. Default: accuracy."
+    )
+
+
+@dataclass(frozen=True)
+class ChoiceConfig(FinetuningConfig):
+    """All settings of one run of multiple choice."""
+
+    data: ChoiceData
+    optimization: SmoothedOptimization
 
 
 Settings = TypeVar("Settings", bound=FinetuningConfig)

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from finetuning.config.settings import ClassificationData
-from finetuning.data.examples import Examples, Parts, texts_of
-from finetuning.data.tables import Table, read_hub_tables, read_table
+from finetuning.data.examples import Examples, Parts, Table, read_hub_tables, read_table, texts_of
 
 # GLUE on the Hub.
 HUB_NAME = "nyu-mll/glue"

@@ -71,10 +71,8 @@ class Labels:
     def encode_known(self, values: Sequence[Any], where: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """Make labels of rows to predict an array as `encode` does, and say which rows have one, bool (rows,).
 
-        A label that is missing, or that training does not have, is none.
-
-        Raises:
-            InputError: a label that differs from a class in white space or case alone.
+        A label that is missing, or that training does not have, is none; one that differs from a class in white space
+        or case alone is an InputError.
         """
         encoded, is_known = self.nothing(len(values)), np.ones(len(values), bool)
         for row, value in enumerate(values):
@@ -160,9 +158,6 @@ def find_labels(
     Args:
         reading: of labels that have two readings.
         known: {id: name} of the model to start from; its order is kept if it has the same names.
-
-    Raises:
-        InputError: there are not two classes, or too many; labels that have two readings.
     """
     problem_type = reading.problem_type or _problem_type(values, where, reading)
     if problem_type == "regression":

@@ -14,10 +14,9 @@ from finetuning.config.settings import ExamplesConfig, FinetuningConfig
 from finetuning.data.glue import HUB_NAME
 from finetuning.data.inputs import EncodedRows, ExampleInputs, encode_texts
 from finetuning.loop.task import ExampleTask, Part
-from mlm_common.cli.local_paths import check_folder_or_hub
 from mlm_common.corpus.identity import HUB_ID
 from mlm_common.errors import InputError
-from mlm_common.storage import local_or_hub
+from mlm_common.storage import check_folder_or_hub, local_or_hub
 from mlm_common.tokenizer import load_tokenizer, special_ids
 from train.loop.run import Phase, Run
 from train.model.architectures import (
@@ -110,12 +109,7 @@ class Start(ReadModel):
 
 
 def open_start(config: FinetuningConfig) -> Start:
-    """Read the configuration of the model to start from, and its tokenizer.
-
-    Raises:
-        InputError: one of them is not there, or the architecture is not supported, or its rows are shorter than
-            --max-seq-length.
-    """
+    """Read the configuration of the model to start from, and its tokenizer."""
     data, given = config.data, str(config.model.init_from)
     check_folder_or_hub(given, "--init-from")
     init_from = exported_model(given, "--init-from")
@@ -144,9 +138,6 @@ def with_positions(config: FinetuningConfig, model_config: PretrainedConfig, nam
 
     Rotary positions, which are computed, extend to longer rows. Tables of positions do not, unless `--config-overrides`
     says so.
-
-    Raises:
-        InputError: the rows are longer than a table of positions.
     """
     positions, longest = max_positions(model_config), config.data.max_seq_length
     overrides = config.model.config_overrides

@@ -48,10 +48,6 @@ class ExampleTask(Task):
     metrics: names in `scores_of`; those in `errors` are the lower the better.
     metric: of them or `loss`, by which checkpoints are compared.
     evaluated: the part that decides which checkpoint is best.
-
-    Args:
-        pad_token_id: of the tokenizer.
-        token_types: whether the rows have them.
     """
 
     allows_new_head = True

@@ -49,10 +49,8 @@ class FinetuningJob(lifecycle.Job[Settings]):
 
     def check(self, run: Run) -> None:
         if self.needs_validation and not run.phases[0].inputs.num_evaluation_batches(1):
-            raise InputError(
-                "--seeds compares scores and needs a validation part; there is none. Use --validation-file, or a data "
-                "set with a split validation."
-            )
+            hint = "Use --validation-file, or a data set with a split validation."
+            raise InputError(f"--seeds compares scores and needs a validation part; there is none. {hint}")
 
     def print_more(self, run: Run) -> None:
         """Print what the TPU's compiler says of the step on the longest rows, if asked to.
@@ -152,9 +150,6 @@ def finetune(config: Settings, new_job: Callable[[], FinetuningJob[Settings]]) -
     """Make the run of the settings; with `--seeds` one for each, in a separate folder, and the table of all.
 
     A complete run is not repeated, so the same command resumes after a stop.
-
-    Raises:
-        InputError: whatever is wrong with the input; with `--seeds` also that there is no validation part.
     """
     if not config.run.seeds:
         lifecycle.train_run(config, new_job())
@@ -198,11 +193,7 @@ def seeds_table(results: dict[int, dict[str, Any]]) -> dict[str, Any]:
 
 
 def predict(trainer: "Trainer", stop: "StopRequest", rows: EncodedRows) -> dict[str, NDArray[Any]]:
-    """Run the model on rows of the validation or the test part.
-
-    Raises:
-        RunStoppedError: it was asked to stop; the same command resumes here.
-    """
+    """Run the model on rows of the validation or the test part; a RunStoppedError if it was asked to stop."""
     from train.runtime.preemption import RunStoppedError
     from train.step.evaluation import build_adder
 

@@ -1,24 +1,24 @@
 """Multiple choice: which of several texts follows another, answers a question or completes a sentence."""
 
+import string
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finetuning.config.choice import ChoiceConfig
-from finetuning.data.choices import Choices, check_number, columns_of, encode_labels, names_of, read_choices
-from finetuning.data.examples import read_tables
+from finetuning.config.settings import ChoiceConfig, ChoiceData
+from finetuning.data.examples import Table, read_tables, texts_of
 from finetuning.data.inputs import ATTENTION_MASK, INDEX, INPUT_IDS, EncodedRows
-from finetuning.data.labels import Labels
+from finetuning.data.labels import Labels, is_missing
 from finetuning.loop.model import ReadModel, open_start
 from finetuning.loop.task import EVAL_NAME, Part, finetuned_card
 from finetuning.loop.training import FinetuningJob
-from finetuning.tasks.class_loss import class_loss
 from finetuning.tasks.classification import TextClassification
 from finetuning.tasks.metrics import baseline, check_packages, scores
-from finetuning.tasks.rows import ON_ROWS
+from finetuning.tasks.rows import ON_ROWS, class_loss
+from mlm_common.errors import InputError
 from mlm_common.storage import Folder
 from train.data.inputs import Feature
 from train.loop.run import Run
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     import tensorflow as tf
     from transformers import PreTrainedTokenizerFast
 
+# COPA's questions, in the words of SuperGLUE (Wang et al. 2019).
+QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
+# Where a question has it, each choice is put there.
+BLANK = "_"
 METRICS = ("accuracy",)
 USAGE = """```python
 import torch
@@ -43,13 +47,124 @@ print(choices[int(logits.argmax())])
 ```"""
 
 
-class MultipleChoice(TextClassification):
-    """Learns which choice of a row is right, by one number for each choice; rows are (choices, length).
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table: a context, the beginning of each choice, choices, and the right one."""
 
-    Args:
-        names: of the choices, by their place.
-        metric: by which checkpoints are compared.
+    context: str
+    question: str | None
+    choices: tuple[str, ...]
+    label: str
+
+
+KNOWN = (
+    Columns("sent1", "sent2", ("ending0", "ending1", "ending2", "ending3"), "label"),  # SWAG
+    Columns("article", "question", ("options",), "answer"),  # RACE
+    Columns("premise", "question", ("choice1", "choice2"), "label"),  # COPA
+)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Contexts, and for each the texts to choose from, all rows the same number of them.
+
+    name: of the table.
+    labels: as in the table; None where it has none.
     """
+
+    name: str
+    contexts: Sequence[str]
+    choices: Sequence[Sequence[str]]
+    labels: Sequence[Any] | None
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.choices[0])
+
+
+def columns_of(columns: Mapping[str, Any], name: str, data: ChoiceData) -> Columns:
+    """Find out which columns of the table `name` are read as what: those of the flags, else those that are known."""
+    found = next((one for one in KNOWN if {one.context, *one.choices} <= columns.keys()), None)
+    if found is None:
+        if not data.context_column_name or not data.choice_column_names:
+            raise InputError(
+                f"--context-column-name and --choice-column-names must name columns of {name}, which are not those of "
+                f"SWAG, RACE or COPA: {', '.join(columns)}."
+            )
+        found = Columns("", None, (), "label")
+    context, label = data.context_column_name or found.context, data.label_column_name or found.label
+    choices = tuple(data.choice_column_names) or found.choices
+    return Columns(context, data.question_column_name or found.question, choices, label)
+
+
+def read_choices(table: Table, columns: Columns, *, needs_labels: bool) -> Choices:
+    (contexts,) = texts_of(table, [columns.context], "--context-column-name")
+    if len(columns.choices) == 1:
+        lists = table.column(columns.choices[0], "--choice-column-names")
+    else:
+        lists = list(zip(*texts_of(table, columns.choices, "--choice-column-names"), strict=True))
+    for row, choices in enumerate(lists, start=1):
+        is_right = isinstance(choices, list | tuple) and all(isinstance(one, str) for one in choices)
+        if not is_right or len(choices) < 2 or len(choices) != len(lists[0]):
+            raise InputError(
+                f"Column {columns.choices[0]} of {table.name} must hold lists of two or more texts, all of one length; "
+                f"row {row:,} has {choices!r:.200}."
+            )
+    if columns.question is not None:
+        (questions,) = texts_of(table, [columns.question], "--question-column-name")
+        pairs = zip((QUESTIONS.get(one, one) for one in questions), lists, strict=True)
+        lists = [[_joined(question, one) for one in row] for question, row in pairs]
+    labels: Sequence[Any] | None = None
+    if needs_labels or columns.label in table.columns:
+        labels = table.column(columns.label, "--label-column-name")
+    return Choices(table.name, contexts, lists, labels)
+
+
+def _joined(question: str, choice: str) -> str:
+    return question.replace(BLANK, choice) if BLANK in question else f"{question} {choice}"
+
+
+def _name(label: Any) -> str:
+    return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label).strip()
+
+
+def names_of(train: Choices, columns: Columns) -> tuple[str, ...]:
+    """Name the choices as most labels to train on do: by numbers, letters, or columns."""
+    number, labels = train.num_choices, [_name(one) for one in train.labels or ()]
+    letters = tuple(string.ascii_uppercase[:number])
+    forms = (places(number), letters, *([columns.choices] if len(columns.choices) > 1 else []))
+    return max(forms, key=lambda one: sum(label in one for label in labels))
+
+
+def places(number: int) -> tuple[str, ...]:
+    return tuple(map(str, range(number)))
+
+
+def check_number(choices: Choices, number: int) -> None:
+    if choices.num_choices != number:
+        raise InputError(
+            f"Rows must have {number} choices, as in training; those of {choices.name} have {choices.num_choices}."
+        )
+
+
+def encode_labels(choices: Choices, names: Sequence[str], *, may_be_missing: bool) -> NDArray[np.int32]:
+    """Make labels the numbers of choices, int32 (rows,); -1 where one is missing."""
+    numbers = {name: number for number, name in enumerate(names)}
+    encoded = np.full(len(choices.contexts), -1, np.int32)
+    for row, label in enumerate(choices.labels or ()):
+        name = _name(label)
+        if name in numbers:
+            encoded[row] = numbers[name]
+        elif not may_be_missing or not (is_missing(label) or name in ("-1", "?")):
+            raise InputError(
+                f"Each label must be one of {', '.join(names)}; row {row + 1:,} of {choices.name} has {label!r:.200}. "
+                "Number choices from 0, or use their letters or the names of their columns, in all rows alike."
+            )
+    return encoded
+
+
+class MultipleChoice(TextClassification):
+    """Learns which choice of a row is right, by one number for each choice; rows are (choices, length)."""
 
     model_class = "TFAutoModelForMultipleChoice"
 

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from finetuning.config.settings import ClassificationConfig, ClassificationData
-from finetuning.data.examples import Examples, Parts, read_tables, texts_of
+from finetuning.data.examples import Examples, Parts, Table, read_table, read_tables, texts_of
 from finetuning.data.glue import GLUE_TASKS, read_glue
 from finetuning.data.labels import LabelReading, Labels, find_labels, is_missing
-from finetuning.data.tables import Table, read_table
 from finetuning.loop.model import Start, open_start
 from finetuning.loop.task import COMBINED, EVAL_NAME, Part, finetuned_card
 from finetuning.loop.training import FinetuningJob
-from finetuning.tasks.class_loss import class_loss, describe_loss
 from finetuning.tasks.metrics import (
     DEFAULT_METRICS,
     ERRORS,
@@ -30,7 +28,7 @@ from finetuning.tasks.metrics import (
     scores,
     with_mean,
 )
-from finetuning.tasks.rows import ON_ROWS, RowTask
+from finetuning.tasks.rows import ON_ROWS, RowTask, class_loss, describe_loss
 from mlm_common.cli.settings import flag_of, require
 from mlm_common.errors import InputError
 from mlm_common.storage import Folder
@@ -78,26 +76,16 @@ class TextClassification(RowTask):
     """Learns the label of a row from its first token, or from what the model pools.
 
     Args:
-        labels: the classes, or the kind of number.
-        metrics: names in `finetuning.tasks.metrics.METRICS`.
+        metrics: names in `finetuning.tasks.metrics.metric_functions`.
         metric: by which checkpoints are compared; by default the first, or of several of GLUE's their mean.
         num_texts: of each row, 1 or 2.
-
-    Raises:
-        InputError: a class whose name does not fit on one line of the predictions.
     """
 
     model_class = "TFAutoModelForSequenceClassification"
     errors = ERRORS
 
     def __init__(
-        self,
-        labels: Labels,
-        metrics: tuple[str, ...],
-        metric: str | None = None,
-        *,
-        num_texts: int = 1,
-        **of_rows: Any,
+        self, labels: Labels, metrics: tuple[str, ...], metric: str | None = None, *, num_texts: int = 1, **of_rows: Any
     ):
         super().__init__(**of_rows)
         for one in labels.names:

@@ -42,11 +42,7 @@ def with_mean(metrics: Sequence[str]) -> tuple[str, ...]:
 
 
 def chosen_metric(metrics: Sequence[str], name: str | None) -> str:
-    """Choose the metric by which checkpoints are compared: `name`, which --metric-name gives, or the task's first.
-
-    Raises:
-        InputError: the task has no such metric.
-    """
+    """Choose the metric by which checkpoints are compared: `name`, which --metric-name gives, or the task's first."""
     known = [*metrics, "loss"]
     require(name in (None, *known), f"must be one of {', '.join(known)}", "--metric-name", name)
     return name or metrics[0]
@@ -71,13 +67,7 @@ def probabilities(logits: NDArray[np.float32], problem_type: ProblemType) -> NDA
 
 
 def scores(metrics: Sequence[str], predictions: NDArray[Any], references: NDArray[Any]) -> dict[str, float]:
-    """Compute metrics in float64, and with several their mean, `combined_score`; a correlation with a constant is 0.
-
-    Args:
-        metrics: names in `metric_functions`.
-        predictions: of `predict`.
-        references: of the same shape.
-    """
+    """Compute metrics in float64, and with several their mean, `combined_score`; a correlation with a constant is 0."""
     if predictions.dtype == np.float32:  # else numbers would be summed in float32
         predictions, references = predictions.astype(np.float64), references.astype(np.float64)
     with warnings.catch_warnings():

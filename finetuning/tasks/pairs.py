@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from finetuning.config.embedding import EmbeddingData
-from finetuning.data.examples import Examples, num_samples, read_tables, texts_of
-from finetuning.data.tables import Table, read_table
+from finetuning.data.examples import Examples, Table, num_samples, read_table, read_tables, texts_of
 from finetuning.data.texts import TextRows
 from finetuning.loop.model import Start
 from finetuning.tasks.classification import INDEX_OF_PANDAS, NO_TEXT

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from finetuning.config.choice import ChoiceConfig, ChoiceData
 from finetuning.config.prediction import PredictionConfig
 from finetuning.config.settings import (
+    ChoiceConfig,
+    ChoiceData,
     ClassificationConfig,
     ClassificationData,
     CustomConfig,
@@ -25,14 +26,20 @@ from finetuning.config.settings import (
     TaggingConfig,
     TaggingData,
 )
-from finetuning.data.choices import Choices, check_number, columns_of, places, read_choices
-from finetuning.data.examples import Examples
+from finetuning.data.examples import Examples, read_table
 from finetuning.data.inputs import run_on_rows
 from finetuning.data.labels import Labels, ProblemType
-from finetuning.data.tables import read_table
 from finetuning.loop.model import ReadModel
 from finetuning.loop.task import ExampleTask, Part
-from finetuning.tasks.choice import MultipleChoice, encode_choices
+from finetuning.tasks.choice import (
+    Choices,
+    MultipleChoice,
+    check_number,
+    columns_of,
+    encode_choices,
+    places,
+    read_choices,
+)
 from finetuning.tasks.classification import TextClassification, read_examples_to_predict
 from finetuning.tasks.custom import load_task
 from finetuning.tasks.metrics import DEFAULT_METRICS, probabilities
@@ -41,11 +48,10 @@ from finetuning.tasks.rows import RowTask
 from finetuning.tasks.squad import Question, read_questions_to_predict
 from finetuning.tasks.tagging import Sentences, Tagging, encode_sentences, of_words, read_sentences_to_predict
 from finetuning.tasks.windows import make_windows
-from mlm_common.cli.local_paths import check_folder_or_hub
 from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
 from mlm_common.hub.redaction import REDACTED
-from mlm_common.storage import local_or_hub
+from mlm_common.storage import check_folder_or_hub, local_or_hub
 from mlm_common.tokenizer import load_tokenizer
 from train.model.architectures import check_architecture, max_positions
 from train.model.pretrained_files import find_file, read_config
@@ -103,10 +109,8 @@ class OpenedModel(ReadModel):
             settings["max_seq_length"] = min(limits) if min(limits) < 1e9 else DEFAULT_LENGTH
         data = data_class(**settings | {name: value for name, value in changes.items() if value is not None})
         if longest is not None and data.max_seq_length > longest:
-            raise InputError(
-                f"--max-seq-length must be at most {longest}, the longest row that {self.name} can take; received "
-                f"{data.max_seq_length}."
-            )
+            rule = f"must be at most {longest}, the longest row that {self.name} can take"
+            raise InputError(f"--max-seq-length {rule}; received {data.max_seq_length}.")
         return data
 
 
@@ -253,10 +257,8 @@ class CustomPredictor(RowPredictor):
         super().__init__(model, config)
         self.data = model.settings(CustomConfig, max_seq_length=config.max_seq_length, task=config.task)
         if self.data.task is None:
-            raise InputError(
-                f"--model: {model.name} is a {model.class_name}: for a custom task, name its class with --task "
-                "FILE.py:CLASS."
-            )
+            hint = "for a custom task, name its class with --task FILE.py:CLASS"
+            raise InputError(f"--model: {model.name} is a {model.class_name}: {hint}.")
         self.task = load_task(self.data.task)(**model.of_rows)
         examples = None
         if config.file is not None:
@@ -361,10 +363,8 @@ def open_predictor(config: PredictionConfig) -> Iterator[Predictor]:
         check_architecture(model_config)
         model = OpenedModel(model_config, load_tokenizer(folder), config.model, folder, record)
         if model.class_name.endswith(("ForMaskedLM", "ForPreTraining")):
-            raise InputError(
-                f"--model: {config.model} is a masked language model. Use python train/fill_mask.py, or fine-tune it "
-                "first."
-            )
+            hint = "Use python train/fill_mask.py, or fine-tune it first."
+            raise InputError(f"--model: {config.model} is a masked language model. {hint}")
         if find_file(folder, "modules.json") is not None:
             raise InputError(f"--model: {config.model} embeds texts. Use finetuning/search.py, or SentenceTransformer.")
         kind = next((one for ending, one in PREDICTORS.items() if model.class_name.endswith(ending)), CustomPredictor)

@@ -1,5 +1,6 @@
 """Extractive question answering (Rajpurkar et al. 2016): at which tokens of a paragraph the answer begins and ends."""
 
+import dataclasses
 import json
 import logging
 from collections.abc import Iterable, Mapping
@@ -18,10 +19,8 @@ from mlm_common.cli.settings import flag_of
 from mlm_common.errors import InputError
 from mlm_common.hub.redaction import REDACTED
 from mlm_common.storage import Folder
-from train.checkpoints.store import CheckpointRecord, newest_record
 from train.data.inputs import Feature
 from train.loop.run import Run
-from train.metrics.log import VALIDATION, read_metrics
 from train.runtime.machines import Cluster
 from train.tasks.task import CardFigure, Mean, TaskCard, shown_loss
 
@@ -63,11 +62,7 @@ This reads the first {max_length} tokens; longer texts need several overlapping 
 
 
 class QuestionAnswering(ExampleTask):
-    """Learns where in a paragraph the answer to a question is.
-
-    Args:
-        may_have_no_answer: whether questions without an answer are trained on.
-    """
+    """Learns where in a paragraph the answer to a question is, or perhaps that there is none."""
 
     model_class = "TFAutoModelForQuestionAnswering"
     metrics = METRICS
@@ -213,19 +208,18 @@ class QuestionJob(FinetuningJob[QuestionConfig]):
             task.guess = {name: guess[name] for name in METRICS}
         described = _describe(train.examples, validation.examples if validation else None)
         recorded = {"may_have_no_answer": may_have_no_answer}
-        run = start.run(task, train.rows, validation, cluster, ENDS, described=described, recorded=recorded)
-        check_answer_settings(run, data)
-        return run
+        return start.run(task, train.rows, validation, cluster, ENDS, described=described, recorded=recorded)
 
     def write_results(self, trainer: "Trainer", step: int, predict: Predict) -> dict[str, float] | None:
         """Answer the questions of the validation and test parts; say if other settings chose the checkpoint."""
-        checkpoint, task = trainer.start.checkpoint, trainer.phase.task
-        assert isinstance(task, QuestionAnswering)
-        changes = _changed_answer_settings(checkpoint, task.data) if checkpoint else None
-        if self.validation and trainer.run.cluster.is_chief and changes:
+        then = trainer.start.checkpoint.settings["data"] if trainer.start.checkpoint else {}
+        assert isinstance(trainer.run.config, QuestionConfig)
+        now = dataclasses.asdict(trainer.run.config.data)
+        changed = [name for name in ANSWER_SETTINGS if then.get(name, REDACTED) not in (REDACTED, now[name])]
+        if changed and self.validation and trainer.run.cluster.is_chief:
             logger.warning(
                 "The checkpoint was chosen by evaluations with %s; all answers and scores written now are by %s.",
-                *changes,
+                *(", ".join(f"{flag_of(name)} {settings[name]}" for name in changed) for settings in (then, now)),
             )
         return super().write_results(trainer, step, predict)
 
@@ -262,44 +256,6 @@ def _warn(split: str, windows: Windows, data: QuestionData) -> None:
             *(len(windows.not_found), num, split),
             "are not trained on" if to_train else "cannot be answered in full",
         )
-
-
-def check_answer_settings(run: Run, data: QuestionData) -> None:
-    """Check that all evaluations of a run choose answers with the same settings, since they choose the checkpoint.
-
-    Raises:
-        InputError: a run that is not complete was started with others.
-    """
-    record = None if run.starts_over else newest_record(run.folder)
-    if record is None or run.phases[0].inputs.num_evaluation_batches(1) == 0 or _is_complete(run, record):
-        return
-    if changes := _changed_answer_settings(record, data):
-        before, now = changes
-        raise InputError(
-            f"The best checkpoint of {run.folder} is chosen by evaluations with {before}, and the run is not "
-            f"complete (step {record.step:,}); received {now}. Complete it with {before}, then run the command again "
-            f"with {now}: all answers and scores are then computed with that."
-        )
-
-
-def _is_complete(run: Run, record: CheckpointRecord) -> bool:
-    """Return whether nothing is left to train or to evaluate after the newest checkpoint."""
-    then, now = record.settings["optimization"], run.config.optimization
-    if record.step < record.plan["num_steps"] or any(
-        then.get(name) != getattr(now, name) for name in ("num_epochs", "max_steps")
-    ):
-        return False
-    lines = read_metrics(run.folder, record.num_written_log_lines, record.unwritten_log_lines)
-    return any(line["split"] == VALIDATION and line["step"] == record.step for line in lines)
-
-
-def _changed_answer_settings(record: CheckpointRecord, data: QuestionData) -> tuple[str, str] | None:
-    """Write the answer settings that have changed since a checkpoint, as flags: those of then, and those of now."""
-    then = record.settings["data"]
-    values = {name: (then.get(name, REDACTED), getattr(data, name)) for name in ANSWER_SETTINGS}
-    changed = {flag_of(name): pair for name, pair in values.items() if pair[0] not in (pair[1], REDACTED)}
-    before, now = (", ".join(f"{flag} {pair[index]}" for flag, pair in changed.items()) for index in (0, 1))
-    return (before, now) if changed else None
 
 
 def by_id(part: Part, values: Iterable[Any]) -> str:

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from finetuning.config.settings import QuestionData
-from finetuning.data.examples import SPLITS, num_samples, read_tables
+from finetuning.data.examples import SPLITS, Table, check_data_file, num_samples, read_table, read_tables
 from finetuning.data.labels import short
-from finetuning.data.tables import Table, check_data_file, read_table
 from mlm_common.errors import InputError
 from mlm_common.storage import read_file
 
@@ -135,10 +134,8 @@ def _question(entry: Mapping[str, Any], number: int, source: str, *, needs_answe
         raise InputError(f"Each question to train or evaluate on must have answers; {place} has none.")
     for text, start in answers or ():
         if not text.strip():
-            raise InputError(
-                f"Each answer must have text; {place} has {text!r}. If the paragraph has no answer, leave the list of "
-                "answers empty."
-            )
+            hint = "If the paragraph has no answer, leave the list of answers empty."
+            raise InputError(f"Each answer must have text; {place} has {text!r}. {hint}")
         found = context[start : start + len(text)] if start >= 0 else ""
         if found != text:
             raise InputError(
@@ -240,11 +237,7 @@ def scores(questions: Sequence[Question], predictions: Sequence[str]) -> dict[st
 def baseline(questions: Sequence[Question], *, may_have_no_answer: bool) -> dict[str, float]:
     """Compute the scores of the best guess that ignores the question: the first words of each paragraph, or nothing.
 
-    Which guess is best, by F1, is chosen on these very questions.
-
-    Args:
-        questions: with their answers.
-        may_have_no_answer: whether nothing is a guess as well.
+    Which guess is best, by F1, is chosen on these very questions; nothing is one only with `may_have_no_answer`.
     """
     guesses = [[" ".join(one.context.split(None, num)[:num]) for one in questions] for num in NUM_FIRST_WORDS]
     if may_have_no_answer:

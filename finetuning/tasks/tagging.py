@@ -15,15 +15,14 @@ from tokenizers import Encoding
 from transformers import PreTrainedTokenizerFast
 
 from finetuning.config.settings import TaggingConfig, TaggingData
-from finetuning.data.examples import SPLITS, read_tables
+from finetuning.data.examples import SPLITS, Table, read_table, read_tables
 from finetuning.data.inputs import INDEX, INPUT_IDS, TEXTS_AT_ONCE, TOKEN_TYPES, EncodedRows, check_room, join_rows
 from finetuning.data.labels import LabelReading, Labels, find_labels, is_missing, label_name
-from finetuning.data.tables import Table, read_table
 from finetuning.loop.model import open_start
 from finetuning.loop.task import EVAL_NAME, ExampleTask, Part, finetuned_card
 from finetuning.loop.training import FinetuningJob
-from finetuning.tasks.class_loss import ClassLoss, class_loss, describe_loss
 from finetuning.tasks.metrics import check_packages, chosen_metric, is_degenerate
+from finetuning.tasks.rows import ClassLoss, class_loss, describe_loss
 from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
 from train.data.inputs import Feature
@@ -77,11 +76,7 @@ class Sentences:
     is_to_predict: bool = False
 
     def with_tags_of(self, labels: Labels) -> "Sentences":
-        """Write the tags as `labels` does; without any in a test part that has others than training.
-
-        Raises:
-            InputError: a tag that is unknown, or differs from a known one in white space or case alone.
-        """
+        """Write the tags as `labels` does; without any in a test part that has others than training."""
         if self.tags is None:
             return self
         if self.is_to_predict:
@@ -115,10 +110,8 @@ def _sentences(table: Table, data: TaggingData, *, needs_tags: bool) -> Sentence
         tags = table.column(data.label_column_name, "--label-column-name")
     for row, sentence in enumerate(words, start=1):
         if not (isinstance(sentence, list) and all(isinstance(word, str) and word.strip() for word in sentence)):
-            raise InputError(
-                f"Column {data.text_column_name} of {table.name} must hold lists of words; row {row:,} has "
-                f"{sentence!r}."
-            )
+            column = f"Column {data.text_column_name} of {table.name}"
+            raise InputError(f"{column} must hold lists of words; row {row:,} has {sentence!r}.")
         if tags is not None and not (isinstance(tags[row - 1], list) and len(tags[row - 1]) == len(sentence)):
             raise InputError(
                 f"Column {data.label_column_name} of {table.name} must hold a tag for each word; row {row:,} has "
@@ -134,12 +127,7 @@ def _sentences(table: Table, data: TaggingData, *, needs_tags: bool) -> Sentence
 
 
 def encode_sentences(
-    tokenizer: PreTrainedTokenizerFast,
-    sentences: Sentences,
-    labels: Labels,
-    *,
-    max_length: int,
-    token_types: bool,
+    tokenizer: PreTrainedTokenizerFast, sentences: Sentences, labels: Labels, *, max_length: int, token_types: bool
 ) -> EncodedRows:
     """Encode the words of each sentence, with a space between, as text in pretraining was; cut to `max_length`.
 
@@ -193,29 +181,13 @@ def _words_of_tokens(words: Sequence[str], encoding: Encoding) -> NDArray[np.int
 
 
 class Tagging(ExampleTask):
-    """Learns the tag of each word.
-
-    Args:
-        labels: the tags.
-        metric: by which checkpoints are compared; by default the first.
-        max_length: tokens of the longest row.
-
-    Raises:
-        InputError: a tag with white space, which divides the tags of a sentence in the predictions.
-    """
+    """Learns the tag of each word; `metric`, by default the first, compares checkpoints."""
 
     model_class = "TFAutoModelForTokenClassification"
     means = (Mean("loss", "loss", "total_weight"), Mean("accuracy", "num_correct", "num_tagged"))
     class_loss: ClassLoss | None = None
 
-    def __init__(
-        self,
-        labels: Labels,
-        metric: str | None = None,
-        *,
-        max_length: int,
-        **of_rows: Any,
-    ):
+    def __init__(self, labels: Labels, metric: str | None = None, *, max_length: int, **of_rows: Any):
         super().__init__(**of_rows)
         for one in labels.names:
             require(one.split() == [one], "must be without white space (rename it)", "Each tag", repr(one))

@@ -17,18 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetuning.config.embedding import EmbeddingOptimization
-from finetuning.config.search import SearchConfig
+from finetuning.config.prediction import SearchConfig
 from finetuning.config.settings import ExamplesConfig
-from finetuning.data.examples import texts_of
+from finetuning.data.examples import read_table, texts_of
 from finetuning.data.inputs import run_on_rows
-from finetuning.data.tables import read_table
 from finetuning.loop.model import ReadModel
 from finetuning.tasks.embedding import VECTOR, Embedding, Encoder
 from finetuning.tasks.retrieval import search
 from mlm_common.cli.console import progress_bar
-from mlm_common.cli.local_paths import check_folder_or_hub
 from mlm_common.errors import InputError
-from mlm_common.storage import Folder, local_or_hub, open_folder
+from mlm_common.storage import Folder, check_folder_or_hub, local_or_hub, open_folder
 from mlm_common.storage.reading import find_stored_files
 from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256
 from train.model.architectures import check_architecture

@@ -53,9 +53,6 @@ def make_windows(
 
     Windows of questions whose answer is in none are left out with `to_train`, since they would teach that there is
     none.
-
-    Raises:
-        InputError: --max-seq-length leaves no room for any paragraph, or no window is left.
     """
     columns: dict[str, list[Any]] = {name: [] for name in (INPUT_IDS, TOKEN_TYPES, "begins", "ends")}
     of_questions: list[int] = []
@@ -100,9 +97,6 @@ def _encodings(backend: Any, questions: Sequence[Question], data: QuestionData) 
     """Yield the encodings of the windows of each question; none where it leaves no room for its paragraph.
 
     Truncation and padding of the backend, a tokenizer of `tokenizers`, are changed.
-
-    Raises:
-        InputError: not even an empty question leaves room.
     """
     backend.no_truncation()
     backend.no_padding()  # else each question would be as long as the longest
@@ -192,7 +186,6 @@ def choose_answers(
     """Choose an answer for each question, of all its windows together; the empty text for one without a window.
 
     Args:
-        windows: of the questions.
         start_logits, end_logits: (rows, length), in the order of the windows.
         num_best: of the tokens where an answer may begin, and end, and of the answers that are kept.
         max_answer_length: in tokens.

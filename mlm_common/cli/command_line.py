@@ -30,7 +30,7 @@ def read_yaml_file(path: str | Path, flag: str) -> Any:
     """Read a YAML or JSON file (JSON is YAML); errors name `flag`."""
     path = Path(path)
     if not path.is_file():
-        from mlm_common.cli.local_paths import missing
+        from mlm_common.storage import missing
 
         raise missing(str(path), flag, "file")
     try:

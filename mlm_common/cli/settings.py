@@ -79,11 +79,7 @@ def flag(
 
 
 def require(holds: bool, rule: str, flag_name: str, received: object) -> None:
-    """Refuse a setting that breaks a rule.
-
-    Raises:
-        InputError: names the flag, the rule and what was received.
-    """
+    """Refuse a setting that breaks a rule, by an InputError with the flag, the rule and what was received."""
     if not holds:
         raise InputError(f"{flag_name} {rule}; received {received}.")
 

@@ -20,11 +20,7 @@ OnBadRow = Literal["fail", "skip"]
 
 @dataclass(frozen=True)
 class CorpusConfig(Bounded):
-    """Which text is read, and how it is divided into documents and splits.
-
-    Raises:
-        InputError: two settings contradict each other, or one is out of its range.
-    """
+    """Which text is read, and how it is divided into documents and splits."""
 
     FLAG_GROUP = "Corpus"
 
@@ -91,10 +87,7 @@ class CorpusConfig(Bounded):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.dataset_name and self.data_files:
-            raise InputError(
-                f"The corpus is one of --dataset-name and --data-files; both were given: {self.dataset_name} and "
-                f"{' '.join(self.data_files)}."
-            )
+            raise InputError("The corpus is one of --dataset-name and --data-files; received both.")
         if self.dataset_name in (None, BUILTIN) and (self.dataset_config or self.dataset_revision):
             raise InputError("--dataset-config and --dataset-revision need a Hub data set in --dataset-name.")
         flags = {"--split": self.split} | {f"--{split}-split": self.hub_split_of(split) for split in HELD_OUT_SPLITS}
@@ -115,10 +108,8 @@ class CorpusConfig(Bounded):
             if self.hub_split_of(split) and self.dataset_name in (None, BUILTIN):
                 raise InputError(f"--{split}-split needs a Hub data set in --dataset-name; for files, --{split}-files.")
         if self.validation_percent + self.test_percent >= 100:
-            raise InputError(
-                "--validation-percent and --test-percent must be under 100 together, to leave something to train on; "
-                f"got {self.validation_percent} and {self.test_percent}."
-            )
+            percents = f"{self.validation_percent} and {self.test_percent}"
+            raise InputError(f"--validation-percent and --test-percent must be under 100 together; got {percents}.")
         hub_splits = [self.split, *filter(None, map(self.hub_split_of, HELD_OUT_SPLITS))]
         if self.dataset_name and len(set(hub_splits)) < len(hub_splits):
             raise InputError(
@@ -144,11 +135,9 @@ class CorpusConfig(Bounded):
         return stop, 100.0
 
     def files_of(self, split: str) -> list[str]:
-        """Return the patterns of the files of `validation` or `test`, if it has any."""
         return {VALIDATION: self.validation_files, TEST: self.test_files}[split]
 
     def hub_split_of(self, split: str) -> str | None:
-        """Return which split of the Hub data set `validation` or `test` is, if any."""
         return {VALIDATION: self.validation_split, TEST: self.test_split}[split]
 
     def has_separate_source(self, split: str) -> bool:
@@ -177,12 +166,10 @@ class CorpusConfig(Bounded):
 
     @property
     def is_given(self) -> bool:
-        """Whether a corpus was named at all."""
         return bool(self.dataset_name or self.data_files)
 
     @property
     def settings_given(self) -> dict[str, Any]:
-        """The settings that are not the default."""
         settings = {field: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {field.name: value for field, value in settings.items() if value not in (field.default, [])}
 
@@ -216,11 +203,7 @@ class SourceWeight(Bounded):
 
 
 def corpus_config_from_record(record: dict[str, Any]) -> CorpusConfig:
-    """Read the settings back from a `Corpus.record`, also after a round trip through JSON.
-
-    Raises:
-        InputError: the record has settings that this version does not know.
-    """
+    """Read the settings back from a `Corpus.record`, also after a round trip through JSON."""
     settings = record["settings"]
     unknown = sorted(set(settings) - {known.name for known in dataclasses.fields(CorpusConfig)})
     if unknown:

@@ -11,15 +11,7 @@ from itertools import chain, combinations, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlm_common.cli.local_paths import check_folder_or_hub
 from mlm_common.corpus.builtin import describe_builtin_corpus, read_builtin_corpus
-from mlm_common.corpus.byte_ranges import (
-    ByteRange,
-    draw_byte_ranges,
-    group_byte_ranges,
-    grouped_by_size,
-    is_for_few_workers,
-)
 from mlm_common.corpus.config import BUILTIN, HELD_OUT_SPLITS, CorpusConfig
 from mlm_common.corpus.identity import (
     FILES_KEYS,
@@ -29,10 +21,20 @@ from mlm_common.corpus.identity import (
     file_record,
     with_checksums,
 )
-from mlm_common.corpus.text_files import absolute_pattern, find_files, read_byte_range
+from mlm_common.corpus.text_files import (
+    ByteRange,
+    absolute_pattern,
+    draw_byte_ranges,
+    find_files,
+    group_byte_ranges,
+    grouped_by_size,
+    is_for_few_workers,
+    read_byte_range,
+)
 from mlm_common.corpus.text_formats import BadRows, dataset_texts
 from mlm_common.errors import InputError
 from mlm_common.hub.retries import HubAwayError, hub_error, repeat
+from mlm_common.storage import check_folder_or_hub
 from mlm_common.storage.reading import StoredFile
 
 if TYPE_CHECKING:
@@ -94,9 +96,6 @@ class Corpus:
         """Read the documents of a split, some perhaps blank; each call reads again, in the same order.
 
         With `on_bad_row="skip"` unreadable rows are skipped and added to `bad_rows`; also in the methods below.
-
-        Raises:
-            InputError: no such split, or, while iterating, a file that cannot be read.
         """
         limit = self.config.limit if self._has_limit(split_name) else None
         return _documents_of_split(self.config, split_name, self._source(split_name).read(bad_rows or BadRows()), limit)
@@ -108,9 +107,6 @@ class Corpus:
         cannot be cut, and a row group of Parquet, stays whole, and small files come together. Without files, with few
         that cannot be cut, or where documents must be counted (`limit`), they are documents, at most `partition_bytes`
         of text.
-
-        Raises:
-            InputError: as `documents`.
         """
         if not self.has_byte_ranges(split_name, partition_bytes):
             return grouped_by_size(self.documents(split_name, bad_rows), partition_bytes)
@@ -172,11 +168,7 @@ class Corpus:
 def read_partition(
     config: CorpusConfig, split_name: str, partition: Partition, bad_rows: BadRows | None = None
 ) -> Iterator[str]:
-    """Yield the documents of a partition of the corpus with these settings; no other files are read.
-
-    Raises:
-        InputError: a file cannot be read, or a `gs://` one has changed since the corpus was opened.
-    """
+    """Yield the documents of a partition of the corpus with these settings; no other files are read."""
     for item in partition:
         if isinstance(item, ByteRange):
             documents = read_byte_range(item, config.text_column, config.txt_unit, config.on_bad_row, bad_rows)
@@ -189,11 +181,7 @@ class Dataset:
     """A data set that `datasets` reads; `commit` is its state on the Hub, None for a local folder."""
 
     def __init__(self, config: CorpusConfig) -> None:
-        """Find the data set, on the Hub at the commit that `dataset_revision` names now.
-
-        Raises:
-            InputError: there is none, or it cannot be fetched at that commit.
-        """
+        """Find the data set, on the Hub at the commit that `dataset_revision` names now."""
         from datasets import load_dataset_builder
         from huggingface_hub import HfApi, constants
 
@@ -376,11 +364,7 @@ def _fraction_of_split(config: CorpusConfig, split_name: str) -> float:
 
 
 def check_lines(files: Iterable[StoredFile]) -> None:
-    """Check that the lines of the first .txt files may be documents.
-
-    Raises:
-        InputError: they are lines of wrapped paragraphs, as in books.
-    """
+    """Check that the lines of the first .txt files may be documents."""
     texts = [file for file in files if file.name.removesuffix(".gz").endswith(".txt")]
     for file in texts[:NUM_FILES_CHECKED]:
         if are_wrapped(list(islice(read_byte_range(ByteRange(file), "", "line", "skip"), NUM_LINES_CHECKED))):

@@ -23,9 +23,6 @@ class Mixture:
     """Opened corpora by name, in the order of the file; a single corpus without a name is under "".
 
     `weights` has one for each source, or none at all.
-
-    Raises:
-        InputError: two sources share text.
     """
 
     corpora: dict[str, Corpus]
@@ -55,13 +52,7 @@ def corpora_of(record: Mapping[str, Any]) -> dict[str, Record]:
 
 
 def open_mixture(given: CorpusConfig, sources: SourcesConfig) -> Mixture:
-    """Open the corpus `given` or, if there are any, the sources, for which `given` has the defaults.
-
-    Raises:
-        InputError: `given` names a corpus beside the sources; their file is not a mapping of names to settings; some
-            sources have weights, and some have none; two sources share text; and, with the name of the source, what
-            `CorpusConfig` and `open_corpus` raise.
-    """
+    """Open the corpus `given` or, if there are any, the sources, for which `given` has the defaults."""
     if sources.sources is None:
         require(not sources.source_weights, "needs --sources", "--source-weights", " ".join(sources.source_weights))
         return Mixture({"": open_corpus(given)}, {})
@@ -104,10 +95,8 @@ def _settings_of_sources(text: str) -> tuple[str, dict[str, Any]]:
     (path,) = files[""]
     content = read_yaml_file(path, "--sources")
     if not isinstance(content, dict) or not content:
-        raise InputError(
-            f"--sources must be a mapping of names to settings, such as `de: {{data_files: de/*.txt}}`; {path} has "
-            f"{content!r}."
-        )
+        rule = "must be a mapping of names to settings, such as `de: {data_files: de/*.txt}`"
+        raise InputError(f"--sources {rule}; {path} has {content!r}.")
     for name in content:
         if not isinstance(name, str):
             raise InputError(f"The names of sources must be text; YAML reads one in {path} as {name!r}: quote it.")

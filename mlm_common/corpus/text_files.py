@@ -1,4 +1,8 @@
-"""Find the text files, local or `gs://`, that patterns name, and read the texts of a file or of a byte range of it."""
+"""Files of text, local or `gs://`: find those that patterns name, cut them into byte ranges, and read these.
+
+A byte range is a unit of work for a worker. Byte ranges also make a sample of a corpus, which costs the same whatever
+the size of the corpus. Documents are cut likewise, in passages and groups.
+"""
 
 import csv
 import glob
@@ -6,24 +10,42 @@ import gzip
 import io
 import logging
 import os
+import random
 import re
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice, pairwise
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeVar
 
-from mlm_common.cli.local_paths import did_you_mean, short_path
-from mlm_common.corpus import text_formats
-from mlm_common.corpus.byte_ranges import ByteRange
 from mlm_common.corpus.config import OnBadRow
 from mlm_common.corpus.identity import with_checksums
-from mlm_common.corpus.text_formats import BadRows
+from mlm_common.corpus.text_formats import (
+    PARQUET_BUFFER_BYTES,
+    BadRows,
+    csv_texts,
+    json_texts,
+    parquet_texts,
+    row_group_starts,
+    row_group_text_bytes,
+    txt_texts,
+    unreadable_file,
+)
 from mlm_common.errors import InputError
-from mlm_common.storage import is_gcs
+from mlm_common.storage import did_you_mean, is_gcs, short_path
 from mlm_common.storage.reading import StoredFile, find_stored_files
 
 logger = logging.getLogger(__name__)
+
+# Read one after the other from a disk or in one request each, where seeking takes a small part of the time.
+SAMPLE_BLOCK_BYTES = 8 << 20
+# Fewer groups than these, when one of them is larger than it should be, would leave workers without work.
+MIN_GROUPS = 16
+# So that a small sample, too, and one of large row groups, is from all over the corpus.
+MIN_SAMPLE_BLOCKS = 64
+MAX_PASSAGE_CHARACTERS = 4096
 
 FORMAT_OF_ENDING = {".txt": "text", ".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 # Bytes at the start of a file that are searched for a zero byte, which no text has (as `git` does).
@@ -32,6 +54,169 @@ NUM_BYTES_CHECKED = 8000
 ROW_END_BYTES = 1 << 16
 # A last `\r` is left out: whether a `\n` belongs to it is seen with the next read.
 _ROW_END = re.compile(rb"\r\n|\r(?!\Z)|\n")
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class ByteRange:
+    """The rows of a file that begin in bytes [start, stop), each to its end; the whole file where `stop` is None.
+
+    A row of Parquet begins where its row group does.
+    """
+
+    file: StoredFile
+    start: int = 0
+    stop: int | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        return (self.file.num_bytes if self.stop is None else self.stop) - self.start
+
+
+def can_be_cut(file: StoredFile, sample_by: str) -> bool:
+    """Return whether rows can be read without those before: each is a line, or in a row group."""
+    return file.name.endswith((".jsonl", ".parquet")) or (file.name.endswith(".txt") and sample_by == "line")
+
+
+def cut_file(file: StoredFile, sample_by: str, max_bytes: int) -> list[ByteRange]:
+    """Cut the file into ranges of at most `max_bytes`, or one larger row group; one that cannot be cut stays whole."""
+    if file.num_bytes <= max_bytes or not can_be_cut(file, sample_by):
+        return [ByteRange(file)]
+    if _is_parquet(file):
+        groups = grouped(((group, group.num_bytes) for group in _row_groups(file)), max_bytes)
+        return [ByteRange(file, group[0].start, group[-1].stop) for group in groups]
+    num_ranges = -(-file.num_bytes // max_bytes)
+    borders = [file.num_bytes * number // num_ranges for number in range(num_ranges + 1)]
+    return [ByteRange(file, start, stop) for start, stop in pairwise(borders)]
+
+
+def _is_parquet(file: StoredFile) -> bool:
+    return file.name.endswith(".parquet")
+
+
+def _row_groups(file: StoredFile) -> list[ByteRange]:
+    """List a range for each row group of a Parquet file; together they are all of its bytes."""
+    return [ByteRange(file, *borders) for borders in pairwise([0, *row_group_starts(file)[1:], file.num_bytes])]
+
+
+def group_byte_ranges(files: Sequence[StoredFile], sample_by: str, max_bytes: int) -> Iterator[list[ByteRange]]:
+    """Yield the files in order, in groups of at most `max_bytes`; a file that is larger and cannot be cut is a group.
+
+    A large file's ranges are groups by themselves, small files come together.
+    """
+    ranges = (byte_range for file in files for byte_range in cut_file(file, sample_by, max_bytes))
+    return grouped(((byte_range, byte_range.num_bytes) for byte_range in ranges), max_bytes)
+
+
+def is_for_few_workers(files: Sequence[StoredFile], sample_by: str, max_bytes: int) -> bool:
+    """Return whether the groups are few, and one is larger than `max_bytes` because its file cannot be cut finer."""
+    groups = list(islice(group_byte_ranges(files, sample_by, max_bytes), MIN_GROUPS))
+    is_too_large = any(sum(byte_range.num_bytes for byte_range in group) > max_bytes for group in groups)
+    return is_too_large and len(groups) < MIN_GROUPS
+
+
+def draw_byte_ranges(
+    files: Sequence[StoredFile], sample_by: str, text_column: str, num_bytes: int, seed: int
+) -> list[ByteRange] | None:
+    """Draw about `num_bytes` of the files, in ranges from all over them, in order; the same for the same seed.
+
+    The files are taken as one, cut into equally long sections, and a block is drawn from each; if one is Parquet, row
+    groups are drawn, by the size of their text, and blocks of the other files. None if the files have no more bytes
+    than that, or one of them cannot be cut.
+    """
+    if not all(can_be_cut(file, sample_by) for file in files):
+        return None
+    if any(map(_is_parquet, files)):
+        return _draw_row_groups(files, sample_by, text_column, num_bytes, seed)
+    total_bytes = sum(file.num_bytes for file in files)
+    if total_bytes <= num_bytes:
+        return None
+    block_bytes = max(1, min(SAMPLE_BLOCK_BYTES, num_bytes // MIN_SAMPLE_BLOCKS))
+    num_blocks = -(-total_bytes // block_bytes)
+    num_drawn = min(num_blocks, -(-num_bytes // block_bytes))
+    generator = random.Random(seed)
+    sections = [num_blocks * number // num_drawn for number in range(num_drawn + 1)]
+    blocks = [generator.randrange(first, after) for first, after in pairwise(sections)]
+    return list(_ranges_of_blocks(files, blocks, block_bytes))
+
+
+def _ranges_of_blocks(files: Sequence[StoredFile], blocks: Sequence[int], block_bytes: int) -> Iterator[ByteRange]:
+    """Yield the ranges that make up the blocks, whose numbers are in order."""
+    ends = list(accumulate(file.num_bytes for file in files))
+    index = 0
+    for block in blocks:
+        position, block_end = block * block_bytes, (block + 1) * block_bytes
+        while position < block_end and index < len(files):
+            file, file_start = files[index], ends[index] - files[index].num_bytes
+            stop = min(block_end, ends[index])
+            if position < stop:
+                start = max(position, file_start)
+                yield ByteRange(file, start - file_start, stop - file_start)
+                position = stop
+            if position >= ends[index]:
+                index += 1
+
+
+def _draw_row_groups(
+    files: Sequence[StoredFile], sample_by: str, text_column: str, num_bytes: int, seed: int
+) -> list[ByteRange] | None:
+    """Draw row groups, and blocks of files that are not Parquet, `num_bytes` of text but no fewer than 64 of them."""
+    units: list[tuple[ByteRange, int]] = []  # with their bytes of text
+    for file in files:
+        if _is_parquet(file):
+            # A file without rows has no sizes, but a range all the same.
+            units += zip(_row_groups(file), row_group_text_bytes(file, text_column), strict=False)
+        else:
+            units += [(block, block.num_bytes) for block in cut_file(file, sample_by, SAMPLE_BLOCK_BYTES)]
+    order = random.Random(seed).sample(range(len(units)), len(units))
+    sums = accumulate(units[index][1] for index in order)
+    num_drawn = max(MIN_SAMPLE_BLOCKS, sum(1 for drawn_bytes in sums if drawn_bytes <= num_bytes))
+    return None if num_drawn >= len(units) else [units[index][0] for index in sorted(order[:num_drawn])]
+
+
+def cut_passages(documents: Iterable[str]) -> Iterator[str]:
+    """Yield the documents in order, one of more than 4,096 characters cut: at spaces, where it has any."""
+    for document in documents:
+        start = 0
+        while len(document) - start > MAX_PASSAGE_CHARACTERS:
+            end = start + MAX_PASSAGE_CHARACTERS
+            space = max(document.rfind(" ", start, end), document.rfind("\n", start, end))
+            end = space + 1 if space >= start else end
+            yield document[start:end]
+            start = end
+        yield document[start:] if start else document
+
+
+def grouped(sized_items: Iterable[tuple[Item, int]], max_size: int) -> Iterator[list[Item]]:
+    """Yield the items of (item, size) in order, in groups of at most `max_size`; a larger item is a group."""
+    group: list[Item] = []
+    group_size = 0
+    for item, size in sized_items:
+        if group and group_size + size > max_size:
+            yield group
+            group, group_size = [], 0
+        group.append(item)
+        group_size += size
+    if group:
+        yield group
+
+
+def grouped_by_size(documents: Iterable[str], max_bytes: int) -> Iterator[list[str]]:
+    """Yield the documents in order, in groups of at most `max_bytes` of UTF-8; a larger document is a group."""
+    # One more each, so that blank documents have a size, too.
+    sized = ((document, num_utf8_bytes(document, number) + 1) for number, document in enumerate(documents, start=1))
+    return grouped(sized, max_bytes)
+
+
+def num_utf8_bytes(document: str, number: int) -> int:
+    """Return the size of document number `number` in UTF-8; an InputError names one that is not valid Unicode."""
+    try:
+        return len(document.encode())
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"Documents must be valid Unicode; number {number:,} is not: {error}. Remove it from the corpus."
+        ) from error
 
 
 def absolute_pattern(pattern: str) -> str:
@@ -46,10 +231,6 @@ def find_files(patterns: list[str], flag: str, *, is_text: bool = True) -> list[
     """Find the files that the patterns name, with their checksums; in order, those of a glob sorted.
 
     A file that links or several patterns name again is listed once, under its first name.
-
-    Raises:
-        InputError: a pattern without a match, a link to nothing, or a file of text whose ending is not one that can
-            be read; names `flag`.
     """
     files: dict[str, StoredFile] = {}
     num_found = 0
@@ -94,9 +275,9 @@ def read_byte_range(
         with byte_range.file.open() as raw:
             if file_format == "parquet":
                 # Reading further ahead than to the end of the range would be for nothing.
-                block_bytes = min(raw.read_ahead_bytes, max(byte_range.num_bytes, text_formats.PARQUET_BUFFER_BYTES))
+                block_bytes = min(raw.read_ahead_bytes, max(byte_range.num_bytes, PARQUET_BUFFER_BYTES))
                 table: io.BufferedReader[Any] = io.BufferedReader(raw, block_bytes)
-                yield from text_formats.parquet_texts(table, text_column, name, handler, byte_range.start, stop)
+                yield from parquet_texts(table, text_column, name, handler, byte_range.start, stop)
                 return
             if name.endswith(".gz"):
                 rows: Any = gzip.GzipFile(fileobj=io.BufferedReader(raw, raw.read_ahead_bytes))
@@ -107,17 +288,17 @@ def read_byte_range(
             encoding, newline = "utf-8" if byte_range.start else "utf-8-sig", "" if file_format == "csv" else None
             text = io.TextIOWrapper(rows, encoding, "surrogateescape", newline)
             if file_format == "text":
-                yield from text_formats.txt_texts(text, sample_by, handler)
+                yield from txt_texts(text, sample_by, handler)
             elif file_format == "csv":
-                yield from text_formats.csv_texts(text, text_column, name, handler)
+                yield from csv_texts(text, text_column, name, handler)
             else:
                 part = byte_range.start, byte_range.stop
-                yield from text_formats.json_texts(text, text_column, name, handler, part)
+                yield from json_texts(text, text_column, name, handler, part)
     except InputError:
         raise
     except (OSError, EOFError, ValueError, RecursionError, csv.Error, zlib.error) as error:
         kind = "gzip" if isinstance(error, EOFError | gzip.BadGzipFile | zlib.error) else file_format
-        raise text_formats.unreadable_file(name, kind, error) from error
+        raise unreadable_file(name, kind, error) from error
 
 
 def _format_of(name: str, flag: str) -> str:

@@ -1,42 +1,34 @@
 """Files in a local folder or in Google Cloud Storage (`gs://bucket/name`), read and written the same way.
 
 `open_folder` returns a `Folder` (see `folder.py`): a `LocalFolder` or a `GcsFolder`. `reading.py` finds files by name
-or glob, and reads them from any byte.
+or glob, and reads them from any byte. A missing local path is one line with the nearest match, and never a request to
+the Hub.
 """
 
-import os.path
+import difflib
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
 
 from mlm_common.errors import InputError
-from mlm_common.storage.folder import PARTIAL_SUFFIX, PROBE_PREFIX, Folder, NewFile
+from mlm_common.storage.folder import PARTIAL_SUFFIX, PROBE_PREFIX, Folder, LocalFolder, NewFile
 from mlm_common.storage.gcs import PREFIX, CloudStorageError, GcsFolder
-from mlm_common.storage.local import LocalFolder
 
 __all__ = [
-    "PARTIAL_SUFFIX",
-    "PROBE_PREFIX",
-    "CloudStorageError",
-    "Folder",
-    "NewFile",
-    "folder_and_name",
-    "is_gcs",
-    "local_or_hub",
-    "open_folder",
-    "read_file",
-]
+    "PARTIAL_SUFFIX", "PROBE_PREFIX", "CloudStorageError", "Folder", "NewFile", "check_file", "check_folder",
+    "check_folder_or_hub", "did_you_mean", "folder_and_name", "is_gcs", "local_or_hub", "looks_local", "missing",
+    "open_folder", "read_file", "short_path",
+]  # fmt: skip
 
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # at least two letters: one is a drive of Windows
 
 
 def is_gcs(path: str) -> bool:
-    """Return whether the path is in Cloud Storage.
-
-    Raises:
-        InputError: it is neither local nor `gs://`.
-    """
+    """Return whether the path is in Cloud Storage; an InputError if it is neither local nor `gs://`."""
     if not path.startswith(PREFIX) and _SCHEME.match(path):
         raise InputError(f"A path must be local or gs://BUCKET/NAME; received {path!r}.")
     return path.startswith(PREFIX)
@@ -73,3 +65,64 @@ def local_or_hub(name_or_path: str, *, without: tuple[str, ...] = ()) -> Iterato
         names = [name for name in folder.list_files() if not name.endswith(without)] if without else None
         with folder.local_copy(names) as copy:
             yield copy
+
+
+def looks_local(name: str) -> bool:
+    """Return whether a name can only be a local path, not an id on the Hub or a `gs://` path.
+
+    Ids on the Hub are NAME or USER/NAME. So a name that starts with `/`, `.` or `~` is a path, as is one with more than
+    one slash, one in an existing folder, or one that exists.
+    """
+    if is_gcs(name):
+        return False
+    path = Path(name)
+    is_in_folder = len(path.parts) > 1 and path.parent.is_dir()
+    return name.startswith(("/", ".", "~")) or len(path.parts) > 2 or is_in_folder or path.exists()
+
+
+def check_folder_or_hub(name: str, flag: str | None = None) -> None:
+    """Check as `check_folder` a name that looks like a local folder; ids on the Hub and `gs://` paths pass."""
+    if looks_local(name):
+        check_folder(name, flag)
+
+
+def check_folder(path: str, flag: str | None = None) -> None:
+    """Check that a local folder exists; a `gs://` path passes."""
+    if not is_gcs(path) and not Path(path).is_dir():
+        raise missing(path, flag, "folder")
+
+
+def check_file(path: str, flag: str | None = None) -> None:
+    if not is_gcs(path) and not Path(path).is_file():
+        raise missing(path, flag, "file")
+
+
+def missing(path: str, flag: str | None = None, kind: Literal["folder", "file"] = "folder") -> InputError:
+    """Make the error for a path without such a folder or file, with the nearest one that exists."""
+    start = f"{flag}: there" if flag else "There"
+    if Path(path).exists():
+        return InputError(f"{start} is no {kind} {path}: it is a {'file' if kind == 'folder' else 'folder'}.")
+    return InputError(f"{start} is no {kind} {path}{did_you_mean(path) or '.'}")
+
+
+def did_you_mean(path: str) -> str:
+    """Write the end of a sentence about a missing path: the existing one with the nearest name, or nothing.
+
+    Each part of the path that does not exist is replaced by the most similar name beside it.
+    """
+    found = Path()
+    for part in Path(path).parts:
+        if not Path(found, part).exists():
+            is_listed = found.is_dir() and os.access(found, os.R_OK)
+            names = sorted(one.name for one in found.iterdir()) if is_listed else []
+            similar = difflib.get_close_matches(part, names, n=1)
+            if not similar or is_gcs(path):
+                return ""
+            part = similar[0]
+        found = Path(found, part)
+    return f"; did you mean {found}?"
+
+
+def short_path(path: str) -> str:
+    """Write an absolute path in the working directory as it would be typed there."""
+    return os.path.relpath(path) if path.startswith(f"{Path.cwd()}/") else path

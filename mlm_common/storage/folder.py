@@ -1,6 +1,7 @@
-"""The interface of a folder of files, local or in Google Cloud Storage.
+"""A folder of files: what it can do, local or in Google Cloud Storage, and the local one.
 
-A write is all or nothing, and replaces an existing file. A missing file is a `FileNotFoundError`. Writing without
+A write is all or nothing, and replaces an existing file; a local one is written under another name in the same folder,
+then renamed. A missing file is a `FileNotFoundError`. Writing without
 permission is an `InputError`. In Cloud Storage every method raises `InputError` if a person must act (no credentials,
 no permission, no such bucket, another program writing the same object), and `CloudStorageError` if Cloud Storage did
 not answer during two minutes of retries.
@@ -8,13 +9,20 @@ not answer during two minutes of retries.
 
 import errno
 import json
+import os
+import shutil
+import stat
+import tempfile
+import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
+
+from mlm_common.errors import InputError
 
 PARTIAL_SUFFIX = ".partial"
 # Prefix of the files that `check_writable` writes.
@@ -23,7 +31,8 @@ PROBE_PREFIX = "writable-"
 OWNER_FOLDER = ".owner"
 # The connection pool of Cloud Storage's client holds ten.
 NUM_TRANSFERS = 8
-
+# Errors of missing permission.
+REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 # {path of a folder: its `FolderLock`, if this process has one}.
 locks: dict[str, Any] = {}
@@ -65,11 +74,7 @@ class Folder(ABC):
 
     @abstractmethod
     def read_bytes(self, name: str) -> bytes:
-        """Read a file.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
+        """Read a file; a FileNotFoundError if there is none."""
 
     def read_text(self, name: str) -> str:
         return self.read_bytes(name).decode("utf-8")
@@ -88,21 +93,14 @@ class Folder(ABC):
 
     @abstractmethod
     def create_text(self, name: str, text: str) -> None:
-        """Write a UTF-8 file that must not exist; of several programs that do so at once only one succeeds.
+        """Write a UTF-8 file; a FileExistsError if it exists. Of several programs that do so at once only one succeeds.
 
         A missing local folder is created with the permissions of the folder above it.
-
-        Raises:
-            FileExistsError: it exists.
         """
 
     @abstractmethod
     def replace_text(self, name: str, text: str, *, before: str) -> None:
-        """Replace the text `before` of a UTF-8 file, and never create it.
-
-        Raises:
-            FileNotFoundError: it has another text, or does not exist.
-        """
+        """Replace the text `before` of a UTF-8 file; a FileNotFoundError if it has another one, or does not exist."""
 
     @abstractmethod
     def append_text(self, name: str, text: str, *, before: str) -> None:
@@ -147,7 +145,7 @@ class Folder(ABC):
 
     @abstractmethod
     def delete_files(self, names: Iterable[str]) -> None:
-        """Delete files that exist."""
+        """Delete those of the files that exist."""
 
     @abstractmethod
     def delete(self) -> None:
@@ -159,18 +157,13 @@ class Folder(ABC):
 
     @abstractmethod
     def check_writable(self) -> None:
-        """Check that files can be written and replaced, by a try that leaves nothing behind.
-
-        Raises:
-            InputError: they cannot; says why, and how to fix it.
-        """
+        """Check that files can be written and replaced, by a try that leaves nothing behind; else an InputError."""
 
     @abstractmethod
     def local_copy(self, names: Iterable[str] | None = None) -> AbstractContextManager[str]:
         """Yield a local folder with all files, or those of these names: itself when local, else a temporary copy.
 
-        Raises:
-            InputError: the folder is missing or, in Cloud Storage, empty.
+        An InputError if the folder is missing or, in Cloud Storage, empty.
         """
 
     @abstractmethod
@@ -221,3 +214,163 @@ def for_all(function: Callable[[Any], None], items: Iterable[Any]) -> None:
     with ThreadPoolExecutor(NUM_TRANSFERS) as pool:
         for _ in pool.map(function, items):
             pass
+
+
+class LocalFolder(Folder):
+    """A folder on this machine."""
+
+    is_local = True
+
+    def exists(self, name: str = "") -> bool:
+        return self._path(name).exists()
+
+    def list_files(self) -> dict[str, int]:
+        folder = Path(self.path)
+        files = (path for path in sorted(folder.iterdir()) if path.is_file()) if folder.is_dir() else ()
+        return {path.name: path.stat().st_size for path in files if not path.name.endswith(PARTIAL_SUFFIX)}
+
+    def read_bytes(self, name: str) -> bytes:
+        return self._path(name).read_bytes()
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        with self.replacing(name) as partial:
+            partial.write_bytes(data)
+
+    def create_text(self, name: str, text: str) -> None:
+        path = self._path(name)
+        with explained_refusals(self.path):
+            path.parent.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                path.parent.mkdir()
+                # Without the sticky bit, so that anyone who may write there may also delete what others left.
+                path.parent.chmod(stat.S_IMODE(path.parent.parent.stat().st_mode) & ~stat.S_ISVTX)
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+
+    def replace_text(self, name: str, text: str, *, before: str) -> None:
+        # In place: renaming would bring back a file that was deleted meanwhile.
+        with self._path(name).open("r+", encoding="utf-8") as file:
+            if file.read() != before:
+                raise FileNotFoundError(errno.ENOENT, "the file was changed", self.path_of(name))
+            file.seek(0)
+            file.write(text)
+            file.truncate()
+
+    def append_text(self, name: str, text: str, *, before: str) -> None:  # noqa: ARG002
+        check_locks(self.path)
+        path = self._path(name)
+        with explained_refusals(self.path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+
+    @contextmanager
+    def replacing(self, name: str) -> Iterator[Path]:
+        check_locks(self.path)
+        final = self._path(name)
+        partial = final.with_name(f".{final.name}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}")
+        with explained_refusals(self.path):
+            final.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                yield partial
+                with partial.open("rb+") as written:
+                    os.fsync(written.fileno())
+                check_locks(self.path)
+                partial.replace(final)
+            finally:
+                partial.unlink(missing_ok=True)
+
+    def new_file(self) -> NewFile:
+        with explained_refusals(self.path):
+            return _NewLocalFile(self.path)
+
+    def upload_file(self, local_path: str, name: str) -> None:
+        if Path(local_path).resolve() != self._path(name).resolve():
+            with self.replacing(name) as partial:
+                shutil.copyfile(local_path, partial)
+
+    def delete_files(self, names: Iterable[str]) -> None:
+        for name in names:
+            check_locks(self.path)
+            self._path(name).unlink(missing_ok=True)
+
+    def delete(self) -> None:
+        check_locks(self.path)
+        if Path(self.path).exists():
+            shutil.rmtree(self.path)
+
+    def delete_partial_files(self, prefix: str = "") -> None:
+        check_locks(self.path)
+        for path in Path(self.path).glob(f".{prefix}*{PARTIAL_SUFFIX}"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+    def check_writable(self) -> None:
+        path = Path(os.path.normpath(Path(self.path).absolute()))
+        existing = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
+        try:
+            # Under a random name, so that a second program may do the same.
+            with tempfile.TemporaryDirectory(prefix=f".{PROBE_PREFIX}", suffix=PARTIAL_SUFFIX, dir=existing) as probe:
+                folder = Path(probe) / path.relative_to(existing)
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / "file").write_bytes(b"-")
+        except OSError as error:
+            raise _not_writable(self.path, error, existing) from error
+
+    @contextmanager
+    def local_copy(self, names: Iterable[str] | None = None) -> Iterator[str]:  # noqa: ARG002
+        if not Path(self.path).is_dir():
+            raise InputError(f"The path of a folder is needed; there is no folder {self.path}.")
+        yield self.path
+
+    @contextmanager
+    def staging(self) -> Iterator[str]:
+        yield self.path
+
+    def _path(self, name: str) -> Path:
+        return Path(self.path_of(name)) if name else Path(self.path)
+
+
+@contextmanager
+def explained_refusals(folder: str) -> Iterator[None]:
+    """Make errors of missing permission an InputError with a hint; others, such as a full disk, stay as they are."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in REFUSALS:
+            raise
+        raise _not_writable(folder, error, error.filename) from error
+
+
+def _not_writable(folder: str, error: OSError, place: object) -> InputError:
+    return InputError(
+        f"The folder of the output must be writable; {folder} is not: {error.strerror or error} ({place}). Name "
+        "another folder, or change its permissions."
+    )
+
+
+class _NewLocalFile(NewFile):
+    """A file in the folder, under a name that is not listed until `finish`."""
+
+    def __init__(self, folder: str) -> None:
+        check_locks(folder)
+        self._folder = folder
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self._partial = Path(folder) / f".{uuid.uuid4().hex}{PARTIAL_SUFFIX}"
+        self._file = self._partial.open("xb")
+
+    def finish(self, name: str) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        check_locks(self._folder)
+        self._partial.replace(self._partial.with_name(name))
+
+    def close(self) -> None:
+        try:
+            self._file.close()
+        finally:
+            self._partial.unlink(missing_ok=True)

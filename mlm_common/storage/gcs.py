@@ -27,15 +27,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlm_common.errors import InputError, RunFailedError, retry_call
-from mlm_common.storage.folder import (
-    NUM_TRANSFERS,
-    OWNER_FOLDER,
-    PARTIAL_SUFFIX,
-    Folder,
-    NewFile,
-    check_locks,
-    for_all,
-)
+from mlm_common.storage.folder import NUM_TRANSFERS, OWNER_FOLDER, PARTIAL_SUFFIX, Folder, NewFile, check_locks, for_all
 
 PREFIX = "gs://"
 BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
@@ -305,11 +297,7 @@ def _listing_prefix(folder: str) -> tuple[str, str]:
 
 
 def bucket_and_name(path: str) -> tuple[str, str]:
-    """Split `gs://bucket/name`; the name is empty for a bucket alone.
-
-    Raises:
-        InputError: the path has another form.
-    """
+    """Split `gs://bucket/name`, else an InputError; the name is empty for a bucket alone."""
     bucket, _, name = path.removeprefix(PREFIX).partition("/")
     if not path.startswith(PREFIX) or not BUCKET.fullmatch(bucket) or name.startswith("/") or "//" in name:
         raise InputError(f"A Cloud Storage path must be gs://BUCKET/NAME, with no empty part; received {path!r}.")

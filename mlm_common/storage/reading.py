@@ -153,12 +153,7 @@ def changed_file(path: str) -> InputError:
 
 
 def find_stored_files(pattern: str) -> list[StoredFile]:
-    """Find the file of that name or else the files that match it as a glob (`*`, `?`, `[]`, `**`), sorted.
-
-    Raises:
-        InputError: a malformed `gs://` path, or Cloud Storage refuses.
-        CloudStorageError: Cloud Storage did not answer.
-    """
+    """Find the file of that name or else the files that match it as a glob (`*`, `?`, `[]`, `**`), sorted."""
     if is_gcs(pattern):
         return _find_objects(pattern)
     names = [pattern] if Path(pattern).is_file() else sorted(set(_expand(pattern)))
@@ -171,8 +166,7 @@ def find_stored_files(pattern: str) -> list[StoredFile]:
 def _expand(pattern: str) -> Iterator[str]:
     """Yield what a local glob matches, as `glob` with `recursive`, but each folder under `**` only once, despite links.
 
-    Raises:
-        InputError: a folder under `**` cannot be read.
+    A folder there that cannot be read is an InputError.
     """
     recursive = _RECURSIVE.search(pattern)
     if recursive is None:

@@ -17,9 +17,8 @@ CONFIGS = (
     "tfrecord_prep.config",
     "train.config.settings",
     "finetuning.config.settings",
-    "finetuning.config.choice",
     "finetuning.config.embedding",
-    "finetuning.config.search",
+    "finetuning.config.prediction",
 )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from finetuning.config.search import SearchConfig
+from finetuning.config.prediction import SearchConfig
 from finetuning.search import main, open_search
 from finetuning.tasks import vectors
 from finetuning.tasks.vectors import TextEncoder

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mlm_common.corpus.byte_ranges import ByteRange
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import Corpus, open_corpus
+from mlm_common.corpus.text_files import ByteRange
 from mlm_common.errors import InputError, RunFailedError
 from mlm_common.storage.reading import StoredFile
 from tests.fixtures.partitions import split_work

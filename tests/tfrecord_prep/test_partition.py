@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlm_common.corpus.byte_ranges import grouped_by_size
+from mlm_common.corpus.text_files import grouped_by_size
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
 from tests.fixtures.partitions import SHA256, SPECIAL_IDS, build_partition, split_work

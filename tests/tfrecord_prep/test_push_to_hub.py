@@ -12,10 +12,10 @@ from mlm_common.hub.redaction import REDACTED
 from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import contents, flags, write_source
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
-from tfrecord_prep import push_to_hub as publishing
+from tfrecord_prep import hub_shards as publishing
+from tfrecord_prep.hub_shards import dataset_card
 from tfrecord_prep.manifest import open_shards, published_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main
-from tfrecord_prep.push_to_hub import dataset_card
 
 REPO = "alice/rows"
 HUB = ("--push-to-hub", REPO, "--validation-percent", "20")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from mlm_common.corpus import identity
-from mlm_common.corpus.byte_ranges import ByteRange
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus, read_partition
+from mlm_common.corpus.text_files import ByteRange
 from mlm_common.corpus.text_formats import BadRow, BadRows
 from mlm_common.errors import InputError
 from tests.fixtures.run_command import Run

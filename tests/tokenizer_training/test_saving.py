@@ -10,7 +10,7 @@ import pytest
 from google.cloud.storage.retry import DEFAULT_RETRY
 
 from mlm_common.errors import EXIT_FAILED, EXIT_PERMANENT
-from mlm_common.storage.local import LocalFolder
+from mlm_common.storage.folder import LocalFolder
 from tests.fixtures.run_command import Outcome, Run
 from tests.servers.fixtures import CloudStorageHandle
 from tokenizer_training import train_unigram

@@ -16,8 +16,14 @@ from tests.fixtures.run_command import Run
 from tests.servers.fixtures import HubHandle
 from tokenizer_training.train_unigram import main
 from tokenizer_training.unigram.config import NormalizationConfig
-from tokenizer_training.unigram.corpus_sample import CorpusSample, WordCounts, sample_corpus
-from tokenizer_training.unigram.source_samples import combine_samples, max_bytes_of, shares_of
+from tokenizer_training.unigram.corpus_sample import (
+    CorpusSample,
+    WordCounts,
+    combine_samples,
+    max_bytes_of,
+    sample_corpus,
+    shares_of,
+)
 
 
 @pytest.fixture(scope="module")

@@ -98,11 +98,7 @@ DEFAULT_VOCABULARY_SIZE = 32_000
 
 @dataclass(frozen=True)
 class UnigramConfig(Bounded):
-    """The settings of the tokenizer, in addition to the corpus and the normalization.
-
-    Raises:
-        InputError: a setting is out of its range.
-    """
+    """The settings of the tokenizer, in addition to the corpus and the normalization."""
 
     FLAG_GROUP = "Vocabulary"
 
@@ -143,10 +139,8 @@ class UnigramConfig(Bounded):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.vocab_size is not None and self.vocab_size <= self.num_reserved:
-            raise InputError(
-                f"--vocab-size must leave room beside {self.num_reserved} special tokens and bytes; got "
-                f"{self.vocab_size}."
-            )
+            rule = f"must leave room beside {self.num_reserved} special tokens and bytes"
+            raise InputError(f"--vocab-size {rule}; got {self.vocab_size}.")
         for token in self.extra_special_tokens:
             if len(token) < 2 or " " in token or not token.isprintable() or UNUSED_TOKEN.fullmatch(token):
                 raise InputError(

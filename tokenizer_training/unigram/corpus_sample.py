@@ -3,22 +3,30 @@
 A word is counted in segments, cut where the script changes from letters to signs and back. SentencePiece allows no
 token across such a change, so the segments lose nothing, and they are half as many: "word", "word," and "(word)" share
 theirs. A segment that begins a word carries the mark `▁`.
+
+In the sum of several sources each has the part that its weight says, or bytes^alpha (Conneau et al. 2020, section 3.1),
+whatever its size: the words of a source that has too little text count several times, as if it were read again.
 """
 
 import functools
 import random
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mlm_common.cli.console import no_progress
-from mlm_common.corpus.byte_ranges import cut_passages, grouped_by_size, num_utf8_bytes
+from mlm_common.corpus.text_files import cut_passages, grouped_by_size, num_utf8_bytes
+from mlm_common.mixture import normalized, sampling_weights
 from mlm_common.workers import map_in_order
 from tokenizer_training.unigram.config import WORD_MARK, NormalizationConfig, make_normalizer
+
+if TYPE_CHECKING:
+    from mlm_common.corpus.sources import Mixture  # slow to import for workers
 
 # What is drawn, skipped or counted at a time: less than a second of a worker's time, and little memory to send.
 BLOCK_BYTES = 4 << 20
@@ -92,11 +100,10 @@ def count_words(texts: Sequence[str], config: NormalizationConfig) -> WordCounts
     counts = WordCounts()
     # Each distinct word is normalized once, by itself, which is the same as normalizing the text.
     for word, count in words.items():
-        for normalized in normalize(word).split(" "):
-            if normalized:
-                counts.num_words += count
-                for segment in cut(WORD_MARK + normalized):
-                    counts.segments[segment] += count
+        for part in filter(None, normalize(word).split(" ")):
+            counts.num_words += count
+            for segment in cut(WORD_MARK + part):
+                counts.segments[segment] += count
     counts.characters = count_characters(counts.segments)
     return counts
 
@@ -217,16 +224,10 @@ def sample_corpus(
 
     Args:
         documents: read once, in one process; the workers count.
-        config: the normalization under which words are counted.
         max_bytes: of text that is counted.
         max_distinct_characters: of all different segments together; the rarest segments are dropped.
-        seed: of all draws.
         hold_out: whether to keep passages out of the counts, for measuring.
-        num_processes: workers that count.
         on_bytes: called with the size of each document read.
-
-    Raises:
-        InputError: a document is not valid Unicode, or a worker was killed.
     """
     generator = random.Random(seed)
     held_out = HeldOut(random.Random(generator.getrandbits(64)), fraction=HELD_OUT_FRACTION if hold_out else 0.0)
@@ -274,3 +275,59 @@ def draw_passages(documents: Iterable[str], seed: int, max_bytes: int = HELD_OUT
 def _count_block(config: NormalizationConfig, block: tuple[list[str], bool]) -> tuple[WordCounts, bool]:
     passages, halve = block
     return count_words(passages, config), halve
+
+
+def max_bytes_of(mixture: "Mixture", max_bytes: int, alpha: float | None) -> dict[str, int]:
+    """Divide `max_bytes` of text among the sources; undivided if their sizes are known only once they are read."""
+    files = {name: corpus.files(corpus.config.split) for name, corpus in mixture.corpora.items()}
+    if not mixture.weights and not all(files.values()):
+        return dict.fromkeys(files, max_bytes)
+    sizes = {name: sum(file.num_bytes for file in found) for name, found in files.items()}
+    return {name: max(1, round(share * max_bytes)) for name, share in _shares(mixture, sizes, alpha).items()}
+
+
+def shares_of(
+    mixture: "Mixture", samples: Mapping[str, CorpusSample], max_bytes: Mapping[str, int], alpha: float | None
+) -> dict[str, float]:
+    """Compute the part of each source, by its weight or the size of its text, of which `max_bytes` was sampled."""
+    sizes = {}
+    for name, corpus in mixture.corpora.items() if not mixture.weights else ():
+        fraction = corpus.sampled_fraction(corpus.config.split, max_bytes[name], corpus.config.seed)
+        sizes[name] = samples[name].record["num_bytes"] / fraction
+    return _shares(mixture, sizes, alpha)
+
+
+def _shares(mixture: "Mixture", sizes: Mapping[str, float], alpha: float | None) -> dict[str, float]:
+    if mixture.weights:
+        return normalized(mixture.weights)
+    return sampling_weights({name: max(size, 1) for name, size in sizes.items()}, 1.0 if alpha is None else alpha)
+
+
+def combine_samples(
+    samples: Mapping[str, CorpusSample], shares: Mapping[str, float], max_distinct_characters: int
+) -> tuple[CorpusSample, dict[str, dict[str, Any]]]:
+    """Add up the counts of the sources so that each has its share, and each text counts once or more.
+
+    Args:
+        shares: of the sources, which sum to 1.
+        max_distinct_characters: of all different segments together; the rarest are dropped.
+
+    Returns:
+        the sum, and for each source what the report says of it.
+    """
+    num_bytes = {name: int(sample.record["num_sampled_bytes"]) for name, sample in samples.items()}
+    total = max(num_bytes[name] / shares[name] for name in samples)  # whose text is most for its share counts once
+    counts, record, inputs = WordCounts(), Counter[str](), {}
+    for name, sample in samples.items():
+        times = shares[name] * total / num_bytes[name] if num_bytes[name] else 1.0
+        counts.add(sample.counts.scaled(times))
+        record.update({key: value for key, value in sample.record.items() if key != "sampling_rate"})
+        inputs[name] = {"share": shares[name], "times_counted": times, "input": sample.record}
+    num_dropped = counts.keep_most_frequent(max_distinct_characters)
+    combined: dict[str, Any] = dict(record) | {
+        "sampling_rate": sum(num_bytes.values()) / max(1, record["num_bytes"]),
+        "num_distinct_segments": len(counts.segments),
+        "num_dropped_segments": record["num_dropped_segments"] + num_dropped,
+        "num_words": counts.num_words,
+    }
+    return CorpusSample(counts, [], combined), inputs

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from mlm_common.figures import image_of, new_figure
+from mlm_common.figures import MUTED, image_of, new_figure
 from mlm_common.tokenizer import (
     BYTE_TOKENS,
     UNUSED_TOKEN,
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.font_manager import FontProperties
     from tokenizers import Encoding, Tokenizer
     from transformers import PreTrainedTokenizerFast
+
+    from tokenizer_training.unigram.corpus_sample import CorpusSample
 
 Item = TypeVar("Item")
 
@@ -40,7 +42,7 @@ LABEL_COLUMNS = 12
 
 # Of the picture.
 INCHES = (9.0, 3.6)
-MUTED, DARK = "#6b7280", "#1f2937"
+DARK = "#1f2937"
 # Neighbors differ, and dark text can be read on each.
 TOKEN_COLORS = ("#bfdbfe", "#fde68a", "#bbf7d0", "#fbcfe8", "#ddd6fe")
 # A text with fewer spaces than this is of a language that does not separate words by them.
@@ -49,21 +51,12 @@ MAX_CHARACTERS_PER_WORD = 15.0
 SENTENCE_CHARACTERS = (30, 70)
 SENTENCE_POINTS, TOKEN_POINTS, SPACE_POINTS = 10.5, 4.5, 5.0
 NUM_CANDIDATES = 200
-
-
-class Zone(NamedTuple):
-    """A part of the scale of tokens per word: its end, its meaning, and its color."""
-
-    stop: float
-    verdict: str
-    color: str
-
-
+# The parts of the scale of tokens per word: where each ends, what it means, and its color.
 ZONES = (
-    Zone(1.5, "good: most words are a single token", "#86efac"),
-    Zone(2.0, "usual for a small vocabulary, or a language of long words", "#d9f99d"),
-    Zone(2.5, "high: try more text, or a larger --vocab-size", "#fde68a"),
-    Zone(3.0, "very high: is this text like the text it was trained on?", "#fca5a5"),
+    (1.5, "good: most words are a single token", "#86efac"),
+    (2.0, "usual for a small vocabulary, or a language of long words", "#d9f99d"),
+    (2.5, "high: try more text, or a larger --vocab-size", "#fde68a"),
+    (3.0, "very high: is this text like the text it was trained on?", "#fca5a5"),
 )
 
 
@@ -130,6 +123,31 @@ def _ratio(numerator: int, denominator: int) -> float:
     return numerator / denominator if denominator else 0.0
 
 
+def report_on(
+    tokenizer: "PreTrainedTokenizerFast",
+    sample: "CorpusSample",
+    held_out: Mapping[str, tuple[str, list[str]]],
+    inputs: Mapping[str, dict[str, Any]],
+) -> tuple[dict[str, Any], bytes]:
+    """Measure the tokenizer on held-out text, and print the report; return it, and its picture as PNG.
+
+    Args:
+        held_out: of each source the text to measure on, and which part of its corpus that is.
+        inputs: what the report says of the part of each source in the sample; empty for a single corpus.
+    """
+    parts = dict.fromkeys(part for part, _ in held_out.values())
+    source = next(iter(parts)) if len(parts) == 1 else "all sources"
+    texts = [text for _, passages in held_out.values() for text in passages]
+    quality = measure_quality(tokenizer, texts)
+    report = build_report(tokenizer, quality, source, texts, sample.counts.characters, sample.record)
+    for name, of_source in inputs.items():
+        part, passages = held_out[name]
+        measured = {"part": part} | asdict(measure_quality(tokenizer, passages))
+        report.setdefault("sources", {})[name] = of_source | {"held_out": measured}
+    print(render_report(report))
+    return report, draw_report(report, tokenizer, texts)
+
+
 def build_report(
     tokenizer: "PreTrainedTokenizerFast",
     quality: TokenizerQuality,
@@ -141,13 +159,10 @@ def build_report(
     """Build the report, of values that JSON has; a function of the arguments.
 
     Args:
-        tokenizer: the one that was trained.
-        quality: its figures on held-out text.
-        source: the split of the corpus that the held-out text comes from, human-readable.
-        texts: that text; examples of segmentations come from all over it.
+        source: the split of the corpus that the held-out texts come from, human-readable.
+        texts: examples of segmentations come from all over them.
         character_counts: of the corpus, after normalization. A character is kept if it is a token: only then is it
             never unknown or spelled in bytes.
-        input_record: what the tokenizer was trained on; becomes part of the report.
     """
     kinds = tokens_by_kind(tokenizer)
     ordinary = kinds["single_character"] + kinds["other"]
@@ -229,7 +244,7 @@ def _shortened(line: str) -> str:
 
 
 def verdict(tokens_per_word: float) -> str:
-    return next((zone.verdict for zone in ZONES if tokens_per_word < zone.stop), ZONES[-1].verdict)
+    return next((words for stop, words, _ in ZONES if tokens_per_word < stop), ZONES[-1][1])
 
 
 def draw_report(report: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> bytes:
@@ -255,7 +270,7 @@ def draw_report(report: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast",
 def _draw_fit(axes: "Axes", held_out: Mapping[str, Any], num_characters: int) -> None:
     """Draw tokens per word as a number, on a scale, and in words; characters per token if there are no words."""
     axes.set_axis_off()
-    axes.set(xlim=(1.0, ZONES[-1].stop), ylim=(0, 1))
+    axes.set(xlim=(1.0, ZONES[-1][0]), ylim=(0, 1))
     number = held_out["tokens_per_word"]
     if not held_out["num_words"]:
         axes.text(1.0, 0.5, "no text to measure on", size=12, color=MUTED)
@@ -268,10 +283,10 @@ def _draw_fit(axes: "Axes", held_out: Mapping[str, Any], num_characters: int) ->
     shown = axes.text(1.0, 0.62, f"{number:.2f}", size=36, weight="bold", color=DARK)
     axes.annotate("tokens per word", (1.05, 0), (0, 8), xycoords=shown, textcoords="offset points", size=13, color=DARK)
     start = 1.0
-    for zone in ZONES:
-        axes.barh(0.36, zone.stop - start, left=start, height=0.12, color=zone.color, edgecolor="white", linewidth=1.5)
+    for stop, _, color in ZONES:
+        axes.barh(0.36, stop - start, left=start, height=0.12, color=color, edgecolor="white", linewidth=1.5)
         axes.text(start, 0.17, f"{start:.1f}", size=8, color=MUTED, ha="left" if start == 1.0 else "center")
-        start = zone.stop
+        start = stop
     axes.text(start, 0.17, f"{start:.1f}+", size=8, color=MUTED, ha="right")
     axes.plot([min(max(number, 1.0), start)], [0.47], marker="v", markersize=10, color=DARK, clip_on=False)
     axes.text(1.0, 0.0, verdict(number), size=9.5, color=DARK)

@@ -85,7 +85,6 @@ def train_unigram(
         counts: of text normalized with `normalization`; its segments are consumed.
         num_bytes: size of that text, for the default size of the vocabulary.
         config: its `vocab_size` is met exactly.
-        normalization: becomes part of the tokenizer.
         on_round: called with the rounds of training that are done, and the expected total.
 
     Raises:
@@ -209,10 +208,7 @@ def _train_vocabulary(
 
 
 def train_pieces(
-    folder: str,
-    num_pieces: int,
-    reserved: Collection[str] = (),
-    on_round: Callable[[int, int], object] = no_progress,
+    folder: str, num_pieces: int, reserved: Collection[str] = (), on_round: Callable[[int, int], object] = no_progress
 ) -> list[tuple[str, float]]:
     """Train exactly `num_pieces` pieces, with their log probabilities: every character, and what EM finds best.
 

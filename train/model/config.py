@@ -3,8 +3,8 @@
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from mlm_common.cli.local_paths import check_folder_or_hub
 from mlm_common.errors import InputError
+from mlm_common.storage import check_folder_or_hub
 from mlm_common.tokenizer import special_ids, vocabulary_size
 from tfrecord_prep.manifest import SEPARATED_CHUNKINGS
 from train.config.learning import ModelConfig

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from transformers import PreTrainedTokenizerFast
 
-from mlm_common.cli.local_paths import missing
 from mlm_common.errors import InputError
 from mlm_common.hub.retries import one_line
+from mlm_common.storage import missing
 from train.data.inputs import Feature
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from finetuning.config.settings import ClassificationData
+from finetuning.data.examples import Table
 from finetuning.data.glue import GLUE_TASKS
-from finetuning.data.tables import Table
 from finetuning.tasks.classification import read_parts
 from mlm_common.errors import InputError
 

@@ -7,7 +7,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from finetuning.data.tables import read_hub_tables, read_table
+from finetuning.data.examples import read_hub_tables, read_table
 from mlm_common.errors import InputError
 
 ROWS = [{"text": 'a "b', "label": "x"}, {"text": "c, d", "label": "y"}]

@@ -11,9 +11,9 @@ from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
 from finetuning.config.settings import TaggingData
+from finetuning.data.examples import read_table
 from finetuning.data.inputs import encode_texts
 from finetuning.data.labels import Labels
-from finetuning.data.tables import read_table
 from finetuning.tasks.tagging import NO_TAG, NO_WORD, Sentences, encode_sentences, read_sentences
 from mlm_common.errors import InputError
 from tests.fixtures.tiny_models import tiny_tokenizer

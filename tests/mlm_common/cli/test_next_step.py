@@ -8,8 +8,8 @@ import pytest
 
 from mlm_common.cli.command_line import parse_arguments
 from mlm_common.cli.console import PROJECT_FOLDER, folder_beside, next_step
-from mlm_common.cli.local_paths import short_path
 from mlm_common.corpus.config import CorpusConfig
+from mlm_common.storage import short_path
 from tfrecord_prep.config import PrepareConfig
 from tfrecord_prep.prepare_tfrecord_shards import describe_next as next_after_shards
 from tokenizer_training.train_unigram import describe_next as next_after_tokenizer

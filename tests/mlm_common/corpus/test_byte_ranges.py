@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlm_common.corpus import byte_ranges, text_files
-from mlm_common.corpus.byte_ranges import ByteRange, cut_file, cut_passages, grouped_by_size
-from mlm_common.corpus.text_files import read_byte_range, row_blocks
+from mlm_common.corpus import text_files
+from mlm_common.corpus.text_files import ByteRange, cut_file, cut_passages, grouped_by_size, read_byte_range, row_blocks
 from mlm_common.errors import InputError
 from mlm_common.storage import reading
 from mlm_common.storage.reading import StoredFile
@@ -153,7 +152,7 @@ def test_what_a_file_lacks_is_found_in_a_range_of_it(tmp_path: Path) -> None:
 
 @pytest.fixture
 def short_passages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(byte_ranges, "MAX_PASSAGE_CHARACTERS", 8)
+    monkeypatch.setattr(text_files, "MAX_PASSAGE_CHARACTERS", 8)
 
 
 @pytest.mark.usefixtures("short_passages")
@@ -178,7 +177,7 @@ def test_cuts(document: str, expected: list[str]) -> None:
 @given(st.lists(st.text(st.sampled_from("abcd \n"), max_size=60), max_size=5), st.integers(1, 12))
 def test_passages_keep_the_text_and_their_bound(documents: list[str], max_characters: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(byte_ranges, "MAX_PASSAGE_CHARACTERS", max_characters)
+        patch.setattr(text_files, "MAX_PASSAGE_CHARACTERS", max_characters)
         for document in documents:
             cut = list(cut_passages([document]))
             assert "".join(cut) == document

@@ -179,7 +179,7 @@ def test_record_gives_the_settings_back(tmp_path: Path) -> None:
         ({"split": "validation", "validation_percent": 1.0}, "no name for another split `validation`"),
         ({"split": "test", "test_files": ["a"]}, "drop it or --test-files"),
         ({"test_percent": -1}, "--test-percent must be at least 0"),
-        ({"validation_percent": 60, "test_percent": 40}, "under 100 together, .* got 60 and 40"),
+        ({"validation_percent": 60, "test_percent": 40}, "under 100 together; got 60 and 40"),
         ({"data_files": ["a.txt"], "test_split": "test"}, "--test-split needs a Hub data set .* --test-files"),
         ({"dataset_name": "builtin", "validation_split": "x"}, "--validation-split needs a Hub data set"),
         ({"dataset_name": "x", "split": "a", "test_split": "a"}, "must be different splits; got a, a"),

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from mlm_common.corpus import identity
-from mlm_common.corpus.byte_ranges import ByteRange
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus
 from mlm_common.corpus.identity import (
@@ -22,7 +21,7 @@ from mlm_common.corpus.identity import (
     record_of_split,
     with_checksums,
 )
-from mlm_common.corpus.text_files import read_byte_range
+from mlm_common.corpus.text_files import ByteRange, read_byte_range
 from mlm_common.errors import InputError
 from mlm_common.storage.reading import StoredFile
 from tests.servers.fixtures import CloudStorageHandle

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlm_common.corpus.byte_ranges import ByteRange, cut_file
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import Corpus, open_corpus, read_partition
-from mlm_common.corpus.text_files import read_byte_range
+from mlm_common.corpus.text_files import ByteRange, cut_file, read_byte_range
 from mlm_common.corpus.text_formats import BadRow, BadRows
 from mlm_common.errors import InputError
 from mlm_common.storage.reading import find_stored_files

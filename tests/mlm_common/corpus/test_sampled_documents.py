@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlm_common.corpus import corpus as corpus_module
-from mlm_common.corpus.byte_ranges import ByteRange, draw_byte_ranges
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import Corpus, open_corpus
-from mlm_common.corpus.text_files import read_byte_range
+from mlm_common.corpus.text_files import ByteRange, draw_byte_ranges, read_byte_range
 from mlm_common.storage.reading import StoredFile
 
 LINE_BYTES = 10

@@ -19,10 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlm_common.corpus import text_formats
-from mlm_common.corpus.byte_ranges import ByteRange
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus
-from mlm_common.corpus.text_files import read_byte_range
+from mlm_common.corpus.text_files import ByteRange, read_byte_range
 from mlm_common.corpus.text_formats import BadRow, BadRows, parquet_texts
 from mlm_common.errors import InputError
 from tests.fixtures.text_files import local_file, read_file
@@ -150,7 +149,7 @@ def test_byte_order_mark_is_no_text(ending: str, tmp_path: Path) -> None:
 MEASURE = """
 import json, resource, sys, time
 from mlm_common.storage.reading import StoredFile
-from mlm_common.corpus.byte_ranges import ByteRange
+from mlm_common.corpus.text_files import ByteRange
 from mlm_common.corpus.text_files import read_byte_range
 before_kilobytes, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
 lengths = [len(text) for text in read_byte_range(ByteRange(StoredFile(sys.argv[1], 0)), "text", sys.argv[2])]

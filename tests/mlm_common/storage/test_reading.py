@@ -18,10 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlm_common.corpus import text_files
-from mlm_common.corpus.byte_ranges import ByteRange, cut_file
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus, read_partition
-from mlm_common.corpus.text_files import find_files, read_byte_range
+from mlm_common.corpus.text_files import ByteRange, cut_file, find_files, read_byte_range
 from mlm_common.errors import InputError, RunFailedError
 from mlm_common.storage import reading
 from mlm_common.storage.reading import find_stored_files

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlm_common.corpus.byte_ranges import cut_passages
+from mlm_common.corpus.text_files import cut_passages
 from mlm_common.errors import InputError
 from tokenizer_training.unigram.config import WORD_MARK, NormalizationConfig, make_normalizer, make_pre_tokenizer
 from tokenizer_training.unigram.corpus_sample import (

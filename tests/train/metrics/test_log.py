@@ -14,7 +14,7 @@ from tensorboard.summary.writer import event_file_writer
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from mlm_common import workers
-from mlm_common.storage import local
+from mlm_common.storage.folder import LocalFolder
 from tests.fixtures.same_run import tensorboard_points
 from tests.servers.fixtures import CloudStorageHandle
 from train.metrics.log import (
@@ -145,8 +145,8 @@ class Failing:
 @pytest.mark.parametrize(
     ("place", "name"),
     [
-        (local.LocalFolder, "append_text"),
-        (local.LocalFolder, "write_bytes"),
+        (LocalFolder, "append_text"),
+        (LocalFolder, "write_bytes"),
         (LossCurve, "update"),
         (RecordWriter, "flush"),
     ],
@@ -167,7 +167,7 @@ def test_a_write_that_fails_is_made_up_for_and_told(
 
 
 def test_a_line_that_a_full_disk_cuts_off_is_whole_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def append_half(self: local.LocalFolder, name: str, text: str, **_: str) -> None:
+    def append_half(self: LocalFolder, name: str, text: str, **_: str) -> None:
         monkeypatch.undo()
         with Path(self.path_of(name)).open("a", encoding="utf-8") as file:
             file.write(text[: len(text) // 2])
@@ -176,7 +176,7 @@ def test_a_line_that_a_full_disk_cuts_off_is_whole_in_the_end(tmp_path: Path, mo
     with started_log(tmp_path) as log:
         add(log, 1)
         log._worker.wait()
-        monkeypatch.setattr(local.LocalFolder, "append_text", append_half)
+        monkeypatch.setattr(LocalFolder, "append_text", append_half)
         add(log, 2)
     assert read_metrics(RunFolder(tmp_path)) == log.lines
     assert len(log.lines) == 4

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from finetuning.config.choice import ChoiceData
-from finetuning.data.choices import Choices, check_number, columns_of, encode_labels, names_of, read_choices
-from finetuning.data.tables import Table, read_table
+from finetuning.config.settings import ChoiceData
+from finetuning.data.examples import Table, read_table
+from finetuning.tasks.choice import Choices, check_number, columns_of, encode_labels, names_of, read_choices
 from mlm_common.errors import InputError
 
 SWAG = {

@@ -1,7 +1,7 @@
 import pytest
 
-from mlm_common.cli.local_paths import check_file, check_folder, check_folder_or_hub, did_you_mean, looks_local
 from mlm_common.errors import InputError
+from mlm_common.storage import check_file, check_folder, check_folder_or_hub, did_you_mean, looks_local
 
 
 @pytest.fixture(autouse=True)
