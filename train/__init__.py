@@ -42,8 +42,7 @@ LOGGING_MODULES = ("modeling_tf_utils", "pipelines.base", "tokenization_utils_ba
 def prepare_environment() -> None:
     """Set the variables that make transformers' TF classes work with the TensorFlow installed.
 
-    Raises:
-        InputError: transformers was imported before, and did not see this TensorFlow.
+    InputError if transformers was imported before, and did not see this TensorFlow.
     """
     # transformers' TF classes are Keras 2 classes.
     os.environ["TF_USE_LEGACY_KERAS"] = "1"

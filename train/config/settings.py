@@ -415,8 +415,7 @@ def parse_run_flags(
 ) -> tuple[TrainingConfig, Any]:
     """Read the flags of a run of pretraining, all optional, over `--config-file`, `--phases`, the preset, the defaults.
 
-    Args:
-        more_types: at most one dataclass of more flags, of which an instance is returned; else None.
+    Of `more_types`, at most one dataclass of more flags, an instance is returned; else None.
     """
     other_defaults = dict.fromkeys(names_set_by_presets(), "the preset's")
     types = (*SUBJECTS, *more_types)

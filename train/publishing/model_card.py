@@ -57,11 +57,9 @@ def model_card(
     files: Collection[str],
     scores: Mapping[str, Any] | None = None,
 ) -> str:
-    """Write the README.md of a model: metadata for the Hub, then text.
+    """Write the README.md of a model: metadata for the Hub, then text, with the plots among the `files` beside it.
 
-    Args:
-        files: names of the files beside the card; plots among them are shown.
-        scores: of `read_scores` in `train.publishing.publisher`.
+    The scores are of `read_scores` in `train.publishing.publisher`.
     """
     hub, task, step = record["settings"]["hub"], TaskCard.from_record(record["task"]["card"]), snapshot.step
     name = hub["hub_model_id"].partition("/")[2] if hub["hub_model_id"] else task.model_kind.capitalize()

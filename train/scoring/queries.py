@@ -321,11 +321,7 @@ class Sample:
 def draw_sample(
     pairs: Sequence[Pair], num_words: int, shards: ShardSet | None, tokenizer: PreTrainedTokenizerFast, max_length: int
 ) -> Sample:
-    """Draw at most `MAX_PAIRS` pairs, and a word of each of `num_words` rows from all over the shards.
-
-    Raises:
-        InputError: a sentence is longer than the rows; or the tokenizer does not show where words start.
-    """
+    """Draw at most `MAX_PAIRS` pairs, and a word of each of `num_words` rows from all over the shards."""
     random = np.random.default_rng(SEED)
     drawn = np.sort(random.choice(len(pairs), min(MAX_PAIRS, len(pairs)), replace=False))
     sentences = [sentence for index in drawn for sentence in (pairs[index].good, pairs[index].bad)]

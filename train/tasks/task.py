@@ -170,10 +170,9 @@ class Task(ABC):
         raise NotImplementedError
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """Compute the figures of an evaluation from what `sums` gave; `loss` is one of them.
+        """Compute the figures of an evaluation from what `sums` gave, over all rows, in float64; `loss` is one of them.
 
-        Args:
-            sums: over all rows, in float64; and the values for each row, batch after batch, those of padding too.
+        Values for each row come batch after batch, those of padding too.
         """
         means = {name: float(sums[total] / sums[weight]) if sums[weight] else 0.0 for name, total, weight in self.means}
         return means | self.derived_figures(means)

@@ -46,14 +46,15 @@ Status = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor."""
+    """One line of the doctor; a warning is of what does not stop a run, but is not intended, slow, or soon fails."""
 
     status: Status
     subject: str
     text: str
+    fix: str = ""
 
     def __str__(self) -> str:
-        return f"{self.status:<8} {self.subject:<14} {' '.join(self.text.split())}"
+        return f"{self.status:<8} {self.subject:<14} {' '.join(f'{self.text} {self.fix}'.split())}"
 
 
 def findings_of(subject: str, check: Callable[..., Iterable[Finding]], *arguments: Any) -> Iterator[Finding]:
@@ -65,19 +66,6 @@ def findings_of(subject: str, check: Callable[..., Iterable[Finding]], *argument
     except Exception as error:
         text = f"could not be checked: {type(error).__name__}: {error}. Fix the errors above first."
         yield Finding("error", subject, text)
-
-
-def ok(subject: str, text: str) -> Finding:
-    return Finding("ok", subject, text)
-
-
-def warning(subject: str, text: str, fix: str) -> Finding:
-    """Make a finding that does not stop a run, but is probably not intended, slow, or will soon fail."""
-    return Finding("warning", subject, f"{text} {fix}")
-
-
-def error(subject: str, text: str, fix: str) -> Finding:
-    return Finding("error", subject, f"{text} {fix}")
 
 
 # Distributions that contain the module `tensorflow`, with the extra of this project that installs them.
@@ -120,14 +108,18 @@ def tensorflow_builds(installed: dict[str, Distribution]) -> list[str]:
 
 def check_python(installed: dict[str, Distribution], version: str = platform.python_version()) -> Iterator[Finding]:
     if PROJECT not in installed:
-        yield error("Python", f"{PROJECT} is not installed for {sys.executable}.", f"To install it, {INSTALL}")
+        yield Finding(
+            "error", "Python", f"{PROJECT} is not installed for {sys.executable}.", f"To install it, {INSTALL}"
+        )
         return
     supported = installed[PROJECT].metadata["Requires-Python"]
     if version in SpecifierSet(supported):
-        yield ok("Python", f"{version}, {sys.executable}")
+        yield Finding("ok", "Python", f"{version}, {sys.executable}")
     else:
         fix = "Run python3 install.py, which makes an environment with a Python that fits."
-        yield error("Python", f"must be {supported}, as TensorFlow's packages are; {sys.executable} is {version}.", fix)
+        yield Finding(
+            "error", "Python", f"must be {supported}, as TensorFlow's packages are; {sys.executable} is {version}.", fix
+        )
 
 
 def check_requirements(installed: dict[str, Distribution]) -> Iterator[Finding]:
@@ -139,33 +131,33 @@ def check_requirements(installed: dict[str, Distribution]) -> Iterator[Finding]:
             all_fit = False
             state = f"{found.version} is installed" if found else "it is not installed"
             text = f"{name}{wanted} is needed{REASONS.get(name, '')}; {state}."
-            yield error("packages", text, _pip_install(installed, f"{name}{wanted}"))
+            yield Finding("error", "packages", text, _pip_install(installed, f"{name}{wanted}"))
     if requirements and all_fit:
-        yield ok("packages", f"all {len(requirements)} that the project needs, in versions it can use")
+        yield Finding("ok", "packages", f"all {len(requirements)} that the project needs, in versions it can use")
 
 
 def check_tensorflow_build(installed: dict[str, Distribution]) -> Iterator[Finding]:
     builds = tensorflow_builds(installed)
     if not builds:
-        yield error("TensorFlow", "is not installed.", f"To install it, {INSTALL}")
+        yield Finding("error", "TensorFlow", "is not installed.", f"To install it, {INSTALL}")
     elif len(builds) > 1:
         names = " and ".join(f"{name} {installed[name].version}" for name in builds)
         text = (
             f"{names} are both installed. They contain the same files, so the one installed last overwrote the other."
         )
         fix = TPU_INSTALL if TPU_BUILD in builds else f"pip uninstall -y {' '.join(builds)}, then {INSTALL}"
-        yield error("TensorFlow", text, fix)
+        yield Finding("error", "TensorFlow", text, fix)
     else:
         build, version, extra = builds[0], installed[builds[0]].version, TENSORFLOW_BUILDS[builds[0]]
         wanted = _requirements(installed, PROJECT, extra).get(build, "") if extra else ""
         if extra is None:
             text = f"{build} {version} is not a build that this project is tested with."
-            yield warning("TensorFlow", text, f"pip uninstall -y {build}, then {INSTALL}")
+            yield Finding("warning", "TensorFlow", text, f"pip uninstall -y {build}, then {INSTALL}")
         elif _fits(installed[build], wanted):
-            yield ok("TensorFlow", f"{build} {version}")
+            yield Finding("ok", "TensorFlow", f"{build} {version}")
         else:
             text = f"{build}{wanted} is needed; {version} is installed."
-            yield error("TensorFlow", text, _pip_install(installed, f"{build}{wanted}"))
+            yield Finding("error", "TensorFlow", text, _pip_install(installed, f"{build}{wanted}"))
 
 
 def check_tf_keras(installed: dict[str, Distribution]) -> Iterator[Finding]:
@@ -177,11 +169,11 @@ def check_tf_keras(installed: dict[str, Distribution]) -> Iterator[Finding]:
     found = installed.get(TF_KERAS)
     if found is None:
         text = "is not installed; without it transformers finds Keras 3, which its TensorFlow classes cannot use."
-        yield error(TF_KERAS, text, fix)
+        yield Finding("error", TF_KERAS, text, fix)
     elif _minor(found.version) != minor:
-        yield error(TF_KERAS, f"must have TensorFlow's version {minor}; {found.version} is installed.", fix)
+        yield Finding("error", TF_KERAS, f"must have TensorFlow's version {minor}; {found.version} is installed.", fix)
     else:
-        yield ok(TF_KERAS, f"{found.version}, matches TensorFlow")
+        yield Finding("ok", TF_KERAS, f"{found.version}, matches TensorFlow")
 
 
 def _pip_install(installed: dict[str, Distribution], requirement: str) -> str:
@@ -242,10 +234,12 @@ def check_import(config: TrainingConfig) -> Iterator[Finding]:
     doing = "import of TensorFlow, tf-keras and transformers"
     libraries = ask_tensorflow("import_libraries", config, doing, REINSTALL)
     if libraries["is_seen_by_transformers"]:
-        yield ok("import", f"TensorFlow {libraries['tensorflow']}, {libraries['file']}, seen by transformers")
+        yield Finding(
+            "ok", "import", f"TensorFlow {libraries['tensorflow']}, {libraries['file']}, seen by transformers"
+        )
     else:
         text = f"transformers does not see TensorFlow {libraries['tensorflow']}, {libraries['file']}."
-        yield error("import", text, "Unset USE_TORCH, USE_TF and FORCE_TF_AVAILABLE.")
+        yield Finding("error", "import", text, "Unset USE_TORCH, USE_TF and FORCE_TF_AVAILABLE.")
 
 
 def check_gpus(config: TrainingConfig, devices: Path = Path("/dev")) -> Iterator[Finding]:
@@ -253,11 +247,11 @@ def check_gpus(config: TrainingConfig, devices: Path = Path("/dev")) -> Iterator
     if not num_gpus or config.hardware.wants_tpu:
         return
     if seen := ask_tensorflow("list_gpus", config, "looking for GPUs", REINSTALL)["gpus"]:
-        yield ok("GPU", f"TensorFlow sees {len(seen)}")
+        yield Finding("ok", "GPU", f"TensorFlow sees {len(seen)}")
     else:
         text = f"the machine has {num_gpus}, but TensorFlow sees none, so a run would train on the CPU."
         fix = "Run python3 install.py --extra gpu, and check with nvidia-smi that the driver works."
-        yield warning("GPU", text, fix)
+        yield Finding("warning", "GPU", text, fix)
 
 
 def check_tpu(config: TrainingConfig) -> Iterator[Finding]:
@@ -270,29 +264,29 @@ def check_tpu(config: TrainingConfig) -> Iterator[Finding]:
         check_tpu_devices(config.hardware)
         if not has_tpu_build:
             text = f"--tpu-name local needs {TPU_BUILD}; the installed TensorFlow is the one for CPUs and GPUs."
-            yield error("TPU", text, TPU_INSTALL)
+            yield Finding("error", "TPU", text, TPU_INSTALL)
             return
         if holders := processes_that_hold(tpu_devices()):
             names = ", ".join(f"{number} ({command})" for number, command in holders.items())
             text = f"is in use by process {names}; only one process can use it."
-            yield error("TPU", text, "End that process: kill NUMBER")
+            yield Finding("error", "TPU", text, "End that process: kill NUMBER")
             return
     fix = "Restart the TPU VM. If that does not help, check its runtime version: it must fit the TPU's type."
     answer = ask_tensorflow("connect_tpu", config, f"connecting to {name}", fix)
-    yield ok("TPU", f"{describe_tpu() if name == 'local' else name}, {answer['num_replicas']} replicas")
+    yield Finding("ok", "TPU", f"{describe_tpu() if name == 'local' else name}, {answer['num_replicas']} replicas")
 
 
 def _unused_tpu(config: TrainingConfig, has_tpu_build: bool) -> Finding:
     if tpu_devices() and not config.hardware.no_tpu:
         text = f"this machine has one ({describe_tpu()}), but without --tpu-name a run trains on the CPU."
-        return warning("TPU", text, "Pass --tpu-name local.")
+        return Finding("warning", "TPU", text, "Pass --tpu-name local.")
     if tpu_devices():
-        return ok("TPU", f"{describe_tpu()}; not used, because of --no-tpu")
+        return Finding("ok", "TPU", f"{describe_tpu()}; not used, because of --no-tpu")
     if has_tpu_build:
         text = f"{TPU_BUILD} is installed, but this machine has no TPU (no /dev/accel*, no /dev/vfio/*)."
         fix = "On Colab, choose a TPU runtime; on a TPU VM, the runtime version for its type."
-        return warning("TPU", text, f"{fix} Otherwise train on the CPU.")
-    return ok("TPU", "none on this machine; a run trains on the GPU or CPU")
+        return Finding("warning", "TPU", text, f"{fix} Otherwise train on the CPU.")
+    return Finding("ok", "TPU", "none on this machine; a run trains on the GPU or CPU")
 
 
 def processes_that_hold(devices: list[Path]) -> dict[int, str]:

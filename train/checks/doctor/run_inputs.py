@@ -8,7 +8,7 @@ from pathlib import Path
 from mlm_common.errors import InputError
 from mlm_common.storage import Folder, gcs, open_folder
 from train.checkpoints.store import CheckpointStore, DamagedCheckpointError, newest_record
-from train.checks.doctor.machine import Finding, ask_tensorflow, error, ok, warning
+from train.checks.doctor.machine import Finding, ask_tensorflow
 from train.config.phases import phases_of
 from train.config.settings import TrainingConfig
 from train.loop.lifecycle import check_can_push
@@ -37,9 +37,9 @@ def check_buckets(config: TrainingConfig) -> Iterator[Finding]:
         num_files = len(folder.list_files())
         if flag == "--output-dir":
             folder.check_writable()
-            yield ok("bucket", f"{flag} {folder} can be read and written")
+            yield Finding("ok", "bucket", f"{flag} {folder} can be read and written")
         else:
-            yield ok("bucket", f"{flag} {folder} can be read, {num_files} files")
+            yield Finding("ok", "bucket", f"{flag} {folder} can be read, {num_files} files")
     zone = config.hardware.tpu_zone or (read_metadata("instance/zone", 2.0) or "").rpartition("/")[2]
     for bucket in sorted({gcs.PREFIX + gcs.bucket_and_name(one.path)[0] for one in folders.values()}):
         if zone:
@@ -58,14 +58,14 @@ def _check_region(bucket: str, region: str) -> Iterator[Finding]:
     if "-" in location and location != region:
         text = f"{bucket} is in {location}, the TPU in {region}: reading is slow, and traffic is billed."
         fix = f"Create a bucket there and copy the data: gcloud storage buckets create gs://NAME --location {region}"
-        yield warning("region", text, fix)
+        yield Finding("warning", "region", text, fix)
     else:
-        yield ok("region", f"{bucket} is in {location}, the TPU in {region}")
+        yield Finding("ok", "region", f"{bucket} is in {location}, the TPU in {region}")
 
 
 def check_run(config: TrainingConfig) -> Iterator[Finding]:
     answer = ask_tensorflow("check_run", config, "preparing the run", "This machine may have too little memory for it.")
-    yield ok("run", answer["summary"])
+    yield Finding("ok", "run", answer["summary"])
     yield check_disk(config, answer["num_parameters"])
 
 
@@ -77,25 +77,25 @@ def check_folder(config: TrainingConfig) -> Iterator[Finding]:
     run, newest = folder.read_record(), newest_record(folder)
     task = run.get("task", {}).get("card", {}).get("task_name", "masked language modeling")
     if newest is None:
-        yield ok("run", f"{folder} contains a run ({task}) without a checkpoint")
+        yield Finding("ok", "run", f"{folder} contains a run ({task}) without a checkpoint")
         return
     store = CheckpointStore(folder.checkpoints)
     try:
         store.read_arrays(newest)
     except DamagedCheckpointError as damage:
         text = f"the newest checkpoint of {folder}, {store.path(newest.step)}, is damaged: {damage}."
-        yield warning("run", text, "A run resumes from the one before it, if there is one.")
+        yield Finding("warning", "run", text, "A run resumes from the one before it, if there is one.")
         return
     exported = "exported" if folder.has_export() else "not exported yet"
     steps = f"saved after step {newest.step:,} of {newest.plan['num_steps']:,}, intact, {exported}"
-    yield ok("run", f"{folder} contains a run ({task}), {steps}")
+    yield Finding("ok", "run", f"{folder} contains a run ({task}), {steps}")
 
 
 def check_hub(config: TrainingConfig) -> Iterator[Finding]:
     repository = config.hub.repository()
     if repository is not None:
         check_can_push(config.hub)
-        yield ok("Hub", f"the token may write to {repository.repo_id}")
+        yield Finding("ok", "Hub", f"the token may write to {repository.repo_id}")
 
 
 def check_disk(config: TrainingConfig, num_parameters: int) -> Finding:
@@ -111,9 +111,9 @@ def check_disk(config: TrainingConfig, num_parameters: int) -> Finding:
     needs = f"the run writes up to {_gb(needed_bytes)}: {num_checkpoints} checkpoints and the export"
     text = f"{_gb(free_bytes)} free in {folder.resolve()}; {needs}"
     if free_bytes >= needed_bytes:
-        return ok("disk", text)
+        return Finding("ok", "disk", text)
     more = "or keep fewer with --keep-checkpoints 1" if is_local else "(or with TMPDIR)"
-    return error("disk", f"{text}.", f"Free some space, name a larger disk with --output-dir {more}.")
+    return Finding("error", "disk", f"{text}.", f"Free some space, name a larger disk with --output-dir {more}.")
 
 
 def _gb(num_bytes: int) -> str:

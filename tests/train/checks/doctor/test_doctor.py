@@ -75,7 +75,7 @@ def test_buckets(cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch) -> 
     last = found(run_inputs.check_buckets, far)[-1]
     assert last.status == "warning"
     assert "reading is slow, and traffic is billed" in last.text
-    assert "gcloud storage buckets create gs://NAME --location europe-west4" in last.text
+    assert "gcloud storage buckets create gs://NAME --location europe-west4" in str(last)
     cloud.fault(r"/b/test-bucket\?", status=403, times=10)  # the client retries once
     assert [one.subject for one in found(run_inputs.check_buckets, far)] == ["bucket", "bucket"]
 

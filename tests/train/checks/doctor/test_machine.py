@@ -107,7 +107,7 @@ def test_machines_without_a_tpu(builds: Builds) -> None:
 def test_a_tpu_that_lies_idle() -> None:
     (one,) = found(machine.check_tpu, config_of())
     assert (one.status, one.subject) == ("warning", "TPU")
-    assert "(v3-8, 16 GiB per replica), but without --tpu-name a run trains on the CPU. Pass --tpu-name" in one.text
+    assert "(v3-8, 16 GiB per replica), but without --tpu-name a run trains on the CPU. Pass --tpu-name" in str(one)
     assert [one.status for one in found(machine.check_tpu, config_of("--no-tpu"))] == ["ok"]
 
 

@@ -57,7 +57,7 @@ def test_a_python_that_tensorflow_has_no_packages_for(site: Path) -> None:
     (found,) = machine.check_python(installed, "3.13.1")
     assert found.status == "error"
     assert "must be" in found.text
-    assert "is 3.13.1. Run python3 install.py" in found.text
+    assert "is 3.13.1. Run python3 install.py" in str(found)
 
 
 def test_a_project_that_is_not_installed(tmp_path: Path) -> None:
