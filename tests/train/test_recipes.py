@@ -13,12 +13,11 @@ from tests.fixtures.commands import parse
 from tests.fixtures.tiny_run import MODEL
 from tfrecord_prep.config import PrepareConfig
 from train.checks.preflight.planning import synthetic_inputs
-from train.config.phases import phases_of
 from train.config.settings import parse_training_config
 from train.metrics.log import read_metrics
 from train.model.config import resolve_model_config
 from train.run_mlm import main
-from train.runtime.plan import PhaseToPlan, make_plans
+from train.runtime.plan import PhaseToPlan, make_plans, phases_of
 from train.runtime.run_folder import RunFolder
 
 FOLDER = Path(__file__).parents[2] / "recipes"

@@ -12,7 +12,6 @@ import huggingface_hub
 
 from mlm_common.hub.push import check_hub_access
 from mlm_common.hub.retries import HubAwayError
-from train.config.phases import naming_phase, phases_of
 from train.config.settings import HubConfig, RunSettings, TrainingConfig
 from train.data.shards import TrainingInputs, check_phases, open_inputs
 from train.loop.run import Phase, Run, print_plan
@@ -28,7 +27,7 @@ from train.publishing.publisher import (
 )
 from train.runtime import supervisor
 from train.runtime.machines import Cluster, check_tpu_devices, check_tpu_use, read_cluster
-from train.runtime.plan import Plan
+from train.runtime.plan import Plan, naming_phase, phases_of
 from train.runtime.preemption import StopRequest, listening
 from train.runtime.run_folder import RunFolder
 from train.tasks.pair_pretraining import task_of

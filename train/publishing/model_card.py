@@ -19,12 +19,11 @@ from mlm_common.corpus.config import BUILTIN
 from mlm_common.corpus.identity import HUB_ID, hub_dataset
 from mlm_common.errors import error_summary
 from mlm_common.tokenizer import vocabulary_size
-from train.config.phases import OVERRIDES_PER_PHASE, PER_PHASE
 from train.config.settings import MASK
 from train.model.computation import describe_computation
 from train.publishing.card_example import PLACEHOLDER, example_of
 from train.publishing.pytorch_format import ModelSnapshot, num_parameters
-from train.runtime.plan import batch_tokens, longest_row, tokens_after
+from train.runtime.plan import OVERRIDES_PER_PHASE, PER_PHASE, batch_tokens, longest_row, tokens_after
 from train.runtime.run_folder import CONFUSION_NAME, LOSS_CURVE_NAME, record_of_phase
 from train.tasks.task import TaskCard, source_losses
 

@@ -1,16 +1,18 @@
-"""What each phase of a run will do, worked out before it starts: batches, steps, tokens, memory."""
+"""The phases of a run, read from `--phases`, and what each will do, worked out before it starts."""
 
 import functools
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from mlm_common.cli.command_line import typed_settings
+from mlm_common.cli.settings import flag_of, require
 from mlm_common.errors import InputError
-from train.config.learning import OptimizationConfig
-from train.config.phases import naming_phase
+from train.config.learning import SOURCE_SETTINGS, OptimizationConfig
 from train.config.presets import about_preset, read_preset
-from train.config.settings import EPOCH, RunConfig, RunSettings
+from train.config.settings import EPOCH, SUBJECTS, RunConfig, RunSettings, TrainingConfig, read_phases_file
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +25,90 @@ NUM_LOG_LINES = 50
 MAX_LOG_STEPS = 50
 # What evaluating a row costs of training on it: the pass forward, without the one backward, which costs twice as much.
 EVALUATION_COST = 1 / 3
+# Settings in which phases may differ.
+SCHEDULE = frozenset(
+    {"learning_rate", "schedule", "warmup_ratio", "warmup_steps", "decay_ratio", "min_learning_rate_ratio"}
+)
+PER_PHASE = SCHEDULE | {
+    "train_dataset", "eval_dataset", *SOURCE_SETTINGS, "max_length", "config_overrides", "block_attention", "dropout",
+    "gradient_checkpointing", "masking", "mlm_probability", "mask_token_rate", "random_token_rate",
+    "per_replica_batch_size", "gradient_accumulation_steps", "global_batch_size", "num_epochs", "max_steps",
+    "weight_decay_rate", "max_grad_norm", "eval_steps", "save_steps",
+}  # fmt: skip
+# Of a model's configuration: what it has no weights for.
+OVERRIDES_PER_PHASE = frozenset({"rope_theta", "global_rope_theta", "local_rope_theta", "local_attention"})
+
+
+@dataclass(frozen=True)
+class PhaseSettings:
+    """The settings of a part of a run.
+
+    name: human-readable; empty in a run without `--phases`, which is one phase.
+    has_separate_schedule: its learning rate begins and ends with it; else it is that of a schedule over the whole run.
+    """
+
+    name: str
+    config: TrainingConfig
+    has_separate_schedule: bool = False
+
+
+def phases_of(config: TrainingConfig) -> tuple[PhaseSettings, ...]:
+    """Read the phases of a run, in their order; one without `--phases`."""
+    if config.run.phases is None:
+        return (PhaseSettings("", config),)
+    max_steps, num_epochs = config.optimization.max_steps, config.optimization.num_epochs
+    rule = "must be left out with --phases, of which each has its own"
+    require(max_steps is None, rule, "--max-steps", max_steps)
+    require(num_epochs == 1, rule, "--num-epochs", num_epochs)
+    _, listed = read_phases_file(config.run.phases)
+    phases = []
+    for index, settings in enumerate(listed):
+        name = settings.pop("name", f"phase {index + 1}")
+        is_text = isinstance(name, str | int | float) and not isinstance(name, bool) and str(name).strip()
+        require(bool(is_text), "must have text for the `name` of a phase", f"--phases {config.run.phases}", repr(name))
+        with naming_phase(str(name)):
+            phases.append(_phase(config, str(name), index, settings, config.run.phases))
+    return tuple(phases)
+
+
+@contextmanager
+def naming_phase(name: str) -> Iterator[None]:
+    """Name the phase in the errors within it; an empty name stays unsaid."""
+    try:
+        yield
+    except InputError as error:
+        if not name:
+            raise
+        raise type(error)(f"Phase `{name}`: {error}") from error
+
+
+def _phase(config: TrainingConfig, name: str, index: int, settings: dict[str, Any], path: str) -> PhaseSettings:
+    settings = typed_settings(SUBJECTS, settings, path)
+    for one in settings:
+        rule = f"must be the same in all phases; of these a phase may have its own: {', '.join(sorted(PER_PHASE))}"
+        require(one in PER_PHASE, rule, flag_of(one), settings[one])
+    has_length = ("max_steps" in settings) != ("num_epochs" in settings)
+    require(has_length, "or --num-epochs, one of them, is required in each phase", "--max-steps", sorted(settings))
+    has_separate_schedule = not SCHEDULE.isdisjoint(settings)
+    if index and has_separate_schedule and "warmup_ratio" not in settings:
+        settings.setdefault("warmup_steps", 0)
+    if "warmup_ratio" in settings:
+        settings.setdefault("warmup_steps", None)
+    if overrides := settings.get("config_overrides"):
+        names = {pair.partition("=")[0].strip() for pair in overrides.split(",")}
+        rule = f"of a phase may hold what needs no other weights: {', '.join(sorted(OVERRIDES_PER_PHASE))}"
+        require(names <= OVERRIDES_PER_PHASE, rule, "--config-overrides", overrides)
+        settings["config_overrides"] = ",".join(filter(None, (config.model.config_overrides, overrides)))
+    if not settings.keys().isdisjoint(SOURCE_SETTINGS):  # in place of those of the run
+        settings = {"source_weights": [], "sampling_alpha": None, "source_passes": []} | settings
+    subjects = {}
+    for subject in fields(config):
+        values = getattr(config, subject.name)
+        given = {one.name: settings[one.name] for one in fields(values) if one.name in settings}
+        subjects[subject.name] = replace(values, **given)
+    changed = replace(config, **subjects)
+    require(bool(changed.data.train_dataset), "is required: a folder of shards", "--train-dataset", "nothing")
+    return PhaseSettings(name, changed, has_separate_schedule)
 
 
 @dataclass(frozen=True)

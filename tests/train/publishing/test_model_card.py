@@ -13,11 +13,11 @@ from mlm_common.tokenizer import vocabulary_size
 from tests.fixtures.tiny_models import CONFIGS, tiny_tokenizer
 from tests.servers.fixtures import HubHandle
 from train.config.learning import DataConfig, MaskingConfig, ModelConfig, OptimizationConfig
-from train.config.phases import OVERRIDES_PER_PHASE, PER_PHASE
 from train.config.settings import HardwareConfig, HubConfig, RunConfig, TrainingConfig
 from train.publishing.model_card import check_card, model_card
 from train.publishing.publisher import published_run
 from train.publishing.pytorch_format import ModelSnapshot
+from train.runtime.plan import OVERRIDES_PER_PHASE, PER_PHASE
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.task import task_record
 

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from mlm_common.errors import InputError
 from tests.fixtures.tiny_phases import phases_flags, phases_with
 from train.checkpoints.resume import check_checkpoint, fingerprint_of_phases, fingerprint_sha256
-from train.config.phases import PER_PHASE, PhaseSettings, phases_of
 from train.config.settings import parse_training_config
 from train.loop.lifecycle import Pretraining
 from train.runtime.machines import Cluster
-from train.runtime.plan import PhaseToPlan, Plan, make_plans, tokens_after
+from train.runtime.plan import PER_PHASE, PhaseSettings, PhaseToPlan, Plan, make_plans, phases_of, tokens_after
 from train.runtime.run_folder import RunFolder
 from train.step.optimizer import build_schedule
 

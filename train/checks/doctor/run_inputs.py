@@ -9,10 +9,10 @@ from mlm_common.errors import InputError
 from mlm_common.storage import Folder, gcs, open_folder
 from train.checkpoints.store import CheckpointStore, DamagedCheckpointError, newest_record
 from train.checks.doctor.machine import Finding, ask_tensorflow
-from train.config.phases import phases_of
 from train.config.settings import TrainingConfig
 from train.loop.lifecycle import check_can_push
 from train.runtime.machines import read_metadata
+from train.runtime.plan import phases_of
 from train.runtime.run_folder import RunFolder
 
 # A checkpoint: float32 weights and the optimizer's two moments. An export: float32 weights.
