@@ -5,18 +5,24 @@ installation and the machine; with --output-dir alone also the run in that folde
 Each line is ok, warning or error, and says how to fix it; the exit status is 1 with an error, 2 for bad flags.
 """
 
-import importlib
+import shutil
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from pathlib import Path
 
 try:
     from mlm_common.cli.command_line import command
-    from mlm_common.errors import RunFailedError
-    from train.checks.doctor import machine
-    from train.checks.doctor.machine import Finding, findings_of
+    from mlm_common.errors import InputError, RunFailedError
+    from mlm_common.storage import Folder, gcs, open_folder
+    from train.checks import machine
+    from train.checks.machine import Finding, ask_tensorflow, findings_of
     from train.config.settings import TrainingConfig, parse_run_flags
+    from train.runtime.machines import read_metadata
+    from train.runtime.plan import phases_of
+    from train.runtime.run_folder import RunFolder
 except ModuleNotFoundError as missing:
     print(
         f"error    Python         {missing}. Activate the project's environment (source .venv/bin/activate) or make "
@@ -24,6 +30,9 @@ except ModuleNotFoundError as missing:
     )
     sys.exit(1)
 
+# A checkpoint: float32 weights and the optimizer's two moments. An export: float32 weights.
+CHECKPOINT_BYTES_PER_PARAMETER = 4 * 3
+EXPORT_BYTES_PER_PARAMETER = 4
 
 INSTALLATION = (
     ("Python", machine.check_python),
@@ -54,16 +63,16 @@ def _has_run(config: TrainingConfig) -> bool:
 def all_findings(config: TrainingConfig) -> Iterator[Finding]:
     has_errors = False
     of_machine = (findings_of(subject, check, config) for subject, check in MACHINE)
-    of_inputs = (_findings("bucket", "check_buckets", config), _findings("Hub", "check_hub", config))
+    of_inputs = (findings_of("bucket", check_buckets, config), findings_of("Hub", check_hub, config))
     for finding in chain(of_installation(), *of_machine, *of_inputs):
         has_errors |= finding.status == "error"
         yield finding
     if not _has_run(config):
-        yield from _findings("run", "check_folder", config)
+        yield from findings_of("run", check_folder, config)
     elif has_errors:
         yield Finding("warning", "run", "was not checked: fix the errors above first.")
     else:
-        yield from _findings("run", "check_run", config)
+        yield from findings_of("run", check_run, config)
 
 
 def of_installation() -> Iterator[Finding]:
@@ -71,13 +80,109 @@ def of_installation() -> Iterator[Finding]:
     return chain.from_iterable(findings_of(subject, check, installed) for subject, check in INSTALLATION)
 
 
-def _findings(subject: str, name: str, config: TrainingConfig) -> Iterator[Finding]:
-    """Yield what a check of `run_inputs` finds, whose import can fail as well."""
+def cloud_folders(config: TrainingConfig) -> dict[str, Folder]:
+    paths: dict[str, str | None] = {}
+    for phase in phases_of(config):
+        of_phase = f" of phase `{phase.name}`" if phase.name else ""
+        paths |= {f"{flag}{of_phase}": path for flag, path in phase.config.data.folders().items()}
+    paths["--output-dir"] = config.run.output_dir
+    folders = {flag: open_folder(path) for flag, path in paths.items() if path}
+    return {flag: folder for flag, folder in folders.items() if not folder.is_local}
 
-    def check() -> Iterable[Finding]:
-        return getattr(importlib.import_module("train.checks.doctor.run_inputs"), name)(config)
 
-    return findings_of(subject, check)
+def check_buckets(config: TrainingConfig) -> Iterator[Finding]:
+    """Check that each folder in Cloud Storage can be read, and written if a run writes to it; compare the regions."""
+    folders = cloud_folders(config)
+    for flag, folder in folders.items():
+        num_files = len(folder.list_files())
+        if flag == "--output-dir":
+            folder.check_writable()
+            yield Finding("ok", "bucket", f"{flag} {folder} can be read and written")
+        else:
+            yield Finding("ok", "bucket", f"{flag} {folder} can be read, {num_files} files")
+    zone = config.hardware.tpu_zone or (read_metadata("instance/zone", 2.0) or "").rpartition("/")[2]
+    for bucket in sorted({gcs.PREFIX + gcs.bucket_and_name(one.path)[0] for one in folders.values()}):
+        if zone:
+            yield from _check_region(bucket, zone.rpartition("-")[0])
+
+
+def _check_region(bucket: str, region: str) -> Iterator[Finding]:
+    """Compare the region of a bucket with the TPU's; one that is in several regions is not compared."""
+    try:
+        with gcs.explained_errors(bucket):
+            details = gcs.blob_at(f"{bucket}/x").bucket
+            details.reload()
+    except (InputError, FileNotFoundError):
+        return  # the account may read the files, but not the bucket's own data
+    location = details.location.lower()
+    if "-" in location and location != region:
+        text = f"{bucket} is in {location}, the TPU in {region}: reading is slow, and traffic is billed."
+        fix = f"Create a bucket there and copy the data: gcloud storage buckets create gs://NAME --location {region}"
+        yield Finding("warning", "region", text, fix)
+    else:
+        yield Finding("ok", "region", f"{bucket} is in {location}, the TPU in {region}")
+
+
+def check_run(config: TrainingConfig) -> Iterator[Finding]:
+    answer = ask_tensorflow("check_run", config, "preparing the run", "This machine may have too little memory for it.")
+    yield Finding("ok", "run", answer["summary"])
+    yield check_disk(config, answer["num_parameters"])
+
+
+def check_folder(config: TrainingConfig) -> Iterator[Finding]:
+    """Check which run the folder contains, of pretraining or fine-tuning, and that its newest checkpoint is intact."""
+    folder = RunFolder(config.run.output_dir) if config.run.output_dir else None
+    if folder is None or not folder.has_run():
+        return
+    # Not at the top: that a package is broken must be a line of the doctor.
+    from train.checkpoints.store import CheckpointStore, DamagedCheckpointError, newest_record
+
+    run, newest = folder.read_record(), newest_record(folder)
+    task = run.get("task", {}).get("card", {}).get("task_name", "masked language modeling")
+    if newest is None:
+        yield Finding("ok", "run", f"{folder} contains a run ({task}) without a checkpoint")
+        return
+    store = CheckpointStore(folder.checkpoints)
+    try:
+        store.read_arrays(newest)
+    except DamagedCheckpointError as damage:
+        text = f"the newest checkpoint of {folder}, {store.path(newest.step)}, is damaged: {damage}."
+        yield Finding("warning", "run", text, "A run resumes from the one before it, if there is one.")
+        return
+    exported = "exported" if folder.has_export() else "not exported yet"
+    steps = f"saved after step {newest.step:,} of {newest.plan['num_steps']:,}, intact, {exported}"
+    yield Finding("ok", "run", f"{folder} contains a run ({task}), {steps}")
+
+
+def check_hub(config: TrainingConfig) -> Iterator[Finding]:
+    repository = config.hub.repository()
+    if repository is not None:
+        from train.loop.lifecycle import check_can_push  # transformers, which may be broken
+
+        check_can_push(config.hub)
+        yield Finding("ok", "Hub", f"the token may write to {repository.repo_id}")
+
+
+def check_disk(config: TrainingConfig, num_parameters: int) -> Finding:
+    """Check the room for checkpoints and export; those for Cloud Storage are made in the folder for temporary files."""
+    output_dir = config.run.output_dir
+    is_local = output_dir is None or open_folder(output_dir).is_local
+    wanted = Path(output_dir or ".").absolute()
+    folder = next(one for one in (wanted, *wanted.parents) if one.exists()) if is_local else Path(tempfile.gettempdir())
+    free_bytes = shutil.disk_usage(folder).free
+    # The newest, that of the lowest loss, and the one being written.
+    num_checkpoints = config.run.keep_checkpoints + 2 if is_local else 1
+    needed_bytes = num_parameters * (num_checkpoints * CHECKPOINT_BYTES_PER_PARAMETER + EXPORT_BYTES_PER_PARAMETER)
+    needs = f"the run writes up to {_gb(needed_bytes)}: {num_checkpoints} checkpoints and the export"
+    text = f"{_gb(free_bytes)} free in {folder.resolve()}; {needs}"
+    if free_bytes >= needed_bytes:
+        return Finding("ok", "disk", text)
+    more = "or keep fewer with --keep-checkpoints 1" if is_local else "(or with TMPDIR)"
+    return Finding("error", "disk", f"{text}.", f"Free some space, name a larger disk with --output-dir {more}.")
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB"
 
 
 def print_all(findings: Iterable[Finding]) -> None:

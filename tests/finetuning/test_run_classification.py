@@ -19,7 +19,7 @@ from tests.fixtures.doctor_cases import config_of, found
 from tests.fixtures.run_command import Run
 from tests.fixtures.same_run import timeless_lines
 from tests.fixtures.tiny_classification import LABELS, NUM_TEST, NUM_TRAIN, NUM_VALIDATION, examples, flags
-from train.checks.doctor.run_inputs import check_folder
+from train.doctor import check_folder
 from train.model.from_pretrained import load_model
 
 STEPS_OF_PASS = -(-NUM_TRAIN // 8)

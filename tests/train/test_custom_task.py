@@ -21,7 +21,7 @@ from tests.fixtures.same_run import assert_same_run, timeless_lines
 from tests.fixtures.tiny_phases import PHASES, phases_flags
 from tests.fixtures.tiny_run import MODEL, NUM_STEPS, forget_checkpoint, run_flags
 from tfrecord_prep.records import decode_feature, read_records
-from train.checks.doctor.machine import check_run
+from train.checks.machine import check_run
 from train.config.settings import parse_training_config
 from train.model.from_pretrained import load_model
 from train.publishing.saved_model import read_saved_model

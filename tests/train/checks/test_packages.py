@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.doctor_cases import found, install
-from train.checks.doctor import machine
+from train.checks import machine
 
 CHECKS = (machine.check_python, machine.check_requirements, machine.check_tensorflow_build, machine.check_tf_keras)
 # What each requirement of the project allows.

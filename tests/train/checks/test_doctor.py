@@ -13,8 +13,7 @@ from tests.fixtures.doctor_cases import PROJECT, bucket_config, config_of, found
 from tests.fixtures.tiny_run import run_flags, write_shards
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
 from train import doctor
-from train.checks.doctor import run_inputs
-from train.checks.doctor.machine import findings_of
+from train.checks.machine import findings_of
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +38,7 @@ def test_shards_that_tensorflow_may_not_read(
     for name, value in cloud.environment.items():
         monkeypatch.setenv(name, value)
     config = config_of("--train-dataset", f"{cloud.bucket_url}/shards/train")
-    line = only_error(found(run_inputs.check_run, config))
+    line = only_error(found(doctor.check_run, config))
     assert "TensorFlow must be able to read the shards; gs://test-bucket/shards/train/" in line
     assert "gave PermissionDeniedError" in line
 
@@ -47,12 +46,12 @@ def test_shards_that_tensorflow_may_not_read(
 @pytest.mark.slow
 def test_a_run_that_would_be_refused(shards: Path, tmp_path: Path) -> None:
     flags = run_flags(shards, tmp_path / "run", "--per-replica-batch-size", "100000")
-    assert "must not exceed the data set's" in only_error(found(run_inputs.check_run, config_of(*flags)))
+    assert "must not exceed the data set's" in only_error(found(doctor.check_run, config_of(*flags)))
 
 
 def test_a_model_too_large_for_the_disk(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_inputs, "ask_tensorflow", lambda *_: {"num_parameters": 10**12, "summary": "bert"})
-    findings = found(run_inputs.check_run, config_of(*run_flags(shards, tmp_path / "run")))
+    monkeypatch.setattr(doctor, "ask_tensorflow", lambda *_: {"num_parameters": 10**12, "summary": "bert"})
+    findings = found(doctor.check_run, config_of(*run_flags(shards, tmp_path / "run")))
     assert [(one.status, one.subject) for one in findings] == [("ok", "run"), ("error", "disk")]
     text = f"free in {tmp_path}; the run writes up to 52000.0 GB: 4 checkpoints and the export. Free some"
     assert text in only_error(findings)
@@ -61,40 +60,38 @@ def test_a_model_too_large_for_the_disk(shards: Path, tmp_path: Path, monkeypatc
 def test_a_model_that_cannot_be_built(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken").mkdir()
     modules(tmp_path / "broken", monkeypatch, tensorflow____init__="import os; os.abort()")
-    line = only_error(found(run_inputs.check_run, config_of(*run_flags(shards, tmp_path / "run"))))
+    line = only_error(found(doctor.check_run, config_of(*run_flags(shards, tmp_path / "run"))))
     assert "preparing the run crashed (SIGABRT)" in line
 
 
 def test_buckets(cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
-    lines = [str(one) for one in found(run_inputs.check_buckets, bucket_config())]
+    lines = [str(one) for one in found(doctor.check_buckets, bucket_config())]
     assert [line.split()[:2] for line in lines] == [["ok", "bucket"], ["ok", "bucket"]]
     assert not cloud.objects()
     near, far = (bucket_config("--tpu-zone", zone) for zone in ("us-central1-b", "europe-west4-a"))
-    assert str(found(run_inputs.check_buckets, near)[-1]).endswith("is in us-central1, the TPU in us-central1")
-    last = found(run_inputs.check_buckets, far)[-1]
+    assert str(found(doctor.check_buckets, near)[-1]).endswith("is in us-central1, the TPU in us-central1")
+    last = found(doctor.check_buckets, far)[-1]
     assert last.status == "warning"
     assert "reading is slow, and traffic is billed" in last.text
     assert "gcloud storage buckets create gs://NAME --location europe-west4" in str(last)
     cloud.fault(r"/b/test-bucket\?", status=403, times=10)  # the client retries once
-    assert [one.subject for one in found(run_inputs.check_buckets, far)] == ["bucket", "bucket"]
+    assert [one.subject for one in found(doctor.check_buckets, far)] == ["bucket", "bucket"]
 
 
 def test_a_bucket_that_refuses(cloud: CloudStorageHandle) -> None:
     cloud.authorize(denied_permissions=["storage.objects.create"])
-    line = only_error(found(run_inputs.check_buckets, bucket_config()))
+    line = only_error(found(doctor.check_buckets, bucket_config()))
     assert "gs://test-bucket/run/.writable needs permission. Grant the account in use, which lacks" in line
     cloud.authorize(denied_buckets=["test-bucket"])
-    assert "gs://test-bucket/train needs permission. Grant" in only_error(
-        found(run_inputs.check_buckets, bucket_config())
-    )
+    assert "gs://test-bucket/train needs permission. Grant" in only_error(found(doctor.check_buckets, bucket_config()))
     cloud.authorize(accepted_tokens=["another"])
-    line = only_error(found(run_inputs.check_buckets, bucket_config()))
+    line = only_error(found(doctor.check_buckets, bucket_config()))
     assert "needs Google credentials, and none were found or accepted. Run `gcloud auth application-default" in line
 
 
 def test_a_bucket_that_is_not_there(cloud: CloudStorageHandle) -> None:
-    line = only_error(found(run_inputs.check_buckets, config_of("--output-dir", "gs://no-such-bucket/run")))
+    line = only_error(found(doctor.check_buckets, config_of("--output-dir", "gs://no-such-bucket/run")))
     assert "there is no gs://no-such-bucket. Create it with `gcloud storage buckets create gs://no-such-bucket`" in line
     assert cloud.requests()
 
@@ -105,7 +102,7 @@ def test_a_bucket_that_is_not_there(cloud: CloudStorageHandle) -> None:
 )
 def test_tokens(hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch, token: str, message: str) -> None:
     monkeypatch.setenv("HF_TOKEN", token)
-    findings = found(run_inputs.check_hub, config_of("--hub-model-id", "alice/model"))
+    findings = found(doctor.check_hub, config_of("--hub-model-id", "alice/model"))
     if message:
         assert message in only_error(findings)
     else:

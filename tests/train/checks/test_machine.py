@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.fixtures.doctor_cases import config_of, found, modules, only_error
-from train.checks.doctor import machine
+from train.checks import machine
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> Builds:
 def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, builds: Builds) -> Path:
     """A file instead of /dev/accel0; the machine says it is a v3-8, and has the TPU's TensorFlow."""
     (tmp_path / "accel0").touch()
-    for module in ("train.runtime.machines", "train.checks.doctor.machine"):
+    for module in ("train.runtime.machines", "train.checks.machine"):
         monkeypatch.setattr(f"{module}.tpu_devices", lambda: [tmp_path / "accel0"])
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v3-8")
     builds("tensorflow-tpu")

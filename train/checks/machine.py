@@ -2,7 +2,7 @@
 
 What imports TensorFlow runs in a separate process, and so may crash or hang.
 
-    python -m train.checks.doctor.machine TASK
+    python -m train.checks.machine TASK
 
 is that process: it reads a pickled `TrainingConfig` on standard input, and prints a JSON object as the last line.
 """
@@ -88,7 +88,7 @@ REASONS = {
 INSTALL = "run python3 install.py in the checkout, which makes an environment that fits this machine."
 TPU_INSTALL = "Make the environment again: rm -rf .venv && python3 install.py --extra tpu"
 REINSTALL = "Reinstall the packages named above; if that does not help, start over with python3 install.py."
-PROGRAM = "train.checks.doctor.machine"
+PROGRAM = "train.checks.machine"
 TIMEOUT_SECONDS = 300.0  # importing TensorFlow from a cold disk takes a minute and more
 
 

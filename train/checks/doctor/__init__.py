@@ -1,1 +1,0 @@
-"""The doctor's checks, one file a subject."""
