@@ -5,7 +5,7 @@ import io
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -216,7 +216,7 @@ def load_word_starts(folder: str) -> "NDArray[np.bool_] | None":
 
 def _marks(settings: dict[str, Any]) -> str:
     """Return the characters that mark a space in the tokens; none for WordPiece."""
-    for component in (*_components(settings["pre_tokenizer"]), *_components(settings["decoder"])):
+    for component in (*steps_of(settings["pre_tokenizer"]), *steps_of(settings["decoder"])):
         if component["type"] == "Metaspace":
             return component["replacement"]
         if component["type"] == "ByteLevel":
@@ -227,12 +227,12 @@ def _marks(settings: dict[str, Any]) -> str:
     return ""
 
 
-def _components(component: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """Yield a pre-tokenizer or decoder, and its members."""
-    if component is not None:
-        yield component
-        for member in component.get("pretokenizers") or component.get("decoders") or ():
-            yield from _components(member)
+def steps_of(component: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """List the steps of a component of `tokenizer.json`: none, one, or those of a sequence, which may be nested."""
+    if component is None or component["type"] != "Sequence":
+        return [component] if component else []
+    (members,) = (value for value in component.values() if isinstance(value, list))
+    return [step for member in members for step in steps_of(member)]
 
 
 def _lacks_prefix(model: dict[str, Any]) -> Callable[[str], bool] | None:

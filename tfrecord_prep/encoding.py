@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from mlm_common.corpus.text_files import grouped
+from mlm_common.tokenizer import steps_of
 
 # An encoding of `tokenizers` is hundreds of times the size of its text, so little is kept in that form.
 CHARACTERS_AT_ONCE = 1 << 18
@@ -220,19 +221,10 @@ def tokenizes_by_word(tokenizer_json: str) -> bool:
     """
     settings = json.loads(tokenizer_json)
     return (
-        all(map(_is_within_word, _steps(settings["normalizer"], "normalizers")))
+        all(map(_is_within_word, steps_of(settings["normalizer"])))
         and _splits_before_space(settings["pre_tokenizer"])
         and all(_stands_alone(token) for token in settings["added_tokens"] if not token["special"])
     )
-
-
-def _steps(component: dict[str, Any] | None, members: str) -> list[dict[str, Any]]:
-    """List the steps of a component: none, one, or those of a sequence, which may be nested."""
-    if component is None:
-        return []
-    if component["type"] != "Sequence":
-        return [component]
-    return [step for member in component[members] for step in _steps(member, members)]
 
 
 def _is_within_word(normalizer: dict[str, Any]) -> bool:
@@ -247,10 +239,7 @@ def _is_within_word(normalizer: dict[str, Any]) -> bool:
 
 
 def _splits_before_space(pre_tokenizer: dict[str, Any] | None) -> bool:
-    steps = _steps(pre_tokenizer, "pretokenizers")
-    if not steps:
-        return False
-    first = steps[0]
+    first = next(iter(steps_of(pre_tokenizer)), {"type": None})
     if first["type"] == "Metaspace":
         return first.get("split", True)
     if first["type"] == "ByteLevel":

@@ -114,11 +114,8 @@ def check_shard(folder: str, manifest: Manifest, shard: ShardRecord) -> tuple[ND
     """
     files = open_folder(folder)
     path, data = files.path_of(shard.name), files.read_bytes(shard.name)
-    max_length, size, special_ids = (
-        manifest.max_length,
-        manifest.tokenizer.vocabulary_size,
-        manifest.tokenizer.special_ids,
-    )
+    max_length, tokenizer = manifest.max_length, manifest.tokenizer
+    size, special_ids = tokenizer.vocabulary_size, tokenizer.special_ids
     examples: list[bytes] = []
     try:
         for example in read_records(data):
