@@ -239,7 +239,7 @@ def _is_within_word(normalizer: dict[str, Any]) -> bool:
 
 
 def _splits_before_space(pre_tokenizer: dict[str, Any] | None) -> bool:
-    first = next(iter(steps_of(pre_tokenizer)), {"type": None})
+    first: dict[str, Any] = next(iter(steps_of(pre_tokenizer)), {"type": None})
     if first["type"] == "Metaspace":
         return first.get("split", True)
     if first["type"] == "ByteLevel":

@@ -13,11 +13,10 @@ from finetuning.data.examples import Table, read_tables, texts_of
 from finetuning.data.inputs import ATTENTION_MASK, INDEX, INPUT_IDS, EncodedRows
 from finetuning.data.labels import Labels, is_missing
 from finetuning.loop.model import ReadModel, open_start
-from finetuning.loop.task import EVAL_NAME, Part, finetuned_card
+from finetuning.loop.task import EVAL_NAME, ON_ROWS, Part, class_loss, finetuned_card
 from finetuning.loop.training import FinetuningJob
 from finetuning.tasks.classification import TextClassification
 from finetuning.tasks.metrics import baseline, check_packages, scores
-from finetuning.tasks.rows import ON_ROWS, class_loss
 from mlm_common.errors import InputError
 from mlm_common.storage import Folder
 from train.data.inputs import Feature

@@ -14,7 +14,7 @@ from finetuning.data.examples import Examples, Parts, Table, read_table, read_ta
 from finetuning.data.glue import GLUE_TASKS, read_glue
 from finetuning.data.labels import LabelReading, Labels, find_labels, is_missing
 from finetuning.loop.model import Start, open_start
-from finetuning.loop.task import COMBINED, EVAL_NAME, Part, finetuned_card
+from finetuning.loop.task import COMBINED, EVAL_NAME, ON_ROWS, Part, RowTask, class_loss, describe_loss, finetuned_card
 from finetuning.loop.training import FinetuningJob
 from finetuning.tasks.metrics import (
     DEFAULT_METRICS,
@@ -28,7 +28,6 @@ from finetuning.tasks.metrics import (
     scores,
     with_mean,
 )
-from finetuning.tasks.rows import ON_ROWS, RowTask, class_loss, describe_loss
 from mlm_common.cli.settings import flag_of, require
 from mlm_common.errors import InputError
 from mlm_common.storage import Folder

@@ -14,10 +14,9 @@ from finetuning.config.settings import CustomConfig, CustomData, ExamplesConfig
 from finetuning.data.examples import SPLITS, Examples, num_samples
 from finetuning.data.inputs import ATTENTION_MASK
 from finetuning.loop.model import open_start
-from finetuning.loop.task import EVAL_NAME, Part, finetuned_card
+from finetuning.loop.task import EVAL_NAME, ON_ROWS, Part, RowTask, finetuned_card
 from finetuning.loop.training import FinetuningJob
 from finetuning.tasks.metrics import chosen_metric
-from finetuning.tasks.rows import ON_ROWS, RowTask
 from mlm_common.errors import InputError
 from train.data.inputs import Feature
 from train.loop.run import Run

@@ -108,11 +108,6 @@ def baseline(labels: Labels, train_labels: NDArray[Any], num_rows: int) -> NDArr
     return np.repeat(np.asarray(guess)[np.newaxis], num_rows, axis=0)
 
 
-def is_degenerate(predictions: NDArray[Any]) -> bool:
-    """Return whether all rows have the same prediction: nothing was learned."""
-    return len(predictions) > 1 and bool((predictions == predictions[0]).all())
-
-
 def draw_confusion(counts: NDArray[np.int64], names: Sequence[str]) -> bytes:
     """Draw counts by label and prediction, (classes, classes), as a PNG image: each line as fractions of its class."""
     fractions = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))

@@ -30,7 +30,7 @@ from finetuning.data.examples import Examples, read_table
 from finetuning.data.inputs import run_on_rows
 from finetuning.data.labels import Labels, ProblemType
 from finetuning.loop.model import ReadModel
-from finetuning.loop.task import ExampleTask, Part
+from finetuning.loop.task import ExampleTask, Part, RowTask
 from finetuning.tasks.choice import (
     Choices,
     MultipleChoice,
@@ -44,7 +44,6 @@ from finetuning.tasks.classification import TextClassification, read_examples_to
 from finetuning.tasks.custom import load_task
 from finetuning.tasks.metrics import DEFAULT_METRICS, probabilities
 from finetuning.tasks.questions import QuestionAnswering
-from finetuning.tasks.rows import RowTask
 from finetuning.tasks.squad import Question, read_questions_to_predict
 from finetuning.tasks.tagging import Sentences, Tagging, encode_sentences, of_words, read_sentences_to_predict
 from finetuning.tasks.windows import make_windows

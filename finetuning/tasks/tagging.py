@@ -19,10 +19,18 @@ from finetuning.data.examples import SPLITS, Table, read_table, read_tables
 from finetuning.data.inputs import INDEX, INPUT_IDS, TEXTS_AT_ONCE, TOKEN_TYPES, EncodedRows, check_room, join_rows
 from finetuning.data.labels import LabelReading, Labels, find_labels, is_missing, label_name
 from finetuning.loop.model import open_start
-from finetuning.loop.task import EVAL_NAME, ExampleTask, Part, finetuned_card
+from finetuning.loop.task import (
+    EVAL_NAME,
+    ClassLoss,
+    ExampleTask,
+    Part,
+    class_loss,
+    describe_loss,
+    finetuned_card,
+    is_degenerate,
+)
 from finetuning.loop.training import FinetuningJob
-from finetuning.tasks.metrics import check_packages, chosen_metric, is_degenerate
-from finetuning.tasks.rows import ClassLoss, class_loss, describe_loss
+from finetuning.tasks.metrics import check_packages, chosen_metric
 from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
 from train.data.inputs import Feature

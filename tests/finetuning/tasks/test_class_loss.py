@@ -13,8 +13,8 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from finetuning.config.optimization import ClassOptimization, SmoothedOptimization
 from finetuning.data.labels import Labels
+from finetuning.loop.task import ClassLoss, class_loss, describe_loss
 from finetuning.tasks.classification import TextClassification
-from finetuning.tasks.rows import ClassLoss, class_loss, describe_loss
 from finetuning.tasks.tagging import NO_TAG, Tagging
 from mlm_common.errors import InputError
 

@@ -7,10 +7,10 @@ import tensorflow as tf
 
 from finetuning.config.settings import QuestionData
 from finetuning.data.labels import Labels
+from finetuning.loop.task import ClassLoss
 from finetuning.tasks.choice import MultipleChoice
 from finetuning.tasks.classification import TextClassification
 from finetuning.tasks.questions import QuestionAnswering
-from finetuning.tasks.rows import ClassLoss
 from finetuning.tasks.tagging import NO_TAG, Tagging
 from tests.fixtures.tiny_models import tiny_tokenizer
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from finetuning.data.labels import Labels
+from finetuning.loop.task import is_degenerate
 from finetuning.tasks.metrics import (
     baseline,
     chosen_metric,
     draw_confusion,
-    is_degenerate,
     predict,
     scores,
     with_mean,
