@@ -1,15 +1,18 @@
 """Settings of how a run goes, all settings of a run, and where they come from: command line, files, preset."""
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Literal, cast, get_type_hints
 
 from mlm_common.cli.command_line import as_settings, parse_arguments, read_yaml_file
 from mlm_common.cli.settings import PUBLIC, Bounded, flag, flag_of, require
 from mlm_common.errors import InputError
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
+from train import has_accelerator
 from train.config.learning import (
     BATCH,
     CHECKPOINTS,
@@ -39,6 +42,12 @@ LIST_PRESETS = "list"
 TRACKERS = ("wandb", "mlflow", "trackio")  # as transformers calls them
 
 
+def has_bfloat16_instructions() -> bool:
+    """Return whether this machine's CPU multiplies in bfloat16, where Linux tells."""
+    path = Path("/proc/cpuinfo")
+    return path.exists() and bool(re.search(r"\b(avx512_bf16|amx_bf16)\b", path.read_text(encoding="utf-8")))
+
+
 @dataclass(frozen=True)
 class HardwareConfig(Bounded):
     """What the run computes on: the TPU that is named, else the GPUs there are, else the CPU."""
@@ -51,7 +60,11 @@ class HardwareConfig(Bounded):
     tpu_zone: str | None = changeable(None, "Zone of a TPU given by name.")
     gcp_project: str | None = changeable(None, "Google Cloud project of a TPU given by name.")
     no_tpu: bool = changeable(False, "Do not use a TPU, even if --tpu-name is given.")
-    bfloat16: bool = flag(False, "Compute in bfloat16 with XLA. Weights, optimizer and loss stay in float32.")
+    bfloat16: bool = flag(
+        False,
+        "Compute in bfloat16 with XLA; with --jit-compile false only matrix products, on CPUs that have instructions "
+        "for it. Weights, optimizer and loss stay in float32.",
+    )
     jit_compile: bool | None = changeable(
         None,
         "Compile the step with XLA. Default: true on TPU and GPU, with --bfloat16, and on one CPU if the run is "
@@ -81,10 +94,13 @@ class HardwareConfig(Bounded):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Without XLA, TensorFlow adds up the gradients of biases in bfloat16, most of which is lost.
-        for needs_xla, reason in ((self.bfloat16, "--bfloat16"), (self.tpu_layers == "on", "--tpu-layers on")):
-            is_compiled = self.wants_tpu or self.jit_compile is not False or not needs_xla
-            require(is_compiled, f"must not be false with {reason}", "--jit-compile", self.jit_compile)
+        if self.wants_tpu or self.jit_compile is not False:
+            return
+        require(self.tpu_layers != "on", "must not be false with --tpu-layers on", "--jit-compile", False)
+        # On a GPU, TensorFlow would add up the gradients of biases in bfloat16, and lose most of their terms.
+        can_multiply = not self.bfloat16 or (has_bfloat16_instructions() and not has_accelerator())
+        rule = "must not be false with --bfloat16, except on CPUs with avx512_bf16 or amx_bf16"
+        require(can_multiply, rule, "--jit-compile", False)
 
     @property
     def wants_tpu(self) -> bool:

@@ -157,7 +157,9 @@ class TFModernBertAttention(_Layer):
         if documents is not None:
             allowed &= of_queries[..., tf.newaxis, :, tf.newaxis] == of_keys[..., tf.newaxis, tf.newaxis, :]
         context = self._attend(query, key, value, allowed, training)
-        context = tf.reshape(context, (hidden_states.shape[0], -1, width))[:, :length]
+        context = tf.reshape(context, (hidden_states.shape[0], -1, width))
+        if context.shape[1] != length:  # filled up with 0 to whole blocks
+            context = context[:, :length]
         return self.out_drop(self.Wo(context), training=training)
 
     def _attend(

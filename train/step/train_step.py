@@ -11,6 +11,7 @@ from transformers import PretrainedConfig
 from mlm_common.tokenizer import vocabulary_size
 from train.config.settings import RunSettings
 from train.data.inputs import Inputs
+from train.layers.cpu_functions import multiply_in_bfloat16
 from train.layers.random_bits import dropping_out_by, key_dropout, key_of, row_keys
 from train.model.build import build_network
 from train.model.computation import Computation, choose_computation
@@ -342,10 +343,13 @@ def build_model(
         computation: how its step is computed; by default as in a new run. What has not been compared yet, TPU-optimized
             layers and a sharded optimizer, is used.
     """
-    tf_keras.mixed_precision.set_global_policy("mixed_bfloat16" if config.hardware.bfloat16 else "float32")
     if computation is None:
         num_predictions = task.num_predictions(config.optimization.per_replica_batch_size * plan.max_length)
         computation = choose_computation(config, model_config, plan, num_predictions)
+    is_compiled = config.hardware.wants_tpu or computation.jit_compile
+    is_mixed = config.hardware.bfloat16 and is_compiled
+    tf_keras.mixed_precision.set_global_policy("mixed_bfloat16" if is_mixed else "float32")
+    multiply_in_bfloat16(config.hardware.bfloat16 and not is_compiled)
     with strategy.scope():
         model = PretrainingModel(
             build_network(

@@ -16,6 +16,7 @@ import tensorflow as tf
 import tf_keras
 
 from mlm_common.errors import InputError
+from train.layers.cpu_functions import runs_unfused
 from train.model.architectures import DELTA, OWN_HEAD
 from train.runtime.named_scopes import custom_gradient, named
 
@@ -133,6 +134,8 @@ def _is_first_largest(logits: tf.Tensor, labels: tf.Tensor, label_logits: tf.Ten
 
     A TPU counts by a product the logits that are larger, or equal and before it, in a sixth of the time of an `argmax`.
     """
+    if runs_unfused():
+        return tf.cast(tf.argmax(logits, axis=-1, output_type=labels.dtype) == labels, tf.float32)
     is_before = tf.range(logits.shape[-1]) < labels[..., tf.newaxis]
     limits = label_logits[..., tf.newaxis]
     beats_label = (logits > limits) | ((logits == limits) & is_before)

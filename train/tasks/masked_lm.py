@@ -118,7 +118,8 @@ class MaskedLanguageModeling(PretrainingTask):
         attended = tf.cast(rows.input_ids != self.pad_token_id, tf.int32)  # (batch, length)
         with predicting_at(predictions.positions) as states:
             outputs = network({"input_ids": rows.input_ids, "attention_mask": attended, **inputs}, training=training)
-        logits = outputs[0][0]  # of the first output, (1, num_predictions, vocabulary)
+        # Of the first output, (1, num_predictions, vocabulary); the gradient of an index would be a copy.
+        logits = tf.squeeze(outputs[0], axis=0)
         labels, weights = predictions.labels, predictions.weights
         return outputs, states[-1], masked_lm_loss(logits, labels, weights, vocabulary_size=rule.vocabulary_size)
 

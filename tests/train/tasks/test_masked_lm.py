@@ -75,9 +75,13 @@ def sums_and_gradient(logits, labels, weights, vocabulary_size=None):
     return sums, tape.gradient(sums["loss"], logits)
 
 
+compiled = tf.function(sums_and_gradient, jit_compile=True, autograph=False)
+
+
 @given(seed=st.integers(0, 2**20), spread=st.sampled_from([0, 1, 3, 60]))
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_it_is_the_library_s_cross_entropy_and_argmax(dtype, seed, spread):
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_it_is_the_library_s_cross_entropy_and_argmax(jit_compile, dtype, seed, spread):
     """Whole numbers, so that many logits are the largest together."""
     random = np.random.default_rng(seed)
     logits = tf.constant(random.integers(-spread, spread + 1, (NUM_PREDICTIONS, VOCABULARY)), dtype)
@@ -89,7 +93,7 @@ def test_it_is_the_library_s_cross_entropy_and_argmax(dtype, seed, spread):
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, exact)
         expected = tf.reduce_sum(losses * weights)
 
-    sums, gradient = sums_and_gradient(logits, labels, weights)
+    sums, gradient = (compiled if jit_compile else sums_and_gradient)(logits, labels, weights)
 
     np.testing.assert_allclose(sums["loss"], expected, rtol=1e-5, atol=1e-5)
     assert gradient.dtype == dtype
