@@ -93,6 +93,7 @@ HUB_SPLITS = {
 
 def read_glue(data: ClassificationData, task: GlueTask) -> Parts:
     """Read a task from the download or from the Hub."""
+    texts, label = (task.hub_texts, "label") if data.glue_dir is None else (task.texts, task.label)
 
     @functools.cache
     def hub(config: str) -> dict[str, Table]:
@@ -101,19 +102,16 @@ def read_glue(data: ClassificationData, task: GlueTask) -> Parts:
     def part(file: str, limit: int | None, *, has_labels: bool) -> Examples:
         if data.glue_dir is None:
             table = hub(HUB_CONFIGS.get(file, str(data.task_name)))[HUB_SPLITS[file]].first(limit)
-            texts, label = task.hub_texts, "label"
         else:
             path = f"{data.glue_dir.rstrip('/')}/{file if '/' in file else f'{task.folder}/{file}'}.tsv"
             columns = task.columns if has_labels else None
             table = read_table(path, "--glue-dir", columns, skips_short_rows=task.skips_short_rows).first(limit)
-            texts, label = task.texts, task.label
         labels = table.column(label, "--task-name") if has_labels else None
         if labels is not None and task.label_names:
             labels = [task.label_names[int(value)] if value in ("0", "1") else value for value in labels]
         return Examples(table.name, texts_of(table, texts), labels)
 
     tests = task.all_tests if data.predicts else {}
-    texts, label = (task.hub_texts, "label") if data.glue_dir is None else (task.texts, task.label)
     train = part("train", data.max_train_samples, has_labels=True)
     return Parts(
         train,
