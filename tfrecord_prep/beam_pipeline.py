@@ -65,7 +65,6 @@ def work_with_beam(
     """Yield the number of each partition, in order, once all of them are complete.
 
     Raises:
-        InputError: too many documents that workers cannot read by themselves, or what `work_on_partition` raises.
         RunFailedError: the pipeline failed.
     """
     numbered = list(_without_much_text(partitions))

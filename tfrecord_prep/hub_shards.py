@@ -202,8 +202,6 @@ class HubShards:
         that file and the folders of this split of its sources.
 
         Raises:
-            InputError: a malformed address; no such repository, revision or folder of shards; a shard that is not that
-                of the manifest; too little room on the disk.
             HubAwayError: the Hub cannot be reached, and something is not in the cache.
         """
         if not path.startswith(HUB_PREFIX):

@@ -103,7 +103,6 @@ def work_on_partition(work: SplitWork, numbered: NumberedPartition) -> int:
     """Read, tokenize, cut and write one partition; return its number.
 
     Raises:
-        InputError: its documents cannot be read, or the tokenizer turned text into a special token.
         FolderLostError: the folder belongs to another run now.
     """
     if work.owner is not None:

@@ -255,7 +255,6 @@ def prepare_split(
     returns for the split.
 
     Raises:
-        InputError: a document cannot be read, there is no text at all, or a worker was killed.
         RunFailedError: the folder could not be completed.
     """
     if plan.is_complete:
@@ -286,7 +285,6 @@ def complete_folder(plan: SplitPlan, sha256: Mapping[int, str], bad_rows: BadRow
     """Write the manifest of a split whose partitions, of these hashes, are complete; delete other shards before.
 
     Raises:
-        InputError: there is no text at all.
         RunFailedError: a partition is missing.
     """
     manifest, files = _sum_up(plan, sha256, bad_rows), open_folder(plan.folder)

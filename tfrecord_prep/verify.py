@@ -32,7 +32,6 @@ def split_folders(output_dir: str) -> list[str]:
     """Find the folders of splits in `output_dir`, complete or not; it may itself be one.
 
     Raises:
-        InputError: there is none.
         RunFailedError: they are of several sources, which no `mixture.json` lists.
     """
     if {MANIFEST_NAME, PLAN_NAME} & open_folder(output_dir).list_files().keys():

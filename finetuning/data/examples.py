@@ -90,7 +90,6 @@ def read_hub_tables(name: str, config: str | None, revision: str | None) -> dict
     """Read all splits of a data set of the Hub, or of a folder, {split: table}; classes become their names.
 
     Raises:
-        InputError: there is none.
         HubAwayError: the Hub cannot be reached.
     """
     from datasets import ClassLabel, LargeList, List, load_dataset

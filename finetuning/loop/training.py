@@ -56,7 +56,6 @@ class FinetuningJob(lifecycle.Job[Settings]):
         """Print what the TPU's compiler says of the step on the longest rows, if asked to.
 
         Raises:
-            InputError: an unknown slice, or no compiler.
             RunFailedError: the step does not fit, or does not compile.
         """
         settings: Any = run.config.run

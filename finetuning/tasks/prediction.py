@@ -350,7 +350,6 @@ def open_predictor(config: PredictionConfig) -> Iterator[Predictor]:
     """Open the model of `--model`, and what is to be predicted.
 
     Raises:
-        InputError: there is no such model, file, column or task; the model is of another kind than what is given.
         HubAwayError: the Hub cannot be reached.
     """
     check_folder_or_hub(config.model, "--model")

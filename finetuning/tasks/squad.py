@@ -51,8 +51,6 @@ def read_questions(data: QuestionData) -> dict[str, list[Question]]:
     """Read {train, validation or test: questions} of the parts that are given.
 
     Raises:
-        InputError: a file, a column or an answer is missing or malformed; an answer that is not in its paragraph; two
-            questions with the same id in a part that is evaluated or predicted.
         HubAwayError: the Hub cannot be reached.
     """
     files = {split: getattr(data, f"{split}_file") for split in SPLITS}
@@ -78,7 +76,6 @@ def read_questions_to_predict(path: str, flag: str) -> list[Question]:
 
     Raises:
         NotSquadError: a .json file is not of SQuAD's form.
-        InputError: a question is malformed, or an id occurs twice.
     """
     entries = _squad_entries(path, flag) if path.endswith(SQUAD_ENDINGS) else _table_entries(read_table(path, flag))
     questions = [_question(one, number, path, needs_answers=False) for number, one in enumerate(entries, start=1)]

@@ -100,7 +100,6 @@ def csv_texts(file: TextIO, text_column: str, name: str, on_bad_row: BadRowHandl
     """Yield the text of each row; the first row names the columns.
 
     Raises:
-        InputError: there is no such column.
         csv.Error: a quotation mark is out of place, which hides where rows end.
     """
     csv.field_size_limit(MAX_FIELD_CHARACTERS)

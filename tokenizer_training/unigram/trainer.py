@@ -88,7 +88,6 @@ def train_unigram(
         on_round: called with the rounds of training that are done, and the expected total.
 
     Raises:
-        InputError: no words; or the words give fewer pieces, or have more characters, than the vocabulary holds.
         RunFailedError: the trainer was killed.
     """
     if not counts.segments:
