@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from itertools import chain, islice
 from typing import Generic, TypeVar
 
 from mlm_common.errors import InputError
@@ -32,42 +33,67 @@ def num_cores() -> int:
 def map_in_order(
     function: Callable[[Item], Result], items: Iterable[Item], num_processes: int, hint: str
 ) -> Iterator[Result]:
-    """Yield `function(item)` for each item, in order; one process means this one.
+    """Yield `function(item)` for each item, in order, as `Workers` that are needed once."""
+    with Workers(num_processes, hint) as workers:
+        yield from workers.map_in_order(function, items)
+
+
+class Workers:
+    """Worker processes, started when there is work for two; they end with the context.
 
     Args:
-        function: a function of a module, or a `functools.partial` of one.
-        items: taken as results leave, so that at most two a worker are held.
-        hint: what to change if a worker was killed for lack of memory, which is an InputError.
+        num_processes: how many; one means this process.
+        hint: what to change if a worker was killed for lack of memory.
     """
-    with _single_threaded_tokenizers():
-        if num_processes == 1:
-            yield from map(function, items)
-        else:
-            yield from _map_in_pool(function, items, num_processes, hint)
 
+    def __init__(self, num_processes: int, hint: str) -> None:
+        self._num_processes = num_processes
+        self._hint = hint
+        self._pool: ProcessPoolExecutor | None = None
 
-def _map_in_pool(
-    function: Callable[[Item], Result], items: Iterable[Item], num_processes: int, hint: str
-) -> Iterator[Result]:
-    # Spawned, since a fork copies the locks of the threads that this process has.
-    pool = ProcessPoolExecutor(
-        num_processes, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_worker
-    )
-    in_flight: deque[Future[Result]] = deque()
-    try:
-        for item in items:
-            if len(in_flight) == ITEMS_PER_WORKER * num_processes:
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool:
+            self._pool.shutdown(cancel_futures=True)
+
+    def map_in_order(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """Yield `function(item)` for each item, in order; a single one is worked on here, if no worker waits for it.
+
+        Args:
+            function: a function of a module, or a `functools.partial` of one.
+            items: taken as results leave, so that at most two a worker are held.
+
+        Raises:
+            InputError: a worker was killed.
+        """
+        items = iter(items)
+        with _single_threaded_tokenizers():
+            first = list(islice(items, min(self._num_processes, 2)))
+            if self._pool is None and len(first) < 2:
+                yield from map(function, chain(first, items))
+            else:
+                yield from self._map_in_pool(function, chain(first, items))
+
+    def _map_in_pool(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        # Spawned, since a fork copies the locks of the threads that this process has.
+        self._pool = self._pool or ProcessPoolExecutor(
+            self._num_processes, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_worker
+        )
+        in_flight: deque[Future[Result]] = deque()
+        try:
+            for item in items:
+                if len(in_flight) == ITEMS_PER_WORKER * self._num_processes:
+                    yield _result(in_flight.popleft())
+                with interrupts_put_off(), _interrupts_blocked():
+                    in_flight.append(self._pool.submit(function, item))
+            while in_flight:
                 yield _result(in_flight.popleft())
-            with interrupts_put_off(), _interrupts_blocked():
-                in_flight.append(pool.submit(function, item))
-        while in_flight:
-            yield _result(in_flight.popleft())
-    except BrokenProcessPool as error:
-        raise InputError(
-            f"A worker was killed, most likely for lack of memory, with {num_processes} at work. {hint}"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
+        except BrokenProcessPool as error:
+            raise InputError(
+                f"A worker was killed, most likely for lack of memory, with {self._num_processes} at work. {self._hint}"
+            ) from error
 
 
 def _result(future: Future[Result]) -> Result:

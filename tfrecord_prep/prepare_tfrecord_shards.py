@@ -13,7 +13,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,19 +33,19 @@ from mlm_common.hub.push import MAIN_BRANCH, HubRepository, check_hub_access
 from mlm_common.mixture import MIXTURE_NAME, MixtureSource, write_mixture
 from mlm_common.storage import open_folder
 from mlm_common.tokenizer import RECORD_FILE, load_tokenizer
-from mlm_common.workers import map_in_order
+from mlm_common.workers import Workers
 from tfrecord_prep.config import DATAFLOW_RUNNER, LOCAL_RUNNER, PrepareConfig
 from tfrecord_prep.duplicates import FOLDER_NAME as HASHES_NAME
 from tfrecord_prep.duplicates import find_duplicates, in_order_of_precedence
-from tfrecord_prep.hub_shards import push_shards
 from tfrecord_prep.manifest import PAIRS, Manifest, read_manifest
-from tfrecord_prep.partition import NumberedPartition, SplitWork, work_on_partition
+from tfrecord_prep.partition import work_on_partition
 from tfrecord_prep.split import Engine, SplitPlan, describe_first_row, hash_split, plan_mixture, prepare_split
 from tfrecord_prep.verify import split_folders, verify_split
 
 logger = logging.getLogger(__name__)
 
 NUM_BAD_ROWS_SHOWN = 5
+WORKERS_HINT = "Use fewer --num-workers, or a smaller --partition-bytes."
 # The default of run_qa.py for a question and a part of its paragraph.
 QUESTION_ANSWERING_LENGTH = 384
 
@@ -61,8 +61,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(verify_split(folder, config.num_processes))
         return
     open_folder(config.output_dir).check_writable()
-    with stoppable(), contextlib.nullcontext() if config.dry_run else locked_folder(str(config.output_dir)):
-        prepare(corpus_config, sources, config)
+    lock = contextlib.nullcontext() if config.dry_run else locked_folder(str(config.output_dir))
+    with stoppable(), lock, Workers(config.num_processes, WORKERS_HINT) as workers:
+        prepare(corpus_config, sources, config, workers)
 
 
 @contextlib.contextmanager
@@ -87,14 +88,14 @@ def stoppable() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def prepare(corpus_config: CorpusConfig, sources: SourcesConfig, config: PrepareConfig) -> None:
+def prepare(corpus_config: CorpusConfig, sources: SourcesConfig, config: PrepareConfig, workers: Workers) -> None:
     """Check the rest, write the splits, and push them if requested."""
     tokenizer = load_tokenizer(str(config.tokenizer_name_or_path))
     mixture = open_recorded_mixture(corpus_config, sources, str(config.tokenizer_name_or_path))
     output = open_folder(str(config.output_dir))
     if "" in mixture.corpora and output.exists(MIXTURE_NAME):
         raise InputError(f"{output} contains the shards of several sources. Choose another --output-dir.")
-    engines = {name: choose_engine(config, corpus) for name, corpus in mixture.corpora.items()}
+    engines = {name: choose_engine(config, corpus, workers) for name, corpus in mixture.corpora.items()}
     plans = plan_mixture(config, tokenizer, mixture)
     repository = find_repository(config)
     print(describe_plan(config, plans))
@@ -112,6 +113,8 @@ def prepare(corpus_config: CorpusConfig, sources: SourcesConfig, config: Prepare
     if "" not in mixture.corpora:
         write_mixture(str(output), mixture_sources(mixture))
     if repository is not None:
+        from tfrecord_prep.hub_shards import push_shards  # for this flag alone; each worker imports this module
+
         folders = [plan.place for plan in plans]
         push_shards(str(output), folders, repository, publish_details=config.publish_details)
     print(describe_next(str(output), plans))
@@ -196,18 +199,12 @@ def tokenizer_record(tokenizer_folder: str) -> Record:
         return {}
 
 
-def choose_engine(config: PrepareConfig, corpus: Corpus) -> Engine:
+def choose_engine(config: PrepareConfig, corpus: Corpus, workers: Workers) -> Engine:
     if config.runner == LOCAL_RUNNER:
-        return partial(work_locally, num_processes=config.num_processes)
+        return lambda work, partitions: workers.map_in_order(partial(work_on_partition, work), partitions)
     from tfrecord_prep.beam_pipeline import check_beam, work_with_beam
 
     return partial(work_with_beam, options=check_beam(config, corpus))
-
-
-def work_locally(work: SplitWork, partitions: Iterable[NumberedPartition], num_processes: int) -> Iterator[int]:
-    """Work on numbered partitions in processes of this machine, and yield their numbers in order."""
-    hint = "Use fewer --num-workers, or a smaller --partition-bytes."
-    yield from map_in_order(partial(work_on_partition, work), partitions, num_processes, hint)
 
 
 def find_repository(config: PrepareConfig) -> HubRepository | None:

@@ -28,7 +28,7 @@ import os
 import sys
 from pathlib import Path
 
-from mlm_common.cli.console import hide_noise_of_tensorflow
+from mlm_common.cli.imports import set_up_imports
 from mlm_common.errors import InputError
 
 IMPORT_UTILS = "transformers.utils.import_utils"
@@ -49,7 +49,7 @@ def prepare_environment() -> None:
     # On a machine with only a CPU, the libraries log errors about a missing GPU: `failed call to cuInit`.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2" if has_accelerator() else "3")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    hide_noise_of_tensorflow()
+    set_up_imports()
     for module in LOGGING_MODULES:
         logging.getLogger(f"transformers.{module}").addFilter(_is_informative)
     if importlib.util.find_spec("tensorflow") is None:

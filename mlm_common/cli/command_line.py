@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from mlm_common.cli.console import PROJECT_FOLDER, second_interrupt_ends, set_up_console
+from mlm_common.cli.imports import set_up_imports
 from mlm_common.cli.settings import flag_of
 from mlm_common.errors import EXIT_INTERRUPTED, EXIT_STOPPED, InputError, RunFailedError
 
@@ -171,6 +172,7 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
     @functools.wraps(main)
     def run(argv: Sequence[str] | None = None) -> int:
         set_up_console(sys.argv[1:] if argv is None else argv)
+        set_up_imports()
         # Garbage collection during the imports of TensorFlow and transformers takes a second.
         gc.set_threshold(10_000)
         started_seconds = time.monotonic()

@@ -6,19 +6,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from mlm_common.errors import InputError
-from mlm_common.workers import ITEMS_PER_WORKER
+from mlm_common.workers import ITEMS_PER_WORKER, Workers, map_in_order
 from tests.fixtures.partitions import split_work
-from tfrecord_prep.partition import NumberedPartition
-from tfrecord_prep.prepare_tfrecord_shards import work_locally
+from tfrecord_prep.partition import NumberedPartition, SplitWork, work_on_partition
 
 PROJECT = Path(__file__).parents[2]
 DOCUMENT = "11 12 13 12 11 12"
+
+
+def work_locally(work: SplitWork, partitions: Iterable[NumberedPartition], num_processes: int) -> Iterator[int]:
+    return map_in_order(partial(work_on_partition, work), partitions, num_processes, "Use fewer --num-workers.")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -32,6 +36,20 @@ def test_two_processes_write_the_same_files_in_the_same_order(tmp_path: Path) ->
         assert list(work_locally(work, partitions, num_processes)) == list(range(8))
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
     assert "TOKENIZERS_PARALLELISM" not in os.environ
+
+
+def process_of(_: object) -> int:
+    return os.getpid()
+
+
+def test_processes_are_started_once_and_for_two_items_at_least() -> None:
+    with Workers(2, "") as workers:
+        assert list(workers.map_in_order(process_of, range(1))) == [os.getpid()]
+        assert not multiprocessing.active_children()
+        passes = [set(workers.map_in_order(process_of, range(num_items))) for num_items in (20, 1, 20)]
+        assert len(set().union(*passes)) <= 2
+        assert os.getpid() not in set().union(*passes)
+    assert not multiprocessing.active_children()
 
 
 def test_reading_stays_a_few_partitions_ahead(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mlm_common.cli.console import STOPPING, about, clock_time, progress_bar, short_number, without_noise
+from mlm_common.cli.console import STOPPING, about, clock_time, progress_bar, short_number
+from mlm_common.cli.imports import without_noise
 
 PROJECT_FOLDER = Path(__file__).parents[3]
 
