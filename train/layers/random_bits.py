@@ -202,12 +202,11 @@ class _KeyedCall:
         functools.update_wrapper(self, layer.call)
 
     def __call__(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
-        keys = self.next_keys()
-        if keys is None or not isinstance(training, bool):
+        if getattr(_traced, "scope", None) is None or not isinstance(training, bool):
             return self.reference_call(inputs, training=training)
         if not training or self.rate == 0:
             return inputs
-        return drop(inputs, keys, self.rate)
+        return drop(inputs, self.next_keys(), self.rate)
 
     def next_keys(self) -> tf.Tensor | None:
         """Make the keys of this call's rows, uint32 (batch, KEY_WORDS); None outside `dropping_out_by`.

@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import textwrap
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -179,10 +178,8 @@ class Run:
                 inputs = phase.inputs.after(inputs.rows_used(plan.row_after(plan.num_steps)))
         return inputs
 
-    def batches_from(
-        self, phase: Phase, plan: Plan, start: ResumePoint
-    ) -> "Callable[[tf.distribute.InputContext], tf.data.Dataset]":
-        """Prepare what makes the batches of one input pipeline, from a step of the phase on."""
+    def batches_from(self, phase: Phase, plan: Plan, start: ResumePoint) -> "functools.partial[tf.data.Dataset]":
+        """Prepare what makes the batches of one input pipeline, given its context, from a step of the phase on."""
         return functools.partial(
             self.inputs_of(phase.index, plan.num_replicas).training_batches,
             phase.task.features(plan.max_length),

@@ -350,7 +350,7 @@ def rank_of_checkpoint(task: Task, log: MetricsLog, record: CheckpointRecord) ->
 def print_first_row(run: Run, phase: Phase, plan: Plan, start: ResumePoint) -> None:
     """Read the batch of the next step, prepare it as that step does, and print its first row."""
     with tf.device("/CPU:0"):
-        batch = next(iter(run.batches_from(phase, plan, start)(ONE_PIPELINE).take(1)))
+        batch = next(iter(run.batches_from(phase, plan, start)(ONE_PIPELINE, num_steps=1)))
         rows = prepare_batch(phase.task, phase.config.run.seed, batch, start.step)
     texts = phase.task.describe_row(rows, phase.inputs.tokenizer)
     print_table({title: excerpt(text) for title, text in texts.items()})
