@@ -1,26 +1,32 @@
-"""The benchmarks: their flags, the text that one generates, and what they measure."""
+"""The benchmarks: their flags, the texts that they generate, what they measure, and that each prints its table."""
 
 import gzip
 import itertools
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from benchmarks import embedding_step, finetune_step
 from benchmarks.generated_text import write_generated_text
 from benchmarks.measured_run import run_measured
+from benchmarks.time_to_quality import message, seconds_to
+from finetuning.config.settings import ClassificationData
+from finetuning.tasks.classification import read_parts
+from tests.fixtures.other_environments import output_of
 from tests.fixtures.script_help import ask_for_help
+from train.metrics.log import read_metrics
+from train.runtime.run_folder import RunFolder
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-def output_of(script, *flags):
-    """Run a benchmark and return what it printed; what it wrote to stderr is shown where a test fails."""
-    command = [sys.executable, BENCHMARKS / script, *flags]
-    return subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=True).stdout
+PROJECT = Path(__file__).parents[2]
+# A tenth, a half and nine tenths of the 87,599 questions of the training part have at most these, and their paragraphs.
+SQUAD_WORDS = {"query": (6, 10, 15), "passage": (72, 110, 183)}
+CURVE = [(10.0, 6.0), (20.0, 5.0), (30.0, 5.5), (40.0, 4.0)]
 
 
 def test_generated_text_repeats_and_a_shorter_one_is_its_head(tmp_path):
@@ -57,22 +63,51 @@ def test_memory_of_a_command_and_its_children_is_measured_together():
     assert run.seconds_of_line("never written") == run.seconds
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-def test_both_parts_print_their_tables(tmp_path):
-    write_generated_text(tmp_path / "text", 1_000_000)
-    rows = [json.dumps({"text": text}) + "\n" for text in (tmp_path / "text").read_text(encoding="utf-8").split("\n")]
-    with gzip.open(tmp_path / "train.jsonl.gz", "wt", encoding="utf-8") as file:
-        file.writelines(rows[100:])
-    with gzip.open(tmp_path / "valid.jsonl.gz", "wt", encoding="utf-8") as file:
-        file.writelines(rows[:100])
-    files = [f"--train-file={tmp_path}/train.jsonl.gz", f"--valid-file={tmp_path}/valid.jsonl.gz"]
-    sizes = ["--vocab-sizes", "1000", "--repeats", "1", "--trainer-repeats", "1", "--generated-megabytes", "1"]
-    tables = output_of("tokenizer_training.py", *files, *sizes)
-    for name, num_runs in (("ours", 1), ("ours, no byte fallback", 1), ("UnigramTrainer", 1), ("SentencePiece", 1)):
-        assert re.search(rf"^{name} +{num_runs} .* 1,000 +[34]\.\d{{4}} ", tables, re.MULTILINE), tables
-    assert "memory of ours / UnigramTrainer" in tables
-    assert re.search(r"^1 .* 1\.00 ", tables, re.MULTILINE)
+def test_texts_of_the_stand_in_are_as_long_as_those_of_squad(tmp_path):
+    embedding_step.write_stand_in(tmp_path / "pairs.jsonl", num_rows=2000)
+    rows = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text(encoding="utf-8").splitlines()]
+    for name, quantiles in SQUAD_WORDS.items():
+        words = [len(row[name].split()) for row in rows]
+        assert np.quantile(words, [0.1, 0.5, 0.9]) == pytest.approx(quantiles, rel=0.15), name
+
+
+def test_sentences_of_the_stand_in_are_as_long_as_those_of_sst2(tmp_path):
+    finetune_step.write_stand_in(tmp_path, num_rows=5000)
+    parts = read_parts(ClassificationData(task_name="sst2", glue_dir=str(tmp_path)))
+    words = [len(text.split()) for text in parts.train.texts[0]]
+    assert (len(words), parts.validation[""].num_rows) == (5000, 872)
+    # Counted in the 67,349 rows of GLUE's download.
+    assert np.mean(words) == pytest.approx(9.41, rel=0.05)
+    assert np.quantile(words, [0.1, 0.5, 0.9]) == pytest.approx([2, 7, 21], abs=1)
+    assert set(parts.train.labels or ()) == {"negative", "positive"}
+
+
+def test_tokens_of_a_row_are_those_that_it_is_filled_up_to():
+    settings, names = {"batch_rows": 2, "length": 64}, ["ours", "trainer", "trainer grouped", "tf script"]
+    tokens = finetune_step.tokens_of_rows([*names, "tf script dynamic"], np.array([3, 16, 17, 40] * 50), settings)
+    assert tokens["ours"] == (16 + 16 + 32 + 64) / 4
+    assert tokens["tf script"] == 40
+    assert tokens["trainer grouped"] == (3 + 16 + 17 + 40) / 4
+    assert 19 < tokens["trainer"] == tokens["tf script dynamic"] < 40
+    assert finetune_step.tokens_of_rows(["ours with XLA"], np.array([3, 17]), settings) == {"ours with XLA": 24}
+
+
+@pytest.mark.parametrize(
+    ("loss", "seconds"), [(7.0, 10.0), (5.25, 17.5), (5.0, 20.0), (4.5, 36.0 + 2 / 3), (3.9, None)]
+)
+def test_a_curve_reaches_a_loss_when_it_is_first_there(loss, seconds):
+    assert seconds_to(loss, CURVE) == (None if seconds is None else pytest.approx(seconds))
+
+
+def test_the_title_compares_ours_with_the_best_of_the_others():
+    faster, slower = [(5.0, 6.0), (10.0, 3.0)], [(10.0, 6.0), (80.0, 3.5)]
+    curves = {"trainer-roberta": CURVE, "trainer-modernbert": slower, "trainer-modernbert-sparse": faster}
+    assert message({**curves, "ours-modernbert": CURVE}) == (
+        "This project's ModernBERT does not reach the final loss of Hugging Face Trainer, sparse_prediction (3.00)",
+        "It does not reach the final loss of Hugging Face Trainer (3.50).",
+    )
+    assert message({"trainer-modernbert": slower, "ours-modernbert": faster})[0].endswith("in 9 s instead of 80 s")
+    assert message({"trainer-roberta": CURVE, "ours-modernbert": CURVE}) == ("Validation loss over training time", "")
 
 
 SCRIPTS = (
@@ -90,48 +125,97 @@ def test_benchmarks_show_their_flags_without_tensorflow(script):
     assert "tensorflow" not in imported
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-def test_inputs_print_their_table():
-    names = ["ours-masked", "tutorial"]
-    flags = ["--num-rows=600", "--length=32", "--batch-rows=64", "--vocab-size=1000", "--repeats=1"]
-    flags += ["--contenders", *names]
-    tables = output_of("input_pipeline.py", *flags)
-    for name in names:
-        assert re.search(rf"^{name} +1 +[\d,]+ +\(", tables, re.MULTILINE), tables
-    assert "ours-masked / tutorial " in tables
+TINY = "--num-layers=1 --hidden-size=32"
+STEPS = "--rounds=1 --steps-per-round=2"
+# {script: (flags with {folders}, what its tables have)}
+TABLES = {
+    "tokenizer_training.py": (
+        "--train-file={tmp}/train.jsonl.gz --valid-file={tmp}/valid.jsonl.gz --vocab-sizes 1000 --repeats 1 "
+        "--trainer-repeats 1 --generated-megabytes 1",
+        [
+            *(rf"^{one} +1 .* 1,000 +[34]\.\d{{4}} " for one in ("ours", "ours, no byte fallback", "UnigramTrainer")),
+            *(r"^SentencePiece +1 .* 1,000 +[34]\.\d{4} ", "memory of ours / UnigramTrainer", r"^1 .* 1\.00 "),
+        ],
+    ),
+    "input_pipeline.py": (
+        "--num-rows=600 --length=32 --batch-rows=64 --vocab-size=1000 --repeats=1 --contenders ours-masked tutorial",
+        [*(rf"^{one} +1 +[\d,]+ +\(" for one in ("ours-masked", "tutorial")), "ours-masked / tutorial "],
+    ),
+    "prepare.py": (
+        "--train-file={tmp}/train.jsonl --vocab-size=1000 --length=64 --repeats=1 --generated-megabytes 1 2",
+        [
+            *(rf"^{one} +1 +\d+\.\d+ " for one in ("ours", "tutorial", "tokenizer")),
+            *("time of tutorial / ours", r"^1 .* 1\.00 .*\n2 "),
+        ],
+    ),
+    "train_step_cpu.py": (
+        f"--contenders tutorial ours {TINY} --vocab-size=500 --length=16 {STEPS}",
+        [*(rf"^{one} +[\d,]+ +\(" for one in ("tutorial", "ours")), r"^ours / tutorial +\d"],
+    ),
+    "resume.py": (
+        "--num-rows=2000 --length=16 --late-step=900 --repeats=1 --num-layers=1 --saves=1",
+        [rf"^{one} +1 +\d" for one in ("101", "901", "run-mlm", "CheckpointManager")],
+    ),
+    "embedding_step.py": (
+        f"--torch-python {{torch}} --num-rows=300 {TINY} --vocab-size=600 --length=32 --batch-rows=8 {STEPS} "
+        "--warmup-steps=2",
+        [
+            *(rf"^{one} +[\d,.]+ +\(" for one in ("ours", "sentence-transformers")),
+            *("300 pairs of a stand-in for SQuAD", r"^ours / sentence-transformers +\d"),
+        ],
+    ),
+    "finetune_step.py": (
+        f"--torch-python {{torch}} --num-rows=700 {TINY} --vocab-size=600 --length=32 {STEPS} --warmup-steps=2 "
+        "--contenders ours 'trainer grouped' 'tf script dynamic'",
+        [
+            *(rf"^{one} +[\d,]+ +\(" for one in ("ours", "trainer grouped", "tf script dynamic")),
+            *(rf"^ours / {one} +\d" for one in ("trainer grouped", "tf script dynamic")),
+            *("700 rows of a stand-in for SST-2", "^ours is warm: programs 2, seconds to compile "),
+        ],
+    ),
+    "time_to_quality.py": (
+        "--shards {shards} --recipes trainer-roberta ours-modernbert --minutes=0.02 --rounds=2 --torch-python {torch} "
+        "--picture {tmp}/c.png",
+        [r"^2( +\d+ +\d+\.\d{3}){2}$", r"^ours-modernbert comes to the final loss of trainer-roberta, \d"],
+    ),
+}
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-def test_preparation_and_its_peers_print_their_tables(tmp_path):
+@pytest.mark.parametrize("script", TABLES)
+def test_each_prints_its_table(script, shards, tmp_path, request):
+    """What it wrote to stderr is shown where a test fails."""
+    flags, patterns = TABLES[script]
     write_generated_text(tmp_path / "text", 1_000_000)
-    with (tmp_path / "train.jsonl").open("w", encoding="utf-8") as file:
-        file.writelines(
-            json.dumps({"text": text}) + "\n" for text in (tmp_path / "text").read_text(encoding="utf-8").split("\n")
-        )
-    flags = [f"--train-file={tmp_path}/train.jsonl", "--vocab-size=1000", "--length=64", "--repeats=1"]
-    flags += ["--generated-megabytes", "1", "2"]
-    tables = output_of("prepare.py", *flags)
-    for name in ("ours", "tutorial", "tokenizer"):
-        assert re.search(rf"^{name} +1 +\d+\.\d+ ", tables, re.MULTILINE), tables
-    assert "time of tutorial / ours" in tables
-    assert re.search(r"^1 .* 1\.00 .*\n2 ", tables, re.MULTILINE), tables
+    rows = [json.dumps({"text": text}) + "\n" for text in (tmp_path / "text").read_text(encoding="utf-8").split("\n")]
+    (tmp_path / "train.jsonl").write_text("".join(rows), encoding="utf-8")
+    for name, some in (("train", rows[100:]), ("valid", rows[:100])):
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress("".join(some).encode()))
+    torch = request.getfixturevalue("torch_python") if "{torch}" in flags else None
+    command = shlex.split(flags.format(tmp=tmp_path, shards=shards, torch=torch))
+    program = [sys.executable, PROJECT / "benchmarks" / script, *command]
+    printed = subprocess.run(program, stdout=subprocess.PIPE, encoding="utf-8", check=True).stdout
+    for pattern in patterns:
+        assert re.search(pattern, printed, re.MULTILINE), (pattern, printed)
+    assert "--picture" not in flags or (tmp_path / "c.png").stat().st_size > 10_000
+
+
+EVALUATE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+from transformers import AutoModelForMaskedLM
+from benchmarks.peers.quality_trainer import evaluation_loss
+print(evaluation_loss(AutoModelForMaskedLM.from_pretrained(sys.argv[2]), dict(np.load(sys.argv[3]))))
+"""
 
 
 @pytest.mark.slow
-def test_train_steps_print_their_table():
-    flags = ["--contenders", "tutorial", "ours", "--num-layers=1", "--hidden-size=32", "--vocab-size=500"]
-    flags += ["--length=16", "--rounds=1", "--steps-per-round=2"]
-    tables = output_of("train_step_cpu.py", *flags)
-    for name in ("tutorial", "ours"):
-        assert re.search(rf"^{name} +[\d,]+ +\(", tables, re.MULTILINE), tables
-    assert re.search(r"^ours / tutorial +\d", tables, re.MULTILINE), tables
-
-
-@pytest.mark.slow
-def test_resuming_and_saving_print_their_tables():
-    flags = ["--num-rows=2000", "--length=16", "--late-step=900", "--repeats=1", "--num-layers=1", "--saves=1"]
-    tables = output_of("resume.py", *flags)
-    for pattern in (r"^101 +1 +\d", r"^901 +1 +\d", r"^run-mlm +1 +\d", r"^CheckpointManager +1 +\d"):
-        assert re.search(pattern, tables, re.MULTILINE), tables
+def test_pytorch_evaluates_the_rows_and_masks_of_ours(torch_python, shards, finished_run, tmp_path):
+    program = PROJECT / "benchmarks" / "peers" / "quality_handover.py"
+    subprocess.run([sys.executable, program, shards, "tiny-cpu", tmp_path], check=True)
+    arguments = (str(PROJECT), str(finished_run / "export"), str(tmp_path / "validation.npz"))
+    loss = output_of(torch_python, EVALUATE, *arguments)
+    ours = [line["loss"] for line in read_metrics(RunFolder(finished_run)) if line["split"] == "validation"]
+    assert float(loss) == pytest.approx(ours[-1], abs=1e-5)
