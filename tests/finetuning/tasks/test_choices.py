@@ -1,14 +1,12 @@
 """Rows of several texts of which one is right: columns that are known, columns of flags, labels, and bad rows."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from finetuning.config.settings import ChoiceData
-from finetuning.data.examples import Table, read_table
+from finetuning.data.examples import Table
 from finetuning.tasks.choice import Choices, check_number, columns_of, encode_labels, names_of, read_choices
 from mlm_common.errors import InputError
 
@@ -69,24 +67,6 @@ def test_columns_become_choices(
         assert [list(row) for row in found.choices] == [choices]
     assert found_names == tuple(names)
     assert encode_labels(found, found_names, may_be_missing=False).tolist() == [label]
-
-
-@pytest.mark.parametrize("ending", ["jsonl", "csv", "tsv", "parquet"])
-def test_files_of_all_kinds_are_read(ending: str, tmp_path: Path) -> None:
-    table, path = {**SWAG, "label": [2]}, tmp_path / f"swag.{ending}"
-    if ending == "jsonl":
-        path.write_text(json.dumps({name: values[0] for name, values in table.items()}), encoding="utf-8")
-    elif ending == "parquet":
-        import pyarrow.parquet
-
-        pyarrow.parquet.write_table(pyarrow.table(table), path)
-    else:
-        divider = {"csv": ",", "tsv": "\t"}[ending]
-        lines = [divider.join(table), divider.join(str(values[0]) for values in table.values())]
-        path.write_text("\n".join(lines), encoding="utf-8")
-    found, names = read(dict(read_table(str(path), "--train-file").columns))
-    assert [list(row) for row in found.choices] == [[f"She does {place}." for place in range(4)]]
-    assert encode_labels(found, names, may_be_missing=False).tolist() == [2]
 
 
 @pytest.mark.parametrize(

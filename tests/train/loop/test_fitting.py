@@ -11,6 +11,7 @@ import tensorflow as tf
 import tf_keras
 
 from tests.fixtures.plans import make_plan
+from tests.fixtures.tiny_steps import one_cpu, two_cpus
 from train.checkpoints.resume import ResumePoint
 from train.config.learning import OptimizationConfig
 from train.config.settings import RunConfig
@@ -20,7 +21,6 @@ from train.metrics.log import VALIDATION, MetricsLog
 from train.runtime import preemption
 from train.runtime.preemption import InFlight, StopRequest
 from train.runtime.run_folder import RunFolder
-from train.runtime.strategy import mirrored_strategy
 from train.step.train_step import build_train_function
 
 
@@ -75,14 +75,6 @@ def fit(strategy, max_steps=8, input_seconds=0.0, num_steps=20, **more):
     started_seconds = time.perf_counter()
     model.fit(numbers, steps_per_epoch=num_steps, verbose=0, callbacks=[callback])
     return float(model.total.numpy()), calls, callback.take_wait_seconds(), time.perf_counter() - started_seconds
-
-
-def one_cpu():
-    return tf.distribute.OneDeviceStrategy("/device:CPU:0")
-
-
-def two_cpus():
-    return mirrored_strategy(tuple(device.name for device in tf.config.list_logical_devices("CPU")))
 
 
 def test_executions_end_where_a_hook_is_due():
