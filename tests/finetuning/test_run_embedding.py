@@ -59,7 +59,7 @@ def test_the_loss_does_not_depend_on_how_the_batch_is_cut(tiny_start: Path, tmp_
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(tmp_path / "whole"), rtol=2e-4)
 
 
-@pytest.mark.usefixtures("one_device")
+@pytest.mark.usefixtures("one_device", "eagerly")
 @pytest.mark.parametrize("kind", ["single texts", "scored pairs"])
 def test_other_rows(kind: str, tiny_start: Path, tmp_path: Path) -> None:
     """Plain text with scored pairs to evaluate on, and scored pairs to train on."""

@@ -61,7 +61,7 @@ def assert_scored_by_its_predictions(run: Path, questions: Path, part: str = "ev
     return predictions
 
 
-@pytest.mark.usefixtures("one_device")
+@pytest.mark.usefixtures("one_device", "eagerly")
 def test_scores_are_those_of_the_predictions(
     answered: Path, tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -26,7 +26,7 @@ def test_whitened_vectors_are_uncorrelated() -> None:
     np.testing.assert_allclose(np.sqrt(np.diag(covariance)), expected, rtol=1e-6)
 
 
-@pytest.mark.usefixtures("one_device")
+@pytest.mark.usefixtures("one_device", "eagerly")
 def test_training_starts_from_the_whitened_vectors(tiny_start: Path, tmp_path: Path, run: Run) -> None:
     texts = [row["passage"] for row in rows_of("train")]
     (tmp_path / "texts.txt").write_text("\n".join(texts), encoding="utf-8")

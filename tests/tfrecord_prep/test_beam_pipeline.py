@@ -50,6 +50,7 @@ def in_memory_config(folder: Path) -> PrepareConfig:
     return PrepareConfig("tokenizer", str(folder), runner="DirectRunner", beam_options=IN_THIS_PROCESS)
 
 
+@pytest.mark.slow
 @needs_beam
 def test_two_processes_write_the_bytes_of_the_local_run(tmp_path: Path) -> None:
     source = write_source(tmp_path)

@@ -46,7 +46,7 @@ def electra(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a configuration, and of a run from its start to its end."""
 
     def make(folder: Path) -> None:
-        run_on_one_device(main, run_flags(shards, folder / "run", *electra_flags(folder)))
+        run_on_one_device(main, run_flags(shards, folder / "run", *electra_flags(folder)), eagerly=True)
 
     return made_once(tmp_path_factory, "custom-electra", make)
 
@@ -62,17 +62,18 @@ def labelled(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         # All rows are in both: not a run to learn from, but one whose labels are known.
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("train.data.shards.check_nothing_is_shared", lambda *_: None)
-            run_on_one_device(main, run_flags(folder, folder / "run", *LABELS))
+            run_on_one_device(main, run_flags(folder, folder / "run", *LABELS), eagerly=True)
 
     return made_once(tmp_path_factory, "custom-labels", make)
 
 
+@pytest.mark.slow
 def test_it_resumes_bit_for_bit(electra: Path, shards: Path, tmp_path: Path) -> None:
     """Generator, delta and moments too."""
     shutil.copytree(electra / "run", tmp_path / "run")
     flags = run_flags(shards, tmp_path / "run", *electra_flags(tmp_path))
     forget_checkpoint(tmp_path / "run", NUM_STEPS)
-    run_on_one_device(main, flags)
+    run_on_one_device(main, flags, eagerly=True)
     assert_same_run(tmp_path / "run", electra / "run")
 
 

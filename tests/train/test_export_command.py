@@ -82,6 +82,7 @@ def test_a_checkpoint_of_the_hub_is_exported(finished_run: Path, shards: Path, t
     assert contents(tmp_path / "out") == contents(finished_run / "export")
 
 
+@pytest.mark.usefixtures("eagerly")
 def test_the_mean_of_checkpoints_is_evaluated_and_exported(finished_run: Path, tmp_path: Path, run: Any) -> None:
     steps = [finished_run / "checkpoints" / f"step-{step:08d}" for step in (3, NUM_STEPS)]
     outcome = run(main, steps[1], steps[0], tmp_path / "mean", "--average")

@@ -28,7 +28,7 @@ WEIGHTS = ("--source-weights", "large=0.25", "small=0.5", "back=0.25")
 @pytest.fixture(scope="module")
 def mixture_run(mixture_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mixture") / "run"
-    run_on_one_device(main, mixture_flags(mixture_shards, folder, *WEIGHTS))
+    run_on_one_device(main, mixture_flags(mixture_shards, folder, *WEIGHTS), eagerly=True)
     return folder
 
 
@@ -36,7 +36,8 @@ def evaluations(folder: Path) -> list[dict]:
     return [line for line in read_metrics(RunFolder(folder)) if line["split"] == VALIDATION]
 
 
-@pytest.mark.usefixtures("one_device")
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device", "eagerly")
 def test_a_run_resumes_in_the_middle_of_all_its_sources(mixture_shards, mixture_run, tmp_path):
     shutil.copytree(mixture_run, tmp_path / "run")
     forget_checkpoint(tmp_path / "run", 6)
@@ -45,7 +46,7 @@ def test_a_run_resumes_in_the_middle_of_all_its_sources(mixture_shards, mixture_
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
+@pytest.mark.usefixtures("one_device", "eagerly")
 def test_the_loss_of_a_source_is_that_of_an_evaluation_of_its_own(mixture_shards, mixture_run, tmp_path):
     one = ("--eval-dataset", str(mixture_shards / "back" / "validation"))
     assert main(mixture_flags(mixture_shards, tmp_path / "run", *WEIGHTS, *one)) == 0

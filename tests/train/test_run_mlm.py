@@ -130,10 +130,8 @@ def test_a_finished_run_is_only_evaluated_and_exported_again(finished_run, shard
     assert_same_run(tmp_path / "run", finished_run)
 
 
-# On a CPU XLA compiles what is in bfloat16, which takes longer than all else.
-@pytest.mark.parametrize(
-    "precision", [(), pytest.param(("--bfloat16",), marks=pytest.mark.slow)], ids=["float32", "bfloat16"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", [(), ("--bfloat16",)], ids=["float32", "bfloat16"])
 @pytest.mark.usefixtures("one_device", "nothing_converted")
 def test_options_of_the_step_in_a_folder_that_is_overwritten(precision, finished_run, shards, tmp_path):
     shutil.copytree(finished_run, tmp_path / "run")
@@ -154,7 +152,7 @@ def test_options_of_the_step_in_a_folder_that_is_overwritten(precision, finished
     assert host_events(trace).count("train") == 3  # executions of steps 2, 3, and 4 to 5
 
 
-@pytest.mark.usefixtures("one_device")
+@pytest.mark.usefixtures("one_device", "eagerly")
 def test_a_run_that_diverges_says_so_and_exports_nothing(shards, tmp_path, run):
     flags = ("--learning-rate", "1e38", "--max-grad-norm", "0", "--warmup-steps", "0", "--save-steps", "1")
     outcome = run(main, *run_flags(shards, tmp_path / "run", *flags))
@@ -222,7 +220,7 @@ def test_train_from_a_settings_file(shards, tmp_path, run):
     assert "\nsteps                  7, the first" in outcome.out
 
 
-@pytest.mark.usefixtures("one_device")
+@pytest.mark.usefixtures("one_device", "eagerly")
 def test_a_run_from_an_export_on_shards_of_the_tutorial(finished_run, shards, tmp_path):
     """Their names carry the counts, their records are tf.train.Examples; there is neither manifest nor tokenizer."""
     rows = np.random.default_rng(0).integers(5, 48, (20, 16))

@@ -23,6 +23,8 @@ from train.scoring.answers import QueriedModel
 from train.scoring.queries import Asker
 from train.tasks.heads import gather_before_head
 
+pytestmark = pytest.mark.usefixtures("eagerly")
+
 WORDS = ("the", "of", "a", "function", "list", "value", "returns", "file", "model", "name", "is", "in", "text")
 CONTROLS = (", random weights", ", no context")
 

@@ -34,7 +34,7 @@ def pairs(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.usefixtures("one_device")
+@pytest.mark.usefixtures("one_device", "eagerly")
 def test_scores_are_logged_with_each_evaluation_and_those_of_the_export(
     shards: Path, pairs: Path, run: Run, tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ def test_a_data_set_of_a_hub_that_is_away_may_be_tried_again(
         open_corpus(CorpusConfig(dataset_name="alice/stories"))
 
 
+@pytest.mark.slow
 def test_a_data_set_is_read_at_the_commit_that_is_recorded(hub_server: HubHandle) -> None:
     def put(*texts: str) -> str:
         rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)

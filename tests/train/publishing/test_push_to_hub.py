@@ -20,7 +20,7 @@ def hub_flags(shards: Path, folder: Path, *more: str) -> list[str]:
     return run_flags(shards, folder, "--hub-model-id", REPO, *more)
 
 
-@pytest.mark.usefixtures("one_device")
+@pytest.mark.usefixtures("one_device", "eagerly")
 def test_pushes_every_few_steps_and_at_the_end(hub_here: HubHandle, shards: Path, tmp_path: Path) -> None:
     more = ("--hub-strategy", "steps", "--push-steps", "4", "--steps-per-execution", "6", "--hub-tag", "v1")
     (tmp_path / "export").mkdir()

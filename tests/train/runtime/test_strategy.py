@@ -167,7 +167,7 @@ def test_a_shard_that_cannot_be_read_is_not_tried_again(damage, tmp_path: Path) 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.usefixtures("one_device")
+@pytest.mark.usefixtures("one_device", "eagerly")
 def test_shards_damaged_meanwhile_end_the_run_in_one_line(shards, tmp_path, monkeypatch, run) -> None:
     shutil.copytree(shards, tmp_path / "shards")
     connect = strategy.connect

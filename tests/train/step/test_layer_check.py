@@ -83,6 +83,7 @@ def test_layers_that_drop_nothing_are_not_used(caplog, monkeypatch):
     check_fallback(built(), caplog)
 
 
+@pytest.mark.slow
 def test_layers_that_the_compiler_refuses_are_not_used(caplog, monkeypatch):
     """XLA has no Python."""
 
@@ -94,13 +95,12 @@ def test_layers_that_the_compiler_refuses_are_not_used(caplog, monkeypatch):
     assert "do not compile here: InvalidArgumentError: " in text
 
 
-@pytest.mark.parametrize("error", [tf.errors.InternalError(None, None, "Mosaic failed"), AttributeError("dot_general")])
-def test_layers_that_cannot_be_traced_are_not_used(error, caplog, monkeypatch):
+def test_layers_that_cannot_be_traced_are_not_used(caplog, monkeypatch):
     def fail(*_, **__):
-        raise error
+        raise AttributeError("dot_general")
 
     monkeypatch.setattr(tpu_layers, "attend", fail)
-    assert f"do not compile here: {type(error).__name__}: " in check_fallback(built(jit_compile=False), caplog)
+    assert "do not compile here: AttributeError: " in check_fallback(built(jit_compile=False), caplog)
 
 
 def test_a_lost_device_says_nothing_about_the_layers(monkeypatch):
@@ -117,12 +117,11 @@ def test_figures_are_those_of_all_replicas():
     rows = np.concatenate([token_rows(), token_rows(seed=1)])
     strategy = two_cpus()
     model = built(strategy=strategy, jit_compile=False)
-    gradient_sums = tf.function(lambda batch: strategy.run(model.gradient_sums, args=(batch,)), autograph=False)
 
     def losses(rows):
         dataset = tf.data.Dataset.from_tensor_slices(batch_of(rows)).batch(len(rows), drop_remainder=True)
         batches = strategy.experimental_distribute_dataset(dataset)
-        sums, squares = gradient_sums(next(iter(batches)))
+        sums, squares = strategy.run(model.gradient_sums, args=(next(iter(batches)),))
         values = [value.numpy() for value in strategy.experimental_local_results(sums["loss"])]
         assert all(value.shape == (len(model.network.trainable_variables),) for value in squares.values)
         return values

@@ -96,14 +96,6 @@ def test_without_masked_tokens_loss_is_0_and_weights_are_finite(trained_plainly)
     assert np.isfinite(weights(model)).all()
 
 
-@pytest.fixture
-def eagerly():
-    """Steps that are not traced, which takes longer than they do."""
-    tf.config.run_functions_eagerly(True)
-    yield
-    tf.config.run_functions_eagerly(False)
-
-
 @pytest.mark.usefixtures("eagerly")
 def test_clipping_scales_the_whole_gradient():
     rows = token_rows()
