@@ -66,7 +66,7 @@ def named_paths(text: str, flag: str) -> dict[str, list[str]]:
     except ValueError:  # a quote without its other half
         words = []
     name, equals, _ = "".join(words[:1]).partition("=")
-    if equals and SOURCE_NAME.fullmatch(name):
+    if equals and (SOURCE_NAME.fullmatch(name) or len(words) > 1):
         return _named_lists(words, flag)
     if len(words) != 1:
         raise InputError(f"{flag} must be a path, or NAME=PATH for each source; received {text}.")

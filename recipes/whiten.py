@@ -22,8 +22,9 @@ from finetuning.tasks.embedding import VECTOR, Embedding, Encoder
 from finetuning.tasks.vectors import read_corpus
 from mlm_common.cli.command_line import command
 from mlm_common.cli.settings import require
-from mlm_common.storage import check_folder_or_hub, local_or_hub
+from mlm_common.storage import check_folder_or_hub, local_or_hub, open_folder
 from mlm_common.tokenizer import load_tokenizer, vocabulary_size
+from train.model.architectures import learns_positions, max_positions
 from train.model.pretrained_files import read_config
 from train.publishing.publisher import write_task_files
 from train.runtime.run_folder import exported_model
@@ -56,7 +57,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     with local_or_hub(exported_model(given.model)) as folder:
         model = ReadModel(read_config(folder), load_tokenizer(folder))
         width, length = model.model_config.hidden_size, given.max_seq_length
+        most = max_positions(model.model_config) if learns_positions(model.model_config) else None
+        rule = f"must be at most {most}, the longest row that {given.model} can take"
+        require(most is None or length <= most, rule, "--max-seq-length", length)
         require(len(texts) > width, f"must have more than {width} texts, the width of the model", "CORPUS", len(texts))
+        open_folder(given.output).check_writable()
         plain, whitened = (
             Embedding(Encoder("mean", width, dim, ("", ""), length), 1, EmbeddingOptimization(), **model.of_rows)
             for dim in (None, width)

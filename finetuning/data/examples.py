@@ -160,7 +160,12 @@ def _read_jsonl(path: str, content: bytes) -> dict[str, list[Any]]:
     if text.lstrip().startswith("["):
         rows = json.loads(text, object_pairs_hook=row_of)
     else:
-        rows = [json.loads(line, object_pairs_hook=row_of) for line in text.split("\n") if line.strip()]
+        rows = []
+        for number, line in enumerate(text.split("\n"), start=1):
+            try:
+                rows += [json.loads(line, object_pairs_hook=row_of)] if line.strip() else []
+            except json.JSONDecodeError as error:
+                raise ValueError(f"line {number:,}, character {error.pos + 1:,}: {error.msg}") from error
     if _SURROGATE.search(content):
         json.dumps(rows, ensure_ascii=False).encode()  # a ValueError where half of a pair is alone
     for number, row in enumerate(rows, start=1):

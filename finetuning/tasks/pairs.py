@@ -174,6 +174,10 @@ def _pairs(table: Table, data: EmbeddingData, split: str) -> Examples:
         raise InputError(
             f"Column {data.score_column_name} of {table.name} must hold numbers; row {row + 1:,} has {values[row]!r}."
         )
+    if min(scores) == max(scores):
+        raise InputError(
+            f"Column {data.score_column_name} of {table.name} must hold different numbers; all are {scores[0]:g}."
+        )
     return Examples(described, texts, scores)
 
 
@@ -200,6 +204,8 @@ def encode_pairs(start: Start, pairs: Examples) -> TextRows:
         require(given.min() >= -1, "must be from -1 on, as cosines are", "Each score", given.min())
         scores = (given / max(1.0, given.max())).astype(np.float32)
     different = list(dict.fromkeys(joined))
+    rule = "must be two or more, the negatives of each other"
+    require(pairs.labels is not None or len(different) > 1, rule, "Different passages", f"1, {pairs.name}")
     rows, passage_rows = (
         start.encode_texts(([prompt + text for text in texts],), data.max_seq_length)
         for prompt, texts in ((data.query_prompt, queries), (data.passage_prompt, different))

@@ -75,15 +75,20 @@ def test_other_rows(kind: str, tiny_start: Path, tmp_path: Path) -> None:
     assert results["eval_num_queries"] == 7
 
 
-TRAIN = '{"query": "a", "passage": "b"}\n'
+TRAIN = '{"query": "a", "passage": "b"}\n{"query": "c", "passage": "d"}\n'
 # name: (content of train.jsonl, flags, what the error says)
 BAD = {
     "one text a row": ('{"text": "a"}\n', (), "With --unsupervised single texts are enough."),
     "several texts a row": (TRAIN, ("--unsupervised",), "--unsupervised takes one text per row"),
     "one text twice": (
-        '{"text": "a"}\n',
+        '{"text": "a"}\n{"text": "b"}\n',
         ("--unsupervised", "--dropout", "0"),
         "--dropout must be above 0 with --unsupervised",
+    ),
+    "nothing to compare with": (
+        '{"query": "a", "passage": "b"}\n{"query": "c", "passage": "b"}\n',
+        (),
+        "Different passages must be two or more, the negatives of each other; received 1, query and passage of",
     ),
     "a column missing": (TRAIN, ("--text-column-names", "query", "other"), "--text-column-names must name a column of"),
     "a score missing": (TRAIN, ("--score-column-name", "score"), "--score-column-name must name a column of"),
@@ -92,6 +97,11 @@ BAD = {
         '{"a": "x", "b": "y", "s": "high"}\n',
         ("--score-column-name", "s"),
         "Column s of {}/train.jsonl must hold numbers; row 1 has 'high'.",
+    ),
+    "one score": (
+        '{"a": "x", "b": "y", "s": 2}\n{"a": "z", "b": "w", "s": 2}\n',
+        ("--score-column-name", "s"),
+        "Column s of {}/train.jsonl must hold different numbers; all are 2.",
     ),
     "a column of numbers": (
         '{"a": "x", "b": "y", "s": "1"}\n',
@@ -102,7 +112,7 @@ BAD = {
     "unordered dimensions": (TRAIN, ("--matryoshka-dims", "4", "4"), "--matryoshka-dims must be increasing"),
     "an unknown metric": (TRAIN, ("--metric-name", "f1"), "--metric-name must be one of ndcg_at_10"),
     "symmetric scores": (
-        '{"a": "x", "b": "y", "s": 1}\n',
+        '{"a": "x", "b": "y", "s": 1}\n{"a": "x", "b": "z", "s": 0}\n',
         ("--score-column-name", "s", "--symmetric-loss"),
         "--symmetric-loss needs pairs without scores",
     ),

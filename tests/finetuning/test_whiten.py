@@ -43,3 +43,11 @@ def test_training_starts_from_the_whitened_vectors(tiny_start: Path, tmp_path: P
     np.testing.assert_allclose(after["custom_head.dense.weight"], before["custom_head.dense.weight"], atol=1e-6)
     (tmp_path / "texts.txt").write_text("one\ntwo\n", encoding="utf-8")
     assert "CORPUS must have more than 32 texts, the width of the model; received 2." in run(main, *flags).error
+    too_long = run(main, *flags[:-1], "31").error
+    assert f"--max-seq-length must be at most 30, the longest row that {flags[0]} can take; received 31." in too_long
+
+
+def test_the_output_is_checked_first(tiny_start: Path, tmp_path: Path, run: Run) -> None:
+    (tmp_path / "texts.txt").write_text("\n".join(row["passage"] for row in rows_of("train")), encoding="utf-8")
+    flags = (tiny_start / "start", tmp_path / "texts.txt", tmp_path / "texts.txt", "--max-seq-length", "30")
+    assert f"must be writable; {tmp_path}/texts.txt is not" in run(main, *flags).error

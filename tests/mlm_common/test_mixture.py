@@ -64,6 +64,8 @@ def test_one_folder_or_several_are_read_by_name() -> None:
     for text in ("de=a'b", "work/a en=work/en"):
         with pytest.raises(InputError, match="--train-dataset must be a path, or NAME=PATH for each source; received"):
             named_folders(text, "--train-dataset")
+    with pytest.raises(InputError, match=r"by letters, digits, .* and begin with a letter or digit; received 'größe'"):
+        named_folders("größe=work/a en=work/en", "--train-dataset")
 
 
 @given(st.lists(st.integers(1, 10**15), min_size=1, max_size=9), st.floats(0, 1))

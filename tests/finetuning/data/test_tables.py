@@ -62,7 +62,7 @@ def test_lines_without_names_and_short_ones(tmp_path) -> None:
         ("a.csv", "text,label\na,b,c\n", "line 2 has 3"),
         ("a.jsonl", '{"text": "a"}\n{"label": 1}\n', "must have the columns of the first; row 2 lacks text"),
         ("b.jsonl", '{"text": "a"}\n[1]\n', "row 2 is not"),
-        ("c.jsonl", '{"text": \n', "must name a readable .jsonl file"),
+        ("c.jsonl", '{"text": "a"}\n\n{"text": \n', "must name a readable .jsonl file; .*c.jsonl: line 3, character"),
         ("a.parquet", "text", "must name a readable .parquet file"),
         ("a.csv.gz", "text,label\n", "must name a file with rows"),
         ("b.csv.gz", None, "there is no"),
