@@ -33,12 +33,14 @@ class StarRatings(CustomTask):
         """Read the files, or the data set, that the flags name."""
         examples = {}
         for split, table in read_tables(data).items():
+            if "review" not in table.columns:
+                raise InputError(f"{table.name} must have a column review; it has {', '.join(table.columns)}.")
             stars = [STARS.get(str(value).strip()) for value in table.columns.get("stars", ())] or None
             if stars and None in stars:
                 row = stars.index(None)
                 value = table.columns["stars"][row]
                 raise InputError(f"Stars must be 1 to {MOST_STARS}; row {row + 1:,} of {table.name} has {value!r}.")
-            examples[split] = Examples(table.name, (table.column("review", "--task"),), stars)
+            examples[split] = Examples(table.name, (table.columns["review"],), stars)
         return examples
 
     def head(self, config: Any) -> list[Any]:

@@ -322,7 +322,7 @@ def _sum_up(plan: SplitPlan, sha256: Mapping[int, str], bad_rows: BadRows) -> Ma
             f"A split must hold text; {plan.place} has {totals.num_documents:,} documents, and none of them gave "
             "a token that the tokenizer knows (see --text-column, --limit, --validation-percent, --test-percent, "
             "--drop-duplicates)"
-            + (", or a pair, which takes two sentences." if plan.fields["chunking"] == PAIRS else ".")
+            + (", or a pair, which takes two sentences or documents." if plan.fields["chunking"] == PAIRS else ".")
         )
     known = plan.fields | {"tokenizer": TokenizerRecord(**plan.fields["tokenizer"])}
     entropy = entropy_nats(id_counts)

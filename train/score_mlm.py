@@ -13,6 +13,7 @@ except ModuleNotFoundError:
 from mlm_common.cli.settings import Bounded, flag, require
 from mlm_common.corpus.config import DEFAULT_SAMPLE_BY, CorpusConfig, SampleBy
 from mlm_common.corpus.corpus import open_corpus
+from mlm_common.errors import InputError
 from mlm_common.storage import check_file, check_folder_or_hub, folder_and_name
 from train.checkpoints.store import CheckpointStore
 from train.config.settings import HardwareConfig
@@ -109,7 +110,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     documents: list[str] = []
     if config.text:
         text = CorpusConfig(data_files=config.text, sample_by=config.sample_by, text_column=config.text_column)
-        documents = list(open_corpus(text).documents("train"))
+        try:
+            documents = list(open_corpus(text).documents("train"))
+        except InputError as error:
+            raise InputError(str(error).replace("--data-files", "--text")) from error
     words = draw_words(documents, config.num_words, config.seed) if config.text else []
     material = Material(documents, words, read_pairs(config.minimal_pairs) if config.minimal_pairs else [])
     ask_of = functools.partial(ask, material=material, max_length=config.max_length, left_to_right=config.left_to_right)

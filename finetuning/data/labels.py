@@ -274,8 +274,8 @@ def _without_similar(counts: Mapping[str, int], where: str, reading: LabelReadin
     if several is not None and reading.similar_labels is None:
         shown = " and ".join(f"{name!r} ({counts[name]:,} times)" for name in several[:2])
         raise InputError(
-            f"Labels of {where} differ in white space, case or the form of a number alone: {shown}. Use "
-            "--similar-labels merge to make them one class, or --similar-labels keep to keep them apart."
+            f"Labels of {where} differ in white space, case, the encoding of accents or the form of a number alone: "
+            f"{shown}. Use --similar-labels merge to make them one class, or --similar-labels keep to keep them apart."
         )
     return {names[0]: sum(counts[name] for name in names) for names in groups.values()}
 

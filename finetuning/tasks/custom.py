@@ -17,6 +17,7 @@ from finetuning.loop.model import open_start
 from finetuning.loop.task import EVAL_NAME, ON_ROWS, Part, RowTask, finetuned_card
 from finetuning.loop.training import FinetuningJob
 from finetuning.tasks.metrics import chosen_metric
+from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
 from train.data.inputs import Feature
 from train.loop.run import Run
@@ -87,11 +88,12 @@ class CustomTask(RowTask):
 
         The guess is the most frequent label, of fractions the mean.
         """
+        values, counts = np.unique(train, axis=0, return_counts=True)
+        require(len(values) > 1, "must differ", "Labels to train on", f"{len(train):,} times {values[0]}")
         self.label = Feature(train.shape[1:], dtype="int64" if train.dtype == np.int32 else "float32")
         self.metrics = tuple(self.scores(train, train))
         self.metric = chosen_metric(self.metrics, metric)
         if validation is not None:
-            values, counts = np.unique(train, axis=0, return_counts=True)
             guess = train.mean(axis=0) if train.dtype.kind == "f" else values[counts.argmax()]
             self.guess = self.scores(np.repeat(guess[np.newaxis], len(validation), axis=0), validation)
         self.card = finetuned_card(

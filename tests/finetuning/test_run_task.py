@@ -162,7 +162,16 @@ def test_what_labels_say() -> None:
     task.see_labels(np.array([[0.0, 1.0], [1.0, 2.0]], np.float32), np.array([[0.5, 0.5]], np.float32), None)
     assert (task.label.shape, task.label.dtype, task.guess["error"]) == ((2,), "float32", 0.5)
     with pytest.raises(InputError, match="--metric-name must be one of error, largest, loss; received f1"):
-        task.see_labels(np.array([1], np.int32), None, "f1")
+        task.see_labels(np.array([1, 2], np.int32), None, "f1")
+    with pytest.raises(InputError, match="Labels to train on must differ; received 3 times 2"):
+        task.see_labels(np.array([2, 2, 2], np.int32), None, None)
+
+
+def test_reviews_are_in_a_column_of_that_name(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("text\tstars\na\t1\n", encoding="utf-8")
+    task = load_task(TASK)(pad_token_id=1, token_types=False)
+    with pytest.raises(InputError, match=r"train.tsv must have a column review; it has text, stars"):
+        task.read(CustomData(train_file=str(tmp_path / "train.tsv")))
 
 
 def labels_of(train: list, validation: list) -> dict[str, np.ndarray]:

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from safetensors.numpy import load_file, save_file
 
+from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
 from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_models import one_layer_model, tiny_tokenizer
@@ -19,7 +20,7 @@ from train.export import main as export
 from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import export_model
 from train.score_mlm import main
-from train.scoring.answers import QueriedModel
+from train.scoring.answers import KeptAnswers, QueriedModel
 from train.scoring.queries import Asker
 from train.tasks.heads import gather_before_head
 
@@ -158,7 +159,8 @@ def test_scores_in_the_folder_of_a_run_are_on_the_card_of_the_scored_weights(
             "--run must be the OUTPUT_DIR of a run with checkpoints; received nowhere",
         ),
         (["--minimal-pairs", "pears.jsonl"], "--minimal-pairs: there is no file pears.jsonl"),
-        (["--text", "missing.txt"], "no file matches missing.txt"),
+        (["--text", "missing.txt"], "--text: no file matches missing.txt"),
+        (["--text", "table.tsv"], "--text takes files ending in .txt"),
         (["--text", "empty.txt"], "empty.txt"),
         (["--text", "dots.txt"], "--text must have words; none was found"),
         (["--text", "dots.txt", "--output", "scores.csv"], "--output must end in .json; received scores.csv"),
@@ -168,7 +170,8 @@ def test_bad_input_is_one_line(
     flags: list[str], message: str, counted: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("empty.txt").touch()
+    for name in ("empty.txt", "table.tsv"):
+        Path(name).touch()
     Path("dots.txt").write_text("… --- .\n", encoding="utf-8")
     outcome = run(main, "--model", counted, *flags)
     assert outcome.status == 2
@@ -237,3 +240,9 @@ def test_the_learning_curve_of_a_run(finished_run: Path, run: Run, tmp_path: Pat
     assert [of_run[f"{finished_run}{kind}"] for kind in CONTROLS] == [
         of_export[f"{finished_run}{kind}"] for kind in CONTROLS
     ]
+
+
+def test_a_damaged_file_of_answers_is_named(tmp_path: Path) -> None:
+    (tmp_path / "scores.answers.json").write_text('{"cut o', encoding="utf-8")
+    with pytest.raises(InputError, match=r"scores.answers.json is damaged. Delete it"):
+        KeptAnswers(open_folder(str(tmp_path)), "scores.answers.json")

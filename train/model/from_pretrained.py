@@ -240,5 +240,5 @@ def _fitted(value: np.ndarray, variable: Any, name: str, axis: int | None, vocab
 def _other_model(folder_or_hub_id: str, difference: str) -> InputError:
     return InputError(
         f"The weights of --init-from must be those of the model that is trained; of {folder_or_hub_id} {difference}. "
-        "Leave out the --config-overrides that change the model's sizes."
+        "Leave out the --config-overrides that change the model's sizes, or make it larger with --grow."
     )

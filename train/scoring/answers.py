@@ -16,6 +16,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 from transformers.utils import SAFE_WEIGHTS_NAME
 
+from mlm_common.errors import InputError
 from mlm_common.storage import Folder
 from train.config.learning import ModelConfig
 from train.model.build import build_network
@@ -152,7 +153,10 @@ class KeptAnswers:
         self._folder, self._name = folder, name
         self._content: dict[str, dict[str, list[float]]] = {}
         if folder is not None and folder.exists(name):
-            self._content = json.loads(folder.read_text(name))
+            try:
+                self._content = json.loads(folder.read_text(name))
+            except ValueError as error:
+                raise InputError(f"{folder.path_of(name)} is damaged. Delete it, and run the command again.") from error
 
     def get(self, key: str, measure: Callable[[], Measured]) -> Measured:
         """Look up what is kept under the key; if nothing is, measure and keep it."""
