@@ -48,15 +48,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     config, settings = parse_run_flags(argv, __doc__, PreflightConfig, needed=("topology",))
     log_start(__file__)
     tpu = tpu_slice(str(settings.topology))
-    from train.checks.preflight import planning  # transformers, not for --help
+    from train.checks.preflight.report import open_run, print_plan  # transformers, not for --help
     from train.runtime.plan import warn_of_other_batch
 
-    run = planning.open_run(config, settings.vocab_size)
+    run = open_run(config, settings.vocab_size)
     plans = run.plans(tpu.num_replicas)
     for phase, plan in zip(run.phases, plans, strict=True):
         warn_of_other_batch(phase.config, plan)
     if config.run.dry_run:
-        planning.print_plan(run, tpu)
+        print_plan(run, tpu)
         return
     check_compiler(settings.compiler_python)
     from train.checks.preflight import preflight as stages  # TensorFlow, once the shards have been checked

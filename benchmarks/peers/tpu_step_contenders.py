@@ -69,8 +69,8 @@ def lower_ours(flags: tuple[str, ...], sizes: argparse.Namespace) -> str:
     """Lower the step that run_mlm.py runs with these flags to StableHLO."""
     import tensorflow as tf
 
-    from train.checks.preflight.planning import open_run
     from train.checks.preflight.preflight import lower_train_step
+    from train.checks.preflight.report import open_run
     from train.config.settings import parse_run_flags
     from train.step.train_step import build_model
 

@@ -12,7 +12,7 @@ import yaml
 from tests.fixtures.commands import parse
 from tests.fixtures.tiny_run import MODEL
 from tfrecord_prep.config import PrepareConfig
-from train.checks.preflight.planning import synthetic_inputs
+from train.checks.preflight.report import synthetic_inputs
 from train.config.settings import parse_training_config
 from train.metrics.log import read_metrics
 from train.model.config import resolve_model_config

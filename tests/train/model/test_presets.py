@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from mlm_common.errors import InputError
-from train.checks.preflight.planning import synthetic_inputs
+from train.checks.preflight.report import synthetic_inputs
 from train.config.learning import OptimizationConfig
 from train.config.presets import about_preset, preset_markdown, preset_names, preset_table, read_preset
 from train.config.settings import parse_training_config

@@ -16,8 +16,7 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 from mlm_common.errors import RunFailedError
 from train.checks.preflight.hlo_costs import collective_bytes, step_costs
-from train.checks.preflight.planning import SYNTHETIC
-from train.checks.preflight.report import StepReport, print_batches, print_report, print_without_sharding
+from train.checks.preflight.report import SYNTHETIC, StepReport, print_batches, print_report, print_without_sharding
 from train.checks.preflight.tpu_compiler import (
     ROWS_UNIT,
     DoesNotFitError,

@@ -10,8 +10,15 @@ from tests.fixtures.tiny_run import MODEL, write_shards
 from train import tpu_preflight
 from train.checks.preflight import preflight
 from train.checks.preflight.hlo_costs import INTERCONNECT_BYTES_PER_SECOND, Operation, StepCosts
-from train.checks.preflight.planning import synthetic_inputs
-from train.checks.preflight.report import StepReport, fits, planned_time, print_batches, print_report, report_lines
+from train.checks.preflight.report import (
+    StepReport,
+    fits,
+    planned_time,
+    print_batches,
+    print_report,
+    report_lines,
+    synthetic_inputs,
+)
 from train.checks.preflight.tpu_compiler import CompiledStep, DoesNotFitError, tpu_slice
 from train.config.learning import MaskingConfig
 from train.runtime.machines import CHIPS
