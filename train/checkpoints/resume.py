@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -156,10 +157,8 @@ def _changes(before: dict[str, dict[str, Any]], config: RunSettings) -> Iterator
 def installed_versions() -> dict[str, str]:
     versions = {}
     for name in LIBRARIES:
-        try:
+        with suppress(PackageNotFoundError):
             versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return versions
 
 

@@ -184,12 +184,8 @@ def _pip_install(installed: dict[str, Distribution], requirement: str) -> str:
 def _requirements(installed: dict[str, Distribution], name: str, extra: str = "") -> dict[str, str]:
     """Read {normalized name: version specifier} of what a package needs here, or with that extra."""
     texts = (installed[name].requires or ()) if name in installed else ()
-    needed = [Requirement(text) for text in texts]
-    return {
-        canonicalize_name(one.name): str(one.specifier)
-        for one in needed
-        if one.marker is None or one.marker.evaluate({"extra": extra})
-    }
+    needed = (one for one in map(Requirement, texts) if one.marker is None or one.marker.evaluate({"extra": extra}))
+    return {canonicalize_name(one.name): str(one.specifier) for one in needed}
 
 
 def _fits(distribution: Distribution, wanted: str) -> bool:

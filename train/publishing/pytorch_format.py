@@ -65,10 +65,9 @@ def take_snapshot(model: Any, step: int = 0, metrics: Sequence[dict[str, Any]] =
 def num_parameters(snapshot: ModelSnapshot, vocabulary_size: int) -> int:
     number = 0
     for name, array in snapshot.arrays.items():
-        if not {DELTA, TRAINING_ONLY}.isdisjoint(name.split("/")):
-            continue
-        axis = vocabulary_axis(name, snapshot.config.model_type)
-        number += array.size if axis is None else array.size // array.shape[axis] * vocabulary_size
+        if {DELTA, TRAINING_ONLY}.isdisjoint(name.split("/")):
+            axis = vocabulary_axis(name, snapshot.config.model_type)
+            number += array.size if axis is None else array.size // array.shape[axis] * vocabulary_size
     return number
 
 

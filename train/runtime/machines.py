@@ -151,9 +151,7 @@ def num_replicas_of(accelerator_type: str) -> int | None:
 def local_accelerator_type() -> str | None:
     """Find the accelerator type of the TPU VM this runs on, from environment or metadata server; None elsewhere."""
     named = os.environ.get(ACCELERATOR_TYPE_VARIABLE)
-    if named:
-        return named
-    return read_metadata("instance/attributes/accelerator-type", timeout_seconds=2.0) or None
+    return named or read_metadata("instance/attributes/accelerator-type", timeout_seconds=2.0) or None
 
 
 def tpu_devices() -> list[Path]:
@@ -211,8 +209,7 @@ def read_metadata(name: str, timeout_seconds: float = 5.0) -> str | None:
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
     try:
         with opener.open(request, timeout=timeout_seconds) as answer:
-            text: str = answer.read().decode().strip()
-            return text
+            return str(answer.read().decode().strip())
     except (OSError, ValueError) as error:
         logger.debug("no answer from %s: %s", url, error)
         return None

@@ -216,8 +216,7 @@ def max_over_workers(strategy: tf.distribute.Strategy, values: Sequence[float]) 
     """Return the greatest that any worker called this with for each value, once all have called it."""
     row = tf.constant([values], tf.float32)
     rows = strategy.experimental_distribute_values_from_function(lambda _: row)
-    greatest: list[float] = strategy.gather(rows, axis=0).numpy().max(axis=0).tolist()
-    return greatest
+    return list(strategy.gather(rows, axis=0).numpy().max(axis=0).tolist())
 
 
 def wait_for_workers(strategy: tf.distribute.Strategy, cluster: Cluster) -> None:

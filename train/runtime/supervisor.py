@@ -45,13 +45,11 @@ _lost = threading.Event()
 
 def report(phase: str, step: int = 0) -> None:
     """Tell the supervisor, if there is one, that `phase` begins, or that training came to `step`."""
-    descriptor = os.environ.get(PIPE_VARIABLE)
-    if not descriptor:
-        return
-    try:
-        os.write(int(descriptor), f"{phase} {step}\n".encode())
-    except BrokenPipeError:
-        _lost.set()
+    if descriptor := os.environ.get(PIPE_VARIABLE):
+        try:
+            os.write(int(descriptor), f"{phase} {step}\n".encode())
+        except BrokenPipeError:
+            _lost.set()
 
 
 @contextmanager

@@ -266,7 +266,7 @@ def load_class(task: str, base: type[Kind], needed: tuple[str, ...] = ()) -> typ
         raise InputError(f"--task: running {path} failed with {reason}") from error
     found = getattr(module, name, None)
     if not isinstance(found, type):
-        classes = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == MODULE_NAME]
+        classes = (one for one in vars(module).values() if isinstance(one, type) and one.__module__ == MODULE_NAME)
         known = ", ".join(one.__name__ for one in classes) or "no classes"
         raise InputError(f"--task: {path} has no class {name}; it has {known}.")
     if not issubclass(found, base):
