@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from mlm_common.cli.console import about, clock_time, short_number
+from mlm_common.cli.console import clock_time, short_number
 from mlm_common.errors import PermanentError
 from train.metrics.log import TRAIN, VALIDATION, MetricsLog
 from train.runtime.plan import Plan
@@ -23,11 +23,9 @@ logger = logging.getLogger(__name__)
 
 # Lines of training whose median a loss is compared with.
 NUM_LOSSES_BEFORE = 5
-# About a second of work is queued on a device: an estimate is made once that hardly matters.
-MIN_MEASURED_STEPS = 2
-MIN_MEASURED_SECONDS = 5.0
 
-BAR = "train {percentage:3.0f}% |{bar:10}| {n}/{total}{state}"
+# At most 80 columns, with the state as its description.
+BAR = "train {percentage:3.0f}% |{bar:10}| {n}/{total}  {desc}"
 COMPILING = "compiling the first step …"
 
 
@@ -95,10 +93,6 @@ class Clock:
         return figures
 
     @property
-    def is_measured(self) -> bool:
-        return self._num_steps >= MIN_MEASURED_STEPS and self._seconds >= MIN_MEASURED_SECONDS
-
-    @property
     def tokens_per_second(self) -> float | None:
         """Tokens trained on per second, padding included; None before a step was timed."""
         return self._plan.batch_tokens * self._num_steps / self._seconds if self._seconds else None
@@ -116,24 +110,13 @@ class Clock:
         return (self._plan.num_steps - self._step) * step_seconds + num_evaluations * evaluation_seconds
 
 
-class _Bar(tqdm):
-    """A bar with its state, text that follows the number of steps; of at most 80 columns."""
-
-    state = ""
-
-    @property
-    def format_dict(self) -> dict[str, Any]:
-        return {**super().format_dict, "state": self.state and f"  {self.state}"}
-
-
 class TrainingBar:
     """Shows step, loss, tokens per second and time left; never waits for the device."""
 
     def __init__(self, plan: Plan, clock: Clock, start_step: int, *, is_chief: bool):
         self._plan, self._clock, self._is_chief = plan, clock, is_chief
         self._loss: float | None = None  # of the newest line of the log
-        self._is_estimated = False
-        self._bar = _Bar(
+        self._bar = tqdm(
             total=plan.num_steps, initial=start_step, bar_format=BAR, disable=None if is_chief else True, leave=True
         )
         if start_step < plan.num_steps:
@@ -142,23 +125,16 @@ class TrainingBar:
                 logger.info("Compiling the first step …")
 
     def show(self, doing: str) -> None:
-        self._bar.state = doing
-        self._bar.refresh()
+        self._bar.set_description_str(doing)
 
     def advance(self, step: int) -> None:
-        """Move to `step`, and once that can be told, say how long the rest takes."""
-        self._bar.state = self._state()
+        self._bar.set_description_str(self._state(), refresh=False)
         self._bar.update(step - self._bar.n)
-        seconds = self._clock.seconds_left
-        if not self._is_estimated and self._clock.is_measured and seconds is not None:
-            self._is_estimated = True
-            self._write(f"{about(seconds)} to go")
 
     def log(self, step: int, loss: float) -> None:
         """Show the loss of a line of the log; where there is no bar, as a line."""
         self._loss = loss
-        self._bar.state = self._state()
-        self._bar.refresh()
+        self.show(self._state())
         if self._is_chief and self._bar.disable:
             logger.info("step %s of %s  %s", f"{step:,}", f"{self._plan.num_steps:,}", self._state())
 
@@ -168,7 +144,7 @@ class TrainingBar:
         self._write(f"step {step:,}  validation {summary}{left}")
 
     def close(self) -> None:
-        self._bar.state = self._state()
+        self._bar.set_description_str(self._state(), refresh=False)
         self._bar.close()
 
     def _write(self, text: str) -> None:

@@ -63,20 +63,6 @@ def test_evaluations_count_in_the_time_left_not_in_the_speed(clock: list[float])
     assert timed.seconds_left == 0
 
 
-def test_an_estimate_needs_two_steps_and_five_seconds(clock: list[float]) -> None:
-    timed = clock_of()
-    timed.advance(1)
-    for step, seconds, is_measured in ((2, 20, False), (3, 1, True)):
-        clock[0] += seconds
-        timed.advance(step)
-        assert timed.is_measured == is_measured
-    quick = clock_of()
-    quick.advance(1)
-    clock[0] += 1
-    quick.advance(50)
-    assert not quick.is_measured
-
-
 def test_rates_are_over_training_alone(clock: list[float]) -> None:
     timed = clock_of(full_speed=0.1)
     clock[0] += 3
@@ -104,8 +90,8 @@ class Terminal(io.StringIO):
         return True
 
 
-def fake_clock(speed: float | None = None, seconds: float | None = None, *, is_measured: bool = False) -> Any:
-    return SimpleNamespace(tokens_per_second=speed, seconds_left=seconds, is_measured=is_measured)
+def fake_clock(speed: float | None = None, seconds: float | None = None) -> Any:
+    return SimpleNamespace(tokens_per_second=speed, seconds_left=seconds)
 
 
 def bar_of(num_steps: int, clock: Any, start_step: int = 0, **more: Any) -> TrainingBar:
@@ -170,23 +156,9 @@ def test_without_a_terminal_there_are_lines(
     assert "\r" not in printed + errors
 
 
-def test_time_to_go_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    timed = fake_clock(100.0, 9 * 3600.0)
-    bar = bar_of(1100, timed)
-    bar.advance(1)
-    assert capsys.readouterr().out == ""
-    timed.is_measured = True
-    bar.advance(2)
-    bar.advance(3)
-    assert capsys.readouterr().out == "about 9 hours to go\n"
-    bar = bar_of(1100, fake_clock(100.0, 120.0, is_measured=True))
-    bar.advance(3)
-    assert capsys.readouterr().out == "about 2 minutes to go\n"
-
-
 def test_other_workers_show_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     terminal = terminal_in(monkeypatch)
-    bar = bar_of(9, fake_clock(1.0, 1.0, is_measured=True), is_chief=False)
+    bar = bar_of(9, fake_clock(1.0, 1.0), is_chief=False)
     bar.advance(1)
     bar.log(1, 2.0)
     bar.write_evaluation(1, "loss 2.00")

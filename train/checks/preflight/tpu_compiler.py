@@ -5,7 +5,6 @@ PyPI's `libtpu` holds the compiler that a TPU VM uses; JAX's ahead-of-time inter
 memory is what it allocates, cycles are from its cost model.
 """
 
-import difflib
 import json
 import logging
 import math
@@ -85,10 +84,8 @@ class TpuSlice:
 
 def tpu_slice(name: str) -> TpuSlice:
     chip, num_replicas = chip_of(name), num_replicas_of(name)
-    if chip is None or num_replicas is None or _size(name) not in SIZES[chip.generation]:
-        raise InputError(
-            f"--topology: there is no TPU slice {name}; did you mean {_nearest(name, chip)}? The slices are {SLICES}."
-        )
+    if chip is None or num_replicas is None or int(name.rpartition("-")[2]) not in SIZES[chip.generation]:
+        raise InputError(f"--topology: there is no TPU slice {name}. The slices are {SLICES}.")
     num_chips = num_replicas // (2 if chip.generation in GENERATIONS_OF_TWO_REPLICAS else 1)
     return TpuSlice(
         name=name,
@@ -98,22 +95,6 @@ def tpu_slice(name: str) -> TpuSlice:
         compiler_name=f"{chip.generation}:{_shape(chip.generation, num_chips)}",
         chip_config="megacore" if chip.generation == "v4" else "default",
     )
-
-
-def _size(name: str) -> int:
-    digits = name.strip().rpartition("-")[2]
-    return int(digits) if digits.isdecimal() else 0
-
-
-def _nearest(name: str, chip: Chip | None) -> str:
-    """Find the slice of the most similar name: where the generation is known, of the nearest size."""
-    size = _size(name)
-    if chip is not None and size:
-        # Of two as near as each other, the larger.
-        nearest = min(reversed(SIZES[chip.generation]), key=lambda one: abs(math.log(one / size)))
-        return f"{chip.generation}-{nearest}"
-    names = [f"{generation}-{one}" for generation, sizes in SIZES.items() for one in sizes]
-    return (difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5) or ["v5e-8"])[0]
 
 
 def _shape(generation: str, num_chips: int) -> str:

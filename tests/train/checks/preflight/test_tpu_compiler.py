@@ -131,22 +131,9 @@ def test_every_slice_is_known(generation):
         assert found.num_replicas == size // (2 if generation in ("v4", "v5p") else 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "nearest"),
-    [
-        ("v5e-2", "v5e-4"),
-        ("v2-4", "v2-8"),
-        ("v5e-6", "v5e-8"),
-        ("v5litepod-512", "v5e-256"),
-        ("v6e", "v6e-8"),
-        ("v5e8", "v5e-8"),
-        ("v6e-0", "v6e-8"),
-        ("h100-8", "v5e-8"),
-        ("", "v5e-8"),
-    ],
-)
-def test_a_mistyped_slice_gets_the_nearest_and_the_list(name, nearest):
-    with pytest.raises(InputError, match=rf"no TPU slice {name}; did you mean {nearest}\?.* v5e-1/4/8/16/.*, v6e-1"):
+@pytest.mark.parametrize("name", ["v5e-2", "v2-4", "v5litepod-512", "v6e", "v5e8", "v6e-0", "h100-8", ""])
+def test_a_mistyped_slice_gets_the_list(name):
+    with pytest.raises(InputError, match=rf"no TPU slice {name}\. .* v5e-1/4/8/16/.*, v6e-1"):
         tpu_slice(name)
 
 

@@ -186,7 +186,7 @@ def test_no_batch_fits(compiler, run, monkeypatch, more, message):
         (["--topology", "v5e-8", "--max-length", "16"], "before you have shards, --max-length and --vocab-size"),
         (["--topology", "v5e-8", "--vocab-size", "16"], "before you have shards, --max-length and --vocab-size"),
         (["--topology", "v5e-8", "--train-dataset", "x", "--vocab-size", "16"], "only for asking without shards"),
-        (["--topology", "v9-8", *ASSUMED], "there is no TPU slice v9-8; did you mean v"),
+        (["--topology", "v9-8", *ASSUMED], "there is no TPU slice v9-8. The slices are v2-8"),
         ([*ASSUMED], "--topology is required"),
         (["--topology", "v5e-8", "--max-length", "16", "--vocab-size", "5"], "--vocab-size must be above the 5"),
     ],
