@@ -84,7 +84,7 @@ CASES: list[tuple[Any, ...]] = [
     (f"{FILE} --tokenizer-name {{}}/other", "--tokenizer-name must have the vocabulary of", other_tokenizer),
     (FILE, "A model must hold model.safetensors or tf_model.h5", no_weights),
     (f"{FILE} --init-from {{}}/nowhere", "--init-from: there is no folder"),
-    (FILE, "has no export and no checkpoint yet", run_without_export),
+    (FILE, "has no export yet", run_without_export),
     ("--task-name rte --glue-dir {}", "--glue-dir: there is no file"),
     (f"{FILE} --task stars", "--task must be FILE.py:CLASS, a local file and a class in it"),
     (CUSTOM, "--task: there is no file"),

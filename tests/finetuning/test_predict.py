@@ -102,7 +102,7 @@ REFUSED = [
     ("classified", ["--file", "{}/text.tsv"], "--file: there is no file {}/text.tsv; did you mean {}/texts.tsv?"),
     ("answered", ["--text", "a"], "needs --question, or --file"),
     ("start", ["--text", "a"], "is a masked language model"),
-    ("unfinished", ["--text", "a"], "no export yet: the run is at step"),
+    ("unfinished", ["--text", "a"], "has no export yet. Let the run finish"),
     ("nowhere", ["--text", "a"], "there is no folder"),
 ]
 

@@ -69,12 +69,7 @@ def test_a_folder_without_an_export_is_refused(tmp_path: Path) -> None:
 
 def test_the_folder_of_a_run_stands_for_its_export(export: str, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(InputError, match="no export and no checkpoint yet"):
-        fill_masks(str(tmp_path), [SENTENCE])
-    (tmp_path / "checkpoints").mkdir()
-    for step in (7, 12):
-        (tmp_path / "checkpoints" / f"step-{step:08d}.json").touch()
-    with pytest.raises(InputError, match=r"no export yet: the run is at step 12\. .*train/export\.py"):
+    with pytest.raises(InputError, match=r"no export yet\. .*train/export\.py"):
         fill_masks(str(tmp_path), [SENTENCE])
     shutil.copytree(export, tmp_path / "export")
     assert fill_masks(str(tmp_path), [SENTENCE], top_k=1)[0][0]["token_str"] == "list"

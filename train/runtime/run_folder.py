@@ -169,15 +169,9 @@ def exported_model(path: str, flag: str = "--model") -> str:
         return path
     if folder.has_export():
         return folder.export.path
-    matches = [re.fullmatch(r"step-(\d+)\.json", name) for name in folder.checkpoints.list_files()]
-    steps = [int(match[1]) for match in matches if match]
-    if not steps:
-        raise InputError(
-            f"{flag}: {path} has no export and no checkpoint yet. Wait for the first checkpoint of the run."
-        )
     raise InputError(
-        f"{flag}: {path} has no export yet: the run is at step {max(steps):,}. Let it finish, or export that "
-        f"checkpoint: python train/export.py {path} {folder.export}"
+        f"{flag}: {path} has no export yet. Let the run finish; or export its newest checkpoint, once it has one: "
+        f"python train/export.py {path} {folder.export}"
     )
 
 
