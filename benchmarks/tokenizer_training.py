@@ -26,9 +26,9 @@ from benchmarks.measured_run import MeasuredRun, run_and_tell
 from benchmarks.tables import median_and_range, print_machine, print_table
 from mlm_common.corpus.text_files import ByteRange, find_files, read_byte_range
 from mlm_common.tokenizer import load_tokenizer
-from tokenizer_training.unigram.config import NormalizationConfig, make_normalizer, make_pre_tokenizer
-from tokenizer_training.unigram.corpus_sample import draw_passages
-from tokenizer_training.unigram.report import TokenizerQuality, measure_quality
+from tokenizer_training.config import NormalizationConfig, make_normalizer, make_pre_tokenizer
+from tokenizer_training.corpus_sample import draw_passages
+from tokenizer_training.report import TokenizerQuality, measure_quality
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -15,8 +15,8 @@ from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus
 from mlm_common.storage import folder_and_name
 from mlm_common.tokenizer import load_tokenizer, vocabulary_size
-from tokenizer_training.unigram.corpus_sample import draw_passages
-from tokenizer_training.unigram.report import encode_all, measure_quality, plain_text_backend
+from tokenizer_training.corpus_sample import draw_passages
+from tokenizer_training.report import encode_all, measure_quality, plain_text_backend
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -44,13 +44,13 @@ from mlm_common.tokenizer import (
     tokenizer_sha256,
 )
 from mlm_common.workers import num_cores
-from tokenizer_training.unigram.config import (
+from tokenizer_training.config import (
     DEFAULT_VOCABULARY_SIZE,
     NormalizationConfig,
     SampledSourcesConfig,
     UnigramConfig,
 )
-from tokenizer_training.unigram.corpus_sample import (
+from tokenizer_training.corpus_sample import (
     HELD_OUT_BYTES,
     CorpusSample,
     combine_samples,
@@ -59,8 +59,8 @@ from tokenizer_training.unigram.corpus_sample import (
     sample_corpus,
     shares_of,
 )
-from tokenizer_training.unigram.report import report_on
-from tokenizer_training.unigram.trainer import train_unigram
+from tokenizer_training.report import report_on
+from tokenizer_training.trainer import train_unigram
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -30,7 +30,7 @@ LIBRARIES = (
     "train.loop.lifecycle",
     "train.loop.trainer",
     "train.publishing.publisher",
-    "tokenizer_training.unigram.trainer",
+    "tokenizer_training.trainer",
 )
 TIMEOUT_SECONDS = 300.0
 POLL_SECONDS = 0.005

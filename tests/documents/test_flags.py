@@ -13,7 +13,7 @@ SLOW_IMPORTS = {
 }
 CONFIGS = (
     "mlm_common.corpus.config",
-    "tokenizer_training.unigram.config",
+    "tokenizer_training.config",
     "tfrecord_prep.config",
     "train.config.settings",
     "finetuning.config.settings",

@@ -30,7 +30,7 @@ from mlm_common.tokenizer import (
 )
 from tests.fixtures.tiny_models import tiny_tokenizer
 from tests.servers.fixtures import CloudStorageHandle
-from tokenizer_training.unigram.report import plain_text_backend
+from tokenizer_training.report import plain_text_backend
 
 WORDS = ["the", "model", "reads", "text"]
 

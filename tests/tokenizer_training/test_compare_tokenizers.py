@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_tokenizers import KINDS, SPECIAL_TOKENS, TEXTS
 from tokenizer_training.compare_tokenizers import main
-from tokenizer_training.unigram.report import measure_quality
+from tokenizer_training.report import measure_quality
 
 DECODERS = {"unigram": decoders.Metaspace(), "wordpiece": decoders.WordPiece(), "byte_level": decoders.ByteLevel()}
 

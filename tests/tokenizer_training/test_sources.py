@@ -14,9 +14,8 @@ from mlm_common.mixture import sampling_weights
 from tests.fixtures.generated_text import generated_lines
 from tests.fixtures.run_command import Run
 from tests.servers.fixtures import HubHandle
-from tokenizer_training.train_unigram import main
-from tokenizer_training.unigram.config import NormalizationConfig
-from tokenizer_training.unigram.corpus_sample import (
+from tokenizer_training.config import NormalizationConfig
+from tokenizer_training.corpus_sample import (
     CorpusSample,
     WordCounts,
     combine_samples,
@@ -24,6 +23,7 @@ from tokenizer_training.unigram.corpus_sample import (
     sample_corpus,
     shares_of,
 )
+from tokenizer_training.train_unigram import main
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,8 @@ from tests.fixtures.generated_text import generated_lines
 from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import contents
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
+from tokenizer_training.report import plain_text_backend
 from tokenizer_training.train_unigram import main
-from tokenizer_training.unigram.report import plain_text_backend
 
 SCRIPT = Path(__file__).parents[2] / "tokenizer_training" / "train_unigram.py"
 VOCAB_SIZE = 640

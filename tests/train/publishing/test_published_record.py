@@ -24,9 +24,9 @@ from mlm_common.hub.redaction import REDACTED, is_same, redact_settings, redacte
 from tests.fixtures.tiny_corpus import flags, write_source
 from tfrecord_prep.manifest import published_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main as prepare
+from tokenizer_training.config import NormalizationConfig, UnigramConfig
 from tokenizer_training.train_unigram import main as train_tokenizer
 from tokenizer_training.train_unigram import published_record, published_report
-from tokenizer_training.unigram.config import NormalizationConfig, UnigramConfig
 from train.checkpoints.store import parse_record
 from train.config.settings import SUBJECTS
 from train.publishing.publisher import published_checkpoint, published_run

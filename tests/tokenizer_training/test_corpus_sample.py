@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from mlm_common.corpus.text_files import cut_passages
 from mlm_common.errors import InputError
-from tokenizer_training.unigram.config import WORD_MARK, NormalizationConfig, make_normalizer, make_pre_tokenizer
-from tokenizer_training.unigram.corpus_sample import (
+from tokenizer_training.config import WORD_MARK, NormalizationConfig, make_normalizer, make_pre_tokenizer
+from tokenizer_training.corpus_sample import (
     BlockSample,
     CorpusSample,
     HeldOut,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenizer_training.unigram.config import NormalizationConfig, make_normalizer, make_pre_tokenizer
+from tokenizer_training.config import NormalizationConfig, make_normalizer, make_pre_tokenizer
 
 # What the steps act on, so many that they meet: separators, quotes, marks, and letters that marks join or leave.
 TRICKY = (
@@ -67,7 +67,7 @@ def test_examples(text: str, settings: dict[str, Any], expected: str) -> None:
 )
 def test_what_the_guide_says_of_normalization_holds(settings: dict[str, Any], expected: str) -> None:
     assert normalized("10² ½ ''a \t b", **settings) == expected
-    guide = (Path(__file__).parents[3] / "docs" / "guides" / "tokenizer.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "tokenizer.md").read_text(encoding="utf-8")
     assert "`10²` becomes `102`, `½` becomes `1\u20442`, `''` becomes `\"`" in guide
 
 

@@ -17,7 +17,7 @@ from mlm_common.tokenizer import (
     special_token_ids,
     vocabulary_size,
 )
-from tokenizer_training.unigram.config import WORD_MARK
+from tokenizer_training.config import WORD_MARK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    from tokenizer_training.unigram.corpus_sample import CorpusSample
+    from tokenizer_training.corpus_sample import CorpusSample
 
 Item = TypeVar("Item")
 

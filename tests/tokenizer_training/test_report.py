@@ -9,7 +9,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from mlm_common.tokenizer import BYTE_TOKENS, SPECIAL_TOKENS
-from tokenizer_training.unigram.report import (
+from tokenizer_training.report import (
     EXAMPLE_CHARACTERS,
     LINE_COLUMNS,
     TokenizerQuality,
@@ -78,7 +78,7 @@ def test_special_tokens_in_text_are_text() -> None:
 def test_many_texts_are_measured_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = TEXTS * 30
     few_at_once = measure_quality(make_tokenizer(), texts)
-    monkeypatch.setattr("tokenizer_training.unigram.report.TEXTS_AT_ONCE", len(texts))
+    monkeypatch.setattr("tokenizer_training.report.TEXTS_AT_ONCE", len(texts))
     assert measure_quality(make_tokenizer(), texts) == few_at_once
 
 

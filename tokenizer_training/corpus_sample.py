@@ -23,7 +23,7 @@ from mlm_common.cli.console import no_progress
 from mlm_common.corpus.text_files import cut_passages, grouped_by_size, num_utf8_bytes
 from mlm_common.mixture import normalized, sampling_weights
 from mlm_common.workers import map_in_order
-from tokenizer_training.unigram.config import WORD_MARK, NormalizationConfig, make_normalizer
+from tokenizer_training.config import WORD_MARK, NormalizationConfig, make_normalizer
 
 if TYPE_CHECKING:
     from mlm_common.corpus.sources import Mixture  # slow to import for workers

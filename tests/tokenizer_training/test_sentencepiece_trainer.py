@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from mlm_common.errors import RunFailedError
 from tests.fixtures.generated_text import generated_lines
-from tokenizer_training.unigram.config import NormalizationConfig
-from tokenizer_training.unigram.corpus_sample import count_words
-from tokenizer_training.unigram.trainer import (
+from tokenizer_training.config import NormalizationConfig
+from tokenizer_training.corpus_sample import count_words
+from tokenizer_training.trainer import (
     MAX_PIECE_CHARACTERS,
     SEGMENTS,
     _num_rounds_left,

@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerFast
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import BYTE_TOKENS, SPECIAL_TOKENS, special_ids
 from tests.fixtures.generated_text import generated_lines
-from tokenizer_training.unigram.config import MIN_BYTES, NormalizationConfig, UnigramConfig
-from tokenizer_training.unigram.corpus_sample import count_words
-from tokenizer_training.unigram.report import measure_quality, plain_text_backend
-from tokenizer_training.unigram.trainer import _default_vocabulary_size, choose_alphabet, train_unigram
+from tokenizer_training.config import MIN_BYTES, NormalizationConfig, UnigramConfig
+from tokenizer_training.corpus_sample import count_words
+from tokenizer_training.report import measure_quality, plain_text_backend
+from tokenizer_training.trainer import _default_vocabulary_size, choose_alphabet, train_unigram
 
 LINES = generated_lines(1000)
 SPECIALS = list(SPECIAL_TOKENS.values())

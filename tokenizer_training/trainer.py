@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from mlm_common.cli.console import no_progress
 from mlm_common.errors import InputError, RunFailedError
 from mlm_common.tokenizer import SPECIAL_TOKENS
-from tokenizer_training.unigram.config import (
+from tokenizer_training.config import (
     DEFAULT_VOCABULARY_SIZE,
     WORD_MARK,
     NormalizationConfig,
@@ -32,7 +32,7 @@ from tokenizer_training.unigram.config import (
     make_normalizer,
     make_pre_tokenizer,
 )
-from tokenizer_training.unigram.corpus_sample import WordCounts
+from tokenizer_training.corpus_sample import WordCounts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
