@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import os
 import platform
 import re
 import textwrap
@@ -18,6 +17,7 @@ from mlm_common.cli.command_line import commit
 from mlm_common.cli.console import about
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import vocabulary_size
+from mlm_common.workers import num_cores
 from train.checkpoints.resume import (
     ResumePoint,
     fingerprint,
@@ -224,8 +224,7 @@ class Run:
 
 def cpu_seconds(flops: float) -> float:
     """Estimate how long the CPUs that this process may use take for the floating-point operations of a run."""
-    num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return flops / (CPU_FLOPS_PER_SECOND * num_cpus)
+    return flops / (CPU_FLOPS_PER_SECOND * num_cores())
 
 
 def computation_so_far(run: Run, phase: Phase, strategy: "tf.distribute.Strategy") -> Computation | None:

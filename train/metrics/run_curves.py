@@ -29,7 +29,7 @@ from train.config.learning import EVALUATION_MLM_PROBABILITY
 from train.metrics.log import TRAIN, VALIDATION, read_metrics
 from train.runtime.plan import tokens_after
 from train.runtime.run_folder import METRICS_NAME, RunFolder
-from train.tasks.task import SOURCE_LOSS, source_losses
+from train.tasks.task import SOURCE_LOSS, shown_loss, source_losses
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -276,12 +276,12 @@ def _draw_losses(run: RunCurves, axes: "Axes") -> list[EndLabel]:
     for split, title, color in ((TRAIN, "training", MUTED), (VALIDATION, "validation", COLORS[0])):
         if points := _points(run, split, "loss"):
             _draw_line(axes, points, color, is_main=split == VALIDATION)
-            labels.append(EndLabel(*points[-1], f"{title} {_shown(points[-1][1])}", color))
+            labels.append(EndLabel(*points[-1], f"{title} {shown_loss(points[-1][1])}", color))
     if len(run.sources) <= MAX_SOURCES:
         for name, color in zip(run.sources, COLORS[2:], strict=False):
             points = _points(run, VALIDATION, f"{SOURCE_LOSS}{name}")
             _draw_line(axes, points, color, is_main=False)
-            labels.append(EndLabel(*points[-1], f"{name} {_shown(points[-1][1])}", color))
+            labels.append(EndLabel(*points[-1], f"{name} {shown_loss(points[-1][1])}", color))
     if entropy := run.unigram_entropy_nats:
         axes.axhline(entropy, linestyle=":", color=COLORS[1])
         labels.append(EndLabel(max(1, _last_step(run)), entropy, f"{BASELINE} {entropy:.2f}", COLORS[1]))
@@ -322,7 +322,7 @@ def _draw_one_of_several(
     for split in (TRAIN, VALIDATION):
         if points := [(place(run, int(step)), loss) for step, loss in _points(run, split, "loss")]:
             _draw_line(axes, points, color, is_main=split == VALIDATION)
-            label = EndLabel(*points[-1], f"{short_name(run.name)} {_shown(points[-1][1])}", color)
+            label = EndLabel(*points[-1], f"{short_name(run.name)} {shown_loss(points[-1][1])}", color)
     return label
 
 
@@ -370,7 +370,7 @@ def _title(run: RunCurves) -> str:
         return f"{run.task_name}, {run.model}: {'' if is_last else 'best '}{run.metric.title} {_shown_score(best[1])}"
     for split, title in ((VALIDATION, "validation loss"), (TRAIN, "training loss")):
         if points := _points(run, split, "loss"):
-            return f"{run.model}: {title} {_shown(points[-1][1])}"
+            return f"{run.model}: {title} {shown_loss(points[-1][1])}"
     return run.model
 
 
@@ -399,10 +399,6 @@ def _best(run: RunCurves, metric: Metric) -> tuple[float, float]:
 
 def _last_step(run: RunCurves) -> int:
     return int(run.lines[-1]["step"]) if run.lines else 0
-
-
-def _shown(loss: float) -> str:
-    return f"{loss:.2f}" if abs(loss) >= 0.095 else f"{loss:.2g}"
 
 
 def _shown_score(score: float) -> str:
