@@ -91,7 +91,6 @@ class ScoreConfig(Bounded):
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Check what is asked for, score model after model, print the tables, and write the file if one is named."""
     (config,) = parse_arguments((ScoreConfig,), argv, __doc__, needed=("model",))
     log_start(__file__)
     for model in config.model:

@@ -44,7 +44,6 @@ class PreflightConfig:
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Plan the run, lower its step on the CPU, compile it for the TPU, and print what the compiler says."""
     config, settings = parse_run_flags(argv, __doc__, PreflightConfig, needed=("topology",))
     log_start(__file__)
     tpu = tpu_slice(str(settings.topology))

@@ -105,7 +105,6 @@ class Checkpoints:
             self._writing = self._thread.submit(self._write, record, arrays)
 
     def check(self) -> None:
-        """Raise what `wait` would, if the writing has ended already."""
         if self._writing is not None and self._writing.done():
             self.wait()
 

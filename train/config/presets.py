@@ -71,7 +71,6 @@ def names_set_by_presets() -> list[str]:
 
 
 def preset_rows() -> list[tuple[str, ...]]:
-    """List the presets, the smallest first, as texts under `HEADER`."""
     table: list[tuple[str, ...]] = []
     for name in presets_by_size():
         about, settings = about_preset(name), read_preset(name)["settings"]

@@ -309,7 +309,6 @@ class HubConfig(Bounded):
         require(has_one_mask, f"must have one {MASK}", "--hub-example", repr(self.hub_example))
 
     def repository(self) -> HubRepository | None:
-        """Build what is pushed to, None when nothing is."""
         if self.hub_model_id is None:
             return None
         branch, private = self.hub_revision or MAIN_BRANCH, self.hub_private
@@ -440,7 +439,6 @@ def parse_run_flags(
 
 
 def parse_training_config(argv: Sequence[str] | None, description: str | None) -> TrainingConfig:
-    """Read the settings of a run; see `parse_run_flags`."""
     config, _ = parse_run_flags(argv, description, needed=("train_dataset", "output_dir"))
     if config.run.phases is None:
         require(bool(config.data.train_dataset), "is required: a folder of shards", "--train-dataset", "nothing")

@@ -84,7 +84,6 @@ def recorded_commits(config: TrainingConfig) -> dict[str, str]:
 def open_pretraining(
     config: TrainingConfig, cluster: Cluster, open_rows: Callable[[TrainingConfig], TrainingInputs]
 ) -> Run:
-    """Open the shards and resolve the model, phase by phase."""
     settings = phases_of(config)
     inputs = []
     for one in settings:
@@ -201,7 +200,6 @@ def prepare(config: Settings, job: Job[Settings]) -> Run:
 
 
 def check_output_folder(run: Run) -> None:
-    """Check that the output folder is one that the run may start in, resume from or replace."""
     resume = run.config.run.resume
     if run.folder.was_started_by_current_supervisor() or not run.cluster.is_chief:
         resume = "auto"  # the first process of the supervisor, or the chief, may have begun the run a moment ago

@@ -86,7 +86,6 @@ class Phase:
         )
 
     def num_predictions(self, plan: Plan) -> int:
-        """Count the positions at which a replica predicts at once."""
         return self.task.num_predictions(self.config.optimization.per_replica_batch_size * plan.max_length)
 
     @functools.cached_property
@@ -125,7 +124,6 @@ class Phase:
         return steps
 
     def describe(self, plan: Plan, num_parameters: int) -> dict[str, str]:
-        """Describe the plan as human-readable {title: text}."""
         phase = {"phase": f"{self.index + 1} of {plan.num_phases}: {self.name}"} if self.name else {}
         return phase | plan.describe(num_parameters, self.inputs.num_eval_rows) | self.inputs.describe_rows()
 
@@ -328,7 +326,6 @@ def print_plan(run: Run) -> tuple[Plan, ...]:
 
 
 def new_network(phase: Phase) -> Any:
-    """Build the network of a phase as its task trains it, with random weights."""
     from train.model.build import build_network
 
     network = build_network(

@@ -289,7 +289,6 @@ def restored_trainers(run: Run, strategy: tf.distribute.Strategy) -> Iterator[Tr
 
 
 def build_trainer(run: Run, index: int, strategy: tf.distribute.Strategy) -> Trainer:
-    """Build the trainer of the phase of that index, with fresh weights."""
     phase, plan = run.phases[index], run.plans(strategy.num_replicas_in_sync)[index]
     config, inputs, num_predictions = phase.config, phase.inputs, phase.num_predictions(plan)
     recorded = computation_so_far(run, phase, strategy)
@@ -357,7 +356,6 @@ def print_first_row(run: Run, phase: Phase, plan: Plan, start: ResumePoint) -> N
 
 
 def print_first_rows(run: Run, plans: tuple[Plan, ...]) -> None:
-    """Print the row that each phase begins with."""
     for phase, plan in zip(run.phases, plans, strict=True):
         print(f"\n{phase.name}" if phase.name else "")
         print_first_row(run, phase, plan, ResumePoint(plan.first_step))

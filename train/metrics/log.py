@@ -135,18 +135,15 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
         return next((line for line in self.lines if (line["step"], line["split"]) == (step, split)), None)
 
     def add(self, step: int, split: str, figures: dict[str, Any]) -> None:
-        """Take one line; it is written by the next `flush`."""
         self.lines.append(Line({"step": step, "split": split, **figures}))
 
     def flush(self) -> None:
-        """Have the thread write the lines; does not wait for it."""
         if self.is_chief:
             self._worker.submit((tuple(self.lines), self._lines_to_draw))
         for tracker in self._trackers:
             tracker.submit(tuple(self.lines))
 
     def draw(self) -> None:
-        """Have the thread draw the loss so far; does not wait for it."""
         self._lines_to_draw = tuple(self.lines)
         self.flush()
 

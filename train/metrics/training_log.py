@@ -67,7 +67,6 @@ class Clock:
 
     @contextmanager
     def stopped(self, *, is_evaluation: bool = False) -> Iterator[None]:
-        """Within it, time does not count as training time."""
         started_seconds = time.perf_counter()
         yield
         seconds = time.perf_counter() - started_seconds
@@ -190,13 +189,11 @@ class TrainingLog:
         self._bar = TrainingBar(self.plan, self._clock, self.start_step, is_chief=self.log.is_chief)
 
     def advance(self, step: int) -> None:
-        """Move the progress bar to `step`, without waiting for the device."""
         self._clock.advance(step)
         self._bar.advance(step)
 
     @contextmanager
     def clock_stopped(self, *, is_evaluation: bool = False) -> Iterator[None]:
-        """Within it, time does not count as training time."""
         if is_evaluation:
             self._bar.show("evaluating …")
         with self._clock.stopped(is_evaluation=is_evaluation):
@@ -254,7 +251,6 @@ class TrainingLog:
         self.logged_step = step
 
     def write_evaluation(self, step: int, figures: dict[str, float]) -> None:
-        """Write the figures of one evaluation, and draw the loss so far."""
         self.log.add(step, VALIDATION, figures | self._phase)
         self.log.flush()
         self.log.draw()

@@ -245,7 +245,6 @@ class ObjectGraph:
         return None
 
     def find_all(self, start: int | None, scope: str, places: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-        """Return {scope/name of a part: its object} for the parts that exist."""
         found = {f"{scope}/{name}": self.find(start, *paths) for name, paths in places.items()}
         return {name: node for name, node in found.items() if node is not None}
 

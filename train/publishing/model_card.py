@@ -207,7 +207,6 @@ def _example(record: dict[str, Any], task: TaskCard, tokenizer: PreTrainedTokeni
 
 
 def _usage(record: dict[str, Any], task: TaskCard, sentence: str) -> str:
-    """Write code that works with PyTorch, for the model on the Hub, or else for the folder of the card."""
     hub = record["settings"]["hub"]
     return (task.usage or LOADING).format(
         # JSON's strings are Python's, with double quotes.
@@ -269,7 +268,6 @@ def _phases(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _procedure(record: dict[str, Any], task: TaskCard, step: int) -> str:
-    """Describe how the model was trained up to `step`, without what differs between phases."""
     plan, settings, varying = record["plan"], record["settings"], _varying(record, task)
     optimization = settings["optimization"]
     norm = optimization["max_grad_norm"]
@@ -335,7 +333,6 @@ def _varying(record: dict[str, Any], task: TaskCard) -> list[str]:
 
 
 def _phase_settings(phase: dict[str, Any]) -> dict[str, Any]:
-    """Collect {name: value} of the settings of a phase, and of the model's configuration."""
     return {
         **phase.get("model_config", {}),
         **{name: value for subject in phase["settings"].values() for name, value in subject.items()},

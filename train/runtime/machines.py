@@ -202,7 +202,6 @@ def expected_num_replicas(config: HardwareConfig, cluster: Cluster, num_local_de
 
 
 def read_metadata(name: str, timeout_seconds: float = 5.0) -> str | None:
-    """Read a value such as `instance/zone`, None where there is none or no server answers."""
     url = f"http://{os.environ.get(METADATA_HOST_VARIABLE) or METADATA_HOST}/computeMetadata/v1/{name}"
     # The metadata server is on the machine itself, so no proxy reaches it.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -189,7 +189,6 @@ class Plan:
         return _steps(setting, self.num_rows, self.global_batch_rows) or by_default
 
     def evaluation_cost(self, num_eval_rows: int) -> float:
-        """Estimate how many steps take as long as one evaluation."""
         return EVALUATION_COST * num_eval_rows / self.global_batch_rows
 
     def num_evaluations_after(self, step: int) -> int:
@@ -197,7 +196,6 @@ class Plan:
         return -(-self.num_steps // self.eval_steps) - step // self.eval_steps if step < self.num_steps else 0
 
     def evaluation_share(self, num_eval_rows: int) -> float:
-        """Estimate the fraction of the time that evaluations take."""
         num_steps = self.num_evaluations_after(self.first_step) * self.evaluation_cost(num_eval_rows)
         return num_steps / (num_steps + self.num_phase_steps)
 
@@ -206,7 +204,6 @@ class Plan:
         return self.first_row + (step - self.first_step) * self.global_batch_rows + num_skipped_rows
 
     def describe(self, num_parameters: int, num_eval_rows: int = 0) -> dict[str, Any]:
-        """Describe the plan as human-readable {title: text}."""
         state_gib = num_parameters * STATE_BYTES_PER_PARAMETER / 2**30
         replicas = f", on {self.num_replicas} replicas" if self.num_replicas > 1 else ""
         steps = f"{self.num_steps:,}"
@@ -226,7 +223,6 @@ class Plan:
         }
 
     def _describe_intervals(self, num_eval_rows: int) -> dict[str, str]:
-        """Describe how often the run evaluates and saves, and how much of its time evaluations take."""
 
         def every(num_steps: int) -> str:
             return "at the end" if num_steps >= self.num_phase_steps else f"every {num_steps:,} steps"

@@ -71,7 +71,6 @@ def keep_reporting(phase: str, step: int = 0) -> Iterator[None]:
 
 
 def is_lost() -> bool:
-    """Return whether there was a supervisor, and it has ended."""
     return _lost.is_set()
 
 

@@ -184,7 +184,6 @@ class Measurer:
         self._asked = json.dumps(asked).encode()
 
     def of_models(self) -> dict[str, Measured]:
-        """Measure each model, {name: measured}."""
         measured = {}
         for name, path in self._questions.models.items():
             with transformers_folder(path) as folder:
@@ -227,7 +226,6 @@ class Measurer:
 
 
 def measured_of(questions: Questions, material: Material, answer: Callable[[Sequence[Query]], Answers]) -> Measured:
-    """Ask all questions, and collect the answers by item."""
     ranks = np.full(len(material.words), NO_TOKEN)
     for query, rank in zip(questions.of_words, answer(questions.of_words).ranks, strict=True):
         ranks[query.item] = rank

@@ -279,7 +279,6 @@ def lengths_up_to(max_length: int) -> list[int]:
 
 
 def total_by_item(queries: Sequence[Query], nats: NDArray[np.float64], num_items: int) -> NDArray[np.float64]:
-    """Add up what was answered about each item, (items,)."""
     totals = np.zeros(num_items)
     np.add.at(totals, [query.item for query in queries], nats)
     return totals

@@ -48,7 +48,6 @@ class Score(NamedTuple):
 
     @property
     def is_chance(self) -> bool:
-        """Whether a difference may be none."""
         return abs(self.value) <= NORMAL_95 * self.standard_error
 
 

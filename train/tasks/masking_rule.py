@@ -54,7 +54,6 @@ class MaskingRule:
 
 
 def masking_rule(inputs: TrainingInputs, masking: MaskingConfig) -> MaskingRule:
-    """Make the rule of the training's masks."""
     return MaskingRule(
         masking=masking.masking,
         word_starts=None if masking.masking == "token" else _word_starts(inputs, masking),

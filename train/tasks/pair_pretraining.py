@@ -217,7 +217,6 @@ def task_of(config: TrainingConfig, inputs: TrainingInputs) -> PretrainingTask:
 
 
 def _custom_task(config: TrainingConfig, inputs: TrainingInputs) -> PretrainingTask | None:
-    """Make the task of `--task`; None without one."""
     name, objective = config.data.task, config.model.objective
     if name is None:
         return None

@@ -92,7 +92,6 @@ class StepCosts:
 
     @property
     def cycles_by_kind(self) -> dict[str, int]:
-        """Cycles of each kind of layer, most expensive first."""
         cycles: Counter[str] = Counter()
         for operation in self.operations:
             cycles[operation.kind] += operation.num_cycles

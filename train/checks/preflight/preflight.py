@@ -133,7 +133,6 @@ def _step_without_sharding(preflight: Preflight, rows: int) -> StepReport | Does
 
 
 def print_largest_batch(preflight: Preflight, *, with_operations: bool = False) -> None:
-    """Print what the compiler says of the largest batch that fits, and of those tried before."""
     tried: dict[int, StepReport | DoesNotFitError] = {}
 
     def measure(rows: int) -> MemoryUse:

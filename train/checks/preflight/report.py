@@ -30,7 +30,6 @@ ASSUMED_NUM_ROWS = 10**12
 
 
 def open_run(config: TrainingConfig, vocab_size: int | None) -> Run:
-    """Open a run as `run_mlm.py` does; without shards, with `vocab_size` ids."""
     return open_pretraining(config, Cluster(), functools.partial(_inputs, vocab_size=vocab_size))
 
 

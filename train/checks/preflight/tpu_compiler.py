@@ -149,7 +149,6 @@ class DoesNotFitError(RunFailedError):
 
 
 def check_compiler(python: str) -> None:
-    """Check that an interpreter has what the compiler needs: jax and libtpu."""
     try:
         done = subprocess.run(
             [python, "-c", "import jax, libtpu"], env=_environment(), capture_output=True, encoding="utf-8", check=False
@@ -192,7 +191,6 @@ def _environment() -> dict[str, str]:
 
 
 def _run_compiler(command: list[str], folder: Path, what: str) -> dict:
-    """Run the process to its end, logging its progress, and return its result."""
     started_seconds = time.monotonic()
     logger.info("compiling %s; this takes minutes", what)
     with (folder / "messages").open("w+", encoding="utf-8", errors="replace") as messages:
