@@ -90,10 +90,8 @@ def without_box(axes: "Axes") -> None:
 def label_ends(axes: "Axes", labels: Sequence[EndLabel], *, in_column: bool = False) -> None:
     """Write each label at its line's end, moved up or down so that labels do not overlap.
 
-    Call it after everything else is drawn and the limits of the axes are set.
-
-    Args:
-        in_column: write all labels to the right of the axes, with faint lines to them, so that they cover no data.
+    Call it after everything else is drawn and the limits of the axes are set. With `in_column` all labels are to the
+    right of the axes, with faint lines to them, so that they cover no data.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 

@@ -62,11 +62,7 @@ def check_beam(config: PrepareConfig, corpus: Corpus) -> "PipelineOptions":
 def work_with_beam(
     work: SplitWork, partitions: Iterable[NumberedPartition], options: "PipelineOptions"
 ) -> Iterator[int]:
-    """Yield the number of each partition, in order, once all of them are complete.
-
-    Raises:
-        RunFailedError: the pipeline failed.
-    """
+    """Yield the number of each partition, in order, once all of them are complete."""
     numbered = list(_without_much_text(partitions))
     if numbered:
         _run_pipeline(work, numbered, options)

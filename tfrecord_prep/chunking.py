@@ -42,10 +42,8 @@ class Rows:
 def cut_concat(batches: Iterable[TokenBatch], framing: Framing, max_length: int) -> Iterator[Rows]:
     """Yield `[CLS] document [SEP] [CLS] document [SEP] …` cut every `max_length` ids; only the last row is padded.
 
-    As in the run_mlm examples of transformers, which drop the last row, though.
-
-    Args:
-        batches: the documents' ids; a document ends at the end of the last batch.
+    As in the run_mlm examples of transformers, which drop the last row, though. `batches` are the documents' ids; a
+    document ends at the end of the last one.
     """
     return _cut(_framed(batches, [framing.cls_id], [framing.sep_id]), max_length, framing.pad_id)
 

@@ -65,8 +65,7 @@ def texts_compared(mixture: Mixture) -> dict[tuple[str, str], dict[str, str]]:
 def find_duplicates(paths: Mapping[str, Sequence[str]]) -> dict[str, dict[int, bytes]]:
     """Read files of hashes, {key: paths by partition}, in order, and find the documents that were seen before.
 
-    Returns:
-        for each key and number of a partition with such documents, a byte for each document: 1 if it was seen.
+    Return for each key and number of a partition with such documents a byte for each document: 1 if it was seen.
     """
     hashes, ends = bytearray(), [0]
     with ThreadPoolExecutor(NUM_READERS) as pool:

@@ -199,10 +199,8 @@ class HubShards:
         """Return the folder in the cache with the shards at an address, all of them fetched; other paths as they are.
 
         Without FOLDER that is the folder `split` of the repository or, where it has a `mixture.json`, a folder with
-        that file and the folders of this split of its sources.
-
-        Raises:
-            HubAwayError: the Hub cannot be reached, and something is not in the cache.
+        that file and the folders of this split of its sources. A HubAwayError if the Hub cannot be reached, and
+        something is not in the cache.
         """
         if not path.startswith(HUB_PREFIX):
             return path

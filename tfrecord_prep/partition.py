@@ -100,11 +100,7 @@ class _Tally:
 
 
 def work_on_partition(work: SplitWork, numbered: NumberedPartition) -> int:
-    """Read, tokenize, cut and write one partition; return its number.
-
-    Raises:
-        FolderLostError: the folder belongs to another run now.
-    """
+    """Read, tokenize, cut and write one partition; return its number. A FolderLostError if the folder is lost."""
     if work.owner is not None:
         work.owner.guard()
     bad_rows = BadRows()

@@ -83,8 +83,7 @@ def first_row_ids(path: str) -> NDArray[np.int64]:
 def decode_rows(examples: Sequence[bytes], key: str, max_length: int) -> NDArray[np.int64]:
     """Decode one int64 feature of many serialized examples; (number of examples, max_length).
 
-    Raises:
-        ValueError: an example is malformed, lacks the feature, or has another number of values; says which.
+    A ValueError says which example is malformed, lacks the feature, or has another number of values.
     """
     packed = []
     for row, example in enumerate(examples):

@@ -218,8 +218,7 @@ def _work_through(
 ) -> BadRows:
     """Have the partitions of a split worked on, but for those that `number` says are complete, and show the progress.
 
-    Returns:
-        the rows that this process could not read; those of byte ranges are in the sidecars.
+    Return the rows that this process could not read; those of byte ranges are in the sidecars.
     """
     bad_rows, partition_bytes = BadRows(), plan.fields["partition_bytes"]
     sizes_bytes: dict[int, int] = {}  # as stored, or of documents in UTF-8
@@ -253,9 +252,6 @@ def prepare_split(
 
     In a complete folder only what a killed run left behind is deleted. `duplicates` are those that `find_duplicates`
     returns for the split.
-
-    Raises:
-        RunFailedError: the folder could not be completed.
     """
     if plan.is_complete:
         finish_folder(plan.folder)
@@ -282,11 +278,7 @@ def prepare_split(
 
 
 def complete_folder(plan: SplitPlan, sha256: Mapping[int, str], bad_rows: BadRows) -> Manifest:
-    """Write the manifest of a split whose partitions, of these hashes, are complete; delete other shards before.
-
-    Raises:
-        RunFailedError: a partition is missing.
-    """
+    """Write the manifest of a split whose partitions, of these hashes, are complete; delete other shards before."""
     manifest, files = _sum_up(plan, sha256, bad_rows), open_folder(plan.folder)
     named = {shard.name for shard in manifest.shards}
     files.delete_files([name for name in files.list_files() if name.endswith(".tfrecord") and name not in named])

@@ -31,8 +31,7 @@ from tfrecord_prep.records import LABEL_KEY, decode_rows, read_records
 def split_folders(output_dir: str) -> list[str]:
     """Find the folders of splits in `output_dir`, complete or not; it may itself be one.
 
-    Raises:
-        RunFailedError: they are of several sources, which no `mixture.json` lists.
+    A RunFailedError if they are of several sources, which no `mixture.json` lists.
     """
     if {MANIFEST_NAME, PLAN_NAME} & open_folder(output_dir).list_files().keys():
         return [output_dir]
@@ -108,8 +107,7 @@ def _check_totals(folder: str, manifest: Manifest, id_counts: NDArray[np.int64],
 def check_shard(folder: str, manifest: Manifest, shard: ShardRecord) -> tuple[NDArray[np.int64], int]:
     """Check a shard; count each id in it, padding included, (vocabulary_size,), and its random pairs.
 
-    Raises:
-        RunFailedError: the first difference, with file and row (counted from 0).
+    A RunFailedError names the first difference, with file and row (counted from 0).
     """
     files = open_folder(folder)
     path, data = files.path_of(shard.name), files.read_bytes(shard.name)

@@ -87,11 +87,7 @@ def read_table(path: str, flag: str, columns: Sequence[str] | None = None, *, sk
 
 
 def read_hub_tables(name: str, config: str | None, revision: str | None) -> dict[str, Table]:
-    """Read all splits of a data set of the Hub, or of a folder, {split: table}; classes become their names.
-
-    Raises:
-        HubAwayError: the Hub cannot be reached.
-    """
+    """Read all splits of a data set of the Hub, or of a folder, {split: table}; classes become their names."""
     from datasets import ClassLabel, LargeList, List, load_dataset
 
     try:

@@ -13,8 +13,7 @@ def finetuning_command(
 ) -> Callable[..., int]:
     """Make the `main` of a command, which returns the exit status.
 
-    Args:
-        job: MODULE:CLASS of its job, imported only once the settings are read: `--help` needs no transformers.
+    `job`, MODULE:CLASS, is imported only once the settings are read: `--help` needs no transformers.
     """
 
     @command

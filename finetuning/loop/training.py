@@ -55,8 +55,7 @@ class FinetuningJob(lifecycle.Job[Settings]):
     def print_more(self, run: Run) -> None:
         """Print what the TPU's compiler says of the step on the longest rows, if asked to.
 
-        Raises:
-            RunFailedError: the step does not fit, or does not compile.
+        A RunFailedError if the step does not fit, or does not compile.
         """
         settings: Any = run.config.run
         if settings.topology is None:
@@ -89,10 +88,8 @@ class FinetuningJob(lifecycle.Job[Settings]):
     def write_results(self, trainer: "Trainer", step: int, predict: Predict) -> dict[str, float] | None:
         """Write predictions of the model, and the scores that are computed from these very predictions.
 
-        All workers of a run predict the same rows, and the chief alone writes.
-
-        Returns:
-            The figures of the validation part, which the command prints; None without one.
+        All workers of a run predict the same rows, and the chief alone writes. Return the figures of the validation
+        part, which the command prints; None without one.
         """
         task = trainer.phase.task
         assert isinstance(task, ExampleTask)
@@ -129,8 +126,7 @@ class FinetuningJob(lifecycle.Job[Settings]):
 def write_figures(folder: Folder, parts: Mapping[str, Mapping[str, Any]]) -> None:
     """Write `train_results.json` and `eval_results.json`, and what is in them and more as `all_results.json`.
 
-    Args:
-        parts: {"train", "eval" or "predict": {name: figure}}, whose names begin with the part's in the files.
+    The names of the figures of each part, "train", "eval" or "predict", begin with the part's in the files.
     """
     files: dict[str, dict[str, Any]] = {"all": {}}
     for part, figures in parts.items():

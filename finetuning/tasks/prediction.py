@@ -347,11 +347,7 @@ PREDICTORS: dict[str, type[Predictor]] = {
 
 @contextmanager
 def open_predictor(config: PredictionConfig) -> Iterator[Predictor]:
-    """Open the model of `--model`, and what is to be predicted.
-
-    Raises:
-        HubAwayError: the Hub cannot be reached.
-    """
+    """Open the model of `--model`, and what is to be predicted."""
     check_folder_or_hub(config.model, "--model")
     parent, _, name = config.model.rstrip("/").rpartition("/")
     folders = (config.model, parent or ".") if name == EXPORT_FOLDER else (config.model,)

@@ -48,11 +48,7 @@ class Question:
 
 
 def read_questions(data: QuestionData) -> dict[str, list[Question]]:
-    """Read {train, validation or test: questions} of the parts that are given.
-
-    Raises:
-        HubAwayError: the Hub cannot be reached.
-    """
+    """Read {train, validation or test: questions} of the parts that are given."""
     files = {split: getattr(data, f"{split}_file") for split in SPLITS}
     if data.dataset_name is None and str(files["train"]).endswith(SQUAD_ENDINGS):
         sources = {split: path for split, path in files.items() if path is not None}
@@ -74,8 +70,7 @@ def read_questions(data: QuestionData) -> dict[str, list[Question]]:
 def read_questions_to_predict(path: str, flag: str) -> list[Question]:
     """Read the questions of a file, which `flag` names, with or without answers.
 
-    Raises:
-        NotSquadError: a .json file is not of SQuAD's form.
+    A .json file that is not of SQuAD's form is a NotSquadError.
     """
     entries = _squad_entries(path, flag) if path.endswith(SQUAD_ENDINGS) else _table_entries(read_table(path, flag))
     questions = [_question(one, number, path, needs_answers=False) for number, one in enumerate(entries, start=1)]

@@ -99,8 +99,7 @@ def _paragraphs(file: TextIO) -> Iterator[tuple[int, str]]:
 def csv_texts(file: TextIO, text_column: str, name: str, on_bad_row: BadRowHandler) -> Iterator[str]:
     """Yield the text of each row; the first row names the columns.
 
-    Raises:
-        csv.Error: a quotation mark is out of place, which hides where rows end.
+    A quotation mark that is out of place, which hides where rows end, is a csv.Error.
     """
     csv.field_size_limit(MAX_FIELD_CHARACTERS)
     rows = csv.reader(file, strict=True)
