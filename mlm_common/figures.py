@@ -3,6 +3,7 @@
 import io
 import os
 import textwrap
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -51,7 +52,10 @@ def image_of(figure: "Figure", file_format: str = "png") -> bytes:
     """Write a figure as `png` or `svg`; the same figure gives the same bytes."""
     image = io.BytesIO()
     metadata = {"Date": None} if file_format == "svg" else None
-    figure.savefig(image, format=file_format, dpi=DOTS_PER_INCH, metadata=metadata)
+    with warnings.catch_warnings():
+        # Characters that no font has are boxes in the plot; matplotlib warns of each of them.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
+        figure.savefig(image, format=file_format, dpi=DOTS_PER_INCH, metadata=metadata)
     return image.getvalue()
 
 

@@ -1,8 +1,8 @@
-"""Labels at the ends of lines: none covers another, and none is far from its line without need."""
+"""Labels at the ends of lines: none covers another, and none is far from its line without need; names in any script."""
 
 import pytest
 
-from mlm_common.figures import spread
+from mlm_common.figures import image_of, new_figure, spread
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,10 @@ from mlm_common.figures import spread
 )
 def test_labels_are_moved_apart_within_the_axes(centers: list[float], expected: list[float]) -> None:
     assert spread(centers, 10, 5, 95) == pytest.approx(expected)
+
+
+def test_characters_that_no_font_has_give_no_warnings(recwarn: pytest.WarningsRecorder) -> None:
+    with new_figure() as figure:
+        figure.suptitle("\U000e0100\U0010fffd")
+        assert image_of(figure).startswith(b"\x89PNG")
+    assert not recwarn.list

@@ -23,6 +23,7 @@ from tests.fixtures.tiny_run import MODEL, NUM_STEPS, forget_checkpoint, run_fla
 from tfrecord_prep.records import decode_feature, read_records
 from train.checks.machine import check_run
 from train.config.settings import parse_training_config
+from train.fill_mask import main as fill_mask
 from train.model.from_pretrained import load_model
 from train.publishing.saved_model import read_saved_model
 from train.run_mlm import main
@@ -127,6 +128,11 @@ def test_labels_are_read_from_the_shards(labelled: Path, shards: Path) -> None:
     exported = load_file(labelled / "run" / "export" / "model.safetensors")
     assert exported["custom_head.dense.weight"].shape == (2, 32)
     assert "lm_head.dense.weight" in exported
+
+
+def test_a_labelled_model_is_used_without_its_second_head(labelled: Path, run: Any) -> None:
+    """As the run says at its end."""
+    assert run(fill_mask, "--model", labelled / "run", "--text", "many [MASK] rows").status == 0
 
 
 BAD = {

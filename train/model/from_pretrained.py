@@ -143,6 +143,8 @@ def _check_found(folder_or_hub_id: str, model: Any, found: dict[str, Any]) -> No
     """Refuse weights that are not exactly those of the model, given what transformers found of them."""
     wrong_shape = {name: f"{name} {tuple(shape)}, not {tuple(ours)}" for name, shape, ours in found["mismatched_keys"]}
     known = {*wrong_shape, *(architecture_of(model.config).head_bias or ())}
+    if not hasattr(model, OWN_HEAD):  # of a custom task, beside a head that transformers knows
+        known |= {name for name in found["unexpected_keys"] if name.startswith(f"{OWN_HEAD}.")}
     wrong = {
         "missing": found["missing_keys"],
         "of another shape": list(wrong_shape.values()),
