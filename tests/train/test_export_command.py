@@ -60,6 +60,7 @@ def test_what_cannot_be_exported(finished_run: Path, tmp_path: Path, run: Any) -
         ([str(damaged)], f"checkpoint of step {NUM_STEPS} in {damaged}/checkpoints is damaged"),
         ([str(finished_run / "checkpoints" / "step-00000005")], "has those of the steps 3, 6"),
         ([str(tmp_path)], "A model is a folder with config.json"),
+        ([f"{tmp_path}/runs"], f"There is no folder {tmp_path}/runs; did you mean {tmp_path}/run?"),
         ([str(finished_run), "--formats", "pytorch,onnx"], "optimum-cli export onnx"),
         ([str(finished_run), "--formats", "tf"], "must be pytorch, or pytorch,tf"),
     ):

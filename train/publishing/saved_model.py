@@ -17,7 +17,7 @@ from transformers.utils import TF2_WEIGHTS_NAME
 from mlm_common.errors import InputError
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository, push_files
 from mlm_common.hub.redaction import REDACTED
-from mlm_common.storage import PARTIAL_SUFFIX, Folder, local_or_hub
+from mlm_common.storage import PARTIAL_SUFFIX, Folder, check_folder_or_hub, local_or_hub
 from mlm_common.tokenizer import load_tokenizer, vocabulary_size
 from mlm_common.workers import STOP_SECONDS, LatestItemWorker
 from train.checkpoints.store import CheckpointStore, DamagedCheckpointError
@@ -116,6 +116,7 @@ def read_saved_model(path: str, tokenizer: str | None = None) -> SavedModel:
         return _read_checkpoint(RunFolder(folder.rpartition("/")[0] or "."), int(match[1]), tokenizer)
     if (run_folder := RunFolder(path)).has_run():
         return _read_checkpoint(run_folder, None, tokenizer)
+    check_folder_or_hub(path)
     return _read_folder(path, tokenizer)
 
 
