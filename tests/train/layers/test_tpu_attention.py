@@ -113,7 +113,6 @@ def test_rows_of_padding_alone_give_0_and_padding_takes_no_part():
 @pytest.mark.parametrize(
     ("length", "block_scores", "rate", "has_documents", "reach"),
     [
-        (256, 128 * 256, 0.0, False, None),
         (256, 128 * 256, 0.0, True, None),
         (100, 2 * 100 * 100, RATE, False, None),
         (100, 2**24, 0.0, False, 20),
