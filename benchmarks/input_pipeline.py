@@ -1,10 +1,12 @@
-"""The trainer's input against that of transformers' TPU tutorial: rows a second and memory (Linux).
+"""The trainer's input against that of transformers' TPU tutorial: rows a second of CPU, and memory (Linux).
 
     python benchmarks/input_pipeline.py
+    python benchmarks/input_pipeline.py --contenders ours --length 8192 --num-rows 24000 --shard-rows 1024
 
-Each run is a fresh process that reads an epoch, from its first batch to its last; the figures are medians of runs in
-turns. Memory is what the input holds at its peak beyond what TensorFlow took before, and the whole process's. The rows
-are of random ids, unless a folder of shards is given; more of them than the tutorial's shuffle buffer holds.
+Each run is a fresh process that reads an epoch; the figures are medians of runs in turns. A second of CPU is one of all
+threads together, from the first batch on, so it does not depend on what else the machine does. Memory is what the input
+holds at its peak beyond what TensorFlow took before, and the whole process's. The rows are of random ids, unless a
+folder of shards is given; more of them than the tutorial's shuffle buffer holds.
 """
 
 import argparse
@@ -26,14 +28,14 @@ from benchmarks.random_inputs import write_random_shards
 from benchmarks.tables import median_and_range, print_machine, print_table
 
 PROGRAM = str(Path(__file__).resolve().parent / "peers" / "input_contenders.py")
-HEADER = "input|runs|rows/s|(from-to)|first batch s|input MB|process MB"
+HEADER = "input|runs|rows/CPU s|(from-to)|tokens/CPU s|first batch s|input MB|process MB"
 
 
 @dataclass(frozen=True)
 class Figures:
     """What one run gives."""
 
-    rows_per_second: float
+    rows_per_cpu_second: float
     first_batch_seconds: float
     input_bytes: int
     process_bytes: int
@@ -45,7 +47,7 @@ def figures(run: MeasuredRun) -> Figures:
     start_seconds = run.seconds_of_line(START_LINE)
     before = max(sample.num_bytes for sample in run.samples if sample.seconds < start_seconds)
     return Figures(
-        read["rows"] / read["seconds"], read["first_seconds"], run.peak.num_bytes - before, run.peak.num_bytes
+        read["rows"] / read["cpu_seconds"], read["first_seconds"], run.peak.num_bytes - before, run.peak.num_bytes
     )
 
 
@@ -59,17 +61,18 @@ def compare(folder: str, arguments: argparse.Namespace) -> dict[str, list[Figure
             if run.status:
                 sys.exit(f"{name} failed:\n{run.output}")
             results[name].append(figures(run))
-            print(f"{name}: {results[name][-1].rows_per_second:,.0f} rows/s", file=sys.stderr)
+            print(f"{name}: {results[name][-1].rows_per_cpu_second:,.0f} rows/CPU s", file=sys.stderr)
     return results
 
 
-def row(name: str, runs: Sequence[Figures]) -> list[str]:
+def row(name: str, runs: Sequence[Figures], length: int) -> list[str]:
     """Make the cells of a contender's line."""
-    rates = [run.rows_per_second for run in runs]
+    rates = [run.rows_per_cpu_second for run in runs]
     return [
         name,
         str(len(runs)),
         *median_and_range(rates, ",.0f"),
+        f"{statistics.median(rates) * length:,.0f}",
         f"{statistics.median(run.first_batch_seconds for run in runs):.2f}",
         f"{statistics.median(run.input_bytes for run in runs) / 1e6:,.0f}",
         f"{statistics.median(run.process_bytes for run in runs) / 1e6:,.0f}",
@@ -81,9 +84,9 @@ def print_ratios(results: dict[str, list[Figures]]) -> None:
     ratios = [*itertools.product(("ours", "ours-masked"), ("tutorial", "tutorial-unmasked"))]
     for ours, theirs in (*ratios, ("ours-10", "ours"), ("ours-100", "ours")):
         if pairs := list(zip(results.get(ours, []), results.get(theirs, []), strict=False)):
-            rate = statistics.median(a.rows_per_second / b.rows_per_second for a, b in pairs)
+            rate = statistics.median(a.rows_per_cpu_second / b.rows_per_cpu_second for a, b in pairs)
             memory = statistics.median(a.input_bytes / b.input_bytes for a, b in pairs)
-            print(f"{f'{ours} / {theirs}':32s} rows/s {rate:.2f}, input memory {memory:.3f}")
+            print(f"{f'{ours} / {theirs}':32s} rows/CPU s {rate:.2f}, input memory {memory:.3f}")
 
 
 def main() -> None:
@@ -106,7 +109,7 @@ def main() -> None:
             sizes = (arguments.num_rows, arguments.length, arguments.vocab_size, arguments.shard_rows)
             write_random_shards(Path(folder), *sizes)
         results = compare(arguments.shards or folder, arguments)
-    print_table(HEADER, [row(name, runs) for name, runs in results.items()])
+    print_table(HEADER, [row(name, runs, arguments.length) for name, runs in results.items()])
     print_ratios(results)
 
 

@@ -6,7 +6,8 @@ the row at any position is found by arithmetic, and a run resumes by opening one
 
 In a mixture each source is such an order, and `train.data.sources` says which source a position belongs to. One reader
 goes through the windows of all sources, in the order in which their first rows are needed, and holds the rows whose
-position has not come yet: at most a window of each source, and windows are smaller in proportion to the weights.
+position has not come yet. A window that is large for the weight of its source is read several times, a part of its rows
+at a time, so that many sources of large shards fit into memory.
 
 Each input pipeline (one per host) gives the batches of its replicas, cut out of the global batches: on P pipelines
 and R replicas, rows g * p / P to g * (p + 1) / P of each global batch of g rows belong to pipeline p, as R / P batches.
@@ -14,6 +15,7 @@ So the rows of a global batch, and the place of each in it, do not depend on how
 """
 
 import hashlib
+import heapq
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +31,12 @@ from train.data.sources import Interleaving
 
 # Shards read at once: enough to hide the latency of Cloud Storage.
 NUM_PARALLEL_READS = 8
+# The order of rows in a window, before it is permuted, has rows of so many shards in turns.
+NUM_SHARDS_IN_TURN = 8
+NUM_PREFETCHED_STEPS = 8
+# A source of a mixture holds this many times its part of the buffer, or this part of a window if that is more. More
+# rows take memory; with fewer, a shard is read more often.
+MAX_BUFFER_PARTS, MAX_READS_PER_WINDOW = 8, 16
 ONE_PIPELINE = tf.distribute.InputContext()
 
 
@@ -109,23 +117,30 @@ class MixtureOrder:
         return cls((order,), Interleaving((1,)), (0,))
 
     def from_row(self, start_row: int, num_rows: int) -> list["MixtureWindow"]:
-        """List the windows that hold positions `start_row` to `start_row + num_rows`, by the first position of each."""
+        """List what is read for positions `start_row` to `start_row + num_rows`, by the first position of each."""
         windows = []
         for index, order in enumerate(self.sources):
             row, stop = (self.interleaving.num_rows(index, one) for one in (start_row, start_row + num_rows))
             for window in order.from_row(self.first_rows[index] + row, stop - row):
-                end = row + window.num_rows - window.num_skipped_rows
-                first, last = (self.interleaving.position(index, one) for one in (row, end - 1))
-                windows.append(MixtureWindow(window, index, row, first, last))
-                row = end
+                part_rows = window.num_rows
+                if len(self.sources) > 1:
+                    part_rows = max(MAX_BUFFER_PARTS * order.window_rows, -(-part_rows // MAX_READS_PER_WINDOW))
+                for start in range(window.num_skipped_rows, window.num_rows, part_rows):
+                    if row >= stop:
+                        break
+                    rows = range(start, min(start + part_rows, window.num_rows))
+                    first, last = (self.interleaving.position(index, one) for one in (row, row + len(rows) - 1))
+                    windows.append(MixtureWindow(window, rows, index, row, first, last))
+                    row += len(rows)
         return sorted(windows, key=lambda window: window.first_position)
 
 
 @dataclass(frozen=True)
 class MixtureWindow:
-    """A window of a source; `first_row`, its first row that is not skipped, is counted from position 0 on."""
+    """Some rows of a permuted window of a source, held at once; the first is row `first_row` from position 0 on."""
 
     window: Window
+    rows: range
     source: int
     first_row: int
     first_position: int
@@ -156,13 +171,26 @@ def reading_groups(windows: Sequence[MixtureWindow], start_row: int, num_rows: i
     def chunks(positions: Iterable[int]) -> NDArray[np.int64]:
         return np.minimum((np.fromiter(positions, np.int64) - start_row) // chunk_rows, num_chunks - 1)
 
-    window_rows = np.array([one.window.num_rows for one in windows])
+    window_rows = np.array([len(one.rows) for one in windows])
     starts = np.flatnonzero(np.diff((np.cumsum(window_rows) - window_rows) // chunk_rows, prepend=-1))
     first_chunks = chunks(windows[start].first_position for start in starts.tolist())
     last_chunks = np.maximum.accumulate(np.maximum.reduceat(chunks(one.last_position for one in windows), starts))
     num_begun, num_ended = (np.bincount(one, minlength=num_chunks + 1) for one in (first_chunks, last_chunks + 1))
     ends = np.append(starts[1:], len(windows))
     return ReadingGroups(starts, ends, first_chunks, last_chunks, np.cumsum(num_begun - num_ended))
+
+
+def first_turns_of(num_rows_per_shard: Sequence[int]) -> list[int]:
+    """Return when the first row of each shard of a window has its turn; the others follow every NUM_SHARDS_IN_TURN.
+
+    So many shards take turns. Where one ends, it passes once, and the next one takes its place.
+    """
+    places = list(range(NUM_SHARDS_IN_TURN))
+    turns = []
+    for num_rows in num_rows_per_shard:
+        turns.append(heapq.heappop(places))
+        heapq.heappush(places, turns[-1] + (num_rows + 1) * NUM_SHARDS_IN_TURN)
+    return turns
 
 
 def training_batches(
@@ -188,36 +216,46 @@ def training_batches(
     shard_indices = tf.ragged.constant(
         [[first_paths[one.source] + index for index in one.window.shard_indices] for one in windows], dtype=tf.int32
     )
+    num_rows_of = [source.num_rows_per_shard for source in mixture.sources]
+    max_shard_rows = max(map(max, num_rows_of))
+    first_turns = tf.ragged.constant(
+        [first_turns_of([num_rows_of[one.source][index] for index in one.window.shard_indices]) for one in windows],
+        dtype=tf.int64,
+    )
     seeds = tf.constant([one.window.seed for one in windows], tf.int32)
-    num_rows, num_skipped_rows, source_indices, first_rows = (
+    num_rows, starts, ends, source_indices, first_rows = (
         tf.constant(numbers, tf.int64)
         for numbers in zip(
-            *((one.window.num_rows, one.window.num_skipped_rows, one.source, one.first_row) for one in windows),
+            *((one.window.num_rows, one.rows.start, one.rows.stop, one.source, one.first_row) for one in windows),
             strict=True,
         )
     )
 
-    # Where each window is a shard, windows alone are read in parallel.
-    num_parallel_reads = NUM_PARALLEL_READS if max(len(one.window.shard_indices) for one in windows) > 1 else None
+    @tf.autograph.experimental.do_not_convert
+    def read_shard(path: tf.Tensor) -> tf.Tensor:
+        return tf.data.TFRecordDataset(path).batch(1 + max_shard_rows).get_single_element()
 
     @tf.autograph.experimental.do_not_convert
     def read_window(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Read the records of this pipeline in a window, and their positions."""
-        records = tf.data.TFRecordDataset(tf.gather(paths, shard_indices[index]), num_parallel_reads=num_parallel_reads)
-        records = records.batch(sum(source.num_rows for source in mixture.sources) + 1).get_single_element()
+        names = tf.gather(paths, shard_indices[index])
+        shards = tf.data.Dataset.from_tensor_slices(names).map(read_shard, num_parallel_calls=NUM_PARALLEL_READS)
+        by_shard = shards.ragged_batch(tf.size(names, tf.int64)).get_single_element()
+        records, sizes = by_shard.values, by_shard.row_lengths()
         message = "shards must hold as many rows as their names say; prepare them again"
-        size = tf.size(records, tf.int64)
-        with tf.control_dependencies([tf.debugging.assert_equal(size, num_rows[index], message)]):
-            records = tf.identity(records)
+        with tf.control_dependencies([tf.debugging.assert_equal(tf.reduce_sum(sizes), num_rows[index], message)]):
+            first = first_turns[index]
+            turns = tf.ragged.range(first, first + NUM_SHARDS_IN_TURN * sizes, NUM_SHARDS_IN_TURN).values
         draws = tf.random.stateless_uniform(
             tf.shape(records), seeds[index], minval=None, maxval=None, dtype=tf.int32, alg="philox"
         )
-        permuted = tf.argsort(draws, stable=True)[num_skipped_rows[index] :]
+        permuted = tf.argsort(draws, stable=True)[starts[index] : ends[index]]
         rows = first_rows[index] + tf.range(tf.size(permuted, tf.int64))
         positions = _positions(mixture.interleaving, source_indices[index], rows)
         places = (positions - start_row) % global_batch_rows
         is_mine = places // _pipeline_rows(context, global_batch_rows) == context.input_pipeline_id
-        return tf.gather(records, tf.boolean_mask(permuted, is_mine)), tf.boolean_mask(positions, is_mine)
+        mine = tf.gather(tf.argsort(turns), tf.boolean_mask(permuted, is_mine))
+        return tf.gather(records, mine), tf.boolean_mask(positions, is_mine)
 
     if len(mixture.sources) == 1:
         only_records = tf.autograph.experimental.do_not_convert(lambda records, _: records)
@@ -231,7 +269,7 @@ def training_batches(
     def parse(records: tf.Tensor) -> dict[str, tf.Tensor]:
         return parse_records(tf.ensure_shape(records, (replica_rows,)), features)
 
-    return _deterministic(dataset.map(parse, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE))
+    return _prefetched(dataset.map(parse, num_parallel_calls=tf.data.AUTOTUNE), context)
 
 
 def _merged(
@@ -323,7 +361,7 @@ def evaluation_batches(
     prepare = tf.autograph.experimental.do_not_convert(prepare_row)
     rows = rows.map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
     replica_rows = context.get_per_replica_batch_size(global_batch_rows)
-    return _deterministic(rows.batch(replica_rows, drop_remainder=True).prefetch(tf.data.AUTOTUNE))
+    return _prefetched(rows.batch(replica_rows, drop_remainder=True), context)
 
 
 def parse_records(records: tf.Tensor, features: Mapping[str, Feature]) -> dict[str, tf.Tensor]:
@@ -348,7 +386,8 @@ def _num_replicas(context: tf.distribute.InputContext) -> int:
     return context.num_replicas_in_sync // context.num_input_pipelines
 
 
-def _deterministic(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def _prefetched(dataset: tf.data.Dataset, context: tf.distribute.InputContext) -> tf.data.Dataset:
+    """Prepare a few steps ahead, in order. AUTOTUNE would let its buffer grow to thousands of batches."""
     options = tf.data.Options()
     options.deterministic = True
-    return dataset.with_options(options)
+    return dataset.prefetch(NUM_PREFETCHED_STEPS * _num_replicas(context)).with_options(options)

@@ -12,8 +12,10 @@ from train.data.pipeline import ONE_PIPELINE, MixtureOrder, SampleOrder, reading
 from train.data.sources import Interleaving
 
 LENGTH = 4
-# Rows of each shard, by source; the second source is a row now and then, the third goes through many passes.
-SHARDS = ((5, 7, 4, 6), (3, 3), (2, 1))
+# Rows of each shard, by source. The first shard is read in parts, the second source is rarely read, the third
+# often.
+SHARDS = ((20, 7, 4, 6), (3, 3), (2, 1))
+WINDOW_ROWS = (2, 5, 6)
 WEIGHTS = (6, 1, 5)
 FIRST_ROWS = (0, 4, 1)
 FEATURES = {"input_ids": Feature((LENGTH,))}
@@ -33,7 +35,7 @@ def sources(tmp_path_factory):
             path.write_bytes(encode_rows(rows, np.full(num_rows, LENGTH)))
             paths.append(str(path))
             first += num_rows
-        orders.append(SampleOrder(paths, shards, 7, window_rows=4 + source))
+        orders.append(SampleOrder(paths, shards, 7, WINDOW_ROWS[source]))
     return orders
 
 
@@ -59,6 +61,7 @@ def rows(mixture):
 
 
 def test_each_source_is_read_as_if_alone_in_the_interleavings_order(sources, mixture, rows):
+    assert any(len(one.rows) < one.window.num_rows for one in mixture.from_row(0, len(rows)))
     for source, order in enumerate(sources):
         of_source = [row for row in rows if row // 1000 == source]
         alone = rows_of(order, 0, -(-len(of_source) // BATCH_ROWS), num_left_out_rows=FIRST_ROWS[source])
@@ -107,8 +110,7 @@ def test_chunks_are_complete_in_order_once_all_rows_are_read(sources, start_row,
         assert start == num_read
         num_read = end
         for one in windows[start:end]:
-            rows = range(one.first_row, one.first_row + one.window.num_rows - one.window.num_skipped_rows)
-            positions = [order.position(one.source, row) - start_row for row in rows]
+            positions = [order.position(one.source, one.first_row + row) - start_row for row in range(len(one.rows))]
             assert {position // chunk_rows for position in positions if position < num_rows} <= {
                 *range(first, last + 1)
             }
@@ -117,3 +119,21 @@ def test_chunks_are_complete_in_order_once_all_rows_are_read(sources, start_row,
         num_complete_rows = (max(complete, default=-1) + 1) * chunk_rows
         assert all(one.first_position >= start_row + num_complete_rows for one in windows[end:])
     assert (num_read, complete) == (len(windows), list(range(-(-num_rows // chunk_rows))))
+
+
+def test_many_sources_of_large_shards_hold_a_bounded_number_of_rows():
+    buffer_rows, num_sources, num_rows = 2**15, 100, 10**6
+    sources = [
+        SampleOrder([f"{n}/0", f"{n}/1"], [2**14] * 2, 0, buffer_rows // num_sources) for n in range(num_sources)
+    ]
+    windows = MixtureOrder(sources, Interleaving((1,) * num_sources), [0] * num_sources).from_row(0, num_rows)
+    chunk_rows = buffer_rows // 4
+    *groups, num_pieces = reading_groups(windows, 0, num_rows, chunk_rows)
+    num_held, num_found, num_complete = [0], np.zeros_like(num_pieces), 0
+    for _, end, first, last in zip(*groups, strict=True):
+        num_held.append(sum(len(one.rows) for one in windows[:end]) - num_complete * chunk_rows)
+        num_found[first : last + 1] += 1
+        num_complete = int(np.argmax(num_found < num_pieces))
+    assert max(num_held) < 9 * buffer_rows
+    # In whole shards it would be five times as many; for that each shard is read seven times.
+    assert sum(one.window.num_rows for one in windows) < 8 * num_rows

@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 from tfrecord_prep.manifest import ShardSet
 from tfrecord_prep.records import encode_rows
 from train.data.inputs import Feature
-from train.data.pipeline import ONE_PIPELINE, SampleOrder, evaluation_batches, training_batches
+from train.data.pipeline import (
+    NUM_SHARDS_IN_TURN,
+    ONE_PIPELINE,
+    SampleOrder,
+    evaluation_batches,
+    first_turns_of,
+    training_batches,
+)
 from train.tasks.masking import mask_row_by_content
 from train.tasks.masking_rule import MaskingRule
 
@@ -141,6 +148,24 @@ def test_a_shard_with_another_number_of_rows_is_an_error(shards):
     batches = training_batches(order, FEATURES, global_batch_rows=3, start_step=0, num_steps=1)
     with pytest.raises(tf.errors.InvalidArgumentError, match="as many rows as their names say"):
         list(batches)
+
+
+@pytest.mark.parametrize("num_shards", [1, 8, 21])
+def test_shards_of_a_window_take_turns_as_tensorflow_interleaves_files(num_shards, tmp_path):
+    """So did earlier versions read them."""
+    sizes = np.random.default_rng(num_shards).integers(0, 7, num_shards).tolist()
+    paths = [str(tmp_path / str(shard)) for shard in range(num_shards)]
+    for shard, (path, size) in enumerate(zip(paths, sizes, strict=True)):
+        with tf.io.TFRecordWriter(path) as file:
+            for row in range(size):
+                file.write(f"{shard} {row}")
+    turns = {
+        first + row * NUM_SHARDS_IN_TURN: f"{shard} {row}".encode()
+        for shard, (first, size) in enumerate(zip(first_turns_of(sizes), sizes, strict=True))
+        for row in range(size)
+    }
+    read = tf.data.TFRecordDataset(paths, num_parallel_reads=NUM_SHARDS_IN_TURN)
+    assert [turns[turn] for turn in sorted(turns)] == list(read.as_numpy_iterator())
 
 
 SHARD_ROWS = st.lists(st.integers(1, 9), min_size=1, max_size=8)
