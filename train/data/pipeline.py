@@ -180,7 +180,7 @@ def reading_groups(windows: Sequence[MixtureWindow], start_row: int, num_rows: i
     return ReadingGroups(starts, ends, first_chunks, last_chunks, np.cumsum(num_begun - num_ended))
 
 
-def first_turns_of(num_rows_per_shard: Sequence[int]) -> list[int]:
+def first_turns(num_rows_per_shard: Sequence[int]) -> list[int]:
     """Return when the first row of each shard of a window has its turn; the others follow every NUM_SHARDS_IN_TURN.
 
     So many shards take turns. Where one ends, it passes once, and the next one takes its place.
@@ -212,15 +212,21 @@ def training_batches(
     start_row = start_step * global_batch_rows + num_left_out_rows
     windows = mixture.from_row(start_row, num_steps * global_batch_rows)
     paths = tf.constant([path for source in mixture.sources for path in source.shard_paths])
-    first_paths = np.cumsum([0, *(len(source.shard_paths) for source in mixture.sources)])
-    shard_indices = tf.ragged.constant(
-        [[first_paths[one.source] + index for index in one.window.shard_indices] for one in windows], dtype=tf.int32
-    )
-    num_rows_of = [source.num_rows_per_shard for source in mixture.sources]
-    max_shard_rows = max(map(max, num_rows_of))
-    first_turns = tf.ragged.constant(
-        [first_turns_of([num_rows_of[one.source][index] for index in one.window.shard_indices]) for one in windows],
-        dtype=tf.int64,
+    rows_of_shards = [number for source in mixture.sources for number in source.num_rows_per_shard]
+    first_shards = np.cumsum([0, *(len(source.shard_paths) for source in mixture.sources)]).tolist()
+    shards_of_windows = [[first_shards[one.source] + index for index in one.window.shard_indices] for one in windows]
+    # Index, rows, and the turn of the first row of each shard: (windows, shards of each, 3).
+    shards = tf.ragged.constant(
+        [
+            [
+                (shard, rows_of_shards[shard], turn)
+                for shard, turn in zip(of_window, first_turns([rows_of_shards[one] for one in of_window]), strict=True)
+                if rows_of_shards[shard]
+            ]
+            for of_window in shards_of_windows
+        ],
+        tf.int64,
+        ragged_rank=1,
     )
     seeds = tf.constant([one.window.seed for one in windows], tf.int32)
     num_rows, starts, ends, source_indices, first_rows = (
@@ -232,20 +238,21 @@ def training_batches(
     )
 
     @tf.autograph.experimental.do_not_convert
-    def read_shard(path: tf.Tensor) -> tf.Tensor:
-        return tf.data.TFRecordDataset(path).batch(1 + max_shard_rows).get_single_element()
+    def read_shard(shard: tf.Tensor) -> tf.Tensor:
+        size = shard[1]
+        records = tf.data.TFRecordDataset(paths[shard[0]]).take(size + 1).batch(size + 1).get_single_element()
+        message = "shards must hold as many rows as their names say; prepare them again"
+        with tf.control_dependencies([tf.debugging.assert_equal(tf.size(records, tf.int64), size, message)]):
+            return tf.identity(records)
 
     @tf.autograph.experimental.do_not_convert
     def read_window(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Read the records of this pipeline in a window, and their positions."""
-        names = tf.gather(paths, shard_indices[index])
-        shards = tf.data.Dataset.from_tensor_slices(names).map(read_shard, num_parallel_calls=NUM_PARALLEL_READS)
-        by_shard = shards.ragged_batch(tf.size(names, tf.int64)).get_single_element()
-        records, sizes = by_shard.values, by_shard.row_lengths()
-        message = "shards must hold as many rows as their names say; prepare them again"
-        with tf.control_dependencies([tf.debugging.assert_equal(tf.reduce_sum(sizes), num_rows[index], message)]):
-            first = first_turns[index]
-            turns = tf.ragged.range(first, first + NUM_SHARDS_IN_TURN * sizes, NUM_SHARDS_IN_TURN).values
+        of_window = tf.data.Dataset.from_tensor_slices(shards[index])
+        records = of_window.map(read_shard, num_parallel_calls=NUM_PARALLEL_READS).unbatch().batch(num_rows[index])
+        records = records.get_single_element()
+        sizes, first = shards[index][:, 1], shards[index][:, 2]
+        turns = tf.ragged.range(first, first + NUM_SHARDS_IN_TURN * sizes, NUM_SHARDS_IN_TURN).values
         draws = tf.random.stateless_uniform(
             tf.shape(records), seeds[index], minval=None, maxval=None, dtype=tf.int32, alg="philox"
         )

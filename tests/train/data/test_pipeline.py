@@ -12,7 +12,7 @@ from train.data.pipeline import (
     ONE_PIPELINE,
     SampleOrder,
     evaluation_batches,
-    first_turns_of,
+    first_turns,
     training_batches,
 )
 from train.tasks.masking import mask_row_by_content
@@ -161,7 +161,7 @@ def test_shards_of_a_window_take_turns_as_tensorflow_interleaves_files(num_shard
                 file.write(f"{shard} {row}")
     turns = {
         first + row * NUM_SHARDS_IN_TURN: f"{shard} {row}".encode()
-        for shard, (first, size) in enumerate(zip(first_turns_of(sizes), sizes, strict=True))
+        for shard, (first, size) in enumerate(zip(first_turns(sizes), sizes, strict=True))
         for row in range(size)
     }
     read = tf.data.TFRecordDataset(paths, num_parallel_reads=NUM_SHARDS_IN_TURN)
