@@ -31,7 +31,7 @@ from train.data.sources import Interleaving
 
 # Shards read at once: enough to hide the latency of Cloud Storage.
 NUM_PARALLEL_READS = 8
-# The order of rows in a window, before it is permuted, has rows of so many shards in turns.
+# Before a window is permuted, its rows are in this order: this number of shards take turns, a row each.
 NUM_SHARDS_IN_TURN = 8
 NUM_PREFETCHED_STEPS = 8
 # A source of a mixture holds this many times its part of the buffer, or this part of a window if that is more. More
@@ -181,9 +181,9 @@ def reading_groups(windows: Sequence[MixtureWindow], start_row: int, num_rows: i
 
 
 def first_turns(num_rows_per_shard: Sequence[int]) -> list[int]:
-    """Return when the first row of each shard of a window has its turn; the others follow every NUM_SHARDS_IN_TURN.
+    """Return the turn of the first row of each shard of a window; its next rows follow every NUM_SHARDS_IN_TURN turns.
 
-    So many shards take turns. Where one ends, it passes once, and the next one takes its place.
+    A shard that has ended passes once; then the next one takes its place.
     """
     places = list(range(NUM_SHARDS_IN_TURN))
     turns = []
@@ -215,7 +215,7 @@ def training_batches(
     rows_of_shards = [number for source in mixture.sources for number in source.num_rows_per_shard]
     first_shards = np.cumsum([0, *(len(source.shard_paths) for source in mixture.sources)]).tolist()
     shards_of_windows = [[first_shards[one.source] + index for index in one.window.shard_indices] for one in windows]
-    # Index, rows, and the turn of the first row of each shard: (windows, shards of each, 3).
+    # Of each shard its index, rows and first turn: (windows, shards of each, 3).
     shards = tf.ragged.constant(
         [
             [
