@@ -394,7 +394,7 @@ def _num_replicas(context: tf.distribute.InputContext) -> int:
 
 
 def _prefetched(dataset: tf.data.Dataset, context: tf.distribute.InputContext) -> tf.data.Dataset:
-    """Prepare a few steps ahead, in order. AUTOTUNE would let its buffer grow to thousands of batches."""
+    """Prepare a few steps ahead, in order. AUTOTUNE would double its buffer each time the input falls behind."""
     options = tf.data.Options()
     options.deterministic = True
     return dataset.prefetch(NUM_PREFETCHED_STEPS * _num_replicas(context)).with_options(options)
