@@ -19,12 +19,15 @@ import yaml
 from mlm_common.cli.console import PROJECT_FOLDER, second_interrupt_ends, set_up_console
 from mlm_common.cli.imports import set_up_imports
 from mlm_common.cli.settings import flag_of
-from mlm_common.errors import EXIT_INTERRUPTED, EXIT_STOPPED, InputError, RunFailedError
+from mlm_common.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, InputError, RunFailedError
 
 if TYPE_CHECKING:
     from mlm_common.cli.flag_parser import FlagParser
 
 logger = logging.getLogger(__name__)
+
+# What exceptions of any library say where a file cannot be written.
+DISK_FULL = ("No space left on device", "Disk quota exceeded")
 
 
 def read_yaml_file(path: str | Path, flag: str) -> Any:
@@ -185,6 +188,11 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
                 return error.exit_status
             except KeyboardInterrupt:  # `second_interrupt_ends` has said so
                 return EXIT_INTERRUPTED
+            except Exception as error:
+                if not any(reason in str(error) for reason in DISK_FULL):
+                    raise
+                print(f"error: {' '.join(str(error).split())}. Free some space; then run it again.", file=sys.stderr)
+                return EXIT_FAILED
         seconds = time.monotonic() - started_seconds
         logger.info("Done in %.0f s; peak memory %.2f GB.", seconds, peak_memory_bytes() / 1e9)
         return 0

@@ -1,5 +1,6 @@
 """How commands end: their status, and what they say."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -88,6 +89,17 @@ def test_interrupted_command_says_so_and_no_more(program: str, tmp_path: Path) -
         (InputError("--flag must be 1; got 2."), 2, "error: --flag must be 1; got 2.\n"),
         (RunFailedError("stopped at step 3"), 1, "error: stopped at step 3\n"),
         (PermanentError("diverged at step 3"), 3, "error: diverged at step 3\n"),
+        # As files say it, and as libraries written in Rust do.
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            1,
+            "error: [Errno 28] No space left on device. Free some space; then run it again.\n",
+        ),
+        (
+            Exception("No space left on device (os error 28)"),
+            1,
+            "error: No space left on device (os error 28). Free some space; then run it again.\n",
+        ),
         (None, 0, ""),
     ],
 )
