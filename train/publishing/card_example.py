@@ -31,7 +31,9 @@ BUILTIN_EXAMPLE = f"Return a {MASK} of strings."
 # If no sentence may be shown.
 PLACEHOLDER = f"Replace this text by a sentence with one {MASK}."
 NUM_ROWS = 200
-MIN_CHARACTERS, MAX_CHARACTERS, MIN_WORD_CHARACTERS = 25, 100, 4
+MIN_CHARACTERS, MAX_CHARACTERS = 25, 100
+# Words after the first, of four letters and more.
+WORD = regex.compile(r"(?<!\p{L})\p{L}{4,}+")
 # Letters, spaces and the usual punctuation: no numbers, addresses or markup.
 PLAIN_SENTENCE = regex.compile(r"[\p{Lu}\p{Lo}][\p{L}\p{M} ,;:'\u2019-]+\p{STerm}")
 TIMEOUT_SECONDS = 10
@@ -107,17 +109,11 @@ def _masked(sentence: str, tokenizer: PreTrainedTokenizerFast) -> str | None:
     """Mask the longest one-token word of a sentence; None if there is none, or the sentence is not plain."""
     if not MIN_CHARACTERS <= len(sentence) <= MAX_CHARACTERS or not PLAIN_SENTENCE.fullmatch(sentence):
         return None
-    encoded = tokenizer(sentence, add_special_tokens=False, return_offsets_mapping=True)
-    ids, found = encoded["input_ids"], []
-    for place, (begin, end) in enumerate(encoded["offset_mapping"]):
-        word = sentence[begin:end].lstrip()
-        begin = end - len(word)
-        is_whole = not sentence[begin - 1 : begin].isalpha() and not sentence[end : end + 1].isalpha()
-        if begin > 0 and is_whole and word.isalpha() and len(word) >= MIN_WORD_CHARACTERS:
-            found.append((len(word), -place, begin, end))
-    for _, place, begin, end in sorted(found, reverse=True):
+    ids = tokenizer(sentence, add_special_tokens=False)["input_ids"]
+    for begin, end in sorted((word.span() for word in WORD.finditer(sentence, 1)), key=lambda span: span[0] - span[1]):
         text = f"{sentence[:begin]}{tokenizer.mask_token}{sentence[end:]}"
-        expected = [*ids[:-place], tokenizer.mask_token_id, *ids[-place + 1 :]]
-        if tokenizer(text, add_special_tokens=False)["input_ids"] == expected:
+        masked = tokenizer(text, add_special_tokens=False)["input_ids"]
+        changed = [new for old, new in zip(ids, masked, strict=False) if old != new]
+        if len(masked) == len(ids) and changed == [tokenizer.mask_token_id]:
             return f"{sentence[:begin]}{MASK}{sentence[end:]}"
     return None
