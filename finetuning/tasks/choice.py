@@ -87,8 +87,8 @@ def columns_of(columns: Mapping[str, Any], name: str, data: ChoiceData) -> Colum
     if found is None:
         if not data.context_column_name or not data.choice_column_names:
             raise InputError(
-                f"--context-column-name and --choice-column-names must name columns of {name}, which are not those of "
-                f"SWAG, RACE or COPA: {', '.join(columns)}."
+                f"{name} must have the columns of SWAG, RACE or COPA, or of --context-column-name and "
+                f"--choice-column-names of run_multiple_choice.py; it has {', '.join(columns)}."
             )
         found = Columns("", None, (), "label")
     context, label = data.context_column_name or found.context, data.label_column_name or found.label

@@ -72,7 +72,7 @@ def test_columns_become_choices(
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (OTHER, "--context-column-name and --choice-column-names must name columns of t, which are not those of SWAG"),
+        (OTHER, "t must have the columns of SWAG, RACE or COPA, or of --context-column-name and --choice-column-names"),
         (RACE | {"options": [["a"]]}, "must hold lists of two or more texts, all of one length; row 1 has"),
         (RACE | {"options": ["abc"]}, "must hold lists of two or more texts"),
         (RACE | {"options": [["a", 1]]}, "must hold lists of two or more texts"),
