@@ -10,6 +10,8 @@ import pytest
 
 from tests.fixtures.same_run import assert_same_run
 from tests.fixtures.tiny_run import NUM_STEPS, forget_checkpoint, run_flags
+from train.config.settings import has_bfloat16_instructions
+from train.layers.cpu_functions import multiply_in_bfloat16
 from train.model import computation
 from train.run_mlm import main
 
@@ -88,3 +90,17 @@ def test_a_run_that_was_compiled_stays_compiled(shards, tmp_path, monkeypatch, c
     assert computed(tmp_path / "run") == {"jit_compile": True, "tpu_layers": False, "shard_optimizer": False}
     assert_same_run(resume_copy(tmp_path / "run", tmp_path / "resumed", shards), tmp_path / "run")
     assert "because of --" not in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not has_bfloat16_instructions(), reason="this CPU does not multiply bfloat16")
+def test_without_xla_a_run_multiplies_in_bfloat16(shards, tmp_path):
+    losses = {}
+    try:
+        for name, flags in (("exact", ()), ("rounded", ("--bfloat16",))):
+            assert main(run_flags(shards, tmp_path / name, "--jit-compile", "false", *flags)) == 0
+            lines = (tmp_path / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+            losses[name] = [json.loads(line)["loss"] for line in lines]
+    finally:
+        multiply_in_bfloat16(False)
+    assert losses["rounded"] == pytest.approx(losses["exact"], rel=0.005)
+    assert losses["rounded"] != losses["exact"]
