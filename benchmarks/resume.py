@@ -34,7 +34,7 @@ from benchmarks.tables import median_and_range, print_machine, print_table
 from train.runtime import supervisor
 from train.runtime.run_folder import RunFolder
 
-RUN_MLM = str(Path(__file__).resolve().parent.parent / "train" / "run_mlm.py")
+PROJECT = Path(__file__).resolve().parent.parent
 BATCH_ROWS, EARLY_STEP = 8, 100
 MODEL = "num_hidden_layers=1,hidden_size=32,num_attention_heads=2,intermediate_size=64"
 START_HEADER = "first step|runs|s from start|(from-to)"
@@ -42,12 +42,13 @@ SAVE_HEADER = "saved by|saves|MB|stall s|(from-to)|whole s"
 
 
 @contextmanager
-def training(flags: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], Iterator[str]]]:
+def training(flags: list[str], checkout: Path = PROJECT) -> Iterator[tuple[subprocess.Popen[bytes], Iterator[str]]]:
     """Start run-mlm and give the process and the reports of what it does, as they come; it is killed at the end."""
     reading, writing = os.pipe()
-    environment = os.environ | {supervisor.PIPE_VARIABLE: str(writing)}
+    environment = os.environ | {supervisor.PIPE_VARIABLE: str(writing), "PYTHONPATH": str(checkout)}
+    script = str(checkout / "train" / "run_mlm.py")
     process = subprocess.Popen(
-        [sys.executable, RUN_MLM, *flags], env=environment, pass_fds=(writing,), stdout=subprocess.DEVNULL
+        [sys.executable, script, *flags], env=environment, pass_fds=(writing,), stdout=subprocess.DEVNULL
     )
     os.close(writing)
     with os.fdopen(reading, encoding="utf-8") as reports:
@@ -58,10 +59,10 @@ def training(flags: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], Iterat
             process.wait()
 
 
-def seconds_to_first_step(flags: list[str], step: int) -> float:
+def seconds_to_first_step(flags: list[str], step: int, checkout: Path = PROJECT) -> float:
     """Measure how long a process takes from its start to the end of its first step, which must be after `step`."""
     start_seconds = time.perf_counter()
-    with training(flags) as (_, reports):
+    with training(flags, checkout) as (_, reports):
         for report in reports:
             if report.startswith(supervisor.TRAIN):
                 assert report.split()[1] == str(step + 1), report

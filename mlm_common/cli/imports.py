@@ -65,12 +65,13 @@ def _execute_import_utils(execute: Callable[[ModuleType], None], module: ModuleT
     execute(module)
     # Its metrics, which nothing here uses, import scikit-learn and SciPy.
     module._sklearn_available = False  # type: ignore[attr-defined]
-    # It reads the names in each of its 1,400 files twice, for it remembers 128 folders and has 400; and the names are
-    # in the last lines of a file.
-    read_names = module.fetch__all__
-    module.fetch__all__ = lambda text: read_names(text[text.rfind("\n__all__") + 1 :])  # type: ignore[attr-defined]
-    of_folder = module.create_import_structure_from_path.__wrapped__
-    module.create_import_structure_from_path = functools.cache(of_folder)  # type: ignore[attr-defined]
+    with contextlib.suppress(AttributeError):  # if another release has other functions
+        # It reads the names in each of its 1,400 files twice, for it remembers 128 folders and has 400; and the names
+        # are in the last lines of a file.
+        read_names = module.fetch__all__
+        of_folder = module.create_import_structure_from_path.__wrapped__
+        module.fetch__all__ = lambda text: read_names(text[text.rfind("\n__all__") + 1 :])  # type: ignore[attr-defined]
+        module.create_import_structure_from_path = functools.cache(of_folder)  # type: ignore[attr-defined]
 
 
 EXECUTED = {"tensorflow": _execute_tensorflow, "transformers.utils.import_utils": _execute_import_utils}

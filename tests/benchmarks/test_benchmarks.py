@@ -111,8 +111,8 @@ def test_the_title_compares_ours_with_the_best_of_the_others():
 
 
 SCRIPTS = (
-    *("input_pipeline.py", "prepare.py", "preemption.py", "resume.py", "train_step_cpu.py", "train_step_tpu.py"),
-    *("time_to_quality.py", "finetune_step.py"),
+    *("input_pipeline.py", "prepare.py", "preemption.py", "resume.py", "start.py", "train_step_cpu.py"),
+    *("train_step_tpu.py", "time_to_quality.py", "finetune_step.py"),
     *("peers/input_contenders.py", "peers/prepare_peers.py", "peers/tpu_step_contenders.py"),
 )
 
@@ -120,7 +120,7 @@ SCRIPTS = (
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_benchmarks_show_their_flags_without_tensorflow(script):
     printed, imported = ask_for_help(tuple(f"benchmarks/{script}" for script in SCRIPTS))[f"benchmarks/{script}"]
-    assert re.search("--(length|rates|minutes)", printed)
+    assert re.search("--(length|rates|minutes|quickstart)", printed)
     assert "argparse" in imported
     assert "tensorflow" not in imported
 
