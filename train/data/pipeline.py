@@ -215,6 +215,7 @@ def training_batches(
     rows_of_shards = [number for source in mixture.sources for number in source.num_rows_per_shard]
     first_shards = np.cumsum([0, *(len(source.shard_paths) for source in mixture.sources)]).tolist()
     shards_of_windows = [[first_shards[one.source] + index for index in one.window.shard_indices] for one in windows]
+    is_one_shard = all(len(of_window) == 1 for of_window in shards_of_windows)
     # Of each shard its index, rows and first turn: (windows, shards of each, 3).
     shards = tf.ragged.constant(
         [
@@ -229,10 +230,10 @@ def training_batches(
         ragged_rank=1,
     )
     seeds = tf.constant([one.window.seed for one in windows], tf.int32)
-    num_rows, starts, ends, source_indices, first_rows = (
+    starts, ends, source_indices, first_rows = (
         tf.constant(numbers, tf.int64)
         for numbers in zip(
-            *((one.window.num_rows, one.rows.start, one.rows.stop, one.source, one.first_row) for one in windows),
+            *((one.rows.start, one.rows.stop, one.source, one.first_row) for one in windows),
             strict=True,
         )
     )
@@ -248,11 +249,14 @@ def training_batches(
     @tf.autograph.experimental.do_not_convert
     def read_window(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Read the records of this pipeline in a window, and their positions."""
-        of_window = tf.data.Dataset.from_tensor_slices(shards[index])
-        records = of_window.map(read_shard, num_parallel_calls=NUM_PARALLEL_READS).unbatch().batch(num_rows[index])
-        records = records.get_single_element()
-        sizes, first = shards[index][:, 1], shards[index][:, 2]
-        turns = tf.ragged.range(first, first + NUM_SHARDS_IN_TURN * sizes, NUM_SHARDS_IN_TURN).values
+        of_window = shards[index]
+        if is_one_shard:
+            records = read_shard(of_window[0])
+        else:
+            read = tf.data.Dataset.from_tensor_slices(of_window).map(read_shard, num_parallel_calls=NUM_PARALLEL_READS)
+            records = read.ragged_batch(tf.shape(of_window, tf.int64)[0]).get_single_element().values
+            _, sizes, first = tf.unstack(of_window, axis=1)
+            turns = tf.ragged.range(first, first + NUM_SHARDS_IN_TURN * sizes, NUM_SHARDS_IN_TURN).values
         draws = tf.random.stateless_uniform(
             tf.shape(records), seeds[index], minval=None, maxval=None, dtype=tf.int32, alg="philox"
         )
@@ -261,7 +265,9 @@ def training_batches(
         positions = _positions(mixture.interleaving, source_indices[index], rows)
         places = (positions - start_row) % global_batch_rows
         is_mine = places // _pipeline_rows(context, global_batch_rows) == context.input_pipeline_id
-        mine = tf.gather(tf.argsort(turns), tf.boolean_mask(permuted, is_mine))
+        mine = tf.boolean_mask(permuted, is_mine)
+        if not is_one_shard:
+            mine = tf.gather(tf.argsort(turns), mine)
         return tf.gather(records, mine), tf.boolean_mask(positions, is_mine)
 
     if len(mixture.sources) == 1:
