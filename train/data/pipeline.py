@@ -230,13 +230,8 @@ def training_batches(
         ragged_rank=1,
     )
     seeds = tf.constant([one.window.seed for one in windows], tf.int32)
-    starts, ends, source_indices, first_rows = (
-        tf.constant(numbers, tf.int64)
-        for numbers in zip(
-            *((one.rows.start, one.rows.stop, one.source, one.first_row) for one in windows),
-            strict=True,
-        )
-    )
+    numbers = [(one.rows.start, one.rows.stop, one.source, one.first_row) for one in windows]
+    starts, ends, source_indices, first_rows = tf.unstack(tf.constant(numbers, tf.int64), axis=1)
 
     @tf.autograph.experimental.do_not_convert
     def read_shard(shard: tf.Tensor) -> tf.Tensor:

@@ -97,6 +97,17 @@ def test_pipelines_cut_the_same_global_batches(shards, num_pipelines, num_replic
     assert of_all_replicas(batches, num_replicas) == training_rows(shards, start_step, 9, batch_rows=4)
 
 
+def test_windows_of_one_shard_are_permuted_by_their_seeds(shards):
+    order = SampleOrder(shards.paths, shards.num_rows_per_shard, 0, window_rows=1)
+    batches = training_batches(order, FEATURES, global_batch_rows=4, start_step=0, num_steps=4)
+    rows = []
+    for window in order.windows(0):
+        first = sum(NUM_ROWS_PER_SHARD[: window.shard_indices[0]])
+        draws = tf.random.stateless_uniform((window.num_rows,), window.seed, None, None, tf.int32, alg="philox")
+        rows += [first + row for row in tf.argsort(draws, stable=True).numpy().tolist()]
+    assert [row - 10 for batch in batches for row in batch["input_ids"][:, 0].numpy().tolist()] == rows
+
+
 def test_the_seed_decides_the_order(shards):
     assert training_rows(shards, 0, 5) == training_rows(shards, 0, 5)
     assert training_rows(shards, 0, 5) != training_rows(shards, 0, 5, seed=1)
