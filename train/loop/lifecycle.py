@@ -71,7 +71,7 @@ class Pretraining(Job[TrainingConfig]):
 
 
 def recorded_commits(config: TrainingConfig) -> dict[str, str]:
-    """Read from which commits of the Hub the shards of the run are that is resumed; none for a new run."""
+    """Read from which commits of the Hub the shards of a resumed run are; none for a new run."""
     folder = RunFolder(str(config.run.output_dir))
     with suppress(AttributeError, OSError, ValueError):  # no run, which is checked later
         if config.hub.resume_from_hub and not folder.has_run():
