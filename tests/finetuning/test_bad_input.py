@@ -57,7 +57,7 @@ def custom_task(read: str) -> Callable[[Path], None]:
     return with_file("task.py", CUSTOM_TASK.replace("READ", read))
 
 
-ONE_LABEL = custom_task("{'train': Examples('a', (['t'],), [1])}")
+LABELLED = custom_task("{'train': Examples('a', (['t', 'u'],), [1, 2])}")
 # (flags in which {} is the folder, what the error says, what is done to that folder before)
 CASES: list[tuple[Any, ...]] = [
     ("", "--train-file is required, or a --dataset-name"),
@@ -104,8 +104,8 @@ CASES: list[tuple[Any, ...]] = [
         custom_task("{'train': Examples('a', (['t'],), None)}"),
     ),
     (CUSTOM, "under train are 1 and 2 of them", custom_task("{'train': Examples('a', ([7, 8],), [1])}")),
-    (f"{CUSTOM} --do-predict", "--do-predict needs a part to predict; read of Mine gives train", ONE_LABEL),
-    (f"{CUSTOM} --metric-name f1", "--metric-name must be one of share, loss; received f1", ONE_LABEL),
+    (f"{CUSTOM} --do-predict", "--do-predict needs a part to predict; read of Mine gives train", LABELLED),
+    (f"{CUSTOM} --metric-name f1", "--metric-name must be one of share, loss; received f1", LABELLED),
     (FILE, "contains a different run", another_run),
 ]
 
