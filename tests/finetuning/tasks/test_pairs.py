@@ -92,3 +92,15 @@ def test_a_folder_to_train_on_gives_its_relevant_pairs(tmp_path: Path) -> None:
     folder = write_beir(tmp_path / "other", CORPUS, QUERIES, [("q", "d1", "0")], "train")
     with pytest.raises(InputError, match="--train-file must have a grade above 0; received"):
         read_parts(EmbeddingData(train_file=str(folder)))
+
+
+def test_scores_of_a_test_may_have_been_taken_out(tmp_path: Path) -> None:
+    files = {}
+    for split, scores in (("train", (1, 2)), ("validation", (2, 1)), ("test", (-1, -1))):
+        rows = [{"a": f"one {score}", "b": f"two {row}", "s": score} for row, score in enumerate(scores)]
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        files[f"{split}_file"] = f"{tmp_path}/{split}.jsonl"
+    _, judged = read_parts(EmbeddingData(**files, score_column_name="s", do_predict=True))
+    assert judged["test"].grades.tolist() == [-1, -1]
+    with pytest.raises(InputError, match=r"Column s of .*test.jsonl must hold different numbers; all are -1"):
+        read_parts(EmbeddingData(**files | {"validation_file": files["test_file"]}, score_column_name="s"))
