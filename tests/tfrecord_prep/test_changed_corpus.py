@@ -1,5 +1,6 @@
 """Corpora that are not the recorded one: of shards, unfinished or complete, of parts beside them, of a tokenizer."""
 
+import dataclasses
 import json
 import logging
 import os
@@ -10,10 +11,11 @@ import pytest
 
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus
+from mlm_common.errors import InputError
 from mlm_common.tokenizer import RECORD_FILE
 from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import DOCUMENTS, contents, flags
-from tfrecord_prep import split
+from tfrecord_prep import prepare_tfrecord_shards, split
 from tfrecord_prep.manifest import read_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main
 
@@ -152,3 +154,17 @@ def test_a_name_that_is_not_utf_8_is_recorded_and_found_again(
     assert file["path"] == path
     assert main(arguments) == 0
     assert "complete with these settings" in capfd.readouterr().out
+
+
+def test_a_data_set_is_read_at_the_commit_of_the_tokenizer(
+    source: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = dataclasses.asdict(CorpusConfig(dataset_name="alice/text", dataset_revision="c" * 40))
+    tokenizer = with_record(source, tmp_path / "tokenizer", {"settings": settings})
+
+    def open_corpus(config: CorpusConfig) -> None:
+        raise InputError(f"opened {config.dataset_name} at {config.dataset_revision}")
+
+    monkeypatch.setattr(prepare_tfrecord_shards, "open_corpus", open_corpus)
+    refused = run(main, *without_corpus(source, tmp_path / "out", tokenizer))
+    assert refused.error == f"error: opened alice/text at {'c' * 40}"

@@ -149,8 +149,7 @@ def test_byte_order_mark_is_no_text(ending: str, tmp_path: Path) -> None:
 MEASURE = """
 import json, resource, sys, time
 from mlm_common.storage.reading import StoredFile
-from mlm_common.corpus.text_files import ByteRange
-from mlm_common.corpus.text_files import read_byte_range
+from mlm_common.corpus.text_files import ByteRange, read_byte_range
 before_kilobytes, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
 lengths = [len(text) for text in read_byte_range(ByteRange(StoredFile(sys.argv[1], 0)), "text", sys.argv[2])]
 peak_kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kilobytes
