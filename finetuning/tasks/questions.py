@@ -12,13 +12,14 @@ from finetuning.config.settings import QuestionConfig, QuestionData
 from finetuning.data.inputs import INDEX, INPUT_IDS
 from finetuning.loop.model import open_start
 from finetuning.loop.task import ExampleTask, Part
-from finetuning.loop.training import FinetuningJob, Predict
+from finetuning.loop.training import FinetuningJob
 from finetuning.tasks.squad import baseline, read_questions, scores
 from finetuning.tasks.windows import END, START, Answer, Windows, choose_answers, make_windows
 from mlm_common.cli.settings import flag_of
 from mlm_common.errors import InputError
 from mlm_common.hub.redaction import REDACTED
 from mlm_common.storage import Folder
+from train.checkpoints.store import newest_record
 from train.data.inputs import Feature
 from train.loop.run import Run
 from train.runtime.machines import Cluster
@@ -27,8 +28,6 @@ from train.tasks.task import CardFigure, Mean, TaskCard, shown_loss
 if TYPE_CHECKING:
     import tensorflow as tf
     from transformers import PreTrainedTokenizerFast
-
-    from train.loop.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -210,18 +209,22 @@ class QuestionJob(FinetuningJob[QuestionConfig]):
         recorded = {"may_have_no_answer": may_have_no_answer}
         return start.run(task, train.rows, validation, cluster, ENDS, described=described, recorded=recorded)
 
-    def write_results(self, trainer: "Trainer", step: int, predict: Predict) -> dict[str, float] | None:
-        """Answer the questions of the validation and test parts; say if other settings chose the checkpoint."""
-        then = trainer.start.checkpoint.settings["data"] if trainer.start.checkpoint else {}
-        assert isinstance(trainer.run.config, QuestionConfig)
-        now = dataclasses.asdict(trainer.run.config.data)
+    def check(self, run: Run) -> None:
+        """Warn of other settings for answers than those of the evaluations so far: their scores do not compare."""
+        super().check(run)
+        record = None if run.starts_over else newest_record(run.folder)
+        if record is None or not self.validation or not run.cluster.is_chief:
+            return
+        assert isinstance(run.config, QuestionConfig)
+        then, now = record.settings["data"], dataclasses.asdict(run.config.data)
         changed = [name for name in ANSWER_SETTINGS if then.get(name, REDACTED) not in (REDACTED, now[name])]
-        if changed and self.validation and trainer.run.cluster.is_chief:
+        if changed:
             logger.warning(
-                "The checkpoint was chosen by evaluations with %s; all answers and scores written now are by %s.",
+                "Evaluations up to step %d used %s; later ones, and the final answers and scores, use %s. The best "
+                "checkpoint is chosen by the scores of all evaluations.",
+                record.step,
                 *(", ".join(f"{flag_of(name)} {settings[name]}" for name in changed) for settings in (then, now)),
             )
-        return super().write_results(trainer, step, predict)
 
 
 def _describe(windows: Windows, validation: Windows | None) -> dict[str, str]:

@@ -62,21 +62,30 @@ def assert_scored_by_its_predictions(run: Path, questions: Path, part: str = "ev
 
 
 @pytest.mark.usefixtures("one_device", "eagerly")
-def test_scores_are_those_of_the_predictions(
-    answered: Path, tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Also after another call on the finished run, with other settings for answers, which is said."""
+def test_scores_are_those_of_the_predictions(answered: Path, tmp_path: Path, run: Run) -> None:
+    """Also after another call on the finished run, with other settings for answers."""
     shutil.copytree(answered, tmp_path, dirs_exist_ok=True)
     assert_scored_by_its_predictions(tmp_path / "run", tmp_path / "validation.json")
     assert (tmp_path / "run" / "null_odds.json").exists()
     for setting in (("--null-score-diff-threshold", "1000"), ("--null-score-diff-threshold", "-1000")):
         outcome = run(main, *qa_flags(tmp_path, *setting, "--max-answer-length", "1", start=answered))
         assert outcome.status == 0
-        assert "chosen by evaluations with --max-answer-length 30, --null-score-diff-threshold 0.0" in caplog.text
         second = assert_scored_by_its_predictions(tmp_path / "run", tmp_path / "validation.json")
         assert all(second.values()) if setting[1] == "1000" else not any(second.values())
         results = json.loads((tmp_path / "run" / "eval_results.json").read_text(encoding="utf-8"))
         assert f"exact match            {results['eval_exact_match']:.2f} %" in outcome.out
+
+
+def test_other_settings_for_answers_are_said_before_the_run_continues(
+    answered: Path, tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(answered, tmp_path, dirs_exist_ok=True)
+    used = "Evaluations up to step 10 used --n-best-size 20; later ones, and the final answers and scores, use"
+    for size, is_said in (("20", False), ("3", True)):
+        more = ("--num-epochs", "3", "--n-best-size", size, "--dry-run")
+        assert run(main, *qa_flags(tmp_path, *more, start=answered)).status == 0
+        assert (f"{used} --n-best-size {size}." in caplog.text) == is_said
+        assert ("Evaluations up to step" in caplog.text) == is_said
 
 
 def test_questions_whose_answers_were_taken_out_are_not_scored(answered: Path, tmp_path: Path) -> None:
