@@ -18,7 +18,7 @@ from mlm_common.tokenizer import RECORD_FILE
 from tests.campaign.processes import Processes
 from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import WORDS, contents, flags, read_rows
-from tests.servers.fixtures import HubHandle
+from tests.servers.fixtures import CloudStorageHandle, HubHandle
 from tfrecord_prep import prepare_tfrecord_shards as command
 from tfrecord_prep import split
 from tfrecord_prep.manifest import read_manifest
@@ -263,6 +263,15 @@ def test_a_mixture_is_pushed_and_listed_last(source: Path, sources: Path, tmp_pa
     assert pushed == contents(tmp_path / "out").keys()
     assert hub_here.repository("alice/rows", kind="datasets")["commits"][-1] == "List the sources"
     assert "| two/validation |" in hub_here.files("alice/rows", kind="datasets")["README.md"].decode()
+
+
+@pytest.mark.slow
+def test_cloud_storage_holds_the_same_bytes(
+    source: Path, sources: Path, prepared: Path, cloud: CloudStorageHandle
+) -> None:
+    """The hashes of documents, too, are there while they are needed, and not afterwards."""
+    assert main(mixed(source, sources, f"{cloud.bucket_url}/run", "--drop-duplicates")) == 0
+    assert cloud.objects() == {f"run/{name}": data for name, data in contents(prepared).items()}
 
 
 @pytest.mark.slow
