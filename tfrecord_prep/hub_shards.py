@@ -190,7 +190,7 @@ def _describe_text(corpus: Mapping[str, Any]) -> str:
 class HubShards:
     """Fetches folders of shards; `commits` are those of `NAMESPACE/NAME@REVISION`, known before or found here.
 
-    Of the record of a run on the Hub these names are known by `redacted_hash` alone.
+    A record that a run has fetched from the Hub has the `redacted_hash` of these names instead.
     """
 
     commits: dict[str, str] = field(default_factory=dict)
