@@ -132,7 +132,7 @@ def report_on(
     """Measure the tokenizer on held-out text, and print the report; return it, and its picture as PNG.
 
     Args:
-        held_out: of each source the text to measure on, and which part of its corpus that is.
+        held_out: of each source the name of a part of its corpus, and text of that part to measure on.
         inputs: what the report says of the part of each source in the sample; empty for a single corpus.
     """
     parts = dict.fromkeys(part for part, _ in held_out.values())

@@ -312,7 +312,7 @@ def train(
 
 
 def held_out_text(corpus: Corpus, held_out: list[str]) -> tuple[str, list[str]]:
-    """Return the text of a corpus to measure on, and its split; it was trained on only if the corpus is too small."""
+    """Return a split and text of it to measure on, which was trained on only if the corpus is too small."""
     split, seed = corpus.config.split, corpus.config.seed
     if VALIDATION in corpus.split_names:
         return VALIDATION, draw_passages(corpus.sampled_documents(VALIDATION, HELD_OUT_BYTES, seed), seed)

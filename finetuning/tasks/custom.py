@@ -89,7 +89,8 @@ class CustomTask(RowTask):
         The guess is the most frequent label, of fractions the mean.
         """
         values, counts = np.unique(train, axis=0, return_counts=True)
-        require(len(values) > 1, "must differ", "Labels to train on", f"{len(train):,} times {values[0]}")
+        received = f"{len(train):,} times {values[0].tolist()!s:.200}"
+        require(len(values) > 1, "must differ", "Labels to train on", received)
         self.label = Feature(train.shape[1:], dtype="int64" if train.dtype == np.int32 else "float32")
         self.metrics = tuple(self.scores(train, train))
         self.metric = chosen_metric(self.metrics, metric)
