@@ -43,6 +43,9 @@ def new_figure(**settings: Any) -> Iterator["Figure"]:
     from matplotlib import style
     from matplotlib.figure import Figure
 
+    # Characters that no font has are boxes in the plot; matplotlib warns of each of them. For good: plots are drawn in
+    # threads, too, where `catch_warnings` is not safe.
+    warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
     # Without a salt the ids in SVG files are random.
     with style.context(["default", {"svg.hashsalt": "plot", "font.size": TEXT_POINTS}]):
         yield Figure(layout="constrained", **settings)
@@ -52,10 +55,7 @@ def image_of(figure: "Figure", file_format: str = "png") -> bytes:
     """Write a figure as `png` or `svg`; the same figure gives the same bytes."""
     image = io.BytesIO()
     metadata = {"Date": None} if file_format == "svg" else None
-    with warnings.catch_warnings():
-        # Characters that no font has are boxes in the plot; matplotlib warns of each of them.
-        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
-        figure.savefig(image, format=file_format, dpi=DOTS_PER_INCH, metadata=metadata)
+    figure.savefig(image, format=file_format, dpi=DOTS_PER_INCH, metadata=metadata)
     return image.getvalue()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlm_common.figures import image_of, new_figure, spread
+from mlm_common.figures import EndLabel, image_of, label_ends, new_figure, spread
 
 
 @pytest.mark.parametrize(
@@ -25,5 +25,6 @@ def test_labels_are_moved_apart_within_the_axes(centers: list[float], expected: 
 def test_characters_that_no_font_has_give_no_warnings(recwarn: pytest.WarningsRecorder) -> None:
     with new_figure() as figure:
         figure.suptitle("\U000e0100\U0010fffd")
+        label_ends(figure.add_subplot(), [EndLabel(0, 0, "\U0010fffd", "black")])
         assert image_of(figure).startswith(b"\x89PNG")
     assert not recwarn.list
