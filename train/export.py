@@ -15,7 +15,7 @@ from mlm_common.cli.console import add_verbose_flag
 from mlm_common.errors import InputError
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository, check_hub_access
 from mlm_common.storage import open_folder
-from train.config.settings import SUBJECTS, TrainingConfig
+from train.config.settings import SUBJECTS, TrainingConfig, multiplies_in_bfloat16
 from train.metrics.log import VALIDATION
 from train.runtime.machines import Cluster
 
@@ -107,6 +107,8 @@ def _evaluate(saved: "SavedModel", weights: "dict[str, np.ndarray]") -> dict[str
     # The phase is a run by itself here, on the shards that are recorded.
     here: dict[str, Any] = {"phases": None, "overwrite_output_dir": False, "report_to": []}
     settings = {**settings, "run": settings["run"] | here}
+    if settings["hardware"]["bfloat16"] and not multiplies_in_bfloat16():  # unlike the run's machine
+        settings["hardware"] = settings["hardware"] | {"jit_compile": None}
     config = TrainingConfig(*(kind(**settings[name]) for name, kind in zip(settings, SUBJECTS, strict=True)))
     run = Pretraining().open_run(config, Cluster())
     trainer = build_trainer(run, 0, connect(config.hardware, run.cluster))

@@ -48,6 +48,14 @@ def has_bfloat16_instructions() -> bool:
     return path.exists() and bool(re.search(r"\b(avx512_bf16|amx_bf16)\b", path.read_text(encoding="utf-8")))
 
 
+def multiplies_in_bfloat16() -> bool:
+    """Return whether a run here can multiply in bfloat16 without XLA.
+
+    On a GPU, TensorFlow would also add up the gradients of biases in it, and lose most of their terms.
+    """
+    return has_bfloat16_instructions() and not has_accelerator()
+
+
 @dataclass(frozen=True)
 class HardwareConfig(Bounded):
     """What the run computes on: the TPU that is named, else the GPUs there are, else the CPU."""
@@ -97,10 +105,8 @@ class HardwareConfig(Bounded):
         if self.wants_tpu or self.jit_compile is not False:
             return
         require(self.tpu_layers != "on", "must not be false with --tpu-layers on", "--jit-compile", False)
-        # On a GPU, TensorFlow would add up the gradients of biases in bfloat16, and lose most of their terms.
-        can_multiply = not self.bfloat16 or (has_bfloat16_instructions() and not has_accelerator())
         rule = "must not be false with --bfloat16, except on CPUs with avx512_bf16 or amx_bf16"
-        require(can_multiply, rule, "--jit-compile", False)
+        require(not self.bfloat16 or multiplies_in_bfloat16(), rule, "--jit-compile", False)
 
     @property
     def wants_tpu(self) -> bool:
