@@ -20,6 +20,7 @@ from mlm_common.cli.console import PROJECT_FOLDER, second_interrupt_ends, set_up
 from mlm_common.cli.imports import set_up_imports
 from mlm_common.cli.settings import flag_of
 from mlm_common.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, InputError, RunFailedError
+from mlm_common.storage import missing
 
 if TYPE_CHECKING:
     from mlm_common.cli.flag_parser import FlagParser
@@ -34,8 +35,6 @@ def read_yaml_file(path: str | Path, flag: str) -> Any:
     """Read a YAML or JSON file (JSON is YAML); errors name `flag`."""
     path = Path(path)
     if not path.is_file():
-        from mlm_common.storage import missing
-
         raise missing(str(path), flag, "file")
     try:
         return yaml.load(path.read_text(encoding="utf-8"), _UniqueKeysLoader)

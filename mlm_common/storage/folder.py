@@ -1,10 +1,9 @@
 """A folder of files: what it can do, local or in Google Cloud Storage, and the local one.
 
 A write is all or nothing, and replaces an existing file; a local one is written under another name in the same folder,
-then renamed. A missing file is a `FileNotFoundError`. Writing without
-permission is an `InputError`. In Cloud Storage every method raises `InputError` if a person must act (no credentials,
-no permission, no such bucket, another program writing the same object), and `CloudStorageError` if Cloud Storage did
-not answer during two minutes of retries.
+then renamed. A missing file is a `FileNotFoundError`. Writing without permission is an `InputError`. In Cloud Storage
+every method raises `InputError` if a person must act (no credentials, no permission, no such bucket, another program
+writing the same object), and `CloudStorageError` if Cloud Storage did not answer during two minutes of retries.
 """
 
 import errno
