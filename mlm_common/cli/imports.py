@@ -81,7 +81,7 @@ EXECUTED = {"tensorflow": _execute_tensorflow, "transformers.utils.import_utils"
 def hidden(packages: Sequence[str]) -> Iterator[None]:
     """Let imports of these packages fail as if they were not installed, unless they are imported already.
 
-    So does None instead of a module.
+    An import fails so where `sys.modules` has None for the package.
     """
     absent = [name for name in packages if name not in sys.modules]
     sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ import os
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
-# What TensorFlow's own choice computes in bfloat16, too, beside products: sums would lose most of their terms.
+# What TensorFlow would also compute in bfloat16, beside products; sums would lose most of their terms.
 FLOAT32_OPERATIONS = (
     *("Add", "AddN", "AddV2", "BiasAdd", "BiasAddGrad", "BiasAddV1", "Elu", "EluGrad", "Erf", "Erfc", "FloorDiv"),
     *("FusedBatchNormV2", "FusedBatchNormGradV2", "FusedBatchNormV3", "FusedBatchNormGradV3", "Inv", "LeakyRelu"),
@@ -24,7 +24,7 @@ def multiply_in_bfloat16(is_wanted: bool) -> None:
     """Let functions called from now on, in this process, round factors and results of matrix products to bfloat16.
 
     Sums within a product and all other operations stay in float32. For a CPU with instructions for bfloat16, on which
-    oneDNN makes twice the products; what XLA compiles is not affected.
+    oneDNN multiplies twice as fast; what XLA compiles is not affected.
     """
     os.environ["TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_INFERLIST_REMOVE"] = ",".join(FLOAT32_OPERATIONS)
     tf.config.optimizer.set_experimental_options({"auto_mixed_precision_onednn_bfloat16": is_wanted})
