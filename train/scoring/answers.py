@@ -155,7 +155,7 @@ class KeptAnswers:
         if folder is not None and folder.exists(name):
             try:
                 self._content = json.loads(folder.read_text(name))
-            except ValueError as error:
+            except (UnicodeDecodeError, json.JSONDecodeError) as error:
                 raise InputError(f"{folder.path_of(name)} is damaged. Delete it, and run the command again.") from error
 
     def get(self, key: str, measure: Callable[[], Measured]) -> Measured:
