@@ -25,6 +25,7 @@ it before `tensorflow`, `tf_keras` and transformers' TF classes. It imports none
 import importlib.util
 import logging
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -66,6 +67,20 @@ def prepare_environment() -> None:
 
 def has_accelerator() -> bool:
     return any(any(Path("/dev").glob(pattern)) for pattern in ACCELERATORS)
+
+
+def has_bfloat16_instructions() -> bool:
+    """Return whether this machine's CPU multiplies in bfloat16, where Linux tells."""
+    path = Path("/proc/cpuinfo")
+    return path.exists() and bool(re.search(r"\b(avx512_bf16|amx_bf16)\b", path.read_text(encoding="utf-8")))
+
+
+def multiplies_in_bfloat16() -> bool:
+    """Return whether a run here can multiply in bfloat16 without XLA.
+
+    On a GPU, TensorFlow would also add up the gradients of biases in it, and lose most of their terms.
+    """
+    return has_bfloat16_instructions() and not has_accelerator()
 
 
 def _is_informative(record: logging.LogRecord) -> bool:

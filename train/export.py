@@ -15,7 +15,8 @@ from mlm_common.cli.console import add_verbose_flag
 from mlm_common.errors import InputError
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository, check_hub_access
 from mlm_common.storage import open_folder
-from train.config.settings import SUBJECTS, TrainingConfig, multiplies_in_bfloat16
+from train import multiplies_in_bfloat16
+from train.config.settings import SUBJECTS, TrainingConfig
 from train.metrics.log import VALIDATION
 from train.runtime.machines import Cluster
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fixtures.same_run import assert_same_run
 from tests.fixtures.tiny_run import NUM_STEPS, forget_checkpoint, run_flags
-from train.config.settings import has_bfloat16_instructions
+from train import has_bfloat16_instructions
 from train.layers.cpu_functions import multiply_in_bfloat16
 from train.model import computation
 from train.run_mlm import main

@@ -6,7 +6,6 @@ import pytest
 
 from mlm_common.errors import InputError
 from tests.fixtures.plans import make_plan
-from train.config import settings
 from train.config.settings import TrainingConfig, parse_training_config
 
 REQUIRED = ("--train-dataset", "shards", "--output-dir", "out")
@@ -18,7 +17,7 @@ def parse(*flags: str) -> TrainingConfig:
 
 @pytest.mark.parametrize("needs_xla", ["--bfloat16", "--tpu-layers on"])
 def test_what_needs_xla_is_refused_without_it(needs_xla: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "has_bfloat16_instructions", lambda: False)
+    monkeypatch.setattr("train.has_bfloat16_instructions", lambda: False)
     flags = (*needs_xla.split(), "--jit-compile", "false")
     with pytest.raises(InputError, match=f"--jit-compile must not be false with {needs_xla}.*; received False"):
         parse(*flags)

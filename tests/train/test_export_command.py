@@ -12,7 +12,6 @@ from mlm_common.errors import InputError
 from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_run import NUM_STEPS
 from tests.servers.fixtures import HubHandle
-from train.config import settings
 from train.config.settings import TrainingConfig
 from train.export import _evaluate, main
 from train.loop.lifecycle import Pretraining
@@ -118,7 +117,7 @@ def test_a_mean_is_evaluated_where_bfloat16_needs_xla(finished_run: Path, monkey
     saved = read_saved_model(str(finished_run))
     assert saved.record is not None
     saved.record["settings"]["hardware"] |= {"bfloat16": True, "jit_compile": False}
-    monkeypatch.setattr(settings, "has_bfloat16_instructions", lambda: False)
+    monkeypatch.setattr("train.has_bfloat16_instructions", lambda: False)
     monkeypatch.setattr(Pretraining, "open_run", show)
     with pytest.raises(InputError, match="compiled: None"):
         _evaluate(saved, {})

@@ -1,18 +1,16 @@
 """Settings of how a run goes, all settings of a run, and where they come from: command line, files, preset."""
 
 import os
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, Literal, cast, get_type_hints
 
 from mlm_common.cli.command_line import as_settings, parse_arguments, read_yaml_file
 from mlm_common.cli.settings import PUBLIC, Bounded, flag, flag_of, require
 from mlm_common.errors import InputError
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
-from train import has_accelerator
+from train import multiplies_in_bfloat16
 from train.config.learning import (
     BATCH,
     CHECKPOINTS,
@@ -40,20 +38,6 @@ SCALED = ("max_steps", "warmup_steps")
 MAX_SCALE = 1000
 LIST_PRESETS = "list"
 TRACKERS = ("wandb", "mlflow", "trackio")  # as transformers calls them
-
-
-def has_bfloat16_instructions() -> bool:
-    """Return whether this machine's CPU multiplies in bfloat16, where Linux tells."""
-    path = Path("/proc/cpuinfo")
-    return path.exists() and bool(re.search(r"\b(avx512_bf16|amx_bf16)\b", path.read_text(encoding="utf-8")))
-
-
-def multiplies_in_bfloat16() -> bool:
-    """Return whether a run here can multiply in bfloat16 without XLA.
-
-    On a GPU, TensorFlow would also add up the gradients of biases in it, and lose most of their terms.
-    """
-    return has_bfloat16_instructions() and not has_accelerator()
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from train.config.settings import has_bfloat16_instructions
+from train import has_bfloat16_instructions
 from train.layers.cpu_functions import multiply_in_bfloat16, runs_unfused
 
 needs_instructions = pytest.mark.skipif(not has_bfloat16_instructions(), reason="this CPU does not multiply bfloat16")
