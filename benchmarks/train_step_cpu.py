@@ -34,6 +34,7 @@ from benchmarks.rounds import (
 )
 from benchmarks.tables import median_and_range, print_machine, print_table, ratios_of_rounds
 from mlm_common.tokenizer import SPECIAL_TOKENS
+from train import multiplies_in_bfloat16
 
 NUM_ROWS, SHARD_ROWS = 8192, 1024
 # What each contender is: program, and its own flags.
@@ -42,12 +43,14 @@ CONTENDERS = {
     "tutorial": (TENSORFLOW, ["tutorial"]),
     "ours": (TENSORFLOW, ["ours", "--jit-compile=false"]),
     "ours with XLA": (TENSORFLOW, ["ours", "--jit-compile=true"]),
+    "ours in bfloat16": (TENSORFLOW, ["ours", "--jit-compile=false", "--bfloat16=true"]),
     "torch": (TORCH, []),
     "torch gathered": (TORCH, ["--gather"]),
 }
 RATIOS = [
-    ("ours", "tutorial"), ("ours", "torch"), ("ours", "torch gathered"), ("ours with XLA", "ours"),
-]  # fmt: skip
+    *(("ours", peer) for peer in ("tutorial", "torch", "torch gathered")),
+    *(("ours with XLA", "torch gathered"), ("ours with XLA", "ours"), ("ours in bfloat16", "ours")),
+]
 
 
 def write_inputs(folder: Path, length: int, vocab_size: int) -> None:
@@ -86,7 +89,8 @@ def print_results(times: dict[str, list[Times]], num_steps: int, num_tokens: int
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    default = [name for name in CONTENDERS if name != "ours in bfloat16" or multiplies_in_bfloat16()]
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=default)
     add_step_flags(parser, vocab_size=25_000, batch_rows=16, rounds=15, steps_per_round=5, warmup_steps=3)
     arguments = parser.parse_args()
     settings = settings_of(arguments)
