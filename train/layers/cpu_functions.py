@@ -26,5 +26,6 @@ def multiply_in_bfloat16(is_wanted: bool) -> None:
     Sums within a product and all other operations stay in float32. For a CPU with instructions for bfloat16, on which
     oneDNN multiplies twice as fast; what XLA compiles is not affected.
     """
-    os.environ["TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_INFERLIST_REMOVE"] = ",".join(FLOAT32_OPERATIONS)
+    if is_wanted:
+        os.environ["TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_INFERLIST_REMOVE"] = ",".join(FLOAT32_OPERATIONS)
     tf.config.optimizer.set_experimental_options({"auto_mixed_precision_onednn_bfloat16": is_wanted})
