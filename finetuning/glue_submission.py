@@ -42,7 +42,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def submission_files(run: str) -> dict[str, str]:
-    """Make {name of a file, without its ending: its text} of the predictions of a run."""
+    """Make {name of a file, without its ending: its text} of the predictions of a run.
+
+    Raises:
+        InputError: it is no run of a task of GLUE, or has not predicted.
+    """
     folder = RunFolder(run)
     name = folder.read_record()["settings"]["data"].get("task_name") if folder.has_run() else None
     if name is None:

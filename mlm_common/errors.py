@@ -28,7 +28,7 @@ MEANINGS = {
 class InputError(ValueError):
     """Bad input: the message says what is wrong, what was received, and how to fix it.
 
-    Wherever it is raised, it ends the command with that line; docstrings name it only where a caller handles it.
+    It ends the command with that line.
     """
 
     exit_status = EXIT_BAD_INPUT

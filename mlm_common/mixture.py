@@ -39,7 +39,11 @@ def write_mixture(folder: str, sources: Mapping[str, MixtureSource]) -> None:
 
 
 def read_mixture(folder: str) -> dict[str, MixtureSource] | None:
-    """Read the sources of a folder, local or `gs://`, by name; None if it has no `mixture.json`."""
+    """Read the sources of a folder, local or `gs://`, by name; None if it has no `mixture.json`.
+
+    Raises:
+        InputError: the file is not JSON, of another format version, or lacks fields; names or weights that do not suit.
+    """
     files = open_folder(folder)
     path = files.path_of(MIXTURE_NAME)
     if not files.exists(MIXTURE_NAME):
@@ -79,7 +83,11 @@ def named_folders(text: str, flag: str) -> dict[str, str]:
 
 
 def named_weights(pairs: Sequence[str], flag: str, names: Collection[str]) -> dict[str, float]:
-    """Read the words after a flag, `NAME=X …`: a number above 0 for each of the names, in their order."""
+    """Read the words after a flag, `NAME=X …`: a number above 0 for each of the names, in their order.
+
+    Raises:
+        InputError: a word of another form; a name that is missing, unknown or given twice.
+    """
     weights = _once_each(_named_lists(pairs, flag, float), flag)
     if weights.keys() != set(names):
         raise InputError(f"{flag} must name each source once ({', '.join(names)}); received {', '.join(weights)}.")

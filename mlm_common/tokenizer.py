@@ -83,6 +83,9 @@ def plain_text_tokenizer_json(tokenizer_json: str) -> str:
     `encode_special_tokens` of `tokenizers` is not enough: a unigram model has the special tokens in its vocabulary, and
     still finds them in text. Here they get names that text does not contain, with a hash of the tokenizer. The merges
     of BPE that make or use one are left out.
+
+    Raises:
+        InputError: `tokenizers` cannot load the result.
     """
     from tokenizers import Tokenizer
 

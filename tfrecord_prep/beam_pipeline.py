@@ -34,7 +34,11 @@ _one_at_a_time = threading.Lock()
 
 
 def check_beam(config: PrepareConfig, corpus: Corpus) -> "PipelineOptions":
-    """Return Beam's options for these settings."""
+    """Return Beam's options for these settings.
+
+    Raises:
+        InputError: apache_beam is not installed, Beam does not know an option, or Dataflow could not read the corpus.
+    """
     needed = ["apache_beam"] + ["google.cloud.dataflow"] * (config.runner == DATAFLOW_RUNNER)
     if not all(map(importlib.util.find_spec, needed)):
         raise InputError(f"--runner {config.runner} needs Apache Beam: python3 install.py --with beam")
@@ -62,7 +66,12 @@ def check_beam(config: PrepareConfig, corpus: Corpus) -> "PipelineOptions":
 def work_with_beam(
     work: SplitWork, partitions: Iterable[NumberedPartition], options: "PipelineOptions"
 ) -> Iterator[int]:
-    """Yield the number of each partition, in order, once all of them are complete."""
+    """Yield the number of each partition, in order, once all of them are complete.
+
+    Raises:
+        InputError: too many documents that workers cannot read by themselves, or what `work_on_partition` raises.
+        RunFailedError: the pipeline failed.
+    """
     numbered = list(_without_much_text(partitions))
     if numbered:
         _run_pipeline(work, numbered, options)

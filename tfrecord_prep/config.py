@@ -19,7 +19,11 @@ DATAFLOW_RUNNER = "DataflowRunner"
 
 @dataclass(frozen=True)
 class PrepareConfig(Bounded):
-    """How text becomes shards."""
+    """How text becomes shards.
+
+    Raises:
+        InputError: a setting is missing or out of its range.
+    """
 
     FLAG_GROUP = "Shards"
 

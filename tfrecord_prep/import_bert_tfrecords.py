@@ -276,7 +276,11 @@ def records_of(file: StoredFile) -> Iterator[bytes]:
 
 
 def restored_rows(work: ImportWork, file: StoredFile) -> Iterator[tuple[Rows, NDArray[np.int64]]]:
-    """Yield the rows of a file, some at a time, with the masked tokens put back, and their labels, (rows,)."""
+    """Yield the rows of a file, some at a time, with the masked tokens put back, and their labels, (rows,).
+
+    Raises:
+        InputError: a record of another form, of another length, or not of the tokenizer; says which.
+    """
     records, first = records_of(file), 0
     while examples := list(itertools.islice(records, RECORDS_AT_ONCE)):
         try:

@@ -133,13 +133,21 @@ def write_manifest(folder: str, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: str) -> Manifest:
-    """Read the manifest of a split's folder, local or `gs://`."""
+    """Read the manifest of a split's folder, local or `gs://`.
+
+    Raises:
+        InputError: as `parse_manifest`.
+    """
     files = open_folder(folder)
     return parse_manifest(files.read_bytes(MANIFEST_NAME), files.path_of(MANIFEST_NAME))
 
 
 def parse_manifest(content: bytes | str, path: str) -> Manifest:
-    """Make a manifest of the content of its file; `path` is for errors."""
+    """Make a manifest of the content of its file; `path` is for errors.
+
+    Raises:
+        InputError: it is not JSON, of another format version, or lacks fields.
+    """
     hint = "Prepare the shards again with --overwrite."
     try:
         fields = json.loads(content)

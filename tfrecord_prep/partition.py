@@ -118,6 +118,9 @@ def build_partition(
 
     Memory does not depend on the number of documents, and a document takes no more than its text. `bad_rows` are those
     that are skipped while the documents are read.
+
+    Raises:
+        InputError: the tokenizer turned text into a special token.
     """
     ids, has_pairs = work.special_ids, work.chunking == PAIRS
     framing = Framing(cls_id=ids["cls"], sep_id=ids["sep"], pad_id=ids["pad"])

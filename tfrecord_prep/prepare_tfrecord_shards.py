@@ -145,7 +145,11 @@ def mixture_sources(mixture: Mixture) -> dict[str, MixtureSource]:
 
 
 def open_recorded_mixture(given: CorpusConfig, sources: SourcesConfig, tokenizer_folder: str) -> Mixture:
-    """Open the corpus or sources given, else those the tokenizer was trained on; warn of splits that it has seen."""
+    """Open the corpus or sources given, else those the tokenizer was trained on; warn of splits that it has seen.
+
+    Raises:
+        InputError: none was given, and none is recorded, or its files have changed; or what `open_mixture` raises.
+    """
     record = tokenizer_record(tokenizer_folder)
     recorded = corpora_of(record)
     if given.is_given or sources.sources or sources.source_weights:

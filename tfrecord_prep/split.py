@@ -117,7 +117,12 @@ def plan_splits(
     source: str,
     deduplicated: Mapping[tuple[str, str], dict[str, str]],
 ) -> list[SplitPlan]:
-    """Plan each split of a source, after a check of its folder; without duplicates to drop `deduplicated` is empty."""
+    """Plan each split of a source, after a check of its folder; without duplicates to drop `deduplicated` is empty.
+
+    Raises:
+        InputError: a folder contains other shards, or damaged ones, and --overwrite is not given; or what
+            `plain_text_tokenizer_json` raises.
+    """
     corpus = mixture.corpora[source]
     tokenizer_json = plain_text_tokenizer_json(tokenizer.backend_tokenizer.to_str())
     output, within = open_folder(str(config.output_dir)), f"{source}/" if source else ""
@@ -150,7 +155,11 @@ def made_with(tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:
 
 
 def check_other_splits(plans: Sequence[SplitPlan]) -> None:
-    """Check that no other folder of a split beside those of a source has text that is in its plans, too."""
+    """Check that no other folder of a split beside those of a source has text that is in its plans, too.
+
+    Raises:
+        InputError: one has, or was made of the same files.
+    """
     output, planned = folder_and_name(plans[0].folder)[0], {plan.split_name for plan in plans}
     for name in sorted({CorpusConfig.split, *HELD_OUT_SPLITS} - planned):
         folder = output.path_of(name)
@@ -252,6 +261,10 @@ def prepare_split(
 
     In a complete folder only what a killed run left behind is deleted. `duplicates` are those that `find_duplicates`
     returns for the split.
+
+    Raises:
+        InputError: a document cannot be read, there is no text at all, or a worker was killed.
+        RunFailedError: the folder could not be completed.
     """
     if plan.is_complete:
         finish_folder(plan.folder)
@@ -278,7 +291,12 @@ def prepare_split(
 
 
 def complete_folder(plan: SplitPlan, sha256: Mapping[int, str], bad_rows: BadRows) -> Manifest:
-    """Write the manifest of a split whose partitions, of these hashes, are complete; delete other shards before."""
+    """Write the manifest of a split whose partitions, of these hashes, are complete; delete other shards before.
+
+    Raises:
+        InputError: there is no text at all.
+        RunFailedError: a partition is missing.
+    """
     manifest, files = _sum_up(plan, sha256, bad_rows), open_folder(plan.folder)
     named = {shard.name for shard in manifest.shards}
     files.delete_files([name for name in files.list_files() if name.endswith(".tfrecord") and name not in named])

@@ -91,7 +91,11 @@ def check_folder(folder: str, plan: Plan) -> bool:
 
 
 def recorded_plan(folder: str) -> Plan | None:
-    """Read the manifest of a folder, or the plan of an unfinished one; None without shards of this command."""
+    """Read the manifest of a folder, or the plan of an unfinished one; None without shards of this command.
+
+    Raises:
+        InputError: manifest or plan cannot be read.
+    """
     files = open_folder(folder)
     names = files.list_files()
     if MANIFEST_NAME in names:

@@ -98,7 +98,11 @@ DEFAULT_VOCABULARY_SIZE = 32_000
 
 @dataclass(frozen=True)
 class UnigramConfig(Bounded):
-    """The settings of the tokenizer, in addition to the corpus and the normalization."""
+    """The settings of the tokenizer, in addition to the corpus and the normalization.
+
+    Raises:
+        InputError: a setting is out of its range.
+    """
 
     FLAG_GROUP = "Vocabulary"
 

@@ -228,6 +228,9 @@ def sample_corpus(
         max_distinct_characters: of all different segments together; the rarest segments are dropped.
         hold_out: whether to keep passages out of the counts, for measuring.
         on_bytes: called with the size of each document read.
+
+    Raises:
+        InputError: a document is not valid Unicode, or a worker was killed.
     """
     generator = random.Random(seed)
     held_out = HeldOut(random.Random(generator.getrandbits(64)), fraction=HELD_OUT_FRACTION if hold_out else 0.0)

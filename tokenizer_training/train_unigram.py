@@ -81,7 +81,11 @@ PUBLIC_FIGURES = ("vocabulary_size", "pieces", "input", "characters", "held_out"
 
 @dataclass(frozen=True)
 class OutputConfig(Bounded):
-    """Where the tokenizer is saved, and how the run works; nothing here changes the tokenizer."""
+    """Where the tokenizer is saved, and how the run works; nothing here changes the tokenizer.
+
+    Raises:
+        InputError: no output folder, or a setting out of its range.
+    """
 
     FLAG_GROUP = "Output"
 
@@ -376,6 +380,9 @@ def push_tokenizer(folder: str, repository: HubRepository, *, publish_details: b
     """Push the files that stage 1 wrote to its folder, local or `gs://`, and no others.
 
     With `publish_details` it pushes `training.json` and `report.json` as they are.
+
+    Raises:
+        HubPushError: it did not succeed.
     """
     output = open_folder(folder)
     summaries = {RECORD_FILE: published_record, REPORT_FILE: published_report}

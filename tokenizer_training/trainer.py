@@ -86,6 +86,10 @@ def train_unigram(
         num_bytes: size of that text, for the default size of the vocabulary.
         config: its `vocab_size` is met exactly.
         on_round: called with the rounds of training that are done, and the expected total.
+
+    Raises:
+        InputError: no words; or the words give fewer pieces, or have more characters, than the vocabulary holds.
+        RunFailedError: the trainer was killed.
     """
     if not counts.segments:
         raise InputError("A corpus must hold text; every document of the corpus is blank (see --text-column).")

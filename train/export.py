@@ -68,6 +68,9 @@ def average_checkpoints(paths: Sequence[str], tokenizer: str | None) -> tuple["S
     Weights of the end of a run, averaged, often have a lower loss than the last ones (Izmailov et al. 2018), as long as
     the learning rate has not yet decayed. Return the model, with the log of the last checkpoint and the evaluation, and
     a line on how it compares with it.
+
+    Raises:
+        InputError: they are no checkpoints, or of different runs or phases; or the run's shards are missing.
     """
     import numpy as np
 

@@ -62,6 +62,10 @@ def read_table(path: str, flag: str, columns: Sequence[str] | None = None, *, sk
         path: local or `gs://`, also with .gz at its end.
         columns: of a .tsv file without a line that names them.
         skips_short_rows: leave out lines of a .tsv file that have too few columns.
+
+    Raises:
+        InputError: it cannot be read, has no rows, a row with more or fewer columns than the others, or two columns of
+            one name.
     """
     endings = [ending.lower() for ending in PurePath(path).suffixes]
     is_compressed = endings[-1:] == [".gz"]
@@ -87,7 +91,12 @@ def read_table(path: str, flag: str, columns: Sequence[str] | None = None, *, sk
 
 
 def read_hub_tables(name: str, config: str | None, revision: str | None) -> dict[str, Table]:
-    """Read all splits of a data set of the Hub, or of a folder, {split: table}; classes become their names."""
+    """Read all splits of a data set of the Hub, or of a folder, {split: table}; classes become their names.
+
+    Raises:
+        InputError: there is none.
+        HubAwayError: the Hub cannot be reached.
+    """
     from datasets import ClassLabel, LargeList, List, load_dataset
 
     try:

@@ -158,6 +158,9 @@ def find_labels(
     Args:
         reading: of labels that have two readings.
         known: {id: name} of the model to start from; its order is kept if it has the same names.
+
+    Raises:
+        InputError: there are not two classes, or too many; labels that have two readings.
     """
     problem_type = reading.problem_type or _problem_type(values, where, reading)
     if problem_type == "regression":

@@ -109,7 +109,12 @@ class Start(ReadModel):
 
 
 def open_start(config: FinetuningConfig) -> Start:
-    """Read the configuration of the model to start from, and its tokenizer."""
+    """Read the configuration of the model to start from, and its tokenizer.
+
+    Raises:
+        InputError: one of them is not there, or the architecture is not supported, or its rows are shorter than
+            --max-seq-length.
+    """
     data, given = config.data, str(config.model.init_from)
     check_folder_or_hub(given, "--init-from")
     init_from = exported_model(given, "--init-from")
@@ -138,6 +143,9 @@ def with_positions(config: FinetuningConfig, model_config: PretrainedConfig, nam
 
     Rotary positions, which are computed, extend to longer rows. Tables of positions do not, unless `--config-overrides`
     says so.
+
+    Raises:
+        InputError: the rows are longer than a table of positions.
     """
     positions, longest = max_positions(model_config), config.data.max_seq_length
     overrides = config.model.config_overrides

@@ -193,6 +193,9 @@ def class_loss(settings: SmoothedOptimization, names: Sequence[str], labels: NDA
 
     `balanced` weighs each class by the mean number of labels of a class divided by the number of its labels, as
     scikit-learn does.
+
+    Raises:
+        InputError: weights of other classes, or `balanced` and a class without labels.
     """
     given: Any = getattr(settings, "class_weights", [])
     if not given:

@@ -145,6 +145,9 @@ def finetune(config: Settings, new_job: Callable[[], FinetuningJob[Settings]]) -
     """Make the run of the settings; with `--seeds` one for each, in a separate folder, and the table of all.
 
     A complete run is not repeated, so the same command resumes after a stop.
+
+    Raises:
+        InputError: whatever is wrong with the input; with `--seeds` also that there is no validation part.
     """
     if not config.run.seeds:
         lifecycle.train_run(config, new_job())

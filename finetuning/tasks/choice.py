@@ -82,7 +82,11 @@ class Choices:
 
 
 def columns_of(columns: Mapping[str, Any], name: str, data: ChoiceData) -> Columns:
-    """Find out which columns of the table `name` are read as what: those of the flags, else those that are known."""
+    """Find out which columns of the table `name` are read as what: those of the flags, else those that are known.
+
+    Raises:
+        InputError: the flags leave columns open that are none of the known ones.
+    """
     found = next((one for one in KNOWN if {one.context, *one.choices} <= columns.keys()), None)
     if found is None:
         if not data.context_column_name or not data.choice_column_names:
@@ -147,7 +151,11 @@ def check_number(choices: Choices, number: int) -> None:
 
 
 def encode_labels(choices: Choices, names: Sequence[str], *, may_be_missing: bool) -> NDArray[np.int32]:
-    """Make labels the numbers of choices, int32 (rows,); -1 where one is missing."""
+    """Make labels the numbers of choices, int32 (rows,); -1 where one is missing.
+
+    Raises:
+        InputError: a label is none of `names`, or is missing and may not be.
+    """
     numbers = {name: number for number, name in enumerate(names)}
     encoded = np.full(len(choices.contexts), -1, np.int32)
     for row, label in enumerate(choices.labels or ()):

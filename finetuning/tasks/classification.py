@@ -78,6 +78,9 @@ class TextClassification(RowTask):
         metrics: names in `finetuning.tasks.metrics.metric_functions`.
         metric: by which checkpoints are compared; by default the first, or of several of GLUE's their mean.
         num_texts: of each row, 1 or 2.
+
+    Raises:
+        InputError: a class whose name does not fit on one line of the predictions.
     """
 
     model_class = "TFAutoModelForSequenceClassification"

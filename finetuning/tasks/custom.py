@@ -149,7 +149,11 @@ def _describe(examples: Examples, labels: NDArray[np.generic]) -> dict[str, str]
 
 
 def read_examples(task: CustomTask, data: CustomData) -> dict[str, Examples]:
-    """Let a task read its examples, {train, validation or test: examples}, cut to the numbers of the flags."""
+    """Let a task read its examples, {train, validation or test: examples}, cut to the numbers of the flags.
+
+    Raises:
+        InputError: they are no examples, or there are none to train on, or to predict with --do-predict.
+    """
     name, read = type(task).__name__, task.read(data)
     parts = {split: read[split] for split in SPLITS if split in read}
     if "train" not in parts:
@@ -173,7 +177,11 @@ def read_examples(task: CustomTask, data: CustomData) -> dict[str, Examples]:
 
 
 def read_labels(examples: Mapping[str, Examples]) -> dict[str, NDArray[np.generic]]:
-    """Make the labels of each part that has some arrays, (rows, …): all int32, or float32 where one is a fraction."""
+    """Make the labels of each part that has some arrays, (rows, …): all int32, or float32 where one is a fraction.
+
+    Raises:
+        InputError: they are not numbers, not of one shape, or do not fit into 32 bits.
+    """
     arrays = {}
     for split, one in examples.items():
         if one.labels is None:

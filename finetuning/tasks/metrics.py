@@ -42,7 +42,11 @@ def with_mean(metrics: Sequence[str]) -> tuple[str, ...]:
 
 
 def chosen_metric(metrics: Sequence[str], name: str | None) -> str:
-    """Choose the metric by which checkpoints are compared: `name`, which --metric-name gives, or the task's first."""
+    """Choose the metric by which checkpoints are compared: `name`, which --metric-name gives, or the task's first.
+
+    Raises:
+        InputError: the task has no such metric.
+    """
     known = [*metrics, "loss"]
     require(name in (None, *known), f"must be one of {', '.join(known)}", "--metric-name", name)
     return name or metrics[0]

@@ -347,7 +347,12 @@ PREDICTORS: dict[str, type[Predictor]] = {
 
 @contextmanager
 def open_predictor(config: PredictionConfig) -> Iterator[Predictor]:
-    """Open the model of `--model`, and what is to be predicted."""
+    """Open the model of `--model`, and what is to be predicted.
+
+    Raises:
+        InputError: there is no such model, file, column or task; the model is of another kind than what is given.
+        HubAwayError: the Hub cannot be reached.
+    """
     check_folder_or_hub(config.model, "--model")
     parent, _, name = config.model.rstrip("/").rpartition("/")
     folders = (config.model, parent or ".") if name == EXPORT_FOLDER else (config.model,)

@@ -48,7 +48,13 @@ class Question:
 
 
 def read_questions(data: QuestionData) -> dict[str, list[Question]]:
-    """Read {train, validation or test: questions} of the parts that are given."""
+    """Read {train, validation or test: questions} of the parts that are given.
+
+    Raises:
+        InputError: a file, a column or an answer is missing or malformed; an answer that is not in its paragraph; two
+            questions with the same id in a part that is evaluated or predicted.
+        HubAwayError: the Hub cannot be reached.
+    """
     files = {split: getattr(data, f"{split}_file") for split in SPLITS}
     if data.dataset_name is None and str(files["train"]).endswith(SQUAD_ENDINGS):
         sources = {split: path for split, path in files.items() if path is not None}

@@ -84,7 +84,11 @@ class Sentences:
     is_to_predict: bool = False
 
     def with_tags_of(self, labels: Labels) -> "Sentences":
-        """Write the tags as `labels` does; without any in a test part that has others than training."""
+        """Write the tags as `labels` does; without any in a test part that has others than training.
+
+        Raises:
+            InputError: a tag that is unknown, or differs from a known one in white space or case alone.
+        """
         if self.tags is None:
             return self
         if self.is_to_predict:
@@ -189,7 +193,11 @@ def _words_of_tokens(words: Sequence[str], encoding: Encoding) -> NDArray[np.int
 
 
 class Tagging(ExampleTask):
-    """Learns the tag of each word; `metric`, by default the first, compares checkpoints."""
+    """Learns the tag of each word; `metric`, by default the first, compares checkpoints.
+
+    Raises:
+        InputError: a tag with white space, which divides the tags of a sentence in the predictions.
+    """
 
     model_class = "TFAutoModelForTokenClassification"
     means = (Mean("loss", "loss", "total_weight"), Mean("accuracy", "num_correct", "num_tagged"))

@@ -53,6 +53,9 @@ def make_windows(
 
     Windows of questions whose answer is in none are left out with `to_train`, since they would teach that there is
     none.
+
+    Raises:
+        InputError: --max-seq-length leaves no room for any paragraph, or no window is left.
     """
     columns: dict[str, list[Any]] = {name: [] for name in (INPUT_IDS, TOKEN_TYPES, "begins", "ends")}
     of_questions: list[int] = []

@@ -20,7 +20,11 @@ OnBadRow = Literal["fail", "skip"]
 
 @dataclass(frozen=True)
 class CorpusConfig(Bounded):
-    """Which text is read, and how it is divided into documents and splits."""
+    """Which text is read, and how it is divided into documents and splits.
+
+    Raises:
+        InputError: two settings contradict each other, or one is out of its range.
+    """
 
     FLAG_GROUP = "Corpus"
 
@@ -203,7 +207,11 @@ class SourceWeight(Bounded):
 
 
 def corpus_config_from_record(record: dict[str, Any]) -> CorpusConfig:
-    """Read the settings back from a `Corpus.record`, also after a round trip through JSON."""
+    """Read the settings back from a `Corpus.record`, also after a round trip through JSON.
+
+    Raises:
+        InputError: the record has settings that this version does not know.
+    """
     settings = record["settings"]
     unknown = sorted(set(settings) - {known.name for known in dataclasses.fields(CorpusConfig)})
     if unknown:

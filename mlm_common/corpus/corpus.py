@@ -96,6 +96,9 @@ class Corpus:
         """Read the documents of a split, some perhaps blank; each call reads again, in the same order.
 
         With `on_bad_row="skip"` unreadable rows are skipped and added to `bad_rows`; also in the methods below.
+
+        Raises:
+            InputError: no such split, or, while iterating, a file that cannot be read.
         """
         limit = self.config.limit if self._has_limit(split_name) else None
         return _documents_of_split(self.config, split_name, self._source(split_name).read(bad_rows or BadRows()), limit)
@@ -168,7 +171,11 @@ class Corpus:
 def read_partition(
     config: CorpusConfig, split_name: str, partition: Partition, bad_rows: BadRows | None = None
 ) -> Iterator[str]:
-    """Yield the documents of a partition of the corpus with these settings; no other files are read."""
+    """Yield the documents of a partition of the corpus with these settings; no other files are read.
+
+    Raises:
+        InputError: a file cannot be read, or a `gs://` one has changed since the corpus was opened.
+    """
     for item in partition:
         if isinstance(item, ByteRange):
             documents = read_byte_range(item, config.text_column, config.txt_unit, config.on_bad_row, bad_rows)
@@ -364,7 +371,11 @@ def _fraction_of_split(config: CorpusConfig, split_name: str) -> float:
 
 
 def check_lines(files: Iterable[StoredFile]) -> None:
-    """Check that the lines of the first .txt files may be documents."""
+    """Check that the lines of the first .txt files may be documents.
+
+    Raises:
+        InputError: they are lines of wrapped paragraphs, as in books.
+    """
     texts = [file for file in files if file.name.removesuffix(".gz").endswith(".txt")]
     for file in texts[:NUM_FILES_CHECKED]:
         if are_wrapped(list(islice(read_byte_range(ByteRange(file), "", "line", "skip"), NUM_LINES_CHECKED))):

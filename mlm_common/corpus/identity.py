@@ -178,6 +178,9 @@ def with_checksums(files: Iterable[StoredFile]) -> list[StoredFile]:
     """Add checksums, `sha256 HEX`, and the time of the last change to the local files; objects have a checksum.
 
     A .gz file also gets the checksum of its decompressed content, which is that of the same file uncompressed.
+
+    Raises:
+        InputError: a file cannot be read, or changes while it is.
     """
     found = list(files)
     num_bytes = sum(file.num_bytes for file in found if file.is_local)

@@ -23,6 +23,9 @@ class Mixture:
     """Opened corpora by name, in the order of the file; a single corpus without a name is under "".
 
     `weights` has one for each source, or none at all.
+
+    Raises:
+        InputError: two sources share text.
     """
 
     corpora: dict[str, Corpus]
@@ -52,7 +55,13 @@ def corpora_of(record: Mapping[str, Any]) -> dict[str, Record]:
 
 
 def open_mixture(given: CorpusConfig, sources: SourcesConfig) -> Mixture:
-    """Open the corpus `given` or, if there are any, the sources, for which `given` has the defaults."""
+    """Open the corpus `given` or, if there are any, the sources, for which `given` has the defaults.
+
+    Raises:
+        InputError: `given` names a corpus beside the sources; their file is not a mapping of names to settings; some
+            sources have weights, and some have none; two sources share text; and, with the name of the source, what
+            `CorpusConfig` and `open_corpus` raise.
+    """
     if sources.sources is None:
         require(not sources.source_weights, "needs --sources", "--source-weights", " ".join(sources.source_weights))
         return Mixture({"": open_corpus(given)}, {})

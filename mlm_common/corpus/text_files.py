@@ -80,7 +80,11 @@ def can_be_cut(file: StoredFile, sample_by: str) -> bool:
 
 
 def cut_file(file: StoredFile, sample_by: str, max_bytes: int) -> list[ByteRange]:
-    """Cut the file into ranges of at most `max_bytes`, or one larger row group; one that cannot be cut stays whole."""
+    """Cut the file into ranges of at most `max_bytes`, or one larger row group; one that cannot be cut stays whole.
+
+    Raises:
+        InputError: it is not the Parquet that its name says.
+    """
     if file.num_bytes <= max_bytes or not can_be_cut(file, sample_by):
         return [ByteRange(file)]
     if _is_parquet(file):
@@ -124,6 +128,9 @@ def draw_byte_ranges(
     The files are taken as one, cut into equally long sections, and a block is drawn from each; if one is Parquet, row
     groups are drawn, by the size of their text, and blocks of the other files. None if the files have no more bytes
     than that, or one of them cannot be cut.
+
+    Raises:
+        InputError: a file is not the Parquet that its name says, or has no text column.
     """
     if not all(can_be_cut(file, sample_by) for file in files):
         return None
@@ -203,7 +210,11 @@ def grouped(sized_items: Iterable[tuple[Item, int]], max_size: int) -> Iterator[
 
 
 def grouped_by_size(documents: Iterable[str], max_bytes: int) -> Iterator[list[str]]:
-    """Yield the documents in order, in groups of at most `max_bytes` of UTF-8; a larger document is a group."""
+    """Yield the documents in order, in groups of at most `max_bytes` of UTF-8; a larger document is a group.
+
+    Raises:
+        InputError: a document is not valid Unicode; says which.
+    """
     # One more each, so that blank documents have a size, too.
     sized = ((document, num_utf8_bytes(document, number) + 1) for number, document in enumerate(documents, start=1))
     return grouped(sized, max_bytes)
@@ -231,6 +242,10 @@ def find_files(patterns: list[str], flag: str, *, is_text: bool = True) -> list[
     """Find the files that the patterns name, with their checksums; in order, those of a glob sorted.
 
     A file that links or several patterns name again is listed once, under its first name.
+
+    Raises:
+        InputError: a pattern without a match, a link to nothing, or a file of text whose ending is not one that can
+            be read; names `flag`.
     """
     files: dict[str, StoredFile] = {}
     num_found = 0

@@ -129,6 +129,9 @@ def json_texts(
 
     The file is JSON Lines or, if it is named .json, also one list or object over any number of lines. `part` is the
     first byte of the rows in the file, and that after them, None for the file's end.
+
+    Raises:
+        InputError: a file of one list or object is not JSON, or the first rows of a file do not have the key.
     """
     start, stop = part
     is_found, names = start > 0, dict[str, None]()
@@ -151,7 +154,11 @@ def json_texts(
 
 
 def json_rows(file: TextIO, name: str, on_bad_row: BadRowHandler) -> Iterator[tuple[int, Any]]:
-    """Yield the number of its line and the value of each row; a file named .json may be one list of them."""
+    """Yield the number of its line and the value of each row; a file named .json may be one list of them.
+
+    Raises:
+        InputError: a file of one value is not JSON.
+    """
     lines = enumerate(file, 1)
     if name.removesuffix(".gz").endswith(".json"):
         for number, line in lines:
@@ -192,7 +199,11 @@ def parquet_texts(
     start: int = 0,
     stop: int = sys.maxsize,
 ) -> Iterator[str]:
-    """Yield the text of each row of the row groups that begin in bytes [start, stop), an empty one without a text."""
+    """Yield the text of each row of the row groups that begin in bytes [start, stop), an empty one without a text.
+
+    Raises:
+        InputError: there is no such column, or it holds something else than text.
+    """
     table = _parquet_file(file)
     if text_column not in table.schema_arrow.names:
         raise _no_column(table.schema_arrow.names, text_column, name)
@@ -207,13 +218,21 @@ def parquet_texts(
 
 @lru_cache(maxsize=1 << 16)
 def row_group_starts(file: StoredFile) -> tuple[int, ...]:
-    """Look up the bytes at which the row groups of a Parquet file begin, in order."""
+    """Look up the bytes at which the row groups of a Parquet file begin, in order.
+
+    Raises:
+        InputError: the file is not Parquet, or damaged.
+    """
     return tuple(sorted(_row_group_starts(_parquet_metadata(file))))
 
 
 @lru_cache(maxsize=1 << 16)
 def row_group_text_bytes(file: StoredFile, text_column: str) -> tuple[int, ...]:
-    """Look up the uncompressed bytes of the text column in the row groups of a Parquet file, as they begin."""
+    """Look up the uncompressed bytes of the text column in the row groups of a Parquet file, as they begin.
+
+    Raises:
+        InputError: the file is not Parquet, or damaged, or has no such column.
+    """
     metadata = _parquet_metadata(file)
     paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
     if text_column not in paths:
@@ -247,7 +266,11 @@ def _row_group_starts(metadata: "FileMetaData") -> Iterator[int]:
 
 
 def dataset_texts(rows: Any, text_column: str, source: str, on_bad_row: BadRowHandler) -> Iterator[str]:
-    """Yield the text of each row of a `datasets` data set, an empty one where the row has none."""
+    """Yield the text of each row of a `datasets` data set, an empty one where the row has none.
+
+    Raises:
+        InputError: there is no such column, or it holds something else than text; names `source`.
+    """
 
     def columns() -> Iterator[Any]:
         for table in rows.with_format("arrow").iter(batch_size=ROWS_PER_BATCH):

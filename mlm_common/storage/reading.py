@@ -153,7 +153,12 @@ def changed_file(path: str) -> InputError:
 
 
 def find_stored_files(pattern: str) -> list[StoredFile]:
-    """Find the file of that name or else the files that match it as a glob (`*`, `?`, `[]`, `**`), sorted."""
+    """Find the file of that name or else the files that match it as a glob (`*`, `?`, `[]`, `**`), sorted.
+
+    Raises:
+        InputError: a malformed `gs://` path, or Cloud Storage refuses.
+        CloudStorageError: Cloud Storage did not answer.
+    """
     if is_gcs(pattern):
         return _find_objects(pattern)
     names = [pattern] if Path(pattern).is_file() else sorted(set(_expand(pattern)))

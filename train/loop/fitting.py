@@ -194,6 +194,9 @@ def roll_back(trainer: Trainer, error: TrainingDivergedError, stop: StopRequest)
     Which checkpoint that is follows from steps alone: a run that was killed meanwhile comes to the same rows. The error
     is raised again where rolling back is not asked for, was done too often, or has nowhere to go. Several workers wait
     for each other by `stop`.
+
+    Raises:
+        TrainingDivergedError: the same, where rolling back is not asked for, was done too often, or has nowhere to go.
     """
     trainer.checkpoints.wait()
     if not trainer.can_roll_back or len(trainer.start.skipped) >= trainer.phase.config.run.max_rollbacks:

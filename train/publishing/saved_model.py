@@ -70,7 +70,11 @@ class SavedModel:
         return Publisher(self.run_folder, self.record, self.tokenizer).write(self.snapshot, folder)
 
     def publish(self, output: Folder, repository: HubRepository | None, *, with_tf_weights: bool = False) -> None:
-        """Write the export of the model to a folder, and push it to a repository if one is given."""
+        """Write the export of the model to a folder, and push it to a repository if one is given.
+
+        Raises:
+            HubPushError: the push did not succeed; the export is complete.
+        """
         with output.staging() as local_folder:
             names = self.write(local_folder, repository)
             if with_tf_weights:
@@ -201,7 +205,12 @@ class ExportsAtWords(AbstractContextManager["ExportsAtWords"]):
         self._worker.submit(step)
 
     def make(self, up_to_step: int) -> None:
-        """Export and push the checkpoints up to a step for which that was not done."""
+        """Export and push the checkpoints up to a step for which that was not done.
+
+        Raises:
+            HubPushError: a push did not succeed; its export is complete.
+            InputError: a checkpoint is damaged.
+        """
         written = self._store.steps()
         for step, words in self._steps.items():
             if step > up_to_step or step not in written:

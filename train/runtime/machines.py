@@ -168,7 +168,11 @@ def check_tpu_devices(config: HardwareConfig) -> None:
 
 
 def check_tpu_use(config: RunSettings, cluster: Cluster) -> None:
-    """Check that one process drives a TPU, and that the hosts of one given by name see all folders."""
+    """Check that one process drives a TPU, and that the hosts of one given by name see all folders.
+
+    Raises:
+        InputError: a TPU and a cluster in TF_CONFIG; a local folder and a TPU that is reached over the network.
+    """
     if not config.hardware.wants_tpu:
         return
     if cluster.num_workers > 1:

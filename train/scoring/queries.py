@@ -55,7 +55,11 @@ class Word(NamedTuple):
 
 
 def read_pairs(paths: Sequence[str], flag: str = "--minimal-pairs") -> list[Pair]:
-    """Read files in BLiMP's form: JSON lines with `sentence_good` and `sentence_bad`, .gz or not, local or `gs://`."""
+    """Read files in BLiMP's form: JSON lines with `sentence_good` and `sentence_bad`, .gz or not, local or `gs://`.
+
+    Raises:
+        InputError: a file that is missing or has another form.
+    """
     pairs = []
     for path in paths:
         try:
@@ -320,7 +324,11 @@ class Sample:
 def draw_sample(
     pairs: Sequence[Pair], num_words: int, shards: ShardSet | None, tokenizer: PreTrainedTokenizerFast, max_length: int
 ) -> Sample:
-    """Draw at most `MAX_PAIRS` pairs, and a word of each of `num_words` rows from all over the shards."""
+    """Draw at most `MAX_PAIRS` pairs, and a word of each of `num_words` rows from all over the shards.
+
+    Raises:
+        InputError: a sentence is longer than the rows; or the tokenizer does not show where words start.
+    """
     random = np.random.default_rng(SEED)
     drawn = np.sort(random.choice(len(pairs), min(MAX_PAIRS, len(pairs)), replace=False))
     sentences = [sentence for index in drawn for sentence in (pairs[index].good, pairs[index].bad)]
