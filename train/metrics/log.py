@@ -5,6 +5,7 @@ that succeeded has left there. So nothing is lost by one that failed.
 """
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from mlm_common.errors import InputError, RunFailedError, error_summary
 from mlm_common.storage import Folder
 from mlm_common.storage.folder import finished_files
-from mlm_common.workers import LatestItemWorker, seconds_to_end
+from mlm_common.workers import END_SECONDS, LatestItemWorker, seconds_to_end
 from train.runtime.run_folder import DAMAGED_METRICS_NAME, LOSS_CURVE_NAME, METRICS_NAME, TENSORBOARD_SPLITS, RunFolder
 
 if TYPE_CHECKING:
@@ -49,12 +50,39 @@ Lines = Sequence[Line]
 Unwritten = Sequence[dict[str, Any]]
 
 
-class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
-    """Lines of a run, kept in memory and written by a thread, so that training waits for no disk or bucket.
+class Follower(LatestItemWorker[Callable[[], None]]):
+    """Updates a file or a tracker with the log, in a thread, so that training waits for no disk or server.
 
-    Each write carries all that is missing, so it makes up for one that failed. To be used as a context around the
-    training, whose end waits for the thread and sums up what failed. Only the chief of several workers writes.
-    Trackers get all lines, too, each in a separate thread, so that none holds up the files.
+    Each update carries all lines, so it makes up for one that failed; a failure is a warning, the first in a row.
+    """
+
+    def __init__(self, place: Any):
+        super().__init__(self._try)
+        self.place = place
+        self.has_failed = False  # the last update
+        self.num_failures = 0
+
+    def _try(self, update: Callable[[], None]) -> None:
+        self.last_update = update
+        try:
+            update()
+        except Exception as error:
+            if not self.has_failed:
+                reason = error if isinstance(error, STORAGE_ERRORS) else error_summary(error)
+                logger.warning("%s is not up to date, which is tried again; training goes on: %s", self.place, reason)
+            self.has_failed = True
+            self.num_failures += 1
+        else:
+            if self.has_failed:
+                logger.info("%s is up to date again", self.place)
+            self.has_failed = False
+
+
+class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
+    """Lines of a run, kept in memory; files and trackers follow them, each in a thread.
+
+    To be used as a context around the training, whose end waits for the threads and sums up what failed. Only the chief
+    of several workers writes.
     """
 
     def __init__(
@@ -69,12 +97,9 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
         self.lines: list[Line] = []
         self._file = MetricsFile(folder.files)
         self._tensorboard = TensorBoardFiles(folder.tensorboard)
-        self._curve = LossCurve(folder.files, draw_lines)
-        self._lines_to_draw: Lines | None = None
-        self._worker: LatestItemWorker[tuple[Lines, Lines | None]] = LatestItemWorker(self._write)
-        self._trackers = trackers
-        self._failed: set[str] = set()
-        self._num_failures = 0
+        self._trackers = [Follower(tracker) for tracker in trackers]
+        self._of_lines = [Follower(self._file), Follower(self._tensorboard), *self._trackers]
+        self._curve = Follower(LossCurve(folder.files, draw_lines))
 
     @property
     def tensorboard_folder(self) -> str:
@@ -83,24 +108,28 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.flush()
-        for tracker in self._trackers:
-            tracker.submit(tuple(self.lines), is_complete=kind is None)
-        end_seconds = time.monotonic() + seconds_to_end(kind)
-        is_done = self._worker.wait(seconds_to_end(kind))
-        if is_done and self._failed:  # no later write makes up for the last one; the trackers' runs are ended
-            self._worker.submit((tuple(self.lines), self._lines_to_draw))
-            is_done = self._worker.wait(seconds_to_end(kind))
-        self._worker.drop_waiting()  # what cannot be written now is left to the next start
-        if self._failed or not is_done:
+        self._submit(self._trackers, is_complete=kind is None)
+        followers = [*self._of_lines, self._curve]
+        idle = wait_for(followers, seconds_to_end(kind))
+        failed = [one for one in idle if one.has_failed]
+        for follower in failed:  # no later update makes up for the last one
+            follower.submit(follower.last_update)
+        wait_for(failed, seconds_to_end(kind))
+        behind = [one for one in followers if one.has_failed or one not in idle]
+        for follower in behind:
+            follower.drop_waiting()  # what cannot be written now is left to the next start
+        if behind:
             logger.warning(
                 "the log is not complete: %s not up to date (%d lines of %d are missing); the next start of this run "
                 "makes up for that",
-                *(", ".join(sorted(self._failed)) or self._file, len(self.lines) - self.num_written, len(self.lines)),
+                *(", ".join(str(one.place) for one in behind), len(self.lines) - self.num_written, len(self.lines)),
             )
-        elif self._num_failures:
-            logger.warning("writes of the log that failed: %d; all were made up for", self._num_failures)
-        for tracker in self._trackers:
-            tracker.wait(max(0.0, end_seconds - time.monotonic()))
+        elif num_failures := sum(one.num_failures for one in followers):
+            logger.warning("writes of the log that failed: %d; all were made up for", num_failures)
+
+    def wait(self) -> None:
+        """Wait until all that was submitted so far is written, or has failed."""
+        wait_for([*self._of_lines, self._curve], END_SECONDS)
 
     @property
     def num_written(self) -> int:
@@ -138,34 +167,21 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
         self.lines.append(Line({"step": step, "split": split, **figures}))
 
     def flush(self) -> None:
-        if self.is_chief:
-            self._worker.submit((tuple(self.lines), self._lines_to_draw))
-        for tracker in self._trackers:
-            tracker.submit(tuple(self.lines))
+        self._submit(self._of_lines)
 
     def draw(self) -> None:
-        self._lines_to_draw = tuple(self.lines)
-        self.flush()
+        self._submit([self._curve])
 
-    def _write(self, item: tuple[Lines, Lines | None]) -> None:
-        """Bring all files up to date; what fails is left to the next write, or to the next start of the run."""
-        lines, lines_to_draw = item
-        for file, content in ((self._file, lines), (self._tensorboard, lines), (self._curve, lines_to_draw)):
-            name = str(file)
-            if content is None:
-                continue
-            try:
-                file.update(content)
-            except Exception as error:
-                self._num_failures += 1
-                if name not in self._failed:
-                    reason = error if isinstance(error, STORAGE_ERRORS) else error_summary(error)
-                    logger.warning("%s could not be written, which is tried again; training goes on: %s", name, reason)
-                self._failed.add(name)
-            else:
-                if name in self._failed:
-                    self._failed.remove(name)
-                    logger.info("%s is up to date again", name)
+    def _submit(self, followers: Sequence[Follower], **options: Any) -> None:
+        if self.is_chief:
+            for follower in followers:
+                follower.submit(functools.partial(follower.place.update, tuple(self.lines), **options))
+
+
+def wait_for(followers: Sequence[Follower], seconds: float) -> list[Follower]:
+    """Wait for all of them together; return those for which nothing is left to do."""
+    end_seconds = time.monotonic() + seconds
+    return [one for one in followers if one.wait(end_seconds - time.monotonic())]
 
 
 def read_metrics(folder: RunFolder, num_written: int | None = None, unwritten: Unwritten = ()) -> list[Line]:
@@ -364,7 +380,7 @@ class LossCurve:
 
     def update(self, lines: Lines) -> None:
         """Draw the lines, unless they are the ones that were drawn last."""
-        if self.drawn is None or not num_shared(lines, self.drawn) == len(lines) == len(self.drawn):
+        if lines != self.drawn:
             self.folder.write_bytes(LOSS_CURVE_NAME, self.draw(lines))
             self.drawn = lines
 

@@ -7,7 +7,6 @@ a resumed run continues there, without a step twice; after a divergence the trac
 import importlib
 import importlib.util
 import json
-import logging
 import os
 import uuid
 from collections.abc import Callable, Sequence
@@ -15,13 +14,10 @@ from contextlib import suppress
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from mlm_common.errors import InputError, error_summary
+from mlm_common.errors import InputError
 from mlm_common.storage import Folder
-from mlm_common.workers import LatestItemWorker
 from train.config.settings import RunSettings
 from train.runtime.run_folder import TENSORBOARD_SPLITS, TRACKERS_FOLDER, RunFolder
-
-logger = logging.getLogger(__name__)
 
 # Where the tracker's environment variable names no other.
 PROJECT = "mlm-pretraining"
@@ -101,59 +97,38 @@ OPENERS = {"wandb": open_wandb, "mlflow": open_mlflow, "trackio": open_trackio}
 
 
 class Tracker:
-    """Sends the log in a thread; what fails is a warning, and is sent with the next lines.
-
-    The tracker shows `run_name` and `settings`; `NAME.json` is in the folder.
-    """
+    """Sends the log to a tracker, which shows `run_name` and `settings`; `NAME.json` is in the folder."""
 
     def __init__(self, name: str, folder: Folder, run_name: str, settings: dict[str, Any]) -> None:
         self._name, self._folder, self._about = name, folder, (run_name, settings)
         self._run: OpenRun | None = None
         self._sent: dict[str, Any] = {}  # id of the run, last steps
-        self._worker: LatestItemWorker[tuple[Sequence[Any], bool | None]] = LatestItemWorker(self._try)
-        self._has_failed = False
 
-    def submit(self, lines: Sequence[Any], *, is_complete: bool | None = None) -> None:
-        """Have the lines sent that are missing and, where it is given, the tracker's run ended; does not wait."""
-        self._worker.submit((lines, is_complete))
+    def __str__(self) -> str:
+        return self._name
 
-    def wait(self, timeout_seconds: float) -> None:
-        if not self._worker.wait(timeout_seconds) or self._has_failed:
-            logger.warning("%s is not up to date; the next start of this run makes up for that", self._name)
-
-    def _try(self, item: tuple[Sequence[Any], bool | None]) -> None:
-        lines, is_complete = item
-        try:
-            run = self._update(lines)
-            if is_complete is not None:
-                self._run = None
-                run.finish(is_complete)
-            self._has_failed = False
-        except Exception as error:
-            self._run = None  # it is opened again, and says what it has
-            if not self._has_failed:
-                reason = error if isinstance(error, InputError) else error_summary(error)
-                logger.warning("%s is not up to date, which is tried again; training goes on: %s", self._name, reason)
-            self._has_failed = True
-
-    def _update(self, lines: Sequence[Any]) -> OpenRun:
+    def update(self, lines: Sequence[Any], *, is_complete: bool | None = None) -> None:
+        """Send the lines that are missing and, where it is given, end the tracker's run as complete or not."""
         file = f"{self._name}.json"
         if not self._sent and self._folder.exists(file):
             self._sent = json.loads(self._folder.read_text(file))
-        if self._run is None:
-            self._run = OPENERS[self._name](self._sent.get("id"), *self._about)
-            steps = self._sent.get("steps", {}) if self._run.steps is None else self._run.steps
-            self._sent = {"id": self._run.run_id, "steps": steps}
+        run, self._run = self._run, None  # after an error it is opened again, and says what it has
+        if run is None:
+            run = OPENERS[self._name](self._sent.get("id"), *self._about)
+            self._sent = {"id": run.run_id, "steps": self._sent.get("steps", {}) if run.steps is None else run.steps}
         try:
             for line in lines:
                 step, split = line["step"], line["split"]
                 if split in TENSORBOARD_SPLITS and step > self._sent["steps"].get(split, -1):
                     names = [name for name, one in line.items() if name != "step" and isinstance(one, int | float)]
-                    self._run.send({f"{split}/{name}": line[name] for name in names}, step, line.seconds)
+                    run.send({f"{split}/{name}": line[name] for name in names}, step, line.seconds)
                     self._sent["steps"][split] = step
         finally:
             self._folder.write_json(file, self._sent)
-        return self._run
+        if is_complete is None:
+            self._run = run
+        else:
+            run.finish(is_complete)
 
 
 def open_trackers(config: RunSettings, folder: RunFolder) -> list[Tracker]:

@@ -110,7 +110,7 @@ def test_a_stopped_run_does_not_wait_for_a_stalled_bucket(
     monkeypatch.setattr(workers, "STOP_SECONDS", 0.3)
     folder = f"{cloud.bucket_url}/run"
     log = started_log(folder)
-    log._worker.wait()
+    log.wait()
     cloud.fault(FILES, mode="hold", times=10**6)
     add(log, 1, 2, 3)
     started_seconds = time.perf_counter()
@@ -156,13 +156,13 @@ def test_a_write_that_fails_is_made_up_for_and_told(
 ) -> None:
     with started_log(tmp_path) as log:
         add(log, 1)
-        log._worker.wait()
+        log.wait()
         monkeypatch.setattr(place, name, Failing(getattr(place, name), 1))
         add(log, 2)
         add(log, 3)
     assert steps_in(tmp_path) == points(tmp_path) == [1, 2, 3]
     assert (tmp_path / "loss.png").exists()
-    assert caplog.text.count("could not be written, which is tried again; training goes on: [Errno 28]") == 1
+    assert caplog.text.count("is not up to date, which is tried again; training goes on: [Errno 28]") == 1
     assert "writes of the log that failed: 1; all were made up for" in caplog.text
 
 
@@ -175,7 +175,7 @@ def test_a_line_that_a_full_disk_cuts_off_is_whole_in_the_end(tmp_path: Path, mo
 
     with started_log(tmp_path) as log:
         add(log, 1)
-        log._worker.wait()
+        log.wait()
         monkeypatch.setattr(LocalFolder, "append_text", append_half)
         add(log, 2)
     assert read_metrics(RunFolder(tmp_path)) == log.lines
@@ -252,7 +252,7 @@ def test_a_programming_error_is_told_once_and_costs_only_its_file(
     monkeypatch.setattr(file, "update", update)
     with started_log(tmp_path) as log:
         add(log, 1)
-        assert log._worker.wait(10)
+        log.wait()
         add(log, 2)
     written = {MetricsFile: "metrics.jsonl", TensorBoardFiles: "tensorboard", LossCurve: "loss.png"}
     for kind, name in written.items():
@@ -260,14 +260,14 @@ def test_a_programming_error_is_told_once_and_costs_only_its_file(
         assert exists == (kind is not file)
     path = str(tmp_path / written[file])
     error = "TypeError: unsupported operand type(s) for +: 'NoneType' and 'int' (test_log.py, line "
-    assert caplog.text.count(f"{path} could not be written, which is tried again; training goes on: {error}") == 1
+    assert caplog.text.count(f"{path} is not up to date, which is tried again; training goes on: {error}") == 1
     assert f"the log is not complete: {path} not up to date" in caplog.text
 
 
 def test_what_cannot_be_written_at_the_end_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with started_log(tmp_path) as log:
         add(log, 1)
-        log._worker.wait()
+        log.wait()
         (tmp_path / "metrics.jsonl").unlink()
         (tmp_path / "metrics.jsonl").mkdir()
         add(log, 2)
@@ -280,7 +280,7 @@ def test_lines_in_a_checkpoint_are_written_at_the_next_start(tmp_path: Path) -> 
     num_written = log.num_written
     add(log, 3)
     unwritten = json.loads(json.dumps(log.lines[num_written:]))
-    log._worker.wait()
+    log.wait()
     complete = (tmp_path / "metrics.jsonl").read_bytes()
     # In the file or not, in part, or others of a way that was given up.
     lines = complete.splitlines(keepends=True)
@@ -296,7 +296,7 @@ def test_lines_in_a_checkpoint_are_written_at_the_next_start(tmp_path: Path) -> 
 def test_a_rollback_drops_lines_and_points(tmp_path: Path) -> None:
     with started_log(tmp_path) as log:
         add(log, 1, 2, 3)
-        log._worker.wait()
+        log.wait()
         log.rewind_to(1)
         log.add(3, ROLLBACK, {"to_step": 1})
         assert log.num_written == 1
@@ -319,7 +319,7 @@ def test_training_and_validation_share_their_tags(tmp_path: Path) -> None:
     with started_log(tmp_path) as log:
         log.add(1, TRAIN, {"loss": 3.0})
         log.flush()
-        log._worker.wait()
+        log.wait()
         assert [path.name for path in (tmp_path / "tensorboard").iterdir()] == ["train"]
         log.add(2, VALIDATION, {"loss": 4.0})
     assert tensorboard_points(tmp_path) == {"train/loss": [(1, 3.0)], "validation/loss": [(2, 4.0)]}

@@ -119,9 +119,9 @@ def test_a_tracker_that_hangs_holds_up_nothing(
     with log:
         log.add(1, TRAIN, {"loss": 1.0})
         log.flush()
-        log._worker.wait()
+        log._of_lines[0].wait()
     assert [line["step"] for line in read_metrics(folder)] == [1]
-    assert "wandb is not up to date; the next start of this run makes up for that" in caplog.text
+    assert "wandb not up to date (0 lines of 1 are missing); the next start of this run" in caplog.text
     released.set()
 
 
