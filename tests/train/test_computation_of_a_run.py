@@ -11,7 +11,6 @@ import pytest
 from tests.fixtures.same_run import assert_same_run
 from tests.fixtures.tiny_run import NUM_STEPS, forget_checkpoint, run_flags
 from train import has_bfloat16_instructions
-from train.layers.cpu_functions import multiply_in_bfloat16
 from train.model import computation
 from train.run_mlm import main
 
@@ -95,12 +94,9 @@ def test_a_run_that_was_compiled_stays_compiled(shards, tmp_path, monkeypatch, c
 @pytest.mark.skipif(not has_bfloat16_instructions(), reason="this CPU does not multiply bfloat16")
 def test_without_xla_a_run_multiplies_in_bfloat16(shards, tmp_path):
     losses = {}
-    try:
-        for name, flags in (("exact", ()), ("rounded", ("--bfloat16",))):
-            assert main(run_flags(shards, tmp_path / name, "--jit-compile", "false", *flags)) == 0
-            lines = (tmp_path / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-            losses[name] = [json.loads(line)["loss"] for line in lines]
-    finally:
-        multiply_in_bfloat16(False)
+    for name, flags in (("exact", ()), ("rounded", ("--bfloat16",))):
+        assert main(run_flags(shards, tmp_path / name, "--jit-compile", "false", *flags)) == 0
+        lines = (tmp_path / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        losses[name] = [json.loads(line)["loss"] for line in lines]
     assert losses["rounded"] == pytest.approx(losses["exact"], rel=0.005)
     assert losses["rounded"] != losses["exact"]

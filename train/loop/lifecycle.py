@@ -232,11 +232,15 @@ def locked_run_folder(run: Run) -> Iterator[None]:
 
 @contextmanager
 def failure_handling(run: Run, strategy: "tf.distribute.Strategy") -> Iterator[StopRequest]:
-    """Explain TensorFlow's errors within it; yield whether the run was asked to stop."""
+    """Explain TensorFlow's errors within it, and leave float32 behind; yield whether the run was asked to stop."""
     from train.runtime.strategy import explained_failures, max_over_workers
+    from train.step.train_step import set_precision
 
     hardware = run.config.hardware
     stop = StopRequest(functools.partial(max_over_workers, strategy) if run.cluster.num_workers > 1 else None)
     on_tpu_vm = hardware.wants_tpu and hardware.tpu_name == "local"
     with explained_failures(run.cluster, run.folder), listening(stop, on_cloud_machine=on_tpu_vm):
-        yield stop
+        try:
+            yield stop
+        finally:
+            set_precision()  # of other models in this process

@@ -328,6 +328,12 @@ def _is_of_one_shape(iterator: Any) -> bool:
     return all(spec.shape.is_fully_defined() for spec in specs)
 
 
+def set_precision(*, bfloat16: bool = False, is_compiled: bool = False) -> None:
+    """Let all that this process builds from now on compute in float32 or in bfloat16, without XLA only its products."""
+    tf_keras.mixed_precision.set_global_policy("mixed_bfloat16" if bfloat16 and is_compiled else "float32")
+    multiply_in_bfloat16(bfloat16 and not is_compiled)
+
+
 def build_model(
     config: RunSettings,
     inputs: Inputs,
@@ -347,9 +353,7 @@ def build_model(
         num_predictions = task.num_predictions(config.optimization.per_replica_batch_size * plan.max_length)
         computation = choose_computation(config, model_config, plan, num_predictions)
     is_compiled = config.hardware.wants_tpu or computation.jit_compile
-    is_mixed = config.hardware.bfloat16 and is_compiled
-    tf_keras.mixed_precision.set_global_policy("mixed_bfloat16" if is_mixed else "float32")
-    multiply_in_bfloat16(config.hardware.bfloat16 and not is_compiled)
+    set_precision(bfloat16=config.hardware.bfloat16, is_compiled=is_compiled)
     with strategy.scope():
         model = PretrainingModel(
             build_network(
