@@ -64,7 +64,11 @@ class PrepareConfig(Bounded):
         at_least=0,
         at_most=1,
     )
-    shard_size: int = flag(16384, "Rows per shard, at most. 16,384 rows of 512 tokens are under 30 MB.", at_least=1)
+    shard_size: int | None = flag(
+        None,
+        "Rows per shard, at most. Default: 16,384, or fewer of rows over 512 tokens: shards stay under 30 MB.",
+        at_least=1,
+    )
     partition_bytes: int | None = flag(
         None,
         "Bytes of the corpus per unit of work. A resumed run does not repeat finished units, and the last row of "

@@ -37,7 +37,6 @@ from mlm_common.storage.reading import StoredFile
 from mlm_common.tokenizer import load_tokenizer, save_tokenizer
 from mlm_common.workers import map_in_order, num_cores
 from tfrecord_prep.chunking import Rows
-from tfrecord_prep.config import PrepareConfig
 from tfrecord_prep.duplicates import HASH_BYTES, are_seen
 from tfrecord_prep.manifest import FORMAT_VERSION, PAIRS, TOKENIZER_FOLDER_NAME, Totals, read_manifest
 from tfrecord_prep.partition import write_shards
@@ -47,6 +46,7 @@ from tfrecord_prep.split import (
     SplitPlan,
     check_other_splits,
     complete_folder,
+    default_shard_size,
     describe_first_row,
     failures_named,
     made_with,
@@ -98,7 +98,7 @@ class ImportConfig(Bounded):
         "of short documents. They are counted in any case.",
         is_usual=True,
     )
-    shard_size: int = flag(PrepareConfig.shard_size, "Rows per shard, at most.", at_least=1)
+    shard_size: int | None = flag(None, "Rows per shard, at most. Default: 16,384 of up to 512 tokens.", at_least=1)
     num_workers: int | None = flag(None, "Number of worker processes. Default: one per core.", at_least=1)
     overwrite: bool = flag(False, "Replace shards in --output-dir that were made with other settings.")
 
@@ -179,7 +179,7 @@ def plan_fields(
         "split": config.split,
         "max_length": max_length,
         "chunking": PAIRS,
-        "shard_size": config.shard_size,
+        "shard_size": config.shard_size or default_shard_size(max_length),
         "partition_bytes": 0,  # a partition is a file
         **made_with(tokenizer),
         "corpus": {"settings": dataclasses.asdict(corpus), "data_files": [file_record(file) for file in files]},

@@ -224,9 +224,10 @@ def find_repository(config: PrepareConfig) -> HubRepository | None:
 def describe_plan(config: PrepareConfig, plans: Sequence[SplitPlan]) -> str:
     fields = plans[0].fields
     workers = "on Dataflow" if config.runner == DATAFLOW_RUNNER else str(config.num_processes)
+    size = f"up to {fields['shard_size']:,} per shard"
     lines = [
         f"tokenizer   {config.tokenizer_name_or_path}, {fields['tokenizer']['vocabulary_size']:,} tokens",
-        f"rows        {config.max_length} tokens, --chunking {config.chunking}, up to {config.shard_size:,} per shard",
+        f"rows        {config.max_length} tokens, --chunking {config.chunking}, {size}",
         f"workers     {workers}, each on {fields['partition_bytes'] / 1e6:,.1f} MB of the corpus at a time",
     ]
     if config.push_to_hub:

@@ -72,6 +72,8 @@ NUM_PARTITIONS = 128
 MIN_DEFAULT_BYTES = 1 << 20
 MAX_DEFAULT_BYTES = 64 << 20
 DEFAULT_BYTES = 4 << 20  # if the size of the corpus is unknown
+# A window of training's shuffle holds whole shards.
+SHARD_ROWS, ROW_LENGTH = 16384, 512
 
 # Works on numbered partitions, each by `work_on_partition`, and yields the number of each that is complete.
 Engine = Callable[[SplitWork, Iterable[NumberedPartition]], Iterable[int]]
@@ -126,15 +128,14 @@ def plan_splits(
     corpus = mixture.corpora[source]
     tokenizer_json = plain_text_tokenizer_json(tokenizer.backend_tokenizer.to_str())
     output, within = open_folder(str(config.output_dir)), f"{source}/" if source else ""
-    before = None if config.overwrite else recorded_plan(output.path_of(within + corpus.config.split))
+    before = {} if config.overwrite else recorded_plan(output.path_of(within + corpus.config.split)) or {}
     shared = {
         "format_version": FORMAT_VERSION,
         "max_length": config.max_length,
         "chunking": config.chunking,
         **({name: getattr(config, name) for name in PAIR_SETTINGS} if config.chunking == PAIRS else {}),
-        "shard_size": config.shard_size,
-        "partition_bytes": config.partition_bytes
-        or (before["partition_bytes"] if before else default_partition_bytes(corpus)),
+        "shard_size": config.shard_size or before.get("shard_size") or default_shard_size(config.max_length),
+        "partition_bytes": config.partition_bytes or before.get("partition_bytes") or default_partition_bytes(corpus),
         **made_with(tokenizer),
     }
     plans = []
@@ -345,6 +346,11 @@ def describe_first_row(folder: str, tokenizer: "PreTrainedTokenizerFast") -> str
     text = " ".join(tokenizer.decode(input_ids, clean_up_tokenization_spaces=False).split())
     shortened = text[:SHOWN_CHARACTERS] + "…" * (len(text) > SHOWN_CHARACTERS)
     return textwrap.fill(f"first row: {shortened}", SHOWN_COLUMNS, initial_indent="  ", subsequent_indent="    ")
+
+
+def default_shard_size(max_length: int) -> int:
+    """Choose a number of rows per shard, so that long rows take no more than those of `ROW_LENGTH` tokens."""
+    return max(1, SHARD_ROWS * ROW_LENGTH // max(ROW_LENGTH, max_length))
 
 
 def default_partition_bytes(corpus: Corpus) -> int:

@@ -17,7 +17,7 @@ from tests.fixtures.tiny_corpus import contents, flags
 from tfrecord_prep import partition, split
 from tfrecord_prep.manifest import read_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main
-from tfrecord_prep.split import default_partition_bytes
+from tfrecord_prep.split import default_partition_bytes, default_shard_size
 
 CORPUS = b"a corpus of small words\n" * 400 + b"x\n"
 MIB = 1 << 20
@@ -266,6 +266,11 @@ def test_bad_input_is_one_line(prepare: Run, tmp_path: Path, more: str, message:
     assert (refused.status, message in refused.error) == (2, True), refused.err
     assert not (tmp_path / "out" / "validation" / "plan.json").exists()
     assert not (tmp_path / "out" / "validation" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(("length", "expected"), [(8, 16384), (512, 16384), (1000, 8388), (8192, 1024), (1 << 24, 1)])
+def test_default_shard_size_follows_the_length_of_rows(length: int, expected: int) -> None:
+    assert default_shard_size(length) == expected
 
 
 @pytest.mark.parametrize(("num_bytes", "expected"), [(20_000, MIB), (300 * MIB, 300 * MIB // 128), (1 << 34, 64 * MIB)])
