@@ -12,7 +12,7 @@ import io
 import itertools
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,42 +24,37 @@ except ModuleNotFoundError:
 import numpy as np
 from numpy.typing import NDArray
 
-from mlm_common.cli.console import folder_beside, next_step, progress_bar
+from mlm_common.cli.console import folder_beside, next_step
 from mlm_common.cli.settings import Bounded, flag, require
 from mlm_common.corpus.config import HELD_OUT_SPLITS, CorpusConfig
+from mlm_common.corpus.corpus import Corpus, Partition, Source
 from mlm_common.corpus.identity import file_record
-from mlm_common.corpus.text_files import absolute_pattern, find_files
+from mlm_common.corpus.text_files import ByteRange, absolute_pattern, find_files
 from mlm_common.corpus.text_formats import BadRows
 from mlm_common.errors import InputError
 from mlm_common.folder_lock import locked_folder
-from mlm_common.storage import open_folder
+from mlm_common.storage import open_folder, read_file
 from mlm_common.storage.reading import StoredFile
-from mlm_common.tokenizer import load_tokenizer, save_tokenizer
-from mlm_common.workers import map_in_order, num_cores
+from mlm_common.tokenizer import load_tokenizer
+from mlm_common.workers import Workers, num_cores
 from tfrecord_prep.chunking import Rows
-from tfrecord_prep.duplicates import HASH_BYTES, are_seen
-from tfrecord_prep.manifest import FORMAT_VERSION, PAIRS, TOKENIZER_FOLDER_NAME, Totals, read_manifest
-from tfrecord_prep.partition import write_shards
+from tfrecord_prep.duplicates import FOLDER_NAME as HASHES_NAME
+from tfrecord_prep.duplicates import HASH_BYTES, find_duplicates, hashes_name
+from tfrecord_prep.manifest import FORMAT_VERSION, PAIRS, read_manifest
+from tfrecord_prep.partition import NumberedPartition, SplitWork, Tally, write_partition
 from tfrecord_prep.prepare_tfrecord_shards import describe_split, stoppable
 from tfrecord_prep.records import decode_feature, decode_rows, read_records
 from tfrecord_prep.split import (
+    Engine,
     SplitPlan,
     check_other_splits,
-    complete_folder,
     default_shard_size,
     describe_first_row,
-    failures_named,
+    hash_split,
     made_with,
+    prepare_split,
 )
-from tfrecord_prep.split_folder import (
-    PartitionResult,
-    begin_folder,
-    check_folder,
-    finish_folder,
-    partition_sha256,
-    sidecar_name,
-    write_sidecar,
-)
+from tfrecord_prep.split_folder import check_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -69,7 +64,6 @@ IDS, MASK, SEGMENTS = "input_ids", "input_mask", "segment_ids"
 POSITIONS, MASKED_IDS = "masked_lm_positions", "masked_lm_ids"
 LABELS = "next_sentence_labels"
 RECORDS_AT_ONCE = 1024
-HINT = "Use fewer --num-workers."
 
 
 @dataclass(frozen=True)
@@ -109,25 +103,14 @@ class ImportConfig(Bounded):
         require(bool(self.output_dir), "is required: the folder for the shards", "--output-dir", "nothing")
 
 
-@dataclass(frozen=True)
-class ImportWork:
-    """What a process needs to know to restore rows, and to write them."""
+class RecordFiles(Corpus):
+    """Files of records, each of which is a partition."""
 
-    folder: str
-    max_length: int
-    shard_size: int
-    vocabulary_size: int
-    special_ids: dict[str, int]
+    def has_byte_ranges(self, *_: object) -> bool:
+        return True
 
-
-@dataclass(frozen=True)
-class NumberedFile:
-    """A file as a partition, and which of its records are left out, (number of records,)."""
-
-    index: int
-    sha256: str
-    file: StoredFile
-    is_left_out: NDArray[np.bool_]
+    def partitions(self, split_name: str, *_: object) -> Iterator[Partition]:
+        return ([ByteRange(file)] for file in self.files(split_name))
 
 
 @command
@@ -141,17 +124,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     tokenizer = load_tokenizer(str(config.tokenizer_name_or_path))
     kind = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["type"]
     require(kind == "WordPiece", "must be a WordPiece one, as BERT's", "--tokenizer-name-or-path", kind)
-    files = find_files([absolute_pattern(one) for one in config.data_files], "--data-files", is_text=False)
-    fields = plan_fields(config, tokenizer, files)
-    folder = output.path_of(config.split)
-    with stoppable(), locked_folder(str(output)):
+    corpus = find_records(config)
+    fields = plan_fields(config, tokenizer, corpus)
+    folder, hashes_folder = output.path_of(config.split), output.path_of(f"{HASHES_NAME}/{config.split}")
+    num_processes = config.num_workers or num_cores()
+    with stoppable(), locked_folder(str(output)), Workers(num_processes, "Use fewer --num-workers.") as workers:
         is_complete = not config.overwrite and check_folder(folder, fields)
-        plan = SplitPlan("", config.split, folder, "", fields, is_complete, "")
+        plan = SplitPlan("", config.split, folder, hashes_folder, fields, is_complete, "")
         check_other_splits([plan])
-        if is_complete:
-            finish_folder(folder)
-        else:
-            import_split(plan, files, tokenizer, config)
+
+        def engine(work: SplitWork, partitions: Iterable[NumberedPartition]) -> Iterator[int]:
+            return workers.map_in_order(partial(work_on_file, work), partitions)
+
+        duplicates = {} if is_complete else look_for_duplicates(plan, corpus, engine, config)
+        prepare_split(plan, corpus, tokenizer, engine, duplicates)
+        output.subfolder(HASHES_NAME).delete()
         print(describe_split(folder, read_manifest(folder)))
         print(describe_first_row(folder, tokenizer))
     if config.split not in HELD_OUT_SPLITS:
@@ -160,11 +147,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(next_step("train/run_mlm.py", words))
 
 
-def plan_fields(
-    config: ImportConfig, tokenizer: "PreTrainedTokenizerFast", files: Sequence[StoredFile]
-) -> dict[str, Any]:
+def find_records(config: ImportConfig) -> RecordFiles:
+    patterns = [absolute_pattern(one) for one in config.data_files]
+    files = find_files(patterns, "--data-files", is_text=False)
+    corpus = CorpusConfig(data_files=patterns, split=config.split)
+    record = {"settings": dataclasses.asdict(corpus), "data_files": [file_record(file) for file in files]}
+    return RecordFiles(corpus, record, {config.split: Source(lambda _: (), tuple(files))})
+
+
+def plan_fields(config: ImportConfig, tokenizer: "PreTrainedTokenizerFast", corpus: RecordFiles) -> dict[str, Any]:
     """Make the fields of the manifest that are known beforehand, as in JSON; rows are as long as the first one."""
-    corpus = CorpusConfig(data_files=[absolute_pattern(one) for one in config.data_files], split=config.split)
+    files = corpus.files(config.split)
     found = next(((file, record) for file in files for record in records_of(file)), None)
     if found is None:
         raise InputError(f"--data-files must have records; there is none in {len(files):,} files.")
@@ -182,84 +175,50 @@ def plan_fields(
         "shard_size": config.shard_size or default_shard_size(max_length),
         "partition_bytes": 0,  # a partition is a file
         **made_with(tokenizer),
-        "corpus": {"settings": dataclasses.asdict(corpus), "data_files": [file_record(file) for file in files]},
+        "corpus": corpus.record,
         **({"deduplicated": {config.split: checksums}} if config.drop_duplicates else {}),
     }
     return dict(json.loads(json.dumps(fields)))
 
 
-def import_split(
-    plan: SplitPlan, files: Sequence[StoredFile], tokenizer: "PreTrainedTokenizerFast", config: ImportConfig
-) -> None:
-    """Check all files, then write those that an earlier run did not complete."""
-    named = ("max_length", "shard_size")
-    recorded = {name: plan.fields["tokenizer"][name] for name in ("vocabulary_size", "special_ids")}
-    work = ImportWork(plan.folder, **{name: plan.fields[name] for name in named}, **recorded)
-    num_processes, num_bytes = config.num_workers or num_cores(), sum(file.num_bytes for file in files)
-    hashes: list[NDArray[np.uint8]] = []
-    with progress_bar(f"Checking {len(files):,} files", "B", num_bytes) as bar:
-        for file, found in zip(files, map_in_order(partial(hash_rows, work), files, num_processes, HINT), strict=True):
-            hashes.append(found)
-            bar.update(file.num_bytes)
-    is_duplicate = are_seen(np.concatenate(hashes))
+def look_for_duplicates(plan: SplitPlan, corpus: RecordFiles, engine: Engine, config: ImportConfig) -> dict[int, bytes]:
+    """Check and hash all rows, count those that are the same as an earlier one, and return those to leave out."""
+    duplicates = find_duplicates({plan.folder: hash_split(plan, corpus, engine)})[plan.folder]
     what = "left out" if config.drop_duplicates else "kept; --drop-duplicates leaves them out"
-    counted = f"{len(is_duplicate):,} rows in {len(files):,} files"
-    print(f"{counted}, {is_duplicate.sum():,} the same as an earlier one ({what})")
-    is_left_out = np.split(is_duplicate & config.drop_duplicates, np.cumsum([len(one) for one in hashes])[:-1])
-    partitions = []
-    for index, (file, of_file) in enumerate(zip(files, is_left_out, strict=True)):
-        content = json.dumps([file.num_bytes, file.checksum])
-        sha256 = partition_sha256(plan.fields, [content], of_file.tobytes())
-        partitions.append(NumberedFile(index, sha256, file, of_file))
-    with failures_named(plan.folder):
-        complete, folder = begin_folder(plan.folder, plan.fields), open_folder(plan.folder)
-        save_tokenizer(tokenizer, folder.path_of(TOKENIZER_FOLDER_NAME))
-        missing = [one for one in partitions if complete.get(one.index) != one.sha256]
-        folder.delete_files([sidecar_name(one.index) for one in missing if one.index in complete])
-        with progress_bar(f"Writing {plan.place}", "B", sum(one.file.num_bytes for one in missing)) as bar:
-            for num_bytes in map_in_order(partial(import_file, work), missing, num_processes, HINT):
-                bar.update(num_bytes)
-        complete_folder(plan, {one.index: one.sha256 for one in partitions}, BadRows())
+    print(f"{sum(map(sum, duplicates.values())):,} rows are the same as an earlier one ({what})")
+    return duplicates if config.drop_duplicates else {}
 
 
-def hash_rows(work: ImportWork, file: StoredFile) -> NDArray[np.uint8]:
-    """Restore all rows of a file, and hash them; (number of records, HASH_BYTES)."""
-    hashes = [
-        hashlib.blake2b(ids.tobytes() + bytes([label]), digest_size=HASH_BYTES).digest()
-        for rows, labels in restored_rows(work, file)
-        for ids, label in zip(rows.input_ids, labels.tolist(), strict=True)
-    ]
-    return np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, HASH_BYTES)
+def work_on_file(work: SplitWork, numbered: NumberedPartition) -> int:
+    """Hash the rows of a file, or write those that are not left out; return its number, as `work_on_partition`."""
+    if work.owner is not None:
+        work.owner.guard()
+    (byte_range,) = numbered.partition
+    assert isinstance(byte_range, ByteRange)
+    restored = restored_rows(work, byte_range.file)
+    if work.hashes_folder is not None:
+        hashes = b"".join(map(hash_rows, restored))
+        open_folder(work.hashes_folder).write_bytes(hashes_name(numbered.index, numbered.sha256), hashes)
+        return numbered.index
+    is_left_out = np.frombuffer(read_file(numbered.duplicates) if numbered.duplicates else b"", bool)
+    tally = Tally(work, int(is_left_out.sum()))
+    kept = without_rows(restored, is_left_out) if len(is_left_out) else restored
+    return write_partition(numbered, tally.of_pairs(kept), tally, work, BadRows()).index
 
 
-def import_file(work: ImportWork, numbered: NumberedFile) -> int:
-    """Write the shards of a file, its sidecar last; return the bytes that were read."""
-    id_counts, num_random, first = np.zeros(work.vocabulary_size, np.int64), 0, 0
+def hash_rows(rows: Rows) -> bytes:
+    labels = np.asarray(rows.next_sentence_labels).tolist()
+    pairs = (ids.tobytes() + bytes([label]) for ids, label in zip(rows.input_ids, labels, strict=True))
+    return b"".join(hashlib.blake2b(pair, digest_size=HASH_BYTES).digest() for pair in pairs)
 
-    def kept() -> Iterator[Rows]:
-        nonlocal first, num_random
-        for rows, labels in restored_rows(work, numbered.file):
-            is_kept = ~numbered.is_left_out[first : first + len(labels)]
-            first += len(labels)
-            some = Rows(rows.input_ids[is_kept], rows.num_tokens_per_row[is_kept], labels[is_kept])
-            id_counts[:] += np.bincount(some.input_ids.ravel(), minlength=len(id_counts))
-            num_random += int(labels[is_kept].sum())
-            yield some
 
-    shards = write_shards(work.folder, numbered.index, kept(), work.shard_size)
-    id_counts[list(work.special_ids.values())] = 0
-    num_rows, num_tokens = sum(shard.num_rows for shard in shards), sum(shard.num_tokens for shard in shards)
-    totals = Totals(
-        num_documents=0,  # which the records do not say
-        num_blank_documents=0,
-        num_tokens=num_tokens,
-        num_padding_tokens=num_rows * work.max_length - num_tokens,
-        num_rows=num_rows,
-        num_random_pairs=num_random,
-        num_duplicate_documents=int(numbered.is_left_out.sum()),
-    )
-    write_sidecar(work.folder, PartitionResult(numbered.index, numbered.sha256, shards, totals, BadRows(), id_counts))
-    return numbered.file.num_bytes
+def without_rows(all_rows: Iterable[Rows], is_left_out: NDArray[np.bool_]) -> Iterator[Rows]:
+    first = 0
+    for rows in all_rows:
+        is_kept = ~is_left_out[first : first + len(rows.input_ids)]
+        first += len(is_kept)
+        labels = np.asarray(rows.next_sentence_labels)
+        yield Rows(rows.input_ids[is_kept], rows.num_tokens_per_row[is_kept], labels[is_kept])
 
 
 def records_of(file: StoredFile) -> Iterator[bytes]:
@@ -275,8 +234,8 @@ def records_of(file: StoredFile) -> Iterator[bytes]:
         raise InputError(f"{file.name} is not a complete TFRecord file: {error}.") from error
 
 
-def restored_rows(work: ImportWork, file: StoredFile) -> Iterator[tuple[Rows, NDArray[np.int64]]]:
-    """Yield the rows of a file, some at a time, with the masked tokens put back, and their labels, (rows,).
+def restored_rows(work: SplitWork, file: StoredFile) -> Iterator[Rows]:
+    """Yield the rows of a file, some at a time, with the masked tokens put back.
 
     Raises:
         InputError: a record of another form, of another length, or not of the tokenizer; says which.
@@ -284,21 +243,19 @@ def restored_rows(work: ImportWork, file: StoredFile) -> Iterator[tuple[Rows, ND
     records, first = records_of(file), 0
     while examples := list(itertools.islice(records, RECORDS_AT_ONCE)):
         try:
-            rows, labels, problems = _restored(work, examples)
+            rows, problems = _restored(work, examples)
         except (IndexError, KeyError, ValueError) as error:
             place = f"{file.name}, in the records from {first:,} on"
             raise InputError(f"{place}: {error}. They must be those of create_pretraining_data.py.") from error
         for problem, is_bad in problems.items():
             if is_bad.any():
                 raise InputError(f"{file.name}, record {first + int(np.argwhere(is_bad)[0, 0]):,}: {problem}.")
-        yield rows, labels
+        yield rows
         first += len(examples)
 
 
-def _restored(
-    work: ImportWork, examples: Sequence[bytes]
-) -> tuple[Rows, NDArray[np.int64], dict[str, NDArray[np.bool_]]]:
-    """Put the masked tokens back; return rows, labels, and {what is wrong: where}, each (num_rows, 1 or more)."""
+def _restored(work: SplitWork, examples: Sequence[bytes]) -> tuple[Rows, dict[str, NDArray[np.bool_]]]:
+    """Put the masked tokens back; return the rows, and {what is wrong: where}, each (num_rows, 1 or more)."""
     length, special = work.max_length, work.special_ids
     ids, mask, segments = (decode_rows(examples, name, length) for name in (IDS, MASK, SEGMENTS))
     labels = decode_rows(examples, LABELS, 1)[:, 0]
@@ -324,7 +281,7 @@ def _restored(
         "a [MASK] is left that no masked_lm_ids replaces": ids == special["mask"],
         f"{LABELS} is neither 0 nor 1": ((labels < 0) | (labels > 1))[:, None],
     }
-    return Rows(ids.astype(np.int32), num_tokens), labels, problems
+    return Rows(ids.astype(np.int32), num_tokens, labels), problems
 
 
 if __name__ == "__main__":

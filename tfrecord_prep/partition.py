@@ -60,11 +60,12 @@ class SplitWork:
     hashes_folder: str | None = None
 
 
-class _Tally:
+class Tally:
     """Counts documents, and the ids of their text without unknown tokens; of pairs of segments what is in the rows."""
 
-    def __init__(self, work: SplitWork) -> None:
+    def __init__(self, work: SplitWork, num_duplicates: int) -> None:
         self._work = work
+        self.num_duplicates = num_duplicates
         self.num_documents = self.num_blank_documents = self.num_random_pairs = self.num_words = 0
         self.id_counts = np.zeros(work.vocabulary_size, np.int64)
 
@@ -114,7 +115,7 @@ def work_on_partition(work: SplitWork, numbered: NumberedPartition) -> int:
 def build_partition(
     numbered: NumberedPartition, documents: Iterable[str], work: SplitWork, bad_rows: BadRows
 ) -> PartitionResult:
-    """Tokenize, cut and write the documents of a partition, its sidecar last, and return what was written.
+    """Tokenize and cut the documents of a partition, and write them as `write_partition` does.
 
     Memory does not depend on the number of documents, and a document takes no more than its text. `bad_rows` are those
     that are skipped while the documents are read.
@@ -130,12 +131,21 @@ def build_partition(
         is_duplicate = read_file(numbered.duplicates)
         num_duplicates = sum(is_duplicate)
         documents = (text for text, is_one in zip(documents, is_duplicate, strict=True) if not is_one)
-    tally = _Tally(work)
+    tally = Tally(work, num_duplicates)
     batches = tally.of_batches(encode_documents(work.tokenizer_json, tally.of_documents(documents), by_sentence))
     rule = {"rule": PairRule(random_share=work.random_share)} if has_pairs else {}
     rows = CHUNKINGS[work.chunking](batches, framing, work.max_length, **rule)
-    shards = write_shards(work.folder, numbered.index, tally.of_pairs(rows) if has_pairs else rows, work.shard_size)
+    return write_partition(numbered, tally.of_pairs(rows) if has_pairs else rows, tally, work, bad_rows)
+
+
+def write_partition(
+    numbered: NumberedPartition, rows: Iterable[Rows], tally: Tally, work: SplitWork, bad_rows: BadRows
+) -> PartitionResult:
+    """Write the rows of a partition, which the tally counts, and its sidecar last; return what was written."""
+    shards = write_shards(work.folder, numbered.index, rows, work.shard_size)
     num_rows, num_tokens = sum(shard.num_rows for shard in shards), sum(shard.num_tokens for shard in shards)
+    # Only a single document of one sentence can be in no pair.
+    is_without_pair = work.chunking == PAIRS and not num_rows
     totals = Totals(
         num_documents=tally.num_documents,
         num_blank_documents=tally.num_blank_documents,
@@ -143,10 +153,9 @@ def build_partition(
         num_padding_tokens=num_rows * work.max_length - num_tokens,
         num_rows=num_rows,
         num_random_pairs=tally.num_random_pairs,
-        # Only a single document of one sentence can be in no pair.
-        num_documents_without_pair=tally.num_documents - tally.num_blank_documents if has_pairs and not num_rows else 0,
+        num_documents_without_pair=tally.num_documents - tally.num_blank_documents if is_without_pair else 0,
         num_words=tally.num_words,
-        num_duplicate_documents=num_duplicates,
+        num_duplicate_documents=tally.num_duplicates,
     )
     result = PartitionResult(numbered.index, numbered.sha256, shards, totals, bad_rows, tally.id_counts)
     write_sidecar(work.folder, result)

@@ -288,22 +288,11 @@ def prepare_split(
             return NumberedPartition(index, sha256[index], partition, flags_folder.path_of(f"{index:05d}"))
 
         bad_rows = _work_through(plan, corpus, _work_on(plan, corpus), engine, number, f"Writing {plan.place}")
-        complete_folder(plan, sha256, bad_rows)
-
-
-def complete_folder(plan: SplitPlan, sha256: Mapping[int, str], bad_rows: BadRows) -> Manifest:
-    """Write the manifest of a split whose partitions, of these hashes, are complete; delete other shards before.
-
-    Raises:
-        InputError: there is no text at all.
-        RunFailedError: a partition is missing.
-    """
-    manifest, files = _sum_up(plan, sha256, bad_rows), open_folder(plan.folder)
-    named = {shard.name for shard in manifest.shards}
-    files.delete_files([name for name in files.list_files() if name.endswith(".tfrecord") and name not in named])
-    write_manifest(plan.folder, manifest)
-    finish_folder(plan.folder)
-    return manifest
+        manifest = _sum_up(plan, sha256, bad_rows)
+        named = {shard.name for shard in manifest.shards}
+        files.delete_files([name for name in files.list_files() if name.endswith(".tfrecord") and name not in named])
+        write_manifest(plan.folder, manifest)
+        finish_folder(plan.folder)
 
 
 def _sum_up(plan: SplitPlan, sha256: Mapping[int, str], bad_rows: BadRows) -> Manifest:

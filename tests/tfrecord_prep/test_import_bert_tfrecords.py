@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import random
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -10,12 +11,11 @@ import pytest
 import tensorflow as tf
 from transformers import BertTokenizerFast
 
-from mlm_common.corpus.text_files import find_files
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256
 from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import contents, train_tiny_tokenizer
-from tfrecord_prep import import_bert_tfrecords, split
+from tfrecord_prep import partition, split
 from tfrecord_prep.import_bert_tfrecords import main
 from tfrecord_prep.manifest import open_shards
 from tfrecord_prep.records import LABEL_KEY, decode_feature, read_records
@@ -24,7 +24,7 @@ from train.run_mlm import main as train
 
 WORDS = [f"{first}{last}" for first in "bdfgk" for last in ("a", "e", "i", "o", "u")]
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *(f"##{word}" for word in WORDS[:5])]
-PAD, CLS, SEP, MASK = 0, 2, 3, 4
+CLS, SEP, MASK = 2, 3, 4
 LENGTH, NUM_PREDICTIONS = 24, 4
 
 
@@ -151,7 +151,7 @@ def test_rows_that_differ_in_their_masks_only_are_counted_and_left_out_if_asked(
     pattern = write_files(tmp_path, [*made, *made[::2]])
     kept = run(main, *flags(pattern, tokenizer, tmp_path / "kept"))
     num_copies = len(made) + len(made[::2]) - len({(tuple(ids), label) for ids, _, label in made})
-    assert f"{num_copies:,} the same as an earlier one (kept" in kept.out
+    assert f"{num_copies:,} rows are the same as an earlier one (kept" in kept.out
     assert main(flags(pattern, tokenizer, tmp_path / "out", "--drop-duplicates")) == 0
     rows = Counter((tuple(ids), label) for ids, _, label in read_instances(tmp_path / "out" / "train"))
     assert rows == Counter({(tuple(ids), label) for ids, _, label in made})
@@ -172,8 +172,8 @@ def test_killed_in_the_middle_nothing_is_taken_as_complete(
     pattern = write_files(tmp_path, instances(documents(tokenizer), dupe_factor=1))
     assert main(flags(pattern, tokenizer, tmp_path / "whole")) == 0
     module, name = {
-        "a shard": (import_bert_tfrecords, "write_shards"),
-        "a sidecar": (import_bert_tfrecords, "write_sidecar"),
+        "a shard": (partition, "write_shards"),
+        "a sidecar": (partition, "write_sidecar"),
         "the manifest": (split, "write_manifest"),
     }[place]
     calls, original = itertools.count(), getattr(module, name)
@@ -220,19 +220,15 @@ PAIR: Instance = ([CLS, 5, 6, SEP, 7, SEP], [0, 0, 0, 0, 1, 1], 0)
     ],
 )
 def test_a_record_that_is_wrong_is_one_line_and_nothing_is_written(
-    changed: dict[str, list[int]], message: str, tokenizer: Path, tmp_path: Path
+    changed: dict[str, list[int]], message: str, tokenizer: Path, tmp_path: Path, run: Run
 ) -> None:
     path, draw = tmp_path / "wrong.tfrecord", random.Random(0)
     with tf.io.TFRecordWriter(str(path)) as writer:
         writer.write(example(PAIR, draw))
         writer.write(example(PAIR, draw, **changed))
-    work = import_bert_tfrecords.ImportWork(
-        str(tmp_path / "out"), LENGTH, 50, len(VOCABULARY), {"cls": CLS, "pad": PAD, "sep": SEP, "unk": 1, "mask": MASK}
-    )
-    with pytest.raises(InputError, match=message) as raised:
-        import_bert_tfrecords.hash_rows(work, *find_files([str(path)], "--data-files", is_text=False))
-    assert "\n" not in str(raised.value)
-    assert main(flags(str(path), tokenizer, tmp_path / "out")) == 2
+    refused = run(main, *flags(str(path), tokenizer, tmp_path / "out"))
+    assert refused.status == 2
+    assert re.search(message, refused.error)
     assert not list((tmp_path / "out").rglob("*.tfrecord"))
 
 
