@@ -45,12 +45,7 @@ MACHINE = (("import", machine.check_import), ("GPU", machine.check_gpus), ("TPU"
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    try:
-        config, _ = parse_run_flags(argv, __doc__)
-    except ImportError as broken:  # of transformers, which reads the flags
-        text = f"cannot be read: {broken}. Fix the errors below first; only the installation is checked."
-        print_all(chain([Finding("error", "flags", text)], of_installation()))
-        return
+    config, _ = parse_run_flags(argv, __doc__)
     print_all(all_findings(config))
     if not _has_run(config):
         print("Pass the flags of a run (run_mlm.py's) to check its shards, buckets, model and Hub repository as well.")

@@ -1,7 +1,6 @@
 """Run a command: settings from the command line and files, one-line errors, the first and last log lines."""
 
 import argparse
-import dataclasses
 import functools
 import gc
 import logging
@@ -12,18 +11,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from mlm_common.cli.console import PROJECT_FOLDER, second_interrupt_ends, set_up_console
+from mlm_common.cli.flag_parser import FINITE_NUMBER, TEXT, WHOLE_NUMBER, FlagParser, JoinedWords, joined_words
 from mlm_common.cli.imports import set_up_imports
 from mlm_common.cli.settings import flag_of
 from mlm_common.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, InputError, RunFailedError
 from mlm_common.storage import missing
-
-if TYPE_CHECKING:
-    from mlm_common.cli.flag_parser import FlagParser
 
 logger = logging.getLogger(__name__)
 
@@ -91,54 +88,36 @@ def parse_arguments(
         InputError: an unknown flag or key, a value of the wrong type, or a check of the dataclasses that failed.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = _build_parser(dataclass_types, description, needed, other_defaults)
+    parser = FlagParser(dataclass_types, description, needed, other_defaults)
     config_file = parser.parse_known_args(arguments)[0].config_file
     from_file = as_settings(read_yaml_file(config_file, "--config-file"), config_file) if config_file else {}
-    given = _known_and_typed(parser, from_file, dataclass_types, str(config_file))
+    given = _known_and_typed(parser, from_file, str(config_file))
     for name, settings_of in reversed(list((layers or {}).items())):
         parser.set_defaults(**given)
         value = getattr(parser.parse_known_args(arguments)[0], name)
         if value:
-            given = _known_and_typed(parser, settings_of(value), dataclass_types, f"{name} {value}") | given
+            given = _known_and_typed(parser, settings_of(value), f"{name} {value}") | given
     parser.set_defaults(**given)
     parser.check_flags(arguments)
-    return parser.parse_args_into_dataclasses(arguments, look_for_args_file=False)[:-1]
+    return parser.parse_dataclasses(arguments)
 
 
 def typed_settings(dataclass_types: Sequence[type], settings: dict[str, Any], source: str) -> dict[str, Any]:
     """Convert settings of a file, {flag: value}, to settings of the dataclasses, {field name: value}."""
-    return _known_and_typed(_build_parser(dataclass_types, None), settings, dataclass_types, source)
+    return _known_and_typed(FlagParser(dataclass_types, None), settings, source)
 
 
-def _build_parser(dataclass_types: Sequence[type], description: str | None, *more: Any) -> "FlagParser":
-    # Slow to import, which modules that need only `command` are spared.
-    from mlm_common.cli.flag_parser import FlagParser
-
-    return FlagParser(dataclass_types, description, *more)
-
-
-def _known_and_typed(
-    parser: "FlagParser", settings: dict[str, Any], dataclass_types: Sequence[type], source: str
-) -> dict[str, Any]:
-    fields = {field.name: field for dataclass_type in dataclass_types for field in dataclasses.fields(dataclass_type)}
-    current_names = {
-        alias.removeprefix("--").replace("-", "_"): name
-        for name, field in fields.items()
-        for alias in field.metadata.get("aliases", ())
-    }
+def _known_and_typed(parser: FlagParser, settings: dict[str, Any], source: str) -> dict[str, Any]:
     typed = {}
-    for given, value in settings.items():
-        name = current_names.get(given, given)
-        if name not in fields:
+    for name, value in settings.items():
+        if name not in parser.flags:
             raise InputError(f"{source}: unknown flag {name}{parser.nearest(name)} (--help lists all)")
-        typed[name] = _typed(parser.flags[name], value, source)
+        typed[parser.flags[name].dest] = _typed(parser.flags[name], value, source)
     return typed
 
 
 def _typed(flag: argparse.Action, value: Any, source: str) -> Any:
     """Convert a setting of a file as the command line converts the words after its flag."""
-    from mlm_common.cli.flag_parser import FINITE_NUMBER, TEXT, WHOLE_NUMBER, JoinedWords, joined_words
-
     kind: Any = flag.type
 
     def convert(item: Any) -> Any:

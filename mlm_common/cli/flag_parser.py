@@ -1,24 +1,25 @@
 """The parser of the commands: flags from dataclasses, help in groups, one line per mistake."""
 
 import argparse
+import dataclasses
 import functools
 import math
 import re
 import shlex
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
-
-from transformers.hf_argparser import HfArgumentParser, string_to_bool
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from mlm_common.cli.console import add_verbose_flag
-from mlm_common.cli.settings import nearest_name
+from mlm_common.cli.settings import flag_of, nearest_name
 from mlm_common.errors import InputError
 
 USUAL_GROUP, LAST_GROUP = "Usual flags", "Other flags"
 HELP_POSITION = 32
 DASHES = "-\u2013\u2014"  # editors turn two hyphens into a dash
+
+TRUE_WORDS, FALSE_WORDS = ("true", "yes", "t", "y", "1"), ("false", "no", "f", "n", "0")
 
 # Flags of transformers' scripts that do not exist here.
 NO_FLAGS = {
@@ -27,12 +28,16 @@ NO_FLAGS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Kind:
-    """The type of a flag's value, as argparse's `type`; `name` completes "must be …", `read` converts the text."""
+    """The type of a flag's value, as argparse's `type`.
+
+    `name` completes "must be …", `read` converts the text, and `metavar` stands for it in `--help`.
+    """
 
     name: str
     read: Callable[[str], Any]
+    metavar: str | None = None
 
     def __call__(self, text: str) -> Any:
         try:
@@ -48,6 +53,11 @@ def _finite(text: str) -> float:
     return number
 
 
+def _true_or_false(text: str) -> bool:
+    _one_of((*TRUE_WORDS, *FALSE_WORDS), text.lower())
+    return text.lower() in TRUE_WORDS
+
+
 def _one_of(choices: Sequence[str], text: str) -> str:
     if text not in choices:
         raise ValueError(text)
@@ -59,13 +69,20 @@ def _whole_number_or(word: str, text: str) -> int | str:
 
 
 TEXT = Kind("text", str)
-WHOLE_NUMBER = Kind(
-    "a whole number", lambda text: int(text.removesuffix(".0"))
-)  # transformers' scripts take 3.0 epochs
-FINITE_NUMBER = Kind("a finite number", _finite)
-TRUE_OR_FALSE = Kind("true or false", string_to_bool)
-KINDS: dict[Any, Kind] = {int: WHOLE_NUMBER, float: FINITE_NUMBER, str: TEXT, string_to_bool: TRUE_OR_FALSE}
-METAVARS: dict[Any, str] = {WHOLE_NUMBER: "N", FINITE_NUMBER: "X", TRUE_OR_FALSE: "true|false"}
+# transformers' scripts take 3.0 epochs.
+WHOLE_NUMBER = Kind("a whole number", lambda text: int(text.removesuffix(".0")), "N")
+FINITE_NUMBER = Kind("a finite number", _finite, "X")
+TRUE_OR_FALSE = Kind("true or false", _true_or_false, "true|false")
+KINDS: dict[Any, Kind] = {int: WHOLE_NUMBER, float: FINITE_NUMBER, str: TEXT, bool: TRUE_OR_FALSE}
+
+
+def _kind_of(type_: Any) -> Kind:
+    """Choose how to read a value of a type; of `X | None` and `list[X]` it is an X."""
+    if get_origin(type_) is Literal:
+        choices = get_args(type_)
+        return Kind(f"one of {', '.join(choices)}", functools.partial(_one_of, choices), "|".join(choices))
+    inner = [one for one in get_args(type_) if one is not NoneType]
+    return _kind_of(inner[0]) if inner else KINDS[type_]
 
 
 class JoinedWords(argparse.Action):
@@ -80,10 +97,10 @@ def joined_words(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 and "=" not in words[0] else shlex.join(words)
 
 
-class FlagParser(HfArgumentParser):
+class FlagParser(argparse.ArgumentParser):
     """Makes a flag for each field of dataclasses; `mlm_common.cli.settings.flag` describes fields and groups.
 
-    flags: {field name: its flag}.
+    flags: {field name, or another name of its flag with `_`: its flag}.
     """
 
     def __init__(
@@ -93,73 +110,72 @@ class FlagParser(HfArgumentParser):
         needed: Sequence[str] = (),
         other_defaults: Mapping[str, str] | None = None,
     ) -> None:
-        self.flags: dict[str, argparse.Action] = {}
-        self._groups: dict[str, Any] = {}
-        self._group_of_class = LAST_GROUP
         super().__init__(
-            dataclass_types,
             description=description,
             allow_abbrev=False,
             add_help=False,
             exit_on_error=False,
             formatter_class=functools.partial(_HelpFormatter, other_defaults=other_defaults or {}),
         )
-        self._group_of_class = LAST_GROUP
-        self.add_argument(
+        self.flags: dict[str, argparse.Action] = {}
+        self._dataclass_types = dataclass_types
+        self._groups: dict[str, Any] = {}
+        self._group_named(USUAL_GROUP)
+        for dataclass_type in dataclass_types:
+            types = get_type_hints(dataclass_type)
+            for field in dataclasses.fields(dataclass_type):
+                if field.init:
+                    self._add_flag(field, types[field.name], getattr(dataclass_type, "FLAG_GROUP", "Flags"))
+        others = self._group_named(LAST_GROUP)
+        others.add_argument(
             "--config-file",
             "--config_file",
             metavar="FILE",
             help="YAML or JSON file of flags; those you pass override it.",
         )
-        add_verbose_flag(self)
-        self.add_argument("-h", "--help", action="help", help="Show this help and exit.")
+        add_verbose_flag(others)
+        others.add_argument("-h", "--help", action="help", help="Show this help and exit.")
         shown = [_invocation(self.flags[name]) for name in needed]
         self.usage = " ".join(["%(prog)s", *shown, "[flags]"])
-
-    def _add_dataclass_arguments(self, dtype: Any) -> None:
-        self._group_named(USUAL_GROUP)
-        self._group_of_class = getattr(dtype, "FLAG_GROUP", "Flags")
-        super()._add_dataclass_arguments(dtype)
 
     def _group_named(self, title: str) -> Any:
         if title not in self._groups:
             self._groups[title] = self.add_argument_group(title)
         return self._groups[title]
 
-    def add_argument(
-        self,
-        *names: str,
-        marks: Sequence[str] = (),  # noqa: ARG002
-        bounds: Mapping[str, float] | None = None,  # noqa: ARG002
-        group: str | None = None,
-        is_usual: bool = False,
-        is_positional: bool = False,
-        takes_several: bool = False,
-        or_word: str | None = None,
-        off_help: str | None = None,
-        **settings: Any,
-    ) -> Any:
-        if is_positional:
-            names, settings = (names[0].lstrip("-"),), settings | {"nargs": "*"}
-        if takes_several:
+    def _add_flag(self, field: dataclasses.Field[Any], type_: Any, group_of_class: str) -> None:
+        about, default = field.metadata, field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        names = [f"--{field.name}", flag_of(field.name), *about.get("aliases", ())]
+        kind = _kind_of(type_)
+        if word := about.get("or_word"):
+            kind = Kind(f"a whole number or {word}", functools.partial(_whole_number_or, word), f"N|{word}")
+        settings: dict[str, Any] = {"type": kind, "help": about.get("help")}
+        settings |= {"required": True} if default is dataclasses.MISSING else {"default": default}
+        settings["metavar"] = about.get("metavar") or kind.metavar or _metavar(names[-1])
+        if about.get("is_positional"):
+            names, settings["nargs"] = [field.name], "*"
+        elif about.get("takes_several"):
             settings |= {"nargs": "+", "action": JoinedWords}
-        if settings.get("action") == "store_false":
-            settings["help"] = off_help
-        elif settings.get("action", JoinedWords) is JoinedWords:
-            choices = settings.pop("choices", None)
-            settings["type"] = kind = (
-                Kind(f"one of {', '.join(choices)}", functools.partial(_one_of, choices))
-                if choices
-                else KINDS.get(settings.get("type", str), settings.get("type"))
-            )
-            if or_word is not None:
-                settings["type"] = Kind(f"a whole number or {or_word}", functools.partial(_whole_number_or, or_word))
-                settings["metavar"] = f"N|{or_word}"
-            settings.setdefault("metavar", "|".join(choices) if choices else METAVARS.get(kind) or _metavar(names[-1]))
-        title = USUAL_GROUP if is_usual else group or self._group_of_class
-        action = self._group_named(title).add_argument(*names, **settings)
-        self.flags.setdefault(action.dest, action)  # the flag before its complement, --no-…
-        return action
+        elif get_origin(type_) is list:
+            settings["nargs"] = "+"
+        elif type_ is bool:
+            settings |= {"nargs": "?", "const": True}
+        group = self._group_named(USUAL_GROUP if about.get("is_usual") else about.get("group") or group_of_class)
+        action = group.add_argument(*dict.fromkeys(names), **settings)
+        self.flags |= {name.lstrip("-").replace("-", "_"): action for name in names}
+        if type_ is bool and default is True:
+            off: dict[str, Any] = {"action": "store_false", "dest": field.name, "help": about.get("off_help")}
+            group.add_argument(f"--no_{field.name}", flag_of(f"no_{field.name}"), **off)
+
+    def parse_dataclasses(self, arguments: Sequence[str]) -> tuple[Any, ...]:
+        """Make an instance of each dataclass from the command line, whose flags are known."""
+        values = vars(self.parse_known_args(arguments)[0])
+        return tuple(
+            one(**{field.name: values[field.name] for field in dataclasses.fields(one) if field.init})
+            for one in self._dataclass_types
+        )
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does; a flag without a value, or with one that it does not take, is an InputError."""

@@ -59,20 +59,19 @@ def flag(
     if bounds:
         rule = _describe_bounds(bounds)
         help_text = f"{help_text} {rule[0].upper()}{rule[1:]}."
-    # argparse formats its help
-    metadata: dict[str, Any] = {"help": help_text.replace("%", "%%"), "marks": marks, "is_usual": is_usual}
-    metadata |= {"bounds": bounds} if bounds else {}
-    metadata |= {"is_positional": True} if is_positional else {}
-    metadata |= {"takes_several": True} if takes_several else {}
-    optional = {
+    options = {
+        "is_usual": is_usual,
+        "is_positional": is_positional,
+        "takes_several": takes_several,
+        "aliases": list(dict.fromkeys((f"--{alias}", flag_of(alias)))) if alias else None,
+        "bounds": bounds,
         "group": group,
         "metavar": metavar,
         "or_word": or_word,
-        "off_help": off_help and off_help.replace("%", "%%"),
+        "off_help": off_help and off_help.replace("%", "%%"),  # argparse formats its help
     }
-    metadata |= {name: value for name, value in optional.items() if value is not None}
-    if alias is not None:
-        metadata["aliases"] = list(dict.fromkeys((f"--{alias}", flag_of(alias))))
+    metadata: dict[str, Any] = {"help": help_text.replace("%", "%%"), "marks": marks}
+    metadata |= {name: value for name, value in options.items() if value}
     if default is list:
         return field(default_factory=list, hash=False, metadata=metadata)
     return field(default=default, metadata=metadata)
