@@ -112,12 +112,10 @@ def recorded_plan(folder: str) -> Plan | None:
 def describe_plan_differences(found: Plan, asked: Plan, *, is_complete: bool) -> str:
     """Describe how a plan differs from that of existing shards in the settings; empty if it does not.
 
-    In an unfinished folder the same files may have changed. Without bad rows it makes no difference how they are
-    treated.
+    In an unfinished folder the same files may have changed.
     """
     corpora = [found["corpus"], asked["corpus"]]
-    if not is_complete or not found["bad_rows"]["num_rows"]:
-        corpora = [_without_on_bad_row(corpus) for corpus in corpora]
+    has_bad_rows = is_complete and found["bad_rows"]["num_rows"] > 0
     places = [[corpus["settings"][name] for name in PLACES] for corpus in corpora]
     if not is_complete and places[0] == places[1]:
         corpora = [_without_files(corpus) for corpus in corpora]
@@ -126,11 +124,8 @@ def describe_plan_differences(found: Plan, asked: Plan, *, is_complete: bool) ->
     }
     if not is_complete:
         del settings["deduplicated"]  # what is left out is part of the hash of a partition
-    return "; ".join(filter(None, (describe_changes(*corpora), describe_differences(found, settings))))
-
-
-def _without_on_bad_row(corpus: Record) -> Record:
-    return corpus | {"settings": corpus["settings"] | {"on_bad_row": "fail"}}
+    changes = describe_changes(*corpora, has_bad_rows=has_bad_rows)
+    return "; ".join(filter(None, (changes, describe_differences(found, settings))))
 
 
 def _without_files(corpus: Record) -> Record:
@@ -148,7 +143,7 @@ def partition_sha256(plan: Plan, partition: Partition, duplicates: bytes = b"") 
     It does not depend on where the files are, nor on the others; and most partitions have no bad rows. `duplicates`
     says which documents are left out, as `find_duplicates` returns it.
     """
-    corpus = identity(_without_files(_without_on_bad_row(plan["corpus"])))
+    corpus = identity(_without_files(plan["corpus"]))
     settings = plan | {"corpus": corpus, "versions": _versions(plan)}
     settings.pop("deduplicated", None)
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
@@ -189,7 +184,7 @@ def begin_folder(folder: str, plan: Plan) -> dict[int, str]:
     _delete_partials(folder)
     files.write_json(PLAN_NAME, plan)  # files of the corpus may have changed
     logger.info("%s is unfinished: its %d complete partitions stay", folder, len(complete))
-    changes = describe_changes(_without_on_bad_row(before["corpus"]), _without_on_bad_row(plan["corpus"]))
+    changes = describe_changes(before["corpus"], plan["corpus"])
     versions = describe_differences({"versions": _versions(before)}, {"versions": _versions(plan)})
     if changes := "; ".join(filter(None, (changes, versions))):
         logger.warning(

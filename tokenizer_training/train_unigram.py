@@ -196,11 +196,9 @@ def check_output_folder(folder: str, settings: dict[str, Any]) -> bool:
     if RECORD_FILE not in files:
         raise InputError(f"{folder} already contains a {TOKENIZER_FILE}, without a {RECORD_FILE}. {hint}")
     found, asked = json.loads(there.read_text(RECORD_FILE)), json.loads(json.dumps(settings))
-    if not found["bad_rows"]["num_rows"]:  # without any it makes no difference
-        for corpus in (*corpora_of(found).values(), *corpora_of(asked).values()):
-            corpus["settings"]["on_bad_row"] = "fail"
-    before, now = corpora_of(found), corpora_of(asked)
-    changes = [describe_changes(before[name], corpus) for name, corpus in now.items() if name in before]
+    before, now, has_bad_rows = corpora_of(found), corpora_of(asked), found["bad_rows"]["num_rows"] > 0
+    both = [(before[name], now[name]) for name in now if name in before]
+    changes = [describe_changes(*corpora, has_bad_rows=has_bad_rows) for corpora in both]
     if list(before) != list(now):
         names = [", ".join(filter(None, one)) or "none" for one in (before, now)]
         changes = ["the sources are {} there, {} are asked for".format(*names)]

@@ -81,18 +81,22 @@ def record_of_split(record: Record, split_name: str) -> Record:
     return reduced | {key: record[key] for key in keys if key in record}
 
 
-def identity(record: Record) -> Record:
-    """Reduce a record to what identifies its text: equal text has an equal identity."""
+def identity(record: Record, *, has_bad_rows: bool = False) -> Record:
+    """Reduce a record to what identifies its text: equal text has an equal identity.
+
+    Without bad rows it makes no difference how they are treated.
+    """
     kept = {name: value for name, value in record["settings"].items() if name not in SETTINGS_WITHOUT_INFLUENCE}
+    kept |= {} if has_bad_rows else {"on_bad_row": "fail"}
     if is_path(kept["dataset_name"]):
         kept["dataset_name"] = "a local folder"
     files = {key: [[file["num_bytes"], file["checksum"]] for file in record[key]] for key in files_keys(record)}
     return {"settings": kept} | files | {BUILTIN: record.get(BUILTIN)}
 
 
-def describe_changes(found: Record, asked: Record) -> str:
+def describe_changes(found: Record, asked: Record, *, has_bad_rows: bool = False) -> str:
     """Describe how the corpus `asked` differs from the recorded one; empty if it does not."""
-    known, wanted = identity(found), identity(asked)
+    known, wanted = (identity(one, has_bad_rows=has_bad_rows) for one in (found, asked))
     there, here = ({"corpus": {key: one[key] for key in ("settings", BUILTIN)}} for one in (known, wanted))
     changes = [describe_differences(there, here)]
     changes += [change for key in FILES_KEYS for change in _changed_files(key, found.get(key), asked.get(key))]
