@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlm_common.cli.console import no_progress
-from mlm_common.corpus.text_files import cut_passages, grouped_by_size, num_utf8_bytes
+from mlm_common.corpus.text_files import cut_passages, grouped_by_size
 from mlm_common.mixture import normalized, sampling_weights
 from mlm_common.workers import map_in_order
 from tokenizer_training.config import WORD_MARK, NormalizationConfig, make_normalizer
@@ -230,7 +230,7 @@ def sample_corpus(
         on_bytes: called with the size of each document read.
 
     Raises:
-        InputError: a document is not valid Unicode, or a worker was killed.
+        InputError: a document cannot be read, or a worker was killed.
     """
     generator = random.Random(seed)
     held_out = HeldOut(random.Random(generator.getrandbits(64)), fraction=HELD_OUT_FRACTION if hold_out else 0.0)
@@ -239,7 +239,7 @@ def sample_corpus(
 
     def counted_documents() -> Iterator[str]:
         for number, text in enumerate(documents, start=1):
-            num_bytes = num_utf8_bytes(text, number)
+            num_bytes = len(text.encode())
             record["num_documents"] = number
             record["num_bytes"] += num_bytes
             on_bytes(num_bytes)

@@ -210,24 +210,9 @@ def grouped(sized_items: Iterable[tuple[Item, int]], max_size: int) -> Iterator[
 
 
 def grouped_by_size(documents: Iterable[str], max_bytes: int) -> Iterator[list[str]]:
-    """Yield the documents in order, in groups of at most `max_bytes` of UTF-8; a larger document is a group.
-
-    Raises:
-        InputError: a document is not valid Unicode; says which.
-    """
+    """Yield the documents in order, in groups of at most `max_bytes` of UTF-8; a larger document is a group."""
     # One more each, so that blank documents have a size, too.
-    sized = ((document, num_utf8_bytes(document, number) + 1) for number, document in enumerate(documents, start=1))
-    return grouped(sized, max_bytes)
-
-
-def num_utf8_bytes(document: str, number: int) -> int:
-    """Return the size of document number `number` in UTF-8; an InputError names one that is not valid Unicode."""
-    try:
-        return len(document.encode())
-    except UnicodeEncodeError as error:
-        raise InputError(
-            f"Documents must be valid Unicode; number {number:,} is not: {error}. Remove it from the corpus."
-        ) from error
+    return grouped(((document, len(document.encode()) + 1) for document in documents), max_bytes)
 
 
 def absolute_pattern(pattern: str) -> str:

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlm_common.corpus.text_files import cut_passages
-from mlm_common.errors import InputError
 from tokenizer_training.config import WORD_MARK, NormalizationConfig, make_normalizer, make_pre_tokenizer
 from tokenizer_training.corpus_sample import (
     BlockSample,
@@ -201,12 +200,6 @@ def test_no_documents() -> None:
     sample = sampled([], 1000, hold_out=True)
     assert not sample.counts.segments
     assert sample.record["num_documents"] == sample.record["num_words"] == 0
-
-
-def test_broken_unicode_names_its_document() -> None:
-    documents = chain(["fine", "fine"], [json.loads('"half of a pair: \\ud83d"')])
-    with pytest.raises(InputError, match=r"must be valid Unicode; number 3 is not: .*Remove it"):
-        sampled(documents, 10**6, hold_out=True)
 
 
 def words_of(texts: list[str], config: NormalizationConfig) -> list[str]:

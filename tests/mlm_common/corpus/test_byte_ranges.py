@@ -22,7 +22,6 @@ CHARACTERS = ["", "a", " ", "é", "☃", "😀", "\x85", "\u2028", "\x0c", "\ufe
 TEXTS = st.lists(st.sampled_from([*LINE_ENDS, *CHARACTERS]), max_size=40).map("".join)
 JSON_ROWS = [json.dumps({"text": text}, ensure_ascii=False) for text in CHARACTERS] + ['{"n": 1}', '"a"', " "]
 JSON_LINES = st.lists(st.tuples(st.sampled_from(JSON_ROWS), st.sampled_from(LINE_ENDS)), max_size=12)
-BROKEN = json.loads('"half of a pair: \\ud83d"')
 
 
 @pytest.fixture
@@ -197,8 +196,3 @@ def test_groups_keep_all_documents_and_their_bound(documents: list[str], max_byt
         assert len(group) == 1 or sum(len(document.encode()) + 1 for document in group) <= max_bytes
     for group, after in pairwise(groups):
         assert sum(len(document.encode()) + 1 for document in [*group, after[0]]) > max_bytes, "closed too early"
-
-
-def test_broken_unicode_is_named() -> None:
-    with pytest.raises(InputError, match="valid Unicode; number 2 is not"):
-        list(grouped_by_size(["fine", BROKEN], 100))
