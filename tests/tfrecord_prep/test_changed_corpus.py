@@ -90,25 +90,6 @@ def test_a_split_of_other_files_stays(source: Path, tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == before
 
 
-@pytest.mark.parametrize(
-    "more", [["--trust-remote-code", "--seed", "3", "--streaming"], ["--test-files", "{}/held_out.txt"]]
-)
-@pytest.mark.parametrize("complete", [True, False])
-def test_settings_without_influence_on_a_split_may_change(
-    prepare: Run, tmp_path: Path, more: list[str], complete: bool
-) -> None:
-    (tmp_path / "held_out.txt").write_text("another text\n" * 20, encoding="utf-8")
-    prepare(tmp_path / "out")
-    train = tmp_path / "out" / "train"
-    shard = min(train.glob("*.tfrecord"))
-    before = shard.stat().st_mtime_ns
-    if not complete:
-        (train / "manifest.json").rename(train / "plan.json")
-    assert prepare(tmp_path / "out", *(word.format(tmp_path) for word in more)).status == 0
-    assert not complete or shard.stat().st_mtime_ns == before
-    assert (tmp_path / "out" / "test").exists() == ("--test-files" in more)
-
-
 def test_the_corpus_of_the_tokenizer_must_not_have_changed(
     source: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

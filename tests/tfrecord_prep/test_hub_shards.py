@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from mlm_common.errors import InputError
 from mlm_common.hub.retries import HubAwayError
 from mlm_common.mixture import read_mixture
-from tests.fixtures.tiny_corpus import contents, flags, write_source
+from tests.fixtures.tiny_corpus import contents, flags
 from tests.servers.fixtures import HubHandle
 from tfrecord_prep import hub_shards
 from tfrecord_prep.hub_shards import HubShards
@@ -21,11 +21,6 @@ from tfrecord_prep.prepare_tfrecord_shards import main
 
 REPO = "alice/rows"
 ADDRESS = f"hub:{REPO}"
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_source(tmp_path_factory.mktemp("source"))
 
 
 @pytest.fixture

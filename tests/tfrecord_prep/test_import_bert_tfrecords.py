@@ -15,7 +15,7 @@ from mlm_common.errors import InputError
 from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256
 from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import contents, train_tiny_tokenizer
-from tfrecord_prep import partition, split
+from tfrecord_prep import partition
 from tfrecord_prep.import_bert_tfrecords import main
 from tfrecord_prep.manifest import open_shards
 from tfrecord_prep.records import LABEL_KEY, decode_feature, read_records
@@ -165,27 +165,19 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("place", ["a shard", "a sidecar", "the manifest"])
 def test_killed_in_the_middle_nothing_is_taken_as_complete(
-    place: str, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pattern = write_files(tmp_path, instances(documents(tokenizer), dupe_factor=1))
     assert main(flags(pattern, tokenizer, tmp_path / "whole")) == 0
-    module, name = {
-        "a shard": (partition, "write_shards"),
-        "a sidecar": (partition, "write_sidecar"),
-        "the manifest": (split, "write_manifest"),
-    }[place]
-    calls, original = itertools.count(), getattr(module, name)
+    calls, write_sidecar = itertools.count(), partition.write_sidecar
 
-    def killed(*arguments: object) -> object:
-        if place == "the manifest" or next(calls) == 1:
-            if place == "a shard":
-                original(*arguments)  # all of the file's shards, and no sidecar
+    def killed(*arguments: object) -> None:
+        if next(calls) == 1:
             raise Killed
-        return original(*arguments)
+        write_sidecar(*arguments)
 
-    monkeypatch.setattr(module, name, killed)
+    monkeypatch.setattr(partition, "write_sidecar", killed)
     with pytest.raises(Killed):
         main(flags(pattern, tokenizer, tmp_path / "out"))
     monkeypatch.undo()

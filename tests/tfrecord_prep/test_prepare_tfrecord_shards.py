@@ -16,9 +16,9 @@ from transformers import PreTrainedTokenizerFast
 
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus
-from mlm_common.tokenizer import SPECIAL_TOKENS, save_tokenizer, special_ids, tokenizer_sha256
+from mlm_common.tokenizer import SPECIAL_TOKENS, save_tokenizer, tokenizer_sha256
 from tests.fixtures.run_command import Run
-from tests.fixtures.tiny_corpus import BLANK, DOCUMENTS, contents, flags, read_rows, wrapped, write_source
+from tests.fixtures.tiny_corpus import DOCUMENTS, contents, flags, read_rows, wrapped, write_source
 from tests.servers.fixtures import CloudStorageHandle
 from tfrecord_prep.manifest import open_shards, read_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main
@@ -29,29 +29,6 @@ SCRIPT = Path(__file__).parents[2] / "tfrecord_prep" / "prepare_tfrecord_shards.
 @pytest.fixture(scope="module")
 def tokenizer(source: Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(source / "tokenizer")
-
-
-@pytest.mark.parametrize("chunking", ["concat", "full_sentences", "documents"])
-def test_tokens_in_are_tokens_written(
-    source: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, chunking: str
-) -> None:
-    assert main(flags(source, tmp_path, "--chunking", chunking)) == 0
-    rows = read_rows(tmp_path / "train")
-    ids = special_ids(tokenizer)
-    text = [token for token in chain.from_iterable(rows) if token not in (ids["cls"], ids["sep"])]
-    assert not set(text) & {ids["mask"], ids["pad"], ids["unk"]}
-    assert tokenizer.decode(text, clean_up_tokenization_spaces=False).split() == " ".join(DOCUMENTS).split()
-
-    manifest = read_manifest(str(tmp_path / "train"))
-    num_tokens = sum(map(len, rows))
-    totals = manifest.totals
-    assert (totals.num_documents, totals.num_blank_documents) == (len(DOCUMENTS), len(BLANK))
-    assert (totals.num_tokens, totals.num_rows) == (num_tokens, len(rows))
-    assert totals.num_padding_tokens == len(rows) * 16 - num_tokens
-    assert sum(shard.num_tokens for shard in manifest.shards) == num_tokens
-    assert manifest.tokenizer.sha256 == tokenizer_sha256(tokenizer)
-    frequencies = np.unique(text, return_counts=True)[1] / len(text)
-    assert manifest.unigram_entropy_nats == pytest.approx(-(frequencies * np.log(frequencies)).sum())
 
 
 def test_names_number_partitions_and_shards(source: Path, tmp_path: Path) -> None:

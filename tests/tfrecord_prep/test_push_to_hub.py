@@ -10,7 +10,7 @@ from huggingface_hub import DatasetCard
 from mlm_common.hub import push as hub
 from mlm_common.hub.redaction import REDACTED
 from tests.fixtures.run_command import Run
-from tests.fixtures.tiny_corpus import contents, flags, write_source
+from tests.fixtures.tiny_corpus import contents, flags
 from tests.servers.fixtures import CloudStorageHandle, HubHandle
 from tfrecord_prep import hub_shards as publishing
 from tfrecord_prep.hub_shards import dataset_card
@@ -19,11 +19,6 @@ from tfrecord_prep.prepare_tfrecord_shards import main
 
 REPO = "alice/rows"
 HUB = ("--push-to-hub", REPO, "--validation-percent", "20")
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_source(tmp_path_factory.mktemp("source"))
 
 
 def published(server: HubHandle) -> dict[str, bytes]:
