@@ -59,7 +59,6 @@ def surrogate():
     """{SURROGATE}"""
 '''
 DOCUMENTS = ("a document\n\nof two paragraphs", "another with ü and \u2028")
-PROSE = "Return the words of the sentence in the order in which they were read, and nothing else besides them, {}."
 
 
 def write_package(folder: Path, files: dict[str, str]) -> str:

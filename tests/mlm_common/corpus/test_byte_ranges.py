@@ -114,6 +114,7 @@ def test_one_huge_row_is_not_read_once_a_range() -> None:
         (b"[1]", r"list \[1\]"),
         (b'{"text": 17}', "int 17"),
         (b'{"text": "\\ud800"}', "U.D800 is half"),
+        (b'"\xfc"', "the byte 0xfc is not UTF-8"),
     ],
 )
 def test_json_errors_lead_to_the_line(line_end: bytes, row: bytes, message: str, tmp_path: Path) -> None:
@@ -125,18 +126,6 @@ def test_json_errors_lead_to_the_line(line_end: bytes, row: bytes, message: str,
         read_range(path, start, path.stat().st_size)
     with pytest.raises(InputError, match=rf"; line 42: {message}"):
         read_file(path)
-
-
-@pytest.mark.parametrize("ending", ["txt", "jsonl"])
-def test_wrong_encoding_names_the_line_in_the_range(ending: str, tmp_path: Path) -> None:
-    rows = b'"\xc3\xa9"\n' * 1000
-    path = tmp_path / f"a.{ending}"
-    path.write_bytes(rows + b'"\xfc"\n' + rows)
-    middle = len(rows) - 2
-    with pytest.raises(InputError, match=f"; line 1 after byte {middle:,}: the byte 0xfc is not UTF-8"):
-        read_range(path, middle, len(rows) + 100)
-    assert len(read_range(path, 0, middle)) == 1000
-    assert len(read_range(path, middle + 10, 2 * len(rows))) == 999
 
 
 def test_what_a_file_lacks_is_found_in_a_range_of_it(tmp_path: Path) -> None:

@@ -90,9 +90,9 @@ def test_files_are_read_in_the_order_given_and_globs_sorted(tmp_path: Path, monk
 
 
 def test_json_files_may_differ_in_their_other_keys(tmp_path: Path) -> None:
-    write_lines(tmp_path / "a.jsonl", ['{"text": "a", "year": 1}', '{"year": 2}'])
+    write_lines(tmp_path / "a.jsonl", ['{"text": "a", "year": 1}', '{"year": 2}', '{"text": null}'])
     write_lines(tmp_path / "b.jsonl", ['{"title": "t", "text": "b"}'])
-    assert read(data_files=[str(tmp_path / "*.jsonl")]) == ["a", "", "b"]
+    assert read(data_files=[str(tmp_path / "*.jsonl")]) == ["a", "", "", "b"]
 
 
 def test_csv_text_is_not_interpreted(tmp_path: Path) -> None:

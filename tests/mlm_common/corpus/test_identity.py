@@ -153,24 +153,6 @@ def test_a_file_is_hashed_once_for_each_of_its_states(tmp_path: Path, num_hashed
     assert len(num_hashed) == 2
 
 
-def test_a_file_that_was_just_written_is_not_remembered(
-    tmp_path: Path, num_hashed: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(identity, "MIN_AGE_SECONDS", 3600.0)
-    path = tmp_path / "a.txt"
-    path.write_bytes(CONTENT)
-    assert checksum_of(path) == checksum_of(path)
-    assert len(num_hashed) == 2
-
-
-def test_without_a_writable_cache_files_are_hashed_again(tmp_path: Path, num_hashed: list[str]) -> None:
-    path = tmp_path / "a.txt"
-    path.write_bytes(CONTENT)
-    (tmp_path / "cache").write_bytes(b"a file in the way")
-    assert checksum_of(path) == checksum_of(path)
-    assert len(num_hashed) == 2
-
-
 def test_a_file_that_changes_after_hashing_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(CONTENT)
@@ -198,33 +180,34 @@ def test_a_damaged_gzip_file_has_no_content_checksum(tmp_path: Path, damage: byt
     assert found.content_checksum in {None, NO_CONTENT}
 
 
-def test_both_checksums_of_a_gzip_file_are_remembered(
-    tmp_path: Path, num_hashed: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_checksums_of_a_gzip_file_are_remembered(tmp_path: Path, num_hashed: list[str]) -> None:
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(CONTENT))
-    monkeypatch.setattr(identity, "MIN_AGE_SECONDS", -60.0)
     first, second = (with_checksums([StoredFile(str(path), 0)]) for _ in range(2))
     assert first == second
     assert first[0].content_checksum == f"sha256 {hashlib.sha256(CONTENT).hexdigest()}"
     assert len(num_hashed) == 1
 
 
-@pytest.mark.parametrize("obstacle", ["no home", "a read-only home"])
-def test_without_a_home_files_are_hashed_each_time(
+@pytest.mark.parametrize("obstacle", ["just written", "a file in the way", "no home", "a read-only home"])
+def test_what_cannot_be_remembered_is_hashed_each_time(
     tmp_path: Path, num_hashed: list[str], monkeypatch: pytest.MonkeyPatch, obstacle: str
 ) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(CONTENT)
-    monkeypatch.setattr(identity, "MIN_AGE_SECONDS", -60.0)
 
     def refuse(*_: object, **__: object) -> Path:
         if obstacle == "no home":
             raise RuntimeError("Could not determine home directory.")
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home" if obstacle == "no home" else "mkdir", refuse)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    if obstacle == "just written":
+        monkeypatch.setattr(identity, "MIN_AGE_SECONDS", 3600.0)
+    elif obstacle == "a file in the way":
+        (tmp_path / "cache").write_bytes(b"")
+    else:
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(Path, "home" if obstacle == "no home" else "mkdir", refuse)
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert checksum_of(path) == checksum_of(path)
     assert len(num_hashed) == 2

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import Corpus, open_corpus, read_partition
 from mlm_common.corpus.text_files import ByteRange, cut_file, read_byte_range
-from mlm_common.corpus.text_formats import BadRow, BadRows
 from mlm_common.errors import InputError
 from mlm_common.storage.reading import find_stored_files
 from tests.fixtures.text_files import local_file, read_file, read_range
@@ -91,17 +90,6 @@ def test_row_groups_are_partitions_unless_they_are_few(tmp_path: Path, num_group
     assert len(partitions) > 9, "without row groups to cut at, the documents are grouped"
     texts = [text for part in partitions for text in read_partition(corpus.config, "train", part)]
     assert numbers_in(texts) == list(range(8_000))
-
-
-def test_an_unreadable_row_is_named_by_its_number(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    texts = pa.array([b"good"] * 250 + [b"\xff"] + [b"good"] * 49)
-    table = pa.table({"text": texts.cast(pa.string(), safe=False).view(pa.string())})
-    pq.write_table(table, path, row_group_size=100)
-    last = cut_file(local_file(path), "line", 1)[-1]
-    bad_rows = BadRows()
-    assert list(read_byte_range(last, "text", "line", "skip", bad_rows)) == ["good"] * 99
-    assert bad_rows.listed == [BadRow(str(path), "row 251", "the byte 0xff is not UTF-8")]
 
 
 def test_a_damaged_file_is_named_when_it_is_cut(tmp_path: Path) -> None:
