@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.generated_text import write_generated_text
 from benchmarks.measured_run import MeasuredRun, run_and_tell
 from benchmarks.tables import median_and_range, print_machine, print_table
+from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.text_files import ByteRange, find_files, read_byte_range
 from mlm_common.tokenizer import load_tokenizer
 from tokenizer_training.config import NormalizationConfig, make_normalizer, make_pre_tokenizer
@@ -124,7 +125,7 @@ class Result:
 def paragraphs(file: str) -> Iterable[str]:
     """Yield the lines of all documents, but for blank ones."""
     (stored,) = find_files([file], "--valid-file")
-    for document in read_byte_range(ByteRange(stored), text_column="text", sample_by="line"):
+    for document in read_byte_range(ByteRange(stored), CorpusConfig()):
         yield from filter(str.strip, document.splitlines())
 
 

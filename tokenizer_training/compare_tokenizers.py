@@ -69,7 +69,7 @@ def texts_by_file(config: CorpusConfig, max_bytes: int) -> Iterator[tuple[str, l
     corpus = open_corpus(config)
     parts = {file.name: replace(config, data_files=[file.name]) for file in corpus.files(config.split)}
     for part, of_part in (parts or {config.split: config}).items():
-        documents = open_corpus(of_part).sampled_documents(config.split, max_bytes, config.seed)
+        documents = open_corpus(of_part).sampled_documents(config.split, max_bytes)
         yield part, draw_passages(documents, config.seed, max_bytes)
 
 

@@ -295,7 +295,7 @@ def shares_of(
     """Compute the part of each source, by its weight or the size of its text, of which `max_bytes` was sampled."""
     sizes = {}
     for name, corpus in mixture.corpora.items() if not mixture.weights else ():
-        fraction = corpus.sampled_fraction(corpus.config.split, max_bytes[name], corpus.config.seed)
+        fraction = corpus.sampled_fraction(corpus.config.split, max_bytes[name])
         sizes[name] = samples[name].record["num_bytes"] / fraction
     return _shares(mixture, sizes, alpha)
 

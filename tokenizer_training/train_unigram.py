@@ -274,16 +274,15 @@ def count_sample(
     bad_rows: BadRows,
 ) -> CorpusSample:
     """Read a sample of the corpus and count its words; skipped rows are added to `bad_rows`."""
-    seed = corpus.config.seed
-    documents = corpus.sampled_documents(corpus.config.split, max_bytes, seed, bad_rows)
-    num_bytes = corpus.num_sampled_bytes(corpus.config.split, max_bytes, seed)
+    documents = corpus.sampled_documents(corpus.config.split, max_bytes, bad_rows)
+    num_bytes = corpus.num_sampled_bytes(corpus.config.split, max_bytes)
     with progress_bar("Reading and counting", "B", num_bytes) as bar:
         sample = sample_corpus(
             documents,
             normalization,
             max_bytes=max_bytes,
             max_distinct_characters=unigram.max_distinct_characters,
-            seed=seed,
+            seed=corpus.config.seed,
             hold_out=VALIDATION not in corpus.split_names,
             num_processes=output.num_workers or min(num_cores(), MAX_COUNTING_PROCESSES),
             on_bytes=bar.update,
@@ -317,7 +316,7 @@ def held_out_text(corpus: Corpus, held_out: list[str]) -> tuple[str, list[str]]:
     """Return a split and text of it to measure on, which was trained on only if the corpus is too small."""
     split, seed = corpus.config.split, corpus.config.seed
     if VALIDATION in corpus.split_names:
-        return VALIDATION, draw_passages(corpus.sampled_documents(VALIDATION, HELD_OUT_BYTES, seed), seed)
+        return VALIDATION, draw_passages(corpus.sampled_documents(VALIDATION, HELD_OUT_BYTES), seed)
     if held_out:
         return f"{split}, held out", held_out
     return f"{split}, trained on", draw_passages(corpus.documents(split), seed)

@@ -120,39 +120,36 @@ class Corpus:
         files = self._files_to_cut(split_name)
         return bool(files) and not is_for_few_workers(files, self.config.txt_unit, partition_bytes)
 
-    def sampled_documents(
-        self, split_name: str, max_bytes: int, seed: int, bad_rows: BadRows | None = None
-    ) -> Iterator[str]:
+    def sampled_documents(self, split_name: str, max_bytes: int, bad_rows: BadRows | None = None) -> Iterator[str]:
         """Read documents from all over a split, about twice `max_bytes`; all of a split that has no more.
 
-        Of files that can be cut only the sample is read.
+        Of files that can be cut only the sample is read; `config.seed` decides it.
         """
-        byte_ranges = self._sample(split_name, max_bytes, seed)
+        byte_ranges = self._sample(split_name, max_bytes)
         if byte_ranges is None:
             return self.documents(split_name, bad_rows)
         return read_partition(self.config, split_name, byte_ranges, bad_rows)
 
-    def num_sampled_bytes(self, split_name: str, max_bytes: int, seed: int) -> int | None:
+    def num_sampled_bytes(self, split_name: str, max_bytes: int) -> int | None:
         """Estimate how many bytes of text `sampled_documents` reads; None if the sizes of the files do not tell."""
         files = self._files_to_cut(split_name)
         if not files or any(file.name.endswith((".gz", ".parquet")) for file in files):
             return None
-        byte_ranges = self._sample(split_name, max_bytes, seed) or [ByteRange(file) for file in files]
+        byte_ranges = self._sample(split_name, max_bytes) or [ByteRange(file) for file in files]
         num_bytes = sum(byte_range.num_bytes for byte_range in byte_ranges)
         return int(num_bytes * _fraction_of_split(self.config, split_name))
 
-    def sampled_fraction(self, split_name: str, max_bytes: int, seed: int) -> float:
+    def sampled_fraction(self, split_name: str, max_bytes: int) -> float:
         """Return which fraction of the split's bytes, as stored, `sampled_documents` reads; 1 for all of it."""
-        byte_ranges = self._sample(split_name, max_bytes, seed)
+        byte_ranges = self._sample(split_name, max_bytes)
         if byte_ranges is None:
             return 1.0
         return sum(one.num_bytes for one in byte_ranges) / sum(file.num_bytes for file in self.files(split_name))
 
-    def _sample(self, split_name: str, max_bytes: int, seed: int) -> list[ByteRange] | None:
+    def _sample(self, split_name: str, max_bytes: int) -> list[ByteRange] | None:
         """Draw the byte ranges to read for a sample; None for all of the split."""
         num_bytes = int(2 * max_bytes / _fraction_of_split(self.config, split_name))
-        files, config = self._files_to_cut(split_name), self.config
-        return draw_byte_ranges(files, config.txt_unit, config.text_column, num_bytes, seed)
+        return draw_byte_ranges(self._files_to_cut(split_name), self.config, num_bytes)
 
     def _files_to_cut(self, split_name: str) -> tuple[StoredFile, ...]:
         """List the files of a split; none if its documents must be counted from the first on."""
@@ -178,8 +175,7 @@ def read_partition(
     """
     for item in partition:
         if isinstance(item, ByteRange):
-            documents = read_byte_range(item, config.text_column, config.txt_unit, config.on_bad_row, bad_rows)
-            yield from _documents_of_split(config, split_name, documents)
+            yield from _documents_of_split(config, split_name, read_byte_range(item, config, bad_rows))
         else:
             yield item
 
@@ -313,10 +309,7 @@ def _open_files(config: CorpusConfig, key: str, record: dict[str, Any]) -> Sourc
     record[key] = [file_record(file) for file in files]
 
     def read(bad_rows: BadRows) -> Iterator[str]:
-        return chain.from_iterable(
-            read_byte_range(ByteRange(file), config.text_column, config.txt_unit, config.on_bad_row, bad_rows)
-            for file in files
-        )
+        return chain.from_iterable(read_byte_range(ByteRange(file), config, bad_rows) for file in files)
 
     _check_not_blank(read, " ".join(patterns))
     return Source(read, files)
@@ -378,7 +371,8 @@ def check_lines(files: Iterable[StoredFile]) -> None:
     """
     texts = [file for file in files if file.name.removesuffix(".gz").endswith(".txt")]
     for file in texts[:NUM_FILES_CHECKED]:
-        if are_wrapped(list(islice(read_byte_range(ByteRange(file), "", "line", "skip"), NUM_LINES_CHECKED))):
+        lines = read_byte_range(ByteRange(file), CorpusConfig(on_bad_row="skip"))
+        if are_wrapped(list(islice(lines, NUM_LINES_CHECKED))):
             raise InputError(
                 f"The lines of {file.name} are those of wrapped paragraphs, and by default each line of a .txt file is "
                 "a document: the model would see one line at a time. Pass --sample-by paragraph (blank lines separate "

@@ -20,7 +20,7 @@ from itertools import accumulate, islice, pairwise
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
-from mlm_common.corpus.config import OnBadRow
+from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.identity import with_checksums
 from mlm_common.corpus.text_formats import (
     PARQUET_BUFFER_BYTES,
@@ -120,9 +120,7 @@ def is_for_few_workers(files: Sequence[StoredFile], sample_by: str, max_bytes: i
     return is_too_large and len(groups) < MIN_GROUPS
 
 
-def draw_byte_ranges(
-    files: Sequence[StoredFile], sample_by: str, text_column: str, num_bytes: int, seed: int
-) -> list[ByteRange] | None:
+def draw_byte_ranges(files: Sequence[StoredFile], config: CorpusConfig, num_bytes: int) -> list[ByteRange] | None:
     """Draw about `num_bytes` of the files, in ranges from all over them, in order; the same for the same seed.
 
     The files are taken as one, cut into equally long sections, and a block is drawn from each; if one is Parquet, row
@@ -132,17 +130,17 @@ def draw_byte_ranges(
     Raises:
         InputError: a file is not the Parquet that its name says, or has no text column.
     """
-    if not all(can_be_cut(file, sample_by) for file in files):
+    if not all(can_be_cut(file, config.txt_unit) for file in files):
         return None
     if any(map(_is_parquet, files)):
-        return _draw_row_groups(files, sample_by, text_column, num_bytes, seed)
+        return _draw_row_groups(files, config, num_bytes)
     total_bytes = sum(file.num_bytes for file in files)
     if total_bytes <= num_bytes:
         return None
     block_bytes = max(1, min(SAMPLE_BLOCK_BYTES, num_bytes // MIN_SAMPLE_BLOCKS))
     num_blocks = -(-total_bytes // block_bytes)
     num_drawn = min(num_blocks, -(-num_bytes // block_bytes))
-    generator = random.Random(seed)
+    generator = random.Random(config.seed)
     sections = [num_blocks * number // num_drawn for number in range(num_drawn + 1)]
     blocks = [generator.randrange(first, after) for first, after in pairwise(sections)]
     return list(_ranges_of_blocks(files, blocks, block_bytes))
@@ -165,18 +163,16 @@ def _ranges_of_blocks(files: Sequence[StoredFile], blocks: Sequence[int], block_
                 index += 1
 
 
-def _draw_row_groups(
-    files: Sequence[StoredFile], sample_by: str, text_column: str, num_bytes: int, seed: int
-) -> list[ByteRange] | None:
+def _draw_row_groups(files: Sequence[StoredFile], config: CorpusConfig, num_bytes: int) -> list[ByteRange] | None:
     """Draw row groups, and blocks of files that are not Parquet, `num_bytes` of text but no fewer than 64 of them."""
     units: list[tuple[ByteRange, int]] = []  # with their bytes of text
     for file in files:
         if _is_parquet(file):
             # A file without rows has no sizes, but a range all the same.
-            units += zip(_row_groups(file), row_group_text_bytes(file, text_column), strict=False)
+            units += zip(_row_groups(file), row_group_text_bytes(file, config.text_column), strict=False)
         else:
-            units += [(block, block.num_bytes) for block in cut_file(file, sample_by, SAMPLE_BLOCK_BYTES)]
-    order = random.Random(seed).sample(range(len(units)), len(units))
+            units += [(block, block.num_bytes) for block in cut_file(file, config.txt_unit, SAMPLE_BLOCK_BYTES)]
+    order = random.Random(config.seed).sample(range(len(units)), len(units))
     sums = accumulate(units[index][1] for index in order)
     num_drawn = max(MIN_SAMPLE_BLOCKS, sum(1 for drawn_bytes in sums if drawn_bytes <= num_bytes))
     return None if num_drawn >= len(units) else [units[index][0] for index in sorted(order[:num_drawn])]
@@ -249,28 +245,23 @@ def find_files(patterns: list[str], flag: str, *, is_text: bool = True) -> list[
     return with_checksums(files.values())
 
 
-def read_byte_range(
-    byte_range: ByteRange,
-    text_column: str,
-    sample_by: str,
-    on_bad_row: OnBadRow = "fail",
-    bad_rows: BadRows | None = None,
-) -> Iterator[str]:
+def read_byte_range(byte_range: ByteRange, config: CorpusConfig, bad_rows: BadRows | None = None) -> Iterator[str]:
     """Yield the texts of a file or of a range of it, in the file's order; an empty one for a row without text.
 
-    With `on_bad_row="skip"` unreadable rows are skipped and added to `bad_rows`.
+    Of the settings `text_column`, `sample_by` and `on_bad_row` count. With `on_bad_row="skip"` unreadable rows are
+    skipped and added to `bad_rows`.
 
     Raises:
         InputError: the file is not what its ending says, is not UTF-8, or lacks the text column. Texts before the
             error may have been yielded.
         CloudStorageError: Cloud Storage did not answer.
     """
-    name = byte_range.file.name
+    name, text_column = byte_range.file.name, config.text_column
     stop = sys.maxsize if byte_range.stop is None else byte_range.stop
     file_format = _format_of(name, "--data-files")
     after = f" after byte {byte_range.start:,}" if byte_range.start else ""
     place = "row {:,}".format if file_format == "parquet" else lambda number: f"line {number:,}{after}"
-    handler = (bad_rows or BadRows()).handler(on_bad_row, name, place)
+    handler = (bad_rows or BadRows()).handler(config.on_bad_row, name, place)
     try:
         with byte_range.file.open() as raw:
             if file_format == "parquet":
@@ -288,7 +279,7 @@ def read_byte_range(
             encoding, newline = "utf-8" if byte_range.start else "utf-8-sig", "" if file_format == "csv" else None
             text = io.TextIOWrapper(rows, encoding, "surrogateescape", newline)
             if file_format == "text":
-                yield from txt_texts(text, sample_by, handler)
+                yield from txt_texts(text, config.txt_unit, handler)
             elif file_format == "csv":
                 yield from csv_texts(text, text_column, name, handler)
             else:

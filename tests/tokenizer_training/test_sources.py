@@ -123,7 +123,7 @@ def test_sizes_are_estimated_from_samples(sources: Path, tmp_path: Path) -> None
     assert max_bytes["tiny"] == round(60_000 * sizes["tiny"] / sum(sizes.values()))
     samples = {
         name: sample_corpus(
-            corpus.sampled_documents("train", max_bytes[name], 0),
+            corpus.sampled_documents("train", max_bytes[name]),
             NormalizationConfig(),
             max_bytes=max_bytes[name],
             max_distinct_characters=100_000,

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlm_common.corpus import text_files
+from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.text_files import ByteRange, cut_file, cut_passages, grouped_by_size, read_byte_range, row_blocks
 from mlm_common.errors import InputError
 from mlm_common.storage import reading
@@ -34,7 +35,7 @@ def small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
 def in_ranges(path: Path, max_bytes: int) -> list[str]:
     byte_ranges = cut_file(local_file(path), "line", max_bytes)
     assert all(byte_range.num_bytes <= max_bytes for byte_range in byte_ranges)
-    return [text for byte_range in byte_ranges for text in read_byte_range(byte_range, "text", "line")]
+    return [text for byte_range in byte_ranges for text in read_byte_range(byte_range, CorpusConfig())]
 
 
 @pytest.mark.usefixtures("small_reads")

@@ -157,13 +157,13 @@ def test_a_file_that_changes_after_hashing_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(CONTENT)
     (file,) = with_checksums([StoredFile(str(path), len(CONTENT))])
-    texts = read_byte_range(ByteRange(file), "text", "line")
+    texts = read_byte_range(ByteRange(file), CorpusConfig())
     assert next(texts) == "a line"
     path.write_bytes(CONTENT.upper())
     with pytest.raises(InputError, match=r"a\.txt changed while it was being read"):
         list(texts)
     with pytest.raises(InputError, match="changed while it was being read"):
-        list(read_byte_range(ByteRange(file), "text", "line"))
+        list(read_byte_range(ByteRange(file), CorpusConfig()))
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from mlm_common.corpus.corpus import Corpus, open_corpus, read_partition
 from mlm_common.corpus.text_files import ByteRange, cut_file, read_byte_range
 from mlm_common.errors import InputError
 from mlm_common.storage.reading import find_stored_files
-from tests.fixtures.text_files import local_file, read_file, read_range
+from tests.fixtures.text_files import local_file, read_file, read_range, with_seed
 from tests.servers.fixtures import CloudStorageHandle
 
 GROUP_ROWS = 250
@@ -59,7 +59,7 @@ def test_rows_of_all_ranges_are_those_of_the_file(
     expected = [text or "" for text in texts]
     assert read_file(path) == expected
     byte_ranges = cut_file(local_file(path), "line", max_bytes)
-    assert [text for part in byte_ranges for text in read_byte_range(part, "text", "line")] == expected
+    assert [text for part in byte_ranges for text in read_byte_range(part, CorpusConfig())] == expected
     borders = sorted({0, *borders, path.stat().st_size})
     assert [text for border in pairwise(borders) for text in read_range(path, *border)] == expected
 
@@ -75,7 +75,7 @@ def test_a_range_is_of_as_many_row_groups_as_it_holds(tmp_path: Path) -> None:
         (group_bytes * 7 // 2, [3000, 3000, 3000, 1000]),
     ):
         byte_ranges = cut_file(file, "paragraph", max_bytes)
-        assert [len(list(read_byte_range(part, "text", "paragraph"))) for part in byte_ranges] == sizes
+        assert [len(list(read_byte_range(part, CorpusConfig()))) for part in byte_ranges] == sizes
         assert [part.stop for part in byte_ranges[:-1]] == [part.start for part in byte_ranges[1:]]
         assert sum(part.num_bytes for part in byte_ranges) == file.num_bytes
 
@@ -114,7 +114,7 @@ def corpus(tmp_path: Path) -> Corpus:
 
 def groups_in_sample(corpus: Corpus, max_bytes: int, seed: int = 0) -> list[int]:
     """Read a sample, which must hold whole groups of numbers in order, and list them."""
-    numbers = numbers_in(list(corpus.sampled_documents("train", max_bytes, seed)))
+    numbers = numbers_in(list(with_seed(corpus, seed).sampled_documents("train", max_bytes)))
     groups = [number // GROUP_ROWS for number in numbers[::GROUP_ROWS]]
     assert numbers == [group * GROUP_ROWS + row for group in groups for row in range(GROUP_ROWS)]
     assert groups == sorted(set(groups))
@@ -128,14 +128,14 @@ def test_a_sample_is_of_row_groups_and_as_large_as_their_text(corpus: Corpus) ->
     assert groups == groups_in_sample(corpus, 175_000) != groups_in_sample(corpus, 175_000, seed=1)
     assert len(groups_in_sample(corpus, 1)) == 64, "it is from all over the corpus"
     assert groups_in_sample(corpus, 375_000) == list(range(200))
-    assert corpus.num_sampled_bytes("train", 5_000, 0) is None, "compressed files do not tell"
+    assert corpus.num_sampled_bytes("train", 5_000) is None, "compressed files do not tell"
 
 
 def test_a_sample_beside_lines_is_of_both(corpus: Corpus, tmp_path: Path) -> None:
     lines = [f"{200 * GROUP_ROWS + number:09d}\n" for number in range(1000)]
     (tmp_path / "more.txt").write_text("".join(lines), encoding="utf-8")
     both = open_corpus(CorpusConfig(data_files=[*corpus.config.data_files, str(tmp_path / "more.txt")]))
-    samples = [numbers_in(list(both.sampled_documents("train", 1, seed))) for seed in range(10)]
+    samples = [numbers_in(list(with_seed(both, seed).sampled_documents("train", 1))) for seed in range(10)]
     assert {max(numbers) >= 200 * GROUP_ROWS for numbers in samples} == {True, False}
 
 
@@ -144,7 +144,7 @@ def test_a_sample_needs_the_text_column_in_every_file(tmp_path: Path) -> None:
     pq.write_table(pa.table({"title": ["a"]}), tmp_path / "other.parquet")
     other = open_corpus(CorpusConfig(data_files=[f"{tmp_path}/*.parquet"]))
     with pytest.raises(InputError, match=r"other\.parquet has title, not 'text'"):
-        other.sampled_documents("train", 1_000, 0)
+        other.sampled_documents("train", 1_000)
 
 
 def test_a_range_of_an_object_is_read_without_the_rest(cloud: CloudStorageHandle, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_range_of_an_object_is_read_without_the_rest(cloud: CloudStorageHandle
     byte_ranges = cut_file(file, "line", 2 << 20)
     assert len(byte_ranges) == 10, "two groups of a megabyte come together"
     num_before = len(cloud.requests(path="a.parquet"))
-    assert list(read_byte_range(byte_ranges[3], "text", "line")) == texts[6_000:8_000]
+    assert list(read_byte_range(byte_ranges[3], CorpusConfig())) == texts[6_000:8_000]
     requests = cloud.requests(path="a.parquet")[num_before:]
     asked = [request["range"].removeprefix("bytes=").split("-") for request in requests]
     num_bytes = [min(int(stop) + 1, file.num_bytes) - int(start) for start, stop in asked]

@@ -13,6 +13,7 @@ from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import Corpus, open_corpus
 from mlm_common.corpus.text_files import ByteRange, draw_byte_ranges, read_byte_range
 from mlm_common.storage.reading import StoredFile
+from tests.fixtures.text_files import with_seed
 
 LINE_BYTES = 10
 
@@ -45,7 +46,7 @@ def num_bytes_of(byte_ranges: list[ByteRange]) -> int:
 
 
 def sampled(corpus: Corpus, max_bytes: int, seed: int = 0, split: str = "train") -> list[int]:
-    return [int(text) for text in corpus.sampled_documents(split, max_bytes, seed)]
+    return [int(text) for text in with_seed(corpus, seed).sampled_documents(split, max_bytes)]
 
 
 def test_sample_is_from_all_over_the_corpus(corpus: Corpus, ranges_read: list[ByteRange]) -> None:
@@ -56,7 +57,7 @@ def test_sample_is_from_all_over_the_corpus(corpus: Corpus, ranges_read: list[By
         assert 250 < sum(tenth * 2_000 <= number < (tenth + 1) * 2_000 for number in numbers) < 550
     assert all(byte_range.stop for byte_range in ranges_read), "a file was read as a whole"
     assert abs(num_bytes_of(ranges_read) - 40_000) < 700
-    assert corpus.num_sampled_bytes("train", 20_000, 0) == num_bytes_of(ranges_read)
+    assert corpus.num_sampled_bytes("train", 20_000) == num_bytes_of(ranges_read)
 
 
 def test_sample_is_that_of_the_seed_and_differs_between_seeds(corpus: Corpus) -> None:
@@ -69,7 +70,7 @@ def test_sample_is_that_of_the_seed_and_differs_between_seeds(corpus: Corpus) ->
 
 def test_small_corpora_are_read_as_they_are(corpus: Corpus) -> None:
     assert sampled(corpus, 100_000) == list(range(20_000))
-    assert corpus.num_sampled_bytes("train", 100_000, 0) == 20_000 * LINE_BYTES
+    assert corpus.num_sampled_bytes("train", 100_000) == 20_000 * LINE_BYTES
     assert 17_900 < len(sampled(corpus, 90_000)) < 18_400
 
 
@@ -84,10 +85,8 @@ def test_what_cannot_be_cut_is_read_as_it_is(corpus: Corpus, tmp_path: Path, con
     (tmp_path / "more.csv").write_text("text\n20000\n", encoding="utf-8")
     more = [str(tmp_path / name) for name in config.pop("data_files", [])]
     other = open_corpus(CorpusConfig(data_files=[*corpus.config.data_files, *more], **config))
-    assert list(other.sampled_documents("train", 1_000, 0)) == list(other.documents("train"))
-    assert (other.num_sampled_bytes("train", 1_000, 0) is None) == (
-        "limit" in config or bool(more and ".gz" in more[0])
-    )
+    assert list(other.sampled_documents("train", 1_000)) == list(other.documents("train"))
+    assert (other.num_sampled_bytes("train", 1_000) is None) == ("limit" in config or bool(more and ".gz" in more[0]))
 
 
 def test_drawn_splits_are_sampled_from_as_much_as_it_takes(corpus: Corpus, ranges_read: list[ByteRange]) -> None:
@@ -98,7 +97,7 @@ def test_drawn_splits_are_sampled_from_as_much_as_it_takes(corpus: Corpus, range
     assert 800 < len(validation) < 1200
     assert set(validation) <= {int(text) for text in drawn.documents("validation")}
     assert abs(num_bytes_of(ranges_read[:-52]) - 100_000) < 2_000
-    assert 9_000 < (drawn.num_sampled_bytes("validation", 5_000, 0) or 0) < 11_000
+    assert 9_000 < (drawn.num_sampled_bytes("validation", 5_000) or 0) < 11_000
     main = sampled(drawn, 5_000)
     assert 900 < len(main) < 1100
     assert not set(main) & set(validation)
@@ -107,7 +106,7 @@ def test_drawn_splits_are_sampled_from_as_much_as_it_takes(corpus: Corpus, range
 @given(st.lists(st.integers(0, 3000), max_size=12), st.integers(1, 4000), st.integers())
 def test_ranges_lie_in_their_files_and_share_nothing(sizes: list[int], num_bytes: int, seed: int) -> None:
     files = [StoredFile(f"{index}.txt", size, index) for index, size in enumerate(sizes)]
-    byte_ranges = draw_byte_ranges(files, "line", "text", num_bytes, seed)
+    byte_ranges = draw_byte_ranges(files, CorpusConfig(seed=seed), num_bytes)
     assert (byte_ranges is None) == (sum(sizes) <= num_bytes)
     ends = dict.fromkeys(files, 0)
     for byte_range in byte_ranges or ():

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlm_common.corpus import text_formats
-from mlm_common.corpus.config import CorpusConfig
+from mlm_common.corpus.config import CorpusConfig, SampleBy
 from mlm_common.corpus.corpus import open_corpus
 from mlm_common.corpus.text_files import ByteRange, read_byte_range
 from mlm_common.corpus.text_formats import BadRow, BadRows, parquet_texts
@@ -148,10 +148,12 @@ def test_byte_order_mark_is_no_text(ending: str, tmp_path: Path) -> None:
 
 MEASURE = """
 import json, resource, sys, time
-from mlm_common.storage.reading import StoredFile
+from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.text_files import ByteRange, read_byte_range
+from mlm_common.storage.reading import StoredFile
 before_kilobytes, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-lengths = [len(text) for text in read_byte_range(ByteRange(StoredFile(sys.argv[1], 0)), "text", sys.argv[2])]
+file, config = StoredFile(sys.argv[1], 0), CorpusConfig(sample_by=sys.argv[2])
+lengths = [len(text) for text in read_byte_range(ByteRange(file), config)]
 peak_kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kilobytes
 print(json.dumps([lengths, time.process_time() - started, peak_kilobytes / 1e3]))
 """
@@ -218,9 +220,9 @@ def test_csv_fields_may_hold_commas_quotes_and_line_ends(tmp_path: Path) -> None
     assert read_file(name) == ['a, "b"\nc', "é"]
 
 
-def read(path: Path, sample_by: str = "line") -> tuple[list[str], BadRows]:
-    bad_rows = BadRows()
-    return list(read_byte_range(ByteRange(local_file(path)), "text", sample_by, "skip", bad_rows)), bad_rows
+def read(path: Path, sample_by: SampleBy = "line") -> tuple[list[str], BadRows]:
+    bad_rows, config = BadRows(), CorpusConfig(sample_by=sample_by, on_bad_row="skip")
+    return list(read_byte_range(ByteRange(local_file(path)), config, bad_rows)), bad_rows
 
 
 @pytest.mark.parametrize("value", [b"0", b"false", b"[]", b"{}", b"17", b"1.5", b"true"])

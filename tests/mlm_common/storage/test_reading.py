@@ -54,7 +54,7 @@ CONTENTS["parquet"] = as_parquet(TEXTS)
 
 
 def read(byte_range: ByteRange) -> list[str]:
-    return list(read_byte_range(byte_range, "text", "line"))
+    return list(read_byte_range(byte_range, CorpusConfig()))
 
 
 def read_object(name: str, *bounds: int) -> list[str]:
@@ -160,7 +160,7 @@ def test_an_object_that_changes_while_it_is_read(cloud: CloudStorageHandle, monk
     monkeypatch.setattr(reading.GcsReader, "read_ahead_bytes", 100_000)
     cloud.put("a.txt", b"old line\n" * 50_000)
     (file,) = find_stored_files(f"{BUCKET}/a.txt")
-    texts = read_byte_range(ByteRange(file), "text", "line")
+    texts = read_byte_range(ByteRange(file), CorpusConfig())
     assert next(texts) == "old line"
     cloud.put("a.txt", b"new line\n" * 50_000)
     with pytest.raises(InputError, match="was replaced or deleted while it was being read"):
