@@ -98,7 +98,6 @@ def parse_arguments(
         if value:
             given = _known_and_typed(parser, settings_of(value), f"{name} {value}") | given
     parser.set_defaults(**given)
-    parser.check_flags(arguments)
     return parser.parse_dataclasses(arguments)
 
 

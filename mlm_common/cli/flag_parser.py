@@ -42,7 +42,7 @@ class Kind:
     def __call__(self, text: str) -> Any:
         try:
             return self.read(text)
-        except (ValueError, argparse.ArgumentTypeError) as error:
+        except ValueError as error:
             raise argparse.ArgumentTypeError(f"must be {self.name}; received {text}") from error
 
 
@@ -170,8 +170,15 @@ class FlagParser(argparse.ArgumentParser):
             group.add_argument(f"--no_{field.name}", flag_of(f"no_{field.name}"), **off)
 
     def parse_dataclasses(self, arguments: Sequence[str]) -> tuple[Any, ...]:
-        """Make an instance of each dataclass from the command line, whose flags are known."""
-        values = vars(self.parse_known_args(arguments)[0])
+        """Make an instance of each dataclass from the command line.
+
+        Raises:
+            InputError: an unknown flag, or a value that a flag does not take.
+        """
+        namespace, unknown = self.parse_known_args(list(arguments))
+        if unknown:
+            raise self._unknown(unknown)
+        values = vars(namespace)
         return tuple(
             one(**{field.name: values[field.name] for field in dataclasses.fields(one) if field.init})
             for one in self._dataclass_types
@@ -191,22 +198,15 @@ class FlagParser(argparse.ArgumentParser):
         """Raise InputError, instead of exiting as argparse does."""
         raise InputError(f"{message}. --help lists all flags.")
 
-    def check_flags(self, arguments: Sequence[str]) -> None:
-        """Check that all flags are known; an InputError names the first unknown one, and the nearest."""
-        for argument in arguments:
-            name = argument.partition("=")[0].replace("_", "-")
-            if name in NO_FLAGS and name not in self._option_string_actions:
-                raise InputError(f"{name} is not a flag here: {NO_FLAGS[name]}. Leave it out.")
-        unknown = self.parse_known_args(list(arguments))[1]
-        if not unknown:
-            return
-        for argument in unknown:
-            name = argument.partition("=")[0]
+    def _unknown(self, words: Sequence[str]) -> InputError:
+        """Name the first unknown flag and the nearest, or the first of other words."""
+        for word in words:
+            name = word.partition("=")[0]
+            if reason := NO_FLAGS.get(name.replace("_", "-")):
+                return InputError(f"{name.replace('_', '-')} is not a flag here: {reason}. Leave it out.")
             if name[0:1] in tuple(DASHES) and name.strip(DASHES):
-                raise InputError(f"unknown flag {name}{self.nearest(name)} (--help lists all)")
-        raise InputError(
-            f"unexpected argument {unknown[0]!r}: each value must follow its flag. --help lists all flags."
-        )
+                return InputError(f"unknown flag {name}{self.nearest(name)} (--help lists all)")
+        return InputError(f"unexpected argument {words[0]!r}: each value must follow its flag. --help lists all flags.")
 
     def nearest(self, name: str) -> str:
         """Name the flag that begins with `name` or is most like it, as "; did you mean …?"; empty where none is."""
