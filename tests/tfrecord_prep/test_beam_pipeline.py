@@ -23,9 +23,6 @@ from tfrecord_prep.prepare_tfrecord_shards import main
 from tfrecord_prep.split_folder import read_sidecar
 
 needs_beam = pytest.mark.skipif(
-    importlib.util.find_spec("apache_beam") is None, reason="needs Apache Beam: pip install -e '.[test]'"
-)
-needs_dataflow = pytest.mark.skipif(
     importlib.util.find_spec("apache_beam") is None or importlib.util.find_spec("google.cloud.dataflow") is None,
     reason="needs Apache Beam and Dataflow's client: pip install -e '.[test]'",
 )
@@ -116,7 +113,7 @@ def test_a_failure_that_is_no_bad_input_says_how_to_resume(tmp_path: Path) -> No
         list(work_with_beam(work, [NumberedPartition(0, "a", ["5 6"])], options))
 
 
-@needs_dataflow
+@needs_beam
 @pytest.mark.parametrize(
     ("runner", "beam_options", "message"),
     [
@@ -133,7 +130,7 @@ def test_what_beam_cannot_do_is_refused(source: Path, runner: str, beam_options:
         check_beam(config, corpus)
 
 
-@needs_dataflow
+@needs_beam
 def test_dataflow_gets_gs_files_and_the_options_given(cloud: CloudStorageHandle) -> None:
     cloud.put("docs.jsonl", b'{"text": "a"}\n')
     corpus = open_corpus(CorpusConfig(data_files=[f"{cloud.bucket_url}/docs.jsonl"]))
@@ -144,7 +141,7 @@ def test_dataflow_gets_gs_files_and_the_options_given(cloud: CloudStorageHandle)
     assert given["number_of_worker_harness_threads"] == 1
 
 
-@needs_dataflow
+@needs_beam
 def test_dataflow_can_be_given_the_pipeline() -> None:
     """All of the job's description is made, and by Beam's own --dry_run not sent."""
     corpus = CorpusConfig(data_files=["gs://bucket/docs.jsonl"])

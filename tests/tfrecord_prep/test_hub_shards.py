@@ -98,12 +98,6 @@ def test_what_the_hub_does_not_have_is_one_line(address: str, message: str) -> N
     assert "\n" not in str(raised.value)
 
 
-def test_a_data_set_of_text_is_no_shards(hub_here: HubHandle) -> None:
-    hub_here.put(REPO, "data/train-0.parquet", b"rows", kind="datasets")
-    with pytest.raises(InputError, match=r"has no train/manifest\.json"):
-        HubShards().local_folder(ADDRESS, "train")
-
-
 @pytest.mark.usefixtures("pushed")
 def test_transient_errors_are_retried(hub_here: HubHandle) -> None:
     hub_here.fault(f"/api/datasets/{REPO}/revision/main", method="GET", status=503)

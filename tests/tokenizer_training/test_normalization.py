@@ -20,13 +20,7 @@ TRICKY = (
 )
 TEXTS = st.text(st.one_of(st.sampled_from(TRICKY), st.characters(exclude_categories=["Cs"])))
 FULL_WIDTH = "\uff26\uff55\uff4c\uff4c\u3000ﬁne ①½"
-SWITCHES = ("lowercase", "strip_accents", "replace_quotes", "split_digits")
-ALL_CONFIGS = [
-    NormalizationConfig(normalization=form, **dict(zip(SWITCHES, values, strict=True)))
-    for form in ("nfkc", "none")
-    for values in itertools.product((False, True), repeat=3)
-    for values in [(*values, False)]
-]
+ALL_CONFIGS = [NormalizationConfig(*values) for values in itertools.product(("nfkc", "none"), *[(False, True)] * 3)]
 
 
 def normalized(text: str, **settings: Any) -> str:

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from mlm_common.corpus.config import corpus_config_from_record
 from mlm_common.folder_lock import locked_folder
-from mlm_common.tokenizer import SPECIAL_TOKENS, load_tokenizer, special_ids, tokenizer_sha256
+from mlm_common.tokenizer import load_tokenizer, special_ids, tokenizer_sha256
 from tests.fixtures.folder_owners import look_often
 from tests.fixtures.generated_text import generated_lines
 from tests.fixtures.run_command import Run
@@ -92,13 +92,6 @@ def test_mask_stands_for_a_word(tokenizer: PreTrainedTokenizerFast) -> None:
     word = next(piece for piece in tokenizer.convert_ids_to_tokens(range(261, VOCAB_SIZE)) if len(piece) > 6)
     ids = tokenizer(f"{word[1:]} [MASK]. {word[1:]}[MASK] {word[1:]}", add_special_tokens=False)["input_ids"]
     assert tokenizer.convert_ids_to_tokens(ids) == [word, "[MASK]", ".", word, "[MASK]", word]
-
-
-def test_special_tokens_in_plain_text_can_be_spelled(plain_text: Tokenizer) -> None:
-    for token in (*SPECIAL_TOKENS.values(), "<0x41>"):
-        encoding = plain_text.encode(f"a {token} b{token}", add_special_tokens=False)
-        assert min(encoding.ids) >= 5 + 256
-        assert "".join(encoding.tokens) == f"▁a▁{token}▁b{token}"
 
 
 @given(

@@ -10,7 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from mlm_common.errors import InputError
-from mlm_common.tokenizer import BYTE_TOKENS, SPECIAL_TOKENS, special_ids
+from mlm_common.tokenizer import SPECIAL_TOKENS
 from tests.fixtures.generated_text import generated_lines
 from tokenizer_training.config import MIN_BYTES, NormalizationConfig, UnigramConfig
 from tokenizer_training.corpus_sample import count_words
@@ -35,17 +35,6 @@ def number_in(message: str) -> int:
     found = re.search(r"[\d,]+\d", message)
     assert found
     return int(found[0].replace(",", ""))
-
-
-@pytest.mark.parametrize(("vocab_size", "byte_fallback"), [(400, True), (777, False)])
-def test_exactly_the_vocabulary_asked_for(vocab_size: int, byte_fallback: bool) -> None:
-    tokenizer = trained(LINES, vocab_size=vocab_size, byte_fallback=byte_fallback)
-    ids = tokenizer.get_vocab()
-    assert len(tokenizer) == len(ids) == vocab_size
-    assert sorted(ids.values()) == list(range(vocab_size))
-    reserved = [*SPECIALS, *(BYTE_TOKENS if byte_fallback else ())]
-    assert tokenizer.convert_ids_to_tokens(range(len(reserved))) == reserved
-    assert special_ids(tokenizer) == {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}
 
 
 def test_largest_and_smallest_vocabulary_of_the_errors_can_be_had() -> None:
