@@ -25,6 +25,7 @@ from tokenizer_training.trainer import (
     write_table,
 )
 
+needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
 CHARACTERS = set("\n".join(generated_lines(2000))) - set(" \n") | {"▁"}
 
 
@@ -107,7 +108,20 @@ def test_rounds_left(num_pieces: int, num_rounds: int, last: int, left: int) -> 
     assert _num_rounds_left(num_pieces, num_rounds, last) == left
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+@needs_proc
+def test_ctrl_c_ends_the_trainer(table: Table) -> None:
+    """That it ends a command and its other workers, `tests/mlm_common/cli/test_command_line.py` checks."""
+
+    def interrupt(done: int, total: int) -> None:  # noqa: ARG001
+        assert children()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        table.train(300, on_round=interrupt)
+    assert not children()
+
+
+@needs_proc
 def test_killed_trainer_is_named(table: Table) -> None:
     def kill(done: int, total: int) -> None:  # noqa: ARG001
         for child in children():

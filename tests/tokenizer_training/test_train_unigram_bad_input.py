@@ -1,25 +1,19 @@
-"""The command of stage 1 where it cannot do what it was told, or is told to stop: one line, nothing half-written."""
+"""The command of stage 1 where it cannot do what it was told: one line, nothing half-written."""
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mlm_common.cli.console import STOPPING
 from tests.fixtures.generated_text import generated_lines
 from tests.fixtures.run_command import Run
 from tokenizer_training.train_unigram import main
 
 SCRIPT = Path(__file__).parents[2] / "tokenizer_training" / "train_unigram.py"
 LINE_BYTES = 50_000_000
-needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
 
 
 @pytest.fixture
@@ -71,75 +65,6 @@ def test_line_of_50_mb_without_spaces(tmp_path: Path) -> None:
     assert report["vocabulary_size"] == 400
     assert report["input"]["num_documents"] == 1
     assert report["input"]["num_words"] > 10_000
-
-
-@pytest.fixture
-def run_in_background(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """The command in a process group of its own, as a terminal has it, when it has come to the phase asked for.
-
-    It has a folder for its temporary files, and seconds of work in that phase.
-    """
-    phase, copies = request.param
-    (tmp_path / "tmp").mkdir()
-    (tmp_path / "corpus.txt").write_text(
-        "".join(f"{line}\n" for line in generated_lines(20_000, 0, 20_000)) * copies, encoding="utf-8"
-    )
-    flags = ["--data-files", str(tmp_path / "corpus.txt"), "--output-dir", str(tmp_path / "out"), "--num-workers", "2"]
-    process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), *flags, "--vocab-size", "8000"],
-        env=os.environ | {"TMPDIR": str(tmp_path / "tmp")},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-        start_new_session=True,
-    )
-    with process:
-        assert process.stderr is not None
-        assert any(line.endswith(f"{phase}.\n") for line in process.stderr)
-        yield process
-        process.kill()
-
-
-COUNTING, TRAINING = ("Reading and counting", 30), ("Training", 1)
-
-
-def processes_of_group(group: int) -> dict[int, str]:
-    """List the command lines of the processes of a group that have not ended."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            state, _, process_group = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[:3]
-            if int(process_group) == group and state != "Z":
-                found[int(folder.name)] = (folder / "cmdline").read_text(encoding="utf-8").replace("\0", " ")
-        except OSError:  # it has ended
-            continue
-    return found
-
-
-@needs_proc
-@pytest.mark.parametrize(
-    ("run_in_background", "command"),
-    [(COUNTING, "spawn_main"), pytest.param(TRAINING, "train_model", marks=pytest.mark.slow)],
-    indirect=["run_in_background"],
-    ids=["counting", "training"],
-)
-def test_ctrl_c_leaves_nothing(command: str, run_in_background: subprocess.Popen[str], tmp_path: Path) -> None:
-    process = run_in_background
-    assert process.stderr is not None
-    while not any(command in line for line in processes_of_group(process.pid).values()):
-        assert process.poll() is None
-        time.sleep(0.01)
-    time.sleep(0.3)
-    os.killpg(process.pid, signal.SIGINT)
-    rest = process.stderr.read()
-    assert process.wait(timeout=20) == 130
-    assert rest == STOPPING.decode()
-    deadline = time.monotonic() + 5
-    while processes_of_group(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not processes_of_group(process.pid)
-    assert {path.name for path in tmp_path.iterdir()} == {"tmp", "corpus.txt"}
-    assert not list((tmp_path / "tmp").iterdir())
 
 
 def test_dry_run_writes_nothing(corpus_file: Path, tmp_path: Path, run: Run) -> None:
