@@ -20,14 +20,6 @@ from tfrecord_prep.manifest import read_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main
 
 
-def without_corpus(source: Path, output: Path, tokenizer: Path, *more: str) -> list[str]:
-    """Make arguments that name no corpus."""
-    arguments = flags(source, output, *more)
-    del arguments[2:4]
-    arguments[1] = str(tokenizer)
-    return arguments
-
-
 def with_record(source: Path, folder: Path, record: dict) -> Path:
     """Copy the tokenizer, with the record of the corpus that it was trained on."""
     shutil.copytree(source / "tokenizer", folder)
@@ -42,7 +34,7 @@ def test_a_reordered_dataset_folder_loses_and_repeats_nothing(
     folder.mkdir()
     rows = (source / "docs.jsonl").read_bytes().splitlines(keepends=True)
     (folder / "train.jsonl").write_bytes(b"".join(rows))
-    arguments = without_corpus(source, tmp_path / "out", source / "tokenizer", "--dataset-name", str(folder))
+    arguments = flags(source, tmp_path / "out", corpus=("--dataset-name", str(folder)))
 
     def stop(*_: object) -> None:
         raise OSError("stopped before the manifest")
@@ -100,7 +92,7 @@ def test_the_corpus_of_the_tokenizer_must_not_have_changed(
     record = open_corpus(CorpusConfig(data_files=["*.txt"], limit=5)).record
     tokenizer = with_record(source, tmp_path / "tokenizer", record)
     monkeypatch.chdir(tmp_path / "elsewhere")
-    arguments = without_corpus(source, tmp_path / "out", tokenizer)
+    arguments = flags(source, tmp_path / "out", tokenizer=tokenizer, corpus=())
     assert run(main, *arguments).status == 0
     (file,) = read_manifest(str(tmp_path / "out" / "train")).corpus["data_files"]
     assert file["path"] == f"{tmp_path}/trained/a.txt"
@@ -129,7 +121,8 @@ def test_a_name_that_is_not_utf_8_is_recorded_and_found_again(
     path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")
     Path(path).write_text("".join(f"{line}\n" for line in DOCUMENTS), encoding="utf-8")
     record = open_corpus(CorpusConfig(data_files=[str(tmp_path / "*.txt")])).record
-    arguments = without_corpus(source, tmp_path / "out", with_record(source, tmp_path / "tokenizer", record))
+    tokenizer = with_record(source, tmp_path / "tokenizer", record)
+    arguments = flags(source, tmp_path / "out", tokenizer=tokenizer, corpus=())
     assert main(arguments) == 0
     (file,) = read_manifest(str(tmp_path / "out" / "train")).corpus["data_files"]
     assert file["path"] == path
@@ -147,5 +140,5 @@ def test_a_data_set_is_read_at_the_commit_of_the_tokenizer(
         raise InputError(f"opened {config.dataset_name} at {config.dataset_revision}")
 
     monkeypatch.setattr(prepare_tfrecord_shards, "open_corpus", open_corpus)
-    refused = run(main, *without_corpus(source, tmp_path / "out", tokenizer))
+    refused = run(main, *flags(source, tmp_path / "out", tokenizer=tokenizer, corpus=()))
     assert refused.error == f"error: opened alice/text at {'c' * 40}"

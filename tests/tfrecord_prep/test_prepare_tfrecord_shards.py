@@ -125,9 +125,7 @@ def test_the_default_corpus_is_that_of_the_tokenizer(
     save_tokenizer(PreTrainedTokenizerFast.from_pretrained(source / "tokenizer"), str(folder))
     (folder / "training.json").write_text(json.dumps({"corpus": recorded}), encoding="utf-8")
 
-    unnamed = flags(source, tmp_path / "unnamed")
-    unnamed[1] = str(folder)
-    del unnamed[2:4]
+    unnamed = flags(source, tmp_path / "unnamed", tokenizer=folder, corpus=())
     with caplog.at_level(logging.INFO):
         assert main(unnamed) == 0
     message = next(message for message in caplog.messages if message.startswith("Using the corpus"))

@@ -55,9 +55,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def mixed(source: Path, sources: Path, output: Path | str, *more: str) -> list[str]:
-    arguments = flags(source, output, "--sources", str(sources), *more)
-    del arguments[2:4]
-    return arguments
+    return flags(source, output, *more, corpus=("--sources", str(sources)))
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +80,8 @@ def test_the_folder_of_each_source_is_that_of_a_corpus(source: Path, sources: Pa
     }
     held_out = {"one": ["--validation-percent", "20"], "two": ["--validation-files", f"{sources.parent}/held.txt"]}
     for name, more in held_out.items():
-        arguments = flags(source, tmp_path / name, *more)
-        arguments[3] = f"{sources.parent}/{name}.txt"
-        assert main(arguments) == 0
+        files = ("--data-files", f"{sources.parent}/{name}.txt")
+        assert main(flags(source, tmp_path / name, *more, corpus=files)) == 0
         assert contents(tmp_path / name) == contents(tmp_path / "out" / name)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*NAMES, MIXTURE_NAME}
 
@@ -217,9 +214,8 @@ def test_the_flag_and_the_sources_before_are_part_of_the_settings(
 
 
 def test_a_single_corpus_loses_its_duplicates_too(source: Path, sources: Path, tmp_path: Path) -> None:
-    arguments = flags(source, tmp_path, "--drop-duplicates")
-    arguments[3] = f"{sources.parent}/one.txt"
-    assert main(arguments) == 0
+    files = ("--data-files", f"{sources.parent}/one.txt")
+    assert main(flags(source, tmp_path, "--drop-duplicates", corpus=files)) == 0
     assert len(documents_of(source, tmp_path / "train")) == len(set(documents_of(source, tmp_path / "train"))) == 120
     assert read_manifest(str(tmp_path / "train")).totals.num_duplicate_documents == 9
     assert [path.name for path in tmp_path.iterdir()] == ["train"]
@@ -229,12 +225,8 @@ def test_sources_of_the_tokenizer_are_those_of_stage_2(source: Path, sources: Pa
     shutil.copytree(source / "tokenizer", tmp_path / "tokenizer")
     record = open_mixture(CorpusConfig(), SourcesConfig(str(sources))).record
     (tmp_path / "tokenizer" / RECORD_FILE).write_text(json.dumps(record), encoding="utf-8")
-    arguments = mixed(source, sources, tmp_path / "named")
-    assert main(arguments) == 0
-    arguments = [tmp_path / "tokenizer" if one == str(source / "tokenizer") else one for one in arguments]
-    unnamed = [str(one) for one in arguments if one not in ("--sources", str(sources))]
-    unnamed[unnamed.index(str(tmp_path / "named"))] = str(tmp_path / "unnamed")
-    assert main(unnamed) == 0
+    assert main(mixed(source, sources, tmp_path / "named")) == 0
+    assert main(flags(source, tmp_path / "unnamed", tokenizer=tmp_path / "tokenizer", corpus=())) == 0
     assert contents(tmp_path / "unnamed") == contents(tmp_path / "named")
 
 
