@@ -67,11 +67,6 @@ def arguments(corpus_file: Path, folder: Path | str, *more: str) -> list[str]:
     return [*flags, "--output-dir", str(folder), *more]
 
 
-def run_script(argv: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *argv]
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, encoding="utf-8", timeout=120)
-
-
 def test_folder_as_other_programs_see_it(trained_folder: Path) -> None:
     assert sorted(contents(trained_folder)) == FILES
     tokenizer = AutoTokenizer.from_pretrained(trained_folder)
@@ -173,7 +168,12 @@ def test_runs_give_the_same_bytes(tmp_path: Path) -> None:
     more = ["--num-workers", "2", "--batch_size", "7"]
     (tmp_path / "matplotlibrc").write_text("lines.linewidth: 7\nfigure.facecolor: red\n", encoding="utf-8")
     notebook = {"MPLBACKEND": "module://matplotlib_inline.backend_inline", "MATPLOTLIBRC": f"{tmp_path}/matplotlibrc"}
-    result = run_script(arguments(corpus, there, *extra, *more), PYTHONHASHSEED="7", **notebook)
+    result = subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments(corpus, there, *extra, *more)],
+        env=os.environ | notebook | {"PYTHONHASHSEED": "7"},
+        capture_output=True,
+        encoding="utf-8",
+    )
     assert result.returncode == 0, result.stderr
     assert sorted(contents(here)) == FILES
     assert contents(here) == contents(there)
@@ -263,17 +263,10 @@ def test_a_second_training_is_refused_while_the_first_lives(
     assert f"{tmp_path / 'out'} belongs to the run of process {os.getpid()} on " in refused.err
 
 
-@pytest.fixture
-def private_file(tmp_path: Path) -> Path:
-    path = tmp_path / "private" / "clients.txt"
-    path.parent.mkdir()
-    path.write_text("\n".join(generated_lines(400)), encoding="utf-8")
-    return path
-
-
-def test_other_files_paths_and_excerpts_stay_on_this_machine(
-    private_file: Path, tmp_path: Path, hub_here: HubHandle
-) -> None:
+def test_other_files_paths_and_excerpts_stay_on_this_machine(tmp_path: Path, hub_here: HubHandle) -> None:
+    private_file = tmp_path / "private" / "clients.txt"
+    private_file.parent.mkdir()
+    private_file.write_text("\n".join(generated_lines(400)), encoding="utf-8")
     folder, push = tmp_path / "out", ("--vocab-size", "400", "--push-to-hub", "alice/tokenizer")
     (folder / "more").mkdir(parents=True)
     for name in (".env", "notes.md", "private.txt", "more/tokenizer.json"):
