@@ -18,22 +18,6 @@ from tests.fixtures.run_command import Outcome, Run
 
 PROJECT_FOLDER = Path(__file__).parents[3]
 
-WAITING = """
-import sys, time
-from mlm_common.cli.command_line import command
-
-@command
-def main(argv=None):
-    try:
-        print("ready", flush=True)
-        time.sleep(60)
-    finally:
-        print("cleaned up", file=sys.stderr)
-
-if __name__ == "__main__":
-    sys.exit(main())
-"""
-
 WORKERS = """
 import itertools, os, sys, time
 from mlm_common.cli.command_line import command
@@ -59,11 +43,10 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("program", [WAITING, WORKERS], ids=["one process", "workers"])
-def test_interrupted_command_says_so_and_no_more(program: str, tmp_path: Path) -> None:
+def test_interrupted_command_says_so_and_no_more(tmp_path: Path) -> None:
     """The signal goes to all processes, as a terminal sends it."""
     script = tmp_path / "program.py"
-    script.write_text(program, encoding="utf-8")
+    script.write_text(WORKERS, encoding="utf-8")
     with subprocess.Popen(
         [sys.executable, str(script)],
         env=os.environ | {"PYTHONPATH": str(PROJECT_FOLDER)},
