@@ -8,13 +8,13 @@ import string
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from finetuning.config.settings import QuestionData
-from finetuning.data.examples import SPLITS, Table, check_data_file, num_samples, read_table, read_tables
+from finetuning.data.examples import Table, check_data_file, read_table, read_tables
 from finetuning.data.labels import short
 from mlm_common.errors import InputError
 from mlm_common.storage import read_file
@@ -55,21 +55,16 @@ def read_questions(data: QuestionData) -> dict[str, list[Question]]:
             questions with the same id in a part that is evaluated or predicted.
         HubAwayError: the Hub cannot be reached.
     """
-    files = {split: getattr(data, f"{split}_file") for split in SPLITS}
-    if data.dataset_name is None and str(files["train"]).endswith(SQUAD_ENDINGS):
-        sources = {split: path for split, path in files.items() if path is not None}
-        entries = {split: _squad_entries(path, f"--{split}-file") for split, path in sources.items()}
+    if data.dataset_name is None and str(data.train_file).endswith(SQUAD_ENDINGS):
+        # A part to evaluate on is predicted as well, so --do-predict needs no other.
+        tables = read_tables(replace(data, do_predict=False), _read_squad)
     else:
         tables = read_tables(data)
-        sources = {split: table.name for split, table in tables.items()}
-        entries = {split: _table_entries(table) for split, table in tables.items()}
-    limits, parts = num_samples(data), {}
-    for split, source in sources.items():
-        some = enumerate(entries[split][: limits[split]], start=1)
-        parts[split] = [_question(one, number, source, needs_answers=split != "test") for number, one in some]
+    parts = {split: _questions(table, needs_answers=split != "test") for split, table in tables.items()}
+    for split, questions in parts.items():
         if split != "train":
-            _check_ids(parts[split], source)
-    _check_answered(parts, sources)
+            _check_ids(questions, tables[split].name)
+    _check_answered(parts, tables)
     return parts
 
 
@@ -78,13 +73,13 @@ def read_questions_to_predict(path: str, flag: str) -> list[Question]:
 
     A .json file that is not of SQuAD's form is a NotSquadError.
     """
-    entries = _squad_entries(path, flag) if path.endswith(SQUAD_ENDINGS) else _table_entries(read_table(path, flag))
-    questions = [_question(one, number, path, needs_answers=False) for number, one in enumerate(entries, start=1)]
+    table = _read_squad(path, flag) if path.endswith(SQUAD_ENDINGS) else read_table(path, flag)
+    questions = _questions(table, needs_answers=False)
     _check_ids(questions, path)
     return questions
 
 
-def _squad_entries(path: str, flag: str) -> list[Mapping[str, Any]]:
+def _read_squad(path: str, flag: str) -> Table:
     check_data_file(path, flag)
     if not path.endswith(SQUAD_ENDINGS):
         raise InputError(
@@ -93,7 +88,7 @@ def _squad_entries(path: str, flag: str) -> list[Mapping[str, Any]]:
     content = read_file(path)
     try:
         articles = json.loads(gzip.decompress(content) if path.endswith(".gz") else content)["data"]
-        entries: list[Mapping[str, Any]] = [
+        entries = [
             {**one, "context": paragraph["context"]}
             for article in articles
             for paragraph in article["paragraphs"]
@@ -103,10 +98,10 @@ def _squad_entries(path: str, flag: str) -> list[Mapping[str, Any]]:
         raise NotSquadError(f"{flag} must be of SQuAD's form, data, paragraphs, qas; {path}: {error!r}.") from error
     if not entries:
         raise InputError(f"{flag} must name a file with questions; {path} has none.")
-    return entries
+    return Table(path, {name: [one.get(name) for one in entries] for name in COLUMNS})
 
 
-def _table_entries(table: Table) -> list[Mapping[str, Any]]:
+def _questions(table: Table, *, needs_answers: bool) -> list[Question]:
     names = [name for name in COLUMNS if name in table.columns]
     missing = [name for name in COLUMNS[:3] if name not in names]
     if missing:
@@ -115,11 +110,11 @@ def _table_entries(table: Table) -> list[Mapping[str, Any]]:
             f"{missing[0]}, only {', '.join(table.columns)}."
         )
     rows = zip(*(table.columns[name] for name in names), strict=True)
-    return [dict(zip(names, row, strict=True)) for row in rows]
+    entries = (dict(zip(names, row, strict=True)) for row in rows)
+    return [_question(one, number, table.name, needs_answers) for number, one in enumerate(entries, start=1)]
 
 
-def _question(entry: Mapping[str, Any], number: int, source: str, *, needs_answers: bool) -> Question:
-    """Make a question of an entry in either form."""
+def _question(entry: Mapping[str, Any], number: int, source: str, needs_answers: bool) -> Question:
     name = entry.get("id")
     if not isinstance(name, str | int) or isinstance(name, bool) or LONE_SURROGATE.search(str(name)):
         raise InputError(f"Each id must be text or a whole number; question {number:,} of {source} has {short(name)}.")
@@ -179,15 +174,15 @@ def _check_ids(questions: Sequence[Question], source: str) -> None:
         first[one.id] = number
 
 
-def _check_answered(parts: Mapping[str, Sequence[Question]], sources: Mapping[str, str]) -> None:
+def _check_answered(parts: Mapping[str, Sequence[Question]], tables: Mapping[str, Table]) -> None:
     """Refuse parts to train or evaluate on whose answers were taken out."""
     if not any(one.answers for one in parts["train"]):
-        raise InputError(f"Some questions to train on must have an answer; none of {sources['train']} has one.")
+        raise InputError(f"Some questions to train on must have an answer; none of {tables['train'].name} has one.")
     has_all = all(one.answers for one in parts["train"])
     if has_all and "validation" in parts and not any(one.answers for one in parts["validation"]):
         raise InputError(
-            f"Some questions to evaluate on must have an answer, as all of {sources['train']} have; none of "
-            f"{sources['validation']} has one."
+            f"Some questions to evaluate on must have an answer, as all of {tables['train'].name} have; none of "
+            f"{tables['validation'].name} has one."
         )
 
 
