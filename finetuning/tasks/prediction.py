@@ -13,17 +13,11 @@ from numpy.typing import NDArray
 
 from finetuning.config.prediction import PredictionConfig
 from finetuning.config.settings import (
-    ChoiceConfig,
     ChoiceData,
-    ClassificationConfig,
     ClassificationData,
-    CustomConfig,
     CustomData,
     ExamplesConfig,
-    FinetuningConfig,
-    QuestionConfig,
     QuestionData,
-    TaggingConfig,
     TaggingData,
 )
 from finetuning.data.examples import Examples, read_table
@@ -95,9 +89,8 @@ class OpenedModel(ReadModel):
     def recorded(self) -> Mapping[str, Any]:
         return self.record.get("train_data") or {}
 
-    def settings(self, config_class: type[FinetuningConfig], **changes: Any) -> Any:
+    def settings(self, data_class: type[ExamplesConfig], **changes: Any) -> Any:
         """Make the `data` settings of its run, with these changes; None changes nothing."""
-        data_class = config_class.subjects()["data"]
         settings = self.record["settings"]["data"] if self.record else {}
         names = {one.name for one in dataclasses.fields(data_class) if one.init}
         settings = {name: value for name, value in settings.items() if name in names and value != REDACTED}
@@ -186,9 +179,7 @@ class ClassificationPredictor(RowPredictor):
         super().__init__(model, config)
         known = model.recorded.get("text_columns")
         columns = config.text_column_names or known or None
-        self.data = model.settings(
-            ClassificationConfig, max_seq_length=config.max_seq_length, text_column_names=columns
-        )
+        self.data = model.settings(ClassificationData, max_seq_length=config.max_seq_length, text_column_names=columns)
         needs_pair = known is not None and len(known) == 2
         if config.text and needs_pair != bool(config.text_pair):
             verb = "needs --text-pair as well: it was trained on pairs" if needs_pair else "takes single texts"
@@ -220,7 +211,7 @@ class ChoicePredictor(RowPredictor):
 
     def __init__(self, model: OpenedModel, config: PredictionConfig):
         super().__init__(model, config)
-        self.data = model.settings(ChoiceConfig, max_seq_length=config.max_seq_length)
+        self.data = model.settings(ChoiceData, max_seq_length=config.max_seq_length)
         names: Sequence[str] = model.label_names
         if config.file is not None:
             table = read_table(config.file, "--file")
@@ -254,7 +245,7 @@ class CustomPredictor(RowPredictor):
 
     def __init__(self, model: OpenedModel, config: PredictionConfig):
         super().__init__(model, config)
-        self.data = model.settings(CustomConfig, max_seq_length=config.max_seq_length, task=config.task)
+        self.data = model.settings(CustomData, max_seq_length=config.max_seq_length, task=config.task)
         if self.data.task is None:
             hint = "for a custom task, name its class with --task FILE.py:CLASS"
             raise InputError(f"--model: {model.name} is a {model.class_name}: {hint}.")
@@ -275,7 +266,7 @@ class TaggingPredictor(Predictor):
     def __init__(self, model: OpenedModel, config: PredictionConfig):
         super().__init__(model, config)
         column = config.text_column_names[0] if config.text_column_names else None
-        self.data = model.settings(TaggingConfig, max_seq_length=config.max_seq_length, text_column_name=column)
+        self.data = model.settings(TaggingData, max_seq_length=config.max_seq_length, text_column_name=column)
         length, labels = self.data.max_seq_length, Labels("single_label_classification", model.label_names)
         self.task = Tagging(labels, max_length=length, **model.of_rows)
         if config.file is not None:
@@ -310,7 +301,7 @@ class QuestionPredictor(Predictor):
         super().__init__(model, config)
         threshold = config.null_score_diff_threshold
         self.data = model.settings(
-            QuestionConfig,
+            QuestionData,
             max_seq_length=config.max_seq_length,
             doc_stride=config.doc_stride,
             null_score_diff_threshold=threshold,

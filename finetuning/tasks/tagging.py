@@ -15,7 +15,7 @@ from tokenizers import Encoding
 from transformers import PreTrainedTokenizerFast
 
 from finetuning.config.settings import TaggingConfig, TaggingData
-from finetuning.data.examples import SPLITS, Table, read_table, read_tables
+from finetuning.data.examples import Table, read_table, read_tables
 from finetuning.data.inputs import INDEX, INPUT_IDS, TEXTS_AT_ONCE, TOKEN_TYPES, EncodedRows, check_room, join_rows
 from finetuning.data.labels import LabelReading, Labels, find_labels, is_missing, label_name
 from finetuning.loop.model import open_start
@@ -106,8 +106,7 @@ class Sentences:
 
 def read_sentences(data: TaggingData) -> dict[str, Sentences]:
     """Read {train, validation or test: sentences}, of those that are named."""
-    tables = read_tables(data)
-    return {split: _sentences(tables[split], data, needs_tags=split != "test") for split in SPLITS if split in tables}
+    return {split: _sentences(table, data, needs_tags=split != "test") for split, table in read_tables(data).items()}
 
 
 def read_sentences_to_predict(path: str, data: TaggingData) -> Sentences:
