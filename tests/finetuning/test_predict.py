@@ -101,6 +101,10 @@ REFUSED = [
     ("classified", ["--text", "a", "--per-replica-batch-size", "0"], "--per-replica-batch-size must be at least 1"),
     ("classified", ["--file", "{}/text.tsv"], "--file: there is no file {}/text.tsv; did you mean {}/texts.tsv?"),
     ("answered", ["--text", "a"], "needs --question, or --file"),
+    ("chosen", ["--text", "a"], "--choices must be two or more for one --text"),
+    ("chosen", ["--text", "a", "b", "--choices", "c", "d"], "--choices needs one --text"),
+    ("classified", ["--text", "a", "--choices", "b", "c"], "ForSequenceClassification, which takes no --choices"),
+    ("embedded", ["--text", "a"], "embeds texts. Use finetuning/search.py, or SentenceTransformer."),
     ("start", ["--text", "a"], "is a masked language model"),
     ("unfinished", ["--text", "a"], "has no export yet. Let the run finish"),
     ("nowhere", ["--text", "a"], "there is no folder"),
@@ -113,15 +117,17 @@ def test_what_does_not_fit_is_refused_in_one_line(
     flags: list[str],
     message: str,
     classified: Path,
-    answered: Path,
     tiny_start: Path,
     tmp_path: Path,
     run: Run,
+    request: pytest.FixtureRequest,
 ) -> None:
-    models = {"classified": classified, "answered": answered / "run", "start": tiny_start / "start"}
-    models |= {"unfinished": tmp_path / "run", "nowhere": tmp_path / "runs"}
+    models = {"classified": classified, "start": tiny_start / "start", "nowhere": tmp_path / "runs"}
     if model == "unfinished":
+        models[model] = tmp_path / "run"
         shutil.copytree(classified, tmp_path / "run", ignore=shutil.ignore_patterns("export"))
+    if model not in models:
+        models[model] = request.getfixturevalue(model) / "run"
     (tmp_path / "texts.tsv").write_text("sentence\na\n", encoding="utf-8")
     outcome = run(main, "--model", models[model], *(flag.format(tmp_path) for flag in flags))
     assert outcome.status == 2

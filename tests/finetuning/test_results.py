@@ -1,7 +1,6 @@
 """Results on disk: scores are those that an independent scorer computes from the predictions."""
 
 import csv
-import json
 import random
 import shutil
 from collections.abc import Callable, Sequence
@@ -22,27 +21,13 @@ from finetuning.tasks.classification import ClassificationJob, TextClassificatio
 from finetuning.tasks.metrics import DEFAULT_METRICS
 from finetuning.tasks.tagging import Sentences, Tagging, TaggingJob
 from mlm_common.errors import InputError
-from tests.fixtures.finetuned_runs import run_on_one_device
-from tests.fixtures.made_once import made_once
+from tests.fixtures.results import predictions, results
 from tests.fixtures.run_command import Run
-from tests.fixtures.same_run import timeless_lines
-from tests.fixtures.tiny_classification import NUM_VALIDATION, WORDS, examples, flags
+from tests.fixtures.tiny_classification import NUM_VALIDATION, examples, flags
 from train.runtime.run_folder import RunFolder
 
 EXACT = 1e-9
 NAMES = ("good", "bad", "so, so")
-
-
-def results(run: Path, name: str) -> dict[str, Any]:
-    return json.loads((run / f"{name}_results.json").read_text(encoding="utf-8"))
-
-
-def predictions(run: Path, name: str) -> list[str]:
-    header, *lines = (run / f"{name}.txt").read_text(encoding="utf-8").split("\n")[:-1]
-    assert header == "index\tprediction"
-    numbers, values = zip(*(line.split("\t") for line in lines), strict=True)
-    assert list(numbers) == [str(index) for index in range(len(lines))]
-    return list(values)
 
 
 def assert_scores(found: dict[str, Any], prefix: str, expected: dict[str, float]) -> None:
@@ -255,61 +240,3 @@ def test_a_finished_run_is_scored_again_by_its_new_settings(
     assert (folder / "eval_predictions.txt").read_bytes() == (classified / "eval_predictions.txt").read_bytes()
     assert results(folder, "eval")["eval_loss"] == results(classified, "eval")["eval_loss"]
     assert "accuracy               0.1234; a guess" in outcome.out
-
-
-@pytest.fixture(scope="module")
-def noisy(tiny_start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with numbers that no text predicts, and a run on them at a rate at which the scores go up and down."""
-
-    def make(folder: Path) -> None:
-        draw = random.Random(7)
-        for split, num_rows in (("train", 48), ("validation", 40), ("test", 12)):
-            lines = [f"{' '.join(draw.choices(WORDS, k=6))},{draw.randint(1, 9999) / 2**20}\n" for _ in range(num_rows)]
-            (folder / f"{split}.csv").write_text("text,label\n" + "".join(lines), encoding="utf-8")
-        run_on_one_device(main, noisy_flags(tiny_start, folder, folder / "run"))
-
-    return made_once(tmp_path_factory, "noisy", make)
-
-
-def noisy_flags(start: Path, folder: Path, run: Path, *more: str) -> list[str]:
-    files = [f"--{split}-file={folder}/{split}.csv" for split in ("train", "validation", "test")]
-    return [
-        *("--init-from", str(start / "start"), *files, "--output-dir", str(run), "--max-seq-length", "16"),
-        *("--per-replica-batch-size", "8", "--num-epochs", "4", "--learning-rate", "0.03", "--log-steps", "9"),
-        *("--eval-steps", "2", "--save-steps", "9", *more),
-    ]
-
-
-def references_of(folder: Path, split: str) -> list[float]:
-    with (folder / f"{split}.csv").open(encoding="utf-8", newline="") as file:
-        return [float(row["label"]) for row in csv.DictReader(file)]
-
-
-def assert_numbers(folder: Path, run: Path) -> None:
-    expected = scored_numbers(references_of(folder, "validation"), run, "eval_predictions")
-    assert_scores(results(run, "eval"), "eval", expected)
-    expected = scored_numbers(references_of(folder, "test"), run, "predict_results_test")
-    assert_scores(results(run, "all"), "predict", expected)
-
-
-@pytest.mark.slow
-def test_the_best_evaluation_is_exported_wherever_it_was(noisy: Path) -> None:
-    lines = [line for line in timeless_lines(noisy / "run") if line["split"] == "validation"]
-    best = max(lines, key=lambda line: (line["pearson"], -line["loss"], -line["step"]))
-    assert best["step"] % 9 != 0
-    assert best["step"] != lines[-1]["step"]
-    assert (noisy / "run" / "checkpoints" / f"step-{best['step']:08d}.json").exists()
-    assert_scores(results(noisy / "run", "eval"), "eval", {name: best[name] for name in ("pearson", "mse")})
-    assert_numbers(noisy, noisy / "run")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
-def test_scores_after_a_resume_with_another_metric(noisy: Path, tiny_start: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(noisy / "run", run)
-    steps = sorted(int(path.stem.removeprefix("step-")) for path in (run / "checkpoints").glob("*.json"))
-    for path in (run / "checkpoints").glob(f"step-{steps[-1]:08d}.*"):
-        path.unlink()
-    assert main(noisy_flags(tiny_start, noisy, run, "--metric-name", "mse", "--resume", "must")) == 0
-    assert_numbers(noisy, run)

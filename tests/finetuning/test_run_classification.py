@@ -16,6 +16,7 @@ from finetuning.glue_submission import main as submit
 from finetuning.glue_submission import submission_files
 from finetuning.run_classification import main
 from tests.fixtures.doctor_cases import config_of, found
+from tests.fixtures.results import config_of_export, predictions, read_json, results
 from tests.fixtures.run_command import Run
 from tests.fixtures.same_run import timeless_lines
 from tests.fixtures.tiny_classification import LABELS, NUM_TEST, NUM_TRAIN, NUM_VALIDATION, examples, flags
@@ -23,17 +24,7 @@ from train.doctor import check_folder
 from train.model.from_pretrained import load_model
 
 STEPS_OF_PASS = -(-NUM_TRAIN // 8)
-
-
-def results(run: Path, name: str) -> dict[str, object]:
-    return json.loads((run / f"{name}_results.json").read_text(encoding="utf-8"))
-
-
-def predictions(run: Path) -> list[str]:
-    header, *lines = (run / "predict_results_sst2.txt").read_text(encoding="utf-8").splitlines()
-    assert header == "index\tprediction"
-    assert [line.split("\t")[0] for line in lines] == [str(index) for index in range(NUM_TEST)]
-    return [line.split("\t")[1] for line in lines]
+PREDICTED = "predict_results_sst2"
 
 
 def test_it_learns_what_can_be_learned(classified: Path) -> None:
@@ -46,7 +37,7 @@ def test_it_learns_what_can_be_learned(classified: Path) -> None:
     train = [line for line in lines if line["split"] == "train"]
     assert train[-1]["epoch"] == 4.0
     assert train[-1]["accuracy"] == 1.0
-    assert predictions(classified) == [label for _, label in examples(NUM_TEST, 9)]
+    assert predictions(classified, PREDICTED) == [label for _, label in examples(NUM_TEST, 9)]
 
 
 def test_its_results_are_files(classified: Path) -> None:
@@ -81,14 +72,14 @@ def test_the_best_checkpoint_is_exported(classified: Path) -> None:
     best = max(validation, key=lambda line: (line["accuracy"], -line["loss"], -line["step"]))
     assert results(classified, "eval")["eval_loss"] == best["loss"]
     assert results(classified, "eval")["epoch"] == best["step"] / STEPS_OF_PASS
-    record = json.loads((classified / "checkpoints" / f"step-{best['step']:08d}.json").read_text(encoding="utf-8"))
+    record = read_json(classified / "checkpoints" / f"step-{best['step']:08d}.json")
     assert record["validation_score"] == best["accuracy"]
 
 
 def test_the_export_is_a_classifier(classified: Path) -> None:
     """With names of its labels, and the logits that the predictions were made of."""
     export = classified / "export"
-    config = json.loads((export / "config.json").read_text(encoding="utf-8"))
+    config = config_of_export(classified)
     assert config["architectures"] == ["RobertaForSequenceClassification"]
     assert config["id2label"] == {str(index): name for index, name in enumerate(LABELS)}
     assert config["problem_type"] == "single_label_classification"
@@ -97,7 +88,7 @@ def test_the_export_is_a_classifier(classified: Path) -> None:
     texts = [text for text, _ in examples(NUM_TEST, 9)]
     inputs = tokenizer(texts, padding=True, truncation=True, max_length=30, return_tensors="np")
     classes = np.argmax(network({name: inputs[name] for name in ("input_ids", "attention_mask")}).logits, -1)
-    assert [config["id2label"][str(one)] for one in classes] == predictions(classified)
+    assert [config["id2label"][str(one)] for one in classes] == predictions(classified, PREDICTED)
     _, metadata, text = (export / "README.md").read_text(encoding="utf-8").split("---\n", 2)
     about = yaml.safe_load(metadata)
     assert (about["pipeline_tag"], about["datasets"]) == ("text-classification", ["nyu-mll/glue"])
@@ -142,7 +133,7 @@ def test_predictions_become_a_submission(classified: Path, tmp_path: Path, run: 
         assert archive.namelist() == ["SST-2.tsv"]
         rows = archive.read("SST-2.tsv").decode().split("\n")
     digits = {name: str(index) for index, name in enumerate(LABELS)}
-    expected = [f"{index}\t{digits[name]}" for index, name in enumerate(predictions(classified))]
+    expected = [f"{index}\t{digits[name]}" for index, name in enumerate(predictions(classified, PREDICTED))]
     assert rows == ["index\tprediction", *expected, ""]
 
 

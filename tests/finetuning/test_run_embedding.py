@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from finetuning import predict
 from finetuning.run_embedding import main
 from tests.fixtures.finetuned_runs import run_on_one_device
+from tests.fixtures.results import read_json, results
 from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_texts import embedding_flags, write_rows
 from train.metrics.log import read_metrics
@@ -26,22 +26,21 @@ def test_a_run_learns_and_writes_its_scores(embedded: Path) -> None:
     lines = read_metrics(RunFolder(embedded / "run"))
     assert losses(embedded / "run")[-1] < losses(embedded / "run")[0]
     best = max(line["ndcg_at_10"] for line in lines if line["split"] == "validation")
-    results = json.loads((embedded / "run" / "all_results.json").read_text(encoding="utf-8"))
-    assert results["eval_ndcg_at_10"] == pytest.approx(best, abs=1e-6)
-    assert results["predict_num_queries"] <= 9
-    assert {"eval_recall_at_1", "eval_mrr_at_10", "predict_ndcg_at_10", "train_loss"} <= set(results)
+    found = results(embedded / "run")
+    assert found["eval_ndcg_at_10"] == pytest.approx(best, abs=1e-6)
+    assert found["predict_num_queries"] <= 9
+    assert {"eval_recall_at_1", "eval_mrr_at_10", "predict_ndcg_at_10", "train_loss"} <= set(found)
     for other in ("random", "tfidf", "bm25"):
-        low, high = (results[f"eval_above_{other}_ndcg_at_10_{end}"] for end in ("low", "high"))
-        assert low <= results["eval_ndcg_at_10"] - results[f"eval_{other}_ndcg_at_10"] <= high
-    assert results["eval_random_ndcg_at_10"] < results["eval_tfidf_ndcg_at_10"]
+        low, high = (found[f"eval_above_{other}_ndcg_at_10_{end}"] for end in ("low", "high"))
+        assert low <= found["eval_ndcg_at_10"] - found[f"eval_{other}_ndcg_at_10"] <= high
+    assert found["eval_random_ndcg_at_10"] < found["eval_tfidf_ndcg_at_10"]
     by_query = np.loadtxt(embedded / "run" / "eval_predictions.txt", skiprows=1)
     np.testing.assert_allclose(by_query.mean(axis=0)[0], best, atol=1e-6)
 
 
 def test_the_export_is_a_sentence_transformer(embedded: Path) -> None:
     export = embedded / "run" / "export"
-    modules = json.loads((export / "modules.json").read_text(encoding="utf-8"))
-    assert [one["path"] for one in modules] == ["", "1_Pooling", "2_Dense", "3_Normalize"]
+    assert [one["path"] for one in read_json(export / "modules.json")] == ["", "1_Pooling", "2_Dense", "3_Normalize"]
     card = (export / "README.md").read_text(encoding="utf-8")
     assert "library_name: sentence-transformers" in card
     assert "model.encode_query" in card
@@ -70,9 +69,9 @@ def test_other_rows(kind: str, tiny_start: Path, tmp_path: Path) -> None:
     train = ["--train-file", str(tmp_path / ("train.txt" if kind == "single texts" else "validation.tsv"))]
     flags += ["--validation-file", str(tmp_path / "validation.tsv"), *train]
     assert main([*flags, *(["--unsupervised"] if kind == "single texts" else [])]) == 0
-    results = json.loads((tmp_path / "run" / "eval_results.json").read_text(encoding="utf-8"))
-    assert -1 <= results["eval_spearmanr"] <= 1
-    assert results["eval_num_queries"] == 7
+    found = results(tmp_path / "run")
+    assert -1 <= found["eval_spearmanr"] <= 1
+    assert found["eval_num_queries"] == 7
 
 
 TRAIN = '{"query": "a", "passage": "b"}\n{"query": "c", "passage": "d"}\n'
@@ -137,9 +136,3 @@ def test_questions_need_answers(tiny_start: Path, tmp_path: Path, run: Run) -> N
     outcome = run(main, *embedding_flags(tiny_start / "start", tmp_path), *flags, "--dry-run")
     assert outcome.status == 2
     assert "--train-file must have a question with an answer" in outcome.error
-
-
-def test_predictions_are_made_elsewhere(embedded: Path, run: Run) -> None:
-    outcome = run(predict.main, "--model", embedded / "run", "--text", "the name")
-    assert outcome.status == 2
-    assert "embeds texts. Use finetuning/search.py, or SentenceTransformer." in outcome.error

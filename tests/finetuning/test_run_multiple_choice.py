@@ -11,6 +11,7 @@ from sklearn.metrics import accuracy_score
 
 from finetuning.predict import main as predict
 from tests.fixtures.other_environments import output_of
+from tests.fixtures.results import config_of_export, predictions, results
 from tests.fixtures.run_command import Run
 from tests.fixtures.same_run import timeless_lines
 from tests.fixtures.tiny_choices import NUM_ROWS, answers, rows_of
@@ -34,29 +35,23 @@ print(json.dumps({"class": type(model).__name__, "logits": logits.tolist(), "wro
 """
 
 
-def predictions(folder: Path, name: str) -> list[str]:
-    header, *lines = (folder / "run" / f"{name}.txt").read_text(encoding="utf-8").splitlines()
-    assert header == "index\tprediction"
-    return [line.split("\t")[1] for line in lines]
-
-
 def test_it_learns_what_can_be_learned(chosen: Path) -> None:
     """Its accuracy is scikit-learn's; the guess is the most frequent letter."""
-    found = json.loads((chosen / "run" / "all_results.json").read_text(encoding="utf-8"))
+    found = results(chosen / "run")
     right = answers("validation")
-    predicted = predictions(chosen, "eval_predictions")
+    predicted = predictions(chosen / "run", "eval_predictions")
     assert found["eval_accuracy"] == pytest.approx(accuracy_score(right, predicted), abs=1e-12)
     assert found["eval_accuracy"] > 0.9
     guess = max("ABC", key=answers("train").count)
     assert found["eval_guess_accuracy"] == pytest.approx(right.count(guess) / len(right))
-    assert accuracy_score(answers("test"), predictions(chosen, "predict_results_test")) > 0.9
+    assert accuracy_score(answers("test"), predictions(chosen / "run", "predict_results_test")) > 0.9
     assert "predict_accuracy" not in found  # the test part has no labels
     lines = [line for line in timeless_lines(chosen / "run") if line["split"] == "validation"]
     assert [line["step"] for line in lines] == [STEPS_OF_PASS, 2 * STEPS_OF_PASS, 3 * STEPS_OF_PASS]
 
 
 def test_the_export_is_for_multiple_choice(chosen: Path) -> None:
-    config = json.loads((chosen / "run" / "export" / "config.json").read_text(encoding="utf-8"))
+    config = config_of_export(chosen / "run")
     assert config["architectures"] == ["RobertaForMultipleChoice"]
     assert config["id2label"] == {"0": "A", "1": "B", "2": "C"}
     _, metadata, text = (chosen / "run" / "export" / "README.md").read_text(encoding="utf-8").split("---\n", 2)
@@ -72,9 +67,6 @@ def test_it_predicts_as_in_training(chosen: Path, run: Run) -> None:
     assert title == "a text"
     assert lines[0].split(maxsplit=1)[1] == "of the list"
     assert sum(float(line.split()[0].removesuffix("%")) for line in lines) == pytest.approx(100, abs=0.21)
-    model = ("--model", chosen / "run")
-    assert "--choices must be two or more for one --text" in run(predict, *model, "--text", "a").error
-    assert "--choices needs one --text" in run(predict, *model, "--text", "a", "b", "--choices", "c", "d").error
 
 
 def test_a_model_of_other_programs_chooses_among_those_of_the_file(chosen: Path, tmp_path: Path, run: Run) -> None:
@@ -87,11 +79,6 @@ def test_a_model_of_other_programs_chooses_among_those_of_the_file(chosen: Path,
         found = run(predict, "--model", tmp_path / "model", "--file", chosen / "test.jsonl").out
         expected = (chosen / "run" / "predict_results_test.txt").read_text(encoding="utf-8")
         assert found == expected.translate(str.maketrans("ABC", "012"))
-
-
-def test_other_models_take_no_choices(classified: Path, run: Run) -> None:
-    outcome = run(predict, "--model", classified, "--text", "a", "--choices", "b", "c")
-    assert "is a RobertaForSequenceClassification, which takes no --choices" in outcome.error
 
 
 @pytest.mark.slow
@@ -113,4 +100,4 @@ def test_pytorch_chooses_the_same(chosen: Path, python: Path, tmp_path: Path) ->
     theirs = json.loads(output_of(python, READER, export, str(tmp_path / "rows.npz")))
     assert (theirs["class"], theirs["wrong_keys"]) == ("RobertaForMultipleChoice", {})
     np.testing.assert_allclose(theirs["logits"], ours, atol=1e-5)
-    assert ["ABC"[one] for one in ours.argmax(axis=1)] == predictions(chosen, "predict_results_test")
+    assert ["ABC"[one] for one in ours.argmax(axis=1)] == predictions(chosen / "run", "predict_results_test")

@@ -15,6 +15,7 @@ from finetuning.predict import main as predict
 from finetuning.run_qa import main
 from finetuning.tasks.questions import QuestionAnswering, QuestionJob
 from tests.fixtures.finetuned_runs import qa_flags, write_questions
+from tests.fixtures.results import config_of_export, read_json, results
 from tests.fixtures.run_command import Run
 from train.model.from_pretrained import load_model
 from train.runtime.machines import Cluster
@@ -45,18 +46,17 @@ def test_the_loss_of_both_ends() -> None:
 
 def assert_scored_by_its_predictions(run: Path, questions: Path, part: str = "eval") -> dict[str, str]:
     """Compare the results with what transformers' scorer gives for predictions.json, and return these."""
-    predictions = json.loads((run / "predictions.json").read_text(encoding="utf-8"))
-    results = json.loads((run / "all_results.json").read_text(encoding="utf-8"))
+    predictions, found = read_json(run / "predictions.json"), results(run)
     entries = [
         one
-        for article in json.loads(questions.read_text(encoding="utf-8"))["data"]
+        for article in read_json(questions)["data"]
         for paragraph in article["paragraphs"]
         for one in paragraph["qas"]
     ]
     theirs = squad_evaluate([SimpleNamespace(qas_id=one["id"], answers=one["answers"]) for one in entries], predictions)
     names = {"exact": "exact_match", **{name: name for name in theirs if "Ans_" in name and "total" not in name}}
     for name in ("f1", *names):
-        assert results[f"{part}_{names.get(name, name)}"] == pytest.approx(theirs[name], abs=1e-9)
+        assert found[f"{part}_{names.get(name, name)}"] == pytest.approx(theirs[name], abs=1e-9)
     assert set(predictions) == {one["id"] for one in entries}
     return predictions
 
@@ -72,8 +72,8 @@ def test_scores_are_those_of_the_predictions(answered: Path, tmp_path: Path, run
         assert outcome.status == 0
         second = assert_scored_by_its_predictions(tmp_path / "run", tmp_path / "validation.json")
         assert all(second.values()) if setting[1] == "1000" else not any(second.values())
-        results = json.loads((tmp_path / "run" / "eval_results.json").read_text(encoding="utf-8"))
-        assert f"exact match            {results['eval_exact_match']:.2f} %" in outcome.out
+        exact_match = results(tmp_path / "run", "eval")["eval_exact_match"]
+        assert f"exact match            {exact_match:.2f} %" in outcome.out
 
 
 def test_other_settings_for_answers_are_said_before_the_run_continues(
@@ -92,7 +92,7 @@ def test_questions_whose_answers_were_taken_out_are_not_scored(answered: Path, t
     """They have none, where training has an answer to each question."""
     for split in ("train", "test", "validation"):
         write_questions(tmp_path / f"{split}.json", 8, len(split))
-    content = json.loads((tmp_path / "test.json").read_text(encoding="utf-8"))
+    content = read_json(tmp_path / "test.json")
     for paragraph in content["data"][0]["paragraphs"]:
         paragraph["qas"][0]["answers"] = []
     (tmp_path / "test.json").write_text(json.dumps(content), encoding="utf-8")
@@ -111,19 +111,18 @@ def test_it_learns_fifty_questions(answered: Path, tmp_path: Path, run: Run) -> 
     more = ("--test-file", tmp_path / "train.json", "--length-buckets", "16", "24", "--learning-rate", "0.02")
     more += ("--num-epochs", "15", "--eval-steps", "1000", "--dropout", "0")
     assert run(main, *qa_flags(tmp_path, start=answered), *more).status == 0
-    results = json.loads((tmp_path / "run" / "all_results.json").read_text(encoding="utf-8"))
-    assert results["eval_exact_match"] >= 95
-    assert results["eval_num_questions"] == 50
-    assert results["eval_samples"] > 50  # windows
-    assert results["predict_exact_match"] == results["eval_exact_match"]
+    found = results(tmp_path / "run")
+    assert found["eval_exact_match"] >= 95
+    assert found["eval_num_questions"] == 50
+    assert found["eval_samples"] > 50  # windows
+    assert found["predict_exact_match"] == found["eval_exact_match"]
     written = (tmp_path / "run" / "predictions.json").read_text(encoding="utf-8")
     assert run(predict, "--model", tmp_path / "run", "--file", tmp_path / "train.json").out == written
     predictions = json.loads(written)
     right = np.mean([predictions[one] == answer for one, answer in answers.items()])
-    assert 100 * right == results["eval_exact_match"]
-    best = json.loads((tmp_path / "run" / "nbest_predictions.json").read_text(encoding="utf-8"))
+    assert 100 * right == found["eval_exact_match"]
+    best = read_json(tmp_path / "run" / "nbest_predictions.json")
     assert {one: listed[0]["text"] for one, listed in best.items()} == predictions
     assert not (tmp_path / "run" / "null_odds.json").exists()
-    config = json.loads((tmp_path / "run" / "export" / "config.json").read_text(encoding="utf-8"))
-    assert config["architectures"] == ["RobertaForQuestionAnswering"]
+    assert config_of_export(tmp_path / "run")["architectures"] == ["RobertaForQuestionAnswering"]
     load_model(str(tmp_path / "run" / "export"), "TFAutoModelForQuestionAnswering")

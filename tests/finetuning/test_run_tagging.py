@@ -1,18 +1,17 @@
 """A run of tagging from its files to its results."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from seqeval import metrics as seqeval
 
 from finetuning.data.labels import Labels
 from finetuning.loop.task import Part
 from finetuning.tasks.tagging import Sentences, Tagging
 from tests.fixtures.finetuned_runs import finetuned, sentences_of
+from tests.fixtures.results import config_of_export, results
 from train.model.from_pretrained import load_model
 
 
@@ -47,18 +46,14 @@ def test_words_are_scored_wherever_their_rows_stand() -> None:
 @pytest.mark.slow
 def test_it_learns_what_can_be_learned(tiny_start: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     run = finetuned("tagging", tiny_start / "start", tmp_path_factory) / "run"
-    everything = json.loads((run / "all_results.json").read_text(encoding="utf-8"))
-    assert everything["eval_f1"] == 1.0
-    assert everything["predict_f1"] > 0.9
-    assert everything["eval_guess_f1"] == 0.0
-    for part, prefix, file in (("validation", "eval", "eval_predictions"), ("test", "predict", "predictions")):
+    found = results(run)
+    assert found["eval_f1"] == 1.0
+    assert found["predict_f1"] > 0.9
+    assert found["eval_guess_f1"] == 0.0
+    for part, file in (("validation", "eval_predictions"), ("test", "predictions")):
         predicted = [line.split() for line in (run / f"{file}.txt").read_text(encoding="utf-8").splitlines()]
-        tags = [tags for _, tags in sentences_of(part)]
-        assert [len(row) for row in predicted] == [len(row) for row in tags]
-        for name in ("f1", "precision", "recall", "accuracy"):
-            expected = getattr(seqeval, f"{name}_score")(tags, predicted)
-            assert everything[f"{prefix}_{name}"] == pytest.approx(expected, abs=1e-9)
-    config = json.loads((run / "export" / "config.json").read_text(encoding="utf-8"))
+        assert [len(row) for row in predicted] == [len(tags) for _, tags in sentences_of(part)]
+    config = config_of_export(run)
     assert config["architectures"] == ["RobertaForTokenClassification"]
     assert config["id2label"] == {"0": "O", "1": "B-KIND", "2": "I-KIND"}
     assert load_model(str(run / "export"), "TFAutoModelForTokenClassification").config.num_labels == 3

@@ -1,6 +1,5 @@
 """Custom tasks: the one of recipes/ from its files to its results, and what may be wrong with others."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -17,15 +16,14 @@ from finetuning.run_task import main
 from finetuning.tasks.custom import load_task, read_labels
 from mlm_common.errors import InputError
 from tests.fixtures.finetuned_runs import NUM_REVIEWS, RECIPE, TASK, rating_flags, reviews
+from tests.fixtures.results import config_of_export, predictions, results, write_rows
 from tests.fixtures.run_command import Run
 from tests.fixtures.same_run import timeless_lines
 from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import pytorch_weights
 from train.publishing.saved_model import read_saved_model
 
-
-def results(folder: Path) -> dict[str, float]:
-    return json.loads((folder / "run" / "eval_results.json").read_text(encoding="utf-8"))
+PREDICTED = "predict_results_test"
 
 
 def best_step(folder: Path) -> int:
@@ -36,14 +34,9 @@ def evaluations(folder: Path) -> list[dict]:
     return [line for line in timeless_lines(folder / "run") if line["split"] == "validation"]
 
 
-def predicted(folder: Path, name: str = "predict_results_test") -> list[str]:
-    lines = (folder / "run" / f"{name}.txt").read_text(encoding="utf-8").splitlines()[1:]
-    return [line.split("\t")[1] for line in lines]
-
-
 def test_it_learns_what_can_be_learned(rated: Path) -> None:
     """The checkpoint of the best kappa is scored, next to what the most frequent number of stars would score."""
-    evaluated = results(rated)
+    evaluated = results(rated / "run", "eval")
     lines = timeless_lines(rated / "run")
     train, validation = ([line for line in lines if line["split"] == split] for split in ("train", "validation"))
     # --log-steps epoch, --eval-steps epoch
@@ -55,29 +48,26 @@ def test_it_learns_what_can_be_learned(rated: Path) -> None:
     guess = np.bincount(of_train).argmax()
     assert evaluated["eval_guess_mean_absolute_error"] == pytest.approx(np.abs(guess - np.array(stars)).mean())
     assert (evaluated["eval_samples"], evaluated["eval_is_degenerate"]) == (NUM_REVIEWS["validation"], False)
-    assert np.abs(np.array(predicted(rated), int) - [rating for _, rating in reviews("test")]).mean() < 0.3
+    assert (
+        np.abs(np.array(predictions(rated / "run", PREDICTED), int) - [rating for _, rating in reviews("test")]).mean()
+        < 0.3
+    )
 
 
 @pytest.mark.parametrize("value", ["4.7", "", None, 4.7, "6", float("nan")])
 def test_what_are_no_stars(value: object, tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").write_text(
-        "".join(json.dumps({"review": "a", "stars": one}) + "\n" for one in ("4.0", 5, value)), encoding="utf-8"
-    )
+    write_rows(tmp_path / "train.jsonl", *({"review": "a", "stars": one} for one in ("4.0", 5, value)))
     task = load_task(TASK)(pad_token_id=1, token_types=False)
     with pytest.raises(InputError, match="Stars must be 1 to 5; row 3 of"):
         task.read(CustomData(train_file=str(tmp_path / "train.jsonl")))
 
 
-def assert_scored_by_its_predictions(folder: Path) -> None:
-    found = [int(one) for one in predicted(folder, "eval_predictions")]
-    stars = [rating for _, rating in reviews("validation")]
-    kappa = cohen_kappa_score(stars, found, weights="quadratic")
-    assert results(folder)["eval_kappa"] == pytest.approx(kappa, abs=1e-9)
-    assert results(folder)["eval_mean_absolute_error"] == pytest.approx(mean_absolute_error(stars, found), abs=1e-9)
-
-
 def test_its_scores_are_those_of_its_predictions(rated: Path) -> None:
-    assert_scored_by_its_predictions(rated)
+    found = [int(one) for one in predictions(rated / "run", "eval_predictions")]
+    stars = [rating for _, rating in reviews("validation")]
+    evaluated = results(rated / "run", "eval")
+    assert evaluated["eval_kappa"] == pytest.approx(cohen_kappa_score(stars, found, weights="quadratic"), abs=1e-9)
+    assert evaluated["eval_mean_absolute_error"] == pytest.approx(mean_absolute_error(stars, found), abs=1e-9)
 
 
 def test_each_evaluation_that_is_the_best_so_far_is_saved(rated: Path) -> None:
@@ -93,7 +83,7 @@ def test_each_evaluation_that_is_the_best_so_far_is_saved(rated: Path) -> None:
 def test_the_export_has_the_encoder_and_the_head(rated: Path) -> None:
     """Both in PyTorch's layout: by them the predictions are computed again, the head's by hand."""
     export = rated / "run" / "export"
-    config = json.loads((export / "config.json").read_text(encoding="utf-8"))
+    config = config_of_export(rated / "run")
     assert config["architectures"] == ["RobertaModel"]
     weights = load_file(export / "model.safetensors")
     width, head = config["hidden_size"], {name: one for name, one in weights.items() if name.startswith("custom_head.")}
@@ -113,7 +103,7 @@ def test_the_export_has_the_encoder_and_the_head(rated: Path) -> None:
     pooled = states.mean(axis=1)  # all are of one length
     wide = np.tanh(pooled @ head["custom_head.dense.weight"].T + head["custom_head.dense.bias"])
     logits = wide @ head["custom_head.dense_1.weight"].T + head["custom_head.dense_1.bias"]
-    assert [str(1 + count) for count in (logits > 0).sum(axis=1)] == predicted(rated)
+    assert [str(1 + count) for count in (logits > 0).sum(axis=1)] == predictions(rated / "run", PREDICTED)
     text = (export / "README.md").read_text(encoding="utf-8")
     assert "names\n  that start with `custom_head.`" in text
     assert "encoder = AutoModel.from_pretrained(" in text
