@@ -1,4 +1,4 @@
-"""A run of classification beside PyTorch's: the export read by transformers 4 and 5, and losses step by step."""
+"""A run of classification beside PyTorch's: losses step by step, from the same export."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from finetuning.config.settings import ClassificationConfig, parse_finetuning_co
 from finetuning.run_classification import main
 from finetuning.tasks.classification import ClassificationJob
 from tests.fixtures.other_environments import output_of
-from tests.fixtures.tiny_classification import NUM_TEST, examples, flags
+from tests.fixtures.tiny_classification import flags
 from train.metrics.log import read_metrics
 from train.runtime.machines import Cluster
 from train.runtime.run_folder import RunFolder
@@ -22,18 +22,6 @@ from train.step.optimizer import build_schedule
 pytestmark = pytest.mark.slow
 
 NUM_STEPS = 20
-
-# Prints what a pipeline says of texts, and what of the model was not loaded.
-READER = """
-import json, sys
-from transformers import AutoModelForSequenceClassification, pipeline
-
-_, loading = AutoModelForSequenceClassification.from_pretrained(sys.argv[1], output_loading_info=True)
-classify = pipeline("text-classification", model=sys.argv[1])
-labels = [one["label"] for one in classify(json.loads(sys.argv[2]), truncation=True, max_length=30)]
-wrong_keys = {kind: sorted(map(str, keys)) for kind, keys in loading.items() if keys}
-print(json.dumps({"labels": labels, "wrong_keys": wrong_keys}))
-"""
 
 # Trains on the batches of a file by AdamW, and prints the losses.
 TRAINER = """
@@ -75,12 +63,6 @@ for step, (batch, rate) in enumerate(zip(json.load(open(sys.argv[2])), json.load
     losses.append(loss.item())
 print(json.dumps(losses))
 """
-
-
-def test_transformers_reads_the_export(classified: Path, python: Path) -> None:
-    texts = [text for text, _ in examples(NUM_TEST, 9)]
-    read = json.loads(output_of(python, READER, str(classified / "export"), json.dumps(texts)))
-    assert read == {"labels": [label for _, label in examples(NUM_TEST, 9)], "wrong_keys": {}}
 
 
 @pytest.mark.usefixtures("one_device")

@@ -10,27 +10,23 @@ from mlm_common.errors import InputError
 
 
 @pytest.mark.parametrize(
-    ("values", "problem_type", "names"),
+    ("values", "problem_type", "names", "encoded"),
     [
-        (["b", "a", "b"], "single_label_classification", ("a", "b")),
-        (["10", "9", "-1"], "single_label_classification", ("-1", "9", "10")),
-        ([True, False], "single_label_classification", ("False", "True")),
-        ([1.0, 0.0, None], "single_label_classification", ("0", "1")),
-        (["0.5", "2"], "regression", ("score",)),
-        ([1, 2.5], "regression", ("score",)),
-        ([["x"], [], ["z", "x"]], "multi_label_classification", ("x", "z")),
+        (["b", "a", "b"], "single_label_classification", ("a", "b"), [1, 0, 1]),
+        (["10", "9", "-1"], "single_label_classification", ("-1", "9", "10"), [2, 1, 0]),
+        ([True, False], "single_label_classification", ("False", "True"), [1, 0]),
+        ([1.0, 0.0], "single_label_classification", ("0", "1"), [1, 0]),
+        (["0.5", "2"], "regression", ("score",), [0.5, 2]),
+        ([1, 2.5], "regression", ("score",), [1, 2.5]),
+        ([["x"], [], ["z", "x"]], "multi_label_classification", ("x", "z"), [[1, 0], [0, 0], [1, 1]]),
     ],
 )
-def test_labels_are_found(values, problem_type, names) -> None:
+def test_labels_are_found_and_encoded(values, problem_type, names, encoded) -> None:
     labels = find_labels(values, "a.csv", LabelReading())
     assert (labels.problem_type, labels.names) == (problem_type, names)
-
-
-def test_labels_are_encoded() -> None:
-    assert find_labels(["b", "a"], "", LabelReading()).encode(["a", "b", "b"], "").tolist() == [0, 1, 1]
-    assert find_labels([["x"], ["z"]], "", LabelReading()).encode([["z", "x"], []], "").tolist() == [[1, 1], [0, 0]]
-    numbers = find_labels(["0.5", "2"], "", LabelReading()).encode(["1", "-0.25"], "")
-    assert (numbers.tolist(), numbers.dtype) == ([1, -0.25], np.float32)
+    found = labels.encode(values, "a.csv")
+    dtype = np.int32 if problem_type == "single_label_classification" else np.float32
+    assert (found.tolist(), found.dtype) == (encoded, dtype)
 
 
 def test_the_order_of_a_model_that_knows_them_is_kept() -> None:
@@ -42,36 +38,32 @@ def test_the_order_of_a_model_that_knows_them_is_kept() -> None:
     assert find_labels(["contradiction", "neutral"], "", LabelReading(), known).names == ("contradiction", "neutral")
 
 
-@pytest.mark.parametrize(
-    ("values", "problem_type", "message"),
-    [
-        (["a", "a"], None, "all in a.csv are a"),
-        ([None, ""], None, "all in a.csv are missing"),
-        ([str(index) for index in range(1001)], None, "of at most 1000 classes; those in a.csv are of 1,001"),
-    ],
-)
-def test_what_are_no_labels(values, problem_type, message) -> None:
-    with pytest.raises(InputError, match=message):
-        find_labels(values, "a.csv", LabelReading(problem_type))
-
-
-@pytest.mark.parametrize(
-    ("train", "values", "message"),
-    [
-        (["a", "b"], ["a", "c"], "must be one of the training part's: a, b; row 2 of b.csv has 'c'"),
-        (["a", "b"], ["a", ""], "must have a label; row 2 of b.csv has none"),
-        ([0.5, 1.5], [1.0, "x"], "must be a number of 32 bits; row 2 of b.csv has 'x'"),
-        ([0.5, 1.5], [float("inf")], "must be a number of 32 bits; row 1"),
-        ([["x"], ["y"]], [["q"]], "row 1 of b.csv has 'q'"),
-    ],
-)
-def test_what_cannot_be_encoded(train, values, message) -> None:
-    with pytest.raises(InputError, match=message):
-        find_labels(train, "a.csv", LabelReading()).encode(values, "b.csv")
-
-
 MULTI: dict = {"problem_type": "multi_label_classification"}
 SINGLE: dict = {"problem_type": "single_label_classification"}
+
+
+@pytest.mark.parametrize(
+    ("train", "values", "message", "settings"),
+    [
+        (["a", "a"], [], "all in a.csv are a", {}),
+        ([None, ""], [], "all in a.csv are missing", {}),
+        ([str(index) for index in range(1001)], [], "of at most 1000 classes; those in a.csv are of 1,001", {}),
+        (["a", "b"], ["a", "c"], "must be one of the training part's: a, b; row 2 of b.csv has 'c'", {}),
+        (["a", "b"], ["a", ""], "must have a label; row 2 of b.csv has none", {}),
+        ([1.0, 0.0, None], [1, None], "must have a label; row 2 of b.csv has none", {}),
+        ([0.5, 1.5], [1.0, "x"], "must be a number of 32 bits; row 2 of b.csv has 'x'", {}),
+        ([0.5, 1.5], [float("inf")], "must be a number of 32 bits; row 1", {}),
+        ([1e39, 0.5], [1e39], r"must be a number of 32 bits; row 1 of b.csv has 1e\+39", {}),
+        ([["x"], ["y"]], [["q"]], "row 1 of b.csv has 'q'", {}),
+        ([["a"], None], [], "must be a list, or a text.*; row 2 of a.csv has none", MULTI),
+        (["a", {"a": 1}], [], "must be a text or a number; row 2 of a.csv has", SINGLE),
+        (["a", b"x"], [], "must be a text or a number; row 2 of a.csv has", SINGLE),
+        (["a", [None]], [], "must be a text or a number; row 2 of a.csv has", MULTI),
+    ],
+)
+def test_what_are_no_labels(train, values, message, settings) -> None:
+    with pytest.raises(InputError, match=message):
+        find_labels(train, "a.csv", LabelReading(**settings)).encode(values, "b.csv")
 
 
 @pytest.mark.parametrize(
@@ -102,16 +94,6 @@ def test_labels_with_two_readings_need_a_flag(values, message, settings, expecte
 def test_names_that_look_like_numbers_or_lists_are_classes() -> None:
     for values in (["--1", "x"], ["1_0", "2"], ["Infinity", "1"], ["01", "1"], ["New York, NY", "Boston, MA"]):
         assert set(find_labels(values, "", LabelReading()).names) == set(values)
-
-
-def test_a_label_that_is_no_text_and_no_number() -> None:
-    for value in ({"a": 1}, b"x", [None]):
-        with pytest.raises(InputError, match=r"must be a text or a number; row 2 of a\.jsonl has"):
-            find_labels(["a", value], "a.jsonl", LabelReading(**(MULTI if isinstance(value, list) else SINGLE)))
-    with pytest.raises(InputError, match=r"must be a list, or a text.*; row 2 of a\.jsonl has none"):
-        find_labels([["a"], None], "a.jsonl", LabelReading(**MULTI))
-    with pytest.raises(InputError, match=r"must be a number of 32 bits; row 1 of a\.csv has 1e\+39"):
-        find_labels([1e39, 0.5], "a.csv", LabelReading()).encode([1e39, 0.5], "a.csv")
 
 
 def test_labels_of_rows_to_predict_may_be_unknown() -> None:

@@ -70,6 +70,8 @@ def test_lines_without_names_and_short_ones(tmp_path) -> None:
         ("d.jsonl", '{"text": "a", "text": "b"}\n', "has two called 'text'"),
         ("e.jsonl", '{"text": "\\ud800"}\n', "must name a readable .jsonl file.*surrogates not allowed"),
         ("f.jsonl", "[" * 100_000, "must name a readable .jsonl file"),
+        ("a.conll", "a O\nb\n", "must have the number of columns of the first, 2; line 2 has 1"),
+        ("b.conll", "# newdoc\na O\n", "line 1 of .* begins with # and ends with 'newdoc'"),
     ],
 )
 def test_what_is_no_table(tmp_path, name, content, message) -> None:
