@@ -16,7 +16,7 @@ from finetuning.run_task import main
 from finetuning.tasks.custom import load_task, read_labels
 from mlm_common.errors import InputError
 from tests.fixtures.finetuned_runs import NUM_REVIEWS, RECIPE, TASK, rating_flags, reviews
-from tests.fixtures.results import config_of_export, predictions, results, write_rows
+from tests.fixtures.results import config_of_export, predictions, results, write_jsonl
 from tests.fixtures.run_command import Run
 from tests.fixtures.same_run import timeless_lines
 from train.model.from_pretrained import load_model
@@ -56,7 +56,7 @@ def test_it_learns_what_can_be_learned(rated: Path) -> None:
 
 @pytest.mark.parametrize("value", ["4.7", "", None, 4.7, "6", float("nan")])
 def test_what_are_no_stars(value: object, tmp_path: Path) -> None:
-    write_rows(tmp_path / "train.jsonl", *({"review": "a", "stars": one} for one in ("4.0", 5, value)))
+    write_jsonl(tmp_path / "train.jsonl", *({"review": "a", "stars": one} for one in ("4.0", 5, value)))
     task = load_task(TASK)(pad_token_id=1, token_types=False)
     with pytest.raises(InputError, match="Stars must be 1 to 5; row 3 of"):
         task.read(CustomData(train_file=str(tmp_path / "train.jsonl")))

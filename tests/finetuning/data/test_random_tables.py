@@ -21,6 +21,7 @@ from finetuning.config.settings import ClassificationConfig, TaggingConfig, pars
 from finetuning.tasks.classification import ClassificationJob
 from finetuning.tasks.tagging import TaggingJob
 from mlm_common.errors import InputError
+from tests.fixtures.results import write_jsonl
 from train.runtime.machines import Cluster
 
 NAMES = ("pos", " pos", "Pos", "neg", "neg ", "a,b", "b", "a;b", "New York, NY", "--1", "1_0", "NaN", "nan", "?", "-1",
@@ -218,8 +219,7 @@ WORDS = ("list", "file", "of", "#", "10\u00a0000", " ", "", "-DOCSTART-", "é", 
 def test_tagged_sentences_are_read_as_written_or_refused(tiny_start, sentences, similar) -> None:
     rows = [{"tokens": [word for word, _ in one], "ner_tags": [tag for _, tag in one]} for one in sentences]
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "train.jsonl")
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        path = write_jsonl(Path(folder, "train.jsonl"), *rows)
         argv = ["--train-file", str(path), "--init-from", str(tiny_start / "start"), "--output-dir", f"{folder}/run"]
         argv += ["--max-seq-length", "30", *(["--similar-labels", similar] if similar else [])]
         config = parse_finetuning_config(TaggingConfig, argv, "")

@@ -8,7 +8,7 @@ import pytest
 from finetuning.config.embedding import EmbeddingData
 from finetuning.tasks.pairs import is_beir, read_beir, read_parts
 from mlm_common.errors import InputError
-from tests.fixtures.results import write_rows
+from tests.fixtures.results import write_jsonl
 
 CORPUS = [{"_id": "d2", "title": "A", "text": "cat"}, {"_id": "d1", "title": "", "text": "dog"}]
 QUERIES = [{"_id": "7", "text": "bird"}, {"_id": "q", "text": "pet"}]
@@ -18,7 +18,7 @@ QRELS = [("q", "d1", "2"), ("q", "d2", "0")]
 def write_beir(folder: Path, corpus: list, queries: list, qrels: list, split: str = "test") -> Path:
     (folder / "qrels").mkdir(parents=True)
     for name, rows in (("corpus", corpus), ("queries", queries)):
-        write_rows(folder / f"{name}.jsonl", *rows)
+        write_jsonl(folder / f"{name}.jsonl", *rows)
     lines = [("query-id", "corpus-id", "score"), *qrels]
     (folder / "qrels" / f"{split}.tsv").write_text("".join("\t".join(line) + "\n" for line in lines), encoding="utf-8")
     return folder
@@ -98,7 +98,7 @@ def test_scores_of_a_test_may_have_been_taken_out(tmp_path: Path) -> None:
     files = {}
     for split, scores in (("train", (1, 2)), ("validation", (2, 1)), ("test", (-1, -1))):
         rows = [{"a": f"one {score}", "b": f"two {row}", "s": score} for row, score in enumerate(scores)]
-        files[f"{split}_file"] = str(write_rows(tmp_path / f"{split}.jsonl", *rows))
+        files[f"{split}_file"] = str(write_jsonl(tmp_path / f"{split}.jsonl", *rows))
     _, judged = read_parts(EmbeddingData(**files, score_column_name="s", do_predict=True))
     assert judged["test"].grades.tolist() == [-1, -1]
     with pytest.raises(InputError, match=r"Column s of .*test.jsonl must hold different numbers; all are -1"):

@@ -170,60 +170,37 @@ def test_a_tokenizer_that_pads() -> None:
 
 
 WORDS = st.sampled_from(["list", "file", "mate\u0301", "of", "\u200b", "\u200e", "½", "", "1999", "-"])
-STARTS = st.one_of(st.just("right"), st.sampled_from([-4, 0, 1, "2", None, 2.0]))
-FORMS = st.sampled_from(["objects", "columns", "null", "empty", "missing", "text", "uneven"])
 
 
-@given(
-    rows=st.lists(
-        st.tuples(
-            st.sampled_from(["a", "b", 1, None]), st.lists(WORDS, max_size=6), st.integers(0, 5), st.booleans(), STARTS,
-            FORMS, st.sampled_from([None, False, True, "missing"]),
-        ),
-        min_size=1,
-        max_size=4,
-    ),
-    name=st.sampled_from(["train.json", "train.jsonl"]),
-)  # fmt: skip
-def test_questions_are_read_as_written_or_refused(tmp_path_factory, rows, name) -> None:
-    entries = []
-    for number, words, at, has_space, start, form, is_impossible in rows:
-        context = " ".join(words)
-        text = (words[at] if at < len(words) else "") + " " * has_space
-        begin = context.find(text) if start == "right" else start
-        answers: Any = {
-            "objects": [{"text": text, "answer_start": begin}],
-            "null": None,
-            "empty": [],
-            "text": text,
-        }.get(form)
-        if form in ("columns", "uneven"):
-            answers = {"text": [text], "answer_start": [begin] * (form == "columns")}
-        one = {
-            "id": number,
-            "question": "what is",
-            "context": context,
-            "answers": answers,
-            "is_impossible": is_impossible,
-        }
-        missing = {"answers"} if form == "missing" else set()
-        missing |= {"is_impossible"} if is_impossible == "missing" else set()
-        entries.append({key: value for key, value in one.items() if key not in missing})
+@st.composite
+def entries(draw: st.DrawFn) -> dict[str, Any]:
+    """Make a question in the form of SQuAD or of a table, or in one that is wrong."""
+    words = draw(st.lists(WORDS, max_size=6))
+    context, text = " ".join(words), draw(st.sampled_from([*words, ""])) + draw(st.sampled_from(["", " "]))
+    start = draw(st.one_of(st.just(context.find(text)), st.sampled_from([-4, 0, 1, "2", None, 2.0])))
+    as_columns = {"text": [text], "answer_start": [start]}
+    forms = [[{"text": text, "answer_start": start}], as_columns, as_columns | {"answer_start": []}, None, [], text]
+    more = {"answers": st.sampled_from(forms), "is_impossible": st.sampled_from([None, False, True])}
+    known = {"id": draw(st.sampled_from(["a", "b", 1, None])), "question": "what is", "context": context}
+    return known | draw(st.fixed_dictionaries({}, optional=more))
+
+
+@given(entries=st.lists(entries(), min_size=1, max_size=4), name=st.sampled_from(["train.json", "train.jsonl"]))
+def test_questions_are_read_as_written_or_refused(tmp_path_factory, entries, name) -> None:
     path = tmp_path_factory.mktemp("questions") / name
     if name == "train.json":
         text = json.dumps({"data": [{"paragraphs": [{"context": one["context"], "qas": [one]} for one in entries]}]})
     else:
         text = "".join(json.dumps(one) + "\n" for one in entries)
     path.write_text(text, encoding="utf-8")
+    refused = None
     try:
         questions = read_questions(QuestionData(train_file=str(path)))["train"]
         windows = make_windows(TOKENIZER, questions, DATA, token_types=True, to_train=True)
     except InputError as error:
-        message = str(error)
-    else:
-        message = ""
-    if message:
-        assert len(message.splitlines()) == 1
+        refused = str(error)
+    if refused is not None:
+        assert len(refused.splitlines()) == 1
         return
     found = texts_of(windows)
     for question, entry in zip(questions, entries, strict=True):
