@@ -81,15 +81,6 @@ GLUE_TASKS = {
     "wnli": GlueTask("WNLI", PAIR, "label", ("accuracy",), PAIR, label_names=ENTAILMENT[::-1]),
 }  # fmt: skip
 
-# The configuration of the Hub with a file that is not of its task's.
-HUB_CONFIGS = {DIAGNOSTIC: "ax"}
-# On the Hub, by the files of the download.
-HUB_SPLITS = {
-    "train": "train", "dev": "validation", "test": "test", "dev_matched": "validation_matched",
-    "dev_mismatched": "validation_mismatched", "test_matched": "test_matched", "test_mismatched": "test_mismatched",
-    DIAGNOSTIC: "test",
-}  # fmt: skip
-
 
 def read_glue(data: ClassificationData, task: GlueTask) -> Parts:
     """Read a task from the download or from the Hub."""
@@ -101,7 +92,9 @@ def read_glue(data: ClassificationData, task: GlueTask) -> Parts:
 
     def part(file: str, limit: int | None, *, has_labels: bool) -> Examples:
         if data.glue_dir is None:
-            table = hub(HUB_CONFIGS.get(file, str(data.task_name)))[HUB_SPLITS[file]].first(limit)
+            # On the Hub the diagnostics are a configuration; the other files have the names of its splits, but for dev.
+            config, split = ("ax", "test") if file == DIAGNOSTIC else (str(data.task_name), file)
+            table = hub(config)[split.replace("dev", "validation")].first(limit)
         else:
             path = f"{data.glue_dir.rstrip('/')}/{file if '/' in file else f'{task.folder}/{file}'}.tsv"
             columns = task.columns if has_labels else None

@@ -347,10 +347,8 @@ def scores(metrics: Sequence[str], predictions: Tags, references: Tags) -> dict[
         warnings.simplefilter("ignore")  # where no entity is predicted: 0
         from seqeval import metrics as seqeval
 
-        functions = {"f1": seqeval.f1_score, "precision": seqeval.precision_score, "recall": seqeval.recall_score}
-        functions["accuracy"] = seqeval.accuracy_score
         iobes = [_as_iobes(references), _as_iobes(predictions)]
-        return {name: float(functions[name](*iobes)) for name in metrics}
+        return {name: float(getattr(seqeval, f"{name}_score")(*iobes)) for name in metrics}
 
 
 def _as_iobes(tags: Tags) -> list[list[str]]:
