@@ -49,6 +49,9 @@ def read_parts(data: EmbeddingData) -> tuple[Examples, dict[str, Judged]]:
             flag = "--score-column-name" if name == data.score_column_name else "--text-column-names"
             tables["train"].column(name, flag)  # says which columns there are
     pairs = {split: _pairs(table, data, split) for split, table in tables.items()}
+    if pairs["train"].labels is not None:
+        for table in tables.values():  # where it is missing, a search would be evaluated
+            table.column(str(data.score_column_name), "Training pairs have scores: --score-column-name")
     judged = {split: Judged.of(part.texts, part.labels) for split, part in pairs.items() if split != "train"}
     limits = num_samples(data)
     judged |= {split: read_beir(path, split).first(limits[split]) for split, path in folders.items()}

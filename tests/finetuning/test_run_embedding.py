@@ -110,9 +110,14 @@ BAD = {
     "a dimension too wide": (TRAIN, ("--matryoshka-dims", "4", "64"), "--matryoshka-dims must be at most 32"),
     "unordered dimensions": (TRAIN, ("--matryoshka-dims", "4", "4"), "--matryoshka-dims must be increasing"),
     "an unknown metric": (TRAIN, ("--metric-name", "f1"), "--metric-name must be one of ndcg_at_10"),
+    "scores of the training part alone": (
+        '{"a": "x", "b": "y", "s": 1}\n{"a": "x", "b": "z", "s": 0}\n',
+        ("--score-column-name", "s"),
+        "Training pairs have scores: --score-column-name must name a column of {}/validation.jsonl",
+    ),
     "symmetric scores": (
         '{"a": "x", "b": "y", "s": 1}\n{"a": "x", "b": "z", "s": 0}\n',
-        ("--score-column-name", "s", "--symmetric-loss"),
+        ("--score-column-name", "s", "--symmetric-loss", "--validation-file", "{}/train.jsonl"),
         "--symmetric-loss needs pairs without scores",
     ),
 }
@@ -123,7 +128,8 @@ def test_bad_input_is_one_line(name: str, tiny_start: Path, tmp_path: Path, run:
     content, flags, message = BAD[name]
     for part, rows in (("train", content), ("validation", TRAIN)):
         (tmp_path / f"{part}.jsonl").write_text(rows, encoding="utf-8")
-    outcome = run(main, *embedding_flags(tiny_start / "start", tmp_path, *flags), "--dry-run")
+    more = [flag.format(tmp_path) for flag in flags]
+    outcome = run(main, *embedding_flags(tiny_start / "start", tmp_path, *more), "--dry-run")
     assert outcome.status == 2
     assert message.format(tmp_path) in outcome.error
     assert not (tmp_path / "run").exists()
