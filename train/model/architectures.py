@@ -137,6 +137,7 @@ ARCHITECTURES = {
     "roformer": Architecture(learns_positions=False),
     "xlm-roberta": ROBERTA,
 }
+SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "embedding_size")
 # Every architecture here attends in both directions.
 REQUIRED_OF_ALL = {"is_decoder": False, "add_cross_attention": False}
 # In TensorFlow and PyTorch, with the same values.
@@ -199,6 +200,8 @@ def check_architecture(config: PretrainedConfig, hint: str = "Give --config-over
                 f"{name} of a {model_type} must be {value}, the only value that its TensorFlow class supports; "
                 f"received {getattr(config, name)}. {fix}."
             )
+    if empty := [name for name in SIZES if getattr(config, name, 1) < 1]:
+        raise InputError(f"{empty[0]} of a {model_type} must be at least 1; received {getattr(config, empty[0])}.")
     # Rotations turn pairs of numbers of a head.
     multiple = config.num_attention_heads * (1 if architecture.learns_positions else 2)
     if config.hidden_size % multiple:

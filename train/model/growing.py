@@ -14,7 +14,7 @@ import numpy as np
 from transformers import PretrainedConfig
 
 from mlm_common.errors import InputError
-from train.model.architectures import ARCHITECTURES
+from train.model.architectures import ARCHITECTURES, SIZES
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,6 @@ NOISE_DEVIATION = 0.1
 # Layers that compute several things in one product: how many.
 FUSED = {"Wqkv": 3, "Wi": 2}
 LAYER = re.compile(r"(?<=layers_\._|.layer_\._)\d+")
-SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "embedding_size")
 
 
 def check_growth(small: PretrainedConfig, large: PretrainedConfig) -> None:
