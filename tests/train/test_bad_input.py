@@ -118,7 +118,7 @@ CASES: list[tuple[Any, ...]] = [
     ("--config-overrides num_hidden_layers=0", "num_hidden_layers of a roberta must be at least 1; received 0"),
     ("--config-overrides num_attention_heads=0", "num_attention_heads of a roberta must be at least 1; received 0"),
     ("--config-overrides tie_word_embeddings=false", "tie_word_embeddings of a roberta must be"),
-    ("--output-dir {}/run", "hardware.bfloat16: None there, False now", another_run),
+    ("--output-dir {}/run", "contains a different run (", another_run),
     ("--resume must", "--resume must needs a run with a checkpoint"),
     ("--output-dir {}/run --resume never", "--resume never needs a folder without a run", another_run),
     ("--output-dir {}/train --overwrite-output-dir", "and no run.json of a run."),

@@ -137,11 +137,13 @@ class RunFolder:
     def _check_fingerprint(self, fingerprint: dict[str, Any], begun_phase: int) -> None:
         theirs = self.read_record()["fingerprint"]
         # Of a record that was on the Hub, hashes are compared.
-        differing = sorted(
+        # In this order settings come before what they decide of the model.
+        place = {key: index for one in (theirs, fingerprint) for index, key in enumerate(one)}
+        differing = [
             key
-            for key in fingerprint.keys() | theirs.keys()
+            for key in sorted(place, key=lambda key: place[key])
             if not is_same(_value(theirs, key), _value(fingerprint, key)) and _phase_of(key) <= begun_phase
-        )
+        ]
         if differing:
             begun = ""
             if any(map(_phase_of, fingerprint.keys() | theirs.keys())):

@@ -62,6 +62,7 @@ MIXTURE = {"de": [1, "a 1"], "en": [3, "b 1", "b 2"]}
     ("changes", "shown"),
     [
         ({"run.seed": 2}, "run.seed: 1 there, 2 now"),
+        ({"run.seed": 2, "model.a": 1}, "run.seed: 1 there, 2 now; model.a: None there, 1 now"),
         ({"model.labels": {"a": 2}}, "model.labels: {'a': 1} there, {'a': 2} now"),
         (
             {"train_shards": {"de": [2, "a 1"], "en": [2, "b 1", "b 2"]}, "eval_shards": {"de": [2, "c 1"]}},
