@@ -19,7 +19,7 @@ from mlm_common.cli.settings import flag_of
 from mlm_common.errors import InputError
 from mlm_common.hub.redaction import REDACTED
 from mlm_common.storage import Folder
-from train.checkpoints.store import newest_record
+from train.checkpoints.store import newest_records
 from train.data.inputs import Feature
 from train.loop.run import Run
 from train.runtime.machines import Cluster
@@ -210,21 +210,26 @@ class QuestionJob(FinetuningJob[QuestionConfig]):
         return start.run(task, train.rows, validation, cluster, ENDS, described=described, recorded=recorded)
 
     def check(self, run: Run) -> None:
-        """Warn of other settings for answers than those of the evaluations so far: their scores do not compare."""
+        """Warn of other settings for answers than those of the kept checkpoints: their scores do not compare."""
         super().check(run)
-        record = None if run.starts_over else newest_record(run.folder)
-        if record is None or not self.validation or not run.cluster.is_chief:
+        if run.starts_over or not self.validation or not run.cluster.is_chief:
             return
         assert isinstance(run.config, QuestionConfig)
-        then, now = record.settings["data"], dataclasses.asdict(run.config.data)
-        changed = [name for name in ANSWER_SETTINGS if then.get(name, REDACTED) not in (REDACTED, now[name])]
-        if changed:
+        now, used = dataclasses.asdict(run.config.data), dict[str, int]()
+        for record in newest_records(run.folder):
+            then = {name: value for name, value in record.settings["data"].items() if value != REDACTED}
+            used.setdefault(_shown(now | then), record.step)
+        used.pop(_shown(now), None)
+        if used:
             logger.warning(
-                "Evaluations up to step %d used %s; later ones, and the final answers and scores, use %s. The best "
-                "checkpoint is chosen by the scores of all evaluations.",
-                record.step,
-                *(", ".join(f"{flag_of(name)} {settings[name]}" for name in changed) for settings in (then, now)),
+                "Evaluations %s; later ones, and the final answers and scores, use %s. The best checkpoint is chosen "
+                "by the scores of all evaluations.",
+                *(", ".join(f"up to step {step} used {flags}" for flags, step in used.items()), _shown(now)),
             )
+
+
+def _shown(data: Mapping[str, Any]) -> str:
+    return " ".join(f"{flag_of(name)} {data[name]}" for name in ANSWER_SETTINGS)
 
 
 def _describe(windows: Windows, validation: Windows | None) -> dict[str, str]:

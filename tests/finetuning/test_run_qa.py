@@ -1,5 +1,6 @@
 """A run of question answering from its files to its answers."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -17,8 +18,10 @@ from finetuning.tasks.questions import QuestionAnswering, QuestionJob
 from tests.fixtures.finetuned_runs import qa_flags, write_questions
 from tests.fixtures.results import config_of_export, read_json, results
 from tests.fixtures.run_command import Run
+from train.checkpoints.store import CheckpointStore
 from train.model.from_pretrained import load_model
 from train.runtime.machines import Cluster
+from train.runtime.run_folder import RunFolder
 
 
 def test_the_loss_of_both_ends() -> None:
@@ -80,12 +83,23 @@ def test_other_settings_for_answers_are_said_before_the_run_continues(
     answered: Path, tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.copytree(answered, tmp_path, dirs_exist_ok=True)
-    used = "Evaluations up to step 10 used --n-best-size 20; later ones, and the final answers and scores, use"
-    for size, is_said in (("20", False), ("3", True)):
+    store, rest = CheckpointStore(RunFolder(tmp_path / "run").checkpoints), "--max-answer-length 30 --null-score-diff-"
+    newest = f"Evaluations up to step 10 used --n-best-size 20 {rest}threshold 0.0"
+    first = store.read_record(store.steps()[0])
+    settings = first.settings | {"data": first.settings["data"] | {"n_best_size": 3}}
+    for size, said in (
+        ("20", ""),
+        ("3", newest),
+        ("4", f"{newest}, up to step {first.step} used --n-best-size 3 {rest}"),
+    ):
+        if size == "4":
+            record = dataclasses.replace(first, settings=settings).to_json()
+            store.folder.write_text(f"step-{first.step:08d}.json", record)
+        caplog.clear()
         more = ("--num-epochs", "3", "--n-best-size", size, "--dry-run")
         assert run(main, *qa_flags(tmp_path, *more, start=answered)).status == 0
-        assert (f"{used} --n-best-size {size}." in caplog.text) == is_said
-        assert ("Evaluations up to step" in caplog.text) == is_said
+        assert said in caplog.text
+        assert (f"and the final answers and scores, use --n-best-size {size} {rest}" in caplog.text) == bool(said)
 
 
 def test_questions_whose_answers_were_taken_out_are_not_scored(answered: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -189,13 +189,16 @@ class CheckpointStore:
         return [(int(match[1]), match[2]) for match in matches if match]
 
 
-def newest_record(folder: RunFolder) -> CheckpointRecord | None:
-    """Read the record of a run's newest checkpoint that can be read; None without one."""
+def newest_records(folder: RunFolder) -> Iterator[CheckpointRecord]:
+    """Read the records of a run's checkpoints, the newest first, without those that cannot be read."""
     store = CheckpointStore(folder.checkpoints)
     for step in reversed(store.steps()):
         with suppress(DamagedCheckpointError):
-            return store.read_record(step)
-    return None
+            yield store.read_record(step)
+
+
+def newest_record(folder: RunFolder) -> CheckpointRecord | None:
+    return next(newest_records(folder), None)
 
 
 def write_safetensors(path: Path, arrays: Arrays, metadata: dict[str, str] | None = None) -> None:
