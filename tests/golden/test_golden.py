@@ -89,7 +89,7 @@ def test_a_run_of_phases(phase_shards: Path, tmp_path: Path, check: Check) -> No
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_a_run_in_bfloat16(shards: Path, tmp_path: Path, check: Check) -> None:
-    assert run_mlm(run_flags(shards, tmp_path / "run", "--bfloat16", "--dropout", "0.1")) == 0
+    assert run_mlm(run_flags(shards, tmp_path / "run", "--bfloat16", "--jit-compile", "true", "--dropout", "0.1")) == 0
     check("bfloat16", digests_of_run(tmp_path / "run"))
 
 

@@ -94,8 +94,8 @@ def test_a_run_that_was_compiled_stays_compiled(shards, tmp_path, monkeypatch, c
 @pytest.mark.skipif(not has_bfloat16_instructions(), reason="this CPU does not multiply bfloat16")
 def test_without_xla_a_run_multiplies_in_bfloat16(shards, tmp_path):
     losses = {}
-    for name, flags in (("exact", ()), ("rounded", ("--bfloat16",))):
-        assert main(run_flags(shards, tmp_path / name, "--jit-compile", "false", *flags)) == 0
+    for name, flag in (("exact", "--jit-compile=false"), ("rounded", "--bfloat16")):
+        assert main(run_flags(shards, tmp_path / name, flag)) == 0
         lines = (tmp_path / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         losses[name] = [json.loads(line)["loss"] for line in lines]
     assert losses["rounded"] == pytest.approx(losses["exact"], rel=0.005)

@@ -131,7 +131,7 @@ def test_a_finished_run_is_only_evaluated_and_exported_again(finished_run, shard
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", [(), ("--bfloat16",)], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", [(), ("--bfloat16", "--jit-compile", "true")], ids=["float32", "bfloat16"])
 @pytest.mark.usefixtures("one_device", "nothing_converted")
 def test_options_of_the_step_in_a_folder_that_is_overwritten(precision, finished_run, shards, tmp_path):
     shutil.copytree(finished_run, tmp_path / "run")

@@ -54,13 +54,14 @@ class HardwareConfig(Bounded):
     no_tpu: bool = changeable(False, "Do not use a TPU, even if --tpu-name is given.")
     bfloat16: bool = flag(
         False,
-        "Compute in bfloat16 with XLA; with --jit-compile false only matrix products, on CPUs that have instructions "
-        "for it. Weights, optimizer and loss stay in float32.",
+        "Compute in bfloat16; on CPUs that have instructions for it only matrix products, which is faster without XLA. "
+        "Weights, optimizer and loss stay in float32.",
     )
     jit_compile: bool | None = changeable(
         None,
-        "Compile the step with XLA. Default: true on TPU and GPU, with --bfloat16, and on one CPU if the run is "
-        "long enough to pay for compiling. A resumed run on the same hardware computes as before.",
+        "Compile the step with XLA. Default: true on TPU and GPU, with --bfloat16 on CPUs without instructions for it, "
+        "and on one CPU in float32 if the run is long enough to pay for compiling. A resumed run on the same hardware "
+        "computes as before.",
         ROUNDING,
     )
     tpu_layers: Literal["auto", "on", "off"] = changeable(

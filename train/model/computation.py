@@ -313,9 +313,9 @@ def choose_computation(
         jit_compile = recorded.jit_compile
     if jit_compile is None:
         flops = planned_step_flops(model_config, plan, num_predictions)
-        # XLA adds up nothing over several CPUs, and compiles a program for each length of rows.
-        is_one_program = plan.num_replicas == 1 and plan.mean_length is None
-        jit_compile = is_one_program and flops is not None and plan.num_phase_steps * flops >= MIN_COMPILED_FLOPS
+        # XLA adds up nothing over several CPUs, compiles a program for each length, and is no faster in bfloat16.
+        may_pay = plan.num_replicas == 1 and plan.mean_length is None and not config.hardware.bfloat16
+        jit_compile = may_pay and flops is not None and plan.num_phase_steps * flops >= MIN_COMPILED_FLOPS
     return Computation(
         jit_compile, _tpu_layers(config, model_config, jit_compile, recorded), _shard_optimizer(config, plan, recorded)
     )

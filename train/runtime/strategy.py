@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from mlm_common.cli.settings import flag_of
 from mlm_common.errors import InputError, PermanentError, RunFailedError
+from train import multiplies_in_bfloat16
 from train.config.learning import PER_WORKER
 from train.config.settings import HardwareConfig, RunSettings
 from train.runtime.machines import Cluster
@@ -162,12 +163,13 @@ def _connect_workers(cluster: Cluster) -> tf.distribute.Strategy:
 def compiles_with_xla(config: HardwareConfig) -> bool | None:
     """Return whether the step must be wrapped in `jit_compile`: TPUStrategy compiles by itself.
 
-    None where it may be, on CPUs in float32: whether it pays is a question of the model and the length of the run.
+    None where it may be, on CPUs: whether it pays is a question of the model, its precision and the length of the run.
     """
     if config.wants_tpu:
         return False
     if config.jit_compile is None:
-        if config.bfloat16 or config.tpu_layers == "on" or tf.config.list_logical_devices("GPU"):
+        needs_xla = config.tpu_layers == "on" or (config.bfloat16 and not multiplies_in_bfloat16())
+        if needs_xla or tf.config.list_logical_devices("GPU"):
             return True
         return False if _is_build_for_tpus() else None
     return config.jit_compile

@@ -60,8 +60,19 @@ def test_rows_that_differ_in_length_are_not_compiled_unasked() -> None:
 
 
 @pytest.mark.parametrize("flags", [("--jit-compile", "true"), ("--bfloat16",), ("--tpu-layers", "on")])
-def test_what_asks_for_xla_is_compiled_however_short_the_run(flags: tuple[str, ...]) -> None:
+def test_what_asks_for_xla_is_compiled_however_short_the_run(
+    flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("train.has_bfloat16_instructions", lambda: False)
     assert chosen(*flags, num_steps=1).jit_compile
+
+
+def test_in_bfloat16_a_cpu_with_instructions_for_it_is_faster_without_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train.has_bfloat16_instructions", lambda: True)
+    monkeypatch.setattr("train.has_accelerator", lambda: False)
+    assert not chosen("--bfloat16").jit_compile
+    assert chosen("--bfloat16", recorded=Computation(True, tpu_layers=False)).jit_compile
+    assert chosen("--bfloat16", "--jit-compile", "true", num_steps=1).jit_compile
 
 
 def test_steps_of_unknown_cost_are_not_compiled() -> None:

@@ -85,6 +85,12 @@ def test_workers_that_are_not_there_may_be_tried_again(monkeypatch: pytest.Monke
         strategy.connect(HardwareConfig(), read_cluster())
 
 
+@pytest.fixture
+def no_bfloat16_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train.has_bfloat16_instructions", lambda: False)
+
+
+@pytest.mark.usefixtures("no_bfloat16_instructions")
 @pytest.mark.parametrize("settings", [{"jit_compile": True}, {"bfloat16": True}, {"tpu_layers": "on"}])
 def test_what_xla_compiles_is_refused_on_several_cpus(settings: dict[str, Any]) -> None:
     assert strategy.connect(HardwareConfig(), Cluster()).num_replicas_in_sync == 2
@@ -92,6 +98,7 @@ def test_what_xla_compiles_is_refused_on_several_cpus(settings: dict[str, Any]) 
         strategy.connect(HardwareConfig(**settings), Cluster())
 
 
+@pytest.mark.usefixtures("no_bfloat16_instructions")
 @pytest.mark.parametrize("settings", [{"jit_compile": True}, {"bfloat16": True}, {"tpu_layers": "on"}])
 def test_the_build_for_tpus_compiles_nothing_for_a_cpu(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
