@@ -234,7 +234,9 @@ def find_files(patterns: list[str], flag: str, *, is_text: bool = True) -> list[
         found = find_stored_files(pattern)
         if not found:
             shown = short_path(pattern)
-            raise InputError(f"{flag}: no file matches {shown}{did_you_mean(shown) or '.'}")
+            is_folder = not is_gcs(pattern) and Path(pattern).is_dir()
+            hint = f": it is a folder. Name its files, such as '{shown}/*.txt'." if is_folder else did_you_mean(shown)
+            raise InputError(f"{flag}: no file matches {shown}{hint or '.'}")
         num_found += len(found)
         for file in found:
             if is_text:

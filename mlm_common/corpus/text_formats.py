@@ -176,7 +176,7 @@ def json_rows(file: TextIO, name: str, on_bad_row: BadRowHandler) -> Iterator[tu
         try:
             yield number, json.loads(line.rstrip())
         except json.JSONDecodeError as error:
-            on_bad_row(number, "one JSON object per line", f"{error.msg} at column {error.colno}")
+            on_bad_row(number, "one JSON object per line", f"{error.msg.removesuffix(' at')} at column {error.colno}")
         except (ValueError, RecursionError) as error:
             on_bad_row(number, "one JSON object per line", str(error))
 

@@ -29,6 +29,7 @@ def corpus_file(tmp_path: Path) -> Path:
         ("--data-files CORPUS", "--output-dir is required"),
         ("--output-dir OUT", "A corpus is needed: --dataset-name (`builtin` needs no download) or --data-files"),
         ("--output-dir OUT --data-files no*.txt", "no file matches no*.txt"),
+        ("--output-dir OUT --data-files FOLDER", "it is a folder. Name its files, such as 'FOLDER/*.txt'"),
         (
             "--output-dir OUT --data-files CORPUS --push-to-hub alice/x --export-to-hub",
             "cannot be combined with --export-to-hub",
@@ -38,7 +39,11 @@ def corpus_file(tmp_path: Path) -> Path:
 )
 def test_bad_input_is_one_line(flags: str, message: str, corpus_file: Path, tmp_path: Path, run: Run) -> None:
     def filled(template: str) -> str:
-        return template.replace("CORPUS", str(corpus_file)).replace("OUT", str(tmp_path / "out"))
+        return (
+            template.replace("CORPUS", str(corpus_file))
+            .replace("OUT", str(tmp_path / "out"))
+            .replace("FOLDER", str(tmp_path))
+        )
 
     before = sorted(tmp_path.iterdir())
     refused = run(main, *filled(flags).split())

@@ -112,6 +112,7 @@ def test_one_huge_row_is_not_read_once_a_range() -> None:
     ("row", "message"),
     [
         (b'{"text": "c"', "Expecting .* at column 13"),
+        (b'{"text": "c', "Unterminated string starting at column 10"),
         (b"[1]", r"list \[1\]"),
         (b'{"text": 17}', "int 17"),
         (b'{"text": "\\ud800"}', "U.D800 is half"),
