@@ -23,8 +23,9 @@ PROJECT_FOLDER = Path(__file__).resolve().parents[2]
 
 VERBOSE_FLAG = "--verbose"
 OUR_PACKAGES = ("mlm_common", "tokenizer_training", "tfrecord_prep", "train", "finetuning", "benchmarks", "__main__")
-# TensorFlow's warnings are about its API and the speed of callbacks, which a user cannot change.
-QUIET_LIBRARIES = {"absl": logging.ERROR, "tensorflow": logging.ERROR}
+# TensorFlow's warnings are about its API and the speed of callbacks, which a user cannot change. Those of
+# huggingface_hub are printed by itself, too, and are about failures that it repeats; the last one is an error of ours.
+QUIET_LIBRARIES = {"absl": logging.ERROR, "tensorflow": logging.ERROR, "huggingface_hub": logging.ERROR}
 # The log levels of TensorFlow and gRPC, in C++; both read them when they are first imported.
 VERBOSE_VARIABLES = {"TF_CPP_MIN_LOG_LEVEL": "0", "GRPC_VERBOSITY": "INFO"}
 STOPPING = b"Stopping. Press Ctrl-C again to end at once.\n"
@@ -55,6 +56,7 @@ def set_up_console(arguments: Sequence[str]) -> None:
         handler.addFilter(_is_for_users)
         for library, level in QUIET_LIBRARIES.items():
             logging.getLogger(library).setLevel(level)
+        os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # if it is not imported yet
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
