@@ -37,7 +37,7 @@ from mlm_common.workers import Workers
 from tfrecord_prep.config import DATAFLOW_RUNNER, LOCAL_RUNNER, PrepareConfig
 from tfrecord_prep.duplicates import FOLDER_NAME as HASHES_NAME
 from tfrecord_prep.duplicates import find_duplicates, in_order_of_precedence
-from tfrecord_prep.manifest import PAIRS, Manifest, read_manifest
+from tfrecord_prep.manifest import MANIFEST_NAME, PAIRS, Manifest, read_manifest
 from tfrecord_prep.partition import work_on_partition
 from tfrecord_prep.split import Engine, SplitPlan, describe_first_row, hash_split, plan_mixture, prepare_split
 from tfrecord_prep.verify import split_folders, verify_split
@@ -93,6 +93,8 @@ def prepare(corpus_config: CorpusConfig, sources: SourcesConfig, config: Prepare
     tokenizer = load_tokenizer(str(config.tokenizer_name_or_path))
     mixture = open_recorded_mixture(corpus_config, sources, str(config.tokenizer_name_or_path))
     output = open_folder(str(config.output_dir))
+    if output.exists(MANIFEST_NAME):
+        raise InputError(f"--output-dir gets a folder for each split; {output} is one of them. Name the one above it.")
     if "" in mixture.corpora and output.exists(MIXTURE_NAME):
         raise InputError(f"{output} contains the shards of several sources. Choose another --output-dir.")
     engines = {name: choose_engine(config, corpus, workers) for name, corpus in mixture.corpora.items()}

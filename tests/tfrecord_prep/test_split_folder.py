@@ -67,6 +67,8 @@ def test_complete_folder_is_left_alone_but_for_remains(prepare: Run, tmp_path: P
     for more in ([], no_influence):  # there are no bad rows
         assert "already complete with these settings" in prepare(out, *more).out
         assert times(out, "*") == before
+    refused = prepare(out / "train")
+    assert f"--output-dir gets a folder for each split; {out}/train is one of them" in refused.error
 
 
 def test_resumed_run_keeps_complete_partitions(prepare: Run, unfinished: list[str], tmp_path: Path) -> None:
