@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from mlm_common.cli.settings import Bounded, flag, require
+from mlm_common.cli.settings import Bounded, flag, flag_of, require
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
 from mlm_common.workers import num_cores
@@ -133,6 +133,9 @@ class PrepareConfig(Bounded):
         require(is_needed, f"needs --chunking {PAIRS}", "--sentences-by", f"it with {self.chunking}")
         is_needed = self.random_share == PairRule.random_share or self.chunking == PAIRS
         require(is_needed, f"needs --chunking {PAIRS}", "--random-share", f"it with {self.chunking}")
+        for name in ("hub_private", "hub_revision", "publish_details"):
+            value = getattr(self, name)
+            require(bool(self.push_to_hub) or not value, "needs --push-to-hub", flag_of(name), value)
         self._check_runner()
 
     def _check_runner(self) -> None:

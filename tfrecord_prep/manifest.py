@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mlm_common.corpus.identity import published_bad_rows, published_corpus
 from mlm_common.corpus.text_formats import BadRows, bad_rows_from_record
 from mlm_common.errors import InputError
-from mlm_common.storage import Folder, check_folder, open_folder
+from mlm_common.storage import Folder, check_folder, did_you_mean, is_gcs, looks_local, open_folder
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -216,6 +216,9 @@ def _num_rows_in_names(folder: str, names: list[str], has_plan: bool) -> list[in
             "did not end. Run prepare_tfrecord_shards.py again with the same flags: it resumes where it stopped."
         )
     if not names:
+        if not (is_gcs(folder) or looks_local(folder)):
+            hint = did_you_mean(folder) or "."
+            raise InputError(f"There is no folder {folder}{hint} For shards on the Hub pass hub:USER/NAME.")
         check_folder(folder)
         raise InputError(
             f"{folder} contains no *.tfrecord files. Pass the folder of one split, such as work/shards/train."

@@ -21,7 +21,7 @@ except ModuleNotFoundError:
 import huggingface_hub
 
 from mlm_common.cli.console import folder_beside, next_step, progress_bar
-from mlm_common.cli.settings import Bounded, describe_differences, flag, require
+from mlm_common.cli.settings import Bounded, describe_differences, flag, flag_of, require
 from mlm_common.corpus.config import VALIDATION, CorpusConfig
 from mlm_common.corpus.corpus import Corpus
 from mlm_common.corpus.identity import describe_changes, published_bad_rows, published_corpus
@@ -125,6 +125,9 @@ class OutputConfig(Bounded):
             raise InputError("--output-dir is required: the folder of the tokenizer, local or gs://BUCKET/NAME.")
         if self.push_to_hub and self.export_to_hub:
             raise InputError("--push-to-hub cannot be combined with --export-to-hub: both name a repository.")
+        for name in ("hub_private", "hub_revision", "publish_details"):
+            value, is_pushed = getattr(self, name), bool(self.push_to_hub or self.export_to_hub)
+            require(is_pushed or not value, "needs --push-to-hub", flag_of(name), value)
 
 
 @command

@@ -252,6 +252,7 @@ def test_folder_in_the_way(
         ("--shard-size 0", "--shard-size must be at least 1"),
         ("--partition-bytes 10", "--partition-bytes must be at least 1,024"),
         ("--num-workers 0", "--num-workers must be at least 1"),
+        ("--hub-private", "--hub-private needs --push-to-hub; received True"),
         ("--chunking sentences", "documents"),
         ("--random-share 0", "--random-share needs --chunking segment_pairs; received it with concat"),
         ("--sentences-by line", "--sentences-by needs --chunking segment_pairs; received it with concat"),

@@ -34,6 +34,7 @@ def corpus_file(tmp_path: Path) -> Path:
             "--output-dir OUT --data-files CORPUS --push-to-hub alice/x --export-to-hub",
             "cannot be combined with --export-to-hub",
         ),
+        ("--output-dir OUT --data-files CORPUS --hub-revision b", "--hub-revision needs --push-to-hub; received b"),
         ("--output-dir CORPUS/below --data-files CORPUS", "must be writable; CORPUS"),
     ],
 )

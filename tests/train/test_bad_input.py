@@ -69,6 +69,8 @@ ROFORMER = model_folder(model_type="roformer")
 # (flags in which {} is the shards' folder, what the error says, what is done to that folder before)
 CASES: list[tuple[Any, ...]] = [
     ("--train-dataset {}/nowhere", "There is no folder {}/nowhere"),
+    ("--train-dataset alice/shards", "There is no folder alice/shards. For shards on the Hub pass hub:USER/NAME."),
+    ("--hub-private", "--hub-private needs --hub-model-id; received True"),
     ("", "Run prepare_tfrecord_shards.py again", lambda shards: (shards / "train" / "manifest.json").unlink()),
     ("", "tfrecord: no such file, in the manifest", lambda shards: first_shard(shards).unlink()),
     ("", "bytes, in the manifest", truncate),

@@ -293,7 +293,7 @@ class HubConfig(Bounded):
         is_by_steps = self.push_steps is None or self.hub_strategy in ("steps", "checkpoint")
         require(is_by_steps, "needs --hub-strategy steps or checkpoint", "--push-steps", self.hub_strategy)
         if self.hub_model_id is None:
-            for name in ("hub_revision", "hub_tag", "hub_strategy", "resume_from_hub"):
+            for name in ("hub_private", "hub_revision", "hub_tag", "hub_strategy", "resume_from_hub"):
                 value = getattr(self, name)
                 require(value in (None, "end", False), "needs --hub-model-id", flag_of(name), value)
         has_one_mask = self.hub_example is None or self.hub_example.count(MASK) == 1
