@@ -189,6 +189,8 @@ class FlagParser(argparse.ArgumentParser):
         try:
             return super().parse_known_args(args, namespace)
         except argparse.ArgumentError as error:
+            if error.argument_name is None:  # from Python 3.13 on: a flag that must be given
+                self.error(error.message)
             action = self._option_string_actions[str(error.argument_name).partition("/")[0]]
             if error.message.startswith("expected"):
                 raise InputError(f"{_shown_name(action)} needs a value: {_invocation(action)}.") from error

@@ -38,6 +38,13 @@ class Run:
     replace_quotes: bool = flag(True, "Replace quotes. This is the default.", off_help="Keep quotes as they are.")
 
 
+@dataclass
+class Needed:
+    """A flag without a default."""
+
+    model: str
+
+
 def parse(*words: str) -> tuple[Data, Run]:
     return parse_arguments([Data, Run], words, "What it does.")
 
@@ -127,6 +134,11 @@ def test_mistakes_are_one_line(words: list[str], message: str) -> None:
     with pytest.raises(InputError) as refused:
         parse(*words)
     assert str(refused.value) == message
+
+
+def test_a_flag_that_must_be_given_is_named() -> None:
+    with pytest.raises(InputError, match=r"the following arguments are required: --model\. --help lists all flags\."):
+        parse_arguments([Needed], [], "")
 
 
 def test_a_mistyped_flag_of_a_file_is_one_line(tmp_path: Path) -> None:
