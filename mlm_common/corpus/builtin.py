@@ -7,10 +7,8 @@ are kept in the user's cache, because extracting them takes half a minute.
 
 import ast
 import gc
-import gzip
 import hashlib
 import inspect
-import json
 import logging
 import multiprocessing
 import os
@@ -25,9 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from mlm_common.cli.console import progress_bar
-from mlm_common.corpus.identity import cache_folder
-from mlm_common.errors import InputError
-from mlm_common.storage import open_folder
+from mlm_common.corpus.identity import keep, recall
 from mlm_common.workers import map_in_order, num_cores
 
 logger = logging.getLogger(__name__)
@@ -53,10 +49,10 @@ def read_builtin_corpus() -> tuple[str, ...]:
     """
     files = list(python_files([sysconfig.get_path("stdlib"), *_package_folders()]))
     key = _key(files)
-    documents = read_kept(key)
-    if documents is None:
+    documents = tuple(recall(CACHE_NAME, key) or ())
+    if not documents:
         documents = read_files(files)
-        keep(key, documents)
+        keep(CACHE_NAME, key, documents)
     num_bytes = sum(len(text.encode()) for text in documents)
     logger.info("Built-in corpus: %s docstrings, %.1f MB.", f"{len(documents):,}", num_bytes / 1e6)
     return documents
@@ -179,23 +175,3 @@ def _extract_group(files: Sequence[str]) -> list[str]:
 
 def _package_folders() -> list[str]:
     return sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
-
-
-def read_kept(key: str) -> tuple[str, ...] | None:
-    """Read the documents that were kept under the key; None if there are none, or the file is damaged."""
-    try:
-        found = json.loads(gzip.decompress((cache_folder() / CACHE_NAME).read_bytes()))
-        return tuple(found["documents"]) if found["key"] == key else None
-    except (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError):
-        return None
-
-
-def keep(key: str, documents: tuple[str, ...]) -> None:
-    """Replace the kept documents; do nothing if the cache cannot be written."""
-    content = json.dumps({"key": key, "documents": documents}, ensure_ascii=False)
-    try:
-        folder = open_folder(str(cache_folder()))
-        folder.delete_partial_files()  # of a run that was killed
-        folder.write_bytes(CACHE_NAME, gzip.compress(content.encode(), compresslevel=1, mtime=0))
-    except (OSError, InputError, RuntimeError) as error:
-        logger.debug("The text cannot be kept for the next command: %s", error)

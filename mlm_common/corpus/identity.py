@@ -35,7 +35,7 @@ from mlm_common.cli.settings import describe_differences
 from mlm_common.corpus.config import BUILTIN, HELD_OUT_SPLITS, CorpusConfig, corpus_config_from_record
 from mlm_common.errors import InputError
 from mlm_common.hub.redaction import REDACTED, redact_except, redact_settings
-from mlm_common.storage import Folder, open_folder
+from mlm_common.storage import open_folder
 from mlm_common.storage.reading import StoredFile, changed_file
 
 logger = logging.getLogger(__name__)
@@ -58,8 +58,8 @@ MIN_REMEMBERED_BYTES = 8 << 20
 # A younger file may change again without another time, in the same tick of the file system's clock.
 MIN_AGE_SECONDS = 2.0
 MANY_BYTES = 10 << 30  # hashing them is announced
-# Without a cache files are hashed each time: no home, a folder that cannot be written, a damaged file.
-CACHE_ERRORS = (OSError, RuntimeError, ValueError, KeyError, TypeError)
+# Without a cache everything is done again: no home, a folder that cannot be written, a damaged file.
+CACHE_ERRORS = (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, zlib.error)
 
 # As `StoredFile` has them: `checksum`, and of a .gz file `content_checksum`.
 Checksums = dict[str, str | None]
@@ -197,15 +197,20 @@ def with_checksums(files: Iterable[StoredFile]) -> list[StoredFile]:
 def _with_checksum(file: StoredFile) -> StoredFile:
     if not file.is_local:
         return file
+    name = f"checksums/{hashlib.sha256(os.fsencode(Path(file.name).resolve())).hexdigest()}.json.gz"
     try:
         before = _state(file.name)
-        checksums = _remembered(file.name, before) or _checksums(file.name)
+        is_large = before["size"] >= MIN_REMEMBERED_BYTES
+        remembered = recall(name, before) if is_large else None
+        checksums = remembered or _checksums(file.name)
         if _state(file.name) != before:
             raise changed_file(file.name)
-        _remember(file.name, before, checksums)
+        age_seconds = time.time() - max(before["mtime_ns"], before["ctime_ns"]) / 1e9
+        if is_large and remembered is None and age_seconds >= MIN_AGE_SECONDS:
+            keep(name, before, checksums)
     except OSError as error:
         raise InputError(f"A file of the corpus must be readable; {file.name}: {error.strerror}.") from error
-    return dataclasses.replace(file, num_bytes=before["size"], modified_ns=before["mtime_ns"], **checksums)  # type: ignore[arg-type]
+    return dataclasses.replace(file, num_bytes=before["size"], modified_ns=before["mtime_ns"], **checksums)
 
 
 def _state(path: str) -> dict[str, int]:
@@ -235,38 +240,29 @@ def _sha256(file: io.RawIOBase | gzip.GzipFile) -> str:
     return f"sha256 {digest.hexdigest()}"
 
 
-def _remembered(path: str, state: dict[str, int]) -> Checksums | None:
-    if state["size"] < MIN_REMEMBERED_BYTES:
-        return None
-    names = ["checksum"] + ["content_checksum"] * path.endswith(".gz")
-    try:
-        record = json.loads(_open_cache().read_text(_name_in_cache(path)))
-        return {name: record[name] for name in names} if record["state"] == state else None
-    except CACHE_ERRORS:
-        return None
-
-
-def _remember(path: str, state: dict[str, int], checksums: Checksums) -> None:
-    age_seconds = time.time() - max(state["mtime_ns"], state["ctime_ns"]) / 1e9
-    if state["size"] < MIN_REMEMBERED_BYTES or age_seconds < MIN_AGE_SECONDS or _remembered(path, state):
-        return
-    try:
-        _open_cache().write_json(_name_in_cache(path), {"state": state} | checksums)
-    except CACHE_ERRORS as error:
-        logger.info("The hash of %s is not remembered: %s", path, error.__cause__ or error)
-
-
 def cache_folder() -> Path:
     """Return the folder of what this project keeps between commands; a RuntimeError if the user has no home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "mlm-pretraining")
 
 
-def _open_cache() -> Folder:
-    return open_folder(str(cache_folder() / "checksums"))
+def recall(name: str, key: Any) -> Any:
+    """Read what was kept in a file of the user's cache under this key; None if nothing was, or the file is damaged."""
+    try:
+        found = json.loads(gzip.decompress((cache_folder() / name).read_bytes()))
+        return found["value"] if found["key"] == key else None
+    except CACHE_ERRORS:
+        return None
 
 
-def _name_in_cache(path: str) -> str:
-    return hashlib.sha256(os.fsencode(Path(path).resolve())).hexdigest() + ".json"
+def keep(name: str, key: Any, value: Any) -> None:
+    """Keep a value of JSON's types instead of what the file had; do nothing if the cache cannot be written."""
+    content = json.dumps({"key": key, "value": value}, ensure_ascii=False).encode()
+    try:
+        folder = open_folder(str(cache_folder()))
+        folder.delete_partial_files(name)  # of a run that was killed
+        folder.write_bytes(name, gzip.compress(content, compresslevel=1, mtime=0))
+    except CACHE_ERRORS as error:
+        logger.info("%s is not kept for the next command: %s", name, error.__cause__ or error)
 
 
 # All empty files are equal.

@@ -3,7 +3,6 @@ import hashlib
 import multiprocessing
 import sys
 import sysconfig
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,8 @@ from mlm_common.corpus.builtin import (
     MIN_DOCUMENT_CHARACTERS,
     describe_builtin_corpus,
     extract_documents,
-    keep,
     python_files,
     read_files,
-    read_kept,
 )
 
 PROSE = "Return the words of the sentence in the order in which they were read, and nothing else besides them, {}."
@@ -58,7 +55,6 @@ def outer():
 def surrogate():
     """{SURROGATE}"""
 '''
-DOCUMENTS = ("a document\n\nof two paragraphs", "another with ü and \u2028")
 
 
 def write_package(folder: Path, files: dict[str, str]) -> str:
@@ -132,36 +128,8 @@ def test_description_names_the_installation() -> None:
     assert description == describe_builtin_corpus()
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "mlm-pretraining" / builtin.CACHE_NAME
-
-
-def test_what_is_kept_is_read_with_its_key_alone(cache: Path) -> None:
-    assert read_kept("a") is None
-    keep("a", DOCUMENTS)
-    assert read_kept("a") == DOCUMENTS
-    assert read_kept("b") is None
-    keep("b", DOCUMENTS[:1])
-    assert (read_kept("a"), read_kept("b")) == (None, DOCUMENTS[:1])
-    assert list(cache.parent.iterdir()) == [cache]
-
-
-@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda _: b"", lambda data: data[:40] + b"x" + data[41:]])
-def test_a_damaged_file_is_as_none(damage: Callable[[bytes], bytes], cache: Path) -> None:
-    keep("a", DOCUMENTS)
-    cache.write_bytes(damage(cache.read_bytes()))
-    assert read_kept("a") is None
-
-
-def test_a_home_that_cannot_be_written_does_no_harm(tmp_path: Path) -> None:
-    (tmp_path / "cache").write_text("a file where the folder should be", encoding="utf-8")
-    keep("a", DOCUMENTS)
-    assert read_kept("a") is None
-
-
 def test_the_corpus_is_extracted_once_and_again_after_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     module = tmp_path / "packages" / "module.py"
     module.parent.mkdir()
     module.write_text(f'"""{PROSE.format("first")}"""\n', encoding="utf-8")

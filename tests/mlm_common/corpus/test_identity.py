@@ -18,6 +18,8 @@ from mlm_common.corpus.identity import (
     NO_CONTENT,
     describe_changed_sources,
     describe_changes,
+    keep,
+    recall,
     record_of_split,
     with_checksums,
 )
@@ -28,6 +30,7 @@ from tests.servers.fixtures import CloudStorageHandle
 
 COMMIT, OTHER_COMMIT = "a1" * 20, "b2" * 20
 CONTENT = b"a line\n" * 50_000
+TEXTS = ["a document\n\nof two paragraphs", "another with ü and \u2028"]
 
 
 def record_of(*files: Path | str, split: str = "train", **settings: Any) -> dict[str, Any]:
@@ -187,6 +190,20 @@ def test_both_checksums_of_a_gzip_file_are_remembered(tmp_path: Path, num_hashed
     assert first == second
     assert first[0].content_checksum == f"sha256 {hashlib.sha256(CONTENT).hexdigest()}"
     assert len(num_hashed) == 1
+
+
+def test_what_is_kept_is_read_with_its_key_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert recall("a.gz", 1) is None
+    keep("a.gz", 1, TEXTS)
+    assert (recall("a.gz", 1), recall("a.gz", 2)) == (TEXTS, None)
+    keep("a.gz", 2, TEXTS[:1])
+    assert (recall("a.gz", 1), recall("a.gz", 2)) == (None, TEXTS[:1])
+    (path,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    content = path.read_bytes()
+    for damaged in (content[:-9], b"", content[:40] + b"x" + content[41:]):
+        path.write_bytes(damaged)
+        assert recall("a.gz", 2) is None
 
 
 @pytest.mark.parametrize("obstacle", ["just written", "a file in the way", "no home", "a read-only home"])
