@@ -287,10 +287,6 @@ class Part:
         """The record, reduced to what decides the documents of this split."""
         return record_of_split(self.corpus, self.split)
 
-    @property
-    def settings(self) -> Record:
-        return dict(self.record["settings"])
-
     @cached_property
     def config(self) -> CorpusConfig:
         return corpus_config_from_record(self.record)
@@ -311,7 +307,7 @@ def describe_shared_text(one: Part, other: Part) -> str:
             source += f" or a copy of it, {other_file['path']}"
         source += f" and {len(shared) - 1:,} more" * (len(shared) > 1)
     elif _share_dataset(one, other, are_apart):
-        source = one.settings["dataset_name"]
+        source = str(one.config.dataset_name)
     else:
         return ""
     if one.split == other.split and identity(one.record) == identity(other.record):
@@ -328,16 +324,16 @@ def describe_possibly_shared_text(one: Part, other: Part) -> str:
         other_file = by_name.get(_bare_name(file))
         if other_file and file["path"] != REDACTED and _may_have_equal_text(file, other_file):
             return f"the checksums of {file['path']} and {other_file['path']} cannot be compared"
-    here, there = one.settings["dataset_config"], other.settings["dataset_config"]
+    here, there = one.config.dataset_config, other.config.dataset_config
     if here != there and _are_one_dataset(one, other) and _hub_split(one) == _hub_split(other):
-        return f"they are of the configurations {here} and {there} of {one.settings['dataset_name']}"
+        return f"they are of the configurations {here} and {there} of {one.config.dataset_name}"
     return ""
 
 
 def _are_drawn_apart(one: Part, other: Part) -> bool:
     """Return whether equal documents cannot be in both splits, since these are drawn by their text."""
     (start, stop), (other_start, other_stop) = (part.config.drawn_percents_of(part.split) for part in (one, other))
-    is_one_draw = all(one.settings[name] == other.settings[name] for name in DRAW)
+    is_one_draw = all(getattr(one.config, name) == getattr(other.config, name) for name in DRAW)
     return is_one_draw and (stop <= other_start or other_stop <= start)
 
 
@@ -374,20 +370,20 @@ def _may_have_equal_text(file: Record, other: Record) -> bool:
 
 def _share_dataset(one: Part, other: Part, are_apart: bool) -> bool:
     """Return whether two splits were read from the same rows of a data set, or from different states of it."""
-    if not _are_one_dataset(one, other) or one.settings["dataset_config"] != other.settings["dataset_config"]:
+    if not _are_one_dataset(one, other) or one.config.dataset_config != other.config.dataset_config:
         return False
-    if one.settings["dataset_name"] == BUILTIN:
+    if one.config.dataset_name == BUILTIN:
         return not are_apart or one.record.get(BUILTIN) != other.record.get(BUILTIN)
-    is_one_state = one.settings["dataset_revision"] == other.settings["dataset_revision"]
+    is_one_state = one.config.dataset_revision == other.config.dataset_revision
     return not is_one_state or (_hub_split(one) == _hub_split(other) and not are_apart)
 
 
 def _are_one_dataset(one: Part, other: Part) -> bool:
     """Return whether two splits are of one data set: by its name or, if it was renamed, its commit."""
-    name, other_name = (part.settings["dataset_name"] for part in (one, other))
+    name, other_name = (part.config.dataset_name for part in (one, other))
     if name is None or other_name is None or is_path(name) or is_path(other_name):
         return False  # a folder is compared by its files
-    is_one_commit = one.settings["dataset_revision"] == other.settings["dataset_revision"]
+    is_one_commit = one.config.dataset_revision == other.config.dataset_revision
     return name == other_name or (is_one_commit and BUILTIN not in (name, other_name))
 
 
