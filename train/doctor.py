@@ -16,7 +16,8 @@ from pathlib import Path
 try:
     from mlm_common.cli.command_line import command
     from mlm_common.errors import InputError, RunFailedError
-    from mlm_common.storage import Folder, gcs, open_folder
+    from mlm_common.storage import Folder, open_folder
+    from mlm_common.storage.folder import GCS_PREFIX, bucket_and_name
     from train.checks import machine
     from train.checks.machine import Finding, ask_tensorflow, findings_of
     from train.config.settings import TrainingConfig, parse_run_flags
@@ -96,13 +97,15 @@ def check_buckets(config: TrainingConfig) -> Iterator[Finding]:
         else:
             yield Finding("ok", "bucket", f"{flag} {folder} can be read, {num_files} files")
     zone = config.hardware.tpu_zone or (read_metadata("instance/zone", 2.0) or "").rpartition("/")[2]
-    for bucket in sorted({gcs.PREFIX + gcs.bucket_and_name(one.path)[0] for one in folders.values()}):
+    for bucket in sorted({GCS_PREFIX + bucket_and_name(one.path)[0] for one in folders.values()}):
         if zone:
             yield from _check_region(bucket, zone.rpartition("-")[0])
 
 
 def _check_region(bucket: str, region: str) -> Iterator[Finding]:
     """Compare the region of a bucket with the TPU's; one that is in several regions is not compared."""
+    from mlm_common.storage import gcs  # Google's packages, for gs:// paths alone
+
     try:
         with gcs.explained_errors(bucket):
             details = gcs.blob_at(f"{bucket}/x").bucket

@@ -14,8 +14,15 @@ from pathlib import Path
 from typing import Literal
 
 from mlm_common.errors import InputError
-from mlm_common.storage.folder import PARTIAL_SUFFIX, PROBE_PREFIX, Folder, LocalFolder, NewFile
-from mlm_common.storage.gcs import PREFIX, CloudStorageError, GcsFolder
+from mlm_common.storage.folder import (
+    GCS_PREFIX,
+    PARTIAL_SUFFIX,
+    PROBE_PREFIX,
+    CloudStorageError,
+    Folder,
+    LocalFolder,
+    NewFile,
+)
 
 __all__ = [
     "PARTIAL_SUFFIX", "PROBE_PREFIX", "CloudStorageError", "Folder", "NewFile", "check_file", "check_folder",
@@ -29,20 +36,24 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # at least two letters: one 
 
 def is_gcs(path: str) -> bool:
     """Return whether the path is in Cloud Storage; an InputError if it is neither local nor `gs://`."""
-    if not path.startswith(PREFIX) and _SCHEME.match(path):
+    if not path.startswith(GCS_PREFIX) and _SCHEME.match(path):
         raise InputError(f"A path must be local or gs://BUCKET/NAME; received {path!r}.")
-    return path.startswith(PREFIX)
+    return path.startswith(GCS_PREFIX)
 
 
 def open_folder(path: str) -> Folder:
     """Open a folder, which need not exist; its path is a local one or `gs://BUCKET/NAME`, else an InputError."""
-    return GcsFolder(path) if is_gcs(path) else LocalFolder(path)
+    if not is_gcs(path):
+        return LocalFolder(path)
+    from mlm_common.storage.gcs import GcsFolder  # Google's packages, for these paths alone
+
+    return GcsFolder(path)
 
 
 def folder_and_name(path: str) -> tuple[Folder, str]:
     """Open the folder of the file at `path`, and split off the file's name."""
     folder, name = os.path.split(path)
-    if is_gcs(path) and (not name or len(folder) < len(PREFIX)):
+    if is_gcs(path) and (not name or len(folder) < len(GCS_PREFIX)):
         raise InputError(f"The path of a file in Cloud Storage must be gs://BUCKET/NAME; received {path!r}.")
     return open_folder(folder), name
 

@@ -9,6 +9,7 @@ writing the same object), and `CloudStorageError` if Cloud Storage did not answe
 import errno
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -21,8 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
-from mlm_common.errors import InputError
+from mlm_common.errors import InputError, RunFailedError
 
+GCS_PREFIX = "gs://"
+BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 PARTIAL_SUFFIX = ".partial"
 # Prefix of the files that `check_writable` writes.
 PROBE_PREFIX = "writable-"
@@ -33,8 +36,21 @@ NUM_TRANSFERS = 8
 # Errors of missing permission.
 REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
+
+class CloudStorageError(RunFailedError):
+    """Cloud Storage did not answer for two minutes of repeated tries, or bytes were changed during the transfer."""
+
+
 # {path of a folder: its `FolderLock`, if this process has one}.
 locks: dict[str, Any] = {}
+
+
+def bucket_and_name(path: str) -> tuple[str, str]:
+    """Split `gs://bucket/name`, else an InputError; the name is empty for a bucket alone."""
+    bucket, _, name = path.removeprefix(GCS_PREFIX).partition("/")
+    if not path.startswith(GCS_PREFIX) or not BUCKET.fullmatch(bucket) or name.startswith("/") or "//" in name:
+        raise InputError(f"A Cloud Storage path must be gs://BUCKET/NAME, with no empty part; received {path!r}.")
+    return bucket, name
 
 
 def check_locks(path: str) -> None:

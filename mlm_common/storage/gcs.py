@@ -26,20 +26,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlm_common.errors import InputError, RunFailedError, retry_call
-from mlm_common.storage.folder import NUM_TRANSFERS, OWNER_FOLDER, PARTIAL_SUFFIX, Folder, NewFile, check_locks, for_all
+import google_crc32c
+from google.api_core import exceptions as api_errors
+from google.auth import exceptions as auth_errors
+from google.cloud import storage
+from google.cloud.storage.exceptions import DataCorruption
+from requests import RequestException
 
-PREFIX = "gs://"
-BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+from mlm_common.errors import InputError, retry_call
+from mlm_common.storage.folder import (
+    GCS_PREFIX,
+    NUM_TRANSFERS,
+    OWNER_FOLDER,
+    PARTIAL_SUFFIX,
+    CloudStorageError,
+    Folder,
+    NewFile,
+    bucket_and_name,
+    check_locks,
+    for_all,
+)
+
 PROBE_NAME = ".writable"
 NUM_TRIES_DAMAGED = 3
 BLOCK_BYTES = 1 << 20
 # Files from this size are uploaded in parts; for smaller ones it would not be much faster.
 IN_PARTS_BYTES = 64 << 20
-
-
-class CloudStorageError(RunFailedError):
-    """Cloud Storage did not answer for two minutes of repeated tries, or bytes were changed during the transfer."""
 
 
 @dataclass(frozen=True)
@@ -139,12 +151,10 @@ class GcsFolder(Folder):
                 self.delete_files(names)
 
     def delete_files(self, names: Iterable[str]) -> None:
-        from google.api_core.exceptions import NotFound
-
         def delete(name: str) -> None:
             try:
                 blob_at(self.path_of(name)).delete()
-            except NotFound as error:
+            except api_errors.NotFound as error:
                 if is_missing_bucket(error):
                     raise
 
@@ -220,6 +230,70 @@ class _NewObject(NewFile):
         self._folder.upload_open_file(self._file, name)
 
 
+class GcsReader(io.RawIOBase):
+    """One generation of an object, open for reading; each read is one request for exactly its bytes.
+
+    google-cloud-storage's BlobReader requests the object's size before it seeks, and more bytes than are read.
+    `read_ahead_bytes` is how much to read at once in a sequential read: much, since each read is a request.
+    """
+
+    read_ahead_bytes = 8 << 20
+
+    def __init__(self, path: str, generation: int, num_bytes: int) -> None:
+        self._path = path
+        self._blob = blob_at(path)
+        self._generation = generation
+        self._num_bytes = num_bytes
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if whence == io.SEEK_CUR:
+            offset += self._position
+        elif whence == io.SEEK_END:
+            offset += self._num_bytes
+        self._position = offset
+        return offset
+
+    def readinto(self, buffer: Any) -> int:
+        if not len(buffer):
+            return 0
+        with self._unchanged():
+            try:
+                # The stored bytes, and no check of the checksum, which is that of the whole object.
+                data = self._blob.download_as_bytes(
+                    start=self._position,
+                    end=self._position + len(buffer) - 1,
+                    if_generation_match=self._generation,
+                    raw_download=True,
+                    checksum=None,
+                )
+            except api_errors.RequestRangeNotSatisfiable:
+                return 0  # the end of the object
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        try:
+            yield
+        except (api_errors.NotFound, api_errors.PreconditionFailed) as error:
+            if is_missing_bucket(error):
+                raise
+            raise InputError(
+                f"{self._path} was replaced or deleted while it was being read. Run the command again."
+            ) from error
+
+
 def _upload(path: str, file: BinaryIO | mmap.mmap, send: Callable[..., None]) -> None:
     """Upload one object: `send(blob, if_generation_match=…)` transfers the bytes of the file."""
     check_locks(path)
@@ -234,13 +308,11 @@ def _upload(path: str, file: BinaryIO | mmap.mmap, send: Callable[..., None]) ->
 
 def _replace(path: str, generation: int, crc32c: str, send: Callable[..., None]) -> bool:
     """Replace this generation of an object, 0 for none; return whether it was still the current one."""
-    from google.api_core.exceptions import PreconditionFailed
-
     stored = blob_at(path)
     upload = functools.partial(send, stored, if_generation_match=generation)
     try:
         _again_if_damaged(upload)
-    except PreconditionFailed:
+    except api_errors.PreconditionFailed:
         # A retry gets this, too, if the first try succeeded and its answer was lost.
         stored = find_blob(path)
         if not stored or stored.crc32c != crc32c:
@@ -267,16 +339,11 @@ def _again_if_damaged(transfer: Callable[[], Any]) -> Any:
 
 
 def _is_damaged(error: Exception) -> bool:
-    from google.api_core.exceptions import BadRequest
-    from google.cloud.storage.exceptions import DataCorruption
-
-    return isinstance(error, DataCorruption) or (isinstance(error, BadRequest) and "crc32c" in str(error))
+    return isinstance(error, DataCorruption) or (isinstance(error, api_errors.BadRequest) and "crc32c" in str(error))
 
 
 def _crc32c(file: BinaryIO | mmap.mmap) -> str:
     """Compute the checksum as Cloud Storage spells it: base64 of the big-endian CRC32C."""
-    import google_crc32c
-
     checksum = google_crc32c.Checksum()
     file.seek(0)
     while block := file.read(BLOCK_BYTES):
@@ -296,19 +363,9 @@ def _listing_prefix(folder: str) -> tuple[str, str]:
     return bucket_and_name(folder.rstrip("/") + "/")
 
 
-def bucket_and_name(path: str) -> tuple[str, str]:
-    """Split `gs://bucket/name`, else an InputError; the name is empty for a bucket alone."""
-    bucket, _, name = path.removeprefix(PREFIX).partition("/")
-    if not path.startswith(PREFIX) or not BUCKET.fullmatch(bucket) or name.startswith("/") or "//" in name:
-        raise InputError(f"A Cloud Storage path must be gs://BUCKET/NAME, with no empty part; received {path!r}.")
-    return bucket, name
-
-
 @functools.cache
 def _client(_process_id: int) -> Any:
     """Make the client of this process: a forked process must not write to its parent's connections."""
-    from google.cloud import storage
-
     return storage.Client(project=None)  # only creating and listing buckets needs a project
 
 
@@ -320,12 +377,10 @@ def blob_at(path: str) -> Any:
 
 def find_blob(path: str) -> Any | None:
     """Return the object as it is now, with its generation and checksum, or None."""
-    from google.api_core.exceptions import NotFound
-
     blob = blob_at(path)  # a new handle each time: one that was loaded before keeps its generation
     try:
         blob.reload()
-    except NotFound as error:
+    except api_errors.NotFound as error:
         if is_missing_bucket(error):
             raise
         return None
@@ -345,23 +400,14 @@ def is_missing_bucket(error: Exception) -> bool:
 @contextmanager
 def explained_errors(path: str) -> Iterator[None]:
     """Turn the client's exceptions into those that `Folder` names, each with a hint."""
-    from google.api_core.exceptions import GoogleAPICallError, RetryError
-    from google.auth.exceptions import GoogleAuthError
-    from google.cloud.storage.exceptions import DataCorruption
-    from requests import RequestException
-
     try:
         yield
-    except (GoogleAPICallError, RetryError, GoogleAuthError, RequestException, DataCorruption) as error:
+    except (api_errors.GoogleAPIError, auth_errors.GoogleAuthError, RequestException, DataCorruption) as error:
         raise _explain(path, error) from error
 
 
 def _explain(path: str, error: Exception) -> Exception:
     """Make the exception of `Folder` for one of the client's; unless it is known to be final, a retry may help."""
-    from google.api_core import exceptions as api_errors
-    from google.auth import exceptions as auth_errors
-    from google.cloud.storage.exceptions import DataCorruption
-
     answer = textwrap.shorten(str(error), 300)
     is_transient = getattr(error, "retryable", False) or isinstance(error, auth_errors.TransportError)
     if isinstance(error, auth_errors.GoogleAuthError | api_errors.Unauthorized) and not is_transient:
@@ -372,7 +418,7 @@ def _explain(path: str, error: Exception) -> Exception:
     if isinstance(error, api_errors.NotFound):
         if not is_missing_bucket(error):
             return FileNotFoundError(errno.ENOENT, "no such object", path)
-        bucket = PREFIX + bucket_and_name(path)[0]
+        bucket = GCS_PREFIX + bucket_and_name(path)[0]
         return InputError(
             f"{path} needs an existing bucket; there is no {bucket}. Create it with `gcloud storage buckets create "
             f"{bucket}`."

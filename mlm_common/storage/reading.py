@@ -9,19 +9,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mlm_common.errors import InputError
 from mlm_common.storage import is_gcs
-from mlm_common.storage.gcs import (
-    PREFIX,
-    blob_at,
-    bucket_and_name,
-    explained_errors,
-    find_blob,
-    is_missing_bucket,
-    list_blobs,
-)
+from mlm_common.storage.folder import GCS_PREFIX, bucket_and_name
+
+if TYPE_CHECKING:
+    from mlm_common.storage.gcs import GcsReader
 
 _MAGIC = re.compile(r"[*?[]")
 _RECURSIVE = re.compile(r"(?:(?<=/)|^)\*\*(?:/+|$)")
@@ -34,74 +29,6 @@ class LocalReader(io.FileIO):
     """
 
     read_ahead_bytes = 1 << 20
-
-
-class GcsReader(io.RawIOBase):
-    """One generation of an object, open for reading; each read is one request for exactly its bytes.
-
-    google-cloud-storage's BlobReader requests the object's size before it seeks, and more bytes than are read.
-    `read_ahead_bytes` is how much to read at once in a sequential read: much, since each read is a request.
-    """
-
-    read_ahead_bytes = 8 << 20
-
-    def __init__(self, path: str, generation: int, num_bytes: int) -> None:
-        self._path = path
-        self._blob = blob_at(path)
-        self._generation = generation
-        self._num_bytes = num_bytes
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        if whence == io.SEEK_CUR:
-            offset += self._position
-        elif whence == io.SEEK_END:
-            offset += self._num_bytes
-        self._position = offset
-        return offset
-
-    def readinto(self, buffer: Any) -> int:
-        from google.cloud.exceptions import RequestRangeNotSatisfiable
-
-        if not len(buffer):
-            return 0
-        with self._unchanged():
-            try:
-                # The stored bytes, and no check of the checksum, which is that of the whole object.
-                data = self._blob.download_as_bytes(
-                    start=self._position,
-                    end=self._position + len(buffer) - 1,
-                    if_generation_match=self._generation,
-                    raw_download=True,
-                    checksum=None,
-                )
-            except RequestRangeNotSatisfiable:
-                return 0  # the end of the object
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
-
-    @contextmanager
-    def _unchanged(self) -> Iterator[None]:
-        from google.api_core.exceptions import NotFound, PreconditionFailed
-
-        try:
-            yield
-        except (NotFound, PreconditionFailed) as error:
-            if is_missing_bucket(error):
-                raise
-            raise InputError(
-                f"{self._path} was replaced or deleted while it was being read. Run the command again."
-            ) from error
 
 
 @dataclass(frozen=True)
@@ -125,7 +52,7 @@ class StoredFile:
         return self.generation is None
 
     @contextmanager
-    def open(self) -> Iterator[LocalReader | GcsReader]:
+    def open(self) -> "Iterator[LocalReader | GcsReader]":
         """Yield the file, open for reading and seeking, as it was when it was found or, if local, hashed.
 
         Raises:
@@ -139,8 +66,10 @@ class StoredFile:
                 yield file
                 self._check_unchanged(file)
         else:
-            with explained_errors(self.name):
-                yield GcsReader(self.name, self.generation, self.num_bytes)
+            from mlm_common.storage import gcs  # Google's packages, for objects alone
+
+            with gcs.explained_errors(self.name):
+                yield gcs.GcsReader(self.name, self.generation, self.num_bytes)
 
     def _check_unchanged(self, file: LocalReader) -> None:
         found = os.fstat(file.fileno())
@@ -202,19 +131,21 @@ def _folders_below(top: str) -> Iterator[str]:
 
 
 def _find_objects(pattern: str) -> list[StoredFile]:
+    from mlm_common.storage import gcs
+
     bucket, name = bucket_and_name(pattern)
-    with explained_errors(pattern):
+    with gcs.explained_errors(pattern):
         if magic := _MAGIC.search(name):
             # `match_glob` differs from a local glob: braces are special, hidden names are not, `**` has another rule,
             # and an object of that very name does not come first.
-            blobs = {blob.name: blob for blob in list_blobs(bucket, name[: magic.start()])}
+            blobs = {blob.name: blob for blob in gcs.list_blobs(bucket, name[: magic.start()])}
             parts = name.split("/")
             names = [name] if name in blobs else [one for one in sorted(blobs) if _parts_match(one.split("/"), parts)]
             found = [blobs[name] for name in names]
         else:
-            found = [blob for blob in [find_blob(pattern) if name else None] if blob]
+            found = [blob for blob in [gcs.find_blob(pattern) if name else None] if blob]
         return [
-            StoredFile(f"{PREFIX}{bucket}/{blob.name}", blob.size, blob.generation, f"crc32c {blob.crc32c}")
+            StoredFile(f"{GCS_PREFIX}{bucket}/{blob.name}", blob.size, blob.generation, f"crc32c {blob.crc32c}")
             for blob in found
         ]
 

@@ -22,7 +22,7 @@ from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus, read_partition
 from mlm_common.corpus.text_files import ByteRange, cut_file, find_files, read_byte_range
 from mlm_common.errors import InputError, RunFailedError
-from mlm_common.storage import reading
+from mlm_common.storage import gcs
 from mlm_common.storage.reading import find_stored_files
 from tests.servers.fixtures import CloudStorageHandle
 
@@ -157,7 +157,7 @@ def test_an_object_that_changes_is_an_error(cloud: CloudStorageHandle, ending: s
 
 
 def test_an_object_that_changes_while_it_is_read(cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading.GcsReader, "read_ahead_bytes", 100_000)
+    monkeypatch.setattr(gcs.GcsReader, "read_ahead_bytes", 100_000)
     cloud.put("a.txt", b"old line\n" * 50_000)
     (file,) = find_stored_files(f"{BUCKET}/a.txt")
     texts = read_byte_range(ByteRange(file), CorpusConfig())
