@@ -17,7 +17,7 @@ from tests.fixtures.other_environments import output_of
 from tests.fixtures.tiny_models import CONFIGS, SAME_CODE, one_layer_model, padded_batch, tiny_config, tiny_tokenizer
 from train.config.learning import ModelConfig
 from train.model.build import build_network
-from train.model.from_pretrained import load_initial_weights, load_model
+from train.model.from_pretrained import load_initial_weights
 from train.model.pretrained_files import set_labels
 from train.publishing.pytorch_format import export_model
 
@@ -94,16 +94,6 @@ def test_the_encoder_is_the_pretrained_one(exports: Path) -> None:
         assert len(shared) > 10
         for key in shared:
             np.testing.assert_array_equal(after[key], before[key])
-
-
-def test_a_head_is_kept_by_who_starts_from_it(exports: Path) -> None:
-    for name in ("bert", "modernbert"):
-        folder = exports / name / "custom"
-        task = load_task(TASK)(pad_token_id=1, token_types=False)
-        tf_keras.utils.set_random_seed(9)
-        network = load_model(str(folder), "TFAutoModel", head_labels={}, adapt_network=task.adapt_network)
-        kept = load_file(folder / "model.safetensors")["custom_head.dense.weight"]
-        np.testing.assert_array_equal(network.custom_head.layers[0].kernel.numpy().T, kept)
 
 
 def test_pytorch_computes_the_same(exports: Path, python: Path) -> None:

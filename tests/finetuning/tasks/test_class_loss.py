@@ -39,14 +39,6 @@ def test_it_is_that_of_numpy(weights: list[float], smoothing: float, seed: int) 
     assert float(tf.reduce_sum(losses) / tf.reduce_sum(of_labels)) == pytest.approx(expected, rel=1e-4)
 
 
-def test_without_weights_and_smoothing_it_is_the_cross_entropy() -> None:
-    logits, labels = tf.random.stateless_normal((5, 3), (1, 2)), tf.constant([0, 1, 2, 1, 0])
-    losses, weights = ClassLoss((1.0, 1.0, 1.0)).losses(logits, labels)
-    expected = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-    np.testing.assert_allclose(losses, expected, rtol=1e-5)
-    np.testing.assert_array_equal(weights, np.ones(5))
-
-
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=30))
 def test_balanced_weights_are_those_of_scikit_learn(labels: list[int]) -> None:
     labels = [0, 1, 2, *labels]

@@ -10,7 +10,6 @@ from finetuning.loop.task import is_degenerate
 from finetuning.tasks.metrics import (
     baseline,
     chosen_metric,
-    draw_confusion,
     predict,
     scores,
     with_mean,
@@ -73,7 +72,3 @@ def test_the_metric_by_which_the_best_is_chosen() -> None:
     assert chosen_metric(with_mean(("accuracy", "f1")), "combined_score") == "combined_score"
     with pytest.raises(InputError, match="--metric-name must be one of accuracy, loss; received f1"):
         chosen_metric(("accuracy",), "f1")
-
-
-def test_confusion() -> None:
-    assert draw_confusion(np.array([[1, 1, 0], [0, 0, 0], [1, 0, 2]]), ("a", "b", "c")).startswith(b"\x89PNG")
