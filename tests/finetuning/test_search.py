@@ -3,10 +3,6 @@
 import json
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -93,19 +89,6 @@ def test_an_interrupted_command_continues_with_the_next_file(
     else:
         stored = {name.removeprefix("vectors/"): content for name, content in cloud.objects().items()}
         assert stored == contents(tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_a_killed_command_ends_with_the_same_bytes(flags: list[str], tmp_path: Path, run: Run) -> None:
-    whole, folder = tmp_path / "whole", tmp_path / "again"
-    flags = [*flags, "--shard-rows", "2", "--vectors-dir"]
-    with subprocess.Popen([sys.executable, PROJECT / "finetuning" / "search.py", *flags, folder]) as process:
-        while len(list(folder.glob("*.npy"))) < 2 and process.poll() is None:
-            time.sleep(0.001)
-        process.send_signal(signal.SIGKILL)
-    for each in (folder, whole):
-        assert run(main, *flags, each).status == 0
-    assert contents(folder) == contents(whole)
 
 
 # (content of the corpus, flags, what the error says); {} is the folder of the test.
