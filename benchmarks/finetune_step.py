@@ -94,15 +94,14 @@ def start(name: str, folder: Path, settings: dict[str, Any], torch_python: str) 
 
 def tokens_of_rows(names: list[str], lengths: NDArray[np.int64], settings: dict[str, Any]) -> dict[str, float]:
     """Compute for each contender how many tokens a row has on average, padding included."""
-    from finetuning.config.settings import ExamplesConfig
-    from finetuning.data.buckets import bucket_of_rows
+    from finetuning.data.buckets import bucket_of_rows, fitted_lengths
 
     batch_rows = settings["batch_rows"]
     shuffled = np.random.default_rng(0).permutation(lengths)[: len(lengths) // batch_rows * batch_rows]
     grouped = np.concatenate(
         [np.sort(some) for some in np.split(shuffled, range(0, len(shuffled), 50 * batch_rows)[1:])]
     )
-    buckets = np.asarray(ExamplesConfig(max_seq_length=settings["length"]).lengths)
+    buckets = np.asarray(fitted_lengths(lengths, settings["length"]))
     tokens = {
         "ours": buckets[bucket_of_rows(lengths, buckets.tolist())].mean(),
         "trainer": shuffled.reshape(-1, batch_rows).max(axis=1).mean(),

@@ -15,7 +15,7 @@ from mlm_common.storage import check_file
 from train.config.learning import ADDED, BATCH, CHECKPOINTS, PER_WORKER, ModelConfig, changeable, check_task_flag
 from train.config.settings import HardwareConfig, HubConfig, RunConfig, RunSettings, saved_on_tpus
 
-# Shorter rows are not worth compiling a program for; each bucket is twice as long as the one before.
+# Where no rows decide: shorter ones are not worth a program; each bucket is twice as long as the one before.
 SHORTEST_BUCKET = 16
 # Tokens that two windows share by default in rows of 384 (BERT's).
 DOC_STRIDE = 128
@@ -74,8 +74,8 @@ class ExamplesConfig(Bounded):
     )
     length_buckets: list[int] = flag(
         list,
-        "Lengths to which rows are padded, such as 32 64 128; each is compiled once. Default: 16, 32, 64 … up to "
-        "--max-seq-length. With one length, all rows have it.",
+        "Lengths to which rows are padded, such as 32 64 128; each is compiled once. Default: up to 8 that suit the "
+        "training rows, and --max-seq-length; of embeddings 16, 32, 64 … up to it. With one length, all rows have it.",
         group=BATCH,
     )
     max_train_samples: int | None = flag(None, "Use only the first N training examples.", at_least=1)

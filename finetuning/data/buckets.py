@@ -3,7 +3,7 @@
 In each pass over the rows they are permuted, and the rows of a bucket cut into batches in that order. What is left over
 of a bucket joins the next longer one; of the longest, it makes a batch that rows of padding fill up. Then the batches
 are permuted. So each row is used once in a pass, a pass has as many batches as without buckets, and the batch of any
-step is found by arithmetic.
+step is found by arithmetic. The lengths of the buckets follow from the rows, not from the device: a run keeps them.
 """
 
 import hashlib
@@ -15,6 +15,10 @@ from numpy.typing import NDArray
 
 # The number of a row of padding in a batch.
 PADDING = -1
+# Lengths are multiples of it, and at most so many: on a TPU a program takes about a minute to compile.
+LENGTH_UNIT, MAX_LENGTHS = 4, 8
+# Tokens of padding that a length must save in a pass: for them, as for tracing, a small model takes seconds on a CPU.
+TOKENS_OF_PROGRAM = 16_384
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,31 @@ class Batches:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+
+def fitted_lengths(row_lengths: NDArray[np.int64], max_length: int) -> list[int]:
+    """Choose the lengths that rows with these tokens are filled up to, ascending, with the least padding.
+
+    The tokens of all rows, padding included, and `TOKENS_OF_PROGRAM` for each length are as few as possible, by dynamic
+    programming. `max_length`, which no row exceeds, is always the last one; rows of an evaluation may need it.
+    """
+    ends, counts = np.unique(np.minimum(-(-row_lengths // LENGTH_UNIT) * LENGTH_UNIT, max_length), return_counts=True)
+    num_rows = np.concatenate([[0], np.cumsum(counts)])  # with the first ends
+    # Of a length for the rows from one end to another, (ends + 1, ends + 1).
+    tokens = (num_rows - num_rows[:, np.newaxis]) * np.concatenate([[0], ends]) + TOKENS_OF_PROGRAM
+    tokens = np.where(np.tri(len(num_rows), dtype=bool), np.inf, tokens)
+    least = np.where(num_rows == 0, 0, np.inf)  # tokens of the rows up to each end, with a number of lengths
+    totals, begins = [], []
+    for _ in range(MAX_LENGTHS):
+        added = least[:, np.newaxis] + tokens
+        least = added.min(axis=0)
+        totals.append(least[-1])
+        begins.append(added.argmin(axis=0))
+    end, lengths = len(ends), {max_length}
+    for begin in reversed(begins[: np.argmin(totals) + 1]):
+        lengths.add(int(ends[end - 1]))
+        end = begin[end]
+    return sorted(lengths)
 
 
 def bucket_of_rows(row_lengths: NDArray[np.int64], lengths: Sequence[int]) -> NDArray[np.int64]:

@@ -131,6 +131,8 @@ class ExampleInputs(Inputs):
     described: Mapping[str, str] = field(default_factory=dict)
 
     fills_passes: ClassVar[bool] = True
+    # Whether by default the lengths are fitted to the rows.
+    fits_lengths: ClassVar[bool] = True
 
     @property
     def max_length(self) -> int:  # type: ignore[override]

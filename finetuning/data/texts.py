@@ -4,7 +4,7 @@ import functools
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,8 @@ class TextInputs(ExampleInputs):
     """Rows of several texts to train on, and single texts to evaluate on."""
 
     train_rows: TextRows
+
+    fits_lengths: ClassVar[bool] = False  # each pair of a query's and a passage's length is a program
 
     @functools.cached_property
     def mean_length(self) -> float:  # type: ignore[override]

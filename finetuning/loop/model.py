@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from finetuning.config.settings import ExamplesConfig, FinetuningConfig
+from finetuning.data.buckets import fitted_lengths
 from finetuning.data.glue import HUB_NAME
 from finetuning.data.inputs import EncodedRows, ExampleInputs, encode_texts
 from finetuning.loop.task import ExampleTask, Part
@@ -91,7 +92,12 @@ class Start(ReadModel):
             recorded: what `run.json` says of them, for later predictions.
         """
         task.evaluated = validation
-        data = self.config.data
+        config = self.config
+        if inputs_class.fits_lengths and not config.data.length_buckets:
+            # In the settings, so that they are a part of the run's identity, and predictions have them, too.
+            lengths = fitted_lengths(train_rows.lengths, config.data.max_seq_length)
+            config = dataclasses.replace(config, data=dataclasses.replace(config.data, length_buckets=lengths))
+        data = config.data
         inputs = inputs_class(
             train_rows,
             validation.rows if validation else None,
@@ -102,10 +108,10 @@ class Start(ReadModel):
             identities or {},
             described or {},
         )
-        resolved = resolve_model_config(self.config.model, inputs)
+        resolved = resolve_model_config(config.model, inputs)
         if labels is not None:
             set_labels(resolved, labels)
-        return Run((Phase(self.config, inputs, task, resolved),), cluster)
+        return Run((Phase(config, inputs, task, resolved),), cluster)
 
 
 def open_start(config: FinetuningConfig) -> Start:

@@ -84,12 +84,12 @@ def test_sentences_of_the_stand_in_are_as_long_as_those_of_sst2(tmp_path):
 
 def test_tokens_of_a_row_are_those_that_it_is_filled_up_to():
     settings, names = {"batch_rows": 2, "length": 64}, ["ours", "trainer", "trainer grouped", "tf script"]
-    tokens = finetune_step.tokens_of_rows([*names, "tf script dynamic"], np.array([3, 16, 17, 40] * 50), settings)
-    assert tokens["ours"] == (16 + 16 + 32 + 64) / 4
+    tokens = finetune_step.tokens_of_rows([*names, "tf script dynamic"], np.array([3, 16, 17, 40] * 5000), settings)
+    assert tokens["ours"] == (4 + 16 + 20 + 40) / 4
     assert tokens["tf script"] == 40
-    assert tokens["trainer grouped"] == (3 + 16 + 17 + 40) / 4
+    assert tokens["trainer grouped"] == pytest.approx((3 + 16 + 17 + 40) / 4, rel=0.02)
     assert 19 < tokens["trainer"] == tokens["tf script dynamic"] < 40
-    assert finetune_step.tokens_of_rows(["ours with XLA"], np.array([3, 17]), settings) == {"ours with XLA": 24}
+    assert finetune_step.tokens_of_rows(["ours with XLA"], np.array([3, 17]), settings) == {"ours with XLA": 20}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Runs of all fine-tuning commands end with the same bytes, also if they were stopped or killed in between."""
 
+import json
 import shutil
 import signal
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from finetuning import run_classification, run_embedding, run_multiple_choice, run_qa, run_task
+from finetuning.data import buckets
 from tests.fixtures import tiny_choices, tiny_classification
 from tests.fixtures.finetuned_runs import qa_flags, rating_flags
 from tests.fixtures.killable_runs import KillableRuns
@@ -61,14 +63,43 @@ def test_it_resumes_bit_for_bit(name: str, tiny_start: Path, tmp_path: Path, req
     assert_same_results(again / "run", whole_run)
 
 
+def without_lengths(flags: list[str]) -> list[str]:
+    """Take `--length-buckets` away, so that the lengths are fitted to the rows."""
+    place = flags.index("--length-buckets")
+    end = next(index for index in range(place + 1, len(flags)) if flags[index].startswith("--"))
+    return flags[:place] + flags[end:]
+
+
+@pytest.mark.usefixtures("one_device", "eagerly")
+def test_it_keeps_its_lengths(
+    tiny_start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those fitted to its rows are settings of the run: by another rule it is another run, or has them given."""
+    more = ("--max-steps", "3", "--save-steps", "2")
+    flags = without_lengths(tiny_classification.flags(tiny_start, tmp_path / "run", *more))
+    with monkeypatch.context() as patch:
+        patch.setattr(buckets, "TOKENS_OF_PROGRAM", 64)
+        assert run_classification.main(flags) == 0
+        record = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
+        lengths = record["settings"]["data"]["length_buckets"]
+        assert len(lengths) > 2
+        forget_checkpoint(tmp_path / "run", 3)
+        assert run_classification.main([*flags, "--resume", "must"]) == 0
+    capsys.readouterr()
+    assert run_classification.main(flags) == 2
+    assert "a different run (data.length_buckets: [8, 16, 24, 30] there, [24, 30] now)" in capsys.readouterr().err
+    forget_checkpoint(tmp_path / "run", 3)
+    assert run_classification.main([*flags, "--resume", "must", "--length-buckets", *map(str, lengths)]) == 0
+
+
 # {command: (its flags, the phase in which it is killed, and at which of its reports)}
 MORE = ("--per-replica-batch-size", "2", "--gradient-accumulation-steps", "2")
-LOSS = ("--length-buckets", "30", "--class-weights", "balanced", "--layer-lr-decay", "0.9")
+LOSS = ("--class-weights", "balanced", "--layer-lr-decay", "0.9")
 SHORT = ("--length-buckets", "30", "--max-steps", "8")
 KILLED: dict[str, tuple[Callable[[Path, Path], list[str]], str, int]] = {
     "run_classification": (
-        lambda start, to: tiny_classification.flags(
-            start, to / "run", *MORE, *LOSS, "--num-epochs", "2", "--do-predict"
+        lambda start, to: without_lengths(
+            tiny_classification.flags(start, to / "run", *MORE, *LOSS, "--num-epochs", "2", "--do-predict")
         ),
         "evaluate",
         2,
