@@ -1,9 +1,16 @@
-"""How TensorFlow computes where no XLA joins operations: one by one, on a CPU by oneDNN."""
+"""How TensorFlow computes where no XLA joins operations: one by one, on a CPU by oneDNN.
+
+There each operation is a pass over memory. These functions take fewer, by what TensorFlow has as one operation.
+"""
 
 import os
+from collections.abc import Callable
 
 import tensorflow as tf
+import tf_keras
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+
+from train.runtime.named_scopes import custom_gradient
 
 # What TensorFlow would also compute in bfloat16, beside products; sums would lose most of their terms.
 FLOAT32_OPERATIONS = (
@@ -18,6 +25,46 @@ FLOAT32_OPERATIONS = (
 def runs_unfused() -> bool:
     """Return whether what is called now runs operation by operation: neither on a TPU nor compiled by XLA."""
     return not GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+
+
+def cross_entropy_and_correct(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Compute nats, and 1 where `argmax` of the logits is the label, else 0: float32 (num_predictions,) both.
+
+    Args:
+        logits: float32 (num_predictions, vocabulary).
+        labels: int32 (num_predictions,).
+    """
+    predicted = tf.argmax(logits, axis=-1, output_type=labels.dtype)
+
+    @custom_gradient
+    def compute(logits: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        probabilities = tf.nn.softmax(logits)
+        # The largest probability never underflows, as the label's may.
+        losses = _at(logits, predicted) - _at(logits, labels) - tf.math.log(_at(probabilities, predicted))
+
+        def gradient(by_losses: tf.Tensor) -> tf.Tensor:
+            places = tf.stack([tf.range(labels.shape[0]), labels], axis=-1)
+            return tf.tensor_scatter_nd_sub(probabilities * by_losses[:, tf.newaxis], places, by_losses)
+
+        return losses, gradient
+
+    return compute(logits), tf.cast(predicted == labels, tf.float32)
+
+
+def _at(values: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
+    return tf.gather(values, columns, batch_dims=1)
+
+
+def split_dense(layer: tf_keras.layers.Dense, inputs: tf.Tensor, num_parts: int) -> list[tf.Tensor]:
+    """Compute `tf.split(layer(inputs), num_parts, axis=-1)`, without copies of the outputs and of their gradients."""
+    if not runs_unfused():
+        return tf.split(layer(inputs), num_parts, axis=-1)
+    kernels = tf.split(layer.kernel, num_parts, axis=-1)
+    outputs = [tf.tensordot(inputs, kernel, 1) for kernel in kernels]
+    if layer.bias is None:
+        return outputs
+    biases = tf.split(layer.bias, num_parts)
+    return [tf.nn.bias_add(output, bias) for output, bias in zip(outputs, biases, strict=True)]
 
 
 def multiply_in_bfloat16(is_wanted: bool) -> None:

@@ -23,6 +23,7 @@ from transformers.modeling_tf_outputs import (
 )
 from transformers.modeling_tf_utils import unpack_inputs
 
+from train.layers.cpu_functions import split_dense
 from train.model.attention import can_use_blocks, current_documents, in_blocks, is_near, with_halo
 
 # Replaces a score that does not count: far below any, and finite, so a query without keys gives no NaN.
@@ -193,7 +194,7 @@ class TFModernBertMLP(_Layer):
 
     def call(self, hidden_states: tf.Tensor, training: bool = False) -> tf.Tensor:
         """Compute (batch, length, hidden) of each token by itself."""
-        inputs, gate = tf.split(self.Wi(hidden_states), 2, axis=-1)
+        inputs, gate = split_dense(self.Wi, hidden_states, 2)
         return self.Wo(self.drop(self.act(inputs) * gate, training=training))
 
 

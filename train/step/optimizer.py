@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 from train.config.learning import OptimizationConfig
+from train.layers.cpu_functions import runs_unfused
 from train.model.build import encoder_layers
 from train.runtime.named_scopes import named
 from train.step.sharding import ShardedVariable, Sharding
@@ -194,8 +195,30 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
         """Update the moments and then the variable; called by `apply_gradients` for each of them."""
         if self.sharded_axis(variable) is None:
+            if runs_unfused() and type(self) is GuardedAdamW:
+                self._update_unfused(gradient, variable)
+                return
             gradient = self._update(gradient, variable, tf.convert_to_tensor(variable), tf.identity)
         variable.assign(gradient)  # the new value, as `_update_shard` has returned it
+
+    def _update_unfused(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
+        """Update the moments and then the variable as `_update` does, by TensorFlow's kernel: one pass over memory."""
+        rate, index = self._rate(variable), self._index_dict[self._var_key(variable)]
+        if self.decays(variable):
+            variable.assign_sub(variable * (self.weight_decay * rate))
+        first_correction, second_correction = self._bias_corrections()
+        tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle,
+            m=self._momentums[index].handle,
+            v=self._velocities[index].handle,
+            beta1_power=1 - first_correction,
+            beta2_power=1 - second_correction,
+            lr=rate,
+            beta1=1 - (1 - self.beta_1) * self._going,
+            beta2=1 - (1 - self.beta_2) * self._going,
+            epsilon=self.epsilon,
+            grad=gradient,
+        )
 
     def _update_shard(self, gradient: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
         """Update this replica's shard of the moments and return the new values of the whole variable.

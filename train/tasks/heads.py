@@ -16,7 +16,7 @@ import tensorflow as tf
 import tf_keras
 
 from mlm_common.errors import InputError
-from train.layers.cpu_functions import runs_unfused
+from train.layers.cpu_functions import cross_entropy_and_correct, runs_unfused
 from train.model.architectures import DELTA, OWN_HEAD
 from train.runtime.named_scopes import custom_gradient, named
 
@@ -101,8 +101,11 @@ def masked_lm_loss(
     # Of the logits as they are: in float32, they would be kept for this alone.
     label_logits = tf.stop_gradient(tf.cast(tf.gather(logits, labels, batch_dims=labels.shape.rank), tf.float32))
     logits = _without_padding(tf.cast(logits, tf.float32), vocabulary_size)
-    losses = _cross_entropy(logits, labels, label_logits)  # (num_predictions,)
-    correct = _is_first_largest(logits, labels, label_logits)  # (num_predictions,)
+    if runs_unfused():
+        losses, correct = cross_entropy_and_correct(logits, labels)
+    else:
+        losses = _cross_entropy(logits, labels, label_logits)  # (num_predictions,)
+        correct = _is_first_largest(logits, labels, label_logits)  # (num_predictions,)
     return {
         "loss": tf.reduce_sum(losses * weights),
         "num_correct": tf.reduce_sum(correct * weights),
@@ -134,8 +137,6 @@ def _is_first_largest(logits: tf.Tensor, labels: tf.Tensor, label_logits: tf.Ten
 
     A TPU counts by a product the logits that are larger, or equal and before it, in a sixth of the time of an `argmax`.
     """
-    if runs_unfused():
-        return tf.cast(tf.argmax(logits, axis=-1, output_type=labels.dtype) == labels, tf.float32)
     is_before = tf.range(logits.shape[-1]) < labels[..., tf.newaxis]
     limits = label_logits[..., tf.newaxis]
     beats_label = (logits > limits) | ((logits == limits) & is_before)

@@ -1,6 +1,6 @@
-"""Products in bfloat16 without XLA: rounded products, and sums that keep their terms."""
+"""Without XLA: the functions that take few passes, and products in bfloat16 whose sums keep their terms."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 from train import has_bfloat16_instructions
-from train.layers.cpu_functions import multiply_in_bfloat16, runs_unfused
+from train.layers.cpu_functions import cross_entropy_and_correct, multiply_in_bfloat16, runs_unfused, split_dense
 
 needs_instructions = pytest.mark.skipif(not has_bfloat16_instructions(), reason="this CPU does not multiply bfloat16")
 
@@ -61,3 +61,33 @@ def test_only_what_xla_compiles_is_fused() -> None:
     tf.function(note)()
     tf.function(note, jit_compile=True)()
     assert found == [True, True, False]
+
+
+def test_the_loss_of_labels_whose_probability_underflows_is_finite() -> None:
+    logits = tf.constant([[0.0, 1000.0, -1000.0], [1000.0, 1000.0, 0.0]])
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        losses, correct = cross_entropy_and_correct(logits, tf.constant([2, 1]))
+    np.testing.assert_allclose(losses, [2000.0, np.log(2)], rtol=1e-6)
+    np.testing.assert_array_equal(correct, [0, 0])  # of equal logits the first counts
+    np.testing.assert_allclose(tape.gradient(losses, logits), [[0, 1, -1], [0.5, -0.5, 0]], atol=1e-6)
+
+
+@pytest.mark.parametrize("use_bias", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_layer_computed_in_parts_has_its_values_and_gradients(use_bias: bool, jit_compile: bool) -> None:
+    layer = tf_keras.layers.Dense(12, use_bias=use_bias, bias_initializer="normal")
+    inputs = tf.constant(np.random.default_rng(0).normal(size=(2, 5, 8)), tf.float32)
+    layer(inputs)
+
+    def of_parts(cut: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            parts = cut()
+            total = tf.add_n([tf.reduce_sum(number * part**2) for number, part in enumerate(parts, 1)])
+        return [*parts, *tape.gradient(total, [inputs, *layer.trainable_variables])]
+
+    expected = of_parts(lambda: tf.split(layer(inputs), 3, axis=-1))
+    compute = tf.function(lambda: of_parts(lambda: split_dense(layer, inputs, 3)), jit_compile=jit_compile)
+    for one, other in zip(compute(), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)  # sums in another order

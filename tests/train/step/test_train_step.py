@@ -34,7 +34,8 @@ def full_head_sums(model, rows):
     logits = model.network(
         {"input_ids": rows.input_ids, "attention_mask": tf.cast(rows.input_ids != PAD, tf.int32)}
     ).logits
-    return masked_lm_loss(logits, rows.original_ids, tf.cast(rows.is_masked, tf.float32))
+    labels, weights = tf.reshape(rows.original_ids, (-1,)), tf.reshape(tf.cast(rows.is_masked, tf.float32), (-1,))
+    return masked_lm_loss(tf.reshape(logits, (len(labels), -1)), labels, weights)
 
 
 def test_loss_of_the_gathered_head_is_that_of_the_full_head():
