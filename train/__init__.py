@@ -22,6 +22,7 @@ This module prepares the environment for TensorFlow and transformers, which read
 it before `tensorflow`, `tf_keras` and transformers' TF classes. It imports none of them itself.
 """
 
+import ctypes
 import importlib.util
 import logging
 import os
@@ -35,6 +36,8 @@ from mlm_common.errors import InputError
 IMPORT_UTILS = "transformers.utils.import_utils"
 # In /dev: NVIDIA's GPUs, those of WSL and AMD, TPUs of either kind.
 ACCELERATORS = ("nvidia*", "dxg", "kfd", "accel*", "vfio/[0-9]*")
+# glibc's M_ARENA_MAX, M_MMAP_THRESHOLD and M_TOP_PAD: a single heap, which keeps a GiB of what is freed.
+MALLOC_OPTIONS = {-8: 1, -3: 2**30, -2: 2**30}
 # Messages that transformers logs for every TF model, and the modules that log them.
 REPEATED_MESSAGES = ("TensorFlow and JAX classes are deprecated", "Device set to use")
 LOGGING_MODULES = ("modeling_tf_utils", "pipelines.base", "tokenization_utils_base")
@@ -51,6 +54,8 @@ def prepare_environment() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2" if has_accelerator() else "3")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     set_up_imports()
+    if not has_accelerator():
+        keep_freed_memory()
     for module in LOGGING_MODULES:
         logging.getLogger(f"transformers.{module}").addFilter(_is_informative)
     if importlib.util.find_spec("tensorflow") is None:
@@ -63,6 +68,13 @@ def prepare_environment() -> None:
             "train must be imported before transformers; transformers was imported first and does not see "
             "the TensorFlow installed. Import train first, or set FORCE_TF_AVAILABLE=1."
         )
+
+
+def keep_freed_memory() -> None:
+    """Let the next step on a CPU reuse the memory that the last one freed: pages new from Linux have to be cleared."""
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        for parameter, value in MALLOC_OPTIONS.items():
+            mallopt(parameter, value)
 
 
 def has_accelerator() -> bool:

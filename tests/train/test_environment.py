@@ -1,8 +1,12 @@
 import os
+import platform
+import resource
 import subprocess
 import sys
 
 import pytest
+
+from train import has_accelerator
 
 
 def test_an_environment_prepared_too_late_is_refused() -> None:
@@ -51,3 +55,16 @@ transformers.FillMaskPipeline(model=model, tokenizer=tiny_tokenizer())("a [MASK]
         line for line in printed.splitlines() if not line.startswith(("I0000", "WARNING: All log messages before"))
     ]
     assert lines == []
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc" or has_accelerator(), reason="for glibc, and only a CPU")
+def test_memory_that_was_freed_is_used_again_without_new_pages() -> None:
+    num_bytes = 2**26
+
+    def num_faults_of_a_copy() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        bytearray(num_bytes)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    num_faults_of_a_copy()
+    assert num_faults_of_a_copy() < num_bytes // resource.getpagesize() // 10
