@@ -80,7 +80,7 @@ def comparison_table(runs: Sequence[RunCurves]) -> str:
         cells = ("bits/byte", *(NOT_KNOWN if one is None else f"{one:.3f}" for one in bits))
         rows = [(*row, cell) for row, cell in zip(rows, cells, strict=True)]
         legend += BITS_LEGEND
-    unit = " or ".join(dict.fromkeys(run.loss_unit for run in runs))
+    unit = " or ".join(dict.fromkeys(run.card.loss_unit for run in runs))
     return "\n".join([*_aligned(rows), "", legend.format(unit=unit)])
 
 
@@ -147,7 +147,7 @@ def _tokenizer(run: RunCurves) -> Any:
 
 # What must be the same for the validation losses of two runs to compare. The masks follow from rows and tokenizer.
 COMPARED: dict[str, Callable[[RunCurves], Any]] = {
-    "tasks": lambda run: run.task_name,
+    "tasks": lambda run: run.card.task_name,
     "validation rows": _eval_rows,
     "tokenizers": _tokenizer,
 }

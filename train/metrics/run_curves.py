@@ -29,7 +29,7 @@ from train.config.learning import EVALUATION_MLM_PROBABILITY
 from train.metrics.log import TRAIN, VALIDATION, read_metrics
 from train.runtime.plan import tokens_after
 from train.runtime.run_folder import METRICS_NAME, RunFolder
-from train.tasks.task import SOURCE_LOSS, shown_loss, source_losses
+from train.tasks.task import SOURCE_LOSS, TaskCard, shown_loss, source_losses
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +47,7 @@ class Metric(NamedTuple):
     lower_is_better: bool = False
 
 
-# Of runs whose record names no other.
+# Of tasks whose only figures are losses.
 ACCURACY = Metric("masked_accuracy", "accuracy")
 
 
@@ -66,7 +66,7 @@ class RunCurves:
     def unigram_entropy_nats(self) -> float | None:
         """The best loss of a guess from the frequencies of the validation rows; None where the loss is another one."""
         eval_data = self.record["eval_data"] or {}
-        return eval_data.get("unigram_entropy_nats") if self._card.get("predicts_tokens", True) else None
+        return eval_data.get("unigram_entropy_nats") if self.card.predicts_tokens else None
 
     @property
     def sources(self) -> list[str]:
@@ -80,28 +80,21 @@ class RunCurves:
 
     @property
     def is_finetuned(self) -> bool:
-        return bool(self._card.get("training_verb", "pretrained") != "pretrained")
+        return self.card.training_verb != "pretrained"
 
-    @property
-    def loss_unit(self) -> str:
-        return str(self._card.get("loss_unit", "nats per masked token"))
-
-    @property
-    def task_name(self) -> str:
-        return str(self._card.get("task_name", "Masked language modeling"))
+    @functools.cached_property
+    def card(self) -> TaskCard:
+        return TaskCard.from_record(self.record["task"]["card"])
 
     @property
     def metric(self) -> Metric:
         """The metric that checkpoints are compared by; where that is the loss, the first other one."""
-        task = self.record.get("task") or {}
         # Perplexity says the same as the loss.
-        titles = {
-            name: title for name, title, *_ in self._card.get("figures", ()) if name not in ("loss", "perplexity")
-        }
-        name = task.get("metric", "loss")
+        titles = {one.name: one.title for one in self.card.figures if one.name not in ("loss", "perplexity")}
+        task, name = self.record["task"], self.record["task"]["metric"]
         if name != "loss":
-            is_error = bool(task.get("lower_is_better"))
-            return Metric(name, titles.get(name, name.replace("_", " ")), task.get("guess"), is_error)
+            title = titles.get(name, name.replace("_", " "))
+            return Metric(name, title, task.get("guess"), bool(task.get("lower_is_better")))
         return next((Metric(*one) for one in titles.items()), ACCURACY)
 
     @property
@@ -162,10 +155,6 @@ class RunCurves:
             for line, (before, step) in zip(lines, pairwise(steps), strict=True)
         ]
         return steps, [0.0, *accumulate(seconds)]
-
-    @property
-    def _card(self) -> dict[str, Any]:
-        return (self.record.get("task") or {}).get("card") or {}
 
 
 def read_runs(folders: Sequence[str]) -> list[RunCurves]:
@@ -261,7 +250,7 @@ def draw_runs(runs: Sequence[RunCurves], note: str = "", file_format: str = "png
             of_axes = [_draw_one_of_several(run, axes, next(colors), place) for run in runs]
             axes.set_xlim(left=0)
             labels.append([*filter(None, of_axes), *_draw_baselines(runs, axes)])
-        over_tokens.set_ylabel(f"loss, {runs[0].loss_unit}")
+        over_tokens.set_ylabel(f"loss, {runs[0].card.loss_unit}")
         over_tokens.xaxis.set_major_formatter(lambda value, _: short_number(value))
         set_titles(figure, f"Loss of {len(runs)} runs", f"Bold: validation. Faint: training. Dotted: {BASELINE}.", note)
         are_many = len(runs) > MAX_LABELS_WITHIN
@@ -291,7 +280,7 @@ def _draw_losses(run: RunCurves, axes: "Axes") -> list[EndLabel]:
             name, place = run.phase_name(line.get("phase", 1)), (before["step"], 1)
             style: dict[str, Any] = {"va": "top", "color": MUTED, "size": NOTE_POINTS}
             axes.annotate(name, place, (4, 0), xycoords=("data", "axes fraction"), textcoords="offset points", **style)
-    axes.set_ylabel(f"loss, {run.loss_unit}")
+    axes.set_ylabel(f"loss, {run.card.loss_unit}")
     return labels
 
 
@@ -367,7 +356,8 @@ def _title(run: RunCurves) -> str:
     if run.is_finetuned and _points(run, VALIDATION, run.metric.name):
         best = _best(run, run.metric)
         is_last = best == _points(run, VALIDATION, run.metric.name)[-1]
-        return f"{run.task_name}, {run.model}: {'' if is_last else 'best '}{run.metric.title} {_shown_score(best[1])}"
+        score = f"{'' if is_last else 'best '}{run.metric.title} {_shown_score(best[1])}"
+        return f"{run.card.task_name}, {run.model}: {score}"
     for split, title in ((VALIDATION, "validation loss"), (TRAIN, "training loss")):
         if points := _points(run, split, "loss"):
             return f"{run.model}: {title} {shown_loss(points[-1][1])}"
