@@ -143,10 +143,6 @@ RECORDS = {
 }  # fmt: skip
 
 
-def test_unknown_text_of_a_phase_is_redacted() -> None:
-    assert "/home" not in json.dumps(as_published(record_of_phases(dataset_name="/home/alice/private/data")))
-
-
 def test_phases_are_told_apart() -> None:
     text = card(record_of_phases(dataset_name="alice/corpus"))
     assert f"| tokens seen | {4 * 8 * 16 + 2 * 4 * 64:,}, padding included |" in text
@@ -179,12 +175,6 @@ def test_both_values_of_a_setting_that_varies_are_in_the_card(name: str) -> None
     assert "| attention |" not in once
     assert ("weight decay" in once) == (name != "weight_decay_rate")
     assert ("clipped" in once) == (name != "max_grad_norm")
-
-
-def test_a_run_without_clipping_says_so() -> None:
-    of = record()
-    of["settings"]["optimization"]["max_grad_norm"] = 0.0
-    assert "weight decay 0.01, gradients not clipped |" in card(of)
 
 
 def test_evaluations_are_shown_with_the_data_of_their_phase() -> None:
@@ -221,6 +211,10 @@ def test_a_card_is_checked_before_training(name: str, caplog: pytest.LogCaptureF
     check_card(broken, tiny_tokenizer(), config)
     line = caplog.messages[-1]
     assert "card cannot be built, so the export would have a minimal one: KeyError: 'schedule' (model_card.py" in line
+
+
+def test_unknown_text_of_a_phase_is_redacted() -> None:
+    assert "/home" not in json.dumps(as_published(record_of_phases(dataset_name="/home/alice/private/data")))
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -281,6 +275,20 @@ def test_what_a_card_says(name: str, says: list[str]) -> None:
         assert words in text, words
 
 
+@pytest.mark.parametrize(
+    ("section", "setting", "value", "says"),
+    [
+        ("optimization", "max_grad_norm", 0.0, "weight decay 0.01, gradients not clipped |"),
+        ("model", "block_attention", True, "| attention | within each document of a row, as if it were alone in it |"),
+    ],
+)
+def test_a_setting_that_is_not_the_usual_one_is_told(section: str, setting: str, value: Any, says: str) -> None:
+    of = record()
+    assert says not in card(of)
+    of["settings"][section][setting] = value
+    assert says in card(of)
+
+
 def test_the_task_is_read_from_the_record() -> None:
     of = record()
     assert "| masking | token, 15% of the tokens: 80% masked, 10% random, the rest kept |" in card(of)
@@ -292,13 +300,6 @@ def test_the_task_is_read_from_the_record() -> None:
     assert 'AutoModelForMaskedLM.from_pretrained("alice/tiny")' in text
     for words in ("| masking |", "frequencies", "widget"):
         assert words not in text
-
-
-def test_documents_that_were_kept_apart_are_told() -> None:
-    of = record()
-    assert "| attention |" not in card(of)
-    of["settings"]["model"]["block_attention"] = True
-    assert "| attention | within each document of a row, as if it were alone in it |" in card(of)
 
 
 def test_of_an_unfinished_run_without_evaluation_or_picture() -> None:

@@ -102,22 +102,6 @@ def titles(server: HubHandle) -> list[str]:
     return repository["commits"][1:] if repository else []
 
 
-def test_a_slow_push_holds_up_nothing_and_the_newest_wins(
-    hub_here: HubHandle, publisher: Publisher, model: Any
-) -> None:
-    hub_here.fault(UPLOAD, mode="hold", method="PUT")
-    with while_training(publisher) as pushing:
-        begin_push(pushing, model, 1)
-        pushing.push(model, 2)
-        pushing.push(model, 3)
-        hub_here.release()
-        assert pushing._pushes.wait(60)
-    assert titles(hub_here) == ["Step 1", "Step 3"]
-    assert hub_here.repository(REPO)["tags"] == {}  # type: ignore[index]
-    publisher.publish(take_snapshot(model.network, 4), "The last")
-    assert hub_here.repository(REPO)["tags"] == {"last": "The last"}  # type: ignore[index]
-
-
 def test_a_newer_state_does_not_wait_for_the_retries_of_an_older_one(
     hub_here: HubHandle, publisher: Publisher, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

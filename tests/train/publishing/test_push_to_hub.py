@@ -40,20 +40,6 @@ def test_pushes_every_few_steps_and_at_the_end(hub_here: HubHandle, shards: Path
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and token in path.read_bytes()]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
-def test_pushes_that_fail_end_nothing_but_the_last_does(
-    hub_here: HubHandle, shards: Path, tmp_path: Path, run: Run
-) -> None:
-    hub_here.fault("commit/", status=503, times=1000)
-    outcome = run(main, *hub_flags(shards, tmp_path, "--hub-strategy", "steps", "--push-steps", "3"))
-    assert outcome.status == 1
-    assert outcome.error.startswith(f"error: The push to {REPO} failed: 503")
-    assert f"The files are kept in {tmp_path}/export; run the same command again" in outcome.error
-    assert {"model.safetensors", "README.md"} <= contents(tmp_path / "export").keys()
-    assert hub_here.repository(REPO)["commits"] == ["initial commit"]  # type: ignore[index]
-
-
 def failing_at_step_4(_: TrainingLog, step: int) -> None:
     if step == 4:
         raise ZeroDivisionError
