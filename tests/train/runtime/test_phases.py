@@ -21,14 +21,12 @@ FLAGS = ["--train-dataset", "shards", "--output-dir", "run", "--warmup-steps", "
 
 
 def phases_in(folder, *phases, settings=None, flags=FLAGS) -> tuple[PhaseSettings, ...]:
-    path = folder / "phases.yaml"
-    path.write_text(yaml.safe_dump({"settings": settings or {}, "phases": phases}), encoding="utf-8")
-    return phases_of(parse_training_config([*flags, "--phases", str(path)], ""))
+    return phases_in_file(folder, yaml.safe_dump({"settings": settings or {}, "phases": phases}), flags)
 
 
-def phases_in_file(folder, content) -> tuple[PhaseSettings, ...]:
+def phases_in_file(folder, content, flags=FLAGS) -> tuple[PhaseSettings, ...]:
     (folder / "phases.yaml").write_text(content, encoding="utf-8")
-    return phases_of(parse_training_config([*FLAGS, "--phases", str(folder / "phases.yaml")], ""))
+    return phases_of(parse_training_config([*flags, "--phases", str(folder / "phases.yaml")], ""))
 
 
 def plans_of(phases, num_rows=1000, num_replicas=1) -> tuple[Plan, ...]:
@@ -136,9 +134,6 @@ def test_values_in_the_file_that_cannot_be_meant(tmp_path, content, rule):
 def test_the_scale_multiplies_steps_however_they_are_written(tmp_path, scale, steps, expected):
     (phase,) = phases_in_file(tmp_path, f"{{scale: {scale}, phases: [{{name: 1, max_steps: {steps}}}]}}")
     assert (phase.name, phase.config.optimization.max_steps) == ("1", expected)
-
-
-def test_a_scale_of_one_leaves_epochs_as_they_are(tmp_path):
     (phase,) = phases_in_file(tmp_path, "{scale: 1.0, phases: [{num_epochs: 3}]}")
     assert phase.config.optimization.num_epochs == 3
 

@@ -1,7 +1,6 @@
 """Devices that are not ready, or never will be, and what TensorFlow fails by: one line, and whether to try again."""
 
 import json
-import shutil
 import urllib.error
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from mlm_common.errors import EXIT_PERMANENT, InputError, PermanentError, RunFailedError
-from tests.fixtures.tiny_run import run_flags
+from mlm_common.errors import InputError, PermanentError, RunFailedError
 from tfrecord_prep.records import encode_rows
 from train.config.settings import HardwareConfig
 from train.data.inputs import Feature
 from train.data.pipeline import SampleOrder, training_batches
-from train.run_mlm import main
 from train.runtime import strategy
 from train.runtime.machines import Cluster, read_cluster
 from train.runtime.run_folder import RunFolder
@@ -24,54 +21,39 @@ from train.runtime.strategy import explained_failures
 
 LOCAL = HardwareConfig(tpu_name="local")
 NOT_FOUND = tf.errors.NotFoundError(None, None, "TPUs not found in the cluster. Failed in initialization: No matching")
+NO_SUCH_TPU = "Could not lookup TPU metadata from name 'my-tpu'. Exception: <HttpError {} when requesting>"
 
 
-def connect_failing_by(error: Exception, monkeypatch: pytest.MonkeyPatch, package: str = "tensorflow-tpu") -> str:
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        (RunFailedError, tf.errors.UnavailableError(None, None, "failed to connect to all addresses")),
+        (RunFailedError, tf.errors.AbortedError(None, None, "The TPU is already in use by process with pid 22589.")),
+        (RunFailedError, tf.errors.DeadlineExceededError(None, None, "Deadline Exceeded")),
+        (RunFailedError, RuntimeError('TPU "my-tpu" is not yet ready; state: "CREATING"')),
+        (RunFailedError, ValueError(NO_SUCH_TPU.format(404))),
+        (RunFailedError, urllib.error.URLError("Connection refused")),
+        (RunFailedError, NOT_FOUND),
+        (InputError, NOT_FOUND),  # by a TensorFlow without TPUs
+        (InputError, tf.errors.PermissionDeniedError(None, None, "Permission 'tpu.nodes.get' denied")),
+        (InputError, ValueError(NO_SUCH_TPU.format(403))),
+        (InputError, RuntimeError("Missing runtime dependency on the Google API client.")),
+        (InputError, ImportError("libtpu")),
+    ],
+)
+def test_a_tpu_that_is_not_ready_may_be_tried_again_and_one_that_refuses_not(
+    kind: type[Exception], error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object, **__: object) -> None:
         raise error
 
+    package = "tensorflow" if (kind, error) == (InputError, NOT_FOUND) else "tensorflow-tpu"
     monkeypatch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", lambda **_: None)
     monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", fail)
     monkeypatch.setattr(strategy, "distributions", lambda name: [name] if name == package else [])
-    with pytest.raises((InputError, RunFailedError), match="--tpu-name must name a TPU that can be reached") as caught:
+    with pytest.raises(kind, match="--tpu-name must name a TPU that can be reached") as caught:
         strategy.connect(LOCAL, Cluster())
     assert not isinstance(caught.value, PermanentError)
-    return caught.type.__name__
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        tf.errors.UnavailableError(None, None, "failed to connect to all addresses"),
-        tf.errors.AbortedError(None, None, "The TPU is already in use by process with pid 22589."),
-        tf.errors.DeadlineExceededError(None, None, "Deadline Exceeded"),
-        RuntimeError('TPU "my-tpu" is not yet ready; state: "CREATING"'),
-        ValueError("Could not lookup TPU metadata from name 'my-tpu'. Exception: <HttpError 404 when requesting>"),
-        urllib.error.URLError("Connection refused"),
-        NOT_FOUND,
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_a_tpu_that_is_not_ready_may_be_tried_again(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert connect_failing_by(error, monkeypatch) == "RunFailedError"
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        tf.errors.PermissionDeniedError(None, None, "Permission 'tpu.nodes.get' denied"),
-        ValueError("Could not lookup TPU metadata from name 'my-tpu'. Exception: <HttpError 403 when requesting>"),
-        RuntimeError("Missing runtime dependency on the Google API client."),
-        ImportError("libtpu"),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_a_tpu_that_is_refused_is_bad_input(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert connect_failing_by(error, monkeypatch) == "InputError"
-
-
-def test_a_tensorflow_without_tpus_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert connect_failing_by(NOT_FOUND, monkeypatch, package="tensorflow") == "InputError"
 
 
 def test_workers_that_are_not_there_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,35 +96,31 @@ LENGTH = 8
 NUM_ROWS = 6
 
 
+RESUMES = ".* from the newest checkpoint in run"
+
+
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "kind", "said"),
     [
-        (tf.errors.UnavailableError(None, None, "failed to connect"), "The TPU was lost."),
-        (tf.errors.AbortedError(None, None, "Socket closed"), "The TPU was lost."),
+        (tf.errors.UnavailableError(None, None, "failed to connect"), RunFailedError, f"The TPU was lost.{RESUMES}"),
+        (tf.errors.AbortedError(None, None, "Socket closed"), RunFailedError, f"The TPU was lost.{RESUMES}"),
         (
             tf.errors.AbortedError(None, None, "All 10 retry attempts failed. The last failure: HTTP code 503"),
-            "Cloud Storage did not answer TensorFlow.",
+            RunFailedError,
+            f"Cloud Storage did not answer TensorFlow.{RESUMES}",
         ),
+        (
+            tf.errors.ResourceExhaustedError(None, None, "Ran out of memory in memory space hbm. Used 8.38G of 8.00G"),
+            PermanentError,
+            "half the --per-replica-batch-size",
+        ),
+        (tf.errors.InvalidArgumentError(None, None, "a bad shape"), tf.errors.InvalidArgumentError, "a bad shape"),
     ],
-    ids=["unavailable", "socket closed", "Cloud Storage"],
 )
-def test_a_lost_tpu_and_an_outage_may_be_tried_again(error: tf.errors.OpError, said: str) -> None:
-    with (
-        pytest.raises(RunFailedError, match=rf"{said}.* from the newest checkpoint in gs://bucket/run") as caught,
-        explained_failures(Cluster(), RunFolder("gs://bucket/run")),
-    ):
+def test_what_a_user_can_fix_is_explained(error: tf.errors.OpError, kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind, match=said) as caught, explained_failures(Cluster(), RUN):
         raise error
-    assert not isinstance(caught.value, PermanentError)
-
-
-def test_a_step_that_does_not_fit_is_not_tried_again() -> None:
-    with pytest.raises(PermanentError, match="half the --per-replica-batch-size"), explained_failures(Cluster(), RUN):
-        raise tf.errors.ResourceExhaustedError(None, None, "Ran out of memory in memory space hbm. Used 8.38G of 8.00G")
-
-
-def test_other_errors_stay_as_they_are() -> None:
-    with pytest.raises(tf.errors.InvalidArgumentError), explained_failures(Cluster(), RUN):
-        raise tf.errors.InvalidArgumentError(None, None, "a bad shape")
+    assert caught.type is kind
 
 
 def flip_a_bit(shard: Path) -> None:
@@ -172,19 +150,3 @@ def test_a_shard_that_cannot_be_read_is_not_tried_again(damage, tmp_path: Path) 
     with pytest.raises(PermanentError, match="--verify") as caught, explained_failures(Cluster(), RUN):
         list(batches)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.usefixtures("one_device", "eagerly")
-def test_shards_damaged_meanwhile_end_the_run_in_one_line(shards, tmp_path, monkeypatch, run) -> None:
-    shutil.copytree(shards, tmp_path / "shards")
-    connect = strategy.connect
-
-    def damage_and_connect(*arguments: Any) -> tf.distribute.Strategy:
-        for shard in (tmp_path / "shards" / "train").glob("*.tfrecord"):
-            flip_a_bit(shard)
-        return connect(*arguments)
-
-    monkeypatch.setattr(strategy, "connect", damage_and_connect)
-    outcome = run(main, *run_flags(tmp_path / "shards", tmp_path / "run"))
-    assert outcome.status == EXIT_PERMANENT
-    assert outcome.error.startswith("error: Shards must stay as they were prepared")
