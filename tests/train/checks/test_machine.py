@@ -4,7 +4,6 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Callable
 from importlib.metadata import metadata, requires
 from pathlib import Path
 
@@ -66,57 +65,42 @@ def test_gpus_that_tensorflow_does_not_see(tmp_path: Path, monkeypatch: pytest.M
     assert [line.status for line in machine.check_gpus(config_of(), tmp_path)] == ["ok"]
 
 
-Builds = Callable[..., None]
+LOCAL = config_of("--tpu-name", "local")
 
 
 @pytest.fixture
-def builds(monkeypatch: pytest.MonkeyPatch) -> Builds:
-    """Return what sets which builds of TensorFlow seem installed; none at first."""
-
-    def install(*names: str) -> None:
-        monkeypatch.setattr(machine, "tensorflow_builds", lambda _: list(names))
-
-    install()
-    return install
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, builds: Builds) -> Path:
+def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A file instead of /dev/accel0; the machine says it is a v3-8, and has the TPU's TensorFlow."""
     (tmp_path / "accel0").touch()
     for module in ("train.runtime.machines", "train.checks.machine"):
         monkeypatch.setattr(f"{module}.tpu_devices", lambda: [tmp_path / "accel0"])
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v3-8")
-    builds("tensorflow-tpu")
+    monkeypatch.setattr(machine, "tensorflow_builds", lambda _: ["tensorflow-tpu"])
     return tmp_path / "accel0"
 
 
-LOCAL = config_of("--tpu-name", "local")
-
-
-def test_machines_without_a_tpu(builds: Builds) -> None:
-    assert [one.status for one in found(machine.check_tpu, config_of())] == ["ok"]
-    line = only_error(found(machine.check_tpu, LOCAL))
-    assert "this one has no /dev/accel* and no /dev/vfio/*. Check that this is the TPU VM" in line
-    builds("tensorflow-tpu")
-    (one,) = found(machine.check_tpu, config_of())
-    assert one.status == "warning"
-    assert "tensorflow-tpu is installed, but this machine has no TPU" in one.text
-
-
-@pytest.mark.usefixtures("device")
-def test_a_tpu_that_lies_idle() -> None:
-    (one,) = found(machine.check_tpu, config_of())
-    assert (one.status, one.subject) == ("warning", "TPU")
-    assert "(v3-8, 16 GiB per replica), but without --tpu-name a run trains on the CPU. Pass --tpu-name" in str(one)
-    assert [one.status for one in found(machine.check_tpu, config_of("--no-tpu"))] == ["ok"]
-
-
-@pytest.mark.usefixtures("device")
-def test_the_wrong_tensorflow_for_a_tpu(builds: Builds) -> None:
-    builds("tensorflow")
-    line = only_error(found(machine.check_tpu, LOCAL))
-    assert "--tpu-name local needs tensorflow-tpu; the installed TensorFlow is the one for CPUs and GPUs. Make" in line
+@pytest.mark.parametrize(
+    ("flags", "build", "has_tpu", "line"),
+    [
+        ("", "tensorflow", False, "ok TPU none on this machine"),
+        ("", "tensorflow-tpu", False, "warning TPU tensorflow-tpu is installed, but this machine has no TPU"),
+        ("--tpu-name local", "tensorflow", False, "error x --tpu-name local needs a machine with a TPU; this one has"),
+        ("", "tensorflow-tpu", True, "warning TPU this machine has one (v3-8, 16 GiB per replica), but without --tpu"),
+        ("--no-tpu", "tensorflow-tpu", True, "ok TPU v3-8, 16 GiB per replica; not used, because of --no-tpu"),
+        ("--tpu-name local", "tensorflow", True, "error TPU --tpu-name local needs tensorflow-tpu; the installed Ten"),
+        ("--tpu-name local", "tensorflow-tpu", True, "ok TPU v3-8, 16 GiB per replica, 8 replicas"),
+        ("--tpu-name pod --output-dir here", "tensorflow-tpu", False, "error x --output-dir must be in Cloud Storage"),
+    ],
+)
+def test_the_tpu_of_a_machine(
+    flags: str, build: str, has_tpu: bool, line: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if has_tpu:
+        request.getfixturevalue("device")
+    monkeypatch.setattr(machine, "tensorflow_builds", lambda _: [build])
+    monkeypatch.setattr(machine, "ask_tensorflow", lambda *_: {"num_replicas": 8})
+    (one,) = found(machine.check_tpu, config_of(*flags.split()))
+    assert " ".join(str(one).split()).startswith(line)
 
 
 def test_a_tpu_that_another_process_holds(device: Path) -> None:
@@ -147,18 +131,6 @@ def test_a_tpu_that_tensorflow_does_not_find() -> None:
     assert "--tpu-name must name a TPU that can be reached; local gave" in line
 
 
-@pytest.mark.usefixtures("device")
-def test_a_tpu_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "ask_tensorflow", lambda *_: {"num_replicas": 8})
-    (one,) = found(machine.check_tpu, LOCAL)
-    assert (one.status, one.text) == ("ok", "v3-8, 16 GiB per replica, 8 replicas")
-
-
-def test_a_tpu_by_name_with_a_local_folder() -> None:
-    config = config_of("--tpu-name", "pod", "--output-dir", "here")
-    assert "--output-dir must be in Cloud Storage" in only_error(found(machine.check_tpu, config))
-
-
 CHECKS = (machine.check_python, machine.check_requirements, machine.check_tensorflow_build, machine.check_tf_keras)
 # What each requirement of the project allows.
 WELL = {"tensorflow": "2.21.0", "tf-keras": "2.21.0", "transformers": "4.57.6", "huggingface-hub": "0.36.2"}
@@ -185,22 +157,39 @@ def site(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def findings_of(site: Path) -> list[str]:
+@pytest.mark.parametrize(
+    ("missing", "versions", "message"),
+    [
+        ("", {}, ""),
+        ("tensorflow tf-keras", {"tensorflow-tpu": "2.20.0", "tf-keras": "2.20.1"}, ""),
+        ("transformers", {"transformers": "5.23.0"}, "(4.57 is the last with TensorFlow classes; 5 has none); 5.23.0"),
+        ("huggingface-hub", {"huggingface-hub": "1.2.0"}, "(transformers 4 needs one below 1); 1.2.0 is installed."),
+        ("sentencepiece", {}, "sentencepiece>=0.2 is needed; it is not installed. pip install 'sentencepiece>=0.2'"),
+        ("tensorflow", {"tensorflow": "2.15.1"}, "tensorflow<2.22,>=2.20 is needed; 2.15.1 is installed. pip install"),
+        ("tensorflow", {}, "error TensorFlow is not installed. To install it, run python3 install.py"),
+        ("tf-keras", {"tf-keras": "2.20.1"}, "have TensorFlow's version 2.21; 2.20.1 is installed. pip install 'tf-k"),
+        ("tf-keras", {}, "without it transformers finds Keras 3, which its TensorFlow classes cannot use. pip"),
+        ("", {"tensorflow-tpu": "2.20.0"}, "tensorflow 2.21.0 and tensorflow-tpu 2.20.0 are both installed. … rm -rf"),
+        ("tensorflow", {"tensorflow-tpu": "2.20.0"}, "must have TensorFlow's version 2.20; 2.21.0 is installed. … rm"),
+        ("tensorflow", {"tf-nightly": "2.22.0"}, "warning TensorFlow tf-nightly 2.22.0 … uninstall -y tf-nightly, "),
+        ("mlm-pretraining", {}, "mlm-pretraining is not installed … python3 install.py"),
+    ],
+)
+def test_packages_that_fit_together_and_others(
+    site: Path, missing: str, versions: dict[str, str], message: str
+) -> None:
+    """Some are missing, or are there in another version; or there is one more."""
+    for name in missing.split():
+        uninstall(site, name)
+    for other, version in versions.items():
+        install(site, other, version)
     installed = machine.installed_packages([str(site)])
-    return [str(line) for check in CHECKS for line in found(check, installed)]
-
-
-def errors_of(site: Path, status: str = "error") -> list[str]:
-    return [" ".join(line.split()) for line in findings_of(site) if line.startswith(status)]
-
-
-def test_packages_that_fit_together(site: Path) -> None:
-    assert [line.split()[:2] for line in findings_of(site)] == [
-        ["ok", "Python"],
-        ["ok", "packages"],
-        ["ok", "TensorFlow"],
-        ["ok", "tf-keras"],
-    ]
+    lines = [" ".join(str(line).split()) for check in CHECKS for line in found(check, installed)]
+    wrong = " ".join(line for line in lines if not line.startswith("ok"))
+    assert all(part in wrong for part in message.split(" … ")), wrong
+    if not message:
+        assert [line.split()[1] for line in lines] == ["Python", "packages", "TensorFlow", "tf-keras"]
+        assert not wrong
 
 
 def test_a_python_that_tensorflow_has_no_packages_for(site: Path) -> None:
@@ -209,58 +198,6 @@ def test_a_python_that_tensorflow_has_no_packages_for(site: Path) -> None:
     assert found.status == "error"
     assert "must be" in found.text
     assert "is 3.13.1. Run python3 install.py" in str(found)
-
-
-def test_a_project_that_is_not_installed(tmp_path: Path) -> None:
-    lines = errors_of(tmp_path)
-    assert "mlm-pretraining is not installed" in lines[0]
-    assert "python3 install.py" in lines[0]
-    assert lines[1].startswith("error TensorFlow is not installed.")
-
-
-@pytest.mark.parametrize(
-    ("name", "version", "message"),
-    [
-        ("transformers", "5.23.0", "(4.57 is the last with TensorFlow classes; 5 has none); 5.23.0 is installed. pip"),
-        ("huggingface-hub", "1.2.0", "(transformers 4 needs one below 1); 1.2.0 is installed. pip install 'hugging"),
-        ("sentencepiece", None, "sentencepiece>=0.2 is needed; it is not installed. pip install 'sentencepiece>=0.2'"),
-        ("tensorflow", "2.15.1", "tensorflow<2.22,>=2.20 is needed; 2.15.1 is installed. pip install 'tensorflow<"),
-        ("tensorflow", None, "error TensorFlow is not installed. To install it, run python3 install.py"),
-        ("tf-keras", "2.20.1", "must have TensorFlow's version 2.21; 2.20.1 is installed. pip install 'tf-keras==2."),
-        ("tf-keras", None, "without it transformers finds Keras 3, which its TensorFlow classes cannot use. pip"),
-    ],
-)
-def test_a_package_that_does_not_fit(site: Path, name: str, version: str | None, message: str) -> None:
-    uninstall(site, name)
-    if version:
-        install(site, name, version)
-    assert any(message in line for line in errors_of(site)), errors_of(site)
-
-
-def test_the_tpu_build_that_was_overwritten(site: Path) -> None:
-    install(site, "tensorflow-tpu", "2.20.0")
-    (line,) = (line for line in errors_of(site) if "TensorFlow" in line.split()[1])
-    assert "tensorflow 2.21.0 and tensorflow-tpu 2.20.0 are both installed" in line
-    assert line.endswith("rm -rf .venv && python3 install.py --extra tpu")
-
-
-def test_the_tpu_build_alone_is_well_with_its_keras(site: Path) -> None:
-    uninstall(site, "tensorflow")
-    install(site, "tensorflow-tpu", "2.20.0")
-    (line,) = errors_of(site)
-    assert "must have TensorFlow's version 2.20; 2.21.0 is installed." in line
-    assert line.endswith("rm -rf .venv && python3 install.py --extra tpu")
-    uninstall(site, "tf-keras")
-    install(site, "tf-keras", "2.20.1")
-    assert not errors_of(site)
-
-
-def test_a_build_that_was_never_tried(site: Path) -> None:
-    uninstall(site, "tensorflow")
-    install(site, "tf-nightly", "2.22.0.dev20260101")
-    (line,) = errors_of(site, "warning")
-    assert "tf-nightly 2.22.0.dev20260101 is not a build that this project is tested with." in line
-    assert "pip uninstall -y tf-nightly, then run python3 install.py" in line
 
 
 def test_the_metadata_of_this_project_names_the_builds() -> None:
