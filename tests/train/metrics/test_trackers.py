@@ -125,26 +125,6 @@ def test_a_tracker_that_hangs_holds_up_nothing(
     released.set()
 
 
-def test_a_file_that_is_written_again_at_the_end_leaves_the_tracker_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake = FakeTracker(knows_steps=True, failing_calls=set())
-    log = log_of(RunFolder(tmp_path), fake, monkeypatch)
-    write, failures = log._file.update, [OSError("the bucket is away")]
-
-    def fail_once(lines: Any) -> None:
-        if failures:
-            raise failures.pop()
-        write(lines)
-
-    monkeypatch.setattr(log._file, "update", fail_once)
-    with log:
-        log.add(1, TRAIN, {"loss": 1.0})
-    assert [line["step"] for line in read_metrics(RunFolder(tmp_path))] == [1]
-    assert fake.finished == [True]
-    assert fake.num_calls == 2  # opened once, one line sent
-
-
 def test_unknown_and_missing_trackers_are_one_line(
     shards: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
