@@ -1,6 +1,5 @@
 """Pushes to repositories that are new, of this project, or of others, with and without faults."""
 
-import threading
 from typing import Any
 
 import pytest
@@ -143,15 +142,6 @@ def test_a_push_that_fails_says_where_the_files_are(server: HubHandle, monkeypat
     with pytest.raises(hub.HubPushError, match="403"):
         push()
     assert len(server.requests("POST", "commit/main")) == 5
-
-
-def test_another_thread_can_end_the_retries(server: HubHandle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "RETRY_DELAYS_SECONDS", (3600.0,))
-    server.fault("commit/main", status=503)
-    stop_retries = threading.Event()
-    stop_retries.set()
-    with pytest.raises(hub.HubPushError, match="503"):
-        push(stop_retries=stop_retries)
 
 
 @pytest.mark.parametrize(
