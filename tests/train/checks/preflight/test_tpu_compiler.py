@@ -79,21 +79,19 @@ def test_a_step_that_does_not_fit_is_told_by_how_much(interpreter, tmp_path, mes
     assert (caught.value.needed_bytes, caught.value.limit_bytes) == (int(18.5 * 2**30), int(15.75 * 2**30))
 
 
-def test_a_step_that_does_not_compile(interpreter, tmp_path):
-    python = interpreter(answering({"versions": {}, "error": "UNIMPLEMENTED: such"}, tmp_path))
-    with pytest.raises(RunFailedError, match=r"does not compile for this TPU: UNIMPLEMENTED: such"):
-        compile_for_tpu("module", tpu_slice("v5e-8"), python=python)
-
-
 @pytest.mark.parametrize(
     ("script", "message"),
     [
+        (
+            'echo \'{"error": "UNIMPLEMENTED: such"}\' > "$6/result.json"',
+            "for this TPU: UNIMPLEMENTED: such",
+        ),
         ("echo no such import >&2; exit 3", r"(?s)status 3.*no such import"),
         ("exit 0", "status 0"),
         ("kill -9 $$", r"(?s)status -9.*too little memory"),
     ],
 )
-def test_a_compiler_that_dies(interpreter, script, message):
+def test_a_step_that_does_not_compile_and_a_compiler_that_dies(interpreter, script, message):
     with pytest.raises(RunFailedError, match=message):
         compile_for_tpu("module", tpu_slice("v5e-8"), python=interpreter(script))
 
@@ -104,9 +102,6 @@ def test_a_missing_compiler_is_named_with_the_fix(interpreter):
     with pytest.raises(InputError, match=message):
         check_compiler(python)
     check_compiler(interpreter("exit 0"))
-
-
-def test_an_interpreter_that_is_none():
     with pytest.raises(InputError, match=r"--compiler-python: /nowhere is not a Python interpreter \(No such file"):
         check_compiler("/nowhere")
 

@@ -285,29 +285,19 @@ def test_steps_are_compared_with_the_tutorials(capsys, baseline_rows, memory_rat
     assert ours == ["ours", "0.8", "0.5", "0.500", "0.0", "2.00", *memory_ratio, "4.50", "0.00"]
 
 
-def test_what_is_not_known_is_said(capsys):
-    step = report(
-        needed_flops=None,
-        num_steps=None,
-        costs=StepCosts((Operation("copy", "copies", 1000),), 0, num_loops_of_unknown_length=1),
-    )
-    assert step.peak_fraction is None
-    print_report(step)
+def test_what_is_printed_of_a_step(capsys):
+    """What is not known is said; operations are named on request; a smaller batch of the same cycles is faster."""
+    costs = StepCosts((Operation("copy", "copies", 1000),), 0, num_loops_of_unknown_length=1)
+    print_report(report(needed_flops=None, num_steps=None, costs=costs))
     printed = capsys.readouterr().out
     for text in ("not known for this architecture", " 1,000 steps would take", "1 of unknown length"):
         assert text in printed
-
-
-def test_a_smaller_batch_that_is_faster_is_told(capsys):
-    print_batches({16: report(), 24: report(rows=24, num_micro_batches=2)})  # of the same cycles
+    for with_operations in (False, True):
+        print_report(report(), with_operations=with_operations)
+        shown = "attention      layer_._#/attention/self/Softmax" in capsys.readouterr().out
+        assert shown == with_operations
+    print_batches({16: report(), 24: report(rows=24, num_micro_batches=2)})
     assert "Of these, 16 rows are the fastest; raise --gradient-accumulation-steps" in capsys.readouterr().out
-
-
-def test_operations_are_named_on_request(capsys):
-    print_report(report())
-    assert "attention/self/Softmax" not in capsys.readouterr().out
-    print_report(report(), with_operations=True)
-    assert "attention      layer_._#/attention/self/Softmax" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("quick_lowering", "compiler")
