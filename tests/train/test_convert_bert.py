@@ -106,9 +106,7 @@ def test_the_newest_checkpoint_of_a_training(bert: Any, bert_variables: Variable
     source = write_google_checkpoint(tmp_path / "cased", bert_variables, google_settings(bert.config))
     bias = np.array([5, 6], np.float32)
     write_variables(source / "model.ckpt-20", bert_variables | {"cls/seq_relationship/output_bias": bias})
-    outcome = run(main, source, tmp_path / "out")
-    assert outcome.status == 2
-    assert "has bert_model.ckpt, model.ckpt-20: give the path of one" in outcome.error
+    assert "has bert_model.ckpt, model.ckpt-20: give the path of one" in run(main, source, tmp_path / "out").refusal
     (source / "checkpoint").write_text(
         'model_checkpoint_path: "/tpu/model.ckpt-20"\nall_model_checkpoint_paths: "a"\n', encoding="utf-8"
     )
@@ -175,8 +173,7 @@ def test_files_that_do_not_fit_each_other_are_refused(
     folder = tmp_path / "cased"
     write_google_checkpoint(folder, change(bert_variables), google_settings(bert.config) | settings, vocabulary)
     outcome = run(main, folder, tmp_path / "out")
-    assert outcome.status == 2
-    assert re.search(rf"^error: .*{message}", outcome.error)
+    assert re.search(rf"^error: .*{message}", outcome.refusal)
     assert not list((tmp_path / "out").glob("*"))
 
 
@@ -222,13 +219,11 @@ def test_files_that_are_missing_or_damaged_are_refused(
     ]
     for (place, *flags), message in cases:
         outcome = run(main, place, tmp_path / "out", *flags)
-        assert outcome.status == 2
-        assert re.search(message, outcome.error)
+        assert re.search(message, outcome.refusal)
     for path in (data, index):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
         outcome = run(main, source, tmp_path / "out", *config, "--do-lower-case")
-        assert outcome.status == 2
-        assert "The files of a checkpoint must be whole" in outcome.error
+        assert "The files of a checkpoint must be whole" in outcome.refusal
     assert not list((tmp_path / "out").glob("*"))
 
 

@@ -99,6 +99,5 @@ def test_another_encoder_is_refused(
 ) -> None:
     write_objects(source, {"model": change(Encoder(bert.config, variables))})
     outcome = run(main, source, tmp_path / "out")
-    assert outcome.status == 2
-    assert re.search(f"^error: .*{message}", outcome.error)
+    assert re.search(f"^error: .*{message}", outcome.refusal)
     assert not list((tmp_path / "out").glob("*"))

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from mlm_common.errors import EXIT_BAD_INPUT
 from mlm_common.folder_lock import locked_folder
 from tests.fixtures.folder_owners import look_often
 from tests.fixtures.tiny_corpus import contents
@@ -28,16 +27,14 @@ def test_a_second_run_is_refused_while_the_first_lives(old_run, shards, run, mon
     with locked_folder(str(old_run), heartbeat_seconds=0.05):
         for flags in ((), ("--overwrite-output-dir",)):
             refused = run(main, *run_flags(shards, old_run, *flags))
-            assert refused.status == EXIT_BAD_INPUT
-            assert f"{old_run} belongs to the run of process {os.getpid()} on " in refused.error
+            assert f"{old_run} belongs to the run of process {os.getpid()} on " in refused.refusal
     assert contents(old_run) == before
 
 
 def test_a_refused_global_batch_leaves_the_run_as_it_was(old_run, shards, run):
     before = contents(old_run)
     refused = run(main, *run_flags(shards, old_run))
-    assert refused.status == EXIT_BAD_INPUT
-    assert "A run must resume with its global batch of 8 rows; received 4" in refused.error
+    assert "A run must resume with its global batch of 8 rows; received 4" in refused.refusal
     assert contents(old_run) == before
 
 
@@ -46,6 +43,5 @@ def test_weights_that_do_not_load_delete_no_run(old_run, shards, tmp_path, run):
     flags = ("--init-from", str(tmp_path / "model"), "--config-overrides", "num_hidden_layers=2")
     before = contents(old_run)
     refused = run(main, *run_flags(shards, old_run, *flags, "--overwrite-output-dir"))
-    assert refused.status == EXIT_BAD_INPUT
-    assert "The weights of --init-from must be those of the model that is trained" in refused.error
+    assert "The weights of --init-from must be those of the model that is trained" in refused.refusal
     assert contents(old_run) == before

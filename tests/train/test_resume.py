@@ -131,8 +131,7 @@ def test_more_steps_resume_with_the_new_schedule(finished_run, shards, tmp_path,
     assert "the run's length changed from 6 to 8 steps: the learning rate resumes at 0.0005" in printed
     assert [line["step"] for line in read_metrics(RunFolder(tmp_path / "run"))][-2:] == [8, 8]
     refused = run(main, *run_flags(shards, tmp_path / "run", "--max-steps", "5"))
-    assert refused.status == 2
-    assert "The run ends after step 5, before the newest checkpoint" in refused.error
+    assert "The run ends after step 5, before the newest checkpoint" in refused.refusal
 
 
 @pytest.mark.slow

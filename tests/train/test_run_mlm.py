@@ -178,9 +178,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(shards, tmp_path, run):
     assert int(number) == len(words) > 0
     masks = [shown[title].count("[MASK]") for title in ("first row", "as masked")]  # text may have some, too
     assert masks[1] - masks[0] == len(words) - len(re.findall(r" \((?:kept|seen as)", tokens))
-    refused = run(main, *flags, "--per-replica-batch-size", "66")
-    assert refused.status == 2
-    assert "The global batch of 132 rows" in refused.error
+    assert "The global batch of 132 rows" in run(main, *flags, "--per-replica-batch-size", "66").refusal
     assert not (tmp_path / "run").exists()
 
 

@@ -173,9 +173,7 @@ def test_bad_input_is_one_line(
     for name in ("empty.txt", "table.tsv"):
         Path(name).touch()
     Path("dots.txt").write_text("… --- .\n", encoding="utf-8")
-    outcome = run(main, "--model", counted, *flags)
-    assert outcome.status == 2
-    assert message in outcome.error
+    assert message in run(main, "--model", counted, *flags).refusal
 
 
 def test_a_model_of_another_kind_is_one_line(counted: str, run: Run, pairs: str, tmp_path: Path) -> None:
@@ -184,8 +182,7 @@ def test_a_model_of_another_kind_is_one_line(counted: str, run: Run, pairs: str,
     config["architectures"] = ["RobertaForTokenClassification"]
     (tmp_path / "tagger/config.json").write_text(json.dumps(config), encoding="utf-8")
     outcome = run(main, "--model", tmp_path / "tagger", "--minimal-pairs", pairs)
-    assert outcome.status == 2
-    assert "is not a masked language model but a RobertaForTokenClassification" in outcome.error
+    assert "is not a masked language model but a RobertaForTokenClassification" in outcome.refusal
 
 
 def test_a_killed_scoring_continues_with_the_next_model(

@@ -83,8 +83,7 @@ def test_a_repository_of_others_is_refused_before_the_run(
     before = hub_here.repository(REPO)
     more = ("--hub-strategy", "checkpoint", "--hub-revision", "main" if branch == "main" else "mine")
     refused = run(main, *hub_flags(shards, tmp_path / "run", *more))
-    assert refused.status == 2
-    assert f"{REPO} already contains files that this tool did not create (model.safetensors)" in refused.error
+    assert f"{REPO} already contains files that this tool did not create (model.safetensors)" in refused.refusal
     assert hub_here.repository(REPO) == before
     assert not (tmp_path / "run").exists()
 
@@ -105,8 +104,7 @@ def test_what_cannot_be_done_is_told_before_the_run(
 ) -> None:  # fmt: skip
     monkeypatch.setenv("HF_TOKEN", token)
     refused = run(main, *hub_flags(shards, tmp_path / "run", *flags))
-    assert refused.status == 2
-    assert message in refused.error
+    assert message in refused.refusal
     assert token not in refused.err
     assert not (tmp_path / "run").exists()
     assert hub_here.repository(REPO) is None
