@@ -6,6 +6,7 @@ import pytest
 from mlm_common.errors import InputError
 from mlm_common.hub.redaction import redacted_hash
 from tests.fixtures.recorded_runs import LENGTH, train_line, validation_line, write_run
+from tests.fixtures.run_command import Run
 from tests.servers.fixtures import CloudStorageHandle
 from train.compare_runs import comparison_table, describe_mask_rates, group_comparable, main
 from train.metrics.run_curves import draw_runs, read_runs
@@ -103,9 +104,8 @@ def test_the_command_on_a_real_run(
     assert "Different validation rows and tokenizers: compare each run with its baseline" in drawn
 
 
-def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input(tmp_path: Path, run: Run) -> None:
     with pytest.raises(InputError, match=r"--runs: .* has no metrics\.jsonl yet"):
         read_runs([str(tmp_path)])
-    run = write_run(tmp_path / "run")
-    assert main(["--runs", str(run), "--picture", str(tmp_path / "runs.jpg")]) == 2
-    assert "--picture must be a PNG or SVG file" in capsys.readouterr().err
+    refused = run(main, "--runs", write_run(tmp_path / "run"), "--picture", tmp_path / "runs.jpg")
+    assert "--picture must be a PNG or SVG file" in refused.refusal

@@ -18,18 +18,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HAS_WHEELS, reason="libtp
 
 NEWER = ("jax==0.10.2", "libtpu==0.0.42.*")
 STEP = [
-    *(
-        "--preset",
-        "tiny-roberta-cpu",
-        "--config-overrides",
-        MODEL,
-        "--bfloat16",
-        "--max-length",
-        "64",
-        "--vocab-size",
-        "500",
-    ),
-    *("--per-replica-batch-size", "8", "--gradient-accumulation-steps", "2", "--max-steps", "1000"),
+    *("--preset", "tiny-roberta-cpu", "--config-overrides", MODEL, "--bfloat16"),
+    *("--max-length", "64", "--vocab-size", "500", "--max-steps", "1000"),
+    *("--per-replica-batch-size", "8", "--gradient-accumulation-steps", "2"),
 ]
 # Two arrays of 64 GiB go in; what comes out, the compiler does not count when it refuses a program.
 TOO_LARGE = """
