@@ -203,7 +203,7 @@ def test_a_tokenizer_from_the_hub_names_no_corpus_to_prepare(
     record = published_record(read(tokenizer_folder / "training.json"))
     (tmp_path / "training.json").write_text(json.dumps(record), encoding="utf-8")
     source = tokenizer_folder.parent
-    given = [*flags(source, tmp_path / "out")[4:], "--tokenizer-name-or-path", str(tmp_path), "--dry-run"]
+    given = flags(source, tmp_path / "out", "--dry-run", tokenizer=tmp_path, corpus=())
     assert prepare(given) == 2
     assert "A corpus is needed: --dataset-name" in capsys.readouterr().err
     assert prepare([*given, "--data-files", str(source / "docs.jsonl")]) == 0
