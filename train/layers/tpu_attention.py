@@ -3,15 +3,16 @@
 It keeps no scores in memory, as in FlashAttention (Dao et al. 2022), but without a custom kernel. The compiler joins a
 matrix product, what is done to its elements and the next product into one loop where no result in between is used
 twice. So the output is divided by the softmax's sum, not the probabilities; the backward pass recomputes the
-probabilities; dropout is made in the loop; and padding is removed from keys and values, not from scores. The backward
-pass of long rows goes through blocks whose exponentials stay in the chip's fast memory.
+probabilities; dropout is made in the loop; and padding is removed from keys and values, not from scores. Long rows go
+through blocks whose exponentials stay in the chip's fast memory; those without a common document are left out.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla
 
 from train.layers.random_bits import dropout_mask, fold_in
 from train.layers.tpu_functions import NUM_ONES, einsum, optimization_barrier
@@ -22,10 +23,12 @@ from train.runtime.named_scopes import RARELY, custom_gradient, named
 SAFE_SUMS = (1e-25, 1e30)
 # Keeps exponentials finite, whatever the scores: sums of larger ones are not safe.
 LARGEST_EXPONENT = 80.0
-# From this length on, the backward pass goes through blocks of as many scores as a v5e's fast memory of 128 MiB holds
-# in float32 beside what else is there.
+# From this length on, rows are attended in blocks.
 LONG_ROW_TOKENS = 1024
-BLOCK_SCORES = 2**24
+# By the compiler for a v5e, the cheapest for 12 heads: larger blocks crowd the sums over blocks out of its fast memory,
+# smaller ones read and write more.
+BLOCK_QUERIES = 1024
+BLOCK_KEYS = 512
 
 
 def attend(
@@ -47,34 +50,22 @@ def attend(
         row_keys: uint32 (batch, KEY_WORDS) by which probabilities are dropped; None without dropout.
         rate: fraction of the probabilities that is dropped.
         documents: int32 (batch, 1, queries) and (batch, 1, keys), the numbers of their documents: a query attends only
-            to keys of its document, one of which must be attended. None where it attends to all.
+            to keys of its document, one of which must be attended; they never decrease. None where it attends to all.
         reach: the largest distance of a key that a query attends to; None for any distance.
     """
-    shape = query.shape
-    num_heads, head_size, num_queries = shape[1:]
+    num_heads, head_size, num_queries = query.shape[1:]
     head_keys = None if row_keys is None else fold_in(row_keys[:, tf.newaxis], tf.range(num_heads))
     attended = attended[:, :, tf.newaxis]  # (batch, 1, 1, keys)
-    of_rows: Sequence[tf.Tensor] = (
-        () if documents is None else (documents[0][:, :, tf.newaxis], documents[1][..., tf.newaxis])
-    )
-    is_long = num_queries >= LONG_ROW_TOKENS
-    if is_long:  # each head becomes a row
-        query, key, value = (tf.reshape(tensor, (-1, 1, *tensor.shape[2:])) for tensor in (query, key, value))
-        head_keys = None if head_keys is None else tf.reshape(head_keys, (-1, 1, head_keys.shape[-1]))
-        attended, *of_rows = (tf.repeat(tensor, num_heads, axis=0) for tensor in (attended, *of_rows))
-    attention = _Attention(attended, head_keys, rate, 1 / math.sqrt(head_size), tuple(of_rows), reach)
-    backward = attention.backward_in_blocks if is_long else attention.backward
+    of_rows = () if documents is None else (documents[0][:, :, tf.newaxis], documents[1][..., tf.newaxis])
+    way = _AttentionInBlocks if num_queries >= LONG_ROW_TOKENS and reach is None else _Attention
+    attention = way(attended, head_keys, rate, 1 / math.sqrt(head_size), of_rows, reach)
 
     @custom_gradient
     def apply(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-        passed = attention.forward(query, key, value)
+        context, passed = attention.forward(query, key, value)
+        return context, lambda by_context: attention.backward(passed, by_context)
 
-        def gradient(by_context: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            return backward(passed, by_context)
-
-        return passed.context, gradient
-
-    return tf.reshape(apply(query, key * attended, value * attended), shape)
+    return apply(query, key * attended, value * attended)
 
 
 class _Passed(NamedTuple):
@@ -100,8 +91,9 @@ class _Attention:
         head_keys: tf.Tensor | None,
         rate: float,
         scale: float,
-        documents: tuple[tf.Tensor, ...],
-        reach: int | None,
+        documents: tuple[tf.Tensor, ...] = (),
+        reach: int | None = None,
+        mask: tf.Tensor | None = None,
     ):
         self.attended = attended  # (batch, 1, 1, keys)
         self.head_keys = head_keys  # uint32 (batch, heads, KEY_WORDS) or None
@@ -109,135 +101,86 @@ class _Attention:
         self.scale = scale
         self.documents = documents  # int32 (batch, 1, 1, queries) and (batch, 1, keys, 1), or nothing
         self.reach = reach
+        self.mask = mask  # float32 (batch, 1, keys, queries), 0 at keys that a query does not see, else 1; or None
 
-    def forward(self, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> _Passed:
-        ones = tf.broadcast_to(self.attended, (*value.shape[:2], NUM_ONES, value.shape[3]))
-        is_joint = self.head_keys is None and query.shape[3] >= LONG_ROW_TOKENS
-        if is_joint:  # what sums the exponentials can multiply them with the values
-            shift, products = self._shift_and_products(query, key, tf.concat([value, ones], axis=2))
-            context, sums = products[:, :, :-NUM_ONES], products[:, :, -1:]
-        else:
-            shift, products = self._shift_and_products(query, key, ones)
-            # Else the compiler makes the shift of all scores, a tensor of their size, in the conditional's branches.
-            shift, sums = optimization_barrier(shift, products[:, :, -1:])
-            query_again, key_again = optimization_barrier(query, key)  # else exponentials are kept for both products
-            weights = tf.cast(tf.nn.relu(self._signed_weights(query_again, key_again, shift)), value.dtype)
-            context = einsum("bnkq,bnhk->bnhq", weights, value)
+    def forward(self, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tuple[tf.Tensor, _Passed]:
+        """Compute the context, (batch, heads, head size, queries), and what `backward` takes."""
+        shift, sums = self._shift_and_sums(query, key)
+        # Else the compiler makes the shift of all scores, a tensor of their size, in the conditional's branches.
+        shift, sums = optimization_barrier(shift, sums)
+        query_again, key_again = optimization_barrier(query, key)  # else exponentials are kept for both products
+        weights = tf.cast(tf.nn.relu(self._signed_weights(query_again, key_again, shift)), value.dtype)
+        context = einsum("bnkq,bnhk->bnhq", weights, value)
         inverse_sum = tf.where(self._is_query(query), tf.math.reciprocal_no_nan(sums * (1 - self.rate)), 0.0)
         context = tf.cast(context * inverse_sum, value.dtype)
-        if is_joint:
-            (context,) = optimization_barrier(context)  # else the products would be kept, in float32
-        return _Passed(query, key, value, context, shift, inverse_sum)
+        return context, _Passed(query, key, value, context, shift, inverse_sum)
 
-    def backward(
-        self, passed: _Passed, by_context: tf.Tensor, kept_type: tf.DType | None = None
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Compute the gradients by query, key and value, in their shapes.
-
-        Args:
-            passed: of the forward pass.
-            by_context: the gradient by the context, in its shape.
-            kept_type: in which exponentials are kept, by default that of the query.
-        """
-        query, key, value, context, shift, inverse_sum = passed
+    def backward(self, passed: _Passed, by_context: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """Compute the gradients by query, key and value, in their shapes, from that by the context."""
+        query, key, value, _, shift, _ = passed
         dtype = query.dtype
-        by_context = tf.cast(by_context, tf.float32)
-        # Σ over keys of probability times its gradient, without a tensor of all probabilities (Dao et al. 2022, eq. 4).
-        mean = _sum_over_head(tf.cast(by_context * tf.cast(context, tf.float32), dtype))
-        mean *= inverse_sum * (1 - self.rate)
-        by_context = tf.cast(by_context * inverse_sum, dtype)
+        by_context, mean = self._by_products(passed, by_context)
         # Else the compiler would keep the forward pass's exponentials, or make these before they are needed.
         query, key, shift, by_context = optimization_barrier(query, key, shift, by_context)
-        weights = tf.cast(self._signed_weights(query, key, shift), kept_type or dtype)
-
-        def by_scores(value: tf.Tensor) -> tf.Tensor:
-            by_weights = einsum("bnhk,bnhq->bnkq", value, by_context)
-            if self.head_keys is not None:
-                by_weights = tf.where(weights > 0, by_weights, 0.0)
-            return tf.cast(tf.cast(tf.abs(weights), tf.float32) * (by_weights - mean), dtype)
-
-        by_value = tf.einsum("bnkq,bnhq->bnhk", tf.cast(tf.nn.relu(weights), dtype), by_context)
-        by_query = einsum("bnkq,bnhk->bnhq", by_scores(value), key) * self.scale
+        weights = tf.cast(self._signed_weights(query, key, shift), dtype)
+        by_value = tf.einsum("bnkq,bnhq->bnhk", tf.nn.relu(weights), by_context)
+        by_query = einsum("bnkq,bnhk->bnhq", self._by_scores(weights, value, by_context, mean), key) * self.scale
         # The scores' gradients are recomputed for each product, in its layout: only the sum is transposed.
-        by_key = einsum("bnkq,bnhq->bnkh", by_scores(*optimization_barrier(value)), query) * self.scale
+        (value_again,) = optimization_barrier(value)
+        by_scores = self._by_scores(weights, value_again, by_context, mean)
+        by_key = einsum("bnkq,bnhq->bnkh", by_scores, query) * self.scale
         (by_key,) = optimization_barrier(tf.cast(by_key, dtype))
         return tf.cast(by_query, dtype), tf.transpose(by_key, (0, 1, 3, 2)), by_value
 
-    def backward_in_blocks(self, passed: _Passed, by_context: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Compute as `backward`, for long rows of one head: some rows, or parts of a row's queries, after another.
+    def _by_products(self, passed: _Passed, by_context: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Compute the gradient by Σ weight * value, and Σ over keys of probability times its gradient.
 
-        Their exponentials stay in fast memory in float32, which costs a quarter of bfloat16 in the chip's.
+        The latter without a tensor of all probabilities (Dao et al. 2022, eq. 4), float32 (batch, heads, 1, queries).
         """
-        query, key, value, *of_queries = passed
-        num_rows, length = query.shape[0], query.shape[3]
-        sizes = [size for size in range(128, length, 128) if length % size == 0 and size * length <= BLOCK_SCORES]
-        # A mask's bits and the distance of a key depend on where the row begins.
-        is_whole = length * length <= BLOCK_SCORES or self.head_keys is not None or self.reach is not None
-        num_parts = 1 if is_whole or not sizes else length // max(sizes)
-        num_fitting = max(1, BLOCK_SCORES * num_parts // length**2)
-        num_together = max(num for num in range(1, num_fitting + 1) if num_rows * num_parts % num == 0)
+        dtype = passed.query.dtype
+        by_context = tf.cast(by_context, tf.float32)
+        mean = _sum_over_head(tf.cast(by_context * tf.cast(passed.context, tf.float32), dtype))
+        return tf.cast(by_context * passed.inverse_sum, dtype), mean * passed.inverse_sum * (1 - self.rate)
 
-        def parts(tensor: tf.Tensor) -> tf.Tensor:
-            """Cut the queries, the last axis, into parts: (blocks, parts together, …)."""
-            cut = tf.stack(tf.split(tensor, num_parts, axis=-1), axis=1)
-            return tf.reshape(cut, (-1, num_together, *cut.shape[2:]))
+    def _by_scores(self, weights: tf.Tensor, value: tf.Tensor, by_products: tf.Tensor, mean: tf.Tensor) -> tf.Tensor:
+        by_weights = einsum("bnhk,bnhq->bnkq", value, by_products)
+        if self.head_keys is not None:
+            by_weights = tf.where(weights > 0, by_weights, 0.0)
+        return tf.cast(tf.cast(tf.abs(weights), tf.float32) * (by_weights - mean), value.dtype)
 
-        def repeated(tensor: tf.Tensor) -> tf.Tensor:
-            """Repeat each row for its parts: (blocks, parts together, …)."""
-            return tf.reshape(tf.repeat(tensor, num_parts, axis=0), (-1, num_together, *tensor.shape[1:]))
+    def _shift_and_sums(self, query: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Find what to subtract from the scores, mostly 0, and sum their exponentials, (batch, heads, 1, queries)."""
+        ones = tf.broadcast_to(self.attended, (*key.shape[:2], NUM_ONES, key.shape[3]))
 
-        def gradients(block: tuple) -> tuple[tf.Tensor, ...]:
-            passed, by_context, attended, head_keys, documents = block
-            keys = head_keys[0] if head_keys else None
-            part = _Attention(attended, keys, self.rate, self.scale, documents, self.reach)
-            return part.backward(passed, by_context, kept_type=tf.float32)
-
-        block = (
-            _Passed(parts(query), repeated(key), repeated(value), *map(parts, of_queries)),
-            parts(by_context),
-            repeated(self.attended),
-            () if self.head_keys is None else (repeated(self.head_keys),),
-            (parts(self.documents[0]), repeated(self.documents[1])) if self.documents else (),
-        )
-        by_query, *by_keys = (
-            tf.reshape(gradient, (num_rows, num_parts, *gradient.shape[2:]))
-            for gradient in tf.map_fn(gradients, block, fn_output_signature=(query.dtype,) * 3, parallel_iterations=1)
-        )
-        by_key, by_value = (tf.reduce_sum(tf.cast(gradient, tf.float32), axis=1) for gradient in by_keys)
-        by_query = tf.concat(tf.unstack(by_query, axis=1), axis=-1)
-        return by_query, tf.cast(by_key, key.dtype), tf.cast(by_value, value.dtype)
-
-    def _shift_and_products(self, query: tf.Tensor, key: tf.Tensor, factors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Find what to subtract from the scores, mostly 0, and multiply their exponentials.
-
-        Args:
-            query: as in `attend`; `key`, too.
-            factors: (batch, heads, rows, keys), in whose last row each key that counts has a 1.
-        """
-
-        def products_after(shift: tf.Tensor) -> tf.Tensor:
-            return einsum("bnkq,bnrk->bnrq", tf.cast(self._exponentials(query, key, shift), factors.dtype), factors)
+        def sums_after(shift: tf.Tensor) -> tf.Tensor:
+            return einsum("bnkq,bnrk->bnrq", tf.cast(self._exponentials(query, key, shift), key.dtype), ones)[:, :, :1]
 
         zero = tf.zeros((*query.shape[:2], 1, query.shape[3]))
-        products = products_after(zero)
-        sums = products[:, :, -1:]
-        is_safe = tf.reduce_all((sums > SAFE_SUMS[0]) & (sums < SAFE_SUMS[1]) | ~self._is_query(query))
+        sums = sums_after(zero)
+        is_safe = tf.reduce_all(_are_safe(sums) | ~self._is_query(query))
 
         def largest_of_row(row: tuple[tf.Tensor, ...]) -> tf.Tensor:
             query, key, attended, *documents = (tensor[tf.newaxis] for tensor in row)
-            is_key = tf.transpose(attended, (0, 1, 3, 2)) > 0  # (1, 1, keys, 1)
-            scores = tf.where(is_key, self._scores(query, key), tf.float32.min)
-            scores = self._among_near(_within(documents, scores, tf.float32.min), tf.float32.min)
-            return tf.reduce_max(scores, axis=2, keepdims=True)[0]
+            of_row = _Attention(attended, None, self.rate, self.scale, tuple(documents), self.reach)
+            return of_row.largest_scores(query, key)[0]
 
         @named(RARELY)
-        def largest_scores() -> tuple[tf.Tensor, tf.Tensor]:
+        def after_largest_scores() -> tuple[tf.Tensor, tf.Tensor]:
             # Row by row: memory for all scores would be set aside in every step, and crowd out what is needed.
             rows = (query, key, self.attended, *self.documents)
             shift = tf.map_fn(largest_of_row, rows, fn_output_signature=tf.float32)
-            return shift, products_after(shift)
+            return shift, sums_after(shift)
 
-        return tf.cond(is_safe, lambda: (zero, products), largest_scores)
+        return tf.cond(is_safe, lambda: (zero, sums), after_largest_scores)
+
+    def largest_scores(self, query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """Find the largest score of each query, (batch, heads, 1, queries)."""
+        is_key = tf.transpose(self.attended, (0, 1, 3, 2)) > 0  # (batch, 1, keys, 1)
+        scores = tf.where(is_key, self._scores(query, key), tf.float32.min)
+        scores = self._among_near(_within(self.documents, scores, tf.float32.min), tf.float32.min)
+        if self.mask is not None:
+            scores = tf.where(self.mask > 0, scores, tf.float32.min)
+        return tf.reduce_max(scores, axis=2, keepdims=True)
 
     def _scores(self, query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
         return einsum("bnhk,bnhq->bnkq", key, query) * self.scale
@@ -245,6 +188,8 @@ class _Attention:
     def _exponentials(self, query: tf.Tensor, key: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
         """Compute exp(scores - shift), float32 (batch, heads, keys, queries), 0 at keys that a query does not see."""
         exponentials = tf.exp(tf.minimum(self._scores(query, key) - shift, LARGEST_EXPONENT))
+        if self.mask is not None:
+            exponentials *= self.mask
         return self._among_near(_within(self.documents, exponentials, 0.0), 0.0)
 
     def _is_query(self, query: tf.Tensor) -> tf.Tensor:
@@ -268,6 +213,175 @@ class _Attention:
         if self.head_keys is None:
             return weights
         return tf.where(dropout_mask(self.head_keys, weights.shape[2:], self.rate), -weights, weights)
+
+
+class _AttentionInBlocks(_Attention):
+    """Attention to long rows: blocks of queries, each with the blocks of keys that have a document in common with it.
+
+    Rows are filled up to whole blocks with what is not attended.
+    """
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.length = self.attended.shape[3]
+        self.num_key_blocks = -(-self.length // BLOCK_KEYS)
+        self.attended = _filled(self.attended)
+        if self.documents:
+            numbers = _filled(self.documents[0][:, 0, 0], tf.int32.max)
+            # The first key of each query's document and the one after its last, (batch, 1, 1, queries).
+            self.first, self.end = (
+                tf.searchsorted(numbers, numbers, side=side)[:, tf.newaxis, tf.newaxis] for side in ("left", "right")
+            )
+
+    def forward(self, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tuple[tf.Tensor, _Passed]:
+        query, key, value = map(_filled, (query, key, value))
+        zero = tf.zeros((*query.shape[:2], 1, query.shape[3]))
+        context, inverse_sum = self._context(query, key, value, zero)
+
+        @named(RARELY)
+        def after_largest_scores() -> tuple[tf.Tensor, ...]:
+            shift = self.largest_scores(query, key)
+            return shift, *self._context(query, key, value, shift)
+
+        is_safe = tf.reduce_all(_are_safe(inverse_sum) | (self.attended == 0))
+        shift, context, inverse_sum = tf.cond(is_safe, lambda: (zero, context, inverse_sum), after_largest_scores)
+        return context[..., : self.length], _Passed(query, key, value, context, shift, inverse_sum)
+
+    def _context(self, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, shift: tf.Tensor) -> Sequence[tf.Tensor]:
+        """Compute context and inverse sum of `_Passed`."""
+        head_size, dtype = query.shape[2], query.dtype
+        ones = tf.broadcast_to(self.attended, (*value.shape[:2], NUM_ONES, value.shape[3]))
+        factors = tf.concat([value, ones], axis=2)  # what sums the exponentials can multiply them with the values
+
+        def of_queries(block: _Block, context: tf.Tensor, inverse_sum: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            queries, shifts, is_query = map(block.queries, (query, shift, self.attended))
+
+            def of_keys(block: _Block, products: tf.Tensor) -> tuple[tf.Tensor]:
+                weights = self._pair(block)._signed_weights(queries, block.keys(key), shifts)
+                values = block.keys(factors)
+                added = einsum("bnkq,bnrk->bnrq", tf.cast(tf.nn.relu(weights), dtype), values)
+                if self.head_keys is not None:
+                    sums = einsum("bnkq,bnrk->bnrq", tf.cast(tf.abs(weights), dtype), values[:, :, head_size:])
+                    added = tf.concat([added[:, :, :head_size], sums], axis=2)
+                return (products + added,)
+
+            (products,) = self._over_keys(block, of_keys, tf.zeros((1, *factors.shape[1:3], BLOCK_QUERIES)))
+            inverse = tf.math.reciprocal_no_nan(products[:, :, -1:] * (1 - self.rate))
+            inverse = tf.where(is_query > 0, inverse, 0.0)
+            contexts = tf.cast(products[:, :, :head_size] * inverse, dtype)
+            return block.put_queries(context, contexts), block.put_queries(inverse_sum, inverse)
+
+        return self._over_queries(of_queries, tf.zeros_like(query), tf.zeros_like(shift))
+
+    def largest_scores(self, query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        def of_queries(block: _Block, largest: tf.Tensor) -> tuple[tf.Tensor]:
+            def of_keys(block: _Block, largest: tf.Tensor) -> tuple[tf.Tensor]:
+                pair = self._pair(block)
+                return (tf.maximum(largest, pair.largest_scores(block.queries(query), block.keys(key))),)
+
+            return (block.put_queries(largest, *self._over_keys(block, of_keys, block.queries(largest))),)
+
+        lowest = tf.fill((*query.shape[:2], 1, query.shape[3]), tf.float32.min)
+        return self._over_queries(of_queries, lowest)[0]
+
+    def backward(self, passed: _Passed, by_context: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        query, key, value, _, shift, _ = passed
+        dtype = query.dtype
+        by_context = _filled(by_context)
+        by_products = self._by_products(passed, by_context)
+
+        def of_queries(block: _Block, by_query: tf.Tensor, *by_keys: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            queries, shifts, *by_product = map(block.queries, (query, shift, *by_products))
+
+            def of_keys(block: _Block, by_queries: tf.Tensor, by_key: tf.Tensor, by_value: tf.Tensor) -> tuple:
+                pair, keys, values = self._pair(block), block.keys(key), block.keys(value)
+                weights = pair._signed_weights(queries, keys, shifts)
+                by_queries += einsum("bnkq,bnhk->bnhq", pair._by_scores(weights, values, *by_product), keys)
+                # The scores' gradients are recomputed for each product, in its layout.
+                by_scores = pair._by_scores(weights, values, *optimization_barrier(*by_product))
+                by_key = block.add_keys(by_key, einsum("bnkq,bnhq->bnhk", by_scores, queries))
+                kept = tf.cast(tf.nn.relu(weights), dtype)
+                return by_queries, by_key, block.add_keys(by_value, einsum("bnkq,bnhq->bnhk", kept, by_product[0]))
+
+            by_queries, *by_keys = self._over_keys(block, of_keys, tf.zeros(queries.shape), *by_keys)
+            return block.put_queries(by_query, tf.cast(by_queries * self.scale, dtype)), *by_keys
+
+        # All blocks of the first are replaced: it costs nothing to begin with a tensor that is not needed any more.
+        results = by_context, tf.zeros(key.shape), tf.zeros(value.shape)
+        by_query, by_key, by_value = self._over_queries(of_queries, *results)
+        gradients = by_query, tf.cast(by_key * self.scale, dtype), tf.cast(by_value, dtype)
+        return tuple(gradient[..., : self.length] for gradient in gradients)
+
+    def _over_queries(self, step: Callable[..., tuple], *results: tf.Tensor) -> Any:
+        """Update the results by `step(block, *results)` for each block of queries in the batch."""
+        num_rows, num_blocks = self.attended.shape[0], self.attended.shape[3] // BLOCK_QUERIES
+        return tf.while_loop(
+            lambda number, *_: number < num_rows * num_blocks,
+            lambda number, *results: (
+                number + 1,
+                *step(_Block(number // num_blocks, number % num_blocks * BLOCK_QUERIES), *results),
+            ),
+            (0, *results),
+            parallel_iterations=1,
+        )[1:]
+
+    def _over_keys(self, block: "_Block", step: Callable[..., tuple], *results: tf.Tensor) -> Any:
+        """Update the results by `step(block, *results)` with each block of keys that the queries have to do with."""
+        first, end = tf.constant(0), tf.constant(self.num_key_blocks)
+        if self.documents:
+            first = block.queries(self.first)[0, 0, 0, 0] // BLOCK_KEYS
+            end = (block.queries(self.end)[0, 0, 0, -1] - 1) // BLOCK_KEYS + 1
+        return tf.while_loop(
+            lambda number, *_: number < end,
+            lambda number, *results: (number + 1, *step(block._replace(first_key=number * BLOCK_KEYS), *results)),
+            (first, *results),
+            parallel_iterations=1,
+            # The preflight counts a loop with the most turns it may have.
+            maximum_iterations=self.num_key_blocks if self.documents else None,
+        )[1:]
+
+    def _pair(self, block: "_Block") -> _Attention:
+        """Make the attention of a block of queries to a block of keys."""
+        head_keys = mask = None
+        if self.head_keys is not None:
+            number = block.first_query * self.length + block.first_key
+            head_keys = fold_in(tf.gather(self.head_keys, [block.row]), number)
+        if self.documents:
+            first, end = block.queries(self.first), block.queries(self.end)
+            keys = block.first_key + tf.range(BLOCK_KEYS)[:, tf.newaxis]
+            # Kept as numbers: bits cost three times as much, and comparing in each head's loop more.
+            (mask,) = optimization_barrier(tf.where((first <= keys) & (keys < end), 1.0, 0.0))
+        return _Attention(block.keys(self.attended), head_keys, self.rate, self.scale, mask=mask)
+
+
+class _Block(NamedTuple):
+    """Where a block of queries of a row begins, and a block of keys; its parts of tensors, (batch, …, length)."""
+
+    row: tf.Tensor
+    first_query: tf.Tensor
+    first_key: tf.Tensor | None = None
+
+    def queries(self, tensor: tf.Tensor) -> tf.Tensor:
+        return xla.dynamic_slice(tensor, [self.row, 0, 0, self.first_query], [1, *tensor.shape[1:3], BLOCK_QUERIES])
+
+    def put_queries(self, tensor: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+        return xla.dynamic_update_slice(tensor, values, [self.row, 0, 0, self.first_query])
+
+    def keys(self, tensor: tf.Tensor) -> tf.Tensor:
+        return xla.dynamic_slice(tensor, [self.row, 0, 0, self.first_key], [1, *tensor.shape[1:3], BLOCK_KEYS])
+
+    def add_keys(self, tensor: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+        return xla.dynamic_update_slice(tensor, self.keys(tensor) + values, [self.row, 0, 0, self.first_key])
+
+
+def _filled(tensor: tf.Tensor, value: float = 0) -> tf.Tensor:
+    """Fill the last axis up with `value` to whole blocks."""
+    added = -tensor.shape[-1] % math.lcm(BLOCK_QUERIES, BLOCK_KEYS)
+    return tf.pad(tensor, [(0, 0)] * (tensor.shape.rank - 1) + [(0, added)], constant_values=value) if added else tensor
+
+
+def _are_safe(sums: tf.Tensor) -> tf.Tensor:
+    return (sums > SAFE_SUMS[0]) & (sums < SAFE_SUMS[1])
 
 
 def _within(documents: Sequence[tf.Tensor], values: tf.Tensor, other: float) -> tf.Tensor:

@@ -12,13 +12,18 @@ KEYS = row_keys((5, 6), BATCH)
 ATTENDED = np.arange(LENGTH) < np.array([[LENGTH], [9], [1]])  # (batch, length)
 
 
-def plain_attention(query, key, value, attended, rate, near=True):
+def falls_of_heads(shape, rate, number=None):
+    head_keys = fold_in(KEYS[:, tf.newaxis], tf.range(HEADS))
+    return dropout_mask(head_keys if number is None else fold_in(head_keys, number), shape, rate)
+
+
+def plain_attention(query, key, value, attended, rate, near=True, falls=None):
     """The textbook's, with the probabilities that `attend` drops, 0 at padding; (batch, heads, head size, queries)."""
     num_keys, num_queries = key.shape[3], query.shape[3]
     scores = tf.einsum("bnhk,bnhq->bnkq", key, query) / np.sqrt(query.shape[2])
     scores = tf.where(attended[:, np.newaxis, :, np.newaxis] & near, scores, -1e30)
     probabilities = tf.nn.softmax(scores, axis=2)
-    falls = dropout_mask(fold_in(KEYS[:, tf.newaxis], tf.range(HEADS)), (num_keys, num_queries), rate)
+    falls = falls_of_heads((num_keys, num_queries), rate) if falls is None else falls
     context = tf.einsum("bnkq,bnhk->bnhq", tf.where(falls, 0.0, probabilities / (1 - rate)), value)
     first = (num_keys - num_queries) // 2
     return context * attended[:, np.newaxis, np.newaxis, first : first + num_queries]
@@ -109,23 +114,88 @@ def test_rows_of_padding_alone_give_0_and_padding_takes_no_part():
         np.testing.assert_array_equal(output, value)
 
 
-# A row in two parts of its queries; heads two by two; all in one block.
+BLOCK_QUERIES, BLOCK_KEYS = 32, 16
+
+
+def make_long(monkeypatch):
+    """Let rows of the tests below count as long, in small blocks."""
+    monkeypatch.setattr(tpu_attention, "LONG_ROW_TOKENS", 2 * BLOCK_QUERIES)
+    monkeypatch.setattr(tpu_attention, "BLOCK_QUERIES", BLOCK_QUERIES)
+    monkeypatch.setattr(tpu_attention, "BLOCK_KEYS", BLOCK_KEYS)
+
+
+def draw_long(length, scale=1):
+    generator = np.random.default_rng(3)
+    shape = (BATCH, HEADS, 8, length)
+    return [tf.constant(generator.normal(size=shape) * factor, tf.float32) for factor in (scale, scale, 1)]
+
+
+def numbers_of(first_tokens, length):
+    """Number the documents of rows that begin at these tokens, as `attend` takes them."""
+    rows = [np.searchsorted(first, np.arange(length), side="right") for first in first_tokens]
+    return (tf.constant(np.array(rows)[:, np.newaxis], tf.int32),) * 2
+
+
 @pytest.mark.parametrize(
-    ("length", "block_scores", "rate", "has_documents", "reach"),
+    ("length", "first_tokens", "scale"),
     [
-        (256, 128 * 256, 0.0, True, None),
-        (100, 2 * 100 * 100, RATE, False, None),
-        (100, 2**24, 0.0, False, 20),
+        (128, None, 1),
+        (100, None, 100),  # no whole blocks, and exponentials that are not safe
+        (128, [[], [128], [0]], 1),  # one document
+        (128, [[31, 32, 33, 96], [64], range(0, 128, 5)], 1),
+        (77, [[10, 76], [32, 64], [16, 48, 70]], 1),
+        (77, [[10, 76], [32, 64], [16, 48, 70]], 100),
     ],
 )
-def test_blocks_of_long_rows_give_what_short_rows_give(monkeypatch, length, block_scores, rate, has_documents, reach):
-    generator = np.random.default_rng(3)
-    arguments = [tf.constant(generator.normal(size=(BATCH, HEADS, 8, length)), tf.float32) for _ in range(3)]
+def test_blocks_of_long_rows_give_what_short_rows_give(monkeypatch, length, first_tokens, scale):
+    arguments = draw_long(length, scale)
     attended = np.arange(length) < np.array([[length], [length // 2], [0]])
-    numbers = tf.constant(np.arange(length) // 40 * np.ones((BATCH, 1, 1)), tf.int32)
-    options = {"documents": (numbers, numbers) if has_documents else None, "reach": reach}
-    expected = compiled(*arguments, attended, rate, **options)
-    monkeypatch.setattr(tpu_attention, "LONG_ROW_TOKENS", length)
-    monkeypatch.setattr(tpu_attention, "BLOCK_SCORES", block_scores)
-    for output, value in zip(compiled(*arguments, attended, rate, **options), expected, strict=True):
-        np.testing.assert_allclose(output, value, rtol=1e-5, atol=2e-6)
+    documents = None if first_tokens is None else numbers_of(first_tokens, length)
+    expected = compiled(*arguments, attended, 0.0, documents=documents)
+    make_long(monkeypatch)
+    for output, value in zip(compiled(*arguments, attended, 0.0, documents=documents), expected, strict=True):
+        np.testing.assert_allclose(output, value, rtol=1e-4, atol=3e-6 * scale)
+
+
+def test_blocks_of_long_rows_have_their_dropout(monkeypatch):
+    make_long(monkeypatch)
+    length = 80
+    arguments = draw_long(length)
+    attended = np.arange(length) < np.array([[length], [50], [1]])
+    falls = tf.concat(
+        [
+            tf.concat(
+                [
+                    falls_of_heads((BLOCK_KEYS, BLOCK_QUERIES), RATE, query * length + key)
+                    for key in range(0, length, BLOCK_KEYS)
+                ],
+                axis=2,
+            )
+            for query in range(0, length, BLOCK_QUERIES)
+        ],
+        axis=3,
+    )[..., :length]
+    expected = with_gradients(lambda *args: plain_attention(*args, attended, RATE, falls=falls), *arguments)
+    for output, value in zip(compiled(*arguments, attended, RATE), expected, strict=True):
+        np.testing.assert_allclose(output, value, rtol=1e-4, atol=3e-5)
+
+
+def test_blocks_without_a_common_document_are_left_out(monkeypatch):
+    make_long(monkeypatch)
+    length = 128
+    numbers = numbers_of([[32, 96]] * BATCH, length)
+    is_second = (np.arange(length) >= 32) & (np.arange(length) < 96)
+    arguments = [tf.where(is_second, np.nan, tensor) for tensor in draw_long(length)]
+    # A product with them would not be finite, whatever the mask.
+    for output in compiled(*arguments, np.full((BATCH, length), True), 0.0, documents=numbers):
+        assert np.isfinite(output.numpy()[..., ~is_second]).all()
+        assert np.isnan(output.numpy()[..., is_second]).any()
+
+
+def test_long_local_rows_are_attended_as_short_ones(monkeypatch):
+    make_long(monkeypatch)
+    arguments = draw_long(100)
+    attended = np.full((BATCH, 100), True)
+    expected = with_gradients(lambda *args: plain_attention(*args, attended, 0.0, is_near(100, 100, 20).T), *arguments)
+    for output, value in zip(compiled(*arguments, attended, 0.0, reach=20), expected, strict=True):
+        np.testing.assert_allclose(output, value, rtol=1e-4, atol=3e-5)

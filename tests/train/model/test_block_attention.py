@@ -10,6 +10,7 @@ from tests.fixtures.tiny_models import PAD, VOCABULARY, tiny_model
 from tests.fixtures.tiny_steps import RULE, compiled_model, one_cpu, train, two_cpus, weights
 from tfrecord_prep.chunking import CHUNKINGS, Framing
 from tfrecord_prep.encoding import TokenBatch
+from train.layers import tpu_attention
 from train.layers.random_bits import dropping_out_by, key_dropout, row_keys
 from train.model import tpu_layers
 from train.model.attention import attend_within_documents, number_documents, positions_within
@@ -87,15 +88,18 @@ def test_each_document_of_a_packed_row_begins_with_cls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "is_tpu"),
+    ("name", "is_tpu", "is_long"),
     [
-        ("roberta", False),
-        *(pytest.param(name, False, marks=pytest.mark.slow) for name in NAMES[1:]),
-        ("modernbert", False),
-        *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("roberta", "modernbert")),
+        ("roberta", False, False),
+        *(pytest.param(name, False, False, marks=pytest.mark.slow) for name in NAMES[1:]),
+        ("modernbert", False, False),
+        *(pytest.param(name, True, False, marks=pytest.mark.slow) for name in ("roberta", "modernbert")),
+        pytest.param("modernbert", True, True, marks=pytest.mark.slow),
     ],
 )
-def test_packed_rows_give_what_separate_rows_give(name: str, is_tpu: bool) -> None:
+def test_packed_rows_give_what_separate_rows_give(
+    monkeypatch: pytest.MonkeyPatch, name: str, is_tpu: bool, is_long: bool
+) -> None:
     # Of a ModernBERT a global layer, and a local one whose rows are cut into blocks.
     changes = {"local_attention": 4} if name == "modernbert" else {"num_hidden_layers": 1}
     model = tiny_model(name, sep_token_id=SEP, **changes)
@@ -109,6 +113,9 @@ def test_packed_rows_give_what_separate_rows_give(name: str, is_tpu: bool) -> No
     attend_within_documents(model)
     if is_tpu:
         use_tpu_layers(model)
+    if is_long:
+        for constant, value in (("LONG_ROW_TOKENS", LENGTH), ("BLOCK_QUERIES", 8), ("BLOCK_KEYS", 4)):
+            monkeypatch.setattr(tpu_attention, constant, value)
     logits, gradients = logits_and_gradients(model, packed, jit_compile=is_tpu)
 
     assert np.abs(seen - expected).max() > 0.01

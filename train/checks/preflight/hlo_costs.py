@@ -40,10 +40,10 @@ COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.-]+) \(.*\{$")
 INSTRUCTION = re.compile(r"^  (?:ROOT )?%?(?P<name>[\w.-]+) = (?P<shape>.*?) ?\b(?P<opcode>[a-z][a-z0-9-]*)\(")
 CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 OP_NAME = re.compile(r'op_name="([^"]*)"')
-# libtpu drops the turns of a loop it knows; a loop that counts from 0 compares with their number.
+# libtpu drops the turns of a loop it knows; a loop that counts from 0 compares with their number, or the most of them.
 CONDITION = re.compile(r"\bcondition=%?([\w.-]+)")
-COUNTS_UP = re.compile(r"^  ROOT .* compare\(.*direction=LT")
-NUM_TURNS = re.compile(r" = s32\[\]\S* constant\((\d+)\)")
+COUNTS_UP = re.compile(r" compare\(.*%([\w.-]+)\), direction=LT")
+NUM_TURNS = re.compile(r"%([\w.-]+) = s32\[\]\S* constant\((\d+)\)")
 CALLED = re.compile(r"\b(?:body|to_apply|calls|true_computation|false_computation)=%?([\w.-]+)")
 RARELY_TAKEN = re.compile(r'op_name="[^"]*/rarely/')  # the scope `RARELY`
 FUSED = re.compile(r"\bcalls=%?([\w.-]+)")
@@ -154,13 +154,12 @@ def _lines_run(computations: dict[str, list[str]], name: str, num_times: int) ->
 
 
 def _num_turns(line: str, computations: dict[str, list[str]]) -> int | None:
-    """Find the turns of a loop that counts from 0 to a constant; None for another loop, or no loop."""
+    """Find the turns of a loop that counts from 0 to a constant, or at most to it; None for another, or no loop."""
     condition = CONDITION.search(line)
     lines = computations.get(condition[1], []) if condition else []
-    constants = [constant for constant in map(NUM_TURNS.search, lines) if constant]
-    if len(constants) == 1 and any(map(COUNTS_UP.match, lines)):
-        return int(constants[0][1])
-    return None
+    constants = {found[1]: int(found[2]) for found in map(NUM_TURNS.search, lines) if found}
+    limits = {found[1] for found in map(COUNTS_UP.search, lines) if found and found[1] in constants}
+    return constants[limits.pop()] if len(limits) == 1 else None
 
 
 def _name(line: str, own_name: str, computations: dict[str, list[str]]) -> str:

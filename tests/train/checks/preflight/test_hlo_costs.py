@@ -59,6 +59,15 @@ def test_a_loop_counts_for_each_turn():
     assert costs.num_loops_of_unknown_length == 0
 
 
+def test_a_loop_that_may_end_earlier_counts_with_the_most_turns():
+    lines = """  %constant.2 = s32[]{:T(128)} constant(4)
+  %compare.2 = pred[]{:T(512)} compare(%element, %constant.2), direction=LT
+  ROOT %and = pred[]{:T(512)} and(%compare.2, %compare)
+"""
+    costs = step_costs(module(WHILE, before=loop(lines).replace("  ROOT %compare =", "  %compare =")))
+    assert (costs.num_cycles, costs.num_loops_of_unknown_length) == (4000, 0)
+
+
 @pytest.mark.parametrize(("line", "direction"), [("", "LT"), ("  %constant.1 = s32[]{:T(128)} constant(4)\n", "GT")])
 def test_a_loop_of_unknown_length_counts_once_and_is_told(line, direction):
     costs = step_costs(module(WHILE, before=loop(line, direction)))
