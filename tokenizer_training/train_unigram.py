@@ -174,8 +174,8 @@ def make_tokenizer(
         shares = {} if "" in samples else shares_of(mixture, samples, max_bytes, alpha)
         max_characters = unigram.max_distinct_characters
         sample, inputs = combine_samples(samples, shares, max_characters) if shares else (samples[""], {})
-        tokenizer = train(sample, normalization, unigram)
         held_out = {name: held_out_text(mixture.corpora[name], samples[name].held_out) for name in samples}
+        tokenizer = train(sample, normalization, unigram)
         report, plot = report_on(tokenizer, sample, held_out, inputs)
         save_with_record(tokenizer, output.output_dir, settings | {"bad_rows": asdict(bad_rows)}, report, plot)
     if repository:
@@ -316,10 +316,20 @@ def train(
 
 
 def held_out_text(corpus: Corpus, held_out: list[str]) -> tuple[str, list[str]]:
-    """Return a split and text of it to measure on, which was trained on only if the corpus is too small."""
+    """Return a split and text of it to measure on, which was trained on only if the corpus is too small.
+
+    Raises:
+        InputError: the validation split has no text.
+    """
     split, seed = corpus.config.split, corpus.config.seed
     if VALIDATION in corpus.split_names:
-        return VALIDATION, draw_passages(corpus.sampled_documents(VALIDATION, HELD_OUT_BYTES), seed)
+        passages = draw_passages(corpus.sampled_documents(VALIDATION, HELD_OUT_BYTES), seed)
+        if not passages:
+            raise InputError(
+                "A split must hold text; validation has none. Raise --validation-percent, or cut files of text into "
+                "more documents with --sample-by."
+            )
+        return VALIDATION, passages
     if held_out:
         return f"{split}, held out", held_out
     return f"{split}, trained on", draw_passages(corpus.documents(split), seed)

@@ -7,6 +7,7 @@ relative to the working directory.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 from mlm_common.cli.command_line import as_settings, read_yaml_file, typed_settings
@@ -102,6 +103,8 @@ def _settings_of_sources(text: str) -> tuple[str, dict[str, Any]]:
     if "" not in files:
         return "--sources ", {name: _corpus_named(words) for name, words in files.items()}
     (path,) = files[""]
+    is_file = path.endswith((".yaml", ".yml", ".json")) or Path(path).is_file()
+    require(is_file, "must be NAME=FILES for each source, or a file of YAML", "--sources", path)
     content = read_yaml_file(path, "--sources")
     if not isinstance(content, dict) or not content:
         rule = "must be a mapping of names to settings, such as `de: {data_files: de/*.txt}`"

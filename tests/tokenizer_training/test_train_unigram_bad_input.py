@@ -35,6 +35,10 @@ def corpus_file(tmp_path: Path) -> Path:
             "cannot be combined with --export-to-hub",
         ),
         ("--output-dir OUT --data-files CORPUS --hub-revision b", "--hub-revision needs --push-to-hub; received b"),
+        (
+            "--output-dir OUT --data-files CORPUS --sample-by document --validation-percent 1 --vocab-size 300",
+            "validation has none. Raise --validation-percent, or cut files of text into more documents",
+        ),
         ("--output-dir CORPUS/below --data-files CORPUS", "must be writable; CORPUS"),
     ],
 )
