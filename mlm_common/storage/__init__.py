@@ -38,6 +38,10 @@ def is_gcs(path: str) -> bool:
     """Return whether the path is in Cloud Storage; an InputError if it is neither local nor `gs://`."""
     if not path.startswith(GCS_PREFIX) and _SCHEME.match(path):
         raise InputError(f"A path must be local or gs://BUCKET/NAME; received {path!r}.")
+    if path.startswith("~/"):
+        raise InputError(
+            f"No shell has replaced the ~ of {path}, as in quotes, after = or in a file: write it in full."
+        )
     return path.startswith(GCS_PREFIX)
 
 

@@ -14,7 +14,7 @@ def work(tmp_path, monkeypatch):
         file.touch()
 
 
-@pytest.mark.parametrize("name", ["/a", "./a", "../a", "~/a", "a/b/c", "work/tokeniser", "work/tokenizer", "work"])
+@pytest.mark.parametrize("name", ["/a", "./a", "../a", "~user/a", "a/b/c", "work/tokeniser", "work/tokenizer", "work"])
 def test_a_name_that_can_only_be_a_path_looks_local(name):
     assert looks_local(name)
 
