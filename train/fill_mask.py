@@ -4,7 +4,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 try:
@@ -13,7 +12,7 @@ except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.cli.settings import Bounded, flag
 from mlm_common.errors import InputError
-from mlm_common.storage import check_folder, open_folder
+from mlm_common.storage import check_folder_or_hub, local_or_hub
 from train.config.settings import MASK
 from train.runtime.run_folder import exported_model
 
@@ -22,7 +21,6 @@ DEFAULT_SENTENCES = (
     "If the file does not exist, an [MASK] is raised.",
     "The first [MASK] is the name of the file.",
 )
-NEEDED_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,8 @@ class FillMaskConfig(Bounded):
 
     model: str = field(
         metadata={
-            "help": "Folder of a run (OUTPUT_DIR of run_mlm.py) or of an exported model, local or gs://.",
+            "help": "Folder of a run (OUTPUT_DIR of run_mlm.py) or of an exported model, local or gs://, or a model on "
+            "the Hub.",
             "metavar": "DIR",
         }
     )
@@ -50,10 +49,10 @@ class FillMaskConfig(Bounded):
 def fill_masks(folder: str, sentences: Sequence[str], top_k: int = 5) -> list[list[dict[str, Any]]]:
     """Predict the `top_k` most likely tokens for the one `[MASK]` of each sentence, the most likely first.
 
-    The folder is of a run or of an exported model, local or `gs://`. Runs on torch where it is installed, else on
-    TensorFlow. Returns the dicts of `transformers.FillMaskPipeline`.
+    The folder is of a run or of an exported model, local or `gs://`, or a model on the Hub. Runs on torch where it is
+    installed, else on TensorFlow. Returns the dicts of `transformers.FillMaskPipeline`.
     """
-    with _local_export(folder) as local_folder:
+    with _loadable(folder) as local_folder:
         from transformers import AutoModelForMaskedLM, FillMaskPipeline
         from transformers.utils import is_torch_available
 
@@ -75,21 +74,14 @@ def fill_masks(folder: str, sentences: Sequence[str], top_k: int = 5) -> list[li
 
 
 @contextmanager
-def _local_export(folder: str) -> Iterator[str]:
-    check_folder(folder, "--model")
-    folder = exported_model(folder)
-    export = open_folder(folder)
-    missing = sorted(set(NEEDED_FILES) - set(export.list_files()))
-    if missing:
-        raise InputError(
-            f"--model: {folder} is not an exported model: it has no {', '.join(missing)}. Use the folder of a run, or "
-            "its export/."
-        )
-    with export.local_copy() as local_folder:
-        from train.model.pretrained_files import read_masked_lm_config
+def _loadable(folder: str) -> Iterator[str]:
+    check_folder_or_hub(folder, "--model")
+    with local_or_hub(exported_model(folder)) as name:
+        from train.model.pretrained_files import find_weights, read_masked_lm_config
 
-        read_masked_lm_config(local_folder, folder)
-        yield str(Path(local_folder).resolve())
+        read_masked_lm_config(name, folder)
+        find_weights(name)
+        yield name
 
 
 def _with_mask_token(sentence: str, tokenizer: Any) -> str:

@@ -7,6 +7,7 @@ import pytest
 
 from mlm_common.errors import InputError
 from tests.fixtures.tiny_models import VOCABULARY, one_layer_model, tiny_tokenizer
+from tests.servers.fixtures import HubHandle
 from train.fill_mask import fill_masks, main
 from train.publishing.pytorch_format import export_model
 
@@ -58,10 +59,18 @@ def test_bad_input_is_refused(sentence: str, top_k: int, message: str, export: s
         fill_masks(export, [sentence], top_k)
 
 
+def test_a_model_on_the_hub_is_fetched(export: str, hub_of_transformers: HubHandle) -> None:
+    for path in Path(export).iterdir():
+        hub_of_transformers.put("alice/model", path.name, path.read_bytes())
+    assert fill_masks("alice/model", [SENTENCE], top_k=1)[0][0]["token_str"] == "list"
+
+
 def test_a_folder_without_an_export_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(InputError, match=r"is not an exported model: it has no model\.safetensors, tokenizer\.json"):
-        fill_masks(str(tmp_path), [SENTENCE])
+    config = '{"model_type": "bert", "architectures": ["BertForMaskedLM"]}'
+    for content, message in (("{}", "A model is a folder with config.json, or a"), (config, "must hold model.safete")):
+        (tmp_path / "config.json").write_text(content, encoding="utf-8")
+        with pytest.raises(InputError, match=message):
+            fill_masks(str(tmp_path), [SENTENCE])
     (tmp_path / "model").mkdir()
     with pytest.raises(InputError, match=r"no folder .*modle; did you mean .*model\?"):
         fill_masks(str(tmp_path / "modle"), [SENTENCE])
