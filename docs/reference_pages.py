@@ -106,8 +106,8 @@ def _prose(description: str) -> Iterator[str]:
 def _flag(action: argparse.Action) -> str:
     spelled = [name for name in action.option_strings if name.startswith("--no-") or "_" not in name]
     names = ", ".join(f"`{name}`" for name in spelled) or f"`{action.metavar or action.dest}`"
-    if action.option_strings and action.nargs != 0 and isinstance(action.metavar, str):
-        names += f" `{action.metavar}`"
+    if action.option_strings and action.nargs not in (0, "?") and isinstance(action.metavar, str):
+        names += f" `{action.metavar}`" + (" …" if action.nargs == "+" else "")
     return names
 
 
@@ -120,8 +120,8 @@ def _meaning(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 def commands_page() -> str:
     """List the commands, with the first sentence of what each does."""
-    lines = ["# Commands", "", "Each command prints its flags with `--help`. Flags may come from a YAML file, too:"]
-    lines += ["`--config-file FILE.yaml`, with flags of the command line on top.", ""]
+    lines = ["# Commands", "", "Each command prints its flags with `--help`."]
+    lines += ["`--config-file FILE.yaml` reads flags from a file; those on the command line override it.", ""]
     for title, scripts in SCRIPTS.items():
         lines += [f"## {title}", "", "| command | what it does |", "| --- | --- |"]
         for script in existing(scripts):

@@ -1,13 +1,13 @@
-"""Masked tokens and, of each row, a weak label of its document: which of several folders of shards it comes from.
+"""Masked tokens, and for each row a weak label of its document: which of several folders of shards it comes from.
 
     python recipes/document_label.py work/labelled/train books=work/books/train news=work/news/train
     python recipes/document_label.py work/labelled/validation books=work/books/validation news=work/news/validation
     python train/run_mlm.py --task recipes/document_label.py:DocumentLabel --preset tiny-cpu \\
         --train-dataset work/labelled/train --eval-dataset work/labelled/validation --output-dir work/model
 
-The first two commands copy shards, with the number of its label, in alphabetical order, as another feature of each row.
-The loss is the mean over masked tokens plus a tenth of the mean over rows, whose head reads the mean of the encoder's
-states. The export is a masked language model, with the head in the same file.
+The first two commands copy shards and add a feature to each row: the number of its label, in alphabetical order. The
+loss is the mean over masked tokens plus a tenth of the mean over rows. The head reads the mean of the encoder's states.
+The export is a masked language model, with the head in the same file.
 """
 
 import shlex

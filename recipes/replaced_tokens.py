@@ -4,8 +4,8 @@
         --pretrained-model-config google/electra-small-discriminator --mask-token-rate 1 --random-token-rate 0 \\
         --train-dataset work/shards/train --eval-dataset work/shards/validation --output-dir work/electra
 
-Loss: the generator's per masked token, plus 50 times the discriminator's per token. The discriminator is what is
-exported. Both share their embeddings. With `:GradientDisentangled` (DeBERTa-v3, He et al. 2021, section 3.3) the
+Loss: the generator's per masked token, plus 50 times the discriminator's per token. The discriminator is exported. Both
+share their embeddings. With `:GradientDisentangled` (DeBERTa-v3, He et al. 2021, section 3.3) the
 discriminator's loss does not move the shared table of tokens, but a delta that is added to it for the discriminator.
 """
 

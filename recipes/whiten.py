@@ -1,7 +1,7 @@
 """Whiten the mean states of a model by a dense layer, for `run_embedding.py --init-from … --embedding-dim WIDTH`.
 
-The layer takes the mean away and divides each direction of the vectors of some texts by its deviation (Su et al. 2021),
-so that training does not begin with spreading them.
+The layer subtracts the mean of the vectors of some texts, and divides each direction by its standard deviation
+(Su et al. 2021), so that training need not begin with spreading them.
 
     python recipes/whiten.py runs/model texts.txt runs/whitened
 """
