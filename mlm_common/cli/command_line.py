@@ -55,7 +55,7 @@ class _UniqueKeysLoader(yaml.SafeLoader):
 def as_settings(content: Any, source: str) -> dict[str, Any]:
     """Check that a file has a mapping of flag to value, and return it with `_` for `-` in the names."""
     if not isinstance(content, dict):
-        raise InputError(f"{source} holds {content!r}, where a mapping of flag to value must be.")
+        raise InputError(f"{source} must map flags to values; it contains {content!r}.")
     settings = {str(key).replace("-", "_"): value for key, value in content.items()}
     if len(settings) < len(content):
         raise InputError(

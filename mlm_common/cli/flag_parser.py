@@ -122,10 +122,11 @@ class FlagParser(argparse.ArgumentParser):
         self._groups: dict[str, Any] = {}
         self._group_named(USUAL_GROUP)
         for dataclass_type in dataclass_types:
-            types = get_type_hints(dataclass_type)
+            types, group = get_type_hints(dataclass_type), getattr(dataclass_type, "FLAG_GROUP", "Flags")
+            self._group_named(group)  # before the groups that single fields name
             for field in dataclasses.fields(dataclass_type):
                 if field.init:
-                    self._add_flag(field, types[field.name], getattr(dataclass_type, "FLAG_GROUP", "Flags"))
+                    self._add_flag(field, types[field.name], group)
         others = self._group_named(LAST_GROUP)
         others.add_argument(
             "--config-file",

@@ -187,9 +187,9 @@ class SourcesConfig(Bounded):
     sources: str | None = flag(
         None,
         "Several sources of text, such as languages, instead of one corpus: NAME=FILE NAME=FILE …, each a file, a "
-        "quoted glob (a name may come again) or hub:USER/NAME, a data set of the Hub. Or a YAML file: each name with "
-        "its --data-files, --validation-files, or other flags of a corpus, and perhaps a `weight`. Flags of a corpus "
-        "that are passed beside it are those of every source that does not set them.",
+        "quoted glob or hub:USER/NAME (a data set of the Hub); names may be repeated. Or a YAML file that gives each "
+        "name its data_files, validation_files and other flags of a corpus, and optionally a `weight`. Flags of a "
+        "corpus on the command line apply to the sources that do not set them.",
         metavar="FILE",
         is_usual=True,
         takes_several=True,

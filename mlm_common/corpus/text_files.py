@@ -243,7 +243,9 @@ def find_files(patterns: list[str], flag: str, *, is_text: bool = True) -> list[
                 _format_of(file.name, flag)
             files.setdefault(os.path.realpath(file.name) if file.is_local else file.name, file)
     if num_found > len(files):
-        logger.info("%s: %s names are of files named before; each is read once.", flag, f"{num_found - len(files):,}")
+        logger.info(
+            "%s: %s names are files that were named before; each is read once.", flag, f"{num_found - len(files):,}"
+        )
     return with_checksums(files.values())
 
 

@@ -93,7 +93,7 @@ def check_hub_access(repository: HubRepository, *, card: str | None = None) -> N
         if name is not None and not REF_NAME.fullmatch(name):
             raise InputError(f"{flag} must be a name of letters, digits, and . _ / -; received {name!r}.")
     if constants.HF_HUB_OFFLINE:
-        raise InputError(f"Pushing to {repo_id} needs the Hub; unset HF_HUB_OFFLINE, which forbids to reach it.")
+        raise InputError(f"Pushing to {repo_id} needs the Hub; unset HF_HUB_OFFLINE, which blocks it.")
     if not hf.get_token():
         raise InputError(f"Pushing to {repo_id} needs a Hub token; log in with `hf auth login`, or set HF_TOKEN.")
     configure_sessions()
@@ -107,7 +107,7 @@ def check_hub_access(repository: HubRepository, *, card: str | None = None) -> N
         if status_of(error) == 401:
             raise InputError(
                 f"Pushing to {repo_id} needs a valid Hub token; {api.endpoint} refused this one. Log in again with "
-                "`hf auth login`, or set HF_TOKEN (it wins over the login)."
+                "`hf auth login`, or set HF_TOKEN (which overrides the login)."
             ) from error
         message = (
             f"Pushing to {repo_id} needs the Hub, and {api.endpoint} does not serve it (HF_ENDPOINT names another): "

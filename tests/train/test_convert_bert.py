@@ -211,10 +211,10 @@ def test_files_that_are_missing_or_damaged_are_refused(
         ((tmp_path / "empty",), "there is no .*empty.index"),
         ((tmp_path / "broken.zip",), "A .zip must be whole"),
         ((tmp_path / "none.zip",), "CHECKPOINT must name a file"),
-        ((source,), r"there are bert_config.json, config.json. Name it: --bert-config"),
+        ((source,), r"there are bert_config.json, config.json. Name it with --bert-config"),
         ((source, "--bert-config", source / "config.json"), "must have vocab_size, hidden_size"),
         ((source, "--bert-config", source / "vocab.txt"), "must name a file of JSON"),
-        ((source, *config), "Give --do-lower-case or --no-do-lower-case"),
+        ((source, *config), "Pass --do-lower-case or --no-do-lower-case"),
         ((source, *config, "--do-lower-case", "--vocabulary", source / "v.txt"), "--vocabulary must name a file"),
     ]
     for (place, *flags), message in cases:

@@ -173,7 +173,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(shards, tmp_path, run):
     assert "global batch           8 rows = 128 tokens, on 2 replicas" in plan
     shown = dict(re.findall(r"^(first row|as masked|predicted) +(.+(?:\n {23}.+)*)", plan, re.M))
     shown = {title: " ".join(text.split()) for title, text in shown.items()}
-    number, tokens = re.fullmatch(r"(\d+) of 16 tokens, all of one weight: (.*)", shown["predicted"]).groups()
+    number, tokens = re.fullmatch(r"(\d+) of 16 tokens, equally weighted: (.*)", shown["predicted"]).groups()
     words = re.sub(r" \((kept|seen as [^)]+)\)", "", tokens).split()
     assert int(number) == len(words) > 0
     masks = [shown[title].count("[MASK]") for title in ("first row", "as masked")]  # text may have some, too

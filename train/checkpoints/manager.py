@@ -78,7 +78,7 @@ class Checkpoints:
                     raise DamagedCheckpointError("it is of another run")
                 arrays = self._store.read_arrays(record)
             except DamagedCheckpointError as error:
-                logger.warning("the checkpoint of step %d is passed over: %s", step, error)
+                logger.warning("the checkpoint of step %d is skipped: %s", step, error)
                 continue
             use(record, arrays)
             self._records = self._readable_records(record.step)
@@ -145,8 +145,7 @@ class Checkpoints:
             self._repeatedly(delete, "old checkpoints are deleted again")
         except Exception as error:  # as in `wait`
             logger.warning(
-                "old checkpoints in %s could not be deleted, which is tried again after the next one; training goes "
-                "on: %s",
+                "old checkpoints in %s could not be deleted; training continues, and the next save tries again: %s",
                 *(self._store.folder, error),
             )
         if record.step in self.kept_steps:

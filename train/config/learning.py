@@ -40,9 +40,9 @@ class DataConfig(Bounded):
 
     train_dataset: str | None = changeable(
         None,
-        "Folder of training shards, local or gs://: OUTPUT_DIR/train of prepare_tfrecord_shards.py. Or, from the Hub, "
-        "hub:USER/NAME[/FOLDER][@REVISION], as --push-to-hub made it. A mixture of sources: OUTPUT_DIR of its "
-        "--sources, or several folders, NAME=DIR NAME=DIR …",
+        "Folder of training shards, local or gs://: OUTPUT_DIR/train of prepare_tfrecord_shards.py. From the Hub: "
+        "hub:USER/NAME[/FOLDER][@REVISION]. For a mixture: OUTPUT_DIR of prepare_tfrecord_shards.py --sources, or "
+        "several folders, NAME=DIR NAME=DIR …",
         PER_WORKER,
         metavar="DIR",
         is_usual=True,
@@ -50,7 +50,7 @@ class DataConfig(Bounded):
     )
     eval_dataset: str | None = changeable(
         None,
-        "Folder of validation shards, also hub:…, or those of sources as above. Without it nothing is evaluated.",
+        "Folder of validation shards, as for --train-dataset. Without it nothing is evaluated.",
         PER_WORKER,
         metavar="DIR",
         is_usual=True,
@@ -58,32 +58,30 @@ class DataConfig(Bounded):
     )
     source_weights: list[str] = changeable(
         list,
-        "Fraction of the rows that each source gives, NAME=X NAME=X …, of a sum of 1. Default: those of the mixture, "
-        "else all sources are read in proportion to their rows.",
+        "Fraction of the rows that comes from each source, NAME=X NAME=X …; the sum is 1. Default: the weights of the "
+        "mixture; if it has none, in proportion to the rows of the sources.",
         metavar="NAME=X",
         group=MIXTURE,
     )
     sampling_alpha: float | None = changeable(
         None,
-        "Instead: in proportion to tokens^X. Below 1, small sources are read more often than large ones; XLM-R used "
-        "0.3.",
+        "Instead of --source-weights: in proportion to tokens^X. Below 1, small sources are read more often than "
+        "large ones; XLM-R used 0.3.",
         group=MIXTURE,
         at_least=0,
         at_most=1,
     )
     source_passes: list[str] = changeable(
         list,
-        "Instead: passes over each source in an epoch, NAME=X NAME=X …",
+        "Instead of --source-weights: how often each source is read in an epoch, NAME=X NAME=X …",
         metavar="NAME=X",
         group=MIXTURE,
     )
-    max_passes: float = changeable(
-        10.0, "Warn of a source that the run goes through more than X times.", group=MIXTURE, above=0
-    )
+    max_passes: float = changeable(10.0, "Warn if a run reads a source more than X times.", group=MIXTURE, above=0)
     metric_for_best: str = changeable(
         "loss",
-        "Loss by which the best checkpoint is chosen: loss, the weighted mean over the sources, or eval_loss_NAME of "
-        "one.",
+        "Loss that decides which checkpoint is best: loss, the weighted mean over the sources, or eval_loss_NAME, "
+        "that of one source.",
         PUBLIC,
         metavar="NAME",
         group=EVALUATION,
@@ -297,8 +295,8 @@ class OptimizationConfig(Bounded):
     )
     global_batch_size: int | None = changeable(
         None,
-        "Rows per step over all replicas; sets --gradient-accumulation-steps, which a preset may set too: then "
-        "also pass --gradient-accumulation-steps 1.",
+        "Rows per step over all replicas; the accumulation is computed from it. If a preset sets the accumulation, "
+        "also pass --gradient-accumulation-steps 1, which removes that.",
         ROUNDING,
         group=BATCH,
         at_least=1,

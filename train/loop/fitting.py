@@ -222,7 +222,7 @@ def roll_back(trainer: Trainer, error: TrainingDivergedError, stop: StopRequest)
         error.step, ROLLBACK, {"reason": error.reason, "to_step": record.step, "num_skipped_rows": num_rows}
     )
     trainer.log.flush()
-    logger.warning("%s Back to step %d, and on without the %d rows since then.", error, record.step, num_rows)
+    logger.warning("%s Going back to step %d, and leaving out the %d rows since then.", error, record.step, num_rows)
     skipped = (*earlier, SkippedRows(record.step, num_rows))
     return replace(resume_point(record, trainer.plan), skipped=skipped)
 
@@ -339,4 +339,4 @@ class Profile:
         try:
             yield
         except (tf.errors.OpError, OSError) as error:
-            logger.warning("no profile is written; training goes on: %s", error)
+            logger.warning("no profile is written; training continues: %s", error)

@@ -69,7 +69,9 @@ class Follower(LatestItemWorker[Callable[[], None]]):
         except Exception as error:
             if not self.has_failed:
                 reason = error if isinstance(error, STORAGE_ERRORS) else error_summary(error)
-                logger.warning("%s is not up to date, which is tried again; training goes on: %s", self.place, reason)
+                logger.warning(
+                    "%s could not be updated; training continues, and it is tried again: %s", self.place, reason
+                )
             self.has_failed = True
             self.num_failures += 1
         else:
@@ -121,11 +123,11 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
         if behind:
             logger.warning(
                 "the log is not complete: %s not up to date (%d lines of %d are missing); the next start of this run "
-                "makes up for that",
+                "writes them",
                 *(", ".join(str(one.place) for one in behind), len(self.lines) - self.num_written, len(self.lines)),
             )
         elif num_failures := sum(one.num_failures for one in followers):
-            logger.warning("writes of the log that failed: %d; all were made up for", num_failures)
+            logger.warning("writes of the log that failed: %d; no line is missing now", num_failures)
 
     def wait(self) -> None:
         """Wait until all that was submitted so far is written, or has failed."""

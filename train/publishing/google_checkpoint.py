@@ -142,8 +142,8 @@ def _only_file(folder: Folder, pattern: re.Pattern[str], flag: str) -> str:
     names = sorted(name for name in folder.list_files() if pattern.fullmatch(name))
     if len(names) != 1:
         raise InputError(
-            f"Beside the checkpoint must be one file like {pattern.pattern}; there are {', '.join(names) or 'none'}. "
-            f"Name it: {flag}."
+            f"There must be one file like {pattern.pattern} beside the checkpoint; there are "
+            f"{', '.join(names) or 'none'}. Name it with {flag}."
         )
     return folder.path_of(names[0])
 
@@ -207,8 +207,8 @@ def _lowers_case(asked: bool | None, names: tuple[str, ...], checkpoint: str) ->
     told = {"uncased" in name.lower() for name in names if "cased" in name.lower()}
     if asked is None and len(told) != 1:
         raise InputError(
-            "Neither checkpoint nor vocabulary tells whether text is put into lower case, and the name of "
-            f"{checkpoint} holds neither cased nor uncased. Give --do-lower-case or --no-do-lower-case."
+            f"No file name in {checkpoint} contains cased or uncased, so nothing says whether the model's text is "
+            "lower-cased. Pass --do-lower-case or --no-do-lower-case."
         )
     return told.pop() if asked is None else asked
 
@@ -230,8 +230,8 @@ def _read_tokenizer(
     if vocabulary_size(tokenizer) != config.vocab_size:
         raise InputError(
             f"The vocabulary must have the {config.vocab_size:,} tokens of the configuration; {path} has "
-            f"{vocabulary_size(tokenizer):,}. Name the checkpoint's own: --vocabulary; where the model was padded, "
-            "fill it up with lines [unused…]."
+            f"{vocabulary_size(tokenizer):,}. Pass the right one with --vocabulary; if the model's was "
+            "padded, add lines [unused…]."
         )
     return tokenizer
 

@@ -74,7 +74,7 @@ def _check_step_compiles(config: HardwareConfig, num_replicas: int) -> None:
         )
     if num_replicas > 1 and not tf.config.list_logical_devices("GPU"):
         raise InputError(
-            f"{flags} need GPUs, a TPU or a single CPU: XLA adds up nothing over several; received {num_replicas} CPU "
+            f"{flags} need GPUs, a TPU or a single CPU: XLA cannot sum over several; received {num_replicas} CPU "
             "replicas. Leave them out."
         )
 

@@ -222,7 +222,7 @@ class Asker:
         for item, ids in enumerate(self.encode(sentences)):
             if not 0 < len(ids) <= self.max_length - 2:
                 raise InputError(
-                    f"Minimal pairs must have sentences of 1 to {self.max_length - 2} tokens, what the model reads; "
+                    f"Minimal pairs must have sentences of 1 to {self.max_length - 2} tokens, as the model reads; "
                     f"{sentences[item][:60]!r} has {len(ids)}."
                 )
             yield from self._each(item, ids, 0, len(ids))

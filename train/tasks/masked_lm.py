@@ -160,7 +160,7 @@ class MaskedLanguageModeling(PretrainingTask):
         return {
             "first row": tokenizer.decode(original),
             "as masked": tokenizer.decode(seen),
-            "predicted": f"{len(predicted)} of {num_tokens} tokens, all of one weight: {' '.join(predicted)}",
+            "predicted": f"{len(predicted)} of {num_tokens} tokens, equally weighted: {' '.join(predicted)}",
         }
 
     def num_predictions(self, num_tokens: int) -> int:

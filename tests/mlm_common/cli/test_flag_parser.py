@@ -70,7 +70,7 @@ def test_help_begins_with_the_usual_flags_and_has_groups(shown: str) -> None:
         "usage: command.py --train-dataset DIR [flags]\n\nDo it.\n\nUsual flags:\n  --train-dataset DIR"
     )
     titles = [line for line in shown.splitlines() if line and not line.startswith((" ", "usage", "Do it"))]
-    assert titles == ["Usual flags:", "Data:", "Optimizer:", "Evaluation:", "Output:", "Other flags:"]
+    assert titles == ["Usual flags:", "Data:", "Output:", "Optimizer:", "Evaluation:", "Other flags:"]
 
 
 def test_help_shows_each_flag_once_in_one_spelling(shown: str) -> None:

@@ -123,7 +123,7 @@ def test_without_a_file_there_is_one_corpus_without_a_name() -> None:
         ("de: {data_files: de.txt, weight: 1}\nfo: {data_files: fo.txt}", "Give a weight to all .*, or to none; fo"),
         ("de: {data_files: de.txt}\nno: {data_files: fo.txt}", "reads one in sources.yaml as False: quote it"),
         ("a/b: {data_files: de.txt}", "sources.yaml .*'a/b'"),
-        ("de: de.txt", "de holds 'de.txt', where a mapping of flag to value must be"),
+        ("de: de.txt", "de must map flags to values; it contains 'de.txt'"),
         ("[de.txt]", "must be a mapping of names to settings"),
         ("", "must be a mapping of names to settings"),
         ("de: [", "--sources must hold YAML"),

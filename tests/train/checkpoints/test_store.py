@@ -118,7 +118,7 @@ def test_a_damaged_one_is_passed_over(tmp_path, damage, suffix, caplog):
     damage(tmp_path / "checkpoints" / f"step-00000002.{suffix}")
     assert restored(tmp_path)[0] == 1
     if (tmp_path / "checkpoints" / "step-00000002.json").exists():
-        assert "the checkpoint of step 2 is passed over" in caplog.text
+        assert "the checkpoint of step 2 is skipped" in caplog.text
 
 
 def test_one_of_another_run_is_passed_over(tmp_path, caplog):

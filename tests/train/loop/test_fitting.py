@@ -145,7 +145,7 @@ def test_a_profile_that_cannot_be_written_is_a_warning(tmp_path, caplog):
     profile = Profile(str(tmp_path / "file" / "tensorboard"), (1, 2), wait_for_device=lambda: None)
     profile.begin_or_end(1)
     profile.begin_or_end(2)
-    assert "no profile is written; training goes on" in caplog.text
+    assert "no profile is written; training continues" in caplog.text
 
 
 @pytest.mark.parametrize(("num_steps", "expected"), [(3, {"loss": 2.5}), (6, None)])

@@ -99,7 +99,7 @@ def test_a_stalled_bucket_costs_no_time_and_no_line(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
     assert points(tmp_path / "run") == list(range(1, step + 1))
-    assert "; all were made up for" in caplog.text
+    assert "; no line is missing now" in caplog.text
     # One write of all that was missing, not one for each line.
     assert len(cloud.requests("", "run")) - num_held < 30 < step
 
@@ -118,7 +118,7 @@ def test_a_stopped_run_does_not_wait_for_a_stalled_bucket(
         raise InterruptedError
     assert time.perf_counter() - started_seconds < 30  # the client would wait for a minute
     assert "the log is not complete" in caplog.text
-    assert "(4 lines of 4 are missing); the next start of this run makes up for that" in caplog.text
+    assert "(4 lines of 4 are missing); the next start of this run writes them" in caplog.text
     saved = {"num_written": log.num_written, "unwritten": json.loads(json.dumps(log.lines))}
     cloud.release()
     with started_log(folder, step=3, **saved) as log:
@@ -162,8 +162,8 @@ def test_a_write_that_fails_is_made_up_for_and_told(
         add(log, 3)
     assert steps_in(tmp_path) == points(tmp_path) == [1, 2, 3]
     assert (tmp_path / "loss.png").exists()
-    assert caplog.text.count("is not up to date, which is tried again; training goes on: [Errno 28]") == 1
-    assert "writes of the log that failed: 1; all were made up for" in caplog.text
+    assert caplog.text.count("could not be updated; training continues, and it is tried again: [Errno 28]") == 1
+    assert "writes of the log that failed: 1; no line is missing now" in caplog.text
 
 
 def test_a_last_write_that_fails_is_tried_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +269,7 @@ def test_a_programming_error_is_told_once_and_costs_only_its_file(
         assert exists == (kind is not file)
     path = str(tmp_path / written[file])
     error = "TypeError: unsupported operand type(s) for +: 'NoneType' and 'int' (test_log.py, line "
-    assert caplog.text.count(f"{path} is not up to date, which is tried again; training goes on: {error}") == 1
+    assert caplog.text.count(f"{path} could not be updated; training continues, and it is tried again: {error}") == 1
     assert f"the log is not complete: {path} not up to date" in caplog.text
 
 

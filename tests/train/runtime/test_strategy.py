@@ -76,7 +76,7 @@ def no_bfloat16_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("settings", [{"jit_compile": True}, {"bfloat16": True}, {"tpu_layers": "on"}])
 def test_what_xla_compiles_is_refused_on_several_cpus(settings: dict[str, Any]) -> None:
     assert strategy.connect(HardwareConfig(), Cluster()).num_replicas_in_sync == 2
-    with pytest.raises(InputError, match="single CPU: XLA adds up nothing over several; received 2 CPU replicas"):
+    with pytest.raises(InputError, match="single CPU: XLA cannot sum over several; received 2 CPU replicas"):
         strategy.connect(HardwareConfig(**settings), Cluster())
 
 

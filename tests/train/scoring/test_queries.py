@@ -125,5 +125,5 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_sentence_longer_than_the_rows_is_refused() -> None:
-    with pytest.raises(InputError, match="1 to 6 tokens, what the model reads; 'the of the of the of the' has 7"):
+    with pytest.raises(InputError, match="1 to 6 tokens, as the model reads; 'the of the of the of the' has 7"):
         list(Asker(TOKENIZER, 8, left_to_right=False).about_sentences(["the of the of the of the"]))
