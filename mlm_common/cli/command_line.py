@@ -94,9 +94,11 @@ def parse_arguments(
     given = _known_and_typed(parser, from_file, str(config_file))
     for name, settings_of in reversed(list((layers or {}).items())):
         parser.set_defaults(**given)
-        value = getattr(parser.parse_known_args(arguments)[0], name)
-        if value:
-            given = _known_and_typed(parser, settings_of(value), f"{name} {value}") | given
+        values = vars(parser.parse_known_args(arguments)[0])
+        if value := values[name]:
+            layer = _known_and_typed(parser, settings_of(value), f"{name} {value}")
+            replaced = {other for one, other in parser.replaced.items() if values[one] is not None}
+            given = {one: layer[one] for one in layer if one not in replaced} | given
     parser.set_defaults(**given)
     return parser.parse_dataclasses(arguments)
 

@@ -101,6 +101,7 @@ class FlagParser(argparse.ArgumentParser):
     """Makes a flag for each field of dataclasses; `mlm_common.cli.settings.flag` describes fields and groups.
 
     flags: {field name, or another name of its flag with `_`: its flag}.
+    replaced: {field name: the field that it replaces}.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class FlagParser(argparse.ArgumentParser):
             formatter_class=functools.partial(_HelpFormatter, other_defaults=other_defaults or {}),
         )
         self.flags: dict[str, argparse.Action] = {}
+        self.replaced: dict[str, str] = {}
         self._dataclass_types = dataclass_types
         self._groups: dict[str, Any] = {}
         self._group_named(USUAL_GROUP)
@@ -166,6 +168,7 @@ class FlagParser(argparse.ArgumentParser):
         group = self._group_named(USUAL_GROUP if about.get("is_usual") else about.get("group") or group_of_class)
         action = group.add_argument(*dict.fromkeys(names), **settings)
         self.flags |= {name.lstrip("-").replace("-", "_"): action for name in names}
+        self.replaced |= {field.name: about["replaces"]} if "replaces" in about else {}
         if type_ is bool and default is True:
             off: dict[str, Any] = {"action": "store_false", "dest": field.name, "help": about.get("off_help")}
             group.add_argument(f"--no_{field.name}", flag_of(f"no_{field.name}"), **off)

@@ -33,6 +33,7 @@ def flag(
     takes_several: bool = False,
     or_word: str | None = None,
     off_help: str | None = None,
+    replaces: str | None = None,
     at_least: float | None = None,
     above: float | None = None,
     at_most: float | None = None,
@@ -52,6 +53,7 @@ def flag(
         or_word: a word that a flag of a whole number also takes.
         is_positional: whether its values are words of the command line without a flag.
         off_help: help text of `--no-…`, for a flag that is on by default.
+        replaces: the field whose value this one stands for: where it is given, a preset's value of that is left out.
         at_least, above, at_most, below: bounds of a number, which `--help` shows and `Bounded` checks.
     """
     given = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
@@ -68,6 +70,7 @@ def flag(
         "group": group,
         "metavar": metavar,
         "or_word": or_word,
+        "replaces": replaces,
         "off_help": off_help and off_help.replace("%", "%%"),  # argparse formats its help
     }
     metadata: dict[str, Any] = {"help": help_text.replace("%", "%%"), "marks": marks}

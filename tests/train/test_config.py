@@ -47,3 +47,15 @@ def test_a_run_on_a_tpu_saves_each_quarter_of_an_hour(flags: tuple[str, ...], mi
     assert plan.save_minutes == minutes
     intervals = plan.describe(1)["save"]
     assert intervals.endswith(f" steps, and every {minutes} minutes" if minutes else " steps")
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_a_global_batch_replaces_the_accumulation_of_a_preset(in_file: bool, tmp_path: Path) -> None:
+    preset = ("--preset", "roberta-base-v5e-8")
+    assert parse(*preset).optimization.gradient_accumulation_steps == 4
+    (tmp_path / "settings.yaml").write_text("global-batch-size: 512\n", encoding="utf-8")
+    given = ("--config-file", str(tmp_path / "settings.yaml")) if in_file else ("--global_batch_size=512",)
+    optimization = parse(*preset, *given).optimization
+    assert (optimization.gradient_accumulation_steps, optimization.global_batch_size) == (1, 512)
+    with pytest.raises(InputError, match=r"--gradient-accumulation-steps follows from --global-batch-size: .* 4"):
+        parse(*preset, *given, "--gradient-accumulation-steps", "4")

@@ -295,10 +295,10 @@ class OptimizationConfig(Bounded):
     )
     global_batch_size: int | None = changeable(
         None,
-        "Rows per step over all replicas; the accumulation is computed from it. If a preset sets the accumulation, "
-        "also pass --gradient-accumulation-steps 1, which removes that.",
+        "Rows per step over all replicas; --gradient-accumulation-steps is computed from it.",
         ROUNDING,
         group=BATCH,
+        replaces="gradient_accumulation_steps",
         at_least=1,
     )
     num_epochs: int = changeable(1, "Passes over the training rows.", group=BATCH, is_usual=True, at_least=1)

@@ -94,6 +94,8 @@ def _phase(config: TrainingConfig, name: str, index: int, settings: dict[str, An
         settings.setdefault("warmup_steps", 0)
     if "warmup_ratio" in settings:
         settings.setdefault("warmup_steps", None)
+    if "global_batch_size" in settings:  # from which it follows, in place of that of the run
+        settings.setdefault("gradient_accumulation_steps", 1)
     if overrides := settings.get("config_overrides"):
         names = {pair.partition("=")[0].strip() for pair in overrides.split(",")}
         rule = f"of a phase may hold what needs no other weights: {', '.join(sorted(OVERRIDES_PER_PHASE))}"

@@ -188,6 +188,10 @@ def test_the_global_batch_says_how_much_is_accumulated(tmp_path):
             plans_of([phase], num_replicas=num_replicas)
     with pytest.raises(InputError, match=r"--gradient-accumulation-steps follows from --global-batch-size: .* 2"):
         phases_in(tmp_path, {"max_steps": 1, "gradient_accumulation_steps": 2}, settings=settings)
+    (phase,) = phases_in(
+        tmp_path, {"max_steps": 1, "global_batch_size": 64}, settings={"gradient_accumulation_steps": 3}, flags=flags
+    )
+    assert plans_of([phase], num_replicas=2)[0].global_batch_rows == 64
 
 
 @given(

@@ -163,7 +163,7 @@ HALF = "Pass --per-replica-batch-size 16 --gradient-accumulation-steps 1 to keep
         (8, "", None),
         (4, "--gradient-accumulation-steps 8", None),
         (4, "--per-replica-batch-size 16", None),
-        (4, "--gradient-accumulation-steps 1 --global-batch-size 512", None),
+        (4, "--global-batch-size 512", None),
         (4, "", "512 rows instead of 1,024. Pass --gradient-accumulation-steps 8 to keep it."),
         (64, "", f"8,192 rows instead of 1,024. {HALF}"),
         (3, "", "384 rows instead of 1,024."),
