@@ -36,8 +36,9 @@ from mlm_common.errors import InputError
 IMPORT_UTILS = "transformers.utils.import_utils"
 # In /dev: NVIDIA's GPUs, those of WSL and AMD, TPUs of either kind.
 ACCELERATORS = ("nvidia*", "dxg", "kfd", "accel*", "vfio/[0-9]*")
-# glibc's M_ARENA_MAX, M_MMAP_THRESHOLD and M_TOP_PAD: a single heap, which keeps a GiB of what is freed.
-MALLOC_OPTIONS = {-8: 1, -3: 2**30, -2: 2**30}
+# glibc's M_ARENA_MAX, M_MMAP_THRESHOLD and M_TOP_PAD: a single heap, which keeps a GiB of what is freed. Older versions
+# refuse a threshold above 32 MiB; if none were set, M_TOP_PAD would fix it at 128 KiB.
+MALLOC_OPTIONS = ((-8, 1), (-3, 2**25), (-3, 2**30), (-2, 2**30))
 # Messages that transformers logs for every TF model, and the modules that log them.
 REPEATED_MESSAGES = ("TensorFlow and JAX classes are deprecated", "Device set to use")
 LOGGING_MODULES = ("modeling_tf_utils", "pipelines.base", "tokenization_utils_base")
@@ -73,7 +74,7 @@ def prepare_environment() -> None:
 def keep_freed_memory() -> None:
     """Let the next step on a CPU reuse the memory that the last one freed: pages new from Linux have to be cleared."""
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
-        for parameter, value in MALLOC_OPTIONS.items():
+        for parameter, value in MALLOC_OPTIONS:
             mallopt(parameter, value)
 
 

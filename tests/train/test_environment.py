@@ -1,12 +1,14 @@
+import ctypes
 import os
 import platform
 import resource
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from train import has_accelerator
+from train import has_accelerator, keep_freed_memory
 
 
 def test_an_environment_prepared_too_late_is_refused() -> None:
@@ -59,7 +61,7 @@ transformers.FillMaskPipeline(model=model, tokenizer=tiny_tokenizer())("a [MASK]
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc" or has_accelerator(), reason="for glibc, and only a CPU")
 def test_memory_that_was_freed_is_used_again_without_new_pages() -> None:
-    num_bytes = 2**26
+    num_bytes = 2**24  # every glibc allows it
 
     def num_faults_of_a_copy() -> int:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -68,3 +70,16 @@ def test_memory_that_was_freed_is_used_again_without_new_pages() -> None:
 
     num_faults_of_a_copy()
     assert num_faults_of_a_copy() < num_bytes // resource.getpagesize() // 10
+
+
+def test_a_glibc_that_refuses_a_large_threshold_keeps_the_largest_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: dict[int, int] = {}
+
+    def mallopt(parameter: int, value: int) -> int:
+        is_taken = parameter != -3 or value <= 2**25
+        taken.update({parameter: value} if is_taken else {})
+        return int(is_taken)
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(mallopt=mallopt))
+    keep_freed_memory()
+    assert taken == {-8: 1, -3: 2**25, -2: 2**30}
