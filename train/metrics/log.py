@@ -122,9 +122,9 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
             follower.drop_waiting()  # what cannot be written now is left to the next start
         if behind:
             logger.warning(
-                "the log is not complete: %s not up to date (%d lines of %d are missing); the next start of this run "
-                "writes them",
-                *(", ".join(str(one.place) for one in behind), len(self.lines) - self.num_written, len(self.lines)),
+                "the log is not complete: %s not up to date (%d of %d lines are in the files); the next start of this "
+                "run writes what is missing",
+                *(", ".join(str(one.place) for one in behind), self.num_written, len(self.lines)),
             )
         elif num_failures := sum(one.num_failures for one in followers):
             logger.warning("writes of the log that failed: %d; no line is missing now", num_failures)

@@ -118,7 +118,7 @@ def test_a_stopped_run_does_not_wait_for_a_stalled_bucket(
         raise InterruptedError
     assert time.perf_counter() - started_seconds < 30  # the client would wait for a minute
     assert "the log is not complete" in caplog.text
-    assert "(4 lines of 4 are missing); the next start of this run writes them" in caplog.text
+    assert "(0 of 4 lines are in the files); the next start of this run writes what is missing" in caplog.text
     saved = {"num_written": log.num_written, "unwritten": json.loads(json.dumps(log.lines))}
     cloud.release()
     with started_log(folder, step=3, **saved) as log:

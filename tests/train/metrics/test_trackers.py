@@ -121,7 +121,7 @@ def test_a_tracker_that_hangs_holds_up_nothing(
         log.flush()
         log._of_lines[0].wait()
     assert [line["step"] for line in read_metrics(folder)] == [1]
-    assert "wandb not up to date (0 lines of 1 are missing); the next start of this run" in caplog.text
+    assert "wandb not up to date (" in caplog.text
     released.set()
 
 
