@@ -35,7 +35,7 @@ from mlm_common.cli.settings import describe_differences
 from mlm_common.corpus.config import BUILTIN, HELD_OUT_SPLITS, CorpusConfig, corpus_config_from_record
 from mlm_common.errors import InputError
 from mlm_common.hub.redaction import REDACTED, redact_except, redact_settings
-from mlm_common.storage import open_folder
+from mlm_common.storage import folder_and_name
 from mlm_common.storage.reading import StoredFile, changed_file
 
 logger = logging.getLogger(__name__)
@@ -258,9 +258,9 @@ def keep(name: str, key: Any, value: Any) -> None:
     """Keep a value of JSON's types instead of what the file had; do nothing if the cache cannot be written."""
     content = json.dumps({"key": key, "value": value}, ensure_ascii=False).encode()
     try:
-        folder = open_folder(str(cache_folder()))
-        folder.delete_partial_files(name)  # of a run that was killed
-        folder.write_bytes(name, gzip.compress(content, compresslevel=1, mtime=0))
+        folder, file_name = folder_and_name(str(cache_folder() / name))
+        folder.delete_partial_files(file_name)  # of a run that was killed
+        folder.write_bytes(file_name, gzip.compress(content, compresslevel=1, mtime=0))
     except CACHE_ERRORS as error:
         logger.info("%s is not kept for the next command: %s", name, error.__cause__ or error)
 

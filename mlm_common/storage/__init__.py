@@ -40,7 +40,7 @@ def is_gcs(path: str) -> bool:
         raise InputError(f"A path must be local or gs://BUCKET/NAME; received {path!r}.")
     if path.startswith("~/"):
         raise InputError(
-            f"No shell has replaced the ~ of {path}, as in quotes, after = or in a file: write it in full."
+            f"The ~ of {path} was not expanded, as in quotes, after = or in a file. Write the path in full."
         )
     return path.startswith(GCS_PREFIX)
 

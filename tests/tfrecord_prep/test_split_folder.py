@@ -258,8 +258,8 @@ def test_folder_in_the_way(
         ("--sentences-by line", "--sentences-by needs --chunking segment_pairs; received it with concat"),
         ("--tokenizer-name-or-path=", "--tokenizer-name-or-path is required"),
         ("--output-dir=", "--output-dir is required"),
-        ("--output-dir=~/shards", "No shell has replaced the ~ of ~/shards"),
-        ("--data-files ~/*.txt", "No shell has replaced the ~ of ~/*.txt"),
+        ("--output-dir=~/shards", "The ~ of ~/shards was not expanded"),
+        ("--data-files ~/*.txt", "The ~ of ~/*.txt was not expanded"),
         # The folder is tried out before anything is read.
         (f"--output-dir {__file__} --tokenizer-name-or-path /nowhere", "The folder of the output must be writable"),
         ("--tokenizer-name-or-path /nowhere", "/nowhere"),

@@ -192,18 +192,22 @@ def test_both_checksums_of_a_gzip_file_are_remembered(tmp_path: Path, num_hashed
     assert len(num_hashed) == 1
 
 
-def test_what_is_kept_is_read_with_its_key_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["a.gz", "folder/a.gz"])
+def test_what_is_kept_is_read_with_its_key_alone(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert recall("a.gz", 1) is None
-    keep("a.gz", 1, TEXTS)
-    assert (recall("a.gz", 1), recall("a.gz", 2)) == (TEXTS, None)
-    keep("a.gz", 2, TEXTS[:1])
-    assert (recall("a.gz", 1), recall("a.gz", 2)) == (None, TEXTS[:1])
+    left = tmp_path / "mlm-pretraining" / Path(name).with_name(".a.gz.killed.partial")
+    left.parent.mkdir(parents=True)
+    left.touch()
+    assert recall(name, 1) is None
+    keep(name, 1, TEXTS)
+    assert (recall(name, 1), recall(name, 2)) == (TEXTS, None)
+    keep(name, 2, TEXTS[:1])
+    assert (recall(name, 1), recall(name, 2)) == (None, TEXTS[:1])
     (path,) = (path for path in tmp_path.rglob("*") if path.is_file())
     content = path.read_bytes()
     for damaged in (content[:-9], b"", content[:40] + b"x" + content[41:]):
         path.write_bytes(damaged)
-        assert recall("a.gz", 2) is None
+        assert recall(name, 2) is None
 
 
 @pytest.mark.parametrize("obstacle", ["just written", "a file in the way", "no home", "a read-only home"])
