@@ -5,11 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from finetuning.run_embedding import main
 from tests.fixtures.finetuned_runs import run_on_one_device
 from tests.fixtures.results import read_json, results
 from tests.fixtures.run_command import Run
+from tests.fixtures.tiny_classification import write_start
 from tests.fixtures.tiny_texts import embedding_flags, write_rows
 from train.metrics.log import read_metrics
 from train.runtime.run_folder import RunFolder
@@ -72,6 +74,21 @@ def test_other_rows(kind: str, tiny_start: Path, tmp_path: Path) -> None:
     found = results(tmp_path / "run")
     assert -1 <= found["eval_spearmanr"] <= 1
     assert found["eval_num_queries"] == 7
+
+
+@pytest.mark.usefixtures("one_device", "eagerly")
+def test_a_model_may_be_token_embeddings_without_layers(tmp_path: Path) -> None:
+    start = write_start(tmp_path / "start", "modernbert")
+    weights = load_file(start / "model.safetensors")
+    kept = {name: weight for name, weight in weights.items() if ".layers." not in name}
+    assert len(kept) < len(weights)
+    save_file(kept, start / "model.safetensors", {"format": "pt"})
+    config = read_json(start / "config.json") | {"num_hidden_layers": 0}
+    config.pop("layer_types", None)
+    (start / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    write_rows(tmp_path)
+    assert main([*embedding_flags(start, tmp_path), "--max-steps", "2"]) == 0
+    assert read_json(tmp_path / "run" / "export" / "config.json")["num_hidden_layers"] == 0
 
 
 TRAIN = '{"query": "a", "passage": "b"}\n{"query": "c", "passage": "d"}\n'

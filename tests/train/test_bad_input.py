@@ -117,7 +117,7 @@ CASES: list[tuple[Any, ...]] = [
         "--config-overrides num_attention_heads=5",
         "must be a multiple of 5, num_attention_heads; received 192. Give --config-overrides hidden_size=195",
     ),
-    ("--config-overrides num_hidden_layers=0", "num_hidden_layers of a roberta must be at least 1; received 0"),
+    ("--config-overrides num_hidden_layers=-1", "num_hidden_layers of a roberta must be at least 0; received -1"),
     ("--config-overrides num_attention_heads=0", "num_attention_heads of a roberta must be at least 1; received 0"),
     ("--config-overrides tie_word_embeddings=false", "tie_word_embeddings of a roberta must be"),
     ("--output-dir {}/run", "contains a different run (", another_run),

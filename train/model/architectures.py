@@ -200,8 +200,10 @@ def check_architecture(config: PretrainedConfig, hint: str = "Give --config-over
                 f"{name} of a {model_type} must be {value}, the only value that its TensorFlow class supports; "
                 f"received {getattr(config, name)}. {fix}."
             )
-    if empty := [name for name in SIZES if getattr(config, name, 1) < 1]:
-        raise InputError(f"{empty[0]} of a {model_type} must be at least 1; received {getattr(config, empty[0])}.")
+    for name in SIZES:
+        least = 0 if name == "num_hidden_layers" else 1  # token embeddings alone can be trained for search
+        if (size := getattr(config, name, least)) < least:
+            raise InputError(f"{name} of a {model_type} must be at least {least}; received {size}.")
     # Rotations turn pairs of numbers of a head.
     multiple = config.num_attention_heads * (1 if architecture.learns_positions else 2)
     if config.hidden_size % multiple:

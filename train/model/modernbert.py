@@ -82,7 +82,7 @@ class _Layer(_BuildsParts, tf_keras.layers.Layer):
     @property
     def _out_deviation(self) -> float:
         """Size of the weights that write to the residual stream: less, the more of them there are."""
-        return self.config.initializer_range / math.sqrt(2 * self.config.num_hidden_layers)
+        return self.config.initializer_range / math.sqrt(2 * max(1, self.config.num_hidden_layers))
 
 
 def _initializer(deviation: float) -> tf_keras.initializers.Initializer:
