@@ -212,7 +212,9 @@ def test_tokenizer_of_other_settings_is_not_replaced(
     assert "--overwrite" in refused.error
     assert contents(folder) == contents(trained_folder)
 
-    assert main(arguments(corpus_file, folder, "--dry-run")) == 0, "made with these settings"
+    no_influence = ("--on-bad-row", "skip", "--streaming", "--trust-remote-code")  # there are no bad rows
+    for more in ((), no_influence):
+        assert main(arguments(corpus_file, folder, "--dry-run", *more)) == 0, "made with these settings"
     (folder / "training.json").unlink()
     assert main(arguments(corpus_file, folder, "--dry-run")) == 0, "killed while it was saved, it may be trained again"
     (folder / "report.json").unlink()
