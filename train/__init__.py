@@ -72,7 +72,7 @@ def prepare_environment() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let the next step on a CPU reuse the memory that the last one freed: pages new from Linux have to be cleared."""
+    """Let the next step on a CPU reuse the memory that the last one freed: Linux clears new pages first."""
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         for parameter, value in MALLOC_OPTIONS:
             mallopt(parameter, value)

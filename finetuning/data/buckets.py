@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 # The number of a row of padding in a batch.
 PADDING = -1
-# Lengths are multiples of it, and at most so many: on a TPU a program takes about a minute to compile.
+# Lengths are multiples of the unit, and at most 8: on a TPU each program takes about a minute to compile.
 LENGTH_UNIT, MAX_LENGTHS = 4, 8
-# Tokens of padding that a length must save in a pass: for them, as for tracing, a small model takes seconds on a CPU.
+# Tokens of padding that a length must save in a pass: a small model on a CPU computes them while another is traced.
 TOKENS_OF_PROGRAM = 16_384
 
 

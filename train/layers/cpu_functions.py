@@ -1,6 +1,6 @@
 """How TensorFlow computes where no XLA joins operations: one by one, on a CPU by oneDNN.
 
-There each operation is a pass over memory. These functions take fewer, by what TensorFlow has as one operation.
+There each operation is a pass over memory; these functions need fewer.
 """
 
 import os

@@ -57,8 +57,8 @@ def attend(
     head_keys = None if row_keys is None else fold_in(row_keys[:, tf.newaxis], tf.range(num_heads))
     attended = attended[:, :, tf.newaxis]  # (batch, 1, 1, keys)
     of_rows = () if documents is None else (documents[0][:, :, tf.newaxis], documents[1][..., tf.newaxis])
-    way = _AttentionInBlocks if num_queries >= LONG_ROW_TOKENS and reach is None else _Attention
-    attention = way(attended, head_keys, rate, 1 / math.sqrt(head_size), of_rows, reach)
+    kind = _AttentionInBlocks if num_queries >= LONG_ROW_TOKENS and reach is None else _Attention
+    attention = kind(attended, head_keys, rate, 1 / math.sqrt(head_size), of_rows, reach)
 
     @custom_gradient
     def apply(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tuple[tf.Tensor, Callable]:
@@ -326,7 +326,7 @@ class _AttentionInBlocks(_Attention):
         )[1:]
 
     def _over_keys(self, block: "_Block", step: Callable[..., tuple], *results: tf.Tensor) -> Any:
-        """Update the results by `step(block, *results)` with each block of keys that the queries have to do with."""
+        """Update the results by `step(block, *results)` with each block of keys that the queries attend to."""
         first, end = tf.constant(0), tf.constant(self.num_key_blocks)
         if self.documents:
             first = block.queries(self.first)[0, 0, 0, 0] // BLOCK_KEYS

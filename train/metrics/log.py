@@ -53,7 +53,7 @@ Unwritten = Sequence[dict[str, Any]]
 class Follower(LatestItemWorker[Callable[[], None]]):
     """Updates a file or a tracker with the log, in a thread, so that training waits for no disk or server.
 
-    Each update carries all lines, so it makes up for one that failed; a failure is a warning, the first in a row.
+    Each update carries all lines, so it makes up for one that failed. Of failures in a row, the first is a warning.
     """
 
     def __init__(self, place: Any):

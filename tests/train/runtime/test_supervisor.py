@@ -59,7 +59,7 @@ def supervise(tmp_path, monkeypatch):
     ],
 )
 def test_a_command_is_started_again_while_that_can_help(supervise, body, status, num_starts):
-    """Once without progress."""
+    """One retry is left after each start that made progress."""
     assert supervise(body, max_retries=1) == (status, num_starts)
 
 
