@@ -49,6 +49,15 @@ class Metric(NamedTuple):
 
 # Of tasks whose only figures are losses.
 ACCURACY = Metric("masked_accuracy", "accuracy")
+# Of runs of version 0.3, which had no other task and recorded none.
+MASKED_LM_CARD = TaskCard(
+    model_kind="masked language model",
+    task_name="Masked language modeling",
+    pipeline_tag="fill-mask",
+    figures=(),
+    loss_unit="nats per masked token",
+    predicts_tokens=True,
+)
 
 
 @dataclass(frozen=True)
@@ -84,14 +93,15 @@ class RunCurves:
 
     @functools.cached_property
     def card(self) -> TaskCard:
-        return TaskCard.from_record(self.record["task"]["card"])
+        return TaskCard.from_record(self.record["task"]["card"]) if "task" in self.record else MASKED_LM_CARD
 
     @property
     def metric(self) -> Metric:
         """The metric that checkpoints are compared by; where that is the loss, the first other one."""
         # Perplexity says the same as the loss.
         titles = {one.name: one.title for one in self.card.figures if one.name not in ("loss", "perplexity")}
-        task, name = self.record["task"], self.record["task"]["metric"]
+        task = self.record.get("task", {})
+        name = task.get("metric", "loss")
         if name != "loss":
             title = titles.get(name, name.replace("_", " "))
             return Metric(name, title, task.get("guess"), bool(task.get("lower_is_better")))

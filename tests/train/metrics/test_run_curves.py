@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,16 @@ def test_a_record_that_was_on_the_hub_compares(tmp_path: Path) -> None:
     runs = read_runs([str(write_run(tmp_path / name)) for name in "ab"])
     runs[1].record["fingerprint"]["eval_shards"] = redacted_hash(["v"])
     assert group_comparable(runs) == ("", "")
+
+
+def test_a_run_of_a_version_with_one_task_compares(tmp_path: Path) -> None:
+    """Version 0.3 recorded no task."""
+    run, other = read_runs([str(write_run(tmp_path / name)) for name in "ab"])
+    older = replace(other, record={name: value for name, value in other.record.items() if name != "task"})
+    assert comparison_table([run, older]) == comparison_table([run, other])
+    assert group_comparable([run, older]) == ("", "")
+    assert (older.metric, older.is_finetuned) == (run.metric, False)
+    assert draw_runs([older]).startswith(b"\x89PNG")
 
 
 def test_the_time_of_training_is_that_of_the_steps(tmp_path: Path) -> None:
