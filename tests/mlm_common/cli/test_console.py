@@ -28,8 +28,9 @@ def main(argv=None):
     logging.getLogger("httpx").info("GET 200")
     logging.getLogger("httpx").warning("slow")
     logging.getLogger("tensorflow").warning("Callback method is slow")
-    import huggingface_hub
     logging.getLogger("huggingface_hub.file_download").warning("Retrying in 1s")
+    import huggingface_hub.file_download  # sets its level
+    logging.getLogger("huggingface_hub.file_download").warning("Retrying in 2s")
     print(os.environ["TF_CPP_MIN_LOG_LEVEL"], os.environ["GRPC_VERBOSITY"])
 
 main()
