@@ -119,9 +119,12 @@ def parse_record(text: str) -> CheckpointRecord:
         raise DamagedCheckpointError("its record was changed since it was written")
     if version != FORMAT_VERSION:
         raise DamagedCheckpointError(f"its format is {version}, which this version does not know")
-    content["skipped"] = tuple(SkippedRows(**rows) for rows in content["skipped"])
-    content["unwritten_log_lines"] = tuple(content["unwritten_log_lines"])
-    return CheckpointRecord(**content)
+    try:
+        content["skipped"] = tuple(SkippedRows(**rows) for rows in content["skipped"])
+        content["unwritten_log_lines"] = tuple(content["unwritten_log_lines"])
+        return CheckpointRecord(**content)
+    except (KeyError, TypeError) as error:  # its checksum is right
+        raise DamagedCheckpointError(f"its record is of another version of this project: {error}") from error
 
 
 def _content_checksum(content: dict[str, Any]) -> str:

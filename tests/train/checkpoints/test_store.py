@@ -1,6 +1,7 @@
 """Checkpoints on disk and in Cloud Storage: whole or passed over, rotated, and safe from kills and faults."""
 
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from mlm_common.errors import InputError, PermanentError, RunFailedError
-from train.checkpoints import manager
+from train.checkpoints import manager, store
 from train.checkpoints.manager import Checkpoints
 from train.checkpoints.store import CheckpointRecord, CheckpointStore, DamagedCheckpointError, SkippedRows, parse_record
 from train.runtime.run_folder import RunFolder
@@ -74,6 +75,13 @@ def test_a_record_comes_back_as_it_was():
     assert parse_record(record.to_json()) == record
 
 
+def of_another_version(text):
+    """Take a field away that version 0.3 did not have, and sign the rest."""
+    content = json.loads(text)
+    del content["unwritten_log_lines"], content[store.CHECKSUM_FIELD]
+    return json.dumps({**content, store.CHECKSUM_FIELD: store._content_checksum(content)})
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -81,6 +89,7 @@ def test_a_record_comes_back_as_it_was():
         (lambda text: text.replace("400", "401"), "was changed since it was written"),
         (lambda _: "[]", "cannot be read"),
         (lambda _: dataclasses.replace(RECORD, format_version=2).to_json(), "its format is 2"),
+        (of_another_version, "of another version of this project: 'unwritten_log_lines'"),
     ],
 )
 def test_a_record_that_was_changed_or_is_of_another_format_is_refused(change, reason):
