@@ -170,7 +170,7 @@ TABLES = {
         [
             *(rf"^{one} +[\d,]+ +\(" for one in ("ours", "trainer grouped", "tf script dynamic")),
             *(rf"^ours / {one} +\d" for one in ("trainer grouped", "tf script dynamic")),
-            *("700 rows of a stand-in for SST-2", "^ours is warm: programs 2, seconds to compile "),
+            *("700 rows of a stand-in for SST-2", r"^ours is warm: programs \d, seconds to compile "),
         ],
     ),
     "time_to_quality.py": (
