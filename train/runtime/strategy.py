@@ -9,7 +9,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import distributions
 from typing import Any
 
@@ -208,6 +208,8 @@ def check_agreement(
         names = [name for name, is_different in zip(values, differs.any(axis=0), strict=True) if is_different]
         replicas_per_worker = len(gathered) // cluster.num_workers
         workers = sorted({int(replica) // replicas_per_worker for replica in np.flatnonzero(differs.any(axis=1))})
+        with suppress(tf.errors.OpError):  # of one that has ended; it did so once all had what they compare
+            wait_for_workers(strategy, cluster)
         raise InputError(
             f"{rule} Not the chief's on {', '.join(cluster.addresses[worker] for worker in workers)}: "
             f"{', '.join(names[:5])}; here, on {cluster.addresses[cluster.index]}: {str(values[names[0]])[:100]}."

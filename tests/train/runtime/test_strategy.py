@@ -56,6 +56,28 @@ def test_a_tpu_that_is_not_ready_may_be_tried_again_and_one_that_refuses_not(
     assert not isinstance(caught.value, PermanentError)
 
 
+class TwoWorkers:
+    """A strategy whose other worker has another value, and ends as soon as it may."""
+
+    def experimental_distribute_values_from_function(self, value: Any) -> tf.Tensor:
+        return value(None)
+
+    def gather(self, value: tf.Tensor, axis: int) -> tf.Tensor:
+        return tf.concat([value, value + 1], axis)
+
+
+def test_workers_that_disagree_say_so_whichever_ends_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object) -> None:
+        waits.append(1)
+        raise tf.errors.UnavailableError(None, None, "Connection reset by peer")
+
+    waits: list[int] = []
+    monkeypatch.setattr(strategy, "max_over_workers", lost)
+    with pytest.raises(InputError, match=r"All alike\. Not the chief's on b: step; here, on a: 3."):
+        strategy.check_agreement(TwoWorkers(), Cluster(("a", "b")), {"step": 3}, rule="All alike.")
+    assert waits == [1]
+
+
 def test_workers_that_are_not_there_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise tf.errors.DeadlineExceededError(None, None, "Barrier timed out")
