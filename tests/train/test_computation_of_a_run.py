@@ -11,7 +11,6 @@ import pytest
 from tests.fixtures.same_run import assert_same_run
 from tests.fixtures.tiny_run import NUM_STEPS, forget_checkpoint, run_flags
 from train import has_bfloat16_instructions
-from train.model import computation
 from train.run_mlm import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
@@ -82,10 +81,8 @@ def test_wrong_layers_are_not_used_on_a_tpu(shards, tmp_path, monkeypatch, caplo
     assert "in the last bits from an uninterrupted run: --tpu-layers False -> True" in capsys.readouterr().out
 
 
-def test_a_run_that_was_compiled_stays_compiled(shards, tmp_path, monkeypatch, capsys):
-    with monkeypatch.context() as patch:
-        patch.setattr(computation, "MIN_COMPILED_FLOPS", 1)
-        assert main(run_flags(shards, tmp_path / "run")) == 0
+def test_a_run_that_was_compiled_stays_compiled(shards, tmp_path, capsys):
+    assert main(run_flags(shards, tmp_path / "run", "--jit-compile", "true")) == 0
     assert computed(tmp_path / "run") == {"jit_compile": True, "tpu_layers": False, "shard_optimizer": False}
     assert_same_run(resume_copy(tmp_path / "run", tmp_path / "resumed", shards), tmp_path / "run")
     assert "because of --" not in capsys.readouterr().out

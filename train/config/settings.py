@@ -59,9 +59,8 @@ class HardwareConfig(Bounded):
     )
     jit_compile: bool | None = changeable(
         None,
-        "Compile the step with XLA. Default: true on TPU and GPU, with --bfloat16 on CPUs without instructions for it, "
-        "and on one CPU in float32 if the run is long enough to pay for compiling. A resumed run on the same hardware "
-        "computes as before.",
+        "Compile the step with XLA. Default: true on TPU and GPU, and with --bfloat16 on CPUs without instructions for "
+        "it. A resumed run on the same hardware computes as before.",
         ROUNDING,
     )
     tpu_layers: Literal["auto", "on", "off"] = changeable(

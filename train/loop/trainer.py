@@ -292,7 +292,7 @@ def build_trainer(run: Run, index: int, strategy: tf.distribute.Strategy) -> Tra
     phase, plan = run.phases[index], run.plans(strategy.num_replicas_in_sync)[index]
     config, inputs, num_predictions = phase.config, phase.inputs, phase.num_predictions(plan)
     recorded = computation_so_far(run, phase, strategy)
-    computation = choose_computation(config, phase.model_config, plan, num_predictions, recorded)
+    computation = choose_computation(config, phase.model_config, plan, recorded)
     model = build_model(config, inputs, phase.task, phase.model_config, plan, strategy, computation)
     is_chief = strategy.extended.should_checkpoint
     num_parameters = model.network.count_params()

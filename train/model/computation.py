@@ -274,11 +274,6 @@ FORMULAS: dict[str, Callable[[PretrainedConfig, float], Multiplications]] = {
 }
 
 
-# From this size on, XLA compiles the steps of a run on one CPU: about 200 CPU seconds of a small model. XLA saves at
-# least 4 % of them, and compiling step and evaluation takes up to 9.
-MIN_COMPILED_FLOPS = 2e13
-
-
 @dataclass(frozen=True)
 class Computation:
     """How a step is computed.
@@ -297,25 +292,17 @@ def choose_computation(
     config: RunSettings,
     model_config: PretrainedConfig,
     plan: Plan,
-    num_predictions: int,
     recorded: Computation | None = None,
 ) -> Computation:
     """Choose how the steps of a plan are computed.
 
-    Args:
-        num_predictions: prediction slots of a micro-batch; 0 where the head is not a masked LM's.
-        recorded: how the run was computed so far on this hardware; holds where a flag leaves it open.
+    `recorded`, how the run was computed so far on this hardware, holds where flags leave it open.
     """
     from train.runtime.strategy import compiles_with_xla  # TensorFlow, not for bad input
 
     jit_compile = compiles_with_xla(config.hardware)
-    if jit_compile is None and recorded is not None:
-        jit_compile = recorded.jit_compile
     if jit_compile is None:
-        flops = planned_step_flops(model_config, plan, num_predictions)
-        # XLA adds up nothing over several CPUs, compiles a program for each length, and is no faster in bfloat16.
-        may_pay = plan.num_replicas == 1 and plan.mean_length is None and not config.hardware.bfloat16
-        jit_compile = may_pay and flops is not None and plan.num_phase_steps * flops >= MIN_COMPILED_FLOPS
+        jit_compile = recorded is not None and recorded.jit_compile
     return Computation(
         jit_compile, _tpu_layers(config, model_config, jit_compile, recorded), _shard_optimizer(config, plan, recorded)
     )

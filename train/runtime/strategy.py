@@ -163,7 +163,7 @@ def _connect_workers(cluster: Cluster) -> tf.distribute.Strategy:
 def compiles_with_xla(config: HardwareConfig) -> bool | None:
     """Return whether the step must be wrapped in `jit_compile`: TPUStrategy compiles by itself.
 
-    None where it may be, on CPUs: whether it pays is a question of the model, its precision and the length of the run.
+    None where it may be, on CPUs, where XLA is no faster.
     """
     if config.wants_tpu:
         return False

@@ -350,8 +350,7 @@ def build_model(
             layers and a sharded optimizer, is used.
     """
     if computation is None:
-        num_predictions = task.num_predictions(config.optimization.per_replica_batch_size * plan.max_length)
-        computation = choose_computation(config, model_config, plan, num_predictions)
+        computation = choose_computation(config, model_config, plan)
     is_compiled = config.hardware.wants_tpu or computation.jit_compile
     set_precision(bfloat16=config.hardware.bfloat16, is_compiled=is_compiled)
     with strategy.scope():
