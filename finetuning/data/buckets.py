@@ -37,10 +37,14 @@ class Batches:
 
 
 def fitted_lengths(row_lengths: NDArray[np.int64], max_length: int) -> list[int]:
-    """Choose the lengths that rows with these tokens are filled up to, ascending, with the least padding.
+    """Choose the lengths that rows are filled up to, ascending, with the least padding; at most `MAX_LENGTHS` and one.
 
     The tokens of all rows, padding included, and `TOKENS_OF_PROGRAM` for each length are as few as possible, by dynamic
-    programming. `max_length`, which no row exceeds, is always the last one; rows of an evaluation may need it.
+    programming.
+
+    Args:
+        row_lengths: the tokens of each row, (rows,), of one row at least.
+        max_length: which no row exceeds; always the last length, since rows of an evaluation may need it.
     """
     ends, counts = np.unique(np.minimum(-(-row_lengths // LENGTH_UNIT) * LENGTH_UNIT, max_length), return_counts=True)
     num_rows = np.concatenate([[0], np.cumsum(counts)])  # with the first ends

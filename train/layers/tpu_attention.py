@@ -243,7 +243,8 @@ class _AttentionInBlocks(_Attention):
             shift = self.largest_scores(query, key)
             return shift, *self._context(query, key, value, shift)
 
-        is_safe = tf.reduce_all(_are_safe(inverse_sum) | (self.attended == 0))
+        sums = tf.math.reciprocal_no_nan(inverse_sum)  # of the exponentials that are kept; 0 if they overflow
+        is_safe = tf.reduce_all(_are_safe(sums) | (self.attended == 0))
         shift, context, inverse_sum = tf.cond(is_safe, lambda: (zero, context, inverse_sum), after_largest_scores)
         return context[..., : self.length], _Passed(query, key, value, context, shift, inverse_sum)
 
