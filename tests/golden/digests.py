@@ -15,13 +15,18 @@ from tests.fixtures.same_run import newest_variables, timeless_lines
 OF_THE_MACHINE = {"versions", "commit", "transformers_version", "path", "data_files", "validation_files"}
 # Files of an export that tell of the machine, or of the versions of other programs.
 NOT_COMPARED = {"README.md", "loss.png", "report.png", "confusion_matrix.png"}
+# Those that decide about a product's kernel, best first.
+INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "avx512_vnni", "avx512f", "avx2")
 
 
 def machine() -> str:
     """Describe what the bits of a result depend on: the same code gives the same bits on the same machine."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
     models = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
-    return f"TensorFlow {tf.__version__}, {len(os.sched_getaffinity(0))} cores, {', '.join(models)}"
+    # Processors of one name differ in their instructions, and a product's kernel is chosen by them.
+    flags = {flag for line in lines if line.startswith("flags") for flag in line.split()}
+    best = next((name for name in INSTRUCTIONS if name in flags), "other")
+    return f"TensorFlow {tf.__version__}, {len(os.sched_getaffinity(0))} cores, {', '.join(models)}, {best}"
 
 
 def digest(content: bytes) -> str:
@@ -38,7 +43,7 @@ def digests_of_folder(folder: Path) -> dict[str, str]:
 
 
 def digests_of_run(folder: Path) -> dict[str, Any]:
-    """Return what a run leaves: `log` without clocks; `layout`, names, shapes, types; `bits`, digests; `machine`."""
+    """Return what a run leaves: `log` without clocks; `layout`, names, shapes, types; `bits`, digests by machine."""
     lines = timeless_lines(folder)
     name, variables = newest_variables(folder)
     record = json.loads((folder / "checkpoints" / name.replace("safetensors", "json")).read_text(encoding="utf-8"))
@@ -55,7 +60,7 @@ def digests_of_run(folder: Path) -> dict[str, Any]:
         "fingerprint": None if record["settings"]["model"]["init_from"] else record["fingerprint_sha256"][:16],
         **exported,
     }
-    return {"log": lines, "layout": layout, "bits": bits, "machine": machine()}
+    return {"log": lines, "layout": layout, "bits": {machine(): bits}}
 
 
 def _layout(path: Path) -> str:
