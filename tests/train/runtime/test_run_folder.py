@@ -63,6 +63,7 @@ MIXTURE = {"de": [1, "a 1"], "en": [3, "b 1", "b 2"]}
     [
         ({"run.seed": 2}, "run.seed: 1 there, 2 now"),
         ({"run.seed": 2, "model.a": 1}, "run.seed: 1 there, 2 now; model.a: None there, 1 now"),
+        ({"data.length_buckets": [8], "train_rows": "b"}, "train_rows: None there, b now"),
         ({"model.labels": {"a": 2}}, "model.labels: {'a': 1} there, {'a': 2} now"),
         (
             {"train_shards": {"de": [2, "a 1"], "en": [2, "b 1", "b 2"]}, "eval_shards": {"de": [2, "c 1"]}},
