@@ -12,13 +12,16 @@ try:
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.cli.console import add_verbose_flag
+from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository, check_hub_access
 from mlm_common.storage import open_folder
 from train import multiplies_in_bfloat16
+from train.checkpoints.store import CheckpointStore, DamagedCheckpointError
 from train.config.settings import SUBJECTS, TrainingConfig
 from train.metrics.log import VALIDATION
 from train.runtime.machines import Cluster
+from train.runtime.run_folder import RunFolder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,6 +46,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--average",
         action="store_true",
         help="Export the mean of the weights of several checkpoints of a run, evaluated on its validation rows first.",
+    )
+    parser.add_argument(
+        "--best",
+        action="store_true",
+        help="Of OUTPUT_DIR, export the checkpoint with the best evaluation instead of the newest.",
     )
     parser.add_argument("--push", metavar="USER/NAME", help="Also push the folder to this repository on the Hub.")
     parser.add_argument("--private", action="store_true", help="Make the repository private when it is created.")
@@ -99,6 +107,22 @@ def average_checkpoints(paths: Sequence[str], tokenizer: str | None) -> tuple["S
     return replace(last, snapshot=replace(last.snapshot, arrays=means, metrics=lines)), told
 
 
+def best_checkpoint(path: str) -> str:
+    """Return the path of a run's checkpoint with the best evaluation, the earliest of equal ones.
+
+    Raises:
+        InputError: it is no run, none of its checkpoints was evaluated, or one is damaged.
+    """
+    store = CheckpointStore(RunFolder(path).checkpoints)
+    try:
+        ranks = {step: store.read_record(step).rank for step in store.steps()}
+    except DamagedCheckpointError as error:
+        raise InputError(f"--best: a checkpoint in {store.folder} is damaged: {error}. Name another one.") from error
+    evaluated = [(rank, -step) for step, rank in ranks.items() if rank is not None]
+    require(bool(evaluated), "needs the OUTPUT_DIR of a run with an evaluated checkpoint", "--best", path)
+    return store.path(-max(evaluated)[1])
+
+
 def _evaluate(saved: "SavedModel", weights: "dict[str, np.ndarray]") -> dict[str, float] | None:
     """Evaluate other weights of a run's model; None where the run has no validation rows."""
     from train.loop.lifecycle import Pretraining
@@ -138,6 +162,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.average != (len(arguments.checkpoint) > 1):
         rule = "--average needs two checkpoints at least, and an OUTPUT; several checkpoints need --average"
         raise InputError(f"{rule}; received {' '.join((*arguments.checkpoint, arguments.output))}.")
+    require(not (arguments.best and arguments.average), "cannot be combined with --average", "--best", True)
     output = open_folder(arguments.output)
     output.check_writable()
     repository = None
@@ -150,7 +175,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         saved, told = average_checkpoints(arguments.checkpoint, arguments.tokenizer)
         print(told)
     else:
-        saved = read_saved_model(arguments.checkpoint[0], arguments.tokenizer)
+        path = arguments.checkpoint[0]
+        saved = read_saved_model(best_checkpoint(path) if arguments.best else path, arguments.tokenizer)
     saved.publish(output, repository, with_tf_weights="tf" in formats)
     print(f"model: {arguments.output}" + (f", pushed to {repository.repo_id}" if repository else ""))
 

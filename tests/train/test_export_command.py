@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import re
 import shutil
@@ -12,12 +13,14 @@ from mlm_common.errors import InputError
 from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_run import NUM_STEPS
 from tests.servers.fixtures import HubHandle
+from train.checkpoints.store import CheckpointStore
 from train.config.settings import TrainingConfig
 from train.export import _evaluate, main
 from train.loop.lifecycle import Pretraining
 from train.model.from_pretrained import load_model
 from train.publishing.publisher import published_run
 from train.publishing.saved_model import SavedModel, read_saved_model
+from train.runtime.run_folder import RunFolder
 
 REPO = "alice/exported"
 
@@ -41,6 +44,17 @@ def test_an_earlier_checkpoint_pushed_to_a_branch(finished_run: Path, tmp_path: 
     assert f'model="{REPO}", revision="early"' in card
     assert "| 6 |" not in card
     assert pushed["model.safetensors"] != (finished_run / "export" / "model.safetensors").read_bytes()
+
+
+def test_the_best_checkpoint(finished_run: Path, tmp_path: Path, run: Any) -> None:
+    shutil.copytree(finished_run, tmp_path / "run")
+    store = CheckpointStore(RunFolder(str(tmp_path / "run")).checkpoints)
+    record = store.read_record(3)
+    store.write(dataclasses.replace(record, validation_loss=0.1, validation_score=None), store.read_arrays(record))
+    assert main([str(tmp_path / "run"), str(tmp_path / "best"), "--best"]) == 0
+    assert main([str(tmp_path / "run" / "checkpoints" / "step-00000003"), str(tmp_path / "third")]) == 0
+    assert contents(tmp_path / "best") == contents(tmp_path / "third")
+    assert "--best needs the OUTPUT_DIR" in run(main, tmp_path / "third", tmp_path / "out", "--best").refusal
 
 
 def test_tensorflows_weights_too(finished_run: Path, tmp_path: Path) -> None:
