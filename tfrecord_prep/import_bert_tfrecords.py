@@ -54,7 +54,7 @@ from tfrecord_prep.split import (
     made_with,
     prepare_split,
 )
-from tfrecord_prep.split_folder import check_folder
+from tfrecord_prep.split_folder import check_folder, recorded_plan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -125,8 +125,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     kind = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["type"]
     require(kind == "WordPiece", "must be a WordPiece one, as BERT's", "--tokenizer-name-or-path", kind)
     corpus = find_records(config)
-    fields = plan_fields(config, tokenizer, corpus)
     folder, hashes_folder = output.path_of(config.split), output.path_of(f"{HASHES_NAME}/{config.split}")
+    before = {} if config.overwrite else recorded_plan(folder) or {}
+    fields = plan_fields(config, tokenizer, corpus, before)
     num_processes = config.num_workers or num_cores()
     with stoppable(), locked_folder(str(output)), Workers(num_processes, "Use fewer --num-workers.") as workers:
         is_complete = not config.overwrite and check_folder(folder, fields)
@@ -155,8 +156,13 @@ def find_records(config: ImportConfig) -> RecordFiles:
     return RecordFiles(corpus, record, {config.split: Source(lambda _: (), tuple(files))})
 
 
-def plan_fields(config: ImportConfig, tokenizer: "PreTrainedTokenizerFast", corpus: RecordFiles) -> dict[str, Any]:
-    """Make the fields of the manifest that are known beforehand, as in JSON; rows are as long as the first one."""
+def plan_fields(
+    config: ImportConfig, tokenizer: "PreTrainedTokenizerFast", corpus: RecordFiles, before: dict[str, Any]
+) -> dict[str, Any]:
+    """Make the fields of the manifest that are known beforehand, as in JSON; rows are as long as the first one.
+
+    `before` is the plan of the shards in the folder, whose size stays unless another is given.
+    """
     files = corpus.files(config.split)
     found = next(((file, record) for file in files for record in records_of(file)), None)
     if found is None:
@@ -172,7 +178,7 @@ def plan_fields(config: ImportConfig, tokenizer: "PreTrainedTokenizerFast", corp
         "split": config.split,
         "max_length": max_length,
         "chunking": PAIRS,
-        "shard_size": config.shard_size or default_shard_size(max_length),
+        "shard_size": config.shard_size or before.get("shard_size") or default_shard_size(max_length),
         "partition_bytes": 0,  # a partition is a file
         **made_with(tokenizer),
         "corpus": corpus.record,
