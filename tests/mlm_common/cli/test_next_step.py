@@ -42,6 +42,7 @@ def test_after_the_shards_comes_the_training(with_validation: bool) -> None:
     assert config.data.train_dataset == "gs://bucket/shards/train"
     assert config.data.eval_dataset == ("gs://bucket/shards/validation" if with_validation else None)
     assert config.run.output_dir == "gs://bucket/model"
+    assert config.optimization.max_steps == 1000
 
 
 def test_after_the_shards_of_several_sources_comes_one_training_on_all() -> None:
