@@ -124,6 +124,11 @@ def describe_resume_point(
             shown = " → ".join(one.replace("+changes", " + local changes") for one in (before_now, now))
             what = "code" if name == "commit" else name
             yield f"note: the {what} has changed since this run started ({shown}), so the result may differ slightly"
+    if config.hardware.bfloat16 and before.get("jit_compile") != computation["jit_compile"]:
+        yield (
+            "note: the precision changes from here on: on a CPU, --bfloat16 computes the whole model in bfloat16 with "
+            "--jit-compile true, and only matrix products with false"
+        )
     if inexact:
         yield (
             f"note: results may differ in the last bits from an uninterrupted run: {', '.join(inexact)}. Sums are "

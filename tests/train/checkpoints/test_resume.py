@@ -129,6 +129,8 @@ def test_what_was_decided_counts_and_not_what_left_it_open() -> None:
     assert line == "changed since then: --jit-compile True -> None"
     (line,) = said(LIBRARIES, MADE_BY, computation={"jit_compile": False, "tpu_layers": False})
     assert "in the last bits from an uninterrupted run: --jit-compile False -> True. Sums" in line
+    note, _ = said(LIBRARIES, MADE_BY, "--bfloat16", computation={"jit_compile": False, "tpu_layers": False})[-2:]
+    assert "the precision changes from here on" in note
 
 
 def test_another_libtpu_is_said_on_a_tpu_and_not_elsewhere() -> None:
