@@ -78,6 +78,7 @@ CASES: list[tuple[Any, ...]] = [
     (f"{FILE} --length-buckets 16 8 30", "must be increasing numbers"),
     (f"{FILE} --length-buckets 16", "--length-buckets must end with --max-seq-len"),
     (f"{FILE} --tokenizer-name {{}}/other", "--tokenizer-name must have the vocabulary of", other_tokenizer),
+    (f"{FILE} --config-overrides num_hidden_layers=0", "--config-overrides must not change num_hidden_layers"),
     (FILE, "A model must hold model.safetensors or tf_model.h5", no_weights),
     (f"{FILE} --init-from {{}}/nowhere", "--init-from: there is no folder"),
     (FILE, "has no export yet", run_without_export),

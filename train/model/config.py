@@ -13,6 +13,7 @@ from train.data.inputs import Inputs
 from train.data.shards import TrainingInputs
 from train.model.architectures import (
     ARCHITECTURES,
+    SIZES,
     check_architecture,
     learns_positions,
     max_positions,
@@ -38,7 +39,14 @@ def resolve_model_config(config: ModelConfig, inputs: Inputs, max_length: int | 
     max_length = max_length or inputs.max_length
     model_config = _read(config, inputs.tokenizer)
     overrides = parse_overrides(config.config_overrides)
+    sizes = {name: getattr(model_config, name, None) for name in SIZES if name != "num_attention_heads"}
     _override(model_config, overrides, config.config_overrides)
+    for name, size in sizes.items():
+        if config.init_from is not None and not config.grow and size != (now := getattr(model_config, name, None)):
+            raise InputError(
+                f"--config-overrides must not change {name} of --init-from, whose weights have the sizes of {size}; "
+                f"received {now}. Leave it out, or make the model larger with --grow."
+            )
     ids = special_ids(inputs.tokenizer)
     model_config.update(
         {
