@@ -84,6 +84,12 @@ def read_table(path: str, flag: str, columns: Sequence[str] | None = None, *, sk
     except InputError:
         raise
     except (ValueError, csv.Error, EOFError, OSError, RecursionError, zlib.error) as error:  # of pyarrow, too
+        if isinstance(error, UnicodeDecodeError) and ending != ".parquet":
+            line, byte = error.object.count(b"\n", 0, error.start) + 1, error.object[error.start]
+            raise InputError(
+                f"{flag} must name a file of UTF-8 text; line {line} of {path} has the byte 0x{byte:02x}. Convert it, "
+                "for example with `iconv -f ISO-8859-1 -t UTF-8`."
+            ) from error
         raise InputError(f"{flag} must name a readable {ending} file; {path}: {one_line(error)}") from error
     if not read or not len(next(iter(read.values()))):
         raise InputError(f"{flag} must name a file with rows; {path} has none.")

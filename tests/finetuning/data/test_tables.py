@@ -79,6 +79,14 @@ def test_what_is_no_table(tmp_path, name, content, message) -> None:
         read_table(write(tmp_path / name, content), "--train-file")
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.conll"])
+def test_text_of_another_encoding_is_refused_with_its_line_and_a_way_to_convert_it(tmp_path, name) -> None:
+    path = tmp_path / name
+    path.write_bytes("\ufefftext,label\nschon,a\nschön,b\n".encode()[:-4].replace("ö".encode(), b"\xf6"))
+    with pytest.raises(InputError, match=r"line 3 of .* has the byte 0xf6.*iconv -f ISO-8859-1 -t UTF-8"):
+        read_table(str(path), "--train-file")
+
+
 def test_a_data_set_of_a_folder(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     (tmp_path / "data").mkdir()
