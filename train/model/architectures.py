@@ -57,7 +57,7 @@ class Architecture:
     layer_list: str = "layer"
     has_tpu_layers: bool = False
     block_attention: Literal["by_mask", "by_itself"] | None = None
-    flops: Literal["bert", "deberta-v2", "distilbert", "mobilebert", "modernbert", "rembert"] | None = "bert"
+    flops: Literal["bert", "deberta-v2", "mobilebert", "modernbert"] | None = "bert"
     transposed_vocabulary: str | None = None
 
     not_in_pytorch: tuple[str, ...] = ()
@@ -102,7 +102,6 @@ ARCHITECTURES = {
         activations=("activation",),
         dropouts=("dropout", "attention_dropout"),
         required={"sinusoidal_pos_embds": False},
-        flops="distilbert",
     ),
     "electra": BERT,
     # `normalization_type`: the TF class gives its layer norm another epsilon. `transposed_vocabulary`: the head
@@ -131,7 +130,7 @@ ARCHITECTURES = {
     "mpnet": Architecture(
         counts_positions=True, has_token_types=False, required={"pad_token_id": 1}, not_in_pytorch=("mpnet.pooler.",)
     ),
-    "rembert": Architecture(tied=False, flops="rembert"),
+    "rembert": Architecture(tied=False),
     "roberta": ROBERTA,
     "roberta-prelayernorm": ROBERTA,
     "roformer": Architecture(learns_positions=False),

@@ -175,36 +175,19 @@ def full_speed_step_seconds(
 
 
 def _bert(config: PretrainedConfig, length: float) -> Multiplications:  # noqa: ARG001
-    """BERT, RoBERTa and theirs; with `embedding_size` also ALBERT, ELECTRA and RoFormer."""
+    """BERT, RoBERTa and theirs; with embeddings of another width also ALBERT, ELECTRA, RemBERT and RoFormer."""
     hidden, num_layers = config.hidden_size, config.num_hidden_layers
+    inner = config.hidden_dim if config.model_type == "distilbert" else config.intermediate_size
     embedding = getattr(config, "embedding_size", hidden)
+    into, out_of = (getattr(config, f"{end}_embedding_size", embedding) for end in ("input", "output"))
+    # These project their embeddings even to the same width.
+    projects = into != hidden or config.model_type in ("albert", "rembert")
     # An ALBERT group may run several layers.
     num_layers *= getattr(config, "inner_group_num", 1)
-    # ALBERT projects its embeddings even to the same width.
-    projects = embedding != hidden or config.model_type == "albert"
     return Multiplications(
-        per_token=num_layers * (4 * hidden**2 + 2 * hidden * config.intermediate_size) + projects * embedding * hidden,
+        per_token=num_layers * (4 * hidden**2 + 2 * hidden * inner) + projects * into * hidden,
         per_pair=num_layers * 2 * hidden,
-        per_prediction=hidden * embedding + embedding * config.vocab_size,
-    )
-
-
-def _distilbert(config: PretrainedConfig, length: float) -> Multiplications:  # noqa: ARG001
-    hidden, num_layers = config.dim, config.n_layers
-    return Multiplications(
-        per_token=num_layers * (4 * hidden**2 + 2 * hidden * config.hidden_dim),
-        per_pair=num_layers * 2 * hidden,
-        per_prediction=hidden**2 + hidden * config.vocab_size,
-    )
-
-
-def _rembert(config: PretrainedConfig, length: float) -> Multiplications:  # noqa: ARG001
-    hidden, num_layers = config.hidden_size, config.num_hidden_layers
-    return Multiplications(
-        per_token=num_layers * (4 * hidden**2 + 2 * hidden * config.intermediate_size)
-        + config.input_embedding_size * hidden,
-        per_pair=num_layers * 2 * hidden,
-        per_prediction=config.output_embedding_size * (hidden + config.vocab_size),
+        per_prediction=hidden * out_of + out_of * config.vocab_size,
     )
 
 
@@ -267,10 +250,8 @@ def _modernbert(config: PretrainedConfig, length: float) -> Multiplications:
 FORMULAS: dict[str, Callable[[PretrainedConfig, float], Multiplications]] = {
     "bert": _bert,
     "deberta-v2": _deberta_v2,
-    "distilbert": _distilbert,
     "mobilebert": _mobilebert,
     "modernbert": _modernbert,
-    "rembert": _rembert,
 }
 
 
