@@ -126,7 +126,7 @@ def best_checkpoint(path: str) -> str:
 def _evaluate(saved: "SavedModel", weights: "dict[str, np.ndarray]") -> dict[str, float] | None:
     """Evaluate other weights of a run's model; None where the run has no validation rows."""
     from train.loop.lifecycle import Pretraining
-    from train.loop.trainer import build_trainer
+    from train.loop.trainer import Trainer
     from train.runtime.preemption import StopRequest
     from train.runtime.strategy import connect
 
@@ -139,7 +139,7 @@ def _evaluate(saved: "SavedModel", weights: "dict[str, np.ndarray]") -> dict[str
         settings["hardware"] = settings["hardware"] | {"jit_compile": None}
     config = TrainingConfig(*(kind(**settings[name]) for name, kind in zip(settings, SUBJECTS, strict=True)))
     run = Pretraining().open_run(config, Cluster())
-    trainer = build_trainer(run, 0, connect(config.hardware, run.cluster))
+    trainer = Trainer(run, 0, connect(config.hardware, run.cluster))
     if trainer.add_up is None:
         logger.warning("The run has no --eval-dataset, so the average is not evaluated.")
         return None

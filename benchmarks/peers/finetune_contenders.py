@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +108,8 @@ def train_in_rounds(
             ],
             "",
         )
-        trainer = replace(our_trainer(lifecycle.prepare(config, job)), add_up=None)
+        trainer = our_trainer(lifecycle.prepare(config, job))
+        trainer.add_up = None
         trainer.load_initial_weights()
         started_seconds = time.perf_counter()
         train_function = trainer.model.make_train_function()

@@ -8,11 +8,11 @@ sizes of the preset's model. `tutorial-tuned` has the preset's model configurati
 """
 
 import argparse
+import copy
 import json
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,9 @@ def rounds_of(trainer: Trainer, settings: dict[str, Any]) -> Rounds:
 def ours(run: Run, settings: dict[str, Any]) -> None:
     """Train as run_mlm.py does."""
     trainer = our_trainer(run)
-    fit_in_rounds(replace(trainer, add_up=None), rounds_of(trainer, settings))
+    fitted = copy.copy(trainer)
+    fitted.add_up = None
+    fit_in_rounds(fitted, rounds_of(trainer, settings))
 
 
 def tutorial(run: Run, settings: dict[str, Any], *, is_tuned: bool = False) -> None:

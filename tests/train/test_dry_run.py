@@ -9,6 +9,7 @@ from tests.fixtures.tiny_models import CONFIGS
 from tests.fixtures.tiny_pairs import PAIRS
 from tests.fixtures.tiny_phases import phases_flags
 from tests.fixtures.tiny_run import run_flags
+from train.loop.run import Phase
 from train.run_mlm import main
 
 # Lets no module import TensorFlow, once transformers has looked whether there is one.
@@ -51,3 +52,10 @@ def test_a_network_of_which_the_arithmetic_is_not_known_is_built(shards: Path, t
     status, plan, _ = run(main, *run_flags(shards, tmp_path / "run"), *model, "--dry-run")
     assert status == 0
     assert "parameters  " in plan
+
+
+def test_the_time_of_a_phase_is_that_of_its_steps_alone(phase_shards: Path, tmp_path: Path, run, monkeypatch) -> None:
+    steps = []
+    monkeypatch.setattr(Phase, "describe_time_on_cpu", lambda _, plan, step: steps.append((step, plan.num_steps)) or {})
+    status, *_ = run(main, *phases_flags(phase_shards, tmp_path / "run"), "--dry-run")
+    assert (status, steps) == (0, [(0, 5), (5, 9), (9, 14)])

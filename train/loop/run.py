@@ -123,14 +123,10 @@ class Phase:
             steps[min(max(1, round(words_of(text) / words_per_step)), plan.num_steps)] = text
         return steps
 
-    def describe(self, plan: Plan, num_parameters: int) -> dict[str, str]:
-        phase = {"phase": f"{self.index + 1} of {plan.num_phases}: {self.name}"} if self.name else {}
-        return phase | plan.describe(num_parameters, self.inputs.num_eval_rows) | self.inputs.describe_rows()
-
-    def describe_time_on_cpu(self, plan: Plan, step: int = 0) -> dict[str, str]:
-        """Estimate how long the steps after `step` take on this machine's CPUs, as {title: text}."""
+    def describe_time_on_cpu(self, plan: Plan, step: int) -> dict[str, str]:
+        """Estimate how long the steps after `step` take, as {title: text}, where they take this machine's CPUs."""
         flops = planned_step_flops(self.model_config, plan, self.num_predictions(plan))
-        if flops is None or step >= plan.num_steps:
+        if flops is None or step >= plan.num_steps or not device_kind(self.config.hardware).startswith("CPU"):
             return {}
         num_steps = (plan.num_steps - step) / (1 - plan.evaluation_share(self.inputs.num_eval_rows))
         seconds = cpu_seconds(num_steps * flops)
@@ -225,15 +221,6 @@ def cpu_seconds(flops: float) -> float:
     return flops / (CPU_FLOPS_PER_SECOND * num_cores())
 
 
-def computation_so_far(run: Run, phase: Phase, strategy: "tf.distribute.Strategy") -> Computation | None:
-    """Read how the steps of the phase were computed when it began on this hardware; None where it did not."""
-    if (phase.index == 0 and run.starts_over) or not run.folder.has_run():
-        return None
-    record = run.folder.read_record()
-    is_here = record.get("hardware") == describe_hardware(run.config.hardware, strategy.num_replicas_in_sync)
-    return Computation(**record["computation"]) if is_here and phase_index(record["plan"]) == phase.index else None
-
-
 def describe_run(run: Run, phase: Phase, plan: Plan, computation: Computation, num_parameters: int) -> dict[str, Any]:
     """Collect the content of `run.json` in a phase: settings, fingerprint, and how and of what the run is made."""
     plans = run.plans(plan.num_replicas)
@@ -261,6 +248,19 @@ def describe_phase(phase: Phase, plan: Plan) -> dict[str, Any]:
         "plan": dataclasses.asdict(plan),
         **phase.inputs.describe(),
         "settings": phase.config.as_dict(),
+    }
+
+
+def describe_plan(run: Run, phase: Phase, plan: Plan, num_parameters: int, start: ResumePoint) -> dict[str, str]:
+    """Describe what a phase does from a point on, as {title: text}; warn of an unusual batch, and of many passes."""
+    warn_of_other_batch(phase.config, plan)
+    inputs = run.inputs_of(phase.index, plan.num_replicas)
+    row = plan.row_after(start.step, start.num_skipped_rows)
+    return {
+        **({"phase": f"{phase.index + 1} of {plan.num_phases}: {phase.name}"} if phase.name else {}),
+        **plan.describe(num_parameters, phase.inputs.num_eval_rows),
+        **phase.inputs.describe_rows(),
+        **inputs.describe_sources(row, (plan.num_steps - start.step) * plan.global_batch_rows),
     }
 
 
@@ -308,13 +308,9 @@ def print_plan(run: Run) -> tuple[Plan, ...]:
     if num_parameters is None:
         num_parameters = int(new_network(first).count_params())
     for phase, plan in zip(run.phases, plans, strict=True):
-        warn_of_other_batch(phase.config, plan)
-        inputs = run.inputs_of(phase.index, plan.num_replicas)
-        rows = phase.describe(plan, num_parameters)
-        rows |= inputs.describe_sources(plan.first_row, plan.num_phase_steps * plan.global_batch_rows)
-        if device_kind(hardware).startswith("CPU"):
-            rows |= phase.describe_time_on_cpu(plan)
-        print_table(rows)
+        start = ResumePoint(plan.first_step)
+        rows = describe_plan(run, phase, plan, num_parameters, start)
+        print_table(rows | phase.describe_time_on_cpu(plan, start.step))
         if run.has_named_phases:
             print()
     if run.has_named_phases:

@@ -4,7 +4,7 @@ import functools
 import gc
 import logging
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import tensorflow as tf
@@ -23,42 +23,100 @@ from train.checkpoints.resume import (
 )
 from train.checkpoints.store import Arrays, CheckpointRecord, rank
 from train.data.pipeline import ONE_PIPELINE
-from train.loop.run import Phase, Run, computation_so_far, describe_run, device_kind, excerpt, print_result, print_table
+from train.loop.run import (
+    Phase,
+    Run,
+    describe_hardware,
+    describe_plan,
+    describe_run,
+    device_kind,
+    excerpt,
+    print_result,
+    print_table,
+)
 from train.metrics.log import VALIDATION, MetricsLog
 from train.metrics.run_curves import RunCurves, draw_run
 from train.model.computation import Computation, choose_computation, describe_computation, full_speed_step_seconds
 from train.publishing.publisher import Publisher
 from train.publishing.pytorch_format import take_snapshot
 from train.runtime import supervisor
-from train.runtime.plan import Plan, phase_index, warn_of_other_batch
+from train.runtime.plan import Plan, phase_index
 from train.runtime.preemption import StopRequest
 from train.runtime.run_folder import LOSS_CURVE_NAME
 from train.runtime.strategy import check_agreement, distribute_batches, wait_for_workers
-from train.step.evaluation import Adder, build_adder
-from train.step.train_step import PretrainingModel, build_model, compile_model, prepare_batch
+from train.step.evaluation import build_adder
+from train.step.train_step import build_model, compile_model, prepare_batch
 from train.tasks.task import SOURCE_LOSS, Task
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass
 class Trainer:
-    """A compiled model and what it is fitted with: `restore` it, fit it to the plan's last step, `publish` it."""
+    """A compiled model and what it is fitted with: `restore` it, fit it to the plan's last step, `publish` it.
 
-    run: Run
-    phase: Phase
-    model: PretrainingModel
-    plan: Plan
-    add_up: Adder | None
-    score: Callable[[], dict[str, float]] | None
-    log: MetricsLog
-    state: TrainingState
-    checkpoints: Checkpoints
-    full_speed_step_seconds: float | None
-    computation: Computation
-    made_by: dict[str, str]
-    start: ResumePoint = field(default_factory=ResumePoint)
-    versions: dict[str, str] = field(default_factory=installed_versions)
+    Args:
+        run: whose phase of this index is trained.
+        index: counted from 0.
+        strategy: in whose scope the model is built.
+    """
+
+    def __init__(self, run: Run, index: int, strategy: tf.distribute.Strategy):
+        self.run, self.phase = run, run.phases[index]
+        self.plan = plan = run.plans(strategy.num_replicas_in_sync)[index]
+        config, inputs = self.phase.config, self.phase.inputs
+        task, model_config = self.phase.task, self.phase.model_config
+        self.start, self.versions = ResumePoint(), installed_versions()
+        self.made_by = {"device": device_kind(config.hardware), "commit": commit()}
+        self.computation = choose_computation(config, model_config, plan, self._computation_so_far())
+        self.model = build_model(config, inputs, task, model_config, plan, strategy, self.computation)
+        self.state = TrainingState(self.model)
+        self.add_up = build_adder(inputs, self.model, plan, jit_compile=self.computation.jit_compile)
+        self.score = self._scorer()
+        num_predictions = self.phase.num_predictions(plan)
+        self.full_speed_step_seconds = full_speed_step_seconds(config, model_config, plan, num_predictions)
+        is_chief = strategy.extended.should_checkpoint
+        trackers = []
+        if config.run.report_to and is_chief:
+            from train.metrics.trackers import open_trackers  # for this flag alone
+
+            trackers = open_trackers(config, run.folder)
+        draw = functools.partial(RunCurves, run.folder.path, self._describe_run())
+        self.log = MetricsLog(run.folder, lambda lines: draw_run(draw(lines)), is_chief=is_chief, trackers=trackers)
+        self.checkpoints = Checkpoints(
+            run.folder,
+            num_kept=config.run.keep_checkpoints,
+            kept_interval_steps=plan.save_steps if config.run.on_nonfinite == "skip" else 0,
+            first_step=plan.first_step,
+            kept_steps=self.phase.steps_at_words(plan),
+            is_chief=is_chief,
+            rank=functools.partial(rank_of_checkpoint, task, self.log),
+        )
+
+    def _computation_so_far(self) -> Computation | None:
+        """Read how the steps of the phase were computed when it began on this hardware; None where it did not."""
+        if self.starts_over or not self.run.folder.has_run():
+            return None
+        record = self.run.folder.read_record()
+        is_here = record.get("hardware") == describe_hardware(self.run.config.hardware, self.plan.num_replicas)
+        is_of_phase = phase_index(record["plan"]) == self.phase.index
+        return Computation(**record["computation"]) if is_here and is_of_phase else None
+
+    def _scorer(self) -> Callable[[], dict[str, float]] | None:
+        sample, tokenizer, max_length = self.phase.sample, self.phase.inputs.tokenizer, self.phase.inputs.max_length
+        if sample is None:
+            return None
+        from train.scoring.answers import QueriedModel
+
+        tokens_per_batch = self.phase.config.optimization.per_replica_batch_size * max_length
+        scored = QueriedModel(
+            *(self.model.network, self.model.distribute_strategy, vocabulary_size(tokenizer)),
+            *(special_ids(tokenizer)["pad"], self.run.cluster.num_workers),
+        )
+        return lambda: sample.figures(scored.answer, max_length, tokens_per_batch)
+
+    def _describe_run(self) -> dict[str, Any]:
+        num_parameters = self.model.network.count_params()
+        return describe_run(self.run, self.phase, self.plan, self.computation, num_parameters)
 
     @property
     def can_roll_back(self) -> bool:
@@ -139,8 +197,7 @@ class Trainer:
 
     def record_run(self) -> dict[str, Any]:
         """Write `run.json`, once nothing can refuse the run any more, and return its content."""
-        num_parameters = self.model.network.count_params()
-        record = describe_run(self.run, self.phase, self.plan, self.computation, num_parameters)
+        record = self._describe_run()
         if self.run.cluster.is_chief:
             self.run.folder.write_record(record)
         return record
@@ -169,26 +226,17 @@ class Trainer:
         self.state = TrainingState(self.model)
         self.state.write(arrays)
 
-    @property
-    def is_on_cpu(self) -> bool:
-        return self.made_by["device"].startswith("CPU")
-
     def print_start(self) -> None:
         """Print the plan, how it is computed, where it starts or resumes, and a first row as the model sees it."""
         computation = asdict(self.computation)
         start = describe_resume_point(
             *(self.start, self.plan, self.phase.config, self.versions, computation, self.made_by)
         )
-        inputs = self.run.inputs_of(self.phase.index, self.plan.num_replicas)
-        row = self.plan.row_after(self.start.step, self.start.num_skipped_rows)
-        rows = self.phase.describe(self.plan, self.model.network.count_params())
-        rows |= inputs.describe_sources(row, (self.plan.num_steps - self.start.step) * self.plan.global_batch_rows)
+        rows = describe_plan(self.run, self.phase, self.plan, self.model.network.count_params(), self.start)
         on_tpu = self.phase.config.hardware.wants_tpu
         if on_tpu or self.computation.jit_compile:
             rows["computation"] = describe_computation(computation, on_tpu=on_tpu)
-        if self.is_on_cpu:
-            rows |= self.phase.describe_time_on_cpu(self.plan, self.start.step)
-        warn_of_other_batch(self.phase.config, self.plan)
+        rows |= self.phase.describe_time_on_cpu(self.plan, self.start.step)
         print_table(rows | {"start": "\n".join(start)})
         print()
         print_first_row(self.run, self.phase, self.plan, self.start)
@@ -263,7 +311,6 @@ class Trainer:
         return {"best checkpoint": text}
 
     def batches_from(self, start: ResumePoint) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
-        """Prepare what makes the batches of one input pipeline, from a step on."""
         return self.run.batches_from(self.phase, self.plan, start)
 
 
@@ -272,7 +319,7 @@ def restored_trainers(run: Run, strategy: tf.distribute.Strategy) -> Iterator[Tr
     index = run.newest_phase()
     while True:
         supervisor.report("build")
-        trainer = build_trainer(run, index, strategy)
+        trainer = Trainer(run, index, strategy)
         trainer.load_initial_weights()
         trainer.clear_folder()
         trainer.restore()
@@ -286,58 +333,6 @@ def restored_trainers(run: Run, strategy: tf.distribute.Strategy) -> Iterator[Tr
                 return
             wait_for_workers(strategy, run.cluster)  # the others read what the chief has written
         trainer.release()
-
-
-def build_trainer(run: Run, index: int, strategy: tf.distribute.Strategy) -> Trainer:
-    phase, plan = run.phases[index], run.plans(strategy.num_replicas_in_sync)[index]
-    config, inputs, num_predictions = phase.config, phase.inputs, phase.num_predictions(plan)
-    recorded = computation_so_far(run, phase, strategy)
-    computation = choose_computation(config, phase.model_config, plan, recorded)
-    model = build_model(config, inputs, phase.task, phase.model_config, plan, strategy, computation)
-    is_chief = strategy.extended.should_checkpoint
-    num_parameters = model.network.count_params()
-    record = describe_run(run, phase, plan, computation, num_parameters)
-    trackers = []
-    if config.run.report_to and is_chief:
-        from train.metrics.trackers import open_trackers  # for this flag alone
-
-        trackers = open_trackers(config, run.folder)
-    draw = functools.partial(RunCurves, run.folder.path, record)
-    log = MetricsLog(run.folder, lambda lines: draw_run(draw(lines)), is_chief=is_chief, trackers=trackers)
-    return Trainer(
-        run=run,
-        phase=phase,
-        model=model,
-        plan=plan,
-        add_up=build_adder(inputs, model, plan, jit_compile=computation.jit_compile),
-        score=scorer_of(phase, model, run.cluster.num_workers),
-        log=log,
-        state=TrainingState(model),
-        checkpoints=Checkpoints(
-            run.folder,
-            num_kept=config.run.keep_checkpoints,
-            kept_interval_steps=plan.save_steps if config.run.on_nonfinite == "skip" else 0,
-            first_step=plan.first_step,
-            kept_steps=phase.steps_at_words(plan),
-            is_chief=is_chief,
-            rank=functools.partial(rank_of_checkpoint, phase.task, log),
-        ),
-        made_by={"device": device_kind(config.hardware), "commit": commit()},
-        full_speed_step_seconds=full_speed_step_seconds(config, phase.model_config, plan, num_predictions),
-        computation=computation,
-    )
-
-
-def scorer_of(phase: Phase, model: PretrainingModel, num_workers: int) -> Callable[[], dict[str, float]] | None:
-    sample, tokenizer, max_length = phase.sample, phase.inputs.tokenizer, phase.inputs.max_length
-    if sample is None:
-        return None
-    from train.scoring.answers import QueriedModel
-
-    tokens_per_batch = phase.config.optimization.per_replica_batch_size * max_length
-    ids, strategy = special_ids(tokenizer), model.distribute_strategy
-    scored = QueriedModel(model.network, strategy, vocabulary_size(tokenizer), ids["pad"], num_workers)
-    return lambda: sample.figures(scored.answer, max_length, tokens_per_batch)
 
 
 def rank_of_checkpoint(task: Task, log: MetricsLog, record: CheckpointRecord) -> tuple[float, float] | None:

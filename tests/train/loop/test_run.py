@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mlm_common.cli.command_line import parse_arguments
+from train.config.settings import HardwareConfig
 from train.fill_mask import FillMaskConfig
 from train.loop.run import Phase, cpu_seconds, describe_baseline, excerpt, print_result
 from train.tasks.masked_lm import MaskedLanguageModeling
@@ -56,13 +57,15 @@ def test_a_long_run_on_a_cpu_is_warned_of_before_it_starts(
     phase: Any = Phase.__new__(Phase)
     card = SimpleNamespace(predicts_tokens=True)
     settings: Any = SimpleNamespace(
-        model=SimpleNamespace(preset=preset), optimization=SimpleNamespace(per_replica_batch_size=1)
+        model=SimpleNamespace(preset=preset),
+        optimization=SimpleNamespace(per_replica_batch_size=1),
+        hardware=HardwareConfig(),
     )
     task = SimpleNamespace(card=card, num_predictions=lambda _: 1)
     phase.__dict__.update(config=settings, task=task, inputs=SimpleNamespace(num_eval_rows=0), model_config=None)
     plan: Any = SimpleNamespace(num_steps=100, max_length=8, evaluation_share=lambda _: 0.0)
     assert cpu_seconds(100 * 10**13) == 10_000
-    text = phase.describe_time_on_cpu(plan)["time"]
+    text = phase.describe_time_on_cpu(plan, step=0)["time"]
     assert text.startswith("about 2.8 hours on this CPU, estimated")
     assert ("--preset tiny-cpu" in text) == advises
     assert phase.describe_time_on_cpu(plan, step=99)["time"] == "about 1.7 minutes on this CPU, estimated"
