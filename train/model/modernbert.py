@@ -45,29 +45,7 @@ def rotated(states: tf.Tensor, base: float) -> tf.Tensor:
     return tf.cast(turned, states.dtype)
 
 
-class _BuildsParts:
-    """Builds its parts, all of them made by `__init__`, under its name, whatever calls them first."""
-
-    built: bool
-
-    def build(self, _input_shape: Any = None) -> None:
-        if self.built:
-            return
-        self.built = True
-        self.make_weights()
-        for part, width in self.parts():
-            with tf.name_scope(part.name):
-                part.build((None, None, width))
-
-    def make_weights(self) -> None:
-        """Make the variables that belong to no part."""
-
-    def parts(self) -> list[tuple[Any, int]]:
-        """List the layers within that have variables, and the width of what each takes."""
-        return []
-
-
-class _Layer(_BuildsParts, tf_keras.layers.Layer):
+class _Layer(tf_keras.layers.Layer):
     def __init__(self, config: ModernBertConfig, **kwargs: Any):
         super().__init__(**kwargs)
         self.config = config
@@ -92,7 +70,7 @@ def _initializer(deviation: float) -> tf_keras.initializers.Initializer:
 class TFModernBertTokenEmbeddings(_Layer):
     """The table, which the decoder uses as well."""
 
-    def make_weights(self) -> None:
+    def build(self, _: Any) -> None:
         shape = (self.config.vocab_size, self.config.hidden_size)
         initializer = _initializer(self.config.initializer_range)
         self.weight = self.add_weight(name="weight", shape=shape, initializer=initializer)
@@ -110,9 +88,6 @@ class TFModernBertEmbeddings(_Layer):
         self.tok_embeddings = TFModernBertTokenEmbeddings(config, name="tok_embeddings")
         self.norm = self._norm("norm")
         self.drop = tf_keras.layers.Dropout(config.embedding_dropout)
-
-    def parts(self) -> list[tuple[Any, int]]:
-        return [(self.tok_embeddings, self.config.hidden_size), (self.norm, self.config.hidden_size)]
 
     def call(self, input_ids: tf.Tensor, training: bool = False) -> tf.Tensor:
         return self.drop(self.norm(self.tok_embeddings(input_ids)), training=training)
@@ -133,9 +108,6 @@ class TFModernBertAttention(_Layer):
         self.Wo = self._dense(config.hidden_size, config.attention_bias, self._out_deviation, "Wo")
         self.dropout = tf_keras.layers.Dropout(config.attention_dropout)  # of the probabilities
         self.out_drop = tf_keras.layers.Dropout(config.attention_dropout)
-
-    def parts(self) -> list[tuple[Any, int]]:
-        return [(self.Wqkv, self.config.hidden_size), (self.Wo, self.config.hidden_size)]
 
     def call(self, hidden_states: tf.Tensor, attended: tf.Tensor, training: bool = False) -> tf.Tensor:
         """Attend, (batch, length, hidden); `attended` is bool (batch, length), false at padding."""
@@ -189,8 +161,9 @@ class TFModernBertMLP(_Layer):
         self.drop = tf_keras.layers.Dropout(config.mlp_dropout)
         self.Wo = self._dense(config.hidden_size, config.mlp_bias, self._out_deviation, "Wo")
 
-    def parts(self) -> list[tuple[Any, int]]:
-        return [(self.Wi, self.config.hidden_size), (self.Wo, self.config.intermediate_size)]
+    def build(self, input_shape: Any) -> None:
+        with tf.name_scope(self.Wi.name):
+            self.Wi.build(input_shape)  # `split_dense` does not call it
 
     def call(self, hidden_states: tf.Tensor, training: bool = False) -> tf.Tensor:
         """Compute (batch, length, hidden) of each token by itself."""
@@ -207,10 +180,6 @@ class TFModernBertLayer(_Layer):
         self.attn = TFModernBertAttention(config, index, name="attn")
         self.mlp_norm = self._norm("mlp_norm")
         self.mlp = TFModernBertMLP(config, name="mlp")
-
-    def parts(self) -> list[tuple[Any, int]]:
-        layers = (self.attn_norm, self.attn, self.mlp_norm, self.mlp)
-        return [(layer, self.config.hidden_size) for layer in layers if layer is not None]
 
     def call(self, hidden_states: tf.Tensor, attended: tf.Tensor, training: bool = False) -> tuple[tf.Tensor]:
         """Compute the next hidden states, (batch, length, hidden), the only one of a tuple."""
@@ -229,9 +198,6 @@ class TFModernBertMainLayer(_Layer):
         self.embeddings = TFModernBertEmbeddings(config, name="embeddings")
         self.layer = [TFModernBertLayer(config, at, name=f"layers_._{at}") for at in range(config.num_hidden_layers)]
         self.final_norm = self._norm("final_norm")
-
-    def parts(self) -> list[tuple[Any, int]]:
-        return [(part, self.config.hidden_size) for part in (self.embeddings, *self.layer, self.final_norm)]
 
     def call(
         self, input_ids: tf.Tensor, attention_mask: tf.Tensor | None = None, training: bool = False
@@ -253,9 +219,6 @@ class TFModernBertPredictionHead(_Layer):
         self.act = get_tf_activation(config.classifier_activation)
         self.norm = self._norm("norm")
 
-    def parts(self) -> list[tuple[Any, int]]:
-        return [(self.dense, self.config.hidden_size), (self.norm, self.config.hidden_size)]
-
     def call(self, hidden_states: tf.Tensor) -> tf.Tensor:
         """Compute (…, hidden) of the last hidden states."""
         return self.norm(self.act(self.dense(hidden_states)))
@@ -269,7 +232,7 @@ class TFModernBertDecoder(_Layer):
         self.embeddings = embeddings
         self.bias: tf.Variable | None = None
 
-    def make_weights(self) -> None:
+    def build(self, _: Any) -> None:
         if self.config.decoder_bias:
             self.bias = self.add_weight(name="bias", shape=(self.config.vocab_size,), initializer="zeros")
 
@@ -279,7 +242,7 @@ class TFModernBertDecoder(_Layer):
         return logits if self.bias is None else logits + tf.cast(self.bias, logits.dtype)
 
 
-class TFModernBertModel(_BuildsParts, TFPreTrainedModel):
+class TFModernBertModel(TFPreTrainedModel):
     """The encoder as a model, for heads that are put on it and for the classes below."""
 
     config_class = ModernBertConfig
@@ -289,8 +252,9 @@ class TFModernBertModel(_BuildsParts, TFPreTrainedModel):
         super().__init__(config, *inputs, **kwargs)
         self.model = TFModernBertMainLayer(config, name="model")
 
-    def parts(self) -> list[tuple[Any, int]]:
-        return [(self.model, self.config.hidden_size)]
+    def build_in_name_scope(self) -> None:
+        """Make the weights, which transformers asks for before it loads them."""
+        self(self.dummy_inputs)
 
     @unpack_inputs
     def call(
@@ -312,26 +276,15 @@ class TFModernBertModel(_BuildsParts, TFPreTrainedModel):
 
 
 class _WithHead(TFModernBertModel):
-    """An encoder with the beginning of a head, and a last layer of the name that `last` gives."""
-
-    last: str
+    """An encoder with the beginning of a head."""
 
     def __init__(self, config: ModernBertConfig, *inputs: Any, **kwargs: Any):
         super().__init__(config, *inputs, **kwargs)
         self.head = TFModernBertPredictionHead(config, name="head")
 
-    def parts(self) -> list[tuple[Any, int]]:
-        return [
-            *super().parts(),
-            (self.head, self.config.hidden_size),
-            (getattr(self, self.last), self.config.hidden_size),
-        ]
-
 
 class TFModernBertForMaskedLM(_WithHead):
     """Predicts masked tokens."""
-
-    last = "decoder"
 
     def __init__(self, config: ModernBertConfig, *inputs: Any, **kwargs: Any):
         super().__init__(config, *inputs, **kwargs)
@@ -345,7 +298,6 @@ class TFModernBertForMaskedLM(_WithHead):
 class _Classifier(_WithHead):
     """Classifies rows or tokens; `answer` makes the outputs from the logits."""
 
-    last = "classifier"
     num_outputs: int | None = None  # of each row or token; by default the number of labels
 
     def __init__(self, config: ModernBertConfig, *inputs: Any, **kwargs: Any):

@@ -18,7 +18,9 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("name", "safe_serialization"), [("roberta", True), ("deberta-v2 as v3", False)])
+@pytest.mark.parametrize(
+    ("name", "safe_serialization"), [("roberta", True), ("deberta-v2 as v3", False), ("modernbert", False)]
+)
 def test_weights_that_tensorflow_wrote_are_read(name: str, safe_serialization: bool, tmp_path: Path) -> None:
     source = tiny_model(name)
     source.save_pretrained(tmp_path, safe_serialization=safe_serialization)

@@ -26,7 +26,7 @@ HEADS = (
 def built(config: PretrainedConfig, model_class: str) -> int:
     with tf.Graph().as_default():  # where weights take no memory
         network = auto_class(model_class, config).from_config(config)
-        network.build(None)
+        network.build_in_name_scope()
         return int(network.count_params())
 
 

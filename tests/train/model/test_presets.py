@@ -87,7 +87,7 @@ def test_keras_counts_as_many_parameters(name):
     with tf.Graph().as_default():  # where weights take no memory
         config = exact_model_of(name)
         network = auto_class("TFAutoModelForMaskedLM", config).from_config(config)
-        network.build(None)
+        network.build_in_name_scope()
         assert network.count_params() == about_preset(name).parameters
 
 
