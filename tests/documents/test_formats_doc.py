@@ -48,7 +48,7 @@ def encoded() -> list[TokenBatch]:
 FRAMING = Framing(cls_id=0, sep_id=2, pad_id=1)
 
 
-def test_worked_row(encoded: list[TokenBatch]) -> None:
+def test_worked_row(encoded):
     (batch,) = encoded
     per_document = np.split(batch.ids, batch.document_ends[:-1])
     text = f"documents       {' | '.join(DOCUMENTS)}\n"
@@ -64,7 +64,7 @@ def test_worked_row(encoded: list[TokenBatch]) -> None:
     assert block("worked row") == text
 
 
-def test_worked_record(encoded: list[TokenBatch]) -> None:
+def test_worked_record(encoded):
     rows = next(CHUNKINGS["concat"](encoded, FRAMING, MAX_LENGTH))
     record = encode_rows(rows.input_ids, rows.num_tokens_per_row)
     shown = [line.split("  ")[0] for line in block("worked record").splitlines()]
@@ -85,18 +85,18 @@ def field_names(of: type, prefix: str = "") -> list[str]:
     return names
 
 
-def test_manifest_table_has_the_fields_in_order() -> None:
+def test_manifest_table_has_the_fields_in_order():
     section = PAGE.split("## manifest.json")[1].split("\n# ")[0]
     assert re.findall(r"^\| `(.+?)` \|", section, re.MULTILINE) == field_names(Manifest)
     assert f"| `format_version` | integer | {FORMAT_VERSION} |" in section
 
 
-def test_record_table_has_the_fields_in_order() -> None:
+def test_record_table_has_the_fields_in_order():
     section = PAGE.split("## checkpoints/")[1].split("\n## ")[0]
     fields = [field.name for field in dataclasses.fields(CheckpointRecord)]
     assert re.findall(r"^\| `(.+?)` \|", section, re.MULTILINE) == [*fields, CHECKSUM_FIELD]
 
 
-def test_special_ids() -> None:
+def test_special_ids():
     ids = ", ".join(f"`{token}` {index}" for index, token in enumerate(SPECIAL_TOKENS.values()))
     assert f"Special ids: {ids}." in PAGE

@@ -15,7 +15,7 @@ MODULES = sorted(
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_module_can_be_imported(package: str) -> None:
+def test_every_module_can_be_imported(package):
     of_package = [name for name in MODULES if name.partition(".")[0] == package]
     assert len(of_package) > 5
     for name in of_package:

@@ -33,7 +33,7 @@ def _variables_again(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, os.environ.get(name, ""))
 
 
-def test_the_place_is_known_by_its_variables() -> None:
+def test_the_place_is_known_by_its_variables():
     assert install.find_place({}) == "this machine"
     assert install.find_place({"COLAB_RELEASE_TAG": "release-colab_20261101"}) == "Colab"
     assert install.find_place({"KAGGLE_KERNEL_RUN_TYPE": "Interactive"}) == "Kaggle"
@@ -49,9 +49,7 @@ def test_the_place_is_known_by_its_variables() -> None:
         (("vfio/vfio", "vfio/0"), "tpu"),
     ],
 )
-def test_the_extra_follows_from_the_devices(
-    devices: tuple[str, ...], extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_extra_follows_from_the_devices(devices, extra, tmp_path, monkeypatch):
     for device in devices:
         (tmp_path / device).parent.mkdir(exist_ok=True)
         (tmp_path / device).touch()
@@ -60,7 +58,7 @@ def test_the_extra_follows_from_the_devices(
     assert install.find_extra(tmp_path) == "preflight"
 
 
-def test_facts_that_stand_in_two_places_agree() -> None:
+def test_facts_that_stand_in_two_places_agree():
     assert install.TPU_DEVICE_PATTERNS == tpu_devices.TPU_DEVICE_PATTERNS
     declared = (PROJECT / "pyproject.toml").read_text(encoding="utf-8")
     assert f'name = "{install.PROJECT_NAME}"' in declared
@@ -77,12 +75,12 @@ def test_facts_that_stand_in_two_places_agree() -> None:
     assert of_the_vm == of_the_preflight
 
 
-def test_in_the_projects_environment_nothing_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_the_projects_environment_nothing_is_installed(capsys):
     assert install.install() == sys.executable
     assert "has the project installed" in capsys.readouterr().out
 
 
-def test_bad_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input(monkeypatch, capsys):
     monkeypatch.setenv("MLM_EXTRA", "npu")
     assert install.main([]) == 2
     assert "MLM_EXTRA must be one of cpu, gpu, tpu, preflight; received 'npu'." in capsys.readouterr().err
@@ -130,9 +128,7 @@ def make(folder: Path, *flags: str) -> int:
     return install.main(["--environment", str(folder), *flags])
 
 
-def test_uv_makes_the_environment_once(
-    commands: Callable[[], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_uv_makes_the_environment_once(commands, tmp_path, capsys):
     folder = tmp_path / "environment"
     assert make(folder, "--extra", "cpu") == 0
     made, installed = commands()
@@ -151,9 +147,7 @@ def test_uv_makes_the_environment_once(
     assert len(commands()) == 3
 
 
-def test_an_environment_for_a_tpu_has_its_tensorflow_alone(
-    commands: Callable[[], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_environment_for_a_tpu_has_its_tensorflow_alone(commands, tmp_path, capsys):
     folder = tmp_path / "environment"
     assert make(folder, "--extra", "cpu") == 0
     assert make(folder, "--extra", "tpu") == 0
@@ -168,9 +162,7 @@ def test_an_environment_for_a_tpu_has_its_tensorflow_alone(
 
 
 @pytest.mark.parametrize("interpreter", ["#!/bin/sh\necho 3 14\n", "#!/nowhere/python\n"], ids=["wrong", "missing"])
-def test_an_environment_of_a_wrong_interpreter_is_replaced(
-    interpreter: str, commands: Callable[[], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_environment_of_a_wrong_interpreter_is_replaced(interpreter, commands, tmp_path, capsys):
     python = tmp_path / "environment" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(interpreter, encoding="utf-8")
@@ -184,12 +176,7 @@ def test_an_environment_of_a_wrong_interpreter_is_replaced(
     assert python.is_symlink()
 
 
-def test_a_python_that_does_not_fit_leaves_nothing(
-    commands: Callable[[], list[str]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_python_that_does_not_fit_leaves_nothing(commands, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(install.sys, "version_info", (3, 14, 0))
     assert make(tmp_path / "with-uv", "--extra", "cpu") == 0
     assert "--python >=3.10,<3.14 " in commands()[0]  # uv finds or fetches one
@@ -202,12 +189,7 @@ def test_a_python_that_does_not_fit_leaves_nothing(
     assert not (tmp_path / "without").exists()
 
 
-def test_pip_takes_over_where_uv_fails_or_is_not_to_be_had(
-    commands: Callable[[], list[str]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_pip_takes_over_where_uv_fails_or_is_not_to_be_had(commands, tmp_path, monkeypatch, capsys):
     uv = (tmp_path / "uv").read_text(encoding="utf-8").replace("|| exit 0", "|| { echo no route to host; exit 3; }")
     (tmp_path / "uv").write_text(uv, encoding="utf-8")
     assert make(tmp_path / "first", "--extra", "cpu") == 0
@@ -222,9 +204,7 @@ def test_pip_takes_over_where_uv_fails_or_is_not_to_be_had(
     assert [command.split(" ", 3)[-1] for command in by_pip] == ["--editable .[cpu]", "--editable .[cpu,test]"]
 
 
-def test_what_a_command_does_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
-) -> None:
+def test_what_a_command_does_is_shown(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(install, "HEARTBEAT_SECONDS", 0.0)
     program = "import time; print('Downloading tensorflow', flush=True); time.sleep(1); raise SystemExit(7)"
     with pytest.raises(install.CommandError, match=r"ended with status 7(.|\n)*Downloading tensorflow"):
@@ -234,7 +214,7 @@ def test_what_a_command_does_is_shown(
     assert "\r" not in printed  # as a file gets it
 
 
-def test_make_lists_its_targets() -> None:
+def test_make_lists_its_targets():
     shown = subprocess.run(["make"], cwd=PROJECT, capture_output=True, encoding="utf-8", check=True).stdout
     targets = [line.split()[1] for line in shown.splitlines()]
     assert {"help", "quickstart", "test", "test-slow", "lint", "docs"} <= set(targets)
@@ -249,7 +229,7 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=str)
-def test_a_script_outside_the_environment_says_so_in_one_line(script: Path) -> None:
+def test_a_script_outside_the_environment_says_so_in_one_line(script):
     bare = [sys.executable, "-S", "-E", script]
     done = subprocess.run(bare, cwd=PROJECT, capture_output=True, encoding="utf-8", check=False)
     assert done.returncode in (1, 2)
@@ -257,13 +237,13 @@ def test_a_script_outside_the_environment_says_so_in_one_line(script: Path) -> N
     assert script.name == "doctor.py" or "source .venv/bin/activate" in line
 
 
-def test_both_notebooks_install_alike() -> None:
+def test_both_notebooks_install_alike():
     cells = [code_cells(path)["install"] for path in (WALKTHROUGH, COMPARISON)]
     first, second = ([line for line in cell.splitlines() if "import" not in line] for cell in cells)
     assert first == second
 
 
-def test_an_extra_is_added_to_an_environment(commands: Callable[[], list[str]]) -> None:
+def test_an_extra_is_added_to_an_environment(commands):
     install.add_extra("/env/bin/python", "finetuning")
     assert commands() == ["uv pip install --python /env/bin/python --editable .[finetuning]"]
 
@@ -272,7 +252,7 @@ def test_an_extra_is_added_to_an_environment(commands: Callable[[], list[str]]) 
 @pytest.mark.parametrize(
     ("python_version", "jax"), [("3.10", "0.6.2"), ("3.11", "0.7.1"), ("3.12", "0.7.1"), ("3.13", "0.7.1")]
 )
-def test_the_preflight_can_be_installed_for_each_python(python_version: str, jax: str) -> None:
+def test_the_preflight_can_be_installed_for_each_python(python_version, jax):
     platform = ("--python-platform", "x86_64-manylinux_2_31", "--python-version", python_version)
     resolve = [
         str(install._find_uv(print)),
@@ -296,7 +276,7 @@ def test_the_preflight_can_be_installed_for_each_python(python_version: str, jax
 
 
 @pytest.mark.slow
-def test_the_install_cell_on_a_service_with_other_packages(tmp_path: Path) -> None:
+def test_the_install_cell_on_a_service_with_other_packages(tmp_path):
     """As on Colab or Kaggle with a TPU, of which this machine has none: nothing that is there is used or changed."""
     service = tmp_path / "service"
     venv.create(service, with_pip=True)

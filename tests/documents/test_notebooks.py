@@ -19,7 +19,6 @@ from notebooks.execute import EXECUTED, cells_sha256, joined_streams, plain, wit
 from tests.fixtures.commands import parse
 from tests.fixtures.notebooks import COMPARISON, FINETUNING, NOTEBOOKS, WALKTHROUGH, code_cells
 from tests.fixtures.recorded_runs import write_run
-from tests.servers.fixtures import CloudStorageHandle, HubHandle
 
 PNG = b"\x89PNG\r\n\x1a\n"
 CELL_SECONDS = 1800
@@ -53,7 +52,7 @@ def pictures(cell: Any) -> list[bytes]:
 
 
 @pytest.mark.parametrize("path", [WALKTHROUGH, COMPARISON, FINETUNING])
-def test_notebooks_are_valid_and_executed(path: Path) -> None:
+def test_notebooks_are_valid_and_executed(path):
     """Of their cells as they are now; `python notebooks/execute.py` brings the outputs up to date."""
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
@@ -68,7 +67,7 @@ def test_notebooks_are_valid_and_executed(path: Path) -> None:
     assert any(picture.startswith(PNG) for cell in notebook.cells if "outputs" in cell for picture in pictures(cell))
 
 
-def test_committed_outputs_are_what_a_terminal_shows_at_the_end() -> None:
+def test_committed_outputs_are_what_a_terminal_shows_at_the_end():
     texts = ["\x1b[1mtokens  4\x1b[0m\r\n\rTraining:  10 %", "\rTraining: 100 %", "\r\n", "\r\nDone.\r\n"]
     outputs = [nbformat.from_dict({"output_type": "stream", "name": "stdout", "text": text}) for text in texts]
     (output,) = joined_streams(outputs)
@@ -76,7 +75,7 @@ def test_committed_outputs_are_what_a_terminal_shows_at_the_end() -> None:
 
 
 @pytest.mark.parametrize("path", [WALKTHROUGH, COMPARISON, FINETUNING])
-def test_notebooks_name_no_folder_of_a_machine(path: Path) -> None:
+def test_notebooks_name_no_folder_of_a_machine(path):
     text = path.read_text(encoding="utf-8")
     assert str(NOTEBOOKS.parent) not in text
     assert not re.search(r"/home/|/tmp/|/root/|/work/", text)
@@ -95,7 +94,7 @@ def walkthrough_settings(quick: bool, tpu_name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("quick", "tpu_name"), [(True, ""), (False, ""), (False, "local")])
-def test_commands_of_the_walkthrough(quick: bool, tpu_name: str) -> None:
+def test_commands_of_the_walkthrough(quick, tpu_name):
     variables = walkthrough_settings(quick, tpu_name)
     source = "\n".join(code_cells(WALKTHROUGH).values()).replace("\\\n", "")
     lines = re.findall(r"^ *!(.+)$", source, flags=re.M)
@@ -109,7 +108,7 @@ def test_commands_of_the_walkthrough(quick: bool, tpu_name: str) -> None:
 
 
 @pytest.mark.parametrize("glue_task", ["", "sst2"])
-def test_commands_of_the_finetuning(glue_task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_of_the_finetuning(glue_task, monkeypatch):
     """Those that `watch` runs; the plan is the first of them with one more flag."""
     monkeypatch.setenv("MLM_GLUE_TASK", glue_task)
     cells, commands = code_cells(FINETUNING), []
@@ -126,7 +125,7 @@ def test_commands_of_the_finetuning(glue_task: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("path", [WALKTHROUGH, COMPARISON, FINETUNING])
-def test_what_cells_import_from_the_project_is_there(path: Path) -> None:
+def test_what_cells_import_from_the_project_is_there(path):
     cells = "\n".join(code_cells(path).values()).replace("\\\n", "")
     without_commands = ast.parse(re.sub(r"^( *)[!%].*$", r"\1pass", cells, flags=re.M))
     for node in (node for node in ast.walk(without_commands) if isinstance(node, ast.ImportFrom)):
@@ -139,9 +138,7 @@ def test_what_cells_import_from_the_project_is_there(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_walkthrough(
-    cloud_storage: CloudStorageHandle, hub_server: HubHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_walkthrough(cloud_storage, hub_server, tmp_path, monkeypatch):
     """All of it on the CPU, its folder in Cloud Storage, its model pushed to the Hub; both stand-ins on loopback.
 
     Of the built-in corpus one package, since each of three cells would read it all.
@@ -176,7 +173,7 @@ def test_the_walkthrough(
 
 
 @pytest.mark.slow
-def test_the_finetuning(tiny_start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_finetuning(tiny_start, tmp_path, monkeypatch):
     """From the tiny model, whose rows are shorter, in a few steps."""
     settings = {"MLM_INIT_FROM": str(tiny_start / "start"), "MLM_WORK": str(tmp_path)}
     smaller = {"--max-seq-length 64": "--max-seq-length 30 --length-buckets 30", "--num-epochs 3": "--max-steps 12"}
@@ -196,7 +193,7 @@ def test_the_finetuning(tiny_start: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_the_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison(tmp_path, monkeypatch):
     runs = [write_run(tmp_path / name, global_batch_rows=rows) for name, rows in (("small", 8), ("large", 32))]
     settings = {"MLM_RUNS": " ".join(map(str, runs)), "MLM_PICTURE": str(tmp_path / "comparison.png")}
     cells = run_notebook(COMPARISON, settings, monkeypatch)

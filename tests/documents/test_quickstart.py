@@ -20,20 +20,20 @@ The first [MASK] is the name of the file.
 """
 
 
-def test_predictions_are_read_from_what_the_command_prints() -> None:
+def test_predictions_are_read_from_what_the_command_prints():
     assert quickstart.read_predictions(PREDICTIONS) == [
         ("Return a [MASK] of strings.", [(60.3, "list"), (9.2, "tuple")]),
         ("The first [MASK] is the name of the file.", [(12.0, "argument")]),
     ]
 
 
-def test_it_ends_with_what_to_type_next() -> None:
+def test_it_ends_with_what_to_type_next():
     lines = quickstart.closing_lines(Path("runs/quickstart"), str(PROJECT / ".venv" / "bin" / "python"))
     assert "    source .venv/bin/activate\n    python train/fill_mask.py --model runs/quickstart/model " in lines
     assert "runs/quickstart/model/loss.png" in lines
 
 
-def test_make_runs_it() -> None:
+def test_make_runs_it():
     shown = subprocess.run(
         ["make", "--dry-run", "quickstart", "QUICKSTART_DIR=there", "QUICKSTART_STEPS=4", "PYTHON=python3"],
         cwd=PROJECT,
@@ -44,7 +44,7 @@ def test_make_runs_it() -> None:
     assert "python3 quickstart.py --environment .venv --output-dir there --max-steps 4" in shown.splitlines()
 
 
-def test_a_failed_stage_names_its_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_stage_names_its_log(tmp_path, capsys):
     assert quickstart.main(["--python", "false", "--output-dir", str(tmp_path)]) == 1
     printed = capsys.readouterr()
     assert printed.out.splitlines()[-1].startswith("2/4  Tokenizer")
@@ -52,7 +52,7 @@ def test_a_failed_stage_names_its_log(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.slow
-def test_the_quick_start(tmp_path: Path) -> None:
+def test_the_quick_start(tmp_path):
     """All of it, with few steps, in the environment that the tests run in."""
     command = [sys.executable, "quickstart.py", "--python", sys.executable, "--output-dir", str(tmp_path)]
     done = subprocess.run(

@@ -9,7 +9,7 @@ from tests.campaign.stages import STAGES
 DOCUMENT = Path(__file__).parents[2] / "docs" / "design" / "reliability.md"
 
 
-def test_every_fault_was_tried_in_every_stage() -> None:
+def test_every_fault_was_tried_in_every_stage():
     (table,) = re.findall(f"{BEGIN}\n(.*){END}", DOCUMENT.read_text(encoding="utf-8"), flags=re.DOTALL)
     heading, _, *rows = [line.strip("| \n").split(" | ") for line in table.splitlines()]
     assert heading == ["fault", "promised", *(stage.name for stage in STAGES)]

@@ -23,7 +23,7 @@ def tracked_files() -> list[PurePosixPath]:
     return [PurePosixPath(line) for line in listed.stdout.splitlines()]
 
 
-def test_modules_shadow_nothing() -> None:
+def test_modules_shadow_nothing():
     """A script's folder comes first on the path: no module in it may bear the name of one that others import."""
     taken = set(sys.stdlib_module_names) | set(packages_distributions())
     for folder in STAGES:
@@ -31,7 +31,7 @@ def test_modules_shadow_nothing() -> None:
         assert not names & taken, folder
 
 
-def test_the_map_of_the_code_names_all_folders() -> None:
+def test_the_map_of_the_code_names_all_folders():
     page = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (tree,) = re.findall(r"^mlm_common/.*?(?=^```)", page, flags=re.M | re.S)
     folders: list[str] = []
@@ -56,7 +56,7 @@ def names_no_encoding(call: ast.Call) -> bool:
     return "encoding" not in keywords and ("text" in keywords or text.get(getattr(call.func, "attr", ""), False))
 
 
-def test_text_is_read_and_written_in_a_named_encoding() -> None:
+def test_text_is_read_and_written_in_a_named_encoding():
     """Otherwise a program depends on its locale."""
     unnamed = [
         f"{path}:{node.lineno}"
@@ -69,7 +69,7 @@ def test_text_is_read_and_written_in_a_named_encoding() -> None:
 
 
 @pytest.mark.parametrize("stage", ["train", "finetuning"])
-def test_the_chapters_of_a_stage_are_all_there(stage: str) -> None:
+def test_the_chapters_of_a_stage_are_all_there(stage):
     named = set(re.findall(r"\b(\w+(?:\.py|/))", importlib.import_module(stage).__doc__ or ""))
     there = {path.parts[1] + ("/" if len(path.parts) > 2 else "") for path in tracked_files() if path.parts[0] == stage}
     assert named == there - {"__init__.py"}

@@ -42,12 +42,12 @@ CODE = "\n".join(strings_of_the_code())
 
 
 @pytest.mark.parametrize("message", OUR_MESSAGES)
-def test_our_messages_are_in_the_code(message: str) -> None:
+def test_our_messages_are_in_the_code(message):
     assert " ".join(message.split()).removesuffix("…").rstrip() in CODE
     assert len(message.replace(DIFFERS, "").strip(" .()")) > 10, "too little to be recognised by"
 
 
-def test_flags_are_those_of_the_commands() -> None:
+def test_flags_are_those_of_the_commands():
     known = {name for _, listed, _ in COMMANDS.values() for name in listed.split()}
     known |= {action.dest for action in build_parser()._actions}
     prose = re.sub(r"```.*?```", "", TEXT, flags=re.S)

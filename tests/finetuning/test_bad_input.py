@@ -116,7 +116,7 @@ def answers(tiny_start: Path, tmp_path_factory: pytest.TempPathFactory) -> list[
 
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=[f"{flags} {said}" for flags, said, *_ in CASES])
-def test_bad_input(answers: list[Answer], index: int) -> None:
+def test_bad_input(answers, index):
     answer = answers[index]
     (line,) = [line for line in answer.err.splitlines() if line.startswith("error: ")]
     assert CASES[index][1] in line

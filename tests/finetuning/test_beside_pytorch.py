@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -72,15 +71,8 @@ print(json.dumps(losses))
     [([1.0, 1.0], 0.0, 1.0, 1e-6), ([0.5, 3.0], 0.1, 0.7, 1e-3)],
 )
 def test_losses_are_those_of_pytorch(
-    weights: list[float],
-    smoothing: float,
-    decay: float,
-    epsilon: float,
-    classified: Path,
-    tiny_start: Path,
-    torch_python: Path,
-    tmp_path: Path,
-) -> None:
+    weights, smoothing, decay, epsilon, classified, tiny_start, torch_python, tmp_path
+):
     """From a model that was fine-tuned before, on the same batches of several lengths, with dropout 0.
 
     Texts hold the padding token, which PyTorch's mask, the tokenizer's, attends to.

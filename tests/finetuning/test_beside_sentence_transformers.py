@@ -127,7 +127,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, l
     return root, vectors
 
 
-def test_vectors_are_the_same(python: Path, exports: tuple[Path, dict[str, list[np.ndarray]]]) -> None:
+def test_vectors_are_the_same(python, exports):
     root, vectors = exports
     lines = output_of(python, ENCODER, str(root), json.dumps([TEXTS, PASSAGES])).splitlines()
     read = {name: values for name, *values in map(json.loads, lines)}
@@ -154,7 +154,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory, torch_python: Path) -> Path
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("lengths", [(24,), (4, 24)], ids=["one pass", "two passes"])
-def test_losses_and_gradients_are_the_same(theirs: Path, case: str, lengths: tuple[int, ...]) -> None:
+def test_losses_and_gradients_are_the_same(theirs, case, lengths):
     settings, has_scores, has_negatives, num_micro_batches = CASES[case]
     from train.model.from_pretrained import load_model
 

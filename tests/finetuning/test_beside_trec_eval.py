@@ -41,7 +41,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_environment(tmp_path_factory, "rankings", "pytrec-eval-terrier>=0.5.7", "bm25s>=0.2.10")
 
 
-def test_metrics_are_those_of_trec_eval(python: Path) -> None:
+def test_metrics_are_those_of_trec_eval(python):
     """Rankings have many ties; some queries have no grades, or only grades of 0, and some grades no query."""
     draw = np.random.default_rng(0)
     queries, passages = (draw.integers(-1, 2, (num, 5)).astype(np.float32) for num in (NUM_QUERIES, NUM_PASSAGES))
@@ -66,7 +66,7 @@ def test_metrics_are_those_of_trec_eval(python: Path) -> None:
     np.testing.assert_allclose(ours, [theirs[query] for query in judged], atol=1e-9)
 
 
-def test_bm25_is_that_of_bm25s(python: Path) -> None:
+def test_bm25_is_that_of_bm25s(python):
     draw = np.random.default_rng(1)
     words = [f"word{number}" for number in range(60)]
     texts = [" ".join(draw.choice(words, draw.integers(2, 40), p=np.arange(1, 61) / 1830)) for _ in range(100)]

@@ -73,7 +73,7 @@ def predicted(run: Run) -> Callable[..., list[str]]:
     return lambda *flags: run(main, *flags).out.splitlines()
 
 
-def test_classes(runs: dict[str, Path], shown: dict[str, list[str]], predicted: Callable[..., list[str]]) -> None:
+def test_classes(runs, shown, predicted):
     ours = predicted("--model", str(runs["classes"]), "--text", "the list is a value")[1:]
     theirs = [line.split() for line in shown["classes"]]
     assert [line.split()[1] for line in ours] == [label for _, label in theirs]
@@ -82,9 +82,7 @@ def test_classes(runs: dict[str, Path], shown: dict[str, list[str]], predicted: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_numbers_labels_and_tags(
-    kind: str, runs: dict[str, Path], shown: dict[str, list[str]], predicted: Callable[..., list[str]]
-) -> None:
+def test_numbers_labels_and_tags(kind, runs, shown, predicted):
     run, theirs = runs[kind], [line.split() for line in shown[kind]]
     if kind == "regression":
         (ours,) = predicted("--model", str(run), "--text", "the name", "--text-pair", "a name")[1:]
@@ -102,11 +100,11 @@ def test_numbers_labels_and_tags(
         assert likely == [line.split()[1] for line in ours if "none" not in line]
 
 
-def test_choices(shown: dict[str, list[str]]) -> None:
+def test_choices(shown):
     assert shown["choice"] == ["of the list"]
 
 
-def test_answers(runs: dict[str, Path], shown: dict[str, list[str]], predicted: Callable[..., list[str]]) -> None:
+def test_answers(runs, shown, predicted):
     """The code on the card has no answer for questions without one."""
     question = ("--question", "value", "--context", "the name of the list is in the text")
     flags = ("--model", str(runs["answers"]), *question, "--null-score-diff-threshold", "1000")
@@ -114,5 +112,5 @@ def test_answers(runs: dict[str, Path], shown: dict[str, list[str]], predicted: 
     assert shown["answers"] == [ours]
 
 
-def test_the_encoder_of_a_custom_task(shown: dict[str, list[str]]) -> None:
+def test_the_encoder_of_a_custom_task(shown):
     assert "custom" in shown  # its code came to its end

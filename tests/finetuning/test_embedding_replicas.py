@@ -30,7 +30,7 @@ def batch_of(seed: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
-def test_replicas_and_micro_batches_make_the_step_of_one() -> None:
+def test_replicas_and_micro_batches_make_the_step_of_one():
     """Dropout, texts that occur twice and padding take part; all negatives are kept."""
     settings = SimpleNamespace(temperature=0.1, symmetric_loss=True, matryoshka_dims=[8])
     task = Embedding(Encoder("mean", 32, None, ("", ""), 12), 2, settings, pad_token_id=PAD, token_types=False)

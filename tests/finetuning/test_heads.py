@@ -83,7 +83,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, "custom-heads", make)
 
 
-def test_the_encoder_is_the_pretrained_one(exports: Path) -> None:
+def test_the_encoder_is_the_pretrained_one(exports):
     for name in NAMES:
         before, after = (load_file(exports / name / one / "model.safetensors") for one in ("mlm", "custom"))
         assert {key for key in after if key.startswith("custom_head.")} == {
@@ -96,7 +96,7 @@ def test_the_encoder_is_the_pretrained_one(exports: Path) -> None:
             np.testing.assert_array_equal(after[key], before[key])
 
 
-def test_pytorch_computes_the_same(exports: Path, python: Path) -> None:
+def test_pytorch_computes_the_same(exports, python):
     read = [json.loads(line) for line in output_of(python, READER, str(exports)).splitlines()]
     assert [one["name"] for one in read] == sorted(NAMES)
     for one in read:
@@ -106,7 +106,7 @@ def test_pytorch_computes_the_same(exports: Path, python: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_head_starts_randomly(name: str, exports: Path) -> None:
+def test_a_head_starts_randomly(name, exports):
     """On the encoder of a masked language model."""
     learned = by_name(one_layer_model(name))
     for head in ("SequenceClassification", "TokenClassification", "QuestionAnswering"):

@@ -3,7 +3,6 @@
 import json
 import logging
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,7 +36,7 @@ def positioned(model: str, *flags: str, length: int = LENGTH) -> str | None:
 
 
 @pytest.mark.parametrize("model", ["modernbert", "roformer"])
-def test_rotary_positions_extend_with_a_warning(model: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_rotary_positions_extend_with_a_warning(model, caplog):
     assert positioned(model) == f"max_position_embeddings={LENGTH}"
     assert positioned(model, "--config-overrides", "hidden_size=8") == f"hidden_size=8,max_position_embeddings={LENGTH}"
     (message, _) = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
@@ -48,7 +47,7 @@ def test_rotary_positions_extend_with_a_warning(model: str, caplog: pytest.LogCa
     assert not caplog.records
 
 
-def test_tables_of_positions_do_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_tables_of_positions_do_not(caplog):
     """Unless the user asks for it: then they start at random, as in pretraining."""
     with pytest.raises(
         InputError, match=r"work/model takes rows of at most 30 tokens, but --max-seq-length is 60\. Use"
@@ -61,7 +60,7 @@ def test_tables_of_positions_do_not(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 @pytest.mark.parametrize("model", ["modernbert", "roformer"])
-def test_the_export_has_the_same_logits_in_pytorch(model: str, tmp_path: Path, torch_python: Path) -> None:
+def test_the_export_has_the_same_logits_in_pytorch(model, tmp_path, torch_python):
     """On rows as long as those of fine-tuning."""
     draw = random.Random(1)
     lines = [f"{' '.join(draw.choices(WORDS, k=70))}\t{draw.choice('ab')}\n" for _ in range(16)]

@@ -5,7 +5,6 @@ import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,9 +32,7 @@ def predicted(run: Run) -> Callable[..., str]:
     return call
 
 
-def test_the_classes_of_a_file_are_those_of_training(
-    classified: Path, tiny_start: Path, tmp_path: Path, predicted: Callable[..., str]
-) -> None:
+def test_the_classes_of_a_file_are_those_of_training(classified, tiny_start, tmp_path, predicted):
     """Also where only the export is known, and for a table without the columns that training had."""
     expected = (classified / "predict_results_sst2.txt").read_text(encoding="utf-8")
     file = str(tiny_start / "glue" / "SST-2" / "test.tsv")
@@ -52,7 +49,7 @@ def test_the_classes_of_a_file_are_those_of_training(
     assert predicted("--model", tmp_path / "model", "--file", tmp_path / "texts.jsonl") == expected
 
 
-def test_texts_are_shown_with_probabilities(classified: Path, predicted: Callable[..., str]) -> None:
+def test_texts_are_shown_with_probabilities(classified, predicted):
     texts = [f"the {word} is a value" for word in LABELS.values()]
     blocks = predicted("--model", classified, "--text", *texts).strip().split("\n\n")
     for block, text, label in zip(blocks, texts, LABELS, strict=True):
@@ -64,7 +61,7 @@ def test_texts_are_shown_with_probabilities(classified: Path, predicted: Callabl
         assert sum(shares) == pytest.approx(100, abs=0.11)
 
 
-def test_answers_are_those_of_training(answered: Path, predicted: Callable[..., str]) -> None:
+def test_answers_are_those_of_training(answered, predicted):
     """Where some questions have no answer, and with the settings of the run."""
     expected = (answered / "run" / "predictions.json").read_text(encoding="utf-8")
     flags = ("--model", answered / "run", "--file", answered / "validation.json")
@@ -80,7 +77,7 @@ def test_answers_are_those_of_training(answered: Path, predicted: Callable[..., 
     assert "no answer found" in none
 
 
-def test_a_custom_task_predicts_as_in_training(rated: Path, predicted: Callable[..., str]) -> None:
+def test_a_custom_task_predicts_as_in_training(rated, predicted):
     expected = (rated / "run" / "predict_results_test.txt").read_text(encoding="utf-8")
     assert predicted("--model", rated / "run", "--file", rated / "test.tsv") == expected
     stars = [
@@ -113,15 +110,8 @@ REFUSED = [
 
 @pytest.mark.parametrize(("model", "flags", "message"), REFUSED)
 def test_what_does_not_fit_is_refused_in_one_line(
-    model: str,
-    flags: list[str],
-    message: str,
-    classified: Path,
-    tiny_start: Path,
-    tmp_path: Path,
-    run: Run,
-    request: pytest.FixtureRequest,
-) -> None:
+    model, flags, message, classified, tiny_start, tmp_path, run, request
+):
     models = {"classified": classified, "start": tiny_start / "start", "nowhere": tmp_path / "runs"}
     if model == "unfinished":
         models[model] = tmp_path / "run"
@@ -136,13 +126,7 @@ def test_what_does_not_fit_is_refused_in_one_line(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_numbers_labels_and_tags_are_those_of_training(
-    kind: str,
-    tiny_start: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    predicted: Callable[..., str],
-    run: Run,
-) -> None:
+def test_numbers_labels_and_tags_are_those_of_training(kind, tiny_start, tmp_path_factory, predicted, run):
     """Numbers, which are of pairs of texts, to the last digit."""
     folder = finetuned(kind, tiny_start / "start", tmp_path_factory)
     name, ending = ("predictions", "conll") if kind == "tagging" else ("predict_results_test", "jsonl")
@@ -164,7 +148,7 @@ def test_numbers_labels_and_tags_are_those_of_training(
 
 
 @pytest.mark.parametrize("task_class", [TextClassification, Tagging, MultipleChoice, QuestionAnswering])
-def test_the_next_command_predicts(task_class: Any) -> None:
+def test_the_next_command_predicts(task_class):
     """What a fine-tuned run says to type next is a command that parses."""
     task = task_class.__new__(task_class)
     python, script, *argv = shlex.split(task.next_command("my runs/export"))
@@ -181,7 +165,7 @@ def test_the_next_command_predicts(task_class: Any) -> None:
         (QuestionAnswering, "f1", "loss 0.31  F1 6.00 %  exact match 1.38 %"),
     ],
 )
-def test_an_evaluation_is_summarized(task_class: Any, metric: str, summary: str) -> None:
+def test_an_evaluation_is_summarized(task_class, metric, summary):
     task = task_class.__new__(task_class)
     task.metric = metric
     assert task.summarize({"loss": 0.312, "accuracy": 0.8125, "f1": 6.0, "exact_match": 1.38}) == summary

@@ -1,13 +1,11 @@
 """A dry run that asks the TPU's compiler about the step: lowered as it is, the compiler itself replaced."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from finetuning.run_classification import main
-from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_classification import flags
 from train.checks.preflight import preflight, tpu_compiler
 from train.checks.preflight.tpu_compiler import CompiledStep
@@ -22,9 +20,7 @@ ENTRY %main.0 (x: s32[8,30]) -> f32[] {
 
 
 @pytest.mark.slow
-def test_the_step_on_the_longest_rows_is_compiled(
-    tiny_start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
-) -> None:
+def test_the_step_on_the_longest_rows_is_compiled(tiny_start, tmp_path, monkeypatch, run):
     asked: list[str] = []
 
     def compile_for_tpu(stablehlo: str, *_: Any, **__: Any) -> CompiledStep:

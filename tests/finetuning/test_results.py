@@ -22,7 +22,6 @@ from finetuning.tasks.metrics import DEFAULT_METRICS
 from finetuning.tasks.tagging import Sentences, Tagging, TaggingJob
 from mlm_common.errors import InputError
 from tests.fixtures.results import predictions, results
-from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_classification import NUM_VALIDATION, examples, flags
 from train.runtime.run_folder import RunFolder
 
@@ -92,7 +91,7 @@ def task_of(problem_type: ProblemType, names: Sequence[str]) -> TextClassificati
 
 
 @pytest.mark.parametrize("problem_type", CASES)
-def test_scores_of_rows_are_those_of_the_predictions(problem_type: ProblemType, tmp_path: Path) -> None:
+def test_scores_of_rows_are_those_of_the_predictions(problem_type, tmp_path):
     """With tiny numbers, of both validation parts and of a test part with labels; one without gets no scores."""
     names, scored = CASES[problem_type]
     draw = np.random.default_rng(3)
@@ -133,7 +132,7 @@ def test_scores_of_rows_are_those_of_the_predictions(problem_type: ProblemType, 
 
 
 @pytest.mark.parametrize("is_chief", [True, False])
-def test_without_validation_or_without_being_chief(is_chief: bool, tmp_path: Path) -> None:
+def test_without_validation_or_without_being_chief(is_chief, tmp_path):
     """A test part without labels gets no scores. All workers predict, and one writes."""
     task, rows = task_of("single_label_classification", NAMES), None
     part = Part(rows, np.arange(3), "predict_results_test.txt", is_scored=not is_chief)  # type: ignore[arg-type]
@@ -152,7 +151,7 @@ def test_without_validation_or_without_being_chief(is_chief: bool, tmp_path: Pat
     assert {path.name for path in tmp_path.glob("*eval*")} == set()
 
 
-def test_scores_of_tags_are_those_of_the_predictions(tmp_path: Path) -> None:
+def test_scores_of_tags_are_those_of_the_predictions(tmp_path):
     names = ("O", "B-X", "L-X", "U-X")
     labels, draw = Labels("single_label_classification", names), random.Random(2)
     parts, outputs = {}, {}
@@ -188,7 +187,7 @@ def test_scores_of_tags_are_those_of_the_predictions(tmp_path: Path) -> None:
     assert figures["f1"] == found["eval_f1"] == results(tmp_path, "eval")["eval_f1"]
 
 
-def test_predictions_keep_their_digits() -> None:
+def test_predictions_keep_their_digits():
     task = task_of("regression", ("score",))
     values = np.random.default_rng(1).normal(size=1000).astype(np.float32) * np.float32(2e-4)
     written = [task.shown(one) for one in values]
@@ -204,7 +203,7 @@ def test_predictions_keep_their_digits() -> None:
 
 
 @pytest.mark.parametrize("name", ["a\tb", "a\nb", "a\u2028b", ""])
-def test_labels_that_do_not_fit_on_a_line_are_refused(name: str) -> None:
+def test_labels_that_do_not_fit_on_a_line_are_refused(name):
     with pytest.raises(InputError, match="Each label must be one line without tabs"):
         task_of("single_label_classification", ("x", name))
     with pytest.raises(InputError, match="Each tag must be without white space"):
@@ -212,14 +211,7 @@ def test_labels_that_do_not_fit_on_a_line_are_refused(name: str) -> None:
 
 
 @pytest.mark.usefixtures("one_device")
-def test_a_finished_run_is_scored_again_by_its_new_settings(
-    classified: Path,
-    tiny_start: Path,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    run: Run,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_finished_run_is_scored_again_by_its_new_settings(classified, tiny_start, tmp_path, caplog, run, monkeypatch):
     """With another metric, by which the best evaluation has no checkpoint any more.
 
     What is printed is what `write_results` returns.

@@ -48,7 +48,7 @@ def assert_same_results(run: Path, expected: Path) -> None:
 @pytest.mark.parametrize(
     "name", [name if name == "classified" else pytest.param(name, marks=pytest.mark.slow) for name in RESUMED]
 )
-def test_it_resumes_bit_for_bit(name: str, tiny_start: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_it_resumes_bit_for_bit(name, tiny_start, tmp_path, request):
     """From a checkpoint in the middle of a pass, with dropout."""
     main, flags, last_step = RESUMED[name]
     whole, again = request.getfixturevalue(name), tmp_path / "again"
@@ -71,9 +71,7 @@ def without_lengths(flags: list[str]) -> list[str]:
 
 
 @pytest.mark.usefixtures("one_device", "eagerly")
-def test_it_keeps_its_lengths(
-    tiny_start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_keeps_its_lengths(tiny_start, tmp_path, monkeypatch, capsys):
     """Those fitted to its rows are settings of the run: by another rule it is another run, or has them given."""
     more = ("--max-steps", "3", "--save-steps", "2")
     flags = without_lengths(tiny_classification.flags(tiny_start, tmp_path / "run", *more))
@@ -119,7 +117,7 @@ KILLED: dict[str, tuple[Callable[[Path, Path], list[str]], str, int]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", KILLED)
-def test_killed_equals_unkilled(command: str, tiny_start: Path, tmp_path: Path) -> None:
+def test_killed_equals_unkilled(command, tiny_start, tmp_path):
     """On two devices, in micro-batches."""
     flags, phase, num_reports = KILLED[command]
     with KillableRuns(command=f"finetuning.{command}") as runs:

@@ -5,7 +5,6 @@ import logging
 import re
 import shutil
 import zipfile
-from pathlib import Path
 
 import pytest
 import yaml
@@ -15,7 +14,6 @@ from finetuning.glue_submission import submission_files
 from finetuning.run_classification import main
 from tests.fixtures.doctor_cases import config_of, found
 from tests.fixtures.results import config_of_export, predictions, read_json, results
-from tests.fixtures.run_command import Run
 from tests.fixtures.same_run import timeless_lines
 from tests.fixtures.tiny_classification import LABELS, NUM_TEST, NUM_TRAIN, NUM_VALIDATION, examples, flags
 from train.doctor import check_folder
@@ -25,7 +23,7 @@ STEPS_OF_PASS = -(-NUM_TRAIN // 8)
 PREDICTED = "predict_results_sst2"
 
 
-def test_it_learns_what_can_be_learned(classified: Path) -> None:
+def test_it_learns_what_can_be_learned(classified):
     """Every pass takes all rows, the last batch weighted; every row is evaluated once."""
     lines = timeless_lines(classified)
     assert lines[-1]["step"] == 4 * STEPS_OF_PASS
@@ -38,7 +36,7 @@ def test_it_learns_what_can_be_learned(classified: Path) -> None:
     assert predictions(classified, PREDICTED) == [label for _, label in examples(NUM_TEST, 9)]
 
 
-def test_its_results_are_files(classified: Path) -> None:
+def test_its_results_are_files(classified):
     evaluated, everything = results(classified, "eval"), results(classified, "all")
     labels = [label for _, label in examples(NUM_VALIDATION, len("dev"))]
     of_train = [label for _, label in examples(NUM_TRAIN, len("train"))]
@@ -50,7 +48,7 @@ def test_its_results_are_files(classified: Path) -> None:
     assert everything == results(classified, "train") | evaluated
 
 
-def test_the_doctor_reads_its_folder(classified: Path, tmp_path: Path) -> None:
+def test_the_doctor_reads_its_folder(classified, tmp_path):
     (finding,) = found(check_folder, config_of("--output-dir", str(classified)))
     assert finding.status == "ok"
     assert "contains a run (Text classification), saved after step 36 of 36, intact, exported" in finding.text
@@ -64,7 +62,7 @@ def test_the_doctor_reads_its_folder(classified: Path, tmp_path: Path) -> None:
     assert found(check_folder, config_of("--output-dir", str(tmp_path / "nothing"))) == []
 
 
-def test_the_best_checkpoint_is_exported(classified: Path) -> None:
+def test_the_best_checkpoint_is_exported(classified):
     """The one with the highest accuracy, of equal ones that with the lowest loss, whatever --save-steps."""
     validation = [line for line in timeless_lines(classified) if line["split"] == "validation"]
     best = max(validation, key=lambda line: (line["accuracy"], -line["loss"], -line["step"]))
@@ -74,7 +72,7 @@ def test_the_best_checkpoint_is_exported(classified: Path) -> None:
     assert record["validation_score"] == best["accuracy"]
 
 
-def test_the_export_is_a_classifier(classified: Path) -> None:
+def test_the_export_is_a_classifier(classified):
     """With names of its labels, and a card that says what it is."""
     export = classified / "export"
     config = config_of_export(classified)
@@ -99,9 +97,7 @@ def test_the_export_is_a_classifier(classified: Path) -> None:
         (("x", "y", "z"), logging.INFO, "{} lacks these weights, which are initialized randomly: "),
     ],
 )
-def test_a_line_says_what_becomes_of_the_head(
-    classified: Path, caplog: pytest.LogCaptureFixture, names: tuple[str, ...], level: int, message: str
-) -> None:
+def test_a_line_says_what_becomes_of_the_head(classified, caplog, names, level, message):
     export = str(classified / "export")
     with caplog.at_level(logging.INFO, "train.model.from_pretrained"):
         load_model(export, "TFAutoModelForSequenceClassification", head_labels=dict(enumerate(names)))
@@ -109,7 +105,7 @@ def test_a_line_says_what_becomes_of_the_head(
     assert (record.levelno, message.format(export) in record.getMessage()) == (level, True)
 
 
-def test_numbers_are_submitted_with_three_decimals(tmp_path: Path) -> None:
+def test_numbers_are_submitted_with_three_decimals(tmp_path):
     record = {"settings": {"data": {"task_name": "stsb"}}}
     (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
     (tmp_path / "predict_results_stsb.txt").write_text(
@@ -118,7 +114,7 @@ def test_numbers_are_submitted_with_three_decimals(tmp_path: Path) -> None:
     assert submission_files(str(tmp_path)) == {"STS-B": "index\tprediction\n0\t2.718\n1\t-0.000\n"}
 
 
-def test_predictions_become_a_submission(classified: Path, tmp_path: Path, run: Run) -> None:
+def test_predictions_become_a_submission(classified, tmp_path, run):
     outcome = run(submit, "--runs", classified, "--output", tmp_path / "glue.zip")
     assert "SST-2; missing: AX, CoLA, MNLI-m, MNLI-mm, MRPC" in outcome.out
     with zipfile.ZipFile(tmp_path / "glue.zip") as archive:
@@ -129,7 +125,7 @@ def test_predictions_become_a_submission(classified: Path, tmp_path: Path, run: 
     assert rows == ["index\tprediction", *expected, ""]
 
 
-def test_the_plan_says_what_was_read(tiny_start: Path, tmp_path: Path, run: Run) -> None:
+def test_the_plan_says_what_was_read(tiny_start, tmp_path, run):
     outcome = run(main, *flags(tiny_start, tmp_path / "run", "--dry-run"))
     printed = {line[:22].strip(): line[23:] for line in outcome.out.splitlines()}
     assert printed["texts"] == "sentence"

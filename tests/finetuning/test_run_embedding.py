@@ -10,7 +10,6 @@ from safetensors.numpy import load_file, save_file
 from finetuning.run_embedding import main
 from tests.fixtures.finetuned_runs import run_on_one_device
 from tests.fixtures.results import read_json, results
-from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_classification import write_start
 from tests.fixtures.tiny_texts import embedding_flags, write_rows
 from train.metrics.log import read_metrics
@@ -24,7 +23,7 @@ def losses(run: Path) -> list[float]:
     return [line["loss"] for line in read_metrics(RunFolder(run)) if line["split"] == "train"]
 
 
-def test_a_run_learns_and_writes_its_scores(embedded: Path) -> None:
+def test_a_run_learns_and_writes_its_scores(embedded):
     lines = read_metrics(RunFolder(embedded / "run"))
     assert losses(embedded / "run")[-1] < losses(embedded / "run")[0]
     best = max(line["ndcg_at_10"] for line in lines if line["split"] == "validation")
@@ -40,7 +39,7 @@ def test_a_run_learns_and_writes_its_scores(embedded: Path) -> None:
     np.testing.assert_allclose(by_query.mean(axis=0)[0], best, atol=1e-6)
 
 
-def test_the_export_is_a_sentence_transformer(embedded: Path) -> None:
+def test_the_export_is_a_sentence_transformer(embedded):
     export = embedded / "run" / "export"
     assert [one["path"] for one in read_json(export / "modules.json")] == ["", "1_Pooling", "2_Dense", "3_Normalize"]
     card = (export / "README.md").read_text(encoding="utf-8")
@@ -50,7 +49,7 @@ def test_the_export_is_a_sentence_transformer(embedded: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_loss_does_not_depend_on_how_the_batch_is_cut(tiny_start: Path, tmp_path: Path) -> None:
+def test_the_loss_does_not_depend_on_how_the_batch_is_cut(tiny_start, tmp_path):
     """The negatives are those of both replicas and of their micro-batches, and the gradients reach each of them."""
     write_rows(tmp_path)
     flags = embedding_flags(tiny_start / "start", tmp_path, *MORE, "--length-buckets", "30", "--max-steps", "8")
@@ -62,7 +61,7 @@ def test_the_loss_does_not_depend_on_how_the_batch_is_cut(tiny_start: Path, tmp_
 
 @pytest.mark.usefixtures("one_device", "eagerly")
 @pytest.mark.parametrize("kind", ["single texts", "scored pairs"])
-def test_other_rows(kind: str, tiny_start: Path, tmp_path: Path) -> None:
+def test_other_rows(kind, tiny_start, tmp_path):
     """Plain text with scored pairs to evaluate on, and scored pairs to train on."""
     lines = [f"the name {index % 7}\tthe file {index % 5}\t{index % 6}\n" for index in range(24)]
     (tmp_path / "validation.tsv").write_text("one\tother\tscore\n" + "".join(lines), encoding="utf-8")
@@ -77,7 +76,7 @@ def test_other_rows(kind: str, tiny_start: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_device", "eagerly")
-def test_a_model_may_be_token_embeddings_without_layers(tmp_path: Path) -> None:
+def test_a_model_may_be_token_embeddings_without_layers(tmp_path):
     start = write_start(tmp_path / "start", "modernbert")
     weights = load_file(start / "model.safetensors")
     kept = {name: weight for name, weight in weights.items() if ".layers." not in name}
@@ -141,7 +140,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_line(name: str, tiny_start: Path, tmp_path: Path, run: Run) -> None:
+def test_bad_input_is_one_line(name, tiny_start, tmp_path, run):
     content, flags, message = BAD[name]
     for part, rows in (("train", content), ("validation", TRAIN)):
         (tmp_path / f"{part}.jsonl").write_text(rows, encoding="utf-8")
@@ -152,7 +151,7 @@ def test_bad_input_is_one_line(name: str, tiny_start: Path, tmp_path: Path, run:
     assert not (tmp_path / "run").exists()
 
 
-def test_questions_need_answers(tiny_start: Path, tmp_path: Path, run: Run) -> None:
+def test_questions_need_answers(tiny_start, tmp_path, run):
     paragraph = {"context": "the name", "qas": [{"id": "1", "question": "what", "answers": []}]}
     (tmp_path / "train.json").write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}), encoding="utf-8")
     flags = [f"--{part}-file={tmp_path}/train.json" for part in ("train", "validation")]

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from sklearn.metrics import accuracy_score
 from finetuning.predict import main as predict
 from tests.fixtures.other_environments import output_of
 from tests.fixtures.results import config_of_export, predictions, results
-from tests.fixtures.run_command import Run
 from tests.fixtures.same_run import timeless_lines
 from tests.fixtures.tiny_choices import NUM_ROWS, answers, rows_of
 
@@ -35,7 +33,7 @@ print(json.dumps({"class": type(model).__name__, "logits": logits.tolist(), "wro
 """
 
 
-def test_it_learns_what_can_be_learned(chosen: Path) -> None:
+def test_it_learns_what_can_be_learned(chosen):
     """Its accuracy is scikit-learn's; the guess is the most frequent letter."""
     found = results(chosen / "run")
     right = answers("validation")
@@ -50,7 +48,7 @@ def test_it_learns_what_can_be_learned(chosen: Path) -> None:
     assert [line["step"] for line in lines] == [STEPS_OF_PASS, 2 * STEPS_OF_PASS, 3 * STEPS_OF_PASS]
 
 
-def test_the_export_is_for_multiple_choice(chosen: Path) -> None:
+def test_the_export_is_for_multiple_choice(chosen):
     config = config_of_export(chosen / "run")
     assert config["architectures"] == ["RobertaForMultipleChoice"]
     assert config["id2label"] == {"0": "A", "1": "B", "2": "C"}
@@ -59,7 +57,7 @@ def test_the_export_is_for_multiple_choice(chosen: Path) -> None:
     assert "AutoModelForMultipleChoice" in text
 
 
-def test_it_predicts_as_in_training(chosen: Path, run: Run) -> None:
+def test_it_predicts_as_in_training(chosen, run):
     expected = (chosen / "run" / "predict_results_test.txt").read_text(encoding="utf-8")
     assert run(predict, "--model", chosen / "run", "--file", chosen / "test.jsonl").out == expected
     text = ("--text", "a text", "--choices", "of the file", "of the list", "of a file", "of file")
@@ -69,7 +67,7 @@ def test_it_predicts_as_in_training(chosen: Path, run: Run) -> None:
     assert sum(float(line.split()[0].removesuffix("%")) for line in lines) == pytest.approx(100, abs=0.21)
 
 
-def test_a_model_of_other_programs_chooses_among_those_of_the_file(chosen: Path, tmp_path: Path, run: Run) -> None:
+def test_a_model_of_other_programs_chooses_among_those_of_the_file(chosen, tmp_path, run):
     """Their configurations often have two labels without names, however many choices there were."""
     shutil.copytree(chosen / "run" / "export", tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text(encoding="utf-8"))
@@ -82,7 +80,7 @@ def test_a_model_of_other_programs_chooses_among_those_of_the_file(chosen: Path,
 
 
 @pytest.mark.slow
-def test_pytorch_chooses_the_same(chosen: Path, python: Path, tmp_path: Path) -> None:
+def test_pytorch_chooses_the_same(chosen, python, tmp_path):
     from transformers import PreTrainedTokenizerFast
 
     from train.model.from_pretrained import load_model

@@ -17,14 +17,13 @@ from finetuning.run_qa import main
 from finetuning.tasks.questions import QuestionAnswering, QuestionJob
 from tests.fixtures.finetuned_runs import qa_flags, write_questions
 from tests.fixtures.results import config_of_export, read_json, results
-from tests.fixtures.run_command import Run
 from train.checkpoints.store import CheckpointStore
 from train.model.from_pretrained import load_model
 from train.runtime.machines import Cluster
 from train.runtime.run_folder import RunFolder
 
 
-def test_the_loss_of_both_ends() -> None:
+def test_the_loss_of_both_ends():
     """Padding cannot be an answer, and rows of padding count for nothing."""
     data = QuestionData(max_seq_length=6)
     task = QuestionAnswering(data, may_have_no_answer=False, pad_token_id=1, token_types=False)
@@ -65,7 +64,7 @@ def assert_scored_by_its_predictions(run: Path, questions: Path, part: str = "ev
 
 
 @pytest.mark.usefixtures("one_device", "eagerly")
-def test_scores_are_those_of_the_predictions(answered: Path, tmp_path: Path, run: Run) -> None:
+def test_scores_are_those_of_the_predictions(answered, tmp_path, run):
     """Also after another call on the finished run, with other settings for answers."""
     shutil.copytree(answered, tmp_path, dirs_exist_ok=True)
     assert_scored_by_its_predictions(tmp_path / "run", tmp_path / "validation.json")
@@ -79,9 +78,7 @@ def test_scores_are_those_of_the_predictions(answered: Path, tmp_path: Path, run
         assert f"exact match            {exact_match:.2f} %" in outcome.out
 
 
-def test_other_settings_for_answers_are_said_before_the_run_continues(
-    answered: Path, tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_other_settings_for_answers_are_said_before_the_run_continues(answered, tmp_path, run, caplog):
     shutil.copytree(answered, tmp_path, dirs_exist_ok=True)
     store, rest = CheckpointStore(RunFolder(tmp_path / "run").checkpoints), "--max-answer-length 30 --null-score-diff-"
     newest = f"Evaluations up to step 10 used --n-best-size 20 {rest}threshold 0.0"
@@ -102,7 +99,7 @@ def test_other_settings_for_answers_are_said_before_the_run_continues(
         assert (f"and the final answers and scores, use --n-best-size {size} {rest}" in caplog.text) == bool(said)
 
 
-def test_questions_whose_answers_were_taken_out_are_not_scored(answered: Path, tmp_path: Path) -> None:
+def test_questions_whose_answers_were_taken_out_are_not_scored(answered, tmp_path):
     """They have none, where training has an answer to each question."""
     for split in ("train", "test", "validation"):
         write_questions(tmp_path / f"{split}.json", 8, len(split))
@@ -119,7 +116,7 @@ def test_questions_whose_answers_were_taken_out_are_not_scored(answered: Path, t
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-def test_it_learns_fifty_questions(answered: Path, tmp_path: Path, run: Run) -> None:
+def test_it_learns_fifty_questions(answered, tmp_path, run):
     answers = write_questions(tmp_path / "train.json", 50, 3)
     shutil.copy(tmp_path / "train.json", tmp_path / "validation.json")
     more = ("--test-file", tmp_path / "train.json", "--length-buckets", "16", "24", "--learning-rate", "0.02")

@@ -1,6 +1,5 @@
 """A run of tagging from its files to its results."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +14,7 @@ from tests.fixtures.results import config_of_export, results
 from train.model.from_pretrained import load_model
 
 
-def test_words_are_scored_wherever_their_rows_stand() -> None:
+def test_words_are_scored_wherever_their_rows_stand():
     """Rows in another order, one of them cut, and one of padding; the loss is the mean over words."""
     labels = Labels("single_label_classification", ("O", "B-X"))
     sentences = Sentences("a", [["p", "q"], ["r"]], [["O", "B-X"], ["B-X"]])
@@ -44,7 +43,7 @@ def test_words_are_scored_wherever_their_rows_stand() -> None:
 
 
 @pytest.mark.slow
-def test_it_learns_what_can_be_learned(tiny_start: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_it_learns_what_can_be_learned(tiny_start, tmp_path_factory):
     run = finetuned("tagging", tiny_start / "start", tmp_path_factory) / "run"
     found = results(run)
     assert found["eval_f1"] == 1.0

@@ -16,7 +16,6 @@ from finetuning.tasks.custom import load_task, read_labels
 from mlm_common.errors import InputError
 from tests.fixtures.finetuned_runs import NUM_REVIEWS, RECIPE, TASK, rating_flags, reviews
 from tests.fixtures.results import config_of_export, predictions, results, write_jsonl
-from tests.fixtures.run_command import Run
 from tests.fixtures.same_run import timeless_lines
 from train.publishing.pytorch_format import pytorch_weights
 from train.publishing.saved_model import read_saved_model
@@ -30,7 +29,7 @@ def evaluations(folder: Path) -> list[dict]:
     return [line for line in timeless_lines(folder / "run") if line["split"] == "validation"]
 
 
-def test_it_learns_what_can_be_learned(rated: Path) -> None:
+def test_it_learns_what_can_be_learned(rated):
     """The checkpoint of the best kappa is scored, next to what the most frequent number of stars would score."""
     evaluated = results(rated / "run", "eval")
     lines = timeless_lines(rated / "run")
@@ -54,14 +53,14 @@ def test_it_learns_what_can_be_learned(rated: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["4.7", "", None, 4.7, "6", float("nan")])
-def test_what_are_no_stars(value: object, tmp_path: Path) -> None:
+def test_what_are_no_stars(value, tmp_path):
     write_jsonl(tmp_path / "train.jsonl", *({"review": "a", "stars": one} for one in ("4.0", 5, value)))
     task = load_task(TASK)(pad_token_id=1, token_types=False)
     with pytest.raises(InputError, match="Stars must be 1 to 5; row 3 of"):
         task.read(CustomData(train_file=str(tmp_path / "train.jsonl")))
 
 
-def test_its_scores_are_those_of_its_predictions(rated: Path) -> None:
+def test_its_scores_are_those_of_its_predictions(rated):
     found = [int(one) for one in predictions(rated / "run", "eval_predictions")]
     stars = [rating for _, rating in reviews("validation")]
     evaluated = results(rated / "run", "eval")
@@ -69,7 +68,7 @@ def test_its_scores_are_those_of_its_predictions(rated: Path) -> None:
     assert evaluated["eval_mean_absolute_error"] == pytest.approx(mean_absolute_error(stars, found), abs=1e-9)
 
 
-def test_each_evaluation_that_is_the_best_so_far_is_saved(rated: Path) -> None:
+def test_each_evaluation_that_is_the_best_so_far_is_saved(rated):
     """Besides the multiples of --save-steps, and the last step."""
     lines = evaluations(rated)
     kappas = [line["kappa"] for line in lines]
@@ -79,7 +78,7 @@ def test_each_evaluation_that_is_the_best_so_far_is_saved(rated: Path) -> None:
     assert saved == {9, 18, 20} | best_so_far
 
 
-def test_the_export_has_the_encoder_and_the_head(rated: Path) -> None:
+def test_the_export_has_the_encoder_and_the_head(rated):
     """Those of the best checkpoint, in PyTorch's layout."""
     export = rated / "run" / "export"
     config = config_of_export(rated / "run")
@@ -102,7 +101,7 @@ def test_the_export_has_the_encoder_and_the_head(rated: Path) -> None:
     assert str(RECIPE.parent) not in text
 
 
-def test_another_file_is_another_run(rated: Path, tiny_start: Path, tmp_path: Path, run: Run) -> None:
+def test_another_file_is_another_run(rated, tiny_start, tmp_path, run):
     """The same file elsewhere is the same run."""
     shutil.copytree(rated, tmp_path / "rated")
     for ending, status in (("", 0), ("\nMOST_STARS = 6\n", 2)):
@@ -113,7 +112,7 @@ def test_another_file_is_another_run(rated: Path, tiny_start: Path, tmp_path: Pa
     assert "contains a different run" in outcome.error
 
 
-def test_the_losses_and_predictions_of_the_recipe() -> None:
+def test_the_losses_and_predictions_of_the_recipe():
     """Three stars are more than one and two, not more than three and four."""
     task = load_task(TASK)(pad_token_id=1, token_types=False)
     logits = np.array([[3.0, 1.0, -1.0, -2.0]], np.float32)
@@ -123,13 +122,13 @@ def test_the_losses_and_predictions_of_the_recipe() -> None:
     assert task.scores(np.array([1, 3, 5]), np.array([1, 4, 5]))["mean_absolute_error"] == pytest.approx(1 / 3)
 
 
-def test_the_mean_of_the_tokens_leaves_padding_out() -> None:
+def test_the_mean_of_the_tokens_leaves_padding_out():
     task = load_task(TASK)(pad_token_id=1, token_types=False)
     states = tf.constant([[[2.0], [4.0], [99.0]], [[99.0], [99.0], [99.0]]])
     assert task.pooled(states, tf.constant([[1, 1, 0], [0, 0, 0]])).numpy().tolist() == [[3.0], [0.0]]
 
 
-def test_what_labels_say() -> None:
+def test_what_labels_say():
     """Their form, the metrics, and what a guess scores: the most frequent one, or the mean."""
 
     class Numbers(load_task(TASK)):  # type: ignore[misc]
@@ -149,7 +148,7 @@ def test_what_labels_say() -> None:
         task.see_labels(np.array([2, 2, 2], np.int32), None, None)
 
 
-def test_reviews_are_in_a_column_of_that_name(tmp_path: Path) -> None:
+def test_reviews_are_in_a_column_of_that_name(tmp_path):
     (tmp_path / "train.tsv").write_text("text\tstars\na\t1\n", encoding="utf-8")
     task = load_task(TASK)(pad_token_id=1, token_types=False)
     with pytest.raises(InputError, match=r"train.tsv must have a column review; it has text, stars"):
@@ -161,7 +160,7 @@ def labels_of(train: list, validation: list) -> dict[str, np.ndarray]:
     return read_labels({"train": Examples("a", text, train), "validation": Examples("b", text, validation)})
 
 
-def test_labels_are_whole_numbers_or_rounded_fractions() -> None:
+def test_labels_are_whole_numbers_or_rounded_fractions():
     assert {one.dtype for one in labels_of([1, 2], [1, 3]).values()} == {np.dtype(np.int32)}
     labels = labels_of([1, 2, 3], [0.1, 16_777_216, -2e-5])
     assert {one.dtype for one in labels.values()} == {np.dtype(np.float32)}
@@ -186,7 +185,7 @@ NUMBERS = "Labels of a task must be numbers, the same number of them for each ro
     ],
 )
 @pytest.mark.filterwarnings("error")
-def test_labels_that_are_no_numbers_or_do_not_fit_are_refused(train: list, validation: list, message: str) -> None:
+def test_labels_that_are_no_numbers_or_do_not_fit_are_refused(train, validation, message):
     with pytest.raises(InputError, match=message):
         labels_of(train, validation)
 
@@ -199,7 +198,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_weights_of_a_head_have_different_names(head: str, tmp_path: Path) -> None:
+def test_weights_of_a_head_have_different_names(head, tmp_path):
     """A layer may have the name of one in transformers of which only the first ids are kept."""
     from tests.fixtures.tiny_models import tiny_model
 

@@ -15,10 +15,8 @@ from finetuning.tasks.vectors import TextEncoder
 from mlm_common.cli.command_line import parse_arguments
 from mlm_common.errors import EXIT_INTERRUPTED
 from tests.fixtures.other_environments import made_environment, output_of
-from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_texts import rows_of
-from tests.servers.fixtures import CloudStorageHandle
 
 PROJECT = Path(__file__).parents[2]
 QUESTIONS = ("the name", "a file")
@@ -33,7 +31,7 @@ def flags(embedded: Path, tmp_path: Path) -> list[str]:
     return [*model, "--shard-rows", "8", "--per-replica-batch-size", "4"]
 
 
-def test_the_nearest_texts_answer(flags: list[str], embedded: Path, tmp_path: Path, run: Run) -> None:
+def test_the_nearest_texts_answer(flags, embedded, tmp_path, run):
     """Those of all files, as float16 gives them."""
     outcome = run(main, *flags, "--top-k", "3", *QUESTIONS)
     assert outcome.status == 0, outcome.err
@@ -62,14 +60,7 @@ def test_the_nearest_texts_answer(flags: list[str], embedded: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("place", ["local", "Cloud Storage"])
-def test_an_interrupted_command_continues_with_the_next_file(
-    place: str,
-    flags: list[str],
-    cloud: CloudStorageHandle,
-    tmp_path: Path,
-    run: Run,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_interrupted_command_continues_with_the_next_file(place, flags, cloud, tmp_path, run, monkeypatch):
     assert run(main, *flags, "--vectors-dir", tmp_path / "whole").out.startswith("21 vectors  ")
     folder = str(tmp_path / "again") if place == "local" else f"{cloud.bucket_url}/vectors"
     encode, calls = TextEncoder.encode, []
@@ -108,9 +99,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("content", "more", "message"), BAD)
-def test_bad_input_is_one_line(
-    content: str | None, more: str, message: str, embedded: Path, tiny_start: Path, tmp_path: Path, run: Run
-) -> None:
+def test_bad_input_is_one_line(content, more, message, embedded, tiny_start, tmp_path, run):
     if content is not None:
         for ending in ("txt", "tsv"):
             (tmp_path / f"texts.{ending}").write_text(content, encoding="utf-8")
@@ -121,9 +110,7 @@ def test_bad_input_is_one_line(
     assert not (tmp_path / "texts.txt.vectors").exists()
 
 
-def test_damaged_vectors_and_those_of_others_are_refused(
-    flags: list[str], embedded: Path, tmp_path: Path, run: Run
-) -> None:
+def test_damaged_vectors_and_those_of_others_are_refused(flags, embedded, tmp_path, run):
     assert run(main, *flags).status == 0
     folder = tmp_path / "corpus.jsonl.vectors"
     before = contents(folder)
@@ -152,12 +139,12 @@ def test_damaged_vectors_and_those_of_others_are_refused(
 @pytest.mark.parametrize(
     "arguments", [("a b", "c", "--top-k", "3"), ("--top-k", "3", "a b", "c"), ("--top_k=3", "a b", "c")]
 )
-def test_questions_are_words_of_the_command_line(arguments: tuple[str, ...]) -> None:
+def test_questions_are_words_of_the_command_line(arguments):
     (config,) = parse_arguments((SearchConfig,), ["--model", "m", *arguments, "--corpus", "f.txt"], "")
     assert (config.question, config.top_k, config.folder) == (["a b", "c"], 3, "f.txt.vectors")
 
 
-def test_models_of_sentence_transformers_are_read(tmp_path: Path) -> None:
+def test_models_of_sentence_transformers_are_read(tmp_path):
     """Also those that name their pooling as newer versions do."""
     modules = [{"type": f"sentence_transformers.models.{name}", "path": name} for name in ("Transformer", "Pooling")]
     (tmp_path / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
@@ -172,9 +159,7 @@ def test_models_of_sentence_transformers_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_another_index_reads_the_vectors(
-    flags: list[str], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, run: Run
-) -> None:
+def test_another_index_reads_the_vectors(flags, tmp_path, tmp_path_factory, run):
     """As the guide shows it."""
     assert run(main, *flags, "--vectors-dir", tmp_path / "vectors").status == 0
     guide = (PROJECT / "docs" / "guides" / "embeddings.md").read_text(encoding="utf-8")

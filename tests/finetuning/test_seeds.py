@@ -1,7 +1,6 @@
 """Runs of several seeds: each in its folder, all in one table."""
 
 import json
-from pathlib import Path
 
 import pytest
 from sklearn.metrics import accuracy_score
@@ -10,11 +9,10 @@ from finetuning.config.settings import ClassificationConfig, parse_finetuning_co
 from finetuning.loop.training import seeds_table, with_seed
 from finetuning.run_classification import main
 from mlm_common.errors import InputError
-from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_classification import NUM_VALIDATION, examples, flags
 
 
-def test_the_table() -> None:
+def test_the_table():
     results = {
         3: {"eval_accuracy": 0.5, "eval_guess_accuracy": 0.1, "eval_samples": 9, "epoch": 1.0},
         1: {"eval_accuracy": 0.7, "eval_guess_accuracy": 0.1, "eval_samples": 9, "epoch": 2.0},
@@ -30,7 +28,7 @@ def test_the_table() -> None:
     assert seeds_table({3: results[3]})["scores"]["eval_accuracy"]["deviation"] == 0
 
 
-def test_a_run_of_one_seed(tmp_path: Path) -> None:
+def test_a_run_of_one_seed(tmp_path):
     config = parse_finetuning_config(ClassificationConfig, flags(tmp_path, tmp_path / "run", "--seeds", "5", "6"), "")
     one = with_seed(config, 6)
     assert (one.run.seed, one.run.seeds, one.run.output_dir) == (6, [], str(tmp_path / "run" / "seed-6"))
@@ -41,12 +39,12 @@ def test_a_run_of_one_seed(tmp_path: Path) -> None:
     ("more", "message"),
     [(("--seeds", "1", "1"), "--seeds must differ"), (("--seeds", "1", "--hub-model-id", "a/b"), "takes one model")],
 )
-def test_what_cannot_be(tmp_path: Path, more: tuple[str, ...], message: str) -> None:
+def test_what_cannot_be(tmp_path, more, message):
     with pytest.raises(InputError, match=message):
         parse_finetuning_config(ClassificationConfig, flags(tmp_path, tmp_path / "run", *more), "")
 
 
-def test_seeds_need_a_validation_part(tiny_start: Path, tmp_path: Path, run: Run) -> None:
+def test_seeds_need_a_validation_part(tiny_start, tmp_path, run):
     (tmp_path / "train.csv").write_text("text,label\nthe list,a\nthe file,b\n", encoding="utf-8")
     files = ("--init-from", str(tiny_start / "start"), "--train-file", str(tmp_path / "train.csv"))
     seeds = ("--max-seq-length", "16", "--output-dir", str(tmp_path / "run"), "--seeds", "1", "2")
@@ -58,7 +56,7 @@ def test_seeds_need_a_validation_part(tiny_start: Path, tmp_path: Path, run: Run
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-def test_two_seeds(tiny_start: Path, tmp_path: Path, run: Run) -> None:
+def test_two_seeds(tiny_start, tmp_path, run):
     argv = flags(tiny_start, tmp_path / "run", "--seeds", "1", "2", "--max-steps", "3", "--no-load-best-model-at-end")
     outcome = run(main, *argv)
     assert outcome.status == 0

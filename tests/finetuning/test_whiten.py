@@ -1,7 +1,5 @@
 """The recipe that whitens vectors: what the layer computes, and that training starts from it."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -9,11 +7,10 @@ from safetensors.numpy import load_file
 from finetuning.run_embedding import main as train
 from finetuning.tasks.vectors import TextEncoder
 from recipes.whiten import SMOOTHING, main, whitening
-from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_texts import embedding_flags, rows_of, write_rows
 
 
-def test_whitened_vectors_are_uncorrelated() -> None:
+def test_whitened_vectors_are_uncorrelated():
     draw = np.random.default_rng(1)
     states = draw.normal(size=(500, 6)) @ draw.normal(size=(6, 6)) + 9
     kernel, bias = whitening(states)
@@ -27,7 +24,7 @@ def test_whitened_vectors_are_uncorrelated() -> None:
 
 
 @pytest.mark.usefixtures("one_device", "eagerly")
-def test_training_starts_from_the_whitened_vectors(tiny_start: Path, tmp_path: Path, run: Run) -> None:
+def test_training_starts_from_the_whitened_vectors(tiny_start, tmp_path, run):
     texts = [row["passage"] for row in rows_of("train")]
     (tmp_path / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
     flags = (tiny_start / "start", tmp_path / "texts.txt", tmp_path / "white", "--max-seq-length", "30")
@@ -47,7 +44,7 @@ def test_training_starts_from_the_whitened_vectors(tiny_start: Path, tmp_path: P
     assert f"--max-seq-length must be at most 30, the longest row that {flags[0]} can take; received 31." in too_long
 
 
-def test_the_output_is_checked_first(tiny_start: Path, tmp_path: Path, run: Run) -> None:
+def test_the_output_is_checked_first(tiny_start, tmp_path, run):
     (tmp_path / "texts.txt").write_text("\n".join(row["passage"] for row in rows_of("train")), encoding="utf-8")
     flags = (tiny_start / "start", tmp_path / "texts.txt", tmp_path / "texts.txt", "--max-seq-length", "30")
     assert f"must be writable; {tmp_path}/texts.txt is not" in run(main, *flags).error

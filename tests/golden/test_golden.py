@@ -59,7 +59,7 @@ def check(request: pytest.FixtureRequest) -> Check:
     return compare
 
 
-def test_the_tokenizer(tmp_path: Path, check: Check) -> None:
+def test_the_tokenizer(tmp_path, check):
     (tmp_path / "text.txt").write_text("\n".join(generated_lines(400)), encoding="utf-8")
     sizes = ("--vocab-size", "400", "--validation-percent", "10")
     assert train_unigram(["--data-files", f"{tmp_path}/text.txt", "--output-dir", f"{tmp_path}/tokenizer", *sizes]) == 0
@@ -67,7 +67,7 @@ def test_the_tokenizer(tmp_path: Path, check: Check) -> None:
 
 
 @pytest.mark.parametrize("chunking", ["concat", "full_sentences", "documents", "packed", "segment_pairs"])
-def test_the_shards(chunking: str, tmp_path: Path, check: Check) -> None:
+def test_the_shards(chunking, tmp_path, check):
     source = write_source(tmp_path)
     texts = [". ".join(f"A {DOCUMENTS[n + m][:9]}" for m in range(2 + n % 9)) for n in range(80)]
     (source / "docs.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
@@ -79,27 +79,27 @@ def test_the_shards(chunking: str, tmp_path: Path, check: Check) -> None:
 @pytest.mark.parametrize(
     ("name", "fixture"), [("mlm", "finished_run"), ("pairs", "pair_run"), ("classes", "classified")]
 )
-def test_a_run(name: str, fixture: str, request: pytest.FixtureRequest, check: Check) -> None:
+def test_a_run(name, fixture, request, check):
     check(name, digests_of_run(request.getfixturevalue(fixture)))
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-def test_a_run_of_phases(phase_shards: Path, tmp_path: Path, check: Check) -> None:
+def test_a_run_of_phases(phase_shards, tmp_path, check):
     assert run_mlm(phases_flags(phase_shards, tmp_path / "run")) == 0
     check("phases", digests_of_run(tmp_path / "run"))
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-def test_a_run_in_bfloat16(shards: Path, tmp_path: Path, check: Check) -> None:
+def test_a_run_in_bfloat16(shards, tmp_path, check):
     assert run_mlm(run_flags(shards, tmp_path / "run", "--bfloat16", "--jit-compile", "true", "--dropout", "0.1")) == 0
     check("bfloat16", digests_of_run(tmp_path / "run"))
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-def test_a_run_of_questions(tmp_path: Path, check: Check) -> None:
+def test_a_run_of_questions(tmp_path, check):
     write_start(tmp_path / "start")
     write_questions(tmp_path / "train.json", 40, 1)
     write_questions(tmp_path / "validation.json", 12, 2)

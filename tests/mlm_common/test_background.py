@@ -20,7 +20,7 @@ class Handler:
         self.ended.append(item)
 
 
-def test_of_those_that_wait_the_newest_is_handled() -> None:
+def test_of_those_that_wait_the_newest_is_handled():
     handler = Handler()
     pushes = LatestItemWorker(handler)
     pushes.submit(1)
@@ -35,7 +35,7 @@ def test_of_those_that_wait_the_newest_is_handled() -> None:
     assert handler.ended == [1, 4]
 
 
-def test_what_waits_can_be_dropped_and_what_fails_ends_nothing() -> None:
+def test_what_waits_can_be_dropped_and_what_fails_ends_nothing():
     handler = Handler()
     pushes = LatestItemWorker(handler)
     pushes.submit(-1)
@@ -51,5 +51,5 @@ def test_what_waits_can_be_dropped_and_what_fails_ends_nothing() -> None:
     assert (handler.begun, handler.ended) == ([-1, 3], [3])
 
 
-def test_nothing_to_wait_for() -> None:
+def test_nothing_to_wait_for():
     assert LatestItemWorker(Handler()).wait()

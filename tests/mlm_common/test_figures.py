@@ -18,11 +18,11 @@ from mlm_common.figures import EndLabel, image_of, label_ends, new_figure, sprea
         ([0.0, 1.0, 2.0], [5.0, 15.0, 25.0]),
     ],
 )
-def test_labels_are_moved_apart_within_the_axes(centers: list[float], expected: list[float]) -> None:
+def test_labels_are_moved_apart_within_the_axes(centers, expected):
     assert spread(centers, 10, 5, 95) == pytest.approx(expected)
 
 
-def test_characters_that_no_font_has_give_no_warnings(recwarn: pytest.WarningsRecorder) -> None:
+def test_characters_that_no_font_has_give_no_warnings(recwarn):
     with new_figure() as figure:
         figure.suptitle("\U000e0100\U0010fffd")
         label_ends(figure.add_subplot(), [EndLabel(0, 0, "\U0010fffd", "black")])

@@ -53,7 +53,7 @@ def write_owner(folder: Folder, **changes: object) -> None:
 
 
 @gs_is_slow
-def test_a_second_run_is_refused_while_the_first_lives(folder: Folder) -> None:
+def test_a_second_run_is_refused_while_the_first_lives(folder):
     patient = {"dead_after_seconds": 20.0}
     with OwnerProcess(folder.path, **patient) as first, OwnerProcess(folder.path, **patient) as second:
         # Either may come first.
@@ -71,7 +71,7 @@ def test_a_second_run_is_refused_while_the_first_lives(folder: Folder) -> None:
         pass
 
 
-def test_a_run_that_ends_leaves_no_trace_of_its_ownership(folder: Folder) -> None:
+def test_a_run_that_ends_leaves_no_trace_of_its_ownership(folder):
     def fail() -> None:
         with locked_folder(folder.path, **FAST):
             assert folder.subfolder(".owner").list_files()
@@ -84,7 +84,7 @@ def test_a_run_that_ends_leaves_no_trace_of_its_ownership(folder: Folder) -> Non
 
 @gs_is_slow
 @pytest.mark.parametrize("options", [os.WEXITED, os.WEXITED | os.WNOWAIT], ids=["gone", "zombie"])
-def test_a_killed_run_of_this_machine_is_followed_at_once(folder: Folder, options: int) -> None:
+def test_a_killed_run_of_this_machine_is_followed_at_once(folder, options):
     with OwnerProcess(folder.path) as killed:
         assert killed.line() == "owned"
         os.kill(killed.process.pid, signal.SIGKILL)
@@ -93,7 +93,7 @@ def test_a_killed_run_of_this_machine_is_followed_at_once(folder: Folder, option
             assert folder.subfolder(".owner").list_files().keys() == {"000002.json"}
 
 
-def test_another_process_with_the_same_id_is_not_the_owner(folder: Folder) -> None:
+def test_another_process_with_the_same_id_is_not_the_owner(folder):
     with locked_folder(folder.path, **FAST):
         record = json.loads(folder.subfolder(".owner").read_text("000001.json"))
     folder.subfolder(".owner").write_text("000001.json", json.dumps(record | {"process_started": "1"}))
@@ -103,7 +103,7 @@ def test_another_process_with_the_same_id_is_not_the_owner(folder: Folder) -> No
 
 @pytest.mark.parametrize(("name", "mode"), [(".owner", 0o000), (".owner/000001.json", 0o000), (".owner", 0o555)])
 @pytest.mark.usefixtures("ordinary_user")
-def test_a_record_of_another_user_is_one_clear_error(name: str, mode: int) -> None:
+def test_a_record_of_another_user_is_one_clear_error(name, mode):
     """As another user's killed run leaves it."""
     with tempfile.TemporaryDirectory() as path:  # pytest's are in one that only their owner may enter
         write_owner(open_folder(path))
@@ -120,14 +120,14 @@ def test_a_record_of_another_user_is_one_clear_error(name: str, mode: int) -> No
 
 
 @pytest.mark.parametrize(("mode", "owners_mode"), [(0o1777, 0o777), (0o770, 0o770), (0o700, 0o700)])
-def test_whoever_may_write_to_the_folder_may_take_it_over(tmp_path: Path, mode: int, owners_mode: int) -> None:
+def test_whoever_may_write_to_the_folder_may_take_it_over(tmp_path, mode, owners_mode):
     tmp_path.chmod(mode)
     with locked_folder(str(tmp_path), **FAST):
         assert stat.S_IMODE((tmp_path / ".owner").stat().st_mode) == owners_mode
 
 
 @pytest.mark.parametrize("text", [None, "", '{"token": "cut o', "[]"])
-def test_a_run_of_another_machine_without_heartbeat_is_followed(folder: Folder, text: str | None) -> None:
+def test_a_run_of_another_machine_without_heartbeat_is_followed(folder, text):
     write_owner(folder)
     if text is not None:
         folder.subfolder(".owner").write_text("000001.json", text)
@@ -138,7 +138,7 @@ def test_a_run_of_another_machine_without_heartbeat_is_followed(folder: Folder, 
 
 
 @gs_is_slow
-def test_one_of_many_takes_over_from_a_dead_run(folder: Folder) -> None:
+def test_one_of_many_takes_over_from_a_dead_run(folder):
     write_owner(folder)
     processes = [OwnerProcess(folder.path) for _ in range(4)]
     try:
@@ -154,7 +154,7 @@ def test_one_of_many_takes_over_from_a_dead_run(folder: Folder) -> None:
 
 # In the second case the thread of the stopped run comes too late to notice.
 @pytest.mark.parametrize("heartbeat_seconds", [HEARTBEAT_SECONDS, 3600.0])
-def test_a_stopped_run_that_wakes_up_after_a_takeover_ends(folder: Folder, heartbeat_seconds: float) -> None:
+def test_a_stopped_run_that_wakes_up_after_a_takeover_ends(folder, heartbeat_seconds):
     with OwnerProcess(folder.path, heartbeat_seconds=heartbeat_seconds) as stopped:
         assert stopped.line() == "owned"
         stopped.ask_to_write()
@@ -179,7 +179,7 @@ def test_a_stopped_run_that_wakes_up_after_a_takeover_ends(folder: Folder, heart
 
 
 @gs_is_slow
-def test_a_stopped_run_ends_also_after_its_follower_has_ended(folder: Folder) -> None:
+def test_a_stopped_run_ends_also_after_its_follower_has_ended(folder):
     with OwnerProcess(folder.path) as stopped:
         assert stopped.line() == "owned"
         stopped.signal(signal.SIGSTOP)
@@ -205,7 +205,7 @@ WRITES: Mapping[str, Callable[[Folder], object]] = {
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_no_write_reaches_a_folder_that_was_lost(folder: Folder, write: Callable[[Folder], object]) -> None:
+def test_no_write_reaches_a_folder_that_was_lost(folder, write):
     with locked_folder(folder.path, **FAST | {"heartbeat_seconds": 3600.0}):
         folder.write_text("old", "old")
         folder.write_text("sub/old", "old")
@@ -218,7 +218,7 @@ def test_no_write_reaches_a_folder_that_was_lost(folder: Folder, write: Callable
     assert folder.subfolder(".owner").list_files()  # which is another's
 
 
-def test_a_worker_of_the_owner_writes_only_while_the_lock_is_held(folder: Folder) -> None:
+def test_a_worker_of_the_owner_writes_only_while_the_lock_is_held(folder):
     with locked_folder(folder.path, **FAST):
         sent = pickle.dumps(owner_of(folder.path_of("train")))
     owner = pickle.loads(sent)
@@ -233,9 +233,7 @@ def test_a_worker_of_the_owner_writes_only_while_the_lock_is_held(folder: Folder
         del locks[owner.path]
 
 
-def test_a_run_whose_signs_of_life_cannot_be_written_goes_on(
-    cloud: CloudStorageHandle, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_whose_signs_of_life_cannot_be_written_goes_on(cloud, caplog):
     folder = open_folder(f"{cloud.bucket_url}/output")
     with locked_folder(folder.path, **FAST), caplog.at_level(logging.WARNING):
         cloud.fault("/upload/", method="POST", mode="status", status=403, times=5)
@@ -246,7 +244,7 @@ def test_a_run_whose_signs_of_life_cannot_be_written_goes_on(
     assert cloud.objects() == {"output/a": b"b"}
 
 
-def test_a_lost_answer_to_a_sign_of_life_is_no_lost_folder(cloud: CloudStorageHandle) -> None:
+def test_a_lost_answer_to_a_sign_of_life_is_no_lost_folder(cloud):
     folder = open_folder(f"{cloud.bucket_url}/output")
     with locked_folder(folder.path, **FAST):
         cloud.fault("/upload/", method="POST", mode="lost_answer", times=2)
@@ -256,7 +254,7 @@ def test_a_lost_answer_to_a_sign_of_life_is_no_lost_folder(cloud: CloudStorageHa
     assert cloud.objects() == {"output/a": b"b"}
 
 
-def test_the_owners_record_is_no_content_of_the_folder(folder: Folder, tmp_path: Path) -> None:
+def test_the_owners_record_is_no_content_of_the_folder(folder, tmp_path):
     with locked_folder(folder.path, **FAST):
         folder.write_text("a", "b")
         assert folder.list_files().keys() == {"a"}
@@ -265,7 +263,7 @@ def test_the_owners_record_is_no_content_of_the_folder(folder: Folder, tmp_path:
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["a"]
 
 
-def test_the_thread_ends_with_the_context(folder: Folder) -> None:
+def test_the_thread_ends_with_the_context(folder):
     with locked_folder(folder.path, **FAST):
         assert any(thread.name == "folder-owner" for thread in threading.enumerate())
     assert not any(thread.name == "folder-owner" for thread in threading.enumerate())

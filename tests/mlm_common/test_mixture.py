@@ -1,7 +1,6 @@
 """The manifest of a mixture, and weights: read as they were written; what is wrong is said in one line."""
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -19,7 +18,7 @@ from mlm_common.mixture import (
 )
 
 
-def test_sources_are_read_as_they_were_written_and_in_their_order(tmp_path: Path) -> None:
+def test_sources_are_read_as_they_were_written_and_in_their_order(tmp_path):
     sources = {"fo": MixtureSource("fo/train", "fo/validation", 0.25), "de": MixtureSource("de/train")}
     write_mixture(str(tmp_path), sources)
     read = read_mixture(str(tmp_path))
@@ -40,23 +39,23 @@ def test_sources_are_read_as_they_were_written_and_in_their_order(tmp_path: Path
         ([], "sources of a mixture"),
     ],
 )
-def test_a_manifest_that_is_not_one_is_refused(tmp_path: Path, record: object, message: str) -> None:
+def test_a_manifest_that_is_not_one_is_refused(tmp_path, record, message):
     (tmp_path / MIXTURE_NAME).write_text(record if isinstance(record, str) else json.dumps(record), "utf-8")
     with pytest.raises(InputError, match=message):
         read_mixture(str(tmp_path))
 
 
-def test_pairs_are_read_by_name() -> None:
+def test_pairs_are_read_by_name():
     assert list(named_weights(["de=0.7", "en=3e-1"], "--weights", ["en", "de"]).items()) == [("en", 0.3), ("de", 0.7)]
 
 
 @pytest.mark.parametrize("pairs", [["de"], ["de="], ["de=x"], ["de=1", "de=2"], ["=1"], ["de=1", "en=1"], ["de=0"]])
-def test_pairs_of_another_form_are_refused(pairs: list[str]) -> None:
+def test_pairs_of_another_form_are_refused(pairs):
     with pytest.raises(InputError, match="--weights"):
         named_weights(pairs, "--weights", ["de"])
 
 
-def test_one_folder_or_several_are_read_by_name() -> None:
+def test_one_folder_or_several_are_read_by_name():
     assert named_folders("work/a b", "--train-dataset") == {"": "work/a b"}
     named = {"de": "work/de", "en": "work/a b", "fo": "gs://b/a=b"}
     assert named_folders("de=work/de 'en=work/a b' fo=gs://b/a=b", "--train-dataset") == named
@@ -69,7 +68,7 @@ def test_one_folder_or_several_are_read_by_name() -> None:
 
 
 @given(st.lists(st.integers(1, 10**15), min_size=1, max_size=9), st.floats(0, 1))
-def test_a_lower_alpha_brings_sources_closer_together(sizes: list[int], alpha: float) -> None:
+def test_a_lower_alpha_brings_sources_closer_together(sizes, alpha):
     named = {str(index): float(size) for index, size in enumerate(sizes)}
     weights = sampling_weights(named, alpha)
     assert sum(weights.values()) == pytest.approx(1)

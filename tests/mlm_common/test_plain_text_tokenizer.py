@@ -1,14 +1,12 @@
 """Tokenizers trained on text that spells special tokens: they still tokenize text, and text makes no special token."""
 
 import json
-from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import plain_text_tokenizer_json
-from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import flags, write_source
 from tfrecord_prep import split
 from tfrecord_prep.prepare_tfrecord_shards import main as prepare
@@ -35,7 +33,7 @@ def wordpiece() -> Tokenizer:
 
 @pytest.mark.parametrize("has_old_merges", [False, True])
 @pytest.mark.parametrize("prefix", ["", "##"])
-def test_merges_that_make_a_special_token_are_left_out(prefix: str, has_old_merges: bool) -> None:
+def test_merges_that_make_a_special_token_are_left_out(prefix, has_old_merges):
     tokenizer = bpe(**{"continuing_subword_prefix": prefix} if prefix else {})
     content = json.loads(tokenizer.to_str())
     made = {left + right[len(prefix) :] for left, right in content["model"]["merges"]}
@@ -45,7 +43,7 @@ def test_merges_that_make_a_special_token_are_left_out(prefix: str, has_old_merg
     check_plain_text(tokenizer, json.dumps(content))
 
 
-def test_a_wordpiece_model_has_no_merges() -> None:
+def test_a_wordpiece_model_has_no_merges():
     tokenizer = wordpiece()
     check_plain_text(tokenizer, tokenizer.to_str())
 
@@ -61,14 +59,14 @@ def check_plain_text(tokenizer: Tokenizer, tokenizer_json: str) -> None:
         assert special_ids.isdisjoint(ids)
 
 
-def test_a_tokenizer_that_cannot_be_changed_is_refused() -> None:
+def test_a_tokenizer_that_cannot_be_changed_is_refused():
     content = json.loads(bpe().to_str())
     content["model"]["merges"].append(["no", "such"])
     with pytest.raises(InputError, match=r"must work without its special tokens \(<pad>, .*`no` out of vocab"):
         plain_text_tokenizer_json(json.dumps(content))
 
 
-def test_such_a_tokenizer_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+def test_such_a_tokenizer_is_refused_before_any_work(tmp_path, monkeypatch, run):
     def refuse(_: str) -> str:
         raise InputError("The tokenizer cannot be used.")
 

@@ -24,11 +24,11 @@ def is_transient(error: Exception) -> bool:
     return isinstance(error, OSError)
 
 
-def test_delays_grow() -> None:
+def test_delays_grow():
     assert growing_delays(2.0, 4) == (2.0, 4.0, 8.0, 16.0)
 
 
-def test_passing_failures_cost_a_wait_and_others_are_raised() -> None:
+def test_passing_failures_cost_a_wait_and_others_are_raised():
     told: list[tuple[str, float]] = []
     function = Failing(OSError("1"), OSError("2"))
     result = retry_call(
@@ -45,14 +45,14 @@ def test_passing_failures_cost_a_wait_and_others_are_raised() -> None:
     assert function.num_calls == 2
 
 
-def test_the_last_error_is_raised() -> None:
+def test_the_last_error_is_raised():
     function = Failing(OSError("1"), OSError("2"), OSError("3"))
     with pytest.raises(OSError, match="2"):
         retry_call(function, (0.0,), is_transient)
     assert function.num_calls == 2
 
 
-def test_a_hurry_ends_the_wait() -> None:
+def test_a_hurry_ends_the_wait():
     stop_event = threading.Event()
     threading.Timer(0.1, stop_event.set).start()
     started = time.monotonic()

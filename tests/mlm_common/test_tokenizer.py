@@ -29,7 +29,6 @@ from mlm_common.tokenizer import (
     word_starts,
 )
 from tests.fixtures.tiny_models import tiny_tokenizer
-from tests.servers.fixtures import CloudStorageHandle
 from tokenizer_training.report import plain_text_backend
 
 WORDS = ["the", "model", "reads", "text"]
@@ -45,7 +44,7 @@ def make_tokenizer(scores: list[float] | None = None, **names: str | None) -> Pr
     return PreTrainedTokenizerFast(tokenizer_object=backend, **all_names)
 
 
-def test_managed_folders_load_without_all_model_classes(tmp_path: Path) -> None:
+def test_managed_folders_load_without_all_model_classes(tmp_path):
     save_tokenizer(make_tokenizer(), str(tmp_path))
     code = "import sys; from mlm_common.tokenizer import load_tokenizer as load; tokenizer = load(sys.argv[1]); "
     code += "assert 'transformers.models.auto.tokenization_auto' not in sys.modules; "
@@ -60,7 +59,7 @@ def saved(tokenizer: PreTrainedTokenizerFast, folder: Path) -> PreTrainedTokeniz
     return load_tokenizer(str(folder))
 
 
-def test_special_ids_and_vocabulary_size() -> None:
+def test_special_ids_and_vocabulary_size():
     tokenizer = make_tokenizer()
     assert special_ids(tokenizer) == {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4}
     assert vocabulary_size(tokenizer) == 9
@@ -68,7 +67,7 @@ def test_special_ids_and_vocabulary_size() -> None:
     assert vocabulary_size(tokenizer) == 10
 
 
-def test_saved_tokenizer_reads_the_same(tmp_path: Path) -> None:
+def test_saved_tokenizer_reads_the_same(tmp_path):
     tokenizer = make_tokenizer()
     loaded = saved(tokenizer, tmp_path / "new" / "folder")
     assert isinstance(loaded, PreTrainedTokenizerFast)
@@ -76,13 +75,13 @@ def test_saved_tokenizer_reads_the_same(tmp_path: Path) -> None:
     assert loaded(text)["input_ids"] == tokenizer(text)["input_ids"] == [5, 6, 7, 4, 3]
 
 
-def test_saved_files(tmp_path: Path) -> None:
+def test_saved_files(tmp_path):
     saved(make_tokenizer(), tmp_path)
     names = ["special_tokens_map.json", "tokenizer.json", "tokenizer_config.json", "word_starts.npy"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
-def test_hash_is_stable_through_saving_and_truncation(tmp_path: Path) -> None:
+def test_hash_is_stable_through_saving_and_truncation(tmp_path):
     tokenizer = make_tokenizer()
     sha256 = tokenizer_sha256(tokenizer)
     tokenizer(["the model", "text"], truncation=True, max_length=1, padding="max_length")
@@ -94,7 +93,7 @@ def test_hash_is_stable_through_saving_and_truncation(tmp_path: Path) -> None:
         assert tokenizer.backend_tokenizer.truncation is None
 
 
-def test_hash_survives_the_library_changing_a_last_bit() -> None:
+def test_hash_survives_the_library_changing_a_last_bit():
     scores = [-2.1234567890123452, -13.786306381225586, -1 / 3, -9.87654321]
     tokenizer = make_tokenizer(scores)
     reread = PreTrainedTokenizerFast(
@@ -104,7 +103,7 @@ def test_hash_survives_the_library_changing_a_last_bit() -> None:
     assert tokenizer_sha256(reread) == tokenizer_sha256(tokenizer)
 
 
-def test_hash_tells_tokenizers_apart() -> None:
+def test_hash_tells_tokenizers_apart():
     lowercased = make_tokenizer()
     lowercased.backend_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     extended = make_tokenizer()
@@ -120,13 +119,13 @@ def test_hash_tells_tokenizers_apart() -> None:
 
 
 @pytest.mark.parametrize("missing", SPECIAL_TOKENS)
-def test_tokenizer_without_a_special_token_is_refused(missing: str, tmp_path: Path) -> None:
+def test_tokenizer_without_a_special_token_is_refused(missing, tmp_path):
     save_tokenizer(make_tokenizer(**{f"{missing}_token": None}), str(tmp_path))
     with pytest.raises(InputError, match=f"{tmp_path} lacks {missing}"):
         load_tokenizer(str(tmp_path))
 
 
-def test_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_folder_without_a_tokenizer_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta"}), encoding="utf-8")
     with pytest.raises(InputError, match="cannot be loaded") as caught:
         load_tokenizer(str(tmp_path))
@@ -135,7 +134,7 @@ def test_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         load_tokenizer(str(tmp_path / "missing"))
 
 
-def test_cloud_storage(cloud_storage: CloudStorageHandle, tmp_path: Path) -> None:
+def test_cloud_storage(cloud_storage, tmp_path):
     save_tokenizer(make_tokenizer(), str(tmp_path))
     program = (
         "import sys; from mlm_common.tokenizer import *\n"
@@ -189,7 +188,7 @@ def starting(tokenizer: PreTrainedTokenizerFast) -> set[str]:
     return {piece for piece, token_id in tokenizer.get_vocab().items() if starts[token_id]} - set(SPECIALS)
 
 
-def test_metaspace() -> None:
+def test_metaspace():
     pieces = ["▁", "▁the", "the", "o▁f", "▁▁", *BYTE_TOKENS]
     split = pre_tokenizers.Metaspace()
     for pre_tokenizer in (split, pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), split])):
@@ -198,12 +197,12 @@ def test_metaspace() -> None:
     assert starting(wrapped(unigram("_the", "▁the"), pre_tokenizers.Metaspace(replacement="_"))) == {"_the"}
 
 
-def test_metaspace_of_the_decoder_alone() -> None:
+def test_metaspace_of_the_decoder_alone():
     decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
     assert starting(wrapped(bpe("▁the", "the"), decoder=decoder)) == {"▁the"}
 
 
-def test_byte_level() -> None:
+def test_byte_level():
     pieces = ["Ġ", "Ġthe", "the", "Ċ", "ĊĊ", "ĉ", "Ã", "ł"]  # the last is a byte of other characters
     level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     digits_first = pre_tokenizers.Sequence([pre_tokenizers.Digits(), level])
@@ -212,7 +211,7 @@ def test_byte_level() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["##", "@@"])
-def test_prefix_of_continued_words(prefix: str) -> None:
+def test_prefix_of_continued_words(prefix):
     vocabulary = {piece: index for index, piece in enumerate([*SPECIALS, "the", f"{prefix}s", "#", "é"])}
     word_piece = models.WordPiece(vocabulary, unk_token="<unk>", continuing_subword_prefix=prefix)
     tokenizer = wrapped(word_piece, pre_tokenizers.BertPreTokenizer())
@@ -223,7 +222,7 @@ def test_prefix_of_continued_words(prefix: str) -> None:
     assert starting(wrapped(bpe("the", f"{prefix}s", continuing_subword_prefix=prefix))) == {"the"}
 
 
-def test_tokenizers_without_marks_have_no_table() -> None:
+def test_tokenizers_without_marks_have_no_table():
     words = models.WordLevel({token: index for index, token in enumerate([*SPECIALS, "the"])}, unk_token="<unk>")
     without = [
         wrapped(words, pre_tokenizers.Whitespace()),
@@ -234,7 +233,7 @@ def test_tokenizers_without_marks_have_no_table() -> None:
     assert [word_starts(tokenizer) for tokenizer in without] == [None] * len(without)
 
 
-def test_special_tokens_and_ids_without_a_token() -> None:
+def test_special_tokens_and_ids_without_a_token():
     tokenizer = wrapped(unigram("▁", "the"), pre_tokenizers.Metaspace())
     tokenizer.add_special_tokens({"additional_special_tokens": ["[EXTRA]"]})
     tokenizer.add_tokens(["ordinary"])
@@ -271,7 +270,7 @@ def marked_tokenizer(byte_fallback: bool, split_digits: bool) -> PreTrainedToken
 
 @pytest.mark.parametrize("byte_fallback", [True, False])
 @pytest.mark.parametrize("split_digits", [True, False])
-def test_each_word_of_a_text_begins_once(byte_fallback: bool, split_digits: bool) -> None:
+def test_each_word_of_a_text_begins_once(byte_fallback, split_digits):
     tokenizer = marked_tokenizer(byte_fallback, split_digits)
     backend, starts = plain_text_backend(tokenizer), word_starts(tokenizer)
     assert starts is not None
@@ -289,7 +288,7 @@ def test_each_word_of_a_text_begins_once(byte_fallback: bool, split_digits: bool
     check()
 
 
-def test_words_are_as_the_marks_cut_them() -> None:
+def test_words_are_as_the_marks_cut_them():
     tokenizer = marked_tokenizer(byte_fallback=False, split_digits=False)
     starts = word_starts(tokenizer)
     assert starts is not None
@@ -299,7 +298,7 @@ def test_words_are_as_the_marks_cut_them() -> None:
     assert segmented == "|▁abcd|▁12|▁中的|▁aQQe|▁Q"
 
 
-def test_saved_table(tmp_path: Path) -> None:
+def test_saved_table(tmp_path):
     tokenizer = tiny_tokenizer()
     save_tokenizer(tokenizer, str(tmp_path))
     starts = load_word_starts(str(tmp_path))
@@ -309,14 +308,14 @@ def test_saved_table(tmp_path: Path) -> None:
     assert load_word_starts(str(tmp_path / "missing")) is None
 
 
-def test_a_table_of_an_earlier_tokenizer_does_not_stay(tmp_path: Path) -> None:
+def test_a_table_of_an_earlier_tokenizer_does_not_stay(tmp_path):
     save_tokenizer(tiny_tokenizer(), str(tmp_path))
     save_tokenizer(wrapped(unigram("the")), str(tmp_path))
     assert not (tmp_path / WORD_STARTS_FILE).exists()
     assert load_word_starts(str(tmp_path)) is None
 
 
-def test_damaged_table_is_refused(tmp_path: Path) -> None:
+def test_damaged_table_is_refused(tmp_path):
     path = tmp_path / WORD_STARTS_FILE
     for data in (b"", b"not an array"):
         path.write_bytes(data)

@@ -29,7 +29,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_two_processes_write_the_same_files_in_the_same_order(tmp_path: Path) -> None:
+def test_two_processes_write_the_same_files_in_the_same_order(tmp_path):
     partitions = [NumberedPartition(number, "", [DOCUMENT[3 * (number % 5) :]] * 4) for number in range(8)]
     for num_processes in (1, 2):
         work = split_work(tmp_path / str(num_processes))
@@ -42,7 +42,7 @@ def process_of(_: object) -> int:
     return os.getpid()
 
 
-def test_processes_are_started_once_and_for_two_items_at_least() -> None:
+def test_processes_are_started_once_and_for_two_items_at_least():
     with Workers(2, "") as workers:
         assert list(workers.map_in_order(process_of, range(1))) == [os.getpid()]
         assert not multiprocessing.active_children()
@@ -52,7 +52,7 @@ def test_processes_are_started_once_and_for_two_items_at_least() -> None:
     assert not multiprocessing.active_children()
 
 
-def test_reading_stays_a_few_partitions_ahead(tmp_path: Path) -> None:
+def test_reading_stays_a_few_partitions_ahead(tmp_path):
     num_read = 0
 
     def partitions() -> Iterator[NumberedPartition]:
@@ -68,7 +68,7 @@ def test_reading_stays_a_few_partitions_ahead(tmp_path: Path) -> None:
     assert not multiprocessing.active_children()
 
 
-def test_a_killed_worker_is_reported_with_a_hint(tmp_path: Path) -> None:
+def test_a_killed_worker_is_reported_with_a_hint(tmp_path):
     def partitions() -> Iterator[NumberedPartition]:
         for number in range(1000):
             if number == 20:
@@ -86,7 +86,7 @@ def note_process_and_wait(folder: str) -> None:
     time.sleep(60)
 
 
-def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+def test_workers_end_when_their_parent_is_killed(tmp_path):
     program = (
         "from tests.mlm_common.test_worker_pool import note_process_and_wait as work\n"
         "from mlm_common.workers import map_in_order\n"

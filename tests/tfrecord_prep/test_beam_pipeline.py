@@ -3,7 +3,6 @@
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,6 @@ from mlm_common.errors import InputError, RunFailedError
 from mlm_common.storage.reading import StoredFile
 from tests.fixtures.partitions import split_work
 from tests.fixtures.tiny_corpus import contents, flags, write_source
-from tests.servers.fixtures import CloudStorageHandle
 from tfrecord_prep.beam_pipeline import MAX_INLINE_BYTES, check_beam, work_with_beam
 from tfrecord_prep.config import PrepareConfig
 from tfrecord_prep.manifest import read_manifest
@@ -49,7 +47,7 @@ def in_memory_config(folder: Path) -> PrepareConfig:
 
 @pytest.mark.slow
 @needs_beam
-def test_two_processes_write_the_bytes_of_the_local_run(tmp_path: Path) -> None:
+def test_two_processes_write_the_bytes_of_the_local_run(tmp_path):
     source = write_source(tmp_path)
     with (source / "docs.jsonl").open("ab") as docs:
         docs.write(b'{"text": 17}\n{"text": "last"}\n')
@@ -60,7 +58,7 @@ def test_two_processes_write_the_bytes_of_the_local_run(tmp_path: Path) -> None:
 
 
 @needs_beam
-def test_cloud_storage_in_and_out(source: Path, tmp_path: Path, cloud: CloudStorageHandle) -> None:
+def test_cloud_storage_in_and_out(source, tmp_path, cloud):
     cloud.put("docs.jsonl", (source / "docs.jsonl").read_bytes())
     draw = ["--validation-percent", "20"]
     files = ["--data-files", f"{cloud.bucket_url}/docs.jsonl"]
@@ -72,7 +70,7 @@ def test_cloud_storage_in_and_out(source: Path, tmp_path: Path, cloud: CloudStor
 
 
 @needs_beam
-def test_after_a_row_is_fixed_the_run_resumes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_after_a_row_is_fixed_the_run_resumes(tmp_path, capfd):
     source = write_source(tmp_path)
     (source / "more.jsonl").write_bytes(good := (source / "docs.jsonl").read_bytes())
     files = ["--data-files", str(source / "docs.jsonl"), str(source / "more.jsonl")]
@@ -92,7 +90,7 @@ def test_after_a_row_is_fixed_the_run_resumes(tmp_path: Path, capfd: pytest.Capt
 
 
 @needs_beam
-def test_few_documents_go_with_the_pipeline(tmp_path: Path) -> None:
+def test_few_documents_go_with_the_pipeline(tmp_path):
     work = split_work(tmp_path)
     options = check_beam(in_memory_config(tmp_path), open_corpus(work.corpus))
     partitions = [NumberedPartition(3, "a", ["5 6"]), NumberedPartition(1, "b", ["7"])]
@@ -106,7 +104,7 @@ def test_few_documents_go_with_the_pipeline(tmp_path: Path) -> None:
 
 
 @needs_beam
-def test_a_failure_that_is_no_bad_input_says_how_to_resume(tmp_path: Path) -> None:
+def test_a_failure_that_is_no_bad_input_says_how_to_resume(tmp_path):
     work = split_work(tmp_path, chunking="none such")
     options = check_beam(in_memory_config(tmp_path), open_corpus(work.corpus))
     with pytest.raises(RunFailedError, match=r"none such.* run the same command again"):
@@ -123,7 +121,7 @@ def test_a_failure_that_is_no_bad_input_says_how_to_resume(tmp_path: Path) -> No
         ("DataflowRunner", GOOGLE, "read gs:// files only.*docs.jsonl"),
     ],
 )
-def test_what_beam_cannot_do_is_refused(source: Path, runner: str, beam_options: str, message: str) -> None:
+def test_what_beam_cannot_do_is_refused(source, runner, beam_options, message):
     corpus = open_corpus(CorpusConfig(data_files=[str(source / "docs.jsonl")]))
     config = PrepareConfig("tokenizer", "gs://bucket/shards", runner=runner, beam_options=beam_options)
     with pytest.raises(InputError, match=message):
@@ -131,7 +129,7 @@ def test_what_beam_cannot_do_is_refused(source: Path, runner: str, beam_options:
 
 
 @needs_beam
-def test_dataflow_gets_gs_files_and_the_options_given(cloud: CloudStorageHandle) -> None:
+def test_dataflow_gets_gs_files_and_the_options_given(cloud):
     cloud.put("docs.jsonl", b'{"text": "a"}\n')
     corpus = open_corpus(CorpusConfig(data_files=[f"{cloud.bucket_url}/docs.jsonl"]))
     beam_options = f"{GOOGLE} --max_num_workers=20"
@@ -142,7 +140,7 @@ def test_dataflow_gets_gs_files_and_the_options_given(cloud: CloudStorageHandle)
 
 
 @needs_beam
-def test_dataflow_can_be_given_the_pipeline() -> None:
+def test_dataflow_can_be_given_the_pipeline():
     """All of the job's description is made, and by Beam's own --dry_run not sent."""
     corpus = CorpusConfig(data_files=["gs://bucket/docs.jsonl"])
     beam_options = f"{GOOGLE} --dry_run=true"
@@ -167,14 +165,12 @@ def test_dataflow_can_be_given_the_pipeline() -> None:
         ),
     ],
 )
-def test_settings_that_contradict_each_other(folder: str, settings: dict[str, Any], message: str) -> None:
+def test_settings_that_contradict_each_other(folder, settings, message):
     with pytest.raises(InputError, match=message):
         PrepareConfig("tokenizer", folder, **settings)
 
 
-def test_beam_that_is_not_installed(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_beam_that_is_not_installed(source, tmp_path, monkeypatch, capfd):
     monkeypatch.setitem(sys.modules, "apache_beam", None)
     assert main(flags(source, tmp_path, "--runner", "DirectRunner")) == 2
     assert "python3 install.py --with beam" in capfd.readouterr().err

@@ -13,7 +13,6 @@ from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import RECORD_FILE
-from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import DOCUMENTS, contents, flags
 from tfrecord_prep import prepare_tfrecord_shards, split
 from tfrecord_prep.manifest import read_manifest
@@ -27,9 +26,7 @@ def with_record(source: Path, folder: Path, record: dict) -> Path:
     return folder
 
 
-def test_a_reordered_dataset_folder_loses_and_repeats_nothing(
-    source: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reordered_dataset_folder_loses_and_repeats_nothing(source, tmp_path, run, monkeypatch):
     folder = tmp_path / "dataset"
     folder.mkdir()
     rows = (source / "docs.jsonl").read_bytes().splitlines(keepends=True)
@@ -58,9 +55,7 @@ def test_a_reordered_dataset_folder_loses_and_repeats_nothing(
 
 
 @pytest.mark.parametrize("is_finished", [True, False])
-def test_a_split_of_another_preparation_must_not_share_text(
-    source: Path, tmp_path: Path, run: Run, is_finished: bool
-) -> None:
+def test_a_split_of_another_preparation_must_not_share_text(source, tmp_path, run, is_finished):
     arguments = flags(source, tmp_path)
     assert main([*arguments, "--validation-percent", "20"]) == 0
     shutil.rmtree(tmp_path / "train")
@@ -73,7 +68,7 @@ def test_a_split_of_another_preparation_must_not_share_text(
     assert contents(tmp_path) == before
 
 
-def test_a_split_of_other_files_stays(source: Path, tmp_path: Path) -> None:
+def test_a_split_of_other_files_stays(source, tmp_path):
     (tmp_path / "held_out.txt").write_text("another text\n" * 20, encoding="utf-8")
     arguments = flags(source, tmp_path / "out")
     assert main([*arguments, "--validation-files", str(tmp_path / "held_out.txt")]) == 0
@@ -82,9 +77,7 @@ def test_a_split_of_other_files_stays(source: Path, tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == before
 
 
-def test_the_corpus_of_the_tokenizer_must_not_have_changed(
-    source: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_corpus_of_the_tokenizer_must_not_have_changed(source, tmp_path, run, monkeypatch):
     for name in ("trained", "elsewhere"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.txt").write_text(f"text of {name}\n" * 50, encoding="utf-8")
@@ -115,9 +108,7 @@ def without_log():
 
 
 @pytest.mark.usefixtures("without_log")
-def test_a_name_that_is_not_utf_8_is_recorded_and_found_again(
-    source: Path, tmp_path: Path, capfd: pytest.CaptureFixture
-) -> None:
+def test_a_name_that_is_not_utf_8_is_recorded_and_found_again(source, tmp_path, capfd):
     path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")
     Path(path).write_text("".join(f"{line}\n" for line in DOCUMENTS), encoding="utf-8")
     record = open_corpus(CorpusConfig(data_files=[str(tmp_path / "*.txt")])).record
@@ -130,9 +121,7 @@ def test_a_name_that_is_not_utf_8_is_recorded_and_found_again(
     assert "complete with these settings" in capfd.readouterr().out
 
 
-def test_a_data_set_is_read_at_the_commit_of_the_tokenizer(
-    source: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_data_set_is_read_at_the_commit_of_the_tokenizer(source, tmp_path, run, monkeypatch):
     settings = dataclasses.asdict(CorpusConfig(dataset_name="alice/text", dataset_revision="c" * 40))
     tokenizer = with_record(source, tmp_path / "tokenizer", {"settings": settings})
 

@@ -117,14 +117,12 @@ def packed_rows(passages: list[list[int]], max_length: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("chunking", CHUNKINGS)
 @given(data=st.data(), documents=documents_strategy, max_length=lengths_strategy)
-def test_rows_are_those_of_the_definition(
-    chunking: str, data: st.DataObject, documents: list[list[int]], max_length: int
-) -> None:
+def test_rows_are_those_of_the_definition(chunking, data, documents, max_length):
     batches = data.draw(batches_strategy(documents))
     assert tokens_of(cut(chunking, batches, max_length), max_length) == expected_rows(chunking, documents, max_length)
 
 
-def test_a_long_document_is_cut_as_it_comes() -> None:
+def test_a_long_document_is_cut_as_it_comes():
     ids = np.arange(5, 1005, dtype=np.int32)
     batches = [TokenBatch(part, np.empty(0, np.int64), 0) for part in np.split(ids, 10)]
     end = TokenBatch(np.empty(0, np.int32), np.zeros(1, np.int64), 1)
@@ -134,7 +132,7 @@ def test_a_long_document_is_cut_as_it_comes() -> None:
         assert sum(len(batch.input_ids) for batch in rows) > 70
 
 
-def test_worked_rows() -> None:
+def test_worked_rows():
     batch = TokenBatch(np.array([10, 11, 12, 20, 30, 31], np.int32), np.array([3, 4, 6]), 3)
     rows = {chunking: tokens_of(cut(chunking, [batch], 8), 8) for chunking in CHUNKINGS}
     assert rows == {
@@ -145,7 +143,7 @@ def test_worked_rows() -> None:
     }
 
 
-def test_worked_packing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worked_packing(monkeypatch):
     monkeypatch.setattr("tfrecord_prep.chunking.WINDOW_TOKENS", 24)
     lengths = [5, 3, 4, 8, 5, 3, 6]
     assert best_fit(lengths, 8).tolist() == [0, 0, 2, 3, 4, 4, 6]

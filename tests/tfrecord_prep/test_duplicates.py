@@ -24,20 +24,20 @@ def seen_in_a_set(documents: Sequence[str]) -> list[bool]:
 
 
 @given(TEXTS)
-def test_it_is_what_a_set_finds(documents: list[str]) -> None:
+def test_it_is_what_a_set_finds(documents):
     hashes = np.frombuffer(b"".join(map(hash_document, documents)), np.uint8).reshape(-1, HASH_BYTES)
     assert are_seen(hashes).tolist() == seen_in_a_set(documents)
 
 
 @given(st.lists(st.binary(min_size=2, max_size=2), max_size=300))
-def test_hashes_that_differ_in_any_byte_are_different(tails: list[bytes]) -> None:
+def test_hashes_that_differ_in_any_byte_are_different(tails):
     digests = [tail[:1] + bytes(HASH_BYTES - 2) + tail[1:] for tail in tails]
     seen: set[bytes] = set()
     expected = [any(digest) and (digest in seen or bool(seen.add(digest))) for digest in digests]
     assert are_seen(np.frombuffer(b"".join(digests), np.uint8).reshape(-1, HASH_BYTES)).tolist() == expected
 
 
-def test_case_compatible_forms_and_white_space_make_no_difference() -> None:
+def test_case_compatible_forms_and_white_space_make_no_difference():
     equal = ["The ﬁrst Straße,  ①", " the first\nSTRASSE,\u00a01 "]
     assert len(set(map(hash_document, equal))) == 1
     others = ["", "the first strasse 1", "the first strasse, 2", "thefirst strasse, 1"]
@@ -46,7 +46,7 @@ def test_case_compatible_forms_and_white_space_make_no_difference() -> None:
 
 
 @given(parts=st.lists(st.lists(TEXTS, max_size=3), max_size=4))
-def test_partitions_keep_their_flags(parts: list[list[list[str]]], tmp_path_factory) -> None:
+def test_partitions_keep_their_flags(parts, tmp_path_factory):
     folder = Path(tmp_path_factory.mktemp("hashes"))
     names: dict[str, list[str]] = {}
     for key, partitions in enumerate(parts):

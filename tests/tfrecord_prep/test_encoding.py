@@ -45,14 +45,14 @@ def expected_of(name: str, documents: Sequence[str]) -> list[list[int]]:
     return [some for some in ids if some]
 
 
-def test_all_kinds_but_one_are_tokenized_by_word() -> None:
+def test_all_kinds_but_one_are_tokenized_by_word():
     assert [*BY_WORD, "whole_text"] == list(KINDS)
 
 
 @pytest.mark.parametrize("name", KINDS)
 @settings(max_examples=60)
 @given(documents=st.lists(texts_strategy, max_size=4))
-def test_ids_are_those_of_the_tokenizer(name: str, documents: list[str]) -> None:
+def test_ids_are_those_of_the_tokenizer(name, documents):
     assert documents_of(name, documents) == expected_of(name, documents)
 
 
@@ -60,7 +60,7 @@ def test_ids_are_those_of_the_tokenizer(name: str, documents: list[str]) -> None
 @pytest.mark.parametrize("characters_at_once", [8, 60])
 @settings(max_examples=25)
 @given(texts=st.lists(texts_strategy, max_size=4))
-def test_long_documents_are_cut_without_a_change(name: str, characters_at_once: int, texts: list[str]) -> None:
+def test_long_documents_are_cut_without_a_change(name, characters_at_once, texts):
     # Each with a boundary in reach, since without one a document is cut within a word.
     documents = [" a b".join(["", *text, ""]) if text else "" for text in texts]
     with pytest.MonkeyPatch.context() as patch:
@@ -68,7 +68,7 @@ def test_long_documents_are_cut_without_a_change(name: str, characters_at_once: 
         assert documents_of(name, documents) == expected_of(name, documents)
 
 
-def test_text_without_spaces_is_cut_hard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_without_spaces_is_cut_hard(monkeypatch):
     monkeypatch.setattr(encoding, "CHARACTERS_AT_ONCE", 30)
     monkeypatch.setattr(encoding, "MAX_CHARACTERS_WITHOUT_BOUNDARY", 100)
     (ids,) = documents_of("byte_level", ["a" * 1020])
@@ -77,7 +77,7 @@ def test_text_without_spaces_is_cut_hard(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [len(batch.document_ends) for batch in batches] == [1] + [0] * 10 + [2]
 
 
-def test_text_with_few_spaces_is_cut_at_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_with_few_spaces_is_cut_at_them(monkeypatch):
     monkeypatch.setattr(encoding, "CHARACTERS_AT_ONCE", 30)
     monkeypatch.setattr(encoding, "MAX_CHARACTERS_WITHOUT_BOUNDARY", 100)
     text = f"{'a' * 80} {'e' * 90} {'a' * 20}"
@@ -88,7 +88,7 @@ def test_text_with_few_spaces_is_cut_at_them(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     "name", ["unigram", "wordpiece", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lowercased", "albert"))]
 )
-def test_every_visible_character_may_stand_beside_a_boundary(name: str) -> None:
+def test_every_visible_character_may_stand_beside_a_boundary(name):
     characters = [chr(code) for code in range(0x10000) if not 0xD800 <= code < 0xE000]
     words = [word for character in characters for word in (character, f"a{character}")]
     documents = [" ".join(words[start : start + 300]) for start in range(0, len(words), 300)]
@@ -96,7 +96,7 @@ def test_every_visible_character_may_stand_beside_a_boundary(name: str) -> None:
     assert documents_of(name, documents) == expected_of(name, documents)
 
 
-def test_words_are_remembered_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_are_remembered_and_forgotten(monkeypatch):
     documents = [f"model {'language ' * (number % 50)}a{number % 7}" for number in range(3000)]
     encoder = encoding._encoder(PLAIN_JSON["words"])
     assert documents_of("words", documents) == expected_of("words", documents)
@@ -107,7 +107,7 @@ def test_words_are_remembered_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(encoder._ids_of_word) + len(encoder._ids_of_older_word) < 18
 
 
-def test_frequent_words_are_tokenized_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frequent_words_are_tokenized_once(monkeypatch):
     monkeypatch.setattr(encoding, "MAX_REMEMBERED_CHARACTERS", 4000)
     encoder = encoding.Encoder(PLAIN_JSON["words"])
     tokenized: list[str] = []
@@ -120,20 +120,20 @@ def test_frequent_words_are_tokenized_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(encoder._ids_of_word) + len(encoder._ids_of_older_word) < 4000 / encoding.CHARACTERS_PER_ENTRY
 
 
-def test_blank_documents_are_counted_alone() -> None:
+def test_blank_documents_are_counted_alone():
     (batch,) = encode_documents(PLAIN_JSON["byte_level"], ["", " \n ", "a", "\u3000"])
     assert (batch.num_documents, batch.document_ends.tolist()) == (4, [1])
     assert list(encode_documents(PLAIN_JSON["words"], [])) == []
 
 
-def test_boundaries() -> None:
+def test_boundaries():
     text = "one two  three\nfour, five: é ☃ \u0301six \xa0seven \u00b4eight nin\u0301 ten "
     cut = word_boundary().split(text)
     assert cut == ["one", "two  three\nfour,", "five:", "é", "☃ \u0301six \xa0seven \u00b4eight", "nin\u0301", "ten "]
 
 
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
-def test_text_that_reads_like_a_special_token_is_text(make) -> None:
+def test_text_that_reads_like_a_special_token_is_text(make):
     tokenizer = make()
     text = "language [MASK] model <pad>[SEP] <unk> [CLS]language"
     special_ids = {tokenizer.token_to_id(token) for token in SPECIAL_TOKENS if token != "<unk>"}
@@ -145,7 +145,7 @@ def test_text_that_reads_like_a_special_token_is_text(make) -> None:
         assert not special_ids & set(ids)
 
 
-def test_nothing_is_truncated_padded_or_framed() -> None:
+def test_nothing_is_truncated_padded_or_framed():
     tokenizer = KINDS["unigram"]()
     expected = tokenizer.encode("language model " * 30).ids
     tokenizer.enable_truncation(4)

@@ -43,7 +43,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return start
 
 
-def test_a_split_is_fetched_as_it_was_written(pushed: Path, hub_here: HubHandle, refuse: Callable[[], None]) -> None:
+def test_a_split_is_fetched_as_it_was_written(pushed, hub_here, refuse):
     hub = HubShards()
     train = Path(hub.local_folder(ADDRESS, "train"))
     assert contents(train) == contents(pushed / "train")
@@ -58,18 +58,14 @@ def test_a_split_is_fetched_as_it_was_written(pushed: Path, hub_here: HubHandle,
         HubShards().local_folder(ADDRESS, "train")
 
 
-def test_a_known_commit_is_read_though_the_repository_has_changed(
-    source: Path, pushed: Path, tmp_path: Path, hub_here: HubHandle
-) -> None:
+def test_a_known_commit_is_read_though_the_repository_has_changed(source, pushed, tmp_path, hub_here):
     before = {f"{REPO}@main": hub_here.commit(REPO, kind="datasets")}
     assert main(flags(source, tmp_path / "other", "--push-to-hub", REPO, "--shard-size", "7", "--publish-details")) == 0
     assert contents(Path(HubShards(before).local_folder(ADDRESS, "train"))) == contents(pushed / "train")
     assert contents(Path(HubShards().local_folder(ADDRESS, "train"))) == contents(tmp_path / "other" / "train")
 
 
-def test_a_mixture_is_fetched_with_the_split_of_all_sources(
-    mixture_shards: Path, hub_here: HubHandle, tmp_path: Path
-) -> None:
+def test_a_mixture_is_fetched_with_the_split_of_all_sources(mixture_shards, hub_here, tmp_path):
     for path, content in contents(mixture_shards).items():
         if path == "mixture.json" or path.split("/")[1:2] in (["train"], ["validation"]):
             hub_here.put(REPO, path, content, kind="datasets")
@@ -92,14 +88,14 @@ def test_a_mixture_is_fetched_with_the_split_of_all_sources(
     ],
 )
 @pytest.mark.usefixtures("pushed")
-def test_what_the_hub_does_not_have_is_one_line(address: str, message: str) -> None:
+def test_what_the_hub_does_not_have_is_one_line(address, message):
     with pytest.raises(InputError, match=message) as raised:
         HubShards().local_folder(address, "train")
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.usefixtures("pushed")
-def test_transient_errors_are_retried(hub_here: HubHandle) -> None:
+def test_transient_errors_are_retried(hub_here):
     hub_here.fault(f"/api/datasets/{REPO}/revision/main", method="GET", status=503)
     hub_here.fault("/tree/", method="GET", status=503)
     hub_here.fault("dataset-00000", method="HEAD", status=503)
@@ -107,7 +103,7 @@ def test_transient_errors_are_retried(hub_here: HubHandle) -> None:
     assert open_shards(HubShards().local_folder(ADDRESS, "train")).num_rows > 0
 
 
-def test_a_shard_with_another_checksum_is_refused_until_it_is_right(pushed: Path, hub_here: HubHandle) -> None:
+def test_a_shard_with_another_checksum_is_refused_until_it_is_right(pushed, hub_here):
     name = f"train/{json.loads((pushed / 'train' / MANIFEST_NAME).read_text('utf-8'))['shards'][3]['name']}"
     content = (pushed / name).read_bytes()
     hub_here.put(REPO, name, content[:-1] + b"x", kind="datasets")
@@ -119,7 +115,7 @@ def test_a_shard_with_another_checksum_is_refused_until_it_is_right(pushed: Path
 
 
 @pytest.mark.usefixtures("pushed")
-def test_too_small_a_disk_is_found_before_the_shards_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_small_a_disk_is_found_before_the_shards_are_fetched(monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1))
     with pytest.raises(InputError, match="Set HF_HOME to a folder on a larger disk"):
         HubShards().local_folder(ADDRESS, "train")

@@ -13,7 +13,6 @@ from transformers import BertTokenizerFast
 
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256
-from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import contents, train_tiny_tokenizer
 from tfrecord_prep import partition
 from tfrecord_prep.import_bert_tfrecords import main
@@ -119,9 +118,7 @@ def in_order_of_files(made: list[Instance], num_files: int = 3) -> list[Instance
     return [one for number in range(num_files) for one in made[number::num_files]]
 
 
-def test_the_rows_are_those_of_before_the_masks_and_can_be_trained_on(
-    tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_rows_are_those_of_before_the_masks_and_can_be_trained_on(tokenizer, tmp_path, capsys):
     made = instances(documents(tokenizer), dupe_factor=2)
     held_out = [(ids[:1] + ids[1:-1][::-1] + ids[-1:], [], label) for ids, _, label in made[:30]]
     held_out = [(ids, [int(SEP in ids[:place]) for place in range(len(ids))], label) for ids, _, label in held_out]
@@ -144,9 +141,7 @@ def test_the_rows_are_those_of_before_the_masks_and_can_be_trained_on(
     assert train([*preset, *data, "--max-steps", "2", "--output-dir", f"{tmp_path}/run", "--dry-run"]) == 0
 
 
-def test_rows_that_differ_in_their_masks_only_are_counted_and_left_out_if_asked(
-    tokenizer: Path, tmp_path: Path, run: Run
-) -> None:
+def test_rows_that_differ_in_their_masks_only_are_counted_and_left_out_if_asked(tokenizer, tmp_path, run):
     made = instances(documents(tokenizer), dupe_factor=1)
     pattern = write_files(tmp_path, [*made, *made[::2]])
     kept = run(main, *flags(pattern, tokenizer, tmp_path / "kept"))
@@ -165,9 +160,7 @@ class Killed(BaseException):
     pass
 
 
-def test_killed_in_the_middle_nothing_is_taken_as_complete(
-    tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_in_the_middle_nothing_is_taken_as_complete(tokenizer, tmp_path, monkeypatch):
     pattern = write_files(tmp_path, instances(documents(tokenizer), dupe_factor=1))
     assert main(flags(pattern, tokenizer, tmp_path / "whole")) == 0
     calls, write_sidecar = itertools.count(), partition.write_sidecar
@@ -213,9 +206,7 @@ PAIR: Instance = ([CLS, 5, 6, SEP, 7, SEP], [0, 0, 0, 0, 1, 1], 0)
         ({"input_ids": [CLS, 5, SEP, 7, SEP]}, "row 1 has 5 values of input_ids, not 24"),
     ],
 )
-def test_a_record_that_is_wrong_is_one_line_and_nothing_is_written(
-    changed: dict[str, list[int]], message: str, tokenizer: Path, tmp_path: Path, run: Run
-) -> None:
+def test_a_record_that_is_wrong_is_one_line_and_nothing_is_written(changed, message, tokenizer, tmp_path, run):
     path, draw = tmp_path / "wrong.tfrecord", random.Random(0)
     with tf.io.TFRecordWriter(str(path)) as writer:
         writer.write(example(PAIR, draw))
@@ -226,7 +217,7 @@ def test_a_record_that_is_wrong_is_one_line_and_nothing_is_written(
     assert not list((tmp_path / "out").rglob("*.tfrecord"))
 
 
-def test_files_that_are_compressed_damaged_or_of_another_kind(tokenizer: Path, tmp_path: Path, run: Run) -> None:
+def test_files_that_are_compressed_damaged_or_of_another_kind(tokenizer, tmp_path, run):
     made = instances(documents(tokenizer), dupe_factor=1)
     path = Path(write_files(tmp_path, made, num_files=1).replace("*", "0"))
     packed = tmp_path / "tf_examples.tfrecord.gz"

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_complete_folder(folder: Path) -> None:
+def test_complete_folder(folder):
     assert read_manifest(str(folder)) == MANIFEST
     shards = open_shards(str(folder))
     assert shards.paths == tuple(f"{folder}/{shard.name}" for shard in SHARDS)
@@ -59,7 +58,7 @@ def test_complete_folder(folder: Path) -> None:
     assert open_shards(f"{folder}/").tokenizer_folder == f"{folder}/tokenizer"
 
 
-def test_shards_of_the_tutorial_need_no_manifest(tmp_path: Path) -> None:
+def test_shards_of_the_tutorial_need_no_manifest(tmp_path):
     for name in ("dataset-0-1000.tfrecord", "dataset-1-200.tfrecord"):
         (tmp_path / name).write_bytes(b"x")
     shards = open_shards(str(tmp_path))
@@ -85,7 +84,7 @@ def test_shards_of_the_tutorial_need_no_manifest(tmp_path: Path) -> None:
         (lambda folder: (folder / "manifest.json").unlink(), r"did not end\. Run prepare_tfrecord_shards\.py again"),
     ],
 )
-def test_shards_that_differ_from_the_manifest(folder: Path, spoil: Callable[[Path], object], message: str) -> None:
+def test_shards_that_differ_from_the_manifest(folder, spoil, message):
     spoil(folder)
     with pytest.raises(InputError, match=message):
         open_shards(str(folder))
@@ -99,7 +98,7 @@ def test_shards_that_differ_from_the_manifest(folder: Path, spoil: Callable[[Pat
         ("notes.txt", r"empty contains no \*.tfrecord files. Pass the folder of one split"),
     ],
 )
-def test_no_shards(tmp_path: Path, name: str, message: str) -> None:
+def test_no_shards(tmp_path, name, message):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / name).write_text("{}", encoding="utf-8")
     with pytest.raises(InputError, match=message):
@@ -121,7 +120,7 @@ def test_no_shards(tmp_path: Path, name: str, message: str) -> None:
         (json.dumps(dataclasses.asdict(MANIFEST) | {"colour": "red"}), "must be JSON with the fields.*colour"),
     ],
 )
-def test_manifest_of_another_form(folder: Path, text: str, message: str) -> None:
+def test_manifest_of_another_form(folder, text, message):
     (folder / "manifest.json").write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=message):
         open_shards(str(folder))

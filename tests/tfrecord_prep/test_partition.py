@@ -47,9 +47,7 @@ def rows_of(folder: Path, result: PartitionResult) -> list[list[int]]:
     shard_size=st.integers(1, 6),
     partition_bytes=st.integers(1, 400),
 )
-def test_tokens_in_are_tokens_written_for_any_partitions(
-    chunking: str, documents: list[list[int]], max_length: int, shard_size: int, partition_bytes: int
-) -> None:
+def test_tokens_in_are_tokens_written_for_any_partitions(chunking, documents, max_length, shard_size, partition_bytes):
     folder = Path(tempfile.mkdtemp())
     asked = split_work(folder, chunking=chunking, max_length=max_length, shard_size=shard_size)
     texts = [" ".join(map(str, document)) for document in documents]
@@ -71,7 +69,7 @@ def test_tokens_in_are_tokens_written_for_any_partitions(
     shutil.rmtree(folder)
 
 
-def test_sidecar_tells_what_was_written(tmp_path: Path) -> None:
+def test_sidecar_tells_what_was_written(tmp_path):
     result = build_partition(7, ["5 6 7", "", "unheard 5"], split_work(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "dataset-00007-00000-1.tfrecord",
@@ -86,7 +84,7 @@ def test_sidecar_tells_what_was_written(tmp_path: Path) -> None:
     assert read_sidecar(str(tmp_path), "partition-00007.json") is None
 
 
-def test_documents_are_taken_as_they_are_needed(tmp_path: Path) -> None:
+def test_documents_are_taken_as_they_are_needed(tmp_path):
     written_before: list[int] = []
 
     def documents():
@@ -98,13 +96,13 @@ def test_documents_are_taken_as_they_are_needed(tmp_path: Path) -> None:
     assert written_before[10] > 20
 
 
-def test_no_documents_give_no_shards(tmp_path: Path) -> None:
+def test_no_documents_give_no_shards(tmp_path):
     result = build_partition(0, [], split_work(tmp_path))
     assert (result.shards, result.totals.num_rows) == ((), 0)
     assert [path.name for path in tmp_path.iterdir()] == ["partition-00000.json"]
 
 
-def test_a_tokenizer_that_makes_special_tokens_of_text_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_that_makes_special_tokens_of_text_is_refused(tmp_path):
     asked = split_work(tmp_path, special_ids=SPECIAL_IDS | {"mask": 5})
     with pytest.raises(InputError, match="made mask of it"):
         build_partition(0, ["6 5"], asked)
@@ -113,7 +111,7 @@ def test_a_tokenizer_that_makes_special_tokens_of_text_is_refused(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("separator", [" ", ""])
-def test_memory_hardly_grows_with_a_document(tmp_path: Path, separator: str) -> None:
+def test_memory_hardly_grows_with_a_document(tmp_path, separator):
     """`tokenizers` alone would need half a gigabyte more for the longer document."""
     settings = f"split_work({str(tmp_path)!r}, tokenizer_json=tokenizer_json, shard_size=10_000)"
     program = f"""
@@ -144,7 +142,7 @@ def some_rows(num_rows: int, max_length: int = 8) -> Rows:
     return Rows(input_ids, np.full(num_rows, max_length))
 
 
-def test_rows_are_divided_wherever_they_were(folder: str) -> None:
+def test_rows_are_divided_wherever_they_were(folder):
     rows = some_rows(10)
     blocks = [Rows(rows.input_ids[a:b], rows.num_tokens_per_row[a:b]) for a, b in ((0, 1), (1, 1), (1, 9), (9, 10))]
     records = write_shards(folder, 3, blocks, shard_size=4)
@@ -159,7 +157,7 @@ def test_rows_are_divided_wherever_they_were(folder: str) -> None:
         assert record.crc32c == f"{google_crc32c.value(data):08x}"
 
 
-def test_after_an_error_nothing_is_left_of_the_shard(folder: str, tmp_path: Path) -> None:
+def test_after_an_error_nothing_is_left_of_the_shard(folder, tmp_path):
     def rows() -> Iterator[Rows]:
         yield some_rows(6)
         raise ValueError("no more")
@@ -170,7 +168,7 @@ def test_after_an_error_nothing_is_left_of_the_shard(folder: str, tmp_path: Path
     assert not list(tmp_path.glob("data/.*"))
 
 
-def test_a_shard_is_not_held_in_memory(tmp_path: Path) -> None:
+def test_a_shard_is_not_held_in_memory(tmp_path):
     rows = some_rows(100, 512)
     tracemalloc.start()
     (record,) = write_shards(str(tmp_path), 0, (rows for _ in range(60)), shard_size=6000)

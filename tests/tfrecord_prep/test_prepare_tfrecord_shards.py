@@ -17,9 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus
 from mlm_common.tokenizer import SPECIAL_TOKENS, save_tokenizer, tokenizer_sha256
-from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import DOCUMENTS, contents, flags, read_rows, wrapped, write_source
-from tests.servers.fixtures import CloudStorageHandle
 from tfrecord_prep.manifest import open_shards, read_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main
 
@@ -31,7 +29,7 @@ def tokenizer(source: Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(source / "tokenizer")
 
 
-def test_names_number_partitions_and_shards(source: Path, tmp_path: Path) -> None:
+def test_names_number_partitions_and_shards(source, tmp_path):
     main(flags(source, tmp_path))
     names = [shard.name for shard in read_manifest(str(tmp_path / "train")).shards]
     assert names == sorted(names)
@@ -45,7 +43,7 @@ def test_names_number_partitions_and_shards(source: Path, tmp_path: Path) -> Non
     assert tokenizer_sha256(copied) == shards.manifest.tokenizer.sha256
 
 
-def test_two_workers_write_the_same_without_tensorflow(source: Path, tmp_path: Path) -> None:
+def test_two_workers_write_the_same_without_tensorflow(source, tmp_path):
     more = ["--validation-percent", "20", "--chunking", "packed"]
     main(flags(source, tmp_path / "one", *more))
     arguments = flags(source, tmp_path / "two", *more, "--num-workers", "2")
@@ -60,7 +58,7 @@ def test_two_workers_write_the_same_without_tensorflow(source: Path, tmp_path: P
     assert not re.search(r"\| +(tensorflow|tf_keras|torch)\b", done.stderr)
 
 
-def test_the_reader_of_the_tutorial_reads_the_shards(source: Path, tmp_path: Path) -> None:
+def test_the_reader_of_the_tutorial_reads_the_shards(source, tmp_path):
     import tensorflow as tf
 
     main(flags(source, tmp_path, "--chunking", "packed"))
@@ -75,7 +73,7 @@ def test_the_reader_of_the_tutorial_reads_the_shards(source: Path, tmp_path: Pat
     )
 
 
-def test_ids_beyond_16_bits(tmp_path: Path) -> None:
+def test_ids_beyond_16_bits(tmp_path):
     words = [*SPECIAL_TOKENS.values(), *(f"w{number}" for number in range(70_000))]
     backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -89,7 +87,7 @@ def test_ids_beyond_16_bits(tmp_path: Path) -> None:
     assert manifest.unigram_entropy_nats == pytest.approx(np.log(5))  # the unknown token does not count
 
 
-def test_split_names_the_folder(source: Path, tmp_path: Path) -> None:
+def test_split_names_the_folder(source, tmp_path):
     (tmp_path / "other.txt").write_text("one\ntwo\n", encoding="utf-8")
     files = ["--validation-files", str(tmp_path / "other.txt")]
     assert main(flags(source, tmp_path, "--split", "part", "--limit", "30", *files)) == 0
@@ -97,9 +95,7 @@ def test_split_names_the_folder(source: Path, tmp_path: Path) -> None:
     assert (totals["part"].num_documents, totals["validation"].num_documents) == (30, 2)
 
 
-def test_three_splits_in_one_command(
-    source: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, run: Run
-) -> None:
+def test_three_splits_in_one_command(source, tmp_path, tokenizer, run):
     shown = run(main, *flags(source, tmp_path), "--validation-percent", 20, "--test-percent", 10, "--seed", 3).out
     texts = []
     for split in ("train", "validation", "test"):
@@ -115,9 +111,7 @@ def test_three_splits_in_one_command(
     assert sorted(found) == sorted(text for text in DOCUMENTS if text.strip())
 
 
-def test_the_default_corpus_is_that_of_the_tokenizer(
-    source: Path, tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_default_corpus_is_that_of_the_tokenizer(source, tmp_path, run, caplog):
     main(flags(source, tmp_path / "named", "--validation-percent", "20"))
     corpus = read_manifest(str(tmp_path / "named" / "train")).corpus
     recorded = corpus | {"settings": corpus["settings"] | {"limit": 50}}  # enough to train a tokenizer on
@@ -136,7 +130,7 @@ def test_the_default_corpus_is_that_of_the_tokenizer(
     assert "A corpus is needed: --dataset-name" in run(main, *unnamed).error
 
 
-def test_cloud_storage_holds_the_same_bytes(source: Path, tmp_path: Path, cloud: CloudStorageHandle) -> None:
+def test_cloud_storage_holds_the_same_bytes(source, tmp_path, cloud):
     main(flags(source, tmp_path))
     cloud.put("run/train/dataset-00009-00000-7.tfrecord", b"of a run that was cut short")
     assert main(flags(source, "gs://test-bucket/run")) == 0
@@ -144,7 +138,7 @@ def test_cloud_storage_holds_the_same_bytes(source: Path, tmp_path: Path, cloud:
     assert cloud.objects() == {f"run/{name}": data for name, data in contents(tmp_path).items()}
 
 
-def test_warning_of_splits_that_the_tokenizer_has_seen(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_warning_of_splits_that_the_tokenizer_has_seen(tmp_path, caplog):
     source = write_source(tmp_path)
     seen = open_corpus(CorpusConfig(data_files=[str(source / "docs.jsonl")], validation_percent=20))
     (source / "tokenizer" / "training.json").write_text(json.dumps({"corpus": seen.record}), encoding="utf-8")

@@ -9,9 +9,8 @@ from huggingface_hub import DatasetCard
 
 from mlm_common.hub import push as hub
 from mlm_common.hub.redaction import REDACTED
-from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import contents, flags
-from tests.servers.fixtures import CloudStorageHandle, HubHandle
+from tests.servers.fixtures import HubHandle
 from tfrecord_prep import hub_shards as publishing
 from tfrecord_prep.hub_shards import dataset_card
 from tfrecord_prep.manifest import open_shards, published_manifest
@@ -42,9 +41,7 @@ def titles(server: HubHandle) -> list[str]:
     return repository["commits"][1:]
 
 
-def test_what_is_pushed_is_what_was_written(
-    source: Path, tmp_path: Path, hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_pushed_is_what_was_written(source, tmp_path, hub_here, monkeypatch):
     monkeypatch.setattr(publishing, "FILES_PER_COMMIT", 10)
     assert main(flags(source, tmp_path / "out", *HUB, "--hub-private")) == 0
     assert published(hub_here) == written(tmp_path / "out")
@@ -60,7 +57,7 @@ def test_what_is_pushed_is_what_was_written(
     assert str(tmp_path) not in card.content
 
 
-def test_again_and_with_other_settings(source: Path, tmp_path: Path, hub_here: HubHandle) -> None:
+def test_again_and_with_other_settings(source, tmp_path, hub_here):
     assert main(flags(source, tmp_path / "out", *HUB)) == 0
     before = titles(hub_here)
     assert main(flags(source, tmp_path / "out", *HUB)) == 0
@@ -73,7 +70,7 @@ def test_again_and_with_other_settings(source: Path, tmp_path: Path, hub_here: H
 @pytest.mark.parametrize(
     "fault", [{"status": 503}, {"mode": "reset"}, {"mode": "lost_answer"}], ids=["503", "reset", "lost"]
 )
-def test_faults_at_every_commit(fault: dict[str, object], source: Path, tmp_path: Path, hub_here: HubHandle) -> None:
+def test_faults_at_every_commit(fault, source, tmp_path, hub_here):
     assert main(flags(source, tmp_path / "before", *HUB, "--shard-size", "7")) == 0
     for path in ("create", "preupload", "commit/main"):
         hub_here.fault(path, method="POST", **fault)
@@ -82,9 +79,7 @@ def test_faults_at_every_commit(fault: dict[str, object], source: Path, tmp_path
     assert published(hub_here) == written(tmp_path / "out")
 
 
-def test_a_failed_push_leaves_no_manifest_and_is_continued(
-    source: Path, tmp_path: Path, hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch, run: Run
-) -> None:
+def test_a_failed_push_leaves_no_manifest_and_is_continued(source, tmp_path, hub_here, monkeypatch, run):
     monkeypatch.setattr(hub, "RETRY_DELAYS_SECONDS", ())
     monkeypatch.setattr(publishing, "FILES_PER_COMMIT", 10)
     assert main(flags(source, tmp_path / "before", *HUB, "--shard-size", "7")) == 0
@@ -101,15 +96,13 @@ def test_a_failed_push_leaves_no_manifest_and_is_continued(
     assert titles(hub_here)[num_commits].startswith("train: shards 11 to 20 of")
 
 
-def test_from_cloud_storage(source: Path, cloud: CloudStorageHandle, hub_here: HubHandle) -> None:
+def test_from_cloud_storage(source, cloud, hub_here):
     assert main(flags(source, f"{cloud.bucket_url}/rows", *HUB, "--publish-details")) == 0
     stored = {name.removeprefix("rows/"): content for name, content in cloud.objects().items()}
     assert published(hub_here) == stored
 
 
-def test_a_repository_of_others_is_refused_before_the_work(
-    source: Path, tmp_path: Path, hub_here: HubHandle, run: Run
-) -> None:
+def test_a_repository_of_others_is_refused_before_the_work(source, tmp_path, hub_here, run):
     hub_here.put(REPO, "data/train-0.parquet", b"rows", kind="datasets")
     hub_here.put(REPO, "README.md", b"---\nlicense: cc-by-4.0\n---\n\n# Rows\n\nCite it.\n", kind="datasets")
     before = hub_here.repository(REPO, kind="datasets")
@@ -123,7 +116,7 @@ def test_a_repository_of_others_is_refused_before_the_work(
     assert "train/manifest.json" in hub_here.files(REPO, kind="datasets", revision="rows")
 
 
-def test_files_beside_the_shards_stay_on_this_machine(source: Path, tmp_path: Path, hub_here: HubHandle) -> None:
+def test_files_beside_the_shards_stay_on_this_machine(source, tmp_path, hub_here):
     assert main(flags(source, tmp_path / "out", *HUB[2:])) == 0
     names = set(contents(tmp_path / "out"))
     for name in (".env", "notes.md", "train/notes.md", "train/tokenizer/.env"):
@@ -132,7 +125,7 @@ def test_files_beside_the_shards_stay_on_this_machine(source: Path, tmp_path: Pa
     assert set(published(hub_here)) == names
 
 
-def test_pushed_shards_name_no_path_and_can_be_verified(source: Path, tmp_path: Path, hub_here: HubHandle) -> None:
+def test_pushed_shards_name_no_path_and_can_be_verified(source, tmp_path, hub_here):
     assert main(flags(source, tmp_path / "out", *HUB)) == 0
     files = hub_here.files(REPO, kind="datasets")
     assert not [path for path, content in files.items() if str(source).encode() in content]
@@ -148,7 +141,7 @@ def test_pushed_shards_name_no_path_and_can_be_verified(source: Path, tmp_path: 
     assert published(hub_here) == contents(tmp_path / "out")
 
 
-def test_the_card_names_no_folder(shards: Path) -> None:
+def test_the_card_names_no_folder(shards):
     manifest = open_shards(str(shards / "train")).manifest
     settings = manifest.corpus["settings"] | {"data_files": [], "dataset_name": "/home/alice/private"}
     folder = dataclasses.replace(manifest, corpus={"settings": settings})

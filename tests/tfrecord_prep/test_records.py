@@ -1,6 +1,5 @@
 """Records: what TensorFlow reads of them is what went in."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ def rows_strategy(draw: Any) -> tuple[np.ndarray, np.ndarray]:
 
 @given(rows=rows_strategy())
 @settings(max_examples=40)
-def test_tensorflow_reads_what_we_read(tmp_path_factory: pytest.TempPathFactory, rows: tuple[Any, Any]) -> None:
+def test_tensorflow_reads_what_we_read(tmp_path_factory, rows):
     import tensorflow as tf
 
     input_ids, num_tokens = rows
@@ -43,7 +42,7 @@ def test_tensorflow_reads_what_we_read(tmp_path_factory: pytest.TempPathFactory,
         assert {name: decode_feature(record, name).tolist() for name in expected} == expected
 
 
-def test_examples_of_tensorflow_are_read(tmp_path: Path) -> None:
+def test_examples_of_tensorflow_are_read(tmp_path):
     import tensorflow as tf
 
     ids = [0, 127, 128, 70_000, MAX_ID]
@@ -59,14 +58,14 @@ def test_examples_of_tensorflow_are_read(tmp_path: Path) -> None:
 
 
 @given(position=st.integers(0), bit=st.integers(0, 7))
-def test_every_changed_bit_is_noticed(position: int, bit: int) -> None:
+def test_every_changed_bit_is_noticed(position, bit):
     data = bytearray(encode_rows(np.arange(40, dtype=np.int32).reshape(2, 20) * 9, np.array([20, 5])))
     data[position % len(data)] ^= 1 << bit
     with pytest.raises(ValueError, match="at byte"):
         list(read_records(bytes(data)))
 
 
-def test_truncation_is_noticed() -> None:
+def test_truncation_is_noticed():
     data = encode_rows(np.arange(20, dtype=np.int32).reshape(1, 20), np.array([20]))
     for end in range(1, len(data)):
         with pytest.raises(ValueError, match="at byte 0"):

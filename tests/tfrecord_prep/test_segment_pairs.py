@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, pairwise
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.partitions import build_partition, split_work
-from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import flags
 from tfrecord_prep.chunking import Framing, Rows, cut_segment_pairs
 from tfrecord_prep.encoding import TokenBatch
@@ -66,7 +63,7 @@ def cut(lengths: Lengths, max_length: int, cuts: Sequence[int] = (), **rule: flo
     return pairs_of(cut_segment_pairs(batches_of(lengths, cuts), FRAMING, max_length, PairRule(**rule)))
 
 
-def test_nothing_random_gives_all_text_in_order() -> None:
+def test_nothing_random_gives_all_text_in_order():
     first, second = ids_of(0, 14), ids_of(1, 5)
     pairs = cut([[3, 2, 4, 5], [2, 3]], 16, short_share=0, random_share=0)
     # Nine tokens do not fill a row of thirteen, so the fourth sentence of five is there, too, and one token is lost.
@@ -75,13 +72,13 @@ def test_nothing_random_gives_all_text_in_order() -> None:
     assert pairs[1] == (second[:2], second[2:], 0)
 
 
-def test_chunks_that_fill_a_row() -> None:
+def test_chunks_that_fill_a_row():
     ids = ids_of(0, 20)
     pairs = cut([[5] * 4, [1, 1]], 13, short_share=0, random_share=0)
     assert pairs[:2] == [(ids[:5], ids[5:10], 0), (ids[10:15], ids[15:], 0)]
 
 
-def test_everything_random_pairs_sentences_with_other_documents() -> None:
+def test_everything_random_pairs_sentences_with_other_documents():
     pairs = cut([[5, 5, 5], [2, 2]], 13, short_share=0, random_share=1)
     assert [label for *_, label in pairs] == [1] * 5
     firsts = [ids_of(0, 15)[start : start + 5] for start in (0, 5, 10)] + [ids_of(1, 4)[:2], ids_of(1, 4)[2:]]
@@ -91,7 +88,7 @@ def test_everything_random_pairs_sentences_with_other_documents() -> None:
     assert {len(other) for _, other, _ in pairs[3:]} <= {5, 8}
 
 
-def test_short_pairs() -> None:
+def test_short_pairs():
     """All documents' pairs are as short as was drawn, between two tokens and a row, all as likely."""
     pairs = cut([[1] * 200] * 300, 13, short_share=1, random_share=0)
     totals = np.array([len(one) + len(other) for one, other, _ in pairs])
@@ -106,7 +103,7 @@ def test_short_pairs() -> None:
     assert {len(one) + len(other) for one, other, _ in full} == {10}
 
 
-def test_a_document_alone_has_no_random_pairs() -> None:
+def test_a_document_alone_has_no_random_pairs():
     assert cut([[5]], 16) == []
     pairs = cut([[5] * 30], 16)
     assert {label for *_, label in pairs} == {0}
@@ -114,7 +111,7 @@ def test_a_document_alone_has_no_random_pairs() -> None:
 
 
 @given(data=st.data(), lengths=lengths_strategy, max_length=st.integers(8, 40), rates=st.tuples(*[st.floats(0, 1)] * 2))
-def test_any_pairs(data: Any, lengths: Lengths, max_length: int, rates: tuple[float, float]) -> None:
+def test_any_pairs(data, lengths, max_length, rates):
     rule = {"short_share": rates[0], "random_share": rates[1]}
     cuts = data.draw(st.lists(st.integers(0, sum(map(sum, lengths))), max_size=4))
     pairs = cut(lengths, max_length, cuts, **rule)
@@ -136,7 +133,7 @@ def test_any_pairs(data: Any, lengths: Lengths, max_length: int, rates: tuple[fl
 
 
 @pytest.mark.parametrize("window_tokens", [1, 40, 200])
-def test_windows_depend_on_documents_alone(window_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_depend_on_documents_alone(window_tokens, monkeypatch):
     monkeypatch.setattr("tfrecord_prep.chunking.WINDOW_TOKENS", window_tokens)
     lengths = [[1 + (n * m) % 7 for m in range(1, 2 + n % 5)] for n in range(1, 24)]
     pairs = cut(lengths, 16)
@@ -147,7 +144,7 @@ def test_windows_depend_on_documents_alone(window_tokens: int, monkeypatch: pyte
     assert max(distances) <= 4 if window_tokens == 1 else max(distances) > 1
 
 
-def test_half_of_a_hundred_thousand_pairs_are_random() -> None:
+def test_half_of_a_hundred_thousand_pairs_are_random():
     """Every sentence is one token, so that a chunk has one only at the end of a document."""
     ids = np.arange(12_000, dtype=np.int32) % 90 + 5
     batches = [TokenBatch(ids, np.array([12_000]), 1, np.arange(12_000) + 1)] * 150
@@ -169,14 +166,14 @@ def test_half_of_a_hundred_thousand_pairs_are_random() -> None:
         (" \n\t\n", [""]),
     ],
 )
-def test_sentences(text: str, sentences: list[str]) -> None:
+def test_sentences(text, sentences):
     assert sentences_of(text, "punctuation") == sentences
     assert sentences_of(text, "line") == [line.strip() for line in text.split("\n") if line.strip()] or sentences == [
         ""
     ]
 
 
-def test_a_partition_of_pairs(tmp_path: Path) -> None:
+def test_a_partition_of_pairs(tmp_path):
     """Sentences come from the text, a blank document gives none, and what is counted is what is written."""
     documents = ["10 11 12\n13 14", "  \n ", "20 21\n\n22 23 24 25"]
     settings_of_pairs = split_work(tmp_path, chunking="segment_pairs", sentences_by="line", shard_size=64)
@@ -202,7 +199,7 @@ def test_a_partition_of_pairs(tmp_path: Path) -> None:
     assert (alone.shards, alone.totals.num_documents_without_pair, alone.totals.num_rows) == ((), 1, 0)
 
 
-def test_the_command_writes_pairs(pair_shards: Path, run: Run) -> None:
+def test_the_command_writes_pairs(pair_shards, run):
     source, out = pair_shards.parent, pair_shards
     more = ("--chunking", "segment_pairs", "--validation-percent", "20")
     manifest = read_manifest(str(out / "train"))
@@ -212,7 +209,7 @@ def test_the_command_writes_pairs(pair_shards: Path, run: Run) -> None:
     assert "sentences_by is 'punctuation' there, 'line' is asked for" in refused.error
 
 
-def test_random_share(pair_shards: Path, tmp_path: Path, run: Run) -> None:
+def test_random_share(pair_shards, tmp_path, run):
     made = run(main, *flags(pair_shards.parent, tmp_path), "--chunking", "segment_pairs", "--random-share", "0")
     in_order, usual = read_manifest(str(tmp_path / "train")), read_manifest(str(pair_shards / "train"))
     assert f"  pairs               {in_order.totals.num_rows}, " in made.out

@@ -16,9 +16,7 @@ from mlm_common.corpus.sources import open_mixture
 from mlm_common.mixture import MIXTURE_NAME, MixtureSource, read_mixture
 from mlm_common.tokenizer import RECORD_FILE
 from tests.campaign.processes import Processes
-from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import WORDS, contents, flags, read_rows
-from tests.servers.fixtures import CloudStorageHandle, HubHandle
 from tfrecord_prep import prepare_tfrecord_shards as command
 from tfrecord_prep import split
 from tfrecord_prep.manifest import read_manifest
@@ -73,7 +71,7 @@ def documents_of(source: Path, folder: Path) -> list[str]:
     return [" ".join(one.removesuffix("[SEP]").split()) for one in text.split("[CLS]")[1:]]
 
 
-def test_the_folder_of_each_source_is_that_of_a_corpus(source: Path, sources: Path, tmp_path: Path) -> None:
+def test_the_folder_of_each_source_is_that_of_a_corpus(source, sources, tmp_path):
     assert main(mixed(source, sources, tmp_path / "out")) == 0
     assert read_mixture(str(tmp_path / "out")) == {
         name: MixtureSource(f"{name}/train", f"{name}/validation", weight) for name, weight in (("one", 3), ("two", 1))
@@ -86,7 +84,7 @@ def test_the_folder_of_each_source_is_that_of_a_corpus(source: Path, sources: Pa
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*NAMES, MIXTURE_NAME}
 
 
-def test_each_text_is_kept_once_validation_first(source: Path, sources: Path, prepared: Path) -> None:
+def test_each_text_is_kept_once_validation_first(source, sources, prepared):
     parts = [("one", "validation"), ("two", "validation"), ("one", "train"), ("two", "train")]
     kept = [text for part in parts for text in documents_of(source, prepared.joinpath(*part))]
     every = [
@@ -108,22 +106,20 @@ def test_each_text_is_kept_once_validation_first(source: Path, sources: Path, pr
 
 
 @pytest.mark.slow
-def test_two_workers_write_the_same(source: Path, sources: Path, prepared: Path, tmp_path: Path) -> None:
+def test_two_workers_write_the_same(source, sources, prepared, tmp_path):
     assert main(mixed(source, sources, tmp_path / "two", "--drop-duplicates", "--num-workers", "2")) == 0
     assert contents(tmp_path / "two") == contents(prepared)
 
 
 @pytest.mark.slow
-def test_beam_writes_the_same(source: Path, sources: Path, prepared: Path, tmp_path: Path) -> None:
+def test_beam_writes_the_same(source, sources, prepared, tmp_path):
     pytest.importorskip("apache_beam")
     assert main(mixed(source, sources, tmp_path / "beam", "--drop-duplicates", "--runner", "DirectRunner")) == 0
     assert contents(tmp_path / "beam") == contents(prepared)
 
 
 @pytest.mark.parametrize("place", range(6))
-def test_stopped_anywhere_it_continues_to_the_same_bytes(
-    source: Path, sources: Path, prepared: Path, tmp_path: Path, place: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_anywhere_it_continues_to_the_same_bytes(source, sources, prepared, tmp_path, place, monkeypatch):
     class Stop(BaseException):
         pass
 
@@ -153,9 +149,7 @@ def test_stopped_anywhere_it_continues_to_the_same_bytes(
     assert contents(tmp_path / "out") == contents(prepared)
 
 
-def test_hashes_are_not_made_again(
-    source: Path, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hashes_are_not_made_again(source, sources, tmp_path, monkeypatch):
     arguments = mixed(source, sources, tmp_path, "--drop-duplicates")
 
     def stop(*_: object) -> None:
@@ -172,9 +166,7 @@ def test_hashes_are_not_made_again(
     assert hashes[0] == hashes[1]
 
 
-def test_what_validation_gains_meanwhile_leaves_finished_partitions(
-    source: Path, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_validation_gains_meanwhile_leaves_finished_partitions(source, sources, tmp_path, monkeypatch):
     folder = Path(shutil.copytree(sources.parent, tmp_path / "sources"))
     text = sources.read_text(encoding="utf-8").replace(str(sources.parent), str(folder))
     (folder / "sources.yaml").write_text(text, encoding="utf-8")
@@ -198,9 +190,7 @@ def test_what_validation_gains_meanwhile_leaves_finished_partitions(
     assert before.items() & after.items()
 
 
-def test_the_flag_and_the_sources_before_are_part_of_the_settings(
-    source: Path, sources: Path, prepared: Path, tmp_path: Path, run: Run
-) -> None:
+def test_the_flag_and_the_sources_before_are_part_of_the_settings(source, sources, prepared, tmp_path, run):
     output = shutil.copytree(prepared, tmp_path / "out")
     assert "deduplicated" in run(main, *mixed(source, sources, output)).error
     settings = json.loads(sources.read_text(encoding="utf-8"))
@@ -213,7 +203,7 @@ def test_the_flag_and_the_sources_before_are_part_of_the_settings(
     assert contents(output) == contents(prepared)
 
 
-def test_a_single_corpus_loses_its_duplicates_too(source: Path, sources: Path, tmp_path: Path) -> None:
+def test_a_single_corpus_loses_its_duplicates_too(source, sources, tmp_path):
     files = ("--data-files", f"{sources.parent}/one.txt")
     assert main(flags(source, tmp_path, "--drop-duplicates", corpus=files)) == 0
     assert len(documents_of(source, tmp_path / "train")) == len(set(documents_of(source, tmp_path / "train"))) == 120
@@ -221,7 +211,7 @@ def test_a_single_corpus_loses_its_duplicates_too(source: Path, sources: Path, t
     assert [path.name for path in tmp_path.iterdir()] == ["train"]
 
 
-def test_sources_of_the_tokenizer_are_those_of_stage_2(source: Path, sources: Path, tmp_path: Path) -> None:
+def test_sources_of_the_tokenizer_are_those_of_stage_2(source, sources, tmp_path):
     shutil.copytree(source / "tokenizer", tmp_path / "tokenizer")
     record = open_mixture(CorpusConfig(), SourcesConfig(str(sources))).record
     (tmp_path / "tokenizer" / RECORD_FILE).write_text(json.dumps(record), encoding="utf-8")
@@ -230,7 +220,7 @@ def test_sources_of_the_tokenizer_are_those_of_stage_2(source: Path, sources: Pa
     assert contents(tmp_path / "unnamed") == contents(tmp_path / "named")
 
 
-def test_verify_checks_all_sources(prepared: Path, tmp_path: Path, run: Run) -> None:
+def test_verify_checks_all_sources(prepared, tmp_path, run):
     output = Path(shutil.copytree(prepared, tmp_path / "out"))
     verify = ["--verify", "--output-dir", output, "--num-workers", 1]
     shown = run(main, *verify)
@@ -243,11 +233,11 @@ def test_verify_checks_all_sources(prepared: Path, tmp_path: Path, run: Run) -> 
     assert f"{output} has no {MIXTURE_NAME}" in run(main, *verify).error
 
 
-def test_a_single_corpus_does_not_go_into_a_mixture(source: Path, prepared: Path, run: Run) -> None:
+def test_a_single_corpus_does_not_go_into_a_mixture(source, prepared, run):
     assert "contains the shards of several sources" in run(main, *flags(source, prepared)).error
 
 
-def test_a_mixture_is_pushed_and_listed_last(source: Path, sources: Path, tmp_path: Path, hub_here: HubHandle) -> None:
+def test_a_mixture_is_pushed_and_listed_last(source, sources, tmp_path, hub_here):
     assert main(mixed(source, sources, tmp_path / "out", "--push-to-hub", "alice/rows")) == 0
     pushed = hub_here.files("alice/rows", kind="datasets").keys() - {".gitattributes", "README.md"}
     assert pushed == contents(tmp_path / "out").keys()
@@ -256,18 +246,14 @@ def test_a_mixture_is_pushed_and_listed_last(source: Path, sources: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_cloud_storage_holds_the_same_bytes(
-    source: Path, sources: Path, prepared: Path, cloud: CloudStorageHandle
-) -> None:
+def test_cloud_storage_holds_the_same_bytes(source, sources, prepared, cloud):
     """The hashes of documents, too, are there while they are needed, and not afterwards."""
     assert main(mixed(source, sources, f"{cloud.bucket_url}/run", "--drop-duplicates")) == 0
     assert cloud.objects() == {f"run/{name}": data for name, data in contents(prepared).items()}
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_it_ends_with_the_same_bytes(
-    source: Path, sources: Path, prepared: Path, tmp_path: Path
-) -> None:
+def test_killed_at_random_moments_it_ends_with_the_same_bytes(source, sources, prepared, tmp_path):
     arguments = mixed(source, sources, tmp_path / "out", "--drop-duplicates", "--num-workers", "2")
     draw, num_killed, seconds = random.Random(0), 0, None
     (tmp_path / "printed").mkdir()

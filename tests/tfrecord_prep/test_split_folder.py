@@ -1,7 +1,7 @@
 """Folders in every state: complete, unfinished, damaged, of other settings; and bad input."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,7 +55,7 @@ def assert_same_as_fresh(prepare: Run, folder: Path, *more: object) -> None:
     assert contents(folder / "out") == contents(folder / "fresh")
 
 
-def test_complete_folder_is_left_alone_but_for_remains(prepare: Run, tmp_path: Path) -> None:
+def test_complete_folder_is_left_alone_but_for_remains(prepare, tmp_path):
     out = tmp_path / "out"
     assert f"{out}/train: to be written" in prepare(out, "--dry-run").out
     assert not out.exists()
@@ -71,7 +71,7 @@ def test_complete_folder_is_left_alone_but_for_remains(prepare: Run, tmp_path: P
     assert f"--output-dir gets a folder for each split; {out}/train is one of them" in refused.error
 
 
-def test_resumed_run_keeps_complete_partitions(prepare: Run, unfinished: list[str], tmp_path: Path) -> None:
+def test_resumed_run_keeps_complete_partitions(prepare, unfinished, tmp_path):
     folder = tmp_path / "out" / "train"
     before = times(folder)
     redone = {path for path in before if path.name.startswith(("dataset-00001", "dataset-00002"))}
@@ -85,7 +85,7 @@ def test_resumed_run_keeps_complete_partitions(prepare: Run, unfinished: list[st
     assert {path for path in before if times(folder)[path] != before[path]} == redone
 
 
-def test_unfinished_folder_of_other_settings(prepare: Run, unfinished: list[str], tmp_path: Path) -> None:
+def test_unfinished_folder_of_other_settings(prepare, unfinished, tmp_path):
     (tmp_path / "docs.txt").write_bytes(CORPUS + b"x")
     before = contents(tmp_path)
     refused = prepare(tmp_path / "out", *unfinished, "--max-length", 32)
@@ -97,9 +97,7 @@ def test_unfinished_folder_of_other_settings(prepare: Run, unfinished: list[str]
     assert_same_as_fresh(prepare, tmp_path, *unfinished, "--max-length", 32, "--overwrite")
 
 
-def test_after_a_file_changed_only_its_partitions_are_made_again(
-    prepare: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_after_a_file_changed_only_its_partitions_are_made_again(prepare, tmp_path, caplog):
     files = [tmp_path / name for name in ("a.txt", "b.txt", "c.txt")]
     for file in files:
         file.write_bytes(CORPUS)
@@ -115,14 +113,12 @@ def test_after_a_file_changed_only_its_partitions_are_made_again(
     assert {path for path in before if times(tmp_path / "out").get(path) == before[path]} == of_first_file
 
 
-def test_partitions_of_a_corpus_that_became_shorter_go(prepare: Run, unfinished: list[str], tmp_path: Path) -> None:
+def test_partitions_of_a_corpus_that_became_shorter_go(prepare, unfinished, tmp_path):
     (tmp_path / "docs.txt").write_bytes(CORPUS[:2400])
     assert_same_as_fresh(prepare, tmp_path, *unfinished)
 
 
-def test_with_another_tokenizers_library_unfinished_work_is_done_again(
-    prepare: Run, unfinished: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_another_tokenizers_library_unfinished_work_is_done_again(prepare, unfinished, tmp_path, monkeypatch):
     version = split.version
     before = times(tmp_path / "out")
     for library, is_rebuilt in (("numpy", False), ("tokenizers", True)):
@@ -133,9 +129,7 @@ def test_with_another_tokenizers_library_unfinished_work_is_done_again(
         (tmp_path / "out" / "train" / "manifest.json").rename(tmp_path / "out" / "train" / "plan.json")
 
 
-def test_default_partition_size_stays_that_of_the_folder(
-    source: Path, unfinished: list[str], run: Run, tmp_path: Path
-) -> None:
+def test_default_partition_size_stays_that_of_the_folder(source, unfinished, run, tmp_path):
     """A fixed file may change the size of the corpus, on which the default depends."""
     arguments = flags(source, tmp_path / "out", *unfinished)
     place = arguments.index("--partition-bytes")
@@ -153,7 +147,7 @@ def with_bad_rows(folder: Path) -> Path:
     return corpus
 
 
-def test_skipped_rows_are_the_same_for_any_number_of_workers(prepare: Run, tmp_path: Path) -> None:
+def test_skipped_rows_are_the_same_for_any_number_of_workers(prepare, tmp_path):
     corpus = with_bad_rows(tmp_path)
     files = ["--data-files", corpus, "--on-bad-row", "skip"]
     skipped = f"  skipped             rows that cannot be read: 3 left out, such as {corpus}, line 4: int 0; "
@@ -178,9 +172,7 @@ def test_skipped_rows_are_the_same_for_any_number_of_workers(prepare: Run, tmp_p
     assert "cannot be read: 3 left out" in prepare(tmp_path / "one", "--verify").out
 
 
-def test_a_run_that_a_bad_row_ended_resumes_with_skip(
-    prepare: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_that_a_bad_row_ended_resumes_with_skip(prepare, tmp_path, caplog):
     corpus = with_bad_rows(tmp_path)
     corpus.write_bytes(b'{"text": "a"}\n' * 3 + corpus.read_bytes().partition(b"0}\n")[2])
     files = ["--data-files", corpus]
@@ -195,7 +187,7 @@ def test_a_run_that_a_bad_row_ended_resumes_with_skip(
     assert "corpus.settings.on_bad_row is 'skip' there, 'fail' is asked for" in refused.error
 
 
-def test_overwrite_that_was_stopped_resumes(prepare: Run, unfinished: list[str], tmp_path: Path) -> None:
+def test_overwrite_that_was_stopped_resumes(prepare, unfinished, tmp_path):
     before = times(tmp_path / "out", "dataset-00000-*")
     assert prepare(tmp_path / "out", *unfinished, "--overwrite").status == 0
     assert times(tmp_path / "out", "dataset-00000-*") == before
@@ -203,7 +195,7 @@ def test_overwrite_that_was_stopped_resumes(prepare: Run, unfinished: list[str],
     assert times(tmp_path / "out", "dataset-00000-*") != before
 
 
-def test_overwrite_replaces_other_settings(prepare: Run, tmp_path: Path) -> None:
+def test_overwrite_replaces_other_settings(prepare, tmp_path):
     prepare(tmp_path / "out")
     (tmp_path / "out" / "train" / "tokenizer" / "vocab.txt").write_text("of another tokenizer", encoding="utf-8")
     assert_same_as_fresh(prepare, tmp_path, "--max-length", 32, "--overwrite")
@@ -233,9 +225,7 @@ def leave_broken_plan(folder: Path) -> None:
         (leave_broken_plan, [], r"A plan must be a JSON object; .*plan\.json.*Delete it to start again"),
     ],
 )
-def test_folder_in_the_way(
-    prepare: Run, tmp_path: Path, spoil: Callable[[Path], None], more: list[object], message: str
-) -> None:
+def test_folder_in_the_way(prepare, tmp_path, spoil, more, message):
     prepare(tmp_path)
     spoil(tmp_path / "train")
     before = contents(tmp_path)
@@ -267,7 +257,7 @@ def test_folder_in_the_way(
         ("--limit 2 --validation-percent 0.001", "A split must hold text; validation has 0 documents"),
     ],
 )
-def test_bad_input_is_one_line(prepare: Run, tmp_path: Path, more: str, message: str) -> None:
+def test_bad_input_is_one_line(prepare, tmp_path, more, message):
     refused = prepare(tmp_path / "out", *more.split())
     assert (refused.status, message in refused.error) == (2, True), refused.err
     assert not (tmp_path / "out" / "validation" / "plan.json").exists()
@@ -276,14 +266,12 @@ def test_bad_input_is_one_line(prepare: Run, tmp_path: Path, more: str, message:
 
 
 @pytest.mark.parametrize(("length", "expected"), [(8, 16384), (512, 16384), (1000, 8388), (8192, 1024), (1 << 24, 1)])
-def test_default_shard_size_follows_the_length_of_rows(length: int, expected: int) -> None:
+def test_default_shard_size_follows_the_length_of_rows(length, expected):
     assert default_shard_size(length) == expected
 
 
 @pytest.mark.parametrize(("num_bytes", "expected"), [(20_000, MIB), (300 * MIB, 300 * MIB // 128), (1 << 34, 64 * MIB)])
-def test_default_partition_size_follows_the_corpus(
-    tmp_path: Path, num_bytes: int, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_default_partition_size_follows_the_corpus(tmp_path, num_bytes, expected, monkeypatch):
     monkeypatch.setattr(identity, "_sha256", lambda _: "sha256 of much")
     path = tmp_path / "a.txt"
     path.write_text("text\n" * 2000, encoding="utf-8")  # the start is looked at

@@ -19,9 +19,7 @@ SCRIPT = Path(__file__).parents[2] / "tfrecord_prep" / "prepare_tfrecord_shards.
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
-def test_a_request_ends_in_one_line(
-    number: signal.Signals, handler: signal.Handlers, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_request_ends_in_one_line(number, handler, capsys):
     before = signal.signal(signal.SIGINT, handler)
     sigterm = signal.getsignal(signal.SIGTERM)
     try:
@@ -38,7 +36,7 @@ def test_a_request_ends_in_one_line(
         signal.signal(signal.SIGINT, before)
 
 
-def test_other_threads_handle_no_signals() -> None:
+def test_other_threads_handle_no_signals():
     entered = []
 
     def work() -> None:
@@ -51,7 +49,7 @@ def test_other_threads_handle_no_signals() -> None:
     assert entered
 
 
-def test_a_file_that_becomes_too_large_leaves_nothing_complete(source: Path, tmp_path: Path) -> None:
+def test_a_file_that_becomes_too_large_leaves_nothing_complete(source, tmp_path):
     arguments = flags(source, tmp_path, "--shard-size", "100", "--partition-bytes", "8000")
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({7_000}, {7_000})); "
     limited += f"import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"

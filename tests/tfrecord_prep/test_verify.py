@@ -13,7 +13,6 @@ import pytest
 
 from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import flags
-from tests.servers.fixtures import CloudStorageHandle
 from tfrecord_prep.chunking import CHUNKINGS
 from tfrecord_prep.manifest import PAIRS, ShardRecord, read_manifest, write_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main
@@ -43,7 +42,7 @@ def verify(run: Run) -> Run:
 
 
 @pytest.mark.parametrize("chunking", CHUNKINGS)
-def test_right_folders(prepared: Path, verify: Run, chunking: str) -> None:
+def test_right_folders(prepared, verify, chunking):
     found = verify(prepared / chunking, 1 + (chunking == "concat"))
     assert found.status == 0
     for line, split in zip(found.out.splitlines(), ("train", "validation"), strict=True):
@@ -53,7 +52,7 @@ def test_right_folders(prepared: Path, verify: Run, chunking: str) -> None:
     assert verify(prepared / chunking / "validation").out == found.out.splitlines(keepends=True)[1]
 
 
-def test_folder_on_cloud_storage(prepared: Path, cloud: CloudStorageHandle, verify: Run) -> None:
+def test_folder_on_cloud_storage(prepared, cloud, verify):
     for path in (prepared / "documents").rglob("*"):
         if path.is_file():
             cloud.put(f"run/{path.relative_to(prepared / 'documents')}", path.read_bytes())
@@ -61,7 +60,7 @@ def test_folder_on_cloud_storage(prepared: Path, cloud: CloudStorageHandle, veri
     assert (found.status, found.out.count("right.")) == (0, 2)
 
 
-def test_no_preparation(tmp_path: Path, verify: Run) -> None:
+def test_no_preparation(tmp_path, verify):
     found = verify(tmp_path)
     assert (found.status, "--verify needs the --output-dir of a preparation" in found.error) == (2, True)
 
@@ -169,9 +168,7 @@ IS_RIGHT, IS_NOT = b'"strip_right": true', b'"strip_right": false'
         (unfinish, [], "validation has none, so its preparation did not end"),
     ],
 )
-def test_every_difference_is_found(
-    folder: Path, verify: Run, spoil: Callable[..., object], arguments: list[Any], problem: str
-) -> None:
+def test_every_difference_is_found(folder, verify, spoil, arguments, problem):
     spoil(folder, *arguments)
     found = verify(folder)
     assert (found.status, found.error[:7]) == (1, "error: ")

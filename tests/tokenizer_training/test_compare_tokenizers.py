@@ -1,12 +1,10 @@
 """Figures of tokenizers side by side, of which the right ones can be counted by hand."""
 
 import json
-from pathlib import Path
 
 from tokenizers import decoders, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_tokenizers import KINDS, SPECIAL_TOKENS, TEXTS
 from tokenizer_training.compare_tokenizers import main
 from tokenizer_training.report import measure_quality
@@ -14,7 +12,7 @@ from tokenizer_training.report import measure_quality
 DECODERS = {"unigram": decoders.Metaspace(), "wordpiece": decoders.WordPiece(), "byte_level": decoders.ByteLevel()}
 
 
-def test_figures_of_each_tokenizer_by_file(run: Run, tmp_path: Path) -> None:
+def test_figures_of_each_tokenizer_by_file(run, tmp_path):
     roles = dict(zip(("cls_token", "pad_token", "sep_token", "unk_token", "mask_token"), SPECIAL_TOKENS, strict=True))
     tokenizers = {}
     for kind, decoder in DECODERS.items():
@@ -52,7 +50,7 @@ def test_figures_of_each_tokenizer_by_file(run: Run, tmp_path: Path) -> None:
     assert plain[byte_level]["byte_rate"] == 0
 
 
-def test_bad_input_is_one_line(run: Run, tmp_path: Path) -> None:
+def test_bad_input_is_one_line(run, tmp_path):
     outcome = run(main, tmp_path / "none", "--data-files", __file__)
     assert outcome.status == 2
     assert "none" in outcome.error

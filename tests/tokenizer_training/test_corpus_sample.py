@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, product
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -62,7 +61,7 @@ def size(passages: list[str]) -> int:
     return sum(len(passage.encode()) for passage in passages)
 
 
-def test_everything_is_kept_when_it_fits() -> None:
+def test_everything_is_kept_when_it_fits():
     documents = [*DOCUMENTS, "", "long " * 3000]
     sample = sampled(documents, size(documents))
     assert sample.counts == count_words(documents, CONFIG)
@@ -78,7 +77,7 @@ def test_everything_is_kept_when_it_fits() -> None:
     }
 
 
-def test_held_out_passages_are_not_counted() -> None:
+def test_held_out_passages_are_not_counted():
     sample = sampled(DOCUMENTS, NUM_BYTES, hold_out=True)
     # A share of 5 %, and five standard deviations.
     assert abs(len(sample.held_out) - 150) < 5 * (3000 * 0.05 * 0.95) ** 0.5
@@ -89,7 +88,7 @@ def test_held_out_passages_are_not_counted() -> None:
 
 
 @given(PASSAGES, st.integers(0, 60), st.sampled_from([0.0, 0.3, 1.0]), st.integers(0, 9))
-def test_passages_are_held_out_or_pass(passages: list[str], max_bytes: int, share: float, seed: int) -> None:
+def test_passages_are_held_out_or_pass(passages, max_bytes, share, seed):
     held_out = HeldOut(random.Random(seed), max_bytes, share)
     rest = list(held_out.rest(passages))
     assert size(held_out.passages) <= max_bytes
@@ -101,7 +100,7 @@ def test_passages_are_held_out_or_pass(passages: list[str], max_bytes: int, shar
         assert rest == passages
 
 
-def test_held_out_passages_are_from_all_over_the_text() -> None:
+def test_held_out_passages_are_from_all_over_the_text():
     held: Counter[str] = Counter()
     for seed in range(10):
         held_out = HeldOut(random.Random(seed), max_bytes=NUM_BYTES // 20, fraction=0.5)
@@ -113,7 +112,7 @@ def test_held_out_passages_are_from_all_over_the_text() -> None:
     assert all(abs(held[tenth] - mean) < 5 * mean**0.5 for tenth in TENTHS), held
 
 
-def test_drawn_passages() -> None:
+def test_drawn_passages():
     long = "word " * 2000
     documents = ["one", " ", "two", long]
     assert draw_passages(documents, seed=0) == ["one", "two", *cut_passages([long])]
@@ -127,7 +126,7 @@ def groups_of_ten_bytes() -> Iterator[list[str]]:
     return (["12345", f"{number:05}"] for number in range(1000))
 
 
-def test_rate_is_halved_when_the_sample_would_grow_too_large() -> None:
+def test_rate_is_halved_when_the_sample_would_grow_too_large():
     sample = BlockSample(random.Random(0), max_bytes=100)
     drawn: list[tuple[list[str], bool]] = []
     rates = []
@@ -143,7 +142,7 @@ def test_rate_is_halved_when_the_sample_would_grow_too_large() -> None:
     assert numbers == sorted(set(numbers))
 
 
-def test_counts_of_a_sample_are_in_proportion() -> None:
+def test_counts_of_a_sample_are_in_proportion():
     max_bytes, num_seeds = NUM_BYTES // 10, 20
     relative: Counter[str] = Counter()
     num_words = 0.0
@@ -162,14 +161,14 @@ def test_counts_of_a_sample_are_in_proportion() -> None:
     assert all(abs(relative[tenth] - 1) < 4 * 0.5 / num_seeds**0.5 for tenth in TENTHS), relative
 
 
-def test_one_seed_reaches_every_part_of_the_text() -> None:
+def test_one_seed_reaches_every_part_of_the_text():
     """With as many blocks as a corpus beyond `max_bytes` has."""
     sample = sampled(DOCUMENTS, NUM_BYTES // 2)
     assert sample.record["sampling_rate"] < 1
     assert all(sample.counts.segments[f"▁{tenth}"] > 10 for tenth in TENTHS), sample.counts.segments
 
 
-def test_rarest_segments_are_dropped_on_the_way() -> None:
+def test_rarest_segments_are_dropped_on_the_way():
     documents = [f"frequent often {index}x {index}y" for index in range(5000)]
     sample = sampled(documents, 40_000, max_distinct_characters=2000)
     assert sample.counts.num_distinct_characters <= 2000
@@ -180,7 +179,7 @@ def test_rarest_segments_are_dropped_on_the_way() -> None:
     assert "5" in sample.counts.characters
 
 
-def test_any_number_of_processes_gives_the_same() -> None:
+def test_any_number_of_processes_gives_the_same():
     samples = [
         sampled(DOCUMENTS, 100_000, 3, hold_out=True, num_processes=number, max_distinct_characters=1000)
         for number in (1, 2)
@@ -196,7 +195,7 @@ def test_any_number_of_processes_gives_the_same() -> None:
     assert as_bytes[0] != json.dumps(list(sampled(DOCUMENTS, 100_000, 4).counts.segments.items()))
 
 
-def test_no_documents() -> None:
+def test_no_documents():
     sample = sampled([], 1000, hold_out=True)
     assert not sample.counts.segments
     assert sample.record["num_documents"] == sample.record["num_words"] == 0
@@ -222,17 +221,17 @@ def words_of(texts: list[str], config: NormalizationConfig) -> list[str]:
         ("▁", ["▁"]),
     ],
 )
-def test_cuts(word: str, segments: list[str]) -> None:
+def test_cuts(word, segments):
     assert segment_cutter(False)(word) == segments
 
 
-def test_digits_can_be_cut() -> None:
+def test_digits_can_be_cut():
     assert segment_cutter(True)("▁x2010,½٣") == ["▁x", "2", "0", "1", "0", ",", "½", "٣"]
     assert segment_cutter(True)("▁20") == ["▁", "2", "0"]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=["default", "split digits"])
-def test_counts_are_those_of_the_normalized_text(config: NormalizationConfig) -> None:
+def test_counts_are_those_of_the_normalized_text(config):
     cut, pre_tokenizer = segment_cutter(config.split_digits), make_pre_tokenizer(config)
 
     @given(st.lists(MIXED, max_size=4), st.lists(MIXED, max_size=4))
@@ -259,7 +258,7 @@ def ends_of(parts: list[str]) -> set[int]:
     return {sum(map(len, parts[: index + 1])) for index in range(len(parts))}
 
 
-def test_counts_of_a_text() -> None:
+def test_counts_of_a_text():
     counts = count_words(["ﬁne  ``text''\u00a0here\n", "", " here", "a▁here", "\x00 \ufeff"], NormalizationConfig())
     assert counts.segments == {"▁here": 3, "▁fine": 1, '▁"': 1, "text": 1, '"': 1, "▁a": 1}
     assert (counts.num_words, counts.characters["▁"]) == (6, 6)
@@ -272,7 +271,7 @@ def make_counts(segments: dict[str, int]) -> WordCounts:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_halves_are_right_on_average(count: int) -> None:
+def test_halves_are_right_on_average(count):
     counts = make_counts({f"w{index}": count for index in range(10_000)})
     counts.halve(random.Random(0))
     assert set(counts.segments.values()) == {count // 2, -(-count // 2)} - {0}, "what halves to nothing is dropped"
@@ -281,7 +280,7 @@ def test_halves_are_right_on_average(count: int) -> None:
     assert counts.num_words == 10_000 * count // 2
 
 
-def test_the_most_frequent_are_kept() -> None:
+def test_the_most_frequent_are_kept():
     counts = make_counts({"rare": 1, "▁the": 9, "middle": 5, "▁of": 7})
     assert counts.keep_most_frequent(17) == 0
     assert counts.keep_most_frequent(16) == 1
@@ -293,7 +292,7 @@ def test_the_most_frequent_are_kept() -> None:
     assert not counts.segments
 
 
-def test_equally_frequent_ones_are_kept_evenly() -> None:
+def test_equally_frequent_ones_are_kept_evenly():
     names = [f"{letter}{number}" for letter in "abcdefghij" for number in range(10, 60)]
     kept = []
     for order in (1, -1):
@@ -305,7 +304,7 @@ def test_equally_frequent_ones_are_kept_evenly() -> None:
     assert min(by_letter[letter] for letter in "abcdefghij") > 25 - 15
 
 
-def test_sentencepiece_refuses_every_piece_across_a_cut(tmp_path: Path) -> None:
+def test_sentencepiece_refuses_every_piece_across_a_cut(tmp_path):
     """Each sign of Unicode beside letters, offered as a piece to start from."""
     cut = segment_cutter(False)
     signs = [

@@ -51,7 +51,7 @@ def cut(text: str, **settings: Any) -> list[str]:
         ("7 10", {"split_digits": True}, "7 10"),
     ],
 )
-def test_examples(text: str, settings: dict[str, Any], expected: str) -> None:
+def test_examples(text, settings, expected):
     assert normalized(text, **settings) == expected
 
 
@@ -59,14 +59,14 @@ def test_examples(text: str, settings: dict[str, Any], expected: str) -> None:
     ("settings", "expected"),
     [({}, '102 1\u20442 "a b'), ({"normalization": "none", "replace_quotes": False}, "10² ½ ''a b")],
 )
-def test_what_the_guide_says_of_normalization_holds(settings: dict[str, Any], expected: str) -> None:
+def test_what_the_guide_says_of_normalization_holds(settings, expected):
     assert normalized("10² ½ ''a \t b", **settings) == expected
     guide = (Path(__file__).parents[2] / "docs" / "guides" / "tokenizer.md").read_text(encoding="utf-8")
     assert "`10²` becomes `102`, `½` becomes `1\u20442`, `''` becomes `\"`" in guide
 
 
 @pytest.mark.parametrize("form", ["nfkc", "none"])
-def test_one_space_between_words_and_none_at_the_end(form: str) -> None:
+def test_one_space_between_words_and_none_at_the_end(form):
     separators = "\t\n\v\f\r \x00\x07\x1c\x1f\x7f\x85\x9f\xa0\u2003\u2028\u2029\u3000\ufeff▁"
     for separator in separators:
         assert normalized(f"a{separator}b", normalization=form) == "a b", ascii(separator)
@@ -77,7 +77,7 @@ def test_one_space_between_words_and_none_at_the_end(form: str) -> None:
 
 
 @pytest.mark.parametrize("config", ALL_CONFIGS, ids=str)
-def test_idempotent_and_word_by_word(config: NormalizationConfig) -> None:
+def test_idempotent_and_word_by_word(config):
     """That words are normalized by themselves as in their text is what counting relies on."""
     normalize = make_normalizer(config).normalize_str
 
@@ -95,14 +95,14 @@ def test_idempotent_and_word_by_word(config: NormalizationConfig) -> None:
 
 
 @given(TEXTS)
-def test_nfkc_is_unicode_s(text: str) -> None:
+def test_nfkc_is_unicode_s(text):
     separated = re.sub(r"[\s\x00-\x1f\x7f-\x9f\ufeff▁]+", " ", unicodedata.normalize("NFKC", text)).rstrip(" ")
     # The library knows an older or newer Unicode than this Python: letters that one of them lacks may differ.
     known = all(unicodedata.category(character) != "Cn" for character in text)
     assert not known or normalized(text, replace_quotes=False) == separated
 
 
-def test_words_are_marked_at_their_begin() -> None:
+def test_words_are_marked_at_their_begin():
     assert cut("the cat, 2010") == ["▁the", "▁cat,", "▁2010"]
     assert cut(" the cat") == ["▁the", "▁cat"]
     assert cut("") == []

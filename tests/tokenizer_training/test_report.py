@@ -51,7 +51,7 @@ def make_report(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> dict[st
 
 
 @pytest.mark.parametrize("byte_fallback", [False, True])
-def test_quality(byte_fallback: bool) -> None:
+def test_quality(byte_fallback):
     # ▁the ▁text x, ▁the ▁ f i x and either <unk> or four bytes, ▁ x
     quality = measure_quality(make_tokenizer(byte_fallback), ["the textx", "the ﬁxéü  x"])
     num_tokens = 14 if byte_fallback else 11
@@ -69,20 +69,20 @@ def test_quality(byte_fallback: bool) -> None:
     assert asdict(quality) == pytest.approx(asdict(expected))
 
 
-def test_special_tokens_in_text_are_text() -> None:
+def test_special_tokens_in_text_are_text():
     quality = measure_quality(make_tokenizer(), ["<unk>[MASK]", "[SEP]"])
     assert quality.unknown_rate == quality.unknown_character_rate == 0
     assert quality.num_tokens == len("▁<unk>[MASK]▁[SEP]")
 
 
-def test_many_texts_are_measured_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_texts_are_measured_as_one(monkeypatch):
     texts = TEXTS * 30
     few_at_once = measure_quality(make_tokenizer(), texts)
     monkeypatch.setattr("tokenizer_training.report.TEXTS_AT_ONCE", len(texts))
     assert measure_quality(make_tokenizer(), texts) == few_at_once
 
 
-def test_measuring_leaves_the_tokenizer_as_it_was() -> None:
+def test_measuring_leaves_the_tokenizer_as_it_was():
     tokenizer = make_tokenizer()
     before = tokenizer.backend_tokenizer.to_str()
     draw_report(make_report(tokenizer, TEXTS), tokenizer, TEXTS)
@@ -90,7 +90,7 @@ def test_measuring_leaves_the_tokenizer_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("texts", [[], ["", " "]])
-def test_without_text_there_are_no_figures_but_a_report(texts: list[str]) -> None:
+def test_without_text_there_are_no_figures_but_a_report(texts):
     tokenizer = make_tokenizer()
     report = make_report(tokenizer, texts)
     held_out = report["held_out"]
@@ -100,7 +100,7 @@ def test_without_text_there_are_no_figures_but_a_report(texts: list[str]) -> Non
     assert draw_report(report, tokenizer, texts)
 
 
-def test_pieces_and_characters() -> None:
+def test_pieces_and_characters():
     report = make_report(make_tokenizer(byte_fallback=True), TEXTS)
     assert report["pieces"] == {
         "num_special": 6,
@@ -124,7 +124,7 @@ def test_pieces_and_characters() -> None:
     assert json.loads(json.dumps(report)) == report
 
 
-def test_ten_examples_of_whole_words_come_from_all_over_the_text() -> None:
+def test_ten_examples_of_whole_words_come_from_all_over_the_text():
     examples = make_report(make_tokenizer(), TEXTS)["examples"]
     assert len(examples) == 10
     for example in examples:
@@ -139,7 +139,7 @@ def test_ten_examples_of_whole_words_come_from_all_over_the_text() -> None:
     assert any("<unk>" in example["tokens"] for example in examples)
 
 
-def test_one_long_text_has_ten_examples_and_a_short_one_has_one() -> None:
+def test_one_long_text_has_ten_examples_and_a_short_one_has_one():
     long_text = " ".join(f"word{index}" for index in range(500))
     examples = [example["text"] for example in make_report(make_tokenizer(), [long_text])["examples"]]
     places = [long_text.index(text) / len(long_text) for text in examples]
@@ -147,7 +147,7 @@ def test_one_long_text_has_ten_examples_and_a_short_one_has_one() -> None:
     assert [example["text"] for example in make_report(make_tokenizer(), [" a  b\n"])["examples"]] == ["a b"]
 
 
-def test_rendered_report_is_short_aligned_and_printable() -> None:
+def test_rendered_report_is_short_aligned_and_printable():
     texts = [*TEXTS, *(["的" * 500, "\x1b[31m\x07 red"] * 5)]
     report = make_report(make_tokenizer(byte_fallback=True), texts)
     text = render_report(report)
@@ -161,7 +161,7 @@ def test_rendered_report_is_short_aligned_and_printable() -> None:
     assert next(line for line in lines if "的 的" in line).endswith("…")
 
 
-def test_no_unknown_or_rare_characters_no_lines_about_them() -> None:
+def test_no_unknown_or_rare_characters_no_lines_about_them():
     tokenizer = make_tokenizer(byte_fallback=True)
     quality = measure_quality(tokenizer, TEXTS[:1])
     report = build_report(tokenizer, quality, "validation", TEXTS[:1], {"t": 1, "h": 2}, INPUT)
@@ -171,7 +171,7 @@ def test_no_unknown_or_rare_characters_no_lines_about_them() -> None:
     assert "that become <unk>" in render_report(without)
 
 
-def test_the_example_of_the_picture_is_a_typical_sentence() -> None:
+def test_the_example_of_the_picture_is_a_typical_sentence():
     sentences = ["The text reads " + "the model " * 3 + "x" * number + "." for number in range(20)]
     tokenizer = make_tokenizer()
     ratio = measure_quality(tokenizer, [sentences[11]]).tokens_per_word
@@ -181,7 +181,7 @@ def test_the_example_of_the_picture_is_a_typical_sentence() -> None:
     assert choose_example(tokenizer, [], 1.0) == []
 
 
-def test_the_picture() -> None:
+def test_the_picture():
     tokenizer = make_tokenizer()
     report = make_report(tokenizer, TEXTS)
     image = draw_report(report, tokenizer, TEXTS)
@@ -193,7 +193,7 @@ def test_the_picture() -> None:
         assert draw_report(make_report(tokenizer, texts), tokenizer, texts)
 
 
-def test_the_verdict_follows_the_scale() -> None:
+def test_the_verdict_follows_the_scale():
     verdicts = [verdict(number) for number in (1.2, 1.7, 2.2, 2.7, 4.0)]
     assert verdicts[0].startswith("good")
     assert len(set(verdicts)) == 4

@@ -12,7 +12,6 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 from mlm_common.errors import EXIT_FAILED, EXIT_PERMANENT
 from mlm_common.storage.folder import LocalFolder
 from tests.fixtures.run_command import Outcome, Run
-from tests.servers.fixtures import CloudStorageHandle
 from tokenizer_training import train_unigram
 from tokenizer_training.train_unigram import main
 
@@ -48,7 +47,7 @@ def kept_files(error: str) -> set[str]:
     return {path.name for path in Path(folder).iterdir()}
 
 
-def test_an_outage_while_saving_is_survived(train: Run, cloud: CloudStorageHandle, tmp_path: Path) -> None:
+def test_an_outage_while_saving_is_survived(train, cloud, tmp_path):
     def fail_for_a_while() -> None:
         for status in (410, 409):
             cloud.fault(UPLOAD, method="POST", status=status)
@@ -59,9 +58,7 @@ def test_an_outage_while_saving_is_survived(train: Run, cloud: CloudStorageHandl
 
 
 @pytest.mark.parametrize(("answer", "status"), [(503, EXIT_FAILED), (403, EXIT_PERMANENT)])
-def test_a_tokenizer_that_cloud_storage_refuses_is_kept_and_named(
-    train: Run, cloud: CloudStorageHandle, answer: int, status: int
-) -> None:
+def test_a_tokenizer_that_cloud_storage_refuses_is_kept_and_named(train, cloud, answer, status):
     fail = lambda: cloud.fault(UPLOAD, method="POST", status=answer, times=1000)  # noqa: E731
     failed = train(f"{cloud.bucket_url}/tokenizer", fail)
     assert failed.status == status
@@ -69,9 +66,7 @@ def test_a_tokenizer_that_cloud_storage_refuses_is_kept_and_named(
     assert "gcloud storage cp " in failed.error
 
 
-def test_a_tokenizer_without_room_on_the_disk_is_kept_and_named(
-    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tokenizer_without_room_on_the_disk_is_kept_and_named(train, tmp_path, monkeypatch):
     def fill(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "file")
 
@@ -81,9 +76,7 @@ def test_a_tokenizer_without_room_on_the_disk_is_kept_and_named(
 
 
 @pytest.mark.parametrize("num_saved", [0, 4])
-def test_stopped_while_it_is_saved_it_is_trained_again(
-    train: Run, num_saved: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_while_it_is_saved_it_is_trained_again(train, num_saved, tmp_path, monkeypatch):
     class Stop(BaseException):
         pass
 

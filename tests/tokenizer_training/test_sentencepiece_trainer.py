@@ -16,13 +16,7 @@ from mlm_common.errors import RunFailedError
 from tests.fixtures.generated_text import generated_lines
 from tokenizer_training.config import NormalizationConfig
 from tokenizer_training.corpus_sample import count_words
-from tokenizer_training.trainer import (
-    MAX_PIECE_CHARACTERS,
-    SEGMENTS,
-    seed_pieces,
-    train_pieces,
-    write_table,
-)
+from tokenizer_training.trainer import MAX_PIECE_CHARACTERS, SEGMENTS, seed_pieces, train_pieces, write_table
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
 CHARACTERS = set("\n".join(generated_lines(2000))) - set(" \n") | {"▁"}
@@ -57,7 +51,7 @@ def children() -> set[int]:
 
 
 @pytest.mark.parametrize("num_pieces", [len(CHARACTERS) + 1, 777, 1500])
-def test_as_many_pieces_as_asked_for(table: Table, num_pieces: int) -> None:
+def test_as_many_pieces_as_asked_for(table, num_pieces):
     trained = table.train(num_pieces)
     pieces = [piece for piece, _ in trained]
     assert len(set(pieces)) == len(pieces) == num_pieces
@@ -69,21 +63,21 @@ def test_as_many_pieces_as_asked_for(table: Table, num_pieces: int) -> None:
     assert 0.5 < sum(map(math.exp, scores)) < 1.1
 
 
-def test_counts_decide(tmp_path: Path) -> None:
+def test_counts_decide(tmp_path):
     letters = [(letter, 1) for letter in "▁abcdef"]
     for frequent, rare in (("▁abc", "▁def"), ("▁def", "▁abc")):
         table = Table(tmp_path, [(frequent, 1000), (rare, 2), *letters])
         assert [piece for piece, _ in table.train(8) if len(piece) > 1] == [frequent]
 
 
-def test_reserved_strings_do_not_become_pieces(tmp_path: Path) -> None:
+def test_reserved_strings_do_not_become_pieces(tmp_path):
     table = Table(tmp_path, [("▁word", 50), ("sword", 50), ("▁words", 20), *((letter, 1) for letter in "▁words")])
     assert "▁word" in dict(table.train(7))
     assert "▁word" not in dict(table.train(7, reserved=["▁word", "sword"]))
 
 
 @pytest.mark.parametrize("num_pieces", [300, 777])
-def test_rounds_are_counted_to_their_end(table: Table, num_pieces: int) -> None:
+def test_rounds_are_counted_to_their_end(table, num_pieces):
     shown: list[tuple[int, int]] = []
     table.train(num_pieces, on_round=lambda done, total: shown.append((done, total)))
     assert [done for done, _ in shown] == list(range(1, len(shown) + 1))
@@ -94,7 +88,7 @@ def test_rounds_are_counted_to_their_end(table: Table, num_pieces: int) -> None:
 
 
 @needs_proc
-def test_ctrl_c_ends_the_trainer(table: Table) -> None:
+def test_ctrl_c_ends_the_trainer(table):
     """That it ends a command and its other workers, `tests/mlm_common/cli/test_command_line.py` checks."""
 
     def interrupt(done: int, total: int) -> None:  # noqa: ARG001
@@ -107,7 +101,7 @@ def test_ctrl_c_ends_the_trainer(table: Table) -> None:
 
 
 @needs_proc
-def test_killed_trainer_is_named(table: Table) -> None:
+def test_killed_trainer_is_named(table):
     def kill(done: int, total: int) -> None:  # noqa: ARG001
         for child in children():
             os.kill(child, signal.SIGKILL)
@@ -118,7 +112,7 @@ def test_killed_trainer_is_named(table: Table) -> None:
     assert len(table.train(300)) == 300, "the table can be trained on again"
 
 
-def test_what_sentencepiece_cannot_train_on_is_one_line(tmp_path: Path) -> None:
+def test_what_sentencepiece_cannot_train_on_is_one_line(tmp_path):
     with pytest.raises(RunFailedError, match="SentencePiece could not") as caught:
         Table(tmp_path, [("a", 1)]).train(0)
     assert "\n" not in str(caught.value)
@@ -148,14 +142,14 @@ def seeds(segments: dict[str, int], max_pieces: int = 10**6) -> list[tuple[str, 
 
 @given(SEGMENTS_STRATEGY)
 @settings(max_examples=400)
-def test_pieces_and_counts_are_those_of_a_count_one_by_one(segments: dict[str, int]) -> None:
+def test_pieces_and_counts_are_those_of_a_count_one_by_one(segments):
     found = seeds(segments)
     assert len(dict(found)) == len(found), "a piece comes twice"
     assert dict(found) == counted_one_by_one(segments)
 
 
 @given(SEGMENTS_STRATEGY, st.integers(1, 20))
-def test_those_that_cover_most_come_first(segments: dict[str, int], max_pieces: int) -> None:
+def test_those_that_cover_most_come_first(segments, max_pieces):
     coverage = [len(piece) * count for piece, count in seeds(segments)]
     assert coverage == sorted(coverage, reverse=True)
     assert seeds(segments, max_pieces) == seeds(segments)[:max_pieces]
@@ -173,11 +167,11 @@ def test_those_that_cover_most_come_first(segments: dict[str, int], max_pieces: 
         ({"x": 7}, {}),
     ],
 )  # fmt: skip
-def test_examples_of_seeds(segments: dict[str, int], expected: dict[str, int]) -> None:
+def test_examples_of_seeds(segments, expected):
     assert dict(seeds(segments)) == expected
 
 
-def test_no_piece_is_longer_than_sentencepiece_takes() -> None:
+def test_no_piece_is_longer_than_sentencepiece_takes():
     segment = "abcdefghijklmnopqrstuvwxyz"
     pieces = dict(seeds({segment: 5}))
     # Shorter ones are always followed by the same letter, but for those at the end.
@@ -186,7 +180,7 @@ def test_no_piece_is_longer_than_sentencepiece_takes() -> None:
     assert set(pieces.values()) == {5}
 
 
-def test_seeds_do_not_depend_on_the_hash_of_strings() -> None:
+def test_seeds_do_not_depend_on_the_hash_of_strings():
     """Equal coverage is decided by place and length."""
     assert seeds({"abcd": 2, "efgh": 2}) == [
         ("abcd", 2), ("efgh", 2), ("bcd", 2), ("fgh", 2), ("cd", 2), ("gh", 2),

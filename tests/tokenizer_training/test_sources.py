@@ -12,8 +12,6 @@ from mlm_common.corpus.config import CorpusConfig, SourcesConfig
 from mlm_common.corpus.sources import open_mixture
 from mlm_common.mixture import sampling_weights
 from tests.fixtures.generated_text import generated_lines
-from tests.fixtures.run_command import Run
-from tests.servers.fixtures import HubHandle
 from tokenizer_training.config import NormalizationConfig
 from tokenizer_training.corpus_sample import (
     CorpusSample,
@@ -49,7 +47,7 @@ def report_of(folder: Path) -> dict:
     return json.loads((folder / "report.json").read_text(encoding="utf-8"))
 
 
-def test_the_report_has_figures_of_each_source(sources: Path, tmp_path: Path, run: Run) -> None:
+def test_the_report_has_figures_of_each_source(sources, tmp_path, run):
     by_size = run(main, *arguments(sources, tmp_path / "size"))
     alike = run(main, *arguments(sources, tmp_path / "alike", "--sampling-alpha", "0"))
     assert (by_size.status, alike.status) == (0, 0)
@@ -74,7 +72,7 @@ def test_the_report_has_figures_of_each_source(sources: Path, tmp_path: Path, ru
     assert "note        No text of large is set aside" in alike.out
 
 
-def test_weights_and_record(sources: Path, tmp_path: Path, run: Run) -> None:
+def test_weights_and_record(sources, tmp_path, run):
     settings = json.loads(sources.read_text(encoding="utf-8"))
     weighted = tmp_path / "weighted.yaml"
     weights = {"large": 1, "small": 3}
@@ -103,7 +101,7 @@ def test_weights_and_record(sources: Path, tmp_path: Path, run: Run) -> None:
     assert "--sampling-alpha needs --sources without weights" in run(main, *single, "--sampling-alpha", 0.5).error
 
 
-def test_a_published_record_names_no_files(sources: Path, tmp_path: Path, hub_here: HubHandle) -> None:
+def test_a_published_record_names_no_files(sources, tmp_path, hub_here):
     assert main(arguments(sources, tmp_path / "out", "--push-to-hub", "alice/tokenizer")) == 0
     files = hub_here.files("alice/tokenizer")
     assert list(json.loads(files["training.json"])["sources"]) == ["large", "small"]
@@ -111,7 +109,7 @@ def test_a_published_record_names_no_files(sources: Path, tmp_path: Path, hub_he
     assert not any(str(sources.parent).encode() in content for content in files.values())
 
 
-def test_sizes_are_estimated_from_samples(sources: Path, tmp_path: Path) -> None:
+def test_sizes_are_estimated_from_samples(sources, tmp_path):
     (tmp_path / "tiny.txt").write_text("a word\nand another\n", encoding="utf-8")
     names = {name: sources.with_name(f"{name}.txt") for name in ("large", "small")} | {"tiny": tmp_path / "tiny.txt"}
     content = {name: {"data_files": str(path)} for name, path in names.items()}
@@ -146,7 +144,7 @@ COUNTS = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 50), min_size
 
 
 @given(st.lists(st.tuples(COUNTS, st.integers(1, 10_000), st.floats(0.01, 1)), min_size=1, max_size=5))
-def test_each_source_has_its_share(parts: list[tuple[dict[str, int], int, float]]) -> None:
+def test_each_source_has_its_share(parts):
     total = sum(share for _, _, share in parts)
     shares = {str(number): share / total for number, (_, _, share) in enumerate(parts)}
     record = {"num_documents": 1, "sampling_rate": 1.0, "num_words": 0, "num_dropped_segments": 0}

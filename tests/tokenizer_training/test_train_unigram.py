@@ -18,9 +18,7 @@ from mlm_common.folder_lock import locked_folder
 from mlm_common.tokenizer import load_tokenizer, special_ids, tokenizer_sha256
 from tests.fixtures.folder_owners import look_often
 from tests.fixtures.generated_text import generated_lines
-from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import contents
-from tests.servers.fixtures import CloudStorageHandle, HubHandle
 from tokenizer_training.report import plain_text_backend
 from tokenizer_training.train_unigram import main
 
@@ -67,7 +65,7 @@ def arguments(corpus_file: Path, folder: Path | str, *more: str) -> list[str]:
     return [*flags, "--output-dir", str(folder), *more]
 
 
-def test_folder_as_other_programs_see_it(trained_folder: Path) -> None:
+def test_folder_as_other_programs_see_it(trained_folder):
     assert sorted(contents(trained_folder)) == FILES
     tokenizer = AutoTokenizer.from_pretrained(trained_folder)
     assert type(tokenizer) is PreTrainedTokenizerFast
@@ -82,7 +80,7 @@ def test_folder_as_other_programs_see_it(trained_folder: Path) -> None:
     assert (tokens[0], tokens[-1], tokens.count("[SEP]")) == ("[CLS]", "[SEP]", 2)
 
 
-def test_mask_stands_for_a_word(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_mask_stands_for_a_word(tokenizer):
     # What follows must be cut as it would be after the word: the full stop without a space before it.
     word = next(piece for piece in tokenizer.convert_ids_to_tokens(range(261, VOCAB_SIZE)) if len(piece) > 6)
     ids = tokenizer(f"{word[1:]} [MASK]. {word[1:]}[MASK] {word[1:]}", add_special_tokens=False)["input_ids"]
@@ -98,7 +96,7 @@ def test_mask_stands_for_a_word(tokenizer: PreTrainedTokenizerFast) -> None:
     )
 )
 @settings(max_examples=400)
-def test_decoding_gives_the_normalized_text_back(plain_text: Tokenizer, parts: list[str]) -> None:
+def test_decoding_gives_the_normalized_text_back(plain_text, parts):
     text = "".join(parts)
     ids = plain_text.encode(text, add_special_tokens=False).ids
     assert not set(ids) & set(range(5))
@@ -106,7 +104,7 @@ def test_decoding_gives_the_normalized_text_back(plain_text: Tokenizer, parts: l
     assert plain_text.decode(ids) == plain_text.normalizer.normalize_str(text).removeprefix(" ")
 
 
-def test_record(trained_folder: Path, corpus_file: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_record(trained_folder, corpus_file, tokenizer):
     record = json.loads((trained_folder / "training.json").read_text(encoding="utf-8"))
     assert record["tokenizer_sha256"] == tokenizer_sha256(tokenizer)
     assert record["unigram"]["vocab_size"] == VOCAB_SIZE
@@ -118,7 +116,7 @@ def test_record(trained_folder: Path, corpus_file: Path, tokenizer: PreTrainedTo
     assert {"python", "mlm-pretraining", "sentencepiece", "tokenizers"} <= set(record["versions"])
 
 
-def test_report_on_passages_held_out(trained_folder: Path) -> None:
+def test_report_on_passages_held_out(trained_folder):
     report = json.loads((trained_folder / "report.json").read_text(encoding="utf-8"))
     held_out, used = report["held_out"], report["input"]
     assert held_out["part"] == "train, held out"
@@ -132,7 +130,7 @@ def test_report_on_passages_held_out(trained_folder: Path) -> None:
     assert report["characters"]["most_frequent_dropped"] == [["語", 1]]
 
 
-def test_validation_split_is_measured_on_and_not_trained_on(tmp_path: Path) -> None:
+def test_validation_split_is_measured_on_and_not_trained_on(tmp_path):
     train, validation, folder = tmp_path / "train.txt", tmp_path / "validation.txt", tmp_path / "out"
     train.write_text("жук жуки кижу икжу\n" * 50, encoding="utf-8")
     validation.write_text("шла\n" * 50, encoding="utf-8")
@@ -149,7 +147,7 @@ def test_validation_split_is_measured_on_and_not_trained_on(tmp_path: Path) -> N
     assert report["input"]["num_sampled_bytes"] == report["input"]["num_bytes"]
 
 
-def test_corpus_too_small_to_hold_anything_out(tmp_path: Path) -> None:
+def test_corpus_too_small_to_hold_anything_out(tmp_path):
     (tmp_path / "one.txt").write_text("one line of words, all of the corpus there is\n", encoding="utf-8")
     flags = ["--data-files", str(tmp_path / "one.txt"), "--output-dir", str(tmp_path / "out"), "--num-workers", "1"]
     assert main(flags) == 0
@@ -158,7 +156,7 @@ def test_corpus_too_small_to_hold_anything_out(tmp_path: Path) -> None:
     assert report["input"]["num_words"] == 10
 
 
-def test_runs_give_the_same_bytes(tmp_path: Path) -> None:
+def test_runs_give_the_same_bytes(tmp_path):
     """With another hash of strings, number of workers and style; the corpus is more than its sample in many blocks."""
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("\n".join(generated_lines(26_000, num_words=5_000)) + "\n語 ﬁ é\n", encoding="utf-8")
@@ -182,9 +180,7 @@ def test_runs_give_the_same_bytes(tmp_path: Path) -> None:
     assert record["num_bytes"] > 1_500_000 > 1_000_000 > record["num_sampled_bytes"] > 400_000
 
 
-def test_skipped_rows_are_counted_and_change_nothing(
-    trained_folder: Path, corpus_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_skipped_rows_are_counted_and_change_nothing(trained_folder, corpus_file, tmp_path, caplog):
     with_bad_row = tmp_path / "corpus.jsonl"
     with_bad_row.write_bytes(b'{"text": "\xff"}\n' + corpus_file.read_bytes() + b'{"text": []}\n')
     assert main(arguments(with_bad_row, tmp_path / "tokenizer", "--on-bad-row", "skip")) == 0
@@ -199,9 +195,7 @@ def test_skipped_rows_are_counted_and_change_nothing(
     }
 
 
-def test_tokenizer_of_other_settings_is_not_replaced(
-    trained_folder: Path, corpus_file: Path, tmp_path: Path, run: Run
-) -> None:
+def test_tokenizer_of_other_settings_is_not_replaced(trained_folder, corpus_file, tmp_path, run):
     folder = tmp_path / "tokenizer"
     shutil.copytree(trained_folder, folder)
     other = arguments(corpus_file, folder, "--character-coverage", "0.99", "--seed", "3", "--lowercase")
@@ -225,9 +219,7 @@ def test_tokenizer_of_other_settings_is_not_replaced(
     assert sorted(contents(folder)) == FILES
 
 
-def test_an_existing_tokenizer_is_trained_again_only_if_damaged(
-    trained_folder: Path, corpus_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_existing_tokenizer_is_trained_again_only_if_damaged(trained_folder, corpus_file, tmp_path, caplog):
     folder = tmp_path / "tokenizer"
     shutil.copytree(trained_folder, folder)
     caplog.set_level("INFO")
@@ -243,10 +235,7 @@ def test_an_existing_tokenizer_is_trained_again_only_if_damaged(
     assert contents(folder) == contents(trained_folder)
 
 
-def test_output_in_cloud_storage_and_on_the_hub(
-    corpus_file: Path, trained_folder: Path, cloud: CloudStorageHandle, hub_here: HubHandle,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_output_in_cloud_storage_and_on_the_hub(corpus_file, trained_folder, cloud, hub_here, monkeypatch):
     monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", hub_here.endpoint)  # of what was imported before
     folder = f"{cloud.bucket_url}/tokenizer"
     assert main(arguments(corpus_file, folder, "--export_to_hub", "--publish-details")) == 0
@@ -255,9 +244,7 @@ def test_output_in_cloud_storage_and_on_the_hub(
     assert stored == {name: pushed[name] for name in FILES} == contents(trained_folder)
 
 
-def test_a_second_training_is_refused_while_the_first_lives(
-    corpus_file: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_training_is_refused_while_the_first_lives(corpus_file, tmp_path, run, monkeypatch):
     look_often(monkeypatch)
     with locked_folder(str(tmp_path / "out"), heartbeat_seconds=0.05):
         refused = run(main, *arguments(corpus_file, tmp_path / "out", "--overwrite"))
@@ -265,7 +252,7 @@ def test_a_second_training_is_refused_while_the_first_lives(
     assert f"{tmp_path / 'out'} belongs to the run of process {os.getpid()} on " in refused.err
 
 
-def test_other_files_paths_and_excerpts_stay_on_this_machine(tmp_path: Path, hub_here: HubHandle) -> None:
+def test_other_files_paths_and_excerpts_stay_on_this_machine(tmp_path, hub_here):
     private_file = tmp_path / "private" / "clients.txt"
     private_file.parent.mkdir()
     private_file.write_text("\n".join(generated_lines(400)), encoding="utf-8")
@@ -291,9 +278,7 @@ def test_other_files_paths_and_excerpts_stay_on_this_machine(tmp_path: Path, hub
     assert {name: pushed[name] for name in FILES} == {name: (folder / name).read_bytes() for name in FILES}
 
 
-def test_what_cannot_be_pushed_is_refused_before_training(
-    corpus_file: Path, tmp_path: Path, hub_here: HubHandle, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_pushed_is_refused_before_training(corpus_file, tmp_path, hub_here, run, monkeypatch):
     push = arguments(corpus_file, tmp_path / "out", "--push-to-hub", "alice/tokenizer")
     monkeypatch.setenv("HF_TOKEN", "wrong")
     assert "hf auth login" in run(main, *push).error

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.generated_text import generated_lines
-from tests.fixtures.run_command import Run
 from tokenizer_training.train_unigram import main
 
 SCRIPT = Path(__file__).parents[2] / "tokenizer_training" / "train_unigram.py"
@@ -42,7 +41,7 @@ def corpus_file(tmp_path: Path) -> Path:
         ("--output-dir CORPUS/below --data-files CORPUS", "must be writable; CORPUS"),
     ],
 )
-def test_bad_input_is_one_line(flags: str, message: str, corpus_file: Path, tmp_path: Path, run: Run) -> None:
+def test_bad_input_is_one_line(flags, message, corpus_file, tmp_path, run):
     def filled(template: str) -> str:
         return (
             template.replace("CORPUS", str(corpus_file))
@@ -59,7 +58,7 @@ def test_bad_input_is_one_line(flags: str, message: str, corpus_file: Path, tmp_
 
 
 @pytest.mark.slow
-def test_line_of_50_mb_without_spaces(tmp_path: Path) -> None:
+def test_line_of_50_mb_without_spaces(tmp_path):
     letters = re.sub(r"\W", "", "".join(generated_lines(LINE_BYTES // 50)))[: LINE_BYTES - 3]
     (tmp_path / "line.txt").write_text(letters + "語", encoding="utf-8")
     flags = ["--data-files", str(tmp_path / "line.txt"), "--vocab-size", "400", "--num-workers", "2"]
@@ -77,7 +76,7 @@ def test_line_of_50_mb_without_spaces(tmp_path: Path) -> None:
     assert report["input"]["num_words"] > 10_000
 
 
-def test_dry_run_writes_nothing(corpus_file: Path, tmp_path: Path, run: Run) -> None:
+def test_dry_run_writes_nothing(corpus_file, tmp_path, run):
     plan = run(main, "--data-files", corpus_file, "--output-dir", tmp_path / "out", "--dry-run", "--limit", 5)
     assert plan.status == 0
     assert f"{corpus_file} (1 files" in plan.out

@@ -37,7 +37,7 @@ def number_in(message: str) -> int:
     return int(found[0].replace(",", ""))
 
 
-def test_largest_and_smallest_vocabulary_of_the_errors_can_be_had() -> None:
+def test_largest_and_smallest_vocabulary_of_the_errors_can_be_had():
     lines = generated_lines(100, num_words=100)
     with pytest.raises(InputError, match=r"--vocab-size can be \d+ at most with this corpus; got 9,000") as caught:
         trained(lines, vocab_size=9000)
@@ -56,7 +56,7 @@ def test_largest_and_smallest_vocabulary_of_the_errors_can_be_had() -> None:
     assert len(trained(lines, vocab_size=too_small + 1)) == too_small + 1
 
 
-def test_default_vocabulary_size() -> None:
+def test_default_vocabulary_size():
     for num_bytes, size in ((25_000_000, 8576), (100_000_000, 16_768), (400_000_000, 32_000), (10**12, 32_000)):
         assert _default_vocabulary_size(num_bytes, 100, UnigramConfig()) == size
         assert size % 128 == 0
@@ -65,7 +65,7 @@ def test_default_vocabulary_size() -> None:
     assert _default_vocabulary_size(1_000_000, 20_000, UnigramConfig()) == 32_000
 
 
-def test_default_vocabulary_falls_to_the_largest_there_is() -> None:
+def test_default_vocabulary_falls_to_the_largest_there_is():
     assert len(trained(LINES)) == 768  # 1.6384 * sqrt(87,000) + 261, rounded up
     lines = generated_lines(80, num_words=80)
     with pytest.raises(InputError) as caught:
@@ -82,14 +82,14 @@ def test_default_vocabulary_falls_to_the_largest_there_is() -> None:
     [(["a"], True), (["a"], False), (["天地玄黃"], True), (["one two two"] * 9, False), (["\U0001f600 ."], False)],
     ids=str,
 )
-def test_tiniest_texts(lines: list[str], byte_fallback: bool) -> None:
+def test_tiniest_texts(lines, byte_fallback):
     tokenizer = trained(lines, byte_fallback=byte_fallback)
     ids = tokenizer(lines[0], add_special_tokens=False)["input_ids"]
     assert 3 not in ids
     assert tokenizer.decode(ids) == lines[0]
 
 
-def test_text_without_any_structure() -> None:
+def test_text_without_any_structure():
     """Where the trainer's own pruning leaves fewer pieces than were to be had, and for those fewer yet."""
     draw = random.Random(0)
     letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -99,7 +99,7 @@ def test_text_without_any_structure() -> None:
     assert tokenizer.decode(tokenizer(lines[0], add_special_tokens=False)["input_ids"]) == lines[0]
 
 
-def test_blank_text_is_refused() -> None:
+def test_blank_text_is_refused():
     with pytest.raises(InputError, match=r"must hold text.*--text-column"):
         trained(["", " \x00\ufeff"])
 
@@ -109,18 +109,18 @@ def alphabet_of(characters: dict[str, int], **settings: Any) -> set[str]:
     return choose_alphabet(Counter(characters), config) - set("".join(SPECIALS)) - {"▁"}
 
 
-def test_alphabet_at_full_coverage_is_all_characters() -> None:
+def test_alphabet_at_full_coverage_is_all_characters():
     characters = {chr(0x4E00 + index): 1 + index % 7 for index in range(5000)} | {"é": 1, "j": 1}
     assert alphabet_of(characters, character_coverage=1.0) == set(characters)
 
 
-def test_alphabet_covers_what_was_asked_for_and_no_more() -> None:
+def test_alphabet_covers_what_was_asked_for_and_no_more():
     characters = {chr(0x4E00 + index): 10 for index in range(1000)}
     for coverage, num_kept in ((0.9, 900), (0.9995, 1000), (0.995, 995), (0.9501, 951)):
         assert len(alphabet_of(characters, character_coverage=coverage)) == num_kept
 
 
-def test_rare_letters_of_a_small_alphabet_are_kept() -> None:
+def test_rare_letters_of_a_small_alphabet_are_kept():
     letters = dict.fromkeys("eioäü", 200_000) | {"Ö": 6, "ж": 4, "J": 1}
     assert alphabet_of(letters) == set("eioäüÖJ")
     signs = {chr(0x4E00 + index): 10_000 for index in range(512)}
@@ -128,13 +128,13 @@ def test_rare_letters_of_a_small_alphabet_are_kept() -> None:
     assert "Ö" not in alphabet_of(signs | {"Ö": 100, "~": 1}, character_coverage=0.9)
 
 
-def test_alphabet_spells_the_reserved_tokens() -> None:
+def test_alphabet_spells_the_reserved_tokens():
     alphabet = choose_alphabet(Counter("xy"), UnigramConfig(extra_special_tokens=["<ent>", "Ж1"]))
     assert alphabet == set("xy▁[CLS]<pad>[SEP]<unk>[MASK]<ent>Ж1<0x>0123456789ABCDEF")
     assert choose_alphabet(Counter("x▅"), NO_BYTES) == set("x▁[CLS]<pad>[SEP]<unk>[MASK]")
 
 
-def test_rare_characters_are_spelled_in_bytes_or_lost() -> None:
+def test_rare_characters_are_spelled_in_bytes_or_lost():
     lines = ["the cat sat on the mat and then on the hat"] * 8000 + ["Jan ß"]
     with_bytes, without = (trained(lines, byte_fallback=byte_fallback) for byte_fallback in (True, False))
     for tokenizer in (with_bytes, without):
@@ -149,7 +149,7 @@ def test_rare_characters_are_spelled_in_bytes_or_lost() -> None:
     assert measure_quality(with_bytes, ["cat ß", "\U0001f600", "<unk>"]).unknown_rate == 0
 
 
-def test_odd_characters_are_kept_at_full_coverage() -> None:
+def test_odd_characters_are_kept_at_full_coverage():
     odd = "\u2047\ufffd\ufffe\ue000\u200b\u200d\u0301\U0001f469\U0010fffd「ｱ"
     lines = [f"<s>{sign}</s> a{sign}b {sign}" for sign in odd]
     tokenizer = trained(lines, {"normalization": "none"}, character_coverage=1.0, byte_fallback=False)
@@ -158,7 +158,7 @@ def test_odd_characters_are_kept_at_full_coverage() -> None:
         assert tokenizer.decode(tokenizer(line, add_special_tokens=False)["input_ids"]) == line
 
 
-def test_extra_special_tokens_get_their_ids_and_stay_whole() -> None:
+def test_extra_special_tokens_get_their_ids_and_stay_whole():
     extra = ["[ENT]", "ing", "@@", "\uff21\uff22"]
     lines = [f"{line} [ENT]{line} doing @@ing ing ing @@[ENT]{extra[3]}" for line in LINES]
     tokenizer = trained(lines, vocab_size=600, extra_special_tokens=extra)
@@ -196,12 +196,12 @@ def test_extra_special_tokens_get_their_ids_and_stay_whole() -> None:
         ({"max_bytes": MIN_BYTES - 1}, "must be at least 1,000,000; received 999999"),
     ],
 )
-def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_bad_settings_are_refused(settings, message):
     with pytest.raises(InputError, match=message):
         UnigramConfig(**settings)
 
 
-def test_padded_vocabulary() -> None:
+def test_padded_vocabulary():
     for size, multiple, padded in ((320, 128, 384), (384, 128, 384)):
         tokenizer = trained(LINES, vocab_size=size, pad_vocab_to_multiple_of=multiple)
         assert len(tokenizer) == len(tokenizer.get_vocab()) == padded
@@ -211,7 +211,7 @@ def test_padded_vocabulary() -> None:
         assert max(tokenizer("<unused0> <unused1>")["input_ids"]) < size
 
 
-def test_normalization_is_part_of_the_tokenizer() -> None:
+def test_normalization_is_part_of_the_tokenizer():
     normalization = {"lowercase": True, "strip_accents": True, "split_digits": True}
     tokenizer = trained([*LINES, "2010 2010 2010"] * 2, normalization, vocab_size=500)
     ids = tokenizer("``Ünder'' 2010\t\uff2f\uff2e", add_special_tokens=False)["input_ids"]
@@ -222,7 +222,7 @@ def test_normalization_is_part_of_the_tokenizer() -> None:
     assert {"NFKC", "Lowercase", "StripAccents"} < {step["type"] for step in backend["normalizer"]["normalizers"]}
 
 
-def test_scores_are_read_back_as_they_were_written() -> None:
+def test_scores_are_read_back_as_they_were_written():
     tokenizer = trained(LINES, vocab_size=700)
     written = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["vocab"]
     assert all(score == round(score, 6) for _, score in written)

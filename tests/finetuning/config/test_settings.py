@@ -1,7 +1,5 @@
 """Settings of fine-tuning: files are checked before anything else; defaults that depend on other settings."""
 
-from pathlib import Path
-
 import pytest
 
 from finetuning.config.settings import CustomConfig, QuestionConfig, QuestionData, parse_finetuning_config
@@ -9,7 +7,7 @@ from mlm_common.errors import InputError
 
 
 @pytest.mark.parametrize("flag", ["--train-file", "--validation-file", "--test-file"])
-def test_a_mistyped_file_is_one_line_with_the_nearest(flag: str, tmp_path: Path) -> None:
+def test_a_mistyped_file_is_one_line_with_the_nearest(flag, tmp_path):
     (tmp_path / "xquad_train.json").write_text("{}", encoding="utf-8")
     flags = ["--init-from", "no/such/model", "--output-dir", str(tmp_path / "run"), "--max-seq-length", "9999"]
     with pytest.raises(InputError) as refused:
@@ -19,7 +17,7 @@ def test_a_mistyped_file_is_one_line_with_the_nearest(flag: str, tmp_path: Path)
     assert parse_finetuning_config(QuestionConfig, [*flags, flag, "gs://bucket/xquad.json"], "")
 
 
-def test_a_custom_task_decides_what_its_files_are(tmp_path: Path) -> None:
+def test_a_custom_task_decides_what_its_files_are(tmp_path):
     flags = ["--init-from", "model", "--output-dir", str(tmp_path / "run"), "--train-file", str(tmp_path)]
     assert parse_finetuning_config(CustomConfig, [*flags, "--task", "task.py:Task"], "").data.train_file == str(
         tmp_path
@@ -27,6 +25,6 @@ def test_a_custom_task_decides_what_its_files_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("length", "stride"), [(384, 128), (512, 128), (128, 42), (24, 8)])
-def test_the_default_stride_fits_the_rows(length: int, stride: int) -> None:
+def test_the_default_stride_fits_the_rows(length, stride):
     assert QuestionData(max_seq_length=length).stride == stride
     assert QuestionData(max_seq_length=length, doc_stride=7).stride == 7

@@ -34,7 +34,7 @@ def check(batches: Batches, lengths: np.ndarray, batch_rows: int) -> None:
 @given(
     st.lists(st.integers(1, 16), min_size=1, max_size=50).map(np.array), st.integers(1, 9), st.integers(0, 2**31 - 1)
 )
-def test_each_row_once_in_a_pass(lengths: np.ndarray, batch_rows: int, seed: int) -> None:
+def test_each_row_once_in_a_pass(lengths, batch_rows, seed):
     num = -(-len(lengths) // batch_rows)
     for number in range(2):
         batches = training_batches(
@@ -48,7 +48,7 @@ def test_each_row_once_in_a_pass(lengths: np.ndarray, batch_rows: int, seed: int
 
 @settings(max_examples=60)
 @given(st.lists(st.integers(1, 16), min_size=1, max_size=50).map(np.array), st.integers(1, 9))
-def test_each_row_once_in_an_evaluation(lengths: np.ndarray, batch_rows: int) -> None:
+def test_each_row_once_in_an_evaluation(lengths, batch_rows):
     batches = evaluation_batches(lengths, BUCKETS, batch_rows=batch_rows)
     check(batches, lengths, batch_rows)
     assert sorted(batches.rows[batches.rows != PADDING]) == list(range(len(lengths)))
@@ -59,7 +59,7 @@ def test_each_row_once_in_an_evaluation(lengths: np.ndarray, batch_rows: int) ->
 
 @settings(max_examples=40)
 @given(st.integers(0, 40), st.integers(1, 12))
-def test_the_batch_of_a_step_is_the_same_from_any_start(first: int, num: int) -> None:
+def test_the_batch_of_a_step_is_the_same_from_any_start(first, num):
     lengths = np.arange(29) % 16 + 1
     whole = training_batches(lengths, BUCKETS, batch_rows=4, seed=3, first=0, num_batches=60)
     part = training_batches(lengths, BUCKETS, batch_rows=4, seed=3, first=first, num_batches=num)
@@ -67,14 +67,14 @@ def test_the_batch_of_a_step_is_the_same_from_any_start(first: int, num: int) ->
     np.testing.assert_array_equal(part.lengths, whole.lengths[first : first + num])
 
 
-def test_pinned() -> None:
+def test_pinned():
     """Another order would make of a run that resumes another run."""
     batches = training_batches(np.array([3, 9, 4, 16, 2, 8]), BUCKETS, batch_rows=2, seed=0, first=0, num_batches=3)
     assert batches.rows.tolist() == [[4, 2], [0, 5], [1, 3]]
     assert batches.lengths.tolist() == [4, 8, 16]
 
 
-def test_passes_differ_and_are_fair() -> None:
+def test_passes_differ_and_are_fair():
     """Over many passes each of four rows comes first about as often: chi-squared, three degrees of freedom."""
     counts = np.zeros(4)
     for number in range(400):
@@ -84,7 +84,7 @@ def test_passes_differ_and_are_fair() -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_seeds_differ(seed: int) -> None:
+def test_seeds_differ(seed):
     lengths = np.ones(64, int)
     orders = [
         training_batches(lengths, (1,), batch_rows=64, seed=one, first=0, num_batches=1).rows for one in (0, seed)
@@ -92,7 +92,7 @@ def test_seeds_differ(seed: int) -> None:
     assert (orders[0] != orders[1]).any()
 
 
-def test_rows_of_a_group_are_in_different_batches() -> None:
+def test_rows_of_a_group_are_in_different_batches():
     """Where that can be avoided; each row is still used once, and all that is left over is padding."""
     lengths, groups = np.full(41, 3), np.arange(41, dtype=np.int32) // 4
     made = training_batches(lengths, (4,), batch_rows=8, seed=1, first=0, num_batches=6, groups=groups)
@@ -126,7 +126,7 @@ def lengths_to_choose_from(row_lengths: np.ndarray, max_length: int) -> Iterator
         (dict.fromkeys(range(4, 129, 4), 10**5), [16, 32, 48, 64, 80, 96, 112, 128]),
     ],
 )
-def test_fitted_lengths(counts: dict[int, int], expected: list[int]) -> None:
+def test_fitted_lengths(counts, expected):
     assert fitted_lengths(np.repeat(list(counts), list(counts.values())), 128) == expected
 
 
@@ -137,7 +137,7 @@ def test_fitted_lengths(counts: dict[int, int], expected: list[int]) -> None:
     st.sampled_from([0, 100, buckets.TOKENS_OF_PROGRAM]),
     st.sampled_from([1, 2, 3, MAX_LENGTHS]),
 )
-def test_no_lengths_are_better(counts: list[tuple[int, int]], more: int, tokens_of_program: int, most: int) -> None:
+def test_no_lengths_are_better(counts, more, tokens_of_program, most):
     """They ascend, the last covers all rows, those in use are few enough, and each other choice costs as much."""
     row_lengths = np.repeat(*map(np.array, zip(*counts, strict=True)))
     max_length = int(row_lengths.max()) + more
@@ -159,7 +159,7 @@ def test_no_lengths_are_better(counts: list[tuple[int, int]], more: int, tokens_
     )
 
 
-def test_fitted_lengths_save_padding() -> None:
+def test_fitted_lengths_save_padding():
     """Rows as those of SST-2, of which half have at most 11 tokens and one in a hundred 39 and more."""
     row_lengths = np.minimum(3 + np.random.default_rng(0).exponential(11, 60_000).astype(int), 90)
     doubled, fitted = (num_tokens(row_lengths, one) for one in ([16, 32, 64, 128], fitted_lengths(row_lengths, 128)))

@@ -34,7 +34,7 @@ def write_part(path: Path, header: str, values: dict[str, tuple[str, str]], name
 
 
 @pytest.mark.parametrize("name", GLUE_TASKS)
-def test_a_task_of_glue_is_read(name: str, tmp_path: Path) -> None:
+def test_a_task_of_glue_is_read(name, tmp_path):
     task = GLUE_TASKS[name]
     texts = {column: (f"{column} one", f'"{column} two') for column in task.texts}
     labels = LABELS.get(name, ("0", "1"))
@@ -58,7 +58,7 @@ def test_a_task_of_glue_is_read(name: str, tmp_path: Path) -> None:
     assert set(parts.tests) == {name, *(["mnli-mm", "mnli-ax"] if name == "mnli" else [])}
 
 
-def test_diagnostics_of_the_hub_are_another_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diagnostics_of_the_hub_are_another_configuration(monkeypatch):
     columns = {"premise": ["a"], "hypothesis": ["b"], "label": ["neutral"]}
     asked = []
 
@@ -82,7 +82,7 @@ def data_of(tmp_path: Path, content: str, **settings: object) -> ClassificationD
     return ClassificationData(train_file=str(tmp_path / "a.tsv"), **settings)
 
 
-def test_columns_of_other_files(tmp_path: Path) -> None:
+def test_columns_of_other_files(tmp_path):
     parts = read_parts(data_of(tmp_path, "id\tpremise\tlabel\thypothesis\n7\ta\tx\tb\n"))
     assert (parts.train.texts, parts.train.labels) == ((["a"], ["b"]), ["x"])
     named = read_parts(data_of(tmp_path, "a\tb\tc\td\n1\t2\t3\t4\n", text_column_names=["c"], label_column_name="a"))
@@ -91,14 +91,14 @@ def test_columns_of_other_files(tmp_path: Path) -> None:
     assert read_parts(several).train.labels == ["x, y", ""]
 
 
-def test_the_index_that_pandas_writes_is_no_text(tmp_path: Path) -> None:
+def test_the_index_that_pandas_writes_is_no_text(tmp_path):
     for name in ("", "Unnamed: 0"):
         parts = read_parts(data_of(tmp_path, f"{name}\ttext\tlabel\n0\ta\tx\n1\tb\ty\n"))
         assert parts.train.texts == (["a", "b"],)
         assert parts.columns == {"texts": f"text; not read: {name!r}", "labels": f"label of {tmp_path / 'a.tsv'}"}
 
 
-def test_whole_numbers_are_texts_only_where_they_are_named(tmp_path: Path) -> None:
+def test_whole_numbers_are_texts_only_where_they_are_named(tmp_path):
     content = "row\ttext\tlabel\n0\ta\tx\n1\tb\ty\n"
     with pytest.raises(InputError, match=r"Column row of .* Use --text-column-names row text if it is"):
         read_parts(data_of(tmp_path, content))
@@ -108,7 +108,7 @@ def test_whole_numbers_are_texts_only_where_they_are_named(tmp_path: Path) -> No
     )
 
 
-def test_a_test_part_may_have_labels(tmp_path: Path) -> None:
+def test_a_test_part_may_have_labels(tmp_path):
     for content, labels in (("text\nt\n", None), ("text\tlabel\nt\tx\n", ["x"])):
         (tmp_path / "b.tsv").write_text(content, encoding="utf-8")
         data = data_of(tmp_path, "text\tlabel\nt\tx\n", test_file=str(tmp_path / "b.tsv"))
@@ -124,6 +124,6 @@ def test_a_test_part_may_have_labels(tmp_path: Path) -> None:
         ("text\tlabel\nt\tx\n", {"do_predict": True}, "--do-predict needs a part to predict"),
     ],
 )
-def test_what_is_missing(tmp_path: Path, content: str, settings: dict, message: str) -> None:
+def test_what_is_missing(tmp_path, content, settings, message):
     with pytest.raises(InputError, match=message):
         read_parts(data_of(tmp_path, content, **settings))

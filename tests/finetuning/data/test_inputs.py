@@ -21,7 +21,7 @@ FEATURES = {
 BATCHES = Batches(np.array([[2, 0, -1, -1], [1, 2, 0, -1]], np.int32), np.array([2, 4], np.int32))
 
 
-def test_rows_are_filled_up() -> None:
+def test_rows_are_filled_up():
     first, second = batches_of_rows(ROWS, BATCHES, FEATURES, tf.distribute.InputContext()).as_numpy_iterator()
     assert first["input_ids"].tolist() == [[30, 1], [10, 11], [1, 1], [1, 1]]
     assert second["input_ids"].tolist() == [[20, 21, 22, 1], [30, 1, 1, 1], [10, 11, 1, 1], [1, 1, 1, 1]]
@@ -31,7 +31,7 @@ def test_rows_are_filled_up() -> None:
 
 
 @pytest.mark.parametrize("num_hosts", [1, 2])
-def test_replicas_share_a_batch(num_hosts: int) -> None:
+def test_replicas_share_a_batch(num_hosts):
     """Host after host, replica after replica, the rows of the global batches are all there."""
     hosts = []
     for host in range(num_hosts):
@@ -43,7 +43,7 @@ def test_replicas_share_a_batch(num_hosts: int) -> None:
         assert np.concatenate([batch["index"] for batch in of_step]).tolist() == BATCHES.rows[step].tolist()
 
 
-def test_the_mask_follows_from_the_length_of_a_row() -> None:
+def test_the_mask_follows_from_the_length_of_a_row():
     """Not from the ids: a text may hold the padding token."""
     rows = EncodedRows(ROWS.starts, {"input_ids": np.array([10, 1, 20, 1, 22, 1], np.int32)}, ROWS.of_rows)
     features = {**FEATURES, "attention_mask": Feature((None,))}  # type: ignore[arg-type]
@@ -54,7 +54,7 @@ def test_the_mask_follows_from_the_length_of_a_row() -> None:
 
 
 @pytest.mark.parametrize("num_hosts", [1, 2])
-def test_a_row_may_have_several_texts(num_hosts: int) -> None:
+def test_a_row_may_have_several_texts(num_hosts):
     """All are filled up to one length; in rows of padding all are empty."""
     rows = EncodedRows(
         np.array([0, 2, 3, 5, 6]),
@@ -76,7 +76,7 @@ def test_a_row_may_have_several_texts(num_hosts: int) -> None:
     assert np.concatenate([batch["index"] for batch in found]).tolist() == [1, -1, 0, -1]
 
 
-def test_a_task_makes_its_rows() -> None:
+def test_a_task_makes_its_rows():
     def prepare(row: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
         return row["input_ids"] + 1, row["index"] * 2
 

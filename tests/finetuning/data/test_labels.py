@@ -21,7 +21,7 @@ from mlm_common.errors import InputError
         ([["x"], [], ["z", "x"]], "multi_label_classification", ("x", "z"), [[1, 0], [0, 0], [1, 1]]),
     ],
 )
-def test_labels_are_found_and_encoded(values, problem_type, names, encoded) -> None:
+def test_labels_are_found_and_encoded(values, problem_type, names, encoded):
     labels = find_labels(values, "a.csv", LabelReading())
     assert (labels.problem_type, labels.names) == (problem_type, names)
     found = labels.encode(values, "a.csv")
@@ -29,7 +29,7 @@ def test_labels_are_found_and_encoded(values, problem_type, names, encoded) -> N
     assert (found.tolist(), found.dtype) == (encoded, dtype)
 
 
-def test_the_order_of_a_model_that_knows_them_is_kept() -> None:
+def test_the_order_of_a_model_that_knows_them_is_kept():
     known = {0: "entailment", 1: "contradiction"}
     assert find_labels(["contradiction", "entailment"], "", LabelReading(), known).names == (
         "entailment",
@@ -61,7 +61,7 @@ SINGLE: dict = {"problem_type": "single_label_classification"}
         (["a", [None]], [], "must be a text or a number; row 2 of a.csv has", MULTI),
     ],
 )
-def test_what_are_no_labels(train, values, message, settings) -> None:
+def test_what_are_no_labels(train, values, message, settings):
     with pytest.raises(InputError, match=message):
         find_labels(train, "a.csv", LabelReading(**settings)).encode(values, "b.csv")
 
@@ -84,19 +84,19 @@ def test_what_are_no_labels(train, values, message, settings) -> None:
         (["1", "1.0", "0"], "the form of a number alone", {"similar_labels": "merge"}, [1, 1, 0]),
     ],
 )
-def test_labels_with_two_readings_need_a_flag(values, message, settings, expected) -> None:
+def test_labels_with_two_readings_need_a_flag(values, message, settings, expected):
     with pytest.raises(InputError, match=message):
         find_labels(values, "a.csv", LabelReading())
     labels = find_labels(values, "a.csv", LabelReading(**settings))
     assert labels.encode(values, "a.csv").tolist() == expected
 
 
-def test_names_that_look_like_numbers_or_lists_are_classes() -> None:
+def test_names_that_look_like_numbers_or_lists_are_classes():
     for values in (["--1", "x"], ["1_0", "2"], ["Infinity", "1"], ["01", "1"], ["New York, NY", "Boston, MA"]):
         assert set(find_labels(values, "", LabelReading()).names) == set(values)
 
 
-def test_labels_of_rows_to_predict_may_be_unknown() -> None:
+def test_labels_of_rows_to_predict_may_be_unknown():
     labels = find_labels(["a", "b"], "a.csv", LabelReading())
     encoded, is_known = labels.encode_known(["b", "-1", None, "a"], "b.csv")
     assert (encoded.tolist(), is_known.tolist()) == ([1, 0, 0, 0], [True, False, False, True])
@@ -104,7 +104,7 @@ def test_labels_of_rows_to_predict_may_be_unknown() -> None:
         labels.encode_known(["a", "B"], "b.csv")
 
 
-def test_labels_are_described() -> None:
+def test_labels_are_described():
     labels = find_labels(["a", "b", "b"], "", LabelReading())
     assert labels.describe(labels.encode(["a", "b", "b", "b"], "")) == {
         "kind of label": "one class",
@@ -120,7 +120,7 @@ def test_labels_are_described() -> None:
     assert numbers.describe(numbers.encode([0.5, 2], "")) == described
 
 
-def test_many_classes_are_encoded_in_little_memory() -> None:
+def test_many_classes_are_encoded_in_little_memory():
     names = [str(index) for index in range(1000)]
     labels = find_labels([names], "", LabelReading(**MULTI))
     values = [[names[row % 1000]] for row in range(2000)]

@@ -144,7 +144,7 @@ def alike(name: str) -> Any:
 @example(["pos", " pos", "neg"], list(TEXTS[:6]), ".csv", "utf-8", "", {})
 @example(["3,5", "1,0"], list(TEXTS[:6]), ".csv", "utf-8", None, {})
 @example(["pos", "neg"], list(TEXTS[:6]), ".csv", "utf-8", "text", {})
-def test_a_table_is_read_as_written_or_refused(tiny_start, labels, texts, ending, encoding, index, flags) -> None:
+def test_a_table_is_read_as_written_or_refused(tiny_start, labels, texts, ending, encoding, index, flags):
     texts = texts[: len(labels)]
     columns = [("text", texts), ("label", labels)]
     if index is not None:
@@ -216,7 +216,7 @@ WORDS = ("list", "file", "of", "#", "10\u00a0000", " ", "", "-DOCSTART-", "é", 
     ),
     similar=st.sampled_from([None, "merge", "keep"]),
 )
-def test_tagged_sentences_are_read_as_written_or_refused(tiny_start, sentences, similar) -> None:
+def test_tagged_sentences_are_read_as_written_or_refused(tiny_start, sentences, similar):
     rows = [{"tokens": [word for word, _ in one], "ner_tags": [tag for _, tag in one]} for one in sentences]
     with tempfile.TemporaryDirectory() as folder:
         path = write_jsonl(Path(folder, "train.jsonl"), *rows)

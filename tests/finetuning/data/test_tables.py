@@ -36,7 +36,7 @@ def write(path, content):
         ("a.parquet", ROWS),
     ],
 )
-def test_a_table_is_read(tmp_path, name, content) -> None:
+def test_a_table_is_read(tmp_path, name, content):
     table = read_table(write(tmp_path / name, content), "--train-file")
     assert {column: list(values) for column, values in table.columns.items()} == {
         "text": [row["text"] for row in ROWS],
@@ -45,7 +45,7 @@ def test_a_table_is_read(tmp_path, name, content) -> None:
     assert table.first(1).columns["text"] == [ROWS[0]["text"]]
 
 
-def test_lines_without_names_and_short_ones(tmp_path) -> None:
+def test_lines_without_names_and_short_ones(tmp_path):
     path = write(tmp_path / "a.tsv", "1\ta\n2\n3\tb\u2028b\n")
     table = read_table(path, "", ("number", "text"), skips_short_rows=True)
     assert table.columns == {"number": ["1", "3"], "text": ["a", "b\u2028b"]}
@@ -74,20 +74,20 @@ def test_lines_without_names_and_short_ones(tmp_path) -> None:
         ("b.conll", "# newdoc\na O\n", "line 1 of .* begins with # and ends with 'newdoc'"),
     ],
 )
-def test_what_is_no_table(tmp_path, name, content, message) -> None:
+def test_what_is_no_table(tmp_path, name, content, message):
     with pytest.raises(InputError, match=message):
         read_table(write(tmp_path / name, content), "--train-file")
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.conll"])
-def test_text_of_another_encoding_is_refused_with_its_line_and_a_way_to_convert_it(tmp_path, name) -> None:
+def test_text_of_another_encoding_is_refused_with_its_line_and_a_way_to_convert_it(tmp_path, name):
     path = tmp_path / name
     path.write_bytes("\ufefftext,label\nschon,a\nschön,b\n".encode()[:-4].replace("ö".encode(), b"\xf6"))
     with pytest.raises(InputError, match=r"line 3 of .* has the byte 0xf6.*iconv -f ISO-8859-1 -t UTF-8"):
         read_table(str(path), "--train-file")
 
 
-def test_a_data_set_of_a_folder(tmp_path, monkeypatch) -> None:
+def test_a_data_set_of_a_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     (tmp_path / "data").mkdir()
     for split in ("train", "validation"):
@@ -100,19 +100,19 @@ def test_a_data_set_of_a_folder(tmp_path, monkeypatch) -> None:
         read_hub_tables(str(tmp_path / "nowhere"), None, None)
 
 
-def test_a_long_text_of_a_csv_file(tmp_path) -> None:
+def test_a_long_text_of_a_csv_file(tmp_path):
     text = "a" * 200_000
     assert read_table(write(tmp_path / "a.csv", f"text,label\n{text},x\n"), "").columns["text"] == [text]
 
 
-def test_two_columns_of_one_name_in_parquet(tmp_path) -> None:
+def test_two_columns_of_one_name_in_parquet(tmp_path):
     table = pyarrow.table([["a"], ["b"]], names=["text", "text"])
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(InputError, match="has two called 'text'"):
         read_table(str(tmp_path / "a.parquet"), "--train-file")
 
 
-def test_no_label_of_a_data_set_is_none(monkeypatch) -> None:
+def test_no_label_of_a_data_set_is_none(monkeypatch):
     datasets = pytest.importorskip("datasets")
     kind = datasets.ClassLabel(names=["x", "y"])
     features = datasets.Features({"label": kind, "tags": datasets.List(kind)})

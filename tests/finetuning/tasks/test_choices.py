@@ -58,9 +58,7 @@ def read(table: dict[str, Any], **settings: Any) -> tuple[Choices, tuple[str, ..
         ),
     ],
 )
-def test_columns_become_choices(
-    table: dict[str, Any], settings: dict[str, Any], context: str, choices: Any, names: Any, label: int
-) -> None:
+def test_columns_become_choices(table, settings, context, choices, names, label):
     found, found_names = read(table | {"other": [1]}, **settings)
     assert list(found.contexts) == [context]
     if choices is not None:
@@ -83,12 +81,12 @@ def test_columns_become_choices(
         ({name: values for name, values in SWAG.items() if name != "label"}, "--label-column-name must name a column"),
     ],
 )
-def test_what_is_no_choice_is_one_line(table: dict[str, Any], message: str) -> None:
+def test_what_is_no_choice_is_one_line(table, message):
     with pytest.raises(InputError, match=message):
         encode_labels(*read(table), may_be_missing=False)
 
 
-def test_rows_have_one_number_of_choices() -> None:
+def test_rows_have_one_number_of_choices():
     rows = {name: values * 2 for name, values in RACE.items()}
     with pytest.raises(InputError, match="all of one length; row 2 has"):
         read(rows | {"options": [["a", "b", "c"], ["a", "b"]]})
@@ -99,7 +97,7 @@ def test_rows_have_one_number_of_choices() -> None:
     assert names == ("A", "B", "C")
 
 
-def test_a_label_may_be_missing_in_what_is_predicted() -> None:
+def test_a_label_may_be_missing_in_what_is_predicted():
     labels = ["1", -1, None, "", "?", "0", float("nan"), 1.0]
     choices = Choices("t", ["c"] * 8, [["a", "b"]] * 8, labels)
     found = encode_labels(choices, ("0", "1"), may_be_missing=True)

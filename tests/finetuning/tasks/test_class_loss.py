@@ -30,7 +30,7 @@ def mean_loss(logits: NDArray[Any], labels: NDArray[Any], weights: NDArray[Any],
 
 
 @given(st.lists(st.floats(0.1, 9), min_size=3, max_size=3), st.floats(0, 0.9), st.integers(0, 99))
-def test_it_is_that_of_numpy(weights: list[float], smoothing: float, seed: int) -> None:
+def test_it_is_that_of_numpy(weights, smoothing, seed):
     draw = np.random.default_rng(seed)
     logits, labels = draw.normal(size=(5, 3)), draw.integers(0, 3, 5)
     given_tensors = tf.constant(logits, tf.float32), tf.constant(labels, tf.int32)
@@ -40,7 +40,7 @@ def test_it_is_that_of_numpy(weights: list[float], smoothing: float, seed: int) 
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=30))
-def test_balanced_weights_are_those_of_scikit_learn(labels: list[int]) -> None:
+def test_balanced_weights_are_those_of_scikit_learn(labels):
     labels = [0, 1, 2, *labels]
     found = class_loss(ClassOptimization(class_weights=["balanced"]), NAMES, np.array(labels, np.int32))
     assert found is not None
@@ -48,7 +48,7 @@ def test_balanced_weights_are_those_of_scikit_learn(labels: list[int]) -> None:
     np.testing.assert_allclose(found.weights, expected, rtol=1e-12)
 
 
-def test_flags_say_which_loss() -> None:
+def test_flags_say_which_loss():
     labels = np.array([0, 1, 1], np.int32)
     assert class_loss(ClassOptimization(), NAMES, labels) is None
     assert class_loss(SmoothedOptimization(label_smoothing=0.1), NAMES, labels) == ClassLoss((1.0, 1.0, 1.0), 0.1)
@@ -63,13 +63,13 @@ def test_flags_say_which_loss() -> None:
 
 
 @pytest.mark.parametrize("weights", [["1", "balanced"], ["0", "1"], ["-1", "1"], ["nan", "1"], ["inf", "1"], ["heavy"]])
-def test_weights_are_numbers_above_0(weights: list[str]) -> None:
+def test_weights_are_numbers_above_0(weights):
     with pytest.raises(InputError, match=f"--class-weights must be balanced, or .*; received {' '.join(weights)}"):
         ClassOptimization(class_weights=weights)
 
 
 @pytest.mark.parametrize("task_class", [TextClassification, Tagging])
-def test_training_is_by_it_and_evaluation_is_not(task_class: Any) -> None:
+def test_training_is_by_it_and_evaluation_is_not(task_class):
     """Rows of padding, and tokens without a tag, do not count."""
     labels = Labels("single_label_classification", NAMES)
     draw = np.random.default_rng(2)

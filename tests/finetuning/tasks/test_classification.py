@@ -38,7 +38,7 @@ def sums_of(task: TextClassification, logits: np.ndarray, labels: list, dtype: t
     return {name: value.numpy() for name, value in sums.items()}
 
 
-def test_one_class() -> None:
+def test_one_class():
     task = make_task("single_label_classification", [1, 1], ("accuracy", "f1"))
     sums = sums_of(task, LOGITS, [0, 0, 0], np.int32)
     losses = np.log(1 + np.exp([-2.0, 1.5]))
@@ -54,7 +54,7 @@ def test_one_class() -> None:
     assert set(sums_of(task, LOGITS, [0, 0, 0], np.int32, training=True)) == names
 
 
-def test_several_classes() -> None:
+def test_several_classes():
     task = make_task("multi_label_classification", [[0, 1], [1, 0]], ("f1_micro",))
     sums = sums_of(task, LOGITS, [[1, 0], [1, 1], [0, 0]], np.float32)
     losses = [np.log(1 + np.exp(-1.0)), (np.log(1 + np.exp(-0.5)) + np.log(1 + np.exp(-2.0))) / 2]
@@ -63,7 +63,7 @@ def test_several_classes() -> None:
     assert task.figures(sums)["f1_micro"] == pytest.approx(2 * 2 / (2 * 2 + 1))
 
 
-def test_a_number() -> None:
+def test_a_number():
     task = make_task("regression", [2.0, 0.0], ("mse",), num_labels=1)
     sums = sums_of(task, LOGITS[:, :1], [3.0, 0.0, 5.0], np.float32)
     assert sums["loss"] == pytest.approx(2.0**2 + 0.5**2, rel=1e-3)
@@ -72,7 +72,7 @@ def test_a_number() -> None:
     assert task.score(figures) == -figures["mse"]
 
 
-def test_what_is_printed() -> None:
+def test_what_is_printed():
     task = make_task("single_label_classification", [1, 1], ("accuracy",))
     task.guess = {"accuracy": 0.75}
     figures = {"loss": 0.5, "accuracy": 0.25, "num_rows": 2, "is_degenerate": 1}
@@ -83,7 +83,7 @@ def test_what_is_printed() -> None:
     }
 
 
-def test_only_rows_with_a_label_are_scored() -> None:
+def test_only_rows_with_a_label_are_scored():
     """The loss, which the step computes over all rows, is left out."""
     task = make_task("single_label_classification", [1, 1], ("accuracy",))
     task.evaluated = Part(None, np.array([1, 1]), is_labelled=np.array([True, False]))  # type: ignore[arg-type]

@@ -28,14 +28,14 @@ def row_of(text: str, length: int, **more: Any) -> dict[str, tf.Tensor]:
 
 
 @pytest.mark.parametrize(("loss", "shown"), [(None, "KIND"), (ClassLoss((1.0, 2.5)), "KIND, of weight 2.5")])
-def test_a_class(loss: ClassLoss | None, shown: str) -> None:
+def test_a_class(loss, shown):
     task = TextClassification(LABELS, ("accuracy",), **OF_ROWS)
     task.class_loss = loss
     described = task.describe_row(row_of("the list", 8, label=[1]), TOKENIZER)
     assert described == {"first row": "[CLS] the list[SEP]", "its label": shown}
 
 
-def test_tags() -> None:
+def test_tags():
     task = Tagging(LABELS, max_length=8, **OF_ROWS)
     rows = row_of("the list", 6, label=[[NO_TAG, 0, 1, NO_TAG, NO_TAG, NO_TAG]])
     assert task.describe_row(rows, TOKENIZER) == {"first row": "[CLS] the list[SEP]", "its tags": "▁the O, ▁list KIND"}
@@ -43,7 +43,7 @@ def test_tags() -> None:
     assert task.describe_row(rows, TOKENIZER)["its tags"] == "▁the O of weight 1, ▁list KIND of weight 2.5"
 
 
-def test_answers() -> None:
+def test_answers():
     task = QuestionAnswering(QuestionData(), may_have_no_answer=True, **OF_ROWS)
     rows = row_of("the list of a file", 9, start_position=[2], end_position=[3])
     described = task.describe_row(rows, TOKENIZER)
@@ -52,7 +52,7 @@ def test_answers() -> None:
     assert task.describe_row(rows, TOKENIZER)["its answer"] == "none in this window of the text: token 0"
 
 
-def test_choices() -> None:
+def test_choices():
     first, second = row_of("the list", 8), row_of("a file", 8)
     rows = {name: tf.stack([first[name], second[name]], axis=1) for name in first} | {"label": tf.constant([1])}
     described = MultipleChoice(("A", "B"), **OF_ROWS).describe_row(rows, TOKENIZER)

@@ -7,20 +7,14 @@ import pytest
 
 from finetuning.data.labels import Labels
 from finetuning.loop.task import is_degenerate
-from finetuning.tasks.metrics import (
-    baseline,
-    chosen_metric,
-    predict,
-    scores,
-    with_mean,
-)
+from finetuning.tasks.metrics import baseline, chosen_metric, predict, scores, with_mean
 from mlm_common.errors import InputError
 
 REFERENCES = np.array([1, 1, 1, 0, 0, 1])
 PREDICTIONS = np.array([1, 0, 1, 1, 0, 1])  # 3 true positives, 1 false, 1 missed, 1 true negative
 
 
-def test_metrics_of_classes() -> None:
+def test_metrics_of_classes():
     found = scores(("accuracy", "f1", "matthews_correlation", "f1_macro"), PREDICTIONS, REFERENCES)
     assert found["accuracy"] == 4 / 6
     assert found["f1"] == pytest.approx(3 / 4)
@@ -29,7 +23,7 @@ def test_metrics_of_classes() -> None:
     assert found["combined_score"] == pytest.approx(sum(list(found.values())[:4]) / 4)
 
 
-def test_metrics_of_numbers() -> None:
+def test_metrics_of_numbers():
     references, predictions = np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.0, 1.0, 4.0, 9.0])
     found = scores(("pearson", "spearmanr", "mse"), predictions, references)
     assert found["pearson"] == pytest.approx(np.corrcoef(references, predictions)[0, 1])
@@ -38,20 +32,20 @@ def test_metrics_of_numbers() -> None:
     assert "combined_score" not in found  # of what is better high and what is better low
 
 
-def test_a_constant_scores_nothing() -> None:
+def test_a_constant_scores_nothing():
     found = scores(("pearson", "spearmanr"), np.ones(4), np.arange(4.0))
     assert found == {"pearson": 0.0, "spearmanr": 0.0, "combined_score": 0.0}
     assert scores(("matthews_correlation", "f1"), np.zeros(6, int), REFERENCES)["combined_score"] == 0.0
 
 
-def test_predictions_of_logits() -> None:
+def test_predictions_of_logits():
     logits = np.array([[0.1, -2.0, 0.3], [3.0, 1.0, 0.0]], np.float32)
     assert predict(logits, "single_label_classification").tolist() == [2, 0]
     assert predict(logits, "multi_label_classification").tolist() == [[1, 0, 1], [1, 1, 0]]
     assert predict(logits[:, :1], "regression").tolist() == logits[:, 0].tolist()
 
 
-def test_a_guess_without_the_text() -> None:
+def test_a_guess_without_the_text():
     one = Labels("single_label_classification", ("a", "b"))
     assert baseline(one, np.array([0, 1, 1]), 2).tolist() == [1, 1]
     several = Labels("multi_label_classification", ("a", "b"))
@@ -59,7 +53,7 @@ def test_a_guess_without_the_text() -> None:
     assert baseline(Labels("regression", ("score",)), np.array([1.0, 2.0]), 2).tolist() == [1.5, 1.5]
 
 
-def test_degenerate_runs() -> None:
+def test_degenerate_runs():
     assert is_degenerate(np.array([1, 1, 1]))
     assert is_degenerate(np.array([[0, 1], [0, 1]]))
     assert is_degenerate(np.array(["O", "O"]))
@@ -67,7 +61,7 @@ def test_degenerate_runs() -> None:
     assert not is_degenerate(np.array([1]))
 
 
-def test_the_metric_by_which_the_best_is_chosen() -> None:
+def test_the_metric_by_which_the_best_is_chosen():
     assert chosen_metric(("accuracy", "f1"), None) == "accuracy"
     assert chosen_metric(with_mean(("accuracy", "f1")), "combined_score") == "combined_score"
     with pytest.raises(InputError, match="--metric-name must be one of accuracy, loss; received f1"):

@@ -24,7 +24,7 @@ def write_beir(folder: Path, corpus: list, queries: list, qrels: list, split: st
     return folder
 
 
-def test_judged_queries_and_all_passages_are_read(tmp_path: Path) -> None:
+def test_judged_queries_and_all_passages_are_read(tmp_path):
     folder = write_beir(tmp_path / "data", CORPUS, QUERIES, QRELS)
     assert is_beir(str(folder))
     assert not is_beir(str(folder / "corpus.jsonl"))
@@ -33,7 +33,7 @@ def test_judged_queries_and_all_passages_are_read(tmp_path: Path) -> None:
     assert judged.relevant == [{1: 2.0, 0: 0.0}]
 
 
-def test_the_first_queries_are_kept(tmp_path: Path) -> None:
+def test_the_first_queries_are_kept(tmp_path):
     folder = write_beir(tmp_path / "data", CORPUS, QUERIES, [("7", "d1", "1"), *QRELS])
     judged = read_beir(str(folder), "test").first(1)
     assert (judged.queries, judged.relevant) == (["bird"], [{1: 1.0}])
@@ -60,7 +60,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_folders_are_refused(name: str, tmp_path: Path) -> None:
+def test_bad_folders_are_refused(name, tmp_path):
     corpus, queries, qrels, message = BAD[name]
     folder = write_beir(tmp_path / "data", corpus, queries, qrels)
     with pytest.raises(InputError) as error:
@@ -69,13 +69,13 @@ def test_bad_folders_are_refused(name: str, tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_part_without_grades_is_refused(tmp_path: Path) -> None:
+def test_a_part_without_grades_is_refused(tmp_path):
     folder = write_beir(tmp_path / "data", CORPUS, QUERIES, QRELS)
     with pytest.raises(InputError, match=r"has no qrels/train\.tsv"):
         read_beir(str(folder), "train")
 
 
-def test_grades_of_the_test_do_not_choose_a_checkpoint(tmp_path: Path) -> None:
+def test_grades_of_the_test_do_not_choose_a_checkpoint(tmp_path):
     folder = write_beir(tmp_path / "data", CORPUS, QUERIES, QRELS)
     with pytest.raises(InputError, match=r"has no qrels/dev\.tsv\. The grades of the test .*: use --test-file"):
         read_beir(str(folder), "validation")
@@ -83,7 +83,7 @@ def test_grades_of_the_test_do_not_choose_a_checkpoint(tmp_path: Path) -> None:
     assert read_beir(str(folder), "validation").relevant == [{1: 2.0, 0: 0.0}]
 
 
-def test_a_folder_to_train_on_gives_its_relevant_pairs(tmp_path: Path) -> None:
+def test_a_folder_to_train_on_gives_its_relevant_pairs(tmp_path):
     folder = write_beir(tmp_path / "data", CORPUS, QUERIES, QRELS, "train")
     train, judged = read_parts(EmbeddingData(train_file=str(folder)))
     assert (train.texts, train.labels, judged) == ((["pet"], ["dog"]), None, {})
@@ -94,7 +94,7 @@ def test_a_folder_to_train_on_gives_its_relevant_pairs(tmp_path: Path) -> None:
         read_parts(EmbeddingData(train_file=str(folder)))
 
 
-def test_scores_of_a_test_may_have_been_taken_out(tmp_path: Path) -> None:
+def test_scores_of_a_test_may_have_been_taken_out(tmp_path):
     files = {}
     for split, scores in (("train", (1, 2)), ("validation", (2, 1)), ("test", (-1, -1))):
         rows = [{"a": f"one {score}", "b": f"two {row}", "s": score} for row, score in enumerate(scores)]

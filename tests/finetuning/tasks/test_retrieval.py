@@ -7,7 +7,7 @@ from finetuning.tasks import retrieval
 from finetuning.tasks.retrieval import Judged, interval, lexical_rankings, ranking_scores, search
 
 
-def test_metrics_worked_out_by_hand() -> None:
+def test_metrics_worked_out_by_hand():
     """A query without judged passages is left out; one whose passages are all of grade 0 counts as 0."""
     ranked = np.array([[3, 1, 0, 2], [0, 1, 2, 3], [0, 1, 2, 3], [2, 3, 1, 0]], np.int32)
     found = ranking_scores(ranked, [{1: 2, 2: 1}, {}, {3: 0}, {2: 1}])
@@ -18,13 +18,13 @@ def test_metrics_worked_out_by_hand() -> None:
     np.testing.assert_allclose(found["recall_at_10"], [1, 0, 1])
 
 
-def test_the_earlier_of_equal_passages_comes_first() -> None:
+def test_the_earlier_of_equal_passages_comes_first():
     vectors = np.array([[1, 0], [0, 1], [1, 0], [0, 1]], np.float32)
     ranked, _ = search(vectors[:1], vectors, 3)
     assert ranked.tolist() == [[0, 2, 1]]
 
 
-def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_change_nothing(monkeypatch):
     vectors = np.random.default_rng(1).integers(-2, 3, (50, 4)).astype(np.float32)  # many equal products
     whole = search(vectors, vectors, 9, 0.5)
     monkeypatch.setattr(retrieval, "QUERIES_AT_ONCE", 7)
@@ -36,7 +36,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(totals, whole[1], rtol=1e-6)
 
 
-def test_searches_for_words() -> None:
+def test_searches_for_words():
     """A rare word counts more than a frequent one, and a short text more than a long one; no word is no error."""
     passages = ["the cat sat", "the dog", "the the dog ran far away home", "a bird"]
     rankings = lexical_rankings(["the bird", "dog", "unknown"], passages)
@@ -48,7 +48,7 @@ def test_searches_for_words() -> None:
     assert lexical_rankings(["a"], ["b", "c"]) == {}
 
 
-def test_the_interval_of_a_difference() -> None:
+def test_the_interval_of_a_difference():
     differences = np.random.default_rng(3).normal(0.5, 1.0, (400, 1))
     low, high = interval(differences)
     assert low < differences.mean() < high
@@ -57,7 +57,7 @@ def test_the_interval_of_a_difference() -> None:
     assert interval(np.full(5, 0.25)) == (0.25, 0.25)
 
 
-def test_equal_texts_are_one_text() -> None:
+def test_equal_texts_are_one_text():
     """The positive of any row with the same query is relevant; hard negatives are passages that are not."""
     judged = Judged.of((["a", "b", "a"], ["x", "y", "z"], ["y", "w", "w"]), None)
     assert (list(judged.queries), list(judged.passages)) == (["a", "b"], ["x", "y", "z", "w"])
@@ -71,7 +71,7 @@ def test_equal_texts_are_one_text() -> None:
     assert (figures["num_queries"], figures["num_passages"]) == (2, 4)
 
 
-def test_figures_beside_others() -> None:
+def test_figures_beside_others():
     judged = Judged.of((["a cat", "a dog"], ["cat food", "dog food"]), None)
     perfect = np.eye(2, dtype=np.float32)[[0, 1, 0, 1]]
     assert "random_ndcg_at_10" not in judged.figures(perfect, 1.0)
@@ -81,7 +81,7 @@ def test_figures_beside_others() -> None:
     assert (figures["above_random_recall_at_1_low"], figures["above_tfidf_recall_at_1_high"]) == (1, 0)
 
 
-def test_scored_pairs() -> None:
+def test_scored_pairs():
     judged = Judged.of((["a", "b", "c"], ["x", "y", "x"]), [0.0, 5.0, 2.0])
     vectors = np.array([[1, 0], [0, 1], [0.6, 0.8], [0, 1], [0, 1]], np.float32)
     figures = judged.figures(vectors, temperature=1.0)

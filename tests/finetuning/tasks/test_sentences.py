@@ -1,7 +1,6 @@
 """Which token begins a word, by tokenizers of all kinds; what is wrong with sentences."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,7 +40,7 @@ TOKENIZERS = {kind: tokenizer_of(kind) for kind in OF_WORDS}
 @pytest.mark.parametrize("kind", OF_WORDS)
 @settings(max_examples=25)
 @given(words=st.lists(st.sampled_from(["a", "model", "language,", "12", "of", "masked", "é"]), min_size=1, max_size=8))
-def test_each_word_begins_once(kind: str, words: list[str]) -> None:
+def test_each_word_begins_once(kind, words):
     tags = ["B-X" if word == "model" else "O" for word in words]
     rows = encode_sentences(
         TOKENIZERS[kind], Sentences("a", [words], [tags]), LABELS, max_length=100, token_types=False
@@ -55,7 +54,7 @@ def test_each_word_begins_once(kind: str, words: list[str]) -> None:
 
 @pytest.mark.parametrize("kind", OF_WORDS)
 @pytest.mark.parametrize("word", ["12", "中"])
-def test_the_first_word_is_learned_where_others_are(kind: str, word: str) -> None:
+def test_the_first_word_is_learned_where_others_are(kind, word):
     """Not at a lone mark of the space before it."""
     tokenizer, words = TOKENIZERS[kind], [word, "of", word]
     rows = encode_sentences(tokenizer, Sentences("a", [words], None), LABELS, max_length=100, token_types=False)
@@ -65,7 +64,7 @@ def test_the_first_word_is_learned_where_others_are(kind: str, word: str) -> Non
         assert tokens[0].lstrip("▁Ġ") == tokens[2].lstrip("▁Ġ") != ""
 
 
-def test_a_row_that_is_cut() -> None:
+def test_a_row_that_is_cut():
     words = ["model"] * 30
     rows = encode_sentences(
         TOKENIZERS["wordpiece"], Sentences("a", [words], None), LABELS, max_length=10, token_types=False
@@ -75,7 +74,7 @@ def test_a_row_that_is_cut() -> None:
     assert set(rows.of_tokens["label"]) == {NO_TAG}
 
 
-def test_rows_without_room_for_text_are_refused() -> None:
+def test_rows_without_room_for_text_are_refused():
     with pytest.raises(InputError, match="--max-seq-length must be above 2, the special tokens of a row; 2 is not"):
         encode_sentences(
             TOKENIZERS["wordpiece"], Sentences("a", [["a"]], None), LABELS, max_length=2, token_types=False
@@ -87,7 +86,7 @@ def test_rows_without_room_for_text_are_refused() -> None:
 CONLL = "-DOCSTART- -X- O\n\nEU NNP B-ORG\nrejects VBZ O\n\n\nPeter NNP B-PER\nBlackburn NNP I-PER\n"
 
 
-def test_conll_is_read(tmp_path: Path) -> None:
+def test_conll_is_read(tmp_path):
     (tmp_path / "a.conll").write_text(CONLL, encoding="utf-8")
     table = read_table(str(tmp_path / "a.conll"), "--train-file")
     assert table.columns == {
@@ -108,12 +107,12 @@ def test_conll_is_read(tmp_path: Path) -> None:
         ("# id\n# text = a b\na\tO\n#\tO\n\n#\tO\n", [["a", "#"], ["#"]]),
     ],
 )
-def test_lines_of_conll(tmp_path: Path, content: str, words: list[list[str]]) -> None:
+def test_lines_of_conll(tmp_path, content, words):
     (tmp_path / "a.conll").write_text(content, encoding="utf-8")
     assert read_table(str(tmp_path / "a.conll"), "").columns["tokens"] == words
 
 
-def test_tags_are_named_as_classes_are(tmp_path: Path) -> None:
+def test_tags_are_named_as_classes_are(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"tokens": ["a", "b"], "ner_tags": [1.0, 2]}', encoding="utf-8")
     data = TaggingData(train_file=str(tmp_path / "a.jsonl"))
     assert read_sentences(data)["train"].tags == [["1", "2"]]
@@ -131,13 +130,13 @@ def test_tags_are_named_as_classes_are(tmp_path: Path) -> None:
         ({"words": ["a"], "ner_tags": ["O"]}, "--text-column-name must name a column of"),
     ],
 )
-def test_what_are_no_sentences(tmp_path: Path, row: dict, message: str) -> None:
+def test_what_are_no_sentences(tmp_path, row, message):
     (tmp_path / "a.jsonl").write_text(json.dumps(row), encoding="utf-8")
     with pytest.raises(InputError, match=message):
         read_sentences(TaggingData(train_file=str(tmp_path / "a.jsonl")))
 
 
-def test_tags_of_a_test_part_that_training_does_not_have(caplog: pytest.LogCaptureFixture) -> None:
+def test_tags_of_a_test_part_that_training_does_not_have(caplog):
     labels = Labels("single_label_classification", ("O", "B-X"))
     unknown = Sentences("test.jsonl", [["a", "b"]], [["O", "-1"]], is_to_predict=True)
     assert unknown.with_tags_of(labels).tags is None

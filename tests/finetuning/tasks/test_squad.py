@@ -17,7 +17,7 @@ PIECES = st.lists(st.sampled_from(["the", "A", "U.S.", "cat", "dog", "-", "1999"
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(PIECES, st.lists(PIECES, max_size=3)), min_size=1, max_size=5))
-def test_scores_are_those_of_transformers(cases: list[tuple[str, list[str]]]) -> None:
+def test_scores_are_those_of_transformers(cases):
     questions = [
         Question(str(number), "", "", tuple((text, 0) for text in answers)) for number, (_, answers) in enumerate(cases)
     ]
@@ -61,7 +61,7 @@ def chosen(start: np.ndarray, end: np.ndarray, null_threshold: float | None = No
     return answer
 
 
-def test_the_best_span_of_all_windows() -> None:
+def test_the_best_span_of_all_windows():
     answer = chosen(logits((0, 3, 2.0), (1, 3, 3.0)), logits((0, 5, 1.0), (1, 4, 2.5)))
     assert answer.text == "two three"
     assert [one["text"] for one in answer.best] == ["two three", "one two three", "two"]
@@ -69,14 +69,14 @@ def test_the_best_span_of_all_windows() -> None:
     assert sum(one["probability"] for one in answer.best) == pytest.approx(1.0)
 
 
-def test_answers_have_an_order_and_a_longest_length() -> None:
+def test_answers_have_an_order_and_a_longest_length():
     start, end = logits((0, 5, 9.0), (0, 3, 5.0)), logits((0, 3, 9.0), (0, 5, 5.0))
     assert {one["text"] for one in chosen(start, end).best} == {"one", "one two three", "three"}
     assert "one two three" not in {one["text"] for one in chosen(start, end, length=2).best}
     assert not any("?" in one["text"] for one in chosen(logits((0, 1, 99.0)), logits((0, 2, 99.0))).best)
 
 
-def test_no_answer() -> None:
+def test_no_answer():
     """Its score is the lowest of all windows, since an answer may be in one of them."""
     start, end = logits((0, 0, 9.0), (1, 0, 4.0), (1, 3, 2.0)), logits((1, 3, 1.0))
     assert chosen(start, end).text == "two"

@@ -13,7 +13,7 @@ REFERENCES = [["B-PER", "I-PER", "O"], ["B-ORG", "O", "B-PER"]]
 PREDICTIONS = [["B-PER", "O", "O"], ["B-PER", "O", "B-PER"]]
 
 
-def test_scores_of_entities() -> None:
+def test_scores_of_entities():
     found = scores(("f1", "precision", "recall", "accuracy"), PREDICTIONS, REFERENCES)
     assert found["precision"] == pytest.approx(1 / 3)
     assert found["recall"] == pytest.approx(1 / 3)
@@ -24,7 +24,7 @@ def test_scores_of_entities() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(drawn=st.data())
-def test_scores_of_bilou_are_those_of_the_strict_scheme(drawn: st.DataObject) -> None:
+def test_scores_of_bilou_are_those_of_the_strict_scheme(drawn):
     def tags() -> list[str]:
         lengths = drawn.draw(st.lists(st.integers(0, 3), min_size=1, max_size=6))
         found = []
@@ -48,12 +48,12 @@ def test_scores_of_bilou_are_those_of_the_strict_scheme(drawn: st.DataObject) ->
     assert list(scores(names, [predictions], [references]).values()) == pytest.approx(expected)
 
 
-def test_entities_of_one_word_are_counted_one_by_one() -> None:
+def test_entities_of_one_word_are_counted_one_by_one():
     references, predictions = [["U-PER", "U-PER", "U-PER"]], [["U-PER", "U-PER", "O"]]
     assert scores(("f1", "recall"), predictions, references) == {"f1": pytest.approx(0.8), "recall": 2 / 3}
 
 
-def test_which_metrics_suit_tags() -> None:
+def test_which_metrics_suit_tags():
     assert metrics_of(("O", "B-X"))[0] == "f1"
     assert metrics_of(("O", "U-X", "L-X", "B-X"))[0] == "f1"
     assert metrics_of(("NOUN", "VERB")) == ("accuracy",)
@@ -61,7 +61,7 @@ def test_which_metrics_suit_tags() -> None:
 
 
 @pytest.mark.parametrize("names", [("O", "PER-B", "PER-I"), ("O", "B_PER", "I_PER", "B_ORG"), ("PER_B", "PER_I", "O")])
-def test_entities_that_are_written_another_way_get_a_hint(names: tuple[str, ...]) -> None:
+def test_entities_that_are_written_another_way_get_a_hint(names):
     assert metrics_of(names) == ("accuracy",)
     hint = hint_of(names)
     assert hint is not None
@@ -70,9 +70,9 @@ def test_entities_that_are_written_another_way_get_a_hint(names: tuple[str, ...]
 
 
 @pytest.mark.parametrize("names", [("O", "B-PER", "I-PER"), ("NOUN", "E-MAIL", "VERB"), ("NN", "NN_S", "ADJ")])
-def test_other_tags_get_no_hint(names: tuple[str, ...]) -> None:
+def test_other_tags_get_no_hint(names):
     assert hint_of(names) is None
 
 
-def test_a_guess_without_the_text() -> None:
+def test_a_guess_without_the_text():
     assert baseline(REFERENCES, [["a", "b"], ["c"]]) in ([["O", "O"], ["O"]], [["B-PER", "B-PER"], ["B-PER"]])

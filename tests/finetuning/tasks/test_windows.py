@@ -41,7 +41,7 @@ def texts_of(windows: Windows) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("kind", ["overlap", "step"])
-def test_answers_come_back(kind: str) -> None:
+def test_answers_come_back(kind):
     """And all of a paragraph is in its windows."""
     windows = make_windows(TOKENIZER, QUESTIONS, replace(DATA, doc_stride_is=kind), token_types=True)
     assert texts_of(windows) == {"a": {"42nd name"}, "b": {"list"}, "c": set()}
@@ -55,7 +55,7 @@ def test_answers_come_back(kind: str) -> None:
     assert all(CONTEXT[end:begin].strip() == "" for (_, end), (begin, _) in itertools.pairwise(spans))
 
 
-def test_windows_are_those_of_transformers() -> None:
+def test_windows_are_those_of_transformers():
     windows = make_windows(TOKENIZER, QUESTIONS, DATA, token_types=False)
     encoded = TOKENIZER(
         [one.question for one in QUESTIONS],
@@ -80,7 +80,7 @@ def read(folder: Path, content: Any, name: str = "train.json") -> list[Question]
     return read_questions(QuestionData(train_file=str(folder / name)))["train"]
 
 
-def test_files_of_squad_are_read(tmp_path: Path) -> None:
+def test_files_of_squad_are_read(tmp_path):
     expected = [Question("q", "what", "a list", (("list", 2),))]
     assert read(tmp_path, squad()) == read(tmp_path, squad(), "train.json.gz") == expected
     with pytest.raises(InputError, match="Some questions to train on must have an answer"):
@@ -89,7 +89,7 @@ def test_files_of_squad_are_read(tmp_path: Path) -> None:
     assert read(tmp_path, row, "train.jsonl") == [replace(expected[0], id="1")]
 
 
-def test_a_test_part_has_no_answers(tmp_path: Path) -> None:
+def test_a_test_part_has_no_answers(tmp_path):
     paths = {name: tmp_path / f"{name}.json" for name in ("train", "test")}
     unanswered = squad()
     del unanswered["data"][0]["paragraphs"][0]["qas"][0]["answers"]
@@ -119,12 +119,12 @@ def test_a_test_part_has_no_answers(tmp_path: Path) -> None:
         ({"rows": []}, "must be of SQuAD's form"),
     ],
 )
-def test_what_are_no_questions(tmp_path: Path, content: Any, message: str) -> None:
+def test_what_are_no_questions(tmp_path, content, message):
     with pytest.raises(InputError, match=message):
         read(tmp_path, content)
 
 
-def test_a_question_that_leaves_no_room() -> None:
+def test_a_question_that_leaves_no_room():
     long = replace(QUESTIONS[0], question="the list of a file " * 9)
     windows = make_windows(TOKENIZER, [long, QUESTIONS[1]], DATA, token_types=False)
     assert (windows.too_long, texts_of(windows)) == (["a"], {"a": set(), "b": {"list"}})
@@ -139,7 +139,7 @@ def test_a_question_that_leaves_no_room() -> None:
         make_windows(TOKENIZER, QUESTIONS, replace(DATA, doc_stride=29), token_types=False)
 
 
-def test_ids_that_are_not_unique(tmp_path: Path) -> None:
+def test_ids_that_are_not_unique(tmp_path):
     content = squad()
     content["data"] *= 2
     for name, text in (("train", content), ("validation", content)):
@@ -151,7 +151,7 @@ def test_ids_that_are_not_unique(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", ["mat ", "mat\u200b", "mat\u200e ", "\u200emat", " mat"])
-def test_ends_of_an_answer_that_no_token_covers(answer: str) -> None:
+def test_ends_of_an_answer_that_no_token_covers(answer):
     context = f"the list of{' ' if answer[0] != ' ' else ''}{answer}"
     question = Question("q", "what", context, ((answer, context.index(answer)),))
     windows = make_windows(TOKENIZER, [question], DATA, token_types=False)
@@ -160,7 +160,7 @@ def test_ends_of_an_answer_that_no_token_covers(answer: str) -> None:
     assert windows.not_found == []
 
 
-def test_a_tokenizer_that_pads() -> None:
+def test_a_tokenizer_that_pads():
     padding = tiny_tokenizer()
     padding.backend_tokenizer.enable_padding(length=64)
     expected = make_windows(TOKENIZER, QUESTIONS, DATA, token_types=False)
@@ -186,7 +186,7 @@ def entries(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(entries=st.lists(entries(), min_size=1, max_size=4), name=st.sampled_from(["train.json", "train.jsonl"]))
-def test_questions_are_read_as_written_or_refused(tmp_path_factory, entries, name) -> None:
+def test_questions_are_read_as_written_or_refused(tmp_path_factory, entries, name):
     path = tmp_path_factory.mktemp("questions") / name
     if name == "train.json":
         text = json.dumps({"data": [{"paragraphs": [{"context": one["context"], "qas": [one]} for one in entries]}]})

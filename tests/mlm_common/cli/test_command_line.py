@@ -43,7 +43,7 @@ if __name__ == "__main__":
 """
 
 
-def test_interrupted_command_says_so_and_no_more(tmp_path: Path) -> None:
+def test_interrupted_command_says_so_and_no_more(tmp_path):
     """The signal goes to all processes, as a terminal sends it."""
     script = tmp_path / "program.py"
     script.write_text(WORKERS, encoding="utf-8")
@@ -104,7 +104,7 @@ def test_mistakes_of_the_program_keep_their_traceback() -> None:
         main([])
 
 
-def test_the_commit_has_changes_where_tracked_files_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commit_has_changes_where_tracked_files_differ(tmp_path, monkeypatch):
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.com", "-C", str(tmp_path)]
     (tmp_path / "tracked").touch()
     for words in (["init", "--quiet"], ["add", "tracked"], ["commit", "--quiet", "--message", "first"]):
@@ -134,13 +134,13 @@ def settings_of_file(folder: Path, text: str) -> Settings:
     return settings
 
 
-def test_settings_of_a_file_have_the_types_of_the_flags(tmp_path: Path) -> None:
+def test_settings_of_a_file_have_the_types_of_the_flags(tmp_path):
     text = "files: x.txt\nsize: 500\nrate: 1e-4\nname: 2020\nunit: file\nfast: true\nexact: no"
     assert settings_of_file(tmp_path, text) == Settings(["x.txt"], 500, 1e-4, "2020", "file", True, False)
     assert settings_of_file(tmp_path, "files: [x.txt, 1]\nsize:\nrate: 1") == Settings(["x.txt", "1"], None, 1.0)
 
 
-def test_whole_numbers_may_be_written_with_a_zero() -> None:
+def test_whole_numbers_may_be_written_with_a_zero():
     (settings,) = parse_arguments([Settings], ["--size", "3.0"], "")
     assert settings.size == 3
     with pytest.raises(InputError, match=r"^--size must be a whole number; received 3\.5\.$"):
@@ -148,7 +148,7 @@ def test_whole_numbers_may_be_written_with_a_zero() -> None:
 
 
 @pytest.mark.parametrize("flag", ["--do_train", "--do-eval", "--do_eval=true"])
-def test_flags_of_other_scripts_are_refused_in_a_line(flag: str) -> None:
+def test_flags_of_other_scripts_are_refused_in_a_line(flag):
     with pytest.raises(InputError, match=r"--do-(train|eval) is not a flag here: the command .* Leave it out\."):
         parse_arguments([Settings], [flag], "")
 
@@ -167,13 +167,13 @@ def test_flags_of_other_scripts_are_refused_in_a_line(flag: str) -> None:
         ("exact: maybe", "--exact must be true or false; received 'maybe'"),
     ],
 )
-def test_settings_of_a_file_that_no_flag_takes_are_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_settings_of_a_file_that_no_flag_takes_are_refused(tmp_path, text, message):
     with pytest.raises(InputError, match=rf"settings\.yaml: {message}\."):
         settings_of_file(tmp_path, text)
 
 
 @pytest.mark.parametrize("value", ["-inf", "nan", "1e999", "much"])
-def test_numbers_are_finite(value: str, tmp_path: Path) -> None:
+def test_numbers_are_finite(value, tmp_path):
     with pytest.raises(InputError, match=f"^--rate must be a finite number; received {value}"):
         parse_arguments([Settings], [f"--rate={value}"], "")
     with pytest.raises(InputError, match="--rate must be a finite number; received "):
@@ -189,14 +189,14 @@ def test_numbers_are_finite(value: str, tmp_path: Path) -> None:
         ("name: caf\udce9", "must hold YAML or JSON; .* unexpected end of data"),
     ],
 )
-def test_files_that_yaml_would_take_otherwise_than_they_read(tmp_path: Path, text: str, message: str) -> None:
+def test_files_that_yaml_would_take_otherwise_than_they_read(tmp_path, text, message):
     path = tmp_path / "settings.yaml"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(InputError, match=message):
         parse_arguments([Settings], ["--config-file", str(path)], "")
 
 
-def test_a_value_that_is_merged_in_may_be_replaced(tmp_path: Path) -> None:
+def test_a_value_that_is_merged_in_may_be_replaced(tmp_path):
     path = tmp_path / "values.yaml"
     path.write_text("first: &first {a: 1, b: 2}\nsecond: {<<: *first, b: 3}\nthird: {b: 4}", encoding="utf-8")
     expected = {"first": {"a": 1, "b": 2}, "second": {"a": 1, "b": 3}, "third": {"b": 4}}

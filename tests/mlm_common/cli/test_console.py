@@ -85,21 +85,21 @@ def errors_of(program: str, *arguments: str, path: Path = PROJECT_FOLDER) -> lis
     return (done.stdout + done.stderr).splitlines()
 
 
-def test_lines_are_plain() -> None:
+def test_lines_are_plain():
     level, *lines, done = errors_of(LOGGING)
     assert level in ("2 ERROR", "3 ERROR")
     assert lines == ["read 3 rows", "warning: the lines are wrapped", "error: no room", "warning: slow"]
     assert done.startswith("Done in ")
 
 
-def test_verbose_shows_modules_and_libraries() -> None:
+def test_verbose_shows_modules_and_libraries():
     lines = errors_of(LOGGING, "--verbose")
     assert lines[0] == "0 INFO"
     assert {"INFO train.loop: read 3 rows", "INFO httpx: GET 200"} <= set(lines)
     assert "WARNING tensorflow: Callback method is slow" in lines
 
 
-def test_tensorflow_is_imported_without_its_noise(tmp_path: Path) -> None:
+def test_tensorflow_is_imported_without_its_noise(tmp_path):
     (tmp_path / "tensorflow.py").write_text(TENSORFLOW, encoding="utf-8")
     aborted, imported, _ = errors_of(IMPORTING, path=tmp_path)
     assert aborted.startswith("F0000")  # of a library that aborts, the reason
@@ -108,13 +108,11 @@ def test_tensorflow_is_imported_without_its_noise(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_noise_of_the_tensorflow_installed_is_known() -> None:
+def test_the_noise_of_the_tensorflow_installed_is_known():
     assert errors_of(IMPORTING)[0] == "tensorflow is imported"
 
 
-def test_standard_error_is_as_before_where_there_is_no_grep(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_standard_error_is_as_before_where_there_is_no_grep(monkeypatch, capfd):
     monkeypatch.setenv("PATH", "")
     with without_noise():
         os.write(2, b"I0000 00:00:1.5 1 a.cc:1] noise\n")
@@ -122,7 +120,7 @@ def test_standard_error_is_as_before_where_there_is_no_grep(
     assert capfd.readouterr().err == "I0000 00:00:1.5 1 a.cc:1] noise\nafter\n"
 
 
-def test_a_second_ctrl_c_ends_the_process_at_once() -> None:
+def test_a_second_ctrl_c_ends_the_process_at_once():
     with subprocess.Popen(
         [sys.executable, "-c", SLOW_TO_STOP],
         env=os.environ | {"PYTHONPATH": str(PROJECT_FOLDER)},
@@ -139,9 +137,7 @@ def test_a_second_ctrl_c_ends_the_process_at_once() -> None:
         assert process.stderr.read() == STOPPING
 
 
-def test_lines_every_ten_seconds_where_there_is_no_terminal(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lines_every_ten_seconds_where_there_is_no_terminal(monkeypatch, caplog):
     seconds = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
     caplog.set_level(logging.INFO, "mlm_common.cli.console")
@@ -166,7 +162,7 @@ def test_lines_every_ten_seconds_where_there_is_no_terminal(
     ("number", "text"),
     [(0, "0"), (128, "128"), (1700, "1.7 k"), (999_900, "1 M"), (88_700_000, "89 M"), (2.1e9, "2.1 B"), (3e12, "3 T")],
 )
-def test_numbers_are_short(number: float, text: str) -> None:
+def test_numbers_are_short(number, text):
     assert short_number(number) == text
 
 
@@ -182,6 +178,6 @@ def test_numbers_are_short(number: float, text: str) -> None:
         (20.4 * 86400, "about 20 days", "20.4 d"),
     ],
 )
-def test_times_in_words_and_digits(seconds: float, words: str, digits: str) -> None:
+def test_times_in_words_and_digits(seconds, words, digits):
     assert about(seconds) == words
     assert clock_time(seconds) == digits

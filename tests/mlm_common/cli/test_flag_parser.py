@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -65,7 +64,7 @@ def shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
     return capsys.readouterr().out
 
 
-def test_help_begins_with_the_usual_flags_and_has_groups(shown: str) -> None:
+def test_help_begins_with_the_usual_flags_and_has_groups(shown):
     assert shown.startswith(
         "usage: command.py --train-dataset DIR [flags]\n\nDo it.\n\nUsual flags:\n  --train-dataset DIR"
     )
@@ -73,7 +72,7 @@ def test_help_begins_with_the_usual_flags_and_has_groups(shown: str) -> None:
     assert titles == ["Usual flags:", "Data:", "Output:", "Optimizer:", "Evaluation:", "Other flags:"]
 
 
-def test_help_shows_each_flag_once_in_one_spelling(shown: str) -> None:
+def test_help_shows_each_flag_once_in_one_spelling(shown):
     lines = [re.sub(" {2,}", "  ", line.strip()) for line in shown.splitlines()]
     assert "_" not in shown
     assert "sequence-length" not in shown
@@ -93,7 +92,7 @@ def test_help_shows_each_flag_once_in_one_spelling(shown: str) -> None:
     assert all(line.count("--") <= 1 for line in lines if line.startswith("--") and "command" not in line)
 
 
-def test_every_spelling_is_read() -> None:
+def test_every_spelling_is_read():
     spellings = [
         ("--max-seq-length", "8"),
         ("--max_seq_length=8",),
@@ -130,18 +129,18 @@ def test_every_spelling_is_read() -> None:
         (["--fast"], "--fast needs a value: --fast true|false."),
     ],
 )
-def test_mistakes_are_one_line(words: list[str], message: str) -> None:
+def test_mistakes_are_one_line(words, message):
     with pytest.raises(InputError) as refused:
         parse(*words)
     assert str(refused.value) == message
 
 
-def test_a_flag_that_must_be_given_is_named() -> None:
+def test_a_flag_that_must_be_given_is_named():
     with pytest.raises(InputError, match=r"the following arguments are required: --model\. --help lists all flags\."):
         parse_arguments([Needed], [], "")
 
 
-def test_a_mistyped_flag_of_a_file_is_one_line(tmp_path: Path) -> None:
+def test_a_mistyped_flag_of_a_file_is_one_line(tmp_path):
     path = tmp_path / "settings.yaml"
     path.write_text("dryrun: true\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"settings\.yaml: unknown flag dryrun; did you mean --dry-run\?"):

@@ -25,7 +25,7 @@ def imported(how: str) -> tuple[list[list[str]], int, bool]:
     return json.loads(done.stdout)
 
 
-def test_transformers_is_the_same_but_reads_each_folder_once_and_sees_no_scikit_learn() -> None:
+def test_transformers_is_the_same_but_reads_each_folder_once_and_sees_no_scikit_learn():
     modules, num_read, sees_sklearn = imported("faster")
     plain_modules, plain_num_read, _ = imported("plainly")
     assert modules == plain_modules
@@ -33,7 +33,7 @@ def test_transformers_is_the_same_but_reads_each_folder_once_and_sees_no_scikit_
     assert not sees_sklearn  # else its metrics import it
 
 
-def test_hidden_packages_are_there_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hidden_packages_are_there_afterwards(monkeypatch):
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     with hidden(["colorsys", "json"]):
         with pytest.raises(ImportError):

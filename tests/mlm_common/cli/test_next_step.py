@@ -23,7 +23,7 @@ def words_of(line: str) -> tuple[Path, list[str]]:
     return PROJECT_FOLDER / script, arguments
 
 
-def test_after_the_tokenizer_come_the_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_the_tokenizer_come_the_shards(monkeypatch):
     monkeypatch.chdir(PROJECT_FOLDER)
     script, arguments = words_of(next_after_tokenizer("my work/tokenizer"))
     assert script == PROJECT_FOLDER / "tfrecord_prep" / "prepare_tfrecord_shards.py"
@@ -33,7 +33,7 @@ def test_after_the_tokenizer_come_the_shards(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("with_validation", [True, False])
-def test_after_the_shards_comes_the_training(with_validation: bool) -> None:
+def test_after_the_shards_comes_the_training(with_validation):
     names = ["train", *["validation"] * with_validation]
     plans = [SimpleNamespace(source="", split_name=name, folder=f"gs://bucket/shards/{name}") for name in names]
     script, arguments = words_of(next_after_shards("gs://bucket/shards/", plans))
@@ -45,7 +45,7 @@ def test_after_the_shards_comes_the_training(with_validation: bool) -> None:
     assert config.optimization.max_steps == 1000
 
 
-def test_after_the_shards_of_several_sources_comes_one_training_on_all() -> None:
+def test_after_the_shards_of_several_sources_comes_one_training_on_all():
     plans = [
         SimpleNamespace(source=source, split_name=split, folder=f"gs://bucket/shards/{source}/{split}")
         for source in ("de", "fo")
@@ -55,7 +55,7 @@ def test_after_the_shards_of_several_sources_comes_one_training_on_all() -> None
     assert config.data.train_dataset == config.data.eval_dataset == "gs://bucket/shards"
 
 
-def test_paths_are_as_one_would_type_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_as_one_would_type_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert short_path(f"{tmp_path}/books/*.txt") == "books/*.txt"
     assert short_path("/elsewhere/a.txt") == "/elsewhere/a.txt"

@@ -69,7 +69,7 @@ def documented(*docstrings: str) -> str:
     return "\n".join(f'def function_{index}():\n    """{text}"""\n' for index, text in enumerate(docstrings))
 
 
-def test_docstrings_of_a_module(tmp_path: Path) -> None:
+def test_docstrings_of_a_module(tmp_path):
     (tmp_path / "module.py").write_text(MODULE, encoding="utf-8")
     assert sorted(extract_documents(str(tmp_path / "module.py"))) == sorted(
         [
@@ -83,19 +83,19 @@ def test_docstrings_of_a_module(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", [b'"""unclosed', b'def broken(:\n """doc"""', b'"""nul \0"""', b"# no docstring"])
-def test_file_that_cannot_be_parsed_has_no_documents(source: bytes, tmp_path: Path) -> None:
+def test_file_that_cannot_be_parsed_has_no_documents(source, tmp_path):
     (tmp_path / "module.py").write_bytes(source)
     assert extract_documents(str(tmp_path / "module.py")) == []
 
 
-def test_only_importable_modules_are_read(tmp_path: Path) -> None:
+def test_only_importable_modules_are_read(tmp_path):
     names = ["b.py", "a/z.py", "a/y.py", "a/tests/t.py", "a/test_y.py", "a/y_test.py", "x-1.0.dist-info/i.py"]
     names += ["a/site-packages/s.py", "a/not-a-module.py", "a/data.txt"]
     folder = write_package(tmp_path, dict.fromkeys(names, ""))
     assert [str(Path(path).relative_to(tmp_path)) for path in python_files([folder])] == ["b.py", "a/y.py", "a/z.py"]
 
 
-def test_repeated_documents_and_paragraphs_occur_once(tmp_path: Path) -> None:
+def test_repeated_documents_and_paragraphs_occur_once(tmp_path):
     argument = "value: " + PROSE.format("argument")
     first = documented(PROSE.format("first") + "\n\n" + argument, PROSE.format("same"))
     second = documented(PROSE.format("second") + "\n\n" + argument, PROSE.format("same"))
@@ -105,7 +105,7 @@ def test_repeated_documents_and_paragraphs_occur_once(tmp_path: Path) -> None:
     assert sum(PROSE.format("same") in text for text in documents) == 1
 
 
-def test_real_package_read_by_other_processes() -> None:
+def test_real_package_read_by_other_processes():
     documents = read_files(ASYNCIO_FILES)
     assert len(documents) > 150
     assert len(set(documents)) == len(documents)
@@ -116,19 +116,19 @@ def test_real_package_read_by_other_processes() -> None:
     assert any(text.startswith("Return a generator-based coroutine") or "event loop" in text for text in documents)
 
 
-def test_daemon_reads_the_same() -> None:
+def test_daemon_reads_the_same():
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply(read_files, (ASYNCIO_FILES,)) == read_files(ASYNCIO_FILES)
 
 
-def test_description_names_the_installation() -> None:
+def test_description_names_the_installation():
     description = describe_builtin_corpus()
     assert description["python"] == ".".join(map(str, sys.version_info[:3]))
     assert description["num_packages"] > 20
     assert description == describe_builtin_corpus()
 
 
-def test_the_corpus_is_extracted_once_and_again_after_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_corpus_is_extracted_once_and_again_after_a_change(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     module = tmp_path / "packages" / "module.py"
     module.parent.mkdir()

@@ -41,7 +41,7 @@ def in_ranges(path: Path, max_bytes: int) -> list[str]:
 @pytest.mark.usefixtures("small_reads")
 @given(TEXTS, st.booleans(), st.integers(1, 30))
 @settings(max_examples=300)
-def test_lines_of_all_ranges_are_those_of_the_file(tmp_path: Path, text: str, has_mark: bool, max_bytes: int) -> None:
+def test_lines_of_all_ranges_are_those_of_the_file(tmp_path, text, has_mark, max_bytes):
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbf" * has_mark + text.encode())
     expected = [line.rstrip("\n") for line in io.TextIOWrapper(io.BytesIO(path.read_bytes()), "utf-8-sig")]
@@ -52,9 +52,7 @@ def test_lines_of_all_ranges_are_those_of_the_file(tmp_path: Path, text: str, ha
 @pytest.mark.usefixtures("small_reads")
 @given(JSON_LINES, st.booleans(), st.integers(1, 60))
 @settings(max_examples=200)
-def test_json_rows_of_all_ranges_are_those_of_the_file(
-    tmp_path: Path, lines: list[tuple[str, str]], has_mark: bool, max_bytes: int
-) -> None:
+def test_json_rows_of_all_ranges_are_those_of_the_file(tmp_path, lines, has_mark, max_bytes):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" * has_mark + "".join(row + line_end for row, line_end in lines).encode())
     try:
@@ -70,14 +68,14 @@ def test_json_rows_of_all_ranges_are_those_of_the_file(
 
 @pytest.mark.usefixtures("small_reads")
 @given(st.binary(max_size=40), st.lists(st.integers(0, 45), max_size=6))
-def test_ranges_share_no_byte_and_leave_none_out(content: bytes, borders: list[int]) -> None:
+def test_ranges_share_no_byte_and_leave_none_out(content, borders):
     file = io.BytesIO(content)
     borders = sorted({0, *borders, len(content)})
     ranges = [b"".join(row_blocks(file, *border, block_bytes=3)) for border in pairwise(borders)]
     assert b"".join(ranges) == content
 
 
-def test_cut_sizes() -> None:
+def test_cut_sizes():
     rows, cloud_rows = StoredFile("a.jsonl", 10), StoredFile("gs://bucket/a.txt", 5, generation=7)
     assert cut_file(rows, "paragraph", 4) == [ByteRange(rows, 0, 3), ByteRange(rows, 3, 6), ByteRange(rows, 6, 10)]
     assert cut_file(cloud_rows, "line", 3)[1] == ByteRange(cloud_rows, 2, 5)
@@ -99,7 +97,7 @@ class CountingFile(io.BytesIO):
         return block
 
 
-def test_one_huge_row_is_not_read_once_a_range() -> None:
+def test_one_huge_row_is_not_read_once_a_range():
     file = CountingFile(b"x" * 2_000_000)
     borders = range(0, 2_000_001, 100_000)
     sizes = [sum(map(len, row_blocks(file, *border, block_bytes=1 << 20))) for border in pairwise(borders)]
@@ -119,7 +117,7 @@ def test_one_huge_row_is_not_read_once_a_range() -> None:
         (b'"\xfc"', "the byte 0xfc is not UTF-8"),
     ],
 )
-def test_json_errors_lead_to_the_line(line_end: bytes, row: bytes, message: str, tmp_path: Path) -> None:
+def test_json_errors_lead_to_the_line(line_end, row, message, tmp_path):
     good = '{"text": "é ☃"}'.encode() + line_end
     path = tmp_path / "a.jsonl"
     path.write_bytes(good * 40 + line_end + row + line_end)
@@ -130,7 +128,7 @@ def test_json_errors_lead_to_the_line(line_end: bytes, row: bytes, message: str,
         read_file(path)
 
 
-def test_what_a_file_lacks_is_found_in_a_range_of_it(tmp_path: Path) -> None:
+def test_what_a_file_lacks_is_found_in_a_range_of_it(tmp_path):
     utf_16, other_column = tmp_path / "a.txt", tmp_path / "b.jsonl"
     utf_16.write_bytes("some lines\n".encode("utf-16-le") * 1000)
     other_column.write_bytes(b'{"title": "a", "n": 1}\n' * 1000)
@@ -160,12 +158,12 @@ def short_passages(monkeypatch: pytest.MonkeyPatch) -> None:
         ("        " * 2, ["        ", "        "]),
     ],
 )
-def test_cuts(document: str, expected: list[str]) -> None:
+def test_cuts(document, expected):
     assert list(cut_passages(["before", document, "after"])) == ["before", *expected, "after"]
 
 
 @given(st.lists(st.text(st.sampled_from("abcd \n"), max_size=60), max_size=5), st.integers(1, 12))
-def test_passages_keep_the_text_and_their_bound(documents: list[str], max_characters: int) -> None:
+def test_passages_keep_the_text_and_their_bound(documents, max_characters):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_files, "MAX_PASSAGE_CHARACTERS", max_characters)
         for document in documents:
@@ -180,7 +178,7 @@ def test_passages_keep_the_text_and_their_bound(documents: list[str], max_charac
 
 
 @given(documents=st.lists(st.text(st.characters(exclude_categories=["Cs"]))), max_bytes=st.integers(1, 30))
-def test_groups_keep_all_documents_and_their_bound(documents: list[str], max_bytes: int) -> None:
+def test_groups_keep_all_documents_and_their_bound(documents, max_bytes):
     groups = list(grouped_by_size(documents, max_bytes))
     assert list(chain.from_iterable(groups)) == documents
     for group in groups:

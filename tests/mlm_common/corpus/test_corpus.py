@@ -57,7 +57,7 @@ def read(split_name: str = "train", **settings) -> list[str]:
 
 
 @pytest.mark.parametrize("ending", WRITERS)
-def test_every_format_gives_the_same_documents(ending: str, tmp_path: Path) -> None:
+def test_every_format_gives_the_same_documents(ending, tmp_path):
     path = tmp_path / f"corpus.{ending}"
     WRITERS[ending](path, TEXTS)
     corpus = open_corpus(CorpusConfig(data_files=[str(path)]))
@@ -71,14 +71,14 @@ def test_every_format_gives_the_same_documents(ending: str, tmp_path: Path) -> N
     assert found == {"path": str(path), "num_bytes": path.stat().st_size, "checksum": f"sha256 {sha256}"}
 
 
-def test_local_files_are_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_files_are_not_cached(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     write_json_lines(tmp_path / "a.jsonl", ["text"] * 1000)
     assert len(read(data_files=[str(tmp_path / "a.jsonl")])) == 1000
     assert sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file()) == 0
 
 
-def test_files_are_read_in_the_order_given_and_globs_sorted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_read_in_the_order_given_and_globs_sorted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("b.txt", "c.txt", "a.txt", "part[1].txt"):
         write_lines(Path(name), [name])
@@ -89,13 +89,13 @@ def test_files_are_read_in_the_order_given_and_globs_sorted(tmp_path: Path, monk
     assert open_corpus(CorpusConfig(data_files=["a.txt"])).record["data_files"][0]["path"] == f"{tmp_path}/a.txt"
 
 
-def test_json_files_may_differ_in_their_other_keys(tmp_path: Path) -> None:
+def test_json_files_may_differ_in_their_other_keys(tmp_path):
     write_lines(tmp_path / "a.jsonl", ['{"text": "a", "year": 1}', '{"year": 2}', '{"text": null}'])
     write_lines(tmp_path / "b.jsonl", ['{"title": "t", "text": "b"}'])
     assert read(data_files=[str(tmp_path / "*.jsonl")]) == ["a", "", "", "b"]
 
 
-def test_csv_text_is_not_interpreted(tmp_path: Path) -> None:
+def test_csv_text_is_not_interpreted(tmp_path):
     write_csv(tmp_path / "a.csv", ["007", "NA", "null", "1.50", ""])
     assert read(data_files=[str(tmp_path / "a.csv")]) == ["007", "NA", "null", "1.50", ""]
 
@@ -108,7 +108,7 @@ def test_csv_text_is_not_interpreted(tmp_path: Path) -> None:
         ("document", ["\none\ntwo\n\n \nthree\n"]),
     ],
 )
-def test_sample_by(sample_by: str, expected: list[str], tmp_path: Path) -> None:
+def test_sample_by(sample_by, expected, tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\none\r\ntwo\n\n \nthree\n")
     assert read(data_files=[str(tmp_path / "a.txt")], sample_by=sample_by) == expected
 
@@ -117,7 +117,7 @@ SENTENCE = "It is a truth universally acknowledged, that a single man in possess
 
 
 @pytest.mark.parametrize("ending", ["txt", "txt.gz"])
-def test_wrapped_lines_need_a_choice(ending: str, tmp_path: Path) -> None:
+def test_wrapped_lines_need_a_choice(ending, tmp_path):
     """In any of the splits; a choice on the command line is as good as one in a record or settings file."""
     write_lines(tmp_path / f"wrapped.{ending}", ["", *textwrap.wrap(SENTENCE * 50, 72), ""] * 2)
     write_lines(tmp_path / "long.txt", [SENTENCE * 3] * 20)
@@ -133,20 +133,20 @@ def test_wrapped_lines_need_a_choice(ending: str, tmp_path: Path) -> None:
             open_corpus(CorpusConfig(**settings))  # type: ignore[arg-type]
 
 
-def test_the_record_says_what_a_document_is(tmp_path: Path) -> None:
+def test_the_record_says_what_a_document_is(tmp_path):
     write_lines(tmp_path / "long.txt", [SENTENCE * 3] * 20)
     corpus = open_corpus(CorpusConfig(data_files=[str(tmp_path / "long.txt")]))
     assert corpus.config.sample_by == corpus.record["settings"]["sample_by"] == "line"
 
 
-def test_other_text_column_and_empty_files(tmp_path: Path) -> None:
+def test_other_text_column_and_empty_files(tmp_path):
     write_lines(tmp_path / "a.jsonl", ['{"body": "a"}'])
     for name in ("empty.csv", "empty.json", "empty.jsonl", "empty.jsonl.gz", "empty.txt"):
         write_text(tmp_path / name, "")
     assert read(data_files=[str(tmp_path / "*")], text_column="body") == ["a"]
 
 
-def test_first_documents_are_read_without_the_rest(tmp_path: Path) -> None:
+def test_first_documents_are_read_without_the_rest(tmp_path):
     write_lines(tmp_path / "a.txt", ["good"] * 10)
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe broken")
     assert read(data_files=[str(tmp_path / "*.txt")], limit=10) == ["good"] * 10
@@ -154,7 +154,7 @@ def test_first_documents_are_read_without_the_rest(tmp_path: Path) -> None:
         read(data_files=[str(tmp_path / "*.txt")])
 
 
-def test_record_gives_the_settings_back(tmp_path: Path) -> None:
+def test_record_gives_the_settings_back(tmp_path):
     write_lines(tmp_path / "a.txt", ["text"])
     config = CorpusConfig(data_files=[str(tmp_path / "a.txt")], validation_percent=1.5, limit=7, sample_by="paragraph")
     record = json.loads(json.dumps(open_corpus(config).record))
@@ -187,12 +187,12 @@ def test_record_gives_the_settings_back(tmp_path: Path) -> None:
         ({"dataset_name": "x", "test_split": "train[:5%]"}, "--test-split must be a plain name"),
     ],
 )
-def test_contradicting_settings(settings: dict, message: str) -> None:
+def test_contradicting_settings(settings, message):
     with pytest.raises(InputError, match=message.replace("[", r"\[")):
         CorpusConfig(**settings)
 
 
-def test_no_corpus() -> None:
+def test_no_corpus():
     with pytest.raises(InputError, match=r"--dataset-name .* or --data-files"):
         open_corpus(CorpusConfig())
 
@@ -208,7 +208,7 @@ def test_no_corpus() -> None:
         ("a.parquet.gz", b"", "not for .parquet|but for .parquet"),
     ],
 )
-def test_bad_files(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+def test_bad_files(name, content, message, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=message) as caught:
         read(data_files=[str(tmp_path / name)])
@@ -216,14 +216,14 @@ def test_bad_files(name: str, content: bytes, message: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("setting", ["data_files", "validation_files", "test_files"])
-def test_no_file_matches(setting: str, tmp_path: Path) -> None:
+def test_no_file_matches(setting, tmp_path):
     write_lines(tmp_path / "a.txt", ["text"])
     files = {"data_files": [str(tmp_path / "a.txt")], setting: [f"{tmp_path}/b*.txt"]}
     with pytest.raises(InputError, match=rf"--{setting.replace('_', '-')}: no file matches .*b\*.txt"):
         open_corpus(CorpusConfig(**files))  # type: ignore[arg-type]
 
 
-def test_trust_remote_code_is_said_to_have_no_effect(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_trust_remote_code_is_said_to_have_no_effect(tmp_path, caplog):
     write_lines(tmp_path / "a.txt", ["text"])
     assert read(data_files=[str(tmp_path / "a.txt")], trust_remote_code=True) == ["text"]
     assert "no effect" in caplog.text
@@ -233,7 +233,7 @@ WRAPPED = textwrap.wrap(TEXT, 72)
 
 
 @pytest.mark.parametrize("width", [45, 60, 72, 79])
-def test_wrapped_paragraphs(width: int) -> None:
+def test_wrapped_paragraphs(width):
     lines = textwrap.wrap(TEXT, width)
     assert are_wrapped(lines)
     assert are_wrapped(
@@ -253,5 +253,5 @@ def test_wrapped_paragraphs(width: int) -> None:
     ],
     ids=["verses", "narrow", "wide", "few", "blank", "documents apart"],
 )
-def test_other_lines_are_documents(lines: list[str]) -> None:
+def test_other_lines_are_documents(lines):
     assert not are_wrapped(lines)

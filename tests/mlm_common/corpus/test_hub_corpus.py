@@ -49,7 +49,7 @@ def run_program(hub_server: HubHandle, cases: list[dict], **environment: str) ->
     return json.loads(program.stdout)
 
 
-def test_hub_data_set(hub_server: HubHandle) -> None:
+def test_hub_data_set(hub_server):
     hub_server.put("alice/stories", "train.jsonl", b'{"text": "one"}\n{"text": null}\n{"text": "two"}\n', "datasets")
     hub_server.put("alice/stories", "validation.jsonl", b'{"text": "held out"}\n', "datasets")
     hub_server.put("alice/stories", "test.jsonl", b'{"text": "test one"}\n{"text": "test two"}\n', "datasets")
@@ -78,9 +78,7 @@ def test_hub_data_set(hub_server: HubHandle) -> None:
             assert answer == expected, settings
 
 
-def test_a_data_set_of_a_hub_that_is_away_may_be_tried_again(
-    hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_data_set_of_a_hub_that_is_away_may_be_tried_again(hub_here, monkeypatch):
     monkeypatch.setattr(corpus, "RETRY_DELAYS_SECONDS", ())
     hub_here.fault("datasets", times=1000)
     with pytest.raises(HubAwayError, match=r"--dataset-name alice/stories .* cannot be loaded: 503"):
@@ -88,7 +86,7 @@ def test_a_data_set_of_a_hub_that_is_away_may_be_tried_again(
 
 
 @pytest.mark.slow
-def test_a_data_set_is_read_at_the_commit_that_is_recorded(hub_server: HubHandle) -> None:
+def test_a_data_set_is_read_at_the_commit_that_is_recorded(hub_server):
     def put(*texts: str) -> str:
         rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
         hub_server.put("alice/grows", "train.jsonl", rows.encode(), "datasets")

@@ -26,7 +26,6 @@ from mlm_common.corpus.identity import (
 from mlm_common.corpus.text_files import ByteRange, read_byte_range
 from mlm_common.errors import InputError
 from mlm_common.storage.reading import StoredFile
-from tests.servers.fixtures import CloudStorageHandle
 
 COMMIT, OTHER_COMMIT = "a1" * 20, "b2" * 20
 CONTENT = b"a line\n" * 50_000
@@ -44,9 +43,7 @@ def on_hub(split: str = "train", **settings: Any) -> dict[str, Any]:
     return record_of_split({"settings": vars(config)}, split)
 
 
-def test_a_corpus_is_known_by_content_not_by_place(
-    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_corpus_is_known_by_content_not_by_place(files, tmp_path, monkeypatch):
     before = record_of(*files[:2])
     (tmp_path / "moved").mkdir()
     for path in files[:2]:
@@ -62,7 +59,7 @@ def test_a_corpus_is_known_by_content_not_by_place(
     assert f" there, {tmp_path}/moved/b.txt (100 bytes, sha256 " in changes
 
 
-def test_an_object_uploaded_again_is_the_same_corpus(cloud: CloudStorageHandle) -> None:
+def test_an_object_uploaded_again_is_the_same_corpus(cloud):
     def record() -> dict[str, Any]:
         return record_of(f"{cloud.bucket_url}/a.txt")
 
@@ -75,7 +72,7 @@ def test_an_object_uploaded_again_is_the_same_corpus(cloud: CloudStorageHandle) 
     assert "(5 bytes, crc32c " in describe_changes(before, record())
 
 
-def test_files_added_or_in_another_order_make_another_corpus(files: list[Path]) -> None:
+def test_files_added_or_in_another_order_make_another_corpus(files):
     before = record_of(*files[:2])
     assert "data_files[2] is missing there" in describe_changes(before, record_of(*files))
     assert "data_files[0] is " in describe_changes(before, record_of(files[1], files[0]))
@@ -83,11 +80,11 @@ def test_files_added_or_in_another_order_make_another_corpus(files: list[Path]) 
 
 
 @pytest.mark.parametrize("settings", [{"streaming": True}, {"trust_remote_code": True}, {"seed": 5}])
-def test_settings_without_influence_are_not_recorded_of_a_split(files: list[Path], settings: dict[str, Any]) -> None:
+def test_settings_without_influence_are_not_recorded_of_a_split(files, settings):
     assert record_of(files[0], **settings) == record_of(files[0])
 
 
-def test_held_out_files_are_of_their_own_split_alone(files: list[Path]) -> None:
+def test_held_out_files_are_of_their_own_split_alone(files):
     more = {"validation_files": [str(files[1])], "test_files": [str(files[2])]}
     assert record_of(files[0], **more) == record_of(files[0])
     assert record_of(files[0], split="validation", limit=3, **more) == record_of(
@@ -98,14 +95,14 @@ def test_held_out_files_are_of_their_own_split_alone(files: list[Path]) -> None:
     assert drawn == record_of(files[0], test_percent=10, split="test")
 
 
-def test_another_commit_is_another_corpus_with_a_hint() -> None:
+def test_another_commit_is_another_corpus_with_a_hint():
     changes = describe_changes(on_hub(), on_hub(dataset_revision=OTHER_COMMIT))
     assert f"dataset_revision is '{COMMIT}' there, '{OTHER_COMMIT}' is asked for" in changes
     assert f"--dataset-revision {COMMIT}" in changes
     assert describe_changes(on_hub(), on_hub(streaming=True, test_split="test")) == ""
 
 
-def test_sources_that_were_asked_for_otherwise_are_not_compared(files: list[Path]) -> None:
+def test_sources_that_were_asked_for_otherwise_are_not_compared(files):
     def whole(validation_file: Path) -> dict[str, Any]:
         return open_corpus(
             CorpusConfig(data_files=[str(files[0])], validation_files=[str(validation_file)], limit=3)
@@ -134,7 +131,7 @@ def num_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return hashed
 
 
-def test_one_changed_byte_makes_another_file(tmp_path: Path) -> None:
+def test_one_changed_byte_makes_another_file(tmp_path):
     path, middle = tmp_path / "a.txt", len(CONTENT) // 2
     path.write_bytes(CONTENT)
     (tmp_path / "copy.txt").write_bytes(CONTENT)
@@ -144,7 +141,7 @@ def test_one_changed_byte_makes_another_file(tmp_path: Path) -> None:
     assert checksum_of(path) != before
 
 
-def test_a_file_is_hashed_once_for_each_of_its_states(tmp_path: Path, num_hashed: list[str]) -> None:
+def test_a_file_is_hashed_once_for_each_of_its_states(tmp_path, num_hashed):
     path = tmp_path / "a.txt"
     path.write_bytes(CONTENT)
     before, modified = checksum_of(path), path.stat().st_mtime_ns
@@ -156,7 +153,7 @@ def test_a_file_is_hashed_once_for_each_of_its_states(tmp_path: Path, num_hashed
     assert len(num_hashed) == 2
 
 
-def test_a_file_that_changes_after_hashing_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_changes_after_hashing_is_refused(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(CONTENT)
     (file,) = with_checksums([StoredFile(str(path), len(CONTENT))])
@@ -169,13 +166,13 @@ def test_a_file_that_changes_after_hashing_is_refused(tmp_path: Path) -> None:
         list(read_byte_range(ByteRange(file), CorpusConfig()))
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(InputError, match=r"must be readable; .*gone\.txt: No such file"):
         with_checksums([StoredFile(str(tmp_path / "gone.txt"), 5)])
 
 
 @pytest.mark.parametrize("damage", [b"", b"not gzip", gzip.compress(CONTENT)[:-9], gzip.compress(CONTENT) + b"garbage"])
-def test_a_damaged_gzip_file_has_no_content_checksum(tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_gzip_file_has_no_content_checksum(tmp_path, damage):
     path = tmp_path / "a.txt.gz"
     path.write_bytes(damage)
     (found,) = with_checksums([StoredFile(str(path), len(damage))])
@@ -183,7 +180,7 @@ def test_a_damaged_gzip_file_has_no_content_checksum(tmp_path: Path, damage: byt
     assert found.content_checksum in {None, NO_CONTENT}
 
 
-def test_both_checksums_of_a_gzip_file_are_remembered(tmp_path: Path, num_hashed: list[str]) -> None:
+def test_both_checksums_of_a_gzip_file_are_remembered(tmp_path, num_hashed):
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(CONTENT))
     first, second = (with_checksums([StoredFile(str(path), 0)]) for _ in range(2))
@@ -193,7 +190,7 @@ def test_both_checksums_of_a_gzip_file_are_remembered(tmp_path: Path, num_hashed
 
 
 @pytest.mark.parametrize("name", ["a.gz", "folder/a.gz"])
-def test_what_is_kept_is_read_with_its_key_alone(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_is_read_with_its_key_alone(name, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     left = tmp_path / "mlm-pretraining" / Path(name).with_name(".a.gz.killed.partial")
     left.parent.mkdir(parents=True)
@@ -211,9 +208,7 @@ def test_what_is_kept_is_read_with_its_key_alone(name: str, tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("obstacle", ["just written", "a file in the way", "no home", "a read-only home"])
-def test_what_cannot_be_remembered_is_hashed_each_time(
-    tmp_path: Path, num_hashed: list[str], monkeypatch: pytest.MonkeyPatch, obstacle: str
-) -> None:
+def test_what_cannot_be_remembered_is_hashed_each_time(tmp_path, num_hashed, monkeypatch, obstacle):
     path = tmp_path / "a.txt"
     path.write_bytes(CONTENT)
 

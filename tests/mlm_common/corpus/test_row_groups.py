@@ -17,7 +17,6 @@ from mlm_common.corpus.text_files import ByteRange, cut_file, read_byte_range
 from mlm_common.errors import InputError
 from mlm_common.storage.reading import find_stored_files
 from tests.fixtures.text_files import local_file, read_file, read_range, with_seed
-from tests.servers.fixtures import CloudStorageHandle
 
 GROUP_ROWS = 250
 TEXTS = st.lists(st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=40)
@@ -47,14 +46,8 @@ def numbers_in(texts: Sequence[str]) -> list[int]:
     st.sampled_from(["none", "zstd"]),
 )
 def test_rows_of_all_ranges_are_those_of_the_file(
-    tmp_path: Path,
-    texts: list[str | None],
-    rows_per_group: int,
-    max_bytes: int,
-    borders: list[int],
-    use_dictionary: bool,
-    compression: str,
-) -> None:
+    tmp_path, texts, rows_per_group, max_bytes, borders, use_dictionary, compression
+):
     path = write(tmp_path / "a.parquet", texts, rows_per_group, use_dictionary=use_dictionary, compression=compression)
     expected = [text or "" for text in texts]
     assert read_file(path) == expected
@@ -64,7 +57,7 @@ def test_rows_of_all_ranges_are_those_of_the_file(
     assert [text for border in pairwise(borders) for text in read_range(path, *border)] == expected
 
 
-def test_a_range_is_of_as_many_row_groups_as_it_holds(tmp_path: Path) -> None:
+def test_a_range_is_of_as_many_row_groups_as_it_holds(tmp_path):
     path = write_numbers(tmp_path / "a.parquet", range(10_000), compression="none")
     file = local_file(path)
     group_bytes = file.num_bytes // 10
@@ -81,7 +74,7 @@ def test_a_range_is_of_as_many_row_groups_as_it_holds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("num_groups", "is_cut"), [(1, False), (4, False), (40, True)])
-def test_row_groups_are_partitions_unless_they_are_few(tmp_path: Path, num_groups: int, is_cut: bool) -> None:
+def test_row_groups_are_partitions_unless_they_are_few(tmp_path, num_groups, is_cut):
     write_numbers(tmp_path / "a.parquet", range(8_000), 8_000 // num_groups, compression="none")
     corpus = open_corpus(CorpusConfig(data_files=[str(tmp_path / "*.parquet")]))
     assert corpus.has_byte_ranges("train", 8_000) == is_cut
@@ -92,7 +85,7 @@ def test_row_groups_are_partitions_unless_they_are_few(tmp_path: Path, num_group
     assert numbers_in(texts) == list(range(8_000))
 
 
-def test_a_damaged_file_is_named_when_it_is_cut(tmp_path: Path) -> None:
+def test_a_damaged_file_is_named_when_it_is_cut(tmp_path):
     for number in range(3):
         write_numbers(tmp_path / f"{number}.parquet", range(5_000))
     (tmp_path / "2.parquet").write_bytes((tmp_path / "2.parquet").read_bytes()[:-1])
@@ -121,7 +114,7 @@ def groups_in_sample(corpus: Corpus, max_bytes: int, seed: int = 0) -> list[int]
     return groups
 
 
-def test_a_sample_is_of_row_groups_and_as_large_as_their_text(corpus: Corpus) -> None:
+def test_a_sample_is_of_row_groups_and_as_large_as_their_text(corpus):
     groups = groups_in_sample(corpus, 175_000)
     # Beside its ten bytes a text has its length in four: 350,000 bytes are those of a hundred groups.
     assert 98 <= len(groups) <= 100
@@ -131,7 +124,7 @@ def test_a_sample_is_of_row_groups_and_as_large_as_their_text(corpus: Corpus) ->
     assert corpus.num_sampled_bytes("train", 5_000) is None, "compressed files do not tell"
 
 
-def test_a_sample_beside_lines_is_of_both(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_sample_beside_lines_is_of_both(corpus, tmp_path):
     lines = [f"{200 * GROUP_ROWS + number:09d}\n" for number in range(1000)]
     (tmp_path / "more.txt").write_text("".join(lines), encoding="utf-8")
     both = open_corpus(CorpusConfig(data_files=[*corpus.config.data_files, str(tmp_path / "more.txt")]))
@@ -139,7 +132,7 @@ def test_a_sample_beside_lines_is_of_both(corpus: Corpus, tmp_path: Path) -> Non
     assert {max(numbers) >= 200 * GROUP_ROWS for numbers in samples} == {True, False}
 
 
-def test_a_sample_needs_the_text_column_in_every_file(tmp_path: Path) -> None:
+def test_a_sample_needs_the_text_column_in_every_file(tmp_path):
     write_numbers(tmp_path / "a.parquet", range(5_000))
     pq.write_table(pa.table({"title": ["a"]}), tmp_path / "other.parquet")
     other = open_corpus(CorpusConfig(data_files=[f"{tmp_path}/*.parquet"]))
@@ -147,7 +140,7 @@ def test_a_sample_needs_the_text_column_in_every_file(tmp_path: Path) -> None:
         other.sampled_documents("train", 1_000)
 
 
-def test_a_range_of_an_object_is_read_without_the_rest(cloud: CloudStorageHandle, tmp_path: Path) -> None:
+def test_a_range_of_an_object_is_read_without_the_rest(cloud, tmp_path):
     texts = [random.Random(number).randbytes(500).hex() for number in range(20_000)]
     path = write(tmp_path / "a.parquet", texts, 1000, compression="none", use_dictionary=False)
     cloud.put("a.parquet", path.read_bytes())

@@ -49,7 +49,7 @@ def sampled(corpus: Corpus, max_bytes: int, seed: int = 0, split: str = "train")
     return [int(text) for text in with_seed(corpus, seed).sampled_documents(split, max_bytes)]
 
 
-def test_sample_is_from_all_over_the_corpus(corpus: Corpus, ranges_read: list[ByteRange]) -> None:
+def test_sample_is_from_all_over_the_corpus(corpus, ranges_read):
     numbers = sampled(corpus, 20_000)
     assert 3_900 < len(numbers) < 4_100
     assert numbers == sorted(set(numbers))
@@ -60,7 +60,7 @@ def test_sample_is_from_all_over_the_corpus(corpus: Corpus, ranges_read: list[By
     assert corpus.num_sampled_bytes("train", 20_000) == num_bytes_of(ranges_read)
 
 
-def test_sample_is_that_of_the_seed_and_differs_between_seeds(corpus: Corpus) -> None:
+def test_sample_is_that_of_the_seed_and_differs_between_seeds(corpus):
     assert sampled(corpus, 20_000) == sampled(corpus, 20_000)
     assert sampled(corpus, 20_000) != sampled(corpus, 20_000, seed=1)
     drawn = set().union(*(sampled(corpus, 21_000, seed) for seed in range(30)))
@@ -68,7 +68,7 @@ def test_sample_is_that_of_the_seed_and_differs_between_seeds(corpus: Corpus) ->
     assert {0, 19_999} <= drawn, "some documents can never be drawn"
 
 
-def test_small_corpora_are_read_as_they_are(corpus: Corpus) -> None:
+def test_small_corpora_are_read_as_they_are(corpus):
     assert sampled(corpus, 100_000) == list(range(20_000))
     assert corpus.num_sampled_bytes("train", 100_000) == 20_000 * LINE_BYTES
     assert 17_900 < len(sampled(corpus, 90_000)) < 18_400
@@ -78,7 +78,7 @@ def test_small_corpora_are_read_as_they_are(corpus: Corpus) -> None:
     "config",
     [{"limit": 15_000}, {"sample_by": "paragraph"}, {"data_files": ["more.txt.gz"]}, {"data_files": ["more.csv"]}],
 )
-def test_what_cannot_be_cut_is_read_as_it_is(corpus: Corpus, tmp_path: Path, config: dict) -> None:
+def test_what_cannot_be_cut_is_read_as_it_is(corpus, tmp_path, config):
     import gzip
 
     (tmp_path / "more.txt.gz").write_bytes(gzip.compress(b"20000\n"))
@@ -89,7 +89,7 @@ def test_what_cannot_be_cut_is_read_as_it_is(corpus: Corpus, tmp_path: Path, con
     assert (other.num_sampled_bytes("train", 1_000) is None) == ("limit" in config or bool(more and ".gz" in more[0]))
 
 
-def test_drawn_splits_are_sampled_from_as_much_as_it_takes(corpus: Corpus, ranges_read: list[ByteRange]) -> None:
+def test_drawn_splits_are_sampled_from_as_much_as_it_takes(corpus, ranges_read):
     config = CorpusConfig(data_files=corpus.config.data_files, validation_percent=10, test_percent=10)
     drawn = open_corpus(config)
     ranges_read.clear()
@@ -104,7 +104,7 @@ def test_drawn_splits_are_sampled_from_as_much_as_it_takes(corpus: Corpus, range
 
 
 @given(st.lists(st.integers(0, 3000), max_size=12), st.integers(1, 4000), st.integers())
-def test_ranges_lie_in_their_files_and_share_nothing(sizes: list[int], num_bytes: int, seed: int) -> None:
+def test_ranges_lie_in_their_files_and_share_nothing(sizes, num_bytes, seed):
     files = [StoredFile(f"{index}.txt", size, index) for index, size in enumerate(sizes)]
     byte_ranges = draw_byte_ranges(files, CorpusConfig(seed=seed), num_bytes)
     assert (byte_ranges is None) == (sum(sizes) <= num_bytes)

@@ -18,7 +18,6 @@ from mlm_common.corpus.identity import (
     record_of_split,
 )
 from mlm_common.errors import InputError
-from tests.servers.fixtures import CloudStorageHandle
 
 COMMIT, OTHER_COMMIT = "a1" * 20, "b2" * 20
 
@@ -55,7 +54,7 @@ def gz_copy(files: list[Path]) -> Path:
     return path
 
 
-def test_splits_of_one_draw_or_of_other_sources_share_nothing(files: list[Path], gz_copy: Path) -> None:
+def test_splits_of_one_draw_or_of_other_sources_share_nothing(files, gz_copy):
     drawn = {"validation_percent": 10.0}
     train = part_of(files[0], **drawn)
     assert describe_shared_text(train, part_of(files[0], split="validation", **drawn)) == ""
@@ -68,7 +67,7 @@ def test_splits_of_one_draw_or_of_other_sources_share_nothing(files: list[Path],
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_a_split_shares_all_its_text_with_itself(files: list[Path], split: str) -> None:
+def test_a_split_shares_all_its_text_with_itself(files, split):
     one, other = (part_of(files[0], split=split, validation_percent=10.0) for _ in range(2))
     assert describe_shared_text(one, other).startswith(f"both are the split `{split}` of {files[0]} (100 bytes, ")
     assert describe_shared_text(published(one), published(other)).startswith(f"both are the split `{split}` of")
@@ -76,7 +75,7 @@ def test_a_split_shares_all_its_text_with_itself(files: list[Path], split: str) 
     assert "of builtin" in describe_shared_text(*(builtin(split, validation_percent=5.0) for _ in range(2)))
 
 
-def test_files_that_both_were_made_of_are_found(files: list[Path]) -> None:
+def test_files_that_both_were_made_of_are_found(files):
     train = part_of(*files[:2])
     copy = files[0].with_name("copy.txt")
     shutil.copy(files[1], copy)
@@ -90,7 +89,7 @@ def test_files_that_both_were_made_of_are_found(files: list[Path]) -> None:
     assert names_a_file(describe_shared_text(train, part_of(files[0], split="test", test_percent=5.0)))
 
 
-def test_draws_that_overlap_share_text(files: list[Path]) -> None:
+def test_draws_that_overlap_share_text(files):
     validation = part_of(files[0], split="validation", validation_percent=10.0)
     for settings in ({"test_percent": 5.0}, {"validation_percent": 5.0}, {"seed": 1, "validation_percent": 10.0}):
         assert describe_shared_text(part_of(files[0], **settings), validation)
@@ -98,7 +97,7 @@ def test_draws_that_overlap_share_text(files: list[Path]) -> None:
     assert describe_shared_text(paragraphs, validation), "documents are cut otherwise, so drawn otherwise"
 
 
-def test_a_compressed_copy_is_found_by_its_content(files: list[Path], gz_copy: Path) -> None:
+def test_a_compressed_copy_is_found_by_its_content(files, gz_copy):
     for pair in ((files[0], gz_copy), (gz_copy, files[0])):
         one, other = map(part_of, pair)
         assert f"or a copy of it, {pair[1]}" in describe_shared_text(one, other)
@@ -110,20 +109,20 @@ def test_a_compressed_copy_is_found_by_its_content(files: list[Path], gz_copy: P
     assert describe_shared_text(part_of(gz_copy), part_of(files[1])) == ""
 
 
-def test_data_sets_of_the_hub_are_known_by_commit_and_split() -> None:
+def test_data_sets_of_the_hub_are_known_by_commit_and_split():
     assert describe_shared_text(on_hub(), on_hub("validation", validation_percent=5.0)) == "both were made of a/b"
     assert describe_shared_text(on_hub(), on_hub("test", test_split="test", dataset_revision=OTHER_COMMIT))
     assert describe_shared_text(on_hub(), on_hub("validation", name="moved/b", validation_percent=5.0))
     assert describe_shared_text(on_hub(), on_hub(name="a/c", dataset_revision=OTHER_COMMIT)) == ""
 
 
-def test_the_builtin_text_is_one_under_any_split_name() -> None:
+def test_the_builtin_text_is_one_under_any_split_name():
     assert describe_shared_text(builtin(), builtin("validation", split="validation"))
     drawn = {"validation_percent": 5.0}
     assert describe_shared_text(builtin(**drawn), builtin("validation", python="3.12", **drawn))
 
 
-def test_splits_with_redacted_paths_are_compared_by_content(files: list[Path]) -> None:
+def test_splits_with_redacted_paths_are_compared_by_content(files):
     train, other = (published(part_of(file)) for file in files[:2])
     assert describe_shared_text(train, other) == ""
     assert describe_possibly_shared_text(train, other) == ""
@@ -132,7 +131,7 @@ def test_splits_with_redacted_paths_are_compared_by_content(files: list[Path]) -
     assert describe_shared_text(*(published(Part(folder, "train")) for folder in folders)) == ""
 
 
-def test_what_checksums_cannot_tell_is_named(files: list[Path], cloud: CloudStorageHandle) -> None:
+def test_what_checksums_cannot_tell_is_named(files, cloud):
     local = part_of(files[0])
     cloud.put("a.txt", files[0].read_bytes())
     cloud.put("a.txt.gz", gzip.compress(files[0].read_bytes()))
@@ -149,16 +148,14 @@ def test_what_checksums_cannot_tell_is_named(files: list[Path], cloud: CloudStor
     assert describe_possibly_shared_text(local, part_of(files[1])) == ""
 
 
-def test_configurations_of_a_data_set_may_share_text() -> None:
+def test_configurations_of_a_data_set_may_share_text():
     reason = "they are of the configurations en and None of a/b"
     assert describe_possibly_shared_text(on_hub(dataset_config="en"), on_hub()) == reason
     assert describe_possibly_shared_text(on_hub(dataset_config="en"), on_hub("test", test_split="test")) == ""
 
 
 @pytest.mark.parametrize("copy", ["b.txt", "a.txt.gz", "link.txt"])
-def test_a_held_out_file_is_no_copy_of_one_that_is_trained_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copy: str
-) -> None:
+def test_a_held_out_file_is_no_copy_of_one_that_is_trained_on(tmp_path, monkeypatch, copy):
     monkeypatch.chdir(tmp_path)
     content = b"some text\n"
     Path("a.txt").write_bytes(content)
@@ -172,7 +169,7 @@ def test_a_held_out_file_is_no_copy_of_one_that_is_trained_on(
             open_corpus(config)
 
 
-def test_empty_files_are_no_copies(files: list[Path]) -> None:
+def test_empty_files_are_no_copies(files):
     empty = [files[0].with_name(name) for name in ("1.txt.gz", "2.txt.gz", "3.txt")]
     for path in empty:
         path.write_bytes(gzip.compress(b"") if path.suffix == ".gz" else b"")

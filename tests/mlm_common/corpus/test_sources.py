@@ -28,7 +28,7 @@ def write(text: str) -> str:
     return "sources.yaml"
 
 
-def test_sources_are_corpora_in_the_order_of_the_file() -> None:
+def test_sources_are_corpora_in_the_order_of_the_file():
     file = write(
         "fo: {data_files: [fo.txt], weight: 0.5}\nde: {data-files: de*.txt, validation-percent: 50, weight: 2}\n"
         "code: {dataset_name: builtin, limit: 30, weight: 1}\n"
@@ -46,7 +46,7 @@ def test_sources_are_corpora_in_the_order_of_the_file() -> None:
     assert corpora_of(mixture.record) == {name: corpus.record for name, corpus in mixture.corpora.items()}
 
 
-def test_words_and_a_file_name_sources_alike() -> None:
+def test_words_and_a_file_name_sources_alike():
     file = write("fo: {data_files: [fo.txt, blank.txt], weight: 0.5}\nde: {data_files: d*.txt, weight: 2}\n")
     mixture = open_mixture(CorpusConfig(seed=3), SourcesConfig(file))
     weights = ["de=2", "fo=0.5"]
@@ -87,13 +87,13 @@ def test_words_and_a_file_name_sources_alike() -> None:
         (None, ["de=1"], "--source-weights needs --sources; received de=1"),
     ],
 )
-def test_bad_words_are_one_line(text: str | None, weights: list[str], message: str) -> None:
+def test_bad_words_are_one_line(text, weights, message):
     with pytest.raises(InputError, match=message) as caught:
         open_mixture(CorpusConfig(), SourcesConfig(text, weights))
     assert "\n" not in str(caught.value)
 
 
-def test_a_source_with_validation_text_does_without_the_default() -> None:
+def test_a_source_with_validation_text_does_without_the_default():
     file = write("de: {data_files: de.txt, validation_files: en.txt}\nfo: {data_files: fo.txt}")
     mixture = open_mixture(CorpusConfig(validation_percent=20, test_percent=10), SourcesConfig(file))
     percents = {name: one.config.validation_percent for name, one in mixture.corpora.items()}
@@ -101,7 +101,7 @@ def test_a_source_with_validation_text_does_without_the_default() -> None:
     assert {one.config.test_percent for one in mixture.corpora.values()} == {10}
 
 
-def test_without_a_file_there_is_one_corpus_without_a_name() -> None:
+def test_without_a_file_there_is_one_corpus_without_a_name():
     mixture = open_mixture(CorpusConfig(data_files=["de.txt"]), SourcesConfig(None))
     assert mixture.record == {"corpus": mixture.corpora[""].record}
     assert corpora_of({}) == {}
@@ -129,13 +129,13 @@ def test_without_a_file_there_is_one_corpus_without_a_name() -> None:
         ("de: [", "--sources must hold YAML"),
     ],
 )  # fmt: skip
-def test_bad_files_are_one_line(text: str, message: str) -> None:
+def test_bad_files_are_one_line(text, message):
     with pytest.raises(InputError, match=message) as caught:
         open_mixture(CorpusConfig(), SourcesConfig(write(text)))
     assert "\n" not in str(caught.value)
 
 
-def test_the_file_of_the_documentation_has_known_settings() -> None:
+def test_the_file_of_the_documentation_has_known_settings():
     page = (Path(__file__).parents[3] / "docs" / "guides" / "corpora.md").read_text(encoding="utf-8")
     content = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
     for name, settings in content.items():
@@ -143,7 +143,7 @@ def test_the_file_of_the_documentation_has_known_settings() -> None:
     assert "validation_split" in content["en"]  # beside --validation-percent on the command line
 
 
-def test_a_corpus_beside_the_file_and_a_missing_file_are_refused() -> None:
+def test_a_corpus_beside_the_file_and_a_missing_file_are_refused():
     with pytest.raises(InputError, match="cannot be combined with --data-files"):
         open_mixture(CorpusConfig(data_files=["de.txt"]), SourcesConfig(write("fo: {data_files: fo.txt}")))
     with pytest.raises(

@@ -42,7 +42,7 @@ def split_by_formula(text: str, validation: float, test: float, seed: int) -> st
 
 
 @given(TEXTS, st.floats(0, 49.9), st.floats(0, 49.9), st.integers(0, 1 << 40), st.randoms())
-def test_draw_is_a_partition_by_text(texts: list[str], validation: float, test: float, seed: int, random) -> None:
+def test_draw_is_a_partition_by_text(texts, validation, test, seed, random):
     corpus = in_memory(texts, validation_percent=validation, test_percent=test, seed=seed)
     documents = {split: list(corpus.documents(split)) for split in corpus.split_names}
     assert documents.keys() == {"train", *["validation"] * (validation > 0), *["test"] * (test > 0)}
@@ -53,7 +53,7 @@ def test_draw_is_a_partition_by_text(texts: list[str], validation: float, test: 
     assert all(Counter(shuffled.documents(split)) == Counter(drawn) for split, drawn in documents.items())
 
 
-def test_share_follows_the_percentages_and_the_seed() -> None:
+def test_share_follows_the_percentages_and_the_seed():
     texts = [f"document {index}" for index in range(10_000)]
     both = [in_memory(texts, validation_percent=5, test_percent=10, seed=seed) for seed in (0, 1)]
     validation = [list(corpus.documents("validation")) for corpus in both]
@@ -68,7 +68,7 @@ def test_share_follows_the_percentages_and_the_seed() -> None:
 
 
 @given(TEXTS, st.integers(1, 8), st.floats(0, 49), st.floats(0, 49))
-def test_limit_counts_main_documents(texts: list[str], limit: int, validation: float, test: float) -> None:
+def test_limit_counts_main_documents(texts, limit, validation, test):
     settings = {"validation_percent": validation, "test_percent": test}
     unlimited, limited = in_memory(texts, **settings), in_memory(texts, limit=limit, **settings)
     assert list(limited.documents("train")) == list(unlimited.documents("train"))[:limit]
@@ -79,15 +79,13 @@ def test_limit_counts_main_documents(texts: list[str], limit: int, validation: f
     assert num_read == len(texts) or len(documents["train"]) == limit
 
 
-def test_no_such_split() -> None:
+def test_no_such_split():
     with pytest.raises(InputError, match="has the splits train; got 'test'"):
         in_memory([]).documents("test")
 
 
 @pytest.mark.parametrize(("num_files", "has_byte_ranges"), [(15, False), (16, True)])
-def test_few_files_that_cannot_be_cut_are_read_by_the_parent(
-    tmp_path: Path, num_files: int, has_byte_ranges: bool
-) -> None:
+def test_few_files_that_cannot_be_cut_are_read_by_the_parent(tmp_path, num_files, has_byte_ranges):
     for number in range(num_files):
         with gzip.open(tmp_path / f"{number:02}.txt.gz", "wt", encoding="utf-8") as file:
             file.writelines(f"{number} {line}\n" for line in range(200))

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ def write(path: Path, content: bytes) -> Path:
 
 @pytest.mark.parametrize("num_good", [0, 100_000])
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_wrong_encoding_names_file_line_byte_and_fix(ending: str, num_good: int, tmp_path: Path) -> None:
+def test_wrong_encoding_names_file_line_byte_and_fix(ending, num_good, tmp_path):
     name = write(tmp_path / f"a.{ending}", content_of(ending, [GOOD] * num_good + [LATIN_1] + [GOOD] * 50))
     with pytest.raises(InputError) as caught:
         read_file(name)
@@ -65,7 +64,7 @@ def test_wrong_encoding_names_file_line_byte_and_fix(ending: str, num_good: int,
 
 @given(st.binary(max_size=40), st.integers(0, 4000))
 @settings(max_examples=60)
-def test_text_is_that_of_pythons_decoder(tmp_path: Path, tail: bytes, num_before: int) -> None:
+def test_text_is_that_of_pythons_decoder(tmp_path, tail, num_before):
     content = b"x" * num_before + tail
     name = write(tmp_path / "a.txt", content)
     try:
@@ -81,7 +80,7 @@ def test_text_is_that_of_pythons_decoder(tmp_path: Path, tail: bytes, num_before
         assert read_file(name) == text.removesuffix("\n").split("\n") * bool(text)
 
 
-def test_character_cut_at_a_block_border_or_at_the_end(tmp_path: Path) -> None:
+def test_character_cut_at_a_block_border_or_at_the_end(tmp_path):
     whole = b"x" * ((1 << 20) - 1) + "é".encode()
     assert len(read_file(write(tmp_path / "a.txt", whole))[0]) == 1 << 20
     for content, byte in ((whole + b"\xe9x", "e9"), (whole[:-1], "c3")):
@@ -91,14 +90,14 @@ def test_character_cut_at_a_block_border_or_at_the_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32-le"])
-def test_utf16_is_not_taken_for_text(ending: str, encoding: str, tmp_path: Path) -> None:
+def test_utf16_is_not_taken_for_text(ending, encoding, tmp_path):
     name = write(tmp_path / f"a.{ending}", content_of(ending, [b"plain ASCII"]).decode().encode(encoding))
     with pytest.raises(InputError, match=r"must be UTF-8 text; byte [0123] .*binary file.*iconv -f UTF-16 -t UTF-8"):
         read_file(name)
 
 
 @pytest.mark.parametrize("ending", [*ENDINGS, "parquet"])
-def test_binary_files(ending: str, tmp_path: Path) -> None:
+def test_binary_files(ending, tmp_path):
     for content in (
         os.urandom(100_000),
         bytes(range(256)),
@@ -112,7 +111,7 @@ def test_binary_files(ending: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["cut short", "changed", "wrong checksum", "more after it"])
 @pytest.mark.parametrize("ending", ["txt.gz", "jsonl.gz", "json.gz", "csv.gz"])
-def test_damaged_gzip_files(ending: str, damage: str, tmp_path: Path) -> None:
+def test_damaged_gzip_files(ending, damage, tmp_path):
     whole = gzip.compress(content_of(ending, [b"%d" % number for number in range(20_000)]))
     middle = len(whole) // 2
     damaged = {
@@ -128,7 +127,7 @@ def test_damaged_gzip_files(ending: str, damage: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda _: b"", lambda file: file[:-100], lambda file: file[:2000] + b"\xff" * 5000])
-def test_damaged_parquet_files(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+def test_damaged_parquet_files(damage, tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": [f"document {number}" for number in range(10_000)]}), path)
     path.write_bytes(damage(path.read_bytes()))
@@ -137,7 +136,7 @@ def test_damaged_parquet_files(damage: Callable[[bytes], bytes], tmp_path: Path)
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_byte_order_mark_is_no_text(ending: str, tmp_path: Path) -> None:
+def test_byte_order_mark_is_no_text(ending, tmp_path):
     content = content_of(ending, [b"first", b"second"])
     if "csv" in ending:
         content = b'"text",n\nfirst,1\nsecond,2\n'  # where the mark would hide the column
@@ -161,7 +160,7 @@ print(json.dumps([lengths, time.process_time() - started, peak_kilobytes / 1e3])
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ending", "sample_by"), [("txt", "paragraph"), ("jsonl.gz", "line"), ("csv", "line")])
-def test_lines_of_50_megabytes(ending: str, sample_by: str, tmp_path: Path) -> None:
+def test_lines_of_50_megabytes(ending, sample_by, tmp_path):
     """Three such documents take no more memory than one."""
     num_characters = 50_000_000
     texts = [letter * num_characters + b"\n" * (sample_by == "paragraph") for letter in (b"x", b"y", b"z")]
@@ -175,7 +174,7 @@ def test_lines_of_50_megabytes(ending: str, sample_by: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("rows_per_group", [1_000, 1_000_000])
-def test_parquet_is_read_as_its_rows_are_needed(rows_per_group: int, tmp_path: Path) -> None:
+def test_parquet_is_read_as_its_rows_are_needed(rows_per_group, tmp_path):
     path = tmp_path / "a.parquet"
     texts = [os.urandom(500).hex() for _ in range(10_000)]
     pq.write_table(pa.table({"text": texts}), path, row_group_size=rows_per_group, compression="none")
@@ -194,7 +193,7 @@ def test_parquet_is_read_as_its_rows_are_needed(rows_per_group: int, tmp_path: P
         assert max(reads) <= 2 << 20
 
 
-def test_json_texts_stay_as_they_are(tmp_path: Path) -> None:
+def test_json_texts_stay_as_they_are(tmp_path):
     """Readers that guess types make times of the first two, and quote strings beside other values."""
     texts = ["2020-01-01", "2021-01-02 10:00:00", "17", "null", "", " a\u2028b\x85c ", "😀"]
     lines = [
@@ -209,13 +208,13 @@ def test_json_texts_stay_as_they_are(tmp_path: Path) -> None:
     assert read_file(write(tmp_path / "d.json", b'{\n "text": "one"\n}\n')) == ["one"]
 
 
-def test_json_without_the_text_column_is_found_out_early(tmp_path: Path) -> None:
+def test_json_without_the_text_column_is_found_out_early(tmp_path):
     name = write(tmp_path / "a.jsonl", b'{"title": "a"}\n' * 100_000 + b"not JSON\n")
     with pytest.raises(InputError, match=r"--text-column must name a column; .* has title, not 'text'"):
         read_file(name)
 
 
-def test_csv_fields_may_hold_commas_quotes_and_line_ends(tmp_path: Path) -> None:
+def test_csv_fields_may_hold_commas_quotes_and_line_ends(tmp_path):
     name = write(tmp_path / "a.csv", b'n,text\r\n1,"a, ""b""\nc"\r\n\r\n2,\xc3\xa9\r\n')
     assert read_file(name) == ['a, "b"\nc', "é"]
 
@@ -227,7 +226,7 @@ def read(path: Path, sample_by: SampleBy = "line") -> tuple[list[str], BadRows]:
 
 @pytest.mark.parametrize("value", [b"0", b"false", b"[]", b"{}", b"17", b"1.5", b"true"])
 @pytest.mark.parametrize("row", [b'{"text": %s}', b'[{"text": %s}]'])
-def test_a_json_value_that_is_not_text_is_a_bad_row(value: bytes, row: bytes, tmp_path: Path) -> None:
+def test_a_json_value_that_is_not_text_is_a_bad_row(value, row, tmp_path):
     path = write(tmp_path / "a.json", row % value + b"\n")
     with pytest.raises(InputError, match=r"must hold text in 'text' .*; line 1: \w+ .*--on-bad-row skip"):
         read_file(path)
@@ -261,9 +260,7 @@ def test_a_json_value_that_is_not_text_is_a_bad_row(value: bytes, row: bytes, tm
         ("a.csv", "line", b"n,text\n1,a\n2\n3,\xfc\n4,b,c\n5,d\n", ["a", "d"], {3: "has 1", 4: "0xfc", 5: "has 3"}),
     ],
 )
-def test_the_other_rows_are_read(
-    name: str, sample_by: str, content: bytes, texts: list[str], listed: dict[int, str], tmp_path: Path
-) -> None:
+def test_the_other_rows_are_read(name, sample_by, content, texts, listed, tmp_path):
     found, bad_rows = read(write(tmp_path / name, content), sample_by)
     assert found == texts
     assert list(dict.fromkeys(row.place for row in bad_rows.listed)) == [f"line {number}" for number in listed]
@@ -275,7 +272,7 @@ def test_the_other_rows_are_read(
         read_file(tmp_path / name, sample_by)
 
 
-def test_a_parquet_value_that_is_not_utf_8_costs_its_row(tmp_path: Path) -> None:
+def test_a_parquet_value_that_is_not_utf_8_costs_its_row(tmp_path):
     texts = pa.array([b"text %d" % number for number in range(200)] + [b"\xff", None, b"last"])
     table = pa.table({"text": texts.cast(pa.string(), safe=False).view(pa.string())})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=50)  # whose rows are counted over all groups
@@ -297,14 +294,12 @@ def test_a_parquet_value_that_is_not_utf_8_costs_its_row(tmp_path: Path) -> None
         ("a.parquet", b"PAR1", "readable parquet file"),
     ],
 )
-def test_where_rows_cannot_be_told_apart_the_file_is_refused(
-    name: str, content: bytes, message: str, tmp_path: Path
-) -> None:
+def test_where_rows_cannot_be_told_apart_the_file_is_refused(name, content, message, tmp_path):
     with pytest.raises(InputError, match=message):
         read(write(tmp_path / name, content))
 
 
-def test_all_are_counted_and_the_first_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_are_counted_and_the_first_are_listed(tmp_path, monkeypatch):
     monkeypatch.setattr(text_formats, "MAX_LISTED", 3)
     _, bad_rows = read(write(tmp_path / "a.txt", b"\xff\n" * 50))
     assert (bad_rows.num_rows, [row.place for row in bad_rows.listed]) == (50, ["line 1", "line 2", "line 3"])
@@ -312,7 +307,7 @@ def test_all_are_counted_and_the_first_are_listed(tmp_path: Path, monkeypatch: p
     assert (bad_rows.num_rows, len(bad_rows.listed)) == (52, 3)
 
 
-def test_a_corpus_of_bad_rows_only_is_refused(tmp_path: Path) -> None:
+def test_a_corpus_of_bad_rows_only_is_refused(tmp_path):
     path = write(tmp_path / "a.jsonl", b'{"text": 0}\n' * 4)
     with pytest.raises(InputError, match=r"is blank \(see --text-column; .* 4 left out, such as .*line 1: int 0\)"):
         open_corpus(CorpusConfig(data_files=[str(path)], on_bad_row="skip"))

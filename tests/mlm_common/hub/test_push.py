@@ -61,9 +61,7 @@ def push(
         (HubHandle.write_token, "alice/a model", "must be NAMESPACE/NAME"),
     ],
 )
-def test_access_check(
-    server: HubHandle, monkeypatch: pytest.MonkeyPatch, token: str, repo_id: str, message: str
-) -> None:
+def test_access_check(server, monkeypatch, token, repo_id, message):
     monkeypatch.setenv("HF_TOKEN", token)
     if message:
         with pytest.raises(InputError, match=message):
@@ -74,7 +72,7 @@ def test_access_check(
 
 
 @pytest.mark.usefixtures("server")
-def test_access_check_of_private_repositories_and_tags() -> None:
+def test_access_check_of_private_repositories_and_tags():
     check_hub_access(PRIVATE)
     push(repository=HubRepository(REPO, tag="v1"))
     check_hub_access(REPOSITORY)
@@ -87,7 +85,7 @@ def test_access_check_of_private_repositories_and_tags() -> None:
             check_hub_access(refused)
 
 
-def test_access_check_without_a_hub(server: HubHandle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_access_check_without_a_hub(server, monkeypatch):
     server.fault("whoami")
     check_hub_access(REPOSITORY)
     server.fault("whoami", times=2)
@@ -101,7 +99,7 @@ def test_access_check_without_a_hub(server: HubHandle, monkeypatch: pytest.Monke
         check_hub_access(REPOSITORY)
 
 
-def test_a_push_creates_the_repository_and_the_next_sends_what_changed(server: HubHandle) -> None:
+def test_a_push_creates_the_repository_and_the_next_sends_what_changed(server):
     check_hub_access(REPOSITORY)
     assert server.repository(REPO) is None
     first = push(repository=PRIVATE)
@@ -123,7 +121,7 @@ def test_a_push_creates_the_repository_and_the_next_sends_what_changed(server: H
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("fault", FAULTS, ids=["503", "429", "reset", "lost"])
-def test_a_push_outlives_faults(server: HubHandle, request_path: str, fault: dict[str, object]) -> None:
+def test_a_push_outlives_faults(server, request_path, fault):
     server.fault(request_path, method="POST|PUT", times=2 if "status" in fault else 1, **fault)
     push(repository=HubRepository(REPO, branch="trial", tag="v1"))
     assert any(entry["fault"] != "none" for entry in server.requests())
@@ -133,7 +131,7 @@ def test_a_push_outlives_faults(server: HubHandle, request_path: str, fault: dic
     assert server.repository(REPO)["tags"] == {"v1": "trained"}  # type: ignore[index]
 
 
-def test_a_push_that_fails_says_where_the_files_are(server: HubHandle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_push_that_fails_says_where_the_files_are(server, monkeypatch):
     server.fault("commit/main", times=5)
     with pytest.raises(hub.HubPushError, match=r"503.*are kept in folder; run the same command again"):
         push()
@@ -154,7 +152,7 @@ def test_a_push_that_fails_says_where_the_files_are(server: HubHandle, monkeypat
         {"weights/1": b"somebody's"},
     ],
 )
-def test_a_repository_of_others_is_refused_and_untouched(existing: dict[str, bytes], server: HubHandle) -> None:
+def test_a_repository_of_others_is_refused_and_untouched(existing, server):
     for path, content in existing.items():
         server.put(REPO, path, content)
     before = server.repository(REPO)
@@ -165,7 +163,7 @@ def test_a_repository_of_others_is_refused_and_untouched(existing: dict[str, byt
     assert server.repository(REPO) == before
 
 
-def test_a_new_branch_starts_without_the_files_of_main(server: HubHandle) -> None:
+def test_a_new_branch_starts_without_the_files_of_main(server):
     server.put(REPO, "data.parquet", b"rows")
     on_a_branch = HubRepository(REPO, branch="ours")
     check_hub_access(on_a_branch)
@@ -184,9 +182,7 @@ def test_a_new_branch_starts_without_the_files_of_main(server: HubHandle) -> Non
         ("---\nlicense: mit\n---\n", CARD.replace("tags", "license: apache-2.0\ntags"), "apache-2.0"),
     ],
 )
-def test_the_card_of_a_new_repository_keeps_only_its_license(
-    card: str, pushed: str, license_name: str | None, server: HubHandle
-) -> None:
+def test_the_card_of_a_new_repository_keeps_only_its_license(card, pushed, license_name, server):
     server.put(REPO, "README.md", card.encode())
     check_hub_access(REPOSITORY)
     for _ in range(2):
@@ -196,7 +192,7 @@ def test_the_card_of_a_new_repository_keeps_only_its_license(
     assert len(titles(server)) == 2
 
 
-def test_files_and_edits_of_others_stay(server: HubHandle, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_and_edits_of_others_stay(server, caplog):
     push()
     theirs = {"LICENSE": b"theirs", "weights/theirs": b"theirs", "README.md": EDITED_CARD}
     for path, content in theirs.items():
@@ -207,7 +203,7 @@ def test_files_and_edits_of_others_stay(server: HubHandle, caplog: pytest.LogCap
     assert stored_files(server) == theirs | {"weights/2": b"2"}
 
 
-def test_an_edit_during_the_push_stays(server: HubHandle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edit_during_the_push_stays(server, monkeypatch):
     push()
     open_branch = hub.open_branch
 
@@ -223,7 +219,7 @@ def test_an_edit_during_the_push_stays(server: HubHandle, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("path", ["training.json", "run.json"])
-def test_records_mark_a_repository_without_a_card(path: str, server: HubHandle) -> None:
+def test_records_mark_a_repository_without_a_card(path, server):
     push(files := {path: b'{"tokenizer_sha256": "0", "fingerprint": {}}', "weights/1": b"0"})
     check_hub_access(REPOSITORY)
     push()
@@ -231,7 +227,7 @@ def test_records_mark_a_repository_without_a_card(path: str, server: HubHandle) 
 
 
 @pytest.mark.parametrize("fault", FAULTS[1:], ids=["429", "reset", "lost"])
-def test_a_repository_that_cannot_be_read_is_not_empty(fault: dict[str, object], server: HubHandle) -> None:
+def test_a_repository_that_cannot_be_read_is_not_empty(fault, server):
     push()
     server.put(REPO, "README.md", EDITED_CARD)
     for path in ("/tree/", "README.md"):

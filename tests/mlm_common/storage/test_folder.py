@@ -45,7 +45,7 @@ def uploads(cloud: CloudStorageHandle) -> list[str]:
     return [f"{entry['method']} {entry['status']} {entry['fault']}" for entry in cloud.requests(path=UPLOAD)]
 
 
-def test_round_trip(folder: Folder) -> None:
+def test_round_trip(folder):
     name = "train/text.txt"
     assert not folder.exists(name)
     assert not folder.exists()
@@ -61,13 +61,13 @@ def test_round_trip(folder: Folder) -> None:
         folder.read_bytes("missing")
 
 
-def test_text_is_appended(folder: Folder) -> None:
+def test_text_is_appended(folder):
     folder.append_text("log", "one ☃\n", before="")
     folder.append_text("log", "two\n", before="one ☃\n")
     assert folder.read_text("log") == "one ☃\ntwo\n"
 
 
-def test_a_path_to_write_to(folder: Folder) -> None:
+def test_a_path_to_write_to(folder):
     folder.write_text("file", "old")
     with contextlib.suppress(KeyError), folder.replacing("file") as partial:
         partial.write_text("half", encoding="utf-8")
@@ -81,7 +81,7 @@ def test_a_path_to_write_to(folder: Folder) -> None:
     assert folder.list_files() == {"file": 3}
 
 
-def test_list_files_names_what_is_directly_in_the_folder(folder: Folder) -> None:
+def test_list_files_names_what_is_directly_in_the_folder(folder):
     assert folder.list_files() == {}
     for name in ("b", "a", "sub/c"):
         folder.write_bytes(name, b"12345")
@@ -90,7 +90,7 @@ def test_list_files_names_what_is_directly_in_the_folder(folder: Folder) -> None
     assert open_folder(folder.path + "/").list_files() == {"a": 5, "b": 5}
 
 
-def test_folder_goes_up_and_comes_back(folder: Folder, shards: Path) -> None:
+def test_folder_goes_up_and_comes_back(folder, shards):
     folder.upload_folder(str(shards), last="a-manifest.json")
     assert folder.list_files() == {"settings.json": 2}
     with folder.local_copy() as copy:
@@ -104,14 +104,14 @@ def test_folder_goes_up_and_comes_back(folder: Folder, shards: Path) -> None:
     assert Path(copy).exists() == folder.is_local
 
 
-def test_local_copy_of_some_files(folder: Folder, shards: Path) -> None:
+def test_local_copy_of_some_files(folder, shards):
     folder.upload_folder(str(shards))
     with folder.local_copy(["train/dataset-1.tfrecord"]) as copy:
         assert Path(copy, "train", "dataset-1.tfrecord").read_bytes() == b"shard 1"
         assert Path(copy, "settings.json").exists() == folder.is_local
 
 
-def test_what_is_built_in_staging_is_uploaded(folder: Folder) -> None:
+def test_what_is_built_in_staging_is_uploaded(folder):
     with folder.staging() as staging:
         assert (staging == folder.path) == folder.is_local
         Path(staging, "sub").mkdir(parents=True)
@@ -121,12 +121,12 @@ def test_what_is_built_in_staging_is_uploaded(folder: Folder) -> None:
     assert folder.subfolder("sub").list_files() == {"file": 1}
 
 
-def test_local_copy_of_a_missing_folder(folder: Folder) -> None:
+def test_local_copy_of_a_missing_folder(folder):
     with pytest.raises(InputError, match="folder"), folder.local_copy():
         pass
 
 
-def test_a_folder_is_deleted_with_all_in_it(folder: Folder) -> None:
+def test_a_folder_is_deleted_with_all_in_it(folder):
     for name in ("a", "sub/b", "sub/sub/c"):
         folder.write_text(name, "x")
     other = open_folder(folder.path + "-other")
@@ -140,7 +140,7 @@ def test_a_folder_is_deleted_with_all_in_it(folder: Folder) -> None:
     assert other.exists("d")
 
 
-def test_a_killed_write_is_cleaned_up(tmp_path: Path) -> None:
+def test_a_killed_write_is_cleaned_up(tmp_path):
     for name in (".a.1.partial", ".b.1.partial", "a.partial", ".a"):
         (tmp_path / name).write_text("half", encoding="utf-8")
     folder = open_folder(str(tmp_path))
@@ -152,12 +152,12 @@ def test_a_killed_write_is_cleaned_up(tmp_path: Path) -> None:
     ("path", "folder", "name"),
     [("a/b", "a", "b"), ("/b", "/", "b"), ("b", "", "b"), ("gs://bucket/b", "gs://bucket", "b")],
 )
-def test_the_path_of_a_file_is_that_of_its_folder_and_its_name(path: str, folder: str, name: str) -> None:
+def test_the_path_of_a_file_is_that_of_its_folder_and_its_name(path, folder, name):
     assert folder_and_name(path) == (open_folder(folder), name)
     assert open_folder(folder).path_of(name) == path
 
 
-def test_last_file_is_not_uploaded_when_another_fails(cloud: CloudStorageHandle, shards: Path) -> None:
+def test_last_file_is_not_uploaded_when_another_fails(cloud, shards):
     cloud.fault(UPLOAD, status=403, method="POST")
     with pytest.raises(InputError, match=r"roles/storage\.objectAdmin"):
         open_folder(f"{BUCKET}/data").upload_folder(str(shards), last="a-manifest.json")
@@ -166,13 +166,13 @@ def test_last_file_is_not_uploaded_when_another_fails(cloud: CloudStorageHandle,
     assert len(cloud.objects()) == 4
 
 
-def test_unchanged_files_are_not_sent_again(cloud: CloudStorageHandle, shards: Path) -> None:
+def test_unchanged_files_are_not_sent_again(cloud, shards):
     for _ in range(2):
         open_folder(f"{BUCKET}/data").upload_folder(str(shards))
     assert len(uploads(cloud)) == 4
 
 
-def test_local_failure_leaves_the_old_file(tmp_path: Path) -> None:
+def test_local_failure_leaves_the_old_file(tmp_path):
     path = tmp_path / "file"
     path.write_text("old", encoding="utf-8")
     with pytest.raises(FileNotFoundError):
@@ -214,10 +214,7 @@ def write_in_parts(_: Path) -> bytes:
         (write_in_parts, "/compose", "POST", b"old"),
     ],
 )
-def test_uploads_outlive_a_fault(
-    write: Callable[[Path], bytes], path: str, method: str, old: bytes | None, fault: dict[str, str],
-    cloud: CloudStorageHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_uploads_outlive_a_fault(write, path, method, old, fault, cloud, tmp_path, monkeypatch):
     monkeypatch.setattr(gcs, "IN_PARTS_BYTES", 1 << 16)
     if old:
         cloud.put("file", old)
@@ -228,19 +225,14 @@ def test_uploads_outlive_a_fault(
 
 
 @pytest.mark.parametrize(("write", "times"), [(write_small, NUM_TRIES_DAMAGED - 1), (write_in_parts, 1)])
-def test_bytes_that_were_changed_during_an_upload_are_sent_again(
-    write: Callable[[Path], bytes], times: int, cloud: CloudStorageHandle, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_bytes_that_were_changed_during_an_upload_are_sent_again(write, times, cloud, tmp_path, monkeypatch):
     monkeypatch.setattr(gcs, "IN_PARTS_BYTES", 1 << 16)
     cloud.fault(UPLOAD, method="POST", mode="corrupt_upload", num_bytes=-50, times=times)
     content = write(tmp_path)
     assert cloud.objects() == {"file": content}
 
 
-def test_a_large_file_goes_up_in_parts_at_once_and_leaves_none(
-    cloud: CloudStorageHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_file_goes_up_in_parts_at_once_and_leaves_none(cloud, tmp_path, monkeypatch):
     monkeypatch.setattr(gcs, "IN_PARTS_BYTES", 1 << 16)
     cloud.put("file", b"old")
     write_in_parts(tmp_path)
@@ -250,10 +242,7 @@ def test_a_large_file_goes_up_in_parts_at_once_and_leaves_none(
 
 
 @pytest.mark.parametrize(("write", "path"), [(write_small, UPLOAD), (write_in_parts, "/compose")])
-def test_an_object_of_another_program_is_not_replaced(
-    write: Callable[[Path], bytes], path: str, cloud: CloudStorageHandle, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_an_object_of_another_program_is_not_replaced(write, path, cloud, tmp_path, monkeypatch):
     monkeypatch.setattr(gcs, "IN_PARTS_BYTES", 1 << 16)
     cloud.fault(path, method="POST", mode="delay", delay_seconds=0.5)
 
@@ -270,7 +259,7 @@ def test_an_object_of_another_program_is_not_replaced(
     assert cloud.objects() == {"file": b"theirs"}
 
 
-def test_parts_left_by_a_killed_write_are_no_files(cloud: CloudStorageHandle) -> None:
+def test_parts_left_by_a_killed_write_are_no_files(cloud):
     folder = open_folder(f"{BUCKET}/data")
     folder.write_text("a", "x")
     for name in (".a.1.0.partial", ".b.1.0.partial", "sub/.a.1.0.partial"):
@@ -291,7 +280,7 @@ def test_parts_left_by_a_killed_write_are_no_files(cloud: CloudStorageHandle) ->
         {"mode": "corrupt", "times": NUM_TRIES_DAMAGED - 1},
     ],
 )
-def test_downloads_outlive_a_fault(cloud: CloudStorageHandle, fault: dict[str, str]) -> None:
+def test_downloads_outlive_a_fault(cloud, fault):
     cloud.put("data/file", b"content")
     cloud.fault("alt=media", **fault)
     assert open_folder(f"{BUCKET}/data").read_bytes("file") == b"content"
@@ -300,7 +289,7 @@ def test_downloads_outlive_a_fault(cloud: CloudStorageHandle, fault: dict[str, s
         assert (Path(copy) / "file").read_bytes() == b"content"
 
 
-def test_corrupted_transfers_are_refused(cloud: CloudStorageHandle) -> None:
+def test_corrupted_transfers_are_refused(cloud):
     cloud.fault(UPLOAD, method="POST", mode="corrupt_upload", num_bytes=-50, times=NUM_TRIES_DAMAGED)
     with pytest.raises(CloudStorageError, match=r"gs://test-bucket/file: the transfer failed.*400"):
         open_folder(BUCKET).write_bytes("file", b"x" * 100)
@@ -313,9 +302,7 @@ def test_corrupted_transfers_are_refused(cloud: CloudStorageHandle) -> None:
 
 @pytest.mark.parametrize("function", ["exists", "list_files", "read_bytes", "write_bytes", "delete_files"])
 @pytest.mark.parametrize(("status", "said"), [(400, "400"), (409, "409"), (412, "412"), (503, "did not answer")])
-def test_no_answer_or_a_refusal_is_one_error_to_retry(
-    function: str, status: int, said: str, cloud: CloudStorageHandle, shards: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_answer_or_a_refusal_is_one_error_to_retry(function, status, said, cloud, shards, monkeypatch):
     monkeypatch.setattr(DEFAULT_RETRY, "_timeout", 0.3)
     cloud.put("data/x", b"x")
     cloud.fault("/o", status=status, times=1000)
@@ -331,9 +318,7 @@ def test_no_answer_or_a_refusal_is_one_error_to_retry(
         ("Request had insufficient authentication scopes", "--scopes=cloud-platform"),
     ],
 )
-def test_a_refusal_says_how_to_get_the_permission(
-    message: str, hint: str, cloud: CloudStorageHandle, shards: Path
-) -> None:
+def test_a_refusal_says_how_to_get_the_permission(message, hint, cloud, shards):
     cloud.put("data/x", b"x")
     cloud.fault("/o", status=403, message=message, times=1000)
     for function in calls(f"{BUCKET}/data", str(shards)).values():
@@ -357,7 +342,7 @@ def calls(path: str, local_folder: str) -> dict[str, Callable[[], object]]:
 
 
 @pytest.mark.parametrize("function", calls("", ""))
-def test_errors_say_how_to_fix_them(function: str, cloud: CloudStorageHandle, shards: Path) -> None:
+def test_errors_say_how_to_fix_them(function, cloud, shards):
     with pytest.raises(InputError, match="gcloud storage buckets create gs://no-such-bucket"):
         calls("gs://no-such-bucket/data", str(shards))[function]()
     cloud.authorize(accepted_tokens=["another"])
@@ -371,12 +356,12 @@ def test_errors_say_how_to_fix_them(function: str, cloud: CloudStorageHandle, sh
 @pytest.mark.parametrize(
     "path", ["gs://", "gs:///name", "gs://Bucket/x", "gs://bucket//x", "gs://b/x", "gs:/bucket/x", "s3://bucket/x"]
 )
-def test_bad_paths(path: str) -> None:
+def test_bad_paths(path):
     with pytest.raises(InputError, match="gs://BUCKET/NAME"):
         open_folder(path)
 
 
-def test_names_that_lead_out_of_the_folder(cloud: CloudStorageHandle) -> None:
+def test_names_that_lead_out_of_the_folder(cloud):
     cloud.put("data/../../evil", b"x")
     with pytest.raises(InputError, match="leads out"), open_folder(f"{BUCKET}/data").local_copy():
         pass
@@ -384,7 +369,7 @@ def test_names_that_lead_out_of_the_folder(cloud: CloudStorageHandle) -> None:
 
 @given(names=st.sets(st.from_regex(r"[ab%é ]{1,3}(/[ab+]{1,2}){0,2}", fullmatch=True), max_size=8))
 @settings(max_examples=15)
-def test_listing_matches_a_local_folder(cloud: CloudStorageHandle, names: set[str]) -> None:
+def test_listing_matches_a_local_folder(cloud, names):
     """Listing is the one place where folders have to be made up; objects that are also folders do not exist locally."""
     names = {name for name in names if not any(other.startswith(f"{name}/") for other in names)}
     cloud.reset()
@@ -398,7 +383,7 @@ def test_listing_matches_a_local_folder(cloud: CloudStorageHandle, names: set[st
             assert remote.exists()
 
 
-def test_a_new_file_replaces_what_was_there(folder: Folder) -> None:
+def test_a_new_file_replaces_what_was_there(folder):
     folder.write_bytes("file", b"old")
     with folder.new_file() as file:
         for data in (b"ne", b"", b"w"):

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,21 +16,21 @@ def run_python(code: str, environment: dict[str, str]) -> subprocess.CompletedPr
     return subprocess.run(command, env=os.environ | environment, capture_output=True, encoding="utf-8", timeout=120)
 
 
-def test_import_is_light() -> None:
+def test_import_is_light():
     code = "import sys, mlm_common.corpus.corpus; print(*sys.modules)"
     modules = run_python(code, {}).stdout.split()
     assert "mlm_common.storage" in modules
     assert not {"mlm_common.storage.gcs", "google.cloud.storage", "pyarrow", "datasets", "tensorflow"} & set(modules)
 
 
-def test_no_credentials(cloud_storage: CloudStorageHandle, tmp_path: Path) -> None:
+def test_no_credentials(cloud_storage, tmp_path):
     environment = cloud_storage.environment | {"NO_GCE_CHECK": "true", "HOME": str(tmp_path)}
     code = f"from mlm_common.storage import open_folder; open_folder('{BUCKET}').exists('x')"
     assert "InputError: gs://test-bucket/x needs Google credentials" in run_python(code, environment).stderr
 
 
 @pytest.mark.slow
-def test_tensorflow_reads_what_storage_wrote(cloud_storage: CloudStorageHandle) -> None:
+def test_tensorflow_reads_what_storage_wrote(cloud_storage):
     """As on a cloud machine: Google's addresses, credentials from the metadata server, TensorFlow's own client."""
     cloud_storage.authorize(accepted_tokens=[cloud_storage.token])
     code = f"""

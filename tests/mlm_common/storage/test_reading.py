@@ -68,7 +68,7 @@ def downloads(cloud: CloudStorageHandle) -> list[str]:
 
 
 @pytest.mark.parametrize("ending", CONTENTS)
-def test_every_format(cloud: CloudStorageHandle, ending: str) -> None:
+def test_every_format(cloud, ending):
     cloud.put(f"texts/a.{ending}", CONTENTS[ending])
     cloud.put(f"texts/b/a.{ending}", CONTENTS[ending])
     corpus = open_corpus(CorpusConfig(data_files=[f"{BUCKET}/texts/*.{ending}"]))
@@ -91,9 +91,7 @@ PATTERNS = st.from_regex(r"([ab][*?]?|[*?][ab]?|\*\*|[.]?[ab*]|\[ab\]\*)(/(\*\*|
 
 @given(st.lists(NAMES, max_size=6), PATTERNS, st.sampled_from(["", "/*.txt", ".txt"]))
 @settings(max_examples=60)
-def test_globs_match_what_they_match_in_a_folder(
-    cloud: CloudStorageHandle, tmp_path_factory: pytest.TempPathFactory, names: list[str], pattern: str, tail: str
-) -> None:
+def test_globs_match_what_they_match_in_a_folder(cloud, tmp_path_factory, names, pattern, tail):
     folder = tmp_path_factory.mktemp("folder")
     cloud.reset()
     cloud.make_bucket("test-bucket")
@@ -108,7 +106,7 @@ def test_globs_match_what_they_match_in_a_folder(
     ] == expected
 
 
-def test_names_that_look_like_globs_and_empty_objects(cloud: CloudStorageHandle) -> None:
+def test_names_that_look_like_globs_and_empty_objects(cloud):
     for name in ("part[1].txt", "part1.txt", "folder.txt/", "z.txt"):
         cloud.put(name, b"x" * (name == "z.txt"))
     assert [file.name for file in find_files([f"{BUCKET}/z.txt", f"{BUCKET}/part[1].txt"], "--data-files")] == [
@@ -122,9 +120,7 @@ def test_names_that_look_like_globs_and_empty_objects(cloud: CloudStorageHandle)
 
 
 @pytest.mark.parametrize("ending", ["txt", "jsonl"])
-def test_a_range_is_read_without_the_rest(
-    cloud: CloudStorageHandle, ending: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_range_is_read_without_the_rest(cloud, ending, monkeypatch):
     monkeypatch.setattr(text_files, "ROW_END_BYTES", 50)
     rows = [b'{"text": "%06d"}\n' % number for number in range(10_000)]
     cloud.put(f"a.{ending}", b"".join(rows))
@@ -142,7 +138,7 @@ def test_a_range_is_read_without_the_rest(
 
 @pytest.mark.parametrize("ending", ["txt", "json", "csv.gz", "parquet"])
 @pytest.mark.parametrize("change", ["replaced", "deleted"])
-def test_an_object_that_changes_is_an_error(cloud: CloudStorageHandle, ending: str, change: str) -> None:
+def test_an_object_that_changes_is_an_error(cloud, ending, change):
     cloud.put(f"a.{ending}", CONTENTS[ending])
     (file,) = find_stored_files(f"{BUCKET}/a.{ending}")
     assert read(ByteRange(file)) == TEXTS
@@ -156,7 +152,7 @@ def test_an_object_that_changes_is_an_error(cloud: CloudStorageHandle, ending: s
         read(ByteRange(file))
 
 
-def test_an_object_that_changes_while_it_is_read(cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_that_changes_while_it_is_read(cloud, monkeypatch):
     monkeypatch.setattr(gcs.GcsReader, "read_ahead_bytes", 100_000)
     cloud.put("a.txt", b"old line\n" * 50_000)
     (file,) = find_stored_files(f"{BUCKET}/a.txt")
@@ -169,14 +165,14 @@ def test_an_object_that_changes_while_it_is_read(cloud: CloudStorageHandle, monk
 
 @pytest.mark.parametrize("fault", [{"status": 503}, {"status": 429}, {"mode": "reset"}, {"mode": "truncate"}])
 @pytest.mark.parametrize("ending", ["txt", "jsonl.gz", "parquet"])
-def test_reading_outlives_faults(cloud: CloudStorageHandle, ending: str, fault: dict) -> None:
+def test_reading_outlives_faults(cloud, ending, fault):
     cloud.put(f"a.{ending}", CONTENTS[ending])
     cloud.fault(DOWNLOAD, num_bytes=20, **fault)
     assert read_object(f"a.{ending}") == TEXTS
     assert [entry["fault"] for entry in cloud.requests() if entry["fault"] != "none"] == [fault.get("mode", "status")]
 
 
-def test_no_answer_is_one_line(cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_answer_is_one_line(cloud, monkeypatch):
     monkeypatch.setattr(DEFAULT_RETRY, "_timeout", 0.5)
     cloud.put("a.txt", b"text")
     cloud.fault(DOWNLOAD, times=1000)
@@ -185,7 +181,7 @@ def test_no_answer_is_one_line(cloud: CloudStorageHandle, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("pattern", ["a.txt", "*.txt"])
-def test_errors_say_how_to_fix_them(cloud: CloudStorageHandle, pattern: str) -> None:
+def test_errors_say_how_to_fix_them(cloud, pattern):
     cloud.put("a.txt", b"text")
     (file,) = find_stored_files(f"{BUCKET}/a.txt")
     with pytest.raises(InputError, match="gcloud storage buckets create gs://no-such-bucket"):
@@ -199,7 +195,7 @@ def test_errors_say_how_to_fix_them(cloud: CloudStorageHandle, pattern: str) -> 
         read(ByteRange(file))
 
 
-def test_errors_in_the_content_name_object_and_place(cloud: CloudStorageHandle) -> None:
+def test_errors_in_the_content_name_object_and_place(cloud):
     cloud.put("a.jsonl", b'{"text": "a"}\n' * 30 + b"{oops\n")
     cloud.put("b.txt", b"a\n" * 3000 + b"\xfc\n")
     with pytest.raises(

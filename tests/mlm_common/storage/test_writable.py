@@ -19,14 +19,14 @@ def paths_in(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", [".", "missing", "missing/deeper/deepest", "missing/../other/", "there", "there/new"])
-def test_check_of_a_writable_folder_leaves_nothing(name: str, tmp_path: Path) -> None:
+def test_check_of_a_writable_folder_leaves_nothing(name, tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "file").touch()
     open_folder(f"{tmp_path}/{name}").check_writable()
     assert paths_in(tmp_path) == {"there", "there/file"}
 
 
-def test_check_takes_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_takes_relative_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("", ".", "new", "new/deeper", "../sibling"):
         open_folder(name).check_writable()
@@ -34,7 +34,7 @@ def test_check_takes_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", ["file", "file/below/it", "dangling", "dangling/below", "n" * 256, f"a/{'n' * 256}/b"])
-def test_check_of_a_folder_that_cannot_be(name: str, tmp_path: Path) -> None:
+def test_check_of_a_folder_that_cannot_be(name, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     with pytest.raises(InputError, match=r"must be writable; .*(Not a directory|No such file|too long).*Name another"):
@@ -43,7 +43,7 @@ def test_check_of_a_folder_that_cannot_be(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("ordinary_user")
-def test_check_of_a_folder_without_permission() -> None:
+def test_check_of_a_folder_without_permission():
     with tempfile.TemporaryDirectory() as folder:  # pytest's are in one that only their owner may enter
         Path(folder).chmod(0o555)
         with pytest.raises(InputError, match="Permission denied"):
@@ -51,7 +51,7 @@ def test_check_of_a_folder_without_permission() -> None:
         assert paths_in(Path(folder)) == set()
 
 
-def test_check_of_a_cloud_folder_leaves_nothing(cloud: CloudStorageHandle) -> None:
+def test_check_of_a_cloud_folder_leaves_nothing(cloud):
     cloud.put("data/file", b"content")
     for folder in (BUCKET, f"{BUCKET}/", f"{BUCKET}/data", f"{BUCKET}/new/folder/"):
         open_folder(folder).check_writable()
@@ -59,7 +59,7 @@ def test_check_of_a_cloud_folder_leaves_nothing(cloud: CloudStorageHandle) -> No
 
 
 @pytest.mark.parametrize("permission", ["storage.objects.create", "storage.objects.delete", "storage.objects.get"])
-def test_check_names_the_missing_permission(permission: str, cloud: CloudStorageHandle) -> None:
+def test_check_names_the_missing_permission(permission, cloud):
     cloud.authorize(denied_permissions=[permission])
     with pytest.raises(InputError, match=rf"lacks {permission}, the role .*roles/storage\.objectAdmin") as caught:
         open_folder(f"{BUCKET}/data").check_writable()
@@ -79,9 +79,7 @@ def test_check_names_the_missing_permission(permission: str, cloud: CloudStorage
         ("upload_file", errno.EPERM),
     ],
 )
-def test_forbidden_writing_is_one_line_with_a_hint(
-    function: str, reason: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forbidden_writing_is_one_line_with_a_hint(function, reason, tmp_path, monkeypatch):
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "file").write_bytes(b"x")
     arguments = {
@@ -99,7 +97,7 @@ def test_forbidden_writing_is_one_line_with_a_hint(
         getattr(open_folder(str(tmp_path / "there")), function)(**arguments.get(function, {}))
 
 
-def test_a_full_disk_is_no_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_no_bad_input(tmp_path, monkeypatch):
     def fill(path: Path, *_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
