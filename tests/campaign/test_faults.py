@@ -42,7 +42,7 @@ def check_one_line(process: Process, *words: str) -> None:
     assert "Traceback" not in process.output
 
 
-def test_sigterm(campaign: Campaign, name: str, num_kills: int, tmp_path: Path) -> None:
+def test_sigterm(campaign, name, num_kills, tmp_path):
     """A stage without a handler ends at once, as by kill -9; so does training while it imports."""
     stage, output, draw = campaign.stage(name), tmp_path / "output", random.Random(name)
     statuses = []
@@ -55,7 +55,7 @@ def test_sigterm(campaign: Campaign, name: str, num_kills: int, tmp_path: Path) 
     campaign.note("SIGTERM", name, len(statuses), f"the same bytes{stopped}")
 
 
-def test_a_second_run_is_refused_while_the_first_lives(campaign: Campaign, name: str, tmp_path: Path) -> None:
+def test_a_second_run_is_refused_while_the_first_lives(campaign, name, tmp_path):
     stage, output = campaign.stage(name), tmp_path / "output"
     first = campaign.start(stage, stage.flags(output), constants=SHORT_LIFE)
     wait_for_owner(first, output)
@@ -70,9 +70,7 @@ def test_a_second_run_is_refused_while_the_first_lives(campaign: Campaign, name:
     campaign.note("a second run", name, 1, "refused with status 2; the same bytes")
 
 
-def test_stopped_it_loses_its_folder_and_touches_nothing_later(
-    campaign: Campaign, name: str, num_kills: int, tmp_path: Path
-) -> None:
+def test_stopped_it_loses_its_folder_and_touches_nothing_later(campaign, name, num_kills, tmp_path):
     stage, draw, seconds = campaign.stage(name), random.Random(name), campaign.seconds(name)
     num_tries, num_lost = max(1, num_kills // 10), 0
     while num_lost < num_tries:
@@ -103,7 +101,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_disk_full(campaign: Campaign, name: str, tmp_path: Path) -> None:
+def test_disk_full(campaign, name, tmp_path):
     """A disk with room for about half of the output."""
     stage, disk, copy = campaign.stage(name), tmp_path / "disk", tmp_path / "copy"
     disk.mkdir()
@@ -117,7 +115,7 @@ def test_disk_full(campaign: Campaign, name: str, tmp_path: Path) -> None:
     campaign.note("disk full", name, 1, "one line; then the same bytes")
 
 
-def test_read_only_disk(campaign: Campaign, name: str, tmp_path: Path) -> None:
+def test_read_only_disk(campaign, name, tmp_path):
     stage, disk = campaign.stage(name), tmp_path / "disk"
     disk.mkdir()
     mounted = {"folder": str(disk), "options": "ro", "copy": str(tmp_path / "copy")}
@@ -153,7 +151,7 @@ SERVER_FAULTS: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("fault", SERVER_FAULTS)
-def test_cloud_storage_that_fails_now_and_then(campaign: Campaign, name: str, fault: str, num_kills: int) -> None:
+def test_cloud_storage_that_fails_now_and_then(campaign, name, fault, num_kills):
     """Input and output on Cloud Storage; in each run faults of random kinds at random moments."""
     stage, draw = campaign.stage(name), random.Random(name + fault)
     put_input(campaign, stage.folder)
@@ -183,7 +181,7 @@ def put_input(campaign: Campaign, folder: Path) -> None:
             campaign.cloud.put(f"input/{path.relative_to(folder)}", path.read_bytes())
 
 
-def test_cloud_storage_that_is_away(campaign: Campaign, name: str, num_kills: int) -> None:
+def test_cloud_storage_that_is_away(campaign, name, num_kills):
     """From a random moment on no request is answered."""
     stage, draw = campaign.stage(name), random.Random(name)
     output = f"{campaign.cloud.bucket_url}/output"
@@ -200,7 +198,7 @@ def test_cloud_storage_that_is_away(campaign: Campaign, name: str, num_kills: in
     campaign.note("Cloud Storage away", name, num_tries, "one line; then the same bytes")
 
 
-def test_hub_that_is_away_when_the_push_begins(campaign: Campaign, name: str, tmp_path: Path) -> None:
+def test_hub_that_is_away_when_the_push_begins(campaign, name, tmp_path):
     """Once the Hub is back the same command pushes, and rebuilds no file."""
     stage, output = campaign.stage(name), tmp_path / "output"
     flags = [*stage.flags(output), *stage.push_flags]
@@ -217,12 +215,12 @@ def test_hub_that_is_away_when_the_push_begins(campaign: Campaign, name: str, tm
     campaign.note("Hub away", name, 1, "one line; then pushed, the same bytes")
 
 
-def test_clock_that_is_set_back_by_an_hour(campaign: Campaign, name: str, tmp_path: Path) -> None:
+def test_clock_that_is_set_back_by_an_hour(campaign, name, tmp_path):
     campaign.finish(campaign.stage(name), tmp_path / "output", seconds_back=3600.0)
     campaign.note("clock back by an hour", name, 1, "the same bytes")
 
 
-def test_fixed_input(campaign: Campaign, name: str, tmp_path: Path) -> None:
+def test_fixed_input(campaign, name, tmp_path):
     """A byte of the last text, or of a shard, that cannot be read, and is put right."""
     stage, output = campaign.stage(name), tmp_path / "output"
     source = copied(stage.folder, tmp_path / "source")
@@ -247,7 +245,7 @@ def test_fixed_input(campaign: Campaign, name: str, tmp_path: Path) -> None:
     campaign.note("a fixed input", name, 1, "one line; then the same bytes" + f", {kept} shards kept" * bool(kept))
 
 
-def test_changed_input(campaign: Campaign, name: str, tmp_path: Path) -> None:
+def test_changed_input(campaign, name, tmp_path):
     """After the end, and after a kill in the middle: what is there is never mixed with what comes of other text."""
     stage, num_refused = campaign.stage(name), 0
     for state in ("killed", "complete"):

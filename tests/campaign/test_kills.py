@@ -40,14 +40,12 @@ def kill_often(campaign: Campaign, name: str, outputs: Path | str, num_kills: in
             num_ended += 1
 
 
-def test_killed_at_random_moments_it_ends_with_the_same_bytes(
-    campaign: Campaign, name: str, num_kills: int, tmp_path: Path
-) -> None:
+def test_killed_at_random_moments_it_ends_with_the_same_bytes(campaign, name, num_kills, tmp_path):
     num_ended = kill_often(campaign, name, tmp_path, num_kills)
     campaign.note("kill -9", name, num_kills, f"the same bytes, {num_ended} times")
 
 
-def test_killed_on_cloud_storage_it_ends_with_the_same_bytes(campaign: Campaign, name: str, num_kills: int) -> None:
+def test_killed_on_cloud_storage_it_ends_with_the_same_bytes(campaign, name, num_kills):
     num_kills = max(1, num_kills // 5)
     num_ended = kill_often(campaign, name, f"{campaign.cloud.bucket_url}/output", num_kills)
     campaign.note("kill -9, on Cloud Storage", name, num_kills, f"the same bytes, {num_ended} times")

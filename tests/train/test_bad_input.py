@@ -134,7 +134,7 @@ CASES: list[tuple[Any, ...]] = [
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Answer]]:
+def answers(tmp_path_factory) -> list[tuple[Path, Answer]]:
     source = write_shards(tmp_path_factory.mktemp("source"))
     folders, commands = [], []
     for flags, _, *changes in CASES:
@@ -150,7 +150,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Answer
 
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=[f"{flags} {said}" for flags, said, *_ in CASES])
-def test_bad_input_is_one_line_with_a_fix(answers: list[tuple[Path, Answer]], index: int) -> None:
+def test_bad_input_is_one_line_with_a_fix(answers, index):
     shards, answer = answers[index]
     (line,) = [line for line in answer.err.splitlines() if line.startswith("error: ")]
     assert CASES[index][1].replace("{}", str(shards)) in line

@@ -32,7 +32,7 @@ def resume_copy(run: Path, folder: Path, shards: Path, *flags: str) -> Path:
 
 
 @pytest.fixture
-def cpu_as_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def cpu_as_tpu(monkeypatch) -> None:
     """Let a run take the CPU for its TPU; a step is compiled, as TPUStrategy does."""
     monkeypatch.setattr("train.loop.lifecycle.check_tpu_devices", lambda *_: None)
     monkeypatch.setattr("train.loop.run.device_kind", lambda *_: "TPU v3-8")

@@ -1,7 +1,5 @@
 """Settings that depend on each other, and words that YAML takes for something else."""
 
-from pathlib import Path
-
 import pytest
 
 from mlm_common.errors import InputError
@@ -16,7 +14,7 @@ def parse(*flags: str) -> TrainingConfig:
 
 
 @pytest.mark.parametrize("needs_xla", ["--bfloat16", "--tpu-layers on"])
-def test_what_needs_xla_is_refused_without_it(needs_xla: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_needs_xla_is_refused_without_it(needs_xla, monkeypatch):
     monkeypatch.setattr("train.has_bfloat16_instructions", lambda: False)
     flags = (*needs_xla.split(), "--jit-compile", "false")
     with pytest.raises(InputError, match=f"--jit-compile must not be false with {needs_xla}.*; received False"):
@@ -25,7 +23,7 @@ def test_what_needs_xla_is_refused_without_it(needs_xla: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("text", "value"), [("on", "on"), ("off", "off"), ("'on'", "on")])
-def test_on_and_off_are_words_in_a_settings_file(text: str, value: str, tmp_path: Path) -> None:
+def test_on_and_off_are_words_in_a_settings_file(text, value, tmp_path):
     (tmp_path / "settings.yaml").write_text(f"tpu_layers: {text}\n", encoding="utf-8")
     assert parse("--config-file", str(tmp_path / "settings.yaml")).hardware.tpu_layers == value
 
@@ -41,7 +39,7 @@ def test_on_and_off_are_words_in_a_settings_file(text: str, value: str, tmp_path
         (("--save-minutes", "5"), 5),
     ],
 )
-def test_a_run_on_a_tpu_saves_each_quarter_of_an_hour(flags: tuple[str, ...], minutes: int | None) -> None:
+def test_a_run_on_a_tpu_saves_each_quarter_of_an_hour(flags, minutes):
     config = parse(*flags)
     plan = make_plan(config.optimization, config.run, num_rows=1000, max_length=128, num_replicas=8)
     assert plan.save_minutes == minutes
@@ -50,7 +48,7 @@ def test_a_run_on_a_tpu_saves_each_quarter_of_an_hour(flags: tuple[str, ...], mi
 
 
 @pytest.mark.parametrize("in_file", [False, True])
-def test_a_global_batch_replaces_the_accumulation_of_a_preset(in_file: bool, tmp_path: Path) -> None:
+def test_a_global_batch_replaces_the_accumulation_of_a_preset(in_file, tmp_path):
     preset = ("--preset", "roberta-base-v5e-8")
     assert parse(*preset).optimization.gradient_accumulation_steps == 4
     (tmp_path / "settings.yaml").write_text("global-batch-size: 512\n", encoding="utf-8")

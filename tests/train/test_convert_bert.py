@@ -23,7 +23,6 @@ from tests.fixtures.google_checkpoints import (
 from tests.fixtures.other_environments import output_of
 from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_models import padded_batch, tiny_model
-from tests.servers.fixtures import CloudStorageHandle
 from tfrecord_prep.prepare_tfrecord_shards import main as prepare
 from train.convert_bert import main
 from train.fill_mask import fill_masks
@@ -45,7 +44,7 @@ def albert() -> Any:
 
 
 @pytest.fixture(scope="module")
-def bert_variables(bert: Any) -> Variables:
+def bert_variables(bert) -> Variables:
     return google_variables(bert)
 
 
@@ -54,7 +53,7 @@ def convert(*arguments: object) -> int:
 
 
 @pytest.mark.parametrize("name", ["bert", "albert"])
-def test_a_training_checkpoint_becomes_an_export(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_training_checkpoint_becomes_an_export(name, tmp_path, request):
     model = request.getfixturevalue(name)
     variables = google_variables(model, with_slots=True)
     source = write_google_checkpoint(tmp_path / f"uncased_{name}", variables, google_settings(model.config))
@@ -71,7 +70,7 @@ def test_a_training_checkpoint_becomes_an_export(name: str, tmp_path: Path, requ
 
 
 @pytest.mark.parametrize("lower", [True, False])
-def test_the_tokenizer_is_googles(lower: bool, bert: Any, bert_variables: Variables, tmp_path: Path) -> None:
+def test_the_tokenizer_is_googles(lower, bert, bert_variables, tmp_path):
     source = write_google_checkpoint(tmp_path / "a", bert_variables, google_settings(bert.config))
     assert convert(source, tmp_path / "out", f"--{'' if lower else 'no-'}do-lower-case") == 0
     text = "The Ä of A functionx, returns 天 the"
@@ -84,9 +83,7 @@ def test_the_tokenizer_is_googles(lower: bool, bert: Any, bert_variables: Variab
     assert ("Ä" in googles.tokenize(text)) is not lower
 
 
-def test_a_zip_and_a_folder_in_the_cloud(
-    bert: Any, bert_variables: Variables, tmp_path: Path, cloud: CloudStorageHandle
-) -> None:
+def test_a_zip_and_a_folder_in_the_cloud(bert, bert_variables, tmp_path, cloud):
     source = write_google_checkpoint(tmp_path / "cased_L-2", bert_variables, google_settings(bert.config))
     assert convert(source, tmp_path / "out") == 0
     expected = contents(tmp_path / "out")
@@ -102,7 +99,7 @@ def test_a_zip_and_a_folder_in_the_cloud(
         assert {name: objects[f"out-{number}/{name}"] for name in expected} == expected
 
 
-def test_the_newest_checkpoint_of_a_training(bert: Any, bert_variables: Variables, tmp_path: Path, run: Any) -> None:
+def test_the_newest_checkpoint_of_a_training(bert, bert_variables, tmp_path, run):
     source = write_google_checkpoint(tmp_path / "cased", bert_variables, google_settings(bert.config))
     bias = np.array([5, 6], np.float32)
     write_variables(source / "model.ckpt-20", bert_variables | {"cls/seq_relationship/output_bias": bias})
@@ -115,7 +112,7 @@ def test_the_newest_checkpoint_of_a_training(bert: Any, bert_variables: Variable
     np.testing.assert_array_equal(weights["cls.seq_relationship.bias"], bias)
 
 
-def test_heads_that_are_not_there(bert: Any, bert_variables: Variables, tmp_path: Path, run: Any) -> None:
+def test_heads_that_are_not_there(bert, bert_variables, tmp_path, run):
     """A model without the one for pairs, from TF Hub; one that was fine-tuned."""
     no_pairs = {f"module/{name}": value for name, value in bert_variables.items() if "seq_relationship" not in name}
     encoder = {name: value for name, value in bert_variables.items() if name.startswith("bert/")}
@@ -161,15 +158,8 @@ WRONG = [
 
 @pytest.mark.parametrize(("change", "settings", "vocabulary", "message"), WRONG, ids=[message for *_, message in WRONG])
 def test_files_that_do_not_fit_each_other_are_refused(
-    change: Callable[[Variables], Variables],
-    settings: dict[str, Any],
-    vocabulary: list[str],
-    message: str,
-    bert: Any,
-    bert_variables: Variables,
-    tmp_path: Path,
-    run: Any,
-) -> None:
+    change, settings, vocabulary, message, bert, bert_variables, tmp_path, run
+):
     folder = tmp_path / "cased"
     write_google_checkpoint(folder, change(bert_variables), google_settings(bert.config) | settings, vocabulary)
     outcome = run(main, folder, tmp_path / "out")
@@ -178,9 +168,7 @@ def test_files_that_do_not_fit_each_other_are_refused(
 
 
 @pytest.mark.parametrize("end", ["\r", "\t "])
-def test_a_vocabulary_whose_lines_end_in_white_space(
-    end: str, bert: Any, bert_variables: Variables, tmp_path: Path
-) -> None:
+def test_a_vocabulary_whose_lines_end_in_white_space(end, bert, bert_variables, tmp_path):
     """Google's code strips each line, and of equal ones the last counts."""
     words = [f"{one}{end}" for one in WORDPIECES]
     words[-1] = "the"
@@ -197,9 +185,7 @@ def test_a_vocabulary_whose_lines_end_in_white_space(
     assert len(tokenizer) == len(words)
 
 
-def test_files_that_are_missing_or_damaged_are_refused(
-    bert: Any, bert_variables: Variables, tmp_path: Path, run: Any
-) -> None:
+def test_files_that_are_missing_or_damaged_are_refused(bert, bert_variables, tmp_path, run):
     source = write_google_checkpoint(tmp_path / "model", bert_variables, google_settings(bert.config))
     (source / "config.json").write_text("{}", encoding="utf-8")
     (tmp_path / "empty").mkdir()
@@ -229,11 +215,11 @@ def test_files_that_are_missing_or_damaged_are_refused(
 
 @pytest.mark.slow
 def test_a_converted_model_is_trained_further_and_fills_masks(
-    bert: Any,
-    bert_variables: Variables,
-    tmp_path: Path,
-    one_device: None,  # noqa: ARG001
-) -> None:
+    bert,
+    bert_variables,
+    tmp_path,
+    one_device,  # noqa: ARG001
+):
     """WordPiece from Google's vocabulary to the end: rows of pairs, whole words by ##, the export."""
     source = write_google_checkpoint(tmp_path / "uncased", bert_variables, google_settings(bert.config))
     assert convert(source, tmp_path / "bert") == 0
@@ -298,7 +284,7 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
 
 
 @pytest.mark.slow
-def test_it_equals_transformers_own_conversion(bert: Any, albert: Any, torch_python: Path, tmp_path: Path) -> None:
+def test_it_equals_transformers_own_conversion(bert, albert, torch_python, tmp_path):
     """Which needs torch; transformers 5 has dropped it."""
     import tensorflow as tf
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,12 @@ def bert() -> Any:
 
 
 @pytest.fixture(scope="module")
-def variables(bert: Any) -> Variables:
+def variables(bert) -> Variables:
     return google_variables(bert)
 
 
 @pytest.fixture
-def source(bert: Any, variables: Variables, tmp_path: Path) -> Path:
+def source(bert, variables, tmp_path) -> Path:
     return write_google_checkpoint(tmp_path / "cased", variables, google_settings(bert.config))
 
 
@@ -37,7 +36,7 @@ def converted(source: Path, output: Path) -> Path:
     return output / "model.safetensors"
 
 
-def test_a_pretrainer_with_both_heads(bert: Any, variables: Variables, source: Path, tmp_path: Path, run: Any) -> None:
+def test_a_pretrainer_with_both_heads(bert, variables, source, tmp_path, run):
     expected = converted(source, tmp_path / "google")
     pretrainer = Pretrainer(bert.config, variables)
     write_objects(source, {"model": pretrainer, **pretrainer.checkpoint_items})
@@ -52,7 +51,7 @@ def test_a_pretrainer_with_both_heads(bert: Any, variables: Variables, source: P
     )
 
 
-def test_an_encoder_of_numbered_layers(bert: Any, variables: Variables, source: Path, tmp_path: Path) -> None:
+def test_an_encoder_of_numbered_layers(bert, variables, source, tmp_path):
     expected = load_file(converted(source, tmp_path / "google"))
     encoder = functional_encoder(bert.config, variables)
     ids = np.random.default_rng(0).integers(6, 200, (2, 8), dtype=np.int32)
@@ -94,9 +93,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("change", "message"), WRONG)
-def test_another_encoder_is_refused(
-    change: Callable[[Any], Any], message: str, bert: Any, variables: Variables, source: Path, tmp_path: Path, run: Any
-) -> None:
+def test_another_encoder_is_refused(change, message, bert, variables, source, tmp_path, run):
     write_objects(source, {"model": change(Encoder(bert.config, variables))})
     outcome = run(main, source, tmp_path / "out")
     assert re.search(f"^error: .*{message}", outcome.refusal)

@@ -4,7 +4,6 @@ import json
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from tests.fixtures.finetuned_runs import run_on_one_device
 from tests.fixtures.killable_runs import KillableRuns
 from tests.fixtures.made_once import made_once
 from tests.fixtures.other_environments import output_of
-from tests.fixtures.run_command import Run
 from tests.fixtures.same_run import assert_same_run, timeless_lines
 from tests.fixtures.tiny_phases import PHASES, phases_flags
 from tests.fixtures.tiny_run import MODEL, NUM_STEPS, forget_checkpoint, run_flags
@@ -43,7 +41,7 @@ def electra_flags(folder: Path, max_length: int = 16) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="session")
-def electra(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def electra(shards, tmp_path_factory) -> Path:
     """The folder of a configuration, and of a run from its start to its end."""
 
     def make(folder: Path) -> None:
@@ -53,7 +51,7 @@ def electra(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def labelled(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def labelled(shards, tmp_path_factory) -> Path:
     """Shards whose rows have the label of their folder, and a run that learns from them."""
 
     def make(folder: Path) -> None:
@@ -69,7 +67,7 @@ def labelled(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_it_resumes_bit_for_bit(electra: Path, shards: Path, tmp_path: Path) -> None:
+def test_it_resumes_bit_for_bit(electra, shards, tmp_path):
     """Generator, delta and moments too."""
     shutil.copytree(electra / "run", tmp_path / "run")
     flags = run_flags(shards, tmp_path / "run", *electra_flags(tmp_path))
@@ -78,7 +76,7 @@ def test_it_resumes_bit_for_bit(electra: Path, shards: Path, tmp_path: Path) -> 
     assert_same_run(tmp_path / "run", electra / "run")
 
 
-def test_the_export_is_the_discriminator(electra: Path) -> None:
+def test_the_export_is_the_discriminator(electra):
     """As the checkpoint says: with the delta added, and without the generator."""
     export = electra / "run" / "export"
     assert json.loads((export / "config.json").read_text(encoding="utf-8"))["architectures"] == [
@@ -100,9 +98,7 @@ def test_the_export_is_the_discriminator(electra: Path) -> None:
     assert "discriminator of replaced tokens (ELECTRA), pretrained from scratch" in card
 
 
-def test_the_plan_and_the_doctor_count_all_that_is_trained(
-    electra: Path, shards: Path, tmp_path: Path, run: Run
-) -> None:
+def test_the_plan_and_the_doctor_count_all_that_is_trained(electra, shards, tmp_path, run):
     """With the generator and the delta."""
     number = json.loads((electra / "run" / "run.json").read_text(encoding="utf-8"))["num_parameters"]
     assert number > sum(one.size for one in load_file(electra / "run" / "export" / "model.safetensors").values())
@@ -111,7 +107,7 @@ def test_the_plan_and_the_doctor_count_all_that_is_trained(
     assert check_run(parse_training_config(flags, ""))["num_parameters"] == number
 
 
-def test_labels_are_read_from_the_shards(labelled: Path, shards: Path) -> None:
+def test_labels_are_read_from_the_shards(labelled, shards):
     labels = []
     for path in sorted((labelled / "train").glob("*.tfrecord")):
         labels += [int(decode_feature(one, LABEL)[0]) for one in read_records(path.read_bytes())]
@@ -130,7 +126,7 @@ def test_labels_are_read_from_the_shards(labelled: Path, shards: Path) -> None:
     assert "lm_head.dense.weight" in exported
 
 
-def test_a_labelled_model_is_used_without_its_second_head(labelled: Path, run: Any) -> None:
+def test_a_labelled_model_is_used_without_its_second_head(labelled, run):
     """As the run says at its end."""
     assert run(fill_mask, "--model", labelled / "run", "--text", "many [MASK] rows").status == 0
 
@@ -157,7 +153,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("task", BAD)
-def test_what_is_no_task_is_one_line(task: str, shards: Path, tmp_path: Path, run: Any) -> None:
+def test_what_is_no_task_is_one_line(task, shards, tmp_path, run):
     content, message = BAD[task]
     for name in ("x.py", "y.py", "z.py"):
         (tmp_path / name).write_text(content, encoding="utf-8")
@@ -167,9 +163,7 @@ def test_what_is_no_task_is_one_line(task: str, shards: Path, tmp_path: Path, ru
     assert outcome.error.count("\n") <= 1
 
 
-def test_labels_of_other_shards_are_refused(
-    labelled: Path, tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_labels_of_other_shards_are_refused(labelled, tmp_path, run, monkeypatch):
     monkeypatch.setattr("train.data.shards.check_nothing_is_shared", lambda *_: None)  # as for the run
     shutil.copytree(labelled, tmp_path / "other", ignore=shutil.ignore_patterns("run"))
     (tmp_path / "other" / "validation" / "labels.txt").write_text("one\nthree", encoding="utf-8")
@@ -177,7 +171,7 @@ def test_labels_of_other_shards_are_refused(
     assert "All shards must have the labels ['one', 'two'];" in outcome.refusal
 
 
-def test_folders_to_label_are_checked_first(shards: Path, tmp_path: Path, run: Any) -> None:
+def test_folders_to_label_are_checked_first(shards, tmp_path, run):
     one, new = f"one={shards / 'train'}", tmp_path / "new"
     shutil.copytree(shards / "validation", tmp_path / "longer")
     manifest = json.loads((tmp_path / "longer" / "manifest.json").read_text(encoding="utf-8"))
@@ -202,11 +196,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("flags", REFUSED)
-def test_what_does_not_suit_is_refused(flags: tuple[str, ...], shards: Path, tmp_path: Path, run: Any) -> None:
+def test_what_does_not_suit_is_refused(flags, shards, tmp_path, run):
     assert REFUSED[flags] in run(main, *run_flags(shards, tmp_path / "run", *flags, "--dry-run")).refusal
 
 
-def test_another_file_is_another_run(electra: Path, shards: Path, tmp_path: Path, run: Any) -> None:
+def test_another_file_is_another_run(electra, shards, tmp_path, run):
     recipe = tmp_path / "moved.py"
     flags = [*run_flags(shards, electra / "run", *electra_flags(electra)), "--task", f"{recipe}:GradientDisentangled"]
     recipe.write_bytes((RECIPES / "replaced_tokens.py").read_bytes())
@@ -235,7 +229,7 @@ print(json.dumps([*missing, float(np.abs(logits - rows["logits"]).max())]))
 
 
 @pytest.mark.slow
-def test_pytorch_opens_the_exports(electra: Path, labelled: Path, python: Path) -> None:
+def test_pytorch_opens_the_exports(electra, labelled, python):
     for folder, name in ((electra, "AutoModelForPreTraining"), (labelled, "AutoModelForMaskedLM")):
         export = folder / "run" / "export"
         ids = np.random.default_rng(0).integers(5, 40, (3, 12), dtype=np.int32)
@@ -251,7 +245,7 @@ def test_pytorch_opens_the_exports(electra: Path, labelled: Path, python: Path) 
 
 
 @pytest.mark.slow
-def test_killed_in_phases_it_ends_with_the_same_bytes(phase_shards: Path, tmp_path: Path) -> None:
+def test_killed_in_phases_it_ends_with_the_same_bytes(phase_shards, tmp_path):
     """On two replicas, in micro-batches, with another number of masks, then with longer rows."""
     more = electra_flags(tmp_path, max_length=32)
     flags, whole = (phases_flags(phase_shards, tmp_path / name, PHASES, *more) for name in ("run", "whole"))
@@ -264,7 +258,7 @@ def test_killed_in_phases_it_ends_with_the_same_bytes(phase_shards: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_an_export_is_trained_on(electra: Path, shards: Path, tmp_path: Path) -> None:
+def test_an_export_is_trained_on(electra, shards, tmp_path):
     flags = run_flags(shards, tmp_path / "run", *ELECTRA, "--init-from", str(electra / "run"), "--max-steps", "1")
     for word in ("--config-overrides", MODEL):
         flags.remove(word)

@@ -1,7 +1,6 @@
 """`--dry-run` of pretraining and of fine-tuning: the plan of the run, in seconds, since it takes no TensorFlow."""
 
 import json
-from pathlib import Path
 
 from tests.fixtures.fresh_process import answers_of
 from tests.fixtures.tiny_classification import flags as classification_flags
@@ -45,7 +44,7 @@ def test_the_plan_counts_parameters_without_tensorflow(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_network_of_which_the_arithmetic_is_not_known_is_built(shards: Path, tmp_path: Path, run) -> None:
+def test_a_network_of_which_the_arithmetic_is_not_known_is_built(shards, tmp_path, run):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIGS["roformer"]), encoding="utf-8")
     model = ("--pretrained-model-config", tmp_path / "model", "--position-init", "random")

@@ -11,7 +11,7 @@ import pytest
 from train import has_accelerator, keep_freed_memory
 
 
-def test_an_environment_prepared_too_late_is_refused() -> None:
+def test_an_environment_prepared_too_late_is_refused():
     # A TensorFlow whose distribution transformers does not know is found by its module alone.
     program = """
 import importlib.metadata as metadata
@@ -28,7 +28,7 @@ assert is_tf_available()
 """
     unprepared = {name: value for name, value in os.environ.items() if name != "FORCE_TF_AVAILABLE"}
 
-    def run(first: str, second: str) -> subprocess.CompletedProcess:
+    def run(first, second):
         command = [sys.executable, "-c", program.format(first=first, second=second)]
         return subprocess.run(command, env=unprepared, capture_output=True, encoding="utf-8", check=False)
 
@@ -38,7 +38,7 @@ assert is_tf_available()
 
 
 @pytest.mark.slow
-def test_the_libraries_print_no_error_or_warning() -> None:
+def test_the_libraries_print_no_error_or_warning():
     program = """
 import train
 import tensorflow as tf
@@ -60,7 +60,7 @@ transformers.FillMaskPipeline(model=model, tokenizer=tiny_tokenizer())("a [MASK]
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc" or has_accelerator(), reason="for glibc, and only a CPU")
-def test_memory_that_was_freed_is_used_again_without_new_pages() -> None:
+def test_memory_that_was_freed_is_used_again_without_new_pages():
     """In a fresh process: elsewhere other memory may be free, too, and be taken first."""
     program = """
 import resource
@@ -78,10 +78,10 @@ print(*faults[1:])
     assert all(int(num_faults) < num_pages // 10 for num_faults in printed.split()), printed
 
 
-def test_a_glibc_that_refuses_a_large_threshold_keeps_the_largest_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_glibc_that_refuses_a_large_threshold_keeps_the_largest_it_takes(monkeypatch):
     taken: dict[int, int] = {}
 
-    def mallopt(parameter: int, value: int) -> int:
+    def mallopt(parameter, value):
         is_taken = parameter != -3 or value <= 2**25
         taken.update({parameter: value} if is_taken else {})
         return int(is_taken)

@@ -12,9 +12,7 @@ from transformers import TFAutoModelForMaskedLM
 from mlm_common.errors import InputError
 from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_run import NUM_STEPS
-from tests.servers.fixtures import HubHandle
 from train.checkpoints.store import CheckpointStore
-from train.config.settings import TrainingConfig
 from train.export import _evaluate, main
 from train.loop.lifecycle import Pretraining
 from train.model.from_pretrained import load_model
@@ -26,12 +24,12 @@ REPO = "alice/exported"
 
 
 @pytest.mark.parametrize("name", ["", f"checkpoints/step-{NUM_STEPS:08d}", f"checkpoints/step-{NUM_STEPS:08d}.json"])
-def test_the_last_checkpoint_gives_the_export_of_the_run(name: str, finished_run: Path, tmp_path: Path) -> None:
+def test_the_last_checkpoint_gives_the_export_of_the_run(name, finished_run, tmp_path):
     assert main([str(finished_run / name), str(tmp_path / "out")]) == 0
     assert contents(tmp_path / "out") == contents(finished_run / "export")
 
 
-def test_an_earlier_checkpoint_pushed_to_a_branch(finished_run: Path, tmp_path: Path, hub_here: HubHandle) -> None:
+def test_an_earlier_checkpoint_pushed_to_a_branch(finished_run, tmp_path, hub_here):
     (tmp_path / ".env").write_text("a secret", encoding="utf-8")
     flags = ("--push", REPO, "--private", "--revision", "early")
     assert main([str(finished_run / "checkpoints" / "step-00000003"), str(tmp_path), *flags]) == 0
@@ -46,7 +44,7 @@ def test_an_earlier_checkpoint_pushed_to_a_branch(finished_run: Path, tmp_path: 
     assert pushed["model.safetensors"] != (finished_run / "export" / "model.safetensors").read_bytes()
 
 
-def test_the_best_checkpoint(finished_run: Path, tmp_path: Path, run: Any) -> None:
+def test_the_best_checkpoint(finished_run, tmp_path, run: Any):
     shutil.copytree(finished_run, tmp_path / "run")
     store = CheckpointStore(RunFolder(str(tmp_path / "run")).checkpoints)
     record = store.read_record(3)
@@ -57,7 +55,7 @@ def test_the_best_checkpoint(finished_run: Path, tmp_path: Path, run: Any) -> No
     assert "--best needs the OUTPUT_DIR" in run(main, tmp_path / "third", tmp_path / "out", "--best").refusal
 
 
-def test_tensorflows_weights_too(finished_run: Path, tmp_path: Path) -> None:
+def test_tensorflows_weights_too(finished_run, tmp_path: Path):
     """And of a folder instead of a checkpoint."""
     assert main([str(finished_run / "export"), str(tmp_path / "out"), "--formats", "pytorch,tf"]) == 0
     folder = tmp_path / "out"
@@ -68,7 +66,7 @@ def test_tensorflows_weights_too(finished_run: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(tensorflow(inputs).logits, load_model(str(finished_run / "export"))(inputs).logits)
 
 
-def test_what_cannot_be_exported(finished_run: Path, tmp_path: Path, run: Any) -> None:
+def test_what_cannot_be_exported(finished_run, tmp_path, run):
     damaged = tmp_path / "run"
     shutil.copytree(finished_run, damaged)
     data = damaged / "checkpoints" / f"step-{NUM_STEPS:08d}.safetensors"
@@ -87,7 +85,7 @@ def test_what_cannot_be_exported(finished_run: Path, tmp_path: Path, run: Any) -
     assert record["model_config"]["model_type"] == "roberta"
 
 
-def test_a_checkpoint_of_the_hub_is_exported(finished_run: Path, shards: Path, tmp_path: Path, run: Any) -> None:
+def test_a_checkpoint_of_the_hub_is_exported(finished_run, shards, tmp_path, run):
     shutil.copytree(finished_run, tmp_path / "run")
     record = published_run(json.loads((finished_run / "run.json").read_text(encoding="utf-8")))
     (tmp_path / "run" / "run.json").write_text(json.dumps(record), encoding="utf-8")
@@ -97,7 +95,7 @@ def test_a_checkpoint_of_the_hub_is_exported(finished_run: Path, shards: Path, t
 
 
 @pytest.mark.usefixtures("eagerly")
-def test_the_mean_of_checkpoints_is_evaluated_and_exported(finished_run: Path, tmp_path: Path, run: Any) -> None:
+def test_the_mean_of_checkpoints_is_evaluated_and_exported(finished_run, tmp_path, run):
     steps = [finished_run / "checkpoints" / f"step-{step:08d}" for step in (3, NUM_STEPS)]
     outcome = run(main, steps[1], steps[0], tmp_path / "mean", "--average")
     assert outcome.status == 0, outcome.err
@@ -118,10 +116,10 @@ def test_the_mean_of_checkpoints_is_evaluated_and_exported(finished_run: Path, t
     assert _evaluate(saved[1], saved[1].snapshot.arrays)["loss"] == pytest.approx(logged, abs=1e-6)
 
 
-def test_a_mean_is_evaluated_where_bfloat16_needs_xla(finished_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mean_is_evaluated_where_bfloat16_needs_xla(finished_run, monkeypatch):
     """Of a run on a machine that does not need it."""
 
-    def show(_: Pretraining, config: TrainingConfig, *__: object) -> None:
+    def show(_, config, *__):
         raise InputError(f"compiled: {config.hardware.jit_compile}")
 
     saved = read_saved_model(str(finished_run))
@@ -139,7 +137,7 @@ def saved_model_of(saved: SavedModel, folder: Path) -> Any:
     return load_model(name)
 
 
-def test_only_checkpoints_of_one_run_have_a_mean(finished_run: Path, tmp_path: Path, run: Any) -> None:
+def test_only_checkpoints_of_one_run_have_a_mean(finished_run, tmp_path, run):
     last = finished_run / "checkpoints" / f"step-{NUM_STEPS:08d}"
     for arguments, message in (
         ((last, last, tmp_path / "out", "--average"), "needs different checkpoints of one phase of one run"),

@@ -119,7 +119,7 @@ SPECIAL_IDS = {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4, "bos": 0, "eos
 
 
 @pytest.fixture(scope="module")
-def exports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
+def exports(tmp_path_factory) -> tuple[Path, list[list[int]]]:
     """A folder of exports of all architectures, each with TensorFlow's logits; and the ids of the sentences."""
     from train.publishing.pytorch_format import export_model
 
@@ -143,7 +143,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[i
     return root, encoded["input_ids"].tolist()
 
 
-def test_transformers_reads_a_trained_tokenizer_as_it_was_made(python: Path, tmp_path: Path) -> None:
+def test_transformers_reads_a_trained_tokenizer_as_it_was_made(python, tmp_path):
     from tokenizer_training.train_unigram import main
 
     (tmp_path / "corpus.txt").write_text("\n".join([*generated_lines(1000), "[ENT] 天地 [ENT]"]), encoding="utf-8")
@@ -159,7 +159,7 @@ def test_transformers_reads_a_trained_tokenizer_as_it_was_made(python: Path, tmp
     assert there == here
 
 
-def test_transformers_on_torch_reads_every_export(python: Path, exports: tuple[Path, list[list[int]]]) -> None:
+def test_transformers_on_torch_reads_every_export(python, exports):
     root, expected_ids = exports
     results = [json.loads(line) for line in output_of(python, READER, str(root), json.dumps(SENTENCES)).splitlines()]
     assert {result["name"] for result in results} == {name.replace(" ", "_") for name in CONFIGS}
@@ -201,7 +201,7 @@ def check_heads(python: Path, root: Path, num_results: int) -> None:
         assert all(difference < 1e-5 for difference in result["differences"].values()), result
 
 
-def test_rows_of_a_modernbert_that_are_longer_than_its_window(python: Path, tmp_path: Path) -> None:
+def test_rows_of_a_modernbert_that_are_longer_than_its_window(python, tmp_path):
     for head in ("MaskedLM", *HEADS):
         write_head(
             *(tmp_path / head, "modernbert", head, (300, 1024)), local_attention=128, num_hidden_layers=3,
@@ -211,7 +211,7 @@ def test_rows_of_a_modernbert_that_are_longer_than_its_window(python: Path, tmp_
 
 
 @pytest.fixture(scope="module")
-def exports_with_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exports_with_heads(tmp_path_factory) -> Path:
     """A folder of exports of models of one layer with each of the heads of fine-tuning."""
     root = tmp_path_factory.mktemp("heads")
     for name, head in product(MODELS_WITH_HEADS, HEADS):
@@ -221,5 +221,5 @@ def exports_with_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_transformers_on_torch_reads_heads_of_fine_tuning(python: Path, exports_with_heads: Path) -> None:
+def test_transformers_on_torch_reads_heads_of_fine_tuning(python, exports_with_heads):
     check_heads(python, exports_with_heads, num_results=len(MODELS_WITH_HEADS) * len(HEADS))

@@ -1,13 +1,11 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mlm_common.errors import InputError
 from tests.fixtures.tiny_models import VOCABULARY, one_layer_model, tiny_tokenizer
-from tests.servers.fixtures import HubHandle
 from train.fill_mask import fill_masks, main
 from train.publishing.pytorch_format import export_model
 
@@ -15,7 +13,7 @@ SENTENCE = "a function returns the [MASK] of a file"
 
 
 @pytest.fixture(scope="module")
-def export(tmp_path_factory: pytest.TempPathFactory) -> str:
+def export(tmp_path_factory) -> str:
     """A model whose head's bias alone decides: `▁list` before `▁value` before the rest."""
     tokenizer = tiny_tokenizer()
     model = one_layer_model("roberta", max_position_embeddings=62)
@@ -27,7 +25,7 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def test_the_likeliest_tokens_come_first(export: str) -> None:
+def test_the_likeliest_tokens_come_first(export):
     predictions = fill_masks(export, [SENTENCE, "[MASK] is text"], top_k=3)
     for filled in predictions:
         assert [prediction["token_str"] for prediction in filled[:2]] == ["list", "value"]
@@ -38,7 +36,7 @@ def test_the_likeliest_tokens_come_first(export: str) -> None:
     assert predictions[0][0]["sequence"] == "a function returns the list of a file"
 
 
-def test_a_mask_token_of_another_look_is_filled(export: str, tmp_path: Path) -> None:
+def test_a_mask_token_of_another_look_is_filled(export, tmp_path):
     for path in Path(export).iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes().replace(b"[MASK]", b"<mask>"))
     assert fill_masks(str(tmp_path), [SENTENCE], top_k=1)[0][0]["token_str"] == "list"
@@ -54,18 +52,18 @@ def test_a_mask_token_of_another_look_is_filled(export: str, tmp_path: Path) -> 
         (SENTENCE, VOCABULARY + 1, r"--top-k must be at most \d+, the vocabulary"),
     ],
 )
-def test_bad_input_is_refused(sentence: str, top_k: int, message: str, export: str) -> None:
+def test_bad_input_is_refused(sentence, top_k, message, export):
     with pytest.raises(InputError, match=message):
         fill_masks(export, [sentence], top_k)
 
 
-def test_a_model_on_the_hub_is_fetched(export: str, hub_of_transformers: HubHandle) -> None:
+def test_a_model_on_the_hub_is_fetched(export, hub_of_transformers):
     for path in Path(export).iterdir():
         hub_of_transformers.put("alice/model", path.name, path.read_bytes())
     assert fill_masks("alice/model", [SENTENCE], top_k=1)[0][0]["token_str"] == "list"
 
 
-def test_a_folder_without_an_export_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_an_export_is_refused(tmp_path):
     config = '{"model_type": "bert", "architectures": ["BertForMaskedLM"]}'
     for content, message in (("{}", "A model is a folder with config.json, or a"), (config, "must hold model.safete")):
         (tmp_path / "config.json").write_text(content, encoding="utf-8")
@@ -76,7 +74,7 @@ def test_a_folder_without_an_export_is_refused(tmp_path: Path) -> None:
         fill_masks(str(tmp_path / "modle"), [SENTENCE])
 
 
-def test_the_folder_of_a_run_stands_for_its_export(export: str, tmp_path: Path) -> None:
+def test_the_folder_of_a_run_stands_for_its_export(export, tmp_path):
     (tmp_path / "run.json").write_text("{}", encoding="utf-8")
     with pytest.raises(InputError, match=r"no export yet\. .*train/export\.py"):
         fill_masks(str(tmp_path), [SENTENCE])
@@ -84,7 +82,7 @@ def test_the_folder_of_a_run_stands_for_its_export(export: str, tmp_path: Path) 
     assert fill_masks(str(tmp_path), [SENTENCE], top_k=1)[0][0]["token_str"] == "list"
 
 
-def test_a_model_that_was_fine_tuned_is_refused(export: str, tmp_path: Path) -> None:
+def test_a_model_that_was_fine_tuned_is_refused(export, tmp_path):
     shutil.copytree(export, tmp_path / "export")
     config = json.loads((tmp_path / "export" / "config.json").read_text(encoding="utf-8"))
     config["architectures"] = ["RobertaForQuestionAnswering"]
@@ -93,7 +91,7 @@ def test_a_model_that_was_fine_tuned_is_refused(export: str, tmp_path: Path) -> 
         fill_masks(str(tmp_path / "export"), [SENTENCE])
 
 
-def test_the_command_prints_a_table(export: str, run: Any) -> None:
+def test_the_command_prints_a_table(export, run):
     outcome = run(main, "--model", export, "--text", SENTENCE, "the [MASK]", "--top-k", 2)
     first, second = outcome.out.strip().split("\n\n")
     assert first.splitlines()[0] == SENTENCE

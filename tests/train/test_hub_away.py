@@ -3,7 +3,6 @@
 import shutil
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -14,7 +13,6 @@ from mlm_common.errors import EXIT_FAILED, FINAL_STATUSES, InputError
 from mlm_common.hub.retries import HubAwayError
 from mlm_common.tokenizer import load_tokenizer
 from tests.fixtures.tiny_run import run_flags
-from tests.servers.fixtures import HubHandle
 from train.config.settings import parse_training_config
 from train.loop.lifecycle import Pretraining, prepare
 from train.model.pretrained_files import find_weights, read_config
@@ -42,7 +40,7 @@ NEEDS: dict[str, Callable[[], object]] = {
 
 
 @pytest.fixture
-def refused_connections(hub_of_transformers: HubHandle, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+def refused_connections(hub_of_transformers, monkeypatch) -> None:  # noqa: ARG001
     """The Hub's port refuses."""
     for module in (constants, file_download):
         monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/{revision}/{filename}")
@@ -53,29 +51,27 @@ def refused_connections(hub_of_transformers: HubHandle, monkeypatch: pytest.Monk
 
 @pytest.mark.usefixtures("refused_connections")
 @pytest.mark.parametrize("what", NEEDS)
-def test_without_the_hub_another_try_may_help(what: str) -> None:
+def test_without_the_hub_another_try_may_help(what):
     with pytest.raises(HubAwayError):
         NEEDS[what]()
 
 
 @pytest.mark.usefixtures("hub_of_transformers")
 @pytest.mark.parametrize("what", NEEDS)
-def test_what_the_hub_does_not_have_is_bad_input(what: str) -> None:
+def test_what_the_hub_does_not_have_is_bad_input(what):
     with pytest.raises(InputError):
         NEEDS[what]()
 
 
 @pytest.mark.usefixtures("refused_connections")
 @pytest.mark.parametrize("what", NEEDS)
-def test_what_is_forbidden_to_ask_for_is_bad_input(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_forbidden_to_ask_for_is_bad_input(what, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(InputError):
         NEEDS[what]()
 
 
-def test_a_run_resumes_without_the_hub_but_does_not_start(
-    hub_here: HubHandle, finished_run: Path, shards: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_resumes_without_the_hub_but_does_not_start(hub_here, finished_run, shards, tmp_path, caplog):
     hub_here.fault("whoami", times=1000)
     shutil.copytree(finished_run, tmp_path / "run")
     resumed = parse_training_config(run_flags(shards, tmp_path / "run", "--hub-model-id", "alice/model"), "")

@@ -6,7 +6,7 @@ from tests.fixtures.imported_files import PARTS_OF_A_RUN, imported_files
 MAX_FILES = 70
 
 
-def test_a_run_imports_few_files() -> None:
+def test_a_run_imports_few_files():
     """That these are all that it imports, `tests/train/test_resume.py` finds in the process of a run."""
     files = imported_files(PARTS_OF_A_RUN)
     assert len(files) <= MAX_FILES

@@ -26,7 +26,7 @@ WEIGHTS = ("--source-weights", "large=0.25", "small=0.5", "back=0.25")
 
 
 @pytest.fixture(scope="module")
-def mixture_run(mixture_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def mixture_run(mixture_shards, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("mixture") / "run"
     run_on_one_device(main, mixture_flags(mixture_shards, folder, *WEIGHTS), eagerly=True)
     return folder
@@ -99,7 +99,7 @@ def test_a_killed_run_of_phases_with_other_weights_resumes_bit_for_bit(mixture_s
     """Weights change between the phases, and once more in the phase ahead while the run is stopped."""
     phases = [{"name": "first", "max_steps": 7}, {"name": "second", "max_steps": 6, "sampling_alpha": 0.0}]
 
-    def flags(folder: Path) -> list[str]:
+    def flags(folder):
         path = folder.parent / f"{folder.name}.yaml"
         path.write_text(yaml.safe_dump([{**one, "learning_rate": 1e-3} for one in phases]), encoding="utf-8")
         given = mixture_flags(mixture_shards, folder, "--save-steps", "2")

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("one_device")
 
 
 @pytest.fixture
-def old_run(finished_run: Path, tmp_path: Path) -> Path:
+def old_run(finished_run, tmp_path) -> Path:
     shutil.copytree(finished_run, tmp_path / "run")
     return tmp_path / "run"
 

@@ -1,8 +1,6 @@
 """Runs that learn from pairs: trained, evaluated and exported, for all classes that the file is for."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +19,7 @@ from train.runtime.run_folder import RunFolder
 BOTH_HEADS = {"cls.seq_relationship.weight", "bert.pooler.dense.weight", "cls.predictions.bias"}
 
 
-def test_it_is_evaluated(pair_run: Path) -> None:
+def test_it_is_evaluated(pair_run):
     lines = read_metrics(RunFolder(pair_run))
     for line in lines:
         assert line["loss"] == pytest.approx(line["mlm_loss"] + line["nsp_loss"], rel=1e-3)
@@ -36,7 +34,7 @@ def test_it_is_evaluated(pair_run: Path) -> None:
     assert f"{last['num_pairs']:,} pairs. The loss is the sum of both." in card
 
 
-def test_its_file_is_for_all_classes(pair_run: Path, tmp_path: Path) -> None:
+def test_its_file_is_for_all_classes(pair_run, tmp_path):
     folder = pair_run / "export"
     assert json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"] == ["BertForPreTraining"]
     assert load_file(folder / "model.safetensors").keys() > BOTH_HEADS
@@ -52,7 +50,7 @@ def test_its_file_is_for_all_classes(pair_run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_albert_continues_with_the_order_of_sentences(pair_shards: Path, tmp_path: Path, one_device: None) -> None:  # noqa: ARG001
+def test_an_albert_continues_with_the_order_of_sentences(pair_shards, tmp_path, one_device):  # noqa: ARG001
     config = {"model_type": "albert", "embedding_size": 16, "num_hidden_groups": 1, "max_position_embeddings": 16}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     model = ("--pretrained-model-config", str(tmp_path), "--config-overrides", MODEL, "--objective", "mlm+sop")
@@ -74,9 +72,7 @@ def test_an_albert_continues_with_the_order_of_sentences(pair_shards: Path, tmp_
         ("pair_shards", (*BERT, "--block-attention"), "--block-attention needs shards in which"),
     ],
 )
-def test_what_has_no_pairs_is_refused(
-    folder: str, more: tuple[str, ...], message: str, tmp_path: Path, request: pytest.FixtureRequest, run: Any
-) -> None:
+def test_what_has_no_pairs_is_refused(folder, more, message, tmp_path, request, run):
     shards = request.getfixturevalue(folder)
     outcome = run(main, *run_flags(shards, tmp_path / "run", *more, "--objective", "mlm+nsp", "--dry-run"))
     assert message in outcome.refusal
@@ -113,7 +109,7 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
 
 
 @pytest.mark.slow
-def test_transformers_on_torch_reads_all_heads(python: Path, tmp_path: Path) -> None:
+def test_transformers_on_torch_reads_all_heads(python, tmp_path):
     from tests.fixtures.tiny_models import padded_batch, tiny_model, tiny_tokenizer
     from train.publishing.pytorch_format import export_model
 

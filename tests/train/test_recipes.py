@@ -57,12 +57,12 @@ def lengths_of_shards(name: str) -> dict[str, int]:
     return lengths
 
 
-def test_all_recipes_are_known() -> None:
+def test_all_recipes_are_known():
     assert set(RECIPES) <= set(EXPECTED)
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_can_be_planned_and_has_one_model(name: str) -> None:
+def test_a_recipe_can_be_planned_and_has_one_model(name):
     lengths = lengths_of_shards(name)
     config = parse_training_config(["--phases", str(FOLDER / f"{name}.yaml"), "--output-dir", "run"], "")
     phases = phases_of(config)
@@ -98,15 +98,7 @@ def test_a_recipe_can_be_planned_and_has_one_model(name: str) -> None:
         ("modernbert-base", 6e-6, 3, [1, 1, 2, 2, 2, 3], [8e-4, 8e-4, 3e-4, 3e-4, 3e-4, 3e-4]),
     ],
 )
-def test_a_recipe_trains_when_it_is_small(
-    phase_shards: Path,
-    tmp_path: Path,
-    name: str,
-    scale: float,
-    num_last_phases: int,
-    phase_of_steps: list[int],
-    rates: list[float],
-) -> None:
+def test_a_recipe_trains_when_it_is_small(phase_shards, tmp_path, name, scale, num_last_phases, phase_of_steps, rates):
     recipe = yaml.safe_load(text_of(name))
     overrides = filter(None, (recipe["settings"].get("config_overrides"), MODEL))
     recipe["settings"] |= {"config_overrides": ",".join(overrides), "bfloat16": False, "block_attention": False}
@@ -129,7 +121,7 @@ def test_a_recipe_trains_when_it_is_small(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-def test_the_recipe_of_a_mixture_trains_when_it_is_small(mixture_shards: Path, tmp_path: Path) -> None:
+def test_the_recipe_of_a_mixture_trains_when_it_is_small(mixture_shards, tmp_path):
     recipe = yaml.safe_load(text_of("multilingual"))
     data = {"train_dataset": str(mixture_shards), "eval_dataset": str(mixture_shards), "max_length": 16}
     recipe["settings"] |= data | {"config_overrides": MODEL, "global_batch_size": 8, "per_replica_batch_size": 4}

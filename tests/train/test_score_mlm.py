@@ -13,9 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
-from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_models import one_layer_model, tiny_tokenizer
-from tests.servers.fixtures import CloudStorageHandle
 from train.export import main as export
 from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import export_model
@@ -31,7 +29,7 @@ CONTROLS = (", random weights", ", no context")
 
 
 @pytest.fixture(scope="module")
-def counted(tmp_path_factory: pytest.TempPathFactory) -> str:
+def counted(tmp_path_factory) -> str:
     """A model that knows nothing but how frequent the words are: the later in `WORDS`, the rarer."""
     tokenizer = tiny_tokenizer()
     model = one_layer_model("roberta", max_position_embeddings=62)
@@ -44,7 +42,7 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> str:
+def pairs(tmp_path_factory) -> str:
     """Pairs of sentences of equal length; the words of the good one are the more frequent."""
     draw = random.Random(3)
     path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
@@ -58,7 +56,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def test_a_language_of_frequencies(counted: str, pairs: str, run: Run, tmp_path: Path) -> None:
+def test_a_language_of_frequencies(counted, pairs, run, tmp_path):
     outcome = run(main, "--model", counted, "--minimal-pairs", pairs, "--output", tmp_path / "scores.json")
     assert outcome.status == 0, outcome.err
     scores = json.loads((tmp_path / "scores.json").read_text(encoding="utf-8"))
@@ -73,7 +71,7 @@ def test_a_language_of_frequencies(counted: str, pairs: str, run: Run, tmp_path:
     assert f"| {counted} | 1.000 ± 0.000 |" in outcome.out
 
 
-def test_bits_and_words_of_a_text(counted: str, run: Run, cloud: CloudStorageHandle, tmp_path: Path) -> None:
+def test_bits_and_words_of_a_text(counted, run, cloud, tmp_path):
     bucket = f"{cloud.bucket_url}/counted"
     open_folder(bucket).upload_folder(counted)
     text = tmp_path / "text.txt"
@@ -91,7 +89,7 @@ def test_bits_and_words_of_a_text(counted: str, run: Run, cloud: CloudStorageHan
     assert of_none["bits per byte, by place in the row"]["quarter 1"]["items"] == 5
 
 
-def test_answers_are_those_of_the_network_for_any_batch() -> None:
+def test_answers_are_those_of_the_network_for_any_batch():
     tokenizer = tiny_tokenizer()
     sentences = ["the function returns a list of text", "a zq file", "model " * 20, "of"]
     queries = list(Asker(tokenizer, 60, left_to_right=False).about_sentences(sentences))
@@ -111,9 +109,7 @@ def test_answers_are_those_of_the_network_for_any_batch() -> None:
 
 
 @pytest.mark.usefixtures("one_device")
-def test_scores_in_the_folder_of_a_run_are_on_the_card_of_the_scored_weights(
-    finished_run: Path, run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_scores_in_the_folder_of_a_run_are_on_the_card_of_the_scored_weights(finished_run, run, tmp_path, caplog):
     scored_run = tmp_path / "run"
     shutil.copytree(finished_run, scored_run)
     text, pairs = tmp_path / "secret.txt", tmp_path / "pairs.jsonl"
@@ -124,7 +120,7 @@ def test_scores_in_the_folder_of_a_run_are_on_the_card_of_the_scored_weights(
     flags = ("--text", text, "--minimal-pairs", pairs, "--left-to-right", "--output", scores_path)
     assert run(main, "--model", scored_run, *flags).status == 0
 
-    def card_of(checkpoint: Path, name: str) -> str:
+    def card_of(checkpoint, name):
         assert run(export, checkpoint, tmp_path / name).status == 0
         return (tmp_path / name / "README.md").read_text(encoding="utf-8")
 
@@ -166,9 +162,7 @@ def test_scores_in_the_folder_of_a_run_are_on_the_card_of_the_scored_weights(
         (["--text", "dots.txt", "--output", "scores.csv"], "--output must end in .json; received scores.csv"),
     ],
 )
-def test_bad_input_is_one_line(
-    flags: list[str], message: str, counted: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_input_is_one_line(flags, message, counted, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("empty.txt", "table.tsv"):
         Path(name).touch()
@@ -176,7 +170,7 @@ def test_bad_input_is_one_line(
     assert message in run(main, "--model", counted, *flags).refusal
 
 
-def test_a_model_of_another_kind_is_one_line(counted: str, run: Run, pairs: str, tmp_path: Path) -> None:
+def test_a_model_of_another_kind_is_one_line(counted, run, pairs, tmp_path):
     shutil.copytree(counted, tmp_path / "tagger")
     config = json.loads((tmp_path / "tagger/config.json").read_text(encoding="utf-8"))
     config["architectures"] = ["RobertaForTokenClassification"]
@@ -185,9 +179,7 @@ def test_a_model_of_another_kind_is_one_line(counted: str, run: Run, pairs: str,
     assert "is not a masked language model but a RobertaForTokenClassification" in outcome.refusal
 
 
-def test_a_killed_scoring_continues_with_the_next_model(
-    counted: str, pairs: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_scoring_continues_with_the_next_model(counted, pairs, run, tmp_path, monkeypatch):
     other = tmp_path / "other"
     shutil.copytree(counted, other)
     weights = other / "model.safetensors"
@@ -197,7 +189,7 @@ def test_a_killed_scoring_continues_with_the_next_model(
     assert run(main, *flags, tmp_path / "whole.json").status == 0
     num_loaded = 0
 
-    def load_two(*args: str) -> object:
+    def load_two(*args):
         nonlocal num_loaded
         num_loaded += 1
         if num_loaded == 2:
@@ -214,7 +206,7 @@ def test_a_killed_scoring_continues_with_the_next_model(
 
 
 @pytest.mark.slow
-def test_the_learning_curve_of_a_run(finished_run: Path, run: Run, tmp_path: Path) -> None:
+def test_the_learning_curve_of_a_run(finished_run, run, tmp_path):
     text, pairs = tmp_path / "text.txt", tmp_path / "pairs.jsonl"
     text.write_text("a corpus of small words\nmakes many rows\n", encoding="utf-8")
     orders = [("a corpus of", "of a corpus"), ("small words", "words small"), ("makes rows", "many makes")]
@@ -239,7 +231,7 @@ def test_the_learning_curve_of_a_run(finished_run: Path, run: Run, tmp_path: Pat
     ]
 
 
-def test_a_damaged_file_of_answers_is_named(tmp_path: Path) -> None:
+def test_a_damaged_file_of_answers_is_named(tmp_path):
     (tmp_path / "scores.answers.json").write_text('{"cut o', encoding="utf-8")
     with pytest.raises(InputError, match=r"scores.answers.json is damaged. Delete it"):
         KeptAnswers(open_folder(str(tmp_path)), "scores.answers.json")

@@ -9,15 +9,12 @@ import pytest
 from huggingface_hub import HfApi
 
 from mlm_common.tokenizer import load_tokenizer, special_token_ids, word_starts
-from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import DOCUMENTS
 from tests.fixtures.tiny_run import NUM_STEPS, run_flags
-from tests.servers.fixtures import HubHandle
 from tfrecord_prep.manifest import open_shards, read_manifest
 from train.loop.trainer import Trainer
-from train.publishing.saved_model import SavedModel, read_saved_model
+from train.publishing.saved_model import read_saved_model
 from train.run_mlm import main
-from train.runtime.preemption import StopRequest
 from train.score_mlm import main as score
 from train.scoring.queries import draw_sample, rows_from_all_over, word_spans
 
@@ -25,7 +22,7 @@ REPO = "alice/baby"
 
 
 @pytest.fixture
-def pairs(tmp_path: Path) -> Path:
+def pairs(tmp_path) -> Path:
     path = tmp_path / "pairs.jsonl"
     words = ["corpus", "small", "many", "rows", "each", "document"]
     rows = [{"sentence_good": f"{one} {two}", "sentence_bad": f"{two} {one}"} for one in words for two in words[:3]]
@@ -35,9 +32,7 @@ def pairs(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("one_device", "eagerly")
-def test_scores_are_logged_with_each_evaluation_and_those_of_the_export(
-    shards: Path, pairs: Path, run: Run, tmp_path: Path
-) -> None:
+def test_scores_are_logged_with_each_evaluation_and_those_of_the_export(shards, pairs, run, tmp_path):
     flags = run_flags(shards, tmp_path / "run", "--score-pairs", str(pairs), "--score-words", "20")
     assert main(flags) == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
@@ -50,7 +45,7 @@ def test_scores_are_logged_with_each_evaluation_and_those_of_the_export(
     assert evaluations[-1]["pairs_accuracy"] == pytest.approx(scores["pairs"]["value"])
 
 
-def test_words_of_rows_are_asked_for_whole(shards: Path) -> None:
+def test_words_of_rows_are_asked_for_whole(shards):
     tokenizer, of_split = load_tokenizer(str(shards / "train" / "tokenizer")), open_shards(str(shards / "validation"))
     starts = word_starts(tokenizer)
     assert starts is not None
@@ -75,8 +70,8 @@ def test_words_of_rows_are_asked_for_whole(shards: Path) -> None:
 @pytest.mark.usefixtures("one_device")
 @pytest.mark.slow
 def test_checkpoints_after_words_are_exported_and_pushed_once_while_the_run_goes(
-    shards: Path, tmp_path: Path, hub_here: HubHandle, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    shards, tmp_path, hub_here, run, monkeypatch
+):
     totals = read_manifest(str(shards / "train")).totals
     words_per_step = totals.num_words * 4 / totals.num_rows
     first, second = wanted = [str(round(words_per_step * step)) for step in (1, 4)]
@@ -84,13 +79,13 @@ def test_checkpoints_after_words_are_exported_and_pushed_once_while_the_run_goes
     exported: list[str] = []
     is_killed = True
 
-    def read(path: str) -> SavedModel:
+    def read(path):
         exported.append(Path(path).stem)
         if len(exported) == 2:
             raise OSError("the bucket is away")
         return read_saved_model(path)
 
-    def evaluate(trainer: Trainer, stop: StopRequest) -> dict[str, float] | None:
+    def evaluate(trainer, stop):
         if is_killed and trainer.model.optimizer.iterations.numpy() == NUM_STEPS:
             raise KeyboardInterrupt
         for _ in range(6000):  # the run is not over, and yet the first one is complete
@@ -121,13 +116,13 @@ def test_checkpoints_after_words_are_exported_and_pushed_once_while_the_run_goes
     assert len(set(weights)) == 3
 
 
-def test_numbers_of_words_that_are_none(shards: Path, tmp_path: Path, run: Run) -> None:
+def test_numbers_of_words_that_are_none(shards, tmp_path, run):
     outcome = run(main, *run_flags(shards, tmp_path / "more", "--save-at-words", "1B"))
     assert "--save-at-words must be at most the" in outcome.refusal
     outcome = run(main, *run_flags(shards, tmp_path / "more", "--save-at-words", "1Q"))
     assert "must be numbers of words, such as 500K 1M 10M; received 1Q" in outcome.error
 
 
-def test_words_are_counted_by_white_space(shards: Path) -> None:
+def test_words_are_counted_by_white_space(shards):
     counted = sum(read_manifest(str(shards / split)).totals.num_words for split in ("train", "validation"))
     assert counted == sum(len(document.split()) for document in DOCUMENTS)

@@ -1,7 +1,6 @@
 """A run over shards on the Hub: that of the same shards in a folder, and resumed from its commit on any machine."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -9,7 +8,6 @@ from mlm_common.errors import InputError
 from tests.fixtures.same_run import assert_same_run
 from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_run import forget_checkpoint, run_flags
-from tests.servers.fixtures import HubHandle
 from train.config.settings import parse_training_config
 from train.run_mlm import main
 from train.runtime.machines import Cluster, check_tpu_use
@@ -20,9 +18,7 @@ ON_THE_HUB = ("--train-dataset", ADDRESS, "--eval-dataset", ADDRESS)
 
 
 @pytest.mark.slow
-def test_a_run_resumes_from_the_commit_it_began_with(
-    shards: Path, finished_run: Path, hub_here: HubHandle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_resumes_from_the_commit_it_began_with(shards, finished_run, hub_here, tmp_path, capsys):
     for path, content in contents(shards).items():
         hub_here.put(REPO, path, content, kind="datasets")
     commit = hub_here.commit(REPO, kind="datasets")
@@ -47,7 +43,7 @@ def test_a_run_resumes_from_the_commit_it_began_with(
     assert f"This version reads format_version 1; train/manifest.json of hub:{REPO}" in capsys.readouterr().err
 
 
-def test_the_hosts_of_a_tpu_given_by_name_need_a_bucket() -> None:
+def test_the_hosts_of_a_tpu_given_by_name_need_a_bucket():
     config = parse_training_config([*ON_THE_HUB, "--output-dir", "gs://b/run", "--tpu-name", "mlm"], "")
     with pytest.raises(InputError, match=rf"--train-dataset must be in Cloud Storage .* received {ADDRESS}"):
         check_tpu_use(config, Cluster())

@@ -16,7 +16,6 @@ from tests.fixtures.killable_runs import KillableRuns
 from tests.fixtures.other_environments import PROJECT, installed_environment
 from tests.fixtures.tiny_corpus import DOCUMENTS, flags
 from tests.fixtures.tiny_run import run_flags
-from tests.servers.fixtures import HubHandle
 from tfrecord_prep import prepare_tfrecord_shards
 from tokenizer_training import train_unigram
 from train.checks.preflight.tpu_compiler import COMPILER_ENVIRONMENT
@@ -40,7 +39,7 @@ TRAINING = (
 
 
 @pytest.fixture(scope="module")
-def vm_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def vm_python(tmp_path_factory) -> Path:
     return installed_environment(tmp_path_factory, "tpu")
 
 
@@ -75,7 +74,7 @@ def losses(folder: Path) -> dict[tuple[str, int], float]:
     return {(line["split"], line["step"]): line["loss"] for line in read_metrics(RunFolder(folder))}
 
 
-def test_the_whole_life_of_a_run(vm_python: Path, hub_server: HubHandle, tmp_path: Path) -> None:
+def test_the_whole_life_of_a_run(vm_python, hub_server, tmp_path):
     environment = COMPILER_ENVIRONMENT | hub_server.environment
     show = "import train, tensorflow; print(tensorflow.__version__)"
     assert printed_by(vm_python, "-c", show, environment=environment).startswith("2.20.")

@@ -69,7 +69,7 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def trackers_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trackers_python(tmp_path_factory) -> Path:
     """The interpreter of an environment with the trackers' extras, and all that is installed here."""
 
     def make(folder: Path) -> None:
@@ -87,9 +87,7 @@ def trackers_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, "trackers", make, kept_in=kept_in) / "bin" / "python"
 
 
-def test_a_resumed_run_is_one_run_of_each_tracker_with_each_step_once(
-    trackers_python: Path, shards: Path, tiny_start: Path, tmp_path: Path
-) -> None:
+def test_a_resumed_run_is_one_run_of_each_tracker_with_each_step_once(trackers_python, shards, tiny_start, tmp_path):
     environment = {
         "PYTHONPATH": str(PROJECT),
         "WANDB_MODE": "offline",
@@ -99,7 +97,7 @@ def test_a_resumed_run_is_one_run_of_each_tracker_with_each_step_once(
         "TRACKIO_DIR": str(tmp_path / "trackio"),
     }
 
-    def train(script: str, *flags: str) -> None:
+    def train(script, *flags):
         command = [trackers_python, PROJECT / script, *flags, "--report-to", *NAMES]
         done = subprocess.run(
             command, env=os.environ | environment, cwd=tmp_path, capture_output=True, encoding="utf-8", check=False

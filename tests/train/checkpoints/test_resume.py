@@ -120,11 +120,11 @@ def said(
     return others
 
 
-def test_nothing_is_said_where_nothing_differs() -> None:
+def test_nothing_is_said_where_nothing_differs():
     assert said(LIBRARIES, MADE_BY) == said({**LIBRARIES, "numpy": "1.0"}, MADE_BY) == []
 
 
-def test_what_was_decided_counts_and_not_what_left_it_open() -> None:
+def test_what_was_decided_counts_and_not_what_left_it_open():
     (line,) = said(LIBRARIES, MADE_BY, changed={"jit_compile": True})
     assert line == "changed since then: --jit-compile True -> None"
     (line,) = said(LIBRARIES, MADE_BY, computation={"jit_compile": False, "tpu_layers": False})
@@ -133,7 +133,7 @@ def test_what_was_decided_counts_and_not_what_left_it_open() -> None:
     assert "the precision changes from here on" in note
 
 
-def test_another_libtpu_is_said_on_a_tpu_and_not_elsewhere() -> None:
+def test_another_libtpu_is_said_on_a_tpu_and_not_elsewhere():
     versions = {**LIBRARIES, "libtpu": "0.0.41"}
     (line,) = said(versions, MADE_BY, "--tpu-name", "local")
     assert "in the last bits from an uninterrupted run: libtpu 0.0.41 -> 0.0.42" in line
@@ -154,14 +154,14 @@ def test_another_libtpu_is_said_on_a_tpu_and_not_elsewhere() -> None:
         ),
     ],
 )
-def test_another_or_unrecorded_device_or_commit_is_said(made_by: dict[str, str], texts: list[str]) -> None:
+def test_another_or_unrecorded_device_or_commit_is_said(made_by, texts):
     assert said(LIBRARIES, made_by) == [f"note: the {text}, so the result may differ slightly" for text in texts]
 
 
 @pytest.mark.parametrize(
     ("flags", "text"), [((), "starting from scratch"), (("--init-from", "x"), "starting from the weights of x")]
 )
-def test_a_new_run_says_what_it_starts_from(flags: tuple[str, ...], text: str) -> None:
+def test_a_new_run_says_what_it_starts_from(flags, text):
     config = parse_training_config(["--train-dataset", "x", "--output-dir", "y", "--max-steps", "9", *flags], "")
     plan = make_plan(config.optimization, config.run, num_rows=1000, max_length=16, num_replicas=1)
     assert list(describe_resume_point(ResumePoint(), plan, config, LIBRARIES, COMPUTATION, MADE_BY)) == [text]

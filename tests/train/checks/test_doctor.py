@@ -5,32 +5,28 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.fixtures.doctor_cases import PROJECT, bucket_config, config_of, found, install, modules, only_error
 from tests.fixtures.tiny_run import run_flags, write_shards
-from tests.servers.fixtures import CloudStorageHandle, HubHandle
 from train import doctor
 from train.checks.machine import findings_of
 
 
 @pytest.fixture(scope="module")
-def made_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made_shards(tmp_path_factory) -> Path:
     return write_shards(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture
-def shards(made_shards: Path, tmp_path: Path) -> Path:
+def shards(made_shards, tmp_path) -> Path:
     """Shards that a test may damage."""
     return Path(shutil.copytree(made_shards, tmp_path / "shards"))
 
 
 @pytest.mark.slow
-def test_shards_that_tensorflow_may_not_read(
-    shards: Path, cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_that_tensorflow_may_not_read(shards, cloud, monkeypatch):
     """The two clients find credentials each in its own way; here that of TensorFlow is not let in."""
     for path in (path for path in shards.rglob("*") if path.is_file()):
         cloud.put(f"shards/{path.relative_to(shards)}", path.read_bytes())
@@ -43,7 +39,7 @@ def test_shards_that_tensorflow_may_not_read(
     assert "gave PermissionDeniedError" in line
 
 
-def test_a_model_too_large_for_the_disk(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_too_large_for_the_disk(shards, tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "ask_tensorflow", lambda *_: {"num_parameters": 10**12, "summary": "bert"})
     findings = found(doctor.check_run, config_of(*run_flags(shards, tmp_path / "run")))
     assert [(one.status, one.subject) for one in findings] == [("ok", "run"), ("error", "disk")]
@@ -51,14 +47,14 @@ def test_a_model_too_large_for_the_disk(shards: Path, tmp_path: Path, monkeypatc
     assert text in only_error(findings)
 
 
-def test_a_model_that_cannot_be_built(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_built(shards, tmp_path, monkeypatch):
     (tmp_path / "broken").mkdir()
     modules(tmp_path / "broken", monkeypatch, tensorflow____init__="import os; os.abort()")
     line = only_error(found(doctor.check_run, config_of(*run_flags(shards, tmp_path / "run"))))
     assert "preparing the run crashed (SIGABRT)" in line
 
 
-def test_buckets(cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buckets(cloud, monkeypatch):
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
     lines = [str(one) for one in found(doctor.check_buckets, bucket_config())]
     assert [line.split()[:2] for line in lines] == [["ok", "bucket"], ["ok", "bucket"]]
@@ -73,9 +69,7 @@ def test_buckets(cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch) -> 
     assert [one.subject for one in found(doctor.check_buckets, far)] == ["bucket", "bucket"]
 
 
-def test_what_is_refused_is_an_error(
-    cloud: CloudStorageHandle, hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_refused_is_an_error(cloud, hub_here, monkeypatch):
     """A bucket that may not be written to, and a token."""
     cloud.authorize(denied_permissions=["storage.objects.create"])
     line = only_error(found(doctor.check_buckets, bucket_config()))
@@ -86,7 +80,7 @@ def test_what_is_refused_is_an_error(
     assert "role is 'read'. Make one with the role 'write'" in only_error(found(doctor.check_hub, pushing))
 
 
-def test_a_check_that_breaks_is_an_error_and_ends_alone() -> None:
+def test_a_check_that_breaks_is_an_error_and_ends_alone():
     def broken():
         raise RuntimeError("no such device")
         yield
@@ -96,9 +90,7 @@ def test_a_check_that_breaks_is_an_error_and_ends_alone() -> None:
     assert "could not be checked: RuntimeError: no such device" in found.text
 
 
-def test_the_command_names_all_errors_at_once(
-    shards: Path, tmp_path: Path, hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch, run: Any
-) -> None:
+def test_the_command_names_all_errors_at_once(shards, tmp_path, hub_here, monkeypatch, run):
     (tmp_path / "broken").mkdir()
     modules(tmp_path / "broken", monkeypatch, tensorflow____init__="raise ImportError('libtpu.so: missing')")
     monkeypatch.setenv("HF_TOKEN", hub_here.read_token)
@@ -113,9 +105,7 @@ def test_the_command_names_all_errors_at_once(
 
 
 @pytest.mark.slow
-def test_the_command_on_a_run_that_is_well(
-    shards: Path, cloud_storage: CloudStorageHandle, hub_server: HubHandle
-) -> None:
+def test_the_command_on_a_run_that_is_well(shards, cloud_storage, hub_server):
     """Everything is asked as it is: TensorFlow, Cloud Storage and the Hub."""
     for path in (path for path in shards.rglob("*") if path.is_file()):
         cloud_storage.put(f"shards/{path.relative_to(shards)}", path.read_bytes())
@@ -137,7 +127,7 @@ def run_doctor(*flags: str, **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, env=os.environ | environment, capture_output=True, encoding="utf-8", check=False)
 
 
-def test_the_command_without_transformers(tmp_path: Path) -> None:
+def test_the_command_without_transformers(tmp_path):
     (tmp_path / "transformers").mkdir()
     (tmp_path / "transformers" / "__init__.py").write_text("", encoding="utf-8")
     install(tmp_path, "tensorflow-tpu", "2.20.0")
@@ -147,14 +137,14 @@ def test_the_command_without_transformers(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1] == "error: Some checks failed; each error line says how to fix it."
 
 
-def test_the_command_without_the_project() -> None:
+def test_the_command_without_the_project():
     script = str(PROJECT / "train" / "doctor.py")
     done = subprocess.run([sys.executable, "-I", "-S", script], capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 1
     assert "python3 install.py" in done.stdout
 
 
-def test_bad_flags() -> None:
+def test_bad_flags():
     assert run_doctor("--no-such-flag").returncode == 2
     done = run_doctor("--log-steps", "0")
     assert (done.returncode, done.stderr.strip()) == (2, "error: --log-steps must be at least 1; received 0.")

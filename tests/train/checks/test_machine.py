@@ -28,16 +28,14 @@ from train.checks import machine
     ],
     ids=["well", "broken", "illegal", "abort", "hangs", "unseen", "transformers 5", "keras 3"],
 )
-def test_importing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str | None], message: str
-) -> None:
+def test_importing(tmp_path, monkeypatch, changed, message):
     modules(tmp_path, monkeypatch, **changed)
     monkeypatch.setattr(machine, "TIMEOUT_SECONDS", 1.0 if "sleep" in str(changed) else 100.0)
     (line,) = found(machine.check_import, config_of())
     assert message in " ".join(str(line).split())
 
 
-def test_remains_of_a_tensorflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remains_of_a_tensorflow(tmp_path, monkeypatch):
     """In an environment with all else: a folder without `__init__.py` gives way to a whole TensorFlow anywhere."""
     venv.create(tmp_path / "venv")
     modules(tmp_path, monkeypatch, tensorflow____init__=None, tensorflow__core="")
@@ -52,7 +50,7 @@ def test_remains_of_a_tensorflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "failed: ModuleNotFoundError: No module named 'tensorflow'" in line
 
 
-def test_gpus_that_tensorflow_does_not_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_tensorflow_does_not_see(tmp_path, monkeypatch):
     assert not list(machine.check_gpus(config_of(), tmp_path))
     (tmp_path / "nvidia0").touch()
     config = "class config: list_physical_devices = staticmethod(lambda kind: {})"
@@ -69,7 +67,7 @@ LOCAL = config_of("--tpu-name", "local")
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def device(monkeypatch, tmp_path) -> Path:
     """A file instead of /dev/accel0; the machine says it is a v3-8, and has the TPU's TensorFlow."""
     (tmp_path / "accel0").touch()
     for module in ("train.runtime.machines", "train.checks.machine"):
@@ -92,9 +90,7 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         ("--tpu-name pod --output-dir here", "tensorflow-tpu", False, "error x --output-dir must be in Cloud Storage"),
     ],
 )
-def test_the_tpu_of_a_machine(
-    flags: str, build: str, has_tpu: bool, line: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tpu_of_a_machine(flags, build, has_tpu, line, request, monkeypatch):
     if has_tpu:
         request.getfixturevalue("device")
     monkeypatch.setattr(machine, "tensorflow_builds", lambda _: [build])
@@ -103,7 +99,7 @@ def test_the_tpu_of_a_machine(
     assert " ".join(str(one).split()).startswith(line)
 
 
-def test_a_tpu_that_another_process_holds(device: Path) -> None:
+def test_a_tpu_that_another_process_holds(device):
     program = "import sys; file = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", program, str(device)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -116,7 +112,7 @@ def test_a_tpu_that_another_process_holds(device: Path) -> None:
         holder.communicate(timeout=30)
 
 
-def test_a_tpu_that_does_not_answer(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tpu_that_does_not_answer(device, monkeypatch):
     modules(device.parent, monkeypatch, tensorflow____init__="import os; os.abort()")
     line = only_error(found(machine.check_tpu, LOCAL))
     assert "connecting to local crashed (SIGABRT)" in line
@@ -125,7 +121,7 @@ def test_a_tpu_that_does_not_answer(device: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("device")
-def test_a_tpu_that_tensorflow_does_not_find() -> None:
+def test_a_tpu_that_tensorflow_does_not_find():
     """TensorFlow itself is asked, on a machine where it has only the CPU."""
     line = only_error(found(machine.check_tpu, LOCAL))
     assert "--tpu-name must name a TPU that can be reached; local gave" in line
@@ -142,7 +138,7 @@ def uninstall(folder: Path, name: str) -> None:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Path:
+def site(tmp_path) -> Path:
     """A folder of packages in which all is well."""
     from packaging.requirements import Requirement
 
@@ -175,9 +171,7 @@ def site(tmp_path: Path) -> Path:
         ("mlm-pretraining", {}, "mlm-pretraining is not installed … python3 install.py"),
     ],
 )
-def test_packages_that_fit_together_and_others(
-    site: Path, missing: str, versions: dict[str, str], message: str
-) -> None:
+def test_packages_that_fit_together_and_others(site, missing, versions, message):
     """Some are missing, or are there in another version; or there is one more."""
     for name in missing.split():
         uninstall(site, name)
@@ -192,7 +186,7 @@ def test_packages_that_fit_together_and_others(
         assert not wrong
 
 
-def test_a_python_that_tensorflow_has_no_packages_for(site: Path) -> None:
+def test_a_python_that_tensorflow_has_no_packages_for(site):
     installed = machine.installed_packages([str(site)])
     (found,) = machine.check_python(installed, "3.13.1")
     assert found.status == "error"
@@ -200,6 +194,6 @@ def test_a_python_that_tensorflow_has_no_packages_for(site: Path) -> None:
     assert "is 3.13.1. Run python3 install.py" in str(found)
 
 
-def test_the_metadata_of_this_project_names_the_builds() -> None:
+def test_the_metadata_of_this_project_names_the_builds():
     extras = metadata("mlm-pretraining").get_all("Provides-Extra") or []
     assert {extra for extra in machine.TENSORFLOW_BUILDS.values() if extra} <= set(extras)

@@ -29,7 +29,7 @@ Split = tuple[ShardSet, frozenset[str]]
 
 
 @pytest.fixture(scope="module")
-def make_split(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Split]:
+def make_split(tmp_path_factory) -> Callable[..., Split]:
     """Make what the manifest of a split says, and collect the documents that are in the split."""
     folder = tmp_path_factory.mktemp("corpora")
     (folder / "copies").mkdir()
@@ -76,9 +76,7 @@ PHASES = st.tuples(splits(0, 0, 0), splits(1, 1, 1, 2, 2) | st.none())
 
 @settings(deadline=None, max_examples=150)
 @given(phases=st.lists(PHASES, min_size=1, max_size=3), is_reversed=st.booleans())
-def test_a_run_that_evaluates_on_its_training_text_is_refused(
-    make_split: Callable[..., Split], phases: list[Any], is_reversed: bool
-) -> None:
+def test_a_run_that_evaluates_on_its_training_text_is_refused(make_split, phases, is_reversed):
     made = [(make_split(*train), make_split(*evaluation) if evaluation else None) for train, evaluation in phases]
     trained_on = frozenset[str]().union(*(documents for (_, documents), _ in made))
     evaluated_on = frozenset[str]().union(*(evaluation[1] for _, evaluation in made if evaluation))

@@ -31,7 +31,7 @@ def weights(inputs: TrainingInputs) -> dict[str, float]:
     return {source.name: source.weight / total for source in inputs.sources}
 
 
-def test_a_folder_and_its_sources_by_name_are_one_mixture(mixture_shards: Path) -> None:
+def test_a_folder_and_its_sources_by_name_are_one_mixture(mixture_shards):
     inputs = opened(mixture_shards)
     assert [source.name for source in inputs.sources] == sorted(TEXTS)
     named = open_inputs(DataConfig(pairs(mixture_shards), pairs(mixture_shards, "validation")))
@@ -41,7 +41,7 @@ def test_a_folder_and_its_sources_by_name_are_one_mixture(mixture_shards: Path) 
     assert sum(weight for _, weight in inputs.evaluated().values()) == pytest.approx(1)
 
 
-def test_command_line_and_file_name_sources_alike(tmp_path: Path) -> None:
+def test_command_line_and_file_name_sources_alike(tmp_path):
     weights = ("--source-weights", "de=0.5", "fo=0.5")
     words = ["--train-dataset", "de=a b/train", "fo=gs://c/d", *weights, "--output-dir", "x"]
     parsed = parse_training_config(words, "")
@@ -57,7 +57,7 @@ def test_command_line_and_file_name_sources_alike(tmp_path: Path) -> None:
     assert one.data.folders() == {"--train-dataset": "a folder/of 'one"}
 
 
-def test_weights_are_by_rows_or_as_they_are_given(mixture_shards: Path, tmp_path: Path) -> None:
+def test_weights_are_by_rows_or_as_they_are_given(mixture_shards, tmp_path):
     rows = {name: open_shards(str(mixture_shards / name / "train")).num_rows for name in TEXTS}
     tokens = {name: open_shards(str(mixture_shards / name / "train")).manifest.totals.num_tokens for name in TEXTS}
     total = sum(rows.values())
@@ -90,19 +90,19 @@ def test_weights_are_by_rows_or_as_they_are_given(mixture_shards: Path, tmp_path
         ({"source_passes": ["large=1", "small", "back=1"]}, "NAME=VALUE"),
     ],
 )
-def test_weights_that_do_not_suit_are_refused(mixture_shards: Path, settings: dict, message: str) -> None:
+def test_weights_that_do_not_suit_are_refused(mixture_shards, settings, message):
     with pytest.raises(InputError, match=message):
         opened(mixture_shards, **settings)
 
 
-def test_only_one_way_to_weight_sources_may_be_given(mixture_shards: Path) -> None:
+def test_only_one_way_to_weight_sources_may_be_given(mixture_shards):
     with pytest.raises(InputError, match="--sampling-alpha and --source-passes"):
         DataConfig(sampling_alpha=0.3, source_passes=["a=1"])
     with pytest.raises(InputError, match="one folder and --sampling-alpha"):
         open_inputs(DataConfig(str(mixture_shards / "large" / "train"), sampling_alpha=0.3))
 
 
-def test_sources_that_do_not_suit_each_other_are_refused(mixture_shards: Path, tmp_path: Path) -> None:
+def test_sources_that_do_not_suit_each_other_are_refused(mixture_shards, tmp_path):
     large = mixture_shards / "large" / "train"
     with pytest.raises(InputError, match="no text in common"):
         open_inputs(DataConfig(pairs(mixture_shards, copy=large)))
@@ -125,7 +125,7 @@ def test_sources_that_do_not_suit_each_other_are_refused(mixture_shards: Path, t
         open_inputs(DataConfig(pairs(mixture_shards, empty=tmp_path / "empty")))
 
 
-def test_phases_with_other_weights_are_compared_source_by_source(mixture_shards: Path) -> None:
+def test_phases_with_other_weights_are_compared_source_by_source(mixture_shards):
     phases = [opened(mixture_shards), opened(mixture_shards, sampling_alpha=0.0)]
     check_phases(phases)
     assert not phases[1].has_rows_of(phases[0])
@@ -135,7 +135,7 @@ def test_phases_with_other_weights_are_compared_source_by_source(mixture_shards:
     ]
 
 
-def test_many_passes_are_warned_of(mixture_shards: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_many_passes_are_warned_of(mixture_shards, caplog):
     inputs = opened(mixture_shards, source_weights=["large=0.25", "small=0.5", "back=0.25"])
     text = inputs.describe_sources(0, inputs.num_rows)["sources"]
     assert "small" in text

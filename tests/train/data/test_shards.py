@@ -17,7 +17,7 @@ from train.data.shards import check_nothing_is_shared, check_phases, open_inputs
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prepared(tmp_path_factory) -> Path:
     """Prepare one corpus whole (`all`), in two parts (`drawn`), and another file to evaluate on (`other`)."""
     folder = tmp_path_factory.mktemp("prepared")
     source = write_source(folder)
@@ -32,13 +32,13 @@ def open_parts(train: Path, evaluation: Path | str, **settings: str) -> None:
     open_inputs(DataConfig(str(train), str(evaluation), **settings))
 
 
-def test_rows_of_one_draw_or_of_other_files_are_evaluated_on(prepared: Path) -> None:
+def test_rows_of_one_draw_or_of_other_files_are_evaluated_on(prepared):
     open_parts(prepared / "drawn" / "train", prepared / "drawn" / "validation")
     open_parts(prepared / "drawn" / "train", prepared / "other" / "validation")
     open_parts(prepared / "all" / "train", prepared / "other" / "validation")
 
 
-def test_rows_that_are_trained_on_are_not_evaluated_on(prepared: Path) -> None:
+def test_rows_that_are_trained_on_are_not_evaluated_on(prepared):
     train, evaluation = prepared / "all" / "train", prepared / "drawn" / "validation"
     with pytest.raises(InputError) as caught:
         open_parts(train, evaluation)
@@ -49,9 +49,7 @@ def test_rows_that_are_trained_on_are_not_evaluated_on(prepared: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["train", "validation"])
-def test_the_training_folder_is_not_evaluated_on(
-    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
-) -> None:
+def test_the_training_folder_is_not_evaluated_on(prepared, tmp_path, monkeypatch, part):
     train = prepared / "drawn" / part
     monkeypatch.chdir(prepared)
     (tmp_path / "link").symlink_to(train)
@@ -63,7 +61,7 @@ def test_the_training_folder_is_not_evaluated_on(
         open_parts(train, tmp_path / "copy")
 
 
-def test_shards_without_a_manifest_are_compared_with_each_other(prepared: Path, tmp_path: Path) -> None:
+def test_shards_without_a_manifest_are_compared_with_each_other(prepared, tmp_path):
     for part in ("train", "validation"):
         (tmp_path / part).mkdir()
         for index, path in enumerate(sorted((prepared / "drawn" / part).glob("*.tfrecord"))):
@@ -82,7 +80,7 @@ def test_shards_without_a_manifest_are_compared_with_each_other(prepared: Path, 
         open_parts(tmp_path / "train", tmp_path / "validation", tokenizer=str(tmp_path / "small"))
 
 
-def test_preparations_without_other_splits_are_of_the_same_text(prepared: Path, tmp_path: Path) -> None:
+def test_preparations_without_other_splits_are_of_the_same_text(prepared, tmp_path):
     again = flags(prepared, tmp_path / "all", "--max-length", "32", "--split", "other")
     assert prepare(again) == 0
     with pytest.raises(InputError, match="both were made of"):
@@ -99,9 +97,7 @@ def test_preparations_without_other_splits_are_of_the_same_text(prepared: Path, 
         (("16/train", None), ("32/validation", "32/train"), False),
     ],
 )
-def test_no_phase_trains_on_text_that_another_evaluates_on(
-    phase_shards: Path, first: tuple[str, str | None], second: tuple[str, str | None], is_right: bool
-) -> None:
+def test_no_phase_trains_on_text_that_another_evaluates_on(phase_shards, first, second, is_right):
     folders = [[name and str(phase_shards / name) for name in phase] for phase in (first, second)]
     phases = [open_inputs(DataConfig(train, other)) for train, other in folders]
     if is_right:
@@ -111,9 +107,7 @@ def test_no_phase_trains_on_text_that_another_evaluates_on(
         check_phases(phases)
 
 
-def test_text_that_may_be_shared_is_warned_of(
-    prepared: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_text_that_may_be_shared_is_warned_of(prepared, monkeypatch, caplog):
     monkeypatch.setattr("train.data.shards.describe_possibly_shared_text", lambda *_: "nobody knows")
     open_parts(prepared / "drawn" / "train", prepared / "other" / "validation")
     assert "may share text, since nobody knows" in caplog.text

@@ -1,6 +1,6 @@
 """Without XLA: the functions that take few passes, and products in bfloat16 whose sums keep their terms."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def gradients(is_in_bfloat16: bool) -> tuple[tf.Tensor, ...]:
 
 
 @needs_instructions
-def test_products_are_rounded_and_sums_are_not() -> None:
+def test_products_are_rounded_and_sums_are_not():
     exact, found = gradients(False), gradients(True)
     differences = [float(tf.norm(one - other) / tf.norm(other)) for one, other in zip(found, exact, strict=True)]
     assert min(differences) > 1e-5
@@ -50,10 +50,10 @@ def test_products_are_rounded_and_sums_are_not() -> None:
     assert {one.dtype for one in found} == {tf.float32}
 
 
-def test_only_what_xla_compiles_is_fused() -> None:
+def test_only_what_xla_compiles_is_fused():
     found = []
 
-    def note() -> tf.Tensor:
+    def note():
         found.append(runs_unfused())
         return tf.constant(0)
 
@@ -63,7 +63,7 @@ def test_only_what_xla_compiles_is_fused() -> None:
     assert found == [True, True, False]
 
 
-def test_the_loss_of_labels_whose_probability_underflows_is_finite() -> None:
+def test_the_loss_of_labels_whose_probability_underflows_is_finite():
     logits = tf.constant([[0.0, 1000.0, -1000.0], [1000.0, 1000.0, 0.0]])
     with tf.GradientTape() as tape:
         tape.watch(logits)
@@ -75,12 +75,12 @@ def test_the_loss_of_labels_whose_probability_underflows_is_finite() -> None:
 
 @pytest.mark.parametrize("use_bias", [False, True])
 @pytest.mark.parametrize("jit_compile", [False, True])
-def test_a_layer_computed_in_parts_has_its_values_and_gradients(use_bias: bool, jit_compile: bool) -> None:
+def test_a_layer_computed_in_parts_has_its_values_and_gradients(use_bias, jit_compile):
     layer = tf_keras.layers.Dense(12, use_bias=use_bias, bias_initializer="normal")
     inputs = tf.constant(np.random.default_rng(0).normal(size=(2, 5, 8)), tf.float32)
     layer(inputs)
 
-    def of_parts(cut: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
+    def of_parts(cut):
         with tf.GradientTape() as tape:
             tape.watch(inputs)
             parts = cut()

@@ -6,8 +6,6 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from train.checkpoints.store import CheckpointRecord
 from train.loop.trainer import Trainer, rank_of_checkpoint
 
@@ -50,27 +48,27 @@ def make_trainer(lines: list[dict[str, Any]], saved: tuple[int, ...] = (), *, ex
     return trainer
 
 
-def test_the_best_so_far_is_to_be_saved() -> None:
+def test_the_best_so_far_is_to_be_saved():
     lines = lines_of(step_2=(0.5, 1.0), step_4=(0.7, 0.9), step_6=(0.7, 0.8), step_8=(0.7, 0.8), step_10=(0.6, 0.1))
     is_saved = [make_trainer(lines[: 2 * count]).is_best_so_far(2 * count) for count in range(1, 6)]
     assert is_saved == [True, True, True, False, False]
     assert not make_trainer(lines[:2], exports_best=False).is_best_so_far(2)
 
 
-def test_a_score_that_is_no_number_is_the_worst() -> None:
+def test_a_score_that_is_no_number_is_the_worst():
     lines = lines_of(step_2=(math.nan, 1.0), step_4=(0.1, 2.0), step_6=(math.nan, 0.5))
     assert make_trainer(lines).is_best_so_far(4)
     assert make_trainer(lines, (2, 4, 6, 18)).restore_best()[0] == 4
 
 
-def test_ties_go_to_the_lower_loss_then_to_the_earlier_step() -> None:
+def test_ties_go_to_the_lower_loss_then_to_the_earlier_step():
     lines = lines_of(step_2=(0.9, 0.6), step_4=(0.9, 0.2), step_6=(0.9, 0.2), step_18=(0.8, 0.1))
     trainer = make_trainer(lines, (2, 4, 6, 18))
     assert trainer.restore_best() == (4, {"loss": 0.2, "accuracy": 0.9})
     assert trainer.restored == [4]
 
 
-def test_a_best_evaluation_without_a_checkpoint_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_best_evaluation_without_a_checkpoint_is_named(caplog):
     lines = lines_of(step_4=(0.6757, 0.9), step_9=(0.5, 0.9), step_18=(0.5676, 0.9))
     trainer = make_trainer(lines, (9, 18))
     with caplog.at_level(logging.WARNING):
@@ -85,7 +83,7 @@ def test_a_best_evaluation_without_a_checkpoint_is_named(caplog: pytest.LogCaptu
     assert not caplog.messages
 
 
-def test_the_final_lines_say_of_which_step_the_model_is() -> None:
+def test_the_final_lines_say_of_which_step_the_model_is():
     lines = lines_of(step_9=(0.6, 0.2), step_18=(0.5, 0.1))
     described = make_trainer(lines)._describe_exported(9)
     assert described == {"best checkpoint": "step 9 of 18, exported; the last step had accuracy 0.5"}
@@ -94,7 +92,7 @@ def test_the_final_lines_say_of_which_step_the_model_is() -> None:
     assert make_trainer([])._describe_exported(18) == {"exported": "step 18 of 18"}
 
 
-def test_checkpoints_are_ranked_by_the_metric_of_this_call() -> None:
+def test_checkpoints_are_ranked_by_the_metric_of_this_call():
     """Not by the score that was recorded with another metric, or not at all."""
     task: Any = SimpleNamespace(score=lambda line: -line["loss"])
     log: Any = Log(lines_of(step_4=(0.7, 0.9), step_6=(0.6, 0.8)))

@@ -2,7 +2,6 @@
 
 import itertools
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -149,9 +148,7 @@ def test_a_profile_that_cannot_be_written_is_a_warning(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(("num_steps", "expected"), [(3, {"loss": 2.5}), (6, None)])
-def test_only_an_evaluation_after_the_last_step_is_the_result(
-    num_steps: int, expected: dict[str, float] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_an_evaluation_after_the_last_step_is_the_result(num_steps, expected, tmp_path, monkeypatch):
     """A phase resumes after step 3, where the phase before it was evaluated, and evaluates nothing itself."""
     monkeypatch.setattr(fitting, "distribute_batches", MagicMock())
     trainer = MagicMock(add_up=None, can_roll_back=False, start=ResumePoint(step=3))

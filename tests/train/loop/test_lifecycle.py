@@ -14,7 +14,7 @@ from train.step.train_step import set_precision
 
 
 @pytest.mark.parametrize("is_compiled", [True, False])
-def test_models_after_a_run_in_bfloat16_compute_in_float32(is_compiled: bool) -> None:
+def test_models_after_a_run_in_bfloat16_compute_in_float32(is_compiled):
     run: Any = SimpleNamespace(config=SimpleNamespace(hardware=HardwareConfig()), cluster=Cluster(), folder=None)
     with failure_handling(run, tf.distribute.get_strategy()):
         set_precision(bfloat16=True, is_compiled=is_compiled)

@@ -15,12 +15,12 @@ from train.tasks.masked_lm import MaskedLanguageModeling
 FIGURES = {"loss": 5.89, "perplexity": 361.0, "masked_accuracy": 0.145, "num_masked_tokens": 900}
 
 
-def test_what_was_learned_is_compared_with_the_frequencies() -> None:
+def test_what_was_learned_is_compared_with_the_frequencies():
     assert describe_baseline(6.41, 5.8918) == "6.41  the model is 0.52 below it, thanks to context"
     assert describe_baseline(6.5, 6.5) == "6.50  the model is not below it yet"
 
 
-def test_the_next_command_is_one_that_parses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_next_command_is_one_that_parses(capsys):
     task = MaskedLanguageModeling.__new__(MaskedLanguageModeling)
     phase: Any = SimpleNamespace(task=task, inputs=SimpleNamespace(unigram_entropy_nats=6.41))
     print_result(phase, FIGURES, {"exported": "step 3 of 3", "model": "my runs/it's/export"})
@@ -34,12 +34,12 @@ def test_the_next_command_is_one_that_parses(capsys: pytest.CaptureFixture[str])
     assert "[MASK]" in config.text[0]
 
 
-def test_evaluations_are_summarized_in_a_few_words() -> None:
+def test_evaluations_are_summarized_in_a_few_words():
     task = MaskedLanguageModeling.__new__(MaskedLanguageModeling)
     assert task.summarize(FIGURES) == "loss 5.89  accuracy 14.5 %"
 
 
-def test_a_long_row_is_cut_and_wrapped() -> None:
+def test_a_long_row_is_cut_and_wrapped():
     lines = excerpt("word " * 100).split("\n")
     assert max(map(len, lines)) <= 76
     assert len(" ".join(lines)) <= 203
@@ -49,9 +49,7 @@ def test_a_long_row_is_cut_and_wrapped() -> None:
 
 
 @pytest.mark.parametrize(("preset", "advises"), [("roberta-base", True), ("tiny-cpu", False)])
-def test_a_long_run_on_a_cpu_is_warned_of_before_it_starts(
-    preset: str, advises: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_run_on_a_cpu_is_warned_of_before_it_starts(preset, advises, monkeypatch):
     monkeypatch.setattr("train.loop.run.planned_step_flops", lambda *_: 10**13)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
     phase: Any = Phase.__new__(Phase)

@@ -16,7 +16,6 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from mlm_common import workers
 from mlm_common.storage.folder import LocalFolder
 from tests.fixtures.same_run import tensorboard_points
-from tests.servers.fixtures import CloudStorageHandle
 from train.metrics.log import (
     ROLLBACK,
     TRAIN,
@@ -63,7 +62,7 @@ def points(folder: Path) -> list[int]:
 
 
 @pytest.fixture
-def scaled_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def scaled_client(monkeypatch) -> None:
     """Cloud Storage's client waits 300 times less: 10 minutes are 2 seconds."""
     request = requests.Session.request
 
@@ -77,9 +76,7 @@ def scaled_client(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("scaled_client")
-def test_a_stalled_bucket_costs_no_time_and_no_line(
-    cloud: CloudStorageHandle, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+def test_a_stalled_bucket_costs_no_time_and_no_line(cloud, caplog, tmp_path):
     """The bucket answers nothing about the log for ten minutes, at 1:300; then it does what it was asked long ago."""
     folder = f"{cloud.bucket_url}/run"
     log = started_log(folder)
@@ -104,9 +101,7 @@ def test_a_stalled_bucket_costs_no_time_and_no_line(
     assert len(cloud.requests("", "run")) - num_held < 30 < step
 
 
-def test_a_stopped_run_does_not_wait_for_a_stalled_bucket(
-    cloud: CloudStorageHandle, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_run_does_not_wait_for_a_stalled_bucket(cloud, caplog, monkeypatch):
     monkeypatch.setattr(workers, "STOP_SECONDS", 0.3)
     folder = f"{cloud.bucket_url}/run"
     log = started_log(folder)
@@ -151,9 +146,7 @@ class Failing:
         (RecordWriter, "flush"),
     ],
 )
-def test_a_write_that_fails_is_made_up_for_and_told(
-    place: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_write_that_fails_is_made_up_for_and_told(place, name, tmp_path, monkeypatch, caplog):
     with started_log(tmp_path) as log:
         add(log, 1)
         log.wait()
@@ -166,7 +159,7 @@ def test_a_write_that_fails_is_made_up_for_and_told(
     assert "writes of the log that failed: 1; no line is missing now" in caplog.text
 
 
-def test_a_last_write_that_fails_is_tried_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_last_write_that_fails_is_tried_once_more(tmp_path, monkeypatch):
     log = started_log(tmp_path)
     log.wait()
     monkeypatch.setattr(MetricsFile, "update", Failing(MetricsFile.update, 1))
@@ -175,8 +168,8 @@ def test_a_last_write_that_fails_is_tried_once_more(tmp_path: Path, monkeypatch:
     assert steps_in(tmp_path) == [1]
 
 
-def test_a_line_that_a_full_disk_cuts_off_is_whole_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def append_half(self: LocalFolder, name: str, text: str, **_: str) -> None:
+def test_a_line_that_a_full_disk_cuts_off_is_whole_in_the_end(tmp_path, monkeypatch):
+    def append_half(self, name, text, **_):
         monkeypatch.undo()
         with Path(self.path_of(name)).open("a", encoding="utf-8") as file:
             file.write(text[: len(text) // 2])
@@ -192,9 +185,7 @@ def test_a_line_that_a_full_disk_cuts_off_is_whole_in_the_end(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("seconds", [(5000.0, 5000.0, 5000.0), (5000.0, 4000.0, 3000.0)], ids=["one second", "behind"])
-def test_event_files_sort_as_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, ...]
-) -> None:
+def test_event_files_sort_as_written(tmp_path, monkeypatch, seconds):
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(8))
     for number, second in enumerate(seconds):
         monkeypatch.setattr(time, "time", lambda second=second: second)
@@ -205,7 +196,7 @@ def test_event_files_sort_as_written(
     assert points(tmp_path) == [1, 2, 3, 4, 5, 6]
 
 
-def test_event_files_of_a_bucket_sort_as_written(cloud: CloudStorageHandle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_files_of_a_bucket_sort_as_written(cloud, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 5000.0)
     for number in range(2):
         with started_log(f"{cloud.bucket_url}/run", number, num_written=2 * number) as log:
@@ -228,14 +219,14 @@ DAMAGED_LINES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGED_LINES.values(), ids=DAMAGED_LINES)
-def test_lines_before_a_damaged_one_are_read(tmp_path: Path, damage: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_before_a_damaged_one_are_read(tmp_path, damage, caplog):
     lines = [b'{"step": %d, "split": "train", "loss": 1.0}\n' % step for step in (1, 2, 3)]
     (tmp_path / "metrics.jsonl").write_bytes(b"".join([*lines[:2], damage, lines[2]]))
     assert steps_in(tmp_path) == [1, 2]
     assert f"{tmp_path}/metrics.jsonl: line 3 is damaged; only the lines before it are used" in caplog.text
 
 
-def test_a_damaged_log_is_kept_and_the_run_resumes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_log_is_kept_and_the_run_resumes(tmp_path, caplog):
     with started_log(tmp_path) as log:
         add(log, 1, 2, 3)
     lines = (tmp_path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
@@ -252,10 +243,8 @@ def test_a_damaged_log_is_kept_and_the_run_resumes(tmp_path: Path, caplog: pytes
 
 
 @pytest.mark.parametrize("file", [MetricsFile, TensorBoardFiles, LossCurve])
-def test_a_programming_error_is_told_once_and_costs_only_its_file(
-    file: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def update(_self: Any, _lines: Any) -> None:
+def test_a_programming_error_is_told_once_and_costs_only_its_file(file, tmp_path, monkeypatch, caplog):
+    def update(_self, _lines):
         return None + 1  # type: ignore[operator]
 
     monkeypatch.setattr(file, "update", update)
@@ -273,7 +262,7 @@ def test_a_programming_error_is_told_once_and_costs_only_its_file(
     assert f"the log is not complete: {path} not up to date" in caplog.text
 
 
-def test_lines_in_a_checkpoint_are_written_at_the_next_start(tmp_path: Path) -> None:
+def test_lines_in_a_checkpoint_are_written_at_the_next_start(tmp_path):
     with started_log(tmp_path) as log:
         add(log, 1, 2)
     num_written = log.num_written
@@ -292,7 +281,7 @@ def test_lines_in_a_checkpoint_are_written_at_the_next_start(tmp_path: Path) -> 
     assert steps_in(tmp_path) == [1, 2, 3]
 
 
-def test_a_rollback_drops_lines_and_points(tmp_path: Path) -> None:
+def test_a_rollback_drops_lines_and_points(tmp_path):
     with started_log(tmp_path) as log:
         add(log, 1, 2, 3)
         log.wait()
@@ -306,7 +295,7 @@ def test_a_rollback_drops_lines_and_points(tmp_path: Path) -> None:
     assert points(tmp_path) == [1, 2, 3]
 
 
-def test_lines_after_the_step_of_a_start_are_dropped(tmp_path: Path) -> None:
+def test_lines_after_the_step_of_a_start_are_dropped(tmp_path):
     with started_log(tmp_path) as log:
         add(log, 1, 2, 3)
     with started_log(tmp_path, 2, num_written=2) as log:
@@ -314,7 +303,7 @@ def test_lines_after_the_step_of_a_start_are_dropped(tmp_path: Path) -> None:
     assert steps_in(tmp_path) == points(tmp_path) == [1, 2, 3, 4]
 
 
-def test_training_and_validation_share_their_tags(tmp_path: Path) -> None:
+def test_training_and_validation_share_their_tags(tmp_path):
     with started_log(tmp_path) as log:
         log.add(1, TRAIN, {"loss": 3.0})
         log.flush()

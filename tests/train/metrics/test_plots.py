@@ -26,7 +26,7 @@ def run_of(folder: Path, **settings: Any) -> RunCurves:
     return run
 
 
-def test_the_plot_names_the_model_and_labels_each_line(tmp_path: Path) -> None:
+def test_the_plot_names_the_model_and_labels_each_line(tmp_path):
     shown = texts(draw_run(run_of(tmp_path / "run", mlm_probability=0.3), "svg"))
     assert {
         "tiny-roberta-cpu (RoBERTa, 1.7 M parameters): validation loss 5.25",
@@ -39,11 +39,11 @@ def test_the_plot_names_the_model_and_labels_each_line(tmp_path: Path) -> None:
     } <= set(shown)
 
 
-def test_a_note_on_masks_is_only_there_where_the_rates_differ(tmp_path: Path) -> None:
+def test_a_note_on_masks_is_only_there_where_the_rates_differ(tmp_path):
     assert not [text for text in texts(draw_run(run_of(tmp_path / "run"), "svg")) if "masks" in text]
 
 
-def test_the_plot_has_double_resolution_and_is_reproducible(tmp_path: Path) -> None:
+def test_the_plot_has_double_resolution_and_is_reproducible(tmp_path):
     run = run_of(tmp_path / "run")
     assert imread(io.BytesIO(draw_run(run))).shape[:2] == (900, 1600)
     assert draw_run(run, "svg") == draw_run(run, "svg")
@@ -54,13 +54,13 @@ def test_the_plot_has_double_resolution_and_is_reproducible(tmp_path: Path) -> N
     [[], [train_line(10, 7.0, 2.0, 64.0)], [validation_line(5, 6.5)], [train_line(10, float("nan"), 2.0, 64.0)]],
     ids=["nothing", "one line", "an evaluation", "not finite"],
 )
-def test_a_run_with_hardly_a_line_can_be_drawn(lines: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_a_run_with_hardly_a_line_can_be_drawn(lines, tmp_path):
     run = RunCurves("run", run_of(tmp_path / "run").record, lines)
     assert draw_run(run).startswith(b"\x89PNG")
     assert draw_runs([run, run]).startswith(b"\x89PNG")
 
 
-def test_phases_have_their_names_and_the_tokens_of_each(tmp_path: Path) -> None:
+def test_phases_have_their_names_and_the_tokens_of_each(tmp_path):
     lines = [{**line, "phase": 1 + (line["step"] > 20)} for line in run_of(tmp_path / "run").lines]
     record = run_of(tmp_path / "other").record
     record["plan"]["before"] = [{"num_steps": 20, "global_batch_rows": 8, "max_length": 4}]
@@ -72,7 +72,7 @@ def test_phases_have_their_names_and_the_tokens_of_each(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("with_guess", [True, False])
-def test_fine_tuning_shows_the_metric_and_its_best(tmp_path: Path, with_guess: bool) -> None:
+def test_fine_tuning_shows_the_metric_and_its_best(tmp_path, with_guess):
     task = ANSWERS | {"guess": 2.0 if with_guess else None}
     record = run_of(tmp_path / "run", unigram_entropy_nats=None).record | {"task": task}
     record["settings"]["model"]["init_from"] = "work/model"
@@ -83,14 +83,14 @@ def test_fine_tuning_shows_the_metric_and_its_best(tmp_path: Path, with_guess: b
     assert ("guess 2.0" in shown) == with_guess
 
 
-def test_the_lower_error_is_the_better_one(tmp_path: Path) -> None:
+def test_the_lower_error_is_the_better_one(tmp_path):
     task = ANSWERS | {"metric": "mse", "lower_is_better": True}
     record = run_of(tmp_path / "run", unigram_entropy_nats=None).record | {"task": task}
     lines = [{"step": step, "split": "validation", "loss": 3.0, "mse": value} for step, value in ((10, 0.25), (20, 9))]
     assert "best 0.250" in texts(draw_run(RunCurves("run", record, lines), "svg"))
 
 
-def test_the_comparison_labels_runs_and_a_shared_baseline(tmp_path: Path) -> None:
+def test_the_comparison_labels_runs_and_a_shared_baseline(tmp_path):
     runs = [run_of(tmp_path / name) for name in ("a", "b")]
     shown = texts(draw_runs(runs, file_format="svg"))
     # In both panels.
@@ -101,6 +101,6 @@ def test_the_comparison_labels_runs_and_a_shared_baseline(tmp_path: Path) -> Non
     assert texts(draw_runs([*runs, *runs], file_format="svg")).count(f"{runs[0].name} 5.25") == 2
 
 
-def test_the_plot_of_one_run_is_that_of_its_loss(tmp_path: Path) -> None:
+def test_the_plot_of_one_run_is_that_of_its_loss(tmp_path):
     run = run_of(tmp_path / "run")
     assert draw_runs([run]) == draw_run(run)

@@ -1,19 +1,16 @@
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from mlm_common.errors import InputError
 from mlm_common.hub.redaction import redacted_hash
 from tests.fixtures.recorded_runs import LENGTH, train_line, validation_line, write_run
-from tests.fixtures.run_command import Run
-from tests.servers.fixtures import CloudStorageHandle
 from train.compare_runs import comparison_table, describe_mask_rates, group_comparable, main
 from train.metrics.run_curves import draw_runs, read_runs
 
 
-def test_the_table_is_right_and_fits_100_columns(tmp_path: Path) -> None:
+def test_the_table_is_right_and_fits_100_columns(tmp_path):
     write_run(tmp_path / "small")
     write_run(tmp_path / "a-run-with-a-name-that-is-far-too-long-for-a-table", global_batch_rows=3000)
     folders = [f"{tmp_path}/small", f"{tmp_path}/a-run-with-a-name-that-is-far-too-long-for-a-table/"]
@@ -28,7 +25,7 @@ def test_the_table_is_right_and_fits_100_columns(tmp_path: Path) -> None:
     assert max(map(len, table)) <= 100
 
 
-def test_bits_per_byte_are_shown_where_they_exist(tmp_path: Path) -> None:
+def test_bits_per_byte_are_shown_where_they_exist(tmp_path):
     write_run(tmp_path / "without")
     write_run(tmp_path / "scored", lines=[validation_line(5, 6.5) | {"bits_per_byte": 2.5}, validation_line(9, 6.0)])
     table = comparison_table(read_runs([f"{tmp_path}/without", f"{tmp_path}/scored"])).splitlines()
@@ -36,7 +33,7 @@ def test_bits_per_byte_are_shown_where_they_exist(tmp_path: Path) -> None:
     assert max(map(len, table)) <= 110
 
 
-def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
+def test_a_run_that_has_just_begun(tmp_path):
     write_run(tmp_path / "run", unigram_entropy_nats=None, lines=[train_line(10, 7.0, 2.0, 64.0)])
     (run,) = read_runs([str(tmp_path / "run")])
     assert comparison_table([run]).splitlines()[1].split()[-5:] == ["7.0000", "-", "-", "-", "-"]
@@ -45,7 +42,7 @@ def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     assert comparison_table(read_runs([str(only_evaluated)])).splitlines()[1].split()[-8:-5] == ["-", "0.00", "-"]
 
 
-def test_runs_are_grouped_by_what_they_were_evaluated_on(tmp_path: Path) -> None:
+def test_runs_are_grouped_by_what_they_were_evaluated_on(tmp_path):
     write_run(tmp_path / "a")
     write_run(tmp_path / "b", global_batch_rows=16, mlm_probability=0.3)
     write_run(tmp_path / "c", eval_shards="w", tokenizer="u")
@@ -61,13 +58,13 @@ def test_runs_are_grouped_by_what_they_were_evaluated_on(tmp_path: Path) -> None
     assert "training losses do not compare (15 %: a, c; 30 %: b)" in describe_mask_rates([a, b, c])
 
 
-def test_a_record_that_was_on_the_hub_compares(tmp_path: Path) -> None:
+def test_a_record_that_was_on_the_hub_compares(tmp_path):
     runs = read_runs([str(write_run(tmp_path / name)) for name in "ab"])
     runs[1].record["fingerprint"]["eval_shards"] = redacted_hash(["v"])
     assert group_comparable(runs) == ("", "")
 
 
-def test_a_run_of_a_version_with_one_task_compares(tmp_path: Path) -> None:
+def test_a_run_of_a_version_with_one_task_compares(tmp_path):
     """Version 0.3 recorded no task."""
     run, other = read_runs([str(write_run(tmp_path / name)) for name in "ab"])
     older = replace(other, record={name: value for name, value in other.record.items() if name != "task"})
@@ -77,13 +74,13 @@ def test_a_run_of_a_version_with_one_task_compares(tmp_path: Path) -> None:
     assert draw_runs([older]).startswith(b"\x89PNG")
 
 
-def test_the_time_of_training_is_that_of_the_steps(tmp_path: Path) -> None:
+def test_the_time_of_training_is_that_of_the_steps(tmp_path):
     (run,) = read_runs([str(write_run(tmp_path / "run"))])
     assert [run.training_seconds(step) for step in (0, 5, 10, 20, 25, 30)] == [0, 10, 20, 30, 35, 40]
     assert run.tokens_after(30) == 30 * 8 * LENGTH
 
 
-def test_runs_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
+def test_runs_are_named_by_what_tells_them_apart(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         write_run(tmp_path / name / "model")
@@ -91,9 +88,7 @@ def test_runs_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
     assert [run.name for run in runs] == ["a/model", "b/model"]
 
 
-def test_the_command_on_a_run_in_cloud_storage(
-    tmp_path: Path, cloud: CloudStorageHandle, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_on_a_run_in_cloud_storage(tmp_path, cloud, capsys):
     for path in write_run(tmp_path / "run").iterdir():
         cloud.put(f"run/{path.name}", path.read_bytes())
     folder = f"{cloud.bucket_url}/run"
@@ -102,9 +97,7 @@ def test_the_command_on_a_run_in_cloud_storage(
     assert cloud.objects()["run/comparison.png"].startswith(b"\x89PNG")
 
 
-def test_the_command_on_a_real_run(
-    finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_command_on_a_real_run(finished_run, tmp_path, capsys, caplog):
     capsys.readouterr()
     other = write_run(tmp_path / "other")
     assert main(["--runs", str(finished_run), str(other), "--picture", str(tmp_path / "runs.svg")]) == 0
@@ -115,7 +108,7 @@ def test_the_command_on_a_real_run(
     assert "Different validation rows and tokenizers: compare each run with its baseline" in drawn
 
 
-def test_bad_input(tmp_path: Path, run: Run) -> None:
+def test_bad_input(tmp_path, run):
     with pytest.raises(InputError, match=r"--runs: .* has no metrics\.jsonl yet"):
         read_runs([str(tmp_path)])
     refused = run(main, "--runs", write_run(tmp_path / "run"), "--picture", tmp_path / "runs.jpg")

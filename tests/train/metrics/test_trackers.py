@@ -2,7 +2,6 @@
 
 import importlib.util
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlm_common import workers
-from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_run import run_flags
 from train.metrics import trackers
 from train.metrics.log import TRAIN, VALIDATION, MetricsLog, read_metrics
@@ -63,11 +61,8 @@ def log_of(folder: RunFolder, fake: FakeTracker, monkeypatch: pytest.MonkeyPatch
 )
 @settings(max_examples=25, deadline=None)
 def test_each_step_is_sent_once_whatever_fails_and_however_often_the_run_resumes(
-    knows_steps: bool,
-    failing_calls: set[int],
-    sessions: list[tuple[int, int]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
+    knows_steps, failing_calls, sessions, tmp_path_factory
+):
     """Each session resumes some steps before the end of the last one, makes these again, and then new ones."""
     folder, fake = (
         RunFolder(tmp_path_factory.mktemp("run")),
@@ -107,9 +102,7 @@ def test_each_step_is_sent_once_whatever_fails_and_however_often_the_run_resumes
     assert fake.finished[-1] is True
 
 
-def test_a_tracker_that_hangs_holds_up_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_tracker_that_hangs_holds_up_nothing(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(workers, "END_SECONDS", 0.3)
     released = threading.Event()
     fake = FakeTracker(knows_steps=True, failing_calls=set())
@@ -125,9 +118,7 @@ def test_a_tracker_that_hangs_holds_up_nothing(
     released.set()
 
 
-def test_unknown_and_missing_trackers_are_one_line(
-    shards: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_and_missing_trackers_are_one_line(shards, tmp_path, run, monkeypatch):
     monkeypatch.setattr("train.loop.lifecycle.read_cluster", lambda: pytest.fail("something was loaded"))
     flags = run_flags(shards, tmp_path / "run", "--report-to")
     outcome = run(main, *flags, "wandb", "tensorboard")

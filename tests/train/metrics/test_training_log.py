@@ -23,7 +23,7 @@ from train.runtime.plan import PhaseToPlan, make_plans
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def clock(monkeypatch) -> list[float]:
     now = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     return now
@@ -36,7 +36,7 @@ def clock_of(start_step: int = 0, num_eval_rows: int = 0, full_speed: float | No
     return Clock(plan, start_step, num_eval_rows, full_speed)
 
 
-def test_the_first_step_is_not_timed(clock: list[float]) -> None:
+def test_the_first_step_is_not_timed(clock):
     timed = clock_of()
     clock[0] += 60  # it compiles
     timed.advance(1)
@@ -47,7 +47,7 @@ def test_the_first_step_is_not_timed(clock: list[float]) -> None:
     assert timed.seconds_left == 95 * 0.5
 
 
-def test_evaluations_count_in_the_time_left_not_in_the_speed(clock: list[float]) -> None:
+def test_evaluations_count_in_the_time_left_not_in_the_speed(clock):
     timed = clock_of(start_step=50, num_eval_rows=96)
     timed.advance(51)
     clock[0] += 9
@@ -63,7 +63,7 @@ def test_evaluations_count_in_the_time_left_not_in_the_speed(clock: list[float])
     assert timed.seconds_left == 0
 
 
-def test_rates_are_over_training_alone(clock: list[float]) -> None:
+def test_rates_are_over_training_alone(clock):
     timed = clock_of(full_speed=0.1)
     clock[0] += 3
     with timed.stopped():
@@ -111,7 +111,7 @@ def shown(terminal: Terminal) -> list[str]:
     return [text.strip() for text in re.split(r"[\r\n]", terminal.getvalue()) if "train" in text]
 
 
-def test_a_bar_moves_each_step_and_says_what_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_moves_each_step_and_says_what_it_knows(monkeypatch):
     terminal = terminal_in(monkeypatch)
     timed = fake_clock()
     bar = bar_of(142, timed)
@@ -125,9 +125,7 @@ def test_a_bar_moves_each_step_and_says_what_it_knows(monkeypatch: pytest.Monkey
     assert re.fullmatch(r"train  62% \|██████.   \| 88/142  loss 1\.52  10 k tok/s  0:55 left", shown(terminal)[-1])
 
 
-def test_a_resumed_bar_starts_with_the_run_and_fits_80_columns(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_resumed_bar_starts_with_the_run_and_fits_80_columns(monkeypatch):
     terminal = terminal_in(monkeypatch)
     bar = bar_of(1_000_000, fake_clock(999_999.0, 99.9 * 86400), start_step=600_000)
     assert "60% |██████    | 600000/1000000  compiling" in shown(terminal)[-1]
@@ -137,9 +135,7 @@ def test_a_resumed_bar_starts_with_the_run_and_fits_80_columns(
     assert all(len(text) <= 80 for text in shown(terminal))
 
 
-def test_without_a_terminal_there_are_lines(
-    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_terminal_there_are_lines(capsys, caplog):
     with caplog.at_level(logging.INFO):
         bar = bar_of(1100, fake_clock(584_000.0, 200.0))
         bar.advance(21)
@@ -156,7 +152,7 @@ def test_without_a_terminal_there_are_lines(
     assert "\r" not in printed + errors
 
 
-def test_other_workers_show_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_workers_show_nothing(monkeypatch, capsys):
     terminal = terminal_in(monkeypatch)
     bar = bar_of(9, fake_clock(1.0, 1.0), is_chief=False)
     bar.advance(1)

@@ -3,7 +3,7 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig
 
 from mlm_common.errors import InputError
 from tests.fixtures.tiny_models import CONFIGS, tiny_config, tiny_model
@@ -19,14 +19,14 @@ from train.model.architectures import (
 )
 
 
-def test_every_supported_type_has_a_configuration_here() -> None:
+def test_every_supported_type_has_a_configuration_here():
     assert {config["model_type"] for config in CONFIGS.values()} == set(ARCHITECTURES)
     for name in CONFIGS:
         check_architecture(tiny_config(name))
 
 
 @pytest.mark.parametrize("model_type", REASONS_AGAINST)
-def test_unsupported_types_are_refused_by_name_with_the_reason(model_type: str) -> None:
+def test_unsupported_types_are_refused_by_name_with_the_reason(model_type):
     with pytest.raises(InputError, match=re.escape(f"received {model_type}: {REASONS_AGAINST[model_type]}.")):
         check_architecture(AutoConfig.for_model(model_type))
 
@@ -39,7 +39,7 @@ def test_unsupported_types_are_refused_by_name_with_the_reason(model_type: str) 
         (tiny_config("roberta", pad_token_id=None), "pad_token_id"),
     ],
 )
-def test_an_unsupported_configuration_is_refused(config: PretrainedConfig, message: str) -> None:
+def test_an_unsupported_configuration_is_refused(config, message):
     with pytest.raises(InputError, match=message):
         check_architecture(config)
 
@@ -59,12 +59,12 @@ def test_an_unsupported_configuration_is_refused(config: PretrainedConfig, messa
         ("albert", "hidden_act", "gelu_pytorch_tanh"),
     ],
 )
-def test_settings_that_the_tf_class_ignores_are_refused(name: str, setting: str, value: object) -> None:
+def test_settings_that_the_tf_class_ignores_are_refused(name, setting, value):
     with pytest.raises(InputError, match=rf"{setting} .*received {value}.*--config-overrides {setting}="):
         check_architecture(tiny_config(name, **{setting: value}))
 
 
-def test_activations_are_those_of_the_tf_classes() -> None:
+def test_activations_are_those_of_the_tf_classes():
     from transformers.activations_tf import ACT2FN
 
     # `glu` halves the width, so no dense layer takes it.
@@ -83,12 +83,12 @@ def test_activations_are_those_of_the_tf_classes() -> None:
         ("deberta-v2 as v3", 0, None),
     ],
 )
-def test_the_longest_row_fits_the_position_table_exactly(name: str, offset: int, longest: int | None) -> None:
+def test_the_longest_row_fits_the_position_table_exactly(name, offset, longest):
     config = tiny_config(name)
     assert (position_offset(config), max_positions(config)) == (offset, longest)
     model = tiny_model(name)
 
-    def run(length: int) -> tf.Tensor:
+    def run(length):
         ids = tf.fill((1, length), 7)
         return model({"input_ids": ids, "attention_mask": tf.ones_like(ids)}).logits
 
@@ -101,11 +101,11 @@ def test_the_longest_row_fits_the_position_table_exactly(name: str, offset: int,
 @pytest.mark.parametrize(
     ("name", "expected"), [("bert", True), ("deberta-v2 as v3", False), ("distilbert", False), ("roberta", False)]
 )
-def test_token_types(name: str, expected: bool) -> None:
+def test_token_types(name, expected):
     assert uses_token_types(tiny_config(name)) is expected
 
 
-def test_positions_count_from_the_configured_padding_id() -> None:
+def test_positions_count_from_the_configured_padding_id():
     model = tiny_model("roberta padded with id 0")
     ids = tf.constant([[7, 1, 8, 0]])
     assert model.roberta.embeddings.create_position_ids_from_input_ids(ids).numpy().tolist() == [[1, 2, 3, 0]]

@@ -61,7 +61,7 @@ def logits_and_gradients(model: Any, ids: np.ndarray, jit_compile: bool) -> tupl
     return logits.numpy(), [gradient.numpy() for gradient in gradients]
 
 
-def test_documents_are_numbered_and_positions_restart() -> None:
+def test_documents_are_numbered_and_positions_restart():
     rows = [
         [CLS, 5, 6, SEP, CLS, 7, SEP, PAD],
         [5, SEP, CLS, 6, SEP, CLS, 7, 8],  # as `concat` cuts
@@ -77,7 +77,7 @@ def test_documents_are_numbered_and_positions_restart() -> None:
     ]  # fmt: skip
 
 
-def test_each_document_of_a_packed_row_begins_with_cls() -> None:
+def test_each_document_of_a_packed_row_begins_with_cls():
     generator = np.random.default_rng(0)
     ends = np.cumsum(generator.integers(1, 9, 60))
     batch = TokenBatch(generator.integers(5, VOCABULARY, ends[-1], dtype=np.int32), ends, len(ends))
@@ -97,9 +97,7 @@ def test_each_document_of_a_packed_row_begins_with_cls() -> None:
         pytest.param("modernbert", True, True, marks=pytest.mark.slow),
     ],
 )
-def test_packed_rows_give_what_separate_rows_give(
-    monkeypatch: pytest.MonkeyPatch, name: str, is_tpu: bool, is_long: bool
-) -> None:
+def test_packed_rows_give_what_separate_rows_give(monkeypatch, name, is_tpu, is_long):
     # Of a ModernBERT a global layer, and a local one whose rows are cut into blocks.
     changes = {"local_attention": 4} if name == "modernbert" else {"num_hidden_layers": 1}
     model = tiny_model(name, sep_token_id=SEP, **changes)
@@ -124,10 +122,10 @@ def test_packed_rows_give_what_separate_rows_give(
         np.testing.assert_allclose(gradient, expected_gradient, atol=1e-6)
 
 
-def test_layers_for_tpus_stay_within_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_for_tpus_stay_within_documents(monkeypatch):
     """Without XLA, which their attention needs; for attentions as an output they use the reference layers."""
 
-    def attend(query: Any, key: Any, value: Any, attended: Any, _: None, rate: float, *, documents: Any) -> tf.Tensor:
+    def attend(query, key, value, attended, _, rate, *, documents):
         assert rate == 0
         of_queries, of_keys = documents
         is_seen = (of_queries[:, :, tf.newaxis] == of_keys[..., tf.newaxis]) & (attended[..., tf.newaxis] > 0)
@@ -147,12 +145,12 @@ def test_layers_for_tpus_stay_within_documents(monkeypatch: pytest.MonkeyPatch) 
     np.testing.assert_array_equal(model(tf.constant(ids)).logits, expected.logits)
 
 
-def test_layers_that_are_computed_again_stay_within_documents() -> None:
+def test_layers_that_are_computed_again_stay_within_documents():
     model = documents_model("roberta", hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
     key_dropout(model)
     ids = tf.constant(rows_of(LENGTHS, PAD))
 
-    def gradients() -> list[tf.Tensor]:
+    def gradients():
         with dropping_out_by(row_keys((5, 6), len(ids))):
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(tf.nn.log_softmax(model(ids, training=True).logits)[..., 7])
@@ -178,7 +176,7 @@ def pretraining_model(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("forgets", [False, True])
-def test_the_check_of_the_layers_compares_within_documents(forgets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_of_the_layers_compares_within_documents(forgets, monkeypatch):
     if forgets:
         monkeypatch.setattr(tpu_layers, "current_documents", lambda: None)
     model = pretraining_model(one_cpu(), jit_compile=True, attention_probs_dropout_prob=0.2)
@@ -187,7 +185,7 @@ def test_the_check_of_the_layers_compares_within_documents(forgets: bool, monkey
 
 
 @pytest.mark.slow
-def test_replicas_and_accumulation_give_the_same_steps() -> None:
+def test_replicas_and_accumulation_give_the_same_steps():
     rows = rows_of([(6, 9, 5), (24,), (3, 20), (8, 8, 8), (5, 4), (12, 12), (4, 4, 4, 4), (21, 3)], PAD)
     expected, model = pretraining_model(one_cpu()), pretraining_model(two_cpus(), num_micro_batches=2)
     figures = [train(one, rows, num_steps=2) for one in (expected, model)]
@@ -195,7 +193,7 @@ def test_replicas_and_accumulation_give_the_same_steps() -> None:
     np.testing.assert_allclose(weights(model), weights(expected), atol=2e-5)
 
 
-def test_an_evaluation_is_that_of_separate_rows() -> None:
+def test_an_evaluation_is_that_of_separate_rows():
     """Masks would be others, so there are none: what is predicted stands at the same places of the documents."""
     model = pretraining_model(one_cpu(), hidden_dropout_prob=0.0)
     sums = []

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,14 +81,14 @@ NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 @given(st.integers(1, 10**6), st.integers(1, 1000))
-def test_the_size_is_the_next_multiple(vocabulary_size: int, multiple: int) -> None:
+def test_the_size_is_the_next_multiple(vocabulary_size, multiple):
     size = padded_vocabulary_size(vocabulary_size, multiple)
     assert size % multiple == 0
     assert vocabulary_size <= size < vocabulary_size + multiple
 
 
 @pytest.mark.parametrize("name", each_architecture("deberta-v2 as v3"))
-def test_a_padded_model_is_exported_without_its_padding(name: str, tmp_path: Path) -> None:
+def test_a_padded_model_is_exported_without_its_padding(name, tmp_path):
     """And it has one table of positions, if it learns them."""
     model = one_layer_model(name, vocab_size=PADDED)
     positions = [variable for variable in model.weights if "position_embeddings" in variable.name]
@@ -108,8 +107,8 @@ def test_a_padded_model_is_exported_without_its_padding(name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("position_init", ["random", "sinusoidal"])
-def test_fresh_weights_are_those_without_padding_and_0(position_init: str) -> None:
-    def fresh(size: int) -> list[tf.Variable]:
+def test_fresh_weights_are_those_without_padding_and_0(position_init):
+    def fresh(size):
         settings = ModelConfig(position_init=position_init)
         config = tiny_config("roberta", vocab_size=size)
         return build_network(config, settings, vocabulary_size=VOCABULARY, seed=5).weights
@@ -124,14 +123,14 @@ def test_fresh_weights_are_those_without_padding_and_0(position_init: str) -> No
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
 @pytest.mark.parametrize("jit_compile", [False, True])
-def test_the_padding_is_never_predicted_and_gets_no_gradient(dtype: tf.DType, jit_compile: bool) -> None:
+def test_the_padding_is_never_predicted_and_gets_no_gradient(dtype, jit_compile):
     logits = tf.constant([[1.0, 2.0, 3.0], [0.5, 0.0, -60_000.0]], dtype)
     padded = tf.concat([logits, tf.constant([[5.0, 60_000.0], [0.0, 9.0]], dtype)], axis=1)
     labels, weights = tf.constant([2, 2]), tf.ones(2)
 
     @tf.function(jit_compile=jit_compile)
     @tf.autograph.experimental.do_not_convert
-    def sums_and_gradient(logits: tf.Tensor) -> tuple:
+    def sums_and_gradient(logits):
         with tf.GradientTape() as tape:
             tape.watch(logits)
             sums = masked_lm_loss(logits, labels, weights, vocabulary_size=3)
@@ -159,7 +158,7 @@ def pretraining_model(vocabulary_size: int) -> PretrainingModel:
 
 
 @pytest.mark.slow
-def test_steps_are_those_without_padding() -> None:
+def test_steps_are_those_without_padding():
     rows = np.random.default_rng(0).integers(5, VOCABULARY, (8, 16), dtype=np.int32)
     rows[-1, 10:] = PAD
     models = pretraining_model(VOCABULARY), pretraining_model(PADDED)
@@ -176,7 +175,7 @@ def test_steps_are_those_without_padding() -> None:
     np.testing.assert_allclose(logits[1], logits[0], atol=1e-4)
 
 
-def test_clearing_touches_the_padding_alone() -> None:
+def test_clearing_touches_the_padding_alone():
     model, untouched = one_layer_model("mobilebert"), one_layer_model("mobilebert")
     clear_padding(model, VOCABULARY)
     for variable, before in zip(model.weights, untouched.weights, strict=True):
@@ -207,7 +206,7 @@ def gradients(model: Any) -> list[tf.Tensor]:
 
 
 @pytest.mark.parametrize("name", each_architecture("deberta-v2 as v3", "albert with two groups"))
-def test_gradients_stay_the_same_with_what_was_dropped(name: str) -> None:
+def test_gradients_stay_the_same_with_what_was_dropped(name):
     model = dropping_model(name, 0.3)
     expected = gradients(model)
     num_calls = []
@@ -229,8 +228,8 @@ def counted(call: Any, calls: list[int]) -> Any:
 
 
 @pytest.mark.slow
-def test_xla_does_not_find_that_layers_are_computed_twice() -> None:
-    def compiled(model: Any) -> tuple[list[tf.Tensor], int]:
+def test_xla_does_not_find_that_layers_are_computed_twice():
+    def compiled(model):
         step = tf.function(tf.autograph.experimental.do_not_convert(lambda: gradients(model)), jit_compile=True)
         program = step.experimental_get_compiler_ir()(stage="optimized_hlo")
         return step(), len(re.findall(r" dot\(| custom-call\(", program))
@@ -245,7 +244,7 @@ def test_xla_does_not_find_that_layers_are_computed_twice() -> None:
     assert num_more_products >= num_products + 5
 
 
-def test_an_encoder_of_another_build_is_an_error() -> None:
+def test_an_encoder_of_another_build_is_an_error():
     model = tiny_model("roberta")
     with pytest.raises(AttributeError):
         encoder_layers(model.roberta)

@@ -33,7 +33,7 @@ def chosen(
     return choose_computation(config, tiny_config(model), plan, recorded)
 
 
-def test_a_step_of_rows_that_differ_in_length_is_cheaper() -> None:
+def test_a_step_of_rows_that_differ_in_length_is_cheaper():
     config = config_of("--max-steps", "1000")
     plan = plan_of(config, 1)
     shorter = planned_step_flops(tiny_config("roberta"), dataclasses.replace(plan, mean_length=12.0), 0)
@@ -41,14 +41,12 @@ def test_a_step_of_rows_that_differ_in_length_is_cheaper() -> None:
 
 
 @pytest.mark.parametrize("flags", [("--jit-compile", "true"), ("--bfloat16",), ("--tpu-layers", "on")])
-def test_what_asks_for_xla_is_compiled_however_short_the_run(
-    flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_asks_for_xla_is_compiled_however_short_the_run(flags, monkeypatch):
     monkeypatch.setattr("train.has_bfloat16_instructions", lambda: False)
     assert chosen(*flags, num_steps=1).jit_compile
 
 
-def test_in_bfloat16_a_cpu_with_instructions_for_it_is_faster_without_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_bfloat16_a_cpu_with_instructions_for_it_is_faster_without_xla(monkeypatch):
     monkeypatch.setattr("train.has_bfloat16_instructions", lambda: True)
     monkeypatch.setattr("train.has_accelerator", lambda: False)
     assert not chosen("--bfloat16").jit_compile
@@ -56,20 +54,20 @@ def test_in_bfloat16_a_cpu_with_instructions_for_it_is_faster_without_xla(monkey
     assert chosen("--bfloat16", "--jit-compile", "true", num_steps=1).jit_compile
 
 
-def test_on_a_cpu_nothing_is_compiled_unasked() -> None:
+def test_on_a_cpu_nothing_is_compiled_unasked():
     assert chosen(num_steps=10**9) == Computation(jit_compile=False, tpu_layers=False)
     assert not chosen("--tpu-name", "local").jit_compile  # TPUStrategy compiles by itself
 
 
 @pytest.mark.parametrize("was_compiled", [False, True])
-def test_a_run_that_resumes_is_computed_as_it_was(was_compiled: bool) -> None:
+def test_a_run_that_resumes_is_computed_as_it_was(was_compiled):
     recorded = Computation(was_compiled, tpu_layers=False)
     for num_steps in (1, 1000):
         assert chosen(num_steps=num_steps, recorded=recorded) == recorded
     assert chosen("--jit-compile", str(not was_compiled), recorded=recorded).jit_compile != was_compiled
 
 
-def test_tpu_layers_are_compared_on_a_tpu_once() -> None:
+def test_tpu_layers_are_compared_on_a_tpu_once():
     tpu = ("--tpu-name", "local")
     assert chosen(*tpu).tpu_layers is None
     assert chosen(*tpu, "--tpu-layers", "on").tpu_layers is True
@@ -81,7 +79,7 @@ def test_tpu_layers_are_compared_on_a_tpu_once() -> None:
         assert chosen(*tpu, "--tpu-layers", "off" if was_proven else "on", recorded=recorded).tpu_layers != was_proven
 
 
-def test_elsewhere_the_reference_layers_are_the_default() -> None:
+def test_elsewhere_the_reference_layers_are_the_default():
     assert chosen().tpu_layers is False
     assert chosen("--tpu-layers", "on") == Computation(jit_compile=True, tpu_layers=True)
     compiled = Computation(jit_compile=True, tpu_layers=True)
@@ -89,14 +87,14 @@ def test_elsewhere_the_reference_layers_are_the_default() -> None:
     assert chosen("--jit-compile", "false", recorded=compiled) == Computation(jit_compile=False, tpu_layers=False)
 
 
-def test_it_is_described_in_words() -> None:
+def test_it_is_described_in_words():
     text = describe_computation({"jit_compile": False, "tpu_layers": True}, on_tpu=True)
     assert text == "compiled with XLA, TPU-optimized layers"
     text = describe_computation({"jit_compile": False, "tpu_layers": False}, on_tpu=False)
     assert text == "without XLA, reference layers"
 
 
-def test_a_sharded_optimizer_is_compared_on_a_tpu_until_it_is_proven() -> None:
+def test_a_sharded_optimizer_is_compared_on_a_tpu_until_it_is_proven():
     assert chosen("--tpu-name", "local", num_replicas=8).shard_optimizer is False
     flags = ("--tpu-name", "local", "--shard-optimizer")
     assert chosen(*flags, num_replicas=8).shard_optimizer is None

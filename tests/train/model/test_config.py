@@ -20,14 +20,14 @@ def resolved(folder: Any, name: str, shards: Any = None, **settings: Any) -> Any
 
 
 @pytest.mark.parametrize(("multiple", "size"), [(1, 83), (100, 100), (128, 128)])
-def test_the_vocabulary_is_padded_to_a_multiple(tmp_path: Any, multiple: int, size: int) -> None:
+def test_the_vocabulary_is_padded_to_a_multiple(tmp_path, multiple, size):
     assert resolved(tmp_path, "bert", pad_vocab_to_multiple_of=multiple).vocab_size == size
 
 
 @pytest.mark.parametrize(
     ("name", "rate"), [*((name, 0.0) for name in ARCHITECTURES), ("bert", 0.5), ("distilbert", 0.5)]
 )
-def test_dropout_is_that_of_every_layer(tmp_path: Any, name: str, rate: float) -> None:
+def test_dropout_is_that_of_every_layer(tmp_path, name, rate):
     names = ARCHITECTURES[name].dropouts
     changed = resolved(tmp_path, name, dropout=rate).to_dict()
     assert [changed[dropout] for dropout in names] == [rate] * len(names)
@@ -37,11 +37,11 @@ def test_dropout_is_that_of_every_layer(tmp_path: Any, name: str, rate: float) -
     assert differs == (rate > 0)
 
 
-def test_without_the_flag_dropout_is_the_configurations(tmp_path: Any) -> None:
+def test_without_the_flag_dropout_is_the_configurations(tmp_path):
     assert resolved(tmp_path, "bert").hidden_dropout_prob == 0.1
 
 
-def test_block_attention_needs_shards_of_known_chunking(tmp_path: Any) -> None:
+def test_block_attention_needs_shards_of_known_chunking(tmp_path):
     shards = ShardSet("shards", ("dataset-0-8.tfrecord",), (8,), 8, None, None)
     assert resolved(tmp_path, "bert", shards).vocab_size
     with pytest.raises(InputError, match="that of shards is unknown, without a manifest"):

@@ -12,7 +12,7 @@ from train.publishing.pytorch_format import export_model
 
 
 @pytest.fixture(scope="module")
-def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def export(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("export")
     export_model(tiny_model("roberta"), tiny_tokenizer(), str(folder), model_max_length=30)
     return folder
@@ -21,7 +21,7 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("name", "safe_serialization"), [("roberta", True), ("deberta-v2 as v3", False), ("modernbert", False)]
 )
-def test_weights_that_tensorflow_wrote_are_read(name: str, safe_serialization: bool, tmp_path: Path) -> None:
+def test_weights_that_tensorflow_wrote_are_read(name, safe_serialization, tmp_path: Path):
     source = tiny_model(name)
     source.save_pretrained(tmp_path, safe_serialization=safe_serialization)
     written = {path.name for path in tmp_path.iterdir()}
@@ -30,7 +30,7 @@ def test_weights_that_tensorflow_wrote_are_read(name: str, safe_serialization: b
     np.testing.assert_allclose(load_model(str(tmp_path))(batch).logits, source(batch).logits, atol=1e-6)
 
 
-def test_weights_of_tensorflow_without_a_head_are_refused(tmp_path: Path) -> None:
+def test_weights_of_tensorflow_without_a_head_are_refused(tmp_path):
     from transformers import TFAutoModel
 
     tf_keras.utils.set_random_seed(0)
@@ -41,7 +41,7 @@ def test_weights_of_tensorflow_without_a_head_are_refused(tmp_path: Path) -> Non
         load_model(str(tmp_path))
 
 
-def test_what_pytorch_checkpoints_hold_besides_is_left_out(tmp_path: Path) -> None:
+def test_what_pytorch_checkpoints_hold_besides_is_left_out(tmp_path):
     model = tiny_model("bert")
     export_model(model, tiny_tokenizer(), str(tmp_path), model_max_length=30)
     weights = load_file(tmp_path / "model.safetensors")
@@ -59,7 +59,7 @@ def test_what_pytorch_checkpoints_hold_besides_is_left_out(tmp_path: Path) -> No
     np.testing.assert_allclose(load_model(str(tmp_path))(batch).logits, model(batch).logits, atol=1e-6)
 
 
-def test_weights_of_other_libraries_are_refused(export: Path, tmp_path: Path) -> None:
+def test_weights_of_other_libraries_are_refused(export, tmp_path):
     (tmp_path / "config.json").write_bytes((export / "config.json").read_bytes())
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickled")
     with pytest.raises(InputError, match=r"pytorch_model\.bin need PyTorch"):

@@ -35,7 +35,7 @@ def grown_model(name: str, folder: Path, **changes: Any) -> tuple[Any, Any]:
     return source, model
 
 
-def test_the_middle_is_kept_and_wraps_around() -> None:
+def test_the_middle_is_kept_and_wraps_around():
     for sizes, expected, middle in (
         ((3, 5, 1), [2, 0, 1, 2, 0], [1, 2, 3]),
         ((4, 8, 2), [2, 3, 0, 1, 2, 3, 0, 1], [2, 3, 4, 5]),
@@ -49,9 +49,7 @@ def test_the_middle_is_kept_and_wraps_around() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 6), st.integers(0, 9), st.integers(1, 6), st.integers(0, 9), st.integers(0, 9))
-def test_copies_of_inputs_give_copies_of_outputs(
-    size: int, more: int, outputs: int, more_outputs: int, seed: int
-) -> None:
+def test_copies_of_inputs_give_copies_of_outputs(size, more, outputs, more_outputs, seed):
     generator = np.random.default_rng(seed)
     kernel, inputs = generator.normal(size=(size, outputs)), generator.normal(size=size)
     with pytest.MonkeyPatch.context() as patch:
@@ -62,7 +60,7 @@ def test_copies_of_inputs_give_copies_of_outputs(
     np.testing.assert_allclose(copied @ larger, expected, atol=1e-5)
 
 
-def test_copies_alone_get_noise() -> None:
+def test_copies_alone_get_noise():
     value = np.random.default_rng(1).normal(2, 3, (100, 100))
     larger = tiled(value, (150, 100), "/dense/kernel:0", 1, 0, is_input=False)
     difference = larger - value[wrapped(100, 150, 1)[0]]
@@ -72,7 +70,7 @@ def test_copies_alone_get_noise() -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "electra", "modernbert"])
-def test_twice_the_width_computes_the_same(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_twice_the_width_computes_the_same(name, tmp_path, monkeypatch):
     monkeypatch.setattr(growing, "NOISE_DEVIATION", 0.0)
     more = {"embedding_size": 32} if name == "electra" else {}
     source, model = grown_model(name, tmp_path, **TWICE, **more)
@@ -81,7 +79,7 @@ def test_twice_the_width_computes_the_same(name: str, tmp_path: Path, monkeypatc
     np.testing.assert_array_equal(model(batch).logits[..., VOCABULARY:], 0)
 
 
-def test_layers_are_repeated_and_the_rest_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_layers_are_repeated_and_the_rest_is_named(tmp_path, caplog):
     caplog.set_level(logging.INFO, "train.model.growing")
     source, model = grown_model("roberta", tmp_path, num_hidden_layers=4, max_position_embeddings=50)
     small, large = encoder_layers(source), encoder_layers(model)
@@ -109,7 +107,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_tiled_is_refused(case: tuple[str, str, tuple[tuple[str, int], ...]]) -> None:
+def test_what_cannot_be_tiled_is_refused(case):
     small, large, changes = case
     with pytest.raises(InputError) as error:
         check_growth(tiny_config(small), tiny_config(large, **dict(changes)))
@@ -118,7 +116,7 @@ def test_what_cannot_be_tiled_is_refused(case: tuple[str, str, tuple[tuple[str, 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-def test_a_run_starts_from_a_smaller_one(finished_run: Path, shards: Path, tmp_path: Path, run: Any) -> None:
+def test_a_run_starts_from_a_smaller_one(finished_run, shards, tmp_path, run):
     flags = run_flags(shards, tmp_path / "run", "--init-from", str(finished_run), "--grow", "--max-steps", "1")
     refused = run(main, *flags, "--config-overrides", "hidden_size=48,num_attention_heads=2", "--dry-run")
     assert "--grow needs heads of the same width" in refused.refusal

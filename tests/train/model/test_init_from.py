@@ -21,7 +21,7 @@ PADDED = 256
 
 
 @pytest.fixture(scope="module")
-def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def export(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("export")
     export_model(tiny_model("roberta"), tiny_tokenizer(), str(folder), model_max_length=30)
     return folder
@@ -38,7 +38,7 @@ def inputs() -> TrainingInputs:
 
 
 @pytest.mark.parametrize("name", ["roberta", "mobilebert", "albert", "rembert", "modernbert"])
-def test_a_model_starts_as_the_checkpoint_with_other_padding(name: str, tmp_path: Path) -> None:
+def test_a_model_starts_as_the_checkpoint_with_other_padding(name, tmp_path):
     source = tiny_model(name)
     export_model(source, tiny_tokenizer(), str(tmp_path), model_max_length=30)
     model = fresh(name)
@@ -49,7 +49,7 @@ def test_a_model_starts_as_the_checkpoint_with_other_padding(name: str, tmp_path
     np.testing.assert_array_equal(logits[..., VOCABULARY:], 0)
 
 
-def test_a_model_with_another_head_starts_as_its_checkpoint(tmp_path: Path) -> None:
+def test_a_model_with_another_head_starts_as_its_checkpoint(tmp_path):
     head = "TFAutoModelForSequenceClassification"
     source = tiny_model("albert", head)
     export_model(source, tiny_tokenizer(), str(tmp_path), model_max_length=30)
@@ -60,7 +60,7 @@ def test_a_model_with_another_head_starts_as_its_checkpoint(tmp_path: Path) -> N
     np.testing.assert_allclose(model(batch).logits, source(batch).logits, atol=1e-5)
 
 
-def test_a_checkpoint_may_have_padding_in_its_vocabulary(tmp_path: Path) -> None:
+def test_a_checkpoint_may_have_padding_in_its_vocabulary(tmp_path):
     source = tiny_model("roberta", vocab_size=210)
     export_model(source, tiny_tokenizer(), str(tmp_path), model_max_length=30)
     model = fresh("roberta")
@@ -69,7 +69,7 @@ def test_a_checkpoint_may_have_padding_in_its_vocabulary(tmp_path: Path) -> None
     np.testing.assert_allclose(model(batch).logits[..., :VOCABULARY], source(batch).logits[..., :VOCABULARY], atol=1e-5)
 
 
-def test_positions_that_a_checkpoint_lacks_keep_their_start(export: Path) -> None:
+def test_positions_that_a_checkpoint_lacks_keep_their_start(export):
     untouched, model = (fresh("roberta", max_position_embeddings=50) for _ in range(2))
     load_initial_weights(model, str(export), VOCABULARY)
     source = load_model(str(export))
@@ -86,12 +86,12 @@ def test_positions_that_a_checkpoint_lacks_keep_their_start(export: Path) -> Non
         ({"max_position_embeddings": 20}, r"position_embeddings.* is \(32, 32\), here \(20, 32\)"),
     ],
 )
-def test_weights_of_another_size_are_refused(changes: dict[str, Any], message: str, export: Path) -> None:
+def test_weights_of_another_size_are_refused(changes, message, export):
     with pytest.raises(InputError, match=message):
         load_initial_weights(fresh("roberta", **changes), str(export), VOCABULARY)
 
 
-def test_the_configuration_is_the_checkpoints_with_overrides(export: Path) -> None:
+def test_the_configuration_is_the_checkpoints_with_overrides(export):
     settings = ModelConfig(
         preset="tiny-roberta-cpu", init_from=str(export), config_overrides="max_position_embeddings=40"
     )
@@ -99,14 +99,14 @@ def test_the_configuration_is_the_checkpoints_with_overrides(export: Path) -> No
     assert (config.hidden_size, config.max_position_embeddings, config.vocab_size) == (32, 40, 128)
 
 
-def test_rows_longer_than_the_checkpoints_positions_are_refused(export: Path) -> None:
+def test_rows_longer_than_the_checkpoints_positions_are_refused(export):
     shards: Any = None
     longer = TrainingInputs(shards, None, tiny_tokenizer(), "nowhere", 31)
     with pytest.raises(InputError, match=r"--config-overrides max_position_embeddings=33"):
         resolve_model_config(ModelConfig(init_from=str(export)), longer)
 
 
-def test_other_special_tokens_of_one_vocabulary_are_refused(export: Path, tmp_path: Path) -> None:
+def test_other_special_tokens_of_one_vocabulary_are_refused(export, tmp_path):
     for path in export.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
@@ -118,7 +118,7 @@ def test_other_special_tokens_of_one_vocabulary_are_refused(export: Path, tmp_pa
 
 
 @pytest.mark.usefixtures("hub_of_transformers")
-def test_a_checkpoint_on_the_hub(export: Path) -> None:
+def test_a_checkpoint_on_the_hub(export):
     files = {path.name: path for path in export.iterdir()}
     hub.push_files(files, hub.HubRepository("alice/checkpoint"), commit_message="trained", kept_in=str(export))
     config = resolve_model_config(ModelConfig(init_from="alice/checkpoint"), inputs())

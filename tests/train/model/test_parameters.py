@@ -31,7 +31,7 @@ def built(config: PretrainedConfig, model_class: str) -> int:
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if CONFIGS[name]["model_type"] in COUNTED])
-def test_of_a_masked_language_model(name: str) -> None:
+def test_of_a_masked_language_model(name):
     config = tiny_config(name)
     assert count_parameters(config) == built(config, "TFAutoModelForMaskedLM")
 
@@ -41,7 +41,7 @@ def test_of_a_masked_language_model(name: str) -> None:
     ["bert", "electra", "modernbert"]
     + [pytest.param(name, marks=pytest.mark.slow) for name in sorted(COUNTED - {"bert", "electra", "modernbert"})],
 )
-def test_of_every_head_at_odd_sizes(name: str) -> None:
+def test_of_every_head_at_odd_sizes(name):
     sizes = {key: size for key, size in ODD.items() if key in tiny_config(name).to_dict() or key in CONFIGS[name]}
     for head in HEADS:
         if head == "PreTraining" and not ARCHITECTURES[name].has_pair_head:
@@ -53,6 +53,6 @@ def test_of_every_head_at_odd_sizes(name: str) -> None:
     assert count_parameters(config, "TFAutoModel") == built(config, "TFAutoModel")
 
 
-def test_others_are_not_guessed() -> None:
+def test_others_are_not_guessed():
     assert count_parameters(tiny_config("roformer")) is None
     assert count_parameters(tiny_config("bert"), "TFAutoModelForNextSentencePrediction") is None

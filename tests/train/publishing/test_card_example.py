@@ -1,6 +1,5 @@
 """Which sentence a card shows, and whose text never leaves this machine."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +26,7 @@ def row(tokenizer: Any, *documents: str, begins_within: str = "") -> np.ndarray:
     return np.array(ids)
 
 
-def test_the_longest_word_of_the_first_plain_sentence_is_masked() -> None:
+def test_the_longest_word_of_the_first_plain_sentence_is_masked():
     """Not of one with numbers or unknown characters, nor where a row begins within a document."""
     tokenizer = tiny_tokenizer()
     rows = [
@@ -41,7 +40,7 @@ def test_the_longest_word_of_the_first_plain_sentence_is_masked() -> None:
 
 
 @pytest.fixture
-def with_text(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def with_text(monkeypatch) -> list[str]:
     """Let each folder of shards have a sentence; list the folders that are read."""
     read: list[str] = []
 
@@ -60,9 +59,7 @@ def with_eval(hub: HubConfig, **corpus: Any) -> dict[str, Any]:
     return of
 
 
-def test_text_that_is_not_known_to_be_public_stays_here(
-    with_text: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_text_that_is_not_known_to_be_public_stays_here(with_text, monkeypatch, caplog):
     """A card that is not pushed has the sentence; one that is pushed a placeholder, with a warning."""
     pushed, kept = HubConfig(hub_model_id="alice/tiny"), HubConfig()
     assert f'fill_mask("{SENTENCE}")' in card(with_eval(kept))
@@ -86,16 +83,14 @@ def test_text_that_is_not_known_to_be_public_stays_here(
 @pytest.mark.parametrize(
     ("private", "gated", "is_shown"), [(False, False, True), (True, False, False), (False, "auto", False)]
 )
-def test_text_of_a_public_data_set_of_the_hub_is_shown(
-    private: bool, gated: Any, is_shown: bool, with_text: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_of_a_public_data_set_of_the_hub_is_shown(private, gated, is_shown, with_text, monkeypatch):
     tokens = []
 
     class Api:
-        def __init__(self, token: Any):
+        def __init__(self, token):
             tokens.append(token)
 
-        def dataset_info(self, name: str, timeout: float) -> Any:
+        def dataset_info(self, name, timeout):
             assert name == "alice/corpus"
             assert timeout
             return SimpleNamespace(private=private, gated=gated)
@@ -108,7 +103,7 @@ def test_text_of_a_public_data_set_of_the_hub_is_shown(
     assert tokens == [False]
 
 
-def test_what_the_user_gives_and_the_builtin_corpus(with_text: list[str]) -> None:
+def test_what_the_user_gives_and_the_builtin_corpus(with_text):
     given = HubConfig(hub_model_id="alice/tiny", hub_example="Das ist [MASK].")
     assert example_of(with_eval(given), tiny_tokenizer()) == "Das ist [MASK]."
     built_in = with_eval(HubConfig(hub_model_id="alice/tiny"), dataset_name="builtin")
@@ -116,7 +111,7 @@ def test_what_the_user_gives_and_the_builtin_corpus(with_text: list[str]) -> Non
     assert not with_text
 
 
-def test_without_shards_there_is_no_example(tmp_path: Path) -> None:
+def test_without_shards_there_is_no_example(tmp_path):
     of = with_eval(HubConfig())
     of["settings"]["data"]["eval_dataset"] = str(tmp_path)
     assert example_of(of, tiny_tokenizer()) is None

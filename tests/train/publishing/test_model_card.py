@@ -11,7 +11,6 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from mlm_common.tokenizer import vocabulary_size
 from tests.fixtures.tiny_models import CONFIGS, tiny_tokenizer
-from tests.servers.fixtures import HubHandle
 from train.config.learning import DataConfig, MaskingConfig, ModelConfig, OptimizationConfig
 from train.config.settings import HardwareConfig, HubConfig, RunConfig, TrainingConfig
 from train.publishing.model_card import check_card, model_card
@@ -143,7 +142,7 @@ RECORDS = {
 }  # fmt: skip
 
 
-def test_phases_are_told_apart() -> None:
+def test_phases_are_told_apart():
     text = card(record_of_phases(dataset_name="alice/corpus"))
     assert f"| tokens seen | {4 * 8 * 16 + 2 * 4 * 64:,}, padding included |" in text
     assert re.findall(r"^\| (\d) \| (\d) \| (\d+ tokens) \| (\d rows) \| token, (\d+%)", text, flags=re.M) == [
@@ -156,7 +155,7 @@ def test_phases_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("name", sorted((PER_PHASE | OVERRIDES_PER_PHASE) - PATHS - {"config_overrides"}))
-def test_both_values_of_a_setting_that_varies_are_in_the_card(name: str) -> None:
+def test_both_values_of_a_setting_that_varies_are_in_the_card(name):
     of = record_of_phases()
     values = TWO_VALUES.get(name, (111, 222))
     for phase, value in zip(of["phases"], values, strict=True):
@@ -177,7 +176,7 @@ def test_both_values_of_a_setting_that_varies_are_in_the_card(name: str) -> None
     assert ("clipped" in once) == (name != "max_grad_norm")
 
 
-def test_evaluations_are_shown_with_the_data_of_their_phase() -> None:
+def test_evaluations_are_shown_with_the_data_of_their_phase():
     of = record_of_phases()
     of["phases"][1]["eval_data"] = of["eval_data"] = of["eval_data"] | {"unigram_entropy_nats": 5.5, "split": "test"}
     metrics = [METRICS[1] | {"phase": 1}, METRICS[2] | {"phase": 2, "num_masked_tokens": 88}]
@@ -191,7 +190,7 @@ def test_evaluations_are_shown_with_the_data_of_their_phase() -> None:
 
 
 @pytest.mark.parametrize("eval_data", [None, record()["eval_data"]])
-def test_an_evaluation_of_another_step_is_not_the_result(eval_data: dict[str, Any] | None) -> None:
+def test_an_evaluation_of_another_step_is_not_the_result(eval_data):
     of = record_of_phases()
     of["phases"][1]["eval_data"] = of["eval_data"] = eval_data
     text = card(of, metrics=[METRICS[1] | {"phase": 1}])
@@ -201,7 +200,7 @@ def test_an_evaluation_of_another_step_is_not_the_result(eval_data: dict[str, An
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_a_card_is_checked_before_training(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_card_is_checked_before_training(name, caplog):
     of, config = RECORDS[name], AutoConfig.for_model(**CONFIGS["roberta"])
     check_card(of, tiny_tokenizer(), config)
     assert "cannot be built" not in caplog.text
@@ -213,13 +212,13 @@ def test_a_card_is_checked_before_training(name: str, caplog: pytest.LogCaptureF
     assert "card cannot be built, so the export would have a minimal one: KeyError: 'schedule' (model_card.py" in line
 
 
-def test_unknown_text_of_a_phase_is_redacted() -> None:
+def test_unknown_text_of_a_phase_is_redacted():
     assert "/home" not in json.dumps(as_published(record_of_phases(dataset_name="/home/alice/private/data")))
 
 
 @pytest.mark.parametrize("name", RECORDS)
 @pytest.mark.parametrize("metrics", [METRICS, [], [METRICS[2] | {"perplexity": float("inf")}]])
-def test_every_card_is_valid(name: str, metrics: list[dict[str, Any]], hub_here: HubHandle) -> None:
+def test_every_card_is_valid(name, metrics, hub_here):
     text = card(RECORDS[name], metrics=metrics)
     HfApi()._validate_yaml(text)
     assert len(hub_here.requests("POST", "validate-yaml")) == 1
@@ -233,7 +232,7 @@ def test_every_card_is_valid(name: str, metrics: list[dict[str, Any]], hub_here:
     assert "None" not in text
 
 
-def test_metadata_of_a_hub_data_set() -> None:
+def test_metadata_of_a_hub_data_set():
     data = ModelCard(card(RECORDS["hub data set"])).data
     assert (data.license, data.language, data.datasets) == ("apache-2.0", ["en", "de"], ["alice/corpus"])
     results = {result.metric_type: result for result in data.eval_results}
@@ -262,7 +261,7 @@ def test_metadata_of_a_hub_data_set() -> None:
         ("tutorial's shards", ["| source | not recorded |"]),
     ],
 )
-def test_what_a_card_says(name: str, says: list[str]) -> None:
+def test_what_a_card_says(name, says):
     text = card(RECORDS[name])
     num_parameters = vocabulary_size(tiny_tokenizer()) * 32 + 32 * 64
     always = [
@@ -282,14 +281,14 @@ def test_what_a_card_says(name: str, says: list[str]) -> None:
         ("model", "block_attention", True, "| attention | within each document of a row, as if it were alone in it |"),
     ],
 )
-def test_a_setting_that_is_not_the_usual_one_is_told(section: str, setting: str, value: Any, says: str) -> None:
+def test_a_setting_that_is_not_the_usual_one_is_told(section, setting, value, says):
     of = record()
     assert says not in card(of)
     of["settings"][section][setting] = value
     assert says in card(of)
 
 
-def test_the_task_is_read_from_the_record() -> None:
+def test_the_task_is_read_from_the_record():
     of = record()
     assert "| masking | token, 15% of the tokens: 80% masked, 10% random, the rest kept |" in card(of)
     assert "Guessing from token frequencies alone gives a loss of 4.2000." in card(of)
@@ -302,14 +301,14 @@ def test_the_task_is_read_from_the_record() -> None:
         assert words not in text
 
 
-def test_of_an_unfinished_run_without_evaluation_or_picture() -> None:
+def test_of_an_unfinished_run_without_evaluation_or_picture():
     text = card(RECORDS["files"], step=3, metrics=[], files=())
     assert "**Training is not finished: step 3 of 6.**" in text
     assert "The model was not evaluated." in text
     assert "loss.png" not in text
 
 
-def test_the_example_has_the_tokenizers_own_mask_token() -> None:
+def test_the_example_has_the_tokenizers_own_mask_token():
     hub = HubConfig(hub_model_id="alice/tiny", hub_revision="trial", hub_example="Das ist [MASK].")
     tokenizer = tiny_tokenizer()
     tokenizer.mask_token = "<m>"
@@ -319,7 +318,7 @@ def test_the_example_has_the_tokenizers_own_mask_token() -> None:
     assert ModelCard(text).data.to_dict()["widget"] == [{"text": "Das ist <m>."}]
 
 
-def test_of_the_best_checkpoint_of_a_run_that_went_on() -> None:
+def test_of_the_best_checkpoint_of_a_run_that_went_on():
     """Its figures are those of that checkpoint, not the run's last ones."""
     text = card(RECORDS["files"], step=3)
     assert "This is the checkpoint of step 3 of 6, which had the best evaluation." in text

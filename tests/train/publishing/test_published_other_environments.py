@@ -1,13 +1,11 @@
 """What a run pushed, read from the Hub by the lines of code on its card, with transformers 4 and 5 on PyTorch."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 from tests.fixtures.other_environments import output_of
 from tests.fixtures.tiny_run import run_flags
-from tests.servers.fixtures import HubHandle
 from train.fill_mask import fill_masks
 from train.run_mlm import main
 
@@ -17,9 +15,7 @@ EXAMPLE = "a corpus of [MASK] words"
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-def test_what_was_pushed_fills_masks_as_the_export_does(
-    python: Path, hub_here: HubHandle, shards: Path, tmp_path: Path
-) -> None:
+def test_what_was_pushed_fills_masks_as_the_export_does(python, hub_here, shards, tmp_path):
     """From a branch of a private repository."""
     more = ("--hub-model-id", REPO, "--hub-private", "--hub-revision", BRANCH, "--hub-example", EXAMPLE)
     assert main(run_flags(shards, tmp_path / "run", *more)) == 0

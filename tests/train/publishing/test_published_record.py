@@ -62,7 +62,7 @@ MAPS = ("versions", "task", "model_config")
 
 
 @pytest.mark.parametrize("config_class", [CorpusConfig, NormalizationConfig, UnigramConfig, *SUBJECTS])
-def test_text_in_a_setting_is_redacted_unless_it_is_marked(config_class: type) -> None:
+def test_text_in_a_setting_is_redacted_unless_it_is_marked(config_class):
     names = [one.name for one in fields(config_class)]
     for value in (SECRET, [SECRET], {SECRET: SECRET}):
         published = redact_settings(dict.fromkeys([*names, "of a later version"], value), [config_class])
@@ -70,7 +70,7 @@ def test_text_in_a_setting_is_redacted_unless_it_is_marked(config_class: type) -
         assert REDACTED in str(published["of a later version"])
 
 
-def test_numbers_and_choices_leave_as_they_are() -> None:
+def test_numbers_and_choices_leave_as_they_are():
     settings = {"sample_by": "paragraph", "limit": 5, "streaming": True, "validation_percent": 0.5, "data_files": []}
     settings |= {"validation_split": None}
     assert redact_settings(settings, [CorpusConfig]) == settings
@@ -104,7 +104,7 @@ def secret_places(record: dict[str, Any]) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tokenizer_folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
     write_source(folder)
     sizes = ["--vocab-size", "48", "--no-byte-fallback", "--num-workers", "1"]
@@ -117,7 +117,7 @@ def read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def test_unknown_text_in_a_manifest_is_redacted(shards: Path) -> None:
+def test_unknown_text_in_a_manifest_is_redacted(shards):
     record = with_secrets(read(shards / "train" / "manifest.json"))
     record |= {"bad_rows": BAD_ROWS, "of_a_later_version": {SECRET: [SECRET]}}
     published = published_manifest(record)
@@ -125,7 +125,7 @@ def test_unknown_text_in_a_manifest_is_redacted(shards: Path) -> None:
     assert bad_rows_from_record(published["bad_rows"]).num_rows == BAD_ROWS["num_rows"]
 
 
-def test_unknown_text_in_the_records_of_a_run_is_redacted(finished_run: Path) -> None:
+def test_unknown_text_in_the_records_of_a_run_is_redacted(finished_run):
     record = with_secrets(read(finished_run / "run.json")) | {"owner": SECRET, "hosts": [SECRET]}
     record["settings"]["hardware"] |= dict.fromkeys(("tpu_name", "tpu_zone", "gcp_project"), SECRET)
     record["settings"]["model"] |= dict.fromkeys(("init_from", "pretrained_model_config"), SECRET)
@@ -144,7 +144,7 @@ def test_unknown_text_in_the_records_of_a_run_is_redacted(finished_run: Path) ->
     assert secret_places(dataclasses.asdict(published)) == PUBLIC_CHECKPOINT
 
 
-def test_unknown_text_in_the_records_of_a_tokenizer_is_redacted(tokenizer_folder: Path) -> None:
+def test_unknown_text_in_the_records_of_a_tokenizer_is_redacted(tokenizer_folder):
     record = with_secrets(read(tokenizer_folder / "training.json")) | {"owner": SECRET, "bad_rows": BAD_ROWS}
     assert secret_places(published_record(record)) == PUBLIC_TOKENIZER
     report = with_secrets(read(tokenizer_folder / "report.json")) | {"excerpt": SECRET}
@@ -156,9 +156,7 @@ def test_unknown_text_in_the_records_of_a_tokenizer_is_redacted(tokenizer_folder
     ("name", "is_published"),
     [("alice/corpus", True), ("builtin", True), ("/home/alice/mine", False), ("gs://b/mine", False), ("here", False)],
 )
-def test_a_data_set_is_named_where_it_is_on_the_hub(
-    name: str, is_published: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_data_set_is_named_where_it_is_on_the_hub(name, is_published, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
     settings = {"dataset_name": name, "dataset_config": "en", "data_files": [], "split": "train"}
@@ -166,8 +164,8 @@ def test_a_data_set_is_named_where_it_is_on_the_hub(
     assert published_corpus({"settings": settings})["settings"] == settings | redacted
 
 
-def test_a_published_corpus_keeps_its_identity() -> None:
-    def record(checksum: str, **settings: Any) -> dict[str, Any]:
+def test_a_published_corpus_keeps_its_identity():
+    def record(checksum, **settings):
         file = {"path": f"/home/alice/{checksum}", "num_bytes": 5, "checksum": f"sha256 {checksum}"}
         defaults = dataclasses.asdict(CorpusConfig())
         return {"settings": defaults | settings, "data_files": [file], "validation_files": [file]}
@@ -188,16 +186,14 @@ def test_a_published_corpus_keeps_its_identity() -> None:
     assert "made of (redacted) (5 bytes, sha256 a)" in describe_shared_text(parts[0], parts[2])
 
 
-def test_a_redacted_fingerprint_is_still_compared(shards: Path) -> None:
+def test_a_redacted_fingerprint_is_still_compared(shards):
     value = [f"{path.name} 0" for path in sorted(shards.rglob("*.tfrecord"))]
     assert is_same(redacted_hash(value), json.loads(json.dumps(value)))
     assert is_same(value, value)
     assert not is_same(redacted_hash(value), value[1:])
 
 
-def test_a_tokenizer_from_the_hub_names_no_corpus_to_prepare(
-    tokenizer_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tokenizer_from_the_hub_names_no_corpus_to_prepare(tokenizer_folder, tmp_path, capsys):
     for path in tokenizer_folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     record = published_record(read(tokenizer_folder / "training.json"))

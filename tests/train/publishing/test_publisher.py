@@ -3,7 +3,6 @@
 import json
 import logging
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,7 @@ from huggingface_hub import HfApi, ModelCard
 from mlm_common.hub import push as hub
 from tests.fixtures.plans import make_plan
 from tests.fixtures.tiny_models import tiny_model, tiny_tokenizer
-from tests.servers.fixtures import CloudStorageHandle, HubHandle
+from tests.servers.fixtures import HubHandle
 from train.config.learning import OptimizationConfig
 from train.config.settings import HubConfig, RunConfig
 from train.publishing import publisher as publisher_module
@@ -36,14 +35,14 @@ UPLOAD = "/lfs/[0-9a-f]{64}[?]"
         (HubConfig(hub_model_id=REPO, hub_strategy="epoch"), (9, 17, 25, 33)),
     ],
 )
-def test_when_to_push(config: HubConfig, expected: tuple[int, ...]) -> None:
+def test_when_to_push(config, expected):
     """130 rows in batches of 16, and 35 steps."""
     optimization = OptimizationConfig(per_replica_batch_size=16, max_steps=35)
     plan = make_plan(optimization, RunConfig(save_steps=10), num_rows=130, max_length=16, num_replicas=1)
     assert steps_of_pushes(config, plan) == expected
 
 
-def test_a_phase_ends_a_pass_that_the_one_before_began() -> None:
+def test_a_phase_ends_a_pass_that_the_one_before_began():
     """130 rows in batches of 16 for 12 steps, then in batches of 32 for 10."""
     sizes = ((16, 12), (32, 10))
     optimizations = (OptimizationConfig(per_replica_batch_size=rows, max_steps=steps) for rows, steps in sizes)
@@ -53,9 +52,7 @@ def test_a_phase_ends_a_pass_that_the_one_before_began() -> None:
     assert [steps_of_pushes(config, plan) for plan in make_plans(tuple(phases), 1)] == [(9,), (15, 19)]
 
 
-def test_unreadable_log_files_are_left_out_of_an_export(
-    cloud: CloudStorageHandle, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unreadable_log_files_are_left_out_of_an_export(cloud, caplog):
     names = ("loss.png", "tensorboard/train/events.out.tfevents.2")
     for name in (*names, "tensorboard/train/events.out.tfevents.3", "tensorboard/validation/events.out.tfevents.4"):
         cloud.put(f"run/{name}", name.encode())
@@ -73,7 +70,7 @@ def test_unreadable_log_files_are_left_out_of_an_export(
 
 
 @pytest.fixture
-def publisher(hub_here: HubHandle, finished_run: Path, tmp_path: Path) -> Publisher:  # noqa: ARG001
+def publisher(hub_here, finished_run, tmp_path) -> Publisher:  # noqa: ARG001
     """Of a run without log and plots."""
     record = json.loads((finished_run / "run.json").read_text(encoding="utf-8"))
     record["settings"]["hub"] |= {"hub_model_id": REPO, "hub_tag": "last"}
@@ -102,9 +99,7 @@ def titles(server: HubHandle) -> list[str]:
     return repository["commits"][1:] if repository else []
 
 
-def test_a_newer_state_does_not_wait_for_the_retries_of_an_older_one(
-    hub_here: HubHandle, publisher: Publisher, model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_newer_state_does_not_wait_for_the_retries_of_an_older_one(hub_here, publisher, model, monkeypatch):
     monkeypatch.setattr(hub, "RETRY_DELAYS_SECONDS", (3600.0,))
     hub_here.fault("commit/", status=503)
     with while_training(publisher) as pushing:
@@ -121,7 +116,7 @@ def fail_after_pushes(pushing: PushToHub, model: Any, first: int, second: int) -
         raise ZeroDivisionError
 
 
-def test_a_run_that_fails_pushes_what_it_has(hub_here: HubHandle, publisher: Publisher, model: Any) -> None:
+def test_a_run_that_fails_pushes_what_it_has(hub_here, publisher, model):
     hub_here.fault(UPLOAD, mode="delay", method="PUT", delay_seconds=1)
     with pytest.raises(ZeroDivisionError):
         fail_after_pushes(while_training(publisher), model, 1, 3)
@@ -129,10 +124,7 @@ def test_a_run_that_fails_pushes_what_it_has(hub_here: HubHandle, publisher: Pub
     assert "Training is not finished: step 3 of 6" in hub_here.files(REPO)["README.md"].decode()
 
 
-def test_a_run_that_fails_ends_in_bounded_time(
-    hub_here: HubHandle, publisher: Publisher, model: Any, monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+def test_a_run_that_fails_ends_in_bounded_time(hub_here, publisher, model, monkeypatch, caplog):
     monkeypatch.setattr(publisher_module, "GRACE_SECONDS", 0.1)
     hub_here.fault(UPLOAD, mode="hold", method="PUT")
     pushing = while_training(publisher)
@@ -144,9 +136,7 @@ def test_a_run_that_fails_ends_in_bounded_time(
     assert "Step 2" not in titles(hub_here)
 
 
-def test_pushes_that_fail_are_warnings(
-    hub_here: HubHandle, publisher: Publisher, model: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_pushes_that_fail_are_warnings(hub_here, publisher, model, caplog):
     hub_here.fault("commit/", status=403)
     with while_training(publisher) as pushing:
         pushing.push(model, 1)
@@ -155,9 +145,7 @@ def test_pushes_that_fail_are_warnings(
     assert "pushes to the Hub that failed while training: those of the steps 1" in caplog.text
 
 
-def test_a_card_that_fails_costs_neither_export_nor_push(
-    hub_here: HubHandle, publisher: Publisher, model: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_card_that_fails_costs_neither_export_nor_push(hub_here, publisher, model, caplog):
     caplog.set_level(logging.WARNING)
     del publisher.record["settings"]["optimization"]["schedule"]
     publisher.publish(take_snapshot(model.network, 3), "Step 3")

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from mlm_common.hub.redaction import REDACTED
-from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_run import NUM_STEPS, run_flags
 from tests.servers.fixtures import HubHandle
@@ -21,7 +20,7 @@ def hub_flags(shards: Path, folder: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("one_device", "eagerly")
-def test_pushes_every_few_steps_and_at_the_end(hub_here: HubHandle, shards: Path, tmp_path: Path) -> None:
+def test_pushes_every_few_steps_and_at_the_end(hub_here, shards, tmp_path):
     more = ("--hub-strategy", "steps", "--push-steps", "4", "--steps-per-execution", "6", "--hub-tag", "v1")
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / "thesis.txt").write_text("not of the run", encoding="utf-8")
@@ -46,10 +45,7 @@ def failing_at_step_4(_: TrainingLog, step: int) -> None:
 
 
 @pytest.mark.slow
-def test_resuming_from_the_hub_on_another_machine(
-    hub_here: HubHandle, shards: Path, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    run: Run,
-) -> None:  # fmt: skip
+def test_resuming_from_the_hub_on_another_machine(hub_here, shards, finished_run, tmp_path, monkeypatch, run):
     by_checkpoint = ("--hub-strategy", "checkpoint", "--save-steps", "2")
     with monkeypatch.context() as patch:
         patch.setattr(TrainingLog, "write_train", failing_at_step_4)
@@ -76,9 +72,7 @@ def test_resuming_from_the_hub_on_another_machine(
 
 
 @pytest.mark.parametrize("branch", ["main", "checkpoints"])
-def test_a_repository_of_others_is_refused_before_the_run(
-    branch: str, hub_here: HubHandle, shards: Path, tmp_path: Path, run: Run
-) -> None:
+def test_a_repository_of_others_is_refused_before_the_run(branch, hub_here, shards, tmp_path, run):
     hub_here.put(REPO, "model.safetensors", b"somebody's", revision=branch)
     before = hub_here.repository(REPO)
     more = ("--hub-strategy", "checkpoint", "--hub-revision", "main" if branch == "main" else "mine")
@@ -99,9 +93,8 @@ def test_a_repository_of_others_is_refused_before_the_run(
     ],
 )
 def test_what_cannot_be_done_is_told_before_the_run(
-    flags: tuple[str, ...], token: str, message: str, hub_here: HubHandle, shards: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, run: Run,
-) -> None:  # fmt: skip
+    flags, token, message, hub_here, shards, tmp_path, monkeypatch, run
+):
     monkeypatch.setenv("HF_TOKEN", token)
     refused = run(main, *hub_flags(shards, tmp_path / "run", *flags))
     assert message in refused.refusal

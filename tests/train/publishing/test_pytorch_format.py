@@ -49,7 +49,7 @@ ROBERTA_NAMES = {
 
 
 @pytest.fixture(scope="module")
-def bert_export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bert_export(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("bert_export")
     export_model(tiny_model("bert"), tiny_tokenizer(), str(folder), model_max_length=30)
     return folder
@@ -64,7 +64,7 @@ def changed_copy(export: Path, folder: Path, weights: dict[str, np.ndarray]) -> 
 
 # `tests/train/model/test_build.py` has one of each architecture.
 @pytest.mark.parametrize("name", ["roberta", *(name for name in CONFIGS if name not in (*ARCHITECTURES, *SAME_CODE))])
-def test_an_export_loads_again_with_the_same_logits(name: str, tmp_path: Path) -> None:
+def test_an_export_loads_again_with_the_same_logits(name, tmp_path):
     model = tiny_model(name)
     export_model(model, tiny_tokenizer(), str(tmp_path), model_max_length=30)
     inputs, _ = padded_batch(model)
@@ -77,7 +77,7 @@ def test_an_export_loads_again_with_the_same_logits(name: str, tmp_path: Path) -
     ("name", "head"),
     [("albert", "SequenceClassification"), ("mobilebert", "QuestionAnswering"), ("roberta", "TokenClassification")],
 )
-def test_a_model_with_another_head_is_exported_and_loads_again(name: str, head: str, tmp_path: Path) -> None:
+def test_a_model_with_another_head_is_exported_and_loads_again(name, head, tmp_path):
     model_class = f"TFAutoModelFor{head}"
     model = one_layer_model(name, model_class=model_class, num_labels=2)
     export_model(model, tiny_tokenizer(), str(tmp_path), model_max_length=30)
@@ -92,7 +92,7 @@ def test_a_model_with_another_head_is_exported_and_loads_again(name: str, head: 
         load_model(str(tmp_path))
 
 
-def test_the_files_are_those_of_a_pytorch_model(tmp_path: Path) -> None:
+def test_the_files_are_those_of_a_pytorch_model(tmp_path):
     folder = tmp_path / "new" / "export"
     model = tiny_model("roberta")
     export_model(model, tiny_tokenizer(), str(folder), model_max_length=30)
@@ -108,7 +108,7 @@ def test_the_files_are_those_of_a_pytorch_model(tmp_path: Path) -> None:
     np.testing.assert_array_equal(weights["roberta.encoder.layer.0.intermediate.dense.weight"], kernel.T)
 
 
-def test_the_exported_model_is_the_given_one_unchanged(bert_export: Path) -> None:
+def test_the_exported_model_is_the_given_one_unchanged(bert_export):
     model, tokenizer = tiny_model("bert"), tiny_tokenizer()
     before = model.config.to_dict(), tokenizer.model_max_length, tokenizer.model_input_names
     export_model(model, tokenizer, str(bert_export), model_max_length=30)
@@ -119,9 +119,7 @@ def test_the_exported_model_is_the_given_one_unchanged(bert_export: Path) -> Non
     ("name", "inputs"),
     [("bert", ["input_ids", "token_type_ids", "attention_mask"]), ("roberta", ["input_ids", "attention_mask"])],
 )
-def test_the_tokenizer_keeps_its_ids_and_gets_the_limit_of_the_model(
-    name: str, inputs: list[str], tmp_path: Path
-) -> None:
+def test_the_tokenizer_keeps_its_ids_and_gets_the_limit_of_the_model(name, inputs, tmp_path):
     tokenizer = tiny_tokenizer()
     text = "a function returns the [MASK] of ünknown text"
     expected = tokenizer(text)["input_ids"]
@@ -141,16 +139,16 @@ def test_the_tokenizer_keeps_its_ids_and_gets_the_limit_of_the_model(
     assert exported.convert_ids_to_tokens(exported("the [MASK]")["input_ids"]) == ["[CLS]", "▁the", "[MASK]", "[SEP]"]
 
 
-def test_weights_of_an_enclosing_model_on_replicas_are_the_same() -> None:
+def test_weights_of_an_enclosing_model_on_replicas_are_the_same():
     class Enclosing(tf_keras.Model):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.masked_lm = TFAutoModelForMaskedLM.from_config(tiny_config("roberta"))
 
-        def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        def call(self, inputs):
             return self.masked_lm(inputs).logits
 
-    def build() -> Enclosing:
+    def build():
         tf_keras.utils.set_random_seed(3)
         enclosing = Enclosing()
         enclosing(tf.constant([[5, 6]]))
@@ -169,7 +167,7 @@ def test_weights_of_an_enclosing_model_on_replicas_are_the_same() -> None:
         np.testing.assert_array_equal(array, expected[name])
 
 
-def test_positions_counted_from_another_id_are_refused(tmp_path: Path) -> None:
+def test_positions_counted_from_another_id_are_refused(tmp_path):
     model = TFAutoModelForMaskedLM.from_config(tiny_config("roberta padded with id 0"))
     model(model.dummy_inputs)
     with pytest.raises(ValueError, match="align_padding_positions"):
@@ -177,7 +175,7 @@ def test_positions_counted_from_another_id_are_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_export_that_fails_leaves_the_earlier_one_as_it_was(bert_export: Path) -> None:
+def test_an_export_that_fails_leaves_the_earlier_one_as_it_was(bert_export):
     before = contents(bert_export)
     model = tiny_model("bert")
     model.trainable_variables[0].assign_add(tf.ones_like(model.trainable_variables[0]))
@@ -197,7 +195,7 @@ def test_an_export_that_fails_leaves_the_earlier_one_as_it_was(bert_export: Path
         ),
     ],
 )
-def test_weights_of_another_model_are_refused(change, message: str, bert_export: Path, tmp_path: Path) -> None:
+def test_weights_of_another_model_are_refused(change, message, bert_export, tmp_path):
     weights = load_file(bert_export / "model.safetensors")
     change(weights)
     with pytest.raises(InputError, match=message):
@@ -208,7 +206,7 @@ HEAD_BIASES = {name: architecture.head_bias for name, architecture in ARCHITECTU
 
 
 @pytest.mark.parametrize(("name", "used"), HEAD_BIASES.items())
-def test_the_bias_of_the_head_has_the_name_in_pytorch(name: str, used: tuple[str, str], tmp_path: Path) -> None:
+def test_the_bias_of_the_head_has_the_name_in_pytorch(name, used, tmp_path):
     export_model(one_layer_model(name), tiny_tokenizer(), str(tmp_path / "export"), model_max_length=30)
     weights = load_file(tmp_path / "export" / "model.safetensors")
     np.testing.assert_array_equal(weights[used[0]], weights[used[1]])
@@ -217,7 +215,7 @@ def test_the_bias_of_the_head_has_the_name_in_pytorch(name: str, used: tuple[str
     np.testing.assert_array_equal(pytorch_weights(changed)[used[0]], weights[used[0]])
 
 
-def test_sharded_checkpoints_in_half_precision_load(bert_export: Path, tmp_path: Path) -> None:
+def test_sharded_checkpoints_in_half_precision_load(bert_export, tmp_path):
     (tmp_path / "config.json").write_bytes((bert_export / "config.json").read_bytes())
     weights = sorted(load_file(bert_export / "model.safetensors").items())
     weight_map = {}
@@ -237,7 +235,7 @@ def test_sharded_checkpoints_in_half_precision_load(bert_export: Path, tmp_path:
         load_model(str(tmp_path))
 
 
-def test_a_setting_that_another_one_stands_for_is_written_out(tmp_path: Path) -> None:
+def test_a_setting_that_another_one_stands_for_is_written_out(tmp_path):
     model = tiny_model("modernbert without biases", global_rope_theta=5000.0)
     assert model.config.local_rope_theta is None
     export_model(model, tiny_tokenizer(), str(tmp_path), model_max_length=16)

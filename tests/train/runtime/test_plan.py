@@ -172,9 +172,7 @@ HALF = "Pass --per-replica-batch-size 16 --gradient-accumulation-steps 1 to keep
         (2, "--preset tiny-cpu", f"64 rows instead of 32. {HALF}"),
     ],
 )
-def test_what_becomes_of_a_presets_batch(
-    num_replicas: int, flags: str, warning: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_becomes_of_a_presets_batch(num_replicas, flags, warning, caplog):
     required = ["--preset", "roberta-base-v5e-8", "--train-dataset", "shards", "--output-dir", "out"]
     config = parse_training_config([*required, *flags.split()], "")
     plan = make_plan(config.optimization, config.run, num_rows=10**6, max_length=512, num_replicas=num_replicas)

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +10,7 @@ from tests.fixtures.tiny_corpus import contents
 from train.runtime.run_folder import RunFolder
 
 
-def test_clearing_deletes_all_that_a_run_wrote_and_nothing_else(finished_run: Path, tmp_path: Path) -> None:
+def test_clearing_deletes_all_that_a_run_wrote_and_nothing_else(finished_run, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished_run, run)
     (run / "tensorboard" / "plugins" / "profile").mkdir(parents=True)
@@ -26,7 +24,7 @@ def test_clearing_deletes_all_that_a_run_wrote_and_nothing_else(finished_run: Pa
     assert contents(run).keys() == foreign
 
 
-def test_nothing_is_deleted_in_a_folder_that_holds_no_run(tmp_path: Path) -> None:
+def test_nothing_is_deleted_in_a_folder_that_holds_no_run(tmp_path):
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / "README.md").write_text("mine", encoding="utf-8")
     RunFolder(tmp_path).check({}, resume="auto", overwrite=True)
@@ -35,7 +33,7 @@ def test_nothing_is_deleted_in_a_folder_that_holds_no_run(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("record", [None, "[]", "{}", "no JSON"])
-def test_a_folder_with_files_and_no_run_is_not_overwritten(tmp_path: Path, record: str | None) -> None:
+def test_a_folder_with_files_and_no_run_is_not_overwritten(tmp_path, record):
     (tmp_path / "metrics.jsonl").write_text("mine", encoding="utf-8")
     if record is not None:
         (tmp_path / "run.json").write_text(record, encoding="utf-8")
@@ -43,7 +41,7 @@ def test_a_folder_with_files_and_no_run_is_not_overwritten(tmp_path: Path, recor
         RunFolder(tmp_path).check({}, resume="auto", overwrite=True)
 
 
-def test_a_deletion_that_was_killed_is_taken_up_again(finished_run: Path, tmp_path: Path) -> None:
+def test_a_deletion_that_was_killed_is_taken_up_again(finished_run, tmp_path):
     """Its record is deleted last."""
     run = tmp_path / "run"
     shutil.copytree(finished_run, run)
@@ -77,7 +75,7 @@ MIXTURE = {"de": [1, "a 1"], "en": [3, "b 1", "b 2"]}
         ({"train_shards": MIXTURE | {"de": [1, "a 2"]}}, "train_shards of de: ['a 1'] there, ['a 2'] now"),
     ],
 )
-def test_what_differs_from_the_run_in_the_folder_is_named(changes: dict[str, Any], shown: str, tmp_path: Path) -> None:
+def test_what_differs_from_the_run_in_the_folder_is_named(changes, shown, tmp_path):
     fingerprint = {
         "run.seed": 1, "model.labels": {"a": 1}, "train_shards": MIXTURE, "eval_shards": {"de": [1, "c 1"]},
     }  # fmt: skip

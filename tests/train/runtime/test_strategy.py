@@ -41,10 +41,8 @@ NO_SUCH_TPU = "Could not lookup TPU metadata from name 'my-tpu'. Exception: <Htt
         (InputError, ImportError("libtpu")),
     ],
 )
-def test_a_tpu_that_is_not_ready_may_be_tried_again_and_one_that_refuses_not(
-    kind: type[Exception], error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object, **__: object) -> None:
+def test_a_tpu_that_is_not_ready_may_be_tried_again_and_one_that_refuses_not(kind, error, monkeypatch):
+    def fail(*_, **__):
         raise error
 
     package = "tensorflow" if (kind, error) == (InputError, NOT_FOUND) else "tensorflow-tpu"
@@ -66,8 +64,8 @@ class TwoWorkers:
         return tf.concat([value, value + 1], axis)
 
 
-def test_workers_that_disagree_say_so_whichever_ends_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(*_: object) -> None:
+def test_workers_that_disagree_say_so_whichever_ends_first(monkeypatch):
+    def lost(*_):
         waits.append(1)
         raise tf.errors.UnavailableError(None, None, "Connection reset by peer")
 
@@ -78,8 +76,8 @@ def test_workers_that_disagree_say_so_whichever_ends_first(monkeypatch: pytest.M
     assert waits == [1]
 
 
-def test_workers_that_are_not_there_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
+def test_workers_that_are_not_there_may_be_tried_again(monkeypatch):
+    def fail():
         raise tf.errors.DeadlineExceededError(None, None, "Barrier timed out")
 
     cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
@@ -90,13 +88,13 @@ def test_workers_that_are_not_there_may_be_tried_again(monkeypatch: pytest.Monke
 
 
 @pytest.fixture
-def no_bfloat16_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_bfloat16_instructions(monkeypatch) -> None:
     monkeypatch.setattr("train.has_bfloat16_instructions", lambda: False)
 
 
 @pytest.mark.usefixtures("no_bfloat16_instructions")
 @pytest.mark.parametrize("settings", [{"jit_compile": True}, {"bfloat16": True}, {"tpu_layers": "on"}])
-def test_what_xla_compiles_is_refused_on_several_cpus(settings: dict[str, Any]) -> None:
+def test_what_xla_compiles_is_refused_on_several_cpus(settings):
     assert strategy.connect(HardwareConfig(), Cluster()).num_replicas_in_sync == 2
     with pytest.raises(InputError, match="single CPU: XLA cannot sum over several; received 2 CPU replicas"):
         strategy.connect(HardwareConfig(**settings), Cluster())
@@ -104,9 +102,7 @@ def test_what_xla_compiles_is_refused_on_several_cpus(settings: dict[str, Any]) 
 
 @pytest.mark.usefixtures("no_bfloat16_instructions")
 @pytest.mark.parametrize("settings", [{"jit_compile": True}, {"bfloat16": True}, {"tpu_layers": "on"}])
-def test_the_build_for_tpus_compiles_nothing_for_a_cpu(
-    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_build_for_tpus_compiles_nothing_for_a_cpu(settings, monkeypatch):
     monkeypatch.setattr(strategy, "distributions", lambda name: [name] if name == "tensorflow-tpu" else [])
     assert strategy.compiles_with_xla(HardwareConfig()) is False
     with pytest.raises(InputError, match=r"need a TPU where TensorFlow is tensorflow-tpu.* --extra cpu"):
@@ -139,7 +135,7 @@ RESUMES = ".* from the newest checkpoint in run"
         (tf.errors.InvalidArgumentError(None, None, "a bad shape"), tf.errors.InvalidArgumentError, "a bad shape"),
     ],
 )
-def test_what_a_user_can_fix_is_explained(error: tf.errors.OpError, kind: type[Exception], said: str) -> None:
+def test_what_a_user_can_fix_is_explained(error, kind, said):
     with pytest.raises(kind, match=said) as caught, explained_failures(Cluster(), RUN):
         raise error
     assert caught.type is kind
@@ -161,7 +157,7 @@ def write_fewer_rows(shard: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [flip_a_bit, write_shorter_rows, write_fewer_rows, Path.unlink])
-def test_a_shard_that_cannot_be_read_is_not_tried_again(damage, tmp_path: Path) -> None:
+def test_a_shard_that_cannot_be_read_is_not_tried_again(damage, tmp_path):
     shard = tmp_path / f"dataset-00000-{NUM_ROWS}.tfrecord"
     shard.write_bytes(encode_rows(np.ones((NUM_ROWS, LENGTH), np.int32), np.full(NUM_ROWS, LENGTH)))
     order = SampleOrder((str(shard),), (NUM_ROWS,), 0, window_rows=NUM_ROWS)

@@ -161,7 +161,7 @@ def test_a_process_learns_that_its_supervisor_has_ended(start, tmp_path):
 
 
 @pytest.fixture
-def reports(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def reports(monkeypatch) -> Iterator[int]:
     """The end of the pipe that a supervisor reads; reports are repeated every 10 ms."""
     reading, writing = os.pipe()
     monkeypatch.setenv(supervisor.PIPE_VARIABLE, str(writing))
@@ -185,7 +185,7 @@ def wait_for_the_last_report() -> None:
             thread.join()
 
 
-def test_what_takes_long_is_reported_over_and_over_until_it_ends(reports: int) -> None:
+def test_what_takes_long_is_reported_over_and_over_until_it_ends(reports):
     with supervisor.keep_reporting("publish", 6):
         wait_for_reports(reports, "publish 6")
     wait_for_the_last_report()
@@ -193,7 +193,7 @@ def test_what_takes_long_is_reported_over_and_over_until_it_ends(reports: int) -
     assert os.read(reports, 1 << 16).decode().splitlines()[-1] == "train 7"
 
 
-def test_what_hangs_for_hours_is_not_reported_for_ever(reports: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_hangs_for_hours_is_not_reported_for_ever(reports, monkeypatch):
     monkeypatch.setattr(supervisor, "MAX_REPORTED_SECONDS", 0.05)
     with supervisor.keep_reporting("publish", 6):
         wait_for_the_last_report()
@@ -202,11 +202,11 @@ def test_what_hangs_for_hours_is_not_reported_for_ever(reports: int, monkeypatch
         assert os.read(reports, 1 << 16) == b"train 1\n"
 
 
-def test_a_push_that_is_waited_for_is_reported(reports: int) -> None:
+def test_a_push_that_is_waited_for_is_reported(reports):
     pushing = PushToHub(None, (), log=None)  # type: ignore[arg-type]
     is_taken = threading.Event()
 
-    def handle(_: object) -> None:
+    def handle(_):
         is_taken.set()
         wait_for_reports(reports, "push 0")
 

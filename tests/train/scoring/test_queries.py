@@ -1,6 +1,5 @@
 import gzip
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,9 +19,7 @@ TEXTS = st.lists(
 
 
 @given(words=TEXTS, max_length=st.integers(16, 40), seed=st.integers(0, 9), left_to_right=st.booleans())
-def test_each_word_is_asked_for_in_a_row_of_its_document(
-    words: list[str], max_length: int, seed: int, left_to_right: bool
-) -> None:
+def test_each_word_is_asked_for_in_a_row_of_its_document(words, max_length, seed, left_to_right):
     document = " ".join(words)
     try:
         drawn = draw_words([document], 5, seed)
@@ -55,7 +52,7 @@ def test_each_word_is_asked_for_in_a_row_of_its_document(
         assert places[item] == whole_word.positions[0] - 1
 
 
-def test_left_to_right_also_masks_the_rest_of_the_word() -> None:
+def test_left_to_right_also_masks_the_rest_of_the_word():
     asker = Asker(TOKENIZER, 16, left_to_right=True)
     queries = list(asker.about_sentences(["the zq of"]))
     tokens = [TOKENIZER.convert_ids_to_tokens(query.ids[1:-1]) for query in queries]
@@ -69,7 +66,7 @@ def test_left_to_right_also_masks_the_rest_of_the_word() -> None:
 
 
 @pytest.mark.parametrize("kind", ["unigram", "wordpiece", "byte_level"])
-def test_the_tokens_of_a_word_are_found_for_every_kind(kind: str) -> None:
+def test_the_tokens_of_a_word_are_found_for_every_kind(kind):
     names = ("cls_token", "pad_token", "sep_token", "unk_token", "mask_token")
     roles = dict(zip(names, SPECIAL_TOKENS, strict=True))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=KINDS[kind](), **roles)
@@ -79,7 +76,7 @@ def test_the_tokens_of_a_word_are_found_for_every_kind(kind: str) -> None:
     assert words == ["model", "language"]
 
 
-def test_words_are_drawn_evenly_and_the_same_again() -> None:
+def test_words_are_drawn_evenly_and_the_same_again():
     documents = ["a b c d", "e f", "語学 g-h"]
     everything = draw_words(documents, 100, seed=1)
     assert [documents[word.document][word.start : word.stop] for word in everything] == [*"abcdef", "語", "学", *"gh"]
@@ -101,14 +98,14 @@ def test_words_are_drawn_evenly_and_the_same_again() -> None:
         ([], "have none"),
     ],
 )
-def test_files_of_another_form_are_refused(lines: list[object], message: str, tmp_path: Path) -> None:
+def test_files_of_another_form_are_refused(lines, message, tmp_path):
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
     with pytest.raises(InputError, match=message):
         read_pairs([str(path)])
 
 
-def test_blank_lines_and_separators_of_other_kinds_are_no_ends_of_pairs(tmp_path: Path) -> None:
+def test_blank_lines_and_separators_of_other_kinds_are_no_ends_of_pairs(tmp_path):
     pairs = [{"sentence_good": good, "sentence_bad": "a"} for good in ("one", "two\u2028lines", "three\x85")]
     text = "\r\n\r\n".join(json.dumps(pair, ensure_ascii=False) for pair in pairs) + "\r\n \r\n"
     (tmp_path / "pairs.jsonl").write_bytes(text.encode("utf-8-sig"))
@@ -116,7 +113,7 @@ def test_blank_lines_and_separators_of_other_kinds_are_no_ends_of_pairs(tmp_path
     assert [pair.good for pair in read] == [pair["sentence_good"] for pair in pairs]
 
 
-def test_damaged_files_are_refused(tmp_path: Path) -> None:
+def test_damaged_files_are_refused(tmp_path):
     content = gzip.compress(json.dumps({"sentence_good": "a", "sentence_bad": "b"}).encode())
     for place in (12, 14, -6):
         (tmp_path / "pairs.jsonl.gz").write_bytes(content[:place] + b"\xff\xff\xff\xff")
@@ -124,6 +121,6 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
             read_pairs([str(tmp_path / "pairs.jsonl.gz")])
 
 
-def test_a_sentence_longer_than_the_rows_is_refused() -> None:
+def test_a_sentence_longer_than_the_rows_is_refused():
     with pytest.raises(InputError, match="1 to 6 tokens, as the model reads; 'the of the of the of the' has 7"):
         list(Asker(TOKENIZER, 8, left_to_right=False).about_sentences(["the of the of the of the"]))

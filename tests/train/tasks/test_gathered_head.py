@@ -31,7 +31,7 @@ def logits_and_gradients(model: transformers.TFPreTrainedModel, inputs: dict, ga
 
 
 @pytest.mark.parametrize("name", each_architecture("deberta-v2 as v3", "convbert with groups"))
-def test_the_gathered_head_equals_the_full_head(name: str) -> None:
+def test_the_gathered_head_equals_the_full_head(name):
     model = one_layer_model(name)
     inputs, _ = padded_batch(model)
     full_logits = model(inputs).logits
@@ -50,7 +50,7 @@ def test_the_gathered_head_equals_the_full_head(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_the_gathered_head_trains_in_a_graph_under_xla(name: str) -> None:
+def test_the_gathered_head_trains_in_a_graph_under_xla(name):
     model = one_layer_model(name)
     inputs, _ = padded_batch(model)
     expected, expected_gradients = logits_and_gradients(model, inputs, gather=True)
@@ -58,7 +58,7 @@ def test_the_gathered_head_trains_in_a_graph_under_xla(name: str) -> None:
 
     @tf.function(jit_compile=True)
     @tf.autograph.experimental.do_not_convert
-    def step() -> tuple:
+    def step():
         with predicting_at(POSITIONS):
             return logits_and_gradients(model, inputs, gather=False)
 
@@ -70,7 +70,7 @@ def test_the_gathered_head_trains_in_a_graph_under_xla(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in (*SAME_CODE, *COPIES_OF_ROBERTA)])
-def test_it_trains_in_mixed_bfloat16_under_xla(name: str) -> None:
+def test_it_trains_in_mixed_bfloat16_under_xla(name):
     tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
     model = one_layer_model(name)
     tf_keras.mixed_precision.set_global_policy("float32")
@@ -79,7 +79,7 @@ def test_it_trains_in_mixed_bfloat16_under_xla(name: str) -> None:
 
     @tf.function(jit_compile=True)
     @tf.autograph.experimental.do_not_convert
-    def step() -> tuple[tf.Tensor, tf.Tensor]:
+    def step():
         with tf.GradientTape() as tape, predicting_at(POSITIONS):
             logits = tf.cast(model(inputs, training=True).logits, tf.float32)
             loss = -tf.reduce_mean(tf.nn.log_softmax(logits)[..., 7])
@@ -92,7 +92,7 @@ def test_it_trains_in_mixed_bfloat16_under_xla(name: str) -> None:
     assert {variable.dtype for variable in model.trainable_variables} == {tf.float32}
 
 
-def test_each_replica_gathers_at_its_own_positions() -> None:
+def test_each_replica_gathers_at_its_own_positions():
     strategy = tf.distribute.MirroredStrategy(tf.config.list_logical_devices("CPU"))
     with strategy.scope():
         model = one_layer_model("roberta")
@@ -102,7 +102,7 @@ def test_each_replica_gathers_at_its_own_positions() -> None:
 
     @tf.function
     @tf.autograph.experimental.do_not_convert
-    def replica_logits() -> tf.Tensor:
+    def replica_logits():
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         with predicting_at(tf.cast(POSITIONS + replica, tf.int32)):
             return model(inputs).logits

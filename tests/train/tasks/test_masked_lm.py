@@ -34,13 +34,13 @@ def rule_of(kind: str, folder: Path, change: Any = None) -> MaskingRule:
     return MaskedLanguageModeling.of(TrainingInputs(shards, None, tokenizer, str(folder), 16), WORDS).rule
 
 
-def test_the_table_saved_with_the_tokenizer_tells_words(tmp_path: Path) -> None:
+def test_the_table_saved_with_the_tokenizer_tells_words(tmp_path):
     rule = rule_of("unigram", tmp_path, np.logical_not)
     assert (rule.masking, rule.mlm_probability) == ("whole_word", 0.3)
     np.testing.assert_array_equal(rule.word_starts, np.load(tmp_path / "word_starts.npy"))
 
 
-def test_marks_tell_words_where_no_table_was_saved(tmp_path: Path) -> None:
+def test_marks_tell_words_where_no_table_was_saved(tmp_path):
     expected = rule_of("wordpiece", tmp_path).word_starts
     shards: Any = None
     tokenizer = wrapped(tiny_tokenizers.KINDS["wordpiece"]())
@@ -50,17 +50,17 @@ def test_marks_tell_words_where_no_table_was_saved(tmp_path: Path) -> None:
     assert len(rule.word_starts) == len(expected)
 
 
-def test_a_tokenizer_that_does_not_tell_words_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_that_does_not_tell_words_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"--masking whole_word needs .* has neither\. Give --masking token"):
         rule_of("words", tmp_path)
 
 
-def test_a_table_of_another_size_is_refused(tmp_path: Path) -> None:
+def test_a_table_of_another_size_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"each of the tokenizer's \d+ ids; .* has 7"):
         rule_of("unigram", tmp_path, lambda starts: starts[:7])
 
 
-def test_evaluation_masks_tokens_whatever_training_does(tmp_path: Path) -> None:
+def test_evaluation_masks_tokens_whatever_training_does(tmp_path):
     tokenizer = wrapped(tiny_tokenizers.KINDS["unigram"]())
     save_tokenizer(tokenizer, str(tmp_path))
     shards: Any = None
@@ -104,7 +104,7 @@ def test_it_is_the_library_s_cross_entropy_and_argmax(jit_compile, dtype, seed, 
     assert float(sums["num_masked"]) == weights.numpy().sum()
 
 
-def test_the_first_row_is_shown_with_what_is_predicted_of_it() -> None:
+def test_the_first_row_is_shown_with_what_is_predicted_of_it():
     """A masked token, one that is kept and one that is replaced; padding does not count."""
     tokenizer = tiny_tokenizer()
     original = tokenizer("the list of a file")["input_ids"] + [1, 1]

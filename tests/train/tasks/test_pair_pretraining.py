@@ -12,7 +12,7 @@ from train.layers.random_bits import row_keys
 from train.step.train_step import PretrainingModel
 from train.tasks.masking import swapped, token_types
 from train.tasks.masking_rule import MaskingRule
-from train.tasks.pair_pretraining import NO_LABEL, NextSentencePrediction, PairPretraining, SentenceOrderPrediction
+from train.tasks.pair_pretraining import NO_LABEL, NextSentencePrediction, SentenceOrderPrediction
 
 CLS, SEP = 0, 2
 RULE = MaskingRule(MASK, (0, 1, 2, 3, 4), VOCABULARY)
@@ -40,13 +40,13 @@ def build(name: str, strategy: tf.distribute.Strategy, **settings: Any) -> Pretr
         return compiled_model(network, task, max_grad_norm=MAX_GRAD_NORM, **settings)
 
 
-def test_token_types() -> None:
+def test_token_types():
     rows = tf.constant([[CLS, 9, SEP, 9, 9, SEP, PAD], [CLS, 9, 9, 9, SEP, 9, SEP], [PAD] * 7])
     expected = [[0, 0, 0, 1, 1, 1, 0], [0, 0, 0, 0, 0, 1, 1], [0] * 7]
     np.testing.assert_array_equal(token_types(rows, SEP, PAD), expected)
 
 
-def test_swapped_segments() -> None:
+def test_swapped_segments():
     rows = tf.constant([[CLS, 5, SEP, 6, 7, SEP, PAD], [CLS, 5, 6, 7, SEP, 8, SEP]])
     expected = [[CLS, 6, 7, SEP, 5, SEP, PAD], [CLS, 8, SEP, 5, 6, 7, SEP]]
     np.testing.assert_array_equal(swapped(rows, SEP), expected)
@@ -54,7 +54,7 @@ def test_swapped_segments() -> None:
     np.testing.assert_array_equal(swapped(swapped(many, SEP), SEP), many)
 
 
-def test_only_neighbours_have_an_order_and_half_are_swapped() -> None:
+def test_only_neighbours_have_an_order_and_half_are_swapped():
     task = SentenceOrderPrediction(RULE, PAD, SEP)
     batch = batch_of_pairs(2000)
     ids, labels, counts = task.ask(batch, row_keys((3,), 2000))
@@ -70,7 +70,7 @@ def test_only_neighbours_have_an_order_and_half_are_swapped() -> None:
 
 
 @pytest.mark.parametrize("task_class", [NextSentencePrediction, SentenceOrderPrediction])
-def test_a_row_of_an_evaluation_is_always_the_same(task_class: type[PairPretraining]) -> None:
+def test_a_row_of_an_evaluation_is_always_the_same(task_class):
     task, batch = task_class(RULE, PAD, SEP), batch_of_pairs(200)
     rows = tf.data.Dataset.from_tensor_slices(batch).map(task.prepare_row)
     whole, again = rows.batch(200).get_single_element(), rows.batch(200).get_single_element()
@@ -83,7 +83,7 @@ def test_a_row_of_an_evaluation_is_always_the_same(task_class: type[PairPretrain
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_losses_are_those_of_the_whole_heads(name: str) -> None:
+def test_losses_are_those_of_the_whole_heads(name):
     """By hand, from the logits at all tokens; both means together are the loss that is minimised."""
     model = build(name, one_cpu())
     rows = model.task.apply_global_weights(model.prepare_batch(batch_of_pairs(), 0), lambda total: total)
@@ -113,7 +113,7 @@ def test_losses_are_those_of_the_whole_heads(name: str) -> None:
     assert model.task.describe(figures)[f"{pair_name} accuracy"].endswith(f" of {2 * is_asked.sum()} pairs")
 
 
-def test_replicas_and_micro_batches_give_the_same_gradient() -> None:
+def test_replicas_and_micro_batches_give_the_same_gradient():
     model, other = build("bert", one_cpu()), build("bert", two_cpus(), num_micro_batches=2)
     gradients = gradients_of(model, batch_of_pairs(32))
     assert np.linalg.norm(gradients) > 0.1
@@ -122,7 +122,7 @@ def test_replicas_and_micro_batches_give_the_same_gradient() -> None:
     assert not gradients_of(model, nothing).any()
 
 
-def test_the_gradient_is_that_of_both_means() -> None:
+def test_the_gradient_is_that_of_both_means():
     model = build("bert", one_cpu())
     rows = model.prepare_batch(batch_of_pairs(), 0)
     weighed = model.task.apply_global_weights(rows, lambda total: total)
@@ -152,7 +152,7 @@ def topic_pairs(num_rows: int, seed: int) -> dict[str, tf.Tensor]:
 
 
 @pytest.mark.slow
-def test_it_learns_to_tell_pairs_apart() -> None:
+def test_it_learns_to_tell_pairs_apart():
     """On rows that were not trained on; the labels mean what they mean in the head of transformers."""
     model = build("bert", one_cpu(), num_steps=NUM_STEPS, learning_rate=3e-3)
     model.compile(optimizer=model.optimizer, jit_compile=True)

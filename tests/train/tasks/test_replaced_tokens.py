@@ -50,7 +50,7 @@ def masked_rows(ids: list[list[int]], is_masked: list[list[bool]]) -> MaskedRows
     return MaskedRows(tf.constant(ids), tf.constant(ids), tf.constant(is_masked))
 
 
-def test_tokens_are_filled_in_as_the_probabilities_say() -> None:
+def test_tokens_are_filled_in_as_the_probabilities_say():
     rows = masked_rows([[7, 8, 9], [5, 6, 7]], [[True, False, True], [False, True, False]])
     sure = 50 * tf.one_hot([2, 0, 3], 5)
     draws = tf.constant([[0, 0, 2**32 - 1], [0, 2**31, 0]], tf.uint32)
@@ -65,7 +65,7 @@ def test_tokens_are_filled_in_as_the_probabilities_say() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 6), st.integers(1, 6))
-def test_what_is_not_masked_stays(seed: int, num_masked: int, num_slots: int) -> None:
+def test_what_is_not_masked_stays(seed, num_masked, num_slots):
     generator = np.random.default_rng(seed)
     ids = generator.integers(5, 40, (2, 3))
     is_masked = generator.permutation(np.arange(6) < num_masked).reshape(2, 3)
@@ -78,7 +78,7 @@ def test_what_is_not_masked_stays(seed: int, num_masked: int, num_slots: int) ->
     np.testing.assert_array_equal(filled[~is_filled], ids[~is_filled])
 
 
-def test_frequencies_are_the_probabilities() -> None:
+def test_frequencies_are_the_probabilities():
     probabilities = np.array([0.5, 0.3, 0.15, 0.05])
     rows = MaskedRows(*[tf.fill((1, 4000), 9)] * 2, tf.fill((1, 4000), True))
     logits = tf.math.log(tf.constant([probabilities] * 4000, tf.float32))
@@ -89,7 +89,7 @@ def test_frequencies_are_the_probabilities() -> None:
 
 
 @pytest.mark.parametrize("class_name", CLASSES)
-def test_the_loss_is_that_of_the_paper(class_name: str) -> None:
+def test_the_loss_is_that_of_the_paper(class_name):
     """In NumPy, from the logits of both networks, apart and at all tokens."""
     model = build(class_name)
     for variable in model.network.weights:  # a delta that is not 0
@@ -131,7 +131,7 @@ def gradients_by_name(model: PretrainingModel, rows: Any, name: str) -> dict[str
 
 
 @pytest.mark.parametrize("class_name", CLASSES)
-def test_which_loss_moves_which_weights(class_name: str) -> None:
+def test_which_loss_moves_which_weights(class_name):
     model = build(class_name)
     rows = weighed_rows(model)
     of_generator, of_discriminator = (
@@ -149,14 +149,14 @@ def test_which_loss_moves_which_weights(class_name: str) -> None:
             assert of_discriminator[name].any() == (class_name == "ReplacedTokens" or not is_table)
 
 
-def test_replicas_and_micro_batches_give_the_same_gradient() -> None:
+def test_replicas_and_micro_batches_give_the_same_gradient():
     model, other = build(), build(strategy=two_cpus(), num_micro_batches=2)
     gradients = gradients_of(model, batch_of(token_rows()))
     assert np.linalg.norm(gradients) > 0.1
     np.testing.assert_allclose(gradients_of(other, batch_of(token_rows())), gradients, rtol=1e-5, atol=1e-5)
 
 
-def test_an_evaluation_fills_in_by_the_content_of_a_row() -> None:
+def test_an_evaluation_fills_in_by_the_content_of_a_row():
     task = build().task
     row = {"input_ids": tf.constant(token_rows()[0])}
     first, again = task.prepare_row(row), task.prepare_row(row)
@@ -165,7 +165,7 @@ def test_an_evaluation_fills_in_by_the_content_of_a_row() -> None:
     assert first.draws.shape == row["input_ids"].shape
 
 
-def test_the_export_has_the_discriminator_with_its_delta() -> None:
+def test_the_export_has_the_discriminator_with_its_delta():
     model = build("GradientDisentangled")
     (delta,) = (one for one in model.network.weights if "/delta/" in one.name)
     delta.assign(tf.ones_like(delta))
