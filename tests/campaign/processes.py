@@ -26,12 +26,7 @@ from typing import Any
 PROJECT = Path(__file__).parents[2]
 COMMANDS = ("tokenizer_training.train_unigram", "tfrecord_prep.prepare_tfrecord_shards", "train.run_mlm")
 # What those import when they need it.
-LIBRARIES = (
-    "train.loop.lifecycle",
-    "train.loop.trainer",
-    "train.publishing.publisher",
-    "tokenizer_training.trainer",
-)
+LIBRARIES = ("train.loop.lifecycle", "train.loop.trainer", "train.publishing.publisher", "tokenizer_training.trainer")
 TIMEOUT_SECONDS = 300.0
 POLL_SECONDS = 0.005
 # Of <sched.h>: what a process has for itself.

@@ -139,12 +139,7 @@ class Failing:
 
 @pytest.mark.parametrize(
     ("place", "name"),
-    [
-        (LocalFolder, "append_text"),
-        (LocalFolder, "write_bytes"),
-        (LossCurve, "update"),
-        (RecordWriter, "flush"),
-    ],
+    [(LocalFolder, "append_text"), (LocalFolder, "write_bytes"), (LossCurve, "update"), (RecordWriter, "flush")],
 )
 def test_a_write_that_fails_is_made_up_for_and_told(place, name, tmp_path, monkeypatch, caplog):
     with started_log(tmp_path) as log:

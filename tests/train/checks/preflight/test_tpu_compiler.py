@@ -82,10 +82,7 @@ def test_a_step_that_does_not_fit_is_told_by_how_much(interpreter, tmp_path, mes
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        (
-            'echo \'{"error": "UNIMPLEMENTED: such"}\' > "$6/result.json"',
-            "for this TPU: UNIMPLEMENTED: such",
-        ),
+        ('echo \'{"error": "UNIMPLEMENTED: such"}\' > "$6/result.json"', "for this TPU: UNIMPLEMENTED: such"),
         ("echo no such import >&2; exit 3", r"(?s)status 3.*no such import"),
         ("exit 0", "status 0"),
         ("kill -9 $$", r"(?s)status -9.*too little memory"),
