@@ -19,9 +19,8 @@ from benchmarks.time_to_quality import message, seconds_to
 from finetuning.config.settings import ClassificationData
 from finetuning.tasks.classification import read_parts
 from tests.fixtures.other_environments import output_of
+from tests.fixtures.same_run import logged
 from tests.fixtures.script_help import ask_for_help
-from train.metrics.log import read_metrics
-from train.runtime.run_folder import RunFolder
 
 PROJECT = Path(__file__).parents[2]
 # A tenth, a half and nine tenths of the 87,599 questions of the training part have at most these, and their paragraphs.
@@ -217,5 +216,5 @@ def test_pytorch_evaluates_the_rows_and_masks_of_ours(torch_python, shards, fini
     subprocess.run([sys.executable, program, shards, "tiny-cpu", tmp_path], check=True)
     arguments = (str(PROJECT), str(finished_run / "export"), str(tmp_path / "validation.npz"))
     loss = output_of(torch_python, EVALUATE, *arguments)
-    ours = [line["loss"] for line in read_metrics(RunFolder(finished_run)) if line["split"] == "validation"]
+    ours = [line["loss"] for line in logged(finished_run, "validation")]
     assert float(loss) == pytest.approx(ours[-1], abs=1e-5)

@@ -10,6 +10,7 @@ import pytest
 
 from mlm_common.tokenizer import save_tokenizer
 from tests.fixtures.fresh_process import Answer, answers_of
+from tests.fixtures.results import read_json
 from tests.fixtures.tiny_corpus import train_tiny_tokenizer
 from tests.fixtures.tiny_run import run_flags, write_shards
 
@@ -20,7 +21,7 @@ def first_shard(shards: Path) -> Path:
 
 def segment_pairs(shards: Path) -> None:
     path = shards / "train" / "manifest.json"
-    manifest = json.loads(path.read_text(encoding="utf-8")) | {"chunking": "segment_pairs"}
+    manifest = read_json(path) | {"chunking": "segment_pairs"}
     path.write_text(json.dumps(manifest), encoding="utf-8")
 
 

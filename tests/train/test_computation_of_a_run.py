@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.fixtures.results import read_json
 from tests.fixtures.same_run import assert_same_run
 from tests.fixtures.tiny_run import NUM_STEPS, forget_checkpoint, run_flags
 from train import has_bfloat16_instructions
@@ -20,7 +21,7 @@ TPU = (*DROPOUT, "--tpu-name", "local")
 
 
 def computed(run: Path) -> dict[str, Any]:
-    return json.loads((run / "run.json").read_text(encoding="utf-8"))["computation"]
+    return read_json(run / "run.json")["computation"]
 
 
 def resume_copy(run: Path, folder: Path, shards: Path, *flags: str) -> Path:

@@ -21,6 +21,7 @@ from tests.fixtures.google_checkpoints import (
     write_variables,
 )
 from tests.fixtures.other_environments import output_of
+from tests.fixtures.results import read_json
 from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_models import padded_batch, tiny_model
 from tfrecord_prep.prepare_tfrecord_shards import main as prepare
@@ -62,7 +63,7 @@ def test_a_training_checkpoint_becomes_an_export(name, tmp_path, request):
     assert weights.keys() == expected.keys()
     for weight, array in weights.items():
         np.testing.assert_array_equal(array, expected[weight], weight)
-    config = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
+    config = read_json(tmp_path / "out" / "config.json")
     assert (config["model_type"], config["architectures"]) == (name, [f"{name.capitalize()}ForPreTraining"])
     # Without the head for pairs, as --init-from of a masked language model reads it.
     batch, _ = padded_batch(model)
@@ -121,7 +122,7 @@ def test_heads_that_are_not_there(bert, bert_variables, tmp_path, run):
         source = write_google_checkpoint(tmp_path / f"cased_{name}", variables, google_settings(bert.config))
         outcome = run(main, source, tmp_path / name)
         assert outcome.status == 0
-        assert json.loads((tmp_path / name / "config.json").read_text(encoding="utf-8"))["architectures"] == [name]
+        assert read_json(tmp_path / name / "config.json")["architectures"] == [name]
         weights = load_file(tmp_path / name / "model.safetensors")
         assert {key.split(".")[0] for key in weights} == ({"bert", "cls"} if "Masked" in name else {"bert"})
     assert "not converted, since they belong to other heads: output_bias, output_weights" in outcome.out

@@ -1,6 +1,5 @@
 """Object checkpoints of Model Garden, written by these tests, become what Google's own of the same model becomes."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from safetensors.numpy import load_file
 
 from tests.fixtures.google_checkpoints import Variables, google_settings, google_variables, write_google_checkpoint
 from tests.fixtures.model_garden import Encoder, Pretrainer, functional_encoder, write_objects
+from tests.fixtures.results import read_json
 from tests.fixtures.tiny_models import tiny_model
 from train.convert_bert import main
 
@@ -60,9 +60,7 @@ def test_an_encoder_of_numbered_layers(bert, variables, source, tmp_path):
         np.testing.assert_allclose(own, transformers, atol=1e-5)
     write_objects(source, {"model": encoder})
     weights = load_file(converted(source, tmp_path / "garden"))
-    assert json.loads((tmp_path / "garden" / "config.json").read_text(encoding="utf-8"))["architectures"] == [
-        "BertModel"
-    ]
+    assert read_json(tmp_path / "garden" / "config.json")["architectures"] == ["BertModel"]
     assert weights.keys() == {name for name in expected if name.startswith("bert.")}
     for name, array in weights.items():
         np.testing.assert_array_equal(array, expected[name], name)

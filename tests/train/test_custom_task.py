@@ -15,6 +15,7 @@ from tests.fixtures.finetuned_runs import run_on_one_device
 from tests.fixtures.killable_runs import KillableRuns
 from tests.fixtures.made_once import made_once
 from tests.fixtures.other_environments import output_of
+from tests.fixtures.results import read_json
 from tests.fixtures.same_run import assert_same_run, timeless_lines
 from tests.fixtures.tiny_phases import PHASES, phases_flags
 from tests.fixtures.tiny_run import MODEL, NUM_STEPS, forget_checkpoint, run_flags
@@ -79,9 +80,7 @@ def test_it_resumes_bit_for_bit(electra, shards, tmp_path):
 def test_the_export_is_the_discriminator(electra):
     """As the checkpoint says: with the delta added, and without the generator."""
     export = electra / "run" / "export"
-    assert json.loads((export / "config.json").read_text(encoding="utf-8"))["architectures"] == [
-        "ElectraForPreTraining"
-    ]
+    assert read_json(export / "config.json")["architectures"] == ["ElectraForPreTraining"]
     saved = read_saved_model(str(electra / "run")).snapshot.arrays
     table, delta = (saved[f"model/{part}electra/embeddings/word_embeddings/weight"] for part in ("", "delta/"))
     assert np.abs(delta).max() > 0
@@ -100,7 +99,7 @@ def test_the_export_is_the_discriminator(electra):
 
 def test_the_plan_and_the_doctor_count_all_that_is_trained(electra, shards, tmp_path, run):
     """With the generator and the delta."""
-    number = json.loads((electra / "run" / "run.json").read_text(encoding="utf-8"))["num_parameters"]
+    number = read_json(electra / "run" / "run.json")["num_parameters"]
     assert number > sum(one.size for one in load_file(electra / "run" / "export" / "model.safetensors").values())
     flags = run_flags(shards, tmp_path / "run", *electra_flags(tmp_path))
     assert f"\nparameters             {number:,}\n" in f"\n{run(main, *flags, '--dry-run').out}"
@@ -111,10 +110,7 @@ def test_labels_are_read_from_the_shards(labelled, shards):
     labels = []
     for path in sorted((labelled / "train").glob("*.tfrecord")):
         labels += [int(decode_feature(one, LABEL)[0]) for one in read_records(path.read_bytes())]
-    counts = [
-        json.loads((shards / one / "manifest.json").read_text(encoding="utf-8"))["totals"]["num_rows"]
-        for one in ("train", "validation")
-    ]
+    counts = [read_json(shards / one / "manifest.json")["totals"]["num_rows"] for one in ("train", "validation")]
     assert labels == [0] * counts[0] + [1] * counts[1]
     names = [(labelled / one / "labels.txt").read_text(encoding="utf-8") for one in ("train", "validation")]
     assert names == ["one\ntwo"] * 2  # although their words came in another order
@@ -174,7 +170,7 @@ def test_labels_of_other_shards_are_refused(labelled, tmp_path, run, monkeypatch
 def test_folders_to_label_are_checked_first(shards, tmp_path, run):
     one, new = f"one={shards / 'train'}", tmp_path / "new"
     shutil.copytree(shards / "validation", tmp_path / "longer")
-    manifest = json.loads((tmp_path / "longer" / "manifest.json").read_text(encoding="utf-8"))
+    manifest = read_json(tmp_path / "longer" / "manifest.json")
     (tmp_path / "longer" / "manifest.json").write_text(json.dumps(manifest | {"max_length": 32}), encoding="utf-8")
     for words, message in (
         ((one,), "Name a new folder and two or more folders of shards"),

@@ -3,6 +3,7 @@
 import json
 
 from tests.fixtures.fresh_process import answers_of
+from tests.fixtures.results import read_json
 from tests.fixtures.tiny_classification import flags as classification_flags
 from tests.fixtures.tiny_models import CONFIGS
 from tests.fixtures.tiny_pairs import PAIRS
@@ -39,7 +40,7 @@ def test_the_plan_counts_parameters_without_tensorflow(
         assert (answer.status, answer.has_tensorflow) == (0, False)
         assert "card cannot be built" not in answer.err
         if run is not None:
-            number = json.loads((run / "run.json").read_text(encoding="utf-8"))["num_parameters"]
+            number = read_json(run / "run.json")["num_parameters"]
             assert f"\nparameters             {number:,}\n" in f"\n{answer.out}"
     assert not (tmp_path / "run").exists()
 

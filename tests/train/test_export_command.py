@@ -10,6 +10,7 @@ import pytest
 from transformers import TFAutoModelForMaskedLM
 
 from mlm_common.errors import InputError
+from tests.fixtures.results import read_json
 from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_run import NUM_STEPS
 from train.checkpoints.store import CheckpointStore
@@ -81,13 +82,13 @@ def test_what_cannot_be_exported(finished_run, tmp_path, run):
     ):
         assert message in run(main, arguments[0], tmp_path / "out", *arguments[1:]).refusal
     assert not (tmp_path / "out").exists()
-    record = json.loads((finished_run / "run.json").read_text(encoding="utf-8"))
+    record = read_json(finished_run / "run.json")
     assert record["model_config"]["model_type"] == "roberta"
 
 
 def test_a_checkpoint_of_the_hub_is_exported(finished_run, shards, tmp_path, run):
     shutil.copytree(finished_run, tmp_path / "run")
-    record = published_run(json.loads((finished_run / "run.json").read_text(encoding="utf-8")))
+    record = published_run(read_json(finished_run / "run.json"))
     (tmp_path / "run" / "run.json").write_text(json.dumps(record), encoding="utf-8")
     assert "--tokenizer is required: the run.json in" in run(main, tmp_path / "run", tmp_path / "out").refusal
     assert run(main, tmp_path / "run", tmp_path / "out", "--tokenizer", shards / "train" / "tokenizer").status == 0

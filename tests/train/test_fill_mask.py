@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from mlm_common.errors import InputError
+from tests.fixtures.results import read_json
 from tests.fixtures.tiny_models import VOCABULARY, one_layer_model, tiny_tokenizer
 from train.fill_mask import fill_masks, main
 from train.publishing.pytorch_format import export_model
@@ -84,7 +85,7 @@ def test_the_folder_of_a_run_stands_for_its_export(export, tmp_path):
 
 def test_a_model_that_was_fine_tuned_is_refused(export, tmp_path):
     shutil.copytree(export, tmp_path / "export")
-    config = json.loads((tmp_path / "export" / "config.json").read_text(encoding="utf-8"))
+    config = read_json(tmp_path / "export" / "config.json")
     config["architectures"] = ["RobertaForQuestionAnswering"]
     (tmp_path / "export" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(InputError, match=r"a RobertaForQuestionAnswering\. Use python finetuning/predict\.py"):

@@ -1,6 +1,5 @@
 """A run over several sources: resumed bit for bit, each source evaluated apart, and what the run says of them."""
 
-import json
 import shutil
 import signal
 from pathlib import Path
@@ -10,16 +9,16 @@ import yaml
 
 from tests.fixtures.finetuned_runs import run_on_one_device
 from tests.fixtures.killable_runs import KillableRuns
-from tests.fixtures.same_run import assert_same_run
+from tests.fixtures.results import read_json
+from tests.fixtures.same_run import assert_same_run, logged
 from tests.fixtures.tiny_mixture import TEXTS, mixture_flags
 from tests.fixtures.tiny_run import forget_checkpoint
 from train.compare_runs import source_table
 from train.config.settings import parse_training_config
 from train.data.shards import open_inputs
-from train.metrics.log import VALIDATION, read_metrics
+from train.metrics.log import VALIDATION
 from train.metrics.run_curves import draw_run, read_runs
 from train.run_mlm import main
-from train.runtime.run_folder import RunFolder
 from train.tasks.pair_pretraining import task_of
 
 WEIGHTS = ("--source-weights", "large=0.25", "small=0.5", "back=0.25")
@@ -33,7 +32,7 @@ def mixture_run(mixture_shards, tmp_path_factory) -> Path:
 
 
 def evaluations(folder: Path) -> list[dict]:
-    return [line for line in read_metrics(RunFolder(folder)) if line["split"] == VALIDATION]
+    return logged(folder, VALIDATION)
 
 
 @pytest.mark.slow
@@ -114,7 +113,7 @@ def test_a_killed_run_of_phases_with_other_weights_resumes_bit_for_bit(mixture_s
         assert runs.run(flags(tmp_path / "killed")) == 0
         assert runs.run(flags(tmp_path / "whole")) == 0
     assert_same_run(tmp_path / "killed", tmp_path / "whole")
-    record = json.loads((tmp_path / "whole" / "run.json").read_text("utf-8"))
+    record = read_json(tmp_path / "whole" / "run.json")
     weights = [
         {name: one["weight"] for name, one in phase["train_data"]["sources"].items()} for phase in record["phases"]
     ]

@@ -7,27 +7,27 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.fixtures.other_environments import output_of
+from tests.fixtures.results import read_json
+from tests.fixtures.same_run import logged
 from tests.fixtures.tiny_pairs import BERT
 from tests.fixtures.tiny_run import MODEL, NUM_STEPS, run_flags
 from train.export import main as export
 from train.fill_mask import fill_masks
-from train.metrics.log import read_metrics
 from train.model.from_pretrained import load_model
 from train.run_mlm import main
-from train.runtime.run_folder import RunFolder
 
 BOTH_HEADS = {"cls.seq_relationship.weight", "bert.pooler.dense.weight", "cls.predictions.bias"}
 
 
 def test_it_is_evaluated(pair_run):
-    lines = read_metrics(RunFolder(pair_run))
+    lines = logged(pair_run)
     for line in lines:
         assert line["loss"] == pytest.approx(line["mlm_loss"] + line["nsp_loss"], rel=1e-3)
         assert 0 <= line["nsp_accuracy"] <= 1
         assert line["perplexity"] == pytest.approx(np.exp(line["mlm_loss"]))
     last = lines[-1]
     assert (last["split"], last["step"]) == ("validation", NUM_STEPS)
-    totals = json.loads((pair_run / "run.json").read_text(encoding="utf-8"))["eval_data"]["totals"]
+    totals = read_json(pair_run / "run.json")["eval_data"]["totals"]
     assert last["num_pairs"] == totals["num_rows"] > totals["num_random_pairs"] > 0
     card = (pair_run / "export" / "README.md").read_text(encoding="utf-8")
     assert "accuracy, next sentence" in card
@@ -36,7 +36,7 @@ def test_it_is_evaluated(pair_run):
 
 def test_its_file_is_for_all_classes(pair_run, tmp_path):
     folder = pair_run / "export"
-    assert json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"] == ["BertForPreTraining"]
+    assert read_json(folder / "config.json")["architectures"] == ["BertForPreTraining"]
     assert load_file(folder / "model.safetensors").keys() > BOTH_HEADS
     ids = np.random.default_rng(0).integers(5, 40, (2, 12), dtype=np.int32)
     both = load_model(str(folder), "TFAutoModelForPreTraining")(ids)
@@ -56,7 +56,7 @@ def test_an_albert_continues_with_the_order_of_sentences(pair_shards, tmp_path, 
     model = ("--pretrained-model-config", str(tmp_path), "--config-overrides", MODEL, "--objective", "mlm+sop")
     steps = ("--max-steps", "2", "--eval-steps", "2", "--log-steps", "1")
     assert main(run_flags(pair_shards, tmp_path / "run", *model, *steps)) == 0
-    assert {"sop_loss", "sop_accuracy", "num_pairs"} <= read_metrics(RunFolder(tmp_path / "run"))[-1].keys()
+    assert {"sop_loss", "sop_accuracy", "num_pairs"} <= logged(tmp_path / "run")[-1].keys()
     continued = ("--init-from", str(tmp_path / "run" / "export"), "--objective", "mlm+sop")
     assert main(run_flags(pair_shards, tmp_path / "more", *continued, "--dry-run")) == 0
     weights = load_file(tmp_path / "run" / "export" / "model.safetensors")

@@ -1,6 +1,5 @@
 """Runs of several phases: what each leaves, kills at any moment, and phases that were changed before a resume."""
 
-import json
 import random
 import shutil
 import signal
@@ -10,13 +9,12 @@ import pytest
 
 from mlm_common.errors import EXIT_PERMANENT
 from tests.fixtures.killable_runs import KillableRuns
-from tests.fixtures.same_run import assert_same_run
+from tests.fixtures.results import read_json
+from tests.fixtures.same_run import assert_same_run, logged
 from tests.fixtures.tiny_phases import phases_flags, phases_with
 from train.export import main as export
 from train.loop.trainer import Trainer
-from train.metrics.log import read_metrics
 from train.run_mlm import main
-from train.runtime.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +34,7 @@ def whole_run(runs, phase_shards, tmp_path_factory):
 
 
 def test_each_phase_has_its_rows_batch_masks_and_rate(whole_run):
-    lines = [line for line in read_metrics(RunFolder(whole_run)) if line["split"] == "train"]
+    lines = logged(whole_run, "train")
     assert [(line["step"], line["phase"]) for line in lines] == [(3, 1), (5, 1), (6, 2), (9, 2), (12, 3), (14, 3)]
     # Those of the second phase go on where the first ended; the third has other shards.
     assert [round(line["epoch"] * rows) for line, rows in zip(lines, [130] * 4 + [66] * 2, strict=True)] == [
@@ -44,7 +42,7 @@ def test_each_phase_has_its_rows_batch_masks_and_rate(whole_run):
     ]  # fmt: skip
     assert [line["learning_rate"] for line in lines[:4]] == pytest.approx([2e-3] * 4)
     assert lines[-1]["learning_rate"] < 1e-4
-    record = json.loads((whole_run / "run.json").read_text(encoding="utf-8"))
+    record = read_json(whole_run / "run.json")
     assert [phase["plan"]["num_steps"] for phase in record["phases"]] == [5, 9, 14]
     card = (whole_run / "export" / "README.md").read_text(encoding="utf-8")
     assert f"| tokens seen | {5 * 8 * 16 + 4 * 16 * 16 + 5 * 8 * 32:,}, padding included |" in card
@@ -113,7 +111,7 @@ def test_a_divergence_leads_back_within_its_phase(phase_shards, tmp_path):
     phases = phases_with(1, **diverging)[:2]
     more = ("--on-nonfinite", "skip", "--max-rollbacks", "2", "--log-steps", "1")
     assert main(phases_flags(phase_shards, tmp_path / "run", phases, *more)) == EXIT_PERMANENT
-    rollbacks = [line for line in read_metrics(RunFolder(tmp_path / "run")) if line["split"] == "rollback"]
+    rollbacks = logged(tmp_path / "run", "rollback")
     assert [(line["step"], line["to_step"], line["num_skipped_rows"]) for line in rollbacks] == [(7, 5, 32)] * 2
     assert (tmp_path / "run" / "checkpoints" / "step-00000004.json").exists()
 

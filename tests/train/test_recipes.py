@@ -1,7 +1,6 @@
 """Every recipe is read, its commands too, and planned with its model; one is trained, made small."""
 
 import dataclasses
-import json
 import re
 import shlex
 from pathlib import Path
@@ -10,15 +9,15 @@ import pytest
 import yaml
 
 from tests.fixtures.commands import parse
+from tests.fixtures.results import read_json
+from tests.fixtures.same_run import logged
 from tests.fixtures.tiny_run import MODEL
 from tfrecord_prep.config import PrepareConfig
 from train.checks.preflight.report import synthetic_inputs
 from train.config.settings import parse_training_config
-from train.metrics.log import read_metrics
 from train.model.config import resolve_model_config
 from train.run_mlm import main
 from train.runtime.plan import PhaseToPlan, make_plans, phases_of
-from train.runtime.run_folder import RunFolder
 
 FOLDER = Path(__file__).parents[2] / "recipes"
 RECIPES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -112,10 +111,10 @@ def test_a_recipe_trains_when_it_is_small(phase_shards, tmp_path, name, scale, n
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
     flags = ["--phases", str(tmp_path / "recipe.yaml"), "--output-dir", str(tmp_path / "run"), "--log-steps", "1"]
     assert main(flags) == 0
-    lines = [line for line in read_metrics(RunFolder(tmp_path / "run")) if line["split"] == "train"]
+    lines = logged(tmp_path / "run", "train")
     assert [line["phase"] for line in lines] == phase_of_steps
     assert [line["learning_rate"] for line in lines] == pytest.approx(rates, abs=1e-9)
-    config = json.loads((tmp_path / "run" / "export" / "config.json").read_text(encoding="utf-8"))
+    config = read_json(tmp_path / "run" / "export" / "config.json")
     assert config.get("global_rope_theta", 160_000.0) == 160_000.0
 
 
@@ -128,8 +127,8 @@ def test_the_recipe_of_a_mixture_trains_when_it_is_small(mixture_shards, tmp_pat
     recipe["scale"] = 4e-5
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
     assert main(["--phases", str(tmp_path / "recipe.yaml"), "--output-dir", str(tmp_path / "run")]) == 0
-    record = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
+    record = read_json(tmp_path / "run" / "run.json")
     weights = [phase["train_data"]["sources"]["small"]["weight"] for phase in record["phases"]]
     assert weights == sorted(weights)
-    lines = [line for line in read_metrics(RunFolder(tmp_path / "run")) if line["split"] == "validation"]
+    lines = logged(tmp_path / "run", "validation")
     assert {line["phase"] for line in lines if "loss_small" in line} == {1, 2, 3}

@@ -1,6 +1,5 @@
 """A run that is killed, asked to stop or blows up, and resumes: against one that was not, bit for bit."""
 
-import json
 import os
 import shutil
 import signal
@@ -16,12 +15,11 @@ import tensorflow as tf
 from mlm_common.errors import EXIT_STOPPED
 from tests.fixtures.imported_files import PARTS_OF_A_RUN, imported_files
 from tests.fixtures.killable_runs import IMPORTED_VARIABLE, PROJECT, KillableRuns
-from tests.fixtures.same_run import assert_same_run, timeless_lines
+from tests.fixtures.results import read_json
+from tests.fixtures.same_run import assert_same_run, logged, timeless_lines
 from tests.fixtures.tiny_run import MODEL, run_flags
 from tfrecord_prep.records import encode_rows
-from train.metrics.log import read_metrics
 from train.run_mlm import main
-from train.runtime.run_folder import RunFolder
 
 NUM_STEPS = 14
 # Dropout, windows of a few shards, two rows a device in each of two micro-batches of a step.
@@ -112,7 +110,7 @@ def test_a_spike_leads_back_and_on_without_its_rows(runs, shards, tmp_path):
     train = [line for line in lines if line["split"] == "train"]
     assert [line["step"] for line in train] == list(range(1, 31))
     assert max(line["loss"] for line in train[8:]) < 1.5
-    record = json.loads((tmp_path / "run" / "checkpoints" / "step-00000030.json").read_text(encoding="utf-8"))
+    record = read_json(tmp_path / "run" / "checkpoints" / "step-00000030.json")
     assert [rows["after_step"] for rows in record["skipped"]] == [line["to_step"] for line in rollbacks]
     assert record["row"] == 30 * 8 + sum(line["num_skipped_rows"] for line in rollbacks)
 
@@ -129,7 +127,7 @@ def test_more_steps_resume_with_the_new_schedule(finished_run, shards, tmp_path,
     assert status == 0
     assert "resuming at step 6 of 8 (epoch 0.37)" in printed
     assert "the run's length changed from 6 to 8 steps: the learning rate resumes at 0.0005" in printed
-    assert [line["step"] for line in read_metrics(RunFolder(tmp_path / "run"))][-2:] == [8, 8]
+    assert [line["step"] for line in logged(tmp_path / "run")][-2:] == [8, 8]
     refused = run(main, *run_flags(shards, tmp_path / "run", "--max-steps", "5"))
     assert "The run ends after step 5, before the newest checkpoint" in refused.refusal
 
@@ -178,5 +176,5 @@ def test_supervised_training_survives_a_kill(shards, tmp_path):
         assert supervisor.returncode == 0, errors[-3000:]
     assert "ended with status -9" in errors
     assert "taking over from a run that has ended" in errors
-    steps = [line["step"] for line in read_metrics(RunFolder(tmp_path / "run")) if line["split"] == "train"]
+    steps = [line["step"] for line in logged(tmp_path / "run", "train")]
     assert steps == list(range(2, 31, 2))

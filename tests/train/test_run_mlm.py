@@ -1,4 +1,3 @@
-import json
 import os
 import re
 import shutil
@@ -14,19 +13,18 @@ from safetensors.numpy import load_file
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from mlm_common.errors import EXIT_PERMANENT, EXIT_STOPPED
-from tests.fixtures.same_run import assert_same_run, tensorboard_points
+from tests.fixtures.results import read_json
+from tests.fixtures.same_run import assert_same_run, logged, tensorboard_points
 from tests.fixtures.tiny_phases import phases_flags, phases_with
 from tests.fixtures.tiny_run import NUM_STEPS, forget_checkpoint, run_flags
-from train.metrics.log import read_metrics
 from train.model.from_pretrained import load_model
 from train.publishing import model_card
 from train.run_mlm import main
 from train.runtime import supervisor
-from train.runtime.run_folder import RunFolder
 
 
 def losses(folder, split):
-    return [line["loss"] for line in read_metrics(RunFolder(folder)) if line["split"] == split]
+    return [line["loss"] for line in logged(folder, split)]
 
 
 def host_events(trace):
@@ -51,13 +49,13 @@ def test_a_run_leaves_its_files(finished_run):
     files = [path for path in finished_run.rglob("*") if path.is_file()]
     assert {path.suffix for path in files} >= {".safetensors", ".json", ".png"}
     assert len({path.stat().st_mode for path in files}) == 1
-    record = json.loads((finished_run / "run.json").read_text(encoding="utf-8"))
+    record = read_json(finished_run / "run.json")
     assert record["settings"]["optimization"]["learning_rate"] == 0.002
     assert set(record["versions"]) >= {"tensorflow", "transformers"}
 
 
 def test_the_log_has_every_figure(finished_run):
-    lines = read_metrics(RunFolder(finished_run))
+    lines = logged(finished_run)
     assert [(line["step"], line["split"]) for line in lines] == [
         (2, "train"), (3, "validation"), (4, "train"), (6, "train"), (6, "validation"),
     ]  # fmt: skip
@@ -119,7 +117,7 @@ def test_ctrl_c_in_the_last_evaluation_stops_and_resumes(shards, tmp_path, run):
 
     resumed = run(main, *run_flags(shards, tmp_path / "run"))
     assert resumed.status == 0
-    last = read_metrics(RunFolder(tmp_path / "run"))[-1]
+    last = logged(tmp_path / "run")[-1]
     assert (last["split"], last["step"]) == ("validation", NUM_STEPS)
     assert f"{last['loss']:.4f}" in resumed.out.partition("frequency baseline")[2]
 
@@ -142,7 +140,7 @@ def test_options_of_the_step_in_a_folder_that_is_overwritten(precision, finished
     assert main(run_flags(shards, tmp_path / "run", *flags, *more)) == 0
     assert (tmp_path / "run" / "notes.txt").read_text(encoding="utf-8") == "mine"
     assert losses(tmp_path / "run", "train") != losses(finished_run, "train")
-    lines = read_metrics(RunFolder(tmp_path / "run"))
+    lines = logged(tmp_path / "run")
     # Executions of up to four steps end where something is due.
     assert [(line["step"], line["split"]) for line in lines] == [
         (2, "train"), (3, "validation"), (4, "train"), (6, "train"), (6, "validation"),
@@ -236,7 +234,7 @@ def test_a_run_from_an_export_on_shards_of_the_tutorial(finished_run, shards, tm
     assert main(run_flags(shards, tmp_path / "run", *data, *more, "--max-steps", "1")) == 0
     assert len(losses(tmp_path / "run", "train")) == 1
     assert losses(tmp_path / "run", "validation") == pytest.approx(losses(finished_run, "validation")[-1:], rel=1e-5)
-    fingerprint = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))["fingerprint"]
+    fingerprint = read_json(tmp_path / "run" / "run.json")["fingerprint"]
     assert fingerprint["model.init_from"] == str(finished_run / "export")
 
 

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
+from tests.fixtures.results import read_json
 from tests.fixtures.tiny_models import one_layer_model, tiny_tokenizer
 from train.export import main as export
 from train.model.from_pretrained import load_model
@@ -59,7 +60,7 @@ def pairs(tmp_path_factory) -> str:
 def test_a_language_of_frequencies(counted, pairs, run, tmp_path):
     outcome = run(main, "--model", counted, "--minimal-pairs", pairs, "--output", tmp_path / "scores.json")
     assert outcome.status == 0, outcome.err
-    scores = json.loads((tmp_path / "scores.json").read_text(encoding="utf-8"))
+    scores = read_json(tmp_path / "scores.json")
     of_model, of_random, of_none = (
         scores["scores"][f"{counted}{kind}"] for kind in ("", ", random weights", ", no context")
     )
@@ -124,7 +125,7 @@ def test_scores_in_the_folder_of_a_run_are_on_the_card_of_the_scored_weights(fin
         assert run(export, checkpoint, tmp_path / name).status == 0
         return (tmp_path / name / "README.md").read_text(encoding="utf-8")
 
-    card, scores = card_of(scored_run, "newest"), json.loads(scores_path.read_text(encoding="utf-8"))
+    card, scores = card_of(scored_run, "newest"), read_json(scores_path)
     for name, title in (("", "this model"), (CONTROLS[0], "random weights"), (CONTROLS[1], "no context")):
         of_name = scores["scores"][f"{scored_run}{name}"]
         bits = of_name["bits per byte"]
@@ -172,7 +173,7 @@ def test_bad_input_is_one_line(flags, message, counted, run, tmp_path, monkeypat
 
 def test_a_model_of_another_kind_is_one_line(counted, run, pairs, tmp_path):
     shutil.copytree(counted, tmp_path / "tagger")
-    config = json.loads((tmp_path / "tagger/config.json").read_text(encoding="utf-8"))
+    config = read_json(tmp_path / "tagger/config.json")
     config["architectures"] = ["RobertaForTokenClassification"]
     (tmp_path / "tagger/config.json").write_text(json.dumps(config), encoding="utf-8")
     outcome = run(main, "--model", tmp_path / "tagger", "--minimal-pairs", pairs)
@@ -220,9 +221,7 @@ def test_the_learning_curve_of_a_run(finished_run, run, tmp_path):
     assert outcome.status == 0, outcome.err
     assert b"random weights" in curve.read_bytes()
     assert run(main, "--model", finished_run, *flags, tmp_path / "export.json").status == 0
-    of_run, of_export = (
-        json.loads((tmp_path / name).read_text(encoding="utf-8"))["scores"] for name in ("scores.json", "export.json")
-    )
+    of_run, of_export = (read_json(tmp_path / name)["scores"] for name in ("scores.json", "export.json"))
     assert list(of_run) == [f"{finished_run}{kind}" for kind in (", step 3", ", step 6", *CONTROLS)]
     assert of_run[f"{finished_run}, step 6"] == of_export[str(finished_run)]
     assert of_run[f"{finished_run}, step 3"] != of_export[str(finished_run)]

@@ -9,6 +9,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from mlm_common.tokenizer import load_tokenizer, special_token_ids, word_starts
+from tests.fixtures.results import read_json
 from tests.fixtures.tiny_corpus import DOCUMENTS
 from tests.fixtures.tiny_run import NUM_STEPS, run_flags
 from tfrecord_prep.manifest import open_shards, read_manifest
@@ -41,7 +42,7 @@ def test_scores_are_logged_with_each_evaluation_and_those_of_the_export(shards, 
     assert all(0 <= line["word_accuracy"] <= 1 and line["bits_per_byte"] > 0 for line in evaluations)
     output = tmp_path / "scores.json"
     assert run(score, "--model", tmp_path / "run", "--minimal-pairs", pairs, "--output", output).status == 0
-    scores = json.loads(output.read_text(encoding="utf-8"))["scores"][str(tmp_path / "run")]
+    scores = read_json(output)["scores"][str(tmp_path / "run")]
     assert evaluations[-1]["pairs_accuracy"] == pytest.approx(scores["pairs"]["value"])
 
 

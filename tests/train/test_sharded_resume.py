@@ -1,6 +1,5 @@
 """Runs whose optimizer is divided among two devices: killed, and resumed with and without, and on one device."""
 
-import json
 import logging
 import signal
 
@@ -8,6 +7,7 @@ import pytest
 
 from mlm_common.errors import EXIT_STOPPED
 from tests.fixtures.killable_runs import KillableRuns
+from tests.fixtures.results import read_json
 from tests.fixtures.same_run import assert_same_run, timeless_lines
 from tests.fixtures.tiny_run import forget_checkpoint, run_flags
 from tests.fixtures.tiny_steps import two_cpus
@@ -79,7 +79,7 @@ def test_a_run_on_devices_that_cannot_do_it_trains_without(shards, tmp_path, mon
     with caplog.at_level(logging.INFO):
         assert main(run_flags(shards, tmp_path / "run", *on_tpu)) == 0
     assert "The run trains WITHOUT --shard-optimizer: a sharded step does not compile here: " in caplog.text
-    record = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
+    record = read_json(tmp_path / "run" / "run.json")
     assert record["computation"]["shard_optimizer"] is False
     assert_same_run(tmp_path / "run", tmp_path / "whole")
     forget_checkpoint(tmp_path / "run", 24)

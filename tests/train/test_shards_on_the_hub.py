@@ -1,10 +1,9 @@
 """A run over shards on the Hub: that of the same shards in a folder, and resumed from its commit on any machine."""
 
-import json
-
 import pytest
 
 from mlm_common.errors import InputError
+from tests.fixtures.results import read_json
 from tests.fixtures.same_run import assert_same_run
 from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_run import forget_checkpoint, run_flags
@@ -26,7 +25,7 @@ def test_a_run_resumes_from_the_commit_it_began_with(shards, finished_run, hub_h
     flags = run_flags(shards, tmp_path / "run", *ON_THE_HUB)
     assert main([*flags, *pushing]) == 0
     assert_same_run(tmp_path / "run", finished_run)
-    record = json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))
+    record = read_json(tmp_path / "run" / "run.json")
     assert record["hub_commits"] == {f"{REPO}@main": commit}
     forget_checkpoint(tmp_path / "run", 6)
     hub_here.put(REPO, "train/manifest.json", b'{"format_version": 0}', kind="datasets")
@@ -37,7 +36,7 @@ def test_a_run_resumes_from_the_commit_it_began_with(shards, finished_run, hub_h
     elsewhere = run_flags(shards, tmp_path / "elsewhere", *ON_THE_HUB, *pushing, "--resume-from-hub")
     assert main(elsewhere) == 0
     assert_same_run(tmp_path / "elsewhere", finished_run)
-    record = json.loads((tmp_path / "elsewhere" / "run.json").read_text("utf-8"))
+    record = read_json(tmp_path / "elsewhere" / "run.json")
     assert record["hub_commits"] == {f"{REPO}@main": commit}
     assert main([*flags, "--overwrite-output-dir"]) == 2
     assert f"This version reads format_version 1; train/manifest.json of hub:{REPO}" in capsys.readouterr().err

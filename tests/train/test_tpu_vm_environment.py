@@ -14,14 +14,13 @@ import pytest
 
 from tests.fixtures.killable_runs import KillableRuns
 from tests.fixtures.other_environments import PROJECT, installed_environment
+from tests.fixtures.same_run import logged
 from tests.fixtures.tiny_corpus import DOCUMENTS, flags
 from tests.fixtures.tiny_run import run_flags
 from tfrecord_prep import prepare_tfrecord_shards
 from tokenizer_training import train_unigram
 from train.checks.preflight.tpu_compiler import COMPILER_ENVIRONMENT
-from train.metrics.log import read_metrics
 from train.run_mlm import main
-from train.runtime.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +70,7 @@ def records(shards: Path) -> dict[str, bytes]:
 
 def losses(folder: Path) -> dict[tuple[str, int], float]:
     """Read (split, step) -> loss."""
-    return {(line["split"], line["step"]): line["loss"] for line in read_metrics(RunFolder(folder))}
+    return {(line["split"], line["step"]): line["loss"] for line in logged(folder)}
 
 
 def test_the_whole_life_of_a_run(vm_python, hub_server, tmp_path):

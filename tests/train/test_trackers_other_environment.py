@@ -12,10 +12,9 @@ import pytest
 
 from tests.fixtures.made_once import made_once
 from tests.fixtures.other_environments import PROJECT, output_of
+from tests.fixtures.same_run import logged
 from tests.fixtures.tiny_classification import flags as finetuning_flags
 from tests.fixtures.tiny_run import run_flags
-from train.metrics.log import read_metrics
-from train.runtime.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow
 
@@ -114,7 +113,7 @@ def test_a_resumed_run_is_one_run_of_each_tracker_with_each_step_once(trackers_p
     few = ("--max-steps", "2", "--log-steps", "1", "--run-name", "finetuned")
     train("finetuning/run_classification.py", *finetuning_flags(tiny_start, tmp_path / "finetuned", *few))
     found = json.loads(output_of(trackers_python, READER, str(tmp_path), environment=environment).splitlines()[-1])
-    lines = read_metrics(RunFolder(tmp_path / "run"))
+    lines = logged(tmp_path / "run")
     loss = {(f"{line['split']}/loss", line["step"]): pytest.approx(line["loss"]) for line in lines}
     assert set(loss) >= {("train/loss", 2), ("train/loss", 10), ("validation/loss", 6), ("validation/loss", 10)}
     for name in NAMES:

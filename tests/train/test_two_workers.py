@@ -1,4 +1,3 @@
-import json
 import shutil
 import signal
 import time
@@ -10,13 +9,13 @@ from safetensors.numpy import load_file
 
 from mlm_common.errors import EXIT_STOPPED
 from tests.campaign.processes import Processes
+from tests.fixtures.results import read_json
+from tests.fixtures.same_run import logged
 from tests.fixtures.tiny_phases import phases_flags, phases_with
 from tests.fixtures.tiny_run import MODEL, NUM_STEPS, forget_checkpoint, run_flags
 from tests.fixtures.two_workers import finish, start_workers
 from tests.servers.fixtures import HubHandle
-from train.metrics.log import read_metrics
 from train.run_mlm import main
-from train.runtime.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow
 
@@ -64,7 +63,7 @@ def weights(folder):
 
 def figures(folder, split):
     names = ("step", "loss", "masked_accuracy", "num_masked_tokens", "grad_norm", "learning_rate", "bits_per_byte")
-    lines = [line for line in read_metrics(RunFolder(folder)) if line["split"] == split]
+    lines = logged(folder, split)
     return [{name: line[name] for name in names if name in line} for line in lines]
 
 
@@ -97,9 +96,7 @@ def test_two_workers_divide_the_optimizer_of_a_run_of_one(processes, shards, tmp
             flags_of_two = run_flags(shards, tmp_path / "run", *flags, "--shard-optimizer")
             ended = finish(start_workers(processes, flags_of_two, flags_of_two))
             assert [status for status, _, _ in ended] == [0, 0], ended[0][2][-3000:] + ended[1][2][-3000:]
-            assert json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))["computation"][
-                "shard_optimizer"
-            ]
+            assert read_json(tmp_path / "run" / "run.json")["computation"]["shard_optimizer"]
         found = load_file(folder / f"step-{NUM_STEPS:08d}.safetensors")
         assert found.keys() == expected.keys()
         for name, value in expected.items():
@@ -170,7 +167,7 @@ def test_two_workers_stop_together(processes, shards, tmp_path):
         assert status == EXIT_STOPPED, errors[-3000:]
         assert "Stopped (" in errors
     (record,) = (tmp_path / "run" / "checkpoints").glob("*.json")
-    assert json.loads(record.read_text(encoding="utf-8"))["step"] < 3000
+    assert read_json(record)["step"] < 3000
 
 
 def test_workers_of_different_runs_refuse_each_other(processes, shards, tmp_path):

@@ -1,6 +1,5 @@
 """The network as it is built: sinusoidal positions, a padded vocabulary, activations that are recomputed."""
 
-import json
 import re
 from typing import Any
 
@@ -11,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
+from tests.fixtures.results import read_json
 from tests.fixtures.tiny_models import (
     MASK,
     PAD,
@@ -98,7 +98,7 @@ def test_a_padded_model_is_exported_without_its_padding(name, tmp_path):
         variable.shape.as_list().index(PADDED) for variable in with_ids
     ]
     export_model(model, tiny_tokenizer(), str(tmp_path), model_max_length=30, vocabulary_size=VOCABULARY)
-    assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["vocab_size"] == VOCABULARY
+    assert read_json(tmp_path / "config.json")["vocab_size"] == VOCABULARY
     assert not any(PADDED in array.shape for array in load_file(tmp_path / "model.safetensors").values())
     assert model.config.vocab_size == PADDED
     inputs, _ = padded_batch(model)

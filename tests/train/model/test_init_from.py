@@ -9,6 +9,7 @@ from safetensors.numpy import load_file
 from mlm_common.errors import InputError
 from mlm_common.hub import push as hub
 from mlm_common.tokenizer import vocabulary_size
+from tests.fixtures.results import read_json
 from tests.fixtures.tiny_models import VOCABULARY, padded_batch, tiny_config, tiny_model, tiny_tokenizer
 from train.config.learning import ModelConfig
 from train.data.shards import TrainingInputs
@@ -109,7 +110,7 @@ def test_rows_longer_than_the_checkpoints_positions_are_refused(export):
 def test_other_special_tokens_of_one_vocabulary_are_refused(export, tmp_path):
     for path in export.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    settings = read_json(tmp_path / "tokenizer_config.json")
     settings["cls_token"] = "[SEP]"
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     (tmp_path / "special_tokens_map.json").unlink()

@@ -21,6 +21,7 @@ from mlm_common.corpus.identity import (
 )
 from mlm_common.corpus.text_formats import bad_rows_from_record
 from mlm_common.hub.redaction import REDACTED, is_same, redact_settings, redacted_hash
+from tests.fixtures.results import read_json
 from tests.fixtures.tiny_corpus import flags, write_source
 from tfrecord_prep.manifest import published_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main as prepare
@@ -114,7 +115,7 @@ def tokenizer_folder(tmp_path_factory) -> Path:
 
 
 def read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8"))
+    return read_json(path)
 
 
 def test_unknown_text_in_a_manifest_is_redacted(shards):

@@ -1,6 +1,5 @@
 """Exports and pushes of a model, also while it trains, against a Hub with faults; the training itself is left out."""
 
-import json
 import logging
 import time
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ from huggingface_hub import HfApi, ModelCard
 
 from mlm_common.hub import push as hub
 from tests.fixtures.plans import make_plan
+from tests.fixtures.results import read_json
 from tests.fixtures.tiny_models import tiny_model, tiny_tokenizer
 from tests.servers.fixtures import HubHandle
 from train.config.learning import OptimizationConfig
@@ -72,7 +72,7 @@ def test_unreadable_log_files_are_left_out_of_an_export(cloud, caplog):
 @pytest.fixture
 def publisher(hub_here, finished_run, tmp_path) -> Publisher:  # noqa: ARG001
     """Of a run without log and plots."""
-    record = json.loads((finished_run / "run.json").read_text(encoding="utf-8"))
+    record = read_json(finished_run / "run.json")
     record["settings"]["hub"] |= {"hub_model_id": REPO, "hub_tag": "last"}
     return Publisher(RunFolder(tmp_path / "run"), record, tiny_tokenizer())
 

@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, TFAutoModelForMaskedLM
 
 from mlm_common.errors import InputError
+from tests.fixtures.results import read_json
 from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_models import (
     CONFIGS,
@@ -81,7 +82,7 @@ def test_a_model_with_another_head_is_exported_and_loads_again(name, head, tmp_p
     model_class = f"TFAutoModelFor{head}"
     model = one_layer_model(name, model_class=model_class, num_labels=2)
     export_model(model, tiny_tokenizer(), str(tmp_path), model_max_length=30)
-    assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["architectures"][0].endswith(f"For{head}")
+    assert read_json(tmp_path / "config.json")["architectures"][0].endswith(f"For{head}")
     assert not [weight for weight in load_file(tmp_path / "model.safetensors") if "predictions" in weight]
     inputs, _ = padded_batch(model)
     loaded = load_model(str(tmp_path), model_class)
@@ -97,7 +98,7 @@ def test_the_files_are_those_of_a_pytorch_model(tmp_path):
     model = tiny_model("roberta")
     export_model(model, tiny_tokenizer(), str(folder), model_max_length=30)
     assert sorted(path.name for path in folder.iterdir()) == sorted([*EXPORTED_FILES, "tokenizer_config.json"])
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_json(folder / "config.json")
     assert (config["architectures"], config["dtype"]) == (["RobertaForMaskedLM"], "float32")
     weights = load_file(folder / "model.safetensors")
     assert set(weights) == ROBERTA_NAMES
@@ -128,10 +129,7 @@ def test_the_tokenizer_keeps_its_ids_and_gets_the_limit_of_the_model(name, input
 
     exported = AutoTokenizer.from_pretrained(tmp_path)
     assert type(exported) is PreTrainedTokenizerFast
-    assert (
-        json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))["tokenizer_class"]
-        == "PreTrainedTokenizerFast"
-    )
+    assert read_json(tmp_path / "tokenizer_config.json")["tokenizer_class"] == "PreTrainedTokenizerFast"
     assert list(exported(text)) == inputs
     assert exported(text)["input_ids"] == expected
     assert exported(text, truncation=True)["input_ids"] == [*expected[:6], tokenizer.sep_token_id]
@@ -239,5 +237,5 @@ def test_a_setting_that_another_one_stands_for_is_written_out(tmp_path):
     model = tiny_model("modernbert without biases", global_rope_theta=5000.0)
     assert model.config.local_rope_theta is None
     export_model(model, tiny_tokenizer(), str(tmp_path), model_max_length=16)
-    assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["local_rope_theta"] == 5000.0
+    assert read_json(tmp_path / "config.json")["local_rope_theta"] == 5000.0
     assert model.config.local_rope_theta is None
