@@ -16,6 +16,7 @@ import train  # noqa: F401  (before TensorFlow)
 
 pytest_plugins = [
     "tests.fixtures.autograph",
+    "tests.fixtures.google_checkpoints",
     "tests.servers.fixtures",
     "tests.fixtures.other_environments",
     "tests.fixtures.run_command",

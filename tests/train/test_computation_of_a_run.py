@@ -32,21 +32,8 @@ def resume_copy(run: Path, folder: Path, shards: Path, *flags: str) -> Path:
     return folder
 
 
-@pytest.fixture
-def cpu_as_tpu(monkeypatch) -> None:
-    """Let a run take the CPU for its TPU; a step is compiled, as TPUStrategy does."""
-    monkeypatch.setattr("train.loop.lifecycle.check_tpu_devices", lambda *_: None)
-    monkeypatch.setattr("train.loop.run.device_kind", lambda *_: "TPU v3-8")
-    monkeypatch.setattr("train.loop.trainer.device_kind", lambda *_: "TPU v3-8")
-    monkeypatch.setattr("train.runtime.preemption.read_metadata", lambda *_: None)
-    monkeypatch.setattr("train.runtime.strategy.compiles_with_xla", lambda *_: True)
-
-
 def forbid_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
-        raise AssertionError("the layers were compared")
-
-    monkeypatch.setattr("train.step.proofs.prove_tpu_layers", fail)
+    monkeypatch.setattr("train.step.proofs.prove_tpu_layers", lambda *_: pytest.fail("the layers were compared"))
 
 
 @pytest.mark.usefixtures("cpu_as_tpu")

@@ -3,14 +3,7 @@
 import pytest
 
 from mlm_common.errors import InputError
-from tests.fixtures.plans import make_plan
-from train.config.settings import TrainingConfig, parse_training_config
-
-REQUIRED = ("--train-dataset", "shards", "--output-dir", "out")
-
-
-def parse(*flags: str) -> TrainingConfig:
-    return parse_training_config([*REQUIRED, *flags], "")
+from tests.fixtures.plans import config_of, plan_of
 
 
 @pytest.mark.parametrize("needs_xla", ["--bfloat16", "--tpu-layers on"])
@@ -18,42 +11,40 @@ def test_what_needs_xla_is_refused_without_it(needs_xla, monkeypatch):
     monkeypatch.setattr("train.has_bfloat16_instructions", lambda: False)
     flags = (*needs_xla.split(), "--jit-compile", "false")
     with pytest.raises(InputError, match=f"--jit-compile must not be false with {needs_xla}.*; received False"):
-        parse(*flags)
-    assert parse(*flags, "--tpu-name", "local")  # which compiles all
+        config_of(*flags)
+    assert config_of(*flags, "--tpu-name", "local")  # which compiles all
 
 
 @pytest.mark.parametrize(("text", "value"), [("on", "on"), ("off", "off"), ("'on'", "on")])
 def test_on_and_off_are_words_in_a_settings_file(text, value, tmp_path):
     (tmp_path / "settings.yaml").write_text(f"tpu_layers: {text}\n", encoding="utf-8")
-    assert parse("--config-file", str(tmp_path / "settings.yaml")).hardware.tpu_layers == value
+    assert config_of("--config-file", tmp_path / "settings.yaml").hardware.tpu_layers == value
 
 
 @pytest.mark.parametrize(
     ("flags", "minutes"),
     [
-        ((), None),
-        (("--tpu-name", "local"), 15),
-        (("--tpu-name", "local", "--no-tpu"), None),
-        (("--tpu-name", "local", "--save-minutes", "60"), 60),
-        (("--tpu-name", "local", "--save-minutes", "0"), None),
-        (("--save-minutes", "5"), 5),
+        ("", None),
+        ("--tpu-name local", 15),
+        ("--tpu-name local --no-tpu", None),
+        ("--tpu-name local --save-minutes 60", 60),
+        ("--tpu-name local --save-minutes 0", None),
+        ("--save-minutes 5", 5),
     ],
 )
 def test_a_run_on_a_tpu_saves_each_quarter_of_an_hour(flags, minutes):
-    config = parse(*flags)
-    plan = make_plan(config.optimization, config.run, num_rows=1000, max_length=128, num_replicas=8)
+    plan = plan_of(config_of(*flags.split()), num_replicas=8)
     assert plan.save_minutes == minutes
-    intervals = plan.describe(1)["save"]
-    assert intervals.endswith(f" steps, and every {minutes} minutes" if minutes else " steps")
+    assert plan.describe(1)["save"].endswith(f" steps, and every {minutes} minutes" if minutes else " steps")
 
 
 @pytest.mark.parametrize("in_file", [False, True])
 def test_a_global_batch_replaces_the_accumulation_of_a_preset(in_file, tmp_path):
     preset = ("--preset", "roberta-base-v5e-8")
-    assert parse(*preset).optimization.gradient_accumulation_steps == 4
+    assert config_of(*preset).optimization.gradient_accumulation_steps == 4
     (tmp_path / "settings.yaml").write_text("global-batch-size: 512\n", encoding="utf-8")
-    given = ("--config-file", str(tmp_path / "settings.yaml")) if in_file else ("--global_batch_size=512",)
-    optimization = parse(*preset, *given).optimization
+    given = ("--config-file", tmp_path / "settings.yaml") if in_file else ("--global_batch_size=512",)
+    optimization = config_of(*preset, *given).optimization
     assert (optimization.gradient_accumulation_steps, optimization.global_batch_size) == (1, 512)
     with pytest.raises(InputError, match=r"--gradient-accumulation-steps follows from --global-batch-size: .* 4"):
-        parse(*preset, *given, "--gradient-accumulation-steps", "4")
+        config_of(*preset, *given, "--gradient-accumulation-steps", "4")

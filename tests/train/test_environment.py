@@ -11,6 +11,13 @@ import pytest
 from train import has_accelerator, keep_freed_memory
 
 
+def run_program(program: str, *left_out: str) -> subprocess.CompletedProcess:
+    """Run a program without some variables of the environment."""
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", check=False)
+
+
 def test_an_environment_prepared_too_late_is_refused():
     # A TensorFlow whose distribution transformers does not know is found by its module alone.
     program = """
@@ -26,14 +33,11 @@ metadata.version = version
 from transformers.utils import is_tf_available
 assert is_tf_available()
 """
-    unprepared = {name: value for name, value in os.environ.items() if name != "FORCE_TF_AVAILABLE"}
-
-    def run(first, second):
-        command = [sys.executable, "-c", program.format(first=first, second=second)]
-        return subprocess.run(command, env=unprepared, capture_output=True, encoding="utf-8", check=False)
-
-    assert run("import train", "import transformers").returncode == 0
-    refused = run("import transformers", "import train")
+    orders = (("import train", "import transformers"), ("import transformers", "import train"))
+    well, refused = (
+        run_program(program.format(first=first, second=second), "FORCE_TF_AVAILABLE") for first, second in orders
+    )
+    assert well.returncode == 0
     assert "InputError: train must be imported before transformers" in refused.stderr
 
 
@@ -49,14 +53,11 @@ model = tiny_model("bert")
 tiny_tokenizer()("text", return_tensors="tf")
 transformers.FillMaskPipeline(model=model, tokenizer=tiny_tokenizer())("a [MASK]", top_k=1)
 """
-    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-    command = [sys.executable, "-c", program]
-    printed = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", check=True).stderr
+    done = run_program(program, "TF_CPP_MIN_LOG_LEVEL")
+    assert done.returncode == 0
     # Information (`I`) of TensorFlow's libraries, and what its first lines begin with, cannot be turned off.
-    lines = [
-        line for line in printed.splitlines() if not line.startswith(("I0000", "WARNING: All log messages before"))
-    ]
-    assert lines == []
+    unavoidable = ("I0000", "WARNING: All log messages before")
+    assert not [line for line in done.stderr.splitlines() if not line.startswith(unavoidable)]
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc" or has_accelerator(), reason="for glibc, and only a CPU")
@@ -73,9 +74,9 @@ for _ in range(3):
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 print(*faults[1:])
 """
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8", check=True).stdout
-    num_pages = 2**24 // resource.getpagesize()
-    assert all(int(num_faults) < num_pages // 10 for num_faults in printed.split()), printed
+    num_pages, found = 2**24 // resource.getpagesize(), run_program(program).stdout.split()
+    assert len(found) == 2
+    assert all(int(num_faults) < num_pages // 10 for num_faults in found), found
 
 
 def test_a_glibc_that_refuses_a_large_threshold_keeps_the_largest_it_takes(monkeypatch):

@@ -12,6 +12,8 @@ import pytest
 from tests.fixtures.generated_text import generated_lines
 from tests.fixtures.other_environments import output_of
 from tests.fixtures.tiny_models import CONFIGS, VOCABULARY, padded_batch, tiny_model, tiny_tokenizer
+from tokenizer_training.train_unigram import main
+from train.publishing.pytorch_format import export_model
 
 pytestmark = pytest.mark.slow
 
@@ -121,8 +123,6 @@ SPECIAL_IDS = {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4, "bos": 0, "eos
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory) -> tuple[Path, list[list[int]]]:
     """A folder of exports of all architectures, each with TensorFlow's logits; and the ids of the sentences."""
-    from train.publishing.pytorch_format import export_model
-
     root = tmp_path_factory.mktemp("exports")
     tokenizer = tiny_tokenizer()
     encoded = tokenizer(SENTENCES, padding=True, return_tensors="np")
@@ -134,18 +134,12 @@ def exports(tmp_path_factory) -> tuple[Path, list[list[int]]]:
         random_batch, _ = padded_batch(model)
         folder = root / name.replace(" ", "_")
         export_model(model, tokenizer, str(folder), model_max_length=MODEL_MAX_LENGTH)
-        np.savez(
-            folder / "tensorflow.npz",
-            random_logits=model(random_batch).logits.numpy(),
-            sentences_logits=model(sentences).logits.numpy(),
-            **random_batch,
-        )
+        logits = {"random_logits": model(random_batch).logits, "sentences_logits": model(sentences).logits}
+        np.savez(folder / "tensorflow.npz", **logits, **random_batch)
     return root, encoded["input_ids"].tolist()
 
 
 def test_transformers_reads_a_trained_tokenizer_as_it_was_made(python, tmp_path):
-    from tokenizer_training.train_unigram import main
-
     (tmp_path / "corpus.txt").write_text("\n".join([*generated_lines(1000), "[ENT] 天地 [ENT]"]), encoding="utf-8")
     flags = ["--data-files", str(tmp_path / "corpus.txt"), "--output-dir", str(tmp_path / "out"), "--vocab-size", "600"]
     assert main([*flags, "--extra-special-tokens", "[ENT]", "--pad-vocab-to-multiple-of", "128"]) == 0
@@ -163,20 +157,16 @@ def test_transformers_on_torch_reads_every_export(python, exports):
     root, expected_ids = exports
     results = [json.loads(line) for line in output_of(python, READER, str(root), json.dumps(SENTENCES)).splitlines()]
     assert {result["name"] for result in results} == {name.replace(" ", "_") for name in CONFIGS}
+    expected = {"dtype": "torch.float32", "wrong_keys": {}, "ids": expected_ids, "max_length": MODEL_MAX_LENGTH}
     for result in results:
         print(python.parent.parent.name, result["name"], result["differences"])
         assert result["class"].endswith("ForMaskedLM"), result
-        assert result["dtype"] == "torch.float32", result
-        assert result["wrong_keys"] == {}, result
-        assert result["ids"] == expected_ids, result
-        assert result["max_length"] == MODEL_MAX_LENGTH, result
+        assert {name: result[name] for name in expected} == expected, result
         assert max(result["differences"].values()) < TOLERANCE, result
 
 
 def write_head(folder: Path, name: str, head: str, lengths: tuple[int, ...], **changes: Any) -> None:
     """Export a model with that head, with TensorFlow's logits of rows of each of these lengths, some padded."""
-    from train.publishing.pytorch_format import export_model
-
     model = tiny_model(name, f"TFAutoModelFor{head}", **changes)
     export_model(model, tiny_tokenizer(), str(folder), model_max_length=max(lengths))
     arrays = {}
@@ -203,10 +193,8 @@ def check_heads(python: Path, root: Path, num_results: int) -> None:
 
 def test_rows_of_a_modernbert_that_are_longer_than_its_window(python, tmp_path):
     for head in ("MaskedLM", *HEADS):
-        write_head(
-            *(tmp_path / head, "modernbert", head, (300, 1024)), local_attention=128, num_hidden_layers=3,
-            global_attn_every_n_layers=3, num_labels=2, classifier_pooling="mean",
-        )  # fmt: skip
+        layers = {"local_attention": 128, "num_hidden_layers": 3, "global_attn_every_n_layers": 3}
+        write_head(tmp_path / head, "modernbert", head, (300, 1024), **layers, num_labels=2, classifier_pooling="mean")
     check_heads(python, tmp_path, num_results=2 * (1 + len(HEADS)))
 
 

@@ -29,11 +29,9 @@ def export(tmp_path_factory) -> str:
 def test_the_likeliest_tokens_come_first(export):
     predictions = fill_masks(export, [SENTENCE, "[MASK] is text"], top_k=3)
     for filled in predictions:
-        assert [prediction["token_str"] for prediction in filled[:2]] == ["list", "value"]
-        assert [prediction["score"] for prediction in filled] == sorted(
-            (prediction["score"] for prediction in filled), reverse=True
-        )
+        assert [one["token_str"] for one in filled[:2]] == ["list", "value"]
         assert len(filled) == 3
+        assert filled == sorted(filled, key=lambda one: -one["score"])
     assert predictions[0][0]["sequence"] == "a function returns the list of a file"
 
 
@@ -85,8 +83,7 @@ def test_the_folder_of_a_run_stands_for_its_export(export, tmp_path):
 
 def test_a_model_that_was_fine_tuned_is_refused(export, tmp_path):
     shutil.copytree(export, tmp_path / "export")
-    config = read_json(tmp_path / "export" / "config.json")
-    config["architectures"] = ["RobertaForQuestionAnswering"]
+    config = read_json(tmp_path / "export" / "config.json") | {"architectures": ["RobertaForQuestionAnswering"]}
     (tmp_path / "export" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(InputError, match=r"a RobertaForQuestionAnswering\. Use python finetuning/predict\.py"):
         fill_masks(str(tmp_path / "export"), [SENTENCE])

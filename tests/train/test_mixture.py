@@ -31,10 +31,6 @@ def mixture_run(mixture_shards, tmp_path_factory) -> Path:
     return folder
 
 
-def evaluations(folder: Path) -> list[dict]:
-    return logged(folder, VALIDATION)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device", "eagerly")
 def test_a_run_resumes_in_the_middle_of_all_its_sources(mixture_shards, mixture_run, tmp_path):
@@ -49,12 +45,12 @@ def test_a_run_resumes_in_the_middle_of_all_its_sources(mixture_shards, mixture_
 def test_the_loss_of_a_source_is_that_of_an_evaluation_of_its_own(mixture_shards, mixture_run, tmp_path):
     one = ("--eval-dataset", str(mixture_shards / "back" / "validation"))
     assert main(mixture_flags(mixture_shards, tmp_path / "run", *WEIGHTS, *one)) == 0
-    apart, together = evaluations(tmp_path / "run"), evaluations(mixture_run)
+    apart, together = (logged(one, VALIDATION) for one in (tmp_path / "run", mixture_run))
     assert [line["loss"] for line in apart] == [line["loss_back"] for line in together]
 
 
 def test_the_loss_is_the_mean_of_those_of_the_sources_by_their_weights(mixture_run):
-    for line in evaluations(mixture_run):
+    for line in logged(mixture_run, VALIDATION):
         mean = 0.25 * line["loss_large"] + 0.5 * line["loss_small"] + 0.25 * line["loss_back"]
         assert line["loss"] == pytest.approx(mean)
 
@@ -73,12 +69,10 @@ def test_log_plot_table_and_card_name_the_sources(mixture_run):
     assert "means over the sources" in card
 
 
-def test_the_best_checkpoint_is_that_of_the_source_asked_for(mixture_shards, tmp_path, capsys):
+def test_the_best_checkpoint_is_that_of_the_source_asked_for(mixture_shards, tmp_path, run):
     flags = mixture_flags(mixture_shards, tmp_path / "run", *WEIGHTS, "--dry-run", "--metric-for-best")
-    assert main([*flags, "eval_loss_fo"]) == 2
-    assert "--metric-for-best must be one of loss, loss_back" in capsys.readouterr().err
-    assert main([*flags, "eval_loss_small"]) == 0
-    shown = capsys.readouterr().out
+    assert "--metric-for-best must be one of loss, loss_back" in run(main, *flags, "eval_loss_fo").refusal
+    shown = run(main, *flags, "eval_loss_small").out
     assert "small: " in shown
     assert "weight 50.000%" in shown
     config = parse_training_config([*flags, "eval_loss_small"], None)
@@ -86,11 +80,11 @@ def test_the_best_checkpoint_is_that_of_the_source_asked_for(mixture_shards, tmp
     assert task.score({"loss": 2.0, "loss_small": 1.0}) > task.score({"loss": 1.0, "loss_small": 2.0})
 
 
-def test_the_weights_of_a_phase_that_has_begun_stay(mixture_shards, mixture_run, capsys):
+def test_the_weights_of_a_phase_that_has_begun_stay(mixture_shards, mixture_run, run):
     others = ("--source-weights", "large=0.5", "small=0.25", "back=0.25")
-    assert main(mixture_flags(mixture_shards, mixture_run, *others)) == 2
     shown = "weight of large: 25.000% there, 50.000% now; weight of small: 50.000% there, 25.000% now"
-    assert f"contains a different run ({shown})" in capsys.readouterr().err
+    refused = run(main, *mixture_flags(mixture_shards, mixture_run, *others))
+    assert f"contains a different run ({shown})" in refused.refusal
 
 
 @pytest.mark.slow
@@ -114,7 +108,5 @@ def test_a_killed_run_of_phases_with_other_weights_resumes_bit_for_bit(mixture_s
         assert runs.run(flags(tmp_path / "whole")) == 0
     assert_same_run(tmp_path / "killed", tmp_path / "whole")
     record = read_json(tmp_path / "whole" / "run.json")
-    weights = [
-        {name: one["weight"] for name, one in phase["train_data"]["sources"].items()} for phase in record["phases"]
-    ]
-    assert weights[0] != weights[1]
+    first, second = (phase["train_data"]["sources"] for phase in record["phases"])
+    assert [one["weight"] for one in first.values()] != [one["weight"] for one in second.values()]

@@ -9,11 +9,13 @@ from safetensors.numpy import load_file
 from tests.fixtures.other_environments import output_of
 from tests.fixtures.results import read_json
 from tests.fixtures.same_run import logged
+from tests.fixtures.tiny_models import padded_batch, tiny_model, tiny_tokenizer
 from tests.fixtures.tiny_pairs import BERT
 from tests.fixtures.tiny_run import MODEL, NUM_STEPS, run_flags
 from train.export import main as export
 from train.fill_mask import fill_masks
 from train.model.from_pretrained import load_model
+from train.publishing.pytorch_format import export_model
 from train.run_mlm import main
 
 BOTH_HEADS = {"cls.seq_relationship.weight", "bert.pooler.dense.weight", "cls.predictions.bias"}
@@ -50,7 +52,8 @@ def test_its_file_is_for_all_classes(pair_run, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_albert_continues_with_the_order_of_sentences(pair_shards, tmp_path, one_device):  # noqa: ARG001
+@pytest.mark.usefixtures("one_device")
+def test_an_albert_continues_with_the_order_of_sentences(pair_shards, tmp_path):
     config = {"model_type": "albert", "embedding_size": 16, "num_hidden_groups": 1, "max_position_embeddings": 16}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     model = ("--pretrained-model-config", str(tmp_path), "--config-overrides", MODEL, "--objective", "mlm+sop")
@@ -74,8 +77,8 @@ def test_an_albert_continues_with_the_order_of_sentences(pair_shards, tmp_path, 
 )
 def test_what_has_no_pairs_is_refused(folder, more, message, tmp_path, request, run):
     shards = request.getfixturevalue(folder)
-    outcome = run(main, *run_flags(shards, tmp_path / "run", *more, "--objective", "mlm+nsp", "--dry-run"))
-    assert message in outcome.refusal
+    flags = run_flags(shards, tmp_path / "run", *more, "--objective", "mlm+nsp", "--dry-run")
+    assert message in run(main, *flags).refusal
 
 
 # Prints, for each export and class, what is not found in the file, and how far the logits are from TensorFlow's.
@@ -110,9 +113,6 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
 
 @pytest.mark.slow
 def test_transformers_on_torch_reads_all_heads(python, tmp_path):
-    from tests.fixtures.tiny_models import padded_batch, tiny_model, tiny_tokenizer
-    from train.publishing.pytorch_format import export_model
-
     prefixes = ("Bert", "Albert", "MobileBert")
     for prefix in prefixes:
         model = tiny_model(prefix.lower(), "TFAutoModelForPreTraining")

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
-from tests.fixtures.results import read_json
+from tests.fixtures.results import read_json, write_jsonl
 from tests.fixtures.tiny_models import one_layer_model, tiny_tokenizer
 from train.export import main as export
 from train.model.from_pretrained import load_model
@@ -46,24 +46,21 @@ def counted(tmp_path_factory) -> str:
 def pairs(tmp_path_factory) -> str:
     """Pairs of sentences of equal length; the words of the good one are the more frequent."""
     draw = random.Random(3)
-    path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
-    with path.open("w", encoding="utf-8") as file:
-        for number in range(200):
-            better, worse = sorted((draw.choices(range(len(WORDS)), k=4) for _ in range(2)), key=sum)
-            if sum(better) < sum(worse):
-                sentences = [" ".join(WORDS[one] for one in chosen) for chosen in (better, worse)]
-                row = dict(zip(("sentence_good", "sentence_bad"), sentences, strict=True))
-                file.write(json.dumps(row | {"field": "frequency", "linguistics_term": f"term {number % 2}"}) + "\n")
-    return str(path)
+    rows = []
+    for number in range(200):
+        better, worse = sorted((draw.choices(range(len(WORDS)), k=4) for _ in range(2)), key=sum)
+        if sum(better) < sum(worse):
+            good, bad = (" ".join(WORDS[one] for one in chosen) for chosen in (better, worse))
+            row = {"sentence_good": good, "sentence_bad": bad, "field": "frequency"}
+            rows.append(row | {"linguistics_term": f"term {number % 2}"})
+    return str(write_jsonl(tmp_path_factory.mktemp("pairs") / "pairs.jsonl", *rows))
 
 
 def test_a_language_of_frequencies(counted, pairs, run, tmp_path):
     outcome = run(main, "--model", counted, "--minimal-pairs", pairs, "--output", tmp_path / "scores.json")
     assert outcome.status == 0, outcome.err
     scores = read_json(tmp_path / "scores.json")
-    of_model, of_random, of_none = (
-        scores["scores"][f"{counted}{kind}"] for kind in ("", ", random weights", ", no context")
-    )
+    of_model, of_random, of_none = (scores["scores"][f"{counted}{kind}"] for kind in ("", *CONTROLS))
     assert of_model["pairs"]["value"] == 1
     assert of_none["pairs"]["value"] == 0.5  # no sentence has fewer tokens
     assert abs(of_random["pairs"]["value"] - 0.5) < 3 * of_random["pairs"]["standard_error"]
@@ -151,10 +148,7 @@ def test_scores_in_the_folder_of_a_run_are_on_the_card_of_the_scored_weights(fin
         ([], "--text is required, or --minimal-pairs; received neither"),
         (["--text", "dots.txt", "--all-checkpoints"], "--run is required with --all-checkpoints"),
         (["--text", "dots.txt", "--picture", "curve.svg"], "--picture must end in .svg or .png, and needs --all"),
-        (
-            ["--text", "dots.txt", "--run", "nowhere"],
-            "--run must be the OUTPUT_DIR of a run with checkpoints; received nowhere",
-        ),
+        (["--text", "dots.txt", "--run", "nowhere"], "--run must be the OUTPUT_DIR of a run with checkpoints; rec"),
         (["--minimal-pairs", "pears.jsonl"], "--minimal-pairs: there is no file pears.jsonl"),
         (["--text", "missing.txt"], "--text: no file matches missing.txt"),
         (["--text", "table.tsv"], "--text takes files ending in .txt"),
@@ -173,8 +167,7 @@ def test_bad_input_is_one_line(flags, message, counted, run, tmp_path, monkeypat
 
 def test_a_model_of_another_kind_is_one_line(counted, run, pairs, tmp_path):
     shutil.copytree(counted, tmp_path / "tagger")
-    config = read_json(tmp_path / "tagger/config.json")
-    config["architectures"] = ["RobertaForTokenClassification"]
+    config = read_json(tmp_path / "tagger/config.json") | {"architectures": ["RobertaForTokenClassification"]}
     (tmp_path / "tagger/config.json").write_text(json.dumps(config), encoding="utf-8")
     outcome = run(main, "--model", tmp_path / "tagger", "--minimal-pairs", pairs)
     assert "is not a masked language model but a RobertaForTokenClassification" in outcome.refusal
@@ -211,13 +204,11 @@ def test_the_learning_curve_of_a_run(finished_run, run, tmp_path):
     text, pairs = tmp_path / "text.txt", tmp_path / "pairs.jsonl"
     text.write_text("a corpus of small words\nmakes many rows\n", encoding="utf-8")
     orders = [("a corpus of", "of a corpus"), ("small words", "words small"), ("makes rows", "many makes")]
-    lines = [json.dumps({"sentence_good": good, "sentence_bad": bad}) for good, bad in orders]
-    pairs.write_text("\n".join(lines), encoding="utf-8")
+    write_jsonl(pairs, *({"sentence_good": good, "sentence_bad": bad} for good, bad in orders))
     flags = ("--minimal-pairs", pairs, "--text", text, "--output")
     curve = tmp_path / "curve.svg"
-    outcome = run(
-        main, "--run", finished_run, "--all-checkpoints", "--picture", curve, *flags, tmp_path / "scores.json"
-    )
+    checkpoints = ("--run", finished_run, "--all-checkpoints", "--picture", curve)
+    outcome = run(main, *checkpoints, *flags, tmp_path / "scores.json")
     assert outcome.status == 0, outcome.err
     assert b"random weights" in curve.read_bytes()
     assert run(main, "--model", finished_run, *flags, tmp_path / "export.json").status == 0
@@ -225,9 +216,8 @@ def test_the_learning_curve_of_a_run(finished_run, run, tmp_path):
     assert list(of_run) == [f"{finished_run}{kind}" for kind in (", step 3", ", step 6", *CONTROLS)]
     assert of_run[f"{finished_run}, step 6"] == of_export[str(finished_run)]
     assert of_run[f"{finished_run}, step 3"] != of_export[str(finished_run)]
-    assert [of_run[f"{finished_run}{kind}"] for kind in CONTROLS] == [
-        of_export[f"{finished_run}{kind}"] for kind in CONTROLS
-    ]
+    controls = [f"{finished_run}{kind}" for kind in CONTROLS]
+    assert [of_run[name] for name in controls] == [of_export[name] for name in controls]
 
 
 def test_a_damaged_file_of_answers_is_named(tmp_path):

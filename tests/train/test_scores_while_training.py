@@ -1,6 +1,5 @@
 """Scores at each evaluation, and checkpoints after numbers of words."""
 
-import json
 import time
 from pathlib import Path
 
@@ -9,7 +8,8 @@ import pytest
 from huggingface_hub import HfApi
 
 from mlm_common.tokenizer import load_tokenizer, special_token_ids, word_starts
-from tests.fixtures.results import read_json
+from tests.fixtures.results import read_json, write_jsonl
+from tests.fixtures.same_run import logged
 from tests.fixtures.tiny_corpus import DOCUMENTS
 from tests.fixtures.tiny_run import NUM_STEPS, run_flags
 from tfrecord_prep.manifest import open_shards, read_manifest
@@ -24,20 +24,17 @@ REPO = "alice/baby"
 
 @pytest.fixture
 def pairs(tmp_path) -> Path:
-    path = tmp_path / "pairs.jsonl"
     words = ["corpus", "small", "many", "rows", "each", "document"]
-    rows = [{"sentence_good": f"{one} {two}", "sentence_bad": f"{two} {one}"} for one in words for two in words[:3]]
-    lines = [json.dumps(row) for row in rows if row["sentence_good"] != row["sentence_bad"]]
-    path.write_text("\n".join(lines), encoding="utf-8")
-    return path
+    orders = [(one, two) for one in words for two in words[:3] if one != two]
+    rows = ({"sentence_good": f"{one} {two}", "sentence_bad": f"{two} {one}"} for one, two in orders)
+    return write_jsonl(tmp_path / "pairs.jsonl", *rows)
 
 
 @pytest.mark.usefixtures("one_device", "eagerly")
 def test_scores_are_logged_with_each_evaluation_and_those_of_the_export(shards, pairs, run, tmp_path):
     flags = run_flags(shards, tmp_path / "run", "--score-pairs", str(pairs), "--score-words", "20")
     assert main(flags) == 0
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
-    evaluations = [line for line in lines if line["split"] == "validation"]
+    evaluations = logged(tmp_path / "run", "validation")
     assert [line["step"] for line in evaluations] == [3, NUM_STEPS]
     assert all(0 <= line["word_accuracy"] <= 1 and line["bits_per_byte"] > 0 for line in evaluations)
     output = tmp_path / "scores.json"
@@ -118,10 +115,9 @@ def test_checkpoints_after_words_are_exported_and_pushed_once_while_the_run_goes
 
 
 def test_numbers_of_words_that_are_none(shards, tmp_path, run):
-    outcome = run(main, *run_flags(shards, tmp_path / "more", "--save-at-words", "1B"))
-    assert "--save-at-words must be at most the" in outcome.refusal
-    outcome = run(main, *run_flags(shards, tmp_path / "more", "--save-at-words", "1Q"))
-    assert "must be numbers of words, such as 500K 1M 10M; received 1Q" in outcome.error
+    for number, message in (("1B", "at most the"), ("1Q", "numbers of words, such as 500K 1M 10M; received 1Q")):
+        outcome = run(main, *run_flags(shards, tmp_path / "more", "--save-at-words", number))
+        assert f"--save-at-words must be {message}" in outcome.refusal
 
 
 def test_words_are_counted_by_white_space(shards):

@@ -21,14 +21,6 @@ FLAGS = [
 ]
 SHARDED = "--shard-optimizer"
 pytestmark = pytest.mark.slow
-# Where a TPU would be, of which the CPU has no sum over replicas.
-CPU_AS_TPU = {
-    "train.loop.lifecycle.check_tpu_devices": None,
-    "train.loop.run.device_kind": "TPU v3-8",
-    "train.loop.trainer.device_kind": "TPU v3-8",
-    "train.runtime.preemption.read_metadata": None,
-    "train.runtime.strategy.compiles_with_xla": False,
-}
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +60,14 @@ def test_off_and_on_with_other_numbers_of_replicas(runs, runs_on_one, whole_run,
         assert line == pytest.approx(expected, rel=1e-3)
 
 
-def test_a_run_on_devices_that_cannot_do_it_trains_without(shards, tmp_path, monkeypatch, caplog, capsys):
+def test_a_run_on_devices_that_cannot_do_it_trains_without(shards, tmp_path, monkeypatch, caplog, capsys, request):
     """A resumed one tries again, and says nothing of a change."""
     strategy = two_cpus()
     monkeypatch.setattr("train.runtime.strategy.connect", lambda *_: strategy)
     assert main(run_flags(shards, tmp_path / "whole", *FLAGS)) == 0
-    for name, value in CPU_AS_TPU.items():
-        monkeypatch.setattr(name, lambda *_, value=value: value)
+    request.getfixturevalue("cpu_as_tpu")
+    # A CPU has no sum over replicas with XLA.
+    monkeypatch.setattr("train.runtime.strategy.compiles_with_xla", lambda *_: False)
     on_tpu = (*FLAGS, SHARDED, "--tpu-name", "local", "--tpu-layers", "off", "--steps-per-execution", "1")
     with caplog.at_level(logging.INFO):
         assert main(run_flags(shards, tmp_path / "run", *on_tpu)) == 0

@@ -4,13 +4,15 @@ import time
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from safetensors.numpy import load_file
 
 from mlm_common.errors import EXIT_STOPPED
 from tests.campaign.processes import Processes
+from tests.fixtures.arrays import assert_same_arrays
+from tests.fixtures.finetuned_runs import run_on_one_device
 from tests.fixtures.results import read_json
 from tests.fixtures.same_run import logged
+from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_phases import phases_flags, phases_with
 from tests.fixtures.tiny_run import MODEL, NUM_STEPS, forget_checkpoint, run_flags
 from tests.fixtures.two_workers import finish, start_workers
@@ -44,16 +46,20 @@ def folder_of_two(processes, shards, tmp_path_factory):
     folder = tmp_path_factory.mktemp("two") / "run"
     pushing = ("--hub-model-id", "alice/two", "--hub-strategy", "steps", "--push-steps", "2")
     flags = run_flags(shards, folder, *OF_WORKERS, *pushing)
-    return folder, finish(start_workers(processes, flags, flags))
+    return folder, finish_well(start_workers(processes, flags, flags))
 
 
 @pytest.fixture(scope="module")
 def folder_of_one(shards, tmp_path_factory):
     folder = tmp_path_factory.mktemp("one") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("train.runtime.strategy.connect", lambda *_: tf.distribute.OneDeviceStrategy("/device:CPU:0"))
-        assert main(run_flags(shards, folder, *SHARED, "--per-replica-batch-size", "8")) == 0
+    run_on_one_device(main, run_flags(shards, folder, *SHARED, "--per-replica-batch-size", "8"))
     return folder
+
+
+def finish_well(workers):
+    ended = finish(workers)
+    assert [status for status, _, _ in ended] == [0, 0], ended[0][2][-3000:] + ended[1][2][-3000:]
+    return ended
 
 
 def weights(folder):
@@ -68,8 +74,7 @@ def figures(folder, split):
 
 
 def test_two_workers_train_the_model_of_one_process(folder_of_two, folder_of_one):
-    folder, ended = folder_of_two
-    assert [status for status, _, _ in ended] == [0, 0], ended[0][2][-3000:] + ended[1][2][-3000:]
+    folder, _ = folder_of_two
     np.testing.assert_allclose(weights(folder), weights(folder_of_one), atol=2e-5)
     for split in ("train", "validation"):
         expected = figures(folder_of_one, split)
@@ -78,7 +83,8 @@ def test_two_workers_train_the_model_of_one_process(folder_of_two, folder_of_one
             assert line == pytest.approx(expected_line, rel=1e-4)
 
 
-def test_two_workers_divide_the_optimizer_of_a_run_of_one(processes, shards, tmp_path, one_device):  # noqa: ARG001
+@pytest.mark.usefixtures("one_device")
+def test_two_workers_divide_the_optimizer_of_a_run_of_one(processes, shards, tmp_path):
     """From the middle each has half of the moments of two kernels; one worker makes the last step, with all of them."""
     flags = ("--config-overrides", DIVIDED_MODEL, "--save-steps", "1", "--keep-checkpoints", "9")
     flags_of_one = run_flags(shards, tmp_path / "run", *flags, "--per-replica-batch-size", "8")
@@ -94,20 +100,17 @@ def test_two_workers_divide_the_optimizer_of_a_run_of_one(processes, shards, tmp
             assert main(flags_of_one) == 0
         else:
             flags_of_two = run_flags(shards, tmp_path / "run", *flags, "--shard-optimizer")
-            ended = finish(start_workers(processes, flags_of_two, flags_of_two))
-            assert [status for status, _, _ in ended] == [0, 0], ended[0][2][-3000:] + ended[1][2][-3000:]
+            finish_well(start_workers(processes, flags_of_two, flags_of_two))
             assert read_json(tmp_path / "run" / "run.json")["computation"]["shard_optimizer"]
         found = load_file(folder / f"step-{NUM_STEPS:08d}.safetensors")
-        assert found.keys() == expected.keys()
-        for name, value in expected.items():
-            np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=2e-5, err_msg=name)
+        assert_same_arrays(found, expected, rtol=1e-4, atol=2e-5)
 
 
-def test_two_workers_go_from_phase_to_phase(processes, phase_shards, tmp_path, one_device):  # noqa: ARG001
+@pytest.mark.usefixtures("one_device")
+def test_two_workers_go_from_phase_to_phase(processes, phase_shards, tmp_path):
     phases = phases_with()[1:]
     flags = phases_flags(phase_shards, tmp_path / "two", phases)
-    ended = finish(start_workers(processes, flags, flags))
-    assert [status for status, _, _ in ended] == [0, 0], ended[0][2][-3000:] + ended[1][2][-3000:]
+    finish_well(start_workers(processes, flags, flags))
     assert main(phases_flags(phase_shards, tmp_path / "one", phases)) == 0
     np.testing.assert_allclose(weights(tmp_path / "two"), weights(tmp_path / "one"), atol=2e-5)
 
@@ -126,10 +129,10 @@ def test_only_the_chief_writes_and_prints(folder_of_two, folder_of_one):
     assert "validation loss" in chiefs_output
     assert others_output == ""
     assert "Compiling the first step" not in others_errors
-    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if "tensorboard" not in path.parts}
-    assert names == {
-        str(path.relative_to(folder_of_one)) for path in folder_of_one.rglob("*") if "tensorboard" not in path.parts
-    }
+    written = [
+        {name for name in contents(one) if not name.startswith("tensorboard")} for one in (folder, folder_of_one)
+    ]
+    assert written[0] == written[1]
     for split in ("train", "validation"):
         assert len(list((folder / "tensorboard" / split).iterdir())) == 1
 
@@ -150,7 +153,7 @@ def test_two_workers_resume_after_one_was_killed(processes, folder_of_two, shard
     shutil.copytree(folder_of_two[0], tmp_path / "run")
     forget_checkpoint(tmp_path / "run", NUM_STEPS)
     flags = run_flags(shards, tmp_path / "run", *OF_WORKERS)
-    assert [status for status, _, _ in finish(start_workers(processes, flags, flags))] == [0, 0]
+    finish_well(start_workers(processes, flags, flags))
     np.testing.assert_allclose(weights(tmp_path / "run"), weights(folder_of_two[0]), atol=1e-6)
 
 

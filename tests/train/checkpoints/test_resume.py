@@ -1,53 +1,34 @@
 """The identity of a run, and what is said where one resumes."""
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import asdict
 from types import MappingProxyType
-from typing import Any
 
 import pytest
 
-from tests.fixtures.plans import make_plan
+from tests.fixtures.plans import config_of, inputs_of, plan_of
 from tests.fixtures.tiny_models import tiny_tokenizer
 from tfrecord_prep.manifest import ShardSet
 from train.checkpoints.resume import ResumePoint, describe_resume_point, fingerprint, fingerprint_sha256
 from train.checkpoints.store import CheckpointRecord
 from train.config.learning import ADDED, MAY_CHANGE, PER_WORKER, ROUNDING
-from train.config.settings import parse_training_config, settings_marked
-from train.data.shards import TrainingInputs
+from train.config.settings import settings_marked
 
 SHARDS = ShardSet("a", ("a/dataset-0-8.tfrecord",), (8,), num_rows=8, manifest=None, tokenizer_folder=None)
-INPUTS = TrainingInputs(SHARDS, None, tiny_tokenizer(), "nowhere", 16)
+INPUTS = inputs_of(tiny_tokenizer(), max_length=16, shards=SHARDS)
 MODEL_CONFIG = {"model_type": "roberta", "vocab_size": 128}
 
 
-def config_of(*flags):
-    return parse_training_config(["--train-dataset", "shards", "--output-dir", "run", *flags], "")
-
-
 def sha256_of(*flags):
-    config = config_of(*flags)
-    return fingerprint_sha256(fingerprint(config, INPUTS, MODEL_CONFIG))
+    return fingerprint_sha256(fingerprint(config_of(*flags), INPUTS, MODEL_CONFIG))
 
 
-def test_the_fingerprint_of_recorded_settings():
+def test_the_fingerprint_has_what_makes_another_run():
     assert sha256_of() == "5147754fb49ba12a84bc00ac9a33cea97862aebb7b391a58ce18554dc4df4d79"
-
-
-@pytest.mark.parametrize(
-    "flags", [("--max-steps", "9"), ("--dropout", "0.1"), ("--output-dir", "b"), ("--hub-language", "en")]
-)
-def test_what_may_change_is_not_in_it(flags):
-    assert sha256_of(*flags) == sha256_of()
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [("--seed", "1"), ("--learning-rate", "1e-5"), ("--bfloat16",), ("--masking", "span"), ("--block-attention",)],
-)
-def test_what_makes_another_run_is(flags):
-    assert sha256_of(*flags) != sha256_of()
+    for flags in ("--max-steps 9", "--dropout 0.1", "--output-dir b", "--hub-language en"):
+        assert sha256_of(*flags.split()) == sha256_of(), flags
+    for flags in ("--seed 1", "--learning-rate 1e-5", "--bfloat16", "--masking span", "--block-attention"):
+        assert sha256_of(*flags.split()) != sha256_of(), flags
 
 
 def test_shards_and_architecture_are_in_it_and_no_versions():
@@ -84,35 +65,14 @@ MADE_BY = {"device": "TPU v3-8", "commit": "abc"}
 COMPUTATION = {"jit_compile": True, "tpu_layers": False}
 
 
-def said(
-    versions: dict[str, str],
-    made_by: dict[str, str],
-    *flags: str,
-    without: str = "",
-    computation: dict[str, Any] = COMPUTATION,
-    changed: Mapping[str, Any] = MappingProxyType({}),
-) -> list[str]:
-    """List what is said of a checkpoint of these but for where it is.
-
-    Its record lacks the setting `without`, and has those `changed` of the hardware.
-    """
-    required = ("--preset", "tiny-roberta-cpu", "--train-dataset", "x", "--output-dir", "y", "--max-steps", "9")
-    config = parse_training_config([*required, *flags], "")
-    plan = make_plan(config.optimization, config.run, num_rows=1000, max_length=16, num_replicas=1)
-    settings = config.as_dict()
+def said(versions, made_by, *flags, computation=COMPUTATION, changed=MappingProxyType({})):
+    """List what is said of a checkpoint of these, whose settings of the hardware are `changed`, but for where it is."""
+    config = config_of("--preset", "tiny-roberta-cpu", "--max-steps", "9", *flags)
+    plan, settings = plan_of(config), config.as_dict()
+    settings["hardware"] |= changed
+    made = {"versions": versions, "computation": computation, "made_by": made_by}
     record = CheckpointRecord(
-        step=3,
-        row=12,
-        fingerprint_sha256="",
-        plan=asdict(plan),
-        settings={
-            subject: {name: value for name, value in values.items() if name != without}
-            for subject, values in {**settings, "hardware": {**settings["hardware"], **changed}}.items()
-        },
-        versions=versions,
-        logged_step=3,
-        computation=computation,
-        made_by=made_by,
+        step=3, row=12, fingerprint_sha256="", plan=asdict(plan), settings=settings, logged_step=3, **made
     )
     point = ResumePoint(step=3, checkpoint=record)
     first, *others = describe_resume_point(point, plan, config, LIBRARIES, COMPUTATION, MADE_BY)
@@ -141,27 +101,27 @@ def test_another_libtpu_is_said_on_a_tpu_and_not_elsewhere():
 
 
 @pytest.mark.parametrize(
-    ("made_by", "texts"),
+    ("made_by", "device", "commit"),
     [
-        ({**MADE_BY, "device": "TPU v4-8"}, ["device has changed since this run started (TPU v4-8 → TPU v3-8)"]),
-        ({**MADE_BY, "commit": "abd+changes"}, ["code has changed since this run started (abd + local changes → abc)"]),
-        (
-            {},
-            [
-                "device has changed since this run started (unknown → TPU v3-8)",
-                "code has changed since this run started (unknown → abc)",
-            ],
-        ),
+        ({**MADE_BY, "device": "TPU v4-8"}, "TPU v4-8", None),
+        ({**MADE_BY, "commit": "abd+changes"}, None, "abd + local changes"),
+        ({}, "unknown", "unknown"),
     ],
 )
-def test_another_or_unrecorded_device_or_commit_is_said(made_by, texts):
-    assert said(LIBRARIES, made_by) == [f"note: the {text}, so the result may differ slightly" for text in texts]
+def test_another_or_unrecorded_device_or_commit_is_said(made_by, device, commit):
+    changed = (("device", device, "TPU v3-8"), ("code", commit, "abc"))
+    assert said(LIBRARIES, made_by) == [
+        f"note: the {name} has changed since this run started ({was} → {now}), so the result may differ slightly"
+        for name, was, now in changed
+        if was
+    ]
 
 
 @pytest.mark.parametrize(
     ("flags", "text"), [((), "starting from scratch"), (("--init-from", "x"), "starting from the weights of x")]
 )
 def test_a_new_run_says_what_it_starts_from(flags, text):
-    config = parse_training_config(["--train-dataset", "x", "--output-dir", "y", "--max-steps", "9", *flags], "")
-    plan = make_plan(config.optimization, config.run, num_rows=1000, max_length=16, num_replicas=1)
-    assert list(describe_resume_point(ResumePoint(), plan, config, LIBRARIES, COMPUTATION, MADE_BY)) == [text]
+    config = config_of("--max-steps", "9", *flags)
+    assert list(describe_resume_point(ResumePoint(), plan_of(config), config, LIBRARIES, COMPUTATION, MADE_BY)) == [
+        text
+    ]

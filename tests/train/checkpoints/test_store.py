@@ -18,14 +18,7 @@ from train.checkpoints.store import CheckpointRecord, CheckpointStore, DamagedCh
 from train.runtime.run_folder import RunFolder
 
 RECORD = CheckpointRecord(
-    step=0,
-    row=400,
-    fingerprint_sha256="ab",
-    plan={"num_steps": 10},
-    settings={"run": {"seed": 1}},
-    versions={"numpy": "2"},
-    logged_step=7,
-    skipped=(SkippedRows(after_step=3, num_rows=16),),
+    0, 400, "ab", {"num_steps": 10}, {"run": {"seed": 1}}, {"numpy": "2"}, 7, skipped=(SkippedRows(3, num_rows=16),)
 )
 
 
@@ -46,6 +39,10 @@ def arrays_of(step):
     return {"model/kernel": np.full((3, 4), step, np.float32), "optimizer/iterations": np.array(step)}
 
 
+def opened(folder, num_kept=2, **settings):
+    return Checkpoints(RunFolder(folder), num_kept=num_kept, **settings)
+
+
 def save(checkpoints, *steps, validation_losses=()):
     losses = dict(zip(steps, validation_losses, strict=False))
     for step in steps:
@@ -56,7 +53,7 @@ def save(checkpoints, *steps, validation_losses=()):
 def restored(folder, **arguments):
     """Restore (step, variables) as a new process would that resumes."""
     used = []
-    checkpoints = Checkpoints(RunFolder(folder), num_kept=2)
+    checkpoints = opened(folder)
     record = checkpoints.restore_newest(is_of_run, lambda _, arrays: used.append(arrays), **arguments)
     return (record.step, used[0]) if record else None
 
@@ -99,7 +96,7 @@ def test_a_record_that_was_changed_or_is_of_another_format_is_refused(change, re
 
 def test_the_newest_is_restored(tmp_path):
     assert restored(tmp_path) is None
-    save(Checkpoints(RunFolder(tmp_path), num_kept=2), 3, 20, 100)
+    save(opened(tmp_path), 3, 20, 100)
     step, arrays = restored(tmp_path)
     assert step == 100
     np.testing.assert_array_equal(arrays["model/kernel"], arrays_of(100)["model/kernel"])
@@ -123,7 +120,7 @@ def flip(path):
 @pytest.mark.parametrize("damage", [truncate, flip, Path.unlink, lambda path: path.write_bytes(b"")])
 @pytest.mark.parametrize("suffix", ["json", "safetensors"])
 def test_a_damaged_one_is_passed_over(tmp_path, damage, suffix, caplog):
-    save(Checkpoints(RunFolder(tmp_path), num_kept=2), 1, 2)
+    save(opened(tmp_path), 1, 2)
     damage(tmp_path / "checkpoints" / f"step-00000002.{suffix}")
     assert restored(tmp_path)[0] == 1
     if (tmp_path / "checkpoints" / "step-00000002.json").exists():
@@ -131,15 +128,15 @@ def test_a_damaged_one_is_passed_over(tmp_path, damage, suffix, caplog):
 
 
 def test_one_of_another_run_is_passed_over(tmp_path, caplog):
-    save(Checkpoints(RunFolder(tmp_path), num_kept=2), 1)
-    store = CheckpointStore(RunFolder(tmp_path).checkpoints)
-    store.write(dataclasses.replace(record_of(2), fingerprint_sha256="cd"), arrays_of(2))
+    save(opened(tmp_path), 1)
+    record = dataclasses.replace(record_of(2), fingerprint_sha256="cd")
+    CheckpointStore(RunFolder(tmp_path).checkpoints).write(record, arrays_of(2))
     assert restored(tmp_path)[0] == 1
     assert "it is of another run" in caplog.text
 
 
 def test_nothing_whole_is_an_error_and_no_start_from_zero(tmp_path):
-    save(Checkpoints(RunFolder(tmp_path), num_kept=2), 1, 2)
+    save(opened(tmp_path), 1, 2)
     for path in (tmp_path / "checkpoints").glob("*.safetensors"):
         truncate(path)
     with pytest.raises(InputError, match=r"All 2 checkpoints in .* are damaged"):
@@ -147,11 +144,11 @@ def test_nothing_whole_is_an_error_and_no_start_from_zero(tmp_path):
 
 
 def test_the_remains_of_a_killed_write_go_away(tmp_path):
-    save(Checkpoints(RunFolder(tmp_path), num_kept=2), 1)
+    save(opened(tmp_path), 1)
     folder = tmp_path / "checkpoints"
     (folder / ".step-00000002.safetensors.abc.partial").write_bytes(b"half")
     (folder / "step-00000003.safetensors").write_bytes(b"data without a record")
-    checkpoints = Checkpoints(RunFolder(tmp_path), num_kept=2)
+    checkpoints = opened(tmp_path)
     assert checkpoints.restore_newest(is_of_run, lambda *_: None).step == 1
     assert ".step-00000002.safetensors.abc.partial" not in names(tmp_path)
     save(checkpoints, 4)
@@ -184,18 +181,18 @@ store.CheckpointStore(open_folder({str(tmp_path / "checkpoints")!r})).write(reco
 def test_files_may_be_read_by_whom_the_umask_lets(tmp_path, umask, mode):
     umask = os.umask(umask)
     try:
-        save(Checkpoints(RunFolder(tmp_path), num_kept=2), 1)
+        save(opened(tmp_path), 1)
     finally:
         os.umask(umask)
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "checkpoints").iterdir()} == {mode}
 
 
 def test_rotation_keeps_the_newest_and_the_best(tmp_path):
-    checkpoints = Checkpoints(RunFolder(tmp_path), num_kept=2)
+    checkpoints = opened(tmp_path)
     save(checkpoints, 1, 2, 3, 4, 5, validation_losses=(4.0, 3.0, 3.5, 3.5, 3.2))
     assert steps_in(tmp_path) == [2, 4, 5]
     # A process that resumes knows them.
-    checkpoints = Checkpoints(RunFolder(tmp_path), num_kept=1)
+    checkpoints = opened(tmp_path, 1)
     checkpoints.restore_newest(is_of_run, lambda *_: None)
     save(checkpoints, 6)
     assert steps_in(tmp_path) == [2, 6]
@@ -205,7 +202,7 @@ def test_of_equal_scores_the_lower_loss_is_the_best(tmp_path):
     def ranked(record):
         return {1: (0.9, -0.6), 2: (0.9, -0.2), 3: (0.9, -0.2)}.get(record.step)
 
-    save(Checkpoints(RunFolder(tmp_path), num_kept=1, rank=ranked), 1, 2, 3, 4, 5)
+    save(opened(tmp_path, 1, rank=ranked), 1, 2, 3, 4, 5)
     assert steps_in(tmp_path) == [2, 5]
     record = dataclasses.replace(RECORD, validation_score=0.9, validation_loss=0.2)
     assert record.rank == (0.9, -0.2)
@@ -222,16 +219,14 @@ def test_of_equal_scores_the_lower_loss_is_the_best(tmp_path):
     ids=["a multiple of the interval", "the first of a phase, whose losses do not compare with those before"],
 )
 def test_rotation_keeps_the_newest_regular_one(tmp_path, steps, losses, interval_steps, first_step, kept):
-    folder = RunFolder(tmp_path)
-    checkpoints = Checkpoints(folder, num_kept=2, kept_interval_steps=interval_steps, first_step=first_step)
-    save(checkpoints, *steps, validation_losses=losses)
+    save(opened(tmp_path, kept_interval_steps=interval_steps, first_step=first_step), *steps, validation_losses=losses)
     assert steps_in(tmp_path) == kept
 
 
 def test_checkpoints_of_a_way_not_taken_go_away(tmp_path):
-    save(Checkpoints(RunFolder(tmp_path), num_kept=2), 10, 20)
+    save(opened(tmp_path), 10, 20)
     truncate(tmp_path / "checkpoints" / "step-00000020.safetensors")
-    checkpoints = Checkpoints(RunFolder(tmp_path), num_kept=2)
+    checkpoints = opened(tmp_path)
     checkpoints.restore_newest(is_of_run, lambda *_: None)
     save(checkpoints, 15)
     assert steps_in(tmp_path) == [10, 15]
@@ -240,7 +235,7 @@ def test_checkpoints_of_a_way_not_taken_go_away(tmp_path):
 
 
 def test_a_refused_checkpoint_is_not_tried_again(cloud):
-    checkpoints = Checkpoints(RunFolder(f"{cloud.bucket_url}/run"), num_kept=2)
+    checkpoints = opened(f"{cloud.bucket_url}/run")
     save(checkpoints, 1)
     cloud.authorize(denied_permissions=["storage.objects.create"])
     with pytest.raises(PermanentError, match=r"storage\.objects\.create.*the newest one is that of step 1\."):
@@ -248,13 +243,13 @@ def test_a_refused_checkpoint_is_not_tried_again(cloud):
 
 
 def test_only_the_chief_writes(tmp_path):
-    save(Checkpoints(RunFolder(tmp_path), num_kept=2, is_chief=False), 1)
+    save(opened(tmp_path, is_chief=False), 1)
     assert not list(tmp_path.iterdir())
 
 
 def test_training_waits_for_the_copy_and_not_for_the_writing(cloud):
     """Until its upload is answered, after half a second, the checkpoint is not there."""
-    checkpoints = Checkpoints(RunFolder(f"{cloud.bucket_url}/run"), num_kept=2)
+    checkpoints = opened(f"{cloud.bucket_url}/run")
     cloud.fault("/upload/", method="POST", mode="delay", delay_seconds=0.5)
     checkpoints.save(lambda: (record_of(1), arrays_of(1)))
     checkpoints.check()
@@ -264,7 +259,7 @@ def test_training_waits_for_the_copy_and_not_for_the_writing(cloud):
 
 
 def test_a_failed_write_ends_the_run_and_keeps_the_last(tmp_path):
-    checkpoints = Checkpoints(RunFolder(tmp_path), num_kept=2)
+    checkpoints = opened(tmp_path)
     save(checkpoints, 1)
     (tmp_path / "checkpoints" / "step-00000002.safetensors").mkdir()  # cannot be replaced by a file
     with pytest.raises(RunFailedError, match=r"could not be written to .*; the newest one is that of step 1"):
@@ -286,7 +281,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_faults_of_cloud_storage_while_saving(cloud, fault):
     folder = f"{cloud.bucket_url}/run"
-    checkpoints = Checkpoints(RunFolder(folder), num_kept=1)
+    checkpoints = opened(folder, 1)
     save(checkpoints, 1)
     cloud.fault(**fault)
     save(checkpoints, 2)
@@ -298,7 +293,7 @@ def test_faults_of_cloud_storage_while_saving(cloud, fault):
 
 def test_a_damaged_object_is_passed_over(cloud):
     folder = f"{cloud.bucket_url}/run"
-    save(Checkpoints(RunFolder(folder), num_kept=2), 1, 2)
+    save(opened(folder), 1, 2)
     name = "run/checkpoints/step-00000002.safetensors"
     cloud.put(name, cloud.objects()[name][:-1])
     assert restored(folder)[0] == 1
@@ -306,7 +301,7 @@ def test_a_damaged_object_is_passed_over(cloud):
 
 def test_a_deletion_that_fails_is_a_warning_and_is_made_up_for(cloud, caplog):
     folder = f"{cloud.bucket_url}/run"
-    checkpoints = Checkpoints(RunFolder(folder), num_kept=1)
+    checkpoints = opened(folder, 1)
     save(checkpoints, 1)
     cloud.fault("step-00000001", method="DELETE", status=403)
     save(checkpoints, 2)

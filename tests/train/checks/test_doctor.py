@@ -4,12 +4,15 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.fixtures.doctor_cases import PROJECT, bucket_config, config_of, found, install, modules, only_error
+from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_run import run_flags, write_shards
+from tests.servers.fixtures import CloudStorageHandle
 from train import doctor
 from train.checks.machine import findings_of
 
@@ -25,11 +28,20 @@ def shards(made_shards, tmp_path) -> Path:
     return Path(shutil.copytree(made_shards, tmp_path / "shards"))
 
 
+def run_doctor(*flags: str, options: Sequence[str] = (), **environment: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, *options, str(PROJECT / "train" / "doctor.py"), *flags]
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, encoding="utf-8", check=False)
+
+
+def put_shards(shards: Path, cloud: CloudStorageHandle) -> None:
+    for path, content in contents(shards).items():
+        cloud.put(f"shards/{path}", content)
+
+
 @pytest.mark.slow
 def test_shards_that_tensorflow_may_not_read(shards, cloud, monkeypatch):
     """The two clients find credentials each in its own way; here that of TensorFlow is not let in."""
-    for path in (path for path in shards.rglob("*") if path.is_file()):
-        cloud.put(f"shards/{path.relative_to(shards)}", path.read_bytes())
+    put_shards(shards, cloud)
     cloud.authorize(accepted_tokens=[""])
     for name, value in cloud.environment.items():
         monkeypatch.setenv(name, value)
@@ -107,24 +119,17 @@ def test_the_command_names_all_errors_at_once(shards, tmp_path, hub_here, monkey
 @pytest.mark.slow
 def test_the_command_on_a_run_that_is_well(shards, cloud_storage, hub_server):
     """Everything is asked as it is: TensorFlow, Cloud Storage and the Hub."""
-    for path in (path for path in shards.rglob("*") if path.is_file()):
-        cloud_storage.put(f"shards/{path.relative_to(shards)}", path.read_bytes())
+    put_shards(shards, cloud_storage)
     url = cloud_storage.bucket_url
     flags = [flag.replace(str(shards), f"{url}/shards") for flag in run_flags(shards, f"{url}/run")]
-    command = [sys.executable, str(PROJECT / "train" / "doctor.py"), *flags, "--hub-model-id", "alice/tiny"]
-    environment = os.environ | hub_server.environment | cloud_storage.environment
-    done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", check=False)
+    environment = hub_server.environment | cloud_storage.environment
+    done = run_doctor(*flags, "--hub-model-id", "alice/tiny", **environment)
     lines = [line.split()[:2] for line in done.stdout.splitlines() if line[:5].strip() in ("ok", "warni", "error")]
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     assert {subject for status, subject in lines if status == "ok"} >= {
         "Python", "packages", "TensorFlow", "tf-keras", "import", "TPU", "bucket", "Hub", "run", "disk",
     }  # fmt: skip
     assert not any(name.startswith("run/") for name in cloud_storage.objects())
-
-
-def run_doctor(*flags: str, **environment: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(PROJECT / "train" / "doctor.py"), *flags]
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, encoding="utf-8", check=False)
 
 
 def test_the_command_without_transformers(tmp_path):
@@ -138,8 +143,7 @@ def test_the_command_without_transformers(tmp_path):
 
 
 def test_the_command_without_the_project():
-    script = str(PROJECT / "train" / "doctor.py")
-    done = subprocess.run([sys.executable, "-I", "-S", script], capture_output=True, encoding="utf-8", check=False)
+    done = run_doctor(options=("-I", "-S"))
     assert done.returncode == 1
     assert "python3 install.py" in done.stdout
 

@@ -17,8 +17,8 @@ from train.config.settings import parse_training_config
 from train.data.shards import TrainingInputs, check_phases, open_inputs
 
 
-def opened(shards: Path, **settings: object) -> TrainingInputs:
-    return open_inputs(DataConfig(str(shards), str(shards), **settings))
+def opened(train: object, evaluation: object = None, **settings: object) -> TrainingInputs:
+    return open_inputs(DataConfig(str(train), evaluation and str(evaluation), **settings))
 
 
 def pairs(shards: Path, split: str = "train", **others: Path) -> str:
@@ -32,9 +32,9 @@ def weights(inputs: TrainingInputs) -> dict[str, float]:
 
 
 def test_a_folder_and_its_sources_by_name_are_one_mixture(mixture_shards):
-    inputs = opened(mixture_shards)
+    inputs = opened(mixture_shards, mixture_shards)
     assert [source.name for source in inputs.sources] == sorted(TEXTS)
-    named = open_inputs(DataConfig(pairs(mixture_shards), pairs(mixture_shards, "validation")))
+    named = opened(pairs(mixture_shards), pairs(mixture_shards, "validation"))
     assert named.identities() == inputs.identities()
     assert inputs.num_rows == sum(source.train.num_rows for source in inputs.sources)
     assert list(inputs.evaluated()) == sorted(TEXTS)
@@ -72,11 +72,10 @@ def test_weights_are_by_rows_or_as_they_are_given(mixture_shards, tmp_path):
     used = passes.rows_used(passes.num_rows)
     for source, number in zip(passes.sources, (0.5, 1, 3), strict=True):
         assert used[source.identity] == pytest.approx(number * source.train.num_rows, abs=2)
-    sources = {name: MixtureSource(str(mixture_shards / name / "train"), None, 2.0) for name in TEXTS}
-    write_mixture(str(tmp_path), {name: MixtureSource(f"{name}/train", None, 2.0) for name in sources})
+    write_mixture(str(tmp_path), {name: MixtureSource(f"{name}/train", None, 2.0) for name in TEXTS})
     for name in TEXTS:
         (tmp_path / name).symlink_to(mixture_shards / name)
-    assert weights(open_inputs(DataConfig(str(tmp_path)))) == pytest.approx(dict.fromkeys(TEXTS, 1 / 3))
+    assert weights(opened(tmp_path)) == pytest.approx(dict.fromkeys(TEXTS, 1 / 3))
 
 
 @pytest.mark.parametrize(
@@ -99,30 +98,29 @@ def test_only_one_way_to_weight_sources_may_be_given(mixture_shards):
     with pytest.raises(InputError, match="--sampling-alpha and --source-passes"):
         DataConfig(sampling_alpha=0.3, source_passes=["a=1"])
     with pytest.raises(InputError, match="one folder and --sampling-alpha"):
-        open_inputs(DataConfig(str(mixture_shards / "large" / "train"), sampling_alpha=0.3))
+        opened(mixture_shards / "large" / "train", sampling_alpha=0.3)
 
 
 def test_sources_that_do_not_suit_each_other_are_refused(mixture_shards, tmp_path):
     large = mixture_shards / "large" / "train"
-    with pytest.raises(InputError, match="no text in common"):
-        open_inputs(DataConfig(pairs(mixture_shards, copy=large)))
     corpus = ("--data-files", str(mixture_shards / "back.jsonl"))
     assert prepare(flags(mixture_shards, tmp_path / "long", *corpus, "--max-length", "32")) == 0
-    with pytest.raises(InputError, match="must have rows as long as the first of --train-dataset, 16"):
-        open_inputs(DataConfig(f"large={large} long={tmp_path}/long/train"))
     shutil.copytree(large, tmp_path / "other")
     manifest = (tmp_path / "other" / "manifest.json").read_text("utf-8")
     sha256 = open_shards(str(large)).manifest.tokenizer.sha256
     (tmp_path / "other" / "manifest.json").write_text(manifest.replace(sha256, "0" * 64), "utf-8")
-    with pytest.raises(InputError, match="--tokenizer must be the one the shards were made with"):
-        open_inputs(DataConfig(f"small={mixture_shards}/small/train other={tmp_path}/other"))
-    with pytest.raises(InputError, match=r"must name sources of --train-dataset \(back, large, small\); received fo"):
-        open_inputs(DataConfig(pairs(mixture_shards), f"fo={mixture_shards}/small/validation"))
-    with pytest.raises(InputError, match="must hold no text of --train-dataset"):
-        open_inputs(DataConfig(pairs(mixture_shards), f"small={large}"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"contains no \*.tfrecord files"):
-        open_inputs(DataConfig(pairs(mixture_shards, empty=tmp_path / "empty")))
+    whole, small = pairs(mixture_shards), f"small={mixture_shards}/small/train"
+    for train, evaluation, message in (
+        (pairs(mixture_shards, copy=large), None, "no text in common"),
+        (f"large={large} long={tmp_path}/long/train", None, "must have rows as long as the first of --train-dat.*, 16"),
+        (f"{small} other={tmp_path}/other", None, "--tokenizer must be the one the shards were made with"),
+        (whole, f"fo={large}", r"must name sources of --train-dataset \(back, large, small\); received fo"),
+        (whole, f"small={large}", "must hold no text of --train-dataset"),
+        (pairs(mixture_shards, empty=tmp_path / "empty"), None, r"contains no \*.tfrecord files"),
+    ):
+        with pytest.raises(InputError, match=message):
+            opened(train, evaluation)
 
 
 def test_phases_with_other_weights_are_compared_source_by_source(mixture_shards):

@@ -20,6 +20,7 @@ WEIGHTS = (6, 1, 5)
 FIRST_ROWS = (0, 4, 1)
 FEATURES = {"input_ids": Feature((LENGTH,))}
 BATCH_ROWS = 4
+SHARD_ROWS = st.lists(st.integers(1, 40), min_size=1, max_size=4)
 
 
 @pytest.fixture(scope="module")
@@ -91,11 +92,7 @@ def test_pipelines_cut_the_same_global_batches(mixture, rows, num_pipelines):
 
 
 @given(
-    sources=st.lists(
-        st.tuples(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.integers(1, 50), st.integers(1, 30)),
-        min_size=2,
-        max_size=6,
-    ),
+    sources=st.lists(st.tuples(SHARD_ROWS, st.integers(1, 50), st.integers(1, 30)), min_size=2, max_size=6),
     start_row=st.integers(0, 300),
     num_rows=st.integers(1, 200),
     chunk_rows=st.integers(1, 60),
@@ -111,9 +108,7 @@ def test_chunks_are_complete_in_order_once_all_rows_are_read(sources, start_row,
         num_read = end
         for one in windows[start:end]:
             positions = [order.position(one.source, one.first_row + row) - start_row for row in range(len(one.rows))]
-            assert {position // chunk_rows for position in positions if position < num_rows} <= {
-                *range(first, last + 1)
-            }
+            assert all(first <= one // chunk_rows <= last for one in positions if one < num_rows)
         num_found[first : last + 1] += 1
         complete += [chunk for chunk in range(first, last + 1) if num_found[chunk] == num_pieces[chunk]]
         num_complete_rows = (max(complete, default=-1) + 1) * chunk_rows
@@ -123,9 +118,8 @@ def test_chunks_are_complete_in_order_once_all_rows_are_read(sources, start_row,
 
 def test_many_sources_of_large_shards_hold_a_bounded_number_of_rows():
     buffer_rows, num_sources, num_rows = 2**15, 100, 10**6
-    sources = [
-        SampleOrder([f"{n}/0", f"{n}/1"], [2**14] * 2, 0, buffer_rows // num_sources) for n in range(num_sources)
-    ]
+    window_rows = buffer_rows // num_sources
+    sources = [SampleOrder([f"{n}/0", f"{n}/1"], [2**14] * 2, 0, window_rows) for n in range(num_sources)]
     windows = MixtureOrder(sources, Interleaving((1,) * num_sources), [0] * num_sources).from_row(0, num_rows)
     chunk_rows = buffer_rows // 4
     *groups, num_pieces = reading_groups(windows, 0, num_rows, chunk_rows)

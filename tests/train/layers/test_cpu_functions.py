@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from tests.fixtures.arrays import assert_all_close
 from train import has_bfloat16_instructions
 from train.layers.cpu_functions import cross_entropy_and_correct, multiply_in_bfloat16, runs_unfused, split_dense
 
@@ -89,5 +90,4 @@ def test_a_layer_computed_in_parts_has_its_values_and_gradients(use_bias, jit_co
 
     expected = of_parts(lambda: tf.split(layer(inputs), 3, axis=-1))
     compute = tf.function(lambda: of_parts(lambda: split_dense(layer, inputs, 3)), jit_compile=jit_compile)
-    for one, other in zip(compute(), expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)  # sums in another order
+    assert_all_close(compute(), expected, rtol=1e-5, atol=1e-5)  # sums in another order

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.fixtures.arrays import assert_all_close, assert_all_equal
 from train.layers import tpu_attention
 from train.layers.random_bits import dropout_mask, fold_in, row_keys
 from train.layers.tpu_attention import attend
@@ -58,8 +59,7 @@ def draw(head_size, scale=1.0, dtype=tf.float32):
 def test_results_and_gradients_are_those_of_plain_attention(head_size, scale, rate):
     arguments = draw(head_size, scale)
     expected = with_gradients(lambda *args: plain_attention(*args, ATTENDED, rate), *arguments)
-    for output, value in zip(compiled(*arguments, ATTENDED, rate), expected, strict=True):
-        np.testing.assert_allclose(output, value, rtol=1e-4, atol=3e-5 * max(1, scale))
+    assert_all_close(compiled(*arguments, ATTENDED, rate), expected, rtol=1e-4, atol=3e-5 * max(1, scale))
 
 
 @pytest.mark.parametrize(("scale", "rate"), [(1, RATE), (30, 0.0)])
@@ -74,8 +74,7 @@ def test_documents_attend_to_themselves_alone(scale, rate):
     arguments = draw(8, scale)
     numbers = tf.constant(is_second, tf.int32)[:, tf.newaxis]
     outputs = compiled(*arguments, attended, rate, documents=(numbers, numbers))
-    for output, value in zip(outputs, with_gradients(one_by_one, *arguments), strict=True):
-        np.testing.assert_allclose(output, value, rtol=1e-4, atol=3e-5 * scale)
+    assert_all_close(outputs, with_gradients(one_by_one, *arguments), rtol=1e-4, atol=3e-5 * scale)
 
 
 @pytest.mark.parametrize("scale", [1, 100])
@@ -85,8 +84,7 @@ def test_local_attention_with_more_keys_than_queries(scale):
     arguments = (query[..., margin:-margin], key, value)
     near = is_near(LENGTH - 2 * margin, LENGTH, reach).T
     expected = with_gradients(lambda *args: plain_attention(*args, ATTENDED, RATE, near), *arguments)
-    for output, value in zip(compiled(*arguments, ATTENDED, RATE, reach=reach), expected, strict=True):
-        np.testing.assert_allclose(output, value, rtol=1e-4, atol=3e-5 * scale)
+    assert_all_close(compiled(*arguments, ATTENDED, RATE, reach=reach), expected, rtol=1e-4, atol=3e-5 * scale)
 
 
 def test_in_bfloat16_it_is_near():
@@ -110,8 +108,7 @@ def test_rows_of_padding_alone_give_0_and_padding_takes_no_part():
         assert not np.any(gradient * padding)
     # Scores at padding that would overflow.
     changed = compiled(query, tf.where(padding, 1e4, key), tf.where(padding, 1e4, value), attended, 0.0)
-    for output, value in zip(changed, outputs, strict=True):
-        np.testing.assert_array_equal(output, value)
+    assert_all_equal(changed, outputs)
 
 
 BLOCK_QUERIES, BLOCK_KEYS = 32, 16
@@ -153,8 +150,7 @@ def test_blocks_of_long_rows_give_what_short_rows_give(monkeypatch, length, firs
     documents = None if first_tokens is None else numbers_of(first_tokens, length)
     expected = compiled(*arguments, attended, 0.0, documents=documents)
     make_long(monkeypatch)
-    for output, value in zip(compiled(*arguments, attended, 0.0, documents=documents), expected, strict=True):
-        np.testing.assert_allclose(output, value, rtol=1e-4, atol=3e-6 * scale)
+    assert_all_close(compiled(*arguments, attended, 0.0, documents=documents), expected, rtol=1e-4, atol=3e-6 * scale)
 
 
 def test_blocks_of_long_rows_have_their_dropout(monkeypatch):
@@ -162,22 +158,16 @@ def test_blocks_of_long_rows_have_their_dropout(monkeypatch):
     length = 80
     arguments = draw_long(length)
     attended = np.arange(length) < np.array([[length], [50], [1]])
-    falls = tf.concat(
+    falls = [
         [
-            tf.concat(
-                [
-                    falls_of_heads((BLOCK_KEYS, BLOCK_QUERIES), RATE, query * length + key)
-                    for key in range(0, length, BLOCK_KEYS)
-                ],
-                axis=2,
-            )
-            for query in range(0, length, BLOCK_QUERIES)
-        ],
-        axis=3,
-    )[..., :length]
+            falls_of_heads((BLOCK_KEYS, BLOCK_QUERIES), RATE, query * length + key)
+            for key in range(0, length, BLOCK_KEYS)
+        ]
+        for query in range(0, length, BLOCK_QUERIES)
+    ]
+    falls = tf.concat([tf.concat(of_query, axis=2) for of_query in falls], axis=3)[..., :length]
     expected = with_gradients(lambda *args: plain_attention(*args, attended, RATE, falls=falls), *arguments)
-    for output, value in zip(compiled(*arguments, attended, RATE), expected, strict=True):
-        np.testing.assert_allclose(output, value, rtol=1e-4, atol=3e-5)
+    assert_all_close(compiled(*arguments, attended, RATE), expected, rtol=1e-4, atol=3e-5)
 
 
 def test_blocks_without_a_common_document_are_left_out(monkeypatch):
@@ -197,5 +187,4 @@ def test_long_local_rows_are_attended_as_short_ones(monkeypatch):
     arguments = draw_long(100)
     attended = np.full((BATCH, 100), True)
     expected = with_gradients(lambda *args: plain_attention(*args, attended, 0.0, is_near(100, 100, 20).T), *arguments)
-    for output, value in zip(compiled(*arguments, attended, 0.0, reach=20), expected, strict=True):
-        np.testing.assert_allclose(output, value, rtol=1e-4, atol=3e-5)
+    assert_all_close(compiled(*arguments, attended, 0.0, reach=20), expected, rtol=1e-4, atol=3e-5)

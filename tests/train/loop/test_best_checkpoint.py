@@ -16,9 +16,8 @@ def lines_of(**scores: tuple[float, float]) -> list[dict[str, Any]]:
     """Make lines of the log of {step: (accuracy, loss)}, with one of training after each."""
     lines = []
     for name, (accuracy, loss) in scores.items():
-        step = int(name.removeprefix("step_"))
-        lines.append({"step": step, "split": "validation", "loss": loss, "accuracy": accuracy})
-        lines.append({"step": step, "split": "train", "loss": 0.0})
+        line = {"step": int(name.removeprefix("step_")), "split": "validation", "loss": loss, "accuracy": accuracy}
+        lines += [line, line | {"split": "train", "loss": 0.0}]
     return lines
 
 
@@ -96,9 +95,7 @@ def test_checkpoints_are_ranked_by_the_metric_of_this_call():
     """Not by the score that was recorded with another metric, or not at all."""
     task: Any = SimpleNamespace(score=lambda line: -line["loss"])
     log: Any = Log(lines_of(step_4=(0.7, 0.9), step_6=(0.6, 0.8)))
-    ranks = []
-    for step, score in ((4, 0.7), (6, None), (9, 0.3)):
+    for step, score, rank in ((4, 0.7, (-0.9, -0.9)), (6, None, (-0.8, -0.8)), (9, 0.3, (0.3, -0.4))):
         record = dataclasses.replace(RECORD, step=step, validation_loss=0.4, validation_score=score)
-        ranks.append(rank_of_checkpoint(task, log, record))
-    assert ranks == [(-0.9, -0.9), (-0.8, -0.8), (0.3, -0.4)]
+        assert rank_of_checkpoint(task, log, record) == rank
     assert rank_of_checkpoint(task, log, dataclasses.replace(RECORD, step=9)) is None

@@ -77,12 +77,10 @@ def fit(strategy, max_steps=8, input_seconds=0.0, num_steps=20, **more):
 
 
 def test_executions_end_where_a_hook_is_due():
-    callback = steps_per_execution(start_step=3, at_steps=(17, 2))
-    step, steps = 3, []
-    while step < 20:
-        step += callback.length_after(step)
-        steps.append(step)
-    assert steps == [5, 7, 10, 14, 15, 17, 20]
+    callback, steps = steps_per_execution(start_step=3, at_steps=(17, 2)), [3]
+    while steps[-1] < 20:
+        steps.append(steps[-1] + callback.length_after(steps[-1]))
+    assert steps == [3, 5, 7, 10, 14, 15, 17, 20]
     assert steps_per_execution(max_steps=2).length_after(0) == 2
     assert steps_per_execution(every=()).length_after(18) == 2, "the run's last step ends one, too"
 

@@ -15,28 +15,20 @@ from train.tasks.masked_lm import MaskedLanguageModeling
 FIGURES = {"loss": 5.89, "perplexity": 361.0, "masked_accuracy": 0.145, "num_masked_tokens": 900}
 
 
-def test_what_was_learned_is_compared_with_the_frequencies():
-    assert describe_baseline(6.41, 5.8918) == "6.41  the model is 0.52 below it, thanks to context"
-    assert describe_baseline(6.5, 6.5) == "6.50  the model is not below it yet"
-
-
 def test_the_next_command_is_one_that_parses(capsys):
     task = MaskedLanguageModeling.__new__(MaskedLanguageModeling)
+    assert task.summarize(FIGURES) == "loss 5.89  accuracy 14.5 %"
     phase: Any = SimpleNamespace(task=task, inputs=SimpleNamespace(unigram_entropy_nats=6.41))
     print_result(phase, FIGURES, {"exported": "step 3 of 3", "model": "my runs/it's/export"})
     printed = capsys.readouterr().out
-    assert "frequency baseline     6.41  the model is 0.52 below it" in printed
+    assert "frequency baseline     6.41  the model is 0.52 below it, thanks to context\n" in printed
+    assert describe_baseline(6.5, 6.5) == "6.50  the model is not below it yet"
     assert "exported               step 3 of 3" in printed
     python, script, *argv = shlex.split(printed.partition("next: ")[2])
     assert (python, script) == ("python", "train/fill_mask.py")
     (config,) = parse_arguments((FillMaskConfig,), argv, "")
     assert config.model == "my runs/it's/export"
     assert "[MASK]" in config.text[0]
-
-
-def test_evaluations_are_summarized_in_a_few_words():
-    task = MaskedLanguageModeling.__new__(MaskedLanguageModeling)
-    assert task.summarize(FIGURES) == "loss 5.89  accuracy 14.5 %"
 
 
 def test_a_long_row_is_cut_and_wrapped():
@@ -53,13 +45,11 @@ def test_a_long_run_on_a_cpu_is_warned_of_before_it_starts(preset, advises, monk
     monkeypatch.setattr("train.loop.run.planned_step_flops", lambda *_: 10**13)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
     phase: Any = Phase.__new__(Phase)
-    card = SimpleNamespace(predicts_tokens=True)
+    optimization = SimpleNamespace(per_replica_batch_size=1)
     settings: Any = SimpleNamespace(
-        model=SimpleNamespace(preset=preset),
-        optimization=SimpleNamespace(per_replica_batch_size=1),
-        hardware=HardwareConfig(),
+        model=SimpleNamespace(preset=preset), optimization=optimization, hardware=HardwareConfig()
     )
-    task = SimpleNamespace(card=card, num_predictions=lambda _: 1)
+    task = SimpleNamespace(card=SimpleNamespace(predicts_tokens=True), num_predictions=lambda _: 1)
     phase.__dict__.update(config=settings, task=task, inputs=SimpleNamespace(num_eval_rows=0), model_config=None)
     plan: Any = SimpleNamespace(num_steps=100, max_length=8, evaluation_share=lambda _: 0.0)
     assert cpu_seconds(100 * 10**13) == 10_000

@@ -39,14 +39,13 @@ def test_the_plot_names_the_model_and_labels_each_line(tmp_path):
     } <= set(shown)
 
 
-def test_a_note_on_masks_is_only_there_where_the_rates_differ(tmp_path):
-    assert not [text for text in texts(draw_run(run_of(tmp_path / "run"), "svg")) if "masks" in text]
-
-
 def test_the_plot_has_double_resolution_and_is_reproducible(tmp_path):
     run = run_of(tmp_path / "run")
-    assert imread(io.BytesIO(draw_run(run))).shape[:2] == (900, 1600)
+    png = draw_run(run)
+    assert imread(io.BytesIO(png)).shape[:2] == (900, 1600)
+    assert png == draw_runs([run])
     assert draw_run(run, "svg") == draw_run(run, "svg")
+    assert not [text for text in texts(draw_run(run, "svg")) if "masks" in text]  # the rates do not differ
 
 
 @pytest.mark.parametrize(
@@ -99,8 +98,3 @@ def test_the_comparison_labels_runs_and_a_shared_baseline(tmp_path):
     other = run_of(tmp_path / "c", unigram_entropy_nats=6.5)
     assert "frequency baseline 6.00" not in texts(draw_runs([*runs, other], file_format="svg"))
     assert texts(draw_runs([*runs, *runs], file_format="svg")).count(f"{runs[0].name} 5.25") == 2
-
-
-def test_the_plot_of_one_run_is_that_of_its_loss(tmp_path):
-    run = run_of(tmp_path / "run")
-    assert draw_runs([run]) == draw_run(run)

@@ -58,14 +58,11 @@ def test_runs_are_grouped_by_what_they_were_evaluated_on(tmp_path):
     assert "training losses do not compare (15 %: a, c; 30 %: b)" in describe_mask_rates([a, b, c])
 
 
-def test_a_record_that_was_on_the_hub_compares(tmp_path):
-    runs = read_runs([str(write_run(tmp_path / name)) for name in "ab"])
+def test_records_of_the_hub_and_of_version_0_3_compare(tmp_path):
+    """Which recorded no task."""
+    runs = read_runs([str(write_run(tmp_path / name)) for name in "cd"])
     runs[1].record["fingerprint"]["eval_shards"] = redacted_hash(["v"])
     assert group_comparable(runs) == ("", "")
-
-
-def test_a_run_of_a_version_with_one_task_compares(tmp_path):
-    """Version 0.3 recorded no task."""
     run, other = read_runs([str(write_run(tmp_path / name)) for name in "ab"])
     older = replace(other, record={name: value for name, value in other.record.items() if name != "task"})
     assert comparison_table([run, older]) == comparison_table([run, other])
@@ -83,25 +80,22 @@ def test_the_time_of_training_is_that_of_the_steps(tmp_path):
 def test_runs_are_named_by_what_tells_them_apart(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        write_run(tmp_path / name / "model")
-    runs = read_runs([f"{tmp_path}/a/model", f"{tmp_path}/b/model"])
+    runs = read_runs([str(write_run(tmp_path / name / "model")) for name in ("a", "b")])
     assert [run.name for run in runs] == ["a/model", "b/model"]
 
 
-def test_the_command_on_a_run_in_cloud_storage(tmp_path, cloud, capsys):
+def test_the_command_on_a_run_in_cloud_storage(tmp_path, cloud, run):
     for path in write_run(tmp_path / "run").iterdir():
         cloud.put(f"run/{path.name}", path.read_bytes())
     folder = f"{cloud.bucket_url}/run"
-    assert main(["--runs", folder, "--picture", f"{folder}/comparison.png"]) == 0
-    assert "5.2500" in capsys.readouterr().out
+    assert "5.2500" in run(main, "--runs", folder, "--picture", f"{folder}/comparison.png").out
     assert cloud.objects()["run/comparison.png"].startswith(b"\x89PNG")
 
 
-def test_the_command_on_a_real_run(finished_run, tmp_path, capsys, caplog):
-    capsys.readouterr()
+def test_the_command_on_a_real_run(finished_run, tmp_path, run, caplog):
     other = write_run(tmp_path / "other")
-    assert main(["--runs", str(finished_run), str(other), "--picture", str(tmp_path / "runs.svg")]) == 0
-    assert "other" in capsys.readouterr().out.splitlines()[2]
+    outcome = run(main, "--runs", finished_run, other, "--picture", tmp_path / "runs.svg")
+    assert "other" in outcome.out.splitlines()[2]
     warning = "these runs have different validation rows and tokenizers: their losses do not compare (group 1: "
     assert warning in caplog.text
     drawn = (tmp_path / "runs.svg").read_text(encoding="utf-8")

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.fixtures.plans import make_plan
+from tests.fixtures.plans import config_of, make_plan, plan_of
 from tests.fixtures.tiny_models import tiny_config
 from train.config.learning import OptimizationConfig
-from train.config.settings import HardwareConfig, RunConfig, parse_training_config
+from train.config.settings import HardwareConfig, RunConfig
 from train.metrics.training_log import Clock, TrainingBar, TrainingDivergedError, TrainingLog
 from train.model.computation import full_speed_step_seconds, step_flops
 from train.runtime.machines import ACCELERATOR_TYPE_VARIABLE, CHIPS
@@ -162,37 +162,34 @@ def test_other_workers_show_nothing(monkeypatch, capsys):
     assert (terminal.getvalue(), capsys.readouterr().out) == ("", "")
 
 
-def config_of(**hardware):
-    flags = ("--per-replica-batch-size", "4", "--gradient-accumulation-steps", "3", "--max-steps", "10")
-    config = parse_training_config(["--train-dataset", "shards", "--output-dir", "run", *flags], "")
+def config_with(**hardware):
+    config = config_of("--per-replica-batch-size", 4, "--gradient-accumulation-steps", 3, "--max-steps", 10)
     return dataclasses.replace(config, hardware=HardwareConfig(**hardware))
 
 
-def plan_of(config):
-    return make_plan(config.optimization, config.run, num_rows=1000, max_length=16, num_replicas=8)
-
-
-def test_full_speed_is_that_of_all_replicas(monkeypatch):
-    monkeypatch.setenv(ACCELERATOR_TYPE_VARIABLE, "v3-8")
-    config = config_of(tpu_name="local")
-    flops = step_flops(tiny_config("roberta"), num_rows=96, length=16, num_predictions=24 * 10)
-    seconds = full_speed_step_seconds(config, tiny_config("roberta"), plan_of(config), num_predictions=10)
-    assert seconds == pytest.approx(flops / 8 / CHIPS["v3"].peak_flops_per_second)
-
-
 @pytest.mark.parametrize(
-    ("hardware", "accelerator_type", "model"),
-    [({}, "v3-8", "roberta"), ({"tpu_name": "mine"}, "v3-8", "roberta"), ({"tpu_name": "local"}, "v9-8", "roberta"),
-     ({"tpu_name": "local"}, "v3-8", "convbert")],
-)  # fmt: skip
-def test_full_speed_of_what_is_not_known(monkeypatch, hardware, accelerator_type, model):
+    ("tpu_name", "accelerator_type", "model", "is_known"),
+    [
+        ("local", "v3-8", "roberta", True),
+        (None, "v3-8", "roberta", False),
+        ("mine", "v3-8", "roberta", False),
+        ("local", "v9-8", "roberta", False),
+        ("local", "v3-8", "convbert", False),
+    ],
+)
+def test_full_speed_is_that_of_all_replicas_where_it_is_known(monkeypatch, tpu_name, accelerator_type, model, is_known):
     monkeypatch.setenv(ACCELERATOR_TYPE_VARIABLE, accelerator_type)
-    config = config_of(**hardware)
-    assert full_speed_step_seconds(config, tiny_config(model), plan_of(config), num_predictions=10) is None
+    config, model = config_with(tpu_name=tpu_name), tiny_config(model)
+    seconds = full_speed_step_seconds(config, model, plan_of(config, num_replicas=8), num_predictions=10)
+    if is_known:
+        flops = step_flops(model, num_rows=96, length=16, num_predictions=24 * 10)
+        assert seconds == pytest.approx(flops / 8 / CHIPS["v3"].peak_flops_per_second)
+    else:
+        assert seconds is None
 
 
 def test_losses_rise_within_a_phase():
-    config = config_of()
+    config = config_with()
     lines = [{"step": step, "split": "train", "loss": 1.0} for step in range(1, 6)]
     phase = PhaseToPlan(dataclasses.replace(config.optimization, max_steps=5), config.run, 1000, 16)
     first, second = make_plans((phase, phase), 8)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.fixtures.arrays import assert_all_close, logits_and_gradients
 from tests.fixtures.tiny_models import PAD, VOCABULARY, tiny_model
 from tests.fixtures.tiny_steps import RULE, compiled_model, one_cpu, train, two_cpus, weights
 from tfrecord_prep.chunking import CHUNKINGS, Framing
@@ -17,7 +18,6 @@ from train.model.attention import attend_within_documents, number_documents, pos
 from train.model.build import enable_gradient_checkpointing
 from train.model.tpu_layers import use_reference_layers, use_tpu_layers
 from train.step.proofs import prove_tpu_layers
-from train.step.train_step import PretrainingModel
 from train.tasks.masked_lm import MaskedLanguageModeling
 
 CLS, SEP, LENGTH = 0, 2, 24
@@ -41,24 +41,6 @@ def documents_model(name: str, **changes: Any) -> Any:
     model = tiny_model(name, num_hidden_layers=1, sep_token_id=SEP, **changes)
     attend_within_documents(model)
     return model
-
-
-def logits_and_gradients(model: Any, ids: np.ndarray, jit_compile: bool) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Compute logits of all tokens, row by row, and the gradients of their mean loss."""
-    attended = ids != model.config.pad_token_id
-    inputs = {"input_ids": tf.constant(ids), "attention_mask": tf.constant(attended, tf.int32)}
-
-    @tf.autograph.experimental.do_not_convert
-    def compute() -> tuple[tf.Tensor, list[tf.Tensor]]:
-        with tf.GradientTape() as tape:
-            logits = model(inputs, training=False).logits
-            logits = tf.gather(tf.reshape(logits, (-1, VOCABULARY)), np.flatnonzero(attended))
-            loss = -tf.reduce_mean(tf.nn.log_softmax(logits)[:, 7])
-        gradients = tape.gradient(loss, model.trainable_variables, unconnected_gradients="zero")
-        return logits, [tf.convert_to_tensor(gradient) for gradient in gradients]
-
-    logits, gradients = tf.function(compute, jit_compile=True)() if jit_compile else compute()
-    return logits.numpy(), [gradient.numpy() for gradient in gradients]
 
 
 def test_documents_are_numbered_and_positions_restart():
@@ -101,12 +83,17 @@ def test_packed_rows_give_what_separate_rows_give(monkeypatch, name, is_tpu, is_
     # Of a ModernBERT a global layer, and a local one whose rows are cut into blocks.
     changes = {"local_attention": 4} if name == "modernbert" else {"num_hidden_layers": 1}
     model = tiny_model(name, sep_token_id=SEP, **changes)
-    packed = rows_of(LENGTHS, model.config.pad_token_id)
-    separate = rows_of([(length,) for group in LENGTHS for length in group], model.config.pad_token_id)
-    seen = model(tf.constant(packed)).logits.numpy()[packed != model.config.pad_token_id]
+
+    def computed(lengths):
+        ids = rows_of(lengths, model.config.pad_token_id)
+        attended = ids != model.config.pad_token_id
+        inputs = {"input_ids": tf.constant(ids), "attention_mask": tf.constant(attended, tf.int32)}
+        return logits_and_gradients(model, inputs, attended, jit_compile=is_tpu)
+
+    seen, _ = computed(LENGTHS)
     if is_tpu:
         use_tpu_layers(model)
-    expected, expected_gradients = logits_and_gradients(model, separate, jit_compile=is_tpu)
+    expected, expected_gradients = computed([(length,) for group in LENGTHS for length in group])
     use_reference_layers(model)
     attend_within_documents(model)
     if is_tpu:
@@ -114,12 +101,10 @@ def test_packed_rows_give_what_separate_rows_give(monkeypatch, name, is_tpu, is_
     if is_long:
         for constant, value in (("LONG_ROW_TOKENS", LENGTH), ("BLOCK_QUERIES", 8), ("BLOCK_KEYS", 4)):
             monkeypatch.setattr(tpu_attention, constant, value)
-    logits, gradients = logits_and_gradients(model, packed, jit_compile=is_tpu)
-
+    logits, gradients = computed(LENGTHS)
     assert np.abs(seen - expected).max() > 0.01
     np.testing.assert_allclose(logits, expected, atol=1e-6)
-    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
-        np.testing.assert_allclose(gradient, expected_gradient, atol=1e-6)
+    assert_all_close(gradients, expected_gradients, atol=1e-6)
 
 
 def test_layers_for_tpus_stay_within_documents(monkeypatch):
@@ -159,13 +144,10 @@ def test_layers_that_are_computed_again_stay_within_documents():
 
     expected = gradients()
     enable_gradient_checkpointing(model)
-    for gradient, kept in zip(gradients(), expected, strict=True):
-        np.testing.assert_allclose(gradient, kept, atol=1e-6)
+    assert_all_close(gradients(), expected, atol=1e-6)
 
 
-def pretraining_model(
-    strategy: Any, num_micro_batches: int = 1, jit_compile: bool = False, **changes: Any
-) -> PretrainingModel:
+def pretraining_model(strategy, num_micro_batches=1, jit_compile=False, **changes):
     with strategy.scope():
         network = documents_model("roberta", **changes)
         if num_micro_batches > 1:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
+from tests.fixtures.arrays import assert_all_close, assert_all_equal
 from tests.fixtures.results import read_json
 from tests.fixtures.tiny_models import (
-    MASK,
     PAD,
     VOCABULARY,
     each_architecture,
@@ -22,7 +22,7 @@ from tests.fixtures.tiny_models import (
     tiny_model,
     tiny_tokenizer,
 )
-from tests.fixtures.tiny_steps import compiled_model
+from tests.fixtures.tiny_steps import NO_DROPOUT, RULE, batch_of, compiled_model, token_rows, train
 from train.config.learning import ModelConfig
 from train.layers.random_bits import dropping_out_by, key_dropout, key_of, row_keys
 from train.model.architectures import ARCHITECTURES, learns_positions, vocabulary_axis
@@ -40,7 +40,6 @@ from train.publishing.pytorch_format import export_model
 from train.step.train_step import PretrainingModel
 from train.tasks.heads import masked_lm_loss
 from train.tasks.masked_lm import MaskedLanguageModeling
-from train.tasks.masking_rule import MaskingRule
 
 
 def position_table(model):
@@ -48,15 +47,11 @@ def position_table(model):
     return table
 
 
-def test_values_are_pinned():
+def test_sinusoids_are_pinned_and_their_products_depend_on_distance():
     expected = [[0, 0, 1, 1], [np.sin(1), np.sin(0.01), np.cos(1), np.cos(0.01)]]
     np.testing.assert_allclose(sinusoids(2, 4), expected, rtol=1e-6)
     assert sinusoids(3, 5).shape == (3, 5)
-
-
-def test_the_inner_product_of_positions_depends_on_distance():
-    table = sinusoids(50, 64)
-    products = table @ table.T
+    products = sinusoids(50, 64) @ sinusoids(50, 64).T
     for distance in (0, 1, 7):
         diagonal = np.diag(products, distance)
         np.testing.assert_allclose(diagonal, diagonal[0], rtol=1e-4)
@@ -77,7 +72,6 @@ def test_only_the_position_table_changes_and_keeps_its_size(name):
 
 
 PADDED = 256
-NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 @given(st.integers(1, 10**6), st.integers(1, 1000))
@@ -153,24 +147,18 @@ def pretraining_model(vocabulary_size: int) -> PretrainingModel:
             spare = [(0, size - own) for size, own in zip(variable.shape, source.shape, strict=True)]
             # Were the padding not left out, its 9 would make it the likeliest.
             variable.assign(np.pad(source.numpy(), spare, constant_values=9.0 if variable.shape.rank == 1 else 0.0))
-        task = MaskedLanguageModeling(MaskingRule(MASK, (0, 1, 2, 3, 4), VOCABULARY), PAD)
-        return compiled_model(masked_lm, task)
+        return compiled_model(masked_lm, MaskedLanguageModeling(RULE, PAD))
 
 
 @pytest.mark.slow
 def test_steps_are_those_without_padding():
-    rows = np.random.default_rng(0).integers(5, VOCABULARY, (8, 16), dtype=np.int32)
-    rows[-1, 10:] = PAD
-    models = pretraining_model(VOCABULARY), pretraining_model(PADDED)
-    figures = []
-    for model in models:
-        model.fit(tf.data.Dataset.from_tensors({"input_ids": rows}).repeat(4), steps_per_epoch=4, verbose=0)
-        figures.append({metric.name: float(metric.result()) for metric in model.metrics})
+    rows, models = token_rows(), (pretraining_model(VOCABULARY), pretraining_model(PADDED))
+    figures = [train(model, rows, num_steps=4) for model in models]
     assert figures[1] == pytest.approx(figures[0], rel=1e-5)
     for plain, padded in zip(*(model.network.weights for model in models), strict=True):
         cut = padded[tuple(slice(size) for size in plain.shape)]
         np.testing.assert_allclose(cut, plain, atol=1e-5)
-    inputs = {"input_ids": rows, "attention_mask": (rows != PAD).astype(np.int32)}
+    inputs = batch_of(rows) | {"attention_mask": (rows != PAD).astype(np.int32)}
     logits = [model.network(inputs).logits[..., :VOCABULARY] for model in models]
     np.testing.assert_allclose(logits[1], logits[0], atol=1e-4)
 
@@ -178,8 +166,7 @@ def test_steps_are_those_without_padding():
 def test_clearing_touches_the_padding_alone():
     model, untouched = one_layer_model("mobilebert"), one_layer_model("mobilebert")
     clear_padding(model, VOCABULARY)
-    for variable, before in zip(model.weights, untouched.weights, strict=True):
-        np.testing.assert_array_equal(variable, before)
+    assert_all_equal(model.weights, untouched.weights)
     clear_padding(model, 150)
     for variable, before in zip(model.weights, untouched.weights, strict=True):
         axis = vocabulary_axis(variable.name, "mobilebert")
@@ -213,8 +200,7 @@ def test_gradients_stay_the_same_with_what_was_dropped(name):
     for layer in encoder_layers(model):
         layer.call = counted(layer.call, num_calls)
     enable_gradient_checkpointing(model)
-    for gradient, kept in zip(gradients(model), expected, strict=True):
-        np.testing.assert_allclose(gradient, kept, atol=1e-6)
+    assert_all_close(gradients(model), expected, atol=1e-6)
     # Once forward and once again: ALBERT's groups are used for several layers each.
     assert len(num_calls) == 2 * model.config.num_hidden_layers
 
@@ -238,8 +224,7 @@ def test_xla_does_not_find_that_layers_are_computed_twice():
     expected, num_products = compiled(model)
     enable_gradient_checkpointing(model)
     found, num_more_products = compiled(model)
-    for gradient, kept in zip(found, expected, strict=True):
-        np.testing.assert_allclose(gradient, kept, atol=1e-6)
+    assert_all_close(found, expected, atol=1e-6)
     # Of a layer's eight products the last is not needed again.
     assert num_more_products >= num_products + 5
 

@@ -4,40 +4,21 @@ import dataclasses
 
 import pytest
 
-from tests.fixtures.plans import make_plan
+from tests.fixtures.plans import config_of, plan_of
 from tests.fixtures.tiny_models import tiny_config
-from train.config.settings import TrainingConfig, parse_training_config
 from train.model.computation import Computation, choose_computation, describe_computation, planned_step_flops
-from train.runtime.plan import Plan
 
 
-def config_of(*flags: str) -> TrainingConfig:
-    return parse_training_config(
-        ["--preset", "tiny-roberta-cpu", "--train-dataset", "x", "--output-dir", "y", *flags], ""
-    )
-
-
-def plan_of(config: TrainingConfig, num_replicas: int) -> Plan:
-    return make_plan(config.optimization, config.run, num_rows=10**9, max_length=16, num_replicas=num_replicas)
-
-
-def chosen(
-    *flags: str,
-    num_steps: int = 100,
-    num_replicas: int = 1,
-    recorded: Computation | None = None,
-    model: str = "roberta",
-) -> Computation:
-    config = config_of("--max-steps", str(num_steps), *flags)
-    plan = plan_of(config, num_replicas)
+def chosen(*flags, num_steps=100, num_replicas=1, recorded=None, model="roberta"):
+    config = config_of("--preset", "tiny-roberta-cpu", "--max-steps", num_steps, *flags)
+    plan = plan_of(config, num_rows=10**9, num_replicas=num_replicas)
     return choose_computation(config, tiny_config(model), plan, recorded)
 
 
 def test_a_step_of_rows_that_differ_in_length_is_cheaper():
-    config = config_of("--max-steps", "1000")
-    plan = plan_of(config, 1)
+    plan = plan_of(config_of("--max-steps", "1000"))
     shorter = planned_step_flops(tiny_config("roberta"), dataclasses.replace(plan, mean_length=12.0), 0)
-    assert 0 < (shorter or 0) < (planned_step_flops(tiny_config("roberta"), plan, 0) or 0)
+    assert 0 < shorter < planned_step_flops(tiny_config("roberta"), plan, 0)
 
 
 @pytest.mark.parametrize("flags", [("--jit-compile", "true"), ("--bfloat16",), ("--tpu-layers", "on")])

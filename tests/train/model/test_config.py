@@ -1,21 +1,20 @@
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from mlm_common.errors import InputError
+from tests.fixtures.plans import inputs_of
 from tests.fixtures.tiny_models import one_layer_model, padded_batch, tiny_config, tiny_tokenizer
 from tfrecord_prep.manifest import ShardSet
 from train.config.learning import ModelConfig
-from train.data.shards import TrainingInputs
 from train.model.architectures import ARCHITECTURES
 from train.model.config import resolve_model_config
 
 
-def resolved(folder: Any, name: str, shards: Any = None, **settings: Any) -> Any:
+def resolved(folder, name, shards=None, **settings):
     tiny_config(name).save_pretrained(folder)
-    inputs = TrainingInputs(shards, None, tiny_tokenizer(), "nowhere", 30)
+    inputs = inputs_of(tiny_tokenizer(), shards=shards)
     return resolve_model_config(ModelConfig(pretrained_model_config=str(folder), **settings), inputs)
 
 
@@ -29,16 +28,14 @@ def test_the_vocabulary_is_padded_to_a_multiple(tmp_path, multiple, size):
 )
 def test_dropout_is_that_of_every_layer(tmp_path, name, rate):
     names = ARCHITECTURES[name].dropouts
+    unchanged = resolved(tmp_path, name).to_dict()
+    assert [unchanged[dropout] for dropout in names] == [getattr(tiny_config(name), dropout) for dropout in names]
     changed = resolved(tmp_path, name, dropout=rate).to_dict()
     assert [changed[dropout] for dropout in names] == [rate] * len(names)
     model = one_layer_model(name, **dict.fromkeys(names, rate))
     inputs, _ = padded_batch(model)
     differs = np.abs(model(inputs, training=True).logits - model(inputs, training=False).logits).max() > 0
     assert differs == (rate > 0)
-
-
-def test_without_the_flag_dropout_is_the_configurations(tmp_path):
-    assert resolved(tmp_path, "bert").hidden_dropout_prob == 0.1
 
 
 def test_block_attention_needs_shards_of_known_chunking(tmp_path):

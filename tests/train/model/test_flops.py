@@ -5,16 +5,16 @@ import math
 import pytest
 import tensorflow as tf
 
-from tests.fixtures.tiny_models import CONFIGS, MASK, PAD, SAME_CODE, VOCABULARY, tiny_config, tiny_model
+from tests.fixtures.tiny_models import CONFIGS, PAD, SAME_CODE, tiny_config, tiny_model
+from tests.fixtures.tiny_steps import RULE
 from train.layers.random_bits import KEY_WORDS
 from train.model.architectures import ARCHITECTURES
 from train.model.computation import FORMULAS, step_flops
 from train.step.train_step import PretrainingModel
 from train.tasks.masked_lm import MaskedLanguageModeling
-from train.tasks.masking_rule import MaskingRule
 
 NUM_ROWS, LENGTH = 4, 30
-TASK = MaskedLanguageModeling(MaskingRule(MASK, (0, 1, 2, 3, 4), VOCABULARY), PAD)
+TASK = MaskedLanguageModeling(RULE, PAD)
 NUM_PREDICTIONS = TASK.num_predictions(NUM_ROWS * LENGTH)
 # A model takes seconds to trace.
 COUNTED = [
@@ -58,10 +58,8 @@ def test_the_count_is_that_of_tensorflows_graph(name):
 
 
 def test_roberta_base_is_pinned():
-    config = tiny_config(
-        "roberta", vocab_size=32_000, hidden_size=768, num_hidden_layers=12, num_attention_heads=12,
-        intermediate_size=3072,
-    )  # fmt: skip
+    sizes = {"vocab_size": 32_000, "hidden_size": 768, "num_hidden_layers": 12, "intermediate_size": 3072}
+    config = tiny_config("roberta", **sizes, num_attention_heads=12)
     flops = step_flops(config, num_rows=16, length=512, num_predictions=16 * 80)
     assert flops == 6 * (8192 * 12 * (12 * 768**2 + 2 * 512 * 768) + 1280 * 768 * (768 + 32_000))
     assert flops == pytest.approx(4.83e12, rel=0.001)
@@ -70,9 +68,8 @@ def test_roberta_base_is_pinned():
 def test_local_layers_of_a_modernbert_count_their_window():
     config = tiny_config("modernbert", local_attention=8, num_hidden_layers=5, global_attn_every_n_layers=3)
     short, long = (step_flops(config, num_rows=1, length=length, num_predictions=0) for length in (100, 200))
-    assert long - 2 * short == 6 * 2 * 2 * 32 * (
-        200**2 - 2 * 100**2
-    )  # two global layers, products of scores and values
+    # Two global layers, products of scores and values.
+    assert long - 2 * short == 6 * 2 * 2 * 32 * (200**2 - 2 * 100**2)
 
 
 def test_what_is_done_once_a_pass_counts_for_each_micro_batch():

@@ -9,10 +9,10 @@ from safetensors.numpy import load_file
 from mlm_common.errors import InputError
 from mlm_common.hub import push as hub
 from mlm_common.tokenizer import vocabulary_size
+from tests.fixtures.plans import inputs_of
 from tests.fixtures.results import read_json
 from tests.fixtures.tiny_models import VOCABULARY, padded_batch, tiny_config, tiny_model, tiny_tokenizer
 from train.config.learning import ModelConfig
-from train.data.shards import TrainingInputs
 from train.model.build import build_network
 from train.model.config import resolve_model_config
 from train.model.from_pretrained import load_initial_weights, load_model
@@ -31,11 +31,6 @@ def export(tmp_path_factory) -> Path:
 def fresh(name: str, **changes: Any) -> Any:
     config = tiny_config(name, **{"vocab_size": PADDED, **changes})
     return build_network(config, ModelConfig(), vocabulary_size=VOCABULARY, seed=8)
-
-
-def inputs() -> TrainingInputs:
-    shards: Any = None
-    return TrainingInputs(shards, None, tiny_tokenizer(), "nowhere", 30)
 
 
 @pytest.mark.parametrize("name", ["roberta", "mobilebert", "albert", "rembert", "modernbert"])
@@ -96,15 +91,13 @@ def test_the_configuration_is_the_checkpoints_with_overrides(export):
     settings = ModelConfig(
         preset="tiny-roberta-cpu", init_from=str(export), config_overrides="max_position_embeddings=40"
     )
-    config = resolve_model_config(settings, inputs())
+    config = resolve_model_config(settings, inputs_of(tiny_tokenizer()))
     assert (config.hidden_size, config.max_position_embeddings, config.vocab_size) == (32, 40, 128)
 
 
 def test_rows_longer_than_the_checkpoints_positions_are_refused(export):
-    shards: Any = None
-    longer = TrainingInputs(shards, None, tiny_tokenizer(), "nowhere", 31)
     with pytest.raises(InputError, match=r"--config-overrides max_position_embeddings=33"):
-        resolve_model_config(ModelConfig(init_from=str(export)), longer)
+        resolve_model_config(ModelConfig(init_from=str(export)), inputs_of(tiny_tokenizer(), max_length=31))
 
 
 def test_other_special_tokens_of_one_vocabulary_are_refused(export, tmp_path):
@@ -115,14 +108,14 @@ def test_other_special_tokens_of_one_vocabulary_are_refused(export, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     (tmp_path / "special_tokens_map.json").unlink()
     with pytest.raises(InputError, match=r"has special ids \{'cls': 2"):
-        resolve_model_config(ModelConfig(init_from=str(tmp_path)), inputs())
+        resolve_model_config(ModelConfig(init_from=str(tmp_path)), inputs_of(tiny_tokenizer()))
 
 
 @pytest.mark.usefixtures("hub_of_transformers")
 def test_a_checkpoint_on_the_hub(export):
     files = {path.name: path for path in export.iterdir()}
     hub.push_files(files, hub.HubRepository("alice/checkpoint"), commit_message="trained", kept_in=str(export))
-    config = resolve_model_config(ModelConfig(init_from="alice/checkpoint"), inputs())
+    config = resolve_model_config(ModelConfig(init_from="alice/checkpoint"), inputs_of(tiny_tokenizer()))
     size = vocabulary_size(tiny_tokenizer())
     model = build_network(config, ModelConfig(), vocabulary_size=size, seed=8)
     load_initial_weights(model, "alice/checkpoint", size)

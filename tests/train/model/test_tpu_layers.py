@@ -3,6 +3,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from tests.fixtures.arrays import assert_all_close, assert_same_arrays, logits_and_gradients
 from tests.fixtures.tiny_models import padded_batch, tiny_model
 from train.layers.random_bits import dropping_out_by, key_dropout, row_keys
 from train.model.tpu_layers import dense, dense_of_heads, gelu, heads, layer_norm, use_tpu_layers
@@ -17,53 +18,34 @@ def compiled(function):
     return tf.function(tf.autograph.experimental.do_not_convert(function), jit_compile=True)
 
 
-def attended_logits_and_gradients(model, inputs, attended, jit_compile):
-    """Compute logits and gradients of the attended positions alone: at the others the model may give anything."""
-    weights = tf.cast(attended, tf.float32)
-
-    def compute():
-        with tf.GradientTape() as tape:
-            logits = tf.cast(model(inputs, training=False).logits, tf.float32)
-            loss = tf.reduce_sum(tf.nn.log_softmax(logits)[..., 7] * weights)
-        gradients = tape.gradient(loss, model.trainable_variables, unconnected_gradients="zero")
-        return logits * weights[..., tf.newaxis], [tf.convert_to_tensor(gradient) for gradient in gradients]
-
-    logits, gradients = compiled(compute)() if jit_compile else compute()
-    return logits.numpy(), [gradient.numpy() for gradient in gradients]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_gradients_and_export_equal_the_reference(name):
     model = tiny_model(name, num_hidden_layers=1)
     inputs, attended = padded_batch(model)
-    expected, expected_gradients = attended_logits_and_gradients(model, inputs, attended, jit_compile=False)
+    expected, expected_gradients = logits_and_gradients(model, inputs, attended)
     variables = [(variable.name, variable.shape) for variable in model.variables]
     exported = pytorch_weights(model)
 
     assert use_tpu_layers(model)
-    logits, gradients = attended_logits_and_gradients(model, inputs, attended, jit_compile=True)
+    logits, gradients = logits_and_gradients(model, inputs, attended, jit_compile=True)
 
     np.testing.assert_allclose(logits, expected, atol=2e-5)
-    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
-        np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-4)
+    assert_all_close(gradients, expected_gradients, rtol=1e-4, atol=4e-6)
     assert [(variable.name, variable.shape) for variable in model.variables] == variables
-    weights = pytorch_weights(model)
-    assert weights.keys() == exported.keys()
-    for weight, array in weights.items():
-        np.testing.assert_array_equal(array, exported[weight])
+    assert_same_arrays(pytorch_weights(model), exported)
 
 
 @pytest.mark.slow
 def test_bfloat16_is_as_exact_as_in_the_reference_layers():
     model = tiny_model("roberta", num_hidden_layers=1)
     inputs, attended = padded_batch(model)
-    exact, _ = attended_logits_and_gradients(model, inputs, attended, jit_compile=False)
+    exact, _ = logits_and_gradients(model, inputs, attended)
     tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
     model = tiny_model("roberta", num_hidden_layers=1)
     tf_keras.mixed_precision.set_global_policy("float32")
-    reference, _ = attended_logits_and_gradients(model, inputs, attended, jit_compile=False)
+    reference, _ = logits_and_gradients(model, inputs, attended)
     use_tpu_layers(model)
-    logits, gradients = attended_logits_and_gradients(model, inputs, attended, jit_compile=True)
+    logits, gradients = logits_and_gradients(model, inputs, attended, jit_compile=True)
     assert np.abs(logits - exact).mean() < 1.2 * np.abs(reference - exact).mean()
     assert all(gradient.dtype == np.float32 and np.isfinite(gradient).all() for gradient in gradients)
 
@@ -93,42 +75,25 @@ def test_other_layers_and_calls_compute_as_before():
     np.testing.assert_allclose(outputs.attentions[0], expected.attentions[0], atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
-def test_layer_norm_and_dense_are_the_plain_ones(dtype):
-    inputs, by_output = (
-        tf.cast(tf.random.stateless_normal((4, 16, 128), (seed, 0), mean=seed), dtype) for seed in (1, 2)
-    )
-    gamma, beta, kernel = (
-        tf.random.stateless_normal(shape, (3, seed)) for seed, shape in enumerate(((128,), (128,), (128, 128)))
-    )
-    kernel, bias = tf.cast(kernel, dtype), tf.cast(beta, dtype)
-
+@pytest.mark.parametrize(("dtype", "tolerance"), [(tf.float32, 1e-5), (tf.bfloat16, 1e-2)])
+def test_layer_norm_and_dense_are_the_plain_ones(dtype, tolerance):
     def plain_layer_norm(values, gamma, beta):
         mean, variance = tf.nn.moments(values, -1, keepdims=True)
         return tf.nn.batch_normalization(values, mean, variance, beta, gamma, 1e-5)
 
-    def results(function, *arguments):
-        with tf.GradientTape() as tape:
-            tape.watch(arguments)
-            outputs = function(*arguments)
-        return outputs, *tape.gradient(outputs, arguments, tf.cast(by_output, outputs.dtype))
+    def plain_dense(values, kernel, bias):
+        return values @ kernel + bias
 
-    def exactly(*arguments):
-        return tuple(tf.cast(argument, tf.float32) for argument in arguments)
-
-    expected = [
-        *results(plain_layer_norm, *exactly(inputs, gamma, beta)),
-        *results(lambda values, kernel, bias: values @ kernel + bias, *exactly(inputs, kernel, bias)),
-    ]
-    outputs = compiled(
-        lambda: [
-            *results(lambda *arguments: layer_norm(*arguments, 1e-5), inputs, gamma, beta),
-            *results(dense, inputs, kernel, bias),
-        ]
-    )()
-    tolerance = 1e-5 if dtype == tf.float32 else 1e-2
-    for output, value in zip(outputs, expected, strict=True):
-        np.testing.assert_allclose(tf.cast(output, tf.float32), value, atol=tolerance * np.abs(value).max())
+    inputs = tf.random.stateless_normal((4, 16, 128), (1, 0), mean=1)
+    gamma, beta, kernel = (
+        tf.random.stateless_normal(shape, (3, seed)) for seed, shape in enumerate(((128,), (128,), (128, 128)))
+    )
+    for exact, own, *weights in (
+        (plain_layer_norm, lambda *arguments: layer_norm(*arguments, 1e-5), gamma, beta),
+        (plain_dense, dense, kernel, beta),
+    ):
+        expected, outputs = exact_and_own(exact, own, dtype, inputs, *weights)
+        assert_near(outputs, expected, tolerance)
 
 
 def exact_and_own(exact, own, dtype, *arguments):

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY, Mock
 
 import numpy as np
 import pytest
@@ -84,23 +85,15 @@ def test_text_that_is_not_known_to_be_public_stays_here(with_text, monkeypatch, 
     ("private", "gated", "is_shown"), [(False, False, True), (True, False, False), (False, "auto", False)]
 )
 def test_text_of_a_public_data_set_of_the_hub_is_shown(private, gated, is_shown, with_text, monkeypatch):
-    tokens = []
-
-    class Api:
-        def __init__(self, token):
-            tokens.append(token)
-
-        def dataset_info(self, name, timeout):
-            assert name == "alice/corpus"
-            assert timeout
-            return SimpleNamespace(private=private, gated=gated)
-
-    monkeypatch.setattr("huggingface_hub.HfApi", Api)
+    api = Mock()
+    api.return_value.dataset_info.return_value = SimpleNamespace(private=private, gated=gated)
+    monkeypatch.setattr("huggingface_hub.HfApi", api)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     of = with_eval(HubConfig(hub_model_id="alice/tiny"), dataset_name="alice/corpus")
     assert example_of(of, tiny_tokenizer()) == (SENTENCE if is_shown else None)
     assert bool(with_text) == is_shown
-    assert tokens == [False]
+    api.assert_called_once_with(token=False)
+    api.return_value.dataset_info.assert_called_once_with("alice/corpus", timeout=ANY)
 
 
 def test_what_the_user_gives_and_the_builtin_corpus(with_text):
@@ -113,7 +106,6 @@ def test_what_the_user_gives_and_the_builtin_corpus(with_text):
 
 def test_without_shards_there_is_no_example(tmp_path):
     of = with_eval(HubConfig())
-    of["settings"]["data"]["eval_dataset"] = str(tmp_path)
-    assert example_of(of, tiny_tokenizer()) is None
-    of["settings"]["data"]["eval_dataset"] = None
-    assert example_of(of, tiny_tokenizer()) is None
+    for folder in (str(tmp_path), None):
+        of["settings"]["data"]["eval_dataset"] = folder
+        assert example_of(of, tiny_tokenizer()) is None

@@ -73,7 +73,7 @@ def test_text_in_a_setting_is_redacted_unless_it_is_marked(config_class):
 
 def test_numbers_and_choices_leave_as_they_are():
     settings = {"sample_by": "paragraph", "limit": 5, "streaming": True, "validation_percent": 0.5, "data_files": []}
-    settings |= {"validation_split": None}
+    settings["validation_split"] = None
     assert redact_settings(settings, [CorpusConfig]) == settings
 
 
@@ -114,12 +114,8 @@ def tokenizer_folder(tmp_path_factory) -> Path:
     return folder / "trained"
 
 
-def read(path: Path) -> dict[str, Any]:
-    return read_json(path)
-
-
 def test_unknown_text_in_a_manifest_is_redacted(shards):
-    record = with_secrets(read(shards / "train" / "manifest.json"))
+    record = with_secrets(read_json(shards / "train" / "manifest.json"))
     record |= {"bad_rows": BAD_ROWS, "of_a_later_version": {SECRET: [SECRET]}}
     published = published_manifest(record)
     assert secret_places(published) == PUBLIC_MANIFEST
@@ -127,7 +123,7 @@ def test_unknown_text_in_a_manifest_is_redacted(shards):
 
 
 def test_unknown_text_in_the_records_of_a_run_is_redacted(finished_run):
-    record = with_secrets(read(finished_run / "run.json")) | {"owner": SECRET, "hosts": [SECRET]}
+    record = with_secrets(read_json(finished_run / "run.json")) | {"owner": SECRET, "hosts": [SECRET]}
     record["settings"]["hardware"] |= dict.fromkeys(("tpu_name", "tpu_zone", "gcp_project"), SECRET)
     record["settings"]["model"] |= dict.fromkeys(("init_from", "pretrained_model_config"), SECRET)
     record["settings"]["hub"]["hub_example"] = SECRET
@@ -146,9 +142,9 @@ def test_unknown_text_in_the_records_of_a_run_is_redacted(finished_run):
 
 
 def test_unknown_text_in_the_records_of_a_tokenizer_is_redacted(tokenizer_folder):
-    record = with_secrets(read(tokenizer_folder / "training.json")) | {"owner": SECRET, "bad_rows": BAD_ROWS}
+    record = with_secrets(read_json(tokenizer_folder / "training.json")) | {"owner": SECRET, "bad_rows": BAD_ROWS}
     assert secret_places(published_record(record)) == PUBLIC_TOKENIZER
-    report = with_secrets(read(tokenizer_folder / "report.json")) | {"excerpt": SECRET}
+    report = with_secrets(read_json(tokenizer_folder / "report.json")) | {"excerpt": SECRET}
     assert secret_places(published_report(report)) <= PUBLIC_REPORT | {"characters.most_frequent_dropped"}
     assert published_report(report)["examples"] == []
 
@@ -187,20 +183,19 @@ def test_a_published_corpus_keeps_its_identity():
     assert "made of (redacted) (5 bytes, sha256 a)" in describe_shared_text(parts[0], parts[2])
 
 
-def test_a_redacted_fingerprint_is_still_compared(shards):
-    value = [f"{path.name} 0" for path in sorted(shards.rglob("*.tfrecord"))]
+def test_a_redacted_fingerprint_is_still_compared():
+    value = ["a 0", "b 0"]
     assert is_same(redacted_hash(value), json.loads(json.dumps(value)))
     assert is_same(value, value)
     assert not is_same(redacted_hash(value), value[1:])
 
 
-def test_a_tokenizer_from_the_hub_names_no_corpus_to_prepare(tokenizer_folder, tmp_path, capsys):
+def test_a_tokenizer_from_the_hub_names_no_corpus_to_prepare(tokenizer_folder, tmp_path, run):
     for path in tokenizer_folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    record = published_record(read(tokenizer_folder / "training.json"))
+    record = published_record(read_json(tokenizer_folder / "training.json"))
     (tmp_path / "training.json").write_text(json.dumps(record), encoding="utf-8")
     source = tokenizer_folder.parent
     given = flags(source, tmp_path / "out", "--dry-run", tokenizer=tmp_path, corpus=())
-    assert prepare(given) == 2
-    assert "A corpus is needed: --dataset-name" in capsys.readouterr().err
-    assert prepare([*given, "--data-files", str(source / "docs.jsonl")]) == 0
+    assert "A corpus is needed: --dataset-name" in run(prepare, *given).refusal
+    assert run(prepare, *given, "--data-files", source / "docs.jsonl").status == 0

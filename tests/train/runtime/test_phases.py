@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlm_common.errors import InputError
+from tests.fixtures.plans import config_of
 from tests.fixtures.tiny_phases import phases_flags, phases_with
 from train.checkpoints.resume import check_checkpoint, fingerprint_of_phases, fingerprint_sha256
 from train.config.settings import parse_training_config
@@ -30,20 +31,14 @@ def phases_in_file(folder, content, flags=FLAGS) -> tuple[PhaseSettings, ...]:
 
 
 def plans_of(phases, num_rows=1000, num_replicas=1) -> tuple[Plan, ...]:
-    numbers = [
-        PhaseToPlan(
-            phase.config.optimization,
-            phase.config.run,
-            num_rows,
-            phase.config.data.max_length or 16,
-            has_separate_schedule=phase.has_separate_schedule,
-            goes_on_in_rows=index > 0
-            and phase.config.data.train_dataset == phases[index - 1].config.data.train_dataset,
-            name=phase.name,
-        )
-        for index, phase in enumerate(phases)
-    ]
-    return make_plans(tuple(numbers), num_replicas)
+    to_plan, before = [], None
+    for phase in phases:
+        config = phase.config
+        more = {"has_separate_schedule": phase.has_separate_schedule, "name": phase.name}
+        more["goes_on_in_rows"] = config.data.train_dataset == before
+        before = config.data.train_dataset
+        to_plan.append(PhaseToPlan(config.optimization, config.run, num_rows, config.data.max_length or 16, **more))
+    return make_plans(tuple(to_plan), num_replicas)
 
 
 def rates(phases, plans):
@@ -54,14 +49,10 @@ def rates(phases, plans):
     ]
 
 
-def test_all_that_a_phase_may_have_of_its_own_are_flags():
-    named = parse_training_config(FLAGS, "").as_dict()
-    assert {name for values in named.values() for name in values} > PER_PHASE
-
-
-def test_without_the_flag_a_run_is_one_phase():
-    config = parse_training_config(FLAGS, "")
+def test_a_run_without_a_file_is_one_phase():
+    config = config_of()
     assert phases_of(config) == (PhaseSettings("", config),)
+    assert {name for values in config.as_dict().values() for name in values} > PER_PHASE
 
 
 def test_settings_of_the_file_stand_between_preset_and_flags(tmp_path):
@@ -77,8 +68,12 @@ def test_a_phase_has_what_it_names_and_else_what_the_run_has(tmp_path):
     first, second = phases_in(
         tmp_path,
         {"max_steps": 10},
-        {"name": "long", "num-epochs": 2, "train_dataset": "long", "learning_rate": "1e-5", "mlm_probability": 0.3},
+        {"name": "long", "num-epochs": 2, "train_dataset": "long", "learning_rate": "1e-5", "mlm_probability": 0.3}
+        | {"config_overrides": "rope_theta=5.0"},
+        flags=[*FLAGS, "--config-overrides", "num_hidden_layers=2"],
     )
+    overrides = [one.config.model.config_overrides for one in (first, second)]
+    assert overrides == ["num_hidden_layers=2", "num_hidden_layers=2,rope_theta=5.0"]
     assert (first.name, second.name) == ("phase 1", "long")
     assert (first.config.data.train_dataset, second.config.data.train_dataset) == ("shards", "long")
     assert (second.config.optimization.learning_rate, second.config.masking.mlm_probability) == (1e-5, 0.3)
@@ -144,15 +139,6 @@ def test_the_length_is_that_of_the_phases(tmp_path):
             phases_in(tmp_path, {"max_steps": 1}, flags=[*FLAGS, flag, "3"])
 
 
-def test_overrides_of_a_phase_are_added_to_those_of_the_run(tmp_path):
-    flags = [*FLAGS, "--config-overrides", "num_hidden_layers=2"]
-    first, second = phases_in(
-        tmp_path, {"max_steps": 1}, {"max_steps": 1, "config_overrides": "rope_theta=5.0"}, flags=flags
-    )
-    assert first.config.model.config_overrides == "num_hidden_layers=2"
-    assert second.config.model.config_overrides == "num_hidden_layers=2,rope_theta=5.0"
-
-
 def test_one_schedule_spans_the_phases_without_a_separate_one(tmp_path):
     phases = phases_in(tmp_path, {"max_steps": 900}, {"max_steps": 100, "train_dataset": "long"})
     alone = phases_in(tmp_path, {"max_steps": 1000})
@@ -200,8 +186,7 @@ def test_the_global_batch_says_how_much_is_accumulated(tmp_path):
 )
 def test_phases_use_rows_and_tokens_as_their_steps_do(phases, num_rows):
     """Rows of one data set are used in their order, without a gap, until a phase has another."""
-    config = parse_training_config(FLAGS, "")
-    to_plan = []
+    config, to_plan = config_of(), []
     for index, (num_steps, batch_rows, length) in enumerate(phases):
         settings = {"max_steps": num_steps, "per_replica_batch_size": batch_rows, "warmup_steps": 0}
         optimization = SimpleNamespace(**{**vars(config.optimization), **settings})
@@ -214,9 +199,8 @@ def test_phases_use_rows_and_tokens_as_their_steps_do(phases, num_rows):
         assert (plan.first_step, plan.row_after(step)) == (step, row)
         step, row, num_tokens = step + num_steps, row + num_steps * batch_rows, num_tokens + plan.num_tokens
         assert (plan.num_steps, plan.row_after(step)) == (step, row)
-        assert (
-            tokens_after(plans[-1].__dict__ | {"before": [vars(one) for one in plans[-1].before]}, step) == num_tokens
-        )
+        before = {"before": [vars(one) for one in plans[-1].before]}
+        assert tokens_after(vars(plans[-1]) | before, step) == num_tokens
     assert sum(steps * rows * length for steps, rows, length in phases) == num_tokens
 
 
@@ -279,9 +263,6 @@ def test_a_run_is_opened_phase_by_phase(phase_shards, tmp_path):
     other = Pretraining().open_run(parse_training_config(ahead, ""), Cluster())
     assert [other.fingerprint_sha256(index) for index in range(2)] == hashes[:2]
     assert other.fingerprint_sha256(2) != hashes[2]
-
-
-def test_shards_of_a_phase_must_be_as_long_as_it_says(phase_shards, tmp_path):
-    config = parse_training_config(phases_flags(phase_shards, tmp_path / "run", phases_with(2, max_length=64)), "")
+    longer = phases_flags(phase_shards, tmp_path / "longer", phases_with(2, max_length=64))
     with pytest.raises(InputError, match=r"Phase `long rows`: --max-length must be the shards' 32 .* received 64"):
-        Pretraining().open_run(config, Cluster())
+        Pretraining().open_run(parse_training_config(longer, ""), Cluster())

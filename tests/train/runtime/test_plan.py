@@ -5,9 +5,9 @@ import logging
 import pytest
 
 from mlm_common.errors import InputError
-from tests.fixtures.plans import make_plan
+from tests.fixtures.plans import config_of, make_plan
 from train.config.learning import OptimizationConfig
-from train.config.settings import RunConfig, parse_training_config
+from train.config.settings import RunConfig
 from train.runtime.plan import PhaseToPlan, make_plans, warn_of_other_batch
 
 
@@ -17,6 +17,7 @@ def plan_of(num_rows=1000, num_replicas=1, run=None, **optimization):
 
 
 def test_a_plan_is_pinned():
+    assert plan_of(max_steps=7, num_epochs=100).num_steps == 7
     plan = plan_of(num_replicas=4, gradient_accumulation_steps=2, num_epochs=3)
     assert (plan.global_batch_rows, plan.num_steps, plan.num_warmup_steps) == (64, 46, 2)
     assert (plan.eval_steps, plan.save_steps) == (5, 5)
@@ -25,13 +26,6 @@ def test_a_plan_is_pinned():
     text = plan.describe(num_parameters=2**30)
     assert text["parameters"] == "1,073,741,824"
     assert text["memory"].startswith("16.00 GiB")
-
-
-def test_settings_decide_steps_and_intervals():
-    assert plan_of(max_steps=7, num_epochs=100).num_steps == 7
-    assert plan_of(warmup_steps=0).num_warmup_steps == 0
-    plan = plan_of(run=RunConfig(eval_steps=5, save_steps=9, profile="90:100"), max_steps=100)
-    assert (plan.eval_steps, plan.save_steps) == (5, 9)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +45,7 @@ def test_what_does_not_fit_is_refused(settings, message):
 @pytest.mark.parametrize(
     ("settings", "steps"),
     [
+        ({"warmup_steps": 0}, (0, 0)),
         ({"warmup_ratio": 0.29}, (29, 0)),
         ({"warmup_ratio": 0.29, "warmup_steps": 7}, (7, 0)),
         ({"schedule": "wsd"}, (5, 20)),
@@ -62,13 +57,11 @@ def test_warmup_and_decay_are_shares_of_the_run(settings, steps):
     assert (plan.num_warmup_steps, plan.num_decay_steps) == steps
 
 
-@pytest.mark.parametrize("profile", ["5", "5:", ":5", "5:5", "6:5", "-1:5", "a:b", ""])
+@pytest.mark.parametrize("profile", ["5", "5:", ":5", "5:5", "6:5", "-1:5", "a:b"])
 def test_a_profile_is_two_rising_numbers(profile):
-    if profile:
-        with pytest.raises(InputError, match="--profile must be START:STOP"):
-            RunConfig(profile=profile)
-    else:
-        assert RunConfig().profiled_steps is None
+    assert RunConfig().profiled_steps is None
+    with pytest.raises(InputError, match="--profile must be START:STOP"):
+        RunConfig(profile=profile)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +105,8 @@ def test_the_plan_says_when_it_evaluates_and_saves():
     assert (text["evaluate"], text["save"]) == ("every 220 steps, about 8% of the time", "every 110 steps")
     assert plan.describe(2**20)["save"] == "every 110 steps"
     assert "evaluate" not in plan.describe(2**20)
+    plan = plan_of(max_steps=100, run=RunConfig(eval_steps=5, save_steps=9, profile="90:100"))
+    assert (plan.eval_steps, plan.save_steps) == (5, 9)
     text = plan_of(max_steps=100, run=RunConfig(eval_steps=50)).describe(2**20, 1)
     assert text["evaluate and save"].startswith("every 50 steps, about ")
     assert plan_of(max_steps=100, run=RunConfig(eval_steps=100)).describe(1)["save"] == "at the end"
@@ -138,20 +133,19 @@ def test_an_epoch_is_the_steps_of_a_pass_rounded_up(num_rows, fills_passes, num_
     assert plan_of(run=RunConfig(eval_steps="epoch")).save_steps == 125
 
 
-@pytest.mark.parametrize("flag", ["--eval-steps", "--save-steps", "--log-steps"])
-def test_a_number_of_steps_may_be_epoch(flag, tmp_path):
-    needed = ("--train-dataset", "shards", "--output-dir", "run")
-    name = flag.removeprefix("--").replace("-", "_")
+@pytest.mark.parametrize("name", ["eval_steps", "save_steps", "log_steps"])
+def test_a_number_of_steps_may_be_epoch(name, tmp_path):
+    flag = f"--{name.replace('_', '-')}"
     (tmp_path / "flags.yaml").write_text(f"{name}: epoch", encoding="utf-8")
     for given, value in (
         ((flag, "epoch"), "epoch"),
-        ((flag, "12"), 12),
+        ((flag, 12), 12),
         (("--config-file", tmp_path / "flags.yaml"), "epoch"),
     ):
-        assert getattr(parse_training_config([*needed, *map(str, given)], "").run, name) == value
+        assert getattr(config_of(*given).run, name) == value
     for wrong, rule in (("epochs", "a whole number or epoch"), ("0", "at least 1")):
         with pytest.raises(InputError, match=f"{flag} must be {rule}; received {wrong}"):
-            parse_training_config([*needed, flag, wrong], "")
+            config_of(flag, wrong)
 
 
 HALF = "Pass --per-replica-batch-size 16 --gradient-accumulation-steps 1 to keep it."
@@ -173,8 +167,7 @@ HALF = "Pass --per-replica-batch-size 16 --gradient-accumulation-steps 1 to keep
     ],
 )
 def test_what_becomes_of_a_presets_batch(num_replicas, flags, warning, caplog):
-    required = ["--preset", "roberta-base-v5e-8", "--train-dataset", "shards", "--output-dir", "out"]
-    config = parse_training_config([*required, *flags.split()], "")
+    config = config_of("--preset", "roberta-base-v5e-8", *flags.split())
     plan = make_plan(config.optimization, config.run, num_rows=10**6, max_length=512, num_replicas=num_replicas)
     with caplog.at_level(logging.WARNING):
         warn_of_other_batch(config, plan)

@@ -183,16 +183,13 @@ def test_a_second_of_steps_or_one_step_is_in_flight(monkeypatch, step_seconds, m
 def test_slower_steps_are_in_flight_too_long_only_once(monkeypatch):
     device = Device(monkeypatch, 0.01)
     in_flight = InFlight(device.wait, StopRequest())
-    for _ in range(4):
-        device.hand_out(in_flight.num_allowed)
-        in_flight.add(in_flight.num_allowed)
-    device.seconds = 0.5
     in_flight_seconds = []
-    for _ in range(3):
+    for number in range(7):
+        device.seconds = 0.01 if number < 4 else 0.5
         device.hand_out(in_flight.num_allowed)
         in_flight_seconds.append(device.seconds_in_flight())
         in_flight.add(in_flight.num_allowed)
-    assert in_flight_seconds[1:] == pytest.approx([1.0, 1.0])
+    assert in_flight_seconds[5:] == pytest.approx([1.0, 1.0])
 
 
 def test_all_workers_hand_out_what_the_slowest_makes_in_a_second(monkeypatch):

@@ -13,13 +13,10 @@ from train.runtime.run_folder import RunFolder
 def test_clearing_deletes_all_that_a_run_wrote_and_nothing_else(finished_run, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished_run, run)
-    (run / "tensorboard" / "plugins" / "profile").mkdir(parents=True)
-    (run / "tensorboard" / "plugins" / "profile" / "trace").write_text("ours", encoding="utf-8")
-    (run / "metrics.damaged-1.jsonl").write_text("ours", encoding="utf-8")
     foreign = {"thesis.txt", "checkpoints/notes.txt", "export/thesis.txt", "tensorboard/mine.csv", "export/old/a"}
-    for name in foreign:
-        (run / name).parent.mkdir(exist_ok=True)
-        (run / name).write_text("mine", encoding="utf-8")
+    for name in (*foreign, "tensorboard/plugins/profile/trace", "metrics.damaged-1.jsonl"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text("some", encoding="utf-8")
     RunFolder(run).clear()
     assert contents(run).keys() == foreign
 
@@ -45,15 +42,15 @@ def test_a_deletion_that_was_killed_is_taken_up_again(finished_run, tmp_path):
     """Its record is deleted last."""
     run = tmp_path / "run"
     shutil.copytree(finished_run, run)
-    (run / "checkpoints" / "step-00000003.json").unlink()
-    (run / "checkpoints" / "step-00000006.json").unlink()
-    (run / "metrics.jsonl").unlink()
+    for name in ("checkpoints/step-00000003.json", "checkpoints/step-00000006.json", "metrics.jsonl"):
+        (run / name).unlink()
     RunFolder(run).check({}, resume="auto", overwrite=True)
     RunFolder(run).clear()
     assert not contents(run)
 
 
 MIXTURE = {"de": [1, "a 1"], "en": [3, "b 1", "b 2"]}
+OTHER_EVALUATION = {"eval_shards": {"de": [2, "c 1"]}}
 
 
 @pytest.mark.parametrize(
@@ -64,11 +61,11 @@ MIXTURE = {"de": [1, "a 1"], "en": [3, "b 1", "b 2"]}
         ({"data.length_buckets": [8], "train_rows": "b"}, "train_rows: None there, b now"),
         ({"model.labels": {"a": 2}}, "model.labels: {'a': 1} there, {'a': 2} now"),
         (
-            {"train_shards": {"de": [2, "a 1"], "en": [2, "b 1", "b 2"]}, "eval_shards": {"de": [2, "c 1"]}},
+            {"train_shards": {"de": [2, "a 1"], "en": [2, "b 1", "b 2"]}} | OTHER_EVALUATION,
             "weight of de: 25.000% there, 50.000% now; weight of en: 75.000% there, 50.000% now",
         ),
         (
-            {"train_shards": {"de": [2, "a 1"], "en": [6, "b 1", "b 2"]}, "eval_shards": {"de": [2, "c 1"]}},
+            {"train_shards": {"de": [2, "a 1"], "en": [6, "b 1", "b 2"]}} | OTHER_EVALUATION,
             "weight of de: 1 there, 2 now; weight of en: 3 there, 6 now",
         ),
         ({"train_shards": MIXTURE | {"fo": [1, "d 1"]}}, "train_shards: of de, en there, of de, en, fo now"),
@@ -76,9 +73,7 @@ MIXTURE = {"de": [1, "a 1"], "en": [3, "b 1", "b 2"]}
     ],
 )
 def test_what_differs_from_the_run_in_the_folder_is_named(changes, shown, tmp_path):
-    fingerprint = {
-        "run.seed": 1, "model.labels": {"a": 1}, "train_shards": MIXTURE, "eval_shards": {"de": [1, "c 1"]},
-    }  # fmt: skip
+    fingerprint = {"run.seed": 1, "model.labels": {"a": 1}, "train_shards": MIXTURE, "eval_shards": {"de": [1, "c 1"]}}
     (tmp_path / "run.json").write_text(json.dumps({"fingerprint": fingerprint}), encoding="utf-8")
     with pytest.raises(InputError) as error:
         RunFolder(tmp_path).check(fingerprint | changes, resume="auto", overwrite=False)

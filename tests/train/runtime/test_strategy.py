@@ -109,11 +109,7 @@ def test_the_build_for_tpus_compiles_nothing_for_a_cpu(settings, monkeypatch):
         strategy.connect(HardwareConfig(**settings), Cluster())
 
 
-RUN = RunFolder("run")
-LENGTH = 8
-NUM_ROWS = 6
-
-
+RUN, LENGTH, NUM_ROWS = RunFolder("run"), 8, 6
 RESUMES = ".* from the newest checkpoint in run"
 
 
@@ -141,30 +137,27 @@ def test_what_a_user_can_fix_is_explained(error, kind, said):
     assert caught.type is kind
 
 
-def flip_a_bit(shard: Path) -> None:
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
+def rows_of(num_rows=NUM_ROWS, length=LENGTH):
+    return encode_rows(np.ones((num_rows, length), np.int32), np.full(num_rows, length))
 
 
-def write_shorter_rows(shard: Path) -> None:
-    rows = np.ones((NUM_ROWS, LENGTH - 1), np.int32)
-    shard.write_bytes(encode_rows(rows, np.full(NUM_ROWS, LENGTH - 1)))
+DAMAGES = {
+    "a bit": lambda shard: shard.write_bytes(rows_of()[:60] + b"?" + rows_of()[61:]),
+    "shorter rows": lambda shard: shard.write_bytes(rows_of(length=LENGTH - 1)),
+    "fewer rows": lambda shard: shard.write_bytes(rows_of(1)),
+    "no file": Path.unlink,
+}
 
 
-def write_fewer_rows(shard: Path) -> None:
-    shard.write_bytes(encode_rows(np.ones((1, LENGTH), np.int32), np.full(1, LENGTH)))
-
-
-@pytest.mark.parametrize("damage", [flip_a_bit, write_shorter_rows, write_fewer_rows, Path.unlink])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_shard_that_cannot_be_read_is_not_tried_again(damage, tmp_path):
     shard = tmp_path / f"dataset-00000-{NUM_ROWS}.tfrecord"
-    shard.write_bytes(encode_rows(np.ones((NUM_ROWS, LENGTH), np.int32), np.full(NUM_ROWS, LENGTH)))
+    shard.write_bytes(rows_of())
     order = SampleOrder((str(shard),), (NUM_ROWS,), 0, window_rows=NUM_ROWS)
     features = {"input_ids": Feature((LENGTH,), padding=1)}
     batches = training_batches(order, features, global_batch_rows=2, start_step=0, num_steps=3)
     assert len(list(batches)) == 3
-    damage(shard)
+    DAMAGES[damage](shard)
     with pytest.raises(PermanentError, match="--verify") as caught, explained_failures(Cluster(), RUN):
         list(batches)
     assert "\n" not in str(caught.value)

@@ -7,7 +7,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,10 +51,7 @@ def supervise(tmp_path, monkeypatch):
         ("supervisor.report('train', start); sys.exit(0 if start else 75)", 0, 2),  # preempted
         ("supervisor.report('train', 5); sys.exit(1)", 1, 1 + 1),
         ("supervisor.report('train', min(start, 2)); sys.exit(1)", 1, 3 + 1),  # starts 0 to 2 get further
-        *(
-            (f"supervisor.report('train', start); sys.exit({status})", status, 1)
-            for status in sorted(FINAL_STATUSES - {0})
-        ),
+        *((f"supervisor.report('train', start); sys.exit({one})", one, 1) for one in sorted(FINAL_STATUSES - {0})),
     ],
 )
 def test_a_command_is_started_again_while_that_can_help(supervise, body, status, num_starts):
@@ -161,7 +157,7 @@ def test_a_process_learns_that_its_supervisor_has_ended(start, tmp_path):
 
 
 @pytest.fixture
-def reports(monkeypatch) -> Iterator[int]:
+def reports(monkeypatch):
     """The end of the pipe that a supervisor reads; reports are repeated every 10 ms."""
     reading, writing = os.pipe()
     monkeypatch.setenv(supervisor.PIPE_VARIABLE, str(writing))
@@ -171,18 +167,17 @@ def reports(monkeypatch) -> Iterator[int]:
     os.close(writing)
 
 
-def wait_for_reports(reports: int, line: str, number: int = 5) -> None:
-    """Read so many reports, all of them that line."""
+def wait_for_reports(reports: int, line: str) -> None:
+    """Read five reports or more, all of them that line."""
     text = ""
-    while text.count("\n") < number:
+    while text.count("\n") < 5:
         text += os.read(reports, 1 << 16).decode()
     assert set(text.splitlines()) == {line}
 
 
 def wait_for_the_last_report() -> None:
-    for thread in threading.enumerate():
-        if thread.name == "heartbeat":
-            thread.join()
+    for thread in (one for one in threading.enumerate() if one.name == "heartbeat"):
+        thread.join()
 
 
 def test_what_takes_long_is_reported_over_and_over_until_it_ends(reports):

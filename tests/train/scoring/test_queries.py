@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from mlm_common.errors import InputError
+from tests.fixtures.results import write_jsonl
 from tests.fixtures.tiny_models import tiny_tokenizer
 from tests.fixtures.tiny_tokenizers import KINDS, SPECIAL_TOKENS
 from train.scoring.queries import Asker, Word, draw_words, read_pairs
@@ -99,10 +100,8 @@ def test_words_are_drawn_evenly_and_the_same_again():
     ],
 )
 def test_files_of_another_form_are_refused(lines, message, tmp_path):
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
     with pytest.raises(InputError, match=message):
-        read_pairs([str(path)])
+        read_pairs([str(write_jsonl(tmp_path / "pairs.jsonl", *lines))])
 
 
 def test_blank_lines_and_separators_of_other_kinds_are_no_ends_of_pairs(tmp_path):

@@ -88,13 +88,8 @@ def on_one_replica(model: PretrainingModel, function: Any, batches: list) -> lis
 
 def pair_model(num_shards: int = 1):
     network = tiny_model("bert", "TFAutoModelForPreTraining", num_hidden_layers=1, **DROPOUT, **SIZES)
-    return compiled_model(
-        network,
-        SentenceOrderPrediction(RULE, PAD, SEP),
-        max_grad_norm=0.5,
-        model_type=BadOnOneReplica,
-        sharding=Sharding(num_shards, by_xla=True) if num_shards > 1 else None,
-    )
+    settings = {"sharding": Sharding(num_shards, by_xla=True) if num_shards > 1 else None, "max_grad_norm": 0.5}
+    return compiled_model(network, SentenceOrderPrediction(RULE, PAD, SEP), model_type=BadOnOneReplica, **settings)
 
 
 def classification_model():
@@ -141,15 +136,13 @@ def sharded_step() -> ShardedStep:
 def runs(sharded_step) -> dict[str, Run]:
     model, batches = pair_model(), [pairs(seed) for seed in range(NUM_STEPS)]
     expected = {"pairs": on_one_replica(model, model.train_step, batches[:BAD_STEP])}
-    cases = {}
-    cases["pairs", 8] = Case([sharded_step.program], sharded_step.state, [(0, batch) for batch in batches])
+    cases = {("pairs", 8): Case([sharded_step.program], sharded_step.state, [(0, batch) for batch in batches])}
 
     model, batches = classification_model(), [texts(16, 0), texts(8, 1), texts(8, 2)]
     expected["texts"] = on_one_replica(model, model.train_step, batches[:2])
     expected["evaluation"] = on_one_replica(model, model.evaluation_step, batches[2:])
     programs = [lower(model, model.train_step, batch, 8) for batch in batches[:2]]
-    steps = [(index, batch) for index, batch in enumerate(batches)]
-    cases["texts", 8] = Case(programs, values_of(model), steps[:2])
+    cases["texts", 8] = Case(programs, values_of(model), [*enumerate(batches[:2])])
     program = lower(model, model.evaluation_step, batches[2], 8)
     cases["evaluation", 8] = Case([program], values_of(model), [(0, batches[2])])
 
@@ -158,9 +151,8 @@ def runs(sharded_step) -> dict[str, Run]:
     halves = [batch_of(half) for half in np.split(rows, 2)]
     with_blocks = [AloneOf(2, index).call(model.gradient_sums, half) for index, half in enumerate(halves)]
     expected["blocks"] = [Result([sum(parts) for parts in zip(*with_blocks, strict=True)], values_of(model))]
-    cases["blocks", 2] = Case(
-        [lower(model, model.gradient_sums, batch_of(rows), 2)], values_of(model), [(0, batch_of(rows))]
-    )
+    program = lower(model, model.gradient_sums, batch_of(rows), 2)
+    cases["blocks", 2] = Case([program], values_of(model), [(0, batch_of(rows))])
 
     results = dict(zip(cases, execute(list(cases.values())), strict=True))
     results["pairs", 8] = [

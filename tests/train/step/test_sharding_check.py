@@ -64,11 +64,10 @@ def fail(error):
 @pytest.mark.parametrize(
     ("method", "change", "reason"),
     [
-        pytest.param(
-            "sum_gradient", shifted, "is another one on the first rows: gradient norm ", marks=pytest.mark.slow
+        *(
+            pytest.param(name, shifted, "is another one on the first rows: gradient norm ", marks=pytest.mark.slow)
+            for name in ("sum_gradient", "gather", "shard_of")
         ),
-        pytest.param("gather", shifted, "is another one on the first rows: gradient norm ", marks=pytest.mark.slow),
-        pytest.param("shard_of", shifted, "is another one on the first rows: gradient norm ", marks=pytest.mark.slow),
         ("gather", lambda _: fail(ValueError("no all-gather")), "does not compile here: ValueError: no all-gather"),
     ],
 )

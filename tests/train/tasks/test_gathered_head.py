@@ -4,6 +4,7 @@ import tensorflow as tf
 import tf_keras
 import transformers
 
+from tests.fixtures.arrays import assert_all_close
 from tests.fixtures.tiny_models import CONFIGS, SAME_CODE, VOCABULARY, each_architecture, one_layer_model, padded_batch
 from train.tasks.heads import gather_before_head, predicting_at
 
@@ -11,8 +12,6 @@ from train.tasks.heads import gather_before_head, predicting_at
 POSITIONS = np.array([1, 3, 3, 11, 12, 17, 33, 24, 0], np.int32)
 # In transformers, whose code differs from RoBERTa's in names alone.
 COPIES_OF_ROBERTA = ("camembert", "xlm-roberta")
-# Heads that are built unlike the others.
-COMPILED = ["roberta", *(pytest.param(name, marks=pytest.mark.slow) for name in ("deberta-v2 as v3", "mobilebert"))]
 
 
 def logits_at(full_logits: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
@@ -30,42 +29,33 @@ def logits_and_gradients(model: transformers.TFPreTrainedModel, inputs: dict, ga
     return logits, [tf.convert_to_tensor(gradient) for gradient in gradients]
 
 
-@pytest.mark.parametrize("name", each_architecture("deberta-v2 as v3", "convbert with groups"))
+@pytest.mark.parametrize(
+    "name",
+    [
+        *each_architecture("deberta-v2 as v3", "convbert with groups", "roberta compiled"),
+        *(pytest.param(f"{one} compiled", marks=pytest.mark.slow) for one in ("deberta-v2 as v3", "mobilebert")),
+    ],
+)
 def test_the_gathered_head_equals_the_full_head(name):
+    """Also under XLA, for heads that are built unlike each other."""
+    name, is_compiled, _ = name.partition(" compiled")
     model = one_layer_model(name)
     inputs, _ = padded_batch(model)
     full_logits = model(inputs).logits
     expected_logits, expected_gradients = logits_and_gradients(model, inputs, gather=True)
+    for _ in range(2):
+        gather_before_head(model)
 
-    gather_before_head(model)
-    gather_before_head(model)
-    with predicting_at(POSITIONS):
-        logits, gradients = logits_and_gradients(model, inputs, gather=False)
-
-    assert logits.shape == (1, len(POSITIONS), VOCABULARY)
-    np.testing.assert_allclose(logits, expected_logits, atol=1e-5)
-    for expected, gradient in zip(expected_gradients, gradients, strict=True):
-        np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-4)
-    np.testing.assert_array_equal(model(inputs).logits, full_logits)
-
-
-@pytest.mark.parametrize("name", COMPILED)
-def test_the_gathered_head_trains_in_a_graph_under_xla(name):
-    model = one_layer_model(name)
-    inputs, _ = padded_batch(model)
-    expected, expected_gradients = logits_and_gradients(model, inputs, gather=True)
-    gather_before_head(model)
-
-    @tf.function(jit_compile=True)
     @tf.autograph.experimental.do_not_convert
-    def step():
+    def compute():
         with predicting_at(POSITIONS):
             return logits_and_gradients(model, inputs, gather=False)
 
-    logits, gradients = step()
-    np.testing.assert_allclose(logits, expected, atol=1e-5)
-    for expected, gradient in zip(expected_gradients, gradients, strict=True):
-        np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-4)
+    logits, gradients = tf.function(compute, jit_compile=True)() if is_compiled else compute()
+    assert logits.shape == (1, len(POSITIONS), VOCABULARY)
+    np.testing.assert_allclose(logits, expected_logits, atol=1e-5)
+    assert_all_close(gradients, expected_gradients, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(model(inputs).logits, full_logits)
 
 
 @pytest.mark.slow

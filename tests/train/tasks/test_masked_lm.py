@@ -1,6 +1,3 @@
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,10 +7,10 @@ from hypothesis import strategies as st
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import save_tokenizer, vocabulary_size
 from tests.fixtures import tiny_tokenizers
+from tests.fixtures.plans import inputs_of
 from tests.fixtures.tiny_corpus import wrapped
 from tests.fixtures.tiny_models import tiny_tokenizer
 from train.config.learning import MaskingConfig
-from train.data.shards import TrainingInputs
 from train.tasks.heads import masked_lm_loss
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.masking import MaskedRows
@@ -24,14 +21,13 @@ DTYPES = (tf.float32, tf.bfloat16)
 WORDS = MaskingConfig(masking="whole_word", mlm_probability=0.3)
 
 
-def rule_of(kind: str, folder: Path, change: Any = None) -> MaskingRule:
+def rule_of(kind, folder, change=None):
     tokenizer = wrapped(tiny_tokenizers.KINDS[kind]())
     save_tokenizer(tokenizer, str(folder))
     if change is not None:
         starts = np.load(folder / "word_starts.npy")
         np.save(folder / "word_starts.npy", change(starts))
-    shards: Any = None
-    return MaskedLanguageModeling.of(TrainingInputs(shards, None, tokenizer, str(folder), 16), WORDS).rule
+    return MaskedLanguageModeling.of(inputs_of(tokenizer, folder), WORDS).rule
 
 
 def test_the_table_saved_with_the_tokenizer_tells_words(tmp_path):
@@ -42,29 +38,20 @@ def test_the_table_saved_with_the_tokenizer_tells_words(tmp_path):
 
 def test_marks_tell_words_where_no_table_was_saved(tmp_path):
     expected = rule_of("wordpiece", tmp_path).word_starts
-    shards: Any = None
     tokenizer = wrapped(tiny_tokenizers.KINDS["wordpiece"]())
-    inputs = TrainingInputs(shards, None, tokenizer, "some-one/on-the-hub", 16)
-    rule = MaskedLanguageModeling.of(inputs, WORDS).rule
-    assert len(rule.word_starts) == vocabulary_size(tokenizer)
-    assert len(rule.word_starts) == len(expected)
+    rule = MaskedLanguageModeling.of(inputs_of(tokenizer, "some-one/on-the-hub"), WORDS).rule
+    assert len(rule.word_starts) == len(expected) == vocabulary_size(tokenizer)
 
 
-def test_a_tokenizer_that_does_not_tell_words_is_refused(tmp_path):
+def test_tokenizers_that_do_not_tell_words_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"--masking whole_word needs .* has neither\. Give --masking token"):
         rule_of("words", tmp_path)
-
-
-def test_a_table_of_another_size_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"each of the tokenizer's \d+ ids; .* has 7"):
         rule_of("unigram", tmp_path, lambda starts: starts[:7])
 
 
-def test_evaluation_masks_tokens_whatever_training_does(tmp_path):
-    tokenizer = wrapped(tiny_tokenizers.KINDS["unigram"]())
-    save_tokenizer(tokenizer, str(tmp_path))
-    shards: Any = None
-    rule = MaskedLanguageModeling.of(TrainingInputs(shards, None, tokenizer, str(tmp_path), 16), WORDS).evaluation_rule
+def test_evaluation_masks_tokens_whatever_training_does():
+    rule = MaskedLanguageModeling.of(inputs_of(wrapped(tiny_tokenizers.KINDS["unigram"]())), WORDS).evaluation_rule
     assert (rule.masking, rule.mlm_probability, rule.word_starts) == ("token", 0.15, None)
 
 

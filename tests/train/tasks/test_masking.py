@@ -7,6 +7,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fixtures.arrays import assert_all_equal
 from train.layers.random_bits import row_keys
 from train.tasks.masking import MaskedRows, collect_predictions, mask_row_by_content, mask_rows
 from train.tasks.masking_rule import MAX_UNIT_TOKENS, MaskingRule
@@ -120,16 +121,17 @@ def test_slots_hold_the_masked_tokens_in_order(is_masked, num_predictions):
 
 
 @pytest.mark.parametrize(
-    ("probability", "num_tokens", "slots"),
-    [(0.15, 8192, 1424), (0.15, 4096, 752), (1.0, 10, 10), (0.0, 64, 8), (0.4, 512, 272), (0.15, 4, 4)],
+    ("probability", "masking", "num_tokens", "slots"),
+    [
+        *((0.15, masking, 8192, slots) for masking, slots in (("token", 1424), ("whole_word", 1792), ("span", 2136))),
+        *((0.15, "token", num_tokens, slots) for num_tokens, slots in ((4096, 752), (4, 4))),
+        (1.0, "token", 10, 10),
+        (0.0, "token", 64, 8),
+        (0.4, "token", 512, 272),
+    ],
 )
-def test_numbers_of_slots_are_pinned(probability, num_tokens, slots):
-    assert make_rule(probability).num_prediction_slots(num_tokens) == slots
-
-
-@pytest.mark.parametrize(("masking", "slots"), [("token", 1424), ("whole_word", 1792), ("span", 2136)])
-def test_longer_units_have_more_slots(masking, slots):
-    assert make_rule(masking=masking).num_prediction_slots(8192) == slots
+def test_numbers_of_slots_are_pinned(probability, masking, num_tokens, slots):
+    assert make_rule(probability, masking=masking).num_prediction_slots(num_tokens) == slots
 
 
 @pytest.mark.parametrize("num_tokens", [64, 512, 4096, 65_536])
@@ -153,10 +155,9 @@ def test_masks_do_not_depend_on_how_the_batch_is_cut(masking):
     rows = random_rows(8, 64)
     rule = make_rule(masking=masking)
     seen, _ = mask_all(rows, rule)
-    parts = [
-        mask_rows(tf.constant(rows[at : at + 2]), row_keys(SEED, 2, tf.constant(at)), rule) for at in range(0, 8, 2)
-    ]
-    assert (np.concatenate([part.input_ids.numpy() for part in parts]) == seen).all()
+    for at in range(0, 8, 2):
+        part = mask_rows(tf.constant(rows[at : at + 2]), row_keys(SEED, 2, tf.constant(at)), rule)
+        np.testing.assert_array_equal(part.input_ids, seen[at : at + 2])
 
 
 @pytest.mark.parametrize("masking", MAX_UNIT_TOKENS)
@@ -172,18 +173,15 @@ def test_xla_draws_the_same_masks(masking):
 
     rows, predictions = compiled(ids)
     eager_rows = mask_rows(ids, row_keys(SEED, 4), rule)
-    for eager, xla in zip(eager_rows, rows, strict=True):
-        assert (eager.numpy() == xla.numpy()).all()
-    for eager, xla in zip(collect_predictions(eager_rows, 80), predictions, strict=True):
-        assert (eager.numpy() == xla.numpy()).all()
+    assert_all_equal(rows, eager_rows)
+    assert_all_equal(predictions, collect_predictions(eager_rows, 80))
 
 
 def test_masks_by_content_depend_on_the_row_alone():
     rows = tf.constant(random_rows(3, 64))
     backwards = tf.data.Dataset.from_tensor_slices(rows[::-1]).map(lambda row: mask_row_by_content(row, make_rule()))
     seen = [mask_row_by_content(row, make_rule()).input_ids.numpy() for row in rows]
-    for row, expected in zip(backwards, seen[::-1], strict=True):
-        assert (row.input_ids.numpy() == expected).all()
+    assert_all_equal((row.input_ids for row in backwards), seen[::-1])
     assert ((seen[0] == MASK_ID) != (seen[1] == MASK_ID)).any()
 
 

@@ -6,17 +6,24 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.fixtures.tiny_models import MASK, PAD, VOCABULARY, tiny_model
-from tests.fixtures.tiny_steps import MAX_GRAD_NORM, NO_DROPOUT, compiled_model, gradients_of, one_cpu, two_cpus
+from tests.fixtures.arrays import assert_all_close
+from tests.fixtures.tiny_models import PAD, VOCABULARY, tiny_model
+from tests.fixtures.tiny_steps import (
+    LENGTH,
+    MAX_GRAD_NORM,
+    NO_DROPOUT,
+    RULE,
+    compiled_model,
+    gradients_of,
+    one_cpu,
+    two_cpus,
+)
 from train.layers.random_bits import row_keys
 from train.step.train_step import PretrainingModel
 from train.tasks.masking import swapped, token_types
-from train.tasks.masking_rule import MaskingRule
 from train.tasks.pair_pretraining import NO_LABEL, NextSentencePrediction, SentenceOrderPrediction
 
 CLS, SEP = 0, 2
-RULE = MaskingRule(MASK, (0, 1, 2, 3, 4), VOCABULARY)
-LENGTH = 16
 TASKS = {"bert": NextSentencePrediction, "albert": SentenceOrderPrediction, "mobilebert": NextSentencePrediction}
 
 
@@ -38,6 +45,11 @@ def build(name: str, strategy: tf.distribute.Strategy, **settings: Any) -> Pretr
         network = tiny_model(name, "TFAutoModelForPreTraining", num_hidden_layers=1, **NO_DROPOUT)
         task = TASKS[name](RULE, PAD, SEP)
         return compiled_model(network, task, max_grad_norm=MAX_GRAD_NORM, **settings)
+
+
+def inputs_of(ids: tf.Tensor) -> dict[str, tf.Tensor]:
+    attended = tf.cast(ids != PAD, tf.int32)
+    return {"input_ids": ids, "attention_mask": attended, "token_type_ids": token_types(ids, SEP, PAD)}
 
 
 def test_token_types():
@@ -89,10 +101,8 @@ def test_losses_are_those_of_the_whole_heads(name):
     rows = model.task.apply_global_weights(model.prepare_batch(batch_of_pairs(), 0), lambda total: total)
     sums = {key: float(value) for key, value in model.task.sums(model.network, rows, training=False).items()}
     masked, is_masked = rows.masked, rows.masked.is_masked.numpy()
-    types = token_types(masked.input_ids, SEP, PAD)
-    attended = tf.cast(masked.input_ids != PAD, tf.int32)
-    inputs = {"input_ids": masked.input_ids, "attention_mask": attended, "token_type_ids": types}
-    logits, pair_logits = (tf.nn.log_softmax(one).numpy() for one in model.network(inputs).to_tuple())
+    outputs = model.network(inputs_of(masked.input_ids)).to_tuple()
+    logits, pair_logits = (tf.nn.log_softmax(one).numpy() for one in outputs)
     mlm = -np.take_along_axis(logits, masked.original_ids.numpy()[..., None], -1)[..., 0][is_masked]
     is_asked = rows.weights.numpy() > 0
     pairs = -np.take_along_axis(pair_logits, np.maximum(rows.labels.numpy(), 0)[:, None], -1)[:, 0][is_asked]
@@ -130,10 +140,8 @@ def test_the_gradient_is_that_of_both_means():
     with tf.GradientTape() as tape:
         apart = model.task.sums(model.network, rows, training=True)
         loss = apart["mlm_loss"] / apart["num_masked"] + apart["pair_loss"] / apart["num_pairs"]
-    expected = tape.gradient(loss, model.network.trainable_variables)
-    for gradient, other in zip(gradients, expected, strict=True):
-        scaled = gradient / sums["num_masked"]
-        np.testing.assert_allclose(scaled, tf.convert_to_tensor(other), atol=1e-5)
+    expected = map(tf.convert_to_tensor, tape.gradient(loss, model.network.trainable_variables))
+    assert_all_close((one / sums["num_masked"] for one in gradients), expected, atol=1e-5)
 
 
 NUM_STEPS = 500
@@ -159,10 +167,7 @@ def test_it_learns_to_tell_pairs_apart():
     batches = tf.data.Dataset.from_tensor_slices(topic_pairs(64 * NUM_STEPS, seed=0)).batch(64, drop_remainder=True)
     model.fit(batches, steps_per_epoch=NUM_STEPS, verbose=0)
     batch = topic_pairs(500, seed=1)
-    types = token_types(batch["input_ids"], SEP, PAD)
-    attended = tf.cast(batch["input_ids"] != PAD, tf.int32)
-    inputs = {"input_ids": batch["input_ids"], "attention_mask": attended, "token_type_ids": types}
-    is_random = model.network(inputs).seq_relationship_logits.numpy().argmax(axis=1)
+    is_random = model.network(inputs_of(batch["input_ids"])).seq_relationship_logits.numpy().argmax(axis=1)
     accuracy = (is_random == batch["next_sentence_label"].numpy()).mean()
     print(accuracy)
     assert accuracy > 0.9

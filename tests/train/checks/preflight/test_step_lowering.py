@@ -3,18 +3,15 @@ import re
 import pytest
 import tensorflow as tf
 
-from tests.fixtures.tiny_models import tiny_model
-from tests.fixtures.tiny_steps import compiled_model
+from tests.fixtures.tiny_models import PAD, tiny_model
+from tests.fixtures.tiny_steps import RULE, compiled_model
 from train.checks.preflight.preflight import ReplicaOfSlice, lower_train_step, lowered
 from train.tasks.masked_lm import MaskedLanguageModeling
-from train.tasks.masking_rule import MaskingRule
 
 
 @pytest.fixture(scope="module")
 def model():
-    masked_lm = tiny_model("roberta", num_hidden_layers=1)
-    task = MaskedLanguageModeling(MaskingRule(4, (0, 1, 2, 3, 4), 200), 1)
-    return compiled_model(masked_lm, task)
+    return compiled_model(tiny_model("roberta", num_hidden_layers=1), MaskedLanguageModeling(RULE, PAD))
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import stat
 
 import pytest
@@ -22,16 +21,9 @@ from train.checks.preflight.tpu_compiler import (
 from train.checks.preflight.tpu_compiler_process import host_bounds
 
 RESULT = {
-    "argument_bytes": 400,
-    "output_bytes": 90,
-    "alias_bytes": 80,
-    "temp_bytes": 1000,
-    "generated_code_bytes": 7,
-    "peak_bytes": 1200,
-    "num_flops": 1e6,
-    "num_bytes_accessed": 2e6,
-    "versions": {"jax": "1", "libtpu": "2"},
-}
+    "argument_bytes": 400, "output_bytes": 90, "alias_bytes": 80, "temp_bytes": 1000, "generated_code_bytes": 7,
+    "peak_bytes": 1200, "num_flops": 1e6, "num_bytes_accessed": 2e6, "versions": {"jax": "1", "libtpu": "2"},
+}  # fmt: skip
 TOO_LARGE = (
     "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO "
     "temporaries (18.50G) exceeds available HBM (15.75G). HLO module: step."
@@ -57,14 +49,11 @@ def answering(result, folder):
     return f"cp '{folder}/answer.json' \"$6/result.json\"; echo 'ENTRY' > \"$6/compiled.hlo\""
 
 
-def test_what_the_compiler_is_asked_and_answers(interpreter, tmp_path):
+def test_what_the_compiler_is_asked_and_answers(interpreter, tmp_path, monkeypatch):
     script = f"echo \"$2 $3 $4 $(cat $5) $JAX_PLATFORMS $TPU_SKIP_MDS_QUERY [$TPU_LIBRARY_PATH]\" > '{tmp_path}/asked'"
     python = interpreter(f"{script}\n{answering(RESULT, tmp_path)}")
-    os.environ["TPU_LIBRARY_PATH"] = "/somewhere/libtpu.so"
-    try:
-        compiled = compile_for_tpu("module", tpu_slice("v4-8"), python=python)
-    finally:
-        del os.environ["TPU_LIBRARY_PATH"]
+    monkeypatch.setenv("TPU_LIBRARY_PATH", "/somewhere/libtpu.so")
+    compiled = compile_for_tpu("module", tpu_slice("v4-8"), python=python)
     assert (tmp_path / "asked").read_text(encoding="utf-8") == "v4:2x2x1 megacore 4 module cpu 1 []\n"
     assert compiled.memory_bytes == 400 + 90 - 80 + 1000 + 7
     assert compiled.peak_bytes == 1200
@@ -104,24 +93,23 @@ def test_a_missing_compiler_is_named_with_the_fix(interpreter):
 
 
 @pytest.mark.parametrize(
-    ("name", "num_chips", "num_replicas", "compiler_name", "chip_config"),
+    ("name", "num_chips", "compiler_name", "chip_config"),
     [
-        ("v2-8", 4, 8, "v2:2x2", "default"),
-        ("v3-8", 4, 8, "v3:2x2", "default"),
-        ("v4-8", 4, 4, "v4:2x2x1", "megacore"),
-        ("v4-32", 16, 16, "v4:2x2x4", "megacore"),
-        ("v4-64", 32, 32, "v4:2x4x4", "megacore"),
-        ("v5p-8", 4, 4, "v5p:2x2x1", "default"),
-        ("v5e-1", 1, 1, "v5e:1x1", "default"),
-        ("v5litepod-8", 8, 8, "v5e:2x4", "default"),
-        ("v5e-256", 256, 256, "v5e:16x16", "default"),
-        ("v6e-8", 8, 8, "v6e:2x4", "default"),
+        ("v2-8", 4, "v2:2x2", "default"),
+        ("v3-8", 4, "v3:2x2", "default"),
+        ("v4-8", 4, "v4:2x2x1", "megacore"),
+        ("v4-32", 16, "v4:2x2x4", "megacore"),
+        ("v4-64", 32, "v4:2x4x4", "megacore"),
+        ("v5p-8", 4, "v5p:2x2x1", "default"),
+        ("v5e-1", 1, "v5e:1x1", "default"),
+        ("v5litepod-8", 8, "v5e:2x4", "default"),
+        ("v5e-256", 256, "v5e:16x16", "default"),
+        ("v6e-8", 8, "v6e:2x4", "default"),
     ],
 )
-def test_slices_as_strategy_and_compiler_see_them(name, num_chips, num_replicas, compiler_name, chip_config):
+def test_slices_as_the_compiler_sees_them(name, num_chips, compiler_name, chip_config):
     found = tpu_slice(name)
-    assert (found.num_chips, found.num_replicas) == (num_chips, num_replicas)
-    assert (found.compiler_name, found.chip_config) == (compiler_name, chip_config)
+    assert (found.num_chips, found.compiler_name, found.chip_config) == (num_chips, compiler_name, chip_config)
 
 
 @pytest.mark.parametrize("generation", SIZES)
@@ -139,15 +127,17 @@ def test_a_mistyped_slice_gets_the_list(name):
         tpu_slice(name)
 
 
-@pytest.mark.parametrize(
-    ("topology", "bounds"),
-    [("v5e:1x1", [1, 1, 1]), ("v5e:2x2", [2, 2, 1]), ("v5e:2x4", [2, 2, 1]), ("v4:2x2x2", [2, 2, 1])],
-)
-def test_a_host_has_at_most_the_chips_of_its_slice(topology, bounds):
-    assert host_bounds(topology) == bounds
+def test_a_host_has_at_most_the_chips_of_its_slice():
+    bounds = {"v5e:1x1": [1, 1, 1], "v5e:2x2": [2, 2, 1], "v5e:2x4": [2, 2, 1], "v4:2x2x2": [2, 2, 1]}
+    assert {topology: host_bounds(topology) for topology in bounds} == bounds
 
 
 LIMIT = 1000
+
+
+def use(rows, fixed, per_row, saved_above):
+    below = rows if saved_above is None or rows <= saved_above else saved_above + (rows - saved_above) / 10
+    return fixed + per_row * below
 
 
 def search(fixed, per_row, first_rows, saved_above=None):
@@ -155,9 +145,7 @@ def search(fixed, per_row, first_rows, saved_above=None):
     measured = []
 
     def used(rows):
-        if saved_above is None or rows <= saved_above:
-            return fixed + per_row * rows
-        return fixed + per_row * (saved_above + (rows - saved_above) / 10)
+        return use(rows, fixed, per_row, saved_above)
 
     def measure(rows):
         measured.append(rows)
@@ -202,11 +190,6 @@ def test_the_answer_fits_and_the_next_does_not(fixed, per_row, first_rows, saved
     assert len(measured) == len(set(measured))
     assert (answer or 0) + 8 in measured
     assert answer is None or answer in measured
-
-    def use(rows):
-        below = rows if saved_above is None or rows <= saved_above else saved_above + (rows - saved_above) / 10
-        return fixed + per_row * below
-
-    assert answer is None or use(answer) <= LIMIT
-    assert use((answer or 0) + 8) > LIMIT
+    assert answer is None or use(answer, fixed, per_row, saved_above) <= LIMIT
+    assert use((answer or 0) + 8, fixed, per_row, saved_above) > LIMIT
     assert len(measured) <= 32
