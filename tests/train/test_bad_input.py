@@ -67,6 +67,7 @@ def truncate(shards: Path) -> None:
 
 OTHER_MODEL = "--pretrained-model-config {}/model --config-overrides num_hidden_layers=1"
 ROFORMER = model_folder(model_type="roformer")
+SHORT_BERT = model_folder(model_type="bert", max_position_embeddings=8)
 # (flags in which {} is the shards' folder, what the error says, what is done to that folder before)
 CASES: list[tuple[Any, ...]] = [
     ("--train-dataset {}/nowhere", "There is no folder {}/nowhere"),
@@ -84,7 +85,6 @@ CASES: list[tuple[Any, ...]] = [
     ("--resume must --overwrite-output-dir", "cannot be combined with --resume must"),
     ("--config-file {}/nowhere.yaml", "--config-file: there is no file "),
     ("--schedule constant --min-learning-rate-ratio 0.1", "received 0.1 with constant"),
-    ("--profile 5:5", "--profile must be START:STOP"),
     ("--train-dataset=", "--train-dataset is required"),
     # The model, the plan, the output folder, the device.
     ("--per-replica-batch-size 9999", "must not exceed the data set's"),
@@ -94,29 +94,22 @@ CASES: list[tuple[Any, ...]] = [
     ("--pretrained-model-config {}/nowhere", "--pretrained-model-config: there is no folder"),
     ("--init-from {}/nowhere", "--init-from: there is no folder"),
     (
-        "--init-from {}/model --pretrained-model-config bert-base-uncased",
-        "--init-from brings its own configuration; received --pretrained-model-config bert-base-uncased as well",
+        "--init-from {}/model --pretrained-model-config x",
+        "brings its own configuration; received --pretrained-model-config x",
     ),
     ("--init-from {}/another", "--init-from must have the vocabulary that", checkpoint_of_another_vocabulary),
     ("--init-from {}/model", "an embedding for each of the tokenizer's 48 ids", checkpoint(vocab_size=47)),
     ("--init-from {}/model", "has pad_token_id 2", checkpoint(vocab_size=48, pad_token_id=2)),
     ("--init-from {}/model", "must hold model.safetensors or tf_model.h5", checkpoint(vocab_size=48)),
-    (
-        OTHER_MODEL,
-        "the model takes 8. Give --config-overrides max_position_embeddings=16",
-        model_folder(model_type="bert", max_position_embeddings=8),
-    ),
+    (OTHER_MODEL, "the model takes 8. Give --config-overrides max_position_embeddings=16", SHORT_BERT),
     (OTHER_MODEL, "received esm: its TF class", model_folder(model_type="esm", vocab_size=5)),
     (f"{OTHER_MODEL} --block-attention", "xlm-roberta; the model is a roformer. Leave the flag out", ROFORMER),
     ("--block-attention", "a [SEP] ends each document: --chunking concat, full_sentences", segment_pairs),
     (OTHER_MODEL, "a roformer as configured has none. Give --position-init random", ROFORMER),
-    (
-        "--dropout 0 --config-overrides hidden_dropout_prob=0.1",
-        "--dropout 0.0 and --config-overrides hidden_dropout_prob must not both be given",
-    ),
+    ("--dropout 0 --config-overrides hidden_dropout_prob=0.1", "--config-overrides hidden_dropout_prob must not both"),
     (
         "--config-overrides num_attention_heads=5",
-        "must be a multiple of 5, num_attention_heads; received 192. Give --config-overrides hidden_size=195",
+        "must be a multiple of 5, num_attention_heads; received 192. Give --co",
     ),
     ("--config-overrides num_hidden_layers=-1", "num_hidden_layers of a roberta must be at least 0; received -1"),
     ("--config-overrides num_attention_heads=0", "num_attention_heads of a roberta must be at least 1; received 0"),
@@ -129,8 +122,6 @@ CASES: list[tuple[Any, ...]] = [
     ("--output-dir {}/train", "must be an empty folder or that of this run"),
     ("--tpu-name local", "this one has no /dev/accel*"),
     ("--warmup-steps 6", "must be below the run's 6 steps"),
-    ("--schedule wsd --warmup-ratio .5 --decay-ratio .7", "received 3 and 4 steps"),
-    ("--profile 5:7", "--profile must end within the run's 6 steps"),
 ]
 
 
@@ -144,9 +135,8 @@ def answers(tmp_path_factory) -> list[tuple[Path, Answer]]:
         for change in changes:
             change(shards)
         folders.append(shards)
-        commands.append(
-            ("train.run_mlm", run_flags(shards, shards / "output", *flags.replace("{}", str(shards)).split()))
-        )
+        words = flags.replace("{}", str(shards)).split()
+        commands.append(("train.run_mlm", run_flags(shards, shards / "output", *words)))
     return list(zip(folders, answers_of(commands), strict=True))
 
 

@@ -18,7 +18,7 @@ from tests.fixtures.other_environments import output_of
 from tests.fixtures.results import read_json
 from tests.fixtures.same_run import assert_same_run, timeless_lines
 from tests.fixtures.tiny_phases import PHASES, phases_flags
-from tests.fixtures.tiny_run import MODEL, NUM_STEPS, forget_checkpoint, run_flags
+from tests.fixtures.tiny_run import MODEL, run_flags
 from tfrecord_prep.records import decode_feature, read_records
 from train.checks.machine import check_run
 from train.config.settings import parse_training_config
@@ -67,16 +67,6 @@ def labelled(shards, tmp_path_factory) -> Path:
             run_on_one_device(main, run_flags(folder, folder / "run", *LABELS), eagerly=True)
 
     return made_once(tmp_path_factory, "custom-labels", make)
-
-
-@pytest.mark.slow
-def test_it_resumes_bit_for_bit(electra, shards, tmp_path):
-    """Generator, delta and moments too."""
-    shutil.copytree(electra / "run", tmp_path / "run")
-    flags = run_flags(shards, tmp_path / "run", *electra_flags(tmp_path))
-    forget_checkpoint(tmp_path / "run", NUM_STEPS)
-    run_on_one_device(main, flags, eagerly=True)
-    assert_same_run(tmp_path / "run", electra / "run")
 
 
 def test_the_export_is_the_discriminator(electra):

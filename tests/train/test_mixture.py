@@ -1,6 +1,5 @@
 """A run over several sources: resumed bit for bit, each source evaluated apart, and what the run says of them."""
 
-import shutil
 import signal
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from tests.fixtures.killable_runs import KillableRuns
 from tests.fixtures.results import read_json
 from tests.fixtures.same_run import assert_same_run, logged
 from tests.fixtures.tiny_mixture import TEXTS, mixture_flags
-from tests.fixtures.tiny_run import forget_checkpoint
 from train.compare_runs import source_table
 from train.config.settings import parse_training_config
 from train.data.shards import open_inputs
@@ -29,15 +27,6 @@ def mixture_run(mixture_shards, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("mixture") / "run"
     run_on_one_device(main, mixture_flags(mixture_shards, folder, *WEIGHTS), eagerly=True)
     return folder
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device", "eagerly")
-def test_a_run_resumes_in_the_middle_of_all_its_sources(mixture_shards, mixture_run, tmp_path):
-    shutil.copytree(mixture_run, tmp_path / "run")
-    forget_checkpoint(tmp_path / "run", 6)
-    assert main(mixture_flags(mixture_shards, tmp_path / "run", *WEIGHTS)) == 0
-    assert_same_run(tmp_path / "run", mixture_run)
 
 
 @pytest.mark.slow

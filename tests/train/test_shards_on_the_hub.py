@@ -2,14 +2,11 @@
 
 import pytest
 
-from mlm_common.errors import InputError
 from tests.fixtures.results import read_json
 from tests.fixtures.same_run import assert_same_run
 from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_run import forget_checkpoint, run_flags
-from train.config.settings import parse_training_config
 from train.run_mlm import main
-from train.runtime.machines import Cluster, check_tpu_use
 
 REPO, MODEL = "alice/rows", "alice/model"
 ADDRESS = f"hub:{REPO}"
@@ -40,9 +37,3 @@ def test_a_run_resumes_from_the_commit_it_began_with(shards, finished_run, hub_h
     assert record["hub_commits"] == {f"{REPO}@main": commit}
     assert main([*flags, "--overwrite-output-dir"]) == 2
     assert f"This version reads format_version 1; train/manifest.json of hub:{REPO}" in capsys.readouterr().err
-
-
-def test_the_hosts_of_a_tpu_given_by_name_need_a_bucket():
-    config = parse_training_config([*ON_THE_HUB, "--output-dir", "gs://b/run", "--tpu-name", "mlm"], "")
-    with pytest.raises(InputError, match=rf"--train-dataset must be in Cloud Storage .* received {ADDRESS}"):
-        check_tpu_use(config, Cluster())

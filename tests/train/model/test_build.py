@@ -38,7 +38,6 @@ from train.model.config import padded_vocabulary_size
 from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import export_model
 from train.step.train_step import PretrainingModel
-from train.tasks.heads import masked_lm_loss
 from train.tasks.masked_lm import MaskedLanguageModeling
 
 
@@ -113,28 +112,6 @@ def test_fresh_weights_are_those_without_padding_and_0(position_init):
         else:
             np.testing.assert_array_equal(padded[:VOCABULARY], plain)
             np.testing.assert_array_equal(padded[VOCABULARY:], 0)
-
-
-@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_the_padding_is_never_predicted_and_gets_no_gradient(dtype, jit_compile):
-    logits = tf.constant([[1.0, 2.0, 3.0], [0.5, 0.0, -60_000.0]], dtype)
-    padded = tf.concat([logits, tf.constant([[5.0, 60_000.0], [0.0, 9.0]], dtype)], axis=1)
-    labels, weights = tf.constant([2, 2]), tf.ones(2)
-
-    @tf.function(jit_compile=jit_compile)
-    @tf.autograph.experimental.do_not_convert
-    def sums_and_gradient(logits):
-        with tf.GradientTape() as tape:
-            tape.watch(logits)
-            sums = masked_lm_loss(logits, labels, weights, vocabulary_size=3)
-        return sums, tape.gradient(sums["loss"], logits)
-
-    (expected, expected_gradient), (sums, gradient) = sums_and_gradient(logits), sums_and_gradient(padded)
-    np.testing.assert_allclose(list(sums.values()), list(expected.values()), rtol=1e-6)
-    assert float(sums["num_correct"]) == 1
-    np.testing.assert_allclose(tf.cast(gradient[:, :3], tf.float32), tf.cast(expected_gradient, tf.float32), rtol=1e-6)
-    np.testing.assert_array_equal(tf.cast(gradient[:, 3:], tf.float32), 0)
 
 
 def pretraining_model(vocabulary_size: int) -> PretrainingModel:

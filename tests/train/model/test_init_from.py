@@ -11,7 +11,14 @@ from mlm_common.hub import push as hub
 from mlm_common.tokenizer import vocabulary_size
 from tests.fixtures.plans import inputs_of
 from tests.fixtures.results import read_json
-from tests.fixtures.tiny_models import VOCABULARY, padded_batch, tiny_config, tiny_model, tiny_tokenizer
+from tests.fixtures.tiny_models import (
+    VOCABULARY,
+    one_layer_model,
+    padded_batch,
+    tiny_config,
+    tiny_model,
+    tiny_tokenizer,
+)
 from train.config.learning import ModelConfig
 from train.model.build import build_network
 from train.model.config import resolve_model_config
@@ -35,9 +42,9 @@ def fresh(name: str, **changes: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["roberta", "mobilebert", "albert", "rembert", "modernbert"])
 def test_a_model_starts_as_the_checkpoint_with_other_padding(name, tmp_path):
-    source = tiny_model(name)
+    source = one_layer_model(name)
     export_model(source, tiny_tokenizer(), str(tmp_path), model_max_length=30)
-    model = fresh(name)
+    model = fresh(name, num_hidden_layers=1)
     load_initial_weights(model, str(tmp_path), VOCABULARY)
     batch, _ = padded_batch(model)
     logits = model(batch).logits

@@ -78,6 +78,7 @@ POD = "--tpu-name pod --train-dataset gs://bucket/x"
         ("", "{", "TF_CONFIG must be like"),
         ("--tpu-name local", tf_config({"worker": WORKERS}, FIRST), "--tpu-name must not be given with a TF_CONFIG"),
         ("--tpu-name pod", "", "--train-dataset must be in Cloud Storage (gs://BUCKET/NAME) for --tpu-name pod"),
+        ("--tpu-name pod --train-dataset hub:a/b", "", "--train-dataset must be in Cloud Storage"),
         (f"{POD} --eval-dataset c", "", "--eval-dataset must be in Cl"),
         (POD, "", "--output-dir must be in Cloud Storage"),
     ],

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import tensorflow as tf
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,11 +43,11 @@ def plans_of(phases, num_rows=1000, num_replicas=1) -> tuple[Plan, ...]:
 
 
 def rates(phases, plans):
-    return [
-        float(build_schedule(phase.config.optimization, **plan.schedule_steps)(step))
-        for phase, plan in zip(phases, plans, strict=True)
-        for step in range(plan.first_step, plan.num_steps)
-    ]
+    found = []
+    for phase, plan in zip(phases, plans, strict=True):
+        schedule = build_schedule(phase.config.optimization, **plan.schedule_steps)
+        found += schedule(tf.range(plan.first_step, plan.num_steps)).numpy().tolist()
+    return found
 
 
 def test_a_run_without_a_file_is_one_phase():

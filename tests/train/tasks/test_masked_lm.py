@@ -65,11 +65,11 @@ def sums_and_gradient(logits, labels, weights, vocabulary_size=None):
 compiled = tf.function(sums_and_gradient, jit_compile=True, autograph=False)
 
 
-@given(seed=st.integers(0, 2**20), spread=st.sampled_from([0, 1, 3, 60]))
+@given(seed=st.integers(0, 2**20), spread=st.sampled_from([0, 1, 3, 60]), num_padding=st.sampled_from([0, 2]))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("jit_compile", [False, True])
-def test_it_is_the_library_s_cross_entropy_and_argmax(jit_compile, dtype, seed, spread):
-    """Whole numbers, so that many logits are the largest together."""
+def test_it_is_the_library_s_cross_entropy_and_argmax(jit_compile, dtype, seed, spread, num_padding):
+    """Whole numbers, so that many logits are the largest together; padding of the vocabulary is never predicted."""
     random = np.random.default_rng(seed)
     logits = tf.constant(random.integers(-spread, spread + 1, (NUM_PREDICTIONS, VOCABULARY)), dtype)
     labels = tf.constant(random.integers(VOCABULARY, size=NUM_PREDICTIONS), tf.int32)
@@ -80,7 +80,11 @@ def test_it_is_the_library_s_cross_entropy_and_argmax(jit_compile, dtype, seed, 
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, exact)
         expected = tf.reduce_sum(losses * weights)
 
-    sums, gradient = (compiled if jit_compile else sums_and_gradient)(logits, labels, weights)
+    padded = tf.concat([logits, tf.fill((NUM_PREDICTIONS, num_padding), tf.constant(60_000.0, dtype))], axis=1)
+    compute = compiled if jit_compile else sums_and_gradient
+    sums, gradient = compute(padded, labels, weights, VOCABULARY if num_padding else None)
+    gradient, of_padding = gradient[:, :VOCABULARY], gradient[:, VOCABULARY:]
+    assert not np.any(tf.cast(of_padding, tf.float32))
 
     np.testing.assert_allclose(sums["loss"], expected, rtol=1e-5, atol=1e-5)
     assert gradient.dtype == dtype
