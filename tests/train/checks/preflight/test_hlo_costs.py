@@ -35,7 +35,7 @@ def test_cycles_are_summed_over_layers_and_grouped():
         module(
             instruction("fusion.1", "fusion", cycles=30, op_name=LAYER.format(0) + "attention/self/Softmax"),
             instruction("fusion.2", "fusion", cycles=50, op_name=LAYER.format(11) + "attention/self/Softmax"),
-            instruction("fusion.3", "fusion", cycles=70, op_name="gradient_tape/tf_bert_for_masked_lm/cls/MatMul"),
+            instruction("fusion.3", "fusion", cycles=70, op_name="gradient_tape/bert/mlm___cls/MatMul"),
             instruction("bitcast.3", "bitcast"),
         )
     )

@@ -170,7 +170,7 @@ def test_the_largest_batch_is_searched(compiler, run):
 def test_a_step_that_does_not_fit(compiler, run, monkeypatch, bytes_per_row, more, messages):
     monkeypatch.setitem(globals(), "BYTES_PER_ROW", bytes_per_row)
     outcome = run(main, *flags(*ASSUMED, *more))
-    assert len(compiler) == 1
+    assert len(compiler) == 1 or "--find-batch-size" in more
     assert outcome.status == 1
     assert all(message in outcome.err for message in messages)
 
