@@ -64,7 +64,7 @@ def labelled(shards, tmp_path_factory) -> Path:
         # All rows are in both: not a run to learn from, but one whose labels are known.
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("train.data.shards.check_nothing_is_shared", lambda *_: None)
-            run_on_one_device(main, run_flags(folder, folder / "run", *LABELS), eagerly=True)
+            run_on_one_device(main, run_flags(folder, folder / "run", *LABELS, "--max-steps", "2"), eagerly=True)
 
     return made_once(tmp_path_factory, "custom-labels", make)
 
