@@ -276,6 +276,14 @@ def test_a_rollback_drops_lines_and_points(tmp_path):
     assert points(tmp_path) == [1, 2, 3]
 
 
+def test_lines_after_the_step_of_a_start_are_dropped(tmp_path):
+    with started_log(tmp_path) as log:
+        add(log, 1, 2, 3)
+    with started_log(tmp_path, 2, num_written=2) as log:
+        add(log, 3, 4)
+    assert steps_in(tmp_path) == points(tmp_path) == [1, 2, 3, 4]
+
+
 def test_training_and_validation_share_their_tags(tmp_path):
     with started_log(tmp_path) as log:
         log.add(1, TRAIN, {"loss": 3.0})

@@ -81,6 +81,9 @@ def test_layer_norm_and_dense_are_the_plain_ones(dtype, tolerance):
         mean, variance = tf.nn.moments(values, -1, keepdims=True)
         return tf.nn.batch_normalization(values, mean, variance, beta, gamma, 1e-5)
 
+    def own_layer_norm(values, gamma, beta):
+        return layer_norm(values, tf.cast(gamma, tf.float32), tf.cast(beta, tf.float32), 1e-5)
+
     def plain_dense(values, kernel, bias):
         return values @ kernel + bias
 
@@ -89,7 +92,7 @@ def test_layer_norm_and_dense_are_the_plain_ones(dtype, tolerance):
         tf.random.stateless_normal(shape, (3, seed)) for seed, shape in enumerate(((128,), (128,), (128, 128)))
     )
     for exact, own, *weights in (
-        (plain_layer_norm, lambda *arguments: layer_norm(*arguments, 1e-5), gamma, beta),
+        (plain_layer_norm, own_layer_norm, gamma, beta),
         (plain_dense, dense, kernel, beta),
     ):
         expected, outputs = exact_and_own(exact, own, dtype, inputs, *weights)
