@@ -11,16 +11,57 @@ import pytest
 
 from tests.fixtures.generated_text import generated_lines
 from tests.fixtures.other_environments import output_of
-from tests.fixtures.tiny_models import CONFIGS, VOCABULARY, tiny_model, tiny_tokenizer
+from tests.fixtures.tiny_models import CONFIGS, VOCABULARY, padded_batch, tiny_model, tiny_tokenizer
 from tokenizer_training.train_unigram import main
 from train.publishing.pytorch_format import export_model
 
 pytestmark = pytest.mark.slow
 
+TOLERANCE = 1e-4
 SENTENCES = ["a function returns the [MASK] of a file", "the [MASK]", "Text, with ünknown signs in 3 [MASK]."]
+MODEL_MAX_LENGTH = 60
 
-# Prints, for each export and each way of attention, what was loaded, and how far logits are from TensorFlow's.
+# Prints, for each export, what was loaded and how far its logits are from TensorFlow's.
 READER = """
+import json, sys
+from pathlib import Path
+import numpy as np
+import torch
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+sentences = json.loads(sys.argv[2])
+for folder in sorted(Path(sys.argv[1]).iterdir()):
+    model, loading = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
+    model.eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tensorflow = np.load(folder / "tensorflow.npz")
+    encoded = tokenizer(sentences, padding=True, truncation=True, return_tensors="pt")
+    batches = {
+        "random": {name: torch.tensor(tensorflow[name]).long() for name in ("input_ids", "attention_mask")},
+        "sentences": dict(encoded),
+    }
+    differences = {}
+    for name, batch in batches.items():
+        with torch.no_grad():
+            logits = model(**batch).logits.numpy()
+        expected = tensorflow[name + "_logits"]
+        attended = batch["attention_mask"].bool().numpy()
+        assert logits.shape == expected.shape, (logits.shape, expected.shape)
+        differences[name] = float(np.abs(logits - expected)[attended].max())
+    print(json.dumps({
+        "name": folder.name,
+        "class": type(model).__name__,
+        "dtype": str(model.dtype),
+        "wrong_keys": {kind: sorted(map(str, keys)) for kind, keys in loading.items() if keys},
+        "ids": encoded["input_ids"].tolist(),
+        "inputs": sorted(encoded),
+        "max_length": tokenizer.model_max_length,
+        "differences": differences,
+    }))
+"""
+
+# Prints, for each export with a head and each way of attention, what was loaded and how far its logits are off.
+HEAD_READER = """
 import json, sys
 from pathlib import Path
 import numpy as np
@@ -31,9 +72,6 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
     tensorflow = np.load(folder / "tensorflow.npz")
     name = json.loads((folder / "config.json").read_text())["architectures"][0]
     model_class = getattr(transformers, "AutoModelFor" + name.rpartition("For")[2])
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    ids = tokenizer(json.loads(sys.argv[2]), padding=True, truncation=True)["input_ids"]
-    read = {"name": folder.name, "max_length": tokenizer.model_max_length, "ids": ids}
     for attention in ("sdpa", "eager") if "ModernBert" in name else (None,):
         model, loading = model_class.from_pretrained(folder, attn_implementation=attention, output_loading_info=True)
         model.eval()
@@ -47,7 +85,7 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
             seen = logits - expected if logits.dim() == 2 else (logits - expected)[attended.bool()]
             differences[length] = float(seen.abs().max())
         wrong_keys = {kind: sorted(map(str, keys)) for kind, keys in loading.items() if keys}
-        print(json.dumps(read | {"dtype": str(model.dtype), "wrong_keys": wrong_keys, "differences": differences}))
+        print(json.dumps({"name": folder.name, "wrong_keys": wrong_keys, "differences": differences}))
 """
 HEADS = ("SequenceClassification", "MultipleChoice", "TokenClassification", "QuestionAnswering")
 # Whose heads stand on what differs: a pooler, on nothing, on another width, on stacked layers.
@@ -82,6 +120,25 @@ TEXTS = [
 SPECIAL_IDS = {"cls": 0, "pad": 1, "sep": 2, "unk": 3, "mask": 4, "bos": 0, "eos": 2}
 
 
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory) -> tuple[Path, list[list[int]]]:
+    """A folder of exports of all architectures, each with TensorFlow's logits; and the ids of the sentences."""
+    root = tmp_path_factory.mktemp("exports")
+    tokenizer = tiny_tokenizer()
+    encoded = tokenizer(SENTENCES, padding=True, return_tensors="np")
+    sentences = {name: encoded[name].astype(np.int32) for name in ("input_ids", "attention_mask")}
+    for name in CONFIGS:
+        # An epsilon that is far from the defaults shows where a class does not read its configuration's.
+        epsilon = "norm_eps" if "modernbert" in name else "layer_norm_eps"
+        model = tiny_model(name, max_position_embeddings=MODEL_MAX_LENGTH + 2, **{epsilon: 0.05})
+        random_batch, _ = padded_batch(model)
+        folder = root / name.replace(" ", "_")
+        export_model(model, tokenizer, str(folder), model_max_length=MODEL_MAX_LENGTH)
+        logits = {"random_logits": model(random_batch).logits, "sentences_logits": model(sentences).logits}
+        np.savez(folder / "tensorflow.npz", **logits, **random_batch)
+    return root, encoded["input_ids"].tolist()
+
+
 def test_transformers_reads_a_trained_tokenizer_as_it_was_made(python, tmp_path):
     (tmp_path / "corpus.txt").write_text("\n".join([*generated_lines(1000), "[ENT] 天地 [ENT]"]), encoding="utf-8")
     flags = ["--data-files", str(tmp_path / "corpus.txt"), "--output-dir", str(tmp_path / "out"), "--vocab-size", "600"]
@@ -96,7 +153,19 @@ def test_transformers_reads_a_trained_tokenizer_as_it_was_made(python, tmp_path)
     assert there == here
 
 
-def write_export(folder: Path, name: str, head: str, lengths: tuple[int, ...], **changes: Any) -> None:
+def test_transformers_on_torch_reads_every_export(python, exports):
+    root, expected_ids = exports
+    results = [json.loads(line) for line in output_of(python, READER, str(root), json.dumps(SENTENCES)).splitlines()]
+    assert {result["name"] for result in results} == {name.replace(" ", "_") for name in CONFIGS}
+    expected = {"dtype": "torch.float32", "wrong_keys": {}, "ids": expected_ids, "max_length": MODEL_MAX_LENGTH}
+    for result in results:
+        print(python.parent.parent.name, result["name"], result["differences"])
+        assert result["class"].endswith("ForMaskedLM"), result
+        assert {name: result[name] for name in expected} == expected, result
+        assert max(result["differences"].values()) < TOLERANCE, result
+
+
+def write_head(folder: Path, name: str, head: str, lengths: tuple[int, ...], **changes: Any) -> None:
     """Export a model with that head, with TensorFlow's logits of rows of each of these lengths, some padded."""
     model = tiny_model(name, f"TFAutoModelFor{head}", **changes)
     export_model(model, tiny_tokenizer(), str(folder), model_max_length=max(lengths))
@@ -112,45 +181,21 @@ def write_export(folder: Path, name: str, head: str, lengths: tuple[int, ...], *
     np.savez(folder / "tensorflow.npz", **arrays)
 
 
-def check_exports(python: Path, root: Path, num_results: int, tolerance: float = 1e-5) -> None:
-    """Check that PyTorch loads all of each export, and computes the same ids and logits."""
-    results = [json.loads(line) for line in output_of(python, READER, str(root), json.dumps(SENTENCES)).splitlines()]
+def check_heads(python: Path, root: Path, num_results: int) -> None:
+    """Check that PyTorch loads all of each export, and computes the same logits."""
+    results = [json.loads(line) for line in output_of(python, HEAD_READER, str(root)).splitlines()]
     assert len(results) == num_results
-    expected = {
-        "dtype": "torch.float32",
-        "wrong_keys": {},
-        "ids": tiny_tokenizer()(SENTENCES, padding=True)["input_ids"],
-    }
     for result in results:
         print(python.parent.parent.name, result)
-        assert {name: result[name] for name in expected} == expected, result
-        assert result["max_length"] == max(map(int, result["differences"])), result
-        assert max(result["differences"].values()) < tolerance, result
-
-
-@pytest.fixture(scope="module")
-def exports(tmp_path_factory) -> Path:
-    """A folder of exports of all architectures."""
-    root = tmp_path_factory.mktemp("exports")
-    for name in CONFIGS:
-        # An epsilon that is far from the defaults shows where a class does not read its configuration's.
-        epsilon = "norm_eps" if "modernbert" in name else "layer_norm_eps"
-        changes = {"max_position_embeddings": 62, epsilon: 0.05}
-        write_export(root / name.replace(" ", "_"), name, "MaskedLM", (12, 60), **changes)
-    return root
-
-
-def test_transformers_on_torch_reads_every_export(python, exports):
-    check_exports(python, exports, len(CONFIGS) + sum("modernbert" in name for name in CONFIGS), tolerance=1e-4)
+        assert result["wrong_keys"] == {}, result
+        assert all(difference < 1e-5 for difference in result["differences"].values()), result
 
 
 def test_rows_of_a_modernbert_that_are_longer_than_its_window(python, tmp_path):
     for head in ("MaskedLM", *HEADS):
         layers = {"local_attention": 128, "num_hidden_layers": 3, "global_attn_every_n_layers": 3}
-        write_export(
-            tmp_path / head, "modernbert", head, (300, 1024), **layers, num_labels=2, classifier_pooling="mean"
-        )
-    check_exports(python, tmp_path, num_results=2 * (1 + len(HEADS)))
+        write_head(tmp_path / head, "modernbert", head, (300, 1024), **layers, num_labels=2, classifier_pooling="mean")
+    check_heads(python, tmp_path, num_results=2 * (1 + len(HEADS)))
 
 
 @pytest.fixture(scope="module")
@@ -160,9 +205,9 @@ def exports_with_heads(tmp_path_factory) -> Path:
     for name, head in product(MODELS_WITH_HEADS, HEADS):
         one_layer = {"n_layers" if "n_layers" in CONFIGS[name] else "num_hidden_layers": 1}
         num_labels = 2 if head == "QuestionAnswering" else 3
-        write_export(root / f"{name}-{head}", name, head, (12, 30), num_labels=num_labels, **one_layer)
+        write_head(root / f"{name}-{head}", name, head, (12, 30), num_labels=num_labels, **one_layer)
     return root
 
 
 def test_transformers_on_torch_reads_heads_of_fine_tuning(python, exports_with_heads):
-    check_exports(python, exports_with_heads, num_results=len(MODELS_WITH_HEADS) * len(HEADS))
+    check_heads(python, exports_with_heads, num_results=len(MODELS_WITH_HEADS) * len(HEADS))
