@@ -54,7 +54,7 @@ def test_a_network_of_which_the_arithmetic_is_not_known_is_built(shards, tmp_pat
     assert "parameters  " in plan
 
 
-def test_the_time_of_a_phase_is_that_of_its_steps_alone(phase_shards: Path, tmp_path: Path, run, monkeypatch) -> None:
+def test_the_time_of_a_phase_is_that_of_its_steps_alone(phase_shards, tmp_path, run, monkeypatch):
     steps = []
     monkeypatch.setattr(Phase, "describe_time_on_cpu", lambda _, plan, step: steps.append((step, plan.num_steps)) or {})
     status, *_ = run(main, *phases_flags(phase_shards, tmp_path / "run"), "--dry-run")

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
 from train.layers.random_bits import dropout_mask, fold_in
-from train.layers.tpu_functions import NUM_ONES, einsum, optimization_barrier
+from train.layers.tpu_functions import NUM_ONES, einsum, optimization_barrier, scaled
 from train.runtime.named_scopes import RARELY, custom_gradient, named
 
 # Exponentials are taken of the scores as they are while their sums stay within these, far from the limits of float32
@@ -40,6 +40,7 @@ def attend(
     rate: float,
     documents: tuple[tf.Tensor, tf.Tensor] | None = None,
     reach: int | None = None,
+    scale: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Compute softmax(keyᵀ query / √head size) applied to `value`, (batch, heads, head size, queries).
 
@@ -52,6 +53,7 @@ def attend(
         documents: int32 (batch, 1, queries) and (batch, 1, keys), the numbers of their documents: a query attends only
             to keys of its document, one of which must be attended; they never decrease. None where it attends to all.
         reach: the largest distance of a key that a query attends to; None for any distance.
+        scale: of the tokens of `query`, `key` and `value`, as in `scaled`.
     """
     num_heads, head_size, num_queries = query.shape[1:]
     head_keys = None if row_keys is None else fold_in(row_keys[:, tf.newaxis], tf.range(num_heads))
@@ -65,7 +67,8 @@ def attend(
         context, passed = attention.forward(query, key, value)
         return context, lambda by_context: attention.backward(passed, by_context)
 
-    return apply(query, key * attended, value * attended)
+    arguments = query, key * attended, value * attended
+    return apply(*(arguments if scale is None else scaled(scale, *arguments)))
 
 
 class _Passed(NamedTuple):

@@ -5,7 +5,7 @@ joins to what makes their terms, and no tensor changes its layout.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -178,11 +178,7 @@ def layer_norm(inputs: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: fl
 
     @custom_gradient
     def apply(inputs: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-        mean = sum_over_last(inputs) / width
-        centered = tf.cast(inputs, tf.float32) - mean
-        # Terms rounded to bfloat16 leave the variance as exact as the outputs are: the errors of hundreds average out.
-        variance = sum_over_last(tf.cast(tf.square(centered), dtype)) / width
-        inverse_deviation = tf.math.rsqrt(variance + epsilon)
+        mean, centered, inverse_deviation = _moments(inputs, epsilon)
 
         def gradient(by_output: tf.Tensor) -> tuple[tf.Tensor, ...]:
             normalized = (tf.cast(inputs, tf.float32) - mean) * inverse_deviation
@@ -197,3 +193,85 @@ def layer_norm(inputs: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: fl
         return tf.cast(centered * (inverse_deviation * gamma) + beta, dtype), gradient
 
     return apply(inputs, tf.convert_to_tensor(gamma), tf.convert_to_tensor(beta))
+
+
+def normalized_products(
+    inputs: tf.Tensor, gamma: tf.Tensor, epsilon: float, kernels: Sequence[tf.Tensor], equation: str
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Multiply what `layer_norm` makes without an offset by kernels; the gradient by the inputs is one operation.
+
+    The products are proportional to the inverse deviation of their token. So its gradient is Σ product * gradient, the
+    gradient of the second result, a factor of 1 for each token, float32 (batch, length, 1), which must reach each
+    product or a rotation of it through `scaled`. The gradient by the mean is in that of kernels without their mean.
+
+    Args:
+        inputs: (batch, length, width).
+        gamma: float32 (width,), the scale.
+        epsilon: added to the variance.
+        kernels: (width, …) each.
+        equation: the product of (batch, length, width) and a kernel, `bld,de->ble`.
+    """
+    dtype, width = inputs.dtype, inputs.shape[-1]
+    operands, result = equation.split("->")
+    of_inputs, of_kernel = operands.split(",")
+
+    @custom_gradient
+    def apply(inputs: tf.Tensor, gamma: tf.Tensor, *kernels: tf.Tensor) -> tuple[tuple[tf.Tensor, ...], Callable]:
+        mean, centered, inverse_deviation = _moments(inputs, epsilon)
+        states = tf.cast(centered * (inverse_deviation * gamma), dtype)
+        products = [tf.einsum(equation, states, tf.cast(kernel, dtype)) for kernel in kernels]
+
+        def gradient(*by_outputs: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            *by_products, by_scale = by_outputs
+            normalized = (tf.cast(inputs, tf.float32) - mean) * inverse_deviation
+            by_input, by_gamma, by_kernels = -normalized * (by_scale / width), tf.zeros_like(gamma), []
+            rows = tf.reshape(gamma, (-1, *[1] * (kernels[0].shape.rank - 1)))
+            for kernel, by_product in zip(kernels, by_products, strict=True):
+                scaled_kernel = tf.cast(kernel, tf.float32) * rows
+                centered_kernel = tf.cast(scaled_kernel - tf.reduce_mean(scaled_kernel, axis=0), dtype)
+                by_input += tf.cast(
+                    tf.einsum(f"{result},{of_kernel}->{of_inputs}", by_product, centered_kernel), tf.float32
+                )
+                by_kernel = einsum(f"{of_inputs},{result}->{of_kernel}", tf.cast(normalized, dtype), by_product)
+                by_gamma += tf.reduce_sum(by_kernel * tf.cast(kernel, tf.float32), axis=range(1, kernel.shape.rank))
+                by_kernels.append(tf.cast(by_kernel * rows, kernel.dtype))
+            return tf.cast(by_input * inverse_deviation, dtype), by_gamma, *by_kernels
+
+        return (*products, tf.ones_like(mean)), gradient
+
+    *products, scale = apply(inputs, tf.convert_to_tensor(gamma), *kernels)
+    return products, scale
+
+
+@custom_gradient
+def scaled(scale: tf.Tensor, *tensors: tf.Tensor) -> tuple[tuple[tf.Tensor, ...], Callable]:  # noqa: ARG001
+    """Multiply tensors by a factor of 1 of each token, which is for its gradient, Σ tensor * gradient.
+
+    Args:
+        scale: float32 (batch, length, 1).
+        tensors: (batch, length, width) or (batch, heads, head size, length) each.
+    """
+
+    def summed(products: tf.Tensor) -> tf.Tensor:
+        if products.shape.rank == 3:
+            return sum_over_last(products)
+        if products.dtype == tf.float32:
+            return tf.reduce_sum(products, axis=(1, 2))[..., tf.newaxis]
+        ones = tf.ones((*products.shape[1:3], NUM_ONES), products.dtype)
+        return einsum("bnhl,nhr->brl", products, ones)[:, 0, :, tf.newaxis]
+
+    def gradient(*by_tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        sums = [summed(one * by_one) for one, by_one in zip(tensors, by_tensors, strict=True)]
+        return tf.add_n(sums), *by_tensors
+
+    return tensors, gradient
+
+
+def _moments(inputs: tf.Tensor, epsilon: float) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Compute mean, inputs less it, and inverse deviation over the last axis, in float32."""
+    width = inputs.shape[-1]
+    mean = sum_over_last(inputs) / width
+    centered = tf.cast(inputs, tf.float32) - mean
+    # Terms rounded to bfloat16 leave the variance as exact as the outputs are: the errors of hundreds average out.
+    variance = sum_over_last(tf.cast(tf.square(centered), inputs.dtype)) / width
+    return mean, centered, tf.math.rsqrt(variance + epsilon)

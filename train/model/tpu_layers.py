@@ -14,10 +14,19 @@ from transformers.activations_tf import get_tf_activation
 
 from train.layers.random_bits import fold_in, next_keys
 from train.layers.tpu_attention import attend
-from train.layers.tpu_functions import dense, dense_of_heads, gated_gelu, gelu, heads, layer_norm
+from train.layers.tpu_functions import (
+    dense,
+    dense_of_heads,
+    gated_gelu,
+    gelu,
+    heads,
+    layer_norm,
+    normalized_products,
+    scaled,
+)
 from train.model.architectures import architecture_of
 from train.model.attention import can_use_blocks, current_documents, in_blocks, with_halo
-from train.model.modernbert import TFModernBertAttention, TFModernBertMLP, rotary_tables
+from train.model.modernbert import TFModernBertAttention, TFModernBertLayer, TFModernBertMLP, rotary_tables
 
 
 def use_tpu_layers(model: Any) -> bool:
@@ -49,7 +58,9 @@ def _known_layers(model: Any) -> Iterator[tuple[Any, Callable[[Any], Callable]]]
     if not architecture_of(model.config).has_tpu_layers:
         return
     for layer in getattr(model, model.base_model_prefix).submodules:
-        if isinstance(layer, TFModernBertAttention):
+        if isinstance(layer, TFModernBertLayer):
+            yield layer, _modernbert_layer_call
+        elif isinstance(layer, TFModernBertAttention):
             yield layer, _modernbert_attention_call
         elif isinstance(layer, TFModernBertMLP):
             yield layer, _gated_call
@@ -136,43 +147,65 @@ def _layer_norm_call(layer: tf_keras.layers.LayerNormalization) -> Callable[[tf.
     return call
 
 
+def _modernbert_layer_call(layer: TFModernBertLayer) -> Callable[..., tuple[tf.Tensor]]:
+    def call(hidden_states: tf.Tensor, attended: tf.Tensor, training: bool = False) -> tuple[tf.Tensor]:
+        hidden_states += layer.attn(hidden_states, attended, training=training, norm=layer.attn_norm)
+        return (hidden_states + layer.mlp(hidden_states, training=training, norm=layer.mlp_norm),)
+
+    return call
+
+
+def _can_join(norm: tf_keras.layers.LayerNormalization, layer: tf_keras.layers.Dense) -> bool:
+    """Return whether `normalized_products` computes both."""
+    return norm.beta is None and layer.bias is None
+
+
 def _modernbert_attention_call(layer: TFModernBertAttention) -> Callable[..., tf.Tensor]:
     reference_call = layer.call
     num_heads, head_size, reach = layer.num_heads, layer.head_size, layer.reach
 
-    def call(hidden_states: tf.Tensor, attended: tf.Tensor, training: bool = False) -> tf.Tensor:
+    def call(hidden_states: tf.Tensor, attended: tf.Tensor, training: bool = False, norm: Any = None) -> tf.Tensor:
         rate = float(layer.dropout.rate) if training else 0.0
         row_keys = next_keys(layer.dropout) if rate else None
         if rate and row_keys is None:
-            return reference_call(hidden_states, attended, training=training)
+            inputs = hidden_states if norm is None else norm(hidden_states)
+            return reference_call(inputs, attended, training=training)
         length, width = hidden_states.shape[1:]
+        reach_of_blocks = reach if reach is not None and can_use_blocks(length, reach) else None
+        joins = norm is not None and reach_of_blocks is None and _can_join(norm, layer.Wqkv)
+        if norm is not None and not joins:
+            hidden_states = norm(hidden_states)
         dtype = hidden_states.dtype
         documents = current_documents()
         rows, around, attended = hidden_states, hidden_states, tf.cast(attended, dtype)
         of_queries: Any = documents
         of_keys: Any = documents
         first = 0  # position of the first query
-        if reach is not None and can_use_blocks(length, reach):
+        if reach_of_blocks is not None:
             # Rotary positions are relative: each block counts from the start of what it sees.
-            first = reach
-            rows, of_queries = (_as_rows(in_blocks(tensor, reach)) for tensor in (hidden_states, documents))
+            first = reach_of_blocks
+            rows, of_queries = (_as_rows(in_blocks(tensor, first)) for tensor in (hidden_states, documents))
             around, attended, of_keys = (
-                _as_rows(with_halo(tensor, reach)) for tensor in (hidden_states, attended, documents)
+                _as_rows(with_halo(tensor, first)) for tensor in (hidden_states, attended, documents)
             )
             if row_keys is not None:
                 num_blocks = rows.shape[0] // hidden_states.shape[0]
                 row_keys = tf.reshape(fold_in(row_keys[:, tf.newaxis], tf.range(num_blocks)), (-1, 2))
         kernels = tf.unstack(tf.reshape(tf.cast(layer.Wqkv.kernel, dtype), (width, 3, num_heads, head_size)), axis=1)
-        biases = tf.zeros((3, num_heads, head_size), dtype)
-        if layer.Wqkv.bias is not None:
-            biases = tf.reshape(tf.cast(layer.Wqkv.bias, dtype), biases.shape)
-        query, key, value = (
-            heads(states, kernel, bias)
-            for states, kernel, bias in zip((rows, around, around), kernels, tf.unstack(biases), strict=True)
-        )
+        scale = None
+        if joins:
+            # The gradient by its inputs is computed with that of the residual stream.
+            projected, scale = normalized_products(hidden_states, norm.gamma, norm.epsilon, kernels, "bld,dnh->bnhl")
+        else:
+            biases = tf.zeros((3, num_heads, head_size), dtype)
+            if layer.Wqkv.bias is not None:
+                biases = tf.reshape(tf.cast(layer.Wqkv.bias, dtype), biases.shape)
+            arguments = zip((rows, around, around), kernels, tf.unstack(biases), strict=True)
+            projected = [heads(states, kernel, bias) for states, kernel, bias in arguments]
+        query, key, value = projected
         query, key = rotated(query, layer.rotary_base, first), rotated(key, layer.rotary_base)
         of_both = None if documents is None else (of_queries[:, tf.newaxis], of_keys[:, tf.newaxis])
-        context = attend(query, key, value, attended[:, tf.newaxis], row_keys, rate, documents=of_both, reach=reach)
+        context = attend(query, key, value, attended[:, tf.newaxis], row_keys, rate, of_both, reach, scale)
         outputs = tf.reshape(layer.Wo(context), (hidden_states.shape[0], -1, width))[:, :length]
         return layer.out_drop(outputs, training=training)
 
@@ -204,8 +237,15 @@ def quarter_turn(head_size: int) -> np.ndarray:
 def _gated_call(layer: TFModernBertMLP) -> Callable[..., tf.Tensor]:
     is_gelu = layer.act is get_tf_activation("gelu")
 
-    def call(hidden_states: tf.Tensor, training: bool = False) -> tf.Tensor:
-        inputs, gate = tf.split(layer.Wi(hidden_states), 2, axis=-1)
+    def call(hidden_states: tf.Tensor, training: bool = False, norm: Any = None) -> tf.Tensor:
+        if norm is not None and _can_join(norm, layer.Wi):
+            products, scale = normalized_products(
+                hidden_states, norm.gamma, norm.epsilon, [layer.Wi.kernel], "bld,de->ble"
+            )
+            (states,) = scaled(scale, *products)
+        else:
+            states = layer.Wi(hidden_states if norm is None else norm(hidden_states))
+        inputs, gate = tf.split(states, 2, axis=-1)
         states = gated_gelu(inputs, gate) if is_gelu else layer.act(inputs) * gate
         return layer.Wo(layer.drop(states, training=training))
 

@@ -39,7 +39,7 @@ def test_blocks_of_a_local_layer_equal_masked_scores(length, monkeypatch):
     assert_same(found, logits_and_gradients(model, inputs, attended))
 
 
-@pytest.mark.parametrize("name", ["modernbert", pytest.param("modernbert without biases", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["modernbert without biases", pytest.param("modernbert", marks=pytest.mark.slow)])
 def test_tpu_layers_equal_the_reference_layers(name):
     model = tiny_model(name)
     rows = [padded_rows(length) for length in (12, 43)]

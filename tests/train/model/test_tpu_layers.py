@@ -6,7 +6,8 @@ import tf_keras
 from tests.fixtures.arrays import assert_all_close, assert_same_arrays, logits_and_gradients
 from tests.fixtures.tiny_models import padded_batch, tiny_model
 from train.layers.random_bits import dropping_out_by, key_dropout, row_keys
-from train.model.tpu_layers import dense, dense_of_heads, gelu, heads, layer_norm, use_tpu_layers
+from train.layers.tpu_functions import dense, dense_of_heads, gelu, heads, layer_norm, normalized_products, scaled
+from train.model.tpu_layers import rotated, use_tpu_layers
 from train.publishing.pytorch_format import pytorch_weights
 
 # Those marked slow have the same layers, in other code of transformers.
@@ -36,18 +37,24 @@ def test_logits_gradients_and_export_equal_the_reference(name):
 
 
 @pytest.mark.slow
-def test_bfloat16_is_as_exact_as_in_the_reference_layers():
-    model = tiny_model("roberta", num_hidden_layers=1)
+@pytest.mark.parametrize("name", ["roberta", "modernbert without biases"])
+def test_bfloat16_is_as_exact_as_in_the_reference_layers(name):
+    model = tiny_model(name, num_hidden_layers=2)
     inputs, attended = padded_batch(model)
-    exact, _ = logits_and_gradients(model, inputs, attended)
+    exact, exact_gradients = logits_and_gradients(model, inputs, attended)
     tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    model = tiny_model("roberta", num_hidden_layers=1)
+    model = tiny_model(name, num_hidden_layers=2)
     tf_keras.mixed_precision.set_global_policy("float32")
-    reference, _ = logits_and_gradients(model, inputs, attended)
+    reference, of_reference = logits_and_gradients(model, inputs, attended)
     use_tpu_layers(model)
     logits, gradients = logits_and_gradients(model, inputs, attended, jit_compile=True)
     assert np.abs(logits - exact).mean() < 1.2 * np.abs(reference - exact).mean()
-    assert all(gradient.dtype == np.float32 and np.isfinite(gradient).all() for gradient in gradients)
+    assert all(gradient.dtype == np.float32 for gradient in gradients)
+    errors, reference_errors = (
+        np.sqrt(sum(np.square(one - exact).sum() for one, exact in zip(found, exact_gradients, strict=True)))
+        for found in (gradients, of_reference)
+    )
+    assert errors < 1.2 * reference_errors
 
 
 def test_dropout_is_that_of_the_reference_layers():
@@ -139,6 +146,33 @@ def test_projections_to_heads_and_from_them_are_plain_products():
 
     expected, outputs = exact_and_own(exact, own, tf.float32, *arguments)
     assert_near(outputs, expected, 1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(tf.float32, 1e-5), (tf.bfloat16, 2e-2)])
+def test_products_of_normalized_inputs_are_the_plain_ones(dtype, tolerance):
+    inputs = tf.random.stateless_normal((4, 16, 128), (5, 0), mean=0.5, stddev=2)
+    gamma = tf.random.stateless_normal((128,), (5, 1)) * tf.cast(tf.range(128) % 4 > 0, tf.float32)
+    kernel, *of_heads = (
+        tf.random.stateless_normal(shape, (6, seed)) for seed, shape in enumerate([(128, 96)] + 3 * [(128, 2, 64)])
+    )
+
+    def exact(inputs, gamma, kernel, *of_heads):
+        mean, variance = tf.nn.moments(inputs, -1, keepdims=True)
+        states = tf.nn.batch_normalization(inputs, mean, variance, None, gamma, 1e-5)
+        query, *others = (tf.einsum("bld,dnh->bnhl", states, one) for one in of_heads)
+        return states @ kernel, rotated(query, 100.0), *others
+
+    def own(inputs, gamma, kernel, *of_heads):
+        gamma = tf.cast(gamma, tf.float32)
+        products, scale = normalized_products(inputs, gamma, 1e-5, [kernel], "bld,de->ble")
+        (query, *others), of_tokens = normalized_products(inputs, gamma, 1e-5, of_heads, "bld,dnh->bnhl")
+        return *scaled(scale, *products), *scaled(of_tokens, rotated(query, 100.0), *others)
+
+    def joined(function):
+        return lambda *arguments: tf.concat([tf.reshape(one, (4, 16, -1)) for one in function(*arguments)], axis=-1)
+
+    expected, outputs = exact_and_own(joined(exact), joined(own), dtype, inputs, gamma, kernel, *of_heads)
+    assert_near(outputs, expected, tolerance)
 
 
 def test_the_pooler_is_computed_as_before():
