@@ -2,7 +2,8 @@
 
 Transformers' RobertaForMaskedLM in its default form (its attention is PyTorch's fused one), the masks of transformers'
 collator, AdamW in its fused form, clipping and a linear schedule as in transformers' Trainer. The rows are in memory.
-With `--gather` the head runs over the masked positions only, which transformers does not offer.
+With `--gather` the head runs over the masked positions only, which transformers does not offer; with `--bfloat16` the
+forward pass is under autocast, as with `Trainer`'s `bf16`.
 """
 
 import argparse
@@ -48,7 +49,7 @@ def gathered_loss(
     return torch.nn.functional.cross_entropy(model.lm_head(hidden[is_masked]), labels[is_masked])
 
 
-def train(rows: np.ndarray, settings: dict[str, Any], rounds: Rounds, is_gathered: bool) -> None:
+def train(rows: np.ndarray, settings: dict[str, Any], rounds: Rounds, is_gathered: bool, bfloat16: bool) -> None:
     """Train until the other side ends."""
     torch.manual_seed(0)
     model = RobertaForMaskedLM(
@@ -66,10 +67,11 @@ def train(rows: np.ndarray, settings: dict[str, Any], rounds: Rounds, is_gathere
         batch = torch.from_numpy(rows[order.integers(len(rows), size=batch_rows)].astype(np.int64))
         inputs, labels = masked(batch, settings["model"]["vocab_size"])
         attended = (batch != PAD_ID).long()
-        if is_gathered:
-            loss = gathered_loss(model, inputs, attended, labels)
-        else:
-            loss = model(input_ids=inputs, attention_mask=attended, labels=labels).loss
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bfloat16):
+            if is_gathered:
+                loss = gathered_loss(model, inputs, attended, labels)
+            else:
+                loss = model(input_ids=inputs, attention_mask=attended, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -84,8 +86,10 @@ def main() -> None:
     parser.add_argument("rows", help="NumPy file of int32 (rows, length).")
     parser.add_argument("--settings", type=json.loads, required=True, help="JSON: model, length, batch_rows, rounds.")
     parser.add_argument("--gather", action="store_true", help="Head over the masked positions only.")
+    parser.add_argument("--bfloat16", action="store_true", help="Forward pass under autocast.")
     arguments = parser.parse_args()
-    train(np.load(arguments.rows), arguments.settings, Rounds(**arguments.settings["rounds"]), arguments.gather)
+    rows, rounds = np.load(arguments.rows), Rounds(**arguments.settings["rounds"])
+    train(rows, arguments.settings, rounds, arguments.gather, arguments.bfloat16)
 
 
 if __name__ == "__main__":

@@ -148,8 +148,12 @@ TABLES = {
         ],
     ),
     "train_step_cpu.py": (
-        f"--contenders tutorial ours {TINY} --vocab-size=500 --length=16 {STEPS}",
-        [*(rf"^{one} +[\d,]+ +\(" for one in ("tutorial", "ours")), r"^ours / tutorial +\d"],
+        f"--torch-python {{torch}} --contenders tutorial ours 'torch gathered' 'torch gathered in bfloat16' {TINY} "
+        f"--vocab-size=500 --length=16 {STEPS}",
+        [
+            *(rf"^{one} +[\d,]+ +\(" for one in ("tutorial", "ours", "torch gathered", "torch gathered in bfloat16")),
+            *(r"^ours / tutorial +\d", r"^torch gathered in bfloat16 / torch gathered +\d"),
+        ],
     ),
     "resume.py": (
         "--num-rows=2000 --length=16 --late-step=900 --repeats=1 --num-layers=1 --saves=1",
