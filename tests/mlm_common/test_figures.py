@@ -27,4 +27,5 @@ def test_characters_that_no_font_has_give_no_warnings(recwarn):
         figure.suptitle("\U000e0100\U0010fffd")
         label_ends(figure.add_subplot(), [EndLabel(0, 0, "\U0010fffd", "black")])
         assert image_of(figure).startswith(b"\x89PNG")
-    assert not recwarn.list
+    # Others' warnings may come meanwhile, of files that the garbage collector closes.
+    assert not [warning for warning in recwarn if "Glyph" in str(warning.message)]
