@@ -23,14 +23,7 @@ except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.cli.console import folder_beside, next_step
 from mlm_common.cli.settings import flag_of
-from mlm_common.corpus.config import (
-    BUILTIN,
-    HELD_OUT_SPLITS,
-    VALIDATION,
-    CorpusConfig,
-    SourcesConfig,
-    corpus_config_from_record,
-)
+from mlm_common.corpus.config import BUILTIN, VALIDATION, CorpusConfig, SourcesConfig, corpus_config_from_record
 from mlm_common.corpus.corpus import Corpus, open_corpus
 from mlm_common.corpus.identity import Part, Record, describe_changed_sources, describe_shared_text, names_its_text
 from mlm_common.corpus.sources import Mixture, corpora_of, open_mixture
@@ -113,8 +106,7 @@ def prepare(corpus_config: CorpusConfig, sources: SourcesConfig, config: Prepare
     if not all(plan.is_complete for plan in plans):
         output.delete_files([MIXTURE_NAME] if output.exists(MIXTURE_NAME) else [])
     duplicates = look_for_duplicates(plans, mixture, engines) if config.drop_duplicates else {}
-    # Held-out splits first: they are small, and may turn out to be empty.
-    for plan in sorted(plans, key=lambda plan: plan.split_name not in HELD_OUT_SPLITS):
+    for plan in plans:
         corpus, engine = mixture.corpora[plan.source], engines[plan.source]
         prepare_split(plan, corpus, tokenizer, engine, duplicates.get(plan.folder, {}))
         print(describe_split(plan.folder, read_manifest(plan.folder)))

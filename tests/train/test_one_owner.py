@@ -40,7 +40,7 @@ def test_a_refused_global_batch_leaves_the_run_as_it_was(old_run, shards, run):
 
 def test_weights_that_do_not_load_delete_no_run(old_run, shards, tmp_path, run):
     shutil.copytree(old_run / "export", tmp_path / "model")
-    flags = ("--init-from", str(tmp_path / "model"), "--config-overrides", "num_hidden_layers=2")
+    flags = ("--init-from", str(tmp_path / "model"), "--config-overrides", "type_vocab_size=3")
     before = contents(old_run)
     refused = run(main, *run_flags(shards, old_run, *flags, "--overwrite-output-dir"))
     assert "The weights of --init-from must be those of the model that is trained" in refused.refusal

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from mlm_common.errors import InputError
 from tests.fixtures.plans import config_of
 from tests.fixtures.tiny_phases import phases_flags, phases_with
-from train.checkpoints.resume import check_checkpoint, fingerprint_of_phases, fingerprint_sha256
+from train.checkpoints.resume import ResumePoint, check_checkpoint, fingerprint_of_phases, fingerprint_sha256
 from train.config.settings import parse_training_config
 from train.loop.lifecycle import Pretraining
+from train.loop.run import describe_plan
 from train.runtime.machines import Cluster
 from train.runtime.plan import PER_PHASE, PhaseSettings, PhaseToPlan, Plan, make_plans, phases_of, tokens_after
 from train.runtime.run_folder import RunFolder
@@ -257,7 +258,8 @@ def test_a_run_is_opened_phase_by_phase(phase_shards, tmp_path):
     assert [(plan.first_row, plan.first_step_of_rows, plan.num_steps) for plan in plans] == [
         (0, 0, 5), (40, 0, 9), (0, 9, 14),
     ]  # fmt: skip
-    assert run.phases[2].describe(plans[2], 0)["phase"] == "3 of 3: long rows"
+    described = describe_plan(run, run.phases[2], plans[2], 0, ResumePoint(plans[2].first_step))
+    assert described["phase"] == "3 of 3: long rows"
     hashes = [run.fingerprint_sha256(index) for index in range(3)]
     assert len(set(hashes)) == 3
     ahead = phases_flags(phase_shards, tmp_path / "other", phases_with(2, mlm_probability=0.4))
