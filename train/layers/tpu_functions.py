@@ -198,11 +198,13 @@ def layer_norm(inputs: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: fl
 def normalized_products(
     inputs: tf.Tensor, gamma: tf.Tensor, epsilon: float, kernels: Sequence[tf.Tensor], equation: str
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Multiply what `layer_norm` makes without an offset by kernels; the gradient by the inputs is one operation.
+    """Normalize as `layer_norm` does without an offset, and multiply the result by kernels.
 
-    The products are proportional to the inverse deviation of their token. So its gradient is Σ product * gradient, the
-    gradient of the second result, a factor of 1 for each token, float32 (batch, length, 1), which must reach each
-    product or a rotation of it through `scaled`. The gradient by the mean is in that of kernels without their mean.
+    XLA joins the gradient by the inputs to the last product, since no sum over the norm's result is needed. Products
+    are proportional to the inverse deviation of their token, so what goes through the deviation follows from
+    Σ product * gradient. That is the gradient by the second result, 1 for each token, float32 (batch, length, 1), if
+    each product or a rotation of it goes through `scaled` with it. What goes through the mean is left out by kernels
+    whose columns have the mean 0.
 
     Args:
         inputs: (batch, length, width).
@@ -245,7 +247,7 @@ def normalized_products(
 
 @custom_gradient
 def scaled(scale: tf.Tensor, *tensors: tf.Tensor) -> tuple[tuple[tf.Tensor, ...], Callable]:  # noqa: ARG001
-    """Multiply tensors by a factor of 1 of each token, which is for its gradient, Σ tensor * gradient.
+    """Return the tensors as they are, times 1; the gradient by that 1 is Σ tensor * gradient of each token.
 
     Args:
         scale: float32 (batch, length, 1).
