@@ -21,6 +21,7 @@ from train.checkpoints.store import CheckpointStore, DamagedCheckpointError
 from train.config.settings import SUBJECTS, TrainingConfig
 from train.metrics.log import VALIDATION
 from train.runtime.machines import Cluster
+from train.runtime.plan import phase_index
 from train.runtime.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -110,15 +111,22 @@ def average_checkpoints(paths: Sequence[str], tokenizer: str | None) -> tuple["S
 def best_checkpoint(path: str) -> str:
     """Return the path of a run's checkpoint with the best evaluation, the earliest of equal ones.
 
+    Of a run with phases only the newest one counts: losses of others are of other masks and rows.
+
     Raises:
         InputError: it is no run, none of its checkpoints was evaluated, or one is damaged.
     """
     store = CheckpointStore(RunFolder(path).checkpoints)
     try:
-        ranks = {step: store.read_record(step).rank for step in store.steps()}
+        records = [store.read_record(step) for step in sorted(store.steps())]
     except DamagedCheckpointError as error:
         raise InputError(f"--best: a checkpoint in {store.folder} is damaged: {error}. Name another one.") from error
-    evaluated = [(rank, -step) for step, rank in ranks.items() if rank is not None]
+    phases = [phase_index(record.plan) for record in records]
+    evaluated = [
+        (record.rank, -record.step)
+        for record, phase in zip(records, phases, strict=True)
+        if record.rank is not None and phase == phases[-1]
+    ]
     require(bool(evaluated), "needs the OUTPUT_DIR of a run with an evaluated checkpoint", "--best", path)
     return store.path(-max(evaluated)[1])
 

@@ -14,7 +14,7 @@ from tests.fixtures.results import read_json
 from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_run import NUM_STEPS
 from train.checkpoints.store import CheckpointStore
-from train.export import _evaluate, main
+from train.export import _evaluate, best_checkpoint, main
 from train.loop.lifecycle import Pretraining
 from train.model.from_pretrained import load_model
 from train.publishing.publisher import published_run
@@ -45,7 +45,7 @@ def test_an_earlier_checkpoint_pushed_to_a_branch(finished_run, tmp_path, hub_he
     assert pushed["model.safetensors"] != (finished_run / "export" / "model.safetensors").read_bytes()
 
 
-def test_the_best_checkpoint(finished_run, tmp_path, run: Any):
+def test_the_best_checkpoint(finished_run, tmp_path, run):
     shutil.copytree(finished_run, tmp_path / "run")
     store = CheckpointStore(RunFolder(str(tmp_path / "run")).checkpoints)
     record = store.read_record(3)
@@ -53,10 +53,14 @@ def test_the_best_checkpoint(finished_run, tmp_path, run: Any):
     assert main([str(tmp_path / "run"), str(tmp_path / "best"), "--best"]) == 0
     assert main([str(tmp_path / "run" / "checkpoints" / "step-00000003"), str(tmp_path / "third")]) == 0
     assert contents(tmp_path / "best") == contents(tmp_path / "third")
+    newest = store.read_record(NUM_STEPS)
+    later = dataclasses.replace(newest, plan=newest.plan | {"before": [{}]})
+    store.write(later, store.read_arrays(newest))
+    assert best_checkpoint(str(tmp_path / "run")) == store.path(NUM_STEPS)
     assert "--best needs the OUTPUT_DIR" in run(main, tmp_path / "third", tmp_path / "out", "--best").refusal
 
 
-def test_tensorflows_weights_too(finished_run, tmp_path: Path):
+def test_tensorflows_weights_too(finished_run, tmp_path):
     """And of a folder instead of a checkpoint."""
     assert main([str(finished_run / "export"), str(tmp_path / "out"), "--formats", "pytorch,tf"]) == 0
     folder = tmp_path / "out"
