@@ -122,6 +122,7 @@ def test_a_run_starts_from_a_smaller_one(finished_run, shards, tmp_path, run):
     table, larger_table = (one.roberta.embeddings.weight.numpy() for one in (small, large))
     np.testing.assert_allclose(larger_table[:, 16:48], table, atol=1e-6)
     forgotten = run(main, *[flag for flag in flags if flag != "--grow"], "--config-overrides", larger, "--dry-run")
-    assert "contains a different run (model.grow: True there, None now" in forgotten.error
+    assert "must not change num_hidden_layers of --init-from" in forgotten.error
+    assert "make the model larger with --grow" in forgotten.error
     alone = run(main, *run_flags(shards, tmp_path / "run", "--grow", "--dry-run"))
     assert alone.error.startswith("error: --grow needs --init-from, a smaller model; received none.")
