@@ -1,14 +1,12 @@
-import ctypes
 import os
 import platform
 import resource
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
-from train import has_accelerator, keep_freed_memory
+from train import has_accelerator
 
 
 def run_program(program: str, *left_out: str) -> subprocess.CompletedProcess:
@@ -77,16 +75,3 @@ print(*faults[1:])
     num_pages, found = 2**24 // resource.getpagesize(), run_program(program).stdout.split()
     assert len(found) == 2
     assert all(int(num_faults) < num_pages // 10 for num_faults in found), found
-
-
-def test_a_glibc_that_refuses_a_large_threshold_keeps_the_largest_it_takes(monkeypatch):
-    taken: dict[int, int] = {}
-
-    def mallopt(parameter, value):
-        is_taken = parameter != -3 or value <= 2**25
-        taken.update({parameter: value} if is_taken else {})
-        return int(is_taken)
-
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(mallopt=mallopt))
-    keep_freed_memory()
-    assert taken == {-8: 1, -3: 2**25, -2: 2**30}

@@ -62,17 +62,6 @@ def test_a_model_on_the_hub_is_fetched(export, hub_of_transformers):
     assert fill_masks("alice/model", [SENTENCE], top_k=1)[0][0]["token_str"] == "list"
 
 
-def test_a_folder_without_an_export_is_refused(tmp_path):
-    config = '{"model_type": "bert", "architectures": ["BertForMaskedLM"]}'
-    for content, message in (("{}", "A model is a folder with config.json, or a"), (config, "must hold model.safete")):
-        (tmp_path / "config.json").write_text(content, encoding="utf-8")
-        with pytest.raises(InputError, match=message):
-            fill_masks(str(tmp_path), [SENTENCE])
-    (tmp_path / "model").mkdir()
-    with pytest.raises(InputError, match=r"no folder .*modle; did you mean .*model\?"):
-        fill_masks(str(tmp_path / "modle"), [SENTENCE])
-
-
 def test_the_folder_of_a_run_stands_for_its_export(export, tmp_path):
     (tmp_path / "run.json").write_text("{}", encoding="utf-8")
     with pytest.raises(InputError, match=r"no export yet\. .*train/export\.py"):

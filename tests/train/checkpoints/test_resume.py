@@ -117,11 +117,8 @@ def test_another_or_unrecorded_device_or_commit_is_said(made_by, device, commit)
     ]
 
 
-@pytest.mark.parametrize(
-    ("flags", "text"), [((), "starting from scratch"), (("--init-from", "x"), "starting from the weights of x")]
-)
-def test_a_new_run_says_what_it_starts_from(flags, text):
-    config = config_of("--max-steps", "9", *flags)
-    assert list(describe_resume_point(ResumePoint(), plan_of(config), config, LIBRARIES, COMPUTATION, MADE_BY)) == [
-        text
-    ]
+def test_a_new_run_says_what_it_starts_from():
+    for flags, text in ((), "starting from scratch"), (("--init-from", "x"), "starting from the weights of x"):
+        config = config_of("--max-steps", "9", *flags)
+        told = describe_resume_point(ResumePoint(), plan_of(config), config, LIBRARIES, COMPUTATION, MADE_BY)
+        assert list(told) == [text]

@@ -291,14 +291,6 @@ def test_faults_of_cloud_storage_while_saving(cloud, fault):
     assert any(request["fault"] != "none" for request in cloud.requests())
 
 
-def test_a_damaged_object_is_passed_over(cloud):
-    folder = f"{cloud.bucket_url}/run"
-    save(opened(folder), 1, 2)
-    name = "run/checkpoints/step-00000002.safetensors"
-    cloud.put(name, cloud.objects()[name][:-1])
-    assert restored(folder)[0] == 1
-
-
 def test_a_deletion_that_fails_is_a_warning_and_is_made_up_for(cloud, caplog):
     folder = f"{cloud.bucket_url}/run"
     checkpoints = opened(folder, 1)

@@ -30,23 +30,6 @@ def test_counts_over_any_range_follow_the_weights(order, start, num_rows):
             assert abs(count - Fraction(num_rows * weight, total)) <= 1
 
 
-def test_no_order_of_three_sources_keeps_every_range_within_one_of_the_weights():
-    """So two sources are promised that, more are not: tries all orders, row by row, as far as they go."""
-    weights, total = (11, 7, 5), 23
-    # By order: the largest and the smallest that each count was ahead of its weight, in parts of 23.
-    orders, num_rows = [((0, 0, 0), (0, 0, 0), (0, 0, 0))], 0
-    while orders:
-        longer = []
-        for ahead, highest, lowest in orders:
-            for source in range(3):
-                now = tuple(a - w + total * (source == i) for i, (a, w) in enumerate(zip(ahead, weights, strict=True)))
-                high, low = tuple(map(max, highest, now)), tuple(map(min, lowest, now))
-                if all(h - one <= total for h, one in zip(high, low, strict=True)):
-                    longer.append((now, high, low))
-        orders, num_rows = longer, num_rows + 1
-    assert num_rows == 11
-
-
 @given(order=WEIGHTS, start=st.integers(0, 10**12))
 def test_each_position_is_one_row_of_one_source(order, start):
     rows = range(start, start + 40)

@@ -1,7 +1,6 @@
 """Shards to train and to evaluate on: compared with each other before anything is read."""
 
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,9 @@ from tokenizers.models import WordLevel
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import SPECIAL_TOKENS, save_tokenizer
 from tests.fixtures.tiny_corpus import flags, wrapped, write_source
-from tfrecord_prep.manifest import open_shards
 from tfrecord_prep.prepare_tfrecord_shards import main as prepare
 from train.config.learning import DataConfig
-from train.data.shards import check_nothing_is_shared, check_phases, open_inputs
+from train.data.shards import open_inputs
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +29,6 @@ def prepared(tmp_path_factory) -> Path:
 
 def open_parts(train: Path, evaluation: Path | str, **settings: str) -> None:
     open_inputs(DataConfig(str(train), str(evaluation), **settings))
-
-
-def test_rows_of_one_draw_or_of_other_files_are_evaluated_on(prepared):
-    open_parts(prepared / "drawn" / "train", prepared / "drawn" / "validation")
-    open_parts(prepared / "drawn" / "train", prepared / "other" / "validation")
-    open_parts(prepared / "all" / "train", prepared / "other" / "validation")
 
 
 def test_rows_that_are_trained_on_are_not_evaluated_on(prepared):
@@ -80,30 +72,6 @@ def test_shards_without_a_manifest_are_compared_with_each_other(prepared, tmp_pa
     save_tokenizer(wrapped(Tokenizer(WordLevel(ids, unk_token=SPECIAL_TOKENS["unk"]))), str(tmp_path / "small"))
     with pytest.raises(InputError, match=r"--tokenizer must be the one .* and the tokenizer 5 ids\."):
         open_parts(tmp_path / "train", tmp_path / "validation", tokenizer=str(tmp_path / "small"))
-
-
-def test_preparations_without_other_splits_are_of_the_same_text(prepared, tmp_path):
-    assert prepare(flags(prepared, tmp_path / "all", "--max-length", "32", "--split", "other")) == 0
-    with pytest.raises(InputError, match="both were made of"):
-        check_nothing_is_shared(open_shards(str(prepared / "all/train")), open_shards(str(tmp_path / "all/other")))
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "is_right"),
-    [
-        (("16/train", "16/validation"), ("32/train", "32/validation"), True),
-        (("16/train", "16/validation"), ("32/train", None), True),
-        (("16/train", "16/validation"), ("32/validation", None), False),
-        (("32/validation", None), ("16/train", "16/validation"), False),
-        (("16/train", None), ("32/validation", "32/train"), False),
-    ],
-)
-def test_no_phase_trains_on_text_that_another_evaluates_on(phase_shards, first, second, is_right):
-    folders = [[name and str(phase_shards / name) for name in phase] for phase in (first, second)]
-    phases = [open_inputs(DataConfig(train, other)) for train, other in folders]
-    refused = pytest.raises(InputError, match=r"must hold no text of --train-dataset.*: both are the split `\w+` of")
-    with nullcontext() if is_right else refused:
-        check_phases(phases)
 
 
 def test_text_that_may_be_shared_is_warned_of(prepared, monkeypatch, caplog):

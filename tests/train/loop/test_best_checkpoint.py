@@ -54,15 +54,10 @@ def test_the_best_so_far_is_to_be_saved():
     assert not make_trainer(lines[:2], exports_best=False).is_best_so_far(2)
 
 
-def test_a_score_that_is_no_number_is_the_worst():
-    lines = lines_of(step_2=(math.nan, 1.0), step_4=(0.1, 2.0), step_6=(math.nan, 0.5))
-    assert make_trainer(lines).is_best_so_far(4)
-    assert make_trainer(lines, (2, 4, 6, 18)).restore_best()[0] == 4
-
-
-def test_ties_go_to_the_lower_loss_then_to_the_earlier_step():
-    lines = lines_of(step_2=(0.9, 0.6), step_4=(0.9, 0.2), step_6=(0.9, 0.2), step_18=(0.8, 0.1))
-    trainer = make_trainer(lines, (2, 4, 6, 18))
+def test_ties_go_to_the_lower_loss_then_to_the_earlier_step_and_a_score_that_is_no_number_is_the_worst():
+    of_step = {"step_1": (math.nan, 0.1), "step_2": (0.9, 0.6), "step_4": (0.9, 0.2), "step_6": (0.9, 0.2)}
+    lines = lines_of(**of_step, step_18=(0.8, 0.1))
+    trainer = make_trainer(lines, (1, 2, 4, 6, 18))
     assert trainer.restore_best() == (4, {"loss": 0.2, "accuracy": 0.9})
     assert trainer.restored == [4]
 
@@ -80,15 +75,6 @@ def test_a_best_evaluation_without_a_checkpoint_is_named(caplog):
     assert make_trainer(lines, (4, 9, 18)).restore_best()[0] == 4
     assert make_trainer([], (9, 18)).restore_best() == (18, None)
     assert not caplog.messages
-
-
-def test_the_final_lines_say_of_which_step_the_model_is():
-    lines = lines_of(step_9=(0.6, 0.2), step_18=(0.5, 0.1))
-    described = make_trainer(lines)._describe_exported(9)
-    assert described == {"best checkpoint": "step 9 of 18, exported; the last step had accuracy 0.5"}
-    assert make_trainer(lines)._describe_exported(18) == {"best checkpoint": "step 18 of 18, the last, exported"}
-    assert make_trainer(lines, exports_best=False)._describe_exported(18) == {"exported": "step 18 of 18"}
-    assert make_trainer([])._describe_exported(18) == {"exported": "step 18 of 18"}
 
 
 def test_checkpoints_are_ranked_by_the_metric_of_this_call():

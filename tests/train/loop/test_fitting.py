@@ -76,32 +76,13 @@ def fit(strategy, max_steps=8, input_seconds=0.0, num_steps=20, **more):
     return float(model.total.numpy()), calls, callback.take_wait_seconds(), time.perf_counter() - started_seconds
 
 
-def test_executions_end_where_a_hook_is_due():
-    callback, steps = steps_per_execution(start_step=3, at_steps=(17, 2)), [3]
-    while steps[-1] < 20:
-        steps.append(steps[-1] + callback.length_after(steps[-1]))
-    assert steps == [3, 5, 7, 10, 14, 15, 17, 20]
-    assert steps_per_execution(max_steps=2).length_after(0) == 2
-    assert steps_per_execution(every=()).length_after(18) == 2, "the run's last step ends one, too"
-
-
-def test_hooks_are_called_where_they_are_due_in_their_order():
-    calls = []
-    callback = steps_per_execution(start_step=3, at_steps=(7,), max_steps=1, calls=calls)
-    for step in (4, 5, 7, 20):
-        callback.on_train_batch_end(step - 4, {"input_wait_seconds": 0.0})
-    assert calls == [
-        ("execution", 4), ("every 5", 5), ("execution", 5), ("every 7", 7), ("at", 7), ("execution", 7),
-        ("every 5", 20), ("every 7", 20), ("execution", 20),
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("strategy", [one_cpu, two_cpus])
-@pytest.mark.parametrize(("max_steps", "steps"), [(8, [5, 7, 10, 14, 15, 20]), (1, list(range(1, 21)))])
-def test_fit_makes_every_step_in_executions_of_these_lengths(strategy, max_steps, steps):
-    total, calls, _, _ = fit(strategy(), max_steps)
+@pytest.mark.parametrize(("max_steps", "steps"), [(8, [5, 7, 10, 14, 15, 17, 20]), (1, list(range(1, 21)))])
+def test_executions_end_where_a_hook_is_due_and_hooks_are_called_in_their_order(strategy, max_steps, steps):
+    total, calls, _, _ = fit(strategy(), max_steps, at_steps=(7, 17))
     assert total == 2 * sum(range(21))
-    assert [step for name, step in calls if name == "execution"] == steps
+    hooks = {"every 5": (5, 10, 15, 20), "every 7": (7, 14, 20), "at": (7, 17), "execution": steps}
+    assert calls == [(name, step) for step in steps for name, due in hooks.items() if step in due]
 
 
 @pytest.mark.parametrize("max_steps", [1, 8])
@@ -125,16 +106,6 @@ def test_an_execution_has_as_many_steps_as_may_be_in_flight(monkeypatch):
     _, calls, _, _ = fit(one_cpu(), 32, every=(), in_flight=Timed(lambda: None, StopRequest()))
     steps = [0, *(step for name, step in calls if name == "execution")]
     assert [after - before for before, after in itertools.pairwise(steps)] == [1, 1, 4, 4, 4, 4, 2]
-
-
-def test_the_wait_is_read_once():
-    callback = steps_per_execution()
-    callback.set_model(Counter())
-    callback.model.compile(steps_per_execution=8)
-    for end, wait in ((4, 0.5), (6, 0.25)):
-        callback.on_train_batch_end(end, {"input_wait_seconds": tf.constant(wait, tf.float64)})
-    assert callback.take_wait_seconds() == 0.75
-    assert callback.take_wait_seconds() == 0
 
 
 def test_a_profile_that_cannot_be_written_is_a_warning(tmp_path, caplog):

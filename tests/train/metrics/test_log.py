@@ -1,7 +1,6 @@
 """The log of a run is written in the background: whatever fails or stalls, training goes on, and nothing is lost."""
 
 import json
-import re
 import statistics
 import time
 from pathlib import Path
@@ -182,16 +181,6 @@ def test_event_files_sort_as_written(tmp_path, monkeypatch, seconds):
     assert points(tmp_path) == [1, 2, 3, 4, 5, 6]
 
 
-def test_event_files_of_a_bucket_sort_as_written(cloud, monkeypatch):
-    monkeypatch.setattr(time, "time", lambda: 5000.0)
-    for number in range(2):
-        with started_log(f"{cloud.bucket_url}/run", number, num_written=2 * number) as log:
-            add(log, number + 1)
-    names = sorted(re.sub(r"(tfevents\.\d+).*", r"\1", name) for name in cloud.objects() if "tfevents" in name)
-    files = [f"events.out.tfevents.{second}" for second in ("0000005000", "0000005001")]
-    assert names == [f"run/tensorboard/{split}/{name}" for split in TENSORBOARD_SPLITS for name in files]
-
-
 DAMAGED_LINES = {
     "no JSON": b"garbage\n",
     "zeros after a power cut": b"\0" * 40 + b"\n",
@@ -274,14 +263,6 @@ def test_a_rollback_drops_lines_and_points(tmp_path):
         (1, TRAIN), (3, ROLLBACK), (2, TRAIN), (3, TRAIN), (3, VALIDATION),
     ]  # fmt: skip
     assert points(tmp_path) == [1, 2, 3]
-
-
-def test_lines_after_the_step_of_a_start_are_dropped(tmp_path):
-    with started_log(tmp_path) as log:
-        add(log, 1, 2, 3)
-    with started_log(tmp_path, 2, num_written=2) as log:
-        add(log, 3, 4)
-    assert steps_in(tmp_path) == points(tmp_path) == [1, 2, 3, 4]
 
 
 def test_training_and_validation_share_their_tags(tmp_path):

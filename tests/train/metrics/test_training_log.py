@@ -125,16 +125,6 @@ def test_a_bar_moves_each_step_and_says_what_it_knows(monkeypatch):
     assert re.fullmatch(r"train  62% \|██████.   \| 88/142  loss 1\.52  10 k tok/s  0:55 left", shown(terminal)[-1])
 
 
-def test_a_resumed_bar_starts_with_the_run_and_fits_80_columns(monkeypatch):
-    terminal = terminal_in(monkeypatch)
-    bar = bar_of(1_000_000, fake_clock(999_999.0, 99.9 * 86400), start_step=600_000)
-    assert "60% |██████    | 600000/1000000  compiling" in shown(terminal)[-1]
-    bar.log(600_001, 10.25)
-    bar.close()
-    assert "loss 10.25" in shown(terminal)[-1]
-    assert all(len(text) <= 80 for text in shown(terminal))
-
-
 def test_without_a_terminal_there_are_lines(capsys, caplog):
     with caplog.at_level(logging.INFO):
         bar = bar_of(1100, fake_clock(584_000.0, 200.0))
@@ -150,16 +140,6 @@ def test_without_a_terminal_there_are_lines(capsys, caplog):
         "step 1,100  validation loss 3.41  accuracy 40.0 %",
     ]
     assert "\r" not in printed + errors
-
-
-def test_other_workers_show_nothing(monkeypatch, capsys):
-    terminal = terminal_in(monkeypatch)
-    bar = bar_of(9, fake_clock(1.0, 1.0), is_chief=False)
-    bar.advance(1)
-    bar.log(1, 2.0)
-    bar.write_evaluation(1, "loss 2.00")
-    bar.close()
-    assert (terminal.getvalue(), capsys.readouterr().out) == ("", "")
 
 
 def config_with(**hardware):

@@ -12,7 +12,6 @@ from tests.fixtures.tiny_steps import RULE, compiled_model, one_cpu, train, two_
 from tfrecord_prep.chunking import CHUNKINGS, Framing
 from tfrecord_prep.encoding import TokenBatch
 from train.layers import tpu_attention
-from train.layers.random_bits import dropping_out_by, key_dropout, row_keys
 from train.model import tpu_layers
 from train.model.attention import attend_within_documents, number_documents, positions_within
 from train.model.build import enable_gradient_checkpointing
@@ -105,46 +104,6 @@ def test_packed_rows_give_what_separate_rows_give(monkeypatch, name, is_tpu, is_
     assert np.abs(seen - expected).max() > 0.01
     np.testing.assert_allclose(logits, expected, atol=1e-6)
     assert_all_close(gradients, expected_gradients, atol=1e-6)
-
-
-def test_layers_for_tpus_stay_within_documents(monkeypatch):
-    """Without XLA, which their attention needs; for attentions as an output they use the reference layers."""
-
-    def attend(query, key, value, attended, _, rate, *, documents):
-        assert rate == 0
-        of_queries, of_keys = documents
-        is_seen = (of_queries[:, :, tf.newaxis] == of_keys[..., tf.newaxis]) & (attended[..., tf.newaxis] > 0)
-        scores = tf.einsum("bnhk,bnhq->bnkq", key, query) / np.sqrt(query.shape[2])
-        return tf.einsum("bnkq,bnhk->bnhq", tf.nn.softmax(tf.where(is_seen, scores, -1e9), axis=2), value)
-
-    monkeypatch.setattr(tpu_layers, "attend", attend)
-    model = documents_model("roberta")
-    ids = rows_of(LENGTHS, PAD)
-    expected = model(tf.constant(ids), output_attentions=True)
-    assert not np.any(expected.attentions[0][0, :, :6, 6:])
-    use_tpu_layers(model)
-    for output_attentions in (False, True):
-        logits = model(tf.constant(ids), output_attentions=output_attentions).logits
-        np.testing.assert_allclose(logits[ids != PAD], expected.logits[ids != PAD], atol=2e-5)
-    use_reference_layers(model)
-    np.testing.assert_array_equal(model(tf.constant(ids)).logits, expected.logits)
-
-
-def test_layers_that_are_computed_again_stay_within_documents():
-    model = documents_model("roberta", hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
-    key_dropout(model)
-    ids = tf.constant(rows_of(LENGTHS, PAD))
-
-    def gradients():
-        with dropping_out_by(row_keys((5, 6), len(ids))):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(tf.nn.log_softmax(model(ids, training=True).logits)[..., 7])
-            found = tape.gradient(loss, model.trainable_variables, unconnected_gradients="zero")
-        return [tf.convert_to_tensor(gradient) for gradient in found]
-
-    expected = gradients()
-    enable_gradient_checkpointing(model)
-    assert_all_close(gradients(), expected, atol=1e-6)
 
 
 def pretraining_model(strategy, num_micro_batches=1, jit_compile=False, **changes):

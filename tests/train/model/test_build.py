@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from tests.fixtures.arrays import assert_all_close, assert_all_equal
+from tests.fixtures.arrays import assert_all_close
 from tests.fixtures.results import read_json
 from tests.fixtures.tiny_models import (
     PAD,
@@ -28,7 +28,6 @@ from train.layers.random_bits import dropping_out_by, key_dropout, key_of, row_k
 from train.model.architectures import ARCHITECTURES, learns_positions, vocabulary_axis
 from train.model.build import (
     build_network,
-    clear_padding,
     enable_gradient_checkpointing,
     encoder_layers,
     sinusoids,
@@ -140,19 +139,6 @@ def test_steps_are_those_without_padding():
     np.testing.assert_allclose(logits[1], logits[0], atol=1e-4)
 
 
-def test_clearing_touches_the_padding_alone():
-    model, untouched = one_layer_model("mobilebert"), one_layer_model("mobilebert")
-    clear_padding(model, VOCABULARY)
-    assert_all_equal(model.weights, untouched.weights)
-    clear_padding(model, 150)
-    for variable, before in zip(model.weights, untouched.weights, strict=True):
-        axis = vocabulary_axis(variable.name, "mobilebert")
-        if axis is not None:
-            kept, cleared = np.split(variable.numpy(), [150], axis)
-            np.testing.assert_array_equal(kept, np.split(before.numpy(), [150], axis)[0])
-            assert not cleared.any()
-
-
 def dropping_model(name: str, rate: float) -> Any:
     build = tiny_model if "groups" in name else one_layer_model
     model = build(name, **dict.fromkeys(ARCHITECTURES[name.split()[0]].dropouts, rate))
@@ -204,12 +190,3 @@ def test_xla_does_not_find_that_layers_are_computed_twice():
     assert_all_close(found, expected, atol=1e-6)
     # Of a layer's eight products the last is not needed again.
     assert num_more_products >= num_products + 5
-
-
-def test_an_encoder_of_another_build_is_an_error():
-    model = tiny_model("roberta")
-    with pytest.raises(AttributeError):
-        encoder_layers(model.roberta)
-    model.roberta.encoder.layer = ()
-    with pytest.raises(ValueError, match="The layers of a roberta are not found"):
-        encoder_layers(model)

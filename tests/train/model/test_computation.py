@@ -6,7 +6,7 @@ import pytest
 
 from tests.fixtures.plans import config_of, plan_of
 from tests.fixtures.tiny_models import tiny_config
-from train.model.computation import Computation, choose_computation, describe_computation, planned_step_flops
+from train.model.computation import Computation, choose_computation, planned_step_flops
 
 
 def chosen(*flags, num_steps=100, num_replicas=1, recorded=None, model="roberta"):
@@ -66,13 +66,6 @@ def test_elsewhere_the_reference_layers_are_the_default():
     compiled = Computation(jit_compile=True, tpu_layers=True)
     assert chosen(recorded=compiled) == compiled
     assert chosen("--jit-compile", "false", recorded=compiled) == Computation(jit_compile=False, tpu_layers=False)
-
-
-def test_it_is_described_in_words():
-    text = describe_computation({"jit_compile": False, "tpu_layers": True}, on_tpu=True)
-    assert text == "compiled with XLA, TPU-optimized layers"
-    text = describe_computation({"jit_compile": False, "tpu_layers": False}, on_tpu=False)
-    assert text == "without XLA, reference layers"
 
 
 def test_a_sharded_optimizer_is_compared_on_a_tpu_until_it_is_proven():

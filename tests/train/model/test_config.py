@@ -18,11 +18,6 @@ def resolved(folder, name, shards=None, **settings):
     return resolve_model_config(ModelConfig(pretrained_model_config=str(folder), **settings), inputs)
 
 
-@pytest.mark.parametrize(("multiple", "size"), [(1, 83), (100, 100), (128, 128)])
-def test_the_vocabulary_is_padded_to_a_multiple(tmp_path, multiple, size):
-    assert resolved(tmp_path, "bert", pad_vocab_to_multiple_of=multiple).vocab_size == size
-
-
 @pytest.mark.parametrize(
     ("name", "rate"), [*((name, 0.0) for name in ARCHITECTURES), ("bert", 0.5), ("distilbert", 0.5)]
 )

@@ -114,8 +114,6 @@ def test_what_cannot_be_tiled_is_refused(small, large, changes, message):
 @pytest.mark.usefixtures("one_device")
 def test_a_run_starts_from_a_smaller_one(finished_run, shards, tmp_path, run):
     flags = run_flags(shards, tmp_path / "run", "--init-from", str(finished_run), "--grow", "--max-steps", "1")
-    refused = run(main, *flags, "--config-overrides", "hidden_size=48,num_attention_heads=2", "--dry-run")
-    assert "--grow needs heads of the same width" in refused.refusal
     larger = "num_hidden_layers=2,hidden_size=64,num_attention_heads=4,intermediate_size=128"
     assert main([*flags, "--config-overrides", larger, "--learning-rate", "1e-9"]) == 0
     small, large = (load_model(str(one / "export")) for one in (finished_run, tmp_path / "run"))

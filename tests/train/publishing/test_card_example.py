@@ -15,7 +15,7 @@ from train.publishing import card_example
 from train.publishing.card_example import BUILTIN_EXAMPLE, PLACEHOLDER, example_of, find_example
 from train.publishing.model_card import check_card
 
-CLS, SEP, UNK = 0, 2, 3
+CLS, SEP = 0, 2
 SENTENCE = "A function returns the [MASK] of a value."
 
 

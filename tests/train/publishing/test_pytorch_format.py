@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 import safetensors.tensorflow
 import tensorflow as tf
-import tf_keras
 from safetensors.numpy import load_file, save_file
-from transformers import AutoTokenizer, PreTrainedTokenizerFast, TFAutoModelForMaskedLM
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from mlm_common.errors import InputError
 from tests.fixtures.arrays import assert_all_close, assert_same_arrays
@@ -18,7 +17,6 @@ from tests.fixtures.tiny_models import (
     SAME_CODE,
     one_layer_model,
     padded_batch,
-    tiny_config,
     tiny_model,
     tiny_tokenizer,
 )
@@ -27,27 +25,6 @@ from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import export_model, pytorch_weights
 
 EXPORTED_FILES = ["config.json", "model.safetensors", "special_tokens_map.json", "tokenizer.json"]
-LAYER = [
-    f"{part}.{kind}"
-    for part in (
-        "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
-        "attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm",
-    )
-    for kind in ("weight", "bias")
-]  # fmt: skip
-ROBERTA_NAMES = {
-    "roberta.embeddings.word_embeddings.weight",
-    "roberta.embeddings.position_embeddings.weight",
-    "roberta.embeddings.token_type_embeddings.weight",
-    "roberta.embeddings.LayerNorm.weight",
-    "roberta.embeddings.LayerNorm.bias",
-    *(f"roberta.encoder.layer.{layer}.{name}" for layer in (0, 1) for name in LAYER),
-    "lm_head.bias",
-    "lm_head.dense.weight",
-    "lm_head.dense.bias",
-    "lm_head.layer_norm.weight",
-    "lm_head.layer_norm.bias",
-}
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +80,10 @@ def test_the_files_are_those_of_a_pytorch_model(tmp_path):
     config = read_json(folder / "config.json")
     assert (config["architectures"], config["dtype"]) == (["RobertaForMaskedLM"], "float32")
     weights = load_file(folder / "model.safetensors")
-    assert set(weights) == ROBERTA_NAMES
+    # PyTorch reads all of them in test_export_other_environments.py.
+    names = ("roberta.embeddings.LayerNorm.weight", "roberta.encoder.layer.1.attention.self.key.bias", "lm_head.bias")
+    assert weights.keys() >= set(names)
+    assert len(weights) == 5 + 2 * 16 + 5
     assert {array.dtype.name for array in weights.values()} == {"float32"}
     # PyTorch's dense layers are (out, in).
     assert weights["roberta.encoder.layer.0.intermediate.dense.weight"].shape == (64, 32)
@@ -130,37 +110,6 @@ def test_the_tokenizer_keeps_its_ids_and_gets_the_limit_of_the_model(name, input
     assert exported(text, truncation=True)["input_ids"] == [*expected[:6], tokenizer.sep_token_id]
     assert exported.mask_token_id == 4
     assert exported.convert_ids_to_tokens(exported("the [MASK]")["input_ids"]) == ["[CLS]", "▁the", "[MASK]", "[SEP]"]
-
-
-def test_weights_of_an_enclosing_model_on_replicas_are_the_same():
-    class Enclosing(tf_keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.masked_lm = TFAutoModelForMaskedLM.from_config(tiny_config("roberta"))
-
-        def call(self, inputs):
-            return self.masked_lm(inputs).logits
-
-    def build():
-        tf_keras.utils.set_random_seed(3)
-        enclosing = Enclosing()
-        enclosing(tf.constant([[5, 6]]))
-        return enclosing
-
-    expected = pytorch_weights(build().masked_lm)
-    tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    with tf.distribute.MirroredStrategy(tf.config.list_logical_devices("CPU")).scope():
-        weights = pytorch_weights(build().masked_lm)
-    assert set(weights) == ROBERTA_NAMES
-    assert_same_arrays(weights, expected)
-
-
-def test_positions_counted_from_another_id_are_refused(tmp_path):
-    model = TFAutoModelForMaskedLM.from_config(tiny_config("roberta padded with id 0"))
-    model(model.dummy_inputs)
-    with pytest.raises(ValueError, match="align_padding_positions"):
-        export_model(model, tiny_tokenizer(), str(tmp_path), model_max_length=30)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_export_that_fails_leaves_the_earlier_one_as_it_was(bert_export):

@@ -103,13 +103,9 @@ def test_the_plan_says_when_it_evaluates_and_saves():
     (plan,) = make_plans((phase,), num_replicas=1)
     text = plan.describe(2**20, 1906)
     assert (text["evaluate"], text["save"]) == ("every 220 steps, about 8% of the time", "every 110 steps")
-    assert plan.describe(2**20)["save"] == "every 110 steps"
     assert "evaluate" not in plan.describe(2**20)
-    plan = plan_of(max_steps=100, run=RunConfig(eval_steps=5, save_steps=9, profile="90:100"))
-    assert (plan.eval_steps, plan.save_steps) == (5, 9)
     text = plan_of(max_steps=100, run=RunConfig(eval_steps=50)).describe(2**20, 1)
     assert text["evaluate and save"].startswith("every 50 steps, about ")
-    assert plan_of(max_steps=100, run=RunConfig(eval_steps=100)).describe(1)["save"] == "at the end"
 
 
 @pytest.mark.parametrize(("num_steps", "log_steps"), [(3, 1), (142, 2), (1100, 22), (2500, 50), (10**6, 50)])

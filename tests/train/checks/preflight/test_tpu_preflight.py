@@ -5,7 +5,6 @@ import re
 import pytest
 import yaml
 
-from benchmarks.train_step_tpu import print_steps
 from tests.fixtures.tiny_run import MODEL, write_shards
 from train import tpu_preflight
 from train.checks.preflight import preflight
@@ -17,13 +16,10 @@ from train.checks.preflight.report import (
     print_batches,
     print_report,
     report_lines,
-    synthetic_inputs,
 )
 from train.checks.preflight.tpu_compiler import CompiledStep, DoesNotFitError, tpu_slice
-from train.config.learning import MaskingConfig
 from train.runtime.machines import CHIPS
 from train.step import sharding
-from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tpu_preflight import main
 
 GIB = 2**30
@@ -191,13 +187,6 @@ def test_bad_input_is_refused(compiler, run, more, message):
     assert compiler == []
 
 
-def test_synthetic_inputs_have_the_projects_special_ids():
-    inputs = synthetic_inputs(max_length=32, vocab_size=50)
-    rule = MaskedLanguageModeling.of(inputs, MaskingConfig()).evaluation_rule
-    assert (rule.vocabulary_size, rule.mask_token_id, rule.special_ids) == (50, 4, (0, 1, 2, 3, 4))
-    assert MaskedLanguageModeling.of(inputs, MaskingConfig(masking="whole_word")).rule.word_starts.all()
-
-
 def report(**changes):
     operations = (Operation("m/layer_._#/attention/self/Softmax", "attention", 1_500_000), Operation("x", "other", 0))
     costs = StepCosts(operations, num_not_estimated=3, num_loops_of_unknown_length=0)
@@ -267,15 +256,6 @@ def test_a_step_accepted_just_about_has_no_head_room():
     accepted = "17.50 of 15.48 GiB, which the compiler accepts: at most 15.00 are in use at one time"
     assert report_lines(step)["memory per core"] == accepted
     assert fits(step) == "It only just fits into the 15.5 GiB per core: leave some room."
-
-
-@pytest.mark.parametrize(("baseline_rows", "memory_ratio"), [(16, ["0.500"]), (0, [])])
-def test_steps_are_compared_with_the_tutorials(capsys, baseline_rows, memory_ratio):
-    half = StepCosts((Operation("x", "other", 750_000),), 0, num_loops_of_unknown_length=0)
-    steps = {"tutorial-bf16": (compiled_step(baseline_rows), report().costs), "ours": (compiled_step(8), half)}
-    print_steps(steps, tpu_slice("v5e-8"))
-    ours = capsys.readouterr().out.splitlines()[-1].split()
-    assert ours == ["ours", "0.8", "0.5", "0.500", "0.0", "2.00", *memory_ratio, "4.50", "0.00"]
 
 
 def test_what_is_printed_of_a_step(capsys):
