@@ -11,6 +11,7 @@ import pytest
 
 from tests.fixtures.generated_text import generated_lines
 from tests.fixtures.other_environments import output_of
+from tests.fixtures.read_in_pytorch import read_in_pytorch, write_expected
 from tests.fixtures.tiny_models import CONFIGS, VOCABULARY, padded_batch, tiny_model, tiny_tokenizer
 from tokenizer_training.train_unigram import main
 from train.publishing.pytorch_format import export_model
@@ -20,73 +21,6 @@ pytestmark = pytest.mark.slow
 TOLERANCE = 1e-4
 SENTENCES = ["a function returns the [MASK] of a file", "the [MASK]", "Text, with ünknown signs in 3 [MASK]."]
 MODEL_MAX_LENGTH = 60
-
-# Prints, for each export, what was loaded and how far its logits are from TensorFlow's.
-READER = """
-import json, sys
-from pathlib import Path
-import numpy as np
-import torch
-from transformers import AutoModelForMaskedLM, AutoTokenizer
-
-sentences = json.loads(sys.argv[2])
-for folder in sorted(Path(sys.argv[1]).iterdir()):
-    model, loading = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
-    model.eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tensorflow = np.load(folder / "tensorflow.npz")
-    encoded = tokenizer(sentences, padding=True, truncation=True, return_tensors="pt")
-    batches = {
-        "random": {name: torch.tensor(tensorflow[name]).long() for name in ("input_ids", "attention_mask")},
-        "sentences": dict(encoded),
-    }
-    differences = {}
-    for name, batch in batches.items():
-        with torch.no_grad():
-            logits = model(**batch).logits.numpy()
-        expected = tensorflow[name + "_logits"]
-        attended = batch["attention_mask"].bool().numpy()
-        assert logits.shape == expected.shape, (logits.shape, expected.shape)
-        differences[name] = float(np.abs(logits - expected)[attended].max())
-    print(json.dumps({
-        "name": folder.name,
-        "class": type(model).__name__,
-        "dtype": str(model.dtype),
-        "wrong_keys": {kind: sorted(map(str, keys)) for kind, keys in loading.items() if keys},
-        "ids": encoded["input_ids"].tolist(),
-        "inputs": sorted(encoded),
-        "max_length": tokenizer.model_max_length,
-        "differences": differences,
-    }))
-"""
-
-# Prints, for each export with a head and each way of attention, what was loaded and how far its logits are off.
-HEAD_READER = """
-import json, sys
-from pathlib import Path
-import numpy as np
-import torch
-import transformers
-
-for folder in sorted(Path(sys.argv[1]).iterdir()):
-    tensorflow = np.load(folder / "tensorflow.npz")
-    name = json.loads((folder / "config.json").read_text())["architectures"][0]
-    model_class = getattr(transformers, "AutoModelFor" + name.rpartition("For")[2])
-    for attention in ("sdpa", "eager") if "ModernBert" in name else (None,):
-        model, loading = model_class.from_pretrained(folder, attn_implementation=attention, output_loading_info=True)
-        model.eval()
-        differences = {}
-        for length in [name.removeprefix("ids") for name in tensorflow if name.startswith("ids")]:
-            ids, attended = (torch.tensor(tensorflow[name + length]).long() for name in ("ids", "attended"))
-            with torch.no_grad():
-                outputs = model(input_ids=ids, attention_mask=attended)
-            logits = torch.stack(outputs.to_tuple(), -1) if "start_logits" in outputs else outputs.logits
-            expected = torch.tensor(tensorflow["logits" + length])
-            seen = logits - expected if logits.dim() == 2 else (logits - expected)[attended.bool()]
-            differences[length] = float(seen.abs().max())
-        wrong_keys = {kind: sorted(map(str, keys)) for kind, keys in loading.items() if keys}
-        print(json.dumps({"name": folder.name, "wrong_keys": wrong_keys, "differences": differences}))
-"""
 HEADS = ("SequenceClassification", "MultipleChoice", "TokenClassification", "QuestionAnswering")
 # Whose heads stand on what differs: a pooler, on nothing, on another width, on stacked layers.
 MODELS_WITH_HEADS = ("albert", "bert", "distilbert", "mobilebert", "roberta")
@@ -134,8 +68,8 @@ def exports(tmp_path_factory) -> tuple[Path, list[list[int]]]:
         random_batch, _ = padded_batch(model)
         folder = root / name.replace(" ", "_")
         export_model(model, tokenizer, str(folder), model_max_length=MODEL_MAX_LENGTH)
-        logits = {"random_logits": model(random_batch).logits, "sentences_logits": model(sentences).logits}
-        np.savez(folder / "tensorflow.npz", **logits, **random_batch)
+        expected = {"AutoModelForMaskedLM": lambda batch, model=model: model(batch).to_tuple()}
+        write_expected(folder, {"random": random_batch, "sentences": sentences}, expected)
     return root, encoded["input_ids"].tolist()
 
 
@@ -155,47 +89,37 @@ def test_transformers_reads_a_trained_tokenizer_as_it_was_made(python, tmp_path)
 
 def test_transformers_on_torch_reads_every_export(python, exports):
     root, expected_ids = exports
-    results = [json.loads(line) for line in output_of(python, READER, str(root), json.dumps(SENTENCES)).splitlines()]
-    assert {result["name"] for result in results} == {name.replace(" ", "_") for name in CONFIGS}
+    results = read_in_pytorch(python, root, SENTENCES)
+    assert {result["folder"] for result in results} == {name.replace(" ", "_") for name in CONFIGS}
     expected = {"dtype": "torch.float32", "wrong_keys": {}, "ids": expected_ids, "max_length": MODEL_MAX_LENGTH}
     for result in results:
-        print(python.parent.parent.name, result["name"], result["differences"])
         assert result["class"].endswith("ForMaskedLM"), result
         assert {name: result[name] for name in expected} == expected, result
-        assert max(result["differences"].values()) < TOLERANCE, result
+        assert result["difference"] < TOLERANCE, result
 
 
 def write_head(folder: Path, name: str, head: str, lengths: tuple[int, ...], **changes: Any) -> None:
-    """Export a model with that head, with TensorFlow's logits of rows of each of these lengths, some padded."""
+    """Export a model with that head, with TensorFlow's outputs for rows of each of these lengths, some padded."""
     model = tiny_model(name, f"TFAutoModelFor{head}", **changes)
     export_model(model, tiny_tokenizer(), str(folder), model_max_length=max(lengths))
-    arrays = {}
+    batches = {}
     for length in lengths:
         attended = np.arange(length) < np.array([[length], [length // 2], [length - 7]])
         if head == "MultipleChoice":  # three choices of one row
             attended = attended[np.newaxis]
         ids = np.where(attended, np.random.default_rng(length).integers(5, VOCABULARY, attended.shape), 1)
-        outputs = model({"input_ids": ids.astype(np.int32), "attention_mask": attended.astype(np.int32)})
-        logits = np.stack(outputs.to_tuple(), axis=-1) if head == "QuestionAnswering" else outputs.logits.numpy()
-        arrays |= {f"ids{length}": ids, f"attended{length}": attended, f"logits{length}": logits}
-    np.savez(folder / "tensorflow.npz", **arrays)
-
-
-def check_heads(python: Path, root: Path, num_results: int) -> None:
-    """Check that PyTorch loads all of each export, and computes the same logits."""
-    results = [json.loads(line) for line in output_of(python, HEAD_READER, str(root)).splitlines()]
-    assert len(results) == num_results
-    for result in results:
-        print(python.parent.parent.name, result)
-        assert result["wrong_keys"] == {}, result
-        assert all(difference < 1e-5 for difference in result["differences"].values()), result
+        batches[str(length)] = {"input_ids": ids.astype(np.int32), "attention_mask": attended.astype(np.int32)}
+    attentions = ("sdpa", "eager") if name == "modernbert" else (None,)
+    write_expected(folder, batches, {f"AutoModelFor{head}": lambda batch: model(batch).to_tuple()}, attentions)
 
 
 def test_rows_of_a_modernbert_that_are_longer_than_its_window(python, tmp_path):
     for head in ("MaskedLM", *HEADS):
         layers = {"local_attention": 128, "num_hidden_layers": 3, "global_attn_every_n_layers": 3}
         write_head(tmp_path / head, "modernbert", head, (300, 1024), **layers, num_labels=2, classifier_pooling="mean")
-    check_heads(python, tmp_path, num_results=2 * (1 + len(HEADS)))
+    results = read_in_pytorch(python, tmp_path)
+    assert len(results) == 2 * (1 + len(HEADS))
+    assert all(result["wrong_keys"] == {} and result["difference"] < 1e-5 for result in results)
 
 
 @pytest.fixture(scope="module")
@@ -210,4 +134,6 @@ def exports_with_heads(tmp_path_factory) -> Path:
 
 
 def test_transformers_on_torch_reads_heads_of_fine_tuning(python, exports_with_heads):
-    check_heads(python, exports_with_heads, num_results=len(MODELS_WITH_HEADS) * len(HEADS))
+    results = read_in_pytorch(python, exports_with_heads)
+    assert len(results) == len(MODELS_WITH_HEADS) * len(HEADS)
+    assert all(result["wrong_keys"] == {} and result["difference"] < 1e-5 for result in results)

@@ -88,7 +88,7 @@ def test_a_killed_run_of_phases_with_other_weights_resumes_bit_for_bit(mixture_s
         at = given.index("--max-steps")
         return [*given[:at], *given[at + 2 :], "--phases", str(path)]
 
-    with KillableRuns() as runs:
+    with KillableRuns(num_devices=1) as runs:
         killed = flags(tmp_path / "killed")
         assert runs.run_and_signal(killed, "save", 2, signal.SIGKILL, 0.001) == -signal.SIGKILL
         phases[1] = {"name": "second", "max_steps": 6, "source_passes": ["large=1", "small=5", "back=1"]}

@@ -88,7 +88,7 @@ def bad_rows(shards, folder, num_good=6):
 
 
 SPIKE_FLAGS = [
-    *("--shuffle-buffer-size", "1", "--per-replica-batch-size", "4", "--max-steps", "30", "--learning-rate", "0.02"),
+    *("--shuffle-buffer-size", "1", "--per-replica-batch-size", "8", "--max-steps", "30", "--learning-rate", "0.02"),
     *("--log-steps", "1", "--save-steps", "2", "--schedule", "constant", "--warmup-steps", "0"),
     *("--max-loss-rise", "1.0", "--max-rollbacks", "9"),
 ]
@@ -96,6 +96,7 @@ SPIKE_FLAGS = [
 
 @pytest.mark.slow
 def test_a_spike_leads_back_and_on_without_its_rows(runs, shards, tmp_path):
+    runs = runs.on(1)
     bad_rows(shards, tmp_path / "shards")
     more = ["--train-dataset", str(tmp_path / "shards"), "--tokenizer", str(shards / "train" / "tokenizer")]
     flags = run_flags(shards, tmp_path / "run", *SPIKE_FLAGS, *more, "--on-nonfinite", "skip")
@@ -137,7 +138,6 @@ def test_another_number_of_replicas_resumes_with_the_same_batch(runs, whole_run,
     """Two devices before, one from step 8 on."""
     flags = run_flags(shards, tmp_path / "run", *FLAGS)
     assert runs.run_and_signal(flags, "train", 8, signal.SIGTERM, 0.0) == EXIT_STOPPED
-    assert "A run must resume with its global batch of 8 rows; received 4" in run(main, *flags).refusal
     status, printed, _ = run(main, *flags, "--per-replica-batch-size", "4")
     assert status == 0
     assert "results may differ in the last bits" in printed

@@ -73,16 +73,17 @@ def losses(folder: Path) -> dict[tuple[str, int], float]:
     return {(line["split"], line["step"]): line["loss"] for line in logged(folder)}
 
 
+@pytest.mark.usefixtures("one_device")
 def test_the_whole_life_of_a_run(vm_python, hub_server, tmp_path):
     environment = COMPILER_ENVIRONMENT | hub_server.environment
-    show = "import train, tensorflow; print(tensorflow.__version__)"
-    assert printed_by(vm_python, "-c", show, environment=environment).startswith("2.20.")
+    version = "from importlib.metadata import version; print(version('tensorflow-tpu'))"
+    assert printed_by(vm_python, "-c", version).startswith("2.20.")
     shards = prepare(
         tmp_path / "vm", lambda script, given: printed_by(vm_python, script, *given, environment=environment)
     )
     run = tmp_path / "vm" / "run"
     training = [*run_flags(shards, run, *TRAINING), "--hub-model-id", REPO]
-    with KillableRuns(environment, vm_python) as runs:
+    with KillableRuns(environment, vm_python, num_devices=1) as runs:
         assert runs.run_and_signal(training, "train", 45, signal.SIGKILL, 0.0) == -signal.SIGKILL
         saved = sorted(path.stem for path in (run / "checkpoints").glob("*.json"))
         assert saved[-1] in ("step-00000020", "step-00000040")
