@@ -131,16 +131,6 @@ def num_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return hashed
 
 
-def test_one_changed_byte_makes_another_file(tmp_path):
-    path, middle = tmp_path / "a.txt", len(CONTENT) // 2
-    path.write_bytes(CONTENT)
-    (tmp_path / "copy.txt").write_bytes(CONTENT)
-    before = checksum_of(path)
-    assert checksum_of(tmp_path / "copy.txt") == before
-    path.write_bytes(CONTENT[:middle] + b"X" + CONTENT[middle + 1 :])
-    assert checksum_of(path) != before
-
-
 def test_a_file_is_hashed_once_for_each_of_its_states(tmp_path, num_hashed):
     path = tmp_path / "a.txt"
     path.write_bytes(CONTENT)

@@ -57,14 +57,11 @@ def test_round_trip(folder):
     assert folder.read_text(name) == "naïve ☃"
     folder.write_bytes(name, b"\0\xff")
     assert folder.read_bytes(name) == b"\0\xff"
-    with pytest.raises(FileNotFoundError, match="missing"):
-        folder.read_bytes("missing")
-
-
-def test_text_is_appended(folder):
     folder.append_text("log", "one ☃\n", before="")
     folder.append_text("log", "two\n", before="one ☃\n")
     assert folder.read_text("log") == "one ☃\ntwo\n"
+    with pytest.raises(FileNotFoundError, match="missing"):
+        folder.read_bytes("missing")
 
 
 def test_a_path_to_write_to(folder):
@@ -102,13 +99,11 @@ def test_folder_goes_up_and_comes_back(folder, shards):
         "train/dataset-1.tfrecord": b"shard 1",
     }
     assert Path(copy).exists() == folder.is_local
-
-
-def test_local_copy_of_some_files(folder, shards):
-    folder.upload_folder(str(shards))
     with folder.local_copy(["train/dataset-1.tfrecord"]) as copy:
         assert Path(copy, "train", "dataset-1.tfrecord").read_bytes() == b"shard 1"
         assert Path(copy, "settings.json").exists() == folder.is_local
+    with pytest.raises(InputError, match="folder"), folder.subfolder("missing").local_copy():
+        pass
 
 
 def test_what_is_built_in_staging_is_uploaded(folder):
@@ -119,11 +114,6 @@ def test_what_is_built_in_staging_is_uploaded(folder):
         folder.upload_folder(staging)
     assert folder.read_text("sub/file") == "x"
     assert folder.subfolder("sub").list_files() == {"file": 1}
-
-
-def test_local_copy_of_a_missing_folder(folder):
-    with pytest.raises(InputError, match="folder"), folder.local_copy():
-        pass
 
 
 def test_a_folder_is_deleted_with_all_in_it(folder):
@@ -162,14 +152,10 @@ def test_last_file_is_not_uploaded_when_another_fails(cloud, shards):
     with pytest.raises(InputError, match=r"roles/storage\.objectAdmin"):
         open_folder(f"{BUCKET}/data").upload_folder(str(shards), last="a-manifest.json")
     assert "data/train/a-manifest.json" not in cloud.objects()
-    open_folder(f"{BUCKET}/data").upload_folder(str(shards), last="a-manifest.json")
-    assert len(cloud.objects()) == 4
-
-
-def test_unchanged_files_are_not_sent_again(cloud, shards):
     for _ in range(2):
-        open_folder(f"{BUCKET}/data").upload_folder(str(shards))
-    assert len(uploads(cloud)) == 4
+        open_folder(f"{BUCKET}/data").upload_folder(str(shards), last="a-manifest.json")
+        assert len(cloud.objects()) == 4
+    assert sum(entry["status"] == 200 for entry in cloud.requests(path=UPLOAD)) == 4, "what is unchanged is sent once"
 
 
 def test_local_failure_leaves_the_old_file(tmp_path):
@@ -225,11 +211,18 @@ def test_uploads_outlive_a_fault(write, path, method, old, fault, cloud, tmp_pat
 
 
 @pytest.mark.parametrize(("write", "times"), [(write_small, NUM_TRIES_DAMAGED - 1), (write_in_parts, 1)])
-def test_bytes_that_were_changed_during_an_upload_are_sent_again(write, times, cloud, tmp_path, monkeypatch):
+def test_bytes_that_were_changed_during_a_transfer_are_sent_again(write, times, cloud, tmp_path, monkeypatch):
     monkeypatch.setattr(gcs, "IN_PARTS_BYTES", 1 << 16)
     cloud.fault(UPLOAD, method="POST", mode="corrupt_upload", num_bytes=-50, times=times)
     content = write(tmp_path)
     assert cloud.objects() == {"file": content}
+    cloud.fault(UPLOAD, method="POST", mode="corrupt_upload", num_bytes=-50, times=NUM_TRIES_DAMAGED)
+    with pytest.raises(CloudStorageError, match=r"gs://test-bucket/other: the transfer failed.*400"):
+        open_folder(BUCKET).write_bytes("other", b"x" * 100)
+    assert cloud.objects() == {"file": content}
+    cloud.fault("alt=media", mode="corrupt", times=NUM_TRIES_DAMAGED)
+    with pytest.raises(CloudStorageError, match=r"(?i)gs://test-bucket/file: the transfer failed.*checksum"):
+        open_folder(BUCKET).read_bytes("file")
 
 
 def test_a_large_file_goes_up_in_parts_at_once_and_leaves_none(cloud, tmp_path, monkeypatch):
@@ -287,17 +280,6 @@ def test_downloads_outlive_a_fault(cloud, fault):
     cloud.fault("alt=media", **fault)
     with open_folder(f"{BUCKET}/data").local_copy() as copy:
         assert (Path(copy) / "file").read_bytes() == b"content"
-
-
-def test_corrupted_transfers_are_refused(cloud):
-    cloud.fault(UPLOAD, method="POST", mode="corrupt_upload", num_bytes=-50, times=NUM_TRIES_DAMAGED)
-    with pytest.raises(CloudStorageError, match=r"gs://test-bucket/file: the transfer failed.*400"):
-        open_folder(BUCKET).write_bytes("file", b"x" * 100)
-    assert cloud.objects() == {}
-    cloud.put("file", b"content")
-    cloud.fault("alt=media", mode="corrupt", times=NUM_TRIES_DAMAGED)
-    with pytest.raises(CloudStorageError, match=r"(?i)gs://test-bucket/file: the transfer failed.*checksum"):
-        open_folder(BUCKET).read_bytes("file")
 
 
 @pytest.mark.parametrize("function", ["exists", "list_files", "read_bytes", "write_bytes", "delete_files"])
