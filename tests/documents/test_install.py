@@ -250,12 +250,11 @@ def test_an_extra_is_added_to_an_environment(commands):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("python_version", "jax"), [("3.10", "0.6.2"), ("3.11", "0.7.1"), ("3.12", "0.7.1"), ("3.13", "0.7.1")]
+    ("python", "jax"), [("3.10", "0.6.2"), ("3.11", "0.7.1"), ("3.12", "0.7.1"), ("3.13", "0.7.1")]
 )
-def test_the_preflight_can_be_installed_for_each_python(python_version, jax):
-    platform = ("--python-platform", "x86_64-manylinux_2_31", "--python-version", python_version)
+def test_the_preflight_can_be_installed_for_each_python(python, jax):
+    platform = ("--python-platform", "x86_64-manylinux_2_31", "--python-version", python)
     resolve = [
-        str(install._find_uv(print)),
         "pip",
         "compile",
         "--quiet",
@@ -263,14 +262,13 @@ def test_the_preflight_can_be_installed_for_each_python(python_version, jax):
         "--extra",
         "preflight",
         *platform,
+        "--only-binary",
+        ":all:",
     ]
     environment = {name: value for name, value in os.environ.items() if name not in install.FOREIGN_VARIABLES}
-    # None may have to be built.
-    command = [*resolve, "--only-binary", ":all:"]
-    resolved = subprocess.run(
-        command, cwd=PROJECT, env=environment, stdout=subprocess.PIPE, encoding="utf-8", check=True
-    ).stdout
-    lines = resolved.splitlines()
+    command = [str(install._find_uv(print)), *resolve]  # none may have to be built
+    given = {"cwd": PROJECT, "env": environment, "stdout": subprocess.PIPE, "encoding": "utf-8"}
+    lines = subprocess.run(command, **given, check=True).stdout.splitlines()
     assert {f"jax=={jax}", f"jaxlib=={jax}", "libtpu==0.0.20"} <= set(lines)
     assert [line for line in lines if line.startswith("tensorflow==2.20.")]
 

@@ -70,9 +70,7 @@ print(json.dumps(losses))
     # Near the least loss of smoothed labels, a small epsilon makes whole steps of rounding errors.
     [([1.0, 1.0], 0.0, 1.0, 1e-6), ([0.5, 3.0], 0.1, 0.7, 1e-3)],
 )
-def test_losses_are_those_of_pytorch(
-    weights, smoothing, decay, epsilon, classified, tiny_start, torch_python, tmp_path
-):
+def test_losses_are_those_of_torch(weights, smoothing, decay, epsilon, classified, tiny_start, torch_python, tmp_path):
     """From a model that was fine-tuned before, on the same batches of several lengths, with dropout 0.
 
     Texts hold the padding token, which PyTorch's mask, the tokenizer's, attends to.

@@ -109,9 +109,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("model", "flags", "message"), REFUSED)
-def test_what_does_not_fit_is_refused_in_one_line(
-    model, flags, message, classified, tiny_start, tmp_path, run, request
-):
+def test_what_does_not_fit_is_one_line(model, flags, message, classified, tiny_start, tmp_path, run, request):
     models = {"classified": classified, "start": tiny_start / "start", "nowhere": tmp_path / "runs"}
     if model == "unfinished":
         models[model] = tmp_path / "run"

@@ -69,12 +69,8 @@ def totals_of(outputs: np.ndarray) -> dict[str, np.ndarray]:
     """Make what a model says of rows in another order, with a row of padding."""
     order = np.random.default_rng(1).permutation(len(outputs))
     padded = np.concatenate([outputs[order], np.full((1, *outputs.shape[1:]), 7, outputs.dtype)])
-    totals = {
-        "loss": np.array(2.0),
-        "total_weight": np.array(4.0),
-        "num_rows": np.array(4.0),
-        "num_correct": np.array(1.0),
-    }
+    sums = {"loss": 2.0, "total_weight": 4.0, "num_rows": 4.0, "num_correct": 1.0}
+    totals = {name: np.array(value) for name, value in sums.items()}
     return {**totals, "outputs": padded, "index": np.append(order, -1)}
 
 

@@ -108,9 +108,7 @@ def test_a_line_says_what_becomes_of_the_head(classified, caplog, names, level, 
 def test_numbers_are_submitted_with_three_decimals(tmp_path):
     record = {"settings": {"data": {"task_name": "stsb"}}}
     (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
-    (tmp_path / "predict_results_stsb.txt").write_text(
-        "index\tprediction\n0\t2.71828175\n1\t-1e-05\n", encoding="utf-8"
-    )
+    (tmp_path / "predict_results_stsb.txt").write_text("index\tprediction\n0\t2.71828175\n1\t-1e-05\n", "utf-8")
     assert submission_files(str(tmp_path)) == {"STS-B": "index\tprediction\n0\t2.718\n1\t-0.000\n"}
 
 

@@ -89,10 +89,8 @@ def test_pytorch_chooses_the_same(chosen, python, tmp_path):
     tokenizer = PreTrainedTokenizerFast.from_pretrained(export)
     pairs = [("a text", f"of {option}") for row in rows_of("test") for option in row["options"]]  # type: ignore[attr-defined]
     encoded = tokenizer(*map(list, zip(*pairs, strict=True)), padding=True, truncation=True, max_length=24)
-    rows = {
-        name: np.array(encoded[name], np.int32).reshape(NUM_ROWS["test"], 3, -1)
-        for name in ("input_ids", "attention_mask")
-    }
+    shape, names = (NUM_ROWS["test"], 3, -1), ("input_ids", "attention_mask")
+    rows = {name: np.array(encoded[name], np.int32).reshape(shape) for name in names}
     np.savez(tmp_path / "rows.npz", **rows)
     ours = load_model(export, "TFAutoModelForMultipleChoice")(rows).logits.numpy()
     theirs = json.loads(output_of(python, READER, export, str(tmp_path / "rows.npz")))

@@ -49,12 +49,8 @@ def test_the_loss_of_both_ends():
 def assert_scored_by_its_predictions(run: Path, questions: Path, part: str = "eval") -> dict[str, str]:
     """Compare the results with what transformers' scorer gives for predictions.json, and return these."""
     predictions, found = read_json(run / "predictions.json"), results(run)
-    entries = [
-        one
-        for article in read_json(questions)["data"]
-        for paragraph in article["paragraphs"]
-        for one in paragraph["qas"]
-    ]
+    paragraphs = [paragraph for article in read_json(questions)["data"] for paragraph in article["paragraphs"]]
+    entries = [one for paragraph in paragraphs for one in paragraph["qas"]]
     theirs = squad_evaluate([SimpleNamespace(qas_id=one["id"], answers=one["answers"]) for one in entries], predictions)
     names = {"exact": "exact_match", **{name: name for name in theirs if "Ans_" in name and "total" not in name}}
     for name in ("f1", *names):
@@ -84,11 +80,8 @@ def test_other_settings_for_answers_are_said_before_the_run_continues(answered, 
     newest = f"Evaluations up to step 10 used --n-best-size 20 {rest}threshold 0.0"
     first = store.read_record(store.steps()[0])
     settings = first.settings | {"data": first.settings["data"] | {"n_best_size": 3}}
-    for size, said in (
-        ("20", ""),
-        ("3", newest),
-        ("4", f"{newest}, up to step {first.step} used --n-best-size 3 {rest}"),
-    ):
+    both = f"{newest}, up to step {first.step} used --n-best-size 3 {rest}"
+    for size, said in (("20", ""), ("3", newest), ("4", both)):
         if size == "4":
             record = dataclasses.replace(first, settings=settings).to_json()
             store.folder.write_text(f"step-{first.step:08d}.json", record)

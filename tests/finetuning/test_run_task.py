@@ -43,13 +43,8 @@ def test_it_learns_what_can_be_learned(rated):
     guess = np.bincount(of_train).argmax()
     assert evaluated["eval_guess_mean_absolute_error"] == pytest.approx(np.abs(guess - np.array(stars)).mean())
     assert (evaluated["eval_samples"], evaluated["eval_is_degenerate"]) == (NUM_REVIEWS["validation"], False)
-    assert (
-        np.abs(
-            np.array(predictions(rated / "run", "predict_results_test"), int)
-            - [rating for _, rating in reviews("test")]
-        ).mean()
-        < 0.3
-    )
+    predicted = np.array(predictions(rated / "run", "predict_results_test"), int)
+    assert np.abs(predicted - [rating for _, rating in reviews("test")]).mean() < 0.3
 
 
 @pytest.mark.parametrize("value", ["4.7", "", None, 4.7, "6", float("nan")])

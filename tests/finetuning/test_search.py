@@ -136,9 +136,7 @@ def test_damaged_vectors_and_those_of_others_are_refused(flags, embedded, tmp_pa
     assert (folder / "mine.npy").exists()
 
 
-@pytest.mark.parametrize(
-    "arguments", [("a b", "c", "--top-k", "3"), ("--top-k", "3", "a b", "c"), ("--top_k=3", "a b", "c")]
-)
+@pytest.mark.parametrize("arguments", [("a b", "c", "--top-k", "3"), ("--top_k=3", "a b", "c")])
 def test_questions_are_words_of_the_command_line(arguments):
     (config,) = parse_arguments((SearchConfig,), ["--model", "m", *arguments, "--corpus", "f.txt"], "")
     assert (config.question, config.top_k, config.folder) == (["a b", "c"], 3, "f.txt.vectors")

@@ -34,9 +34,7 @@ def test_training_starts_from_the_whitened_vectors(tiny_start, tmp_path, run):
     assert np.linalg.norm(vectors.mean(axis=0)) < 0.2
     more = ("--embedding-dim", "32", "--max-steps", "1", "--learning-rate", "1e-12", "--no-baselines")
     assert train(embedding_flags(tmp_path / "white", write_rows(tmp_path / "rows"), *more)) == 0
-    before, after = (
-        load_file(f"{one}/model.safetensors") for one in (tmp_path / "white", tmp_path / "rows/run/export")
-    )
+    before, after = (load_file(tmp_path / one / "model.safetensors") for one in ("white", "rows/run/export"))
     np.testing.assert_allclose(after["custom_head.dense.weight"], before["custom_head.dense.weight"], atol=1e-6)
     (tmp_path / "texts.txt").write_text("one\ntwo\n", encoding="utf-8")
     assert "CORPUS must have more than 32 texts, the width of the model; received 2." in run(main, *flags).error

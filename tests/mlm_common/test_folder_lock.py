@@ -110,11 +110,8 @@ def test_a_record_of_another_user_is_one_clear_error(name, mode):
         Path(path, name).chmod(mode)
         says = rf"must be writable; {path}.* is not: Permission denied \({path}/\.owner.*\)\. Name another folder"
         try:
-            with (
-                pytest.raises(InputError, match=says),
-                locked_folder(path, **FAST | {"dead_after_seconds": SURE_SECONDS}),
-            ):
-                pass
+            with pytest.raises(InputError, match=says):
+                locked_folder(path, **FAST | {"dead_after_seconds": SURE_SECONDS}).__enter__()
         finally:
             Path(path, ".owner").chmod(0o755)
 
@@ -144,9 +141,8 @@ def test_one_of_many_takes_over_from_a_dead_run(folder):
     try:
         lines = [process.line() for process in processes]
         assert sorted(lines) == ["", "", "", "owned"]
-        assert {process.end()[0] for process, line in zip(processes, lines, strict=True) if not line} == {
-            EXIT_BAD_INPUT
-        }
+        refused = [process for process, line in zip(processes, lines, strict=True) if not line]
+        assert {process.end()[0] for process in refused} == {EXIT_BAD_INPUT}
     finally:
         for process in processes:
             process.__exit__(None, None, None)

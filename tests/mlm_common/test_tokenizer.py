@@ -119,9 +119,8 @@ def wrapped(model: Any, pre_tokenizer: Any = None, decoder: Any = None) -> PreTr
         backend.pre_tokenizer = pre_tokenizer
     if decoder is not None:
         backend.decoder = decoder
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, **{f"{name}_token": token for name, token in SPECIAL_TOKENS.items()}
-    )
+    names = {f"{name}_token": token for name, token in SPECIAL_TOKENS.items()}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
 
 
 def unigram(*pieces: str, byte_fallback: bool = False) -> models.Unigram:

@@ -101,10 +101,8 @@ def test_three_splits_in_one_command(source, tmp_path, tokenizer, run):
     for split in ("train", "validation", "test"):
         manifest = read_manifest(str(tmp_path / split))
         assert manifest.corpus["settings"]["seed"] == 3
-        assert (
-            f"  tokens              {manifest.totals.num_tokens:,}\n  rows                {manifest.totals.num_rows:,}"
-            in shown
-        )
+        totals = manifest.totals
+        assert f"  tokens              {totals.num_tokens:,}\n  rows                {totals.num_rows:,}" in shown
         stream = list(chain.from_iterable(read_rows(tmp_path / split)))
         texts += tokenizer.decode(stream, clean_up_tokenization_spaces=False).split("[CLS]")
     found = [text.removesuffix("[SEP]").strip() for text in texts if text]

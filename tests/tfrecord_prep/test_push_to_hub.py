@@ -67,9 +67,7 @@ def test_again_and_with_other_settings(source, tmp_path, hub_here):
     assert titles(hub_here)[len(before) : len(before) + 2] == ["Add the card", "Begin train"]
 
 
-@pytest.mark.parametrize(
-    "fault", [{"status": 503}, {"mode": "reset"}, {"mode": "lost_answer"}], ids=["503", "reset", "lost"]
-)
+@pytest.mark.parametrize("fault", [{"status": 503}, {"mode": "reset"}, {"mode": "lost_answer"}], ids=str)
 def test_faults_at_every_commit(fault, source, tmp_path, hub_here):
     assert main(flags(source, tmp_path / "before", *HUB, "--shard-size", "7")) == 0
     for path in ("create", "preupload", "commit/main"):

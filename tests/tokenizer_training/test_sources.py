@@ -56,10 +56,8 @@ def test_the_report_has_figures_of_each_source(sources, tmp_path, run):
     assert num_bytes["large"] == sources.with_name("large.txt").stat().st_size - 2699  # the line breaks
     assert reports[0]["small"]["share"] == pytest.approx(num_bytes["small"] / sum(num_bytes.values()))
     ratio = num_bytes["large"] / num_bytes["small"]
-    assert [one["small"]["times_counted"] for one in reports] == [
-        pytest.approx(1, abs=0.1),
-        pytest.approx(ratio, rel=0.1),
-    ]
+    times = [one["small"]["times_counted"] for one in reports]
+    assert times == [pytest.approx(1, abs=0.1), pytest.approx(ratio, rel=0.1)]
     assert reports[1]["small"]["share"] == reports[1]["large"]["share"] == 0.5
     words, bytes_ = (
         [one["small"]["held_out"][figure] for one in reports] for figure in ("tokens_per_word", "bytes_per_token")
@@ -76,9 +74,8 @@ def test_weights_and_record(sources, tmp_path, run):
     settings = json.loads(sources.read_text(encoding="utf-8"))
     weighted = tmp_path / "weighted.yaml"
     weights = {"large": 1, "small": 3}
-    weighted.write_text(
-        json.dumps({name: settings[name] | {"weight": weights[name]} for name in weights}), encoding="utf-8"
-    )
+    content = {name: settings[name] | {"weight": weights[name]} for name in weights}
+    weighted.write_text(json.dumps(content), encoding="utf-8")
     assert run(main, *arguments(weighted, tmp_path / "out")).status == 0
     assert report_of(tmp_path / "out")["sources"]["small"]["share"] == 0.75
     record = json.loads((tmp_path / "out" / "training.json").read_text(encoding="utf-8"))

@@ -188,11 +188,8 @@ def test_skipped_rows_are_counted_and_change_nothing(trained_folder, corpus_file
     assert (tmp_path / "tokenizer" / "tokenizer.json").read_bytes() == (trained_folder / "tokenizer.json").read_bytes()
     bad_rows = json.loads((tmp_path / "tokenizer" / "training.json").read_text(encoding="utf-8"))["bad_rows"]
     assert bad_rows["num_rows"] == 2
-    assert bad_rows["listed"][1] == {
-        "source": str(with_bad_row),
-        "place": f"line {NUM_DOCUMENTS + 2:,}",
-        "problem": "list []",
-    }
+    place = f"line {NUM_DOCUMENTS + 2:,}"
+    assert bad_rows["listed"][1] == {"source": str(with_bad_row), "place": place, "problem": "list []"}
 
 
 def test_tokenizer_of_other_settings_is_not_replaced(trained_folder, corpus_file, tmp_path, run):

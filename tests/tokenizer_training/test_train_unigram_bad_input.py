@@ -30,8 +30,8 @@ def corpus_file(tmp_path: Path) -> Path:
         ("--output-dir OUT --data-files no*.txt", "no file matches no*.txt"),
         ("--output-dir OUT --data-files FOLDER", "it is a folder. Name its files, such as 'FOLDER/*.txt'"),
         (
-            "--output-dir OUT --data-files CORPUS --push-to-hub alice/x --export-to-hub",
-            "cannot be combined with --export-to-hub",
+            "--output-dir OUT --data-files CORPUS --push-to-hub a/x --export-to-hub",
+            "cannot be combined with --export-to",
         ),
         ("--output-dir OUT --data-files CORPUS --hub-revision b", "--hub-revision needs --push-to-hub; received b"),
         (
@@ -43,11 +43,8 @@ def corpus_file(tmp_path: Path) -> Path:
 )
 def test_bad_input_is_one_line(flags, message, corpus_file, tmp_path, run):
     def filled(template: str) -> str:
-        return (
-            template.replace("CORPUS", str(corpus_file))
-            .replace("OUT", str(tmp_path / "out"))
-            .replace("FOLDER", str(tmp_path))
-        )
+        template = template.replace("CORPUS", str(corpus_file)).replace("OUT", f"{tmp_path}/out")
+        return template.replace("FOLDER", str(tmp_path))
 
     before = sorted(tmp_path.iterdir())
     refused = run(main, *filled(flags).split())

@@ -19,9 +19,8 @@ def test_a_mistyped_file_is_one_line_with_the_nearest(flag, tmp_path):
 
 def test_a_custom_task_decides_what_its_files_are(tmp_path):
     flags = ["--init-from", "model", "--output-dir", str(tmp_path / "run"), "--train-file", str(tmp_path)]
-    assert parse_finetuning_config(CustomConfig, [*flags, "--task", "task.py:Task"], "").data.train_file == str(
-        tmp_path
-    )
+    config = parse_finetuning_config(CustomConfig, [*flags, "--task", "task.py:Task"], "")
+    assert config.data.train_file == str(tmp_path)
 
 
 @pytest.mark.parametrize(("length", "stride"), [(384, 128), (512, 128), (128, 42), (24, 8)])

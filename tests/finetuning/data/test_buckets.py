@@ -86,10 +86,8 @@ def test_passes_differ_and_are_fair():
 @pytest.mark.parametrize("seed", [1, 2])
 def test_seeds_differ(seed):
     lengths = np.ones(64, int)
-    orders = [
-        training_batches(lengths, (1,), batch_rows=64, seed=one, first=0, num_batches=1).rows for one in (0, seed)
-    ]
-    assert (orders[0] != orders[1]).any()
+    one, other = (training_batches(lengths, (1,), batch_rows=64, seed=of, first=0, num_batches=1) for of in (0, seed))
+    assert (one.rows != other.rows).any()
 
 
 def test_rows_of_a_group_are_in_different_batches():

@@ -40,9 +40,8 @@ def test_a_task_of_glue_is_read(name, tmp_path):
     labels = LABELS.get(name, ("0", "1"))
     (tmp_path / task.folder).mkdir()
     for file in ("train", *task.validation.values()):
-        write_part(
-            tmp_path / task.folder / f"{file}.tsv", HEADERS[name][0], {**texts, task.label: labels}, task.columns or ()
-        )
+        path = tmp_path / task.folder / f"{file}.tsv"
+        write_part(path, HEADERS[name][0], {**texts, task.label: labels}, task.columns or ())
     (tmp_path / "diagnostic").mkdir()
     for file, _ in task.all_tests.values():
         path = tmp_path / f"{file}.tsv" if "/" in file else tmp_path / task.folder / f"{file}.tsv"
@@ -102,10 +101,8 @@ def test_whole_numbers_are_texts_only_where_they_are_named(tmp_path):
     content = "row\ttext\tlabel\n0\ta\tx\n1\tb\ty\n"
     with pytest.raises(InputError, match=r"Column row of .* Use --text-column-names row text if it is"):
         read_parts(data_of(tmp_path, content))
-    assert read_parts(data_of(tmp_path, content, text_column_names=["row", "text"])).train.texts == (
-        ["0", "1"],
-        ["a", "b"],
-    )
+    parts = read_parts(data_of(tmp_path, content, text_column_names=["row", "text"]))
+    assert parts.train.texts == (["0", "1"], ["a", "b"])
 
 
 def test_a_test_part_may_have_labels(tmp_path):

@@ -31,10 +31,7 @@ def test_labels_are_found_and_encoded(values, problem_type, names, encoded):
 
 def test_the_order_of_a_model_that_knows_them_is_kept():
     known = {0: "entailment", 1: "contradiction"}
-    assert find_labels(["contradiction", "entailment"], "", LabelReading(), known).names == (
-        "entailment",
-        "contradiction",
-    )
+    assert find_labels([*known.values()], "", LabelReading(), known).names == ("entailment", "contradiction")
     assert find_labels(["contradiction", "neutral"], "", LabelReading(), known).names == ("contradiction", "neutral")
 
 

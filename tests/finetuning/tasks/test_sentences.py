@@ -42,9 +42,8 @@ TOKENIZERS = {kind: tokenizer_of(kind) for kind in OF_WORDS}
 @given(words=st.lists(st.sampled_from(["a", "model", "language,", "12", "of", "masked", "é"]), min_size=1, max_size=8))
 def test_each_word_begins_once(kind, words):
     tags = ["B-X" if word == "model" else "O" for word in words]
-    rows = encode_sentences(
-        TOKENIZERS[kind], Sentences("a", [words], [tags]), LABELS, max_length=100, token_types=False
-    )
+    sentences = Sentences("a", [words], [tags])
+    rows = encode_sentences(TOKENIZERS[kind], sentences, LABELS, max_length=100, token_types=False)
     begun = rows.of_tokens["word"]
     assert begun[begun != NO_WORD].tolist() == list(range(len(words)))
     learned = rows.of_tokens["label"]
@@ -65,10 +64,8 @@ def test_the_first_word_is_learned_where_others_are(kind, word):
 
 
 def test_a_row_that_is_cut():
-    words = ["model"] * 30
-    rows = encode_sentences(
-        TOKENIZERS["wordpiece"], Sentences("a", [words], None), LABELS, max_length=10, token_types=False
-    )
+    sentences = Sentences("a", [["model"] * 30], None)
+    rows = encode_sentences(TOKENIZERS["wordpiece"], sentences, LABELS, max_length=10, token_types=False)
     assert rows.lengths.tolist() == [10]
     assert max(rows.of_tokens["word"]) < 30
     assert set(rows.of_tokens["label"]) == {NO_TAG}

@@ -18,15 +18,11 @@ PIECES = st.lists(st.sampled_from(["the", "A", "U.S.", "cat", "dog", "-", "1999"
 @settings(max_examples=60)
 @given(st.lists(st.tuples(PIECES, st.lists(PIECES, max_size=3)), min_size=1, max_size=5))
 def test_scores_are_those_of_transformers(cases):
-    questions = [
-        Question(str(number), "", "", tuple((text, 0) for text in answers)) for number, (_, answers) in enumerate(cases)
-    ]
+    answers = [tuple((text, 0) for text in texts) for _, texts in cases]
+    questions = [Question(str(number), "", "", one) for number, one in enumerate(answers)]
     predictions = {str(number): prediction for number, (prediction, _) in enumerate(cases)}
     theirs = squad_evaluate(
-        [
-            SimpleNamespace(qas_id=one.id, answers=[{"text": text} for text, _ in one.answers or ()])
-            for one in questions
-        ],
+        [SimpleNamespace(qas_id=one.id, answers=[{"text": text} for text, _ in one.answers]) for one in questions],
         predictions,
     )
     ours = scores(questions, [prediction for prediction, _ in cases])

@@ -132,10 +132,8 @@ def test_a_question_that_leaves_no_room():
         InputError, match="None of 1 questions can be used: 1 are too long for --max-seq-length 30 with --doc-stride"
     ):
         make_windows(TOKENIZER, [long], DATA, token_types=False)
-    with pytest.raises(
-        InputError,
-        match=r"--doc-stride 29 is too large for --max-seq-length 30: .* only 2. tokens .* Try --doc-stride [78]\.$",
-    ):
+    says = r"--doc-stride 29 is too large for --max-seq-length 30: .* only 2. tokens .* Try --doc-stride [78]\.$"
+    with pytest.raises(InputError, match=says):
         make_windows(TOKENIZER, QUESTIONS, replace(DATA, doc_stride=29), token_types=False)
 
 

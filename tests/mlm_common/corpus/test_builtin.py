@@ -110,9 +110,8 @@ def test_real_package_read_by_other_processes():
     assert len(documents) > 150
     assert len(set(documents)) == len(documents)
     assert min(map(len, documents)) >= MIN_DOCUMENT_CHARACTERS
-    assert list(documents) == sorted(
-        documents, key=lambda text: hashlib.blake2b(text.encode(), digest_size=16).digest()
-    )
+    by_hash = sorted(documents, key=lambda text: hashlib.blake2b(text.encode(), digest_size=16).digest())
+    assert list(documents) == by_hash
     assert any(text.startswith("Return a generator-based coroutine") or "event loop" in text for text in documents)
 
 

@@ -211,9 +211,7 @@ WRAPPED = textwrap.wrap(TEXT, 72)
 def test_wrapped_paragraphs(width):
     lines = textwrap.wrap(TEXT, width)
     assert are_wrapped(lines)
-    assert are_wrapped(
-        [line for start in range(0, len(lines), 6) for line in (*lines[start : start + 6], "short.", "")]
-    )
+    assert are_wrapped([line for place in range(0, len(lines), 6) for line in (*lines[place:][:6], "short.", "")])
 
 
 @pytest.mark.parametrize(

@@ -104,9 +104,8 @@ def test_another_commit_is_another_corpus_with_a_hint():
 
 def test_sources_that_were_asked_for_otherwise_are_not_compared(files):
     def whole(validation_file: Path) -> dict[str, Any]:
-        return open_corpus(
-            CorpusConfig(data_files=[str(files[0])], validation_files=[str(validation_file)], limit=3)
-        ).record
+        config = CorpusConfig(data_files=[str(files[0])], validation_files=[str(validation_file)], limit=3)
+        return open_corpus(config).record
 
     trained_on = whole(files[1])
     assert describe_changed_sources(trained_on, whole(files[2])) == ""

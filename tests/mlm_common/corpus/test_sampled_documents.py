@@ -75,14 +75,13 @@ def test_small_corpora_are_read_as_they_are(corpus):
 
 
 @pytest.mark.parametrize(
-    "config",
-    [{"limit": 15_000}, {"sample_by": "paragraph"}, {"data_files": ["more.txt.gz"]}, {"data_files": ["more.csv"]}],
+    "config", [{"limit": 15_000}, {"sample_by": "paragraph"}, {"data_files": ["a.txt.gz"]}, {"data_files": ["a.csv"]}]
 )
 def test_what_cannot_be_cut_is_read_as_it_is(corpus, tmp_path, config):
     import gzip
 
-    (tmp_path / "more.txt.gz").write_bytes(gzip.compress(b"20000\n"))
-    (tmp_path / "more.csv").write_text("text\n20000\n", encoding="utf-8")
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"20000\n"))
+    (tmp_path / "a.csv").write_text("text\n20000\n", encoding="utf-8")
     more = [str(tmp_path / name) for name in config.pop("data_files", [])]
     other = open_corpus(CorpusConfig(data_files=[*corpus.config.data_files, *more], **config))
     assert list(other.sampled_documents("train", 1_000)) == list(other.documents("train"))

@@ -1,7 +1,6 @@
 """Sources, of a file or of words: what is opened, and what is refused in one line."""
 
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -37,11 +36,8 @@ def test_sources_are_corpora_in_the_order_of_the_file():
     assert list(mixture.corpora) == ["fo", "de", "code"]
     assert mixture.weights == {"fo": 0.5, "de": 2, "code": 1}
     configs = [corpus.config for corpus in mixture.corpora.values()]
-    assert [(one.validation_percent, one.seed, one.limit) for one in configs] == [
-        (20, 3, None),
-        (50, 3, None),
-        (20, 3, 30),
-    ]
+    found = [(one.validation_percent, one.seed, one.limit) for one in configs]
+    assert found == [(20, 3, None), (50, 3, None), (20, 3, 30)]
     assert next(mixture.corpora["fo"].documents("train")).startswith("fo ")
     assert corpora_of(mixture.record) == {name: corpus.record for name, corpus in mixture.corpora.items()}
 
@@ -50,9 +46,8 @@ def test_words_and_a_file_name_sources_alike():
     file = write("fo: {data_files: [fo.txt, blank.txt], weight: 0.5}\nde: {data_files: d*.txt, weight: 2}\n")
     mixture = open_mixture(CorpusConfig(seed=3), SourcesConfig(file))
     weights = ["de=2", "fo=0.5"]
-    Path("flags.yaml").write_text(
-        "sources: {fo: [fo.txt, blank.txt], de: d*.txt}\nsource-weights: {de: 2, fo: 0.5}", "utf-8"
-    )
+    flags = "sources: {fo: [fo.txt, blank.txt], de: d*.txt}\nsource-weights: {de: 2, fo: 0.5}"
+    Path("flags.yaml").write_text(flags, encoding="utf-8")
     for words in (
         ["--sources", "fo=fo.txt", "de=d*.txt", "fo=blank.txt", "--source-weights", *weights],
         ["--sources", file, "--source-weights", *weights],
@@ -75,11 +70,7 @@ def test_words_and_a_file_name_sources_alike():
     [
         ("de=de.txt fo.txt", [], "--sources must be NAME=VALUE for each source; received 'fo.txt'"),
         ("de=de.txt fo=", [], "--sources must be NAME=VALUE for each source; received 'fo='"),
-        (
-            "de.txt fo.txt",
-            [],
-            "--sources must be NAME=FILES for each source, or a file of YAML; received de.txt fo.txt",
-        ),
+        ("de.txt fo.txt", [], "must be NAME=FILES for each source, or a file of YAML; received de.txt fo.txt"),
         ("de=f.txt", [], "--sources de: --data-files: no file .* did you mean fo.txt"),
         ("de=de.txt fo=fo.txt", ["de=1"], r"--source-weights must name each source once \(de, fo\); received de"),
         ("de=de.txt fo=fo.txt", ["de=1", "fo=0"], "--source-weights must give each source a weight above 0"),
@@ -146,7 +137,5 @@ def test_the_file_of_the_documentation_has_known_settings():
 def test_a_corpus_beside_the_file_and_a_missing_file_are_refused():
     with pytest.raises(InputError, match="cannot be combined with --data-files"):
         open_mixture(CorpusConfig(data_files=["de.txt"]), SourcesConfig(write("fo: {data_files: fo.txt}")))
-    with pytest.raises(
-        InputError, match=re.escape("--sources: there is no file source.yaml; did you mean sources.yaml")
-    ):
+    with pytest.raises(InputError, match=r"--sources: there is no file source\.yaml; did you mean sources\.yaml"):
         open_mixture(CorpusConfig(), SourcesConfig("source.yaml"))

@@ -196,14 +196,10 @@ def test_parquet_is_read_as_its_rows_are_needed(rows_per_group, tmp_path):
 def test_json_texts_stay_as_they_are(tmp_path):
     """Readers that guess types make times of the first two, and quote strings beside other values."""
     texts = ["2020-01-01", "2021-01-02 10:00:00", "17", "null", "", " a\u2028b\x85c ", "😀"]
-    lines = [
-        json.dumps({"text": text, "id": number} | {f"key {number}": [number]}) for number, text in enumerate(texts)
-    ]
+    lines = [json.dumps({"text": text, "id": place} | {f"key {place}": [place]}) for place, text in enumerate(texts)]
     assert read_file(write(tmp_path / "a.jsonl", "\n\n".join(lines).encode())) == texts
-    assert (
-        read_file(write(tmp_path / "b.json", json.dumps([{"text": text} for text in texts], indent=1).encode()))
-        == texts
-    )
+    rows = json.dumps([{"text": text} for text in texts], indent=1)
+    assert read_file(write(tmp_path / "b.json", rows.encode())) == texts
     assert read_file(write(tmp_path / "c.json", json.dumps(texts, ensure_ascii=False).encode())) == texts
     assert read_file(write(tmp_path / "d.json", b'{\n "text": "one"\n}\n')) == ["one"]
 
@@ -244,9 +240,7 @@ def test_a_json_value_that_is_not_text_is_a_bad_row(value, row, tmp_path):
         (
             "a.jsonl",
             "line",
-            b'{"text": "a"}\n{"text": "c"\n[1]\n{"text": "\\ud800"}\n{"n": "\xe9", "text": "x"}\n"b"\n'
-            + b"[" * 100_000
-            + b"\n",
+            b'{"text": "a"}\n{"text": "c"\n[1]\n{"text": "\\ud800"}\n{"n": "\xe9", "text": "x"}\n"b"\n' + b"[" * 99_999,
             ["a", "b"],
             {
                 2: "Expecting ',' delimiter at column 13",
@@ -266,9 +260,8 @@ def test_the_other_rows_are_read(name, sample_by, content, texts, listed, tmp_pa
     assert list(dict.fromkeys(row.place for row in bad_rows.listed)) == [f"line {number}" for number in listed]
     assert all(problem in row.problem for problem, row in zip(listed.values(), bad_rows.listed, strict=False))
     number, problem = next(iter(listed.items()))
-    with pytest.raises(
-        InputError, match=rf"{name} must hold .*; line {number}: .*{re.escape(problem)}.*--on-bad-row skip"
-    ):
+    says = rf"{name} must hold .*; line {number}: .*{re.escape(problem)}.*--on-bad-row skip"
+    with pytest.raises(InputError, match=says):
         read_file(tmp_path / name, sample_by)
 
 

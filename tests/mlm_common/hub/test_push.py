@@ -39,9 +39,7 @@ def titles(server: HubHandle, branch: str = "main") -> list[str]:
     return repository["commits"][1:]
 
 
-def push(
-    files: dict[str, bytes] = FILES, repository: HubRepository = REPOSITORY, title: str = "trained", **options: Any
-) -> str:
+def push(files: dict[str, bytes] = FILES, repository=REPOSITORY, title: str = "trained", **options: Any) -> str:
     return hub.push_files(files, repository, commit_message=title, kept_in="folder", **options)
 
 

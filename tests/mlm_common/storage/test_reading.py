@@ -146,9 +146,7 @@ def test_an_object_that_changes_is_an_error(cloud, ending, change):
         cloud.delete(f"a.{ending}")
     else:
         cloud.put(f"a.{ending}", CONTENTS[ending])
-    with pytest.raises(
-        InputError, match=rf"gs://test-bucket/a\.{ending} was replaced or deleted while it was being read"
-    ):
+    with pytest.raises(InputError, match=rf"gs://test-bucket/a\.{ending} was replaced or deleted while"):
         read(ByteRange(file))
 
 
@@ -198,11 +196,9 @@ def test_errors_say_how_to_fix_them(cloud, pattern):
 def test_errors_in_the_content_name_object_and_place(cloud):
     cloud.put("a.jsonl", b'{"text": "a"}\n' * 30 + b"{oops\n")
     cloud.put("b.txt", b"a\n" * 3000 + b"\xfc\n")
-    with pytest.raises(
-        InputError, match=r"gs://test-bucket/a\.jsonl must hold .*; line 23 after byte 100: .* at column 2"
-    ):
+    with pytest.raises(InputError, match=r"gs://.*/a\.jsonl must hold .*; line 23 after byte 100: .* at column 2"):
         read_object("a.jsonl", 100, 426)
     with pytest.raises(
-        InputError, match=r"gs://test-bucket/b\.txt must hold UTF-8 text .*; line 2,001 after byte 2,000: the byte 0xfc"
+        InputError, match=r"gs://.*/b\.txt must hold UTF-8 .*; line 2,001 after byte 2,000: the byte 0xfc"
     ):
         read_object("b.txt", 2000, 6002)
