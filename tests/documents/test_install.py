@@ -254,19 +254,9 @@ def test_an_extra_is_added_to_an_environment(commands):
 )
 def test_the_preflight_can_be_installed_for_each_python(python, jax):
     platform = ("--python-platform", "x86_64-manylinux_2_31", "--python-version", python)
-    resolve = [
-        "pip",
-        "compile",
-        "--quiet",
-        "pyproject.toml",
-        "--extra",
-        "preflight",
-        *platform,
-        "--only-binary",
-        ":all:",
-    ]
+    resolve = ["pip", "compile", "pyproject.toml", "--quiet", "--extra", "preflight", "--only-binary", ":all:"]
     environment = {name: value for name, value in os.environ.items() if name not in install.FOREIGN_VARIABLES}
-    command = [str(install._find_uv(print)), *resolve]  # none may have to be built
+    command = [str(install._find_uv(print)), *resolve, *platform]  # none may have to be built
     given = {"cwd": PROJECT, "env": environment, "stdout": subprocess.PIPE, "encoding": "utf-8"}
     lines = subprocess.run(command, **given, check=True).stdout.splitlines()
     assert {f"jax=={jax}", f"jaxlib=={jax}", "libtpu==0.0.20"} <= set(lines)

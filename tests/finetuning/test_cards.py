@@ -100,8 +100,9 @@ def test_numbers_labels_and_tags(kind, runs, shown, predicted):
         assert likely == [line.split()[1] for line in ours if "none" not in line]
 
 
-def test_choices(shown):
+def test_choices_and_a_custom_task(shown):
     assert shown["choice"] == ["of the list"]
+    assert "custom" in shown, "its code came to its end"
 
 
 def test_answers(runs, shown, predicted):
@@ -110,7 +111,3 @@ def test_answers(runs, shown, predicted):
     flags = ("--model", str(runs["answers"]), *question, "--null-score-diff-threshold", "1000")
     ours = predicted(*flags)[1].split(maxsplit=1)[1]
     assert shown["answers"] == [ours]
-
-
-def test_the_encoder_of_a_custom_task(shown):
-    assert "custom" in shown  # its code came to its end

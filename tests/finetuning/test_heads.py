@@ -86,9 +86,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_encoder_is_the_pretrained_one(exports):
     for name in NAMES:
         before, after = (load_file(exports / name / one / "model.safetensors") for one in ("mlm", "custom"))
-        assert {key for key in after if key.startswith("custom_head.")} == {
-            f"custom_head.{layer}.{kind}" for layer in ("dense", "dense_1") for kind in ("weight", "bias")
-        }
+
         # A pooler that a masked language model has is never trained, and is in no export.
         shared = [key for key in after if not key.startswith("custom_head.") and "pooler" not in key]
         assert len(shared) > 10

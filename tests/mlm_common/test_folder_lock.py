@@ -75,11 +75,13 @@ def test_a_run_that_ends_leaves_no_trace_of_its_ownership(folder):
     def fail() -> None:
         with locked_folder(folder.path, **FAST):
             assert folder.subfolder(".owner").list_files()
+            assert any(thread.name == "folder-owner" for thread in threading.enumerate())
             raise InputError("bad")
 
     with pytest.raises(InputError, match="bad"):
         fail()
     assert not folder.exists()
+    assert not any(thread.name == "folder-owner" for thread in threading.enumerate())
 
 
 @gs_is_slow
@@ -257,9 +259,3 @@ def test_the_owners_record_is_no_content_of_the_folder(folder, tmp_path):
         with folder.local_copy() as copy:
             open_folder(str(tmp_path / "copy")).upload_folder(copy)
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["a"]
-
-
-def test_the_thread_ends_with_the_context(folder):
-    with locked_folder(folder.path, **FAST):
-        assert any(thread.name == "folder-owner" for thread in threading.enumerate())
-    assert not any(thread.name == "folder-owner" for thread in threading.enumerate())

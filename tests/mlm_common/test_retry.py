@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from mlm_common.errors import growing_delays, retry_call
+from mlm_common.errors import retry_call
 
 
 class Failing:
@@ -22,10 +22,6 @@ class Failing:
 
 def is_transient(error: Exception) -> bool:
     return isinstance(error, OSError)
-
-
-def test_delays_grow():
-    assert growing_delays(2.0, 4) == (2.0, 4.0, 8.0, 16.0)
 
 
 def test_passing_failures_cost_a_wait_and_others_are_raised():

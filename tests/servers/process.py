@@ -5,7 +5,6 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 PROJECT_FOLDER = Path(__file__).resolve().parents[2]
@@ -26,9 +25,7 @@ class ServerProcess:
     def __enter__(self) -> "ServerProcess":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._process.communicate(timeout=10)
 
     def control(self, action: str, **argument: Any) -> Any:

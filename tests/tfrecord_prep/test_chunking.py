@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfrecord_prep.chunking import CHUNKINGS, Framing, Rows, best_fit, pack
+from tfrecord_prep.chunking import CHUNKINGS, Framing, Rows
 from tfrecord_prep.config import MIN_LENGTH
 from tfrecord_prep.encoding import TokenBatch
 from tfrecord_prep.manifest import PAIRS
@@ -130,25 +130,3 @@ def test_a_long_document_is_cut_as_it_comes():
         rows = CHUNKINGS[chunking](iter([*batches, end]), FRAMING, 12)
         assert len(next(rows).input_ids) in range(8, 11)  # of the first hundred ids
         assert sum(len(batch.input_ids) for batch in rows) > 70
-
-
-def test_worked_rows():
-    batch = TokenBatch(np.array([10, 11, 12, 20, 30, 31], np.int32), np.array([3, 4, 6]), 3)
-    rows = {chunking: tokens_of(cut(chunking, [batch], 8), 8) for chunking in CHUNKINGS}
-    assert rows == {
-        "concat": [[CLS, 10, 11, 12, SEP, CLS, 20, SEP], [CLS, 30, 31, SEP]],
-        "full_sentences": [[CLS, 10, 11, 12, SEP, 20, SEP, SEP], [CLS, 30, 31, SEP]],
-        "documents": [[CLS, 10, 11, 12, SEP, CLS, 20, SEP], [CLS, 30, 31, SEP]],
-        "packed": [[CLS, 10, 11, 12, SEP, CLS, 20, SEP], [CLS, 30, 31, SEP]],
-    }
-
-
-def test_worked_packing(monkeypatch):
-    monkeypatch.setattr("tfrecord_prep.chunking.WINDOW_TOKENS", 24)
-    lengths = [5, 3, 4, 8, 5, 3, 6]
-    assert best_fit(lengths, 8).tolist() == [0, 0, 2, 3, 4, 4, 6]
-    # The first five are a window.
-    order, row_ends = pack(np.array(lengths), 8, is_all=True)
-    assert (order.tolist(), row_ends.tolist()) == ([0, 1, 2, 3, 4, 5, 6], [2, 3, 4, 5, 6, 7])
-    order, row_ends = pack(np.array(lengths), 8, is_all=False)
-    assert (order.tolist(), row_ends.tolist()) == ([0, 1, 2, 3, 4], [2, 3, 4, 5])

@@ -107,19 +107,6 @@ def test_words_are_remembered_and_forgotten(monkeypatch):
     assert len(encoder._ids_of_word) + len(encoder._ids_of_older_word) < 18
 
 
-def test_frequent_words_are_tokenized_once(monkeypatch):
-    monkeypatch.setattr(encoding, "MAX_REMEMBERED_CHARACTERS", 4000)
-    encoder = encoding.Encoder(PLAIN_JSON["words"])
-    tokenized: list[str] = []
-    encode_whole = encoder._encode_whole
-    monkeypatch.setattr(encoder, "_encode_whole", lambda texts: tokenized.extend(texts) or encode_whole(texts))
-    for number in range(1000):
-        encoder.encode([f"the language a{number} model", f"the a{number % 3}"])
-    assert [tokenized.count(word) for word in ("the", " language", " model", " a0", " a2")] == [1] * 5
-    assert len(tokenized) == 1000 + 3
-    assert len(encoder._ids_of_word) + len(encoder._ids_of_older_word) < 4000 / encoding.CHARACTERS_PER_ENTRY
-
-
 def test_blank_documents_are_counted_alone():
     (batch,) = encode_documents(PLAIN_JSON["byte_level"], ["", " \n ", "a", "\u3000"])
     assert (batch.num_documents, batch.document_ends.tolist()) == (4, [1])

@@ -93,12 +93,6 @@ def test_documents_are_taken_as_they_are_needed(tmp_path):
     assert written_before[10] > 20
 
 
-def test_no_documents_give_no_shards(tmp_path):
-    result = build_partition(0, [], split_work(tmp_path))
-    assert (result.shards, result.totals.num_rows) == ((), 0)
-    assert [path.name for path in tmp_path.iterdir()] == ["partition-00000.json"]
-
-
 def test_a_tokenizer_that_makes_special_tokens_of_text_is_refused(tmp_path):
     asked = split_work(tmp_path, special_ids=SPECIAL_IDS | {"mask": 5})
     with pytest.raises(InputError, match="made mask of it"):

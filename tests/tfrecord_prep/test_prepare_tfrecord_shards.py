@@ -58,21 +58,6 @@ def test_two_workers_write_the_same_without_tensorflow(source, tmp_path):
     assert not re.search(r"\| +(tensorflow|tf_keras|torch)\b", done.stderr)
 
 
-def test_the_reader_of_the_tutorial_reads_the_shards(source, tmp_path):
-    import tensorflow as tf
-
-    main(flags(source, tmp_path, "--chunking", "packed"))
-    files = tf.io.gfile.glob(str(tmp_path / "train" / "*.tfrecord"))
-    num_samples = sum(int(re.search(r"-\d+-(\d+)\.tfrecord", file).group(1)) for file in files)
-    features = {name: tf.io.FixedLenFeature((16,), tf.int64) for name in ("input_ids", "attention_mask")}
-    dataset = tf.data.TFRecordDataset(sorted(files)).map(lambda record: tf.io.parse_single_example(record, features))
-    examples = list(dataset.as_numpy_iterator())
-    assert num_samples == len(examples) == read_manifest(str(tmp_path / "train")).totals.num_rows
-    assert [example["input_ids"][example["attention_mask"] == 1].tolist() for example in examples] == read_rows(
-        tmp_path / "train"
-    )
-
-
 def test_ids_beyond_16_bits(tmp_path):
     words = [*SPECIAL_TOKENS.values(), *(f"w{number}" for number in range(70_000))]
     backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))

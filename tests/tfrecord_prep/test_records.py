@@ -42,21 +42,6 @@ def test_tensorflow_reads_what_we_read(tmp_path_factory, rows):
         assert {name: decode_feature(record, name).tolist() for name in expected} == expected
 
 
-def test_examples_of_tensorflow_are_read(tmp_path):
-    import tensorflow as tf
-
-    ids = [0, 127, 128, 70_000, MAX_ID]
-    feature = tf.train.Feature(int64_list=tf.train.Int64List(value=ids))
-    example = tf.train.Example(features=tf.train.Features(feature={"attention_mask": feature, "input_ids": feature}))
-    path = tmp_path / "one.tfrecord"
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        writer.write(example.SerializeToString())
-    (record,) = read_records(path.read_bytes())
-    assert decode_feature(record, "input_ids").tolist() == ids
-    with pytest.raises(KeyError, match="labels"):
-        decode_feature(record, "labels")
-
-
 @given(position=st.integers(0), bit=st.integers(0, 7))
 def test_every_changed_bit_is_noticed(position, bit):
     data = bytearray(encode_rows(np.arange(40, dtype=np.int32).reshape(2, 20) * 9, np.array([20, 5])))

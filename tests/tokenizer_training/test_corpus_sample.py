@@ -195,12 +195,6 @@ def test_any_number_of_processes_gives_the_same():
     assert as_bytes[0] != json.dumps(list(sampled(DOCUMENTS, 100_000, 4).counts.segments.items()))
 
 
-def test_no_documents():
-    sample = sampled([], 1000, hold_out=True)
-    assert not sample.counts.segments
-    assert sample.record["num_documents"] == sample.record["num_words"] == 0
-
-
 def words_of(texts: list[str], config: NormalizationConfig) -> list[str]:
     normalize = make_normalizer(config).normalize_str
     return [word for text in texts for word in normalize(text).split(" ") if word]

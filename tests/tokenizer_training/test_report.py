@@ -161,16 +161,6 @@ def test_rendered_report_is_short_aligned_and_printable():
     assert next(line for line in lines if "的 的" in line).endswith("…")
 
 
-def test_no_unknown_or_rare_characters_no_lines_about_them():
-    tokenizer = make_tokenizer(byte_fallback=True)
-    quality = measure_quality(tokenizer, TEXTS[:1])
-    report = build_report(tokenizer, quality, "validation", TEXTS[:1], {"t": 1, "h": 2}, INPUT)
-    assert not any(line.startswith(("unknown", "rare")) for line in render_report(report).split("\n"))
-    without = make_report(make_tokenizer(), ["the é"])
-    assert "unknown" in render_report(without)
-    assert "that become <unk>" in render_report(without)
-
-
 def test_the_example_of_the_picture_is_a_typical_sentence():
     sentences = ["The text reads " + "the model " * 3 + "x" * number + "." for number in range(20)]
     tokenizer = make_tokenizer()

@@ -155,31 +155,6 @@ def test_those_that_cover_most_come_first(segments, max_pieces):
     assert seeds(segments, max_pieces) == seeds(segments)[:max_pieces]
 
 
-@pytest.mark.parametrize(
-    ("segments", "expected"),
-    [
-        ({"▁the": 3, "▁then": 1, "▁thaw": 2}, {"▁the": 4, "▁th": 6, "the": 4, "th": 6, "he": 4, "▁thaw": 2, "thaw": 2,
-                                              "haw": 2, "aw": 2}),
-        ({"aaa": 1}, {"aa": 2}),
-        ({"aaaa": 1, "b": 9}, {"aa": 3, "aaa": 2}),
-        ({"ab": 1, "cab": 1}, {"ab": 2}),
-        ({"ab": 1, "a": 5, "b": 5}, {}),
-        ({"x": 7}, {}),
-    ],
-)  # fmt: skip
-def test_examples_of_seeds(segments, expected):
-    assert dict(seeds(segments)) == expected
-
-
-def test_no_piece_is_longer_than_sentencepiece_takes():
-    segment = "abcdefghijklmnopqrstuvwxyz"
-    pieces = dict(seeds({segment: 5}))
-    # Shorter ones are always followed by the same letter, but for those at the end.
-    windows = {segment[start : start + 16] for start in range(11)}
-    assert set(pieces) == windows | {segment[start:] for start in range(11, 25)}
-    assert set(pieces.values()) == {5}
-
-
 def test_seeds_do_not_depend_on_the_hash_of_strings():
     """Equal coverage is decided by place and length."""
     assert seeds({"abcd": 2, "efgh": 2}) == [

@@ -83,10 +83,9 @@ def test_passes_differ_and_are_fair():
     assert ((counts - 100) ** 2 / 100).sum() < 16.3  # exceeded once in a thousand seeds
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_seeds_differ(seed):
+def test_seeds_differ():
     lengths = np.ones(64, int)
-    one, other = (training_batches(lengths, (1,), batch_rows=64, seed=of, first=0, num_batches=1) for of in (0, seed))
+    one, other = (training_batches(lengths, (1,), batch_rows=64, seed=of, first=0, num_batches=1) for of in (0, 1))
     assert (one.rows != other.rows).any()
 
 

@@ -2,14 +2,12 @@
 
 from typing import Any
 
-import pytest
 import tensorflow as tf
 
 from finetuning.config.settings import QuestionData
 from finetuning.data.labels import Labels
 from finetuning.loop.task import ClassLoss
 from finetuning.tasks.choice import MultipleChoice
-from finetuning.tasks.classification import TextClassification
 from finetuning.tasks.questions import QuestionAnswering
 from finetuning.tasks.tagging import NO_TAG, Tagging
 from tests.fixtures.tiny_models import tiny_tokenizer
@@ -25,14 +23,6 @@ def row_of(text: str, length: int, **more: Any) -> dict[str, tf.Tensor]:
     padding = length - len(ids)
     rows = {"input_ids": [ids + [1] * padding], "attention_mask": [[1] * len(ids) + [0] * padding], **more}
     return {name: tf.constant(value) for name, value in rows.items()}
-
-
-@pytest.mark.parametrize(("loss", "shown"), [(None, "KIND"), (ClassLoss((1.0, 2.5)), "KIND, of weight 2.5")])
-def test_a_class(loss, shown):
-    task = TextClassification(LABELS, ("accuracy",), **OF_ROWS)
-    task.class_loss = loss
-    described = task.describe_row(row_of("the list", 8, label=[1]), TOKENIZER)
-    assert described == {"first row": "[CLS] the list[SEP]", "its label": shown}
 
 
 def test_tags():

@@ -23,15 +23,6 @@ def test_metrics_of_classes():
     assert found["combined_score"] == pytest.approx(sum(list(found.values())[:4]) / 4)
 
 
-def test_metrics_of_numbers():
-    references, predictions = np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.0, 1.0, 4.0, 9.0])
-    found = scores(("pearson", "spearmanr", "mse"), predictions, references)
-    assert found["pearson"] == pytest.approx(np.corrcoef(references, predictions)[0, 1])
-    assert found["spearmanr"] == pytest.approx(1.0)
-    assert found["mse"] == pytest.approx((4 + 36) / 4)
-    assert "combined_score" not in found  # of what is better high and what is better low
-
-
 def test_a_constant_scores_nothing():
     found = scores(("pearson", "spearmanr"), np.ones(4), np.arange(4.0))
     assert found == {"pearson": 0.0, "spearmanr": 0.0, "combined_score": 0.0}

@@ -48,11 +48,6 @@ def test_scores_of_bilou_are_those_of_the_strict_scheme(drawn):
     assert list(scores(names, [predictions], [references]).values()) == pytest.approx(expected)
 
 
-def test_entities_of_one_word_are_counted_one_by_one():
-    references, predictions = [["U-PER", "U-PER", "U-PER"]], [["U-PER", "U-PER", "O"]]
-    assert scores(("f1", "recall"), predictions, references) == {"f1": pytest.approx(0.8), "recall": 2 / 3}
-
-
 def test_which_metrics_suit_tags():
     assert metrics_of(("O", "B-X"))[0] == "f1"
     assert metrics_of(("O", "U-X", "L-X", "B-X"))[0] == "f1"

@@ -4,8 +4,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from tests.servers.fixtures import CloudStorageHandle
 
 BUCKET = CloudStorageHandle.bucket_url
@@ -27,33 +25,3 @@ def test_no_credentials(cloud_storage, tmp_path):
     environment = cloud_storage.environment | {"NO_GCE_CHECK": "true", "HOME": str(tmp_path)}
     code = f"from mlm_common.storage import open_folder; open_folder('{BUCKET}').exists('x')"
     assert "InputError: gs://test-bucket/x needs Google credentials" in run_python(code, environment).stderr
-
-
-@pytest.mark.slow
-def test_tensorflow_reads_what_storage_wrote(cloud_storage):
-    """As on a cloud machine: Google's addresses, credentials from the metadata server, TensorFlow's own client."""
-    cloud_storage.authorize(accepted_tokens=[cloud_storage.token])
-    code = f"""
-import tempfile
-import tensorflow as tf
-from mlm_common.storage import open_folder
-files = open_folder("{BUCKET}/data/train")
-records = [b"record %d" % number for number in range(5)]
-with tempfile.TemporaryDirectory() as folder:
-    with tf.io.TFRecordWriter(folder + "/dataset-0-5.tfrecord") as writer:
-        for record in records:
-            writer.write(record)
-    files.upload_folder(folder)
-files.write_text("manifest.json", "manifest")
-(shard,) = tf.io.gfile.glob("{BUCKET}/data/train/*.tfrecord")
-assert list(tf.data.TFRecordDataset(shard).as_numpy_iterator()) == records
-assert tf.io.gfile.GFile("{BUCKET}/data/train/manifest.json").read() == "manifest"
-assert files.list_files()["manifest.json"] == 8
-"""
-    result = run_python(code, cloud_storage.environment)
-    assert result.returncode == 0, result.stderr
-    assert {entry["host"] for entry in cloud_storage.requests(path="test-bucket")} <= {
-        "storage.googleapis.com",
-        "www.googleapis.com",
-    }
-    assert {entry["token"] for entry in cloud_storage.requests(path="test-bucket")} == {cloud_storage.token}
