@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, settings
 import train  # noqa: F401  (before TensorFlow)
 
 pytest_plugins = [
-    "tests.fixtures.autograph",
     "tests.fixtures.google_checkpoints",
     "tests.servers.fixtures",
     "tests.fixtures.other_environments",

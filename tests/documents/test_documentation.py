@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import install
+from tests.campaign.report import BEGIN, END, PROMISES
+from tests.campaign.stages import STAGES
 from tests.fixtures.commands import parse
 from tests.fixtures.other_environments import made_environment
 from tests.fixtures.script_help import ask_for_help
@@ -165,3 +167,16 @@ def test_the_site_builds(tmp_path, tmp_path_factory):
     for page in (tmp_path / "site").rglob("*.html"):
         loaded = re.findall(r'(?:src|<link [^>]*?href)="(https?:[^"]+)"', page.read_text(encoding="utf-8"))
         assert not loaded, page
+
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "design" / "reliability.md"
+
+
+def test_every_fault_was_tried_in_every_stage():
+    (table,) = re.findall(f"{BEGIN}\n(.*){END}", DOCUMENT.read_text(encoding="utf-8"), flags=re.DOTALL)
+    heading, _, *rows = [line.strip("| \n").split(" | ") for line in table.splitlines()]
+    assert heading == ["fault", "promised", *(stage.name for stage in STAGES)]
+    assert {row[0]: row[1] for row in rows} == PROMISES
+    for fault, _, *cells in rows:
+        nums_tried = [int(re.match(r"([\d,]+): ", cell)[1].replace(",", "")) for cell in cells]
+        assert min(nums_tried) >= (100 if fault == "kill -9" else 1), fault

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from mlm_common.errors import InputError
@@ -21,6 +21,7 @@ from mlm_common.tokenizer import (
     WORD_STARTS_FILE,
     load_tokenizer,
     load_word_starts,
+    plain_text_tokenizer_json,
     save_tokenizer,
     tokenizer_sha256,
     vocabulary_size,
@@ -268,3 +269,40 @@ def test_damaged_table_is_refused(tmp_path):
         np.save(path, array)
         with pytest.raises(InputError, match=f"it holds {array.dtype} of shape"):
             load_word_starts(str(tmp_path))
+
+
+TEXTS = ["a <unk> b [MASK] c [MASK]s the cat"] * 500
+
+
+def trained_bpe(**prefix: str) -> Tokenizer:
+    """Train on text that spells special tokens."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", **prefix))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.BpeTrainer(vocab_size=200, special_tokens=SPECIALS, show_progress=False, **prefix)
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return tokenizer
+
+
+@pytest.mark.parametrize("has_old_merges", [False, True])
+@pytest.mark.parametrize("prefix", ["", "##"])
+def test_merges_that_make_a_special_token_are_left_out(prefix, has_old_merges):
+    tokenizer = trained_bpe(**{"continuing_subword_prefix": prefix} if prefix else {})
+    content = json.loads(tokenizer.to_str())
+    made = {left + right[len(prefix) :] for left, right in content["model"]["merges"]}
+    assert {"<unk>", "[MASK]", "[MASK]s"} <= made, "the case of this test"
+    if has_old_merges:
+        content["model"]["merges"] = [" ".join(merge) for merge in content["model"]["merges"]]
+    plain = Tokenizer.from_str(plain_text_tokenizer_json(json.dumps(content)))
+    assert plain.encode("the cat a b c").ids == tokenizer.encode("the cat a b c").ids
+    special_ids = {tokenizer.token_to_id(token) for token in SPECIALS} - {tokenizer.token_to_id("<unk>")}
+    for text in ("[MASK]", "a [MASK]s", "[MASK][MASK] <unk>"):
+        ids = plain.encode(text).ids
+        assert ids
+        assert special_ids.isdisjoint(ids)
+
+
+def test_a_tokenizer_that_cannot_be_changed_is_refused():
+    content = json.loads(trained_bpe().to_str())
+    content["model"]["merges"].append(["no", "such"])
+    with pytest.raises(InputError, match=r"must work without its special tokens \(<pad>, .*`no` out of vocab"):
+        plain_text_tokenizer_json(json.dumps(content))

@@ -1,19 +1,16 @@
-import csv
 import gzip
 import hashlib
-import io
 import json
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from mlm_common.corpus.config import CorpusConfig, corpus_config_from_record
 from mlm_common.corpus.corpus import are_wrapped, open_corpus
+from mlm_common.corpus.text_files import find_files
 from mlm_common.errors import InputError
+from tests.fixtures.text_files import contents_of
 
 TEXTS = ["first, with a comma", "", 'second "quoted" \u2013 ünïcode', "日本語", "007", "NA", "null", "1.50", "last"]
 WORDS = ["Wort", "und", "Silbe", "Donaudampfschiff", "a", "sehr", "lange", "Reihe"]
@@ -28,53 +25,31 @@ def write_lines(path: Path, lines: list[str]) -> None:
     write_text(path, "".join(line + "\n" for line in lines))
 
 
-def write_csv(path: Path, texts: list[str]) -> None:
-    rows = io.StringIO()
-    csv.writer(rows, quoting=csv.QUOTE_ALL).writerows([["id", "text"], *enumerate(texts)])
-    write_text(path, rows.getvalue())
-
-
-def write_json_lines(path: Path, texts: list[str]) -> None:
-    write_lines(path, [json.dumps({"id": index, "text": text}) for index, text in enumerate(texts)])
-
-
-WRITERS: dict[str, Callable[[Path, list[str]], None]] = {
-    "txt": write_lines,
-    "txt.gz": write_lines,
-    "jsonl": write_json_lines,
-    "jsonl.gz": write_json_lines,
-    "json": lambda path, texts: write_lines(path, [json.dumps([{"text": text} for text in texts])]),
-    "json.gz": write_json_lines,
-    "csv": write_csv,
-    "csv.gz": write_csv,
-    "parquet": lambda path, texts: pq.write_table(pa.table({"n": range(len(texts)), "text": texts}), path),
-}
+def sha256(content: bytes) -> str:
+    return f"sha256 {hashlib.sha256(content).hexdigest()}"
 
 
 def read(split_name: str = "train", **settings) -> list[str]:
     return list(open_corpus(CorpusConfig(**settings)).documents(split_name))
 
 
-@pytest.mark.parametrize("ending", WRITERS)
-def test_every_format_gives_the_same_documents(ending, tmp_path):
+@pytest.mark.parametrize(("ending", "content"), contents_of(TEXTS).items(), ids=contents_of(TEXTS))
+def test_every_format_gives_the_same_documents(ending, content, tmp_path):
     path = tmp_path / f"corpus.{ending}"
-    WRITERS[ending](path, TEXTS)
+    path.write_bytes(content)
     corpus = open_corpus(CorpusConfig(data_files=[str(path)]))
     assert list(corpus.documents("train")) == TEXTS
     assert list(corpus.documents("train")) == TEXTS, "a second reading differs"
     (found,) = corpus.record["data_files"]
-    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else None
-    content_checksum = f"sha256 {hashlib.sha256(content).hexdigest()}" if content else None
-    assert found.pop("content_checksum", None) == content_checksum
-    assert found == {"path": str(path), "num_bytes": path.stat().st_size, "checksum": f"sha256 {sha256}"}
+    expected = {"path": str(path), "num_bytes": len(content), "checksum": sha256(content)}
+    assert found == expected | ({"content_checksum": sha256(gzip.decompress(content))} if ".gz" in ending else {})
 
 
 def test_files_are_read_in_the_order_given_and_globs_sorted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("b.txt", "c.txt", "a.txt", "part[1].txt"):
         write_lines(Path(name), [name])
-    write_json_lines(Path("z.jsonl"), ["z.jsonl"])
+    Path("z.jsonl").write_text('{"text": "z.jsonl"}', encoding="utf-8")
     (tmp_path / "folder.txt").mkdir()
     assert read(data_files=["z.jsonl", "?.txt", "part[1].txt"]) == ["z.jsonl", "a.txt", "b.txt", "c.txt", "part[1].txt"]
     assert read(data_files=["c.txt", "*.txt"]) == ["c.txt", "a.txt", "b.txt", "part[1].txt"]
@@ -228,3 +203,58 @@ def test_wrapped_paragraphs(width):
 )
 def test_other_lines_are_documents(lines):
     assert not are_wrapped(lines)
+
+
+def names(*patterns: Path | str) -> list[str]:
+    return [file.name for file in find_files(list(map(str, patterns)), "--data-files")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("a.txt", "sub/b.txt", "sub/deep/c.txt", "sub/.hidden/d.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"text of {name}\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_file_is_read_once_whatever_its_names(folder):
+    (folder / "link.txt").symlink_to("a.txt")
+    corpus = open_corpus(CorpusConfig(data_files=["a.txt", "./a.txt", "sub/../a.txt", "*.txt", str(folder / "a.txt")]))
+    assert list(corpus.documents("train")) == ["text of a.txt"]
+    assert [file["path"] for file in corpus.record["data_files"]] == [f"{folder}/a.txt"]
+
+
+def test_links_that_loop_lead_to_each_folder_once(folder):
+    (folder / "sub" / "up").symlink_to("..")
+    (folder / "sub" / "deep" / "top").symlink_to(folder)
+    expected = ["a.txt", "sub/b.txt", "sub/deep/c.txt"]
+    assert names(folder / "**" / "*.txt") == [f"{folder}/{name}" for name in expected]
+    assert names(folder / "**") == [f"{folder}/{name}" for name in expected]
+    assert names("sub/**/*.txt", "**/deep/**") == ["sub/b.txt", "sub/deep/c.txt", "sub/up/a.txt"]
+
+
+def test_links_to_folders_are_followed(folder):
+    (folder / "data").mkdir()
+    (folder / "data" / "linked").symlink_to(folder / "sub")
+    assert names("data/**/*.txt") == ["data/linked/b.txt", "data/linked/deep/c.txt"]
+    assert names("data/*/*.txt") == ["data/linked/b.txt"]
+
+
+@pytest.mark.parametrize("pattern", ["*.txt", "**/*.txt", "gone.txt"])
+def test_a_link_to_nothing_is_refused(folder, pattern):
+    (folder / "gone.txt").symlink_to("nowhere.txt")
+    with pytest.raises(InputError, match=r"gone\.txt is a link to nowhere\.txt, which does not exist"):
+        names(pattern)
+
+
+def test_a_pattern_names_the_same_files_from_any_folder(folder, monkeypatch):
+    special = folder / "[x] *"
+    special.mkdir()
+    (special / "e.txt").write_text("text\n", encoding="utf-8")
+    monkeypatch.chdir(special)
+    for pattern in ("e.txt", "*.txt", "../**/e.txt"):
+        settings = open_corpus(CorpusConfig(data_files=[pattern])).config
+        monkeypatch.chdir(folder)
+        assert list(open_corpus(settings).documents("train")) == ["text"]
+        monkeypatch.chdir(special)

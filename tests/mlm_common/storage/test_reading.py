@@ -1,17 +1,11 @@
 """A corpus in Cloud Storage: found by globs, read in ranges, refused once it changes."""
 
 import base64
-import csv
 import glob
-import gzip
-import io
-import json
 import os
 from pathlib import Path
 
 import google_crc32c
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from google.cloud.storage.retry import DEFAULT_RETRY
 from hypothesis import given, settings
@@ -24,33 +18,13 @@ from mlm_common.corpus.text_files import ByteRange, cut_file, find_files, read_b
 from mlm_common.errors import InputError, RunFailedError
 from mlm_common.storage import gcs
 from mlm_common.storage.reading import find_stored_files
+from tests.fixtures.text_files import contents_of
 from tests.servers.fixtures import CloudStorageHandle
 
 BUCKET = CloudStorageHandle.bucket_url
 TEXTS = ["first", "", "sécond ☃", "last"] * 50
 DOWNLOAD = r"alt=media"
-
-
-def as_csv(texts: list[str]) -> bytes:
-    rows = io.StringIO()
-    csv.writer(rows, quoting=csv.QUOTE_ALL).writerows([["n", "text"], *enumerate(texts)])
-    return rows.getvalue().encode()
-
-
-def as_parquet(texts: list[str]) -> bytes:
-    file = io.BytesIO()
-    pq.write_table(pa.table({"n": range(len(texts)), "text": texts}), file, row_group_size=60)
-    return file.getvalue()
-
-
-CONTENTS = {
-    "txt": "".join(text + "\n" for text in TEXTS).encode(),
-    "jsonl": "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode(),
-    "json": json.dumps([{"text": text} for text in TEXTS]).encode(),
-    "csv": as_csv(TEXTS),
-}
-CONTENTS |= {f"{ending}.gz": gzip.compress(content) for ending, content in CONTENTS.items()}
-CONTENTS["parquet"] = as_parquet(TEXTS)
+CONTENTS = contents_of(TEXTS)
 
 
 def read(byte_range: ByteRange) -> list[str]:

@@ -1,10 +1,11 @@
-"""Partitions in processes: same bytes as in one, few in memory, killed workers and killed parents."""
+"""Work in processes and threads: same bytes as in one, few in memory, killed workers and parents, newest items."""
 
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -13,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from mlm_common.errors import InputError
-from mlm_common.workers import ITEMS_PER_WORKER, Workers, map_in_order
+from mlm_common.workers import ITEMS_PER_WORKER, LatestItemWorker, Workers, map_in_order
 from tests.fixtures.partitions import split_work
+from tests.fixtures.tiny_corpus import contents
 from tfrecord_prep.partition import NumberedPartition, SplitWork, work_on_partition
 
 PROJECT = Path(__file__).parents[2]
@@ -23,10 +25,6 @@ DOCUMENT = "11 12 13 12 11 12"
 
 def work_locally(work: SplitWork, partitions: Iterable[NumberedPartition], num_processes: int) -> Iterator[int]:
     return map_in_order(partial(work_on_partition, work), partitions, num_processes, "Use fewer --num-workers.")
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_two_processes_write_the_same_files_in_the_same_order(tmp_path):
@@ -88,7 +86,7 @@ def note_process_and_wait(folder: str) -> None:
 
 def test_workers_end_when_their_parent_is_killed(tmp_path):
     program = (
-        "from tests.mlm_common.test_worker_pool import note_process_and_wait as work\n"
+        "from tests.mlm_common.test_workers import note_process_and_wait as work\n"
         "from mlm_common.workers import map_in_order\n"
         f"if __name__ == '__main__': list(map_in_order(work, [{str(tmp_path)!r}] * 2, 2, ''))"
     )
@@ -115,3 +113,55 @@ def wait_for(condition) -> None:
     while not condition():
         assert time.monotonic() < end_seconds
         time.sleep(0.05)
+
+
+class Handler:
+    """Handles an item when the test lets it."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.ended: list[int] = []
+        self.started, self.may_end = threading.Semaphore(0), threading.Semaphore(0)
+
+    def __call__(self, item: int) -> None:
+        self.begun.append(item)
+        self.started.release()
+        assert self.may_end.acquire(timeout=20)
+        if item < 0:
+            raise ValueError(item)
+        self.ended.append(item)
+
+
+def test_of_those_that_wait_the_newest_is_handled():
+    handler = Handler()
+    pushes = LatestItemWorker(handler)
+    pushes.submit(1)
+    handler.started.acquire()
+    assert not pushes.newer_waits.is_set()
+    for item in (2, 3, 4):
+        pushes.submit(item)
+    assert pushes.newer_waits.is_set()
+    assert not pushes.wait(0.01)
+    handler.may_end.release(2)
+    assert pushes.wait(20)
+    assert handler.ended == [1, 4]
+
+
+def test_what_waits_can_be_dropped_and_what_fails_ends_nothing():
+    handler = Handler()
+    pushes = LatestItemWorker(handler)
+    pushes.submit(-1)
+    handler.started.acquire()
+    pushes.submit(2)
+    pushes.drop_waiting()
+    assert pushes.newer_waits.is_set()
+    handler.may_end.release()
+    assert pushes.wait(20)
+    pushes.submit(3)
+    handler.may_end.release()
+    assert pushes.wait(20)
+    assert (handler.begun, handler.ended) == ([-1, 3], [3])
+
+
+def test_nothing_to_wait_for():
+    assert LatestItemWorker(Handler()).wait()
