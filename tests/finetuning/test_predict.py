@@ -153,17 +153,3 @@ def test_the_next_command_predicts(task_class):
     assert (python, script) == ("python", "finetuning/predict.py")
     (config,) = parse_arguments((PredictionConfig,), argv, "")
     assert config.model == "my runs/export"
-
-
-@pytest.mark.parametrize(
-    ("task_class", "metric", "summary"),
-    [
-        (TextClassification, "accuracy", "loss 0.31  accuracy 0.8125"),
-        (Tagging, "loss", "loss 0.31"),
-        (QuestionAnswering, "f1", "loss 0.31  F1 6.00 %  exact match 1.38 %"),
-    ],
-)
-def test_an_evaluation_is_summarized(task_class, metric, summary):
-    task = task_class.__new__(task_class)
-    task.metric = metric
-    assert task.summarize({"loss": 0.312, "accuracy": 0.8125, "f1": 6.0, "exact_match": 1.38}) == summary

@@ -191,11 +191,6 @@ def test_predictions_keep_their_digits():
     assert task.shown(np.float64(1 / 3)) == str(1 / 3)
     assert task.shown(np.array([[0.1, 2]], np.float32)) == "0.100000001,2"
     assert task.shown(np.int64(3)) == "3"
-    task.metrics, task.guess = ("mse",), {"mse": 0.0}
-    assert task.describe({"loss": 0.00021234, "mse": 1.5e-7, "num_rows": 2, "is_degenerate": 0}) == {
-        "validation loss": "0.0002123, of 2 rows",
-        "mse": "1.5e-07; a guess without the text: 0.0000",
-    }
 
 
 @pytest.mark.parametrize("name", ["a\tb", "a\nb", "a\u2028b", ""])

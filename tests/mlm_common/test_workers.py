@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 
 import pytest
@@ -36,15 +37,15 @@ def test_two_processes_write_the_same_files_in_the_same_order(tmp_path):
     assert "TOKENIZERS_PARALLELISM" not in os.environ
 
 
-def process_of(_: object) -> int:
-    return os.getpid()
+# A call of the item: processes import nothing for it.
+PROCESS_OF = methodcaller("__call__")
 
 
 def test_processes_are_started_once_and_for_two_items_at_least():
     with Workers(2, "") as workers:
-        assert list(workers.map_in_order(process_of, range(1))) == [os.getpid()]
+        assert list(workers.map_in_order(PROCESS_OF, [os.getpid])) == [os.getpid()]
         assert not multiprocessing.active_children()
-        passes = [set(workers.map_in_order(process_of, range(num_items))) for num_items in (20, 1, 20)]
+        passes = [set(workers.map_in_order(PROCESS_OF, [os.getpid] * num_items)) for num_items in (20, 1, 20)]
         assert len(set().union(*passes)) <= 2
         assert os.getpid() not in set().union(*passes)
     assert not multiprocessing.active_children()
@@ -79,19 +80,23 @@ def test_a_killed_worker_is_reported_with_a_hint(tmp_path):
         list(results)
 
 
-def note_process_and_wait(folder: str) -> None:
-    Path(folder, f"{os.getpid()}").touch()
+NOTES_PROCESS = """
+import os, time
+from pathlib import Path
+from mlm_common.workers import map_in_order
+
+def note_process_and_wait(_):
+    Path("{folder}", str(os.getpid())).touch()
     time.sleep(60)
+
+if __name__ == "__main__":
+    list(map_in_order(note_process_and_wait, range(2), 2, ""))
+"""
 
 
 def test_workers_end_when_their_parent_is_killed(tmp_path):
-    program = (
-        "from tests.mlm_common.test_workers import note_process_and_wait as work\n"
-        "from mlm_common.workers import map_in_order\n"
-        f"if __name__ == '__main__': list(map_in_order(work, [{str(tmp_path)!r}] * 2, 2, ''))"
-    )
     script = tmp_path / "program.py"
-    script.write_text(program, encoding="utf-8")
+    script.write_text(NOTES_PROCESS.format(folder=str(tmp_path)), encoding="utf-8")
     environment = os.environ | {"PYTHONPATH": str(PROJECT)}
     parent = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.DEVNULL)
     wait_for(lambda: len(list(tmp_path.iterdir())) == 3)

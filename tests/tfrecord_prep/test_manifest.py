@@ -100,8 +100,6 @@ def test_no_shards(tmp_path, name, message):
     (tmp_path / "empty" / name).write_text("{}", encoding="utf-8")
     with pytest.raises(InputError, match=message):
         open_shards(str(tmp_path / "empty"))
-    with pytest.raises(InputError, match=r"There is no folder .*/emtpy; did you mean .*/empty\?"):
-        open_shards(str(tmp_path / "emtpy"))
 
 
 @pytest.mark.parametrize(

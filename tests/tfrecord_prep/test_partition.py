@@ -81,18 +81,6 @@ def test_sidecar_tells_what_was_written(tmp_path):
     assert read_sidecar(str(tmp_path), "partition-00007.json") is None
 
 
-def test_documents_are_taken_as_they_are_needed(tmp_path):
-    written_before: list[int] = []
-
-    def documents():
-        for _ in range(15):
-            yield "5 6 7 " * 20_000
-            written_before.append(len(list(tmp_path.glob("*.tfrecord"))))
-
-    build_partition(0, documents(), split_work(tmp_path, shard_size=1000))
-    assert written_before[10] > 20
-
-
 def test_a_tokenizer_that_makes_special_tokens_of_text_is_refused(tmp_path):
     asked = split_work(tmp_path, special_ids=SPECIAL_IDS | {"mask": 5})
     with pytest.raises(InputError, match="made mask of it"):

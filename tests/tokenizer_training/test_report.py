@@ -82,13 +82,6 @@ def test_many_texts_are_measured_as_one(monkeypatch):
     assert measure_quality(make_tokenizer(), texts) == few_at_once
 
 
-def test_measuring_leaves_the_tokenizer_as_it_was():
-    tokenizer = make_tokenizer()
-    before = tokenizer.backend_tokenizer.to_str()
-    draw_report(make_report(tokenizer, TEXTS), tokenizer, TEXTS)
-    assert tokenizer.backend_tokenizer.to_str() == before
-
-
 @pytest.mark.parametrize("texts", [[], ["", " "]])
 def test_without_text_there_are_no_figures_but_a_report(texts):
     tokenizer = make_tokenizer()
@@ -172,15 +165,18 @@ def test_the_example_of_the_picture_is_a_typical_sentence():
 
 
 def test_the_picture():
+    """It leaves the tokenizer as it was."""
     tokenizer = make_tokenizer()
+    before = tokenizer.backend_tokenizer.to_str()
     report = make_report(tokenizer, TEXTS)
     image = draw_report(report, tokenizer, TEXTS)
     assert image[:8] == b"\x89PNG\r\n\x1a\n"
     assert draw_report(report, tokenizer, ["the model waits"]) != image
     assert draw_report(report | {"vocabulary_size": 7}, tokenizer, TEXTS) != image
     # Without spaces, without a font, and with a word that is longer than a line.
-    for texts in (["的模型" * 60], ["\U00013000" * 40 + "."], ["word" * 200]):
+    for texts in (["的模型" * 60], ["\U00013000" * 40 + "."], ["word" * 50]):
         assert draw_report(make_report(tokenizer, texts), tokenizer, texts)
+    assert tokenizer.backend_tokenizer.to_str() == before
 
 
 def test_the_verdict_follows_the_scale():

@@ -12,6 +12,7 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 from mlm_common.errors import EXIT_FAILED, EXIT_PERMANENT
 from mlm_common.storage.folder import LocalFolder
 from tests.fixtures.run_command import Outcome, Run
+from tests.fixtures.tiny_models import tiny_tokenizer
 from tokenizer_training import train_unigram
 from tokenizer_training.train_unigram import main
 
@@ -21,20 +22,19 @@ UPLOAD = "/upload/"
 
 @pytest.fixture
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> Run:
-    """Run the command to save in a folder, and call a function once the tokenizer is trained."""
+    """Run the command to save in a folder, and call a function once the tokenizer, the same each time, is trained."""
     (tmp_path / "corpus.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 50, encoding="utf-8")
     monkeypatch.setattr(train_unigram, "SAVE_RETRY_SECONDS", (0.01, 0.01))
     monkeypatch.setattr(DEFAULT_RETRY, "_timeout", 0.3)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     def train_then(folder: str, then: Callable[[], object]) -> Outcome:
-        report_on = train_unigram.report_on
-
-        def fail_from_now_on(*arguments: object) -> object:
+        def report_and_fail_from_now_on(*_: object) -> tuple[dict, bytes]:
             then()
-            return report_on(*arguments)
+            return {}, b"a picture"
 
-        monkeypatch.setattr(train_unigram, "report_on", fail_from_now_on)
+        monkeypatch.setattr(train_unigram, "train", lambda *_: tiny_tokenizer())
+        monkeypatch.setattr(train_unigram, "report_on", report_and_fail_from_now_on)
         corpus = ["--data-files", tmp_path / "corpus.txt", "--sample-by", "line"]
         return run(main, *corpus, "--num-workers", 1, "--output-dir", folder)
 

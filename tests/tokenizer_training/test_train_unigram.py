@@ -159,7 +159,7 @@ def test_corpus_too_small_to_hold_anything_out(tmp_path):
 def test_runs_give_the_same_bytes(tmp_path):
     """With another hash of strings, number of workers and style; the corpus is more than its sample in many blocks."""
     corpus = tmp_path / "corpus.txt"
-    corpus.write_text("\n".join(generated_lines(26_000, num_words=5_000)) + "\n語 ﬁ é\n", encoding="utf-8")
+    corpus.write_text("\n".join(generated_lines(18_000, num_words=5_000)) + "\n語 ﬁ é\n", encoding="utf-8")
     extra = ["--max-bytes", "1000000", "--extra-special-tokens", "[ENT]", "[B]", "--pad-vocab-to-multiple-of", "128"]
     here, there = tmp_path / "here", tmp_path / "there"
     assert main(arguments(corpus, here, *extra)) == 0
@@ -177,7 +177,7 @@ def test_runs_give_the_same_bytes(tmp_path):
     assert contents(here) == contents(there)
     record = json.loads((here / "report.json").read_text(encoding="utf-8"))["input"]
     assert record["sampling_rate"] <= 0.5
-    assert record["num_bytes"] > 1_500_000 > 1_000_000 > record["num_sampled_bytes"] > 400_000
+    assert record["num_bytes"] > 1_100_000 > 1_000_000 > record["num_sampled_bytes"] > 400_000
 
 
 def test_skipped_rows_are_counted_and_change_nothing(trained_folder, corpus_file, tmp_path, caplog):

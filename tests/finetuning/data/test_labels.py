@@ -101,22 +101,6 @@ def test_labels_of_rows_to_predict_may_be_unknown():
         labels.encode_known(["a", "B"], "b.csv")
 
 
-def test_labels_are_described():
-    labels = find_labels(["a", "b", "b"], "", LabelReading())
-    assert labels.describe(labels.encode(["a", "b", "b", "b"], "")) == {
-        "kind of label": "one class",
-        "2 classes": "a 25.0%, b 75.0%",
-    }
-    several = find_labels([["a"], ["b", "a"]], "", LabelReading())
-    assert several.describe(several.encode([["a"], ["b", "a"]], "")) == {
-        "kind of label": "several classes, 1.50 on average",
-        "2 classes": "a 100.0%, b 50.0%",
-    }
-    numbers = find_labels([0.5, 2], "", LabelReading())
-    described = {"kind of label": "a number", "numbers": "0.5 to 2, mean 1.25"}
-    assert numbers.describe(numbers.encode([0.5, 2], "")) == described
-
-
 def test_many_classes_are_encoded_in_little_memory():
     names = [str(index) for index in range(1000)]
     labels = find_labels([names], "", LabelReading(**MULTI))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mlm_common.cli.console import STOPPING, about, clock_time, progress_bar, short_number
-from mlm_common.cli.imports import hidden, without_noise
+from mlm_common.cli.imports import hidden
 
 PROJECT_FOLDER = Path(__file__).parents[3]
 
@@ -111,14 +111,6 @@ def test_tensorflow_is_imported_without_its_noise(tmp_path):
 @pytest.mark.slow
 def test_the_noise_of_the_tensorflow_installed_is_known():
     assert errors_of(IMPORTING)[0] == "tensorflow is imported"
-
-
-def test_standard_error_is_as_before_where_there_is_no_grep(monkeypatch, capfd):
-    monkeypatch.setenv("PATH", "")
-    with without_noise():
-        os.write(2, b"I0000 00:00:1.5 1 a.cc:1] noise\n")
-    os.write(2, b"after\n")
-    assert capfd.readouterr().err == "I0000 00:00:1.5 1 a.cc:1] noise\nafter\n"
 
 
 def test_a_second_ctrl_c_ends_the_process_at_once():

@@ -32,27 +32,22 @@ def test_after_the_tokenizer_come_the_shards(monkeypatch):
     assert (config.tokenizer_name_or_path, config.output_dir) == ("my work/tokenizer", "my work/shards")
 
 
-@pytest.mark.parametrize("with_validation", [True, False])
-def test_after_the_shards_comes_the_training(with_validation):
-    names = ["train", *["validation"] * with_validation]
-    plans = [SimpleNamespace(source="", split_name=name, folder=f"gs://bucket/shards/{name}") for name in names]
-    script, arguments = words_of(next_after_shards("gs://bucket/shards/", plans))
+@pytest.mark.parametrize("sources", [("",), ("de", "fo")], ids=["one corpus", "sources"])
+@pytest.mark.parametrize("splits", [("train", "validation"), ("train",)], ids=["validation", "none"])
+def test_after_the_shards_comes_the_training(sources, splits):
+    folder = "gs://bucket/shards"
+    plans = [
+        SimpleNamespace(source=source, split_name=split, folder="/".join(filter(None, (folder, source, split))))
+        for source in sources
+        for split in splits
+    ]
+    script, arguments = words_of(next_after_shards(folder, plans))
     assert script == PROJECT_FOLDER / "train" / "run_mlm.py"
     config = parse_training_config(arguments, None)
-    assert config.data.train_dataset == "gs://bucket/shards/train"
-    assert config.data.eval_dataset == ("gs://bucket/shards/validation" if with_validation else None)
-    assert config.run.output_dir == "gs://bucket/model"
-    assert config.optimization.max_steps == 1000
-
-
-def test_after_the_shards_of_several_sources_comes_one_training_on_all():
-    plans = [
-        SimpleNamespace(source=source, split_name=split, folder=f"gs://bucket/shards/{source}/{split}")
-        for source in ("de", "fo")
-        for split in ("train", "validation")
-    ]
-    config = parse_training_config(words_of(next_after_shards("gs://bucket/shards", plans))[1], None)
-    assert config.data.train_dataset == config.data.eval_dataset == "gs://bucket/shards"
+    ending = "/{}" if sources == ("",) else ""
+    assert config.data.train_dataset == folder + ending.format("train")
+    assert config.data.eval_dataset == (folder + ending.format("validation") if splits[1:] else None)
+    assert (config.run.output_dir, config.optimization.max_steps) == ("gs://bucket/model", 1000)
 
 
 def test_paths_are_as_one_would_type_them(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 import asyncio
 import hashlib
 import multiprocessing
-import sys
 import sysconfig
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 from mlm_common.corpus import builtin
 from mlm_common.corpus.builtin import (
     MIN_DOCUMENT_CHARACTERS,
-    describe_builtin_corpus,
     extract_documents,
     python_files,
     read_files,
@@ -118,13 +116,6 @@ def test_real_package_read_by_other_processes():
 def test_daemon_reads_the_same():
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply(read_files, (ASYNCIO_FILES,)) == read_files(ASYNCIO_FILES)
-
-
-def test_description_names_the_installation():
-    description = describe_builtin_corpus()
-    assert description["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert description["num_packages"] > 20
-    assert description == describe_builtin_corpus()
 
 
 def test_the_corpus_is_extracted_once_and_again_after_a_change(tmp_path, monkeypatch):

@@ -139,7 +139,7 @@ def test_a_killed_write_is_cleaned_up(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("path", "folder", "name"), [("a/b", "a", "b"), ("/b", "/", "b"), ("b", "", "b"), ("gs://a/b", "gs://a", "b")]
+    ("path", "folder", "name"), [("a/b", "a", "b"), ("/b", "/", "b"), ("b", "", "b"), ("gs://abc/b", "gs://abc", "b")]
 )
 def test_the_path_of_a_file_is_that_of_its_folder_and_its_name(path, folder, name):
     assert folder_and_name(path) == (open_folder(folder), name)

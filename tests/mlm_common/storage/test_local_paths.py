@@ -44,6 +44,9 @@ def test_the_nearest_path_exists(path, nearest, tmp_path):
 
 
 def test_a_missing_folder_is_one_line_with_the_nearest():
+    check_folder("work/tokenizer")
+    check_folder_or_hub("work/tokenizer")
+    check_file("work/tokenizer/tokenizer.json")
     with pytest.raises(InputError, match=r"^There is no folder work/tokeniser; did you mean work/tokenizer\?$"):
         check_folder_or_hub("work/tokeniser")
     with pytest.raises(InputError, match=r"^--model: there is no folder work/xyz\.$"):
@@ -57,9 +60,3 @@ def test_a_file_is_no_folder_and_a_folder_no_file():
         check_folder("work/tokenizer/tokenizer.json", "--model")
     with pytest.raises(InputError, match=r"work: it is a folder\.$"):
         check_file("work")
-
-
-def test_what_exists_passes():
-    check_folder("work/tokenizer")
-    check_folder_or_hub("work/tokenizer")
-    check_file("work/tokenizer/tokenizer.json")
