@@ -67,6 +67,7 @@ def test_other_rows(kind, tiny_start, tmp_path):
     (tmp_path / "validation.tsv").write_text("one\tother\tscore\n" + "".join(lines), encoding="utf-8")
     (tmp_path / "train.txt").write_text("".join(line.replace("\t", " ") for line in lines) + "\n\n", encoding="utf-8")
     flags = embedding_flags(tiny_start / "start", tmp_path, "--max-steps", "3", "--score-column-name", "score")
+    flags += ["--length-buckets", "8", "16", "30"]
     train = ["--train-file", str(tmp_path / ("train.txt" if kind == "single texts" else "validation.tsv"))]
     flags += ["--validation-file", str(tmp_path / "validation.tsv"), *train]
     assert main([*flags, *(["--unsupervised"] if kind == "single texts" else [])]) == 0

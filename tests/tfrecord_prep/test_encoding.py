@@ -86,7 +86,7 @@ def test_text_with_few_spaces_is_cut_at_them(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["unigram", "wordpiece", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lowercased", "albert"))]
+    "name", ["unigram", *(pytest.param(name, marks=pytest.mark.slow) for name in ("wordpiece", "lowercased", "albert"))]
 )
 def test_every_visible_character_may_stand_beside_a_boundary(name):
     characters = [chr(code) for code in range(0x10000) if not 0xD800 <= code < 0xE000]
