@@ -106,16 +106,10 @@ def test_each_text_is_kept_once_validation_first(source, sources, prepared):
 
 
 @pytest.mark.slow
-def test_two_workers_write_the_same(source, sources, prepared, tmp_path):
-    assert main(mixed(source, sources, tmp_path / "two", "--drop-duplicates", "--num-workers", "2")) == 0
-    assert contents(tmp_path / "two") == contents(prepared)
-
-
-@pytest.mark.slow
-def test_beam_writes_the_same(source, sources, prepared, tmp_path):
-    pytest.importorskip("apache_beam")
-    assert main(mixed(source, sources, tmp_path / "beam", "--drop-duplicates", "--runner", "DirectRunner")) == 0
-    assert contents(tmp_path / "beam") == contents(prepared)
+@pytest.mark.parametrize("more", [("--num-workers", "2"), ("--runner", "DirectRunner")], ids=["two workers", "Beam"])
+def test_others_write_the_same(source, sources, prepared, tmp_path, more):
+    assert main(mixed(source, sources, tmp_path / "out", "--drop-duplicates", *more)) == 0
+    assert contents(tmp_path / "out") == contents(prepared)
 
 
 @pytest.mark.parametrize("place", range(6))
@@ -149,11 +143,12 @@ def test_stopped_anywhere_it_continues_to_the_same_bytes(source, sources, prepar
     assert contents(tmp_path / "out") == contents(prepared)
 
 
+def stop(*_: object) -> None:
+    raise OSError("no space left")
+
+
 def test_hashes_are_not_made_again(source, sources, tmp_path, monkeypatch):
     arguments = mixed(source, sources, tmp_path, "--drop-duplicates")
-
-    def stop(*_: object) -> None:
-        raise OSError("no space left")
 
     monkeypatch.setattr(command, "find_duplicates", stop)
     hashes = []
@@ -171,9 +166,6 @@ def test_what_validation_gains_meanwhile_leaves_finished_partitions(source, sour
     text = sources.read_text(encoding="utf-8").replace(str(sources.parent), str(folder))
     (folder / "sources.yaml").write_text(text, encoding="utf-8")
     arguments = mixed(source, folder / "sources.yaml", tmp_path / "out", "--drop-duplicates")
-
-    def stop(*_: object) -> None:
-        raise OSError("no space left")
 
     with monkeypatch.context() as patch:
         patch.setattr(split, "write_manifest", stop)
