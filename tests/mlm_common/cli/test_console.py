@@ -201,6 +201,12 @@ def test_transformers_is_the_same_but_reads_each_folder_once_and_sees_no_scikit_
     assert not sees_sklearn  # else its metrics import it
 
 
+def test_the_corpus_is_imported_without_what_storage_needs():
+    modules = errors_of("import sys, mlm_common.corpus.corpus; print(*sys.modules)")[0].split()
+    assert "mlm_common.storage" in modules
+    assert not {"mlm_common.storage.gcs", "google.cloud.storage", "pyarrow", "datasets", "tensorflow"} & set(modules)
+
+
 def test_hidden_packages_are_there_afterwards(monkeypatch):
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     with hidden(["colorsys", "json"]):

@@ -1,5 +1,7 @@
 import contextlib
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -340,6 +342,13 @@ def test_errors_say_how_to_fix_them(function, cloud, shards):
 def test_bad_paths(path):
     with pytest.raises(InputError, match="gs://BUCKET/NAME"):
         open_folder(path)
+
+
+def test_no_credentials(cloud_storage, tmp_path):
+    environment = os.environ | cloud_storage.environment | {"NO_GCE_CHECK": "true", "HOME": str(tmp_path)}
+    program = f"from mlm_common.storage import open_folder; open_folder('{BUCKET}').exists('x')"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, encoding="utf-8")
+    assert "InputError: gs://test-bucket/x needs Google credentials" in done.stderr
 
 
 def test_names_that_lead_out_of_the_folder(cloud):
