@@ -146,9 +146,8 @@ def test_bad_input_is_one_line(name, tiny_start, tmp_path, run):
     for part, rows in (("train", content), ("validation", TRAIN)):
         (tmp_path / f"{part}.jsonl").write_text(rows, encoding="utf-8")
     more = [flag.format(tmp_path) for flag in flags]
-    outcome = run(main, *embedding_flags(tiny_start / "start", tmp_path, *more), "--dry-run")
-    assert outcome.status == 2
-    assert message.format(tmp_path) in outcome.error
+    refused = run(main, *embedding_flags(tiny_start / "start", tmp_path, *more), "--dry-run").refusal
+    assert message.format(tmp_path) in refused
     assert not (tmp_path / "run").exists()
 
 
@@ -156,6 +155,5 @@ def test_questions_need_answers(tiny_start, tmp_path, run):
     paragraph = {"context": "the name", "qas": [{"id": "1", "question": "what", "answers": []}]}
     (tmp_path / "train.json").write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}), encoding="utf-8")
     flags = [f"--{part}-file={tmp_path}/train.json" for part in ("train", "validation")]
-    outcome = run(main, *embedding_flags(tiny_start / "start", tmp_path), *flags, "--dry-run")
-    assert outcome.status == 2
-    assert "--train-file must have a question with an answer" in outcome.error
+    refused = run(main, *embedding_flags(tiny_start / "start", tmp_path), *flags, "--dry-run").refusal
+    assert "--train-file must have a question with an answer" in refused

@@ -104,9 +104,8 @@ def test_bad_input_is_one_line(content, more, message, embedded, tiny_start, tmp
         for ending in ("txt", "tsv"):
             (tmp_path / f"texts.{ending}").write_text(content, encoding="utf-8")
     flags = more.replace("{start}", str(tiny_start / "start")).replace("{}", str(tmp_path)).split()
-    outcome = run(main, "--model", embedded / "run", "--corpus", tmp_path / "texts.txt", *flags)
-    assert outcome.status == 2
-    assert message.replace("{}", str(tmp_path)) in outcome.error
+    refused = run(main, "--model", embedded / "run", "--corpus", tmp_path / "texts.txt", *flags).refusal
+    assert message.replace("{}", str(tmp_path)) in refused
     assert not (tmp_path / "texts.txt.vectors").exists()
 
 
@@ -121,15 +120,12 @@ def test_damaged_vectors_and_those_of_others_are_refused(flags, embedded, tmp_pa
     (folder / "vectors-00001.npy").write_bytes(before["vectors-00001.npy"][:200])
     assert f"{folder}/vectors-00001.npy is damaged. Delete it" in run(main, *flags).error
     (folder / "vectors-00001.npy").unlink()
-    another = run(main, *flags, "--model", tmp_path / "model")
-    assert another.status == 2
-    assert f"{folder} has the vectors of another model. Use another --vectors-dir" in another.error
+    refused = run(main, *flags, "--model", tmp_path / "model").refusal
+    assert f"{folder} has the vectors of another model. Use another --vectors-dir" in refused
     assert "has the vectors of another --shard-rows. Use" in run(main, *flags, "--shard-rows", "9").error
     with (tmp_path / "corpus.jsonl").open("a", encoding="utf-8") as corpus:
         corpus.write('\n{"title": "", "text": "more", "id": 2}\n')
-    refused = run(main, *flags)
-    assert refused.status == 2
-    assert "has the vectors of another corpus. Use another --vectors-dir, or replace" in refused.error
+    assert "has the vectors of another corpus. Use another --vectors-dir, or replace" in run(main, *flags).refusal
     assert contents(folder) == {name: content for name, content in before.items() if "00001" not in name}
     (folder / "mine.npy").touch()
     assert run(main, *flags, "--overwrite").out.startswith("22 vectors  ")

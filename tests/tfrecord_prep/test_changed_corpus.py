@@ -47,9 +47,8 @@ def test_a_reordered_dataset_folder_loses_and_repeats_nothing(source, tmp_path, 
     assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
 
     (folder / "train.jsonl").write_bytes(b"".join(rows))
-    refused = run(main, *arguments, "--streaming")
-    assert refused.status == 2
-    assert f"other settings: corpus.data_files[0] is {folder}/train.jsonl (" in refused.error
+    refused = run(main, *arguments, "--streaming").refusal
+    assert f"other settings: corpus.data_files[0] is {folder}/train.jsonl (" in refused
 
 
 @pytest.mark.parametrize("is_finished", [True, False])
@@ -60,8 +59,7 @@ def test_a_split_of_another_preparation_must_not_share_text(source, tmp_path, ru
     if not is_finished:
         (tmp_path / "validation" / "manifest.json").rename(tmp_path / "validation" / "plan.json")
     before = contents(tmp_path)
-    status, _, line = run(main, *arguments)
-    assert status == 2
+    line = run(main, *arguments).refusal
     assert f"{tmp_path}/validation is not of this preparation, and both were made of {source}/docs.jsonl (" in line
     assert contents(tmp_path) == before
 

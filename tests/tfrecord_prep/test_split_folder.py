@@ -92,9 +92,8 @@ def test_resumed_run_keeps_complete_partitions(prepare, unfinished, tmp_path):
 def test_unfinished_folder_of_other_settings(prepare, unfinished, tmp_path):
     (tmp_path / "docs.txt").write_bytes(CORPUS + b"x")
     before = contents(tmp_path)
-    refused = prepare(tmp_path / "out", *unfinished, "--max-length", 32)
-    assert refused.status == 2
-    assert re.search("unfinished shards .*: max_length is 16 there, 32 is asked for.*--overwrite", refused.error)
+    refused = prepare(tmp_path / "out", *unfinished, "--max-length", 32).refusal
+    assert re.search("unfinished shards .*: max_length is 16 there, 32 is asked for.*--overwrite", refused)
     assert contents(tmp_path) == before
     assert_same_as_fresh(prepare, tmp_path, *unfinished, "--max-length", 32, "--overwrite")
 
@@ -227,9 +226,7 @@ def test_folder_in_the_way(prepare, tmp_path, spoil, more, message):
     prepare(tmp_path)
     spoil(tmp_path / "train")
     before = contents(tmp_path)
-    refused = prepare(tmp_path, *more)
-    assert refused.status == 2
-    assert re.search(message, refused.error)
+    assert re.search(message, prepare(tmp_path, *more).refusal)
     assert contents(tmp_path) == before
 
 

@@ -51,9 +51,6 @@ def test_figures_of_each_tokenizer_by_file(run, tmp_path):
 
 
 def test_bad_input_is_one_line(run, tmp_path):
-    outcome = run(main, tmp_path / "none", "--data-files", __file__)
-    assert outcome.status == 2
-    assert "none" in outcome.error
-    outcome = run(main, tmp_path, "--data-files", "*.txt", "--output", "table.csv")
-    assert outcome.status == 2
-    assert "--output must end in .json; received table.csv" in outcome.error
+    assert "none" in run(main, tmp_path / "none", "--data-files", __file__).refusal
+    refused = run(main, tmp_path, "--data-files", "*.txt", "--output", "table.csv").refusal
+    assert "--output must end in .json; received table.csv" in refused

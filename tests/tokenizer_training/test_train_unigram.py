@@ -196,11 +196,10 @@ def test_tokenizer_of_other_settings_is_not_replaced(trained_folder, corpus_file
     folder = tmp_path / "tokenizer"
     shutil.copytree(trained_folder, folder)
     other = arguments(corpus_file, folder, "--character-coverage", "0.99", "--seed", "3", "--lowercase")
-    refused = run(main, *other)
-    assert refused.status == 2
+    refused = run(main, *other).refusal
     for setting in ("corpus.settings.seed is 0 there, 3", "normalization.lowercase is False there, True"):
-        assert f"{setting} is asked for" in refused.error
-    assert "--overwrite" in refused.error
+        assert f"{setting} is asked for" in refused
+    assert "--overwrite" in refused
     assert contents(folder) == contents(trained_folder)
 
     no_influence = ("--on-bad-row", "skip", "--streaming", "--trust-remote-code")  # there are no bad rows
@@ -281,9 +280,8 @@ def test_what_cannot_be_pushed_is_refused_before_training(corpus_file, tmp_path,
     assert "hf auth login" in run(main, *push).error
     monkeypatch.setenv("HF_TOKEN", hub_here.write_token)
     hub_here.put("alice/tokenizer", "tokenizer.json", b"somebody's")
-    refused = run(main, *push)
-    assert refused.status == 2
-    assert "alice/tokenizer already contains files that this tool did not create (tokenizer.json)" in refused.error
+    refused = run(main, *push).refusal
+    assert "alice/tokenizer already contains files that this tool did not create (tokenizer.json)" in refused
     assert hub_here.files("alice/tokenizer")["tokenizer.json"] == b"somebody's"
     assert not (tmp_path / "out").exists()
     assert main([*push, "--hub-revision", "unigram"]) == 0
