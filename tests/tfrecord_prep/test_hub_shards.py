@@ -119,7 +119,7 @@ def test_pushed_shards_name_no_path_and_can_be_verified(source, tmp_path, hub_he
     for path, content in files.items():
         (tmp_path / "copy" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "copy" / path).write_bytes(content)
-    assert main(["--verify", "--output-dir", str(tmp_path / "copy")]) == 0
+    assert main(["--verify", "--output-dir", str(tmp_path / "copy"), "--num-workers", "1"]) == 0
     manifest = open_shards(str(tmp_path / "copy" / "train")).manifest
     assert manifest.corpus["data_files"][0]["path"] == REDACTED
     assert manifest.corpus["data_files"][0]["num_bytes"] == (source / "docs.jsonl").stat().st_size
