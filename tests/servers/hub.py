@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
-from tests.servers.hub_cards import metadata_errors
+import yaml
+
 from tests.servers.hub_repositories import (
     DATE,
     MAIN,
@@ -43,6 +44,9 @@ ACCOUNTS = {
     READ_TOKEN: Account("alice", "read"),
     FINE_GRAINED_TOKEN: Account("alice", "fineGrained", writable=("alice/allowed",)),
 }
+
+# A few of those that the Hub knows.
+LICENSES = ("apache-2.0", "mit", "cc-by-4.0", "cc-by-sa-4.0", "cc0-1.0", "other", "unknown")
 
 _REPO = r"/api/(?P<kind>models|datasets)/(?P<repo_id>[^/]+/[^/]+)"
 _WEB_REPO = r"/(?:(?P<kind>datasets)/)?(?P<repo_id>[^/]+/[^/]+?)"
@@ -310,6 +314,23 @@ class Hub(Application):
         sha = self.repositories.commit(repository, title, files, branch).sha
         link = f"{address(request)}/{repo_id}/commit/{sha}"
         return json_response({"success": True, "commitOid": sha, "commitUrl": link, "hookOutput": ""})
+
+
+def metadata_errors(text: str, repo_type: str) -> list[str]:
+    """List what the Hub would object to in the metadata of a card, as far as huggingface_hub's own classes know."""
+    from huggingface_hub import DatasetCardData, ModelCardData  # slow to import; many want the server's tokens only
+
+    try:
+        metadata = yaml.safe_load(text)
+        card_data = ModelCardData if repo_type == "model" else DatasetCardData
+        card_data(**metadata)
+    except (yaml.YAMLError, TypeError, ValueError) as error:
+        return [str(error)]
+    values = (metadata.get(key) or [] for key in ("license", "language"))
+    licenses, languages = ([value] if isinstance(value, str) else value for value in values)
+    errors = [f'"license" must be one of [{", ".join(LICENSES)}]' for name in licenses if name not in LICENSES]
+    unknown = [name for name in languages if not re.fullmatch("[a-z]{2,3}", name)]
+    return errors + [f'"language" must be ISO 639: {name}' for name in unknown]
 
 
 def address(request: Request) -> str:
