@@ -24,8 +24,8 @@ pytest_plugins = [
     "tests.fixtures.tiny_phases",
     "tests.fixtures.tiny_mixture",
     "tests.fixtures.tiny_classification",
-    "tests.fixtures.tiny_texts",
     "tests.fixtures.finetuned_runs",
+    "tests.fixtures.tiny_texts",
     "tests.fixtures.tiny_choices",
     "tests.fixtures.users",
 ]
