@@ -107,7 +107,8 @@ def test_pytorch_computes_the_same(exports, python):
 def test_a_head_starts_randomly(name, exports):
     """On the encoder of a masked language model."""
     learned = by_name(one_layer_model(name))
-    for head in ("SequenceClassification", "TokenClassification", "QuestionAnswering"):
+    others = ("TokenClassification", "QuestionAnswering") if name == "roberta" else ()
+    for head in ("SequenceClassification", *others):
         config = tiny_config(name, **{"n_layers" if "n_layers" in CONFIGS[name] else "num_hidden_layers": 1})
         config.vocab_size = NUM_IDS
         set_labels(config, {index: f"label {index}" for index in range(2 if head == "QuestionAnswering" else 3)})
