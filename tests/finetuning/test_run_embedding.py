@@ -92,60 +92,34 @@ def test_a_model_may_be_token_embeddings_without_layers(tmp_path):
 
 
 TRAIN = '{"query": "a", "passage": "b"}\n{"query": "c", "passage": "d"}\n'
-# name: (content of train.jsonl, flags, what the error says)
-BAD = {
-    "one text a row": ('{"text": "a"}\n', (), "With --unsupervised single texts are enough."),
-    "several texts a row": (TRAIN, ("--unsupervised",), "--unsupervised takes one text per row"),
-    "one text twice": (
-        '{"text": "a"}\n{"text": "b"}\n',
-        ("--unsupervised", "--dropout", "0"),
-        "--dropout must be above 0 with --unsupervised",
-    ),
-    "nothing to compare with": (
-        '{"query": "a", "passage": "b"}\n{"query": "c", "passage": "b"}\n',
-        (),
-        "Different passages must be two or more, the negatives of each other; received 1, query and passage of",
-    ),
-    "a column missing": (TRAIN, ("--text-column-names", "query", "other"), "--text-column-names must name a column of"),
-    "a score missing": (TRAIN, ("--score-column-name", "score"), "--score-column-name must name a column of"),
-    "an empty text": ('{"query": "a", "passage": " "}\n', (), "Texts must not be empty; row 1 of"),
-    "no number": (
-        '{"a": "x", "b": "y", "s": "high"}\n',
-        ("--score-column-name", "s"),
-        "Column s of {}/train.jsonl must hold numbers; row 1 has 'high'.",
-    ),
-    "one score": (
-        '{"a": "x", "b": "y", "s": 2}\n{"a": "z", "b": "w", "s": 2}\n',
-        ("--score-column-name", "s"),
-        "Column s of {}/train.jsonl must hold different numbers; all are 2.",
-    ),
-    "a column of numbers": (
-        '{"a": "x", "b": "y", "s": "1"}\n',
-        (),
-        "Column s of {}/train.jsonl holds numbers. Use --score-column-name s if they are scores",
-    ),
-    "a dimension too wide": (TRAIN, ("--matryoshka-dims", "4", "64"), "--matryoshka-dims must be at most 32"),
-    "unordered dimensions": (TRAIN, ("--matryoshka-dims", "4", "4"), "--matryoshka-dims must be increasing"),
-    "an unknown metric": (TRAIN, ("--metric-name", "f1"), "--metric-name must be one of ndcg_at_10"),
-    "scores of the training part alone": (
-        '{"a": "x", "b": "y", "s": 1}\n{"a": "x", "b": "z", "s": 0}\n',
-        ("--score-column-name", "s"),
-        "Training pairs have scores: --score-column-name must name a column of {}/validation.jsonl",
-    ),
-    "symmetric scores": (
-        '{"a": "x", "b": "y", "s": 1}\n{"a": "x", "b": "z", "s": 0}\n',
-        ("--score-column-name", "s", "--symmetric-loss", "--validation-file", "{}/train.jsonl"),
-        "--symmetric-loss needs pairs without scores",
-    ),
-}
+ONE_PASSAGE = '{"query": "a", "passage": "b"}\n{"query": "c", "passage": "b"}\n'
+SCORED = '{"a": "x", "b": "y", "s": 1}\n{"a": "x", "b": "z", "s": 0}\n'
+SCORES, SINGLE = "--score-column-name s", "--unsupervised"
+# (content of train.jsonl, flags, what the error says); {} is the folder of the test.
+BAD = [
+    ('{"text": "a"}\n', "", "With --unsupervised single texts are enough."),
+    (TRAIN, SINGLE, "--unsupervised takes one text per row"),
+    ('{"text": "a"}\n', f"{SINGLE} --dropout 0", "--dropout must be above 0 with --unsupervised"),
+    (ONE_PASSAGE, "", "Different passages must be two or more, the negatives of each other; received 1, query and"),
+    (TRAIN, "--text-column-names query other", "--text-column-names must name a column of"),
+    (TRAIN, "--score-column-name score", "--score-column-name must name a column of"),
+    ('{"query": "a", "passage": " "}\n', "", "Texts must not be empty; row 1 of"),
+    ('{"a": "x", "b": "y", "s": "high"}\n', SCORES, "s of {}/train.jsonl must hold numbers; row 1 has 'high'."),
+    (SCORED.replace("0", "1"), SCORES, "s of {}/train.jsonl must hold different numbers; all are 1."),
+    (SCORED, "", "s of {}/train.jsonl holds numbers. Use --score-column-name s if they are scores"),
+    (TRAIN, "--matryoshka-dims 4 64", "--matryoshka-dims must be at most 32"),
+    (TRAIN, "--matryoshka-dims 4 4", "--matryoshka-dims must be increasing"),
+    (TRAIN, "--metric-name f1", "--metric-name must be one of ndcg_at_10"),
+    (SCORED, SCORES, "Training pairs have scores: --score-column-name must name a column of {}/validation.jsonl"),
+    (SCORED, f"{SCORES} --symmetric-loss --validation-file {{}}/train.jsonl", "--symmetric-loss needs pairs without"),
+]
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_line(name, tiny_start, tmp_path, run):
-    content, flags, message = BAD[name]
+@pytest.mark.parametrize(("content", "flags", "message"), BAD)
+def test_bad_input_is_one_line(content, flags, message, tiny_start, tmp_path, run):
     for part, rows in (("train", content), ("validation", TRAIN)):
         (tmp_path / f"{part}.jsonl").write_text(rows, encoding="utf-8")
-    more = [flag.format(tmp_path) for flag in flags]
+    more = flags.format(tmp_path).split()
     refused = run(main, *embedding_flags(tiny_start / "start", tmp_path, *more), "--dry-run").refusal
     assert message.format(tmp_path) in refused
     assert not (tmp_path / "run").exists()

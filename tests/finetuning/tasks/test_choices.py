@@ -18,14 +18,12 @@ RACE = {
     "example_id": ["h1"], "article": ["A text."], "question": ["It is _ ."], "options": [["a", "b", "c"]],
     "answer": ["B"],
 }  # fmt: skip
-COPA = {
-    "premise": ["It fell."],
-    "choice1": ["It broke."],
-    "choice2": ["It sang."],
-    "question": ["effect"],
-    "label": [0],
-}
+COPA = {"choice1": ["It broke."], "choice2": ["It sang."], "question": ["effect"], "label": [0]}
+COPA["premise"] = ["It fell."]
 OTHER = {"body": ["A text."], "options": [["x", "y"]], "right": [1]}
+NAMED = {"context_column_name": "body", "choice_column_names": ["options"], "label_column_name": "right"}
+RENAMED = {"question_column_name": "startphrase", "choice_column_names": ["ending1", "ending0"]}
+RENAMED["label_column_name"] = "other"
 
 
 def read(table: dict[str, Any], **settings: Any) -> tuple[Choices, tuple[str, ...]]:
@@ -42,20 +40,8 @@ def read(table: dict[str, Any], **settings: Any) -> tuple[Choices, tuple[str, ..
         (RACE, {}, "A text.", ["It is a .", "It is b .", "It is c ."], "ABC", 1),
         (COPA, {}, "It fell.", [f"What happened as a result? It {verb}." for verb in ("broke", "sang")], "01", 0),
         (COPA | {"label": ["choice2"]}, {}, "It fell.", None, ("choice1", "choice2"), 1),
-        (
-            OTHER,
-            {"context_column_name": "body", "choice_column_names": ["options"], "label_column_name": "right"},
-            *("A text.", ["x", "y"], "01", 1),
-        ),
-        (
-            SWAG,
-            {
-                "question_column_name": "startphrase",
-                "choice_column_names": ["ending1", "ending0"],
-                "label_column_name": "other",
-            },
-            *("He opens it.", ["He opens it. She does 1.", "He opens it. She does 0."], "01", 1),
-        ),
+        (OTHER, NAMED, "A text.", ["x", "y"], "01", 1),
+        (SWAG, RENAMED, "He opens it.", ["He opens it. She does 1.", "He opens it. She does 0."], "01", 1),
     ],
 )
 def test_columns_become_choices(table, settings, context, choices, names, label):

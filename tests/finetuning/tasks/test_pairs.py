@@ -40,28 +40,24 @@ def test_the_first_queries_are_kept(tmp_path):
     np.testing.assert_array_equal(judged.pairs, [[0, 1]])
 
 
-BAD = {
-    "an id twice": ([*CORPUS, CORPUS[0]], QUERIES, QRELS, "corpus.jsonl must be unique; row 3 repeats d2."),
-    "a query twice": (CORPUS, [*QUERIES, QUERIES[0]], QRELS, "queries.jsonl must be unique; row 3 repeats 7."),
-    "an unknown document": (
-        CORPUS,
-        QUERIES,
-        [("q", "d9", "1")],
-        "test.tsv must grade a document of the folder for a query by a number",
-    ),
-    "an unknown query": (CORPUS, QUERIES, [("x", "d1", "1")], "row 1 has x, d1, 1."),
-    "a grade twice": (CORPUS, QUERIES, [*QRELS, QRELS[0]], "row 3 has q, d1, 2."),
-    "no number": (CORPUS, QUERIES, [("q", "d1", "good")], "row 1 has q, d1, good."),
-    "an empty corpus": ([], QUERIES, QRELS, "must name a file with rows"),
-    "an empty text": ([*CORPUS, {"_id": "d3", "title": "", "text": ""}], QUERIES, QRELS, "row 3 of"),
-    "no ids": ([{"text": "cat"}], QUERIES, QRELS, "The id must name a column of"),
-    "no grades": (CORPUS, QUERIES, [], "must name a file with rows"),
-}
+EMPTY_TEXT, NO_IDS = {"_id": "d3", "title": "", "text": ""}, {"text": "cat"}
+# (documents, queries, grades, what the error says)
+BAD = [
+    ([*CORPUS, CORPUS[0]], QUERIES, QRELS, "corpus.jsonl must be unique; row 3 repeats d2."),
+    (CORPUS, [*QUERIES, QUERIES[0]], QRELS, "queries.jsonl must be unique; row 3 repeats 7."),
+    (CORPUS, QUERIES, [("q", "d9", "1")], "test.tsv must grade a document of the folder for a query by a number"),
+    (CORPUS, QUERIES, [("x", "d1", "1")], "row 1 has x, d1, 1."),
+    (CORPUS, QUERIES, [*QRELS, QRELS[0]], "row 3 has q, d1, 2."),
+    (CORPUS, QUERIES, [("q", "d1", "good")], "row 1 has q, d1, good."),
+    ([], QUERIES, QRELS, "must name a file with rows"),
+    ([*CORPUS, EMPTY_TEXT], QUERIES, QRELS, "row 3 of"),
+    ([NO_IDS], QUERIES, QRELS, "The id must name a column of"),
+    (CORPUS, QUERIES, [], "must name a file with rows"),
+]
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_bad_folders_are_refused(name, tmp_path):
-    corpus, queries, qrels, message = BAD[name]
+@pytest.mark.parametrize(("corpus", "queries", "qrels", "message"), BAD)
+def test_bad_folders_are_refused(corpus, queries, qrels, message, tmp_path):
     folder = write_beir(tmp_path / "data", corpus, queries, qrels)
     with pytest.raises(InputError) as error:
         read_beir(str(folder), "test")

@@ -66,6 +66,9 @@ def test_interrupted_command_says_so_and_no_more(tmp_path):
     assert process.returncode == 130
 
 
+FULL, HINT = "No space left on device", ". Free some space; then run it again.\n"
+
+
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [
@@ -73,16 +76,8 @@ def test_interrupted_command_says_so_and_no_more(tmp_path):
         (RunFailedError("stopped at step 3"), 1, "error: stopped at step 3\n"),
         (PermanentError("diverged at step 3"), 3, "error: diverged at step 3\n"),
         # As files say it, and as libraries written in Rust do.
-        (
-            OSError(errno.ENOSPC, "No space left on device"),
-            1,
-            "error: [Errno 28] No space left on device. Free some space; then run it again.\n",
-        ),
-        (
-            Exception("No space left on device (os error 28)"),
-            1,
-            "error: No space left on device (os error 28). Free some space; then run it again.\n",
-        ),
+        (OSError(errno.ENOSPC, FULL), 1, f"error: [Errno 28] {FULL}{HINT}"),
+        (Exception(f"{FULL} (os error 28)"), 1, f"error: {FULL} (os error 28){HINT}"),
         (None, 0, ""),
     ],
 )
