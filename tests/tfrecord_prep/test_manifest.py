@@ -39,6 +39,9 @@ MANIFEST = Manifest(
 )
 
 
+OTHER, RECORD = "dataset-00002-00000-4.tfrecord", dataclasses.asdict(MANIFEST)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for shard in SHARDS:
@@ -70,14 +73,8 @@ def test_shards_of_the_tutorial_need_no_manifest(tmp_path):
     [
         (lambda folder: (folder / SHARDS[0].name).unlink(), f"{SHARDS[0].name}: no such file, .*--overwrite"),
         (lambda folder: (folder / SHARDS[1].name).write_bytes(b"x" * 69), "69 bytes, in the manifest 70 bytes"),
-        (
-            lambda folder: (folder / SHARDS[1].name).rename(folder / "dataset-00001-00000-4.tfrecord"),
-            f"{SHARDS[1].name}: no such file, in the manifest ",
-        ),
-        (
-            lambda folder: (folder / "dataset-00002-00000-4.tfrecord").write_bytes(b"x"),
-            "dataset-00002-00000-4.tfrecord: 1 bytes, in the manifest no such file",
-        ),
+        (lambda folder: (folder / SHARDS[1].name).rename(folder / OTHER), f"{SHARDS[1].name}: no such file, in the "),
+        (lambda folder: (folder / OTHER).write_bytes(b"x"), f"{OTHER}: 1 bytes, in the manifest no such file"),
         (lambda folder: (folder / "manifest.json").unlink(), r"did not end\. Run prepare_tfrecord_shards\.py again"),
     ],
 )
@@ -107,12 +104,9 @@ def test_no_shards(tmp_path, name, message):
     [
         ("{", "must be JSON with the fields"),
         ("[]", "must be JSON with the fields"),
-        (
-            json.dumps(dataclasses.asdict(MANIFEST) | {"format_version": 2}),
-            r"^This version reads format_version 1; .*manifest\.json has 2\. Prepare the shards again",
-        ),
+        (json.dumps(RECORD | {"format_version": 2}), r"^This version reads format_version 1; .* has 2\. Prepare the"),
         ('{"format_version": 1}', "must be JSON with the fields"),
-        (json.dumps(dataclasses.asdict(MANIFEST) | {"colour": "red"}), "must be JSON with the fields.*colour"),
+        (json.dumps(RECORD | {"colour": "red"}), "must be JSON with the fields.*colour"),
     ],
 )
 def test_manifest_of_another_form(folder, text, message):
