@@ -158,7 +158,7 @@ def test_dataflow_can_be_given_the_pipeline():
     [
         ("shards", {"beam_options": "--project=p"}, "--runner local does the work without it"),
         ("shards", {"runner": "DataflowRunner"}, "write to gs:// only; received --output-dir shards"),
-        ("gs://a/b", {"runner": "DataflowRunner", "num_workers": 4}, "machines give --beam-options='--num_workers=4"),
+        ("gs://abc/b", {"runner": "DataflowRunner", "num_workers": 4}, "machines give --beam-options='--num_workers=4"),
     ],
 )
 def test_settings_that_contradict_each_other(folder, settings, message):

@@ -93,14 +93,17 @@ def test_only_importable_modules_are_read(tmp_path):
     assert [str(Path(path).relative_to(tmp_path)) for path in python_files([folder])] == ["b.py", "a/y.py", "a/z.py"]
 
 
-def test_repeated_documents_and_paragraphs_occur_once(tmp_path):
+def test_repeated_documents_and_paragraphs_occur_once(tmp_path, monkeypatch):
     argument = "value: " + PROSE.format("argument")
     first = documented(PROSE.format("first") + "\n\n" + argument, PROSE.format("same"))
     second = documented(PROSE.format("second") + "\n\n" + argument, PROSE.format("same"))
-    documents = read_files(list(python_files([write_package(tmp_path, {"a.py": first, "b.py": second})])))
+    files = list(python_files([write_package(tmp_path, {"a.py": first, "b.py": second})]))
+    documents = read_files(files)
     assert len(documents) == 3
     assert sum(argument in text for text in documents) == 1
     assert sum(PROSE.format("same") in text for text in documents) == 1
+    monkeypatch.setattr(builtin, "MAX_BYTES", len(documents[0]) + 1)
+    assert read_files(files) == documents[:1]
 
 
 def test_real_package_read_by_other_processes():
