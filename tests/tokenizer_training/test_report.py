@@ -18,7 +18,6 @@ from tokenizer_training.report import (
     draw_report,
     measure_quality,
     render_report,
-    verdict,
 )
 
 WORDS = ["▁the", "▁model", "▁reads", "▁text"]
@@ -132,14 +131,6 @@ def test_ten_examples_of_whole_words_come_from_all_over_the_text():
     assert any("<unk>" in example["tokens"] for example in examples)
 
 
-def test_one_long_text_has_ten_examples_and_a_short_one_has_one():
-    long_text = " ".join(f"word{index}" for index in range(500))
-    examples = [example["text"] for example in make_report(make_tokenizer(), [long_text])["examples"]]
-    places = [long_text.index(text) / len(long_text) for text in examples]
-    assert places == pytest.approx([0.05 + index / 10 for index in range(10)], abs=0.03)
-    assert [example["text"] for example in make_report(make_tokenizer(), [" a  b\n"])["examples"]] == ["a b"]
-
-
 def test_rendered_report_is_short_aligned_and_printable():
     texts = [*TEXTS, *(["的" * 500, "\x1b[31m\x07 red"] * 5)]
     report = make_report(make_tokenizer(byte_fallback=True), texts)
@@ -177,10 +168,3 @@ def test_the_picture():
     for texts in (["的模型" * 60], ["\U00013000" * 40 + "."], ["word" * 50]):
         assert draw_report(make_report(tokenizer, texts), tokenizer, texts)
     assert tokenizer.backend_tokenizer.to_str() == before
-
-
-def test_the_verdict_follows_the_scale():
-    verdicts = [verdict(number) for number in (1.2, 1.7, 2.2, 2.7, 4.0)]
-    assert verdicts[0].startswith("good")
-    assert len(set(verdicts)) == 4
-    assert verdicts[3] == verdicts[4]
