@@ -99,7 +99,7 @@ SCORES, SINGLE = "--score-column-name s", "--unsupervised"
 BAD = [
     ('{"text": "a"}\n', "", "With --unsupervised single texts are enough."),
     (TRAIN, SINGLE, "--unsupervised takes one text per row"),
-    ('{"text": "a"}\n', f"{SINGLE} --dropout 0", "--dropout must be above 0 with --unsupervised"),
+    ('{"text": "a"}\n{"text": "b"}\n', f"{SINGLE} --dropout 0", "--dropout must be above 0 with --unsupervised"),
     (ONE_PASSAGE, "", "Different passages must be two or more, the negatives of each other; received 1, query and"),
     (TRAIN, "--text-column-names query other", "--text-column-names must name a column of"),
     (TRAIN, "--score-column-name score", "--score-column-name must name a column of"),
