@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from transformers import TFAutoModelForMaskedLM
 
+from mlm_common.errors import InputError
 from tests.fixtures.results import read_json
 from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_run import NUM_STEPS
 from train.checkpoints.store import CheckpointStore
 from train.export import _evaluate, best_checkpoint, main
+from train.loop.lifecycle import Pretraining
 from train.model.from_pretrained import load_model
 from train.publishing.publisher import published_run
 from train.publishing.saved_model import SavedModel, read_saved_model
@@ -119,6 +121,21 @@ def test_the_mean_of_checkpoints_is_evaluated_and_exported(finished_run, tmp_pat
     assert "the mean of those after the steps 3, 6" in card
     assert found[1] in card
     assert _evaluate(saved[1], saved[1].snapshot.arrays)["loss"] == pytest.approx(logged, abs=1e-6)
+
+
+def test_a_mean_is_evaluated_where_bfloat16_needs_xla(finished_run, monkeypatch):
+    """Of a run on a machine that does not need it."""
+
+    def show(_, config, *__):
+        raise InputError(f"compiled: {config.hardware.jit_compile}")
+
+    saved = read_saved_model(str(finished_run))
+    assert saved.record is not None
+    saved.record["settings"]["hardware"] |= {"bfloat16": True, "jit_compile": False}
+    monkeypatch.setattr("train.has_bfloat16_instructions", lambda: False)
+    monkeypatch.setattr(Pretraining, "open_run", show)
+    with pytest.raises(InputError, match="compiled: None"):
+        _evaluate(saved, {})
 
 
 def saved_model_of(saved: SavedModel, folder: Path) -> Any:

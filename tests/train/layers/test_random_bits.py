@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from tests.fixtures.tiny_models import each_architecture, one_layer_model, padded_batch
 from train.layers.random_bits import (
-    KEY_WORDS,
     SHARED_LAYER,
     draw_bits,
     drop,
@@ -117,13 +116,6 @@ def test_what_falls_under_a_probability_is_exact():
     shares = {0.0: [0, 0, 0, 0], 0.5: [1, 1, 0, 0], 1.0: [1, 1, 1, 1]}
     for probability, expected in shares.items():
         assert fall_under(words, probability).numpy().astype(int).tolist() == expected
-
-
-def test_keys_have_any_shape():
-    keys = fold_in(row_keys(SEED, 3)[:, tf.newaxis], tf.range(2))
-    assert keys.shape == (3, 2, KEY_WORDS)
-    assert draw_bits(keys, (4, 5)).shape == (3, 2, 4, 5)
-    np.testing.assert_array_equal(draw_bits(keys, (4, 5))[1, 1], draw_bits(keys[1, 1], (4, 5)))
 
 
 def two_layers():

@@ -77,6 +77,15 @@ def test_a_best_evaluation_without_a_checkpoint_is_named(caplog):
     assert not caplog.messages
 
 
+def test_the_final_lines_say_of_which_step_the_model_is():
+    lines = lines_of(step_9=(0.6, 0.2), step_18=(0.5, 0.1))
+    described = make_trainer(lines)._describe_exported(9)
+    assert described == {"best checkpoint": "step 9 of 18, exported; the last step had accuracy 0.5"}
+    assert make_trainer(lines)._describe_exported(18) == {"best checkpoint": "step 18 of 18, the last, exported"}
+    assert make_trainer(lines, exports_best=False)._describe_exported(18) == {"exported": "step 18 of 18"}
+    assert make_trainer([])._describe_exported(18) == {"exported": "step 18 of 18"}
+
+
 def test_checkpoints_are_ranked_by_the_metric_of_this_call():
     """Not by the score that was recorded with another metric, or not at all."""
     task: Any = SimpleNamespace(score=lambda line: -line["loss"])

@@ -9,7 +9,7 @@ import pytest
 from mlm_common.cli.command_line import parse_arguments
 from train.config.settings import HardwareConfig
 from train.fill_mask import FillMaskConfig
-from train.loop.run import Phase, cpu_seconds, describe_baseline, print_result
+from train.loop.run import Phase, cpu_seconds, describe_baseline, excerpt, print_result
 from train.tasks.masked_lm import MaskedLanguageModeling
 
 FIGURES = {"loss": 5.89, "perplexity": 361.0, "masked_accuracy": 0.145, "num_masked_tokens": 900}
@@ -29,6 +29,15 @@ def test_the_next_command_is_one_that_parses(capsys):
     (config,) = parse_arguments((FillMaskConfig,), argv, "")
     assert config.model == "my runs/it's/export"
     assert "[MASK]" in config.text[0]
+
+
+def test_a_long_row_is_cut_and_wrapped():
+    lines = excerpt("word " * 100).split("\n")
+    assert max(map(len, lines)) <= 76
+    assert len(" ".join(lines)) <= 203
+    assert lines[-1].endswith(" …")
+    assert excerpt("[CLS] short[SEP]") == "[CLS] short[SEP]"
+    assert excerpt("") == ""
 
 
 @pytest.mark.parametrize(("preset", "advises"), [("roberta-base", True), ("tiny-cpu", False)])

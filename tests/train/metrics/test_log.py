@@ -1,6 +1,7 @@
 """The log of a run is written in the background: whatever fails or stalls, training goes on, and nothing is lost."""
 
 import json
+import re
 import statistics
 import time
 from pathlib import Path
@@ -179,6 +180,16 @@ def test_event_files_sort_as_written(tmp_path, monkeypatch, seconds):
     for split in TENSORBOARD_SPLITS:
         assert len(list((tmp_path / "tensorboard" / split).iterdir())) == len(seconds)
     assert points(tmp_path) == [1, 2, 3, 4, 5, 6]
+
+
+def test_event_files_of_a_bucket_sort_as_written(cloud, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 5000.0)
+    for number in range(2):
+        with started_log(f"{cloud.bucket_url}/run", number, num_written=2 * number) as log:
+            add(log, number + 1)
+    names = sorted(re.sub(r"(tfevents\.\d+).*", r"\1", name) for name in cloud.objects() if "tfevents" in name)
+    files = [f"events.out.tfevents.{second}" for second in ("0000005000", "0000005001")]
+    assert names == [f"run/tensorboard/{split}/{name}" for split in TENSORBOARD_SPLITS for name in files]
 
 
 DAMAGED_LINES = {

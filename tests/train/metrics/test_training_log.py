@@ -125,6 +125,16 @@ def test_a_bar_moves_each_step_and_says_what_it_knows(monkeypatch):
     assert re.fullmatch(r"train  62% \|██████.   \| 88/142  loss 1\.52  10 k tok/s  0:55 left", shown(terminal)[-1])
 
 
+def test_a_resumed_bar_starts_with_the_run_and_fits_80_columns(monkeypatch):
+    terminal = terminal_in(monkeypatch)
+    bar = bar_of(1_000_000, fake_clock(999_999.0, 99.9 * 86400), start_step=600_000)
+    assert "60% |██████    | 600000/1000000  compiling" in shown(terminal)[-1]
+    bar.log(600_001, 10.25)
+    bar.close()
+    assert "loss 10.25" in shown(terminal)[-1]
+    assert all(len(text) <= 80 for text in shown(terminal))
+
+
 def test_without_a_terminal_there_are_lines(capsys, caplog):
     with caplog.at_level(logging.INFO):
         bar = bar_of(1100, fake_clock(584_000.0, 200.0))

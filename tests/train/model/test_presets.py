@@ -1,5 +1,9 @@
 """Every preset is a complete run: its settings parse, its model is one that can be trained, its batch is reasonable."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from mlm_common.errors import InputError
@@ -14,6 +18,7 @@ from train.model.config import resolve_model_config
 INPUTS = synthetic_inputs(max_length=512, vocab_size=32_000)
 OF_TPU = [name for name in preset_names() if name.endswith(("-8", "-tpu-shaped")) or name.startswith("modernbert")]
 LANES = 128
+PROJECT = Path(__file__).parents[3]
 
 
 def config_of(name):
@@ -89,6 +94,14 @@ def test_the_list_is_printed_without_any_other_flag(words, capsys):
         parse_training_config(words, "")
     assert ended.value.code == 0
     assert capsys.readouterr().out == preset_table() + "\n"
+
+
+def test_the_list_may_be_read_in_part():
+    """As by `| head`: the command ends without an error."""
+    command = [sys.executable, "train/run_mlm.py", "--preset", "list"]
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as listing:
+        listing.stdout.close()
+        assert (listing.stderr.read(), listing.wait()) == (b"", 0)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.fixtures.arrays import assert_all_close, assert_all_equal
 from tests.fixtures.tiny_models import each_architecture, tiny_model
+from tests.fixtures.tiny_steps import two_cpus
 from train.config.learning import OptimizationConfig
 from train.step import optimizer as optimizer_module
 from train.step.optimizer import (
@@ -142,6 +143,14 @@ def assert_rates_fall_with_the_layers(name, model):
             assert factor == 0.5 ** (num_layers + 1)
         elif not path or "pooler" in path:
             assert factor == 1
+
+
+def test_on_every_replica_the_same_variables_decay():
+    with two_cpus().scope():
+        variables = tiny_model("roberta-prelayernorm").trainable_variables
+    optimizer = build("adamw", variables)
+    for variable in variables:
+        assert [optimizer.decays(value) for value in variable.values] == [len(variable.shape) > 1] * 2
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])

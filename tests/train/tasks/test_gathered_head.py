@@ -80,22 +80,3 @@ def test_it_trains_in_mixed_bfloat16_under_xla(name):
     assert np.isfinite(loss)
     assert 0 < gradient_norm < np.inf
     assert {variable.dtype for variable in model.trainable_variables} == {tf.float32}
-
-
-def test_each_replica_gathers_at_its_own_positions():
-    strategy = tf.distribute.MirroredStrategy(tf.config.list_logical_devices("CPU"))
-    with strategy.scope():
-        model = one_layer_model("roberta")
-    gather_before_head(model)
-    inputs, _ = padded_batch(model)
-    full_logits = model(inputs).logits
-
-    @tf.function
-    @tf.autograph.experimental.do_not_convert
-    def replica_logits():
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        with predicting_at(tf.cast(POSITIONS + replica, tf.int32)):
-            return model(inputs).logits
-
-    for replica, logits in enumerate(strategy.experimental_local_results(strategy.run(replica_logits))):
-        np.testing.assert_allclose(logits, logits_at(full_logits, POSITIONS + replica), atol=1e-5)

@@ -1,4 +1,3 @@
-import dataclasses
 import math
 
 import numpy as np
@@ -212,8 +211,3 @@ def test_words_are_replaced_by_tokens_and_spans_as_a_whole():
         share_alike[masking] = (seen[:, 1:] == seen[:, 1:2]).all(axis=1).mean()
     assert share_alike["span"] == 1
     assert share_alike["whole_word"] == pytest.approx(2 * 0.5**5, abs=0.06)
-
-
-def test_masking_words_without_their_table_is_an_error():
-    with pytest.raises(ValueError, match="needs the table of word starts"):
-        mask_all(ROWS, dataclasses.replace(make_rule(masking="whole_word"), word_starts=None))

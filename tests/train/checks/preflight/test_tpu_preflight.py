@@ -16,10 +16,13 @@ from train.checks.preflight.report import (
     print_batches,
     print_report,
     report_lines,
+    synthetic_inputs,
 )
 from train.checks.preflight.tpu_compiler import CompiledStep, DoesNotFitError, tpu_slice
+from train.config.learning import MaskingConfig
 from train.runtime.machines import CHIPS
 from train.step import sharding
+from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tpu_preflight import main
 
 GIB = 2**30
@@ -185,6 +188,13 @@ def test_a_step_that_does_not_fit(compiler, run, monkeypatch, bytes_per_row, mor
 def test_bad_input_is_refused(compiler, run, more, message):
     assert message in run(main, "--preset", "tiny-roberta-cpu", *more.split()).refusal
     assert compiler == []
+
+
+def test_synthetic_inputs_have_the_projects_special_ids():
+    inputs = synthetic_inputs(max_length=32, vocab_size=50)
+    rule = MaskedLanguageModeling.of(inputs, MaskingConfig()).evaluation_rule
+    assert (rule.vocabulary_size, rule.mask_token_id, rule.special_ids) == (50, 4, (0, 1, 2, 3, 4))
+    assert MaskedLanguageModeling.of(inputs, MaskingConfig(masking="whole_word")).rule.word_starts.all()
 
 
 def report(**changes):
