@@ -64,7 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("tx", None) and not hasattr(config, "workerinput"):
         return
     sys.dont_write_bytecode = False
-    if config.option.markexpr.startswith("not slow"):
+    if config.option.markexpr != "tpu":
         # What is compiled runs once or twice: what LLVM would save is less than what it takes.
         os.environ.setdefault(
             "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"

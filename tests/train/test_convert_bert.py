@@ -189,7 +189,7 @@ def test_files_that_are_missing_or_damaged_are_refused(bert, bert_variables, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
+@pytest.mark.usefixtures("one_device", "eagerly")
 def test_a_converted_model_is_trained_further_and_fills_masks(bert, bert_variables, tmp_path, run):
     """WordPiece from Google's vocabulary to the end: rows of pairs, whole words by ##, the export."""
     source = write_google_checkpoint(tmp_path / "uncased", bert_variables, google_settings(bert.config))

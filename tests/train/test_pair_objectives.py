@@ -52,7 +52,7 @@ def test_its_file_is_for_all_classes(pair_run, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
+@pytest.mark.usefixtures("one_device", "eagerly")
 def test_an_albert_continues_with_the_order_of_sentences(pair_shards, tmp_path):
     config = {"model_type": "albert", "embedding_size": 16, "num_hidden_groups": 1, "max_position_embeddings": 16}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -82,7 +82,7 @@ def test_a_recipe_can_be_planned_and_has_one_model(name):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
+@pytest.mark.usefixtures("one_device", "eagerly")
 def test_a_recipe_trains_when_it_is_small(phase_shards, tmp_path):
     recipe = yaml.safe_load(text_of("modernbert-base"))
     overrides = filter(None, (recipe["settings"].get("config_overrides"), MODEL))
@@ -104,7 +104,7 @@ def test_a_recipe_trains_when_it_is_small(phase_shards, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
+@pytest.mark.usefixtures("one_device", "eagerly")
 def test_the_recipe_of_a_mixture_trains_when_it_is_small(mixture_shards, tmp_path):
     recipe = yaml.safe_load(text_of("multilingual"))
     data = {"train_dataset": str(mixture_shards), "eval_dataset": str(mixture_shards), "max_length": 16}

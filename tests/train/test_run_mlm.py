@@ -94,7 +94,7 @@ def test_a_stopped_run_resumes_to_the_same_end(finished_run, shards, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
+@pytest.mark.usefixtures("one_device", "eagerly")
 def test_ctrl_c_in_the_last_evaluation_stops_and_resumes(shards, tmp_path, run):
     tell, phases = supervisor.report, []
 

@@ -24,15 +24,15 @@ REPO = "alice/baby"
 
 @pytest.fixture
 def pairs(tmp_path) -> Path:
-    words = ["corpus", "small", "many", "rows", "each", "document"]
-    orders = [(one, two) for one in words for two in words[:3] if one != two]
+    words = ["corpus", "small", "many", "rows"]
+    orders = [(one, two) for one in words for two in words[:2] if one != two]
     rows = ({"sentence_good": f"{one} {two}", "sentence_bad": f"{two} {one}"} for one, two in orders)
     return write_jsonl(tmp_path / "pairs.jsonl", *rows)
 
 
 @pytest.mark.usefixtures("one_device", "eagerly")
 def test_scores_are_logged_with_each_evaluation_and_those_of_the_export(shards, pairs, run, tmp_path):
-    flags = run_flags(shards, tmp_path / "run", "--score-pairs", str(pairs), "--score-words", "20")
+    flags = run_flags(shards, tmp_path / "run", "--score-pairs", str(pairs), "--score-words", "5")
     assert main(flags) == 0
     evaluations = logged(tmp_path / "run", "validation")
     assert [line["step"] for line in evaluations] == [3, NUM_STEPS]
@@ -65,7 +65,7 @@ def test_words_of_rows_are_asked_for_whole(shards):
         assert sample.word_bytes[query.item] == len(text.encode())
 
 
-@pytest.mark.usefixtures("one_device")
+@pytest.mark.usefixtures("one_device", "eagerly")
 @pytest.mark.slow
 def test_checkpoints_after_words_are_exported_and_pushed_once_while_the_run_goes(
     shards, tmp_path, hub_here, run, monkeypatch

@@ -116,9 +116,7 @@ def test_evaluation_reads_every_row_once_with_the_same_masks(shards, batch_rows)
     assert not is_masked[16:].any()
 
 
-@pytest.mark.parametrize(
-    ("num_pipelines", "num_replicas", "batch_rows"), [(1, 2, 12), (2, 4, 4), (2, 4, 20), (4, 4, 12)]
-)
+@pytest.mark.parametrize(("num_pipelines", "num_replicas", "batch_rows"), [(1, 2, 12), (2, 4, 20), (4, 4, 12)])
 def test_pipelines_evaluate_every_row_once(shards, num_pipelines, num_replicas, batch_rows):
     def ids(context):
         batches = evaluation_batches(shards, FEATURES, masked, context, global_batch_rows=batch_rows)

@@ -111,7 +111,7 @@ def test_what_cannot_be_tiled_is_refused(small, large, changes, message):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
+@pytest.mark.usefixtures("one_device", "eagerly")
 def test_a_run_starts_from_a_smaller_one(finished_run, shards, tmp_path, run):
     flags = run_flags(shards, tmp_path / "run", "--init-from", str(finished_run), "--grow", "--max-steps", "1")
     larger = "num_hidden_layers=2,hidden_size=64,num_attention_heads=4,intermediate_size=128"

@@ -14,7 +14,7 @@ EXAMPLE = "a corpus of [MASK] words"
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
+@pytest.mark.usefixtures("one_device", "eagerly")
 def test_what_was_pushed_fills_masks_as_the_export_does(python, hub_here, shards, tmp_path):
     """From a branch of a private repository."""
     more = ("--hub-model-id", REPO, "--hub-private", "--hub-revision", BRANCH, "--hub-example", EXAMPLE)
