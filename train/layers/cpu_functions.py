@@ -28,11 +28,11 @@ def runs_unfused() -> bool:
 
 
 def cross_entropy_and_correct(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Compute nats, and 1 where `argmax` of the logits is the label, else 0: float32 (num_predictions,) both.
+    """Compute nats, and 1 where `argmax` of the logits is the label, else 0: float32 (…) both.
 
     Args:
-        logits: float32 (num_predictions, vocabulary).
-        labels: int32 (num_predictions,).
+        logits: float32 (…, vocabulary).
+        labels: int32 (…).
     """
     predicted = tf.argmax(logits, axis=-1, output_type=labels.dtype)
 
@@ -43,8 +43,8 @@ def cross_entropy_and_correct(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.
         losses = _at(logits, predicted) - _at(logits, labels) - tf.math.log(_at(probabilities, predicted))
 
         def gradient(by_losses: tf.Tensor) -> tf.Tensor:
-            places = tf.stack([tf.range(labels.shape[0]), labels], axis=-1)
-            return tf.tensor_scatter_nd_sub(probabilities * by_losses[:, tf.newaxis], places, by_losses)
+            places = tf.stack([*tf.meshgrid(*map(tf.range, labels.shape), indexing="ij"), labels], axis=-1)
+            return tf.tensor_scatter_nd_sub(probabilities * by_losses[..., tf.newaxis], places, by_losses)
 
         return losses, gradient
 
@@ -52,7 +52,7 @@ def cross_entropy_and_correct(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.
 
 
 def _at(values: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
-    return tf.gather(values, columns, batch_dims=1)
+    return tf.gather(values, columns, batch_dims=columns.shape.rank)
 
 
 def split_dense(layer: tf_keras.layers.Dense, inputs: tf.Tensor, num_parts: int) -> list[tf.Tensor]:

@@ -90,9 +90,9 @@ def masked_lm_loss(
     """Add up cross-entropy, correct predictions and number of masked tokens over the slots in use.
 
     Args:
-        logits: (num_predictions, vocabulary), any float type; the loss is computed in float32.
-        labels: int32 (num_predictions,).
-        weights: float32 (num_predictions,), 1 where a slot is used, else 0.
+        logits: (…, vocabulary), any float type; the loss is computed in float32.
+        labels: int32 (…).
+        weights: float32 (…), 1 where a slot is used, else 0.
         vocabulary_size: ids from here on cannot be predicted and get no gradient; by default there are none.
 
     Returns:

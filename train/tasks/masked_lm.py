@@ -110,6 +110,7 @@ class MaskedLanguageModeling(PretrainingTask):
         """
         import tensorflow as tf
 
+        from train.layers.cpu_functions import runs_unfused
         from train.tasks.heads import masked_lm_loss, predicting_at
         from train.tasks.masking import collect_predictions
 
@@ -118,10 +119,12 @@ class MaskedLanguageModeling(PretrainingTask):
         attended = tf.cast(rows.input_ids != self.pad_token_id, tf.int32)  # (batch, length)
         with predicting_at(predictions.positions) as states:
             outputs = network({"input_ids": rows.input_ids, "attention_mask": attended, **inputs}, training=training)
-        # Of the first output, (1, num_predictions, vocabulary); the gradient of an index would be a copy.
-        logits = tf.squeeze(outputs[0], axis=0)
-        labels, weights = predictions.labels, predictions.weights
-        return outputs, states[-1], masked_lm_loss(logits, labels, weights, vocabulary_size=rule.vocabulary_size)
+        # (1, num_predictions, vocabulary), and (1, num_predictions) twice. Without XLA the first axis stays: in
+        # bfloat16, the gradient of a squeeze would be rounded before it is summed.
+        found = outputs[0], predictions.labels[tf.newaxis], predictions.weights[tf.newaxis]
+        if not runs_unfused():
+            found = tuple(tf.squeeze(one, axis=0) for one in found)
+        return outputs, states[-1], masked_lm_loss(*found, vocabulary_size=rule.vocabulary_size)
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """Compute loss (nats), masked accuracy, perplexity, and the number of masked tokens."""
