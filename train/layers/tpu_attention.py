@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
 from train.layers.random_bits import dropout_mask, fold_in
-from train.layers.tpu_functions import NUM_ONES, einsum, optimization_barrier, scaled
+from train.layers.tpu_functions import NUM_ONES, einsum, optimization_barrier, scaled, sum_over_head
 from train.runtime.named_scopes import RARELY, custom_gradient, named
 
 # Exponentials are taken of the scores as they are while their sums stay within these, far from the limits of float32
@@ -29,6 +29,8 @@ LONG_ROW_TOKENS = 1024
 # smaller ones read and write more.
 BLOCK_QUERIES = 1024
 BLOCK_KEYS = 512
+# So many bytes of float32 exponentials stay in a v5e's fast memory, beside what the backward pass makes of them.
+GROUP_BYTES = 48 * 2**20
 
 
 def attend(
@@ -67,7 +69,11 @@ def attend(
         context, passed = attention.forward(query, key, value)
         return context, lambda by_context: attention.backward(passed, by_context)
 
-    arguments = query, key * attended, value * attended
+    @custom_gradient
+    def without_padding(tensor: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        return tensor * attended, lambda by_tensor: by_tensor  # which `backward` has set to 0 there
+
+    arguments = query, without_padding(key), without_padding(value)
     return apply(*(arguments if scale is None else scaled(scale, *arguments)))
 
 
@@ -85,7 +91,7 @@ class _Passed(NamedTuple):
 class _Attention:
     """Forward and backward pass. Letters of einsum: batch, n heads, h head size, k keys, q queries.
 
-    Keys and values are 0 at padding: results there are finite, and count nowhere.
+    Keys and values are 0 at padding, and so are the gradients by them: results there are finite, and count nowhere.
     """
 
     def __init__(
@@ -123,6 +129,9 @@ class _Attention:
         query, key, value, _, shift, _ = passed
         dtype = query.dtype
         by_context, mean = self._by_products(passed, by_context)
+        num_rows = _rows_of_group(query, key)
+        if 0 < num_rows < query.shape[0]:
+            return self._backward_of_groups(num_rows, query, key, value, shift, by_context, mean)
         # Else the compiler would keep the forward pass's exponentials, or make these before they are needed.
         query, key, shift, by_context = optimization_barrier(query, key, shift, by_context)
         weights = tf.cast(self._signed_weights(query, key, shift), dtype)
@@ -133,7 +142,42 @@ class _Attention:
         by_scores = self._by_scores(weights, value_again, by_context, mean)
         by_key = einsum("bnkq,bnhq->bnkh", by_scores, query) * self.scale
         (by_key,) = optimization_barrier(tf.cast(by_key, dtype))
-        return tf.cast(by_query, dtype), tf.transpose(by_key, (0, 1, 3, 2)), by_value
+        by_key = tf.transpose(by_key, (0, 1, 3, 2)) * self.attended
+        return tf.cast(by_query, dtype), by_key, by_value * self.attended
+
+    def _backward_of_groups(self, num_rows: int, *passed: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """Compute what `backward` returns, `num_rows` rows at a time, whose exponentials stay in fast memory.
+
+        These are float32: writing them as bfloat16 costs three times as much.
+        """
+        query, key, value, shift, by_context, mean = passed
+        dtype, num_groups = query.dtype, query.shape[0] // num_rows
+
+        def of_group(number: tf.Tensor, *results: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            def rows(tensor: tf.Tensor, number: tf.Tensor = number) -> tf.Tensor:
+                start = [number * num_rows, *[0] * (tensor.shape.rank - 1)]
+                return xla.dynamic_slice(tensor, start, [num_rows, *tensor.shape[1:]])
+
+            attended, head_keys = rows(self.attended), None if self.head_keys is None else rows(self.head_keys)
+            group = _Attention(attended, head_keys, self.rate, self.scale, tuple(map(rows, self.documents)), self.reach)
+            queries, keys, by_contexts = map(rows, (query, key, by_context))
+            weights = group._signed_weights(queries, keys, rows(shift))
+            by_scores = group._by_scores(weights, rows(value), by_contexts, rows(mean))
+            by_query = einsum("bnkq,bnhk->bnhq", by_scores, keys) * self.scale
+            (again,) = optimization_barrier(number)  # else the scores' gradients are written, not recomputed
+            by_scores = group._by_scores(weights, *(rows(tensor, again) for tensor in (value, by_context, mean)))
+            by_key = tf.transpose(einsum("bnkq,bnhq->bnkh", by_scores, queries) * self.scale, (0, 1, 3, 2))
+            by_value = einsum("bnkq,bnhq->bnhk", tf.cast(tf.nn.relu(weights), dtype), by_contexts)
+            is_key = tf.cast(attended, tf.float32)
+            gradients = (tf.cast(one[tf.newaxis], dtype) for one in (by_query, by_key * is_key, by_value * is_key))
+            places = zip(results, gradients, strict=True)
+            return number + 1, *(xla.dynamic_update_slice(*place, [number, 0, 0, 0, 0]) for place in places)
+
+        # XLA does not write these zeros, all of which are replaced, unless another layer begins with the same ones.
+        zero, _ = optimization_barrier(tf.zeros((), dtype), by_context)
+        results = (tf.fill((num_groups, num_rows, *tensor.shape[1:]), zero) for tensor in (query, key, value))
+        turns = tf.while_loop(lambda number, *_: number < num_groups, of_group, (0, *results), parallel_iterations=1)
+        return tuple(tf.reshape(one, (-1, *one.shape[2:])) for one in turns[1:])
 
     def _by_products(self, passed: _Passed, by_context: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Compute the gradient by Σ weight * value, and Σ over keys of probability times its gradient.
@@ -142,7 +186,7 @@ class _Attention:
         """
         dtype = passed.query.dtype
         by_context = tf.cast(by_context, tf.float32)
-        mean = _sum_over_head(tf.cast(by_context * tf.cast(passed.context, tf.float32), dtype))
+        mean = sum_over_head(tf.cast(by_context * tf.cast(passed.context, tf.float32), dtype))
         return tf.cast(by_context * passed.inverse_sum, dtype), mean * passed.inverse_sum * (1 - self.rate)
 
     def _by_scores(self, weights: tf.Tensor, value: tf.Tensor, by_products: tf.Tensor, mean: tf.Tensor) -> tf.Tensor:
@@ -313,7 +357,8 @@ class _AttentionInBlocks(_Attention):
         # All blocks of the first are replaced: it costs nothing to begin with a tensor that is not needed any more.
         results = by_context, tf.zeros(key.shape), tf.zeros(value.shape)
         by_query, by_key, by_value = self._over_queries(of_queries, *results)
-        gradients = by_query, tf.cast(by_key * self.scale, dtype), tf.cast(by_value, dtype)
+        by_key, by_value = (tf.cast(by_one, dtype) * self.attended for by_one in (by_key * self.scale, by_value))
+        gradients = by_query, by_key, by_value
         return tuple(gradient[..., : self.length] for gradient in gradients)
 
     def _over_queries(self, step: Callable[..., tuple], *results: tf.Tensor) -> Any:
@@ -384,6 +429,14 @@ def _filled(tensor: tf.Tensor, value: float = 0) -> tf.Tensor:
     return tf.pad(tensor, [(0, 0)] * (tensor.shape.rank - 1) + [(0, added)], constant_values=value) if added else tensor
 
 
+def _rows_of_group(query: tf.Tensor, key: tf.Tensor) -> int:
+    """Find the most rows, in equal groups of the batch, whose float32 exponentials take GROUP_BYTES; 0 if none do."""
+    num_rows, num_heads, _, num_queries = query.shape
+    row_bytes = tf.float32.size * num_heads * num_queries * key.shape[3]
+    fitting = (rows for rows in range(1, num_rows + 1) if num_rows % rows == 0 and rows * row_bytes <= GROUP_BYTES)
+    return max(fitting, default=0)
+
+
 def _are_safe(sums: tf.Tensor) -> tf.Tensor:
     return (sums > SAFE_SUMS[0]) & (sums < SAFE_SUMS[1])
 
@@ -395,10 +448,3 @@ def _within(documents: Sequence[tf.Tensor], values: tf.Tensor, other: float) -> 
         documents: of queries (batch, 1, 1, queries) and keys (batch, 1, keys, 1); nothing where all are of one.
     """
     return tf.where(documents[0] == documents[1], values, other) if documents else values
-
-
-def _sum_over_head(values: tf.Tensor) -> tf.Tensor:
-    """Sum over the head size, to float32 (batch, heads, 1, length)."""
-    if values.dtype == tf.float32:
-        return tf.reduce_sum(values, axis=2, keepdims=True)
-    return einsum("bnhq,hr->bnrq", values, tf.ones((values.shape[2], NUM_ONES), values.dtype))[:, :, :1]

@@ -55,6 +55,13 @@ def sum_over_last(values: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Ten
     return einsum("bld,dr->blr", values, columns)[..., :1]
 
 
+def sum_over_head(values: tf.Tensor) -> tf.Tensor:
+    """Compute Σ values over the head size, float32 (batch, heads, 1, length), of (batch, heads, head size, length)."""
+    if values.dtype == tf.float32:
+        return tf.reduce_sum(values, axis=2, keepdims=True)
+    return einsum("bnhq,hr->bnrq", values, tf.ones((values.shape[2], NUM_ONES), values.dtype))[:, :, :1]
+
+
 def sum_over_rows(values: tf.Tensor) -> tf.Tensor:
     """Compute Σ values over all axes but the last, float32 (width,), of (batch, length, width)."""
     if values.dtype == tf.float32:

@@ -38,12 +38,12 @@ def with_gradients(function, *arguments):
     return outputs, *tape.gradient(outputs, arguments, by_output)
 
 
-def compiled(query, key, value, attended, rate, **options):
+def compiled(query, key, value, attended, rate, keys=KEYS, **options):
     @tf.function(jit_compile=True)
     @tf.autograph.experimental.do_not_convert
     def compute(*arguments):
         mask = tf.cast(attended, query.dtype)[:, tf.newaxis]
-        return with_gradients(lambda *args: attend(*args, mask, KEYS if rate else None, rate, **options), *arguments)
+        return with_gradients(lambda *args: attend(*args, mask, keys if rate else None, rate, **options), *arguments)
 
     return compute(query, key, value)
 
@@ -94,6 +94,29 @@ def test_in_bfloat16_it_is_near():
     for output, value in zip(compiled(*arguments, ATTENDED, RATE), expected, strict=True):
         assert output.dtype == tf.bfloat16
         np.testing.assert_allclose(tf.cast(output, tf.float32), value, atol=0.02 * np.abs(value).max())
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(tf.float32, 1e-5), (tf.bfloat16, 0.02)])
+@pytest.mark.parametrize("options", [{}, {"reach": 3}, {"has_documents": True}])
+@pytest.mark.parametrize("num_rows", [1, 2, 3])
+def test_gradients_of_groups_of_rows_are_those_of_all_rows(monkeypatch, dtype, tolerance, options, num_rows):
+    batch = 6
+    shape = (batch, HEADS, 8, LENGTH)
+    arguments = [tf.cast(tf.random.stateless_normal(shape, (seed, 1)), dtype) for seed in range(3)]
+    attended = np.arange(LENGTH) < np.array([LENGTH, 9, 1, 0, 12, 15])[:, np.newaxis]
+    if "has_documents" in options:
+        numbers = np.arange(LENGTH) >= np.array([5, 4, 0, 0, 12, 16])[:, np.newaxis]
+        options = {"documents": (tf.constant(numbers, tf.int32)[:, tf.newaxis],) * 2}
+    options = {**options, "keys": row_keys((5, 7), batch)}
+    expected = compiled(*arguments, attended, RATE, **options)
+    # Room for a row more than the group has, unless the batch can be cut so.
+    row_bytes = 4 * HEADS * LENGTH**2
+    monkeypatch.setattr(tpu_attention, "GROUP_BYTES", (num_rows + (num_rows == 3)) * row_bytes)
+    outputs = compiled(*arguments, attended, RATE, **options)
+    for output, value in zip(outputs, expected, strict=True):
+        assert output.dtype == dtype
+        value = tf.cast(value, tf.float32)
+        np.testing.assert_allclose(tf.cast(output, tf.float32), value, atol=tolerance * np.abs(value).max())
 
 
 def test_rows_of_padding_alone_give_0_and_padding_takes_no_part():
