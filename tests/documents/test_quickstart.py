@@ -57,7 +57,7 @@ def test_a_failed_stage_names_its_log(tmp_path, capsys):
 
 
 def keep_docstrings() -> None:
-    """Fill the user's cache with the docstrings of two packages, in the place of those of 15,000 files."""
+    """Fill the user's cache with the docstrings of two packages, instead of those of 15,000 files."""
     files = builtin.python_files([sysconfig.get_path("stdlib"), *builtin._package_folders()])
     of_packages = builtin.python_files([str(Path(package.__file__).parent) for package in (matplotlib, np)])
     keep(builtin.CACHE_NAME, builtin._key(list(files)), builtin.read_files(list(of_packages)))

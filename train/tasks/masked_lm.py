@@ -121,10 +121,10 @@ class MaskedLanguageModeling(PretrainingTask):
             outputs = network({"input_ids": rows.input_ids, "attention_mask": attended, **inputs}, training=training)
         # (1, num_predictions, vocabulary), and (1, num_predictions) twice. Without XLA the first axis stays: in
         # bfloat16, the gradient of a squeeze would be rounded before it is summed.
-        found = outputs[0], predictions.labels[tf.newaxis], predictions.weights[tf.newaxis]
+        logits, labels, weights = outputs[0], predictions.labels[tf.newaxis], predictions.weights[tf.newaxis]
         if not runs_unfused():
-            found = tuple(tf.squeeze(one, axis=0) for one in found)
-        return outputs, states[-1], masked_lm_loss(*found, vocabulary_size=rule.vocabulary_size)
+            logits, labels, weights = (tf.squeeze(one, axis=0) for one in (logits, labels, weights))
+        return outputs, states[-1], masked_lm_loss(logits, labels, weights, vocabulary_size=rule.vocabulary_size)
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """Compute loss (nats), masked accuracy, perplexity, and the number of masked tokens."""
