@@ -203,7 +203,12 @@ def layer_norm(inputs: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: fl
 
 
 def normalized_products(
-    inputs: tf.Tensor, gamma: tf.Tensor, epsilon: float, kernels: Sequence[tf.Tensor], equation: str
+    inputs: tf.Tensor,
+    gamma: tf.Tensor,
+    epsilon: float,
+    kernels: Sequence[tf.Tensor],
+    equation: str,
+    num_parts: int = 1,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Normalize as `layer_norm` does without an offset, and multiply the result by kernels.
 
@@ -219,16 +224,24 @@ def normalized_products(
         epsilon: added to the variance.
         kernels: (width, …) each.
         equation: the product of (batch, length, width) and a kernel, `bld,de->ble`.
+        num_parts: how many products compute the result of a kernel, equal parts of its last axis. XLA joins what is
+            computed from all parts to the last product; from one product of all, it would take a pass of its own.
     """
     dtype, width = inputs.dtype, inputs.shape[-1]
     operands, result = equation.split("->")
     of_inputs, of_kernel = operands.split(",")
 
+    def product(states: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+        # Else XLA writes a float32 kernel that has several readers in bfloat16 first.
+        copies = [kernel, *(optimization_barrier(kernel)[0] for _ in range(1, num_parts))]
+        parts = [tf.split(copy, num_parts, axis=-1)[number] for number, copy in enumerate(copies)]
+        return tf.concat([tf.einsum(equation, states, tf.cast(part, dtype)) for part in parts], axis=-1)
+
     @custom_gradient
     def apply(inputs: tf.Tensor, gamma: tf.Tensor, *kernels: tf.Tensor) -> tuple[tuple[tf.Tensor, ...], Callable]:
         mean, centered, inverse_deviation = _moments(inputs, epsilon)
         states = tf.cast(centered * (inverse_deviation * gamma), dtype)
-        products = [tf.einsum(equation, states, tf.cast(kernel, dtype)) for kernel in kernels]
+        products = [product(states, kernel) for kernel in kernels]
 
         def gradient(*by_outputs: tf.Tensor) -> tuple[tf.Tensor, ...]:
             *by_products, by_scale = by_outputs

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tf_keras
+from tf_keras.src.mixed_precision.autocast_variable import enable_auto_cast_variables
 from transformers.activations_tf import get_tf_activation
 
 from train.layers.random_bits import fold_in, next_keys
@@ -239,13 +240,15 @@ def _gated_call(layer: TFModernBertMLP) -> Callable[..., tf.Tensor]:
 
     def call(hidden_states: tf.Tensor, training: bool = False, norm: Any = None) -> tf.Tensor:
         if norm is not None and _can_join(norm, layer.Wi):
-            products, scale = normalized_products(
-                hidden_states, norm.gamma, norm.epsilon, [layer.Wi.kernel], "bld,de->ble"
+            with enable_auto_cast_variables(None):  # `num_parts` takes no kernel that is rounded already
+                kernel = tf.convert_to_tensor(layer.Wi.kernel)
+            (states,), scale = normalized_products(
+                hidden_states, norm.gamma, norm.epsilon, [kernel], "bld,de->ble", num_parts=2
             )
-            (states,) = scaled(scale, *products)
+            inputs, gate = scaled(scale, *tf.split(states, 2, axis=-1))
         else:
             states = layer.Wi(hidden_states if norm is None else norm(hidden_states))
-        inputs, gate = tf.split(states, 2, axis=-1)
+            inputs, gate = tf.split(states, 2, axis=-1)
         states = gated_gelu(inputs, gate) if is_gelu else layer.act(inputs) * gate
         return layer.Wo(layer.drop(states, training=training))
 
