@@ -31,6 +31,7 @@ BLOCK_QUERIES = 1024
 BLOCK_KEYS = 512
 # So many bytes of float32 exponentials stay in a v5e's fast memory, beside what the backward pass makes of them.
 GROUP_BYTES = 48 * 2**20
+MOST_GROUPS = 4
 
 
 def attend(
@@ -146,10 +147,7 @@ class _Attention:
         return tf.cast(by_query, dtype), by_key, by_value * self.attended
 
     def _backward_of_groups(self, num_rows: int, *passed: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Compute what `backward` returns, `num_rows` rows at a time, whose exponentials stay in fast memory.
-
-        These are float32: writing them as bfloat16 costs three times as much.
-        """
+        """Compute what `backward` returns, `num_rows` rows at a time: exponentials stay in fast memory, as float32."""
         query, key, value, shift, by_context, mean = passed
         dtype, num_groups = query.dtype, query.shape[0] // num_rows
 
@@ -434,7 +432,9 @@ def _rows_of_group(query: tf.Tensor, key: tf.Tensor) -> int:
     row_bytes = tf.float32.size * num_heads * num_queries * key.shape[3]
     # With heads as wide as the matrix unit, all rows at once cost a v5e less: 2.3 for 2.6 million cycles a layer.
     most = min(num_rows, GROUP_BYTES // row_bytes) if head_size < 128 else 0
-    return max((rows for rows in range(1, most + 1) if num_rows % rows == 0), default=0)
+    # XLA may set aside what the loops of all layers return from the start of a step: too much of large batches.
+    fewest = max(2, math.ceil(num_rows / MOST_GROUPS))
+    return max((rows for rows in range(fewest, most + 1) if num_rows % rows == 0), default=0)
 
 
 def _are_safe(sums: tf.Tensor) -> tf.Tensor:

@@ -99,7 +99,7 @@ def test_in_bfloat16_it_is_near():
 @pytest.mark.parametrize(
     ("fitting_rows", "dtype", "tolerance", "options"),
     [
-        (1, tf.float32, 1e-5, {}),
+        (3, tf.float32, 1e-5, {}),
         (2, tf.float32, 1e-5, {"has_documents": True}),
         (4, tf.float32, 1e-5, {"reach": 3}),  # of six rows, three at a time
         (4, tf.bfloat16, 0.02, {}),
@@ -121,6 +121,16 @@ def test_gradients_of_groups_of_rows_are_those_of_all_rows(monkeypatch, fitting_
         assert output.dtype == dtype
         value = tf.cast(value, tf.float32)
         np.testing.assert_allclose(tf.cast(output, tf.float32), value, atol=tolerance * np.abs(value).max())
+
+
+# Of RoBERTa-base, with 32 rows all at once; of BERT-large; of a model of which single rows fit; with wide heads.
+@pytest.mark.parametrize(
+    ("num_rows", "num_heads", "head_size", "expected"),
+    [(16, 12, 64, 4), (32, 12, 64, 0), (12, 16, 64, 3), (4, 27, 64, 0), (16, 6, 128, 0)],
+)
+def test_groups_are_of_several_rows_and_few(num_rows, num_heads, head_size, expected):
+    tensor = tf.TensorSpec((num_rows, num_heads, head_size, 512), tf.bfloat16)
+    assert tpu_attention._rows_of_group(tensor, tensor) == expected
 
 
 def test_rows_of_padding_alone_give_0_and_padding_takes_no_part():
