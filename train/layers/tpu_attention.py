@@ -31,7 +31,7 @@ BLOCK_QUERIES = 1024
 BLOCK_KEYS = 512
 # So many bytes of float32 exponentials stay in a v5e's fast memory, beside what the backward pass makes of them.
 GROUP_BYTES = 48 * 2**20
-MOST_GROUPS = 4
+MOST_GROUPS = 8
 
 
 def attend(
