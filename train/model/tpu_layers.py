@@ -240,7 +240,7 @@ def _gated_call(layer: TFModernBertMLP) -> Callable[..., tf.Tensor]:
 
     def call(hidden_states: tf.Tensor, training: bool = False, norm: Any = None) -> tf.Tensor:
         if norm is not None and _can_join(norm, layer.Wi):
-            with enable_auto_cast_variables(None):  # `num_parts` takes no kernel that is rounded already
+            with enable_auto_cast_variables(None):  # float32: see `num_parts`
                 kernel = tf.convert_to_tensor(layer.Wi.kernel)
             (states,), scale = normalized_products(
                 hidden_states, norm.gamma, norm.epsilon, [kernel], "bld,de->ble", num_parts=2
