@@ -103,20 +103,30 @@ def check_folder_or_hub(name: str, flag: str | None = None) -> None:
 
 def check_folder(path: str, flag: str | None = None) -> None:
     """Check that a local folder exists; a `gs://` path passes."""
-    if not is_gcs(path) and not Path(path).is_dir():
+    if not is_gcs(path) and not os.path.isdir(path):  # noqa: PTH112 (that of pathlib raises if a parent is unreadable)
         raise missing(path, flag, "folder")
 
 
 def check_file(path: str, flag: str | None = None) -> None:
-    if not is_gcs(path) and not Path(path).is_file():
+    if not is_gcs(path) and not os.path.isfile(path):  # noqa: PTH113 (that of pathlib raises if a parent is unreadable)
         raise missing(path, flag, "file")
 
 
 def missing(path: str, flag: str | None = None, kind: Literal["folder", "file"] = "folder") -> InputError:
     """Make the error for a path without such a folder or file, with the nearest one that exists."""
     start = f"{flag}: there" if flag else "There"
-    if Path(path).exists():
-        return InputError(f"{start} is no {kind} {path}: it is a {'file' if kind == 'folder' else 'folder'}.")
+    try:
+        Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # a parent that cannot be entered, a name that is too long or has a zero byte
+        return InputError(f"{flag + ': ' if flag else ''}{path!r} cannot be read: {getattr(error, 'strerror', error)}.")
+    else:
+        found = "folder" if Path(path).is_dir() else "file" if Path(path).is_file() else "pipe or device"
+        return InputError(f"{start} is no {kind} {path}: it is a {found}.")
     return InputError(f"{start} is no {kind} {path}{did_you_mean(path) or '.'}")
 
 

@@ -1,0 +1,91 @@
+"""Read files that other programs wrote: an exception of a reader becomes one line with file, reason and hint."""
+
+import os
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mlm_common.errors import InputError, RunFailedError
+from mlm_common.storage import is_gcs, missing
+
+LFS_POINTER_START = b"version https://git-lfs.github.com/spec/"
+# {the first bytes of a text: its encoding}; the longer marks come first, since two of them begin with a shorter one.
+BYTE_ORDER_MARKS = {
+    b"\xff\xfe\x00\x00": "UTF-32",
+    b"\x00\x00\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
+MAX_REASON_CHARACTERS = 300
+
+
+@contextmanager
+def guarded_read(path: str | Path, kind: str, *, flag: str | None = None, hint: str = "") -> Iterator[None]:
+    """Turn any exception of a reader into one InputError that names the file.
+
+    Exceptions that already explain themselves (`InputError`, `RunFailedError`) pass, as does a lack of memory. Every
+    other exception counts as the file's fault: the readers of libraries raise nearly any type for a damaged file.
+
+    Args:
+        path: the file, or the folder that a library reads.
+        kind: what the path must be, with its article: `a JSON file`.
+        flag: names the path on the command line.
+        hint: says how to fix it; by default, to make or fetch the file again.
+
+    Raises:
+        InputError: the body of the `with` statement raised.
+    """
+    try:
+        yield
+    except (InputError, RunFailedError, MemoryError):
+        raise
+    except Exception as error:
+        raise unreadable(path, kind, error, flag=flag, hint=hint) from error
+
+
+def unreadable(path: str | Path, kind: str, error: Exception, *, flag: str | None = None, hint: str = "") -> InputError:
+    """Make the error for a path that raised `error` when it was read as `kind`; see `guarded_read`."""
+    if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
+        return missing(str(path), flag, "file")
+    reason, own_hint = _reason(Path(path), error)
+    prefix = f"{flag}: " if flag else ""
+    return InputError(f"{prefix}{path} must be {kind}; {reason}. {hint or own_hint or 'Make or fetch it again.'}")
+
+
+def _reason(path: Path, error: Exception) -> tuple[str, str]:
+    """Return why the path cannot be read, and the hint that fits this reason; an empty hint if none does."""
+    if isinstance(error, UnicodeDecodeError) and isinstance(error.object, bytes):
+        line = error.object.count(b"\n", 0, error.start) + 1
+        encoding = encoding_of_mark(error.object)
+        return (
+            f"line {line:,} has the byte 0x{error.object[error.start]:02x}, which is not UTF-8",
+            f"Convert it: `iconv -f {encoding or 'ENCODING'} -t UTF-8`.",
+        )
+    if isinstance(error, OSError) and error.strerror and error.errno is not None:
+        return error.strerror[0].lower() + error.strerror[1:], "Check the path and its permissions."
+    start = start_of_file(path)
+    if start == b"":
+        return "it is empty", ""
+    if start is not None and start.startswith(LFS_POINTER_START):
+        return "it is a Git LFS pointer, not the file", "Fetch the file itself: `git lfs pull`."
+    message = textwrap.shorten(str(error) or type(error).__name__, MAX_REASON_CHARACTERS)
+    if isinstance(error, KeyError):
+        message = f"it has no {message}"
+    return message.rstrip("."), ""
+
+
+def start_of_file(path: str | Path) -> bytes | None:
+    """Return up to the first 64 bytes of a local file, or None if it is no file, or cannot be read."""
+    try:
+        if is_gcs(str(path)) or not Path(path).is_file():
+            return None
+        with Path(path).open("rb") as file:
+            return file.read(64)
+    except (OSError, InputError):
+        return None
+
+
+def encoding_of_mark(start: bytes) -> str | None:
+    """Return the encoding that a byte-order mark names, such as `UTF-16`; None without one, or with that of UTF-8."""
+    return next((name for mark, name in BYTE_ORDER_MARKS.items() if start.startswith(mark)), None)
