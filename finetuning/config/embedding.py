@@ -1,12 +1,18 @@
 """Settings of a run that trains a model to embed texts."""
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
 from finetuning.config.optimization import FinetuningOptimization
 from finetuning.config.settings import ExamplesConfig, FinetunedModel, FinetuningConfig
 from mlm_common.cli.settings import PUBLIC, flag, require
+from mlm_common.errors import InputError
+from mlm_common.storage import is_gcs
 from train.config.learning import BATCH, PER_WORKER, ROUNDING, changeable
+
+# The file of the passages in a folder in BeIR's form.
+CORPUS = "corpus.jsonl"
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,13 @@ class EmbeddingData(ExamplesConfig):
         "After training, compare the search with that of a random encoder with the same tokenizer, of tf-idf and of "
         "BM25.",
     )
+
+    def check_source(self, path: str, flag: str) -> None:
+        """Check that a file exists, or a folder in BeIR's form."""
+        if is_gcs(path) or not os.path.isdir(path):  # noqa: PTH112 (that of pathlib raises if a parent is unreadable)
+            super().check_source(path, flag)
+        elif not os.path.isfile(os.path.join(path, CORPUS)):  # noqa: PTH113, PTH118
+            raise InputError(f"{flag} takes a file, or a folder in BeIR's format; {path} is a folder without {CORPUS}.")
 
 
 @dataclass(frozen=True)

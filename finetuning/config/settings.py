@@ -102,6 +102,10 @@ class ExamplesConfig(Bounded):
     def predicts(self) -> bool:
         return self.do_predict or self.test_file is not None
 
+    def check_source(self, path: str, flag: str) -> None:
+        """Check that the path exists which a flag such as --train-file names."""
+        check_file(path, flag)
+
 
 @dataclass(frozen=True)
 class ClassificationData(ExamplesConfig):
@@ -399,6 +403,6 @@ def parse_finetuning_config(config_class: type[Settings], argv: Sequence[str] | 
     else:  # a custom task may read a folder, or nothing, by these names
         for name in ("train_file", "validation_file", "test_file"):
             if (path := getattr(config.data, name)) is not None:
-                check_file(path, flag_of(name))
+                config.data.check_source(path, flag_of(name))
     run: Any = saved_on_tpus(config)
     return replace(config, run=run)

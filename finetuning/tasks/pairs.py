@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from finetuning.config.embedding import EmbeddingData
+from finetuning.config.embedding import CORPUS, EmbeddingData
 from finetuning.data.examples import Examples, Table, num_samples, read_table, read_tables, texts_of
 from finetuning.data.texts import TextRows
 from finetuning.loop.model import Start
@@ -23,8 +23,8 @@ from mlm_common.storage import open_folder
 
 # The features of a row beside its tokens: the number of its query among all different ones, and its score.
 TEXT, SCORE = "text", "score"
-# Of a folder in BeIR's form, and the files of its grades, the first that exists for each part.
-CORPUS, QUERIES = "corpus.jsonl", "queries.jsonl"
+# Of a folder in BeIR's form beside the corpus, and the files of its grades, the first that exists for each part.
+QUERIES = "queries.jsonl"
 GRADES = {"train": ("train",), "validation": ("dev", "validation"), "test": ("test",)}
 
 

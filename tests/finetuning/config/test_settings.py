@@ -2,6 +2,7 @@
 
 import pytest
 
+from finetuning.config.embedding import EmbeddingConfig
 from finetuning.config.settings import CustomConfig, QuestionConfig, QuestionData, parse_finetuning_config
 from mlm_common.errors import InputError
 
@@ -21,6 +22,19 @@ def test_a_custom_task_decides_what_its_files_are(tmp_path):
     flags = ["--init-from", "model", "--output-dir", str(tmp_path / "run"), "--train-file", str(tmp_path)]
     config = parse_finetuning_config(CustomConfig, [*flags, "--task", "task.py:Task"], "")
     assert config.data.train_file == str(tmp_path)
+
+
+@pytest.mark.parametrize("flag", ["--train-file", "--validation-file", "--test-file"])
+def test_embeddings_take_folders_in_beirs_format_and_no_others(flag, tmp_path):
+    flags = ["--init-from", "model", "--output-dir", str(tmp_path / "run"), flag, str(tmp_path)]
+    with pytest.raises(InputError) as refused:
+        parse_finetuning_config(EmbeddingConfig, flags, "")
+    rule = f"{flag} takes a file, or a folder in BeIR's format; {tmp_path} is a folder without corpus.jsonl."
+    assert str(refused.value) == rule
+    (tmp_path / "corpus.jsonl").touch()
+    assert parse_finetuning_config(EmbeddingConfig, flags, "")
+    with pytest.raises(InputError, match="there is no file"):
+        parse_finetuning_config(EmbeddingConfig, [*flags[:-1], f"{tmp_path}/missing"], "")
 
 
 @pytest.mark.parametrize(("length", "stride"), [(384, 128), (512, 128), (128, 42), (24, 8)])
