@@ -34,7 +34,6 @@ from train.runtime.machines import (
     check_tpu_devices,
     check_tpu_use,
     chip_of,
-    expected_num_replicas,
     local_accelerator_type,
     read_cluster,
     tpu_devices,
@@ -340,20 +339,20 @@ def check_run(config: TrainingConfig) -> dict[str, Any]:
     from train.data.shards import TrainingInputs
     from train.loop.lifecycle import Pretraining, prepare
     from train.loop.run import new_network
-    from train.runtime.strategy import local_devices
 
     config = replace(config, run=replace(config.run, dry_run=True))
     job = Pretraining()
     run = prepare(config, job) if config.run.output_dir else job.open_run(config, read_cluster())
     first = run.phases[0]
-    plan = run.plans(expected_num_replicas(config.hardware, run.cluster, len(local_devices())))[-1]
+    plans = run.expected_plans(with_tensorflow=True)
+    assert plans is not None
     for phase in run.phases:
         assert isinstance(phase.inputs, TrainingInputs)
         _read_shard(phase.inputs.train_shards.paths[0])
     with tf.device("CPU:0"):
         num_parameters = new_network(first).count_params()
     output = f"; {run.folder} is writable and contains no other run" if config.run.output_dir else ""
-    summary = f"{first.model_config.model_type}, {num_parameters:,} parameters, {plan.num_steps:,} steps{output}"
+    summary = f"{first.model_config.model_type}, {num_parameters:,} parameters, {plans[-1].num_steps:,} steps{output}"
     return {"num_parameters": num_parameters, "summary": summary}
 
 

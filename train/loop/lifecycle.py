@@ -123,7 +123,7 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
         supervisor.report("connect")
         strategy = connect(run.config.hardware, run.cluster)
         with failure_handling(run, strategy) as stop:
-            run.plans(strategy.num_replicas_in_sync)  # checks that the batch suits the devices
+            run.checked_plans(strategy.num_replicas_in_sync)  # that is, for the devices that are there
             supervisor.report("build")
             check_run_agreement(strategy, run.cluster, [phase.config for phase in run.phases], run.fingerprint)
             for trainer in restored_trainers(run, strategy):
@@ -181,8 +181,7 @@ def prepare(config: Settings, job: Job[Settings]) -> Run:
     cluster = read_cluster()
     check_tpu_use(config, cluster)
     run = job.open_run(config, cluster)
-    for phase, plan in zip(run.phases, run.plans(num_replicas=cluster.num_workers), strict=True):
-        phase.steps_at_words(plan)
+    for phase in run.phases:
         _ = phase.sample  # which checks the file of --score-pairs
     if config.run.dry_run or not config.hub.resume_from_hub:
         check_output_folder(run)
@@ -200,11 +199,13 @@ def prepare(config: Settings, job: Job[Settings]) -> Run:
 
 
 def check_output_folder(run: Run) -> None:
+    """Check that the run may write to its folder, and can start or resume there, before its TPU is claimed."""
     resume = run.config.run.resume
     if run.folder.was_started_by_current_supervisor() or not run.cluster.is_chief:
         resume = "auto"  # the first process of the supervisor, or the chief, may have begun the run a moment ago
     begun_phase = run.newest_phase()
     run.folder.check(run.fingerprint, resume=resume, overwrite=run.starts_over, begun_phase=begun_phase)
+    run.expected_plans(with_tensorflow=False)
 
 
 def check_can_push(config: HubConfig) -> None:

@@ -20,6 +20,7 @@ from mlm_common.tokenizer import vocabulary_size
 from mlm_common.workers import num_cores
 from train.checkpoints.resume import (
     ResumePoint,
+    check_checkpoint,
     fingerprint,
     fingerprint_of_phases,
     fingerprint_sha256,
@@ -32,7 +33,14 @@ from train.data.inputs import Inputs
 from train.data.shards import TrainingInputs
 from train.model.computation import Computation, count_parameters, planned_step_flops
 from train.publishing.model_card import check_card
-from train.runtime.machines import Cluster, expected_num_replicas, has_cpu_alone, local_accelerator_type
+from train.runtime.machines import (
+    ACCELERATOR_TYPE_VARIABLE,
+    ASSUMED_TPU_REPLICAS,
+    Cluster,
+    has_cpu_alone,
+    local_accelerator_type,
+    num_replicas_of,
+)
 from train.runtime.plan import PhaseToPlan, Plan, make_plans, phase_index, warn_of_other_batch
 from train.runtime.run_folder import RunFolder
 from train.runtime.supervisor import supervision
@@ -162,6 +170,36 @@ class Run:
     def plans(self, num_replicas: int) -> tuple[Plan, ...]:
         earlier = zip(self.phases, (None, *self.phases), strict=False)
         return make_plans(tuple(phase.to_plan(before) for phase, before in earlier), num_replicas)
+
+    def checked_plans(self, num_replicas: int) -> tuple[Plan, ...]:
+        """Plan for the replicas that compute; an InputError if the run cannot start, or resume, with these plans."""
+        plans = self.plans(num_replicas)
+        for phase, plan in zip(self.phases, plans, strict=True):
+            phase.steps_at_words(plan)
+        record = None if self.starts_over or self.config.run.output_dir is None else newest_record(self.folder)
+        if record is not None and self.owns(record):
+            check_checkpoint(record, plans[phase_index(record.plan)])
+        return plans
+
+    def expected_plans(self, *, with_tensorflow: bool) -> tuple[Plan, ...] | None:
+        """Make `checked_plans` for the replicas that the run will have, before its TPU is claimed.
+
+        None if only TensorFlow can count this machine's devices, and it must not be loaded (`with_tensorflow`).
+        """
+        if not self.config.hardware.wants_tpu:
+            if not has_cpu_alone() and not with_tensorflow:
+                return None
+            return self.checked_plans(self.cluster.num_workers * num_local_devices())
+        num_replicas = num_replicas_of(local_accelerator_type() or "")
+        try:
+            return self.checked_plans(num_replicas or ASSUMED_TPU_REPLICAS)
+        except InputError as error:
+            if num_replicas is not None:
+                raise
+            raise InputError(
+                f"{error} The number of replicas, {ASSUMED_TPU_REPLICAS}, is assumed: set {ACCELERATOR_TYPE_VARIABLE} "
+                "to the type of the TPU, such as v5e-4, if it has another."
+            ) from error
 
     def inputs_of(self, index: int, num_replicas: int) -> Inputs:
         """Return the inputs of the phase of that index; its sources continue where the phase before it ends."""
@@ -298,9 +336,9 @@ def print_plan(run: Run) -> tuple[Plan, ...]:
 
     TensorFlow is imported where it alone knows.
     """
-    hardware, first = run.config.hardware, run.phases[0]
-    plans = run.plans(expected_num_replicas(hardware, run.cluster, 1 if hardware.wants_tpu else num_local_devices()))
-    if hardware.wants_tpu:
+    first, plans = run.phases[0], run.expected_plans(with_tensorflow=True)
+    assert plans is not None
+    if run.config.hardware.wants_tpu:
         print(f"Without claiming the TPU, {plans[0].num_replicas} replicas are assumed.")
     num_parameters = None
     if not first.task.adds_weights:

@@ -198,13 +198,6 @@ def has_cpu_alone() -> bool:
     return "tensorflow" not in sys.modules and not has_accelerator()
 
 
-def expected_num_replicas(config: HardwareConfig, cluster: Cluster, num_local_devices: int) -> int:
-    """Estimate the replicas of a run without claiming its TPU; all workers are taken to be machines like this one."""
-    if not config.wants_tpu:
-        return cluster.num_workers * num_local_devices
-    return num_replicas_of(local_accelerator_type() or "") or ASSUMED_TPU_REPLICAS
-
-
 def read_metadata(name: str, timeout_seconds: float = 5.0) -> str | None:
     url = f"http://{os.environ.get(METADATA_HOST_VARIABLE) or METADATA_HOST}/computeMetadata/v1/{name}"
     # The metadata server is on the machine itself, so no proxy reaches it.

@@ -382,9 +382,10 @@ def _batch(phase: PhaseToPlan, num_replicas: int) -> tuple[int, int]:
     batch_rows = micro_batch_rows * num_micro_batches
     if batch_rows > phase.num_rows and not phase.fills_passes:
         raise InputError(
-            f"The global batch of {batch_rows} rows (--per-replica-batch-size {optimization.per_replica_batch_size} x "
-            f"--gradient-accumulation-steps {num_micro_batches} x {num_replicas} replicas) must "
-            f"not exceed the data set's {phase.num_rows} rows; lower one of the two."
+            f"The global batch of {batch_rows:,} rows (--per-replica-batch-size {optimization.per_replica_batch_size} "
+            f"x --gradient-accumulation-steps {num_micro_batches} x {num_replicas} "
+            f"replica{'s' * (num_replicas > 1)}) must not exceed the data set's {phase.num_rows:,} rows; lower one of "
+            "the flags, or prepare more rows."
         )
     return num_micro_batches, batch_rows
 

@@ -1,5 +1,7 @@
-"""What a run leaves behind in its process."""
+"""What is checked before a run starts, and what it leaves behind in its process."""
 
+import dataclasses
+import shutil
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,10 +9,17 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from train.config.settings import HardwareConfig
-from train.loop.lifecycle import failure_handling
+from mlm_common.errors import InputError
+from tests.fixtures.tiny_run import NUM_STEPS, run_flags
+from tfrecord_prep.manifest import read_manifest
+from train.config.settings import HardwareConfig, parse_run_flags
+from train.loop.lifecycle import Pretraining, failure_handling, prepare
+from train.loop.run import Phase, Run
+from train.run_mlm import main
 from train.runtime.machines import Cluster
 from train.step.train_step import set_precision
+
+TPU = HardwareConfig(tpu_name="local")
 
 
 @pytest.mark.parametrize("is_compiled", [True, False])
@@ -20,3 +29,78 @@ def test_models_after_a_run_in_bfloat16_compute_in_float32(is_compiled):
         set_precision(bfloat16=True, is_compiled=is_compiled)
     assert tf_keras.mixed_precision.global_policy().name == "float32"
     assert not tf.config.optimizer.get_experimental_options()["auto_mixed_precision_onednn_bfloat16"]
+
+
+def prepared(shards, folder, *flags):
+    config = parse_run_flags(run_flags(shards, folder, "--tpu-name", "local", *flags), "")[0]
+    return prepare(config, Pretraining())
+
+
+@pytest.fixture
+def eight_replicas(monkeypatch, tmp_path):
+    """A machine that has a TPU of eight replicas."""
+    monkeypatch.setattr("train.runtime.machines.tpu_devices", lambda: [tmp_path / "accel0"])
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5e-8")
+
+
+@pytest.mark.usefixtures("eight_replicas")
+def test_words_to_save_at_are_checked_for_the_replicas_of_the_tpu_before_it_is_claimed(shards, tmp_path):
+    """A step takes eight times the words that it takes on one replica."""
+    num_words = read_manifest(str(shards / "train")).totals.num_words
+    num_rows = read_manifest(str(shards / "train")).totals.num_rows
+    words_on_one = NUM_STEPS * 4 * num_words / num_rows
+    run = prepared(shards, tmp_path / "run", "--save-at-words", f"{2 * words_on_one:.0f}")
+    (plan,) = run.plans(8)
+    assert plan.global_batch_rows == 32
+    assert list(run.phases[0].steps_at_words(plan)) == [round(NUM_STEPS / 4)]
+    with pytest.raises(InputError, match=f"at most the {8 * words_on_one:,.0f} words of the run; received"):
+        prepared(shards, tmp_path / "run", "--save-at-words", f"{9 * words_on_one:.0f}")
+
+
+@pytest.mark.usefixtures("eight_replicas")
+def test_a_batch_that_does_not_suit_the_tpu_is_refused_before_it_is_claimed(shards, tmp_path, monkeypatch):
+    refusal = "--global-batch-size must be a multiple of the 32 rows that 8 replicas take at once .* received 16"
+    with pytest.raises(InputError, match=refusal):
+        prepared(shards, tmp_path / "run", "--global-batch-size", "16")
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5e-4")
+    assert prepared(shards, tmp_path / "run", "--global-batch-size", "16").plans(4)[0].num_micro_batches == 1
+    monkeypatch.delenv("TPU_ACCELERATOR_TYPE")
+    monkeypatch.setattr("train.runtime.machines.read_metadata", lambda *_, **__: None)
+    with pytest.raises(InputError, match=f"{refusal}.*8, is assumed: set TPU_ACCELERATOR_TYPE"):
+        prepared(shards, tmp_path / "run", "--global-batch-size", "16")
+
+
+def test_the_numbers_of_a_preset_for_a_tpu(shards, tmp_path, monkeypatch):
+    """RoBERTa-base, 1,000 steps of 1,024 rows with 300 words each: after 13, 130 and 260 of them."""
+    flags = ("--preset", "roberta-base-v5e-8", "--max-steps", "1000", "--gradient-accumulation-steps", "1")
+    words = ("--save-at-words", "1M", "10M", "20M", "--train-dataset", str(shards / "train"))
+    config = parse_run_flags([*flags, *words, "--output-dir", str(tmp_path)], "")[0]
+    inputs = SimpleNamespace(num_words=300 * 10**6, num_rows=10**6, max_length=512, mean_length=None)
+    inputs.fills_passes, inputs.num_eval_rows = False, 0
+    phase: Any = Phase(config, inputs, None, None)  # type: ignore[arg-type]
+    run = Run((phase,))
+    monkeypatch.setattr("train.loop.run.has_cpu_alone", lambda: True)
+    monkeypatch.setattr("train.loop.run.newest_record", lambda _: None)
+    for accelerator, steps in (("v5e-8", [13, 130, 260]), ("v5e-4", [26, 260, 521]), ("v3-32", [3, 33, 65])):
+        monkeypatch.setenv("TPU_ACCELERATOR_TYPE", accelerator)
+        run = Run((dataclasses.replace(phase, config=dataclasses.replace(config, hardware=TPU)),))
+        plans = run.expected_plans(with_tensorflow=False)
+        assert plans is not None
+        assert list(run.phases[0].steps_at_words(plans[0])) == steps
+    with pytest.raises(InputError, match="at most the 9,600,000 words of the run; received 10M"):
+        Run((phase,)).expected_plans(with_tensorflow=False)  # of one CPU
+
+
+@pytest.mark.parametrize(
+    ("flags", "refusal"),
+    [
+        (("--max-steps", "5"), "The run ends after step 5, before the newest checkpoint, that of step 6. Raise"),
+        (("--per-replica-batch-size", "2"), "A run must resume with its global batch of 8 rows; received 4"),
+    ],
+)
+def test_a_dry_run_refuses_what_cannot_resume_as_the_run_does(shards, finished_run, run, tmp_path, flags, refusal):
+    shutil.copytree(finished_run, tmp_path / "run")
+    flags = run_flags(shards, tmp_path / "run", *flags)
+    assert refusal in run(main, *flags, "--dry-run").refusal
+    assert refusal in run(main, *flags).refusal
+    assert run(main, *flags, "--overwrite-output-dir", "--dry-run").status == 0
