@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from mlm_common.cli.settings import Bounded, flag, require
+from mlm_common.corpus.csv_rows import parse_delimiter
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,9 @@ class PredictionConfig(Bounded):
     )
     output: str | None = flag(
         None, "File for the predictions of --file, in the format of the training command; without it they are printed."
+    )
+    delimiter: str | None = flag(
+        None, "What is between the columns of a .csv --file. Default: recognized by its first rows.", metavar="TEXT"
     )
     text_column_names: list[str] = flag(list, "Columns of --file with the text. Default: those of the training run.")
     task: str | None = flag(None, "FILE.py:CLASS of a custom task. Default: the one of the training run.")
@@ -54,6 +58,7 @@ class PredictionConfig(Bounded):
         is_one = not self.choices or len(self.text) == 1
         require(is_one, "needs one --text, which they follow", "--choices", f"{len(self.text)} texts")
         require(self.output is None or self.file is not None, "needs --file", "--output", self.output)
+        parse_delimiter(self.delimiter)
         require(len(self.text_column_names) <= 2, "must be one or two", "--text-column-names", self.text_column_names)
 
 
@@ -80,6 +85,12 @@ class SearchConfig(Bounded):
         group="Search",
         metavar="FILE",
     )
+    delimiter: str | None = flag(
+        None,
+        "What is between the columns of .csv files. Default: recognized by the first rows.",
+        group="Search",
+        metavar="TEXT",
+    )
     text_column_names: list[str] = flag(
         list,
         "Columns whose texts are joined to one. Default: title, if there is one, and text; or the only column of text.",
@@ -97,6 +108,7 @@ class SearchConfig(Bounded):
         super().__post_init__()
         require(bool(self.model), "is required: a model that embeds texts", "--model", "nothing")
         require(bool(self.corpus), "is required: a file with the texts to search", "--corpus", "nothing")
+        parse_delimiter(self.delimiter)
         is_named = self.vectors_dir is not None or not any(sign in self.corpus for sign in "*?[")
         require(is_named, "is required where --corpus is a glob", "--vectors-dir", "nothing")
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 from finetuning.config.optimization import ClassOptimization, FinetuningOptimization, SmoothedOptimization
 from mlm_common.cli.command_line import parse_arguments
 from mlm_common.cli.settings import PUBLIC, Bounded, flag, flag_of, require
+from mlm_common.corpus.csv_rows import parse_delimiter
 from mlm_common.errors import InputError
 from mlm_common.storage import check_file
 from train.config.learning import ADDED, BATCH, CHECKPOINTS, PER_WORKER, ModelConfig, changeable, check_task_flag
@@ -58,6 +59,11 @@ class ExamplesConfig(Bounded):
     )
     dataset_config_name: str | None = changeable(None, "Configuration of the data set.", PUBLIC)
     dataset_revision: str | None = changeable(None, "Commit or tag of the data set. Default: the newest.", PUBLIC)
+    delimiter: str | None = changeable(
+        None,
+        "What is between the columns of .csv files: ',', ';', '|' or tab. Default: recognized by the first rows.",
+        metavar="TEXT",
+    )
     do_predict: bool = changeable(False, "Predict the test split; --test-file does so by itself.")
     tokenizer_name: str | None = changeable(
         None,
@@ -87,6 +93,7 @@ class ExamplesConfig(Bounded):
         buckets = self.length_buckets
         is_right = sorted(set(buckets)) == buckets and all(length >= 1 for length in buckets)
         require(is_right, "must be increasing numbers of tokens", "--length-buckets", buckets)
+        parse_delimiter(self.delimiter)
         reaches = not buckets or buckets[-1] == self.max_seq_length
         require(reaches, f"must end with --max-seq-length {self.max_seq_length}", "--length-buckets", buckets)
 

@@ -1,28 +1,22 @@
 """Tables (files of .tsv, .csv, .jsonl, .parquet, .conll; data sets of the Hub), and the examples read from them."""
 
-import csv
+import functools
 import gzip
-import io
-import json
-import re
-import sys
-import zlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
 from finetuning.config.settings import ExamplesConfig
+from finetuning.data.table_formats import ENDINGS, LINE_READERS, read_csv, read_parquet, read_tsv
+from mlm_common.corpus.csv_rows import DELIMITERS, parse_delimiter
 from mlm_common.errors import InputError
 from mlm_common.hub.retries import hub_error, one_line
 from mlm_common.storage import folder_and_name, missing, read_file
+from mlm_common.storage.encodings import UTF8, decode_text
+from mlm_common.storage.guard import guarded_read
 
 SPLITS = ("train", "validation", "test")
-# What the columns of a .conll file are called, and those of most data sets of the Hub.
-TOKENS, TAGS = "tokens", "ner_tags"
-# Half of a character, as only escapes of JSON can have it: no tokenizer takes such a text.
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True)
@@ -31,10 +25,12 @@ class Table:
 
     name: of the file, or of the data set and its split, for errors.
     columns: {name: values}, in their order.
+    form: how the file is written, if not with commas and in UTF-8.
     """
 
     name: str
     columns: Mapping[str, Sequence[Any]]
+    form: str = ""
 
     def column(self, name: str, flag: str) -> Sequence[Any]:
         if name not in self.columns:
@@ -43,7 +39,7 @@ class Table:
 
     def first(self, num_rows: int | None) -> "Table":
         columns = {name: values[:num_rows] for name, values in self.columns.items()}
-        return Table(self.name, columns)
+        return Table(self.name, columns, self.form)
 
 
 def check_data_file(path: str, flag: str) -> None:
@@ -52,16 +48,24 @@ def check_data_file(path: str, flag: str) -> None:
         raise missing(path, flag, "file")
 
 
-def read_table(path: str, flag: str, columns: Sequence[str] | None = None, *, skips_short_rows: bool = False) -> Table:
+def read_table(
+    path: str,
+    flag: str,
+    columns: Sequence[str] | None = None,
+    *,
+    skips_short_rows: bool = False,
+    delimiter: str | None = None,
+) -> Table:
     """Read a file, which `flag` names.
 
     A .tsv file is divided by tabs and line feeds alone, as GLUE's are: quotes are text. A .csv file may quote. Blank
-    lines of both are skipped where a row has several columns.
+    lines of both are skipped where a row has several columns. A text is UTF-8, or what its byte-order mark says.
 
     Args:
         path: local or `gs://`, also with .gz at its end.
         columns: of a .tsv file without a line that names them.
         skips_short_rows: leave out lines of a .tsv file that have too few columns.
+        delimiter: of a .csv file; None to recognize it.
 
     Raises:
         InputError: it cannot be read, has no rows, a row with more or fewer columns than the others, or two columns of
@@ -70,30 +74,35 @@ def read_table(path: str, flag: str, columns: Sequence[str] | None = None, *, sk
     endings = [ending.lower() for ending in PurePath(path).suffixes]
     is_compressed = endings[-1:] == [".gz"]
     ending = "".join(endings[-2:-1] if is_compressed else endings[-1:])
-    if ending not in READERS and ending != ".tsv":
-        raise InputError(f"{flag} takes files ending in .tsv, {', '.join(READERS)}, also in .gz; received {path}.")
+    if ending not in ENDINGS:
+        raise InputError(f"{flag} takes files ending in {', '.join(ENDINGS)}, also in .gz; received {path}.")
     check_data_file(path, flag)
-    content = read_file(path)
-    try:
+    form = []
+    with guarded_read(path, f"a readable {ending} file", flag=flag):
+        content = read_file(path)
         if is_compressed:
             content = gzip.decompress(content)
-        if ending == ".tsv":
-            read = _of_lines(path, _tsv_lines(content), columns, skips_short_rows)
+        if ending == ".parquet":
+            read = read_parquet(path, content)
         else:
-            read = READERS[ending](path, content)
-    except InputError:
-        raise
-    except (ValueError, csv.Error, EOFError, OSError, RecursionError, zlib.error) as error:  # of pyarrow, too
-        if isinstance(error, UnicodeDecodeError) and ending != ".parquet":
-            line, byte = error.object.count(b"\n", 0, error.start) + 1, error.object[error.start]
-            raise InputError(
-                f"{flag} must name a file of UTF-8 text; line {line} of {path} has the byte 0x{byte:02x}. Convert it, "
-                "for example with `iconv -f ISO-8859-1 -t UTF-8`."
-            ) from error
-        raise InputError(f"{flag} must name a readable {ending} file; {path}: {one_line(error)}") from error
+            text, encoding = decode_text(content)
+            if ending == ".csv":
+                read, found = read_csv(path, text, parse_delimiter(delimiter))
+                form += [] if found == "," else [f"{DELIMITERS.get(found, repr(found))} between columns"]
+            elif ending == ".tsv":
+                read = read_tsv(path, text, columns, skips_short_rows=skips_short_rows)
+            else:
+                read = LINE_READERS[ending](path, text.replace("\r\n", "\n").replace("\r", "\n"))
+            form += [] if encoding == UTF8 else [encoding]
     if not read or not len(next(iter(read.values()))):
         raise InputError(f"{flag} must name a file with rows; {path} has none.")
-    return Table(path, read)
+    return Table(path, read, ", ".join(form))
+
+
+def describe_forms(tables: Iterable[Table]) -> dict[str, str]:
+    """Describe in the plan how files are written, if not with commas and in UTF-8."""
+    forms = [f"{table.name}: {table.form}" for table in tables if table.form]
+    return {"read as": "; ".join(forms)} if forms else {}
 
 
 def read_hub_tables(name: str, config: str | None, revision: str | None) -> dict[str, Table]:
@@ -125,131 +134,6 @@ def read_hub_tables(name: str, config: str | None, revision: str | None) -> dict
 
 def _class_name(names: Sequence[str], value: int | None) -> str | None:
     return None if value in (None, -1) else names[value]  # -1 stands for no label
-
-
-def _tsv_lines(content: bytes) -> Iterator[list[str]]:
-    text = content.decode("utf-8-sig").replace("\r\n", "\n")
-    lines = text.removesuffix("\n").split("\n") if text else []
-    has_columns = bool(lines) and "\t" in lines[0]
-    return (line.split("\t") for line in lines if line or not has_columns)
-
-
-def _of_lines(
-    path: str, lines: Iterator[list[str]], columns: Sequence[str] | None, skips_short_rows: bool = False
-) -> dict[str, list[Any]]:
-    names = next(lines, []) if columns is None else list(columns)
-    _refuse_duplicates(path, names)
-    rows = []
-    for number, row in enumerate(lines, start=2 if columns is None else 1):
-        if len(row) < len(names) and skips_short_rows:
-            continue
-        if len(row) != len(names):
-            rule = f"must have the {len(names)} columns {', '.join(names)}"
-            raise InputError(f"Each line of {path} {rule}; line {number:,} has {len(row)}.")
-        rows.append(row)
-    return {name: [row[index] for row in rows] for index, name in enumerate(names)}
-
-
-def _refuse_duplicates(path: str, names: Sequence[str]) -> None:
-    twice = next((name for name, count in Counter(names).items() if count > 1), None)
-    if twice is not None:
-        raise InputError(f"Columns must differ in their names; {path} has two called {twice!r}. Rename or drop one.")
-
-
-def _read_csv(path: str, content: bytes) -> dict[str, list[Any]]:
-    csv.field_size_limit(sys.maxsize)  # by default 131,072 characters
-    text = io.StringIO(content.decode("utf-8-sig"), newline="")
-    return _of_lines(path, (row for row in csv.reader(text, strict=True) if row), None)
-
-
-def _read_jsonl(path: str, content: bytes) -> dict[str, list[Any]]:
-    def row_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        _refuse_duplicates(path, [name for name, _ in pairs])
-        return dict(pairs)
-
-    text = content.decode("utf-8-sig")
-    if text.lstrip().startswith("["):
-        rows = json.loads(text, object_pairs_hook=row_of)
-    else:
-        rows = []
-        for number, line in enumerate(text.split("\n"), start=1):
-            try:
-                rows += [json.loads(line, object_pairs_hook=row_of)] if line.strip() else []
-            except json.JSONDecodeError as error:
-                raise ValueError(f"line {number:,}, character {error.pos + 1:,}: {error.msg}") from error
-    if _SURROGATE.search(content):
-        json.dumps(rows, ensure_ascii=False).encode()  # a ValueError where half of a pair is alone
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row, dict):
-            raise InputError(f"Each row of {path} must be an object, {{column: value}}; row {number:,} is not.")
-    names = list(rows[0]) if rows else []
-    for number, row in enumerate(rows, start=1):
-        if lacking := [name for name in names if name not in row]:
-            raise InputError(
-                f"Each row of {path} must have the columns of the first; row {number:,} lacks {lacking[0]}."
-            )
-    return {name: [row[name] for row in rows] for name in names}
-
-
-def _read_conll(path: str, content: bytes) -> dict[str, list[Any]]:
-    """Read sentences, a token a line, with its tag as the last of several columns; blank lines divide sentences.
-
-    Columns are divided by tabs where there are any, else by spaces, so that a token may hold other white space. A line
-    that begins with -DOCSTART- belongs to no sentence, nor does a comment: a line that begins with # before a sentence
-    and has another number of columns.
-    """
-    lines = [line.strip(" \r") for line in content.decode("utf-8-sig").split("\n")]
-    has_tabs = any("\t" in line for line in lines)
-    rows = [line.split("\t") if has_tabs else re.split(" +", line) for line in lines]
-    is_none = [not line.strip("\t") or line.startswith("-DOCSTART-") for line in lines]
-    tokens = [row for row, none in zip(rows, is_none, strict=True) if not none and not row[0].startswith("#")]
-    num_columns = len(tokens[0]) if tokens else max(map(len, rows), default=0)
-    tags = {row[-1] for row in tokens}
-    sentences: list[list[list[str]]] = [[]]
-    for number, (row, none) in enumerate(zip(rows, is_none, strict=True), start=1):
-        is_odd = not none and not sentences[-1] and row[0].startswith("#")
-        if none:
-            sentences.append([])
-        elif is_odd and len(row) != num_columns:
-            continue
-        elif is_odd and num_columns > 1 and row[-1] not in tags:
-            raise InputError(
-                f"A comment must not look like a token and its tag; line {number:,} of {path} begins with # and ends "
-                f"with {row[-1]!r}, which is no other token's tag. Delete the line if it is a comment."
-            )
-        elif len(row) != num_columns:
-            rule = f"must have the number of columns of the first, {num_columns}"
-            raise InputError(f"Each line of {path} {rule}; line {number:,} has {len(row)}.")
-        else:
-            sentences[-1].append(row)
-    sentences = [sentence for sentence in sentences if sentence]
-    read = {TOKENS: [[columns[0] for columns in sentence] for sentence in sentences]}
-    if sentences and num_columns > 1:
-        read[TAGS] = [[columns[-1] for columns in sentence] for sentence in sentences]
-    return read
-
-
-def _read_parquet(path: str, content: bytes) -> dict[str, list[Any]]:
-    import pyarrow.parquet
-
-    table = pyarrow.parquet.ParquetFile(io.BytesIO(content)).read()
-    _refuse_duplicates(path, table.column_names)
-    return {name: table.column(name).to_pylist() for name in table.column_names}
-
-
-def _read_lines(path: str, content: bytes) -> dict[str, list[Any]]:  # noqa: ARG001
-    lines = content.decode("utf-8-sig").split("\n")
-    return {"text": [line.strip() for line in lines if line.strip()]}
-
-
-READERS: dict[str, Callable[[str, bytes], dict[str, list[Any]]]] = {
-    ".conll": _read_conll,
-    ".csv": _read_csv,
-    ".json": _read_jsonl,
-    ".jsonl": _read_jsonl,
-    ".parquet": _read_parquet,
-    ".txt": _read_lines,
-}
 
 
 @dataclass(frozen=True)
@@ -291,12 +175,12 @@ class Parts:
     tests: dict[str, Examples] = field(default_factory=dict)
 
 
-def read_tables(data: ExamplesConfig, read: Callable[[str, str], Table] = read_table) -> dict[str, Table]:
+def read_tables(data: ExamplesConfig, read: Callable[[str, str], Table] | None = None) -> dict[str, Table]:
     """Read the files or splits that the flags name, {train, validation or test: table}, cut to --max-train-samples etc.
 
     Args:
         data: names them.
-        read: reads a file, which a flag names.
+        read: reads a file, which a flag names; by default `read_table`.
 
     Raises:
         InputError: there is nothing to train on, or to predict with --do-predict.
@@ -306,6 +190,7 @@ def read_tables(data: ExamplesConfig, read: Callable[[str, str], Table] = read_t
         tables = read_hub_tables(data.dataset_name, data.dataset_config_name, data.dataset_revision)
         tables = {split: tables[split] for split in SPLITS if split in tables}
     else:
+        read = read or functools.partial(read_table, delimiter=data.delimiter)
         files = {split: getattr(data, f"{split}_file") for split in SPLITS}
         tables = {split: read(path, f"--{split}-file") for split, path in files.items() if path is not None}
     if "train" not in tables:

@@ -28,7 +28,7 @@ class GlueTask:
     validation: {ending of the figures' names: file}, the first of which is the one that a checkpoint is chosen by.
     tests: {ending of the predictions' name: (file of the download, name in a submission)}; by default one. A file that
         bears its folder's name is another folder's.
-    skips_short_rows: some lines of its files lack columns, and belong to no example.
+    skips_short_rows: some lines of its files with labels lack columns, and belong to no example.
     is_regression: its label is a number.
     """
 
@@ -98,7 +98,8 @@ def read_glue(data: ClassificationData, task: GlueTask) -> Parts:
         else:
             path = f"{data.glue_dir.rstrip('/')}/{file if '/' in file else f'{task.folder}/{file}'}.tsv"
             columns = task.columns if has_labels else None
-            table = read_table(path, "--glue-dir", columns, skips_short_rows=task.skips_short_rows).first(limit)
+            skips = task.skips_short_rows and has_labels  # a prediction of each row to predict is in its place
+            table = read_table(path, "--glue-dir", columns, skips_short_rows=skips).first(limit)
         labels = table.column(label, "--task-name") if has_labels else None
         if labels is not None and task.label_names:
             labels = [task.label_names[int(value)] if value in ("0", "1") else value for value in labels]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from finetuning.config.settings import ClassificationConfig, ClassificationData
-from finetuning.data.examples import Examples, Parts, Table, read_table, read_tables, texts_of
+from finetuning.data.examples import Examples, Parts, Table, describe_forms, read_table, read_tables, texts_of
 from finetuning.data.glue import GLUE_TASKS, read_glue
 from finetuning.data.labels import LabelReading, Labels, find_labels, is_missing
 from finetuning.loop.model import Start, open_start
@@ -232,6 +232,7 @@ def read_parts(data: ClassificationData) -> Parts:
     left_out = [repr(name) for name in tables["train"].columns if name not in (*texts, data.label_column_name)]
     note = f"; not read: {', '.join(left_out)}" if left_out else ""
     columns = {"texts": " and ".join(texts) + note, "labels": f"{data.label_column_name} of {tables['train'].name}"}
+    columns |= describe_forms(tables.values())
 
     examples = {split: _examples(table, texts, data, needs_labels=split != "test") for split, table in tables.items()}
     validation = {"": examples["validation"]} if "validation" in examples else {}
@@ -241,8 +242,7 @@ def read_parts(data: ClassificationData) -> Parts:
 
 def read_examples_to_predict(path: str, data: ClassificationData) -> Examples:
     """Read the texts of a file, which `--file` names, without their labels."""
-    is_cut = data.task_name is not None and GLUE_TASKS[data.task_name].skips_short_rows
-    table = read_table(path, "--file", skips_short_rows=is_cut)
+    table = read_table(path, "--file", delimiter=data.delimiter)
     return Examples(table.name, texts_of(table, data.text_column_names or _text_columns(table, data)), None)
 
 

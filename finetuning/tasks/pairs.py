@@ -43,7 +43,9 @@ def read_parts(data: EmbeddingData) -> tuple[Examples, dict[str, Judged]]:
     folders = {split: path for split, path in files.items() if path is not None and is_beir(path)}
     others: dict[str, Any] = {f"{split}_file": None for split in folders}
     others["do_predict"] = data.do_predict and "test" not in folders
-    tables = read_tables(replace(data, **others), functools.partial(_read_file, is_single=data.unsupervised))
+    tables = read_tables(
+        replace(data, **others), functools.partial(_read_file, is_single=data.unsupervised, delimiter=data.delimiter)
+    )
     for name in (*data.text_column_names, *filter(None, [data.score_column_name])):
         if not any(name in table.columns for table in tables.values()):
             flag = "--score-column-name" if name == data.score_column_name else "--text-column-names"
@@ -58,7 +60,7 @@ def read_parts(data: EmbeddingData) -> tuple[Examples, dict[str, Judged]]:
     return pairs["train"], judged
 
 
-def _read_file(path: str, flag: str, *, is_single: bool) -> Table:
+def _read_file(path: str, flag: str, *, is_single: bool, delimiter: str | None) -> Table:
     """Read the pairs of a file or a folder; of SQuAD and BeIR to train on single texts, each paragraph once."""
     is_single = is_single and flag == "--train-file"
     if is_beir(path):
@@ -72,7 +74,7 @@ def _read_file(path: str, flag: str, *, is_single: bool) -> Table:
             {"query": [judged.queries[one] for one in queries], "passage": [judged.passages[one] for one in passages]},
         )
     if not path.endswith(SQUAD_ENDINGS):
-        return read_table(path, flag)
+        return read_table(path, flag, delimiter=delimiter)
     try:
         questions = read_questions_to_predict(path, flag)
     except NotSquadError:

@@ -94,6 +94,7 @@ class OpenedModel(ReadModel):
         settings = self.record["settings"]["data"] if self.record else {}
         names = {one.name for one in dataclasses.fields(data_class) if one.init}
         settings = {name: value for name, value in settings.items() if name in names and value != REDACTED}
+        settings.pop("delimiter", None)  # that of another file
         longest = max_positions(self.model_config)
         if changes.get("max_seq_length") is not None or not settings:
             settings["length_buckets"] = []
@@ -179,7 +180,12 @@ class ClassificationPredictor(RowPredictor):
         super().__init__(model, config)
         known = model.recorded.get("text_columns")
         columns = config.text_column_names or known or None
-        self.data = model.settings(ClassificationData, max_seq_length=config.max_seq_length, text_column_names=columns)
+        self.data = model.settings(
+            ClassificationData,
+            max_seq_length=config.max_seq_length,
+            text_column_names=columns,
+            delimiter=config.delimiter,
+        )
         needs_pair = known is not None and len(known) == 2
         if config.text and needs_pair != bool(config.text_pair):
             verb = "needs --text-pair as well: it was trained on pairs" if needs_pair else "takes single texts"
@@ -214,7 +220,7 @@ class ChoicePredictor(RowPredictor):
         self.data = model.settings(ChoiceData, max_seq_length=config.max_seq_length)
         names: Sequence[str] = model.label_names
         if config.file is not None:
-            table = read_table(config.file, "--file")
+            table = read_table(config.file, "--file", delimiter=config.delimiter)
             columns = columns_of(table.columns, table.name, self.data)
             self.choices = read_choices(table, columns, needs_labels=False)
             if model.record:
@@ -245,7 +251,9 @@ class CustomPredictor(RowPredictor):
 
     def __init__(self, model: OpenedModel, config: PredictionConfig):
         super().__init__(model, config)
-        self.data = model.settings(CustomData, max_seq_length=config.max_seq_length, task=config.task)
+        self.data = model.settings(
+            CustomData, max_seq_length=config.max_seq_length, task=config.task, delimiter=config.delimiter
+        )
         if self.data.task is None:
             hint = "for a custom task, name its class with --task FILE.py:CLASS"
             raise InputError(f"--model: {model.name} is a {model.class_name}: {hint}.")
@@ -266,7 +274,9 @@ class TaggingPredictor(Predictor):
     def __init__(self, model: OpenedModel, config: PredictionConfig):
         super().__init__(model, config)
         column = config.text_column_names[0] if config.text_column_names else None
-        self.data = model.settings(TaggingData, max_seq_length=config.max_seq_length, text_column_name=column)
+        self.data = model.settings(
+            TaggingData, max_seq_length=config.max_seq_length, text_column_name=column, delimiter=config.delimiter
+        )
         length, labels = self.data.max_seq_length, Labels("single_label_classification", model.label_names)
         self.task = Tagging(labels, max_length=length, **model.of_rows)
         if config.file is not None:

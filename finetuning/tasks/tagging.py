@@ -111,7 +111,7 @@ def read_sentences(data: TaggingData) -> dict[str, Sentences]:
 
 def read_sentences_to_predict(path: str, data: TaggingData) -> Sentences:
     """Read the words of a file, which `--file` names, without their tags."""
-    return replace(_sentences(read_table(path, "--file"), data, needs_tags=False), tags=None)
+    return replace(_sentences(read_table(path, "--file", delimiter=data.delimiter), data, needs_tags=False), tags=None)
 
 
 def _sentences(table: Table, data: TaggingData, *, needs_tags: bool) -> Sentences:

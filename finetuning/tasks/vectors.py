@@ -115,7 +115,7 @@ def read_encoder(folder: str, name: str, width: int) -> Encoder:
     )
 
 
-def read_corpus(pattern: str, columns: Sequence[str]) -> list[str]:
+def read_corpus(pattern: str, columns: Sequence[str], delimiter: str | None = None) -> list[str]:
     """Read the texts of all files that match, those of several columns joined by a space.
 
     Raises:
@@ -123,7 +123,7 @@ def read_corpus(pattern: str, columns: Sequence[str]) -> list[str]:
     """
     texts: list[str] = []
     for path in [file.name for file in find_stored_files(pattern)] or [pattern]:
-        table = read_table(path, "--corpus")
+        table = read_table(path, "--corpus", delimiter=delimiter)
         names = list(columns) or [name for name in (TITLE, TEXT) if TEXT in table.columns and name in table.columns]
         if not names:
             names = [name for name, values in table.columns.items() if isinstance(values[0], str)]
@@ -167,7 +167,7 @@ def open_search(config: SearchConfig) -> TextSearch:
         InputError: there is no such model, file or column, or the folder has vectors of others.
         HubAwayError: the Hub cannot be reached.
     """
-    texts = read_corpus(config.corpus, config.text_column_names)
+    texts = read_corpus(config.corpus, config.text_column_names, config.delimiter)
     encoder = TextEncoder.open(config.model)
     corpus = hashlib.sha256(b"".join(hashlib.sha256(text.encode()).digest() for text in texts)).hexdigest()
     folder = open_folder(config.folder)

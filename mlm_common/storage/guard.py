@@ -8,15 +8,9 @@ from pathlib import Path
 
 from mlm_common.errors import InputError, RunFailedError
 from mlm_common.storage import is_gcs, missing
+from mlm_common.storage.encodings import conversion_hint
 
 LFS_POINTER_START = b"version https://git-lfs.github.com/spec/"
-# {the first bytes of a text: its encoding}; the longer marks come first, since two of them begin with a shorter one.
-BYTE_ORDER_MARKS = {
-    b"\xff\xfe\x00\x00": "UTF-32",
-    b"\x00\x00\xfe\xff": "UTF-32",
-    b"\xff\xfe": "UTF-16",
-    b"\xfe\xff": "UTF-16",
-}
 MAX_REASON_CHARACTERS = 300
 
 
@@ -57,11 +51,8 @@ def _reason(path: Path, error: Exception) -> tuple[str, str]:
     """Return why the path cannot be read, and the hint that fits this reason; an empty hint if none does."""
     if isinstance(error, UnicodeDecodeError) and isinstance(error.object, bytes):
         line = error.object.count(b"\n", 0, error.start) + 1
-        encoding = encoding_of_mark(error.object)
-        return (
-            f"line {line:,} has the byte 0x{error.object[error.start]:02x}, which is not UTF-8",
-            f"Convert it: `iconv -f {encoding or 'ENCODING'} -t UTF-8`.",
-        )
+        reason = f"line {line:,} has the byte 0x{error.object[error.start]:02x}, which is not UTF-8"
+        return reason, conversion_hint(error.object)
     if isinstance(error, OSError) and error.strerror and error.errno is not None:
         return error.strerror[0].lower() + error.strerror[1:], "Check the path and its permissions."
     start = start_of_file(path)
@@ -72,7 +63,7 @@ def _reason(path: Path, error: Exception) -> tuple[str, str]:
     message = textwrap.shorten(str(error) or type(error).__name__, MAX_REASON_CHARACTERS)
     if isinstance(error, KeyError):
         message = f"it has no {message}"
-    return message.rstrip("."), ""
+    return message.rstrip("."), getattr(error, "hint", "")
 
 
 def start_of_file(path: str | Path) -> bytes | None:
@@ -84,8 +75,3 @@ def start_of_file(path: str | Path) -> bytes | None:
             return file.read(64)
     except (OSError, InputError):
         return None
-
-
-def encoding_of_mark(start: bytes) -> str | None:
-    """Return the encoding that a byte-order mark names, such as `UTF-16`; None without one, or with that of UTF-8."""
-    return next((name for mark, name in BYTE_ORDER_MARKS.items() if start.startswith(mark)), None)

@@ -174,22 +174,34 @@ def test_lines_without_names_and_short_ones(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.doc", "text", "--train-file takes files ending in .tsv, .conll, .csv"),
+        ("a.doc", "text", "--train-file takes files ending in .tsv, .csv, .jsonl"),
         ("a.tsv", None, "there is no"),
         ("a.tsv", "", "must name a file with rows"),
         ("b.tsv", "text\tlabel\n", "must name a file with rows"),
         ("c.tsv", "text\tlabel\na\tb\na\n", "must have the 2 columns text, label; line 3 has 1"),
-        ("a.csv", "text,label\na,b,c\n", "line 2 has 3"),
-        ("a.jsonl", '{"text": "a"}\n{"label": 1}\n', "must have the columns of the first; row 2 lacks text"),
+        (
+            "a.csv",
+            "text,label\na,b,c\n",
+            "must have the 2 columns text, label; line 2 has 3: `a,b,c`. Put texts with commas",
+        ),
+        (
+            "c.csv",
+            'text,label\n"a\nb",x\n"c "d",y\n',
+            'row that begins in line 4 has a quotation mark out of place .*`"c',
+        ),
+        ("d.csv", "a;b,c;d\n1;2,3;4\n", "commas or semicolons between its columns; line 1 is `a;b,c;d`. Say which"),
+        ("e.tsv", "text,label\na,b\n", "must have tabs between its columns; .* name the file .csv"),
+        ("g.jsonl", '["a", "b"]\n["c", "d"]\n', 'must be an object, .*; row 1 is not: \\["a", "b"\\]'),
+        ("h.jsonl", '[{"a": 1},\n{"a": 2\n]', "line 3, character 1"),
         ("b.jsonl", '{"text": "a"}\n[1]\n', "row 2 is not"),
-        ("c.jsonl", '{"text": "a"}\n\n{"text": \n', "must name a readable .jsonl file; .*c.jsonl: line 3, character"),
-        ("a.parquet", "text", "must name a readable .parquet file"),
+        ("c.jsonl", '{"text": "a"}\n\n{"text": \n', "c.jsonl must be a readable .jsonl file; line 3, character"),
+        ("a.parquet", "text", "must be a readable .parquet file"),
         ("a.csv.gz", "text,label\n", "must name a file with rows"),
         ("b.csv.gz", None, "there is no"),
         ("d.tsv", "text\ttext\tlabel\na\tb\tx\n", "Columns must differ in their names; .* has two called 'text'"),
         ("d.jsonl", '{"text": "a", "text": "b"}\n', "has two called 'text'"),
-        ("e.jsonl", '{"text": "\\ud800"}\n', "must name a readable .jsonl file.*surrogates not allowed"),
-        ("f.jsonl", "[" * 100_000, "must name a readable .jsonl file"),
+        ("e.jsonl", '{"text": "\\ud800"}\n', "must be Unicode; row 1 has half of a surrogate pair"),
+        ("f.jsonl", "[" * 100_000, "must be a readable .jsonl file"),
         ("a.conll", "a O\nb\n", "must have the number of columns of the first, 2; line 2 has 1"),
         ("b.conll", "# newdoc\na O\n", "line 1 of .* begins with # and ends with 'newdoc'"),
     ],
@@ -203,7 +215,7 @@ def test_what_is_no_table(tmp_path, name, content, message):
 def test_text_of_another_encoding_is_refused_with_its_line_and_a_way_to_convert_it(tmp_path, name):
     path = tmp_path / name
     path.write_bytes("\ufefftext,label\nschon,a\nschön,b\n".encode()[:-4].replace("ö".encode(), b"\xf6"))
-    with pytest.raises(InputError, match=r"line 3 of .* has the byte 0xf6.*iconv -f ISO-8859-1 -t UTF-8"):
+    with pytest.raises(InputError, match=r"line 3 has the byte 0xf6.*iconv -f WINDOWS-1252 -t UTF-8"):
         read_table(str(path), "--train-file")
 
 

@@ -30,7 +30,10 @@ def read_json(path):
         (b'{"a"', "Expecting ':' delimiter: line 1 column 5"),
         (b"", "it is empty. Make or fetch it again."),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS pointer, not the file. Fetch"),
-        (b'{\n"a": "\xfc"}', "line 2 has the byte 0xfc, which is not UTF-8. Convert it: `iconv -f ENCODING"),
+        (
+            b'{\n"a": "\xfc"}',
+            "line 2 has the byte 0xfc, which is not UTF-8. Save it as UTF-8, or convert it: `iconv -f WINDOWS-1252 -t",
+        ),
         ("{}".encode("utf-16"), "line 1 has the byte 0xff, which is not UTF-8. Convert it: `iconv -f UTF-16 "),
     ],
 )
@@ -53,10 +56,10 @@ def test_errors_that_explain_themselves_pass(tmp_path):
         assert caught.value is error
 
 
-@given(error=st.sampled_from([KeyError, IndexError, TypeError, OSError, ValueError, EOFError]), text=st.text())
-def test_any_exception_becomes_one_line(tmp_path, error, text):
+@given(error=st.sampled_from([KeyError, IndexError, TypeError, OSError, ValueError, EOFError]), message=st.text())
+def test_any_exception_becomes_one_line(tmp_path, error, message):
     def read(_):
-        raise error(text)
+        raise error(message)
 
     message_of(tmp_path, read)
 

@@ -1,0 +1,181 @@
+"""CSV as Excel and others write it: recognize the delimiter by the first rows; read rows with their line numbers."""
+
+import csv
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from mlm_common.errors import InputError
+
+# {delimiter: its plural in messages}
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+# The lines that decide the delimiter.
+MAX_LINES, MAX_CHARACTERS = 1000, 1 << 20
+# What a quotation mark that is never closed can take up.
+MAX_FIELD_CHARACTERS = 1 << 30
+MAX_SHOWN_CHARACTERS = 80
+# The delimiter gives more of the rows than this as many fields as the first, as any row can have an error.
+MIN_SHARE = 0.5
+CLOSED = "Close each quotation mark, and double those within a text in quotation marks."
+
+
+@dataclass(frozen=True)
+class CsvRow:
+    """A row: the line where it begins, its fields, and its first line."""
+
+    line: int
+    fields: list[str]
+    text: str
+
+
+class CsvRows:
+    """The rows of a CSV text after the first, which names the columns; blank lines are skipped.
+
+    Args:
+        lines: of the text with their ends, as a file opened with `newline=""` gives them.
+        name: of the file, for errors.
+        delimiter: None to recognize it by the first rows. A first line `sep=;` decides, too, and is no row.
+
+    Attributes:
+        names: of the columns; empty if there is no row.
+        delimiter: that was found.
+
+    Raises:
+        InputError: two delimiters are possible.
+        CsvError: a row, also while iterating, has a quotation mark out of place.
+    """
+
+    def __init__(self, lines: Iterable[str], name: str, delimiter: str | None = None) -> None:
+        csv.field_size_limit(MAX_FIELD_CHARACTERS)
+        remaining = iter(lines)
+        first, is_whole = _first_lines(remaining)
+        num_skipped = 0
+        if first and (separator := _separator_line(first[0])):
+            delimiter, first, num_skipped = delimiter or separator, first[1:], 1
+        self.delimiter = delimiter or _find_delimiter(first, is_whole, name, num_skipped)
+        self._rows = _rows(itertools.chain(first, remaining), self.delimiter, num_skipped)
+        header = next(self._rows, None)
+        self.names = header.fields if header else []
+
+    def __iter__(self) -> Iterator[CsvRow]:
+        has_columns = len(self.names) > 1
+        return (row for row in self._rows if not has_columns or len(row.fields) > 1 or row.fields[0].strip())
+
+    def problem(self, row: CsvRow) -> str | None:
+        """Say what is wrong with a row that has another number of fields than the first; None if nothing is."""
+        if len(row.fields) == len(self.names):
+            return None
+        return f"line {row.line:,} has {len(row.fields)}: `{_shown(row.text)}`"
+
+    @property
+    def hint(self) -> str:
+        """How to fix a row with another number of fields."""
+        others = DELIMITERS.get(self.delimiter, f"`{self.delimiter}`")
+        return f"Put texts with {others} or line ends in quotation marks, or name another --delimiter."
+
+
+class CsvError(ValueError):
+    """A quotation mark out of place, which hides where the row ends."""
+
+    def __init__(self, line: int, shown: str, reason: str) -> None:
+        super().__init__(
+            f"the row that begins in line {line:,} has a quotation mark out of place ({reason}): `{shown}`"
+        )
+        self.line, self.hint = line, CLOSED
+
+
+def parse_delimiter(value: str | None) -> str | None:
+    r"""Return the delimiter that --delimiter names: a character, or `tab` or `\t`.
+
+    Raises:
+        InputError: it is something else.
+    """
+    delimiter = {"tab": "\t", "\\t": "\t"}.get(value or "", value)
+    if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n' or delimiter.isalnum()):
+        raise InputError(
+            f"--delimiter must be one character between the columns of a .csv file, such as ',' ';' '|' or tab; "
+            f"received {value!r}."
+        )
+    return delimiter
+
+
+def _first_lines(lines: Iterator[str]) -> tuple[list[str], bool]:
+    """Take the lines that decide the delimiter, and return them and whether these are all."""
+    first: list[str] = []
+    num_characters = 0
+    for line in lines:
+        first.append(line)
+        num_characters += len(line)
+        if len(first) == MAX_LINES or num_characters > MAX_CHARACTERS:
+            return first, False
+    return first, True
+
+
+def _separator_line(line: str) -> str | None:
+    """Return the delimiter that Excel's first line names, such as `sep=;`."""
+    text = line.rstrip("\r\n").strip('"')
+    return text[4] if len(text) == 5 and text[:4].lower() == "sep=" else None
+
+
+def _find_delimiter(lines: Sequence[str], is_whole: bool, name: str, num_skipped: int) -> str:
+    """Find the delimiter that gives all rows as many fields as the first; a comma for a single column."""
+    shares = {one: share for one in DELIMITERS if (share := _share_of_rows(lines, one, is_whole)) is not None}
+    possible = [one for one, share in shares.items() if share > MIN_SHARE]
+    if len(shares) <= 1 or len(possible) == 1:
+        return next(iter(possible or shares), ",")
+    header = next((number for number, line in enumerate(lines, 1 + num_skipped) if line.strip()), 1)
+    found = possible or list(shares)
+    words = " or ".join(DELIMITERS[one] for one in found)
+    raise InputError(
+        f"{name} may have {words} between its columns; line {header} is `{_shown(lines[header - 1 - num_skipped])}`. "
+        f"Say which: {' or '.join(_flag(one) for one in found)}."
+    )
+
+
+def _share_of_rows(lines: Sequence[str], delimiter: str, is_whole: bool) -> float | None:
+    """Return the share of rows with as many fields as the first; None if that has only one, or is no row of CSV."""
+    rows = csv.reader(lines, delimiter=delimiter, strict=True)
+    num_fields = num_rows = num_right = 0
+    try:
+        for row in filter(None, rows):
+            num_fields = num_fields or len(row)
+            if num_fields == 1:
+                return None
+            num_rows, num_right = num_rows + 1, num_right + (len(row) == num_fields)
+    except csv.Error:
+        is_cut = not is_whole and rows.line_num == len(lines)
+        num_rows += 0 if is_cut else 1 + len(lines) - rows.line_num  # none of the lines that follow counts
+    return num_right / num_rows if num_fields else None
+
+
+def _rows(lines: Iterable[str], delimiter: str, num_skipped: int) -> Iterator[CsvRow]:
+    start: list[str] = []  # the first line of the row that is being read
+
+    def noted() -> Iterator[str]:
+        for line in lines:
+            if not start:
+                start.append(line)
+            yield line
+
+    reader = csv.reader(noted(), delimiter=delimiter, strict=True)
+    while True:
+        number = reader.line_num + 1 + num_skipped
+        start.clear()
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            raise CsvError(number, _shown("".join(start)), str(error)) from error
+        if row is None:
+            return
+        if row:
+            yield CsvRow(number, row, start[0])
+
+
+def _shown(line: str) -> str:
+    start = line.rstrip("\r\n")[:MAX_SHOWN_CHARACTERS]
+    text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in start)
+    return text + (" …" if len(line.rstrip("\r\n")) > MAX_SHOWN_CHARACTERS else "")
+
+
+def _flag(delimiter: str) -> str:
+    return "--delimiter tab" if delimiter == "\t" else f"--delimiter '{delimiter}'"

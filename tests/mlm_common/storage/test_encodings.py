@@ -1,0 +1,63 @@
+"""Text files of many encodings: decoded, or refused with the line, the byte, and a way to convert them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlm_common.storage.encodings import TextEncodingError, decode_text
+
+GERMAN = "text,label\nschon,a\nschön und groß,b\nGrüße aus Köln,c\n"
+CHINESE = "text,label\n这是一个很好的产品, 质量不错,a\n我不喜欢,b\n"
+JAPANESE = "text,label\nこれはとても良い製品です,a\n"
+RUSSIAN = "text,label\nЭто очень хороший продукт,a\n"  # noqa: RUF001
+
+
+@given(
+    content=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\ufeff")),
+    encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-32"]),
+)
+def test_marked_text_and_utf8_come_back(content, encoding):
+    found = {"utf-16": "UTF-16", "utf-32": "UTF-32"}.get(encoding, "UTF-8")
+    assert decode_text(content.encode(encoding)) == (content, found)
+
+
+@pytest.mark.parametrize("codec", ["utf-16", "utf-32"])
+def test_either_byte_order_is_read(codec):
+    for order in ("le", "be"):
+        assert decode_text(f"\ufeff{CHINESE}".encode(f"{codec}-{order}"))[0] == CHINESE
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "byte", "hint"),
+    [
+        (GERMAN.encode("latin-1"), 3, "0xf6", "WINDOWS-1252"),
+        (GERMAN.encode("cp1252").replace(b"\n", b"\r"), 3, "0xf6", "WINDOWS-1252"),
+        (GERMAN.encode("cp1252").replace(b"\n", b"\r\n"), 3, "0xf6", "WINDOWS-1252"),
+        ("Não há informação sobre ações\n".encode("cp1252"), 1, "0xe3", "WINDOWS-1252"),
+        (CHINESE.encode("gb18030"), 2, "0xd5", "GB18030"),
+        (JAPANESE.encode("shift_jis"), 2, "0x82", "SHIFT_JIS"),
+        (RUSSIAN.encode("cp1251"), 2, "0xdd", "WINDOWS-1251"),
+        (GERMAN.encode().replace(b"\xc3\xb6n", b"\xf6n", 1), 3, "0xf6", "Other lines are UTF-8"),
+    ],
+)
+def test_other_encodings_are_refused_with_line_byte_and_the_right_hint(content, line, byte, hint):
+    with pytest.raises(TextEncodingError, match=f"^line {line} has the byte {byte}") as caught:
+        decode_text(content)
+    assert hint in caught.value.hint
+    assert "8859" not in caught.value.hint
+
+
+@pytest.mark.parametrize("text", [GERMAN, CHINESE, RUSSIAN])
+@pytest.mark.parametrize("encoding", ["UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE"])
+def test_the_hint_for_unmarked_utf16_names_it(text, encoding):
+    with pytest.raises(TextEncodingError) as caught:
+        decode_text(text.encode(encoding))
+    assert f"iconv -f {encoding} -t UTF-8" in caught.value.hint
+
+
+def test_damaged_utf16_and_binary_files_are_said():
+    with pytest.raises(TextEncodingError, match="line 5 is not UTF-16, as the byte-order mark says"):
+        decode_text(GERMAN.encode("utf-16")[:-1] + b"\0\xdc")
+    with pytest.raises(TextEncodingError) as caught:
+        decode_text(b"\x89PNG\r\n" + bytes(range(256)) * 8)
+    assert "binary" in caught.value.hint
