@@ -11,6 +11,7 @@ try:
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from finetuning.data.glue import GLUE_TASKS
+from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import flag, require
 from mlm_common.errors import InputError
 from mlm_common.storage import folder_and_name
@@ -74,4 +75,4 @@ def zipped(files: dict[str, str]) -> bytes:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_as_script(main)

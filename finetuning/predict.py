@@ -8,6 +8,7 @@ try:
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from finetuning.config.prediction import PredictionConfig
+from mlm_common.cli.process import run_as_script
 from mlm_common.storage import folder_and_name
 
 
@@ -34,4 +35,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_as_script(main)

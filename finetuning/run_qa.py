@@ -7,8 +7,9 @@ try:
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from finetuning.config.settings import QuestionConfig
+from mlm_common.cli.process import run_as_script
 
 main = finetuning_command(QuestionConfig, "finetuning.tasks.questions:QuestionJob", __file__, __doc__)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_as_script(main)

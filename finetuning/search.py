@@ -9,6 +9,7 @@ try:
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from finetuning.config.prediction import SearchConfig
+from mlm_common.cli.process import run_as_script
 
 if TYPE_CHECKING:
     from finetuning.tasks.vectors import TextSearch
@@ -47,4 +48,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_as_script(main)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlm_common.cli.command_line import command
+from mlm_common.cli.process import run_as_script
 from mlm_common.errors import InputError
 from mlm_common.mixture import named_folders
 from mlm_common.storage import open_folder, read_file
@@ -155,4 +156,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_as_script(main)

@@ -8,7 +8,6 @@ The layer subtracts the mean of the vectors of some texts, and divides each dire
 
 import argparse
 import random
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from finetuning.loop.model import ReadModel
 from finetuning.tasks.embedding import VECTOR, Embedding, Encoder
 from finetuning.tasks.vectors import read_corpus
 from mlm_common.cli.command_line import command
+from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import require
 from mlm_common.storage import check_folder_or_hub, local_or_hub, open_folder
 from mlm_common.tokenizer import load_tokenizer, vocabulary_size
@@ -94,4 +94,4 @@ def whitening(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_as_script(main)

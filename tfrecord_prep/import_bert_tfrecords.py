@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlm_common.cli.console import folder_beside, next_step
+from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import Bounded, flag, require
 from mlm_common.corpus.config import HELD_OUT_SPLITS, CorpusConfig
 from mlm_common.corpus.corpus import Corpus, Partition, Source
@@ -291,4 +292,4 @@ def _restored(work: SplitWork, examples: Sequence[bytes]) -> tuple[Rows, dict[st
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_as_script(main)

@@ -10,9 +10,7 @@ import dataclasses
 import json
 import logging
 import shlex
-import signal
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -22,6 +20,7 @@ try:
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.cli.console import folder_beside, next_step
+from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import flag_of
 from mlm_common.corpus.config import BUILTIN, VALIDATION, CorpusConfig, SourcesConfig, corpus_config_from_record
 from mlm_common.corpus.corpus import Corpus, open_corpus
@@ -69,23 +68,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
     """Turn Ctrl-C and SIGTERM into one line, and the exit status of a run that can be continued."""
-
-    def terminate(*_: object) -> None:
-        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-            signal.raise_signal(signal.SIGINT)  # which waits for what must not be interrupted
-        else:  # ignored, as in a command that was started in the background
-            raise KeyboardInterrupt
-
-    in_main_thread = threading.current_thread() is threading.main_thread()  # the only one that may handle signals
-    before = signal.signal(signal.SIGTERM, terminate) if in_main_thread else None
     try:
         yield
     except KeyboardInterrupt:
         print("Stopped. Run the same command again to continue.", file=sys.stderr)
         raise SystemExit(EXIT_STOPPED) from None
-    finally:
-        if in_main_thread:
-            signal.signal(signal.SIGTERM, before)
 
 
 def prepare(corpus_config: CorpusConfig, sources: SourcesConfig, config: PrepareConfig, workers: Workers) -> None:
@@ -279,4 +266,4 @@ def describe_next(output_dir: str, plans: Sequence[SplitPlan]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_as_script(main)

@@ -21,6 +21,7 @@ except ModuleNotFoundError:
 import huggingface_hub
 
 from mlm_common.cli.console import folder_beside, next_step, progress_bar
+from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import Bounded, describe_differences, flag, flag_of, require
 from mlm_common.corpus.config import VALIDATION, CorpusConfig
 from mlm_common.corpus.corpus import Corpus
@@ -425,4 +426,4 @@ def published_report(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_as_script(main)

@@ -12,6 +12,7 @@ try:
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.cli.console import short_number
+from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import flag
 from mlm_common.errors import InputError
 from mlm_common.hub.redaction import is_same
@@ -183,4 +184,4 @@ def _figures(run: RunCurves) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_as_script(main)

@@ -30,6 +30,7 @@ except ModuleNotFoundError as missing:
         "one: python3 install.py"
     )
     sys.exit(1)
+from mlm_common.cli.process import run_as_script
 
 # A checkpoint: float32 weights and the optimizer's two moments. An export: float32 weights.
 CHECKPOINT_BYTES_PER_PARAMETER = 4 * 3
@@ -196,4 +197,4 @@ def print_all(findings: Iterable[Finding]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_as_script(main)

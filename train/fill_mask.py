@@ -10,6 +10,7 @@ try:
     from mlm_common.cli.command_line import command, log_start, parse_arguments
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
+from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import Bounded, flag
 from mlm_common.errors import InputError
 from mlm_common.storage import check_folder_or_hub, local_or_hub
@@ -110,4 +111,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_as_script(main)

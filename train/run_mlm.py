@@ -7,6 +7,7 @@ try:
     from mlm_common.cli.command_line import command, log_start
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
+from mlm_common.cli.process import run_as_script
 from train.config.settings import parse_training_config
 from train.runtime.supervisor import supervise_if_asked
 
@@ -23,4 +24,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_as_script(main)

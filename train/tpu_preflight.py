@@ -13,6 +13,7 @@ try:
     from mlm_common.cli.command_line import command, log_start
 except ModuleNotFoundError:
     sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
+from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import flag
 from mlm_common.errors import InputError
 from train.checks.preflight.tpu_compiler import SLICES, check_compiler, tpu_slice
@@ -70,4 +71,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # whose allocator gives no memory back
-    sys.exit(main())
+    run_as_script(main)

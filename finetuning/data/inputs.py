@@ -250,6 +250,8 @@ def batches_of_rows(
     """
     import tensorflow as tf
 
+    from train.data.pipeline import prefetched
+
     def with_padding(values: np.ndarray, feature: Feature) -> tf.Tensor:
         """Put a row of padding after the last."""
         values = values.astype(feature.batch_dtype)
@@ -300,9 +302,7 @@ def batches_of_rows(
     dataset = dataset.map(make, num_parallel_calls=tf.data.AUTOTUNE)
     if prepare_row is not None:
         dataset = dataset.map(prepare_rows)
-    options = tf.data.Options()
-    options.deterministic = True
-    return dataset.prefetch(tf.data.AUTOTUNE).with_options(options)
+    return prefetched(dataset, context)
 
 
 def run_on_rows(

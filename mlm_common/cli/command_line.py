@@ -15,12 +15,13 @@ from typing import Any
 
 import yaml
 
-from mlm_common.cli.console import PROJECT_FOLDER, second_interrupt_ends, set_up_console
+from mlm_common.cli.console import set_up_console
 from mlm_common.cli.flag_parser import FINITE_NUMBER, TEXT, WHOLE_NUMBER, FlagParser, JoinedWords, joined_words
 from mlm_common.cli.imports import set_up_imports
+from mlm_common.cli.process import PROJECT_FOLDER, describe_interrupt, interruptible, keep, seconds_of_script
 from mlm_common.cli.settings import flag_of
-from mlm_common.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, InputError, RunFailedError
-from mlm_common.storage import missing
+from mlm_common.errors import EXIT_FAILED, EXIT_STOPPED, InputError, RunFailedError
+from mlm_common.storage.guard import guarded_read
 
 logger = logging.getLogger(__name__)
 
@@ -30,13 +31,11 @@ DISK_FULL = ("No space left on device", "Disk quota exceeded")
 
 def read_yaml_file(path: str | Path, flag: str) -> Any:
     """Read a YAML or JSON file (JSON is YAML); errors name `flag`."""
-    path = Path(path)
-    if not path.is_file():
-        raise missing(str(path), flag, "file")
-    try:
-        return yaml.load(path.read_text(encoding="utf-8"), _UniqueKeysLoader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{flag} must hold YAML or JSON; {path}: {' '.join(str(error).split())}") from error
+    with guarded_read(path, "a YAML or JSON file", flag=flag):
+        try:
+            return yaml.load(Path(path).read_text(encoding="utf-8"), _UniqueKeysLoader)
+        except yaml.YAMLError as error:
+            raise InputError(f"{flag} must hold YAML or JSON; {path}: {' '.join(str(error).split())}") from error
 
 
 class _UniqueKeysLoader(yaml.SafeLoader):
@@ -147,8 +146,8 @@ def _typed(flag: argparse.Action, value: Any, source: str) -> Any:
 def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
     """Make `main` a console command: logging set up, expected errors and Ctrl-C one line on stderr.
 
-    The command returns the status for `sys.exit`: 0 after success, else one of `mlm_common.errors`. At its end it logs
-    the time and the peak memory.
+    The command returns the status for `run_as_script`: 0 after success, else one of `mlm_common.errors`. At its end it
+    logs the time and the peak memory.
     """
 
     @functools.wraps(main)
@@ -158,25 +157,32 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
         # Garbage collection during the imports of TensorFlow and transformers takes a second.
         gc.set_threshold(10_000)
         started_seconds = time.monotonic()
-        with second_interrupt_ends():
+        with interruptible() as interrupts:
             try:
                 main(argv)
-            except (InputError, RunFailedError) as error:
-                is_stop = error.exit_status == EXIT_STOPPED  # as requested
-                print(error if is_stop else f"error: {error}", file=sys.stderr)
-                return error.exit_status
-            except KeyboardInterrupt:  # `second_interrupt_ends` has said so
-                return EXIT_INTERRUPTED
-            except Exception as error:
-                if not any(reason in str(error) for reason in DISK_FULL):
-                    raise
-                print(f"error: {' '.join(str(error).split())}. Free some space; then run it again.", file=sys.stderr)
-                return EXIT_FAILED
-        seconds = time.monotonic() - started_seconds
+            except (KeyboardInterrupt, Exception) as error:
+                keep(error)
+                # After an interrupt all other errors are its consequences: C++ and guards turn it into theirs.
+                if interrupts or isinstance(error, KeyboardInterrupt):
+                    return describe_interrupt(interrupts)
+                return _describe_error(error)
+        seconds = seconds_of_script() or time.monotonic() - started_seconds
         logger.info("Done in %.0f s; peak memory %.2f GB.", seconds, peak_memory_bytes() / 1e9)
         return 0
 
     return run
+
+
+def _describe_error(error: Exception) -> int:
+    """Print an expected error in one line, and return its status; raise any other."""
+    if isinstance(error, InputError | RunFailedError):
+        is_stop = error.exit_status == EXIT_STOPPED  # as requested
+        print(error if is_stop else f"error: {error}", file=sys.stderr)
+        return error.exit_status
+    if not any(reason in str(error) for reason in DISK_FULL):
+        raise
+    print(f"error: {' '.join(str(error).split())}. Free some space; then run it again.", file=sys.stderr)
+    return EXIT_FAILED
 
 
 def peak_memory_bytes() -> int:

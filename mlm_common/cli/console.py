@@ -1,25 +1,23 @@
-"""What a command shows on the terminal: plain lines, progress, numbers, the next command, and what Ctrl-C says."""
+"""What a command shows on the terminal: plain lines, progress, numbers, and the next command."""
 
 import argparse
 import io
 import logging
 import os.path
 import shlex
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlm_common.cli.process import PROJECT_FOLDER
+
 if TYPE_CHECKING:
     from tqdm import tqdm
 
 logger = logging.getLogger(__name__)
-
-PROJECT_FOLDER = Path(__file__).resolve().parents[2]
 
 VERBOSE_FLAG = "--verbose"
 OUR_PACKAGES = ("mlm_common", "tokenizer_training", "tfrecord_prep", "train", "finetuning", "benchmarks", "__main__")
@@ -28,7 +26,6 @@ OUR_PACKAGES = ("mlm_common", "tokenizer_training", "tfrecord_prep", "train", "f
 QUIET_LIBRARIES = {"absl": logging.ERROR, "tensorflow": logging.ERROR, "huggingface_hub": logging.ERROR}
 # The log levels of TensorFlow and gRPC, in C++; both read them when they are first imported.
 VERBOSE_VARIABLES = {"TF_CPP_MIN_LOG_LEVEL": "0", "GRPC_VERBOSITY": "INFO"}
-STOPPING = b"Stopping. Press Ctrl-C again to end at once.\n"
 SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -70,26 +67,6 @@ class _PlainFormatter(logging.Formatter):
 
 def _is_for_users(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.WARNING or record.name.partition(".")[0] in OUR_PACKAGES
-
-
-@contextmanager
-def second_interrupt_ends() -> Iterator[None]:
-    """Make the first Ctrl-C raise KeyboardInterrupt and say so, and a second one kill the process, even within C++."""
-    in_main_thread = threading.current_thread() is threading.main_thread()  # the only one that may handle signals
-    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-
-    def interrupt(*_: object) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.write(2, b"\n" * os.isatty(2) + STOPPING)  # printing might interrupt a print
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class LoggedProgress:

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import functools
 import math
+import os
 import re
 import shlex
 import textwrap
@@ -17,6 +18,17 @@ from mlm_common.errors import InputError
 
 USUAL_GROUP, LAST_GROUP = "Usual flags", "Other flags"
 HELP_POSITION = 32
+# By the last word of a name.
+METAVARS = {
+    "dir": "DIR",
+    "dataset": "DIR",
+    "file": "FILE",
+    "files": "FILE",
+    "output": "FILE",
+    "task": "FILE.py:CLASS",
+}
+# In the placeholder of a flag that takes paths.
+PATH_WORDS = {"DIR", "FILE", "MODEL"}
 DASHES = "-\u2013\u2014"  # editors turn two hyphens into a dash
 
 TRUE_WORDS, FALSE_WORDS = ("true", "yes", "t", "y", "1"), ("false", "no", "f", "n", "0")
@@ -183,6 +195,11 @@ class FlagParser(argparse.ArgumentParser):
         if unknown:
             raise self._unknown(unknown)
         values = vars(namespace)
+        for action in self.flags.values():
+            value = values.get(action.dest)
+            for one in value if isinstance(value, list) else [value]:
+                if isinstance(one, str) and not one.isascii():
+                    _check_unicode(one, action)
         return tuple(
             one(**{field.name: values[field.name] for field in dataclasses.fields(one) if field.init})
             for one in self._dataclass_types
@@ -222,13 +239,27 @@ class FlagParser(argparse.ArgumentParser):
         return f"; did you mean {known[found]}?" if found else ""
 
 
+def _check_unicode(text: str, action: argparse.Action) -> None:
+    """Refuse text that has bytes which are not UTF-8, or halves of characters; the name of a file may have any."""
+    if PATH_WORDS & set(re.findall("[A-Z]+", str(action.metavar))) or os.path.lexists(text):
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        what = f"the byte 0x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"half a character, U+{code:04X},"
+        raise InputError(
+            f"{_shown_name(action)} must be text in UTF-8; {what} in {text!a} is not. Type or convert it again."
+        ) from error
+
+
 def _spelled_with_hyphens(name: str) -> str:
     return name.lstrip(DASHES).replace("_", "-").lower()
 
 
 def _metavar(name: str) -> str:
     last = re.split("[-_]", name)[-1]
-    return {"dir": "DIR", "dataset": "DIR", "file": "FILE", "files": "FILE"}.get(last, "NAME")
+    return METAVARS.get(last, "NAME")
 
 
 def _shown_name(action: argparse.Action) -> str:

@@ -1,4 +1,4 @@
-"""How TensorFlow and transformers are imported: without noise, and without what a command here does not need.
+"""How TensorFlow and transformers are imported: announced, without noise, and without what no command here needs.
 
 What TensorFlow's C++ libraries print while they are loaded is hidden here, since none of their variables does.
 """
@@ -7,12 +7,17 @@ import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
+import logging
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
+
+from mlm_common.cli.process import check_interrupts
+
+logger = logging.getLogger(__name__)
 
 # Infos and warnings, as absl and TensorFlow write them, and lines of each GPU build. Errors are shown.
 NOISE = "|".join(
@@ -55,9 +60,17 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _execute_tensorflow(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+    logger.info("Loading TensorFlow …")
     shows_noise = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0"
     with contextlib.nullcontext() if shows_noise else without_noise(), hidden(OPTIONAL_PACKAGES):
         execute(module)
+    check_interrupts()  # in an optional import, which failed
+
+
+def _execute_torch(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+    logger.info("Loading PyTorch …")
+    execute(module)
+    check_interrupts()
 
 
 def _execute_import_utils(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
@@ -74,7 +87,11 @@ def _execute_import_utils(execute: Callable[[ModuleType], None], module: ModuleT
         module.create_import_structure_from_path = functools.cache(of_folder)  # type: ignore[attr-defined]
 
 
-EXECUTED = {"tensorflow": _execute_tensorflow, "transformers.utils.import_utils": _execute_import_utils}
+EXECUTED = {
+    "tensorflow": _execute_tensorflow,
+    "torch": _execute_torch,
+    "transformers.utils.import_utils": _execute_import_utils,
+}
 
 
 @contextmanager

@@ -10,6 +10,7 @@ is that process: it reads a pickled `TrainingConfig` on standard input, and prin
 import contextlib
 import importlib.util
 import json
+import logging
 import pickle
 import platform
 import signal
@@ -38,6 +39,8 @@ from train.runtime.machines import (
     read_cluster,
     tpu_devices,
 )
+
+logger = logging.getLogger(__name__)
 
 PROJECT = "mlm-pretraining"
 Status = Literal["ok", "warning", "error"]
@@ -201,6 +204,7 @@ def ask_tensorflow(task: str, config: TrainingConfig, doing: str, fix: str) -> d
     RunFailedError says that `doing` the task crashed, failed, or did not end in time, and how to `fix` that.
     """
     command = [sys.executable, "-m", PROGRAM, task]
+    logger.info("Loading TensorFlow …")
     try:
         done = subprocess.run(
             command, input=pickle.dumps(config), capture_output=True, timeout=TIMEOUT_SECONDS, check=False

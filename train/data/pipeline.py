@@ -277,7 +277,7 @@ def training_batches(
     def parse(records: tf.Tensor) -> dict[str, tf.Tensor]:
         return parse_records(tf.ensure_shape(records, (replica_rows,)), features)
 
-    return _prefetched(dataset.map(parse, num_parallel_calls=tf.data.AUTOTUNE), context)
+    return prefetched(dataset.map(parse, num_parallel_calls=tf.data.AUTOTUNE), context)
 
 
 def _merged(
@@ -369,7 +369,7 @@ def evaluation_batches(
     prepare = tf.autograph.experimental.do_not_convert(prepare_row)
     rows = rows.map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
     replica_rows = context.get_per_replica_batch_size(global_batch_rows)
-    return _prefetched(rows.batch(replica_rows, drop_remainder=True), context)
+    return prefetched(rows.batch(replica_rows, drop_remainder=True), context)
 
 
 def parse_records(records: tf.Tensor, features: Mapping[str, Feature]) -> dict[str, tf.Tensor]:
@@ -394,8 +394,13 @@ def _num_replicas(context: tf.distribute.InputContext) -> int:
     return context.num_replicas_in_sync // context.num_input_pipelines
 
 
-def _prefetched(dataset: tf.data.Dataset, context: tf.distribute.InputContext) -> tf.data.Dataset:
-    """Prepare a few steps ahead, in order. AUTOTUNE would double its buffer each time the input falls behind."""
+def prefetched(dataset: tf.data.Dataset, context: tf.distribute.InputContext) -> tf.data.Dataset:
+    """Prepare a few steps ahead, in order.
+
+    Nothing is tuned meanwhile: the thread that does so can miss that its iterator is destroyed, and holds up the
+    process for a minute. It would also double the buffer each time the input falls behind.
+    """
     options = tf.data.Options()
     options.deterministic = True
+    options.autotune.enabled = False
     return dataset.prefetch(NUM_PREFETCHED_STEPS * _num_replicas(context)).with_options(options)

@@ -115,7 +115,6 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
         job.print_more(run)
         return
     with locked_run_folder(run):
-        logger.info("Loading TensorFlow …")
         from train.loop.fitting import fit  # not for bad input
         from train.loop.trainer import restored_trainers
         from train.runtime.strategy import check_run_agreement, connect

@@ -83,3 +83,9 @@ def test_a_task_makes_its_rows():
     first, _ = batches_of_rows(ROWS, BATCHES, FEATURES, tf.distribute.InputContext(), prepare).as_numpy_iterator()
     assert first[0].tolist() == [[31, 2], [11, 12], [2, 2], [2, 2]]
     assert first[1].tolist() == [4, 0, -2, -2]
+
+
+def test_no_thread_tunes_the_input():
+    """It can miss the end of its iterator, which then waits for it, up to a minute, when a run is stopped."""
+    batches = batches_of_rows(ROWS, BATCHES, FEATURES, tf.distribute.InputContext())
+    assert batches.options().autotune.enabled is False

@@ -179,7 +179,7 @@ def test_numbers_are_finite(value, tmp_path):
         ("size: 1\nname: a\nsize: 2", r"must hold YAML or JSON; .*`size` is given twice .* line 3"),
         ('{"size": 1, "size": 1}', "`size` is given twice"),
         ("max-size: 1\nmax_size: 2", "must name each flag once, with `-` or with `_`; received max-size, max_size"),
-        ("name: caf\udce9", "must hold YAML or JSON; .* unexpected end of data"),
+        ("name: caf\udce9", "must be a YAML or JSON file; line 1 has the byte 0xe9, which is not UTF-8"),
     ],
 )
 def test_files_that_yaml_would_take_otherwise_than_they_read(tmp_path, text, message):
@@ -194,3 +194,47 @@ def test_a_value_that_is_merged_in_may_be_replaced(tmp_path):
     path.write_text("first: &first {a: 1, b: 2}\nsecond: {<<: *first, b: 3}\nthird: {b: 4}", encoding="utf-8")
     expected = {"first": {"a": 1, "b": 2}, "second": {"a": 1, "b": 3}, "third": {"b": 4}}
     assert read_yaml_file(path, "--flag") == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--name", "Gr\udcfc\udcdfe"], r"--name must be text in UTF-8; the byte 0xfc in 'Gr.udcfc.udcdfe' is not\."),
+        (["--name", "\ud83d"], r"--name must be text in UTF-8; half a character, U\+D83D, in '.ud83d' is not\."),
+    ],
+)
+def test_text_that_is_not_unicode_is_refused(tmp_path, arguments, reason):
+    """As a terminal of another encoding passes it on, or as an escape in a file of flags."""
+    with pytest.raises(InputError, match=reason):
+        parse_arguments([Settings], arguments, "")
+    with pytest.raises(InputError, match="--name must be text in UTF-8"):
+        settings_of_file(tmp_path, r'name: "\ud83d"')
+
+
+@pytest.mark.parametrize("arguments", [["--files", "caf\udce9"], ["--name", "{folder}/caf\udce9"]])
+def test_paths_may_have_any_bytes(tmp_path, arguments):
+    (tmp_path / "caf\udce9").touch()
+    arguments = [one.format(folder=tmp_path) for one in arguments]
+    (settings,) = parse_arguments([Settings], arguments, "")
+    assert arguments[1] in (*settings.files, settings.name)
+
+
+@pytest.mark.parametrize("kind", ["folder", "unreadable", "below a file", "socket"])
+def test_a_config_file_that_cannot_be_read_is_one_line(tmp_path, kind, monkeypatch):
+    path = tmp_path / "settings.yaml"
+    if kind == "folder":
+        path.mkdir()
+    else:
+        path.write_text("name: a", encoding="utf-8")
+    if kind == "below a file":
+        path = path / "x.yaml"
+    if kind in ("unreadable", "socket"):  # root may read what others may not
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(
+                *{"unreadable": (errno.EACCES, "Permission denied"), "socket": (errno.ENXIO, "No such")}[kind]
+            )
+
+        monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(InputError, match=r"^--config-file: .*\.yaml.* (must be a YAML or JSON file; |there is no )"):
+        parse_arguments([Settings], ["--config-file", str(path)], "")

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mlm_common.cli.console import STOPPING, about, clock_time, progress_bar, short_number
+from mlm_common.cli.console import about, clock_time, progress_bar, short_number
 from mlm_common.cli.imports import hidden
+from mlm_common.cli.process import STOPPING
 
 PROJECT_FOLDER = Path(__file__).parents[3]
 
@@ -102,15 +103,16 @@ def test_verbose_shows_modules_and_libraries():
 
 def test_tensorflow_is_imported_without_its_noise(tmp_path):
     (tmp_path / "tensorflow.py").write_text(TENSORFLOW, encoding="utf-8")
-    aborted, imported, _ = errors_of(IMPORTING, path=tmp_path)
+    loading, aborted, imported, _ = errors_of(IMPORTING, path=tmp_path)
+    assert loading == "Loading TensorFlow …"
     assert aborted.startswith("F0000")  # of a library that aborts, the reason
     assert imported == "tensorflow is imported"
-    assert len(errors_of(IMPORTING, "--verbose", path=tmp_path)) == 7
+    assert len(errors_of(IMPORTING, "--verbose", path=tmp_path)) == 8
 
 
 @pytest.mark.slow
 def test_the_noise_of_the_tensorflow_installed_is_known():
-    assert errors_of(IMPORTING)[0] == "tensorflow is imported"
+    assert errors_of(IMPORTING)[:2] == ["Loading TensorFlow …", "tensorflow is imported"]
 
 
 def test_a_second_ctrl_c_ends_the_process_at_once():

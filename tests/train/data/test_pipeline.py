@@ -198,3 +198,13 @@ def test_windows_are_pinned_and_do_not_depend_on_where_the_shards_lie():
     order = make_order([4] * 8)
     moved = SampleOrder([path.replace("gs://bucket", "/mnt") for path in order.shard_paths], [4] * 8, 0, 7)
     assert order.windows(3) == moved.windows(3)
+
+
+def test_no_thread_tunes_the_input(shards):
+    """It can miss the end of its iterator, which then waits for it, up to a minute, when a run is stopped."""
+    order = SampleOrder(shards.paths, shards.num_rows_per_shard, 0, window_rows=6)
+    for batches in (
+        training_batches(order, FEATURES, global_batch_rows=4, start_step=0, num_steps=4),
+        evaluation_batches(shards, FEATURES, masked, global_batch_rows=4),
+    ):
+        assert batches.options().autotune.enabled is False

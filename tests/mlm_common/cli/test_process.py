@@ -1,0 +1,184 @@
+"""How the process of a script begins and ends, whatever became of its standard streams."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROJECT_FOLDER = Path(__file__).parents[3]
+BEGIN = """
+import atexit, logging, os, signal, sys, time
+from mlm_common.cli.command_line import command
+from mlm_common.cli.process import run_as_script
+from mlm_common.errors import InputError, RunFailedError
+from pathlib import Path
+
+logger = logging.getLogger("mlm_common")
+
+@command
+def main(argv=None):
+"""
+END = """
+run_as_script(main)
+"""
+
+
+def run_script(body: str, folder: Path, **options: Any) -> "subprocess.CompletedProcess[bytes]":
+    """Run a command of this body as a script, which must not hang."""
+    script = folder / "script.py"
+    lines = "\n".join(f"    {line}" for line in body.strip().splitlines())
+    script.write_text(BEGIN + lines + END, encoding="utf-8")
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    environment = os.environ | {"PYTHONPATH": str(PROJECT_FOLDER), "PYTHONUNBUFFERED": ""}
+    return subprocess.run(
+        [sys.executable, str(script)], env=environment, cwd=folder, timeout=60, check=False, **options
+    )
+
+
+STAYS = """
+class Stays:
+    def __del__(self):
+        while True:
+            time.sleep(1)
+stays = Stays()
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("raise RunFailedError('failed')", 1),
+        ("raise InputError('bad')", 2),
+        ("raise SystemExit(75)", 75),
+        ("raise ZeroDivisionError", 1),
+        ("os.kill(os.getpid(), signal.SIGINT)", 130),
+        ("os.kill(os.getpid(), signal.SIGTERM)", 75),
+    ],
+)
+def test_objects_that_would_wait_at_their_end_are_not_destroyed(end, status, tmp_path):
+    """As an iterator of tf.data that waits for a thread of its own."""
+    assert run_script(f"{STAYS}\n{end}", tmp_path).returncode == status
+
+
+def test_what_is_registered_for_the_exit_is_done_but_not_for_ever(tmp_path):
+    body = "atexit.register(time.sleep, 1000)\natexit.register(Path('done').touch)\nprint('printed')"
+    done = run_script(body, tmp_path)
+    assert (done.returncode, done.stdout) == (0, b"printed\n")
+    assert (tmp_path / "done").exists()
+
+
+@pytest.mark.parametrize("error", ["ImportError('initialization failed')", "InputError('damaged')"])
+@pytest.mark.parametrize(
+    ("number", "status", "said"),
+    [
+        (signal.SIGINT, 130, b"Stopping. Press Ctrl-C again to end at once.\n"),
+        (signal.SIGTERM, 75, b"Stopped (received SIGTERM). Run the same command again to continue.\n"),
+    ],
+)
+def test_what_an_interrupt_is_turned_into_is_still_the_interrupt(error, number, status, said, tmp_path):
+    """As C++ turns one that comes while its module is imported into an error of the import."""
+    body = f"""
+try:
+    os.kill(os.getpid(), {int(number)})
+    time.sleep(60)
+except KeyboardInterrupt as interrupt:
+    raise {error} from interrupt
+"""
+    done = run_script(body, tmp_path)
+    assert (done.returncode, done.stderr) == (status, said)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_in_the_first_imports_is_one_line(number, tmp_path):
+    module = f"import os\nos.kill(os.getpid(), {int(number)})\nraise ImportError('initialization failed')"
+    (tmp_path / "yaml.py").write_text(module, encoding="utf-8")
+    for script in ("train/compare_runs.py", "tokenizer_training/train_unigram.py", "finetuning/run_qa.py"):
+        done = subprocess.run(
+            [sys.executable, str(PROJECT_FOLDER / script), "--help"],
+            env=os.environ | {"PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            check=False,
+        )
+        assert done.stderr == b"Stopped.\n"
+        assert done.returncode == {signal.SIGINT: 130, signal.SIGTERM: 75}[number]
+
+
+def test_work_goes_on_when_the_reader_of_its_output_has_ended(tmp_path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    body = """
+for number in range(100_000):
+    print(number)
+    print(number, file=sys.stderr)
+logger.info("logged")
+os.write(2, b"of a library")
+Path("done").touch()
+"""
+    done = run_script(body, tmp_path, stdout=writing, stderr=writing)
+    os.close(writing)
+    assert done.returncode == 0
+    assert (tmp_path / "done").exists()
+    errors = run_script(body.replace("print(number, file=sys.stderr)", ""), tmp_path).stderr
+    assert errors.startswith(b"logged\nof a libraryDone in ")
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_closed_streams_are_no_file_that_is_opened_later(closed, tmp_path):
+    body = """
+from mlm_common.cli.console import progress_bar
+with open("file", "wb") as file:
+    assert file.fileno() > 2
+    print("printed")
+    print("said", file=sys.stderr)
+    logger.info("logged")
+    with progress_bar("Counting", " words", 10) as bar:
+        bar.update(10)
+"""
+
+    def close() -> None:
+        for number in closed:
+            os.close(number)
+
+    done = run_script(body, tmp_path, preexec_fn=close)
+    assert done.returncode == 0
+    assert (tmp_path / "file").read_bytes() == b""
+    assert done.stdout == (b"" if 1 in closed else b"printed\n")
+    assert done.stderr.startswith(b"" if 2 in closed else b"said\nlogged\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_one_line(tmp_path):
+    with Path("/dev/full").open("wb") as full:
+        done = run_script("print('printed')", tmp_path, stdout=full)
+    assert done.returncode == 1
+    assert done.stderr.endswith(b"error: standard output cannot be written: No space left on device.\n")
+
+
+def test_the_time_at_the_end_is_that_of_the_process(tmp_path):
+    script = BEGIN.replace("import atexit", "import time; time.sleep(1.6)\nimport atexit") + "    pass" + END
+    (tmp_path / "script.py").write_text(script, encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": str(PROJECT_FOLDER), "PYTHONUNBUFFERED": ""}
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py")], env=environment, capture_output=True, check=True
+    )
+    assert int(done.stderr.split()[2]) >= 2
+
+
+def test_a_program_that_runs_a_script_itself_goes_on(tmp_path):
+    (tmp_path / "script.py").write_text(BEGIN + "    pass" + END, encoding="utf-8")
+    program = """
+import contextlib, runpy, sys
+for path in sys.argv[1].split():
+    sys.argv[:] = [path, "--help"]
+    with contextlib.suppress(SystemExit):
+        runpy.run_path(path, run_name="__main__")
+print("done")
+"""
+    paths = f"{tmp_path}/script.py {PROJECT_FOLDER}/train/compare_runs.py"
+    environment = os.environ | {"PYTHONPATH": str(PROJECT_FOLDER)}
+    printed = subprocess.check_output([sys.executable, "-c", program, paths], env=environment)
+    assert printed.endswith(b"done\n")
