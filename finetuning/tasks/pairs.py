@@ -1,51 +1,60 @@
 """Texts that belong together: rows of a query, its passage and hard negatives, pairs with a score, or single texts.
 
-They are read from tables, from files in SQuAD's format, and from folders in BeIR's form (Thakur et al. 2021).
+They are read from tables, from files in SQuAD's format, and from folders in BeIR's format.
 """
 
 import functools
-from collections.abc import Mapping
+import re
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 
-from finetuning.config.embedding import CORPUS, EmbeddingData
+from finetuning.config.embedding import EmbeddingData
 from finetuning.data.examples import Examples, Table, num_samples, read_table, read_tables, texts_of
 from finetuning.data.texts import TextRows
 from finetuning.loop.model import Start
+from finetuning.tasks.beir import is_beir, read_beir, read_documents
 from finetuning.tasks.classification import INDEX_OF_PANDAS, NO_TEXT
 from finetuning.tasks.retrieval import Judged, numbered
-from finetuning.tasks.squad import SQUAD_ENDINGS, NotSquadError, read_questions_to_predict
+from finetuning.tasks.squad import SQUAD_ENDINGS, NotSquadError, Question, read_paragraphs, read_questions_to_predict
 from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
-from mlm_common.storage import open_folder
 
 # The features of a row beside its tokens: the number of its query among all different ones, and its score.
 TEXT, SCORE = "text", "score"
-# Of a folder in BeIR's form beside the corpus, and the files of its grades, the first that exists for each part.
-QUERIES = "queries.jsonl"
-GRADES = {"train": ("train",), "validation": ("dev", "validation"), "test": ("test",)}
+# Names of columns with passages that do not answer the query.
+NEGATIVE = re.compile(r"(hard[ _-]?)?neg(ative)?s?[ _-]?\d*", re.IGNORECASE)
+# Parts of texts and of numbers, but not of names: a table without a line of names would lose its first row.
+NO_NAME = re.compile(r"\s|\W$|^[-+]?[\d.]+$")
+MAX_NAME_CHARACTERS = 40
 
 
 def read_parts(data: EmbeddingData) -> tuple[Examples, dict[str, Judged]]:
     """Read what to train on, and {validation or test: what to evaluate on}, of the parts that are given.
 
     Rows to train on have columns of queries, positive passages and hard negatives, or one column of single texts; their
-    labels are scores, None where the first passage simply belongs to the query.
+    labels are scores, None where the first passage simply belongs to the query. All passages of a part are searched,
+    also if it is limited to its first queries.
 
     Raises:
         InputError: a file or a column is missing, a text is empty, or a row has too few or too many texts; and as
             `read_beir` says.
         HubAwayError: the Hub cannot be reached.
     """
-    files = {split: getattr(data, f"{split}_file") for split in ("validation", "test")}
-    folders = {split: path for split, path in files.items() if path is not None and is_beir(path)}
-    others: dict[str, Any] = {f"{split}_file": None for split in folders}
-    others["do_predict"] = data.do_predict and "test" not in folders
-    tables = read_tables(
-        replace(data, **others), functools.partial(_read_file, is_single=data.unsupervised, delimiter=data.delimiter)
-    )
+    limits = num_samples(data)
+    judged: dict[str, Judged] = {}
+    others: dict[str, Any] = {"max_eval_samples": None, "max_predict_samples": None}
+    for split in ("validation", "test"):
+        path, flag = getattr(data, f"{split}_file"), f"--{split}-file"
+        found = None if path is None else read_beir(path, split) if is_beir(path) else _judged_questions(path, flag)
+        if found is not None:
+            judged[split], others[f"{split}_file"] = found.first(limits[split]), None
+    others["do_predict"] = data.do_predict and "test" not in judged
+    read = functools.partial(_read_file, is_single=data.unsupervised, delimiter=data.delimiter)
+    tables = read_tables(replace(data, **others), read)
     for name in (*data.text_column_names, *filter(None, [data.score_column_name])):
         if not any(name in table.columns for table in tables.values()):
             flag = "--score-column-name" if name == data.score_column_name else "--text-column-names"
@@ -54,108 +63,103 @@ def read_parts(data: EmbeddingData) -> tuple[Examples, dict[str, Judged]]:
     if pairs["train"].labels is not None:
         for table in tables.values():  # where it is missing, a search would be evaluated
             table.column(str(data.score_column_name), "Training pairs have scores: --score-column-name")
-    judged = {split: Judged.of(part.texts, part.labels) for split, part in pairs.items() if split != "train"}
-    limits = num_samples(data)
-    judged |= {split: read_beir(path, split).first(limits[split]) for split, path in folders.items()}
+    for split, part in pairs.items():
+        if split != "train":
+            part = part if part.labels is None else part.first(limits[split])
+            judged[split] = Judged.of(part.texts, part.labels).first(limits[split])
     return pairs["train"], judged
+
+
+def _judged_questions(path: str, flag: str) -> Judged | None:
+    """Read a file in SQuAD's format: the questions that have an answer, among all paragraphs; None for another form."""
+    found = _read_questions(path, flag)
+    if found is None:
+        return None
+    questions, contexts = found
+    return Judged.of(([one.question for one in questions], [one.context for one in questions]), None, contexts)
+
+
+def _read_questions(path: str, flag: str) -> tuple[list[Question], list[str]] | None:
+    """Read the questions of a file in SQuAD's format that have an answer, and all paragraphs; None for another form."""
+    if not path.endswith(SQUAD_ENDINGS):
+        return None
+    try:
+        contexts = [one["context"] for one in read_paragraphs(path, flag)]
+    except NotSquadError:
+        return None
+    questions = [one for one in read_questions_to_predict(path, flag) if one.answers != ()]  # () has no answer
+    require(bool(questions), "must have a question with an answer", flag, path)
+    return questions, contexts
 
 
 def _read_file(path: str, flag: str, *, is_single: bool, delimiter: str | None) -> Table:
     """Read the pairs of a file or a folder; of SQuAD and BeIR to train on single texts, each paragraph once."""
     is_single = is_single and flag == "--train-file"
     if is_beir(path):
-        if is_single:
-            return Table(path, {TEXT: list(_beir_texts(path, CORPUS, flag).values())})
-        judged = read_beir(path, "train")
-        queries, passages = judged.pairs[judged.grades > 0].T.tolist()
-        require(bool(queries), "must have a grade above 0", flag, path)
-        return Table(
-            path,
-            {"query": [judged.queries[one] for one in queries], "passage": [judged.passages[one] for one in passages]},
-        )
-    if not path.endswith(SQUAD_ENDINGS):
+        return Table(path, {TEXT: read_documents(path, flag)} if is_single else _beir_pairs(path, flag))
+    if is_single and path.endswith(SQUAD_ENDINGS):
+        try:
+            contexts = [one["context"] for one in read_paragraphs(path, flag)]
+            return Table(path, {TEXT: list(dict.fromkeys(filter(str.strip, contexts)))})
+        except NotSquadError:
+            pass
+    found = None if is_single else _read_questions(path, flag)
+    if found is None:
         return read_table(path, flag, delimiter=delimiter)
-    try:
-        questions = read_questions_to_predict(path, flag)
-    except NotSquadError:
-        return read_table(path, flag)
-    questions = [one for one in questions if one.answers != ()]  # () has no answer
-    require(bool(questions), "must have a question with an answer", flag, path)
-    contexts = [one.context for one in questions]
-    if is_single:
-        return Table(path, {TEXT: list(dict.fromkeys(contexts))})
-    return Table(path, {"question": [one.question for one in questions], "context": contexts})
+    questions, _ = found
+    return Table(path, {"question": [one.question for one in questions], "context": [one.context for one in questions]})
 
 
-def is_beir(path: str) -> bool:
-    """Return whether a path is of a folder in BeIR's form, and not of a file."""
-    return open_folder(path).exists(CORPUS)
+def _beir_pairs(path: str, flag: str) -> dict[str, Sequence[str]]:
+    judged = read_beir(path, "train")
+    pairs = [(judged.queries[query], judged.passages[passage]) for query, passage in judged.pairs[judged.is_positive]]
+    pairs = [pair for pair in pairs if all(pair)]
+    require(bool(pairs), "must have a grade above 0 of a document with text", flag, path)
+    queries, passages = zip(*pairs, strict=True)
+    return {"query": list(queries), "passage": list(passages)}
 
 
-def read_beir(path: str, split: str) -> Judged:
-    """Read the passages of a folder, those queries that are judged, and their grades.
+def _text_columns(table: Table, data: EmbeddingData, *, is_single: bool) -> list[str]:
+    """Choose the columns of text: those named by the flag, or queries, passages, and columns called negative.
 
     Raises:
-        InputError: a file or a column is missing, an id occurs twice, or a grade is of an unknown query or passage.
+        InputError: the flag must name them: there are others, or columns of numbers, or the names look like texts.
     """
-    folder, flag = open_folder(path), f"--{split}-file"
-    names = [f"qrels/{name}.tsv" for name in GRADES[split]]
-    qrels = next((name for name in names if folder.exists(name)), names[0])
-    for name in (QUERIES, qrels):
-        if not folder.exists(name):
-            of_test = split == "validation" and folder.exists("qrels/test.tsv")
-            hint = " The grades of the test must not choose a checkpoint: use --test-file for them." if of_test else ""
+    columns = [name for name in data.text_column_names if name in table.columns]
+    if columns:
+        return columns
+    left_out = (*NO_TEXT, str(data.score_column_name).lower())
+    columns = [one for one in table.columns if one.lower() not in left_out and not INDEX_OF_PANDAS.fullmatch(one)]
+    has_line_of_names = {".tsv", ".csv"} & set(PurePath(table.name).suffixes[-2:])
+    for name in columns:
+        if has_line_of_names and (NO_NAME.search(name) or len(name) > MAX_NAME_CHARACTERS):
             raise InputError(
-                f"{flag} must be a folder with {CORPUS}, {QUERIES} and {qrels}; {path} has no {name}.{hint}"
+                f"The first line of {table.name} must name its columns; {name[:60]!r} does not look like a name. Add "
+                "such a line, or if it is a name, repeat it after --text-column-names."
             )
-    passages, queries = (_beir_texts(path, name, flag) for name in (CORPUS, QUERIES))
-    table = read_table(folder.path_of(qrels), flag)
-    if len(table.columns) != 3:
+    for name in columns:
+        if all(np.isfinite(number(value)) for value in table.columns[name]):
+            raise InputError(
+                f"Column {name} of {table.name} holds numbers. Use --score-column-name {name} if they are scores, "
+                "--text-column-names to name the columns of text if not."
+            )
+    negatives = [name for name in columns if NEGATIVE.fullmatch(name)]
+    others = [name for name in columns if name not in negatives]
+    if is_single:
+        return others
+    if len(others) > 2:
         raise InputError(
-            f"{table.name} must have the columns query-id, corpus-id and score; it has {', '.join(table.columns)}."
+            "--text-column-names must name the columns of queries, passages, and any hard negatives, in this order; "
+            f"{table.name} has {', '.join(columns)[:200]}. By default only columns called negative, negative_1 and so "
+            "on are hard negatives."
         )
-    grades: dict[tuple[str, str], float] = {}
-    for row, (query, passage, grade) in enumerate(zip(*table.columns.values(), strict=True), start=1):
-        is_known = query in queries and passage in passages and np.isfinite(number(grade))
-        if not is_known or (query, passage) in grades:
-            raise InputError(
-                f"Each row of {table.name} must grade a document of the folder for a query by a number, no two rows "
-                f"the same; row {row:,} has {query}, {passage}, {grade}."
-            )
-        grades[query, passage] = number(grade)
-    judged = list(dict.fromkeys(query for query, _ in grades))
-    rows, columns = ({name: place for place, name in enumerate(names)} for names in (judged, passages))
-    pairs = np.array([(rows[query], columns[passage]) for query, passage in grades], np.int32)
-    return Judged([queries[one] for one in judged], list(passages.values()), pairs, np.array(list(grades.values())))
-
-
-def _beir_texts(path: str, file: str, flag: str) -> Mapping[str, str]:
-    """Return {id: title and text}, in the order of the file."""
-    table, texts = read_table(open_folder(path).path_of(file), flag), {}
-    titles = table.columns.get("title") or [""] * len(table.column("_id", "The id"))
-    rows = zip(table.columns["_id"], titles, table.column("text", "The text"), strict=True)
-    for row, (name, title, text) in enumerate(rows, start=1):
-        if str(name) in texts:
-            raise InputError(f"Each _id of {table.name} must be unique; row {row:,} repeats {name}.")
-        texts[str(name)] = f"{title or ''} {text}".strip()
-        if not isinstance(text, str) or not texts[str(name)]:
-            raise InputError(f"Texts must not be empty; row {row:,} of {table.name} has none.")
-    return texts
+    return [*others, *negatives]
 
 
 def _pairs(table: Table, data: EmbeddingData, split: str) -> Examples:
-    columns = [name for name in data.text_column_names if name in table.columns]
-    if not columns:
-        others = (*NO_TEXT, str(data.score_column_name).lower())
-        columns = [one for one in table.columns if one.lower() not in others and not INDEX_OF_PANDAS.fullmatch(one)]
-        for name in columns:
-            if all(np.isfinite(number(value)) for value in table.columns[name]):
-                raise InputError(
-                    f"Column {name} of {table.name} holds numbers. Use --score-column-name {name} if they are scores, "
-                    "--text-column-names to name the columns of text if not."
-                )
     is_single = data.unsupervised and split == "train"
     has_scores = data.score_column_name in table.columns and not is_single
+    columns = _text_columns(table, data, is_single=is_single)
     if is_single:
         require(
             len(columns) == 1, f"takes one text per row; name its column of {table.name}", "--unsupervised", columns

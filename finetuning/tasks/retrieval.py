@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ from finetuning.tasks.metrics import scores
 
 # Ranks that are looked at; recall counts among the first of these, the others among the first ten.
 DEPTH, NUM_FIRST, RECALL_AT = 100, 10, (1, 10, 100)
-METRICS = ("ndcg_at_10", "mrr_at_10", *(f"recall_at_{rank}" for rank in RECALL_AT))
+RECALLS = {f"recall_at_{rank}": rank for rank in RECALL_AT}
+METRICS = ("ndcg_at_10", "mrr_at_10", *RECALLS)
 SCORED_METRICS = ("spearmanr", "pearson")
 # What a model is compared with, {name in the figures: in words}.
 OTHERS = {"random": "random encoder", "tfidf": "tf-idf", "bm25": "BM25"}
@@ -65,7 +66,9 @@ def search(
     return tf.concat(ranked, axis=0).numpy(), tf.concat(totals, axis=0).numpy()
 
 
-def lexical_rankings(queries: Sequence[str], passages: Sequence[str]) -> dict[str, NDArray[np.int32]]:
+def lexical_rankings(
+    queries: Sequence[str], passages: Sequence[str], depth: int = DEPTH
+) -> dict[str, NDArray[np.int32]]:
     """Rank by the words that texts share, as a search without a model does, {tfidf or bm25: as of `search`}."""
     from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 
@@ -83,8 +86,8 @@ def lexical_rankings(queries: Sequence[str], passages: Sequence[str]) -> dict[st
     bm25.data *= np.log1p((len(passages) - num_with_word + 0.5) / (num_with_word + 0.5))[bm25.col]
 
     return {
-        "tfidf": search(weighted.transform(of_queries), weighted.transform(of_passages), DEPTH)[0],
-        "bm25": search(of_queries, bm25.tocsr(), DEPTH)[0],
+        "tfidf": search(weighted.transform(of_queries), weighted.transform(of_passages), depth)[0],
+        "bm25": search(of_queries, bm25.tocsr(), depth)[0],
     }
 
 
@@ -133,9 +136,10 @@ class Judged:
     """Queries, passages, and grades.
 
     queries, passages: different texts, or those of a folder in BeIR's form.
-    pairs: int (pairs, 2), a query and a passage.
+    pairs: int (pairs, 2), a query and a passage; passages from `len(passages)` on are missing, and never found.
     grades: (pairs,), how relevant the passage is, 0 if it is not; of scored pairs how alike the two are.
     has_scores: pairs are scored, and passages are not searched.
+    identical: int (queries,), the passage that is the query itself and left out of its ranking; -1 if there is none.
     others: {name in `OTHERS`: what else found}, to be compared with.
     """
 
@@ -144,17 +148,21 @@ class Judged:
     pairs: NDArray[np.int32]
     grades: NDArray[np.float64]
     has_scores: bool = False
+    identical: NDArray[np.int32] | None = None
     others: dict[str, Scores] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, texts: Sequence[Sequence[str]], of_rows: Sequence[float] | None) -> "Judged":
+    def of(
+        cls, texts: Sequence[Sequence[str]], of_rows: Sequence[float] | None, more_passages: Sequence[str] = ()
+    ) -> "Judged":
         """Let the first passage of each row be relevant, among all passages of all rows; or score the two texts.
 
         Args:
             texts: columns of queries, passages, and passages that are not relevant.
             of_rows: the score of each row, if there are any.
+            more_passages: which are searched as well.
         """
-        joined = [text for column in texts[1:] for text in column]
+        joined = [*(text for column in texts[1:] for text in column), *more_passages]
         pairs = np.stack([numbered(texts[0]), numbered(joined)[: len(texts[0])]], axis=1)
         queries, passages = (list(dict.fromkeys(column)) for column in (texts[0], joined))
         if of_rows is not None:
@@ -165,11 +173,27 @@ class Judged:
     def first(self, num_queries: int | None) -> "Judged":
         """Keep the first queries, all by default, and all passages."""
         kept = self.pairs[:, 0] < (num_queries or len(self.queries))
-        return Judged(self.queries[:num_queries], self.passages, self.pairs[kept], self.grades[kept])
+        return replace(
+            self,
+            queries=self.queries[:num_queries],
+            pairs=self.pairs[kept],
+            grades=self.grades[kept],
+            identical=None if self.identical is None else self.identical[:num_queries],
+        )
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        return SCORED_METRICS if self.has_scores else METRICS
+        """The names of the figures; recall among as many passages as exist says nothing, and is left out."""
+        if self.has_scores:
+            return SCORED_METRICS
+        return tuple(name for name in METRICS if RECALLS.get(name, 0) < len(self.passages))
+
+    @property
+    def is_positive(self) -> NDArray[np.bool_]:
+        """Which pairs are relevant and can be found, bool (pairs,)."""
+        queries, passages = self.pairs.T
+        is_found = (self.grades > 0) & (passages < len(self.passages))
+        return is_found if self.identical is None else is_found & (passages != self.identical[queries])
 
     @functools.cached_property
     def relevant(self) -> list[dict[int, float]]:
@@ -182,8 +206,7 @@ class Judged:
     def cosines(self, vectors: NDArray[np.float32]) -> NDArray[np.float64]:
         """Compute the cosine of each pair from vectors of length 1, of the queries and then of the passages."""
         queries, passages = np.split(vectors, [len(self.queries)])
-        first, second = queries[self.pairs[:, 0]], passages[self.pairs[:, 1]]
-        return np.einsum("pw,pw->p", first, second, dtype=np.float64)
+        return cosines(queries, passages, self.pairs)
 
     def searched(self, vectors: NDArray[np.float32], temperature: float = 1.0) -> tuple[Scores, float]:
         """Compute the scores of each query from vectors as `cosines` takes them, and the contrastive loss.
@@ -191,13 +214,30 @@ class Judged:
         The loss is the mean over relevant passages, with all passages as negatives that are not relevant.
         """
         queries, passages = np.split(vectors, [len(self.queries)])
-        ranked, totals = search(queries, passages, DEPTH, temperature)
-        is_relevant = self.grades > 0
-        query = self.pairs[is_relevant, 0]
-        logits = self.cosines(vectors)[is_relevant] / temperature - totals[query]
-        others = 1 - np.bincount(query, np.exp(logits), minlength=len(self.queries))[query]
-        losses = np.log(np.maximum(others, 0) + np.exp(logits)) - logits
-        return ranking_scores(ranked, self.relevant), float(losses.mean()) if len(losses) else 0.0
+        ranked, totals = search(queries, passages, self.depth, temperature)
+        pairs = self.pairs[self.is_positive]
+        query = pairs[:, 0]
+        logits = cosines(queries, passages, pairs) / temperature - totals[query]
+        others = 1.0 - np.bincount(query, np.exp(logits), minlength=len(self.queries))
+        if self.identical is not None:
+            own = np.stack([np.arange(len(self.queries)), self.identical], axis=1)[self.identical >= 0]
+            others[own[:, 0]] -= np.exp(cosines(queries, passages, own) / temperature - totals[own[:, 0]])
+        losses = np.log(np.maximum(others, 0)[query] + np.exp(logits)) - logits
+        return self.ranking_scores(ranked), float(losses.mean()) if len(losses) else 0.0
+
+    @property
+    def depth(self) -> int:
+        """Passages that a search must find."""
+        return DEPTH if self.identical is None else DEPTH + 1
+
+    def ranking_scores(self, ranked: NDArray[np.int32]) -> Scores:
+        """Compute each metric for each query from rankings of `depth` passages."""
+        if self.identical is not None:
+            is_other = ranked != self.identical[:, np.newaxis]
+            order = np.argsort(~is_other, axis=1, kind="stable")[:, :DEPTH]
+            ranked = np.where(np.take_along_axis(is_other, order, 1), np.take_along_axis(ranked, order, 1), -1)
+        by_query = ranking_scores(ranked, self.relevant)
+        return {name: by_query[name] for name in self.metrics}
 
     def figures(self, vectors: NDArray[np.float32], temperature: float) -> dict[str, float]:
         """Compute loss and figures of vectors as `cosines` takes them, and how far they are above `others`."""
@@ -210,8 +250,8 @@ class Judged:
         by_query, figures["loss"] = self.searched(vectors, temperature)
         figures |= {name: float(values.mean()) for name, values in by_query.items()}
         for other, by_other in self.others.items():
-            ends = interval(np.stack([by_query[name] - by_other[name] for name in METRICS], axis=1))
-            for name, low, high in zip(METRICS, *ends, strict=True):
+            ends = interval(np.stack([by_query[name] - by_other[name] for name in self.metrics], axis=1))
+            for name, low, high in zip(self.metrics, *ends, strict=True):
                 figures[f"{other}_{name}"] = float(by_other[name].mean())
                 figures |= {f"above_{other}_{name}_low": float(low), f"above_{other}_{name}_high": float(high)}
         return figures
@@ -219,8 +259,15 @@ class Judged:
     def compare_with(self, random_vectors: NDArray[np.float32]) -> None:
         """Let `figures` compare with a random encoder, and with searches for words."""
         self.others["random"], _ = self.searched(random_vectors)
-        for name, ranked in lexical_rankings(self.queries, self.passages).items():
-            self.others[name] = ranking_scores(ranked, self.relevant)
+        for name, ranked in lexical_rankings(self.queries, self.passages, self.depth).items():
+            self.others[name] = self.ranking_scores(ranked)
+
+
+def cosines(
+    queries: NDArray[np.float32], passages: NDArray[np.float32], pairs: NDArray[np.int32]
+) -> NDArray[np.float64]:
+    """Compute the cosine of each pair (pairs, 2) of vectors of length 1."""
+    return np.einsum("pw,pw->p", queries[pairs[:, 0]], passages[pairs[:, 1]], dtype=np.float64)
 
 
 def numbered(texts: Sequence[str]) -> NDArray[np.int32]:

@@ -79,7 +79,12 @@ def read_questions_to_predict(path: str, flag: str) -> list[Question]:
     return questions
 
 
-def _read_squad(path: str, flag: str) -> Table:
+def read_paragraphs(path: str, flag: str) -> list[dict[str, Any]]:
+    """Read the paragraphs of a file in SQuAD's format, which `flag` names: {context: text, qas: its questions}.
+
+    Raises:
+        NotSquadError: the file is of another form.
+    """
     check_data_file(path, flag)
     if not path.endswith(SQUAD_ENDINGS):
         raise InputError(
@@ -88,14 +93,27 @@ def _read_squad(path: str, flag: str) -> Table:
     content = read_file(path)
     try:
         articles = json.loads(gzip.decompress(content) if path.endswith(".gz") else content)["data"]
-        entries = [
-            {**one, "context": paragraph["context"]}
+        paragraphs = [
+            {"context": paragraph["context"], "qas": [dict(one) for one in paragraph.get("qas") or ()]}
             for article in articles
             for paragraph in article["paragraphs"]
-            for one in paragraph["qas"]
         ]
-    except (ValueError, KeyError, TypeError, OSError, EOFError, zlib.error) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, EOFError, zlib.error) as error:
         raise NotSquadError(f"{flag} must be of SQuAD's form, data, paragraphs, qas; {path}: {error!r}.") from error
+    for number, one in enumerate(paragraphs, start=1):
+        if not isinstance(one["context"], str) or LONE_SURROGATE.search(one["context"]):
+            raise InputError(
+                f"The context must be text (Unicode); paragraph {number:,} of {path} has {short(one['context'])}."
+            )
+    return paragraphs
+
+
+def _read_squad(path: str, flag: str) -> Table:
+    entries = [
+        {**one, "context": paragraph["context"]}
+        for paragraph in read_paragraphs(path, flag)
+        for one in paragraph["qas"]
+    ]
     if not entries:
         raise InputError(f"{flag} must name a file with questions; {path} has none.")
     return Table(path, {name: [one.get(name) for one in entries] for name in COLUMNS})

@@ -125,9 +125,10 @@ def test_bad_input_is_one_line(content, flags, message, tiny_start, tmp_path, ru
     assert not (tmp_path / "run").exists()
 
 
-def test_questions_need_answers(tiny_start, tmp_path, run):
+@pytest.mark.parametrize("part", ["train", "validation"])
+def test_questions_need_answers(part, tiny_start, tmp_path, run):
+    write_rows(tmp_path)
     paragraph = {"context": "the name", "qas": [{"id": "1", "question": "what", "answers": []}]}
-    (tmp_path / "train.json").write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}), encoding="utf-8")
-    flags = [f"--{part}-file={tmp_path}/train.json" for part in ("train", "validation")]
-    refused = run(main, *embedding_flags(tiny_start / "start", tmp_path), *flags, "--dry-run").refusal
-    assert "--train-file must have a question with an answer" in refused
+    (tmp_path / "squad.json").write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}), encoding="utf-8")
+    flags = embedding_flags(tiny_start / "start", tmp_path, f"--{part}-file={tmp_path}/squad.json", "--dry-run")
+    assert f"--{part}-file must have a question with an answer" in run(main, *flags).refusal

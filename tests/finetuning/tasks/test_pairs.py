@@ -1,82 +1,18 @@
-"""Folders in BeIR's form: what is read, and that bad ones are refused in one line."""
+"""Which columns and files are read as queries, passages, hard negatives and scores."""
 
+import gzip
+import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from finetuning.config.embedding import EmbeddingData
-from finetuning.tasks.pairs import is_beir, read_beir, read_parts
+from finetuning.tasks.pairs import read_parts
 from mlm_common.errors import InputError
+from tests.finetuning.tasks.test_beir import CORPUS, QRELS, QUERIES, write_beir
 from tests.fixtures.results import write_jsonl
 
-CORPUS = [{"_id": "d2", "title": "A", "text": "cat"}, {"_id": "d1", "title": "", "text": "dog"}]
-QUERIES = [{"_id": "7", "text": "bird"}, {"_id": "q", "text": "pet"}]
-QRELS = [("q", "d1", "2"), ("q", "d2", "0")]
-
-
-def write_beir(folder: Path, corpus: list, queries: list, qrels: list, split: str = "test") -> Path:
-    (folder / "qrels").mkdir(parents=True)
-    for name, rows in (("corpus", corpus), ("queries", queries)):
-        write_jsonl(folder / f"{name}.jsonl", *rows)
-    lines = [("query-id", "corpus-id", "score"), *qrels]
-    (folder / "qrels" / f"{split}.tsv").write_text("".join("\t".join(line) + "\n" for line in lines), encoding="utf-8")
-    return folder
-
-
-def test_judged_queries_and_all_passages_are_read(tmp_path):
-    folder = write_beir(tmp_path / "data", CORPUS, QUERIES, QRELS)
-    assert is_beir(str(folder))
-    assert not is_beir(str(folder / "corpus.jsonl"))
-    judged = read_beir(str(folder), "test")
-    assert (judged.queries, judged.passages) == (["pet"], ["A cat", "dog"])
-    assert judged.relevant == [{1: 2.0, 0: 0.0}]
-
-
-def test_the_first_queries_are_kept(tmp_path):
-    folder = write_beir(tmp_path / "data", CORPUS, QUERIES, [("7", "d1", "1"), *QRELS])
-    judged = read_beir(str(folder), "test").first(1)
-    assert (judged.queries, judged.relevant) == (["bird"], [{1: 1.0}])
-    np.testing.assert_array_equal(judged.pairs, [[0, 1]])
-
-
-EMPTY_TEXT, NO_IDS = {"_id": "d3", "title": "", "text": ""}, {"text": "cat"}
-# (documents, queries, grades, what the error says)
-BAD = [
-    ([*CORPUS, CORPUS[0]], QUERIES, QRELS, "corpus.jsonl must be unique; row 3 repeats d2."),
-    (CORPUS, [*QUERIES, QUERIES[0]], QRELS, "queries.jsonl must be unique; row 3 repeats 7."),
-    (CORPUS, QUERIES, [("q", "d9", "1")], "test.tsv must grade a document of the folder for a query by a number"),
-    (CORPUS, QUERIES, [("x", "d1", "1")], "row 1 has x, d1, 1."),
-    (CORPUS, QUERIES, [*QRELS, QRELS[0]], "row 3 has q, d1, 2."),
-    (CORPUS, QUERIES, [("q", "d1", "good")], "row 1 has q, d1, good."),
-    ([], QUERIES, QRELS, "must name a file with rows"),
-    ([*CORPUS, EMPTY_TEXT], QUERIES, QRELS, "row 3 of"),
-    ([NO_IDS], QUERIES, QRELS, "The id must name a column of"),
-    (CORPUS, QUERIES, [], "must name a file with rows"),
-]
-
-
-@pytest.mark.parametrize(("corpus", "queries", "qrels", "message"), BAD)
-def test_bad_folders_are_refused(corpus, queries, qrels, message, tmp_path):
-    folder = write_beir(tmp_path / "data", corpus, queries, qrels)
-    with pytest.raises(InputError) as error:
-        read_beir(str(folder), "test")
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_a_part_without_grades_is_refused(tmp_path):
-    folder = write_beir(tmp_path / "data", CORPUS, QUERIES, QRELS)
-    with pytest.raises(InputError, match=r"has no qrels/train\.tsv"):
-        read_beir(str(folder), "train")
-
-
-def test_grades_of_the_test_do_not_choose_a_checkpoint(tmp_path):
-    folder = write_beir(tmp_path / "data", CORPUS, QUERIES, QRELS)
-    with pytest.raises(InputError, match=r"has no qrels/dev\.tsv\. The grades of the test .*: use --test-file"):
-        read_beir(str(folder), "validation")
-    (folder / "qrels" / "test.tsv").rename(folder / "qrels" / "validation.tsv")
-    assert read_beir(str(folder), "validation").relevant == [{1: 2.0, 0: 0.0}]
+ANSWER = {"text": "two", "answer_start": 0}
 
 
 def test_a_folder_to_train_on_gives_its_relevant_pairs(tmp_path):
@@ -86,8 +22,90 @@ def test_a_folder_to_train_on_gives_its_relevant_pairs(tmp_path):
     single, _ = read_parts(EmbeddingData(train_file=str(folder), unsupervised=True))
     assert single.texts == (["A cat", "dog"],)
     folder = write_beir(tmp_path / "other", CORPUS, QUERIES, [("q", "d1", "0")], "train")
-    with pytest.raises(InputError, match="--train-file must have a grade above 0; received"):
+    with pytest.raises(InputError, match="--train-file must have a grade above 0 of a document with text; received"):
         read_parts(EmbeddingData(train_file=str(folder)))
+
+
+def write_table(path: Path, names: list[str], *rows: list[str]) -> str:
+    divider = "," if path.suffix == ".csv" else "\t"
+    path.write_text("".join(divider.join(row) + "\n" for row in [names, *rows]), encoding="utf-8")
+    return str(path)
+
+
+def test_only_columns_called_negative_are_hard_negatives_by_themselves(tmp_path):
+    names = ["query", "Hard_Negative", "passage", "negative_1", "neg2", "id"]
+    path = write_table(tmp_path / "rows.tsv", names, ["q", "h", "p", "n", "m", "7"], ["r", "i", "s", "o", "l", "8"])
+    train, _ = read_parts(EmbeddingData(train_file=path))
+    assert [column[0] for column in train.texts] == ["q", "p", "h", "n", "m"]
+
+
+@pytest.mark.parametrize("label", ["entailment", "contradiction"])
+def test_a_label_of_text_is_no_hard_negative(label, tmp_path):
+    path = write_table(
+        tmp_path / "nli.csv", ["sentence1", "sentence2", "label"], ["a", "b", label], ["c", "d", "other"]
+    )
+    with pytest.raises(InputError) as error:
+        read_parts(EmbeddingData(train_file=path))
+    assert "--text-column-names must name the columns of queries, passages, and any hard negatives" in str(error.value)
+    assert "has sentence1, sentence2, label." in str(error.value)
+    train, _ = read_parts(EmbeddingData(train_file=path, text_column_names=["sentence1", "sentence2"]))
+    assert train.texts == (["a", "c"], ["b", "d"])
+    train, _ = read_parts(EmbeddingData(train_file=path, text_column_names=["sentence2", "sentence1", "label"]))
+    assert train.texts[2] == [label, "other"]
+
+
+NO_NAMES = [
+    ["query one", "a passage", "another"],
+    ["what is it?", "cat"],
+    ["cat", "It is a cat."],
+    ["猫とは何ですか。", "動物"],
+    ["cat", "a" * 50],
+    ["cat", "1048585"],
+]
+
+
+@pytest.mark.parametrize("ending", ["tsv", "csv", "tsv.gz"])
+@pytest.mark.parametrize("first", NO_NAMES)
+def test_a_first_row_is_not_lost_where_no_line_names_the_columns(first, ending, tmp_path):
+    path = Path(write_table(tmp_path / f"rows.{ending[:3]}", first, ["b"] * len(first), ["c"] * len(first)))
+    if ending.endswith(".gz"):
+        path = path.rename(tmp_path / "rows.tsv.gz")
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(InputError, match=r"The first line of .* must name its columns; .* does not look like a name"):
+        read_parts(EmbeddingData(train_file=str(path)))
+    train, _ = read_parts(EmbeddingData(train_file=str(path), text_column_names=first))
+    assert train.num_rows == 2
+
+
+def test_one_column_of_texts_needs_a_name_too(tmp_path):
+    path = write_table(tmp_path / "rows.tsv", ["the first text"], ["the second"])
+    with pytest.raises(InputError, match="'the first text' does not look like a name"):
+        read_parts(EmbeddingData(train_file=path, unsupervised=True))
+
+
+def test_all_passages_of_a_part_are_searched_with_its_first_queries(tmp_path):
+    files = {"train_file": write_table(tmp_path / "train.tsv", ["q", "p"], ["a", "b"], ["c", "d"])}
+    names = ["query", "passage", "negative"]
+    files["validation_file"] = write_table(
+        tmp_path / "rows.tsv", names, ["a", "x", "n"], ["b", "y", "m"], ["a", "z", "n"], ["c", "x", "l"]
+    )
+    paragraphs = [
+        {"context": "one", "qas": [{"id": "1", "question": "?", "answers": [], "is_impossible": True}]},
+        {"context": "two", "qas": [{"id": str(n), "question": f"{n}?", "answers": [ANSWER]} for n in (2, 3)]},
+        {"context": "three", "qas": []},
+        {"context": "four"},
+        {"context": "two", "qas": [{"id": "4", "question": "4?", "answers": [ANSWER]}]},
+    ]
+    squad = tmp_path / "squad.json"
+    squad.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}), encoding="utf-8")
+    _, judged = read_parts(EmbeddingData(**files, test_file=str(squad), max_eval_samples=1, max_predict_samples=2))
+    rows, questions = judged["validation"], judged["test"]
+    assert (rows.queries, rows.passages) == (["a"], ["x", "y", "z", "n", "m", "l"])
+    assert rows.relevant == [{0: 1.0, 2: 1.0}]
+    assert (questions.queries, sorted(questions.passages)) == (["2?", "3?"], ["four", "one", "three", "two"])
+    assert questions.relevant == [{questions.passages.index("two"): 1.0}] * 2
+    single, _ = read_parts(EmbeddingData(train_file=str(squad), unsupervised=True))
+    assert single.texts == (["one", "two", "three", "four"],)
 
 
 def test_scores_of_a_test_may_have_been_taken_out(tmp_path):

@@ -1,0 +1,175 @@
+"""Folders in BeIR's format (Thakur et al. 2021), read and scored by BEIR's rules.
+
+BEIR leaves the document with a query's id out of the query's ranking. Grades of documents that the corpus lacks stay:
+such documents are never found. Documents may be empty. Documents with equal scores are ranked as trec_eval does, the
+later id first.
+"""
+
+import csv
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from finetuning.config.embedding import CORPUS
+from finetuning.data.labels import short
+from finetuning.tasks.retrieval import Judged
+from mlm_common.errors import InputError
+from mlm_common.storage import Folder, missing, open_folder
+from mlm_common.storage.guard import guarded_read
+
+logger = logging.getLogger(__name__)
+
+QUERIES = "queries.jsonl"
+# The files of the grades, the first that exists for each split.
+QRELS = {"train": ("train",), "validation": ("dev", "validation"), "test": ("test",)}
+
+
+def is_beir(path: str) -> bool:
+    """Return whether a path is a folder in BeIR's format, not a file."""
+    return open_folder(path).exists(CORPUS)
+
+
+def read_documents(path: str, flag: str) -> list[str]:
+    """Read the title and text of each document that is not empty.
+
+    Raises:
+        InputError: the corpus cannot be read, or a line of it has no id or no text.
+    """
+    return [text for text in _read_texts(open_folder(path), CORPUS, flag).values() if text]
+
+
+def read_beir(path: str, split: str) -> Judged:
+    """Read the documents of a folder, the queries that have grades, and these grades.
+
+    Raises:
+        InputError: a file is missing or cannot be read; an id stands for two texts; a grade is not a whole number, or
+            is given twice; the query of a grade is missing, or the documents of all grades are.
+    """
+    folder, flag = open_folder(path), f"--{split}-file"
+    names = [f"qrels/{name}.tsv" for name in QRELS[split]]
+    qrels = next((name for name in names if folder.exists(name)), names[0])
+    for name in (CORPUS, QUERIES, qrels):
+        if not folder.exists(name):
+            of_test = split == "validation" and folder.exists("qrels/test.tsv")
+            hint = " The grades of the test must not choose a checkpoint: use --test-file for them." if of_test else ""
+            raise InputError(
+                f"{flag} must be a folder with {CORPUS}, {QUERIES} and {qrels}; {path} has no {name}.{hint}"
+            )
+    documents, queries = (_read_texts(folder, name, flag) for name in (CORPUS, QUERIES))
+    documents = dict(sorted(documents.items(), reverse=True))
+    grades = _read_grades(folder, qrels, flag, queries, documents)
+    judged = list(dict.fromkeys(query for query, _ in grades))
+    absent = list(dict.fromkeys(document for _, document in grades if document not in documents))
+    if absent:
+        if all(document not in documents for _, document in grades):
+            raise InputError(f"{folder.path_of(qrels)} must grade documents of {CORPUS}; it has none of them.")
+        logger.warning(
+            "%s grades %s documents that %s lacks, such as %s. They count as not found, as in BEIR.",
+            *(folder.path_of(qrels), f"{len(absent):,}", CORPUS, short(absent[0])),
+        )
+    rows = {name: index for index, name in enumerate(judged)}
+    columns = {name: index for index, name in enumerate([*documents, *absent])}
+    pairs = np.array([(rows[query], columns[document]) for query, document in grades], np.int32)
+    identical = np.array([columns[query] if query in documents else -1 for query in judged], np.int32)
+    return Judged(
+        [queries[name] for name in judged],
+        list(documents.values()),
+        pairs,
+        np.array(list(grades.values())),
+        identical=identical,
+    )
+
+
+def _read_texts(folder: Folder, file: str, flag: str) -> dict[str, str]:
+    """Return {id: text}, in the order of the file; the text of a document begins with its title."""
+    texts: dict[str, str] = {}
+    path = folder.path_of(file)
+    for line, row in _read_objects(folder, file, flag):
+        name, text, title = row.get("_id"), row.get("text"), row.get("title") if file == CORPUS else None
+        is_id = isinstance(name, str) or type(name) is int
+        if not is_id or not isinstance(text, str) or not isinstance(title, str | None):
+            key, value = (
+                ("_id", name) if not is_id else ("text", text) if not isinstance(text, str) else ("title", title)
+            )
+            raise InputError(f"{flag}: {key} must be text; line {line:,} of {path} has {short(value)}.")
+        text = f"{title or ''} {text}".strip()
+        if texts.setdefault(str(name), text) != text:
+            raise InputError(f"{flag}: each _id must be of one text; line {line:,} of {path} repeats {short(name)}.")
+    if not texts:
+        raise InputError(f"{flag} must be a folder with texts in {file}; {path} has none.")
+    return texts
+
+
+def _read_objects(folder: Folder, file: str, flag: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield the number of each line of a JSON Lines file that is not blank, and its object."""
+    for number, line in enumerate(_read_lines(folder, file, flag), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            json.dumps(row, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+        except (ValueError, RecursionError) as error:
+            raise InputError(
+                f"{flag}: each line must be a JSON object; line {number:,} of {folder.path_of(file)} is not: {error}."
+            ) from error
+        if not isinstance(row, dict):
+            raise InputError(
+                f"{flag}: each line must be a JSON object; line {number:,} of {folder.path_of(file)} is not."
+            )
+        yield number, row
+
+
+def _read_lines(folder: Folder, file: str, flag: str) -> list[str]:
+    path = folder.path_of(file)
+    if not folder.exists(file):
+        raise missing(path, flag, "file")
+    with guarded_read(path, "a file of UTF-8 text", flag=flag):
+        return [line.removesuffix("\r") for line in folder.read_bytes(file).decode("utf-8-sig").split("\n")]
+
+
+def _read_grades(
+    folder: Folder, file: str, flag: str, queries: Mapping[str, str], documents: Mapping[str, str]
+) -> dict[tuple[str, str], float]:
+    """Return {(query, document): grade} of a file with BeIR's three columns or TREC's four, with or without a header.
+
+    BeIR's columns are separated by tabs: query, document, grade. TREC's second column means nothing, and white space
+    of any kind may separate its columns.
+    """
+    path, lines = folder.path_of(file), _read_lines(folder, file, flag)
+    has_tabs = any("\t" in line for line in lines)
+    rule = f"{flag}: each line of {path} must have a query, a document and a whole number"
+    grades: dict[tuple[str, str], float] = {}
+    is_first = True
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        with guarded_read(path, "a table of grades", flag=flag):
+            row = next(csv.reader([line], delimiter="\t")) if has_tabs else line.split()
+        may_be_header, is_first = is_first, False
+        if len(row) not in (3, 4):
+            raise InputError(f"{rule}, or TREC's four columns; line {number:,} has {len(row)} columns.")
+        query, document, grade = row[0], row[-2], _whole_number(row[-1])
+        if grade is None:
+            if may_be_header and query not in queries and document not in documents:
+                continue
+            raise InputError(f"{rule}; line {number:,} has {short(row[-1])} as its number.")
+        if query not in queries:
+            raise InputError(f"{rule}; line {number:,} has the query {short(query)}, which {QUERIES} lacks.")
+        if grades.setdefault((query, document), grade) != grade:
+            raise InputError(
+                f"{rule}, one for each pair; line {number:,} repeats {short(query)} with {short(document)}."
+            )
+    if not grades:
+        raise InputError(f"{flag} must be a folder with grades; {path} has none.")
+    return grades
+
+
+def _whole_number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if value.is_integer() else None
