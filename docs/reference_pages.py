@@ -45,6 +45,9 @@ SCRIPTS = {
     "Before a run": ("install.py", "train/doctor.py", "train/tpu_preflight.py"),
 }
 PRESETS = PROJECT / "train" / "model" / "presets"
+RECIPES = PROJECT / "recipes"
+# Of the search's results, pages of flags come after pages that explain them: six commands have the same eighty flags.
+FLAGS_PAGE = "---\nsearch:\n  boost: 0.5\n---\n\n"
 
 
 class _ParserFound(Exception):  # noqa: N818
@@ -145,9 +148,20 @@ def presets_page() -> str:
     """Show each preset's file, whose comments give the reason of each number."""
     lines = ["# Presets", "", "The files behind `--preset NAME`, with the reason of each number.", ""]
     lines += ["Which one to choose: [Presets and batches](../guides/presets.md).", ""]
-    for path in sorted(PRESETS.glob("*.yaml")):
-        lines += [f"## {path.stem}", "", "```yaml", path.read_text(encoding="utf-8").rstrip(), "```", ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_yaml_files(PRESETS)])
+
+
+def recipes_page() -> str:
+    """Show each recipe's file, whose comments give its commands and the source of each number."""
+    lines = ["# Recipes", "", "Whole runs, one file each, with the paper and the section of each number.", ""]
+    lines += ["Put your names into a copy, and start it with `run_mlm.py --phases FILE`. `scale` makes a run shorter.", ""]
+    lines += ["More about these files: [Phases](../guides/phases.md). Which one to choose: [Plan a run](../guides/plan.md).", ""]
+    return "\n".join([*lines, *_yaml_files(RECIPES)])
+
+
+def _yaml_files(folder: Path) -> Iterator[str]:
+    for path in sorted(folder.glob("*.yaml")):
+        yield f"## {path.stem}\n\n```yaml\n{path.read_text(encoding='utf-8').rstrip()}\n```\n"
 
 
 def exit_statuses_page() -> str:
@@ -178,8 +192,9 @@ def generated_pages() -> dict[str, str]:
     scripts = [script for group in SCRIPTS.values() for script in existing(group)]
     return {
         "reference/index.md": commands_page(),
-        **{f"reference/commands/{Path(script).stem}.md": command_page(script) for script in scripts},
+        **{f"reference/commands/{Path(script).stem}.md": FLAGS_PAGE + command_page(script) for script in scripts},
         "reference/presets.md": presets_page(),
+        "reference/recipes.md": recipes_page(),
         "reference/exit_statuses.md": exit_statuses_page(),
         "design/contributing.md": contributing_page(),
     }

@@ -1,5 +1,6 @@
 """Every command of README and docs is real: its flags parse, its make targets exist, its version is the changelog's."""
 
+import json
 import os
 import re
 import shlex
@@ -29,26 +30,44 @@ COMMAND_LINES = sorted(
 )
 NO_PATH = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"NO_MKDOCS_2_WARNING": "1"}
 # Pages that the build of the site makes from the code.
-GENERATED = re.compile(r"docs/(?:design/contributing|reference/(?:index|presets|exit_statuses|commands/\w+))\.md")
+GENERATED = re.compile(
+    r"docs/(?:design/contributing|reference/(?:index|presets|recipes|exit_statuses|commands/\w+))\.md"
+)
 BENCHMARKS = tuple(sorted({word for line in COMMAND_LINES for word in line.split() if word.startswith("benchmarks/")}))
 
 # The commands of Google's CLI that the pages use, with flags of theirs (cloud.google.com/sdk/gcloud/reference).
 GCLOUD = {
+    "auth login": "",
+    "auth application-default login": "",
     "config set": "",
     "services enable": "",
     "storage buckets create": "location uniform-bucket-level-access soft-delete-duration",
     "storage buckets add-iam-policy-binding": "member role",
     "storage cp": "recursive",
+    "storage rsync": "recursive",
     "storage rm": "recursive",
     "iam service-accounts create": "",
     "iam service-accounts delete": "quiet",
     "compute tpus tpu-vm create": "zone accelerator-type version service-account spot",
     "compute tpus tpu-vm delete": "zone quiet",
     "compute tpus tpu-vm list": "zone",
+    "compute tpus tpu-vm scp": "recurse zone",
     "compute tpus tpu-vm ssh": "zone worker command",
     "compute tpus queued-resources create": "node-id zone accelerator-type runtime-version service-account spot",
     "compute tpus queued-resources describe": "zone",
+    "compute tpus queued-resources list": "zone",
     "compute tpus queued-resources delete": "zone force",
+}
+# Programs of every Linux machine, with options of theirs.
+PROGRAMS = {
+    "cat": "",
+    "cp": "",
+    "curl": "-L -o -O",
+    "git": "clone --depth",
+    "gzip": "",
+    "mkdir": "-p",
+    "tmux": "new -s",
+    "unzip": "-d",
 }
 
 
@@ -57,6 +76,12 @@ def check_gcloud(words):
     (command,) = (name for name in GCLOUD if words[: len(name.split())] == name.split())
     flags = [word for word in words if word.startswith("--")]
     assert {flag.removeprefix("--").partition("=")[0] for flag in flags} <= set(GCLOUD[command].split())
+
+
+def check_program(name, words):
+    """Check that the options are known, and that addresses are safe ones."""
+    assert {word for word in words if word.startswith("-")} <= set(PROGRAMS[name].split())
+    assert all(word.startswith("https://") for word in words if "://" in word)
 
 
 def check_environment(folder):
@@ -74,7 +99,7 @@ def test_commands_of_the_documentation(line):
         printed, _ = ask_for_help(BENCHMARKS)[words[1]]
         assert "usage: " in printed
         assert all(word in printed for word in words[2:] if word.startswith("--"))
-    elif words[0] in ("python", "python3"):
+    elif words[0] in ("python", "python3") and words[1] != "-m":
         assert (PROJECT / words[1]).is_file()
         if words[2:] == ["--preset", "list"]:
             with pytest.raises(SystemExit, match="0"):
@@ -85,6 +110,10 @@ def test_commands_of_the_documentation(line):
         subprocess.run(["make", "--dry-run", *words[1:]], cwd=PROJECT, check=True, capture_output=True)
     elif words[0] == "gcloud":
         check_gcloud(words[1:])
+    elif words[0] in PROGRAMS:
+        check_program(words[0], words[1:])
+    elif words[0] == ".venv-torch/bin/pip" or words[1:] == ["-m", "venv", ".venv-torch"]:
+        assert words[-2:] in (["torch", "transformers"], ["venv", ".venv-torch"])
     elif words[0] == "source":
         check_environment(words[1].removesuffix("/bin/activate"))
     elif words[0] == "export":
@@ -162,6 +191,11 @@ def test_the_site_builds(tmp_path, tmp_path_factory):
     assert done.returncode == 0, done.stderr[-3000:]
     flags = (tmp_path / "site" / "reference" / "commands" / "run_mlm.html").read_text(encoding="utf-8")
     assert "<code>--max-steps</code>" in flags
+    assert "search.js" in flags
+    assert "roberta-small" in (tmp_path / "site" / "reference" / "recipes.html").read_text(encoding="utf-8")
+    # What people search for is a flag as it is written: it must be found by its words.
+    index = json.loads((tmp_path / "site" / "search" / "search_index.json").read_text(encoding="utf-8"))
+    assert re.split(index["config"]["separator"], "--gradient-checkpointing")[1:] == ["gradient", "checkpointing"]
     assert "137" in (tmp_path / "site" / "reference" / "exit_statuses.html").read_text(encoding="utf-8")
     assert "read_runs" in (tmp_path / "site" / "reference" / "api.html").read_text(encoding="utf-8")
     for page in (tmp_path / "site").rglob("*.html"):

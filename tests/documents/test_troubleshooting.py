@@ -1,4 +1,4 @@
-"""The page of troubles: messages that it calls ours are in the code, and its flags are flags of the commands."""
+"""The page of troubles: messages are in the code unless they are marked as another program's, and its flags are flags of the commands."""
 
 import ast
 import re
@@ -12,7 +12,10 @@ from train.export import build_parser
 
 PROJECT = Path(__file__).parents[2]
 TEXT = (PROJECT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-OUR_MESSAGES = re.findall(r"```ours\n(.*?)\n```", TEXT, flags=re.S)
+QUOTED = "<!-- of another program -->\n"
+OUR_MESSAGES = re.findall(
+    r"```text\n(.*?)\n```", re.sub(f"{QUOTED}```text\n.*?\n```", "", TEXT, flags=re.S), flags=re.S
+)
 ELSEWHERE = ("gcloud ", "pip ", "hf ", "sudo ", "--no-deps")  # flags of other programs
 DIFFERS = "…"
 # What logging's % formats stand for.

@@ -208,7 +208,9 @@ def _example(record: dict[str, Any], task: TaskCard, tokenizer: PreTrainedTokeni
 
 def _usage(record: dict[str, Any], task: TaskCard, sentence: str) -> str:
     hub = record["settings"]["hub"]
-    return (task.usage or LOADING).format(
+    packages = "torch transformers" if task.library == "transformers" else f"torch transformers {task.library}"
+    where = "" if hub["hub_model_id"] else " Run it in the folder of this card."
+    return f"It needs PyTorch: `pip install {packages}`.{where}\n\n" + (task.usage or LOADING).format(
         # JSON's strings are Python's, with double quotes.
         model=json.dumps(hub["hub_model_id"] or "."),
         revision=f", revision={json.dumps(hub['hub_revision'])}" if hub["hub_revision"] else "",

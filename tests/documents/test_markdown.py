@@ -1,0 +1,86 @@
+"""Markdown that GitHub and the site show alike, and commands that a narrow window shows whole."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[2]
+# What Material for MkDocs or pymdownx render, and GitHub prints as it is.
+ONLY_ON_THE_SITE = {
+    "an admonition": r"^ *(?:!!!|\?\?\?\+?) ",
+    "a snippet": r"--8<--",
+    "a tab": r'^ *===[+!]? "',
+    "attributes": r"\{:? *[.#][\w-]",
+    "an icon": r"(?<![\w`]):(?:material|fontawesome|octicons|simple)-",
+}
+# Languages that GitHub colours; a fence with another word has plain text, which says `text`.
+LANGUAGES = {"", "bash", "console", "dockerfile", "ini", "json", "python", "text", "yaml"}
+MOST_COLUMNS = 88
+EMBEDDED = re.compile(r"<!-- ([\w/]+\.py): begin -->\n```python\n(.*?)```\n<!-- \1: end -->", flags=re.S)
+
+
+def markdown_files() -> list[str]:
+    listed = subprocess.run(["git", "ls-files", "-z", "*.md"], cwd=PROJECT, capture_output=True, encoding="utf-8")
+    return sorted(path for path in listed.stdout.split("\0") if path)
+
+
+def read(page: str) -> str:
+    return (PROJECT / page).read_text(encoding="utf-8")
+
+
+def prose_and_blocks(text: str) -> tuple[str, list[tuple[str, str]]]:
+    """Split a page into its prose and its fenced blocks, each with the words after its fence."""
+    fence = re.compile(r"^ *```(.*)\n((?:.*\n)*?) *```$", flags=re.M)
+    prose = re.sub(r"`[^`\n]+`", "", fence.sub("", text))
+    return prose, [(info.strip(), block) for info, block in fence.findall(text)]
+
+
+@pytest.mark.parametrize("page", markdown_files())
+def test_a_page_has_nothing_that_github_does_not_render(page):
+    prose, blocks = prose_and_blocks(read(page))
+    for name, pattern in ONLY_ON_THE_SITE.items():
+        found = re.search(pattern, prose, flags=re.M)
+        assert not found, f"{page} has {name}: {found[0]!r}"
+    assert {info for info, _ in blocks} <= LANGUAGES
+
+
+NOT_YET = {
+    f"docs/guides/{name}.md"
+    for name in "corpora embeddings finetuning mixtures pretraining_scores resume scores tags_and_questions tokenizer".split()
+}
+
+
+@pytest.mark.parametrize("page", [page for page in markdown_files() if page not in NOT_YET])
+def test_commands_are_wrapped(page):
+    """Only a line of one word, which cannot be cut, may be longer."""
+    for info, block in prose_and_blocks(read(page))[1]:
+        if info in ("bash", "console"):
+            for line in block.splitlines():
+                words = line.split() if line.startswith("#") else shlex.split(line.removesuffix("\\"), comments=True)
+                assert len(line) <= MOST_COLUMNS or len(words) == 1, f"{page}: {line}"
+
+
+def test_what_is_not_rendered_is_recognized():
+    page = '!!! note "Words"\n\n    text\n\n--8<-- "a.py"\n\n``` {.python}\npass\n```\n\n=== "Linux"\n'
+    prose, _ = prose_and_blocks(page)
+    found = {name for name, pattern in ONLY_ON_THE_SITE.items() if re.search(pattern, prose, flags=re.M)}
+    assert found == {"an admonition", "a snippet", "a tab"}
+    assert prose_and_blocks(page)[1] == [("{.python}", "pass\n")]
+
+
+@pytest.mark.parametrize("page", ["docs/tutorials/custom_task.md"])
+def test_programs_on_a_page_are_those_of_their_files(page):
+    programs = EMBEDDED.findall(read(page))
+    assert programs
+    assert dict(programs) == {path: read(path) for path, _ in programs}
+
+
+def test_tables_have_headings():
+    """At least one of the first row's cells has words, or the table begins with an empty row."""
+    for page in markdown_files():
+        prose = re.sub(r"^```.*?^```$", "", read(page), flags=re.M | re.S)
+        for head in re.findall(r"(?:\A|\n\n)(\|.*\|)\n\| ?---", prose):
+            assert head.strip("| "), f"{page}: {head}"

@@ -1,0 +1,51 @@
+"""What README tells a reader to run: in the environment that it names, with the files that it names."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from finetuning import predict, run_classification
+from tests.fixtures.finetuned_runs import run_on_one_device
+from tests.fixtures.other_environments import output_of
+from tests.fixtures.results import read_json
+
+PROJECT = Path(__file__).parents[2]
+README = (PROJECT / "README.md").read_text(encoding="utf-8")
+PAGES = ("README.md", "docs/tutorials/german.md")
+PYTORCH = "python3 -m venv .venv-torch\n.venv-torch/bin/pip install torch transformers\n"
+
+
+def flags_of(script: str, **replaced: str) -> list[str]:
+    """Find the flags of README's command that runs a script, some of their values replaced."""
+    (command,) = re.findall(rf"^python {script} ((?:.*\\\n)*.*)$", README, flags=re.M)
+    flags = shlex.split(command.replace("\\\n", " "))
+    for name, value in replaced.items():
+        flags[flags.index(f"--{name.replace('_', '-')}") + 1] = value
+    return flags
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_the_snippet_opens_the_model_in_the_environment_that_it_names(page, python, finished_run):
+    text = (PROJECT / page).read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"```python\n(.*?)```", text, flags=re.S)
+    assert PYTORCH in text[: text.index(snippet)]
+    assert "work/model/export" in snippet
+    printed = output_of(python, snippet.replace("work/model/export", str(finished_run / "export")))
+    assert "'token_str'" in printed
+
+
+def test_the_example_of_classification_runs_as_typed(tiny_start, tmp_path, monkeypatch, capsys):
+    """But from a tiny model, in a few steps."""
+    monkeypatch.chdir(PROJECT)
+    output = str(tmp_path / "reviews")
+    flags = flags_of("finetuning/run_classification.py", init_from=str(tiny_start / "start"), output_dir=output)
+    flags[flags.index("--max-seq-length") + 1] = "30"
+    flags[flags.index("--num-epochs") + 1] = "1"
+    run_on_one_device(run_classification.main, [*flags, "--length-buckets", "30"], eagerly=True)
+    assert read_json(Path(output) / "all_results.json")["eval_samples"] == 12
+    capsys.readouterr()
+    assert predict.main(flags_of("finetuning/predict.py", model=output)) == 0
+    assert {"positive", "negative", "mixed"} <= set(re.findall(r"[a-z]+", capsys.readouterr().out))
