@@ -374,7 +374,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--extra", choices=EXTRAS, help="What to install. Default: what suits the machine.")
     parser.add_argument(
-        "--with", dest="more", nargs="+", default=[], metavar="NAME", help="Also: finetuning, beam, docs, test."
+        "--with",
+        dest="more",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="Also: finetuning, beam, wandb, mlflow, trackio, docs, test.",
     )
     parser.add_argument(
         "--environment", metavar="DIR", help="Folder of the environment. Default: .venv, or .venv-preflight."
@@ -394,6 +399,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("Stopped. Run the same command again to go on.", file=sys.stderr)
         return 130
     print(f"Activate it: source {_shown(Path(python).parent / 'activate')}")
+    if not arguments.more and arguments.extra != "preflight":
+        print("next: python quickstart.py")
     return 0
 
 

@@ -154,8 +154,14 @@ def presets_page() -> str:
 def recipes_page() -> str:
     """Show each recipe's file, whose comments give its commands and the source of each number."""
     lines = ["# Recipes", "", "Whole runs, one file each, with the paper and the section of each number.", ""]
-    lines += ["Put your names into a copy, and start it with `run_mlm.py --phases FILE`. `scale` makes a run shorter.", ""]
-    lines += ["More about these files: [Phases](../guides/phases.md). Which one to choose: [Plan a run](../guides/plan.md).", ""]
+    lines += [
+        "Put your names into a copy, and start it with `run_mlm.py --phases FILE`. `scale` makes a run shorter.",
+        "",
+    ]
+    lines += [
+        "More about these files: [Phases](../guides/phases.md). Which one to choose: [Plan a run](../guides/plan.md).",
+        "",
+    ]
     return "\n".join([*lines, *_yaml_files(RECIPES)])
 
 

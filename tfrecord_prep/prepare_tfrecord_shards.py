@@ -47,6 +47,8 @@ NUM_BAD_ROWS_SHOWN = 5
 WORKERS_HINT = "Use fewer --num-workers, or a smaller --partition-bytes."
 # The default of run_qa.py for a question and a part of its paragraph.
 QUESTION_ANSWERING_LENGTH = 384
+# 2,000 steps of the smallest preset, some minutes.
+MOST_ROWS_READ_TEN_TIMES = 6_400
 
 
 @command
@@ -93,10 +95,13 @@ def prepare(corpus_config: CorpusConfig, sources: SourcesConfig, config: Prepare
     if not all(plan.is_complete for plan in plans):
         output.delete_files([MIXTURE_NAME] if output.exists(MIXTURE_NAME) else [])
     duplicates = look_for_duplicates(plans, mixture, engines) if config.drop_duplicates else {}
+    num_rows = 0
     for plan in plans:
         corpus, engine = mixture.corpora[plan.source], engines[plan.source]
         prepare_split(plan, corpus, tokenizer, engine, duplicates.get(plan.folder, {}))
-        print(describe_split(plan.folder, read_manifest(plan.folder)))
+        manifest = read_manifest(plan.folder)
+        num_rows += manifest.totals.num_rows if plan.split_name == plans[0].split_name else 0
+        print(describe_split(plan.folder, manifest))
         print(describe_first_row(plan.folder, tokenizer))
     output.subfolder(HASHES_NAME).delete()
     if "" not in mixture.corpora:
@@ -106,7 +111,7 @@ def prepare(corpus_config: CorpusConfig, sources: SourcesConfig, config: Prepare
 
         folders = [plan.place for plan in plans]
         push_shards(str(output), folders, repository, publish_details=config.publish_details)
-    print(describe_next(str(output), plans))
+    print(describe_next(str(output), plans, num_rows))
 
 
 def look_for_duplicates(
@@ -255,11 +260,12 @@ def describe_split(folder: str, manifest: Manifest) -> str:
     return "\n".join([f"{manifest.split}: {folder}", *(f"  {name:18s}  {text}" for name, text in rows.items() if text)])
 
 
-def describe_next(output_dir: str, plans: Sequence[SplitPlan]) -> str:
-    """Write the command that trains a model on the shards: the smallest preset, which every machine can run."""
+def describe_next(output_dir: str, plans: Sequence[SplitPlan], num_rows: int) -> str:
+    """Write the command that trains a model on `num_rows` rows: the smallest preset, which every machine can run."""
     folders = {plan.split_name: output_dir if plan.source else plan.folder for plan in plans}
     # One pass would be too few steps on a small corpus, and days on a large one.
-    flags = ["--preset", "tiny-cpu", "--max-steps", "1000", "--train-dataset", next(iter(folders.values()))]
+    length = ["--num-epochs", "10"] if num_rows <= MOST_ROWS_READ_TEN_TIMES else ["--max-steps", "1000"]
+    flags = ["--preset", "tiny-cpu", *length, "--train-dataset", next(iter(folders.values()))]
     if VALIDATION in folders and plans[0].split_name != VALIDATION:
         flags += ["--eval-dataset", folders[VALIDATION]]
     return next_step("train/run_mlm.py", [*flags, "--output-dir", folder_beside(output_dir, "model")])

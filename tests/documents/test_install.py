@@ -136,7 +136,8 @@ def test_uv_makes_the_environment_once(commands, tmp_path, capsys):
     assert installed.endswith("--editable .[cpu]")
     printed = capsys.readouterr().out
     assert "Installing TensorFlow for the CPU (about 0.5 GB)" in printed
-    assert printed.splitlines()[-1] == f"Activate it: source {folder}/bin/activate"
+    assert printed.splitlines()[-2:] == [f"Activate it: source {folder}/bin/activate", "next: python quickstart.py"]
+    assert (PROJECT / "quickstart.py").is_file()
     assert make(folder, "--extra", "cpu") == 0
     assert "is up to date." in capsys.readouterr().out
     assert len(commands()) == 2

@@ -1,4 +1,4 @@
-"""The page of troubles: messages are in the code unless they are marked as another program's, and its flags are flags of the commands."""
+"""The page of troubles: its messages are in the code, but for other programs'; its flags are flags of the commands."""
 
 import ast
 import re

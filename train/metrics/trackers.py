@@ -147,4 +147,4 @@ def check_trackers(names: Sequence[str]) -> None:
     for name in names:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:  # a folder of that name, as wandb makes, is no package
-            raise InputError(f"--report-to {name} needs a package that is missing: pip install {name}")
+            raise InputError(f"--report-to {name} needs a package that is missing: python3 install.py --with {name}")

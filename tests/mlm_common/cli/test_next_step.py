@@ -34,20 +34,23 @@ def test_after_the_tokenizer_come_the_shards(monkeypatch):
 
 @pytest.mark.parametrize("sources", [("",), ("de", "fo")], ids=["one corpus", "sources"])
 @pytest.mark.parametrize("splits", [("train", "validation"), ("train",)], ids=["validation", "none"])
-def test_after_the_shards_comes_the_training(sources, splits):
+@pytest.mark.parametrize(("num_rows", "num_epochs", "max_steps"), [(5_000, 10, None), (100_000, 1, 1000)])
+def test_after_the_shards_comes_the_training(sources, splits, num_rows, num_epochs, max_steps):
+    """A few megabytes are read ten times, as README does; a large corpus not even once."""
     folder = "gs://bucket/shards"
     plans = [
         SimpleNamespace(source=source, split_name=split, folder="/".join(filter(None, (folder, source, split))))
         for source in sources
         for split in splits
     ]
-    script, arguments = words_of(next_after_shards(folder, plans))
+    script, arguments = words_of(next_after_shards(folder, plans, num_rows))
     assert script == PROJECT_FOLDER / "train" / "run_mlm.py"
     config = parse_training_config(arguments, None)
     ending = "/{}" if sources == ("",) else ""
     assert config.data.train_dataset == folder + ending.format("train")
     assert config.data.eval_dataset == (folder + ending.format("validation") if splits[1:] else None)
-    assert (config.run.output_dir, config.optimization.max_steps) == ("gs://bucket/model", 1000)
+    assert config.run.output_dir == "gs://bucket/model"
+    assert (config.optimization.num_epochs, config.optimization.max_steps) == (num_epochs, max_steps)
 
 
 def test_paths_are_as_one_would_type_them(tmp_path, monkeypatch):

@@ -117,5 +117,5 @@ def test_unknown_and_missing_trackers_are_one_line(shards, tmp_path, run, monkey
     assert "each once" in run(main, *flags, "wandb", "wandb").error
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     outcome = run(main, *flags, "mlflow")
-    assert "--report-to mlflow needs a package that is missing: pip install mlflow" in outcome.refusal
+    assert "--report-to mlflow needs a package that is missing: python3 install.py --with mlflow" in outcome.refusal
     assert not (tmp_path / "run").exists()

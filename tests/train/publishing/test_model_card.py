@@ -290,6 +290,16 @@ def test_of_an_unfinished_run_without_evaluation_or_picture():
     assert "loss.png" not in text
 
 
+def test_the_card_names_the_packages_that_its_lines_need():
+    """The environment that trained the model has no PyTorch."""
+    published = card(record())
+    assert "## Use\n\nIt needs PyTorch: `pip install torch transformers`.\n\n```python" in published
+    local = record(HubConfig())
+    local["task"]["card"] |= {"library": "sentence-transformers"}
+    needed = "`pip install torch transformers sentence-transformers`. Run it in the folder of this card."
+    assert needed in card(local)
+
+
 def test_the_example_has_the_tokenizers_own_mask_token():
     hub = HubConfig(hub_model_id="alice/tiny", hub_revision="trial", hub_example="Das ist [MASK].")
     tokenizer = tiny_tokenizer()
