@@ -17,6 +17,7 @@ MIXTURE_NAME = "mixture.json"
 HUB_PREFIX = "hub:"
 # A name is part of the names of folders and of figures (`eval_loss_de`), and of NAME=VALUE on the command line.
 SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+MIN_WEIGHT = 1e-6  # of the sum of all weights
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,9 @@ def check_weights(weights: Mapping[str, float], where: str) -> None:
         if not (is_number and math.isfinite(weight) and weight > 0):
             rule = "must give each source a weight above 0: leave out a source that is not to be used"
             raise InputError(f"{where} {rule}; received {name}={weight}.")
+    if weights and min(weights.values()) < MIN_WEIGHT * sum(weights.values()):
+        shown = " ".join(f"{name}={weight}" for name, weight in weights.items())
+        raise InputError(f"{where} must give each source a millionth of the sum or more; received {shown}.")
 
 
 def normalized(weights: Mapping[str, float]) -> dict[str, float]:

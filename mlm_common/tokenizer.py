@@ -1,5 +1,6 @@
 """Load, save and hash tokenizers; their special tokens, and which tokens begin a word."""
 
+import codecs
 import hashlib
 import io
 import json
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mlm_common.errors import InputError
 from mlm_common.hub.retries import hub_error, one_line
 from mlm_common.storage import check_folder_or_hub, local_or_hub, open_folder
+from mlm_common.storage.guard import guarded_read, start_of_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +35,7 @@ TOKENIZER_FILES = re.compile(
     r"(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json|vocab\.txt|merges\.txt|[\w.-]+\.model"
     r"|chat_template\.jinja|word_starts\.npy"
 )
+VOCABULARY_FILES = re.compile(r"tokenizer\.json|vocab\.json|vocab\.txt|[\w.-]+\.model|tekken\.json")
 TOKENIZER_FILE = "tokenizer.json"
 # Written by train_unigram.py next to its tokenizer: how it was made, and its quality.
 RECORD_FILE = "training.json"
@@ -45,7 +48,8 @@ def load_tokenizer(name_or_path: str, *, needs_special_tokens: bool = True) -> "
     """Load the tokenizer in a local or `gs://` folder, or of a model on the Hub.
 
     Raises:
-        InputError: there is none, it is not a fast one, or it lacks one of the five special tokens that it needs.
+        InputError: there is none, it is not a fast one, or, of the five special tokens that it needs, it lacks one or
+            two share an id.
         HubAwayError: the Hub cannot be reached.
     """
     check_folder_or_hub(name_or_path)
@@ -59,11 +63,28 @@ def load_tokenizer(name_or_path: str, *, needs_special_tokens: bool = True) -> "
             f"The tokenizer must have cls, pad, sep, unk and mask tokens; {name_or_path} lacks {', '.join(missing)}. "
             "Train one with train_unigram.py."
         )
+    if needs_special_tokens:
+        _check_different(tokenizer, name_or_path)
     return tokenizer
+
+
+def _check_different(tokenizer: "PreTrainedTokenizerFast", shown_name: str) -> None:
+    """Check that no two of the five special tokens share an id: padding, for one, is recognized by its id."""
+    roles: dict[int, list[str]] = {}
+    for name, token_id in special_ids(tokenizer).items():
+        roles.setdefault(token_id, []).append(name)
+    if shared := [f"{' and '.join(names)} are both id {token_id}" for token_id, names in roles.items() if names[1:]]:
+        raise InputError(
+            f"The tokenizer must have five different tokens for cls, pad, sep, unk and mask; of {shown_name} "
+            f"{', '.join(shared)}. Add tokens, such as `tokenizer.add_special_tokens({{'pad_token': '<pad>'}})`, and "
+            "save it, or train one with train_unigram.py."
+        )
 
 
 def _load(name: str, shown_name: str) -> "PreTrainedTokenizerFast":
     """Load a tokenizer; without importing all of transformers if a folder names its class."""
+    if Path(name).is_dir():
+        _check_files(Path(name), shown_name)
     try:
         config = Path(name, "tokenizer_config.json")
         if config.is_file() and json.loads(config.read_text("utf-8")).get("tokenizer_class") == FAST_TOKENIZER_CLASS:
@@ -75,6 +96,20 @@ def _load(name: str, shown_name: str) -> "PreTrainedTokenizerFast":
         return AutoTokenizer.from_pretrained(name)
     except Exception as error:  # a file that is missing or malformed shows as nearly any exception
         raise hub_error(f"The tokenizer {shown_name} cannot be loaded: {one_line(error)}", error) from error
+
+
+def _check_files(folder: Path, shown_name: str) -> None:
+    """Check that a folder has a vocabulary, and that this does not begin with a byte-order mark."""
+    if not any(VOCABULARY_FILES.fullmatch(path.name) for path in folder.iterdir()):
+        nested = next((path.name for path in sorted(folder.iterdir()) if Path(path, TOKENIZER_FILE).is_file()), None)
+        hint = f"; did you mean {shown_name.rstrip('/')}/{nested}?" if nested else "."
+        raise InputError(f"There is no tokenizer in {shown_name}: it has no {TOKENIZER_FILE}{hint}")
+    words = Path(folder, "vocab.txt")
+    if not Path(folder, TOKENIZER_FILE).exists() and (start_of_file(words) or b"").startswith(codecs.BOM_UTF8):
+        raise InputError(
+            f"{shown_name}/vocab.txt must begin with a token; it begins with a byte-order mark. Remove it: "
+            f"`sed -i '1s/^\\xef\\xbb\\xbf//' {words.name}`."
+        )
 
 
 def plain_text_tokenizer_json(tokenizer_json: str) -> str:
@@ -207,13 +242,11 @@ def load_word_starts(folder: str) -> "NDArray[np.bool_] | None":
     files = open_folder(folder)
     if not files.exists(WORD_STARTS_FILE):
         return None
-    rule = f"{files.path_of(WORD_STARTS_FILE)} must hold one truth value per id, as saved with the tokenizer; "
-    try:
+    path, hint = files.path_of(WORD_STARTS_FILE), "Delete it, or save the tokenizer again."
+    with guarded_read(path, "one truth value per id, as saved with the tokenizer", hint=hint):
         starts = np.lib.format.read_array(io.BytesIO(files.read_bytes(WORD_STARTS_FILE)), allow_pickle=False)
-    except ValueError as error:
-        raise InputError(f"{rule}it cannot be read: {error}") from error
-    if starts.dtype != np.bool_ or starts.ndim != 1:
-        raise InputError(f"{rule}it holds {starts.dtype} of shape {starts.shape}.")
+        if starts.dtype != np.bool_ or starts.ndim != 1:
+            raise ValueError(f"it holds {starts.dtype} of shape {starts.shape}")
     return starts
 
 

@@ -25,12 +25,13 @@ from mlm_common.cli.settings import flag_of
 from mlm_common.corpus.config import BUILTIN, VALIDATION, CorpusConfig, SourcesConfig, corpus_config_from_record
 from mlm_common.corpus.corpus import Corpus, open_corpus
 from mlm_common.corpus.identity import Part, Record, describe_changed_sources, describe_shared_text, names_its_text
-from mlm_common.corpus.sources import Mixture, corpora_of, open_mixture
+from mlm_common.corpus.sources import Mixture, check_recorded_mixture, corpora_of, open_mixture
 from mlm_common.errors import EXIT_STOPPED, InputError
 from mlm_common.folder_lock import locked_folder
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository, check_hub_access
 from mlm_common.mixture import MIXTURE_NAME, MixtureSource, write_mixture
 from mlm_common.storage import open_folder
+from mlm_common.storage.guard import guarded_read
 from mlm_common.tokenizer import RECORD_FILE, load_tokenizer
 from mlm_common.workers import Workers
 from tfrecord_prep.config import DATAFLOW_RUNNER, LOCAL_RUNNER, PrepareConfig
@@ -190,11 +191,20 @@ def _reopen_corpus(given: CorpusConfig, tokenizer_folder: str, record: Record | 
 
 
 def tokenizer_record(tokenizer_folder: str) -> Record:
-    """Read what is recorded of the tokenizer and of what it was trained on; empty if nothing is."""
-    try:
-        return dict(json.loads(open_folder(tokenizer_folder).read_text(RECORD_FILE)))
-    except (FileNotFoundError, NotADirectoryError, TypeError, ValueError):
+    """Read what is recorded of the tokenizer and of what it was trained on; empty if nothing is.
+
+    Raises:
+        InputError: the record is damaged.
+    """
+    folder = open_folder(tokenizer_folder)
+    if not folder.exists(RECORD_FILE):
         return {}
+    path = folder.path_of(RECORD_FILE)
+    hint = "Restore it, or delete it and name the corpus with --data-files or --dataset-name."
+    with guarded_read(path, "the record of a tokenizer", hint=hint):
+        record = dict(json.loads(folder.read_text(RECORD_FILE)))
+        check_recorded_mixture(record, path)
+    return record
 
 
 def choose_engine(config: PrepareConfig, corpus: Corpus, workers: Workers) -> Engine:

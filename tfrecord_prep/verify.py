@@ -13,7 +13,13 @@ from mlm_common.errors import InputError, RunFailedError
 from mlm_common.mixture import MIXTURE_NAME, read_mixture
 from mlm_common.storage import open_folder
 from mlm_common.storage.reading import find_stored_files
-from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256
+from mlm_common.tokenizer import (
+    WORD_STARTS_FILE,
+    load_tokenizer,
+    load_word_starts,
+    tokenizer_sha256,
+    word_starts,
+)
 from mlm_common.workers import map_in_order
 from tfrecord_prep.manifest import (
     MANIFEST_NAME,
@@ -55,16 +61,21 @@ def split_folders(output_dir: str) -> list[str]:
 
 def verify_split(folder: str, num_processes: int) -> str:
     """Check the folder of one split, and describe what was checked; a RunFailedError is the first difference."""
+    tokenizer_folder = open_folder(folder).path_of(TOKENIZER_FOLDER_NAME)
     try:
         shards = open_shards(folder)
-        tokenizer = load_tokenizer(open_folder(folder).path_of(TOKENIZER_FOLDER_NAME))
+        tokenizer = load_tokenizer(tokenizer_folder)
+        saved_starts = load_word_starts(tokenizer_folder)
     except InputError as error:
         raise RunFailedError(str(error)) from error
     manifest = shards.manifest
     if manifest is None:
         raise RunFailedError(f"{folder} has no {MANIFEST_NAME} to compare its shards with.")
     if tokenizer_sha256(tokenizer) != manifest.tokenizer.sha256:
-        raise RunFailedError(f"{folder}/tokenizer is not the tokenizer of the manifest.")
+        raise RunFailedError(f"{tokenizer_folder} is not the tokenizer of the manifest.")
+    starts = word_starts(tokenizer)
+    if saved_starts is not None and (starts is None or not np.array_equal(saved_starts, starts)):
+        raise RunFailedError(f"{tokenizer_folder}/{WORD_STARTS_FILE} does not fit the tokenizer: delete it.")
     id_counts, num_random_pairs = np.zeros(manifest.tokenizer.vocabulary_size, np.int64), 0
     without_lists = dataclasses.replace(manifest, shards=(), corpus={})  # sent to a worker with each shard
     check = partial(check_shard, folder, without_lists)
@@ -78,8 +89,8 @@ def verify_split(folder: str, num_processes: int) -> str:
     left_out = f" Rows of the corpus that cannot be read: {bad_rows.describe()}." if bad_rows.num_rows else ""
     return (
         f"{folder}: right. Checked {len(manifest.shards):,} shards, {manifest.totals.num_rows:,} rows, "
-        f"{manifest.totals.num_tokens:,} tokens: checksums of files and records, counts, ids, padding, sums, and the "
-        "tokenizer's hash." + left_out
+        f"{manifest.totals.num_tokens:,} tokens: checksums of files and records, counts, ids, padding, sums, the "
+        "tokenizer's hash and the words' starts." + left_out
     )
 
 

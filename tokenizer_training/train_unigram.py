@@ -34,6 +34,7 @@ from mlm_common.hub.push import MAIN_BRANCH, HubRepository, check_hub_access, pu
 from mlm_common.hub.redaction import redact_settings
 from mlm_common.hub.retries import hub_error
 from mlm_common.storage import open_folder, short_path
+from mlm_common.storage.guard import guarded_read
 from mlm_common.tokenizer import (
     PLOT_FILE,
     RECORD_FILE,
@@ -199,7 +200,22 @@ def check_output_folder(folder: str, settings: dict[str, Any]) -> bool:
     hint = "Choose another --output-dir, or pass --overwrite to replace it."
     if RECORD_FILE not in files:
         raise InputError(f"{folder} already contains a {TOKENIZER_FILE}, without a {RECORD_FILE}. {hint}")
-    found, asked = json.loads(there.read_text(RECORD_FILE)), json.loads(json.dumps(settings))
+    with guarded_read(there.path_of(RECORD_FILE), "the record of a tokenizer", hint=hint):
+        found = json.loads(there.read_text(RECORD_FILE))
+        differences, found_sha256 = _differences(found, json.loads(json.dumps(settings))), found["tokenizer_sha256"]
+    if differences:
+        raise InputError(f"The tokenizer in {folder} was trained with other settings: {differences}. {hint}")
+    try:
+        is_whole = tokenizer_sha256(load_tokenizer(folder)) == found_sha256
+    except InputError:
+        is_whole = False
+    if not is_whole:
+        logger.warning("The tokenizer in %s is damaged; training it again.", folder)
+    return is_whole
+
+
+def _differences(found: dict[str, Any], asked: dict[str, Any]) -> str:
+    """Describe how the corpus and the settings asked for differ from those recorded; empty if they do not."""
     before, now, has_bad_rows = corpora_of(found), corpora_of(asked), found["bad_rows"]["num_rows"] > 0
     both = [(before[name], now[name]) for name in now if name in before]
     changes = [describe_changes(*corpora, has_bad_rows=has_bad_rows) for corpora in both]
@@ -207,15 +223,7 @@ def check_output_folder(folder: str, settings: dict[str, Any]) -> bool:
         names = [", ".join(filter(None, one)) or "none" for one in (before, now)]
         changes = ["the sources are {} there, {} are asked for".format(*names)]
     others = {key: value for key, value in asked.items() if key not in ("corpus", "sources")}
-    if differences := "; ".join(filter(None, [*changes, describe_differences(found, others)])):
-        raise InputError(f"The tokenizer in {folder} was trained with other settings: {differences}. {hint}")
-    try:
-        is_whole = tokenizer_sha256(load_tokenizer(folder)) == found["tokenizer_sha256"]
-    except InputError:
-        is_whole = False
-    if not is_whole:
-        logger.warning("The tokenizer in %s is damaged; training it again.", folder)
-    return is_whole
+    return "; ".join(filter(None, [*changes, describe_differences(found, others)]))
 
 
 def find_repository(output: OutputConfig) -> HubRepository | None:

@@ -14,9 +14,9 @@ from mlm_common.cli.command_line import as_settings, read_yaml_file, typed_setti
 from mlm_common.cli.settings import require
 from mlm_common.corpus.config import HELD_OUT_SPLITS, CorpusConfig, SourcesConfig, SourceWeight
 from mlm_common.corpus.corpus import Corpus, open_corpus
-from mlm_common.corpus.identity import Part, Record, describe_shared_text
+from mlm_common.corpus.identity import FILES_KEYS, Part, Record, describe_shared_text, files_keys
 from mlm_common.errors import InputError
-from mlm_common.mixture import HUB_PREFIX, check_names, named_paths, named_weights
+from mlm_common.mixture import HUB_PREFIX, check_names, check_weights, named_paths, named_weights
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,25 @@ def corpora_of(record: Mapping[str, Any]) -> dict[str, Record]:
     return record.get("sources") or ({"": record["corpus"]} if "corpus" in record else {})
 
 
+def check_recorded_mixture(record: Mapping[str, Any], path: str) -> None:
+    """Check what `corpora_of` and others read of a `Mixture.record`, in the file `path`, which may be damaged.
+
+    Any exception means that it is.
+    """
+    corpora = corpora_of(record)
+    for corpus in corpora.values():
+        settings = typed_settings([CorpusConfig], as_settings(corpus["settings"], path), path)
+        if not {"split", "dataset_name", *FILES_KEYS} <= settings.keys():
+            raise KeyError("settings of the corpus")
+        for file in (file for key in files_keys(corpus) for file in corpus[key]):
+            if [type(file[name]) for name in ("path", "num_bytes", "checksum")] != [str, int, str]:
+                raise TypeError(f"it names a file by {file!r:.50}")
+    if "" not in corpora:
+        check_names(corpora, path)
+    if weights := dict(record.get("source_weights", {})):
+        check_weights({name: weights[name] for name in corpora}, path)
+
+
 def open_mixture(given: CorpusConfig, sources: SourcesConfig) -> Mixture:
     """Open the corpus `given` or, if there are any, the sources, for which `given` has the defaults.
 
@@ -87,6 +106,7 @@ def open_mixture(given: CorpusConfig, sources: SourcesConfig) -> Mixture:
         weights |= {name: weight} if weight is not None else {}
     if sources.source_weights:
         weights = named_weights(sources.source_weights, "--source-weights", configs)
+    check_weights(weights, where.rstrip(", "))
     if weights and (without := [name for name in configs if name not in weights]):
         raise InputError(f"Give a weight to all sources, or to none; {', '.join(without)}: none given.")
     for name, config in configs.items():

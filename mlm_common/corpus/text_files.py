@@ -4,7 +4,6 @@ A byte range is a unit of work for a worker. Byte ranges also make a sample of a
 the size of the corpus. Documents are cut likewise, in passages and groups.
 """
 
-import csv
 import glob
 import gzip
 import io
@@ -13,7 +12,6 @@ import os
 import random
 import re
 import sys
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice, pairwise
@@ -31,10 +29,10 @@ from mlm_common.corpus.text_formats import (
     row_group_starts,
     row_group_text_bytes,
     txt_texts,
-    unreadable_file,
 )
 from mlm_common.errors import InputError
-from mlm_common.storage import did_you_mean, is_gcs, short_path
+from mlm_common.storage import did_you_mean, is_gcs, missing, short_path
+from mlm_common.storage.guard import LFS_POINTER_START, encoding_of_mark, guarded_read, start_of_file
 from mlm_common.storage.reading import StoredFile, find_stored_files
 
 logger = logging.getLogger(__name__)
@@ -48,8 +46,10 @@ MIN_SAMPLE_BLOCKS = 64
 MAX_PASSAGE_CHARACTERS = 4096
 
 FORMAT_OF_ENDING = {".txt": "text", ".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+KINDS = {"text": "a text file", "json": "a JSON file", "csv": "a CSV file", "parquet": "a Parquet file"}
 # Bytes at the start of a file that are searched for a zero byte, which no text has (as `git` does).
 NUM_BYTES_CHECKED = 8000
+MAX_LFS_POINTER_BYTES = 1024  # as Git LFS defines it
 # Looked through for the end of a row that has begun before; most rows are shorter.
 ROW_END_BYTES = 1 << 16
 # A last `\r` is left out: whether a `\n` belongs to it is seen with the next read.
@@ -234,14 +234,18 @@ def find_files(patterns: list[str], flag: str, *, is_text: bool = True) -> list[
         found = find_stored_files(pattern)
         if not found:
             shown = short_path(pattern)
-            is_folder = not is_gcs(pattern) and Path(pattern).is_dir()
-            hint = f": it is a folder. Name its files, such as '{shown}/*.txt'." if is_folder else did_you_mean(shown)
-            raise InputError(f"{flag}: no file matches {shown}{hint or '.'}")
+            if not is_gcs(pattern) and os.path.lexists(pattern):
+                hint = f" Name its files, such as '{shown}/*.txt'." if Path(pattern).is_dir() else ""
+                raise InputError(f"{missing(shown, flag, 'file')}{hint}")
+            raise InputError(f"{flag}: no file matches {shown}{did_you_mean(shown) or '.'}")
         num_found += len(found)
         for file in found:
             if is_text:
                 _format_of(file.name, flag)
             files.setdefault(os.path.realpath(file.name) if file.is_local else file.name, file)
+    small = [file.name for file in files.values() if file.is_local and file.num_bytes < MAX_LFS_POINTER_BYTES]
+    if pointers := [name for name in small if (start_of_file(name) or b"").startswith(LFS_POINTER_START)]:
+        raise lfs_pointer(pointers[0], len(pointers))
     if num_found > len(files):
         logger.info(
             "%s: %s names are files that were named before; each is read once.", flag, f"{num_found - len(files):,}"
@@ -266,34 +270,29 @@ def read_byte_range(byte_range: ByteRange, config: CorpusConfig, bad_rows: BadRo
     after = f" after byte {byte_range.start:,}" if byte_range.start else ""
     place = "row {:,}".format if file_format == "parquet" else lambda number: f"line {number:,}{after}"
     handler = (bad_rows or BadRows()).handler(config.on_bad_row, name, place)
-    try:
-        with byte_range.file.open() as raw:
-            if file_format == "parquet":
-                # Reading further ahead than to the end of the range would be for nothing.
-                block_bytes = min(raw.read_ahead_bytes, max(byte_range.num_bytes, PARQUET_BUFFER_BYTES))
-                table: io.BufferedReader[Any] = io.BufferedReader(raw, block_bytes)
-                yield from parquet_texts(table, text_column, name, handler, byte_range.start, stop)
-                return
-            if name.endswith(".gz"):
-                rows: Any = gzip.GzipFile(fileobj=io.BufferedReader(raw, raw.read_ahead_bytes))
-                _check_start(name, rows.peek(NUM_BYTES_CHECKED)[:NUM_BYTES_CHECKED])
-            else:
-                _check_start(name, raw.read(NUM_BYTES_CHECKED) or b"")
-                rows = io.BufferedReader(_BlockReader(row_blocks(raw, byte_range.start, stop, raw.read_ahead_bytes)))
-            encoding, newline = "utf-8" if byte_range.start else "utf-8-sig", "" if file_format == "csv" else None
-            text = io.TextIOWrapper(rows, encoding, "surrogateescape", newline)
-            if file_format == "text":
-                yield from txt_texts(text, config.txt_unit, handler)
-            elif file_format == "csv":
-                yield from csv_texts(text, text_column, name, handler)
-            else:
-                part = byte_range.start, byte_range.stop
-                yield from json_texts(text, text_column, name, handler, part)
-    except InputError:
-        raise
-    except (OSError, EOFError, ValueError, RecursionError, csv.Error, zlib.error) as error:
-        kind = "gzip" if isinstance(error, EOFError | gzip.BadGzipFile | zlib.error) else file_format
-        raise unreadable_file(name, kind, error) from error
+    kind = "a gzip file" if name.endswith(".gz") else KINDS[file_format]
+    with guarded_read(name, kind), byte_range.file.open() as raw:
+        if file_format == "parquet":
+            # Reading further ahead than to the end of the range would be for nothing.
+            block_bytes = min(raw.read_ahead_bytes, max(byte_range.num_bytes, PARQUET_BUFFER_BYTES))
+            table: io.BufferedReader[Any] = io.BufferedReader(raw, block_bytes)
+            yield from parquet_texts(table, text_column, name, handler, byte_range.start, stop)
+            return
+        if name.endswith(".gz"):
+            rows: Any = gzip.GzipFile(fileobj=io.BufferedReader(raw, raw.read_ahead_bytes))
+            _check_start(name, rows.peek(NUM_BYTES_CHECKED)[:NUM_BYTES_CHECKED])
+        else:
+            _check_start(name, raw.read(NUM_BYTES_CHECKED) or b"")
+            rows = io.BufferedReader(_BlockReader(row_blocks(raw, byte_range.start, stop, raw.read_ahead_bytes)))
+        encoding, newline = "utf-8" if byte_range.start else "utf-8-sig", "" if file_format == "csv" else None
+        text = io.TextIOWrapper(rows, encoding, "surrogateescape", newline)
+        if file_format == "text":
+            yield from txt_texts(text, config.txt_unit, handler)
+        elif file_format == "csv":
+            yield from csv_texts(text, text_column, name, handler)
+        else:
+            part = byte_range.start, byte_range.stop
+            yield from json_texts(text, text_column, name, handler, part)
 
 
 def _format_of(name: str, flag: str) -> str:
@@ -306,12 +305,33 @@ def _format_of(name: str, flag: str) -> str:
 
 
 def _check_start(name: str, start: bytes) -> None:
-    """Raise InputError for a start with a zero byte: a binary file, or UTF-16, which can pass for UTF-8."""
+    """Raise InputError for the start of a Git LFS pointer, a binary file, or UTF-16, which can pass for UTF-8."""
+    if start.startswith(LFS_POINTER_START):
+        raise lfs_pointer(name)
+    if encoding := encoding_of_mark(start) or (b"\0" in start and _encoding_with_zeros(start)):
+        raise InputError(f"{name} must be UTF-8 text; it is {encoding}. Convert it: `iconv -f {encoding} -t UTF-8`.")
     if b"\0" in start:
         raise InputError(
-            f"{name} must be UTF-8 text; byte {start.index(0)} is zero (counted from 0): a binary file, or one in "
-            "UTF-16. Convert it with `iconv -f UTF-16 -t UTF-8`, or leave it out of --data-files."
+            f"{name} must be UTF-8 text; byte {start.index(0)} is zero (counted from 0), so it is a binary file. Leave "
+            "it out of --data-files."
         )
+
+
+def _encoding_with_zeros(start: bytes) -> str | None:
+    """Return the encoding of text that has zero bytes and no byte-order mark; None for a binary file."""
+    start = start[: len(start) // 4 * 4]
+    order = "LE" if start[1::2].count(0) > start[::2].count(0) else "BE"  # the zeros are the high bytes of ASCII
+    for encoding, unit_bytes in ((f"UTF-32{order}", 4), (f"UTF-16{order}", 2)):
+        text = start.decode(encoding, "ignore")
+        is_text = all(character.isprintable() or character.isspace() for character in text)
+        if is_text and len(text) * unit_bytes >= 0.9 * len(start) > 0:
+            return encoding
+    return None
+
+
+def lfs_pointer(name: str, num_files: int = 1) -> InputError:
+    others = f", as are {num_files - 1:,} more" if num_files > 1 else ""
+    return InputError(f"{name} is a Git LFS pointer, not the text{others}. Fetch the files themselves: `git lfs pull`.")
 
 
 def row_blocks(file: io.RawIOBase, start: int, stop: int, block_bytes: int) -> Iterator[bytes]:

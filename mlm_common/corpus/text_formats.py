@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from mlm_common.corpus.config import OnBadRow
 from mlm_common.errors import InputError
+from mlm_common.storage.guard import guarded_read
 from mlm_common.storage.reading import StoredFile
 
 if TYPE_CHECKING:
@@ -99,17 +100,31 @@ def _paragraphs(file: TextIO) -> Iterator[tuple[int, str]]:
 def csv_texts(file: TextIO, text_column: str, name: str, on_bad_row: BadRowHandler) -> Iterator[str]:
     """Yield the text of each row; the first row names the columns.
 
-    A quotation mark that is out of place, which hides where rows end, is a csv.Error.
+    Raises:
+        InputError: a quotation mark is out of place, which hides where rows end; or there is no such column.
     """
     csv.field_size_limit(MAX_FIELD_CHARACTERS)
     rows = csv.reader(file, strict=True)
-    names = next(rows, None)
-    if names is None:
-        return
-    if text_column not in names:
-        raise _no_column(names, text_column, name)
-    column = names.index(text_column)
-    for row in rows:
+    names: list[str] | None = None
+    column, first_line = 0, 1
+    while True:
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            last = f" to {rows.line_num:,}" if rows.line_num > first_line else ""
+            raise InputError(
+                f"{name} must be CSV; line {first_line:,}{last}: {error}. Write a quotation mark within a quoted "
+                "text twice."
+            ) from error
+        if row is None:
+            return
+        first_line = rows.line_num + 1
+        if names is None:
+            names = row
+            if text_column not in names:
+                raise _no_column(names, text_column, name)
+            column = names.index(text_column)
+            continue
         if not row:
             continue
         if len(row) != len(names):
@@ -243,13 +258,8 @@ def row_group_text_bytes(file: StoredFile, text_column: str) -> tuple[int, ...]:
 
 
 def _parquet_metadata(file: StoredFile) -> "FileMetaData":
-    try:
-        with file.open() as raw:
-            return _parquet_file(raw).metadata
-    except InputError:
-        raise
-    except (OSError, ValueError) as error:
-        raise unreadable_file(file.name, "parquet", error) from error
+    with guarded_read(file.name, "a Parquet file"), file.open() as raw:
+        return _parquet_file(raw).metadata
 
 
 def _parquet_file(file: Any) -> "ParquetFile":
@@ -309,19 +319,12 @@ def _is_unicode(text: str, number: int, on_bad_row: BadRowHandler) -> bool:
         surrogate = ord(text[error.start])
         byte = surrogate - FIRST_SURROGATE_OF_BYTES + 0x80
         if 0x80 <= byte <= 0xFF:
-            rule = "UTF-8 text (for another encoding: `iconv -f ISO-8859-1 -t UTF-8`)"
+            rule = "UTF-8 text (convert it: `iconv -f ENCODING -t UTF-8`, such as WINDOWS-1252 or GB18030)"
             on_bad_row(number, rule, f"the byte 0x{byte:02x} is not UTF-8")
         else:
             on_bad_row(number, "valid Unicode", f"U+{surrogate:04X} is half of a surrogate pair")
         return False
     return True
-
-
-def unreadable_file(name: str, kind: str, error: Exception) -> InputError:
-    return InputError(
-        f"{name} must be a readable {kind} file; {' '.join(str(error).split()).rstrip('.')}. "
-        "Make or fetch it again, or leave it out of --data-files."
-    )
 
 
 def _no_column(names: Iterable[str], text_column: str, source: str) -> InputError:

@@ -5,6 +5,7 @@ import glob
 import io
 import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 from mlm_common.errors import InputError
 from mlm_common.storage import is_gcs
 from mlm_common.storage.folder import GCS_PREFIX, bucket_and_name
+from mlm_common.storage.guard import unreadable
 
 if TYPE_CHECKING:
     from mlm_common.storage.gcs import GcsReader
@@ -85,16 +87,43 @@ def find_stored_files(pattern: str) -> list[StoredFile]:
     """Find the file of that name or else the files that match it as a glob (`*`, `?`, `[]`, `**`), sorted.
 
     Raises:
-        InputError: a malformed `gs://` path, or Cloud Storage refuses.
+        InputError: a malformed `gs://` path, or Cloud Storage refuses; a link to nothing, or a folder that cannot be
+            entered or listed.
         CloudStorageError: Cloud Storage did not answer.
     """
     if is_gcs(pattern):
         return _find_objects(pattern)
-    names = [pattern] if Path(pattern).is_file() else sorted(set(_expand(pattern)))
-    for name in names:
-        if Path(name).is_symlink() and not Path(name).exists():
-            raise InputError(f"{name} is a link to {Path(name).readlink()}, which does not exist.")
-    return [StoredFile(name, Path(name).stat().st_size) for name in names if Path(name).is_file()]
+    names = [pattern] if os.path.isfile(pattern) else sorted(set(_expand(pattern)))  # noqa: PTH113
+    return [StoredFile(name, Path(name).stat().st_size) for name in names if _is_file(name)]
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return stat.S_ISREG(Path(name).stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        if Path(name).is_symlink():
+            raise InputError(f"{name} is a link to {Path(name).readlink()}, which does not exist.") from None
+        return False
+    except (OSError, ValueError) as error:  # a folder that cannot be entered, a name that is too long
+        raise unreadable(name, "a file", error) from error
+
+
+def _check_folders(pattern: str) -> None:
+    """Check that all folders that a glob looks into may be: `glob` skips those that may not."""
+    head, tail = os.path.split(pattern)
+    if not head or head == pattern:
+        return
+    for folder in glob.glob(head) if glob.has_magic(head) else [head]:  # noqa: PTH207
+        try:
+            if glob.has_magic(tail):
+                os.scandir(folder).close()
+            else:
+                os.stat(os.path.join(folder, "."))  # noqa: PTH116, PTH118
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, ValueError) as error:
+            raise unreadable(folder, "a folder that can be listed", error) from error
+    _check_folders(head)
 
 
 def _expand(pattern: str) -> Iterator[str]:
@@ -104,6 +133,7 @@ def _expand(pattern: str) -> Iterator[str]:
     """
     recursive = _RECURSIVE.search(pattern)
     if recursive is None:
+        _check_folders(pattern)
         yield from glob.glob(pattern)  # noqa: PTH207
         return
     tops, rest = pattern[: recursive.start()], pattern[recursive.end() :] or "*"
@@ -116,7 +146,7 @@ def _folders_below(top: str) -> Iterator[str]:
     """Yield the folder and all folders in it that are not hidden; links are followed, no folder comes twice."""
 
     def refuse(error: OSError) -> None:
-        raise InputError(f"A folder under ** must be readable; {error.filename}: {error.strerror}.") from error
+        raise unreadable(error.filename, "a folder that can be listed", error) from error
 
     seen = {os.path.realpath(top)}
     for folder, subfolders, _ in os.walk(top, followlinks=True, onerror=refuse):

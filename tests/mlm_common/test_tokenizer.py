@@ -1,5 +1,6 @@
 """The tokenizer as an artefact: loading, saving, its hash, and which of its tokens begin a word."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from mlm_common.tokenizer import (
     load_word_starts,
     plain_text_tokenizer_json,
     save_tokenizer,
+    special_ids,
     tokenizer_sha256,
     vocabulary_size,
     word_starts,
@@ -102,9 +104,39 @@ def test_tokenizer_without_a_special_token_is_refused(missing, tmp_path):
         load_tokenizer(str(tmp_path))
 
 
+@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(SPECIAL_TOKENS, 2)))
+def test_special_tokens_that_share_an_id_are_refused(one, other, tmp_path):
+    save_tokenizer(make_tokenizer(**{f"{one}_token": SPECIAL_TOKENS[other]}), str(tmp_path))
+    with pytest.raises(InputError, match=rf"five different tokens .* of {tmp_path} {one} and {other} are both id \d"):
+        load_tokenizer(str(tmp_path))
+    assert load_tokenizer(str(tmp_path), needs_special_tokens=False).is_fast
+
+
+def test_one_token_in_all_roles_is_refused(tmp_path):
+    save_tokenizer(make_tokenizer(**{f"{name}_token": "<unk>" for name in SPECIAL_TOKENS}), str(tmp_path))
+    with pytest.raises(InputError, match=r"cls and pad and sep and unk and mask are both id 3\. Add tokens, such as"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_a_vocabulary_with_a_byte_order_mark_is_refused(tmp_path):
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8-sig")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}), encoding="utf-8")
+    with pytest.raises(InputError, match=r"vocab\.txt must begin with a token; it begins with a byte-order mark"):
+        load_tokenizer(str(tmp_path))
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
+    assert special_ids(load_tokenizer(str(tmp_path))) == {"cls": 2, "pad": 0, "sep": 3, "unk": 1, "mask": 4}
+
+
 def test_folder_without_a_tokenizer_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta"}), encoding="utf-8")
-    with pytest.raises(InputError, match="cannot be loaded") as caught:
+    with pytest.raises(InputError, match=rf"There is no tokenizer in {tmp_path}: it has no tokenizer\.json\.$"):
+        load_tokenizer(str(tmp_path))
+    save_tokenizer(make_tokenizer(), str(tmp_path / "export"))
+    with pytest.raises(InputError, match=rf"no tokenizer\.json; did you mean {tmp_path}/export\?$"):
+        load_tokenizer(str(tmp_path))
+    (tmp_path / "tokenizer.json").write_text('{"a"', encoding="utf-8")
+    with pytest.raises(InputError, match=rf"{tmp_path} cannot be loaded: .+") as caught:
         load_tokenizer(str(tmp_path))
     assert "\n" not in str(caught.value)
     with pytest.raises(InputError, match=r"There is no folder .*missing"):
@@ -263,7 +295,7 @@ def test_damaged_table_is_refused(tmp_path):
     path = tmp_path / WORD_STARTS_FILE
     for data in (b"", b"not an array"):
         path.write_bytes(data)
-        with pytest.raises(InputError, match=f"{path} must hold one truth value per id.* cannot be read"):
+        with pytest.raises(InputError, match=f"{path} must be one truth value per id, .* Delete it, or save"):
             load_word_starts(str(tmp_path))
     for array in (np.zeros(4), np.zeros((2, 2), np.bool_)):
         np.save(path, array)

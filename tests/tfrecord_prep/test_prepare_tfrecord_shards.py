@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 from itertools import chain
@@ -11,12 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus
 from mlm_common.tokenizer import SPECIAL_TOKENS, save_tokenizer, tokenizer_sha256
+from tests.fixtures.damaged_json import damaged
 from tests.fixtures.tiny_corpus import DOCUMENTS, contents, flags, read_rows, wrapped, write_source
 from tfrecord_prep.manifest import open_shards, read_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main
@@ -135,3 +139,18 @@ def test_warning_of_splits_that_the_tokenizer_has_seen(tmp_path, caplog):
         assert main(flags(source, tmp_path / "out", *splits)) == 0
     (message,) = caplog.messages
     assert "trained on documents of the split `test`" in message
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_a_damaged_record_of_the_tokenizer_is_one_line(source, tmp_path_factory, run, data):
+    folder = tmp_path_factory.mktemp("damaged")
+    shutil.copytree(source / "tokenizer", folder / "tokenizer")
+    corpus = open_corpus(CorpusConfig(data_files=[str(source / "docs.jsonl")])).record
+    record = data.draw(st.sampled_from([{"corpus": corpus}, {"sources": {"a": corpus}, "source_weights": {"a": 1.0}}]))
+    (folder / "tokenizer" / "training.json").write_bytes(data.draw(damaged(record)))
+    command = flags(source, folder / "out", "--dry-run", tokenizer=folder / "tokenizer", corpus=())
+    found = run(main, *command)
+    if found.status:
+        assert re.match(r"error: .", found.refusal)
+        assert "\n" not in found.error

@@ -130,6 +130,10 @@ def flip_bit(data: bytes) -> bytes:
     return data[:middle] + bytes([data[middle] ^ 4]) + data[middle + 1 :]
 
 
+def flip_last(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
 def unfinish(folder: Path) -> None:
     (folder / "validation" / "manifest.json").rename(folder / "validation" / "plan.json")
 
@@ -164,6 +168,16 @@ IS_RIGHT, IS_NOT = b'"strip_right": true', b'"strip_right": false'
             change_file,
             ["tokenizer/tokenizer.json", lambda data: data.replace(IS_RIGHT, IS_NOT)],
             "train/tokenizer is not the tokenizer of the manifest",
+        ),
+        (
+            change_file,
+            ["tokenizer/word_starts.npy", flip_last],
+            r"word_starts\.npy does not fit the tokenizer: delete it",
+        ),
+        (
+            change_file,
+            ["tokenizer/word_starts.npy", lambda data: data[:-1]],
+            r"word_starts\.npy must be one truth value",
         ),
         (unfinish, [], "validation has none, so its preparation did not end"),
     ],

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from mlm_common.corpus.config import corpus_config_from_record
 from mlm_common.folder_lock import locked_folder
 from mlm_common.tokenizer import load_tokenizer, special_ids, tokenizer_sha256
+from tests.fixtures.damaged_json import damaged
 from tests.fixtures.folder_owners import look_often
 from tests.fixtures.generated_text import generated_lines
 from tests.fixtures.tiny_corpus import contents
@@ -286,3 +288,15 @@ def test_what_cannot_be_pushed_is_refused_before_training(corpus_file, tmp_path,
     assert not (tmp_path / "out").exists()
     assert main([*push, "--hub-revision", "unigram"]) == 0
     assert set(FILES) <= set(hub_here.files("alice/tokenizer", revision="unigram"))
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_a_damaged_record_is_one_line_or_the_same_record(trained_folder, corpus_file, tmp_path_factory, run, data):
+    record = json.loads((trained_folder / "training.json").read_text(encoding="utf-8"))
+    folder = tmp_path_factory.mktemp("damaged") / "tokenizer"
+    shutil.copytree(trained_folder, folder)
+    (folder / "training.json").write_bytes(data.draw(damaged(record)))
+    found = run(main, *arguments(corpus_file, folder, "--dry-run"))
+    if found.status:
+        assert re.match(rf"error: .*{folder}.* --overwrite", found.refusal)

@@ -148,10 +148,13 @@ def test_files_that_do_not_fit_each_other_are_refused(
     assert not list((tmp_path / "out").glob("*"))
 
 
-@pytest.mark.parametrize("end", ["\r", "\t "])
-def test_a_vocabulary_whose_lines_end_in_white_space(end, bert, bert_variables, tmp_path, run):
+@pytest.mark.parametrize(("start", "end"), [("", "\r"), ("\ufeff", "\t ")])
+def test_a_vocabulary_with_a_byte_order_mark_or_white_space_at_the_ends_of_lines(
+    start, end, bert, bert_variables, tmp_path, run
+):
     """Google's code strips each line, and of equal ones the last counts."""
     words = [f"{one}{end}" for one in WORDPIECES]
+    words[0] = start + words[0]
     words[-1] = "the"
     write_google_checkpoint(tmp_path / "uncased", bert_variables, google_settings(bert.config), words)
     assert run(main, tmp_path / "uncased", tmp_path / "out").status == 0

@@ -241,7 +241,7 @@ def _read_wordpieces(local_path: str, path: str) -> list[str]:
 
     Of lines with the same token the last one counts, as there; the others get a name that no text contains.
     """
-    lines = Path(local_path).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    lines = Path(local_path).read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     tokens = [line.strip() for line in lines]
     missing = [token for token in WORDPIECE_SPECIALS if token not in tokens]
     if missing:

@@ -1,6 +1,8 @@
 import gzip
 import hashlib
 import json
+import os
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from mlm_common.corpus.config import CorpusConfig, corpus_config_from_record
 from mlm_common.corpus.corpus import are_wrapped, open_corpus
 from mlm_common.corpus.text_files import find_files
 from mlm_common.errors import InputError
+from mlm_common.storage.reading import find_stored_files
 from tests.fixtures.text_files import contents_of
 
 TEXTS = ["first, with a comma", "", 'second "quoted" \u2013 ünïcode', "日本語", "007", "NA", "null", "1.50", "last"]
@@ -104,7 +107,7 @@ def test_other_text_column_and_empty_files(tmp_path):
 
 def test_first_documents_are_read_without_the_rest(tmp_path):
     write_lines(tmp_path / "a.txt", ["good"] * 10)
-    (tmp_path / "b.txt").write_bytes(b"\xff\xfe broken")
+    (tmp_path / "b.txt").write_bytes(b"\xff broken")
     assert read(data_files=[str(tmp_path / "*.txt")], limit=10) == ["good"] * 10
     with pytest.raises(InputError, match=r"b\.txt must hold UTF-8 text"):
         read(data_files=[str(tmp_path / "*.txt")])
@@ -258,3 +261,45 @@ def test_a_pattern_names_the_same_files_from_any_folder(folder, monkeypatch):
         monkeypatch.chdir(folder)
         assert list(open_corpus(settings).documents("train")) == ["text"]
         monkeypatch.chdir(special)
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:%064d\nsize 12345\n" % 7
+
+
+@pytest.mark.parametrize("ending", ["txt", "jsonl", "json", "csv", "parquet", "txt.gz", "jsonl.gz"])
+def test_a_git_lfs_pointer_is_no_text_alone_or_among_many_files(ending, tmp_path):
+    for number in range(20):
+        write_lines(tmp_path / f"{number:02d}.txt", ["text"])
+    for name in ("07", "13"):
+        (tmp_path / f"{name}.{ending}").write_bytes(POINTER)
+    for pattern, others in ((f"07.{ending}", ""), ("*", ", as are 1 more")):
+        with pytest.raises(
+            InputError, match=rf"07\.{ending} is a Git LFS pointer, not the text{others}\. .*git lfs pull"
+        ):
+            open_corpus(CorpusConfig(data_files=[f"{tmp_path}/{pattern}"]))
+
+
+@pytest.mark.usefixtures("ordinary_user")
+@pytest.mark.parametrize("pattern", ["closed/a.txt", "closed/*.txt", "*/a.txt", "*/*.txt", "**/*.txt", "clos*/*.txt"])
+@pytest.mark.parametrize("mode", [0o000, 0o400, 0o100])
+def test_a_folder_that_cannot_be_entered_or_listed_is_named(pattern, mode):
+    with tempfile.TemporaryDirectory() as top:
+        for name in ("open", "closed"):
+            Path(top, name).mkdir()
+            write_lines(Path(top, name, "a.txt"), ["text"])
+        Path(top, "closed").chmod(mode)
+        if mode == 0o100 and pattern in ("closed/a.txt", "*/a.txt"):  # for which the folder need not be listed
+            assert f"{top}/closed/a.txt" in [file.name for file in find_stored_files(f"{top}/{pattern}")]
+        else:
+            with pytest.raises(InputError, match=r"closed(/a\.txt|/)?'? (must|cannot) be .*ermission denied") as caught:
+                find_stored_files(f"{top}/{pattern}")
+            assert "\n" not in str(caught.value)
+        Path(top, "closed").chmod(0o755)
+
+
+def test_a_named_pipe_and_a_folder_are_said_to_be_those(tmp_path):
+    os.mkfifo(tmp_path / "fifo.txt")
+    with pytest.raises(InputError, match=r"--data-files: there is no file .*fifo\.txt: it is a pipe or device"):
+        read(data_files=[str(tmp_path / "fifo.txt")])
+    with pytest.raises(InputError, match=r"it is a folder\. Name its files, such as '.*/\*\.txt'"):
+        read(data_files=[str(tmp_path)])

@@ -75,6 +75,16 @@ def test_words_and_a_file_name_sources_alike():
         ("de=de.txt fo=fo.txt", ["de=1"], r"--source-weights must name each source once \(de, fo\); received de"),
         ("de=de.txt fo=fo.txt", ["de=1", "fo=0"], "--source-weights must give each source a weight above 0"),
         ("de=de.txt fo=fo.txt", ["de=1", "fo=1", "de=2"], "--source-weights must name each source once; received de 2"),
+        (
+            "de=de.txt fo=fo.txt",
+            ["de=1e300", "fo=1e-300"],
+            "must give each source a millionth of the sum or more; .*e-300",
+        ),
+        (
+            "de=de.txt fo=fo.txt",
+            ["de=1e308", "fo=1e308"],
+            "must give each source a millionth of the sum or more; .*e.308",
+        ),
         (None, ["de=1"], "--source-weights needs --sources; received de=1"),
     ],
 )
