@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mlm_common.cli.settings import PUBLIC, Bounded, flag
+from mlm_common.corpus.csv_rows import parse_delimiter
 from mlm_common.errors import InputError
 
 BUILTIN = "builtin"
@@ -47,6 +48,12 @@ class CorpusConfig(Bounded):
     validation_files: list[str] = flag(list, "Files or globs of the validation split, local or gs://.", is_usual=True)
     test_files: list[str] = flag(list, "Files or globs of the test split, local or gs://.")
     text_column: str = flag("text", "Column or JSON key with the text.", PUBLIC)
+    delimiter: str | None = flag(
+        None,
+        "What is between the columns of .csv files: ',', ';', '|' or tab. Default: recognized by the first rows.",
+        PUBLIC,
+        metavar="TEXT",
+    )
     sample_by: SampleBy | None = flag(
         None,
         "What one document of a .txt file is: a line (as in `datasets`), a paragraph (separated by blank lines), or "
@@ -94,6 +101,7 @@ class CorpusConfig(Bounded):
             raise InputError("The corpus is one of --dataset-name and --data-files; received both.")
         if self.dataset_name in (None, BUILTIN) and (self.dataset_config or self.dataset_revision):
             raise InputError("--dataset-config and --dataset-revision need a Hub data set in --dataset-name.")
+        parse_delimiter(self.delimiter)
         flags = {"--split": self.split} | {f"--{split}-split": self.hub_split_of(split) for split in HELD_OUT_SPLITS}
         for flag_name, name in flags.items():
             if name is not None and not re.fullmatch(r"\w+([.-]\w+)*", name):

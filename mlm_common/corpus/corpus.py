@@ -24,6 +24,7 @@ from mlm_common.corpus.identity import (
 from mlm_common.corpus.text_files import (
     ByteRange,
     absolute_pattern,
+    describe_csv_forms,
     draw_byte_ranges,
     find_files,
     group_byte_ranges,
@@ -265,6 +266,8 @@ def open_corpus(config: CorpusConfig) -> Corpus:
         if split == config.split or config.has_separate_source(split)
     }
     corpus = Corpus(config, record, sources)
+    if forms := describe_csv_forms((file for source in sources.values() for file in source.files), config.delimiter):
+        logger.info("CSV: %s.", forms)
     if not is_sample_by_chosen:
         check_lines(file for source in sources.values() for file in source.files)
     for names in combinations(corpus.split_names, 2):

@@ -268,7 +268,7 @@ def keep(name: str, key: Any, value: Any) -> None:
 # All empty files are equal.
 NO_CONTENT = f"sha256 {hashlib.sha256().hexdigest()}"
 # Settings that decide what a document is, and with the percentages which split it is drawn for.
-DRAW = ("seed", "sample_by", "text_column")
+DRAW = ("seed", "sample_by", "text_column", "delimiter")
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice, pairwise
 from pathlib import Path, PurePath
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlm_common.corpus.config import CorpusConfig
+from mlm_common.corpus.csv_rows import DELIMITERS, CsvRows, parse_delimiter
 from mlm_common.corpus.identity import with_checksums
 from mlm_common.corpus.text_formats import (
     PARQUET_BUFFER_BYTES,
@@ -32,8 +33,12 @@ from mlm_common.corpus.text_formats import (
 )
 from mlm_common.errors import InputError
 from mlm_common.storage import did_you_mean, is_gcs, missing, short_path
-from mlm_common.storage.guard import LFS_POINTER_START, encoding_of_mark, guarded_read, start_of_file
-from mlm_common.storage.reading import StoredFile, find_stored_files
+from mlm_common.storage.encodings import codec_of, conversion_hint, encoding_of_mark
+from mlm_common.storage.guard import LFS_POINTER_START, guarded_read, start_of_file
+from mlm_common.storage.reading import LocalReader, StoredFile, find_stored_files
+
+if TYPE_CHECKING:
+    from mlm_common.storage.gcs import GcsReader
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +54,7 @@ FORMAT_OF_ENDING = {".txt": "text", ".jsonl": "json", ".json": "json", ".csv": "
 KINDS = {"text": "a text file", "json": "a JSON file", "csv": "a CSV file", "parquet": "a Parquet file"}
 # Bytes at the start of a file that are searched for a zero byte, which no text has (as `git` does).
 NUM_BYTES_CHECKED = 8000
+MAX_FORMS_READ = 20
 MAX_LFS_POINTER_BYTES = 1024  # as Git LFS defines it
 # Looked through for the end of a row that has begun before; most rows are shorter.
 ROW_END_BYTES = 1 << 16
@@ -270,29 +276,63 @@ def read_byte_range(byte_range: ByteRange, config: CorpusConfig, bad_rows: BadRo
     after = f" after byte {byte_range.start:,}" if byte_range.start else ""
     place = "row {:,}".format if file_format == "parquet" else lambda number: f"line {number:,}{after}"
     handler = (bad_rows or BadRows()).handler(config.on_bad_row, name, place)
-    kind = "a gzip file" if name.endswith(".gz") else KINDS[file_format]
-    with guarded_read(name, kind), byte_range.file.open() as raw:
+    with guarded_read(name, _kind(name)), byte_range.file.open() as raw:
         if file_format == "parquet":
             # Reading further ahead than to the end of the range would be for nothing.
             block_bytes = min(raw.read_ahead_bytes, max(byte_range.num_bytes, PARQUET_BUFFER_BYTES))
             table: io.BufferedReader[Any] = io.BufferedReader(raw, block_bytes)
             yield from parquet_texts(table, text_column, name, handler, byte_range.start, stop)
             return
-        if name.endswith(".gz"):
-            rows: Any = gzip.GzipFile(fileobj=io.BufferedReader(raw, raw.read_ahead_bytes))
-            _check_start(name, rows.peek(NUM_BYTES_CHECKED)[:NUM_BYTES_CHECKED])
-        else:
-            _check_start(name, raw.read(NUM_BYTES_CHECKED) or b"")
-            rows = io.BufferedReader(_BlockReader(row_blocks(raw, byte_range.start, stop, raw.read_ahead_bytes)))
-        encoding, newline = "utf-8" if byte_range.start else "utf-8-sig", "" if file_format == "csv" else None
-        text = io.TextIOWrapper(rows, encoding, "surrogateescape", newline)
+        text = _open_text(raw, byte_range)  # closes the file once nothing refers to it
         if file_format == "text":
             yield from txt_texts(text, config.txt_unit, handler)
         elif file_format == "csv":
-            yield from csv_texts(text, text_column, name, handler)
+            yield from csv_texts(text, text_column, name, handler, config.delimiter)
         else:
-            part = byte_range.start, byte_range.stop
-            yield from json_texts(text, text_column, name, handler, part)
+            yield from json_texts(text, text_column, name, handler, (byte_range.start, byte_range.stop))
+
+
+def _open_text(raw: "LocalReader | GcsReader", byte_range: ByteRange) -> io.TextIOWrapper:
+    """Open the rows of a range as text, in which bytes that are not UTF-8 are surrogates.
+
+    Raises:
+        InputError: the file begins as no text does.
+    """
+    name, is_csv = byte_range.file.name, _format_of(byte_range.file.name, "--data-files") == "csv"
+    if name.endswith(".gz"):
+        rows: Any = gzip.GzipFile(fileobj=io.BufferedReader(raw, raw.read_ahead_bytes))
+        start = rows.peek(NUM_BYTES_CHECKED)[:NUM_BYTES_CHECKED]
+    else:
+        start = raw.read(NUM_BYTES_CHECKED) or b""
+        stop = sys.maxsize if byte_range.stop is None else byte_range.stop
+        rows = io.BufferedReader(_BlockReader(row_blocks(raw, byte_range.start, stop, raw.read_ahead_bytes)))
+    if not (is_csv and encoding_of_mark(start)):  # Excel's "Unicode text"; a .csv file is read as a whole
+        _check_start(name, start)
+    codec = "utf-8" if byte_range.start else codec_of(start)
+    return io.TextIOWrapper(rows, codec, "surrogateescape", "" if is_csv else None)
+
+
+def describe_csv_forms(files: Iterable[StoredFile], delimiter: str | None) -> str:
+    """Say what is between the columns of the first .csv files, if it is not a comma; empty if there are none.
+
+    Raises:
+        InputError: a file may have one of two delimiters, or cannot be read.
+    """
+    names: dict[str, list[str]] = {}
+    for file in islice((file for file in files if _format_of(file.name, "--data-files") == "csv"), MAX_FORMS_READ):
+        with guarded_read(file.name, _kind(file.name)), file.open() as raw:
+            rows = CsvRows(_open_text(raw, ByteRange(file)), file.name, parse_delimiter(delimiter))
+            names.setdefault(DELIMITERS.get(rows.delimiter, f"`{rows.delimiter}`"), []).append(file.name)
+    found = [
+        f"{words} between the columns of {short_path(of[0])}" + (f" and {len(of) - 1:,} more" if of[1:] else "")
+        for words, of in names.items()
+        if words != DELIMITERS[","]
+    ]
+    return "; ".join(found)
+
+
+def _kind(name: str) -> str:
+    return KINDS[_format_of(name, "--data-files")] + (" in gzip" if name.endswith(".gz") else "")
 
 
 def _format_of(name: str, flag: str) -> str:
@@ -308,25 +348,11 @@ def _check_start(name: str, start: bytes) -> None:
     """Raise InputError for the start of a Git LFS pointer, a binary file, or UTF-16, which can pass for UTF-8."""
     if start.startswith(LFS_POINTER_START):
         raise lfs_pointer(name)
-    if encoding := encoding_of_mark(start) or (b"\0" in start and _encoding_with_zeros(start)):
-        raise InputError(f"{name} must be UTF-8 text; it is {encoding}. Convert it: `iconv -f {encoding} -t UTF-8`.")
-    if b"\0" in start:
+    if encoding_of_mark(start) or b"\0" in start:
+        place = "it has a byte-order mark" if encoding_of_mark(start) else f"byte {start.index(0):,} is zero"
         raise InputError(
-            f"{name} must be UTF-8 text; byte {start.index(0)} is zero (counted from 0), so it is a binary file. Leave "
-            "it out of --data-files."
+            f"{name} must be UTF-8 text; {place}. {conversion_hint(start)} Or leave it out of --data-files."
         )
-
-
-def _encoding_with_zeros(start: bytes) -> str | None:
-    """Return the encoding of text that has zero bytes and no byte-order mark; None for a binary file."""
-    start = start[: len(start) // 4 * 4]
-    order = "LE" if start[1::2].count(0) > start[::2].count(0) else "BE"  # the zeros are the high bytes of ASCII
-    for encoding, unit_bytes in ((f"UTF-32{order}", 4), (f"UTF-16{order}", 2)):
-        text = start.decode(encoding, "ignore")
-        is_text = all(character.isprintable() or character.isspace() for character in text)
-        if is_text and len(text) * unit_bytes >= 0.9 * len(start) > 0:
-            return encoding
-    return None
 
 
 def lfs_pointer(name: str, num_files: int = 1) -> InputError:

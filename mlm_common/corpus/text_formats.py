@@ -4,7 +4,6 @@ Text, JSON and CSV are read with the standard library: `datasets` guesses the ty
 looks like a date comes back as another text, and holds megabytes to give a row.
 """
 
-import csv
 import io
 import itertools
 import json
@@ -12,10 +11,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from mlm_common.corpus.config import OnBadRow
+from mlm_common.corpus.csv_rows import CsvRows, parse_delimiter
 from mlm_common.errors import InputError
+from mlm_common.storage.encodings import conversion_hint
 from mlm_common.storage.guard import guarded_read
 from mlm_common.storage.reading import StoredFile
 
@@ -25,14 +26,16 @@ if TYPE_CHECKING:
 ROWS_PER_BATCH = 64
 # Of JSON without the text column.
 NUM_ROWS_CHECKED = 256
-MAX_FIELD_CHARACTERS = 1 << 30  # what an unclosed quotation mark in a CSV file can take up
 # Parquet holds a column of thousands of rows in one run of bytes, which is read in blocks of this size.
 PARQUET_BUFFER_BYTES = 1 << 20
 FIRST_SURROGATE_OF_BYTES = 0xDC80  # what Python's error handler `surrogateescape` makes of the byte 0x80
 MAX_LISTED = 100  # bad rows
 
-# Called for an unreadable row, with the number of its line (or row), the rule it breaks, and the problem.
-BadRowHandler = Callable[[int, str, str], None]
+
+class BadRowHandler(Protocol):
+    """Called for an unreadable row: the number of its line (or row), the rule it breaks, the problem, how to fix it."""
+
+    def __call__(self, number: int, rule: str, problem: str, hint: str = "", /) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,13 @@ class BadRows:
     def handler(self, on_bad_row: OnBadRow, source: str, place: Callable[[int], str]) -> BadRowHandler:
         """Return a handler that raises InputError or counts the row; `place` says where line (or row) N is."""
 
-        def handle(number: int, rule: str, problem: str) -> None:
+        def handle(number: int, rule: str, problem: str, hint: str = "", /) -> None:
             if on_bad_row == "fail":
-                hint = "Fix it, or skip unreadable rows with --on-bad-row skip."
-                raise InputError(f"{source} must hold {rule}; {place(number)}: {problem}. {hint}")
+                hint = f"{hint} Or skip" if hint else "Fix it, or skip"
+                raise InputError(
+                    f"{source} must hold {rule}; {place(number)}: {problem}. {hint} unreadable rows with --on-bad-row "
+                    "skip."
+                )
             self.num_rows += 1
             if len(self.listed) < MAX_LISTED:
                 self.listed.append(BadRow(source, place(number), problem))
@@ -97,44 +103,28 @@ def _paragraphs(file: TextIO) -> Iterator[tuple[int, str]]:
             yield number, "".join([first_line, *(line for _, line in numbered)]).rstrip("\n")
 
 
-def csv_texts(file: TextIO, text_column: str, name: str, on_bad_row: BadRowHandler) -> Iterator[str]:
-    """Yield the text of each row; the first row names the columns.
+def csv_texts(
+    file: TextIO, text_column: str, name: str, on_bad_row: BadRowHandler, delimiter: str | None = None
+) -> Iterator[str]:
+    """Yield the text of each row; the first row names the columns. Without a delimiter it is recognized.
 
     Raises:
-        InputError: a quotation mark is out of place, which hides where rows end; or there is no such column.
+        InputError: there is no such column, or two delimiters are possible.
+        CsvError: a quotation mark is out of place, which hides where rows end.
     """
-    csv.field_size_limit(MAX_FIELD_CHARACTERS)
-    rows = csv.reader(file, strict=True)
-    names: list[str] | None = None
-    column, first_line = 0, 1
-    while True:
-        try:
-            row = next(rows, None)
-        except csv.Error as error:
-            last = f" to {rows.line_num:,}" if rows.line_num > first_line else ""
-            raise InputError(
-                f"{name} must be CSV; line {first_line:,}{last}: {error}. Write a quotation mark within a quoted "
-                "text twice."
-            ) from error
-        if row is None:
-            return
-        first_line = rows.line_num + 1
-        if names is None:
-            names = row
-            if text_column not in names:
-                raise _no_column(names, text_column, name)
-            column = names.index(text_column)
-            continue
-        if not row:
-            continue
-        if len(row) != len(names):
-            rule = (
-                f"CSV with {len(names)} fields per row, as in its first (commas and line ends in a text need quotation "
-                "marks around it)"
-            )
-            on_bad_row(rows.line_num, rule, f"the row that ends here has {len(row)}")
-        elif _is_unicode("".join(row), rows.line_num, on_bad_row):
-            yield row[column]
+    rows = CsvRows(file, name, parse_delimiter(delimiter))
+    if not rows.names:
+        return
+    if text_column not in rows.names:
+        raise _no_column(rows.names, text_column, name)
+    column = rows.names.index(text_column)
+    for row in rows:
+        if len(row.fields) != len(rows.names):
+            rule = f"CSV with {len(rows.names)} fields per row, as in its first"
+            problem = f"the row that begins here has {len(row.fields)}"
+            on_bad_row(row.line, rule, problem, rows.hint)
+        elif _is_unicode("".join(row.fields), row.line, on_bad_row):
+            yield row.fields[column]
 
 
 def json_texts(
@@ -319,8 +309,8 @@ def _is_unicode(text: str, number: int, on_bad_row: BadRowHandler) -> bool:
         surrogate = ord(text[error.start])
         byte = surrogate - FIRST_SURROGATE_OF_BYTES + 0x80
         if 0x80 <= byte <= 0xFF:
-            rule = "UTF-8 text (convert it: `iconv -f ENCODING -t UTF-8`, such as WINDOWS-1252 or GB18030)"
-            on_bad_row(number, rule, f"the byte 0x{byte:02x} is not UTF-8")
+            hint = conversion_hint(text.encode("utf-8", "surrogateescape"))
+            on_bad_row(number, "UTF-8 text", f"the byte 0x{byte:02x} is not UTF-8", hint)
         else:
             on_bad_row(number, "valid Unicode", f"U+{surrogate:04X} is half of a surrogate pair")
         return False

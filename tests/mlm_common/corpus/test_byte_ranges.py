@@ -132,7 +132,7 @@ def test_what_a_file_lacks_is_found_in_a_range_of_it(tmp_path):
     utf_16, other_column = tmp_path / "a.txt", tmp_path / "b.jsonl"
     utf_16.write_bytes("some lines\n".encode("utf-16-le") * 1000)
     other_column.write_bytes(b'{"title": "a", "n": 1}\n' * 1000)
-    with pytest.raises(InputError, match=r"it is UTF-16LE\. .*iconv -f UTF-16LE -t"):
+    with pytest.raises(InputError, match=r"byte 1 is zero\. .*iconv -f UTF-16LE -t"):
         read_range(utf_16, 9_000, 12_000)
     with pytest.raises(InputError, match=r"b\.jsonl has title, n, not 'text'"):
         read_range(other_column, 0, 12_000)
