@@ -1,6 +1,6 @@
 """Score masked language models without fine-tuning: bits per byte and words of a text, minimal pairs of sentences."""
 
-import functools
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,11 @@ from mlm_common.storage import check_file, check_folder_or_hub, folder_and_name
 from train.checkpoints.store import CheckpointStore
 from train.config.settings import HardwareConfig
 from train.runtime.run_folder import RunFolder, exported_model
-from train.scoring.queries import Material, ask, draw_words, read_pairs
+from train.scoring.pairs import num_equal_pairs, read_pairs
+from train.scoring.queries import Material, Reader
+from train.scoring.texts import draw_units, find_words
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,12 @@ class ScoreConfig(Bounded):
         "Mask what follows in the same word as well as the token itself (Kauf and Ivanova 2023), so that the rest of a "
         "word does not give a token away.",
     )
+    random_networks: int = flag(
+        8,
+        "Networks with random weights beside each model: 500 words and 1,000 pairs each. With fewer, only a larger "
+        "difference from them counts as one.",
+        at_least=2,
+    )
     seed: int = flag(42, "Seed of the draw of words.")
     tpu_name: str | None = flag(None, "TPU to compute on: local on a TPU VM, otherwise its name or grpc:// address.")
 
@@ -114,29 +124,41 @@ def main(argv: Sequence[str] | None = None) -> None:
             documents = list(open_corpus(text).documents("train"))
         except InputError as error:
             raise InputError(str(error).replace("--data-files", "--text")) from error
-    words = draw_words(documents, config.num_words, config.seed) if config.text else []
-    material = Material(documents, words, read_pairs(config.minimal_pairs) if config.minimal_pairs else [])
-    ask_of = functools.partial(ask, material=material, max_length=config.max_length, left_to_right=config.left_to_right)
-    questions = [ask_of(model, exported_model(model)) for model in config.model]
-    from train.publishing.saved_model import transformers_folder  # TensorFlow, not for bad input
+        find_words(documents)
+    pairs = read_pairs(config.minimal_pairs) if config.minimal_pairs else []
+
+    def read(name: str, folder: str, checkpoints: dict[str, str] | None = None) -> Reader:
+        options = {"left_to_right": config.left_to_right, "checkpoints": checkpoints}
+        return Reader(name, folder, documents, pairs, config.max_length, **options)
+
+    readers = [read(model, exported_model(model)) for model in config.model]
+    logger.info("Loading TensorFlow …")
+    from train.publishing.saved_model import transformers_folder  # not for bad input
     from train.runtime.machines import Cluster
     from train.runtime.strategy import connect
-    from train.scoring.answers import KeptAnswers
-    from train.scoring.scores import as_json, as_text, draw_curve, score_models
+    from train.scoring.measure import KeptAnswers
+    from train.scoring.scores import score_models
+    from train.scoring.tables import as_json, as_text, draw_curve
 
     if config.run:
         with transformers_folder(list(checkpoints.values())[-1]) as export:
-            questions.append(ask_of(config.run, export, checkpoints=checkpoints))
+            readers.append(read(config.run, export, checkpoints))
+    texts = [reader.texts for reader in readers]
+    units = draw_units(documents, texts, config.num_words, config.seed) if documents else []
+    material = Material(documents, units, pairs)
+    questions = [reader.ask(material) for reader in readers]
     strategy = connect(HardwareConfig(tpu_name=config.tpu_name), Cluster())
     folder, name = folder_and_name(config.output) if config.output else (None, "")
     kept = KeptAnswers(folder, name.replace(".json", ".answers.json"))
-    scored = [score_models(of_model, material, strategy, kept) for of_model in questions]
-    print(as_text(scored))
+    scored = [score_models(of_model, material, strategy, kept, config.random_networks) for of_model in questions]
+    num_equal = num_equal_pairs(pairs)
+    # Files come first: what reads the tables may have ended.
     if folder is not None:
-        folder.write_json(name, {"left_to_right": config.left_to_right, **as_json(scored)})
+        folder.write_json(name, {"left_to_right": config.left_to_right, **as_json(scored, num_equal)})
     if config.picture is not None:
         folder, name = folder_and_name(config.picture)
         folder.write_bytes(name, draw_curve(scored[-1], PurePath(name).suffix[1:]))
+    print(as_text(scored, num_equal))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,9 @@ from train.export import main as export
 from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import export_model
 from train.score_mlm import main
-from train.scoring.answers import KeptAnswers, QueriedModel
+from train.scoring.answers import QueriedModel
+from train.scoring.measure import KeptAnswers
+from train.scoring.pairs import Pair
 from train.scoring.queries import Asker
 from train.tasks.heads import gather_before_head
 
@@ -27,6 +29,7 @@ pytestmark = pytest.mark.usefixtures("eagerly")
 
 WORDS = ("the", "of", "a", "function", "list", "value", "returns", "file", "model", "name", "is", "in", "text")
 CONTROLS = (", random weights", ", no context")
+FEW_NETWORKS = ("--random-networks", "2")
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +68,12 @@ def test_a_language_of_frequencies(counted, pairs, run, tmp_path):
     assert of_none["pairs"]["value"] == 0.5  # no sentence has fewer tokens
     assert abs(of_random["pairs"]["value"] - 0.5) < 3 * of_random["pairs"]["standard_error"]
     assert set(of_model["pairs, by term"]) == {"term 0", "term 1"}
-    assert [one["differs"] for one in scores["differences"]] == [True, True]
-    assert f"| {counted} | 1.000 ± 0.000 |" in outcome.out
+    assert [one["verdict"] for one in scores["differences"]] == ["better", "better"]
+    number = len(Path(pairs).read_text(encoding="utf-8").splitlines())
+    assert of_model["pairs"]["standard_error"] == pytest.approx(1.96 / 2 / (number + 1.96**2))  # Wilson's
+    assert (of_random["pairs"]["networks"], of_random["pairs"]["items"]) == (8, number)
+    cells = [[cell.strip() for cell in line.split("|")[1:3]] for line in outcome.out.splitlines() if "|" in line]
+    assert [counted, "1.000 ± 0.005 *"] in cells
 
 
 def test_bits_and_words_of_a_text(counted, run, cloud, tmp_path):
@@ -78,11 +85,11 @@ def test_bits_and_words_of_a_text(counted, run, cloud, tmp_path):
     assert outcome.status == 0, outcome.err
     scores = json.loads(open_folder(cloud.bucket_url).read_text("scores.json"))["scores"]
     of_model, of_none = scores[bucket], scores[f"{bucket}, no context"]
-    # Each word less than the first costs 50 nats; there are 3 + 2 + 3 + 4 + 3 bytes.
-    assert of_model["bits per byte"]["value"] == pytest.approx((50 + 200) / math.log(2) / 15, rel=0.02)
+    # Each word less than the first costs 50 nats; there are 6 + 12 bytes.
+    assert of_model["bits per byte"]["value"] == pytest.approx((50 + 200) / math.log(2) / 18, rel=0.02)
     assert of_model["words, 1st guess"]["value"] == 0.6
     assert of_model["words, 5 guesses"]["value"] == 1.0
-    frequencies = -(3 * math.log2(3 / 5) + 2 * math.log2(1 / 5)) / 15
+    frequencies = -(3 * math.log2(3 / 5) + 2 * math.log2(1 / 5)) / 18
     assert of_none["bits per byte"]["value"] == pytest.approx(frequencies)
     assert of_none["bits per byte, by place in the row"]["quarter 1"]["items"] == 5
 
@@ -90,12 +97,20 @@ def test_bits_and_words_of_a_text(counted, run, cloud, tmp_path):
 def test_answers_are_those_of_the_network_for_any_batch():
     tokenizer = tiny_tokenizer()
     sentences = ["the function returns a list of text", "a zq file", "model " * 20, "of"]
-    queries = list(Asker(tokenizer, 60, left_to_right=False).about_sentences(sentences))
+    pairs = [Pair(*two, "", "") for two in (sentences[:2], sentences[2:])]
+    queries, _ = Asker(tokenizer, 60, left_to_right=False).about_pairs(pairs)
     num_ids = max(tokenizer.get_vocab().values()) + 1
+    num_answered = 0
+
+    def advance(number):
+        nonlocal num_answered
+        num_answered += number
+
     network = one_layer_model("roberta", max_position_embeddings=62)
     gather_before_head(network)
     model = QueriedModel(network, tf.distribute.get_strategy(), num_ids, 1)
-    answers = model.answer(queries, [16, 60])
+    answers = model.answer(queries, [16, 60], advance=advance)
+    assert num_answered == len(queries)
     for query, nats, rank in zip(queries, *answers, strict=True):
         logits = model.network({"input_ids": tf.constant([query.ids])}).logits.numpy()[0, query.positions[0], :num_ids]
         assert nats == pytest.approx(np.log(np.exp(logits).sum()) - logits[query.targets[0]], abs=1e-5)
@@ -115,7 +130,7 @@ def test_scores_in_the_folder_of_a_run_are_on_the_card_of_the_scored_weights(fin
     row = {"sentence_good": "a corpus of", "sentence_bad": "of a corpus", "field": "secret field"}
     pairs.write_text(json.dumps(row), encoding="utf-8")
     scores_path = scored_run / "scores.json"
-    flags = ("--text", text, "--minimal-pairs", pairs, "--left-to-right", "--output", scores_path)
+    flags = ("--text", text, "--minimal-pairs", pairs, "--left-to-right", *FEW_NETWORKS, "--output", scores_path)
     assert run(main, "--model", scored_run, *flags).status == 0
 
     def card_of(checkpoint, name):
@@ -127,7 +142,7 @@ def test_scores_in_the_folder_of_a_run_are_on_the_card_of_the_scored_weights(fin
         of_name = scores["scores"][f"{scored_run}{name}"]
         bits = of_name["bits per byte"]
         assert f"| {title} | {bits['value']:.3f} ± {bits['standard_error']:.3f} | " in card
-        assert f" | {of_name['pairs']['value']:.3f} ± inf |" in card  # of one pair
+        assert f" | {of_name['pairs']['value']:.3f} ± {of_name['pairs']['standard_error']:.3f} |" in card  # of one pair
     assert "bits per byte, n = 8 |" in card
     not_differing = [one["measure"] for one in scores["differences"] if "random" in one["from"] and not one["differs"]]
     assert f"The model does not differ from random weights in: {', '.join(not_differing)}." in card
@@ -179,7 +194,7 @@ def test_a_killed_scoring_continues_with_the_next_model(counted, pairs, run, tmp
     weights = other / "model.safetensors"
     changed = {name: array * 0.9 for name, array in load_file(weights).items()}
     save_file(changed, weights, metadata={"format": "pt"})
-    flags = ("--model", counted, other, "--minimal-pairs", pairs, "--output")
+    flags = ("--model", counted, other, "--minimal-pairs", pairs, *FEW_NETWORKS, "--output")
     assert run(main, *flags, tmp_path / "whole.json").status == 0
     num_loaded = 0
 
@@ -190,7 +205,7 @@ def test_a_killed_scoring_continues_with_the_next_model(counted, pairs, run, tmp
             raise KeyboardInterrupt
         return load_model(*args)
 
-    monkeypatch.setattr("train.scoring.answers.load_model", load_two)
+    monkeypatch.setattr("train.scoring.measure.load_model", load_two)
     assert run(main, *flags, tmp_path / "scores.json").status != 0
     assert run(main, *flags, tmp_path / "scores.json").status == 0
     assert num_loaded == 3  # the first model was not scored again
@@ -205,7 +220,7 @@ def test_the_learning_curve_of_a_run(finished_run, run, tmp_path):
     text.write_text("a corpus of small words\nmakes many rows\n", encoding="utf-8")
     orders = [("a corpus of", "of a corpus"), ("small words", "words small"), ("makes rows", "many makes")]
     write_jsonl(pairs, *({"sentence_good": good, "sentence_bad": bad} for good, bad in orders))
-    flags = ("--minimal-pairs", pairs, "--text", text, "--output")
+    flags = ("--minimal-pairs", pairs, "--text", text, *FEW_NETWORKS, "--output")
     curve = tmp_path / "curve.svg"
     checkpoints = ("--run", finished_run, "--all-checkpoints", "--picture", curve)
     outcome = run(main, *checkpoints, *flags, tmp_path / "scores.json")
@@ -221,6 +236,7 @@ def test_the_learning_curve_of_a_run(finished_run, run, tmp_path):
 
 
 def test_a_damaged_file_of_answers_is_named(tmp_path):
-    (tmp_path / "scores.answers.json").write_text('{"cut o', encoding="utf-8")
-    with pytest.raises(InputError, match=r"scores.answers.json is damaged. Delete it"):
-        KeptAnswers(open_folder(str(tmp_path)), "scores.answers.json")
+    for content in ('{"cut o', "[1]", '{"key": 5}', '{"key": {"sentences": []}}', '{"key": {"sentences": [[]]'):
+        (tmp_path / "scores.answers.json").write_text(content, encoding="utf-8")
+        with pytest.raises(InputError, match=r"--output: .*scores.answers.json must be a file of answers.*Delete it"):
+            KeptAnswers(open_folder(str(tmp_path)), "scores.answers.json")

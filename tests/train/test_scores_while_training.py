@@ -17,7 +17,9 @@ from train.loop.trainer import Trainer
 from train.publishing.saved_model import read_saved_model
 from train.run_mlm import main
 from train.score_mlm import main as score
-from train.scoring.queries import draw_sample, rows_from_all_over, word_spans
+from train.scoring.pairs import Pair
+from train.scoring.queries import Answers
+from train.scoring.sample import draw_sample, rows_from_all_over, word_spans
 
 REPO = "alice/baby"
 
@@ -38,7 +40,8 @@ def test_scores_are_logged_with_each_evaluation_and_those_of_the_export(shards, 
     assert [line["step"] for line in evaluations] == [3, NUM_STEPS]
     assert all(0 <= line["word_accuracy"] <= 1 and line["bits_per_byte"] > 0 for line in evaluations)
     output = tmp_path / "scores.json"
-    assert run(score, "--model", tmp_path / "run", "--minimal-pairs", pairs, "--output", output).status == 0
+    flags = ("--minimal-pairs", pairs, "--random-networks", "2", "--output", output)
+    assert run(score, "--model", tmp_path / "run", *flags).status == 0
     scores = read_json(output)["scores"][str(tmp_path / "run")]
     assert evaluations[-1]["pairs_accuracy"] == pytest.approx(scores["pairs"]["value"])
 
@@ -62,7 +65,22 @@ def test_words_of_rows_are_asked_for_whole(shards):
     for query in sample.of_words:
         assert [one.targets[0] for one in sample.of_tokens if one.item == query.item] == query.targets
         text = tokenizer.decode(query.targets).strip()
-        assert sample.word_bytes[query.item] == len(text.encode())
+        first = query.positions[0]
+        has_space = first == 0 or not special[query.ids[first - 1]]  # which a document's first word has not
+        assert sample.word_bytes[query.item] == len(text.encode()) + has_space
+
+
+def test_pairs_of_equal_sentences_are_half_right_in_a_run(shards):
+    tokenizer = load_tokenizer(str(shards / "train" / "tokenizer"))
+    pairs = [Pair("a corpus", "a corpus", "", ""), Pair("small words", "words small", "", "")]
+
+    def answer(queries, *_):
+        nats = np.array([query.item == 3 for query in queries], float)  # the good one is the more probable
+        return Answers(nats, np.zeros(len(queries), np.int32))
+
+    for some, expected in ((pairs, 0.75), (pairs[:1], 0.5)):
+        sample = draw_sample(some, 0, None, tokenizer, 30)
+        assert sample.figures(answer, 30, 100) == {"pairs_accuracy": expected}
 
 
 @pytest.mark.usefixtures("one_device", "eagerly")

@@ -49,7 +49,7 @@ from train.tasks.task import Task, task_record
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from train.scoring.queries import Sample
+    from train.scoring.sample import Sample
 
 # What a step of training reaches on one CPU with AVX2; of some twice that.
 CPU_FLOPS_PER_SECOND = 5e10
@@ -101,7 +101,8 @@ class Phase:
         """What is scored at each evaluation beside the loss; None where nothing else is."""
         if not isinstance(self.config, TrainingConfig) or not self.config.data.is_scored:
             return None
-        from train.scoring.queries import draw_sample, read_pairs  # for these flags alone
+        from train.scoring.pairs import read_pairs  # for these flags alone
+        from train.scoring.sample import draw_sample
 
         data, inputs = self.config.data, self.inputs
         assert isinstance(inputs, TrainingInputs)

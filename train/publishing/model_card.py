@@ -387,15 +387,12 @@ def _scores(scores: Mapping[str, Any] | None) -> str:
     if scores is None:
         return ""
     of_model = scores["scores"]["this model"]
-    rows = [
-        [title, *(f"{one[name]['value']:.3f} ± {one[name]['standard_error']:.3f}" for name in of_model)]
-        for title, one in scores["scores"].items()
-    ]
+    rows = [[title, *(_score(one[name]) for name in of_model)] for title, one in scores["scores"].items()]
     text = (
         "Scores without fine-tuning, ± standard error: bits per byte of a text (lower is better), the fraction of its "
         "words that are guessed when masked, and the fraction of minimal pairs of which the correct sentence is more "
-        "probable. Random weights: this network before training. No context: a guess from the frequencies of tokens; "
-        "of pairs, the sentence with fewer tokens."
+        "probable. Random weights: such networks before training, ± their standard deviation. No context: a guess from "
+        "the frequencies of tokens; of pairs, the sentence with fewer tokens."
     )
     if scores["left_to_right"]:
         text += " The rest of a word is masked with each of its tokens."
@@ -403,6 +400,12 @@ def _scores(scores: Mapping[str, Any] | None) -> str:
         text += f" The model does not differ from {control} in: {', '.join(names)}."
     header = ("", *(f"{name}, n = {one['items']:,}" for name, one in of_model.items()))
     return f"\n\n{text}\n\n{_table(header, rows)}"
+
+
+def _score(score: Mapping[str, Any]) -> str:
+    """Write a score with its error, which is not known where it is of one item."""
+    error = score["standard_error"]
+    return f"{score['value']:.3f}" + ("" if error is None else f" ± {error:.3f}")
 
 
 def _properties(rows: Mapping[str, str]) -> str:

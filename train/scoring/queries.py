@@ -1,125 +1,59 @@
-"""What a model is asked, about words of a text and minimal pairs: rows with masked tokens, and what these were.
+"""What a model is asked, about units of a text and minimal pairs: rows with masked tokens, and what these were.
 
 A text is scored by pseudo-log-likelihood (Salazar et al. 2020): each of its tokens is masked alone, and the logarithms
 of their probabilities are added. Where a word has several tokens, the rest of it gives away the masked one; within-word
 left to right (Kauf and Ivanova 2023) also masks the tokens of the word that follow.
 """
 
-import bisect
-import functools
-import gzip
-import itertools
-import json
-import re
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerFast
 
 from mlm_common.errors import InputError
-from mlm_common.storage import local_or_hub, read_file
-from mlm_common.tokenizer import load_tokenizer, special_ids, special_token_ids, vocabulary_size, word_starts
-from tfrecord_prep.manifest import ShardSet
-from tfrecord_prep.records import decode_feature, read_records
+from mlm_common.storage import local_or_hub
+from mlm_common.tokenizer import load_tokenizer, special_ids, vocabulary_size, word_starts
 from train.model.architectures import check_architecture, max_positions
 from train.model.pretrained_files import WEIGHTS_SUFFIXES, read_masked_lm_config
+from train.scoring.pairs import Pair
+from train.scoring.texts import EncodedText, TextEncoder, Unit, byte_lengths, tokens_of
 
-# A character of Chinese or Japanese, or else letters and digits up to what is none.
-CHARACTER = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-WORD = re.compile(f"[{CHARACTER}]|[^\\W{CHARACTER}]+")
-# One score of these has a standard error of at most 2.5 %.
-MAX_PAIRS = 400
-SEED = 0
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
-
-@dataclass(frozen=True)
-class Pair:
-    """A sentence that speakers accept, and one nearly like it that they do not (Warstadt et al. 2020)."""
-
-    good: str
-    bad: str
-    field: str
-    term: str
-
-
-class Word(NamedTuple):
-    """A word of a text by the places of its characters."""
-
-    document: int
-    start: int
-    stop: int
-
-
-def read_pairs(paths: Sequence[str], flag: str = "--minimal-pairs") -> list[Pair]:
-    """Read files in BLiMP's form: JSON lines with `sentence_good` and `sentence_bad`, .gz or not, local or `gs://`.
-
-    Raises:
-        InputError: a file that is missing or has another form.
-    """
-    pairs = []
-    for path in paths:
-        try:
-            content = read_file(path)
-            text = (gzip.decompress(content) if path.endswith(".gz") else content).decode("utf-8-sig")
-        except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-            raise InputError(f"{flag} must name readable files; {path}: {error}") from error
-        for number, line in enumerate(text.split("\n"), 1):  # JSON may have other separators of lines within texts
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-                good, bad = row["sentence_good"], row["sentence_bad"]
-                pairs.append(Pair(good, bad, row.get("field", ""), row.get("linguistics_term", row.get("UID", ""))))
-                is_pair = isinstance(good, str) and isinstance(bad, str) and good != bad
-            except (ValueError, KeyError, TypeError, AttributeError):
-                is_pair = False
-            if not is_pair:
-                raise InputError(
-                    f"{flag} takes lines of JSON with two different texts, sentence_good and sentence_bad; "
-                    f"{path}, line {number}: {line[:80]}"
-                )
-    if not pairs:
-        raise InputError(f"{flag} must name files with pairs; {', '.join(paths)} have none.")
-    return pairs
-
-
-def draw_words(documents: Sequence[str], num_words: int, seed: int) -> list[Word]:
-    """Draw different words of the documents, all with the same probability; all words where there are fewer."""
-    spans = [[match.span() for match in WORD.finditer(document)] for document in documents]
-    ends = np.cumsum([len(of_document) for of_document in spans])
-    total = int(ends[-1]) if len(ends) else 0
-    if not total:
-        raise InputError("--text must have words; none was found.")
-    drawn = np.random.default_rng(seed).choice(total, size=min(num_words, total), replace=False)
-    words = []
-    for number in np.sort(drawn).tolist():
-        document = bisect.bisect_right(ends, number)
-        words.append(Word(document, *spans[document][number - int(ends[document])]))  # from the end
-    return words
+# `<unk>` says that a word is unknown, not which. To spell it takes 8 bits per byte, if all bytes are equally probable.
+NATS_PER_UNREAD_BYTE = np.log(256)
 
 
 @dataclass(frozen=True)
 class Material:
-    """What every model is asked: words of `documents`, and pairs; either may be empty."""
+    """What every model is asked: units of `documents`, and pairs; either may be empty."""
 
     documents: Sequence[str]
-    words: Sequence[Word]
+    units: Sequence[Unit]
     pairs: Sequence[Pair]
 
     @property
-    def sentences(self) -> list[str]:
-        """The sentences of the pairs, the good one of each first."""
-        return [sentence for pair in self.pairs for sentence in (pair.good, pair.bad)]
+    def num_bytes(self) -> NDArray[np.float64]:
+        """Bytes of each unit."""
+        texts = (self.documents[unit.document][unit.start : unit.stop] for unit in self.units)
+        return np.array([len(text.encode()) for text in texts], np.float64)
+
+    @property
+    def has_word(self) -> NDArray[np.bool_]:
+        """Whether each unit has a word; one of dots alone has none."""
+        return np.array([unit.word_start < unit.word_stop for unit in self.units], np.bool_)
+
+    def part(self, units: NDArray[np.int64], pairs: NDArray[np.int64]) -> "Material":
+        return replace(self, units=[self.units[one] for one in units], pairs=[self.pairs[one] for one in pairs])
 
 
 class Query(NamedTuple):
     """A row, with masks, and what was at some of them.
 
-    item: number of the sentence or word that it belongs to.
+    item: number of the sentence or unit that it belongs to.
     """
 
     item: int
@@ -147,9 +81,11 @@ class Questions:
     models: {name: folder with its files, Hub id, or checkpoint of a run}; all have the same tokenizer.
     max_length: tokens of the longest row.
     of_sentences: for each token of each sentence of the pairs.
-    of_tokens, of_words: for each token of each word, and for each word as a whole.
-    places: int64 (words,), tokens before each word in its row.
+    of_tokens, of_words: for each token of each unit, and for the words of each as a whole.
+    sentence_nats, unit_nats: float64 (sentences,), (units,), what it costs to spell what the tokenizer cannot read.
+    places: int64 (units,), tokens before each unit in its row.
     frequencies: float64 (ids,), of the tokens in the documents.
+    unread: what the tokenizer cannot read of the documents.
     """
 
     name: str
@@ -159,47 +95,108 @@ class Questions:
     of_sentences: list[Query]
     of_tokens: list[Query]
     of_words: list[Query]
+    sentence_nats: NDArray[np.float64]
+    unit_nats: NDArray[np.float64]
     places: NDArray[np.int64]
     frequencies: NDArray[np.float64]
+    unread: "Unread"
+
+    def part(self, units: NDArray[np.int64], pairs: NDArray[np.int64]) -> "Questions":
+        """Return those about some units and pairs, which are numbered from 0."""
+        sentences = np.stack([2 * pairs, 2 * pairs + 1], axis=1).ravel()
+        return replace(
+            self,
+            of_sentences=_renumbered(self.of_sentences, sentences),
+            of_tokens=_renumbered(self.of_tokens, units),
+            of_words=_renumbered(self.of_words, units),
+            sentence_nats=self.sentence_nats[sentences],
+            unit_nats=self.unit_nats[units],
+            places=self.places[units],
+        )
 
 
-def ask(
-    name: str,
-    folder: str,
-    material: Material,
-    max_length: int,
-    *,
-    left_to_right: bool,
-    checkpoints: dict[str, str] | None = None,
-) -> Questions:
-    """Make the questions for a model; InputError if it is not one for masked tokens, or cannot answer them.
+def _renumbered(queries: Sequence[Query], items: NDArray[np.int64]) -> list[Query]:
+    numbers = {item: number for number, item in enumerate(items.tolist())}
+    return [query._replace(item=numbers[query.item]) for query in queries if query.item in numbers]
+
+
+class Unread(NamedTuple):
+    """Fractions that a tokenizer cannot read: of the tokens, those that are `<unk>`; of the bytes, those lost."""
+
+    tokens: float
+    bytes: float
+
+
+class Reader:
+    """How one model reads documents and pairs.
 
     Args:
         name: as it was given.
         folder: with its configuration and tokenizer, or its Hub id.
+        documents, pairs: what it reads.
+        max_length: tokens of the longest row, if the model reads as many.
+        left_to_right: mask the rest of a word with each of its tokens.
         checkpoints: {name: path}, of the run that the model in `folder` is of, if those are scored instead.
+
+    Raises:
+        InputError: it is no model for masked tokens, or cannot read the pairs.
     """
-    with local_or_hub(folder, without=WEIGHTS_SUFFIXES) as local_folder:
-        config = read_masked_lm_config(local_folder, name)
-    check_architecture(config)
-    tokenizer = load_tokenizer(folder)
-    longest = min(max_length, tokenizer.model_max_length, max_positions(config) or max_length)
-    asker = Asker(tokenizer, longest, left_to_right=left_to_right)
-    of_tokens, of_words, places = asker.about_words(material.documents, material.words)
-    counts = np.zeros(vocabulary_size(tokenizer))
-    for ids in asker.encode(material.documents):
-        counts += np.bincount(ids, minlength=len(counts))
-    return Questions(
-        name,
-        checkpoints or {name: folder},
-        longest,
-        special_ids(tokenizer)["pad"],
-        list(asker.about_sentences(material.sentences)),
-        of_tokens,
-        of_words,
-        np.array(places, np.int64),
-        counts / max(counts.sum(), 1),
-    )
+
+    def __init__(
+        self,
+        name: str,
+        folder: str,
+        documents: Sequence[str],
+        pairs: Sequence[Pair],
+        max_length: int,
+        *,
+        left_to_right: bool,
+        checkpoints: dict[str, str] | None = None,
+    ) -> None:
+        with local_or_hub(folder, without=WEIGHTS_SUFFIXES) as local_folder:
+            config = read_masked_lm_config(local_folder, name)
+        check_architecture(config)
+        tokenizer = load_tokenizer(folder)
+        longest = min(max_length, tokenizer.model_max_length, max_positions(config) or max_length)
+        self._name, self._models = name, checkpoints or {name: folder}
+        self._asker = Asker(tokenizer, longest, left_to_right=left_to_right)
+        self._documents = documents
+        self.texts = [self._asker.encoder.encode(document) for document in documents]
+        self._of_sentences, self._sentence_nats = self._asker.about_pairs(pairs)
+
+    def ask(self, material: Material) -> Questions:
+        """Make the questions about what it reads."""
+        asker = self._asker
+        of_tokens, of_words, places = asker.about_units(self.texts, material.units)
+        counts = np.zeros(asker.num_ids)
+        unread_nats = 0.0
+        for document, text in zip(self._documents, self.texts, strict=True):
+            counts += np.bincount(text.ids, minlength=len(counts))
+            unread_nats += nats_to_spell(document, text.unread)
+        frequencies = counts / max(counts.sum(), 1)
+        num_bytes = max(sum(len(document.encode()) for document in self._documents), 1)
+        return Questions(
+            self._name,
+            self._models,
+            asker.max_length,
+            asker.pad,
+            self._of_sentences,
+            of_tokens,
+            of_words,
+            self._sentence_nats,
+            np.array([self._nats_of_unread(unit) for unit in material.units], np.float64),
+            np.array(places, np.int64),
+            frequencies,
+            Unread(float(frequencies[asker.encoder.unk_id]), unread_nats / NATS_PER_UNREAD_BYTE / num_bytes),
+        )
+
+    def _nats_of_unread(self, unit: Unit) -> float:
+        text = self._documents[unit.document][unit.start : unit.stop]
+        return nats_to_spell(text, self.texts[unit.document].unread[unit.start : unit.stop])
+
+
+def nats_to_spell(text: str, unread: NDArray[np.bool_]) -> float:
+    return float(byte_lengths(text)[unread].sum() * NATS_PER_UNREAD_BYTE) if unread.any() else 0.0
 
 
 class Asker:
@@ -208,56 +205,73 @@ class Asker:
     max_length: tokens of a row, with the two special ones at its ends.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, max_length: int, *, left_to_right: bool) -> None:
-        self.tokenizer, self.max_length = tokenizer, max_length
+    def __init__(self, tokenizer: "PreTrainedTokenizerFast", max_length: int, *, left_to_right: bool) -> None:
+        self.encoder, self.max_length = TextEncoder(tokenizer), max_length
+        self.num_ids = vocabulary_size(tokenizer)
         ids = special_ids(tokenizer)
-        self.start, self.end, self.mask = ids["cls"], ids["sep"], ids["mask"]
-        self.left_to_right = left_to_right
+        self.start, self.end, self.mask, self.pad = ids["cls"], ids["sep"], ids["mask"], ids["pad"]
         self.word_starts = word_starts(tokenizer) if left_to_right else None
         if left_to_right and self.word_starts is None:
             raise InputError("--left-to-right needs a tokenizer whose tokens show where a word starts; this has none.")
 
-    def about_sentences(self, sentences: Sequence[str]) -> Iterator[Query]:
-        """Ask for each token of each sentence; InputError if one is longer than the model's rows, or has no token."""
-        for item, ids in enumerate(self.encode(sentences)):
-            if not 0 < len(ids) <= self.max_length - 2:
-                raise InputError(
-                    f"Minimal pairs must have sentences of 1 to {self.max_length - 2} tokens, as the model reads; "
-                    f"{sentences[item][:60]!r} has {len(ids)}."
-                )
-            yield from self._each(item, ids, 0, len(ids))
+    def about_pairs(self, pairs: Sequence[Pair]) -> tuple[list[Query], NDArray[np.float64]]:
+        """Ask for each token of each sentence, the good one of each pair first.
 
-    def about_words(
-        self, documents: Sequence[str], words: Sequence[Word]
+        Pairs whose sentences have the same tokens are a tie, whatever the model; nothing is asked about them. Also
+        return what it costs to spell what the tokenizer cannot read of each sentence.
+
+        Raises:
+            InputError: a sentence is longer than the model's rows, or has no token.
+        """
+        queries: list[Query] = []
+        nats = np.zeros(2 * len(pairs))
+        for number, pair in enumerate(pairs):
+            sentences = (pair.good, pair.bad)
+            encoded = [self.encoder.encode(sentence) for sentence in sentences]
+            for sentence, (ids, *_) in zip(sentences, encoded, strict=True):
+                if not 0 < len(ids) <= self.max_length - 2:
+                    raise InputError(
+                        f"Minimal pairs must have sentences of 1 to {self.max_length - 2} tokens, as the model reads; "
+                        f"{sentence[:60]!r} has {len(ids)}."
+                    )
+            if np.array_equal(encoded[0].ids, encoded[1].ids):
+                continue
+            for item, (sentence, text) in enumerate(zip(sentences, encoded, strict=True), 2 * number):
+                queries += self._each(item, text.ids.tolist(), 0, len(text.ids))
+                nats[item] = nats_to_spell(sentence, text.unread)
+        return queries, nats
+
+    def about_units(
+        self, texts: Sequence[EncodedText], units: Sequence[Unit]
     ) -> tuple[list[Query], list[Query], list[int]]:
-        """Ask for each token of each word, then for each word as a whole.
+        """Ask for each token of each unit, then for its words as a whole, if the tokenizer can read them.
 
-        Documents are cut into rows as long as the model reads; the row of a word that a cut would divide ends with it.
-        Also return the number of tokens before each word in its row.
+        Documents are cut into rows as long as the model reads; the row of a unit that a cut would divide ends with it.
+        Also return the number of tokens before each unit in its row.
         """
         single: list[Query] = []
         whole: list[Query] = []
         places: list[int] = []
-        options = {"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}
-        encode = functools.lru_cache(maxsize=1)(functools.partial(self.tokenizer, **options))
         room = self.max_length - 2
-        for item, word in enumerate(words):
-            encoded = encode(documents[word.document])
-            ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
-            first = bisect.bisect_right(offsets, word.start, key=lambda offset: offset[1])
-            stop = max(first, bisect.bisect_left(offsets, word.stop, key=lambda offset: offset[0]))
+        for item, unit in enumerate(units):
+            text = texts[unit.document]
+            first, stop = tokens_of(text, unit)
             begin = max(first // room * room, stop - room)
-            row = ids[begin : begin + room]
-            first, stop = max(first - begin, 0), stop - begin
-            places.append(first)
-            single += self._each(item, row, first, stop)
-            positions = list(range(first + 1, stop + 1))
-            if positions:
-                whole.append(Query(item, self._masked(row, positions), positions, row[first:stop]))
+            places.append(max(first - begin, 0))
+            if stop - first > room:  # more tokens than a row has: in parts
+                for begin in range(first, stop, room):
+                    row = text.ids[begin : begin + room].tolist()
+                    single += self._each(item, row, 0, min(room, stop - begin))
+                continue
+            row = text.ids[begin : begin + room].tolist()
+            single += self._each(item, row, first - begin, stop - begin)
+            of_words = (text.stops[first:stop] > unit.word_start) & (text.starts[first:stop] < unit.word_stop)
+            positions = (first - begin + 1 + np.flatnonzero(of_words)).tolist()
+            targets = [row[position - 1] for position in positions]
+            is_unread = self.encoder.unk_id in targets or text.unread[unit.word_start : unit.word_stop].any()
+            if positions and not is_unread:
+                whole.append(Query(item, self._masked(row, positions), positions, targets))
         return single, whole, places
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return self.tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"] if texts else []
 
     def _each(self, item: int, ids: list[int], first: int, stop: int) -> Iterator[Query]:
         for index in range(first, stop):
@@ -286,93 +300,3 @@ def total_by_item(queries: Sequence[Query], nats: NDArray[np.float64], num_items
     totals = np.zeros(num_items)
     np.add.at(totals, [query.item for query in queries], nats)
     return totals
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What a model in training is asked at each evaluation, always the same.
-
-    of_sentences: for each token of the sentences of the pairs, the good one of each first.
-    of_tokens, of_words: for each token of each word, and for each word as a whole.
-    word_bytes: float64 (words,).
-    """
-
-    of_sentences: list[Query]
-    of_tokens: list[Query]
-    of_words: list[Query]
-    word_bytes: NDArray[np.float64]
-
-    def figures(
-        self, answer: Callable[[Sequence[Query], Sequence[int], int], Answers], max_length: int, tokens_per_batch: int
-    ) -> dict[str, float]:
-        """Score what answers: `pairs_accuracy`, `bits_per_byte` and `word_accuracy`, those that are asked for."""
-        figures = {}
-        if self.of_sentences:
-            longest = max(len(query.ids) for query in self.of_sentences)
-            length = next(one for one in lengths_up_to(max_length) if one >= longest)
-            nats = answer(self.of_sentences, [length], tokens_per_batch).nats
-            good, bad = total_by_item(self.of_sentences, nats, self.of_sentences[-1].item + 1).reshape(-1, 2).T
-            figures["pairs_accuracy"] = float(np.mean(np.where(good == bad, 0.5, good < bad)))
-        if self.of_words:
-            nats = answer(self.of_tokens, [max_length], tokens_per_batch).nats
-            figures["bits_per_byte"] = float(nats.sum() / np.log(2) / self.word_bytes.sum())
-            ranks = answer(self.of_words, [max_length], tokens_per_batch).ranks
-            figures["word_accuracy"] = float(np.mean(ranks == 0))
-        return figures
-
-
-def draw_sample(
-    pairs: Sequence[Pair], num_words: int, shards: ShardSet | None, tokenizer: PreTrainedTokenizerFast, max_length: int
-) -> Sample:
-    """Draw at most `MAX_PAIRS` pairs, and a word of each of `num_words` rows from all over the shards.
-
-    Raises:
-        InputError: a sentence is longer than the rows; or the tokenizer does not show where words start.
-    """
-    random = np.random.default_rng(SEED)
-    drawn = np.sort(random.choice(len(pairs), min(MAX_PAIRS, len(pairs)), replace=False))
-    sentences = [sentence for index in drawn for sentence in (pairs[index].good, pairs[index].bad)]
-    of_sentences = list(Asker(tokenizer, max_length, left_to_right=False).about_sentences(sentences))
-    of_tokens: list[Query] = []
-    of_words: list[Query] = []
-    word_bytes: list[int] = []
-    if num_words and shards is not None:
-        starts = word_starts(tokenizer)
-        if starts is None:
-            raise InputError("--score-words needs a tokenizer whose tokens show where a word starts; this has none.")
-        special = np.zeros(vocabulary_size(tokenizer), np.bool_)
-        special[list(special_token_ids(tokenizer))] = True
-        mask = int(tokenizer.mask_token_id)
-        for row in rows_from_all_over(shards, num_words):
-            if spans := word_spans(row, starts, special):
-                first, stop = spans[random.integers(len(spans))]
-                ask = functools.partial(_masked, len(word_bytes), row, mask)
-                of_tokens += [ask([position]) for position in range(first, stop)]
-                of_words.append(ask(list(range(first, stop))))
-                word_bytes.append(len(tokenizer.decode(row[first:stop]).strip().encode()) or 1)
-    return Sample(of_sentences, of_tokens, of_words, np.array(word_bytes, np.float64))
-
-
-def rows_from_all_over(shards: ShardSet, num_rows: int) -> list[NDArray[np.int64]]:
-    """Read the token ids of every n-th row, `num_rows` in all; all rows where there are fewer."""
-    wanted = set(np.linspace(0, shards.num_rows - 1, min(num_rows, shards.num_rows)).astype(int).tolist())
-    rows, first = [], 0
-    for path, num_in_shard in zip(shards.paths, shards.num_rows_per_shard, strict=True):
-        if wanted.intersection(range(first, first + num_in_shard)):
-            records = enumerate(read_records(read_file(path)), first)
-            rows += [decode_feature(record, "input_ids") for number, record in records if number in wanted]
-        first += num_in_shard
-    return rows
-
-
-def word_spans(row: NDArray[np.int64], starts: NDArray[np.bool_], special: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Find the words of a row, as whole-word masking takes them, without those that a row's end may have cut."""
-    is_special = special[row]
-    begins = np.flatnonzero(starts[row] | is_special | np.append(False, is_special[:-1]))
-    return [(int(first), int(stop)) for first, stop in itertools.pairwise(begins) if not is_special[first]]
-
-
-def _masked(item: int, row: NDArray[np.int64], mask_token_id: int, positions: list[int]) -> Query:
-    ids = row.copy()
-    ids[positions] = mask_token_id
-    return Query(item, ids.tolist(), positions, row[positions].tolist())

@@ -1,37 +1,42 @@
-import gzip
-import json
-
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from mlm_common.errors import InputError
-from tests.fixtures.results import write_jsonl
 from tests.fixtures.tiny_models import tiny_tokenizer
 from tests.fixtures.tiny_tokenizers import KINDS, SPECIAL_TOKENS
-from train.scoring.queries import Asker, Word, draw_words, read_pairs
+from tests.train.scoring.test_texts import ENCODERS, TOKENIZERS, UGLY
+from train.scoring.pairs import Pair
+from train.scoring.queries import NATS_PER_UNREAD_BYTE, Asker, Material, nats_to_spell
+from train.scoring.texts import Unit, draw_units
 
 TOKENIZER = tiny_tokenizer()
 TEXTS = st.lists(
-    st.sampled_from(["the", "model", "of", "languages", "x", "12.", "ab,cd", "\n"]), min_size=1, max_size=30
+    st.sampled_from(["the", "model", "of", "languages", "x", "12.", "ab,cd", "\n", "zqzqzqzqzqzqzqzqzqzqzqzqzq"]),
+    min_size=1,
+    max_size=30,
 )
 
 
+def pair_of(good, bad):
+    return Pair(good, bad, "", "")
+
+
 @given(words=TEXTS, max_length=st.integers(16, 40), seed=st.integers(0, 9), left_to_right=st.booleans())
-def test_each_word_is_asked_for_in_a_row_of_its_document(words, max_length, seed, left_to_right):
+def test_each_unit_is_asked_for_in_a_row_of_its_document(words, max_length, seed, left_to_right):
     document = " ".join(words)
+    asker = Asker(TOKENIZER, max_length, left_to_right=left_to_right)
+    texts = [asker.encoder.encode(document)]
     try:
-        drawn = draw_words([document], 5, seed)
+        drawn = draw_units([document], [texts], 5, seed)
     except InputError:  # line feeds alone
         return
-    asker = Asker(TOKENIZER, max_length, left_to_right=left_to_right)
-    single, whole, places = asker.about_words([document], drawn)
-    (ids,) = asker.encode([document])
+    single, whole, places = asker.about_units(texts, drawn)
+    ids = texts[0].ids.tolist()
     assert len(places) == len(drawn)
     of_words = {query.item: query for query in whole}
-    assert set(of_words) == set(range(len(drawn)))
     for query in (*single, *whole):
         assert len(query.ids) <= max_length
         assert (query.ids[0], query.ids[-1]) == (asker.start, asker.end)
@@ -43,19 +48,67 @@ def test_each_word_is_asked_for_in_a_row_of_its_document(words, max_length, seed
         if not left_to_right:
             assert masks_left == 0
             assert " ".join(map(str, row[1:-1])) in " ".join(map(str, ids))
-    for item, word in enumerate(drawn):
-        whole_word = of_words[item]
-        text = document[word.start : word.stop]
-        assert text.replace(" ", "") in TOKENIZER.decode(whole_word.targets).replace(" ", "")
+    for item, unit in enumerate(drawn):
         asked = [query for query in single if query.item == item]
-        assert [query.targets[0] for query in asked] == whole_word.targets
-        assert [query.positions[0] for query in asked] == whole_word.positions
-        assert places[item] == whole_word.positions[0] - 1
+        text = document[unit.start : unit.stop].replace(" ", "").replace("\n", "<unk>")
+        tokens = TOKENIZER.convert_ids_to_tokens([query.targets[0] for query in asked])
+        assert "".join(tokens).replace("▁", "") == text
+        if len(asked) > max_length - 2:  # it has no row that fits
+            assert item not in of_words
+            continue
+        assert asked[0].positions[0] == places[item] + 1
+        word = document[unit.word_start : unit.word_stop].replace(" ", "")
+        tokens = TOKENIZER.convert_ids_to_tokens(of_words[item].targets)
+        assert "".join(tokens).replace("▁", "") == word
+
+
+@settings(max_examples=30)
+@given(documents=st.lists(UGLY, min_size=1, max_size=3), num_units=st.sampled_from([1, 10**6]))
+@pytest.mark.parametrize("name", list(ENCODERS))
+def test_all_units_together_ask_for_each_token_once(name, documents, num_units):
+    """By another way than the units: what is asked is counted token by token, and bytes from the documents."""
+    asker = Asker(TOKENIZERS[name], 20, left_to_right=False)
+    texts = [asker.encoder.encode(document) for document in documents]
+    try:
+        units = draw_units(documents, [texts, [ENCODERS["all bytes"].encode(one) for one in documents]], num_units, 3)
+    except InputError:
+        return
+    material = Material(documents, units, [])
+    single, _, _ = asker.about_units(texts, units)
+    asked = np.sort([query.targets[0] for query in single])
+    ids = np.sort(np.concatenate([asker.encoder.encode(document).ids for document in documents]))
+    if num_units == 1:
+        assert np.isin(asked, ids).all()
+        return
+    np.testing.assert_array_equal(asked, ids)
+    assert material.num_bytes.sum() == len("".join(documents).encode())
+
+
+def test_unknown_words_are_never_asked_for_and_cost_their_spelling():
+    asker = Asker(TOKENIZERS["wordpiece"], 20, left_to_right=False)
+    document = "the жжж model"
+    texts = [asker.encoder.encode(document)]
+    units = draw_units([document], [texts], 9, 1)
+    single, whole, _ = asker.about_units(texts, units)
+    assert [query.item for query in single] == [0, 1, 2]
+    assert [query.item for query in whole] == [0, 2]
+    costs = [nats_to_spell(document[unit.start : unit.stop], texts[0].unread[unit.start : unit.stop]) for unit in units]
+    assert costs == [0, 6 * NATS_PER_UNREAD_BYTE, 0]
+    queries, nats = asker.about_pairs([pair_of("the жж", "the model"), pair_of("the ж", "the щщ")])
+    assert {query.item for query in queries} == {0, 1}  # the second is a tie: two unknown words
+    assert nats.tolist() == [4 * NATS_PER_UNREAD_BYTE, 0, 0, 0]
+
+
+def test_special_tokens_in_a_text_are_text():
+    asker = Asker(TOKENIZER, 40, left_to_right=False)
+    queries, _ = asker.about_pairs([pair_of("a [MASK] of", "a <unk>[CLS]")])
+    assert not {asker.start, asker.end, asker.mask, asker.pad}.intersection(query.targets[0] for query in queries)
+    assert all(query.ids.count(asker.mask) == 1 for query in queries)
 
 
 def test_left_to_right_also_masks_the_rest_of_the_word():
     asker = Asker(TOKENIZER, 16, left_to_right=True)
-    queries = list(asker.about_sentences(["the zq of"]))
+    queries, _ = asker.about_pairs([pair_of("the zq of", "of")])
     tokens = [TOKENIZER.convert_ids_to_tokens(query.ids[1:-1]) for query in queries]
     assert tokens == [
         ["[MASK]", "▁", "z", "q", "▁of"],
@@ -63,6 +116,7 @@ def test_left_to_right_also_masks_the_rest_of_the_word():
         ["▁the", "▁", "[MASK]", "[MASK]", "▁of"],
         ["▁the", "▁", "z", "[MASK]", "▁of"],
         ["▁the", "▁", "z", "q", "[MASK]"],
+        ["[MASK]"],
     ]
 
 
@@ -72,54 +126,12 @@ def test_the_tokens_of_a_word_are_found_for_every_kind(kind):
     roles = dict(zip(names, SPECIAL_TOKENS, strict=True))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=KINDS[kind](), **roles)
     text = "the model of language"
-    _, whole, _ = Asker(tokenizer, 30, left_to_right=False).about_words([text], [Word(0, 4, 9), Word(0, 13, 21)])
+    asker = Asker(tokenizer, 30, left_to_right=False)
+    _, whole, _ = asker.about_units([asker.encoder.encode(text)], [Unit(0, 3, 9, 4, 9), Unit(0, 12, 21, 13, 21)])
     words = ["".join(tokenizer.convert_ids_to_tokens(query.targets)).strip("▁Ġ").replace("##", "") for query in whole]
     assert words == ["model", "language"]
 
 
-def test_words_are_drawn_evenly_and_the_same_again():
-    documents = ["a b c d", "e f", "語学 g-h"]
-    everything = draw_words(documents, 100, seed=1)
-    assert [documents[word.document][word.start : word.stop] for word in everything] == [*"abcdef", "語", "学", *"gh"]
-    assert draw_words(documents, 3, seed=5) == draw_words(documents, 3, seed=5)
-    counts = np.zeros(10)
-    for seed in range(2000):
-        for word in draw_words(documents, 3, seed):
-            counts[everything.index(word)] += 1
-    assert np.all(np.abs(counts / 2000 - 0.3) < 5 * np.sqrt(0.3 * 0.7 / 2000))
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ([{"sentence_good": "a"}], "pairs.jsonl, line 1"),
-        ([{"sentence_good": "a", "sentence_bad": "a"}], "two different texts"),
-        ([{"sentence_good": "a", "sentence_bad": 1}], "line 1"),
-        ([["a", "b"]], "line 1"),
-        ([], "have none"),
-    ],
-)
-def test_files_of_another_form_are_refused(lines, message, tmp_path):
-    with pytest.raises(InputError, match=message):
-        read_pairs([str(write_jsonl(tmp_path / "pairs.jsonl", *lines))])
-
-
-def test_blank_lines_and_separators_of_other_kinds_are_no_ends_of_pairs(tmp_path):
-    pairs = [{"sentence_good": good, "sentence_bad": "a"} for good in ("one", "two\u2028lines", "three\x85")]
-    text = "\r\n\r\n".join(json.dumps(pair, ensure_ascii=False) for pair in pairs) + "\r\n \r\n"
-    (tmp_path / "pairs.jsonl").write_bytes(text.encode("utf-8-sig"))
-    read = read_pairs([str(tmp_path / "pairs.jsonl")])
-    assert [pair.good for pair in read] == [pair["sentence_good"] for pair in pairs]
-
-
-def test_damaged_files_are_refused(tmp_path):
-    content = gzip.compress(json.dumps({"sentence_good": "a", "sentence_bad": "b"}).encode())
-    for place in (12, 14, -6):
-        (tmp_path / "pairs.jsonl.gz").write_bytes(content[:place] + b"\xff\xff\xff\xff")
-        with pytest.raises(InputError, match="must name readable files"):
-            read_pairs([str(tmp_path / "pairs.jsonl.gz")])
-
-
 def test_a_sentence_longer_than_the_rows_is_refused():
     with pytest.raises(InputError, match="1 to 6 tokens, as the model reads; 'the of the of the of the' has 7"):
-        list(Asker(TOKENIZER, 8, left_to_right=False).about_sentences(["the of the of the of the"]))
+        Asker(TOKENIZER, 8, left_to_right=False).about_pairs([pair_of("the of the of the of the", "of")])

@@ -5,25 +5,54 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.scoring.answers import by_frequency
-from train.scoring.queries import Query, total_by_item
-from train.scoring.scores import Score, Scored, ScoredModels, as_text, mean_of, quotient_of
+from train.scoring.measure import by_frequency
+from train.scoring.queries import Query, Unread, total_by_item
+from train.scoring.scores import (
+    Scored,
+    ScoredModels,
+    comparisons,
+    fraction_of,
+    quotient_of,
+    spread_of,
+    student_95,
+)
+from train.scoring.tables import as_json, as_text
 
 NUMBERS = st.lists(st.floats(0, 10, width=32), min_size=2, max_size=20)
 
 
-@given(NUMBERS)
-def test_a_mean_has_the_usual_standard_error(numbers):
-    score = mean_of(np.array(numbers))
+@given(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2, max_size=40))
+def test_a_fraction_has_the_usual_standard_error_but_never_none(numbers):
+    score = fraction_of(np.array(numbers))
+    usual = np.std(numbers, ddof=1) / math.sqrt(len(numbers))
     assert score.value == pytest.approx(np.mean(numbers))
-    assert score.standard_error == pytest.approx(np.std(numbers, ddof=1) / math.sqrt(len(numbers)))
+    assert score.standard_error == pytest.approx(max(usual, 1.96 / (2 * (len(numbers) + 1.96**2))))
+
+
+@pytest.mark.parametrize("num_items", [1, 2, 50, 2000])
+def test_the_error_of_none_or_all_right_is_that_of_wilsons_interval(num_items):
+    from scipy.stats import binomtest
+
+    for num_right in (0, num_items):
+        interval = binomtest(num_right, num_items).proportion_ci(method="wilson")
+        error = fraction_of(np.full(num_items, num_right / num_items)).standard_error
+        assert error == pytest.approx((interval.high - interval.low) / 2 / 1.96, rel=1e-4)
+
+
+def test_quantiles_are_those_of_students_t():
+    from scipy.stats import t
+
+    assert student_95(0) == math.inf
+    for degrees_of_freedom in (*range(1, 60), 1000):
+        assert student_95(degrees_of_freedom) == pytest.approx(t.ppf(0.975, degrees_of_freedom), rel=1e-3)
 
 
 @given(NUMBERS)
 def test_a_quotient_over_equal_sizes_is_a_mean(numbers):
-    score, mean = quotient_of(np.array(numbers), np.full(len(numbers), 4.0)), mean_of(np.array(numbers) / 4)
-    assert score.value == pytest.approx(mean.value)
-    assert score.standard_error == pytest.approx(mean.standard_error, abs=1e-9)
+    score = quotient_of(np.array(numbers), np.full(len(numbers), 4.0))
+    assert score.value == pytest.approx(np.mean(numbers) / 4)
+    usual = np.std(np.array(numbers) / 4, ddof=1) / math.sqrt(len(numbers))
+    assert score.standard_error == pytest.approx(usual, abs=1e-9)
 
 
 def test_the_error_of_a_quotient_is_that_of_repeated_draws():
@@ -35,15 +64,6 @@ def test_the_error_of_a_quotient_is_that_of_repeated_draws():
     assert np.mean([score.standard_error for score in scores]) == pytest.approx(spread, rel=0.05)
 
 
-def test_what_two_models_share_is_no_difference_between_them():
-    hard = np.random.default_rng(2).normal(0, 5, 100)  # words are hard or easy for both
-    one, other = mean_of(hard), mean_of(hard + 0.1)
-    assert not other.minus(one).is_chance
-    assert other.minus(one).value == pytest.approx(0.1)
-    assert other.standard_error > 0.4
-    assert one.minus(mean_of(hard)).is_chance
-
-
 def test_frequencies_answer_with_the_commonest_first():
     queries = [Query(0, [], [], [2]), Query(1, [], [], [0, 1])]
     answers = by_frequency(queries, np.array([0.25, 0.25, 0.5, 0.0]))
@@ -52,20 +72,120 @@ def test_frequencies_answer_with_the_commonest_first():
     assert total_by_item(queries, answers.nats, 3).tolist() == [*answers.nats, 0]
 
 
+def group(name, score, networks, no_context=None, measure="pairs"):
+    """Put a model between its controls; its score may be those of several checkpoints."""
+    scores = score if isinstance(score, list) else [score]
+    names = [name] if not isinstance(score, list) else [f"{name}, step {step}" for step in range(len(score))]
+    return ScoredModels(
+        [Scored(one, {measure: of_one}) for one, of_one in zip(names, scores, strict=True)],
+        Scored(f"{name}, random weights", {measure: spread_of(networks)}),
+        Scored(f"{name}, no context", {measure: no_context or scores[0]}),
+        dict.fromkeys(names),
+        Unread(0.0, 0.0),
+    )
+
+
+def verdicts(*groups):
+    return {(one.of, one.beside): one.verdict for one in comparisons(groups)}
+
+
+def test_two_networks_that_know_nothing_differ_in_at_most_one_of_twenty_comparisons():
+    """Of networks with the luck of those in BLiMP's pairs; beside their controls, and beside each other."""
+    random = np.random.default_rng(4)
+
+    def network(num_pairs):
+        return fraction_of((random.random(num_pairs) < random.normal(0.5, 0.0255)).astype(float))
+
+    differing, num_trials = np.zeros(2), 1500
+    for _ in range(num_trials):
+        networks = [network(1000) for _ in range(8)]
+        found = verdicts(group("a", network(3000), networks), group("b", network(3000), networks))
+        differing += [found["a", "a, random weights"] != "no difference", found["b", "a"] != "no difference"]
+    assert (differing / num_trials < 0.05 + 2 * math.sqrt(0.05 * 0.95 / num_trials)).all()
+    assert differing[0] / num_trials > 0.01  # it is no verdict that never comes
+
+
+def test_what_two_models_share_is_no_difference_between_them():
+    hard = np.random.default_rng(2).normal(0, 5, 100)  # units are hard or easy for both
+    size, networks = np.ones(100), [quotient_of(np.full(100, 50.0 + one), np.ones(100)) for one in range(3)]
+    one, other = quotient_of(10 + hard, size), quotient_of(10.1 + hard, size)
+    assert other.standard_error > 0.4
+    found = verdicts(
+        group("a", one, networks, measure="bits per byte"), group("b", other, networks, one, "bits per byte")
+    )
+    assert found["b", "a"] == "worse"
+    assert found["b", "b, no context"] == "worse"
+    assert found["a", "a, random weights"] == "better"
+    assert found["a", "a, no context"] == "no difference"
+
+
+def test_the_luck_of_a_network_that_is_like_random_ones_counts_beside_others():
+    values = np.tile([0.0, 1.0], 500)
+    networks = [fraction_of(np.roll(np.arange(1000) < 1000 * share, 1).astype(float)) for share in (0.45, 0.5, 0.55)]
+    better = values.copy()
+    better[:80:2] = 1  # by 0.04
+    found = verdicts(group("a", fraction_of(values), networks), group("b", fraction_of(better), networks))
+    assert found["b", "a"] == "no difference"
+    steady = [fraction_of(values[:100])] * 3
+    apart = verdicts(
+        group("a", fraction_of(np.ones(1000)), steady), group("b", fraction_of(np.append(better, [])), steady)
+    )
+    assert apart["b", "a"] == "worse"
+
+
+def test_few_items_show_no_difference():
+    for num_items in (1, 2):
+        right, wrong = (fraction_of(np.full(num_items, one)) for one in (1.0, 0.0))
+        bits = quotient_of(np.arange(num_items) + 1.0, np.ones(num_items))
+        assert verdicts(group("a", right, [wrong] * 8, wrong))["a", "a, no context"] == "no difference"
+        more = verdicts(group("a", bits, [bits] * 2, bits, measure="bits per byte"))
+        assert set(more.values()) == {"no difference"}
+
+
 def test_each_model_is_compared_with_its_controls_and_those_before_it():
-    errors = np.array([0.1, -0.1, 0.0, 0.0])
-    models = [
-        ScoredModels(one[:1], one[1:], {})
-        for one in (
-            [Scored(name, {"pairs": Score(value, errors * factor)}) for name, value, factor in of_model]
-            for of_model in (
-                (("a", 0.9, 1), ("a, random weights", 0.5, 2), ("a, no context", 0.5, 3)),
-                (("b", 0.9, 1), ("b, random weights", 0.5, 2), ("b, no context", 0.9, 2)),
-            )
-        )
+    items = np.tile([1.0, 1.0, 1.0, 0.0], 100)
+    high, low = fraction_of(items), fraction_of(1 - items)
+    networks = [fraction_of(np.arange(400) % 2.0)] * 4
+    groups = [group("a/x", high, networks, low), group("a/y", low, networks, high)]
+    text = as_text(groups, num_equal_pairs=7)
+    assert "| a/x                 | 0.750 ± 0.022 * |" in text
+    assert "| a/y                 | 0.250 ± 0.022 ! |" in text
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    assert [row for row in rows if " beside " in row[0]] == [
+        ["a/x beside random weights", "better by 0.2500 ± 0.0218"],
+        ["a/x beside no context", "better by 0.5000 ± 0.0434"],
+        ["a/y beside random weights", "worse by 0.2500 ± 0.0218"],
+        ["a/y beside no context", "worse by 0.5000 ± 0.0434"],
+        ["a/y beside a/x", "worse by 0.5000 ± 0.0434"],
     ]
-    text = as_text(models)
-    assert "| a | 0.900 ± 0.041 |" in text
-    assert "pairs: a +0.4000 ± 0.0408 beside a, random weights: differs" in text
-    assert "pairs: b +0.0000 ± 0.0000 beside a: does not differ" in text
-    assert "pairs: b +0.0000 ± 0.0408 beside b, no context: does not differ" in text
+    assert "7 pairs have two equal sentences: each counts as half right" in text
+    assert [one["verdict"] for one in as_json(groups)["differences"]] == ["better"] * 2 + ["worse"] * 3
+
+
+def test_checkpoints_are_one_table_with_marks():
+    items = np.tile([1.0, 1.0, 1.0, 0.0], 100)
+    half = fraction_of(np.arange(400) % 2.0)
+    curve = group("run", [half, fraction_of(items)], [half] * 4, half)
+    text = as_text([curve])
+    assert text.count("| model ") == 1
+    assert " beside " not in text
+    assert "| run, step 0         | 0.500 ± 0.025   |" in text
+    assert "| run, step 1         | 0.750 ± 0.022 * |" in text
+    assert [(one["of"], one["from"]) for one in as_json([curve])["differences"]][-1] == ("run, step 1", "run, step 0")
+
+
+def test_parts_are_down_and_models_across():
+    items = np.tile([1.0, 0.0], 50)
+    half = fraction_of(items)
+    one = ScoredModels(
+        [Scored("a", {"pairs": half}, {"pairs, by term": {"binding": half, "islands": half}})],
+        Scored("a, random weights", {"pairs": spread_of([half, half])}, {"pairs, by term": {"binding": half}}),
+        Scored("a, no context", {"pairs": half}, {"pairs, by term": {"binding": half, "islands": half}}),
+        {"a": None},
+        Unread(0.25, 0.5),
+    )
+    text = as_text([one])
+    assert "| pairs, by term | model         | random weights | no context    |" in text
+    assert "| binding        | 0.500 ± 0.050 | 0.500 ± 0.050  | 0.500 ± 0.050 |" in text
+    assert "| islands        | 0.500 ± 0.050 |                | 0.500 ± 0.050 |" in text
+    assert "- a: 25.0 % of the text's tokens are <unk>; 50.0 % of its bytes cannot be read" in text
