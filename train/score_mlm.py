@@ -1,6 +1,5 @@
 """Score masked language models without fine-tuning: bits per byte and words of a text, minimal pairs of sentences."""
 
-import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,8 +21,6 @@ from train.runtime.run_folder import RunFolder, exported_model
 from train.scoring.pairs import num_equal_pairs, read_pairs
 from train.scoring.queries import Material, Reader
 from train.scoring.texts import draw_units, find_words
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -132,7 +129,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         return Reader(name, folder, documents, pairs, config.max_length, **options)
 
     readers = [read(model, exported_model(model)) for model in config.model]
-    logger.info("Loading TensorFlow …")
     from train.publishing.saved_model import transformers_folder  # not for bad input
     from train.runtime.machines import Cluster
     from train.runtime.strategy import connect

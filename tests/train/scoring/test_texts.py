@@ -84,15 +84,15 @@ def test_units_have_each_character_and_each_token_once_and_none_is_cut(documents
 
 
 @settings(max_examples=30)
-@given(text=UGLY)
+@given(document=UGLY)
 @pytest.mark.parametrize("name", list(ENCODERS))
-def test_ids_are_those_of_stage_2(name, text):
+def test_ids_are_those_of_stage_2(name, document):
     tokenizer = TOKENIZERS[name]
-    ids = ENCODERS[name].encode(text).ids.tolist()
+    ids = ENCODERS[name].encode(document).ids.tolist()
     special = [token_id for token_id in tokenizer.all_special_ids if token_id != tokenizer.unk_token_id]
     assert not set(ids).intersection(special)
-    if not any(token in text for token in SPECIAL_TOKENS):
-        assert ids == tokenizer(text, add_special_tokens=False)["input_ids"]
+    if not any(token in document for token in SPECIAL_TOKENS):
+        assert ids == tokenizer(document, add_special_tokens=False)["input_ids"]
 
 
 def units_of(text, *names):
