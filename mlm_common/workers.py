@@ -2,16 +2,21 @@
 
 import contextlib
 import logging
+import math
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from itertools import chain, islice
-from typing import Generic, TypeVar
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypeVar
 
 from mlm_common.errors import InputError
 
@@ -26,8 +31,45 @@ ITEMS_PER_WORKER = 2
 POLL_SECONDS = 0.5
 
 
-def num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def num_cores(system: Path = Path("/")) -> int:
+    """Count the cores that this process may use: those it is bound to, and no more than the quotas of its containers.
+
+    `system` is the root of the file system.
+    """
+    num_bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = []
+    with contextlib.suppress(OSError, ValueError):  # not on Linux, or in a form that we do not know
+        for folder in _control_groups(system):
+            quotas += _cpu_quota(folder)
+    return max(1, min([num_bound, *map(math.ceil, quotas)]))
+
+
+def _control_groups(system: Path) -> Iterator[Path]:
+    """Yield the folder of each control group of this process that may have a CPU quota, and those above it.
+
+    See cgroups(7), and proc(5) for mountinfo.
+    """
+    groups = [line.split(":", 2) for line in (system / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()]
+    for line in (system / "proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+        before, _, after = line.partition(" - ")
+        root, mount_point = before.split()[3:5]
+        kind, _, options = after.split()
+        for _, controllers, path in groups:
+            is_first = kind == "cgroup" and "cpu" in controllers.split(",") and "cpu" in options.split(",")
+            if not is_first and (kind != "cgroup2" or controllers):
+                continue
+            top = system / mount_point.lstrip("/")
+            folder = top / path.removeprefix(root.rstrip("/")).lstrip("/")
+            yield from [folder, *(one for one in folder.parents if one.is_relative_to(top))]
+
+
+def _cpu_quota(group: Path) -> list[float]:
+    """Read how many cores a control group may use, of version 2 or 1; empty if as many as there are."""
+    for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            quota, period = " ".join((group / name).read_text(encoding="ascii") for name in names).split()
+            return [] if quota in ("max", "-1") else [int(quota) / int(period)]
+    return []
 
 
 def map_in_order(
@@ -86,7 +128,7 @@ class Workers:
             for item in items:
                 if len(in_flight) == ITEMS_PER_WORKER * self._num_processes:
                     yield _result(in_flight.popleft())
-                with interrupts_put_off(), _interrupts_blocked():
+                with interrupts_put_off(), _interrupts_blocked(), _without_main_module(function):
                     in_flight.append(self._pool.submit(function, item))
             while in_flight:
                 yield _result(in_flight.popleft())
@@ -94,6 +136,23 @@ class Workers:
             raise InputError(
                 f"A worker was killed, most likely for lack of memory, with {self._num_processes} at work. {self._hint}"
             ) from error
+
+
+@contextlib.contextmanager
+def _without_main_module(function: Callable[..., Any]) -> Iterator[None]:
+    """Let workers that are started meanwhile not run the script of this process again, unless the function is from it.
+
+    It may do its work without `if __name__ == "__main__"`, or be no file.
+    """
+    while isinstance(function, partial):
+        function = function.func
+    main = sys.modules["__main__"]
+    if getattr(function, "__module__", None) != main.__name__:
+        sys.modules["__main__"] = ModuleType(main.__name__)
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _result(future: Future[Result]) -> Result:
@@ -144,18 +203,24 @@ def _single_threaded_tokenizers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupts_put_off() -> Iterator[None]:
-    """Delay Ctrl-C until the end; outside the main thread it takes effect elsewhere anyway."""
+    """Delay Ctrl-C and SIGTERM until the end; outside the main thread they take effect elsewhere anyway."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     received: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _frame: received.append(number))
+
+    def put_off(number: int, _frame: object) -> None:
+        received.append(number)
+
+    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not None]
+    before = [signal.signal(number, put_off) for number in numbers]
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-        if received:
-            signal.raise_signal(signal.SIGINT)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+        for received_number in received:
+            signal.raise_signal(received_number)
 
 
 # How long a command waits for its threads at its end: longer than one try of Cloud Storage's client.

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from mlm_common.errors import InputError
-from mlm_common.workers import ITEMS_PER_WORKER, LatestItemWorker, Workers, map_in_order
+from mlm_common.workers import ITEMS_PER_WORKER, LatestItemWorker, Workers, map_in_order, num_cores
 from tests.fixtures.partitions import split_work
 from tests.fixtures.tiny_corpus import contents
 from tfrecord_prep.partition import NumberedPartition, SplitWork, work_on_partition
@@ -78,6 +78,71 @@ def test_a_killed_worker_is_reported_with_a_hint(tmp_path):
     results = work_locally(split_work(tmp_path), partitions(), 2)
     with pytest.raises(InputError, match=r"A worker was killed.*fewer --num-workers"):
         list(results)
+
+
+# Without `if __name__ == "__main__"`, with work of a module.
+UNGUARDED = """
+from operator import methodcaller
+from mlm_common.workers import map_in_order
+
+print(list(map_in_order(methodcaller("upper"), ["a", "b", "c"], 2, "")))
+"""
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_workers_do_not_run_the_script_again(is_file, tmp_path):
+    """Nor do they look for the file of one that is read from standard input."""
+    script = tmp_path / "program.py"
+    script.write_text(UNGUARDED, encoding="utf-8")
+    arguments = [str(script)] if is_file else ["-"]
+    environment = os.environ | {"PYTHONPATH": str(PROJECT)}
+    with script.open("rb") as file:
+        done = subprocess.run(
+            [sys.executable, *arguments], stdin=file, env=environment, capture_output=True, check=True
+        )
+    assert (done.stdout, done.stderr) == (b"['A', 'B', 'C']\n", b"")
+
+
+V1_GROUPS = "4:memory:/box\n3:cpu,cpuacct:/box/inner\n1:name=systemd:/\n0::/\n"
+V1_MOUNTS = """\
+20 1 0:5 / / rw - ext4 /dev/sda rw
+32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct
+35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+"""
+V2_MOUNT = "30 23 0:26 {root} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
+
+
+@pytest.mark.parametrize(
+    ("groups", "mounts", "files", "num"),
+    [
+        ("", "", {}, 8),
+        ("0::/\n", V2_MOUNT.format(root="/"), {"cpu.max": "200000 100000\n"}, 2),
+        ("0::/\n", V2_MOUNT.format(root="/"), {"cpu.max": "50000 100000\n"}, 1),
+        ("0::/\n", V2_MOUNT.format(root="/"), {"cpu.max": "max 100000\n"}, 8),
+        ("0::/\n", V2_MOUNT.format(root="/"), {"cpu.max": "9900000 100000\n"}, 8),
+        ("0::/a/b\n", V2_MOUNT.format(root="/"), {"a/cpu.max": "250000 100000", "a/b/cpu.max": "max 100000"}, 3),
+        # Docker without a namespace for control groups.
+        ("0::/docker/1f\n", V2_MOUNT.format(root="/docker/1f"), {"cpu.max": "400000 100000"}, 4),
+        ("0::/../other\n", V2_MOUNT.format(root="/"), {"cpu.max": "400000 100000"}, 4),
+        (V1_GROUPS, V1_MOUNTS, {"cpu,cpuacct/cpu.cfs_quota_us": "-1", "cpu,cpuacct/cpu.cfs_period_us": "100000"}, 8),
+        (
+            V1_GROUPS,
+            V1_MOUNTS,
+            {"cpu,cpuacct/box/cpu.cfs_quota_us": "150000\n", "cpu,cpuacct/box/cpu.cfs_period_us": "50000\n"},
+            3,
+        ),
+        ("0::/\n", V2_MOUNT.format(root="/"), {"cpu.max": "of another kernel"}, 8),
+        ("no groups", "no mounts", {}, 8),
+    ],
+)
+def test_the_quota_of_a_container_counts_as_its_cores(groups, mounts, files, num, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    described = {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts}
+    for name, content in (described | {f"sys/fs/cgroup/{name}": content for name, content in files.items()}).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    assert num_cores(tmp_path) == num
+    assert num_cores(tmp_path / "nothing") == 8
 
 
 NOTES_PROCESS = """
