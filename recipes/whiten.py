@@ -46,11 +46,6 @@ def build_parser() -> argparse.ArgumentParser:
 @command
 def main(argv: Sequence[str] | None = None) -> None:
     given = build_parser().parse_args(argv)
-    import tensorflow as tf
-
-    from train.model.from_pretrained import load_model
-    from train.publishing.pytorch_format import export_model
-
     texts = read_corpus(given.corpus, ())
     texts = random.Random(0).sample(texts, min(NUM_TEXTS, len(texts)))
     check_folder_or_hub(given.model, "MODEL")
@@ -62,6 +57,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         require(most is None or length <= most, rule, "--max-seq-length", length)
         require(len(texts) > width, f"must have more than {width} texts, the width of the model", "CORPUS", len(texts))
         open_folder(given.output).check_writable()
+        import tensorflow as tf  # not for bad input
+
+        from train.model.from_pretrained import load_model
+        from train.publishing.pytorch_format import export_model
+
         plain, whitened = (
             Embedding(Encoder("mean", width, dim, ("", ""), length), 1, EmbeddingOptimization(), **model.of_rows)
             for dim in (None, width)

@@ -41,7 +41,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     output = open_folder(arguments.output)
     output.check_writable()
     from train.publishing.google_checkpoint import read_google_checkpoint  # transformers, not for --help
-    from train.publishing.pytorch_format import exported_tokenizer, pytorch_config, write_model
 
     read = read_google_checkpoint(
         arguments.checkpoint,
@@ -49,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         vocabulary=arguments.vocabulary,
         do_lower_case=arguments.do_lower_case,
     )
+    from train.publishing.pytorch_format import exported_tokenizer, pytorch_config, write_model  # TensorFlow
+
     tokenizer = exported_tokenizer(read.tokenizer, read.config, read.config.max_position_embeddings)
     with output.staging() as local_folder:
         write_model(local_folder, read.weights, pytorch_config(read.config, read.class_name), tokenizer)

@@ -18,7 +18,7 @@ from mlm_common.errors import InputError
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository, check_hub_access
 from mlm_common.storage import open_folder
 from train import multiplies_in_bfloat16
-from train.checkpoints.store import CheckpointStore, DamagedCheckpointError
+from train.checkpoints.store import CheckpointStore, DamagedCheckpointError, find_checkpoint
 from train.config.settings import SUBJECTS, TrainingConfig
 from train.metrics.log import VALIDATION
 from train.runtime.machines import Cluster
@@ -178,14 +178,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.push:
         repository = HubRepository(arguments.push, private=arguments.private, branch=arguments.revision)
         check_hub_access(repository)
-    from train.publishing.saved_model import read_saved_model  # TensorFlow, not for --help
+    paths = [best_checkpoint(path) for path in arguments.checkpoint] if arguments.best else arguments.checkpoint
+    for path in paths:
+        find_checkpoint(path)
+    from train.publishing.saved_model import read_saved_model  # TensorFlow, not for bad input
 
     if arguments.average:
-        saved, told = average_checkpoints(arguments.checkpoint, arguments.tokenizer)
+        saved, told = average_checkpoints(paths, arguments.tokenizer)
         print(told)
     else:
-        path = arguments.checkpoint[0]
-        saved = read_saved_model(best_checkpoint(path) if arguments.best else path, arguments.tokenizer)
+        saved = read_saved_model(paths[0], arguments.tokenizer)
     saved.publish(output, repository, with_tf_weights="tf" in formats)
     print(f"model: {arguments.output}" + (f", pushed to {repository.repo_id}" if repository else ""))
 

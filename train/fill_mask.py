@@ -14,6 +14,7 @@ from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import Bounded, flag
 from mlm_common.errors import InputError
 from mlm_common.storage import check_folder_or_hub, local_or_hub
+from mlm_common.tokenizer import load_tokenizer, vocabulary_size
 from train.config.settings import MASK
 from train.runtime.run_folder import exported_model
 
@@ -54,15 +55,13 @@ def fill_masks(folder: str, sentences: Sequence[str], top_k: int = 5) -> list[li
     installed, else on TensorFlow. Returns the dicts of `transformers.FillMaskPipeline`.
     """
     with _loadable(folder) as local_folder:
-        from transformers import AutoModelForMaskedLM, FillMaskPipeline
-        from transformers.utils import is_torch_available
-
-        from mlm_common.tokenizer import load_tokenizer, vocabulary_size
-
         tokenizer = load_tokenizer(local_folder)
         if top_k > vocabulary_size(tokenizer):
             raise InputError(f"--top-k must be at most {vocabulary_size(tokenizer)}, the vocabulary; received {top_k}.")
         texts = [_with_mask_token(sentence, tokenizer) for sentence in sentences]
+        from transformers import AutoModelForMaskedLM, FillMaskPipeline  # TensorFlow, not for bad input
+        from transformers.utils import is_torch_available
+
         if is_torch_available():
             model = AutoModelForMaskedLM.from_pretrained(local_folder)
         else:

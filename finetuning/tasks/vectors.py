@@ -58,14 +58,14 @@ class TextEncoder(ReadModel):
             InputError: there is no such model, or it has modules that are not supported.
             HubAwayError: the Hub cannot be reached.
         """
-        from train.model.from_pretrained import load_model
-
         check_folder_or_hub(name, "--model")
         with local_or_hub(exported_model(name)) as folder:
             model = ReadModel(read_config(folder), load_tokenizer(folder))
             check_architecture(model.model_config)
             encoder = read_encoder(folder, name, model.model_config.hidden_size)
             task = Embedding(encoder, 1, EmbeddingOptimization(), **model.of_rows)
+            from train.model.from_pretrained import load_model  # TensorFlow, not for bad input
+
             network = load_model(folder, task.model_class, adapt_network=task.adapt_network)
             digest = hashlib.sha256(Path(find_weights(folder).path).read_bytes())
         more = (tokenizer_sha256(model.tokenizer), encoder.pooling, encoder.prompts[1], encoder.max_length)

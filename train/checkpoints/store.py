@@ -22,9 +22,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save_file
 
-from mlm_common.storage import PARTIAL_SUFFIX, Folder
+from mlm_common.errors import InputError
+from mlm_common.storage import PARTIAL_SUFFIX, Folder, check_folder_or_hub
 from train.runtime.run_folder import RunFolder
 
+CHECKPOINT_NAME = re.compile(r"step-(\d+)(\.safetensors|\.json)?")
 Arrays = dict[str, NDArray[np.generic]]
 
 FORMAT_VERSION = 1
@@ -202,6 +204,29 @@ def newest_records(folder: RunFolder) -> Iterator[CheckpointRecord]:
 
 def newest_record(folder: RunFolder) -> CheckpointRecord | None:
     return next(newest_records(folder), None)
+
+
+def find_checkpoint(path: str) -> tuple[RunFolder, int] | None:
+    """Find the checkpoint that a path names: `OUTPUT_DIR/checkpoints/step-…`, or OUTPUT_DIR for the newest of a run.
+
+    Return the folder of the run, and the step; None if the path names a model that was exported.
+
+    Raises:
+        InputError: there is no such checkpoint, folder, or model on the Hub.
+    """
+    folder, _, name = path.rstrip("/").rpartition("/")
+    match = CHECKPOINT_NAME.fullmatch(name)
+    run_folder = RunFolder(folder.rpartition("/")[0] or "." if match else path)
+    if match is None and not run_folder.has_run():
+        check_folder_or_hub(path)
+        return None
+    store = CheckpointStore(run_folder.checkpoints)
+    steps = store.steps()
+    step = int(match[1]) if match else max(steps, default=None)
+    if step is None or step not in steps:
+        there = f"those of the steps {', '.join(map(str, steps))}" if steps else "none"
+        raise InputError(f"No such checkpoint: {store.folder} has {there}.")
+    return run_folder, step
 
 
 def write_safetensors(path: Path, arrays: Arrays, metadata: dict[str, str] | None = None) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -17,10 +16,10 @@ from transformers.utils import TF2_WEIGHTS_NAME
 from mlm_common.errors import InputError
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository, push_files
 from mlm_common.hub.redaction import REDACTED
-from mlm_common.storage import PARTIAL_SUFFIX, Folder, check_folder_or_hub, local_or_hub
+from mlm_common.storage import PARTIAL_SUFFIX, Folder, local_or_hub
 from mlm_common.tokenizer import load_tokenizer, vocabulary_size
 from mlm_common.workers import STOP_SECONDS, LatestItemWorker
-from train.checkpoints.store import CheckpointStore, DamagedCheckpointError
+from train.checkpoints.store import CHECKPOINT_NAME, CheckpointStore, DamagedCheckpointError, find_checkpoint
 from train.metrics.log import read_metrics
 from train.model.architectures import ARCHITECTURES, max_positions
 from train.model.build import auto_class
@@ -36,7 +35,6 @@ from train.tasks.pair_pretraining import NextSentencePrediction
 
 logger = logging.getLogger(__name__)
 
-CHECKPOINT_NAME = re.compile(r"step-(\d+)(\.safetensors|\.json)?")
 # Prefix of the weights in a checkpoint, which also has moments and means.
 WEIGHTS_PREFIX = "model/"
 
@@ -115,28 +113,19 @@ def read_saved_model(path: str, tokenizer: str | None = None) -> SavedModel:
             with config.json and weights.
         tokenizer: folder or Hub id, if it is no longer where the run found it.
     """
-    folder, _, name = path.rstrip("/").rpartition("/")
-    if match := CHECKPOINT_NAME.fullmatch(name):
-        return _read_checkpoint(RunFolder(folder.rpartition("/")[0] or "."), int(match[1]), tokenizer)
-    if (run_folder := RunFolder(path)).has_run():
-        return _read_checkpoint(run_folder, None, tokenizer)
-    check_folder_or_hub(path)
-    return _read_folder(path, tokenizer)
+    found = find_checkpoint(path)
+    return _read_folder(path, tokenizer) if found is None else _read_checkpoint(*found, tokenizer)
 
 
-def _read_checkpoint(run_folder: RunFolder, step: int | None, tokenizer_name: str | None) -> SavedModel:
+def _read_checkpoint(run_folder: RunFolder, step: int, tokenizer_name: str | None) -> SavedModel:
     store = CheckpointStore(run_folder.checkpoints)
-    steps = store.steps()
-    if not steps or step not in (None, *steps):
-        there = f"those of the steps {', '.join(map(str, steps))}" if steps else "none"
-        raise InputError(f"No such checkpoint: {store.folder} has {there}.")
     try:
-        checkpoint = store.read_record(steps[-1] if step is None else step)
+        checkpoint = store.read_record(step)
         arrays = store.read_arrays(checkpoint)
     except DamagedCheckpointError as error:
-        others = ", ".join(str(other) for other in steps if other != (step or steps[-1]))
+        others = ", ".join(str(other) for other in store.steps() if other != step)
         raise InputError(
-            f"The checkpoint of step {step or steps[-1]} in {store.folder} is damaged: {error}. Other checkpoints: "
+            f"The checkpoint of step {step} in {store.folder} is damaged: {error}. Other checkpoints: "
             f"{others or 'none'}."
         ) from error
     record = record_of_phase(run_folder.read_record(), phase_index(checkpoint.plan))
