@@ -36,7 +36,7 @@ class PreflightConfig:
         "you can ask before you have shards.",
     )
     operations: bool = flag(False, "Also name the most expensive operations.")
-    compiler_python: str = flag(sys.executable, "Interpreter that has jax and libtpu, if not this one.")
+    compiler_python: str | None = flag(None, "Interpreter that has jax and libtpu, if not this one.")
 
     def __post_init__(self) -> None:
         if not self.topology:
@@ -58,12 +58,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.run.dry_run:
         print_plan(run, tpu)
         return
-    check_compiler(settings.compiler_python)
+    python = settings.compiler_python or sys.executable
+    check_compiler(python)
     from train.checks.preflight import preflight as stages  # TensorFlow, once the shards have been checked
 
     print_answer = stages.print_largest_batch if settings.find_batch_size else stages.print_step
     for phase, plan in zip(run.phases, plans, strict=True):
-        preflight = stages.build_preflight(phase, plan, tpu, settings.compiler_python)
+        preflight = stages.build_preflight(phase, plan, tpu, python)
         if phase.name:
             print(f"\n{phase.name}\n")
         print_answer(preflight, with_operations=settings.operations)

@@ -1,12 +1,15 @@
 """The flags of the three commands: all listed, the tutorial's among them; `--help` and the configs import little."""
 
 import dataclasses
+import sys
+from pathlib import Path
 
 import pytest
 
 from tests.fixtures.commands import COMMANDS
 from tests.fixtures.script_help import ask_for_help
 
+PROJECT = Path(__file__).parents[2]
 SLOW_IMPORTS = {
     *("tensorflow", "tf_keras", "torch", "datasets", "pandas", "apache_beam", "matplotlib", "sentencepiece"),
     "google.cloud.storage",
@@ -49,6 +52,9 @@ def test_help_imports_nothing_slow(script):
     printed, imported = ask_for_help(SCRIPTS, CONFIGS)[script]
     assert not imported & SLOW_IMPORTS
     assert "usage: " in printed
+    unbroken = printed.replace("\n", "").replace(" ", "")
+    for path in (PROJECT, sys.prefix, Path.home()):  # what is printed is on the site
+        assert str(path) not in unbroken
     for listed in COMMANDS.get(script, (0, ""))[1].split():
         assert f"--{listed.replace('_', '-')}" in printed
 
