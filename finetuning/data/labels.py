@@ -24,11 +24,19 @@ MAX_CLASSES = 1000
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 # Classes that a plan lists.
 MAX_LISTED = 12
+# Written instead of a class where there is none.
+NO_LABEL = ("-1", "?")
 # Written among numbers where one is missing.
-MISSING_WORDS = frozenset(("nan", "na", "n/a", "null", "none", "-", "?"))
+MISSING_WORDS = frozenset((
+    "nan", "na", "n/a", "n.a.", "k.a.", "null", "none", "nil", "missing", "-", "--", "?", ".", "..", "inf", "+inf",
+    "-inf", "infinity", "-infinity", "#n/a", "#na", "#nv", "#div/0!", "#value!", "#wert!", "#ref!", "#bezug!", "#name?",
+    "#num!", "#zahl!", "#null!",
+))  # fmt: skip
 # Other characters that tables use between several labels of a row, like --label-separator.
 SEPARATORS = (";", "|")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+# As people and spreadsheets write numbers: with thousands, a decimal comma, or as percentages.
+_AS_WRITTEN = re.compile(r"[+-]?(\d{1,3}([.,' \u00a0\u202f]\d{3})+|\d+)?([.,]\d+)?([eE][+-]?\d+)? ?%?", re.ASCII)
 _BINARY = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "False": 0, "True": 1}
 _WHOLE = re.compile(r"[+-]?(0|[1-9]\d*)(\.0*)?", re.ASCII)
 
@@ -68,21 +76,44 @@ class Labels:
             encoded[row] = self._encoded(value, f"row {row + 1:,} of {where}")
         return encoded
 
-    def encode_known(self, values: Sequence[Any], where: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Make labels of rows to predict an array as `encode` does, and say which rows have one, bool (rows,).
+    def encode_to_score(self, values: Sequence[Any], where: str) -> "ScoredLabels":
+        """Make labels of rows to predict an array as `encode` does, with ids above the classes for unseen ones.
 
-        A label that is missing, or that training does not have, is none; one that differs from a class in white space
-        or case alone is an InputError.
+        A label that is missing, or `-1` or `?` where that is no class, is none. One that training does not have is what
+        no prediction can be; one that differs from a class in white space or case alone is an InputError.
         """
-        encoded, is_known = self.nothing(len(values)), np.ones(len(values), bool)
-        for row, value in enumerate(values):
-            try:
-                encoded[row] = self._encoded(value, f"row {row + 1:,} of {where}")
-            except _SimilarLabelError:
-                raise
-            except InputError:
-                is_known[row] = False
-        return encoded, is_known
+        is_labelled = np.array([not self._is_unlabelled(value) for value in values], bool)
+        places = [f"row {row:,} of {where}" for row in range(1, len(values) + 1)]
+        several = self.problem_type == "multi_label_classification"
+        if self.problem_type == "regression" or self.reading.label_lists == "vectors":
+            encoded = self.nothing(len(values))
+            for row in np.flatnonzero(is_labelled).tolist():
+                encoded[row] = self._encoded(values[row], places[row])
+            return ScoredLabels(encoded, is_labelled, ())
+        seen, ids = dict(self._ids), []
+        for value, place, has_label in zip(values, places, is_labelled, strict=True):
+            found = _label_list(value, self.reading, place) if several and has_label else [value] if has_label else []
+            ids.append([self._id(one, place, seen) for one in found])
+        if several:
+            encoded = np.zeros((len(values), len(seen)), np.float32)
+            for of_row, row_ids in zip(encoded, ids, strict=True):
+                of_row[row_ids] = 1
+        else:
+            encoded = np.array([of_row[0] if of_row else 0 for of_row in ids], np.int32)
+        return ScoredLabels(encoded, is_labelled, tuple(seen)[len(self.names) :])
+
+    def _is_unlabelled(self, value: Any) -> bool:
+        if self.problem_type == "multi_label_classification":
+            value = value[0] if _is_list(value) and len(value) == 1 else value
+            is_none = value is None or (value != value) is True
+        else:
+            is_none = is_missing(value)
+        if is_none or (not isinstance(value, str | numbers.Number) or isinstance(value, bool)):
+            return bool(is_none)
+        text = str(value).strip()
+        if self.problem_type == "regression":
+            return text.casefold() in MISSING_WORDS
+        return text in NO_LABEL and text not in self._ids
 
     def nothing(self, num_rows: int) -> NDArray[Any]:
         if self.problem_type == "multi_label_classification":
@@ -128,7 +159,8 @@ class Labels:
             raise InputError(f"Each row to train or evaluate on must have a label; {place} has none.")
         return _number(value, self.reading, place) if self.problem_type == "regression" else self._id(value, place)
 
-    def _id(self, value: Any, place: str) -> int:
+    def _id(self, value: Any, place: str, seen: dict[str, int] | None = None) -> int:
+        """Look up the id of a class; one that is in none gets the next id of `seen`, if that is given."""
         name = label_name(value, place)
         found = self._ids.get(name)
         if found is not None:
@@ -142,8 +174,24 @@ class Labels:
                     f"A label must be written as in the training part; {place} has {name!r}, where training has "
                     f"{self.names[found]!r}. Correct it, or use --similar-labels merge to make them one class."
                 )
+        if seen is not None:
+            return seen.setdefault(name, len(seen))
         known = _listed(self.names[:10]) + (" …" if len(self.names) > 10 else "")
         raise InputError(f"Each label must be one of the training part's: {known}; {place} has {name!r}.")
+
+
+@dataclass(frozen=True)
+class ScoredLabels:
+    """Labels of rows to predict.
+
+    encoded: as of `Labels.encode`; a class that training does not have has the next id, or column.
+    is_labelled: bool (rows,), which have a label.
+    unseen: the classes that training does not have.
+    """
+
+    encoded: NDArray[Any]
+    is_labelled: NDArray[np.bool_]
+    unseen: tuple[str, ...]
 
 
 class _SimilarLabelError(InputError):
@@ -202,7 +250,8 @@ def is_missing(value: Any) -> bool:
 
 def _problem_type(values: Sequence[Any], where: str, reading: LabelReading) -> ProblemType:
     """Decide what kind of label the values are, and refuse those that have two readings."""
-    values = [value for value in values if not is_missing(value)]
+    rows = [row for row, value in enumerate(values, start=1) if not is_missing(value)]
+    values = [values[row - 1] for row in rows]
     num_lists = sum(_is_list(value) for value in values)
     if num_lists:
         if num_lists < len(values):
@@ -218,20 +267,33 @@ def _problem_type(values: Sequence[Any], where: str, reading: LabelReading) -> P
         return "single_label_classification" if is_whole else "regression"
     names = {value for value in values if isinstance(value, str)}
     with_comma = next((name for name in sorted(names) if "," in name), None)
-    if with_comma and all(_as_number(name.replace(",", ".", 1), reading) is not None for name in names):
+    if with_comma and all(_AS_WRITTEN.fullmatch(name.strip()) for name in names):
         raise InputError(
             f"Labels of {where} such as {with_comma!r} are numbers with a decimal comma, or several labels. Use "
             "--decimal-separator , for numbers; or --problem-type multi_label_classification, or "
             "single_label_classification for classes of these names."
         )
-    words = {name for name in names if name.strip().casefold() in MISSING_WORDS}
-    if found and len(found) + sum(value in words for value in values) == len(values):
-        raise InputError(
-            f"Labels of {where} are numbers but for {', '.join(sorted(map(repr, words)))}. Leave those rows out, or "
-            "use --problem-type single_label_classification to make all of them classes."
-        )
+    _refuse_odd_values(dict(zip(rows, values, strict=True)), where, reading)
     _refuse_several_labels(names, where, reading)
     return "single_label_classification"
+
+
+def _refuse_odd_values(values: Mapping[int, Any], where: str, reading: LabelReading) -> None:
+    """Refuse {row: value} where nearly all are numbers, and the others stand for a missing one or are wrong."""
+    parsed = {row: _as_number(value, reading) for row, value in values.items()}
+    written = {row: str(value).strip() for row, value in values.items()}
+    odd = [row for row, text in written.items() if parsed[row] is None and not _AS_WRITTEN.fullmatch(text)]
+    are_missing = all(written[row].casefold() in MISSING_WORDS for row in odd)
+    numbers_found = {number for number in parsed.values() if number is not None}
+    has_fraction = any(not number.is_integer() for number in numbers_found)
+    share = 1 - len(odd) / len(values)
+    are_many = len(numbers_found) > MAX_LISTED and share >= 0.9
+    if odd and share and (are_missing or are_many or (has_fraction and share >= 0.5)):
+        more = f" and {len(odd) - 1:,} more" if len(odd) > 1 else ""
+        raise InputError(
+            f"Labels of {where} are numbers but for {short(values[odd[0]])} in row {odd[0]:,}{more}. Correct those "
+            "rows or leave them out, or use --problem-type single_label_classification to make all labels classes."
+        )
 
 
 def _refuse_several_labels(names: set[str], where: str, reading: LabelReading) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from mlm_common.corpus.csv_rows import DELIMITERS, CsvRows
 from mlm_common.errors import InputError
+from mlm_common.storage.encodings import is_unicode
 
 logger = logging.getLogger(__name__)
 
@@ -82,11 +83,6 @@ def _refuse_duplicates(path: str, names: Sequence[str]) -> None:
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
         raise InputError(f"Columns must differ in their names; {path} has two called {twice!r}. Rename or drop one.")
-
-
-def is_unicode(text: str) -> bool:
-    """Return whether a text has no half of a surrogate pair, which no tokenizer takes."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def read_jsonl(path: str, text: str) -> Columns:

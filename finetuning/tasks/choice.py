@@ -1,5 +1,6 @@
 """Multiple choice: which of several texts follows another, answers a question or completes a sentence."""
 
+import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
 
 # COPA's questions, in the words of SuperGLUE (Wang et al. 2019).
 QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
-# Where a question has it, each choice is put there.
-BLANK = "_"
+# Underscores that stand for a word: where a question has some, each choice is put there.
+BLANK = re.compile(r"(?<!\w)_+(?!\w)")
 METRICS = ("accuracy",)
+# Of fewer labels, none may be of the first choice by chance.
+MIN_LABELS = 5
 USAGE = """```python
 import torch
 from transformers import AutoModelForMultipleChoice, AutoTokenizer
@@ -124,7 +127,8 @@ def read_choices(table: Table, columns: Columns, *, needs_labels: bool) -> Choic
 
 
 def _joined(question: str, choice: str) -> str:
-    return question.replace(BLANK, choice) if BLANK in question else f"{question} {choice}"
+    filled, num_blanks = BLANK.subn(lambda _: choice, question, count=1)
+    return filled if num_blanks else f"{question} {choice}"
 
 
 def _name(label: Any) -> str:
@@ -136,7 +140,13 @@ def names_of(train: Choices, columns: Columns) -> tuple[str, ...]:
     number, labels = train.num_choices, [_name(one) for one in train.labels or ()]
     letters = tuple(string.ascii_uppercase[:number])
     forms = (places(number), letters, *([columns.choices] if len(columns.choices) > 1 else []))
-    return max(forms, key=lambda one: sum(label in one for label in labels))
+    found = max(forms, key=lambda one: sum(label in one for label in labels))
+    if found == places(number) and "0" not in labels and (len(labels) >= MIN_LABELS or len(set(labels)) > 1):
+        raise InputError(
+            f"The choices of {train.name} must be numbered from 0; its labels are {', '.join(sorted(set(labels)))}. "
+            f"Write letters, A to {letters[-1]}, or subtract 1 if they are numbered from 1."
+        )
+    return found
 
 
 def places(number: int) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from finetuning.config.settings import ClassificationConfig, ClassificationData
@@ -136,6 +137,8 @@ class TextClassification(RowTask):
         return predict(outputs, self.labels.problem_type)
 
     def scores(self, predictions: NDArray[Any], labels: NDArray[Any]) -> dict[str, float]:
+        if labels.ndim > 1:  # of classes that only the test part has, none is predicted
+            predictions = np.pad(predictions, ((0, 0), (0, labels.shape[1] - predictions.shape[1])))
         return scores(self.metrics, predictions, labels)
 
     def shown(self, label: Any) -> str:
@@ -169,22 +172,30 @@ class ClassificationJob(FinetuningJob[ClassificationConfig]):
         labels = _labels(data, parts.train, start)
 
         def part(examples: Examples, file: str = "", *, is_test: bool = False) -> Part:
-            encoded, is_labelled = labels.nothing(examples.num_rows), None
-            is_scored = examples.labels is not None
             if examples.labels is not None and is_test:
-                encoded, is_labelled = labels.encode_known(examples.labels, examples.name)
-                is_scored = bool(is_labelled.any())
-                if is_labelled.all():
-                    is_labelled = None
-                else:
-                    logger.warning(
-                        "%s of %s rows of %s have a label that occurs in training; the others are not scored.",
-                        *(f"{is_labelled.sum():,}", f"{len(is_labelled):,}", examples.name),
-                    )
-            elif examples.labels is not None:
+                return test_part(examples, examples.labels, file)
+            is_scored = examples.labels is not None
+            encoded = labels.nothing(examples.num_rows)
+            if examples.labels is not None:
                 encoded = labels.encode(examples.labels, examples.name)
-            rows = start.encode_texts(examples.texts, data.max_seq_length, encoded)
-            return Part(rows, encoded, file, is_scored, is_labelled)
+            return Part(start.encode_texts(examples.texts, data.max_seq_length, encoded), encoded, file, is_scored)
+
+        def test_part(examples: Examples, values: Sequence[Any], file: str) -> Part:
+            found = labels.encode_to_score(values, examples.name)
+            is_labelled, num_classes = found.is_labelled, len(labels.names)
+            if not is_labelled.all():
+                counts = f"{len(is_labelled) - is_labelled.sum():,}", f"{len(is_labelled):,}"
+                logger.warning("%s of %s rows of %s have no label, and are not scored.", *counts, examples.name)
+            if found.unseen:
+                more = f" and {len(found.unseen) - 5:,} more" if len(found.unseen) > 5 else ""
+                names = ", ".join(map(repr, found.unseen[:5])) + more
+                logger.warning("%s has labels that training lacks, which count as wrong: %s.", examples.name, names)
+            known = found.encoded
+            if found.unseen:  # no label to compute a loss by
+                known = np.where(known < num_classes, known, 0) if known.ndim == 1 else known[:, :num_classes]
+            rows = start.encode_texts(examples.texts, data.max_seq_length, known)
+            has_loss = is_labelled.all() and not found.unseen
+            return Part(rows, found.encoded, file, bool(is_labelled.any()), None if has_loss else is_labelled)
 
         train = part(parts.train)
         self.validation = {key: part(one, f"{EVAL_NAME}{key}.txt") for key, one in parts.validation.items()}

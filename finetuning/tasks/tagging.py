@@ -53,10 +53,12 @@ ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
 TAG_METRICS = ("accuracy",)
 # How the tags of entities begin, in the schemes IOB1, IOB2, IOE, IOBES and BILOU.
 ENTITY_PREFIXES = ("B-", "I-", "E-", "S-", "L-", "U-")
+# Tags of entities of one kind, which they do not name.
+BARE_TAGS = frozenset("BIESLU")
 # What IOBES, which seqeval reads, has for the tags of BILOU.
-IOBES_PREFIXES = {"L-": "E-", "U-": "S-"}
-# The same written in other ways: as suffixes, or with an underscore.
-OTHER_ENTITY_TAG = re.compile(r"[BIESLU]_.+|.+[-_][BIESLU]")
+IOBES_PREFIXES = {"L-": "E-", "U-": "S-", "L": "E", "U": "S"}
+# The same written in other ways: as suffixes, with an underscore, or in lower case.
+OTHER_ENTITY_TAG = re.compile(r"[BIESLU]_.+|.+[-_][BIESLU]|[bieslu](-.+)?")
 Tags = Sequence[Sequence[str]]
 USAGE = """```python
 from transformers import pipeline
@@ -84,7 +86,7 @@ class Sentences:
     is_to_predict: bool = False
 
     def with_tags_of(self, labels: Labels) -> "Sentences":
-        """Write the tags as `labels` does; without any in a test part that has others than training.
+        """Write the tags as `labels` does; in a test part those that training does not have stay, and count as wrong.
 
         Raises:
             InputError: a tag that is unknown, or differs from a known one in white space or case alone.
@@ -92,21 +94,36 @@ class Sentences:
         if self.tags is None:
             return self
         if self.is_to_predict:
-            flat = [tag for row in self.tags for tag in row]
-            num_unknown = int((~labels.encode_known(flat, self.name)[1]).sum())
-            if num_unknown:
-                logger.warning(
-                    "%d of %d tags of %s do not occur in training, so it is predicted but not scored.",
-                    *(num_unknown, len(flat), self.name),
-                )
+            found = labels.encode_to_score([tag for row in self.tags for tag in row], self.name)
+            if not found.is_labelled.all():
+                logger.warning("%s has words without a tag, so it is predicted but not scored.", self.name)
                 return replace(self, tags=None)
+            if found.unseen:
+                names = ", ".join(map(repr, found.unseen[:5])) + (" …" if len(found.unseen) > 5 else "")
+                logger.warning("%s has tags that training lacks, which count as wrong: %s.", self.name, names)
+            all_names, tags = (*labels.names, *found.unseen), iter(found.encoded)
+            return replace(self, tags=[[all_names[next(tags)] for _ in row] for row in self.tags])
         encoded = (labels.encode(row, f"{self.name}, sentence {index}") for index, row in enumerate(self.tags, start=1))
         return replace(self, tags=[[labels.names[tag] for tag in row] for row in encoded])
 
 
 def read_sentences(data: TaggingData) -> dict[str, Sentences]:
     """Read {train, validation or test: sentences}, of those that are named."""
-    return {split: _sentences(table, data, needs_tags=split != "test") for split, table in read_tables(data).items()}
+    tables = read_tables(data)
+    tables["train"] = _with_words(tables["train"], data)
+    return {split: _sentences(table, data, needs_tags=split != "test") for split, table in tables.items()}
+
+
+def _with_words(table: Table, data: TaggingData) -> Table:
+    """Leave out sentences without words, of which nothing can be learned."""
+    kept = [row for row, words in enumerate(table.column(data.text_column_name, "--text-column-name")) if words != []]
+    num_empty = len(next(iter(table.columns.values()))) - len(kept)
+    if not num_empty:
+        return table
+    require(bool(kept), f"must have words in {table.name}", "--text-column-name", f"{num_empty:,} empty sentences")
+    logger.warning("%s sentences of %s have no words, and are left out.", f"{num_empty:,}", table.name)
+    columns = {name: [values[row] for row in kept] for name, values in table.columns.items()}
+    return replace(table, columns=columns)
 
 
 def read_sentences_to_predict(path: str, data: TaggingData) -> Sentences:
@@ -161,10 +178,12 @@ def encode_sentences(
         for name in names:
             columns[name] += encoded[name]
         columns[WORD] += [_words_of_tokens(words, one) for words, one in zip(some, encoded.encodings, strict=True)]
+    ids = {name: index for index, name in enumerate(labels.names)}
     for row, words in enumerate(columns[WORD]):
         tags: Any = np.full(len(words), NO_TAG, np.int32)
         if sentences.tags is not None:
-            encoded_tags = labels.encode(sentences.tags[row], f"{sentences.name}, sentence {row + 1:,}")
+            # The last is that of `NO_WORD`, for a sentence without words.
+            encoded_tags = np.array([*(ids.get(tag, NO_TAG) for tag in sentences.tags[row]), NO_TAG], np.int32)
             tags = np.where(words == NO_WORD, NO_TAG, encoded_tags[words])
         columns["label"].append(tags)
     return join_rows(columns, {})
@@ -322,7 +341,9 @@ def of_words(sums: Mapping[str, Any], name: str, sentences: Sentences, default: 
 
 def metrics_of(tag_names: Sequence[str]) -> tuple[str, ...]:
     """Choose the metrics of such tags: those of entities if most have a prefix. The first compares checkpoints."""
-    return ENTITY_METRICS if _are_most(tag_names, lambda name: name.startswith(ENTITY_PREFIXES)) else TAG_METRICS
+    is_bare = OUTSIDE in tag_names and {"B", "I"} & set(tag_names) and set(tag_names) <= {OUTSIDE, *BARE_TAGS}
+    is_of_entities = is_bare or _are_most(tag_names, lambda name: name.startswith(ENTITY_PREFIXES))
+    return ENTITY_METRICS if is_of_entities else TAG_METRICS
 
 
 def hint_of(tag_names: Sequence[str]) -> str | None:
@@ -332,12 +353,12 @@ def hint_of(tag_names: Sequence[str]) -> str | None:
     example = next(name for name in tag_names if OTHER_ENTITY_TAG.fullmatch(name))
     return (
         f"Tags such as {example} look like those of entities, but without a prefix as in B-PER they are scored word by "
-        "word, by accuracy alone. Rewrite them as B-PER and I-PER for the F1 of entities."
+        "word, by accuracy alone. Rewrite them as B-PER, I-PER and O for the F1 of entities."
     )
 
 
 def _are_most(tag_names: Sequence[str], holds: Callable[[str], object]) -> bool:
-    names = [name for name in tag_names if name != OUTSIDE]
+    names = [name for name in tag_names if name not in (OUTSIDE, OUTSIDE.lower())]
     return 2 * sum(bool(holds(name)) for name in names) > len(names)
 
 
@@ -379,6 +400,8 @@ class TaggingJob(FinetuningJob[TaggingConfig]):
         encoded = labels.encode(flat, parts["train"].name)
         described = labels.describe(encoded)
         described |= {"words": f"{data.text_column_name} of {parts['train'].name}", "tags": data.label_column_name}
+        is_of_entities = metrics_of(labels.names) == ENTITY_METRICS
+        described["scores"] = "F1 of whole entities" if is_of_entities else "accuracy of words"
         described["first tags"] = " ".join(map(str, tags[0]))
         if hint := hint_of(labels.names):
             logger.warning("%s", hint)
@@ -387,7 +410,9 @@ class TaggingJob(FinetuningJob[TaggingConfig]):
             sentences = parts[split].with_tags_of(labels)
             length, token_types = data.max_seq_length, start.token_types
             rows = encode_sentences(start.tokenizer, sentences, labels, max_length=length, token_types=token_types)
-            return Part(rows, sentences, file, is_scored=sentences.tags is not None)
+            unseen = {tag for row in sentences.tags or () for tag in row} - set(labels.names)
+            has_no_loss = np.ones(len(sentences.words), bool) if unseen else None
+            return Part(rows, sentences, file, is_scored=sentences.tags is not None, is_labelled=has_no_loss)
 
         train = part("train")
         self.validation = {"": part("validation", f"{EVAL_NAME}.txt")} if "validation" in parts else {}

@@ -49,6 +49,12 @@ def test_the_classes_of_a_file_are_those_of_training(classified, tiny_start, tmp
     assert predicted("--model", tmp_path / "model", "--file", tmp_path / "texts.jsonl") == expected
 
 
+@pytest.mark.parametrize("flag", ["--text", "--text-pair", "--choices", "--question", "--context"])
+def test_bytes_of_the_command_line_that_are_not_utf8_are_one_line(flag, run):
+    flags = ["--model", "none", flag, "Gr\udcfc\udcdfe", *(["--text", "a"] if flag != "--text" else [])]
+    assert f"{flag} must be UTF-8 text; received 'Gr" in run(main, *flags).refusal
+
+
 def test_texts_are_shown_with_probabilities(classified, predicted):
     texts = [f"the {word} is a value" for word in LABELS.values()]
     blocks = predicted("--model", classified, "--text", *texts).strip().split("\n\n")

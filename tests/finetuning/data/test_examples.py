@@ -1,7 +1,9 @@
 """Tables of each kind, which columns are texts and labels, those of GLUE too, and what is wrong with others."""
 
+import csv
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow
@@ -12,6 +14,7 @@ from finetuning.config.settings import ClassificationData
 from finetuning.data.examples import Table, read_hub_tables, read_table
 from finetuning.data.glue import GLUE_TASKS
 from finetuning.tasks.classification import read_parts
+from mlm_common.corpus.csv_rows import DELIMITERS
 from mlm_common.errors import InputError
 
 # The columns of each task's files, as the download has them: of training, and of the test part where that has others.
@@ -217,6 +220,52 @@ def test_text_of_another_encoding_is_refused_with_its_line_and_a_way_to_convert_
     path.write_bytes("\ufefftext,label\nschon,a\nschön,b\n".encode()[:-4].replace("ö".encode(), b"\xf6"))
     with pytest.raises(InputError, match=r"line 3 has the byte 0xf6.*iconv -f WINDOWS-1252 -t UTF-8"):
         read_table(str(path), "--train-file")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl.gz", "a.parquet", "a.conll"])
+def test_a_folder_and_a_file_that_cannot_be_read_are_one_line(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(InputError, match=f"--file: .*{name} must be a readable .*is a directory. Check the path"):
+        read_table(str(tmp_path / name), "--file")
+    (tmp_path / f"loop.{name}").symlink_to(tmp_path / f"loop.{name}")
+    with pytest.raises(InputError, match="loop"):
+        read_table(str(tmp_path / f"loop.{name}"), "--file")
+
+
+def test_keys_of_json_that_rows_lack_are_missing(tmp_path):
+    path = write(
+        tmp_path / "a.jsonl", '{"text": "a", "label": "x", "metadata": {}}\n{"text": "b", "label": "y", "id": 1}\n'
+    )
+    columns = {"text": ["a", "b"], "label": ["x", "y"], "metadata": [{}, None], "id": [None, 1]}
+    assert read_table(path, "").columns == columns
+    path = write(tmp_path / "b.jsonl", '{"text": "a", "label": "x"}\n{"label": "y"}\n')
+    with pytest.raises(InputError, match=r"Column text of .* must hold text; row 2 has None"):
+        read_parts(ClassificationData(train_file=path))
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_tables_as_excel_and_pandas_write_them(tmp_path, delimiter, encoding):
+    rows = [['say "hi"', "x, y; z", ""], ["two\r\nlines", "3,5", ""], ["", "tab\t|", ""]]
+    with (tmp_path / "a.csv").open("w", encoding=encoding, newline="") as file:
+        csv.writer(file, delimiter=delimiter).writerows([["text", "label", ""], *rows])
+    table = read_table(str(tmp_path / "a.csv"), "--train-file")
+    assert table.columns == {"text": [row[0] for row in rows], "label": [row[1] for row in rows]}
+    form = [] if delimiter == "," else [f"{DELIMITERS[delimiter]} between columns"]
+    assert table.form == ", ".join(form + ([encoding.upper()] if "utf-8" not in encoding else []))
+
+
+def test_a_short_line_of_qqp_moves_no_prediction(tmp_path):
+    """Rows with labels may lack columns, those to predict may not."""
+    (tmp_path / "QQP").mkdir()
+    for part, header in (("train", HEADERS["qqp"][0]), ("dev", HEADERS["qqp"][0]), ("test", HEADERS["qqp"][1])):
+        names = header.split()
+        lines = ["\t".join(names), "\t".join(map(str, range(len(names) - 1))) + "\t1", "7\tonly"]
+        (tmp_path / "QQP" / f"{part}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    data = ClassificationData(task_name="qqp", glue_dir=str(tmp_path))
+    assert read_parts(data).train.num_rows == 1
+    with pytest.raises(InputError, match="must have the 3 columns id, question1, question2; line 3 has 2"):
+        read_parts(replace(data, do_predict=True))
 
 
 def test_a_data_set_of_a_folder(tmp_path, monkeypatch):

@@ -1,9 +1,12 @@
 """What a column of labels contains, and what a model learns of it."""
 
+import re
 import tracemalloc
 
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from finetuning.data.labels import LabelReading, find_labels
 from mlm_common.errors import InputError
@@ -75,7 +78,9 @@ def test_what_are_no_labels(train, values, message, settings):
         ([["a"], "b"], "must all be lists, or none", MULTI, [[1, 0], [0, 1]]),
         (["3,5", "4,0"], "--decimal-separator , for numbers", {"decimal_separator": ","}, [3.5, 4.0]),
         (["3,5", "4,0"], "are numbers with a decimal comma", SINGLE, [0, 1]),
-        (["1", "0", "nan"], "are numbers but for 'nan'", SINGLE, [1, 0, 2]),
+        (["1", "0", "nan"], "are numbers but for 'nan' in row 3. Correct", SINGLE, [1, 0, 2]),
+        (["0.5", "#N/A", "0.25", "n/a"], "are numbers but for '#N/A' in row 2 and 1 more", SINGLE, [2, 0, 1, 3]),
+        (["1.234,5", "3,5"], "are numbers with a decimal comma", SINGLE, [0, 1]),
         (["x", " x", "X", "y"], r"differ in white space, case", {"similar_labels": "merge"}, [0, 0, 0, 1]),
         (["x", "X", "x"], r"'x' \(2 times\) and 'X' \(1 times\)", {"similar_labels": "keep"}, [1, 0, 1]),
         (["1", "1.0", "0"], "the form of a number alone", {"similar_labels": "merge"}, [1, 1, 0]),
@@ -89,16 +94,52 @@ def test_labels_with_two_readings_need_a_flag(values, message, settings, expecte
 
 
 def test_names_that_look_like_numbers_or_lists_are_classes():
-    for values in (["--1", "x"], ["1_0", "2"], ["Infinity", "1"], ["01", "1"], ["New York, NY", "Boston, MA"]):
+    for values in (["--1", "x"], ["1_0", "2"], ["01", "1"], ["New York, NY", "Boston, MA"]):
         assert set(find_labels(values, "", LabelReading()).names) == set(values)
 
 
 def test_labels_of_rows_to_predict_may_be_unknown():
     labels = find_labels(["a", "b"], "a.csv", LabelReading())
-    encoded, is_known = labels.encode_known(["b", "-1", None, "a"], "b.csv")
-    assert (encoded.tolist(), is_known.tolist()) == ([1, 0, 0, 0], [True, False, False, True])
+    found = labels.encode_to_score(["b", "-1", None, "new", "a", "?", "newer", "new"], "b.csv")
+    assert found.is_labelled.tolist() == [True, False, False, True, True, False, True, True]
+    assert found.encoded[found.is_labelled].tolist() == [1, 2, 0, 3, 2]
+    assert found.unseen == ("new", "newer")
     with pytest.raises(InputError, match=r"row 2 of b\.csv has 'B', where training has 'b'"):
-        labels.encode_known(["a", "B"], "b.csv")
+        labels.encode_to_score(["a", "B"], "b.csv")
+
+
+def test_several_unseen_labels_of_rows_to_predict_are_more_columns():
+    labels = find_labels([["a"], ["b"]], "a.csv", LabelReading())
+    found = labels.encode_to_score([["a", "new"], [], None, ["b"], ["?"]], "b.csv")
+    assert found.is_labelled.tolist() == [True, True, False, True, False]
+    assert found.encoded.tolist() == [[1, 0, 1], [0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 0, 0]]
+
+
+def test_numbers_of_rows_to_predict_may_be_missing_but_not_wrong():
+    labels = find_labels([0.5, 1.5], "a.csv", LabelReading())
+    found = labels.encode_to_score(["2.5", "n/a", None, "-1"], "b.csv")
+    assert (found.encoded.tolist(), found.is_labelled.tolist()) == ([2.5, 0, 0, -1], [True, False, False, True])
+    with pytest.raises(InputError, match=r"must be a number of 32 bits; row 2 of b\.csv has 'x'"):
+        labels.encode_to_score(["1", "x"], "b.csv")
+
+
+ODD = ("#N/A", "inf", "missing", ".", "#DIV/0!", "n/a", "k.A.", "?", "12 EUR", "see note", "Infinity")
+
+
+@given(
+    numbers=st.lists(st.floats(-100, 100).map(lambda one: f"{one:.2f}"), min_size=4, max_size=30),
+    odd=st.sampled_from(ODD),
+    place=st.integers(0, 100),
+    has_comma=st.booleans(),
+)
+def test_one_odd_value_among_numbers_is_refused_with_its_row(numbers, odd, place, has_comma):
+    values = [one.replace(".", ",") for one in numbers] if has_comma else list(numbers)
+    assume(any(not float(one).is_integer() for one in numbers))
+    row = place % (len(values) + 1)
+    values.insert(row, odd)
+    reading = LabelReading(decimal_separator="," if has_comma else ".")
+    with pytest.raises(InputError, match=f"but for {re.escape(repr(odd))} in row {row + 1}\\."):
+        find_labels(values, "a.csv", reading)
 
 
 def test_many_classes_are_encoded_in_little_memory():

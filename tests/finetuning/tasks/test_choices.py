@@ -1,5 +1,6 @@
 """Rows of several texts of which one is right: columns that are known, columns of flags, labels, and bad rows."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,30 @@ def test_columns_become_choices(table, settings, context, choices, names, label)
 def test_what_is_no_choice_is_one_line(table, message):
     with pytest.raises(InputError, match=message):
         encode_labels(*read(table), may_be_missing=False)
+
+
+@pytest.mark.parametrize(
+    ("question", "joined"),
+    [
+        ("He said ____ yesterday.", "He said yes yesterday."),
+        ("He said _.", "He said yes."),
+        ("__ it is.", "yes it is."),
+        ("file_name is", "file_name is yes"),
+        ("_ and _", "yes and _"),
+        ("__init__ is", "__init__ is yes"),
+    ],
+)
+def test_a_blank_is_underscores_that_are_no_part_of_a_word(question, joined):
+    found, _ = read(RACE | {"question": [question], "options": [["yes", "n\\1o"]]})
+    assert list(found.choices[0]) == [joined, re.sub(r"\byes\b", lambda _: "n\\1o", joined)]
+
+
+@pytest.mark.parametrize("labels", [[1, 2, 3], ["1", "3", "2", "1"], [2] * 5])
+def test_choices_that_seem_to_be_numbered_from_one_are_refused(labels):
+    table = {name: values * len(labels) for name, values in SWAG.items()} | {"label": labels}
+    with pytest.raises(InputError, match=r"choices of t must be numbered from 0; its labels are .* letters, A to D"):
+        read(table)
+    assert read(table | {"label": [0, *labels[1:]]})[1] == tuple("0123")
 
 
 def test_rows_have_one_number_of_choices():

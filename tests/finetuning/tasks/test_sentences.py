@@ -135,9 +135,12 @@ def test_what_are_no_sentences(tmp_path, row, message):
 
 def test_tags_of_a_test_part_that_training_does_not_have(caplog):
     labels = Labels("single_label_classification", ("O", "B-X"))
-    unknown = Sentences("test.jsonl", [["a", "b"]], [["O", "-1"]], is_to_predict=True)
-    assert unknown.with_tags_of(labels).tags is None
-    assert "1 of 2 tags of test.jsonl do not occur in training" in caplog.text
+    unknown = Sentences("test.jsonl", [["a", "b"]], [["O", "B-NEW"]], is_to_predict=True)
+    assert unknown.with_tags_of(labels).tags == [["O", "B-NEW"]]
+    assert "test.jsonl has tags that training lacks, which count as wrong: 'B-NEW'" in caplog.text
+    untagged = Sentences("test.jsonl", [["a", "b"]], [["O", "-1"]], is_to_predict=True)
+    assert untagged.with_tags_of(labels).tags is None
+    assert "test.jsonl has words without a tag, so it is predicted but not scored" in caplog.text
     with pytest.raises(InputError, match="must be one of the training part's"):
         Sentences("validation.jsonl", [["a", "b"]], [["O", "-1"]]).with_tags_of(labels)
     with pytest.raises(InputError, match="where training has 'B-X'"):

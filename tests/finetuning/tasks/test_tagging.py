@@ -48,20 +48,43 @@ def test_scores_of_bilou_are_those_of_the_strict_scheme(drawn):
     assert list(scores(names, [predictions], [references]).values()) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("letters", ["BIO", "BILUO", "BIESO"])
+@given(drawn=st.data())
+def test_scores_of_entities_without_kind_are_those_of_one_kind(letters, drawn):
+    rows = st.lists(st.lists(st.sampled_from(letters), min_size=6, max_size=6), min_size=1, max_size=4)
+    references = drawn.draw(rows)
+    predictions = [drawn.draw(st.lists(st.sampled_from(letters), min_size=6, max_size=6)) for _ in references]
+    named = [[[tag if tag == "O" else f"{tag}-X" for tag in row] for row in part] for part in (predictions, references)]
+    metrics = metrics_of(tuple(letters))
+    assert metrics[0] == "f1"
+    assert scores(metrics, predictions, references) == scores(metrics, *named)
+
+
 def test_which_metrics_suit_tags():
+    assert metrics_of(("A", "B", "I", "O")) == ("accuracy",)
+    assert metrics_of(("S", "E")) == ("accuracy",)
     assert metrics_of(("O", "B-X"))[0] == "f1"
     assert metrics_of(("O", "U-X", "L-X", "B-X"))[0] == "f1"
     assert metrics_of(("NOUN", "VERB")) == ("accuracy",)
     assert metrics_of(("NOUN", "VERB", "E-MAIL")) == ("accuracy",)
 
 
-@pytest.mark.parametrize("names", [("O", "PER-B", "PER-I"), ("O", "B_PER", "I_PER", "B_ORG"), ("PER_B", "PER_I", "O")])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("O", "PER-B", "PER-I"),
+        ("O", "B_PER", "I_PER", "B_ORG"),
+        ("PER_B", "PER_I", "O"),
+        ("b-per", "i-per", "o"),
+        ("b", "i", "o"),
+    ],
+)
 def test_entities_that_are_written_another_way_get_a_hint(names):
     assert metrics_of(names) == ("accuracy",)
     hint = hint_of(names)
     assert hint is not None
     assert f"Tags such as {names[names[0] == 'O']} look like those of entities" in hint
-    assert "Rewrite them as B-PER and I-PER" in hint
+    assert "Rewrite them as B-PER, I-PER and O" in hint
 
 
 @pytest.mark.parametrize("names", [("O", "B-PER", "I-PER"), ("NOUN", "E-MAIL", "VERB"), ("NN", "NN_S", "ADJ")])
