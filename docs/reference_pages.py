@@ -16,6 +16,7 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 PROJECT = Path(__file__).resolve().parent.parent
 SCRIPTS = {
@@ -46,8 +47,8 @@ SCRIPTS = {
 }
 PRESETS = PROJECT / "train" / "model" / "presets"
 RECIPES = PROJECT / "recipes"
-# Of the search's results, pages of flags come after pages that explain them: six commands have the same eighty flags.
-FLAGS_PAGE = "---\nsearch:\n  boost: 0.5\n---\n\n"
+# Weights of pages among the search's results, by the beginnings of their paths: what explains comes before what lists.
+SEARCH_WEIGHTS = {"guides/plan": 4.0, "reference/": 0.5, "design/": 0.5}
 
 
 class _ParserFound(Exception):  # noqa: N818
@@ -198,7 +199,7 @@ def generated_pages() -> dict[str, str]:
     scripts = [script for group in SCRIPTS.values() for script in existing(group)]
     return {
         "reference/index.md": commands_page(),
-        **{f"reference/commands/{Path(script).stem}.md": FLAGS_PAGE + command_page(script) for script in scripts},
+        **{f"reference/commands/{Path(script).stem}.md": command_page(script) for script in scripts},
         "reference/presets.md": presets_page(),
         "reference/recipes.md": recipes_page(),
         "reference/exit_statuses.md": exit_statuses_page(),
@@ -220,3 +221,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, text in generated_pages().items():
         files.append(File.generated(config, path, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Weigh a page for the search."""
+    weights = [weight for path, weight in SEARCH_WEIGHTS.items() if page.file.src_uri.startswith(path)]
+    page.meta["search"] = {"boost": weights[0] if weights else 1.0}
+    return markdown

@@ -42,10 +42,10 @@ def kill_often(campaign: Campaign, name: str, outputs: Path | str, num_kills: in
 
 def test_killed_at_random_moments_it_ends_with_the_same_bytes(campaign, name, num_kills, tmp_path):
     num_ended = kill_often(campaign, name, tmp_path, num_kills)
-    campaign.note("kill -9", name, num_kills, f"the same bytes, {num_ended} times")
+    campaign.note("kill -9", name, num_kills, f"the same bytes; {num_ended} finished")
 
 
 def test_killed_on_cloud_storage_it_ends_with_the_same_bytes(campaign, name, num_kills):
     num_kills = max(1, num_kills // 5)
     num_ended = kill_often(campaign, name, f"{campaign.cloud.bucket_url}/output", num_kills)
-    campaign.note("kill -9, on Cloud Storage", name, num_kills, f"the same bytes, {num_ended} times")
+    campaign.note("kill -9, on Cloud Storage", name, num_kills, f"the same bytes; {num_ended} finished")
