@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from finetuning import predict, run_classification
+from finetuning import predict, run_classification, run_task
 from tests.fixtures.finetuned_runs import run_on_one_device
 from tests.fixtures.other_environments import output_of
 from tests.fixtures.results import read_json
 
 PROJECT = Path(__file__).parents[2]
-README = (PROJECT / "README.md").read_text(encoding="utf-8")
 PAGES = ("README.md", "docs/tutorials/german.md")
 PYTORCH = "python3 -m venv .venv-torch\n.venv-torch/bin/pip install torch transformers\n"
 
 
-def flags_of(script: str, **replaced: str) -> list[str]:
-    """Find the flags of README's command that runs a script, some of their values replaced."""
-    (command,) = re.findall(rf"^python {script} ((?:.*\\\n)*.*)$", README, flags=re.M)
+def flags_of(script: str, page: str = "README.md", **replaced: str) -> list[str]:
+    """Find the flags of a page's command that runs a script, some of their values replaced."""
+    text = (PROJECT / page).read_text(encoding="utf-8")
+    (command,) = re.findall(rf"^python {script} ((?:.*\\\n)*.*)$", text, flags=re.M)
     flags = shlex.split(command.replace("\\\n", " "))
     for name, value in replaced.items():
         flags[flags.index(f"--{name.replace('_', '-')}") + 1] = value
@@ -52,3 +52,11 @@ def test_the_example_of_classification_runs_as_typed(tiny_start, tmp_path, monke
     capsys.readouterr()
     assert predict.main(flags_of("finetuning/predict.py", model=output)) == 0
     assert {"positive", "negative", "mixed"} <= set(re.findall(r"[a-z]+", capsys.readouterr().out))
+
+
+def test_the_example_of_a_custom_task_is_planned_as_typed(tiny_start, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(PROJECT)
+    page, start, output = "docs/tutorials/custom_task.md", str(tiny_start / "start"), str(tmp_path / "stars")
+    flags = flags_of("finetuning/run_task.py", page, init_from=start, output_dir=output, max_seq_length="30")
+    assert run_task.main([*flags, "--dry-run"]) == 0
+    assert re.search(r"36 .*12 ", capsys.readouterr().out)
