@@ -61,7 +61,7 @@ GCLOUD = {
 # Programs of every Linux machine, with options of theirs.
 PROGRAMS = {
     "cat": "",
-    "cp": "",
+    "cp": "-r",
     "curl": "-L -o -O",
     "git": "clone --depth",
     "gzip": "",
