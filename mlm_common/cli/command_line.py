@@ -4,6 +4,7 @@ import argparse
 import functools
 import gc
 import logging
+import re
 import resource
 import subprocess
 import sys
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 # What exceptions of any library say where a file cannot be written.
 DISK_FULL = ("No space left on device", "Disk quota exceeded")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def read_yaml_file(path: str | Path, flag: str) -> Any:
@@ -177,12 +179,17 @@ def _describe_error(error: Exception) -> int:
     """Print an expected error in one line, and return its status; raise any other."""
     if isinstance(error, InputError | RunFailedError):
         is_stop = error.exit_status == EXIT_STOPPED  # as requested
-        print(error if is_stop else f"error: {error}", file=sys.stderr)
+        print(error if is_stop else f"error: {_with_escapes(str(error))}", file=sys.stderr)
         return error.exit_status
     if not any(reason in str(error) for reason in DISK_FULL):
         raise
     print(f"error: {' '.join(str(error).split())}. Free some space; then run it again.", file=sys.stderr)
     return EXIT_FAILED
+
+
+def _with_escapes(text: str) -> str:
+    """Escape control characters, which a file's name may have: the message stays one line, and moves no cursor."""
+    return _CONTROL.sub(lambda found: repr(found.group())[1:-1], text)
 
 
 def peak_memory_bytes() -> int:

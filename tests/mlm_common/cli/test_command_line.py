@@ -74,6 +74,12 @@ FULL, HINT = "No space left on device", ". Free some space; then run it again.\n
     [
         (InputError("--flag must be 1; got 2."), 2, "error: --flag must be 1; got 2.\n"),
         (RunFailedError("stopped at step 3"), 1, "error: stopped at step 3\n"),
+        # A file's name may have a line end, and what moves a terminal's cursor.
+        (
+            InputError("there is no file a\nb\x1b[2Jc\u2028.txt"),
+            2,
+            "error: there is no file a\\nb\\x1b[2Jc\\u2028.txt\n",
+        ),
         (PermanentError("diverged at step 3"), 3, "error: diverged at step 3\n"),
         # As files say it, and as libraries written in Rust do.
         (OSError(errno.ENOSPC, FULL), 1, f"error: [Errno 28] {FULL}{HINT}"),

@@ -208,10 +208,11 @@ def _run_compiler(command: list[str], folder: Path, what: str) -> dict:
         result_path = folder / RESULT_NAME
         if status or not result_path.exists():
             messages.seek(0)
-            raise RunFailedError(
-                f"The TPU's compiler ended with status {status}; its last messages:\n{messages.read()[-2000:]}"
-                + ("\nIt was killed; this machine may have too little memory for it." if status < 0 else "")
-            )
+            said = messages.read().strip()[-2000:]
+            logger.warning("The last messages of the TPU's compiler:\n%s", said)
+            reason = "it was killed, and this machine may have too little memory for it" if status < 0 else ""
+            reason = reason or said.rpartition("\n")[2] or "it said nothing"
+            raise RunFailedError(f"The TPU's compiler ended with status {status}: {reason}")
     return json.loads(result_path.read_text(encoding="utf-8"))
 
 
