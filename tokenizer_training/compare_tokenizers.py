@@ -68,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def texts_by_file(config: CorpusConfig, max_bytes: int) -> Iterator[tuple[str, list[str]]]:
     """Yield each file of the corpus, or the split of a data set, with passages from all over it."""
     corpus = open_corpus(config)
-    parts = {file.name: replace(config, data_files=[file.name]) for file in corpus.files(config.split)}
+    alone = replace(config, dataset_name=None, dataset_config=None, dataset_revision=None)
+    parts = {file.name: replace(alone, data_files=[file.name]) for file in corpus.files(config.split)}
     for part, of_part in (parts or {config.split: config}).items():
         documents = open_corpus(of_part).sampled_documents(config.split, max_bytes)
         yield part, draw_passages(documents, config.seed, max_bytes)

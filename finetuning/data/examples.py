@@ -10,6 +10,7 @@ from typing import Any
 from finetuning.config.settings import ExamplesConfig
 from finetuning.data.table_formats import ENDINGS, LINE_READERS, read_csv, read_parquet, read_tsv
 from mlm_common.corpus.csv_rows import DELIMITERS, parse_delimiter
+from mlm_common.corpus.hub_dataset import find_builder, saved_splits
 from mlm_common.errors import InputError
 from mlm_common.hub.retries import hub_error, one_line
 from mlm_common.storage import folder_and_name, missing, read_file
@@ -112,10 +113,14 @@ def read_hub_tables(name: str, config: str | None, revision: str | None) -> dict
         InputError: there is none.
         HubAwayError: the Hub cannot be reached.
     """
-    from datasets import ClassLabel, LargeList, List, load_dataset
+    from datasets import ClassLabel, LargeList, List
 
+    splits = saved_splits(name, "--dataset-name")
     try:
-        splits = load_dataset(name, config, revision=revision)
+        if splits is None:
+            builder = find_builder(name, config, revision)
+            builder.download_and_prepare()
+            splits = builder.as_dataset()
     except Exception as error:  # files that are missing or malformed show as nearly any exception
         rule = "--dataset-name must be a data set of the Hub, or a folder with one"
         raise hub_error(f"{rule}; {name} cannot be read: {one_line(error)}", error) from error

@@ -1,29 +1,28 @@
 """The corpus, read the same way by every stage: a Hub data set, files, or the built-in text, in one to three splits."""
 
 import dataclasses
-import functools
 import hashlib
 import logging
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations, islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlm_common.corpus.builtin import describe_builtin_corpus, read_builtin_corpus
 from mlm_common.corpus.config import BUILTIN, HELD_OUT_SPLITS, CorpusConfig
+from mlm_common.corpus.hub_dataset import Dataset, dataset_texts
 from mlm_common.corpus.identity import (
     FILES_KEYS,
     Part,
     describe_possibly_shared_text,
     describe_shared_text,
     file_record,
-    with_checksums,
 )
 from mlm_common.corpus.text_files import (
     ByteRange,
     absolute_pattern,
+    check_no_pointers,
     describe_csv_forms,
     draw_byte_ranges,
     find_files,
@@ -32,22 +31,14 @@ from mlm_common.corpus.text_files import (
     is_for_few_workers,
     read_byte_range,
 )
-from mlm_common.corpus.text_formats import BadRows, dataset_texts
+from mlm_common.corpus.text_formats import BadRows
 from mlm_common.errors import InputError
-from mlm_common.hub.retries import HubAwayError, hub_error, repeat
-from mlm_common.storage import check_folder_or_hub
 from mlm_common.storage.reading import StoredFile
-
-if TYPE_CHECKING:
-    from datasets import DatasetBuilder
 
 logger = logging.getLogger(__name__)
 
 # Byte ranges of files, which whoever works on the partition reads, or the documents themselves.
 Partition = list[ByteRange] | list[str]
-
-COMMIT = re.compile(r"[0-9a-f]{40}")
-RETRY_DELAYS_SECONDS = (1.0, 2.0, 4.0)
 
 # Files of wrapped lines are recognized by the first lines of the first .txt files, and by widths in characters.
 NUM_FILES_CHECKED = 4
@@ -181,64 +172,6 @@ def read_partition(
             yield item
 
 
-class Dataset:
-    """A data set that `datasets` reads; `commit` is its state on the Hub, None for a local folder."""
-
-    def __init__(self, config: CorpusConfig) -> None:
-        """Find the data set, on the Hub at the commit that `dataset_revision` names now."""
-        from datasets import load_dataset_builder
-        from huggingface_hub import HfApi, constants
-
-        self._config, self._name = config, str(config.dataset_name)
-        check_folder_or_hub(self._name, "--dataset-name")
-        self.is_local = Path(self._name).is_dir()
-        self.commit, revision = None, config.dataset_revision
-        try:
-            if revision and COMMIT.fullmatch(revision) and not self.is_local:
-                self.commit = revision
-            elif not self.is_local and not constants.HF_HUB_OFFLINE:
-                look_up = functools.partial(HfApi().dataset_info, self._name, revision=revision, timeout=100)
-                self.commit = str(repeat(look_up, RETRY_DELAYS_SECONDS).sha)
-            self._builder: DatasetBuilder = load_dataset_builder(
-                self._name, config.dataset_config, revision=self.commit or revision
-            )
-        except (OSError, ValueError, RuntimeError) as error:
-            raise self._cannot_be_loaded(error) from error
-        if not self.is_local:
-            # If the Hub does not answer, `datasets` takes whatever state of the data set is in its cache.
-            wanted, self.commit = self.commit or revision, str(self._builder.hash)
-            if not COMMIT.fullmatch(self.commit) or wanted not in (None, self.commit):
-                raise InputError(
-                    f"{self._name} must be read at --dataset-revision {wanted}; the Hub does not answer, and what was "
-                    f"fetched before is {self.commit}. Pass that, or run the command again when the Hub answers."
-                )
-
-    def rows(self, split: str, flag: str) -> Any:
-        """Open a split, a `datasets.Dataset` or `IterableDataset`; an InputError names `flag`."""
-        try:
-            if self._config.streaming:
-                return self._builder.as_streaming_dataset(split=split)
-            self._builder.download_and_prepare()
-            return self._builder.as_dataset(split=split)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise self._cannot_be_loaded(error, f", {flag} {split}") from error
-
-    def files(self, split: str) -> list[StoredFile]:
-        """List the files of a split of a local folder, with their checksums; none for the Hub."""
-        if not self.is_local:
-            return []
-        paths = [str(path) for path in (self._builder.config.data_files or {}).get(split, ())]
-        found = [StoredFile(path, Path(path).stat().st_size) for path in paths if Path(path).is_file()]
-        return with_checksums(found)
-
-    def _cannot_be_loaded(self, error: Exception, more: str = "") -> InputError | HubAwayError:
-        return hub_error(
-            f"--dataset-name {self._name} (--dataset-config {self._config.dataset_config}, --dataset-revision "
-            f"{self._config.dataset_revision}{more}) cannot be loaded: {' '.join(str(error).split())}",
-            error,
-        )
-
-
 def open_corpus(config: CorpusConfig) -> Corpus:
     """Open the corpus after the checks that are cheap: its files, columns, and a first document that is not blank.
 
@@ -290,14 +223,17 @@ def _open_source(config: CorpusConfig, split: str, dataset: Dataset | None, reco
         record[BUILTIN] = describe_builtin_corpus()
         return Source(lambda _: read_builtin_corpus())
     flag, name = ("--split", split) if is_main else (f"--{split}-split", str(config.hub_split_of(split)))
-    rows, files = dataset.rows(name, flag), dataset.files(name)
+    if files := tuple(dataset.text_files(name, flag)):
+        return _source_of_files(config, files, key, record, f"{config.dataset_name}, {flag} {name},")
+    rows, files = dataset.rows(name, flag), tuple(dataset.files(name))
     if dataset.is_local:
         record[key] = [file_record(file) for file in files]
 
     def read(bad_rows: BadRows) -> Iterator[str]:
         source = str(config.dataset_name)
         handler = bad_rows.handler(config.on_bad_row, source, "row {:,}".format)
-        yield from dataset_texts(rows, config.text_column, source, handler)
+        with dataset.explained(f", {flag} {name}"):
+            yield from dataset_texts(rows, config.text_column, source, handler)
         for file in files:
             with file.open():  # which fails if it has changed meanwhile
                 pass
@@ -309,12 +245,19 @@ def _open_source(config: CorpusConfig, split: str, dataset: Dataset | None, reco
 def _open_files(config: CorpusConfig, key: str, record: dict[str, Any]) -> Source:
     patterns = getattr(config, key)
     files = tuple(find_files(patterns, flag=f"--{key.replace('_', '-')}"))
+    return _source_of_files(config, files, key, record, " ".join(patterns))
+
+
+def _source_of_files(
+    config: CorpusConfig, files: tuple[StoredFile, ...], key: str, record: dict[str, Any], shown_name: str
+) -> Source:
+    check_no_pointers(files)
     record[key] = [file_record(file) for file in files]
 
     def read(bad_rows: BadRows) -> Iterator[str]:
         return chain.from_iterable(read_byte_range(ByteRange(file), config, bad_rows) for file in files)
 
-    _check_not_blank(read, " ".join(patterns))
+    _check_not_blank(read, shown_name)
     return Source(read, files)
 
 

@@ -249,9 +249,6 @@ def find_files(patterns: list[str], flag: str, *, is_text: bool = True) -> list[
             if is_text:
                 _format_of(file.name, flag)
             files.setdefault(os.path.realpath(file.name) if file.is_local else file.name, file)
-    small = [file.name for file in files.values() if file.is_local and file.num_bytes < MAX_LFS_POINTER_BYTES]
-    if pointers := [name for name in small if (start_of_file(name) or b"").startswith(LFS_POINTER_START)]:
-        raise lfs_pointer(pointers[0], len(pointers))
     if num_found > len(files):
         logger.info(
             "%s: %s names are files that were named before; each is read once.", flag, f"{num_found - len(files):,}"
@@ -335,13 +332,17 @@ def _kind(name: str) -> str:
     return KINDS[_format_of(name, "--data-files")] + (" in gzip" if name.endswith(".gz") else "")
 
 
+def has_known_ending(name: str) -> bool:
+    ending = PurePath(name.removesuffix(".gz")).suffix
+    return ending in FORMAT_OF_ENDING and not name.endswith(".parquet.gz")
+
+
 def _format_of(name: str, flag: str) -> str:
-    file_format = FORMAT_OF_ENDING.get(PurePath(name.removesuffix(".gz")).suffix)
-    if file_format is None or name.endswith(".parquet.gz"):
+    if not has_known_ending(name):
         raise InputError(
             f"{flag} takes files ending in {', '.join(FORMAT_OF_ENDING)} (also .gz, but for .parquet); got {name!r}."
         )
-    return file_format
+    return FORMAT_OF_ENDING[PurePath(name.removesuffix(".gz")).suffix]
 
 
 def _check_start(name: str, start: bytes) -> None:
@@ -353,6 +354,13 @@ def _check_start(name: str, start: bytes) -> None:
         raise InputError(
             f"{name} must be UTF-8 text; {place}. {conversion_hint(start)} Or leave it out of --data-files."
         )
+
+
+def check_no_pointers(files: Iterable[StoredFile]) -> None:
+    """Check that no local file is a Git LFS pointer: of a folder with some nobody would notice."""
+    small = [file.name for file in files if file.is_local and file.num_bytes < MAX_LFS_POINTER_BYTES]
+    if pointers := [name for name in small if (start_of_file(name) or b"").startswith(LFS_POINTER_START)]:
+        raise lfs_pointer(pointers[0], len(pointers))
 
 
 def lfs_pointer(name: str, num_files: int = 1) -> InputError:

@@ -116,7 +116,7 @@ def csv_texts(
     if not rows.names:
         return
     if text_column not in rows.names:
-        raise _no_column(rows.names, text_column, name)
+        raise no_column(rows.names, text_column, name)
     column = rows.names.index(text_column)
     for row in rows:
         if len(row.fields) != len(rows.names):
@@ -146,7 +146,7 @@ def json_texts(
             is_found = not isinstance(row, dict) or text_column in row
             names |= dict.fromkeys(row if isinstance(row, dict) else ())
             if not is_found and num_rows == NUM_ROWS_CHECKED:
-                raise _no_column(names, text_column, name)
+                raise no_column(names, text_column, name)
         if text is None and isinstance(row, dict):
             yield ""
         elif not isinstance(text, str):
@@ -155,7 +155,7 @@ def json_texts(
         elif _is_unicode(text, number, on_bad_row):
             yield text
     if names and not is_found and stop is None:
-        raise _no_column(names, text_column, name)
+        raise no_column(names, text_column, name)
 
 
 def json_rows(file: TextIO, name: str, on_bad_row: BadRowHandler) -> Iterator[tuple[int, Any]]:
@@ -211,13 +211,13 @@ def parquet_texts(
     """
     table = _parquet_file(file)
     if text_column not in table.schema_arrow.names:
-        raise _no_column(table.schema_arrow.names, text_column, name)
+        raise no_column(table.schema_arrow.names, text_column, name)
     num_rows_before = 0
     for number, group_start in enumerate(_row_group_starts(table.metadata)):
         if start <= group_start < stop:
             batches = table.iter_batches(ROWS_PER_BATCH, row_groups=[number], columns=[text_column], use_threads=False)
             columns = (batch.column(0) for batch in batches)
-            yield from _arrow_texts(columns, text_column, name, on_bad_row, num_rows_before)
+            yield from arrow_texts(columns, text_column, name, on_bad_row, num_rows_before)
         num_rows_before += table.metadata.row_group(number).num_rows
 
 
@@ -241,7 +241,7 @@ def row_group_text_bytes(file: StoredFile, text_column: str) -> tuple[int, ...]:
     metadata = _parquet_metadata(file)
     paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
     if text_column not in paths:
-        raise _no_column(paths, text_column, file.name)
+        raise no_column(paths, text_column, file.name)
     groups = map(metadata.row_group, range(metadata.num_row_groups))
     sizes_bytes = (group.column(paths.index(text_column)).total_uncompressed_size for group in groups)
     return tuple(size for _, size in sorted(zip(_row_group_starts(metadata), sizes_bytes, strict=True)))
@@ -265,27 +265,16 @@ def _row_group_starts(metadata: "FileMetaData") -> Iterator[int]:
         yield min(filter(None, (first.dictionary_page_offset, first.data_page_offset)), default=0)
 
 
-def dataset_texts(rows: Any, text_column: str, source: str, on_bad_row: BadRowHandler) -> Iterator[str]:
-    """Yield the text of each row of a `datasets` data set, an empty one where the row has none.
-
-    Raises:
-        InputError: there is no such column, or it holds something else than text; names `source`.
-    """
-
-    def columns() -> Iterator[Any]:
-        for table in rows.with_format("arrow").iter(batch_size=ROWS_PER_BATCH):
-            if text_column not in table.column_names:
-                raise _no_column(table.column_names, text_column, source)
-            yield table[text_column]
-
-    yield from _arrow_texts(columns(), text_column, source, on_bad_row)
-
-
-def _arrow_texts(
+def arrow_texts(
     columns: Iterable[Any], text_column: str, source: str, on_bad_row: BadRowHandler, num_rows_before: int = 0
 ) -> Iterator[str]:
+    """Yield the texts of columns of Arrow, an empty one for null; an InputError for values that are no text."""
+    import pyarrow as pa
+
     num_rows = num_rows_before
     for column in columns:
+        if isinstance(column.type, pa.BaseExtensionType):  # whose storage may be text, such as JSON
+            raise InputError(f"--text-column must hold text; {text_column!r} of {source} has {column.type}.")
         for number, scalar in enumerate(column, num_rows + 1):
             try:
                 value = scalar.as_py()
@@ -317,5 +306,5 @@ def _is_unicode(text: str, number: int, on_bad_row: BadRowHandler) -> bool:
     return True
 
 
-def _no_column(names: Iterable[str], text_column: str, source: str) -> InputError:
+def no_column(names: Iterable[str], text_column: str, source: str) -> InputError:
     return InputError(f"--text-column must name a column; {source} has {', '.join(names)}, not {text_column!r}.")

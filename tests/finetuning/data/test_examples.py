@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -293,11 +294,22 @@ def test_two_columns_of_one_name_in_parquet(tmp_path):
         read_table(str(tmp_path / "a.parquet"), "--train-file")
 
 
-def test_no_label_of_a_data_set_is_none(monkeypatch):
-    datasets = pytest.importorskip("datasets")
+def test_no_label_of_a_data_set_is_none(tmp_path):
     kind = datasets.ClassLabel(names=["x", "y"])
     features = datasets.Features({"label": kind, "tags": datasets.List(kind)})
     rows = datasets.Dataset.from_dict({"label": [1, -1, 0], "tags": [[0, -1], None, []]}, features)
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: {"train": rows})
-    columns = read_hub_tables("a", None, None)["train"].columns
+    rows.save_to_disk(tmp_path)
+    columns = read_hub_tables(str(tmp_path), None, None)["train"].columns
     assert columns == {"label": ["y", None, "x"], "tags": [["x", None], None, []]}
+
+
+def test_a_folder_that_save_to_disk_wrote_is_read_without_its_cache(tmp_path):
+    rows = datasets.Dataset.from_list([{"text": f"row {number}", "label": number % 2} for number in range(30)])
+    rows.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"train": rows, "held-out": rows.select([0])}).save_to_disk(tmp_path / "several")
+    for folder in (tmp_path / "one", tmp_path / "several" / "train"):
+        datasets.load_from_disk(folder).map(lambda row: {"text": "MAPPED " + row["text"]})
+    for folder, splits in ((tmp_path / "one", {"train": 30}), (tmp_path / "several", {"train": 30, "held-out": 1})):
+        tables = read_hub_tables(str(folder), None, None)
+        assert {split: len(table.columns["text"]) for split, table in tables.items()} == splits
+        assert tables["train"].columns["text"] == [f"row {number}" for number in range(30)]

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mlm_common.corpus import corpus
+from mlm_common.corpus import hub_dataset
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus
 from mlm_common.hub.retries import HubAwayError
@@ -79,7 +79,7 @@ def test_hub_data_set(hub_server):
 
 
 def test_a_data_set_of_a_hub_that_is_away_may_be_tried_again(hub_here, monkeypatch):
-    monkeypatch.setattr(corpus, "RETRY_DELAYS_SECONDS", ())
+    monkeypatch.setattr(hub_dataset, "RETRY_DELAYS_SECONDS", ())
     hub_here.fault("datasets", times=1000)
     with pytest.raises(HubAwayError, match=r"--dataset-name alice/stories .* cannot be loaded: 503"):
         open_corpus(CorpusConfig(dataset_name="alice/stories"))
