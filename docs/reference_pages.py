@@ -80,7 +80,7 @@ def parser_of(script: str) -> argparse.ArgumentParser:
 def command_page(script: str) -> str:
     """Describe a command: what it does, and its flags in their groups."""
     parser = parser_of(script)
-    lines = [f"# {Path(script).name}", "", "```bash", f"python {script} --help", "```", ""]
+    lines = [f"# {Path(script).name}", "", "```bash", example_of(script), "```", ""]
     lines += [*_prose(parser.description or ""), ""]
     for group in parser._action_groups:
         actions = [action for action in group._group_actions if action.dest != "help"]
@@ -91,6 +91,16 @@ def command_page(script: str) -> str:
             lines += [f"| {_flag(action)} | {_meaning(parser, action)} |" for action in actions]
             lines.append("")
     return "\n".join(lines)
+
+
+def example_of(script: str) -> str:
+    """Find the first use of a script in the README, the tutorials or the guides; these are tested."""
+    folders = [PROJECT / "docs" / name for name in ("tutorials", "guides", "tpu")]
+    for page in [PROJECT / "README.md", *(page for folder in folders for page in sorted(folder.glob("*.md")))]:
+        used = re.search(rf"^\S*python3? {script} (?:.*\\\n)*.*$", page.read_text(encoding="utf-8"), flags=re.M)
+        if used:
+            return used[0]
+    return f"python {script} --help"
 
 
 def _title(title: str) -> str:
@@ -110,6 +120,7 @@ def _prose(description: str) -> Iterator[str]:
 def _flag(action: argparse.Action) -> str:
     spelled = [name for name in action.option_strings if name.startswith("--no-") or "_" not in name]
     names = ", ".join(f"`{name}`" for name in spelled) or f"`{action.metavar or action.dest}`"
+    names = f'<span id="{spelled[0].lstrip("-")}"></span>{names}' if spelled else names  # so that pages can link to it
     if action.option_strings and action.nargs not in (0, "?") and isinstance(action.metavar, str):
         names += f" `{action.metavar}`" + (" …" if action.nargs == "+" else "")
     return names
