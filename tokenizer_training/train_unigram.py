@@ -271,7 +271,7 @@ def describe_corpus(corpus: Corpus) -> str:
 
 
 def describe_next(output_dir: str) -> str:
-    flags = ["--tokenizer-name-or-path", output_dir, "--max-length", "512"]
+    flags = ["--tokenizer-name-or-path", output_dir, "--max-length", "128"]
     return next_step(
         "tfrecord_prep/prepare_tfrecord_shards.py", [*flags, "--output-dir", folder_beside(output_dir, "shards")]
     )

@@ -1,5 +1,6 @@
 """What a command says to type next is a command that its parser takes."""
 
+import re
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,6 +52,19 @@ def test_after_the_shards_comes_the_training(sources, splits, num_rows, num_epoc
     assert config.data.eval_dataset == (folder + ending.format("validation") if splits[1:] else None)
     assert config.run.output_dir == "gs://bucket/model"
     assert (config.optimization.num_epochs, config.optimization.max_steps) == (num_epochs, max_steps)
+
+
+def test_readme_types_what_is_printed():
+    """A few megabytes of books: the commands print the ones that follow in README."""
+    readme = (PROJECT_FOLDER / "README.md").read_text(encoding="utf-8")
+    (section,) = re.findall(r"^## Your own text$(.*?)^## ", readme, flags=re.M | re.S)
+    parts = ("train", "validation")
+    plans = [SimpleNamespace(source="", split_name=part, folder=f"work/shards/{part}") for part in parts]
+    for line in (next_after_tokenizer("work/tokenizer"), next_after_shards("work/shards", plans, 5_000)):
+        script, printed = words_of(line)
+        name = str(script.relative_to(PROJECT_FOLDER))
+        (typed,) = re.findall(rf"^python {name} ((?:.*\\\n)*.*)$", section, flags=re.M)
+        assert sorted(shlex.split(typed.replace("\\\n", " "))) == sorted(printed)
 
 
 def test_paths_are_as_one_would_type_them(tmp_path, monkeypatch):
