@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import inspect
 import io
+import posixpath
 import re
 import runpy
 import sys
@@ -44,6 +45,13 @@ SCRIPTS = {
         "finetuning/glue_submission.py",
     ),
     "Before a run": ("install.py", "train/doctor.py", "train/tpu_preflight.py"),
+}
+# What pages link to in the repository, and the site has a page for.
+PAGES_OF_FILES = {
+    "train/model/presets": "reference/presets.md",
+    "recipes": "reference/recipes.md",
+    "mlm_common/errors.py": "reference/exit_statuses.md",
+    "CONTRIBUTING.md": "design/contributing.md",
 }
 PRESETS = PROJECT / "train" / "model" / "presets"
 RECIPES = PROJECT / "recipes"
@@ -235,7 +243,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Weigh a page for the search."""
-    weights = [weight for path, weight in SEARCH_WEIGHTS.items() if page.file.src_uri.startswith(path)]
+    """Weigh a page for the search, and lead its links to files of the repository to the pages about them."""
+    source = page.file.src_uri
+    weights = [weight for path, weight in SEARCH_WEIGHTS.items() if source.startswith(path)]
     page.meta["search"] = {"boost": weights[0] if weights else 1.0}
-    return markdown
+    return links_of_the_site(markdown, posixpath.dirname(source))
+
+
+def links_of_the_site(markdown: str, folder: str) -> str:
+    """Replace links of a page in this folder of docs/."""
+
+    def replace(link: re.Match[str]) -> str:
+        target = PAGES_OF_FILES.get(posixpath.normpath(posixpath.join("docs", folder, link[1])))
+        return f"]({posixpath.relpath(target, folder or '.')})" if target else link[0]
+
+    return re.sub(r"\]\((\.\./[^)#\s]+)\)", replace, markdown)
