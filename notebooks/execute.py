@@ -3,11 +3,12 @@
     python notebooks/execute.py            # all three, about ten minutes on two cores
     python notebooks/execute.py finetune   # one, from what the others left in runs/
 
-`finetune` starts from the model of `make quickstart`: run that before.
+`finetune` and `compare_runs` need the model of `make quickstart`: run that before.
 
-Each notebook's metadata then has the hash of its cells: a test compares them.
+Each notebook's metadata then has the hash of its cells, and of the code that drew its pictures: a test compares them.
 """
 
+import ast
 import base64
 import hashlib
 import io
@@ -28,17 +29,30 @@ PROJECT = NOTEBOOKS.parent
 SETTINGS = {
     "pretrain_mlm_tpu": {"MLM_QUICK": "1", "MLM_WORK": "runs/walkthrough"},
     "finetune": {"MLM_INIT_FROM": "runs/quickstart/model", "MLM_WORK": "runs/finetune"},
-    "compare_runs": {"MLM_RUNS": "runs/walkthrough/model", "MLM_PICTURE": "runs/comparison.png"},
+    "compare_runs": {"MLM_RUNS": "runs/quickstart/model runs/walkthrough/model", "MLM_PICTURE": "runs/comparison.png"},
 }
 CELL_SECONDS = 3600
 NUM_COLORS = 128
-EXECUTED = "executed_cells_sha256"
+EXECUTED, DRAWN = "executed_cells_sha256", "drawing_code_sha256"
+DRAWING_CODE = ("mlm_common/figures.py", "tokenizer_training/report.py", "train/metrics/run_curves.py")
 
 
 def cells_sha256(notebook: Any) -> str:
     """Hash the code of all cells."""
     codes = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     return hashlib.sha256("\0".join(codes).encode()).hexdigest()
+
+
+def drawing_code_sha256() -> str:
+    """Hash the functions that draw the pictures of the notebooks: those that have axes or a figure."""
+    digest = hashlib.sha256()
+    for name in DRAWING_CODE:
+        source = (PROJECT / name).read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(source)):
+            code = str(ast.get_source_segment(source, node)) if isinstance(node, ast.FunctionDef) else ""
+            if re.search(r"\b(axes|figure)\b", code):
+                digest.update(code.encode())
+    return digest.hexdigest()
 
 
 def without_outputs(notebook: Any) -> Any:
@@ -69,7 +83,7 @@ def execute(name: str) -> None:
                     output.data["image/png"] = smaller_picture(output.data["image/png"])
                 output.metadata = {}
     notebook.metadata.language_info = {"name": "python"}
-    notebook.metadata[EXECUTED] = cells_sha256(notebook)
+    notebook.metadata[EXECUTED], notebook.metadata[DRAWN] = cells_sha256(notebook), drawing_code_sha256()
     nbformat.write(notebook, path)
 
 

@@ -15,7 +15,14 @@ import pytest
 from nbclient import NotebookClient
 
 from mlm_common.corpus.builtin import python_files, read_files
-from notebooks.execute import EXECUTED, cells_sha256, joined_streams, plain, without_outputs
+from notebooks.execute import (
+    DRAWING_CODE,
+    EXECUTED,
+    cells_sha256,
+    joined_streams,
+    plain,
+    without_outputs,
+)
 from tests.fixtures.commands import parse
 from tests.fixtures.notebooks import COMPARISON, FINETUNING, NOTEBOOKS, WALKTHROUGH, code_cells
 from tests.fixtures.recorded_runs import write_run
@@ -70,6 +77,38 @@ def test_notebooks_are_valid_and_executed(path):
             assert not [output for output in cell.outputs if output.output_type == "error"]
             assert all(output.text.strip() for output in cell.outputs if output.output_type == "stream")
     assert any(picture.startswith(PNG) for cell in notebook.cells if "outputs" in cell for picture in pictures(cell))
+
+
+def test_all_code_that_draws_is_watched():
+    """Of packages whose pictures a notebook shows."""
+    packages = ("mlm_common", "tokenizer_training", "train", "finetuning")
+    files = [path for package in packages for path in (NOTEBOOKS.parent / package).rglob("*.py")]
+    draws = [path for path in files if "matplotlib" in path.read_text(encoding="utf-8")]
+    assert {str(path.relative_to(NOTEBOOKS.parent)) for path in draws} == set(DRAWING_CODE)
+
+
+@pytest.mark.parametrize("path", [WALKTHROUGH, COMPARISON, FINETUNING])
+def test_links_of_notebooks_lead_somewhere(path):
+    """A badge for Colab needs the address of a repository."""
+    prose = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown")
+    for target in re.findall(r"\]\(([^)#\s]+)", prose):
+        if target.startswith("http"):
+            assert not target.endswith("/github/"), target
+        else:
+            assert (path.parent / target).is_file(), target
+
+
+@pytest.mark.parametrize(("variables", "topology"), [({"COLAB_RELEASE_TAG": "release"}, "v5e-1"), ({}, "v5e-8")])
+def test_the_preflight_asks_about_the_chips_of_the_place(variables, topology, monkeypatch):
+    """Colab has one chip. The batch does not depend on it."""
+    for name in ("COLAB_RELEASE_TAG", "MLM_TOPOLOGY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    settings = walkthrough_settings(False, "local")
+    assert settings["TOPOLOGY"] == topology
+    assert "--global-batch-size 256" in settings["SETTINGS"]
+    assert "accumulation" not in settings["SETTINGS"]
 
 
 def test_committed_outputs_are_what_a_terminal_shows_at_the_end():
