@@ -6,10 +6,12 @@ import re
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
+from mlm_common.storage.guard import guarded_read
 
 FORMAT_VERSION = 1
 MIXTURE_NAME = "mixture.json"
@@ -50,13 +52,13 @@ def read_mixture(folder: str) -> dict[str, MixtureSource] | None:
     if not files.exists(MIXTURE_NAME):
         return None
     hint = "Prepare the shards again with --sources."
-    try:
+    with guarded_read(path, "the sources of a mixture, as JSON", hint=hint):
         record = json.loads(files.read_text(MIXTURE_NAME))
         if (version := record["format_version"]) != FORMAT_VERSION:
             raise InputError(f"This version reads format_version {FORMAT_VERSION}; {path} has {version!r}. {hint}")
         sources = {name: MixtureSource(**one) for name, one in record["sources"].items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path} must hold the sources of a mixture, as JSON; {error!r}. {hint}") from error
+        if not all(isinstance(one.train, str) and isinstance(one.validation, str | None) for one in sources.values()):
+            raise TypeError("its folders must be texts")
     if not sources:
         raise InputError(f"{path} must name at least one source. {hint}")
     check_names(sources, path)
@@ -73,6 +75,10 @@ def named_paths(text: str, flag: str) -> dict[str, list[str]]:
     name, equals, _ = "".join(words[:1]).partition("=")
     if equals and (SOURCE_NAME.fullmatch(name) or len(words) > 1):
         return _named_lists(words, flag)
+    several = text.split()
+    if len(several) > 1 and not Path(text).exists() and all(Path(path).exists() for path in several):
+        named = " ".join(f"{chr(ord('a') + index)}={path}" for index, path in enumerate(several[:26]))
+        raise InputError(f"{flag} takes one path, or several with names, such as {named}; received {text}.")
     if len(words) != 1:
         raise InputError(f"{flag} must be a path, or NAME=PATH for each source; received {text}.")
     return {"": words}

@@ -19,6 +19,7 @@ from mlm_common.hub.redaction import is_same
 from mlm_common.storage import folder_and_name
 from train.metrics.log import TRAIN, VALIDATION
 from train.metrics.run_curves import ACCURACY, RunCurves, draw_runs, percentage, read_runs, short_name
+from train.runtime.run_folder import RunFolder
 from train.tasks.task import SOURCE_LOSS
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     (config,) = parse_arguments((CompareConfig,), argv, __doc__, needed=("runs",))
     log_start(__file__)
     runs = read_runs(config.runs)
+    for path, run in zip(config.runs, runs, strict=True):
+        with RunFolder(path).guarded_record():  # whatever the table and the plot look up
+            _ = (
+                _figures(run),
+                run.model,
+                run.num_steps,
+                run.mask_note,
+                [value_of(run) for value_of in COMPARED.values()],
+            )
     print(comparison_table(runs))
     if any(run.sources for run in runs):
         print(f"\n{source_table(runs)}")

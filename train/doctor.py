@@ -62,7 +62,8 @@ def all_findings(config: TrainingConfig) -> Iterator[Finding]:
     of_machine = (findings_of(subject, check, config) for subject, check in MACHINE)
     of_inputs = (findings_of("bucket", check_buckets, config), findings_of("Hub", check_hub, config))
     for finding in chain(of_installation(), *of_machine, *of_inputs):
-        has_errors |= finding.status == "error"
+        # Without its TPU here, all the rest of a run can be checked.
+        has_errors |= finding.status == "error" and finding.subject != "TPU"
         yield finding
     if not _has_run(config):
         yield from findings_of("run", check_folder, config)
@@ -136,8 +137,9 @@ def check_folder(config: TrainingConfig) -> Iterator[Finding]:
     # Not at the top: that a package is broken must be a line of the doctor.
     from train.checkpoints.store import CheckpointStore, DamagedCheckpointError, newest_record
 
-    run, newest = folder.read_record(), newest_record(folder)
-    task = run.get("task", {}).get("card", {}).get("task_name", "masked language modeling")
+    newest = newest_record(folder)
+    with folder.guarded_record():
+        task = folder.read_record().get("task", {}).get("card", {}).get("task_name", "masked language modeling")
     if newest is None:
         yield Finding("ok", "run", f"{folder} contains a run ({task}) without a checkpoint")
         return

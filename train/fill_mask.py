@@ -14,6 +14,7 @@ from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import Bounded, flag
 from mlm_common.errors import InputError
 from mlm_common.storage import check_folder_or_hub, local_or_hub
+from mlm_common.storage.guard import guarded_read
 from mlm_common.tokenizer import load_tokenizer, vocabulary_size
 from train.config.settings import MASK
 from train.runtime.run_folder import exported_model
@@ -63,11 +64,18 @@ def fill_masks(folder: str, sentences: Sequence[str], top_k: int = 5) -> list[li
         from transformers.utils import is_torch_available
 
         if is_torch_available():
-            model = AutoModelForMaskedLM.from_pretrained(local_folder)
+            with guarded_read(local_folder, "the folder of a masked language model"):
+                model = AutoModelForMaskedLM.from_pretrained(local_folder)
         else:
             from train.model.from_pretrained import load_model
 
             model = load_model(local_folder)
+        largest_id = max(max(tokenizer(text)["input_ids"]) for text in texts)
+        if largest_id >= model.config.vocab_size:
+            raise InputError(
+                f"The tokenizer in {folder} must be the model's, which has {model.config.vocab_size} ids; it gives the "
+                f"id {largest_id}."
+            )
         # Not `pipeline("fill-mask", …)`: it needs torch even for a TensorFlow model.
         fill = FillMaskPipeline(model=model, tokenizer=tokenizer)
         return [fill(text, top_k=top_k) for text in texts]

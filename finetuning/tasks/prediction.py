@@ -47,7 +47,7 @@ from mlm_common.hub.redaction import REDACTED
 from mlm_common.storage import check_folder_or_hub, local_or_hub
 from mlm_common.tokenizer import load_tokenizer
 from train.model.architectures import check_architecture, max_positions
-from train.model.pretrained_files import find_file, read_config
+from train.model.pretrained_files import class_name_of, find_file, read_config
 from train.runtime.run_folder import EXPORT_FOLDER, RunFolder, exported_model
 
 # Rows that are computed at once where no run says how many.
@@ -78,7 +78,7 @@ class OpenedModel(ReadModel):
 
     @property
     def class_name(self) -> str:
-        return (self.model_config.architectures or [""])[0]
+        return class_name_of(self.model_config)
 
     @property
     def label_names(self) -> tuple[str, ...]:
@@ -256,7 +256,8 @@ class CustomPredictor(RowPredictor):
         )
         if self.data.task is None:
             hint = "for a custom task, name its class with --task FILE.py:CLASS"
-            raise InputError(f"--model: {model.name} is a {model.class_name}: {hint}.")
+            what = f"is a {model.class_name}" if model.class_name else "does not say what its head is (`architectures`)"
+            raise InputError(f"--model: {model.name} {what}: {hint}.")
         self.task = load_task(self.data.task)(**model.of_rows)
         examples = None
         if config.file is not None:

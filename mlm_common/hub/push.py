@@ -17,7 +17,7 @@ import huggingface_hub as hf  # imports its parts when they are used
 from huggingface_hub import constants
 
 from mlm_common.errors import InputError, RunFailedError, growing_delays
-from mlm_common.hub.retries import configure_sessions, hub_error, one_line, repeat, status_of
+from mlm_common.hub.retries import check_token, configure_sessions, hub_error, one_line, repeat, status_of
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo, HfApi
@@ -96,6 +96,7 @@ def check_hub_access(repository: HubRepository, *, card: str | None = None) -> N
         raise InputError(f"Pushing to {repo_id} needs the Hub; unset HF_HUB_OFFLINE, which blocks it.")
     if not hf.get_token():
         raise InputError(f"Pushing to {repo_id} needs a Hub token; log in with `hf auth login`, or set HF_TOKEN.")
+    check_token()
     configure_sessions()
     api = hf.HfApi()
     try:

@@ -63,6 +63,8 @@ def status_of(error: BaseException) -> int | None:
 
 def hub_error(message: str, error: BaseException) -> HubAwayError | InputError:
     """Make the error for a failed request: one that a retry may help if the reason is transient, else bad input."""
+    if isinstance(error, UnicodeEncodeError):
+        check_token()
     return (HubAwayError if is_away(error) else InputError)(message)
 
 
@@ -72,6 +74,17 @@ def is_away(error: BaseException | None) -> bool:
         return False
     # `datasets` says only that there was no connection.
     return isinstance(error, ConnectionError) or _is_transient(error) or is_away(error.__cause__ or error.__context__)
+
+
+def check_token() -> None:
+    """Raise an InputError if the Hub token has a character that none has, and that no request can send."""
+    token = huggingface_hub.get_token() or ""
+    wrong = next((character for character in token if not "!" <= character <= "~"), None)
+    if wrong is not None:
+        raise InputError(
+            f"A Hub token must be letters, digits and `_`; this one has {wrong!r} (U+{ord(wrong):04X}) at character "
+            f"{token.index(wrong) + 1}. Copy it again, and set HF_TOKEN or log in with `hf auth login`."
+        )
 
 
 def configure_sessions() -> None:

@@ -55,6 +55,8 @@ def _reason(path: Path, error: Exception) -> tuple[str, str]:
         return reason, conversion_hint(error.object)
     if isinstance(error, OSError) and error.strerror and error.errno is not None:
         return error.strerror[0].lower() + error.strerror[1:], "Check the path and its permissions."
+    if (refusal := _refusal(path)) is not None:
+        return _reason(path, refusal)
     start = start_of_file(path)
     if start == b"":
         return "it is empty", ""
@@ -64,6 +66,18 @@ def _reason(path: Path, error: Exception) -> tuple[str, str]:
     if isinstance(error, KeyError):
         message = f"it has no {message}"
     return message.rstrip("."), getattr(error, "hint", "")
+
+
+def _refusal(path: Path) -> OSError | None:
+    """Return the error of opening a local file, which some libraries hide; None if it opens, or is a folder."""
+    try:
+        if not is_gcs(str(path)) and os.path.lexists(path) and not path.is_dir():
+            path.open("rb").close()
+    except OSError as error:
+        return error
+    except InputError:
+        pass
+    return None
 
 
 def start_of_file(path: str | Path) -> bytes | None:

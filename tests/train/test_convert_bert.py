@@ -129,7 +129,7 @@ WRONG = [
     (None, {}, WORDPIECES[:-1], "must have the 200 tokens of the configuration; .* has 199"),
     (None, {}, ["a", *WORDPIECES[1:]], r"must have \[PAD\]; "),
     (lambda _: {"electra/embeddings/word_embeddings": np.ones(3, "f")}, {}, WORDPIECES, "are: electra/embeddings"),
-    (lambda _: {"_CHECKPOINTABLE_OBJECT_GRAPH": np.array("x")}, {}, WORDPIECES, "must be whole; .*cased: "),
+    (lambda _: {"_CHECKPOINTABLE_OBJECT_GRAPH": np.array("x")}, {}, WORDPIECES, "cased must be a checkpoint"),
 ]  # fmt: skip
 
 
@@ -174,11 +174,11 @@ def test_files_that_are_missing_or_damaged_are_refused(bert, bert_variables, tmp
     cases = [
         ((tmp_path / "nothing",), "there is no .*nothing.index"),
         ((tmp_path / "empty",), "there is no .*empty.index"),
-        ((tmp_path / "broken.zip",), "A .zip must be whole"),
+        ((tmp_path / "broken.zip",), "must be a whole .zip"),
         ((tmp_path / "none.zip",), "CHECKPOINT must name a file"),
         ((source,), r"there are bert_config.json, config.json. Name it with --bert-config"),
         ((source, "--bert-config", source / "config.json"), "must have vocab_size, hidden_size"),
-        ((source, "--bert-config", source / "vocab.txt"), "must name a file of JSON"),
+        ((source, "--bert-config", source / "vocab.txt"), "--bert-config: .*vocab.txt must be a file of JSON; "),
         ((source, *config), "Pass --do-lower-case or --no-do-lower-case"),
         ((source, *config, "--do-lower-case", "--vocabulary", source / "v.txt"), "--vocabulary must name a file"),
     ]
@@ -187,7 +187,7 @@ def test_files_that_are_missing_or_damaged_are_refused(bert, bert_variables, tmp
     for path in (data, index):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
         refused = run(main, source, tmp_path / "out", *config, "--do-lower-case")
-        assert "The files of a checkpoint must be whole" in refused.refusal
+        assert "must be a checkpoint with all of its files whole" in refused.refusal
     assert not list((tmp_path / "out").glob("*"))
 
 

@@ -11,6 +11,7 @@ from tests.fixtures.killable_runs import KillableRuns
 from tests.fixtures.results import read_json
 from tests.fixtures.same_run import assert_same_run, logged
 from tests.fixtures.tiny_mixture import TEXTS, mixture_flags
+from tfrecord_prep.manifest import read_manifest
 from train.compare_runs import source_table
 from train.config.settings import parse_training_config
 from train.data.shards import open_inputs
@@ -44,14 +45,33 @@ def test_the_loss_is_the_mean_of_those_of_the_sources_by_their_weights(mixture_r
         assert line["loss"] == pytest.approx(mean)
 
 
-def test_log_plot_table_and_card_name_the_sources(mixture_run):
+def test_each_source_is_shown_beside_its_frequency_baseline(mixture_shards, tmp_path):
+    config = parse_training_config(mixture_flags(mixture_shards, tmp_path / "run", *WEIGHTS), None)
+    inputs = open_inputs(config.data)
+    baselines = {name: read_manifest(str(mixture_shards / name / "validation")).unigram_entropy_nats for name in TEXTS}
+    task = task_of(config, inputs)
+    figures = {f"loss_{name}": baseline - 0.126 for name, baseline in baselines.items()}
+    figures |= {"loss_back": baselines["back"] + 1, "loss_other": 1.0}
+    figures |= {"loss": 2.0, "masked_accuracy": 0.5, "perplexity": 7.4, "num_masked_tokens": 10}
+    shown = f"  large {figures['loss_large']:.2f} (0.13 below its baseline)"
+    assert shown in task.summarize(figures)
+    assert f"  back {figures['loss_back']:.2f} (1.00 above its baseline)" in task.summarize(figures)
+    described = task.describe(figures)
+    assert described["loss of small"] == f"{figures['loss_small']:.4f} (0.13 below its baseline)"
+    assert described["loss of other"] == "1.0000"
+
+
+def test_log_plot_table_and_card_name_the_sources(mixture_shards, mixture_run):
     (run,) = read_runs([str(mixture_run)])
     assert run.sources == sorted(TEXTS)
     svg = draw_run(run, "svg").decode()
     table = source_table([run])
     card = (mixture_run / "export" / "README.md").read_text("utf-8")
     for name in TEXTS:
+        baseline = run.record["eval_data"]["sources"][name]["unigram_entropy_nats"]
+        assert read_manifest(str(mixture_shards / name / "validation")).unigram_entropy_nats == baseline
         assert name in svg
+        assert f", baseline {baseline:.2f}" in svg
         assert f"\n{name}" in table
         assert f"loss of {name}" in card
         assert f"| {name} | " in card

@@ -128,6 +128,9 @@ def test_more_steps_resume_with_the_new_schedule(finished_run, shards, tmp_path,
     assert "resuming at step 6 of 8 (epoch 0.37)" in printed
     assert "the run's length changed from 6 to 8 steps: the learning rate resumes at 0.0005" in printed
     assert [line["step"] for line in logged(tmp_path / "run")][-2:] == [8, 8]
+    assert read_json(tmp_path / "run" / "run.json")["earlier_schedules"] == [[6, 6]]
+    card = (tmp_path / "run" / "export" / "README.md").read_text(encoding="utf-8")
+    assert "| earlier schedules | steps 1 to 6 with the schedule of 6 steps |" in card
     refused = run(main, *run_flags(shards, tmp_path / "run", "--max-steps", "5"))
     assert "The run ends after step 5, before the newest checkpoint" in refused.refusal
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from safetensors.numpy import load_file
+from tensorflow.python.util import _pywrap_determinism
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from mlm_common.errors import EXIT_PERMANENT, EXIT_STOPPED
@@ -163,7 +164,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(shards, tmp_path, run):
     assert "global batch           8 rows = 128 tokens, on 2 replicas" in plan
     shown = dict(re.findall(r"^(first row|as masked|predicted) +(.+(?:\n {23}.+)*)", plan, re.M))
     shown = {title: " ".join(text.split()) for title, text in shown.items()}
-    number, tokens = re.fullmatch(r"(\d+) of 16 tokens, equally weighted: (.*)", shown["predicted"]).groups()
+    number, tokens = re.fullmatch(r"(\d+) of 16 tokens: (.*)", shown["predicted"]).groups()
     words = re.sub(r" \((kept|seen as [^)]+)\)", "", tokens).split()
     assert int(number) == len(words) > 0
     masks = [shown[title].count("[MASK]") for title in ("first row", "as masked")]  # text may have some, too
@@ -194,6 +195,26 @@ def test_dry_run_on_a_tpu_vm_counts_its_replicas(shards, tmp_path, run, monkeypa
     plan = run(main, *run_flags(shards, tmp_path / "run", *flags)).out
     assert "Without claiming the TPU, 4 replicas are assumed." in plan
     assert "global batch           8 rows" in plan
+
+
+@pytest.fixture
+def determinism():
+    """What TF_DETERMINISTIC_OPS=1 sets for a whole process."""
+    _pywrap_determinism.enable(True)
+    yield
+    _pywrap_determinism.enable(False)
+
+
+@pytest.mark.usefixtures("one_device", "determinism")
+@pytest.mark.parametrize("steps_per_execution", ["1", "2"])
+def test_tensorflows_determinism_forbids_no_run(shards, tmp_path, steps_per_execution):
+    with pytest.raises(tf.errors.FailedPreconditionError):
+        tf.timestamp()
+    more = ("--max-steps", "2", "--eval-steps", "2", "--steps-per-execution", steps_per_execution)
+    assert main(run_flags(shards, tmp_path / "run", *more)) == 0
+    (line,) = logged(tmp_path / "run", "train")
+    assert line["tokens_per_second"] > 0
+    assert "input_wait_share" not in line
 
 
 @pytest.mark.usefixtures("one_device", "eagerly")

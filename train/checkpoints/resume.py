@@ -95,7 +95,7 @@ def describe_resume_point(
     checkpoint = point.checkpoint
     if checkpoint is None:
         init_from = config.model.init_from
-        yield f"starting from the weights of {init_from}" if init_from else "starting from scratch"
+        yield f"from the weights of {init_from}" if init_from else "from scratch"
         return
     epoch = plan.row_after(point.step, point.num_skipped_rows) / plan.num_rows
     yield f"resuming at step {point.step:,} of {plan.num_steps:,} (epoch {epoch:.2f})"
@@ -145,8 +145,8 @@ def _changed_length(step: int, before: dict[str, Any], plan: Plan, config: RunSe
     old_rate, new_rate = (float(build_schedule(config.optimization, **numbers)(step)) for numbers in (old, new))
     yield (
         f"the run's length changed from {old['num_steps']:,} to {new['num_steps']:,} steps: the learning rate resumes "
-        f"at {new_rate:.3g}, by the schedule of the new length; by that of the old one, with which the steps so far "
-        f"were made, it would at {old_rate:.3g}"
+        f"at {new_rate:.3g}, by the schedule of the new length. The steps so far followed the schedule of the old "
+        f"length, by which it would resume at {old_rate:.3g}"
     )
 
 

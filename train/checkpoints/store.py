@@ -11,7 +11,7 @@ import math
 import re
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,6 +24,7 @@ from safetensors.numpy import load, save_file
 
 from mlm_common.errors import InputError
 from mlm_common.storage import PARTIAL_SUFFIX, Folder, check_folder_or_hub
+from mlm_common.storage.guard import unreadable
 from train.runtime.run_folder import RunFolder
 
 CHECKPOINT_NAME = re.compile(r"step-(\d+)(\.safetensors|\.json)?")
@@ -148,7 +149,9 @@ class CheckpointStore:
     def read_record(self, step: int) -> CheckpointRecord:
         """Read the record of a checkpoint; DamagedCheckpointError if it is not there, or not as it was written."""
         try:
-            record = parse_record(self.folder.read_text(_name(step, RECORD_SUFFIX)))
+            with self._guarded(step, RECORD_SUFFIX):
+                text = self.folder.read_text(_name(step, RECORD_SUFFIX))
+            record = parse_record(text)
         except (FileNotFoundError, UnicodeDecodeError) as error:
             raise DamagedCheckpointError(f"its record cannot be read: {error}") from error
         if record.step != step:
@@ -158,7 +161,8 @@ class CheckpointStore:
     def read_arrays(self, record: CheckpointRecord) -> Arrays:
         """Read the variables of a checkpoint; DamagedCheckpointError if they are not as they were written."""
         try:
-            data = self.folder.read_bytes(_name(record.step, DATA_SUFFIX))
+            with self._guarded(record.step, DATA_SUFFIX):
+                data = self.folder.read_bytes(_name(record.step, DATA_SUFFIX))
         except FileNotFoundError as error:
             raise DamagedCheckpointError("its data file is missing") from error
         if len(data) != record.num_bytes:
@@ -169,6 +173,14 @@ class CheckpointStore:
             return load(data)
         except SafetensorError as error:
             raise DamagedCheckpointError(f"its data file cannot be read: {error}") from error
+
+    @contextmanager
+    def _guarded(self, step: int, suffix: str) -> Iterator[None]:
+        """Refuse a file that may not be read: it is whole, so the run must not resume from an older one."""
+        try:
+            yield
+        except (PermissionError, IsADirectoryError) as error:
+            raise unreadable(self.path(step, suffix), "a file of a checkpoint", error) from error
 
     def write(self, record: CheckpointRecord, arrays: Arrays) -> CheckpointRecord:
         """Write a checkpoint, replacing one of the same step; return its record with size and checksum."""

@@ -337,7 +337,7 @@ def connect_tpu(config: TrainingConfig) -> dict[str, Any]:
 
 
 def check_run(config: TrainingConfig) -> dict[str, Any]:
-    """Make the checks of `run_mlm.py --dry-run`, read a shard with TensorFlow's client, and build the model."""
+    """Make the checks of `run_mlm.py --dry-run` but those of the TPU, read a shard with TensorFlow, build the model."""
     import tensorflow as tf
 
     from train.data.shards import TrainingInputs
@@ -346,7 +346,7 @@ def check_run(config: TrainingConfig) -> dict[str, Any]:
 
     config = replace(config, run=replace(config.run, dry_run=True))
     job = Pretraining()
-    run = prepare(config, job) if config.run.output_dir else job.open_run(config, read_cluster())
+    run = prepare(config, job, with_tpu=False) if config.run.output_dir else job.open_run(config, read_cluster())
     first = run.phases[0]
     plans = run.expected_plans(with_tensorflow=True)
     assert plans is not None

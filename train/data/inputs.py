@@ -64,6 +64,11 @@ class Inputs(ABC):
         return None
 
     @property
+    def cuts_words(self) -> bool:
+        """Whether a row may begin or end within a word of the text."""
+        return False
+
+    @property
     def num_words(self) -> int:
         """Words of the rows to train on, by white space; 0 where they were not counted, and of several sources."""
         return 0

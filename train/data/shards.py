@@ -64,6 +64,10 @@ class TrainingInputs(Inputs):
         return self.train_shards.manifest.totals.num_words if self.train_shards.manifest else 0
 
     @property
+    def cuts_words(self) -> bool:
+        return any(chunking == "concat" for _, chunking in self.chunkings())
+
+    @property
     def num_eval_rows(self) -> int:
         return self.eval_shards.num_rows if self.eval_shards else 0
 
@@ -75,6 +79,12 @@ class TrainingInputs(Inputs):
             return None
         weights = [weight for weight, _ in self._evaluated.values()]
         return sum(map(operator.mul, known, weights)) / sum(weights)
+
+    @property
+    def source_entropies_nats(self) -> dict[str, float]:
+        """The entropy of the token frequencies of each source of a mixture that is evaluated, where it is known."""
+        manifests = {name: shards.manifest for name, (_, shards) in self._evaluated.items() if name}
+        return {name: one.unigram_entropy_nats for name, one in manifests.items() if one}
 
     @functools.cached_property
     def _trained(self) -> WeightedShards:

@@ -171,14 +171,18 @@ def show_first_rows(run: Run, plans: tuple[Plan, ...]) -> None:
     print_first_rows(run, plans)
 
 
-def prepare(config: Settings, job: Job[Settings]) -> Run:
-    """Make all checks that need neither TensorFlow nor the device, and return the run."""
+def prepare(config: Settings, job: Job[Settings], *, with_tpu: bool = True) -> Run:
+    """Make all checks that need neither TensorFlow nor the device, and return the run.
+
+    Without `with_tpu`, whether this machine reaches the TPU is not checked.
+    """
     if config.run.report_to:
         from train.metrics.trackers import check_trackers
 
         check_trackers(config.run.report_to)
     cluster = read_cluster()
-    check_tpu_use(config, cluster)
+    if with_tpu:
+        check_tpu_use(config, cluster)
     run = job.open_run(config, cluster)
     for phase in run.phases:
         _ = phase.sample  # which checks the file of --score-pairs
@@ -192,7 +196,8 @@ def prepare(config: Settings, job: Job[Settings]) -> Run:
             if run.starts_over or not run.folder.has_checkpoint():
                 raise
             logger.warning("The run resumes although the Hub is away: %s", error)
-    check_tpu_devices(config.hardware)
+    if with_tpu:
+        check_tpu_devices(config.hardware)
     job.check(run)
     return run
 

@@ -177,10 +177,15 @@ class Run:
         plans = self.plans(num_replicas)
         for phase, plan in zip(self.phases, plans, strict=True):
             phase.steps_at_words(plan)
-        record = None if self.starts_over or self.config.run.output_dir is None else newest_record(self.folder)
-        if record is not None and self.owns(record):
+        if record := self._checkpoint_to_resume():
             check_checkpoint(record, plans[phase_index(record.plan)])
         return plans
+
+    def _checkpoint_to_resume(self) -> CheckpointRecord | None:
+        if self.starts_over or self.config.run.output_dir is None:
+            return None
+        record = newest_record(self.folder)
+        return record if record is not None and self.owns(record) else None
 
     def expected_plans(self, *, with_tensorflow: bool) -> tuple[Plan, ...] | None:
         """Make `checked_plans` for the replicas that the run will have, before its TPU is claimed.
@@ -192,14 +197,16 @@ class Run:
                 return None
             return self.checked_plans(self.cluster.num_workers * num_local_devices())
         num_replicas = num_replicas_of(local_accelerator_type() or "")
+        if num_replicas is not None:
+            return self.checked_plans(num_replicas)
+        record = self._checkpoint_to_resume()
+        assumed = record.plan["num_replicas"] if record else ASSUMED_TPU_REPLICAS
         try:
-            return self.checked_plans(num_replicas or ASSUMED_TPU_REPLICAS)
+            return self.checked_plans(assumed)
         except InputError as error:
-            if num_replicas is not None:
-                raise
             raise InputError(
-                f"{error} The number of replicas, {ASSUMED_TPU_REPLICAS}, is assumed: set {ACCELERATOR_TYPE_VARIABLE} "
-                "to the type of the TPU, such as v5e-4, if it has another."
+                f"{error} The number of replicas, {assumed}, is assumed: set {ACCELERATOR_TYPE_VARIABLE} to the type "
+                "of the TPU, such as v5e-4, if it has another."
             ) from error
 
     def inputs_of(self, index: int, num_replicas: int) -> Inputs:

@@ -40,15 +40,17 @@ from train.model.computation import Computation, choose_computation, describe_co
 from train.publishing.publisher import Publisher
 from train.publishing.pytorch_format import take_snapshot
 from train.runtime import supervisor
-from train.runtime.plan import Plan, phase_index
+from train.runtime.plan import Plan, phase_index, schedule_steps
 from train.runtime.preemption import StopRequest
-from train.runtime.run_folder import LOSS_CURVE_NAME
+from train.runtime.run_folder import EARLIER_SCHEDULES, LOSS_CURVE_NAME
 from train.runtime.strategy import check_agreement, distribute_batches, wait_for_workers
 from train.step.evaluation import build_adder
 from train.step.train_step import build_model, compile_model, prepare_batch
 from train.tasks.task import SOURCE_LOSS, Task
 
 logger = logging.getLogger(__name__)
+
+FIRST_ROW = "first row"
 
 
 class Trainer:
@@ -96,10 +98,11 @@ class Trainer:
         """Read how the steps of the phase were computed when it began on this hardware; None where it did not."""
         if self.starts_over or not self.run.folder.has_run():
             return None
-        record = self.run.folder.read_record()
-        is_here = record.get("hardware") == describe_hardware(self.run.config.hardware, self.plan.num_replicas)
-        is_of_phase = phase_index(record["plan"]) == self.phase.index
-        return Computation(**record["computation"]) if is_here and is_of_phase else None
+        with self.run.folder.guarded_record():
+            record = self.run.folder.read_record()
+            is_here = record.get("hardware") == describe_hardware(self.run.config.hardware, self.plan.num_replicas)
+            is_of_phase = phase_index(record["plan"]) == self.phase.index
+            return Computation(**record["computation"]) if is_here and is_of_phase else None
 
     def _scorer(self) -> Callable[[], dict[str, float]] | None:
         sample, tokenizer, max_length = self.phase.sample, self.phase.inputs.tokenizer, self.phase.inputs.max_length
@@ -198,9 +201,24 @@ class Trainer:
     def record_run(self) -> dict[str, Any]:
         """Write `run.json`, once nothing can refuse the run any more, and return its content."""
         record = self._describe_run()
+        if earlier := self._earlier_schedules():
+            record[EARLIER_SCHEDULES] = earlier
         if self.run.cluster.is_chief:
             self.run.folder.write_record(record)
         return record
+
+    def _earlier_schedules(self) -> list[tuple[int, int]]:
+        """List what steps so far had of other lengths of the run: (the last of them, that length), in their order."""
+        saved = self.start.checkpoint
+        if saved is None:
+            return []
+        with self.run.folder.guarded_record():
+            recorded = self.run.folder.read_record().get(EARLIER_SCHEDULES, [])
+            earlier = [(int(last), int(num_steps)) for last, num_steps in recorded if last < self.start.step]
+        then = schedule_steps(saved.plan)
+        if phase_index(saved.plan) == self.phase.index and then != self.plan.schedule_steps:
+            earlier.append((self.start.step, then["num_steps"]))
+        return earlier
 
     def prove_computation(self) -> None:
         """Let the first rows decide how a step is computed, where that is open."""
@@ -347,7 +365,10 @@ def print_first_row(run: Run, phase: Phase, plan: Plan, start: ResumePoint) -> N
         batch = next(iter(run.batches_from(phase, plan, start)(ONE_PIPELINE, num_steps=1)))
         rows = prepare_batch(phase.task, phase.config.run.seed, batch, start.step)
     texts = phase.task.describe_row(rows, phase.inputs.tokenizer)
-    print_table({title: excerpt(text) for title, text in texts.items()})
+    shown = {title: excerpt(text) for title, text in texts.items()}
+    if FIRST_ROW in shown and phase.inputs.cuts_words:
+        shown[FIRST_ROW] += "\n(rows are cut from the running text)"
+    print_table(shown)
 
 
 def print_first_rows(run: Run, plans: tuple[Plan, ...]) -> None:

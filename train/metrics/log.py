@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from mlm_common.errors import InputError, RunFailedError, error_summary
 from mlm_common.storage import Folder
 from mlm_common.storage.folder import finished_files
+from mlm_common.storage.guard import guarded_read
 from mlm_common.workers import END_SECONDS, LatestItemWorker, seconds_to_end
 from train.runtime.run_folder import DAMAGED_METRICS_NAME, LOSS_CURVE_NAME, METRICS_NAME, TENSORBOARD_SPLITS, RunFolder
 
@@ -217,7 +218,8 @@ class MetricsFile:
 
     def read(self) -> list[Line]:
         """Read the lines before the first damaged one; a last line that a kill left in part is dropped silently."""
-        content = self._folder.read_bytes(METRICS_NAME) if self._folder.exists(METRICS_NAME) else b""
+        with guarded_read(str(self), "the log of a run"):
+            content = self._folder.read_bytes(METRICS_NAME) if self._folder.exists(METRICS_NAME) else b""
         text = content[: content.rfind(b"\n") + 1]
         lines = [_parse(line) for line in text.splitlines()]
         if None in lines:
@@ -401,4 +403,7 @@ def _parse(text: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     is_line = isinstance(line, dict) and isinstance(line.get("step"), int) and isinstance(line.get("split"), str)
+    if is_line and line["split"] in TENSORBOARD_SPLITS:
+        figures = (value for name, value in line.items() if name != "split")
+        is_line = "loss" in line and all(isinstance(value, int | float) for value in figures)
     return line if is_line else None

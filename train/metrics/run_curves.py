@@ -77,6 +77,12 @@ class RunCurves:
         eval_data = self.record["eval_data"] or {}
         return eval_data.get("unigram_entropy_nats") if self.card.predicts_tokens else None
 
+    def source_entropy_nats(self, source: str) -> float | None:
+        """The same of one source of a mixture; None where the loss is not that of masked tokens alone."""
+        described = ((self.record["eval_data"] or {}).get("sources") or {}).get(source) or {}
+        is_of_tokens = self.card.predicts_tokens and not any("mlm_loss" in line for line in self.lines)
+        return described.get("unigram_entropy_nats") if is_of_tokens else None
+
     @property
     def sources(self) -> list[str]:
         return list(dict.fromkeys(name for line in self.of_split(VALIDATION) for name in source_losses(line)))
@@ -171,15 +177,18 @@ def read_runs(folders: Sequence[str]) -> list[RunCurves]:
     """Read the runs in these output folders, each named by what tells its folder from the others."""
     runs = [RunFolder(folder) for folder in folders]
     for folder in runs:
-        if not folder.files.exists(METRICS_NAME) or not folder.files.read_text(METRICS_NAME).strip():
+        if not folder.files.exists(METRICS_NAME):
             raise InputError(
                 f"--runs: {folder} has no {METRICS_NAME} yet. Name the --output-dir of a run of run_mlm.py or of "
                 "fine-tuning."
             )
-    return [
-        RunCurves(name, folder.read_record(), read_metrics(folder))
-        for name, folder in zip(_short_names(folders), runs, strict=True)
-    ]
+    curves = []
+    for name, folder in zip(_short_names(folders), runs, strict=True):
+        lines = read_metrics(folder)
+        if not lines:
+            raise InputError(f"--runs: {folder.files.path_of(METRICS_NAME)} has no whole line yet. Try again later.")
+        curves.append(RunCurves(name, folder.read_record(), lines))
+    return curves
 
 
 def short_name(name: str, max_length: int = MAX_NAME) -> str:
@@ -260,7 +269,8 @@ def draw_runs(runs: Sequence[RunCurves], note: str = "", file_format: str = "png
             of_axes = [_draw_one_of_several(run, axes, next(colors), place) for run in runs]
             axes.set_xlim(left=0)
             labels.append([*filter(None, of_axes), *_draw_baselines(runs, axes)])
-        over_tokens.set_ylabel(f"loss, {runs[0].card.loss_unit}")
+        units = dict.fromkeys(run.card.loss_unit for run in runs)
+        over_tokens.set_ylabel(f"loss, {' or '.join(units)}")
         over_tokens.xaxis.set_major_formatter(lambda value, _: short_number(value))
         set_titles(figure, f"Loss of {len(runs)} runs", f"Bold: validation. Faint: training. Dotted: {BASELINE}.", note)
         are_many = len(runs) > MAX_LABELS_WITHIN
@@ -280,7 +290,11 @@ def _draw_losses(run: RunCurves, axes: "Axes") -> list[EndLabel]:
         for name, color in zip(run.sources, COLORS[2:], strict=False):
             points = _points(run, VALIDATION, f"{SOURCE_LOSS}{name}")
             _draw_line(axes, points, color, is_main=False)
-            labels.append(EndLabel(*points[-1], f"{name} {shown_loss(points[-1][1])}", color))
+            label = f"{name} {shown_loss(points[-1][1])}"
+            if entropy := run.source_entropy_nats(name):
+                axes.axhline(entropy, linestyle=":", color=color, alpha=FAINT_ALPHA)
+                label += f", baseline {entropy:.2f}"
+            labels.append(EndLabel(*points[-1], label, color))
     if entropy := run.unigram_entropy_nats:
         axes.axhline(entropy, linestyle=":", color=COLORS[1])
         labels.append(EndLabel(max(1, _last_step(run)), entropy, f"{BASELINE} {entropy:.2f}", COLORS[1]))

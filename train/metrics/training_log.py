@@ -1,6 +1,7 @@
 """The figures of training, step by step: timed, read from the device, checked and logged, with the progress bar."""
 
 import logging
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -77,7 +78,10 @@ class Clock:
             self._evaluation_seconds = seconds
 
     def figures(self, num_steps: int, wait_seconds: float) -> dict[str, float]:
-        """Compute the rates of the `num_steps` steps since the last call, in which so long was waited for input."""
+        """Compute the rates of the `num_steps` steps since the last call, in which so long was waited for input.
+
+        Without a clock around the input, `wait_seconds` is NaN, and its share is left out.
+        """
         now_seconds = time.perf_counter()
         seconds = now_seconds - self._interval_since_seconds
         self._interval_since_seconds = now_seconds
@@ -85,8 +89,9 @@ class Clock:
         figures = {
             "step_seconds": round(step_seconds, 6),
             "tokens_per_second": round(self._plan.batch_tokens / step_seconds, 1),
-            "input_wait_share": round(min(1.0, wait_seconds / seconds), 4),
         }
+        if not math.isnan(wait_seconds):
+            figures["input_wait_share"] = round(min(1.0, wait_seconds / seconds), 4)
         if self._full_speed_step_seconds is not None:
             figures["mfu"] = round(self._full_speed_step_seconds / step_seconds, 4)
         return figures

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from safetensors.tensorflow import load_file
 from transformers.modeling_tf_pytorch_utils import load_pytorch_state_dict_in_tf2_model
+from transformers.utils import CONFIG_NAME
 
 from mlm_common.errors import InputError
 from mlm_common.storage import local_or_hub
+from mlm_common.storage.guard import guarded_read
 from train.model.architectures import (
     OWN_HEAD,
     align_padding_positions,
@@ -22,7 +25,16 @@ from train.model.architectures import (
     vocabulary_axis,
 )
 from train.model.build import auto_class
-from train.model.pretrained_files import WeightsFile, find_file, find_weights, read_config, set_labels
+from train.model.pretrained_files import (
+    A_CONFIGURATION,
+    SAFETENSORS,
+    SHARD_INDEX,
+    WeightsFile,
+    find_file,
+    find_weights,
+    read_config,
+    set_labels,
+)
 from train.runtime.run_folder import exported_model
 
 logger = logging.getLogger(__name__)
@@ -63,13 +75,15 @@ def load_model(
         set_labels(config, head_labels)
     weights = find_weights(folder_or_hub_id)
     if weights.layout == "pytorch":
-        network = auto_class(model_class, config).from_config(config)
+        with guarded_read(Path(folder_or_hub_id, CONFIG_NAME), A_CONFIGURATION):
+            network = auto_class(model_class, config).from_config(config)
         align_padding_positions(network)
         model, found = _load_pytorch(folder_or_hub_id, weights, adapt_network(network))
     else:
-        model, found = auto_class(model_class, config).from_pretrained(
-            folder_or_hub_id, config=config, ignore_mismatched_sizes=True, output_loading_info=True
-        )
+        with guarded_read(weights.path, "weights of TensorFlow's h5 format"):
+            model, found = auto_class(model_class, config).from_pretrained(
+                folder_or_hub_id, config=config, ignore_mismatched_sizes=True, output_loading_info=True
+            )
         align_padding_positions(model)
         adapt_network(model)
         if hasattr(model, OWN_HEAD):
@@ -77,6 +91,7 @@ def load_model(
     if head_labels is not None:
         found = _without_heads(folder_or_hub_id, model, found, their_labels)
     _check_found(folder_or_hub_id, model, found)
+    _check_finite(weights.path, model)
     return model
 
 
@@ -117,9 +132,14 @@ def _without_heads(
 def _load_pytorch(folder_or_hub_id: str, weights: WeightsFile, model: Any) -> tuple[Any, dict[str, Any]]:
     architecture = architecture_of(model.config)
     head_bias = architecture.head_bias or ()
+    if weights.is_index:
+        arrays = _read_shards(folder_or_hub_id, weights.path)
+    else:
+        with guarded_read(weights.path, SAFETENSORS):
+            arrays = load_file(weights.path)
     return load_pytorch_state_dict_in_tf2_model(
         model,
-        _read_shards(folder_or_hub_id, weights.path) if weights.is_index else load_file(weights.path),
+        arrays,
         allow_missing_keys=True,
         ignore_mismatched_sizes=True,
         output_loading_info=True,
@@ -129,13 +149,17 @@ def _load_pytorch(folder_or_hub_id: str, weights: WeightsFile, model: Any) -> tu
 
 
 def _read_shards(folder_or_hub_id: str, index_path: str) -> dict[str, Any]:
-    shard_names = set(json.loads(Path(index_path).read_text(encoding="utf-8"))["weight_map"].values())
+    with guarded_read(index_path, SHARD_INDEX):
+        shard_names = set(json.loads(Path(index_path).read_bytes())["weight_map"].values())
+        if not shard_names or any(Path(name).name != name for name in shard_names):
+            raise ValueError("its weight_map names no files beside it")
     weights: dict[str, Any] = {}
     for name in sorted(shard_names):
         shard_path = find_file(folder_or_hub_id, name)
         if shard_path is None:
             raise InputError(f"{folder_or_hub_id} lacks {name}, which its {Path(index_path).name} names.")
-        weights |= load_file(shard_path)
+        with guarded_read(shard_path, SAFETENSORS):
+            weights |= load_file(shard_path)
     return weights
 
 
@@ -157,6 +181,16 @@ def _check_found(folder_or_hub_id: str, model: Any, found: dict[str, Any]) -> No
             f"The weights must be those of a {type(model).__name__.removeprefix('TF')}; in {folder_or_hub_id} are "
             + "; ".join(f"{kind}: {', '.join(names)}" for kind, names in wrong.items() if names)
         )
+
+
+def _check_finite(path: str, model: Any) -> None:
+    """Refuse weights of which some are NaN or infinite: everything that a model computes would be NaN."""
+    for variable in model.weights:
+        if variable.dtype.is_floating and not bool(tf.reduce_all(tf.math.is_finite(variable))):
+            raise InputError(
+                f"Weights must be finite numbers; {variable.name} in {path} has NaN or infinity, as after a training "
+                "that diverged. Use an earlier checkpoint."
+            )
 
 
 def load_initial_weights(

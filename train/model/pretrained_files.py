@@ -1,15 +1,20 @@
 """The files of a saved model: its configuration and weights, found and checked before TensorFlow loads them."""
 
+import json
+import os
+import textwrap
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
 from safetensors import safe_open
-from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerFast
+from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTrainedTokenizerFast
 from transformers.utils import (
+    CONFIG_NAME,
     SAFE_WEIGHTS_INDEX_NAME,
     SAFE_WEIGHTS_NAME,
     TF2_WEIGHTS_INDEX_NAME,
@@ -19,33 +24,78 @@ from transformers.utils import (
 from mlm_common.errors import InputError
 from mlm_common.hub.retries import HubAwayError, hub_error, is_away
 from mlm_common.storage import local_or_hub, open_folder
+from mlm_common.storage.guard import guarded_read
 from mlm_common.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from train.model.architectures import ARCHITECTURES
-from train.runtime.run_folder import exported_model
+from train.runtime.run_folder import RECORD_NAME, exported_model
 
 WEIGHTS_NAMES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, TF2_WEIGHTS_NAME, TF2_WEIGHTS_INDEX_NAME)
 WEIGHTS_SUFFIXES = (".safetensors", ".h5", ".bin")
+# What a model's files must be, in errors.
+A_CONFIGURATION = "the configuration of a model"
+SAFETENSORS = "a whole safetensors file"
+SHARD_INDEX = "an index of safetensors files"
+MAX_REASON_CHARACTERS = 300
 # How the names of classes with a head for masked tokens end.
 MASKED_LM_CLASSES = ("ForMaskedLM", "ForPreTraining")
 
 
 def read_config(folder_or_hub_id: str) -> PretrainedConfig:
     """Read the configuration of a checkpoint; InputError or HubAwayError where that fails."""
+    path = Path(folder_or_hub_id, CONFIG_NAME)
+    if os.path.exists(path):  # noqa: PTH110  (`Path.exists` raises where a folder must not be entered)
+        with guarded_read(path, A_CONFIGURATION):
+            settings = json.loads(path.read_bytes())
+            _check_settings(settings)
+            try:
+                return AutoConfig.from_pretrained(folder_or_hub_id)
+            except ValueError as error:
+                if "model_type" in settings:
+                    raise
+                raise ValueError("it has no model_type") from error  # nor does the folder's name contain one
     try:
         return AutoConfig.from_pretrained(folder_or_hub_id)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # those of the Hub, of its client, and of whatever file it sent
         rule = "A model is a folder with config.json, or a model on the Hub"
-        reason = " ".join(str(error).split())[:300]
+        if found := _model_within(folder_or_hub_id):
+            raise InputError(f"{rule}; {folder_or_hub_id} has none. Did you mean {found}?") from error
+        reason = textwrap.shorten(str(error), MAX_REASON_CHARACTERS)
         raise hub_error(f"{rule}; {folder_or_hub_id} cannot be read: {reason}", error) from error
+
+
+def _check_settings(settings: Any) -> None:
+    """Raise a ValueError if a configuration is not one that can be read further."""
+    if not isinstance(settings, dict):
+        raise ValueError("it is no object of JSON")
+    model_type = settings.get("model_type", "bert")  # without one, the folder's name may contain it
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        raise ValueError(f"its model_type is {model_type!r}, which transformers does not know")
+    names = settings.get("architectures")
+    if not (names is None or (isinstance(names, list) and all(isinstance(name, str) for name in names))):
+        raise ValueError(f"its architectures must be a list of names of classes, and are {names!r}")
+
+
+def _model_within(path: str) -> str | None:
+    """Find a folder with a run or a model in a local folder that is neither."""
+    for name in (RECORD_NAME, CONFIG_NAME):
+        with suppress(OSError):
+            if found := sorted(Path(path).glob(f"*/{name}")):
+                return str(found[0].parent)
+    return None
+
+
+def class_name_of(config: PretrainedConfig) -> str:
+    """Return the class that a configuration names; empty where it names none, as in some of Google's models."""
+    return next(iter(config.architectures or ()), "")
 
 
 def read_masked_lm_config(folder_or_hub_id: str, shown_name: str) -> PretrainedConfig:
     """Read the configuration of a masked language model, which `--model` named as `shown_name`."""
     config = read_config(folder_or_hub_id)
-    (class_name, *_) = config.architectures or ("",)
-    if not class_name.endswith(MASKED_LM_CLASSES):
+    class_name = class_name_of(config)
+    if class_name and not class_name.endswith(MASKED_LM_CLASSES):  # without one, the weights tell
         raise InputError(
-            f"--model: {shown_name} is not a masked language model but a {class_name or config.model_type}. Use python "
+            f"--model: {shown_name} is not a masked language model but a {class_name}. Use python "
             "finetuning/predict.py."
         )
     return config
@@ -85,6 +135,8 @@ def find_file(folder_or_hub_id: str, name: str) -> str | None:
         return str(path) if path.is_file() else None
     try:
         return hf_hub_download(folder_or_hub_id, name)
+    except UnicodeEncodeError as error:
+        raise hub_error(f"{name} of {folder_or_hub_id} cannot be asked for: {error}", error) from error
     except (
         EntryNotFoundError,
         RepositoryNotFoundError,
@@ -99,7 +151,7 @@ def _layout(folder_or_hub_id: str, name: str, path: str) -> Literal["pytorch", "
         return "tensorflow"
     if name == SAFE_WEIGHTS_INDEX_NAME:
         return "pytorch"
-    with safe_open(path, framework="np") as weights:
+    with guarded_read(path, SAFETENSORS), safe_open(path, framework="np") as weights:
         written_by = (weights.metadata() or {}).get("format", "pt")
     if written_by not in ("pt", "tf"):
         raise InputError(f"Weights must be PyTorch's or TensorFlow's; those of {folder_or_hub_id} are {written_by}'s.")

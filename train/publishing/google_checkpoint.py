@@ -16,6 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from mlm_common.errors import InputError
 from mlm_common.storage import Folder, folder_and_name, open_folder, read_file
+from mlm_common.storage.guard import guarded_read
 from mlm_common.tokenizer import special_ids, vocabulary_size
 from train.model.architectures import architecture_of, check_architecture
 from train.publishing.google_variables import (
@@ -30,6 +31,7 @@ from train.publishing.google_variables import (
 logger = logging.getLogger(__name__)
 
 INDEX_SUFFIX = ".index"
+WHOLE_CHECKPOINT = "a checkpoint with all of its files whole"
 # The graph, which is not needed.
 META_SUFFIX = ".meta"
 ARCHIVE_SUFFIX = ".zip"
@@ -100,10 +102,8 @@ def _opened(checkpoint: str) -> Iterator[tuple[Folder, str]]:
     """Yield the folder of a checkpoint's files and the prefix of their names; a .zip is unpacked meanwhile."""
     if checkpoint.endswith(ARCHIVE_SUFFIX):
         with _local_file(checkpoint, "CHECKPOINT") as archive, tempfile.TemporaryDirectory() as unpacked:
-            try:
+            with guarded_read(checkpoint, "a whole .zip"):
                 zipfile.ZipFile(archive).extractall(unpacked)
-            except zipfile.BadZipFile as error:
-                raise InputError(f"A .zip must be whole; {checkpoint}: {error}.") from error
             found = sorted({path.parent for path in Path(unpacked).rglob(f"*{INDEX_SUFFIX}")})
             if len(found) != 1:
                 raise InputError(
@@ -130,7 +130,8 @@ def _newest_checkpoint(folder: Folder, checkpoint: str) -> str:
     names = sorted(name.removesuffix(INDEX_SUFFIX) for name in files if name.endswith(INDEX_SUFFIX))
     if len(names) == 1:
         return names[0]
-    newest = NEWEST.search(folder.read_text(STATE_FILE)) if STATE_FILE in files else None
+    with guarded_read(folder.path_of(STATE_FILE), "the list of a folder's checkpoints"):
+        newest = NEWEST.search(folder.read_text(STATE_FILE)) if STATE_FILE in files else None
     if newest and newest[1] in names:
         logger.info("of %d checkpoints in %s the newest: %s", len(names), checkpoint, newest[1])
         return newest[1]
@@ -157,23 +158,8 @@ def _local_file(path: str, flag: str) -> Iterator[str]:
         yield str(Path(local, name))
 
 
-@contextmanager
-def _explained_damage(name: str) -> Iterator[None]:
-    """Turn the errors of TensorFlow's reader into an InputError; imports TensorFlow."""
-    import tensorflow as tf
-    from google.protobuf.message import DecodeError
-
-    try:
-        yield
-    except InputError:
-        raise
-    except (tf.errors.OpError, DecodeError, IndexError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise InputError(f"The files of a checkpoint must be whole; {name}: {reason}") from error
-
-
 def _variables(prefix: Path, checkpoint: str) -> Variables:
-    with _explained_damage(checkpoint):
+    with guarded_read(checkpoint, WHOLE_CHECKPOINT):
         import tensorflow as tf
 
         reader = tf.train.load_checkpoint(str(prefix))
@@ -184,17 +170,16 @@ def _variables(prefix: Path, checkpoint: str) -> Variables:
 
 
 def _read_config(path: str, model_type: str) -> PretrainedConfig:
-    try:
+    with guarded_read(path, "a file of JSON", flag="--bert-config"):
         settings = json.loads(read_file(path))
-    except (OSError, ValueError) as error:
-        raise InputError(f"--bert-config must name a file of JSON; {path}: {error}") from error
     missing = [name for name in NEEDED_SETTINGS if name not in settings] if isinstance(settings, dict) else ["{"]
     if missing:
         raise InputError(f"The configuration of a {model_type} must have {', '.join(missing)}; {path} does not.")
     wrong = next((name for name in NEEDED_SETTINGS[:-1] if type(settings[name]) is not int or settings[name] < 1), None)
     if wrong is not None:
         raise InputError(f"{wrong} must be a whole number above 0; {path} has {settings[wrong]!r}.")
-    config = CONFIG_MAPPING[model_type](**settings)
+    with guarded_read(path, f"the configuration of a {model_type}", flag="--bert-config"):
+        config = CONFIG_MAPPING[model_type](**settings)
     if config.hidden_size % config.num_attention_heads:
         raise InputError(
             f"num_attention_heads must divide hidden_size; {path} has {config.num_attention_heads} and "
@@ -216,7 +201,7 @@ def _lowers_case(asked: bool | None, names: tuple[str, ...], checkpoint: str) ->
 def _read_tokenizer(
     local_path: str, path: str, config: PretrainedConfig, do_lower_case: bool
 ) -> PreTrainedTokenizerFast:
-    try:
+    with guarded_read(path, "a vocabulary", flag="--vocabulary"):
         if path.endswith(SENTENCEPIECE_SUFFIX):
             tokenizer = AlbertTokenizerFast(vocab_file=local_path, do_lower_case=do_lower_case)
         else:
@@ -225,8 +210,6 @@ def _read_tokenizer(
                 stripped = Path(folder, "vocab.txt")
                 stripped.write_text("".join(f"{token}\n" for token in tokens), encoding="utf-8")
                 tokenizer = BertTokenizerFast(vocab_file=str(stripped), do_lower_case=do_lower_case)
-    except (OSError, RuntimeError, UnicodeDecodeError) as error:
-        raise InputError(f"--vocabulary must name a vocabulary; {path} cannot be read: {error}") from error
     if vocabulary_size(tokenizer) != config.vocab_size:
         raise InputError(
             f"The vocabulary must have the {config.vocab_size:,} tokens of the configuration; {path} has "
@@ -259,7 +242,7 @@ def _read_wordpieces(local_path: str, path: str) -> list[str]:
 def _read_weights(variables: Variables, conversion: Conversion, config: PretrainedConfig) -> dict[str, np.ndarray]:
     weights = {}
     for variable, (name, _, is_transposed) in conversion.weights.items():
-        with _explained_damage(variable):
+        with guarded_read(variable, WHOLE_CHECKPOINT):
             array = variables.read(variable)
         weights[name] = np.ascontiguousarray(array.T if is_transposed else array, dtype=np.float32)
     # Both PyTorch classes of ALBERT have the bias twice.

@@ -24,7 +24,7 @@ from train.model.computation import describe_computation
 from train.publishing.card_example import PLACEHOLDER, example_of
 from train.publishing.pytorch_format import ModelSnapshot, num_parameters
 from train.runtime.plan import OVERRIDES_PER_PHASE, PER_PHASE, batch_tokens, longest_row, tokens_after
-from train.runtime.run_folder import CONFUSION_NAME, LOSS_CURVE_NAME, record_of_phase
+from train.runtime.run_folder import CONFUSION_NAME, EARLIER_SCHEDULES, LOSS_CURVE_NAME, record_of_phase
 from train.tasks.task import TaskCard, source_losses
 
 logger = logging.getLogger(__name__)
@@ -290,6 +290,7 @@ def _procedure(record: dict[str, Any], task: TaskCard, step: int) -> str:
         "steps": f"{step:,}",
         "tokens seen": f"{tokens_after(plan, step):,}, padding included",
         **({} if "phases" in record else of_one_phase),
+        **_earlier_schedules(record),
         "optimizer": ", ".join(optimizer),
         "precision": "bfloat16, weights in float32" if settings["hardware"]["bfloat16"] else "float32",
         "seed": str(settings["run"]["seed"]),
@@ -339,6 +340,18 @@ def _phase_settings(phase: dict[str, Any]) -> dict[str, Any]:
         **phase.get("model_config", {}),
         **{name: value for subject in phase["settings"].values() for name, value in subject.items()},
     }
+
+
+def _earlier_schedules(record: dict[str, Any]) -> dict[str, str]:
+    """Say which steps followed the schedule of another length of the run, which was made longer or shorter since.
+
+    Nothing where all steps followed the last one.
+    """
+    texts, first_step = [], record["plan"].get("first_schedule_step", 0) + 1
+    for last_step, num_steps in record.get(EARLIER_SCHEDULES, ()):
+        texts.append(f"steps {first_step:,} to {last_step:,} with the schedule of {num_steps:,} steps")
+        first_step = last_step + 1
+    return {"earlier schedules": "; ".join(texts)} if texts else {}
 
 
 def _learning_rate(record: dict[str, Any]) -> str:

@@ -128,19 +128,23 @@ def _read_checkpoint(run_folder: RunFolder, step: int, tokenizer_name: str | Non
             f"The checkpoint of step {step} in {store.folder} is damaged: {error}. Other checkpoints: "
             f"{others or 'none'}."
         ) from error
-    record = record_of_phase(run_folder.read_record(), phase_index(checkpoint.plan))
-    if tokenizer_name is None and record["tokenizer"] == REDACTED:
-        raise InputError(f"--tokenizer is required: the {RECORD_NAME} in {run_folder} was on the Hub, and names none.")
-    config = CONFIG_MAPPING[record["model_config"]["model_type"]].from_dict(record["model_config"])
+    with run_folder.guarded_record():
+        record = record_of_phase(run_folder.read_record(), phase_index(checkpoint.plan))
+        if tokenizer_name is None and record["tokenizer"] == REDACTED:
+            raise InputError(
+                f"--tokenizer is required: the {RECORD_NAME} in {run_folder} was on the Hub, and names none."
+            )
+        config = CONFIG_MAPPING[record["model_config"]["model_type"]].from_dict(record["model_config"])
+        model_class = record["task"]["model_class"]
+        class_name = auto_class(model_class, config)._model_mapping[type(config)].__name__
+        max_length = longest_row(record["plan"])
     weights = {name: array for name, array in arrays.items() if name.startswith(WEIGHTS_PREFIX)}
-    model_class = record["task"]["model_class"]
-    class_name = auto_class(model_class, config)._model_mapping[type(config)].__name__
     lines = read_metrics(run_folder, checkpoint.num_written_log_lines, checkpoint.unwritten_log_lines)
     metrics = [line for line in lines if line["step"] <= checkpoint.step]
     return SavedModel(
         ModelSnapshot(class_name, config, weights, checkpoint.step, metrics),
         load_tokenizer(tokenizer_name or record["tokenizer"]),
-        longest_row(record["plan"]),
+        max_length,
         model_class,
         run_folder,
         record,

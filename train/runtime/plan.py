@@ -211,8 +211,8 @@ class Plan:
         steps = f"{self.num_steps:,}"
         if self.num_phases > 1:
             steps = f"{self.first_step:,} to {self.num_steps:,}"
-        has_warmup = self.first_schedule_step + self.num_warmup_steps > self.first_step
-        warmup = f", the first {self.num_warmup_steps:,} of them warmup" if has_warmup or not self.before else ""
+        has_warmup = self.num_warmup_steps and self.first_schedule_step + self.num_warmup_steps > self.first_step
+        warmup = f", the first {self.num_warmup_steps:,} of them warmup" if has_warmup else ""
         return {
             "parameters": f"{num_parameters:,}",
             "rows": f"{self.num_rows:,} of {self.max_length} tokens",
@@ -227,7 +227,9 @@ class Plan:
     def _describe_intervals(self, num_eval_rows: int) -> dict[str, str]:
 
         def every(num_steps: int) -> str:
-            return "at the end" if num_steps >= self.num_phase_steps else f"every {num_steps:,} steps"
+            if num_steps >= self.num_phase_steps:
+                return "at the end"
+            return f"every {num_steps:,} steps" if num_steps > 1 else "every step"
 
         by_the_clock = f", and every {self.save_minutes:g} minutes" if self.save_minutes else ""
         save = f"{every(self.save_steps)}{by_the_clock}"

@@ -5,16 +5,19 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import Any
 
 from mlm_common.errors import InputError
 from mlm_common.folder_lock import locked_folder
 from mlm_common.hub.redaction import is_same
 from mlm_common.storage import open_folder
+from mlm_common.storage.guard import guarded_read
 from train.runtime.supervisor import supervision
 
 RECORD_NAME = "run.json"
+# In the record of a run whose length was changed: numbers alone, which are published as they are.
+EARLIER_SCHEDULES = "earlier_schedules"
 METRICS_NAME = "metrics.jsonl"
 # With a number; a metrics.jsonl in which a line could not be read.
 DAMAGED_METRICS_NAME = "metrics.damaged-{}.jsonl"
@@ -45,6 +48,8 @@ RESULT_FILES = (
     r"|eval_predictions\w*\.(txt|json)"
     r"|(nbest_)?predictions\.json|null_odds\.json"
 )
+# What a fingerprint has of shards are their names and checksums, which tell a reader nothing.
+SHARDS = {"train_shards": "training shards", "eval_shards": "validation shards"}
 WHAT_MAY_CHANGE = "docs/guides/resume.md"
 PROFILES_FOLDER = f"{TENSORBOARD_FOLDER}/plugins/profile"
 
@@ -78,7 +83,17 @@ class RunFolder:
         return self.export.exists("config.json")
 
     def read_record(self) -> dict[str, Any]:
-        return json.loads(self.files.read_text(RECORD_NAME))
+        """Read `run.json`; InputError if it is damaged, or that of another program."""
+        with self.guarded_record():
+            record = json.loads(self.files.read_text(RECORD_NAME))
+            if not isinstance(record, dict):
+                raise TypeError("it is no object of JSON")
+        return record
+
+    def guarded_record(self) -> AbstractContextManager[None]:
+        """Explain whatever reading `run.json`, and looking up its values, raises within it."""
+        hint = "Restore it from a backup or from the Hub; or start the run again in another folder."
+        return guarded_read(self.files.path_of(RECORD_NAME), "the record of a run", hint=hint)
 
     def write_record(self, record: dict[str, Any]) -> None:
         self.files.write_text(RECORD_NAME, json.dumps(record, indent=2) + "\n")
@@ -100,15 +115,16 @@ class RunFolder:
             )
         if not names:
             return
-        has_fingerprint = False
-        if RECORD_NAME in names:
-            with suppress(TypeError, ValueError):
-                has_fingerprint = "fingerprint" in self.read_record()
+        rule = (
+            f"--output-dir must be an empty folder or that of this run; {self} holds {sorted(names)[0]} and no "
+            f"{RECORD_NAME} of a run"
+        )
+        try:
+            has_fingerprint = RECORD_NAME in names and "fingerprint" in self.read_record()
+        except InputError as error:
+            raise InputError(f"{rule}: {error}") from error
         if not has_fingerprint:
-            raise InputError(
-                f"--output-dir must be an empty folder or that of this run; {self} holds {sorted(names)[0]} and no "
-                f"{RECORD_NAME} of a run. Name another folder."
-            )
+            raise InputError(f"{rule}. Name another folder.")
         if overwrite:
             return
         if resume == "never":
@@ -135,7 +151,8 @@ class RunFolder:
         self.files.delete_files([RECORD_NAME])  # last: without it the folder is not known as that of a run
 
     def _check_fingerprint(self, fingerprint: dict[str, Any], begun_phase: int) -> None:
-        theirs = self.read_record()["fingerprint"]
+        with self.guarded_record():
+            theirs = dict(self.read_record()["fingerprint"])
         # Of a record that was on the Hub, hashes are compared.
         # In this order settings come before what they decide of the model.
         place = {key: index for one in (theirs, fingerprint) for index, key in enumerate(one)}
@@ -197,8 +214,11 @@ def _phase_of(key: str) -> int:
 
 def _differences(key: str, there: Any, now: Any) -> Iterator[str]:
     """Describe how a value of a fingerprint differs; of the shards of a mixture, {source: [weight, …]}, by source."""
-    is_mixture = key.endswith("_shards") and isinstance(there, dict) and isinstance(now, dict)
-    if not is_mixture:
+    name = key.rpartition(" ")[2]
+    is_mixture = name in SHARDS and isinstance(there, dict) and isinstance(now, dict)
+    if name in SHARDS and there and now and not is_mixture:
+        yield f"{key.removesuffix(name)}other {SHARDS[name]}"
+    elif not is_mixture:
         yield f"{key}: {_short(there)} there, {_short(now)} now"
     elif there.keys() != now.keys():
         yield f"{key}: of {', '.join(there)} there, of {', '.join(now)} now"
@@ -212,7 +232,7 @@ def _differences(key: str, there: Any, now: Any) -> Iterator[str]:
                 shown = fractions if fractions[0] != fractions[1] else (weight, weight_now)
                 yield f"{phase}weight of {source}: {shown[0]} there, {shown[1]} now"
             if shards != shards_now:
-                yield f"{key} of {source}: {_short(shards)} there, {_short(shards_now)} now"
+                yield f"{key.removesuffix(name)}other {SHARDS[name]} of {source}"
 
 
 def _short(value: object) -> str:

@@ -1,5 +1,6 @@
 """The model that is trained and evaluated: a transformers model with its training and evaluation steps."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -276,21 +277,23 @@ def build_train_function(model: tf_keras.Model) -> Callable[[Any], dict[str, tf.
 
     As tf_keras' `Model.make_train_function`, with a clock around the iterator. The result has, under `WAIT_NAME`, the
     seconds in which the host had no batch ready, float64. On a TPU, earlier steps may still be computed in that time,
-    so the device was idle for at most as long.
+    so the device was idle for at most as long. With TF_DETERMINISTIC_OPS TensorFlow forbids clocks in a graph, and
+    they are NaN.
 
     Where batches differ in length, a step is compiled for each length, and each call makes one.
     """
     strategy = model.distribute_strategy
     train_step = model.train_step
+    timestamp = tf.timestamp if _has_clock() else lambda: tf.constant(math.nan, tf.float64)
     if model.jit_compile:
         train_step = tf.function(train_step, jit_compile=True)
 
     def one_step(iterator: Any) -> tf.Tensor:
-        asked_seconds = tf.timestamp()
+        asked_seconds = timestamp()
         with tf.control_dependencies([asked_seconds]):
             batch = next(iterator)
         with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
-            answered_seconds = tf.timestamp()
+            answered_seconds = timestamp()
         strategy.run(train_step, args=(batch,))
         return answered_seconds - asked_seconds
 
@@ -321,6 +324,15 @@ def build_train_function(model: tf_keras.Model) -> Callable[[Any], dict[str, tf.
         return {WAIT_NAME: tf.constant(wait_seconds, tf.float64)}
 
     return lambda iterator: (execute if _is_of_one_shape(iterator) else execute_next)(iterator)
+
+
+def _has_clock() -> bool:
+    """Return whether TensorFlow may read the clock in a graph, which its determinism forbids."""
+    try:
+        tf.timestamp()
+    except tf.errors.FailedPreconditionError:
+        return False
+    return True
 
 
 def _is_of_one_shape(iterator: Any) -> bool:

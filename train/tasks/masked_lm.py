@@ -43,7 +43,8 @@ LIMITS = """It predicts single masked tokens, in texts of at most {max_length} t
 class MaskedLanguageModeling(PretrainingTask):
     """Predicts masked tokens, which `rule` chooses in training.
 
-    Evaluation masks as BERT does, whatever the training, so that any two runs compare.
+    Evaluation masks as BERT does, whatever the training, so that any two runs compare. `baselines` has the loss of
+    guessing by token frequencies alone of each source of a mixture, where it is known.
     """
 
     model_class = "TFAutoModelForMaskedLM"
@@ -72,10 +73,13 @@ class MaskedLanguageModeling(PretrainingTask):
             rule.mask_token_id, rule.special_ids, rule.vocabulary_size, EVALUATION_MLM_PROBABILITY
         )
         self.pad_token_id = pad_token_id
+        self.baselines: Mapping[str, float] = {}
 
     @classmethod
     def of(cls, inputs: TrainingInputs, masking: MaskingConfig) -> "MaskedLanguageModeling":
-        return cls(masking_rule(inputs, masking), special_ids(inputs.tokenizer)["pad"])
+        task = cls(masking_rule(inputs, masking), special_ids(inputs.tokenizer)["pad"])
+        task.baselines = inputs.source_entropies_nats
+        return task
 
     def features(self, length: int) -> dict[str, Feature]:
         """Name the token ids; rows of padding hold no token that could be masked."""
@@ -136,7 +140,10 @@ class MaskedLanguageModeling(PretrainingTask):
         return {"perplexity": math.exp(loss) if loss < 700 else math.inf}
 
     def summarize(self, figures: Mapping[str, float]) -> str:
-        sources = [f"  {name} {shown_loss(loss)}" for name, loss in source_losses(figures).items()]
+        sources = [
+            f"  {name} {self._beside_baseline(name, loss, shown_loss(loss))}"
+            for name, loss in source_losses(figures).items()
+        ]
         more = f"  and {len(sources) - MAX_SOURCES} more sources" if len(sources) > MAX_SOURCES else ""
         summary = f"{super().summarize(figures)}  accuracy {100 * figures['masked_accuracy']:.1f} %"
         return summary + "".join(sources[:MAX_SOURCES]) + more
@@ -149,8 +156,17 @@ class MaskedLanguageModeling(PretrainingTask):
         return {
             "validation loss": f"{loss:.4f} nats per masked token, perplexity {figures['perplexity']:.1f}",
             "masked accuracy": f"{accuracy:.4f} of {figures['num_masked_tokens']:,} masked tokens",
-            **{f"loss of {name}": f"{value:.4f}" for name, value in source_losses(figures).items()},
+            **{
+                f"loss of {name}": self._beside_baseline(name, loss, f"{loss:.4f}")
+                for name, loss in source_losses(figures).items()
+            },
         }
+
+    def _beside_baseline(self, source: str, loss: float, shown: str) -> str:
+        gain = self.baselines.get(source, math.nan) - loss
+        if math.isnan(gain):
+            return shown
+        return f"{shown} ({abs(gain):.2f} {'below' if gain > 0 else 'above'} its baseline)"
 
     def describe_row(self, rows: "MaskedRows", tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
         original, seen, is_masked = (one[0].numpy() for one in (rows.original_ids, rows.input_ids, rows.is_masked))
@@ -163,7 +179,7 @@ class MaskedLanguageModeling(PretrainingTask):
         return {
             "first row": tokenizer.decode(original),
             "as masked": tokenizer.decode(seen),
-            "predicted": f"{len(predicted)} of {num_tokens} tokens, equally weighted: {' '.join(predicted)}",
+            "predicted": f"{len(predicted)} of {num_tokens} tokens: {' '.join(predicted)}",
         }
 
     def num_predictions(self, num_tokens: int) -> int:

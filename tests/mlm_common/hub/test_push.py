@@ -8,7 +8,7 @@ from huggingface_hub import RepoCard, constants
 from mlm_common.errors import InputError
 from mlm_common.hub import push as hub
 from mlm_common.hub.push import HubRepository, check_hub_access, mark_card
-from mlm_common.hub.retries import HubAwayError
+from mlm_common.hub.retries import HubAwayError, check_token, hub_error
 from tests.servers.fixtures import HubHandle
 
 REPO = "alice/model"
@@ -67,6 +67,20 @@ def test_access_check(server, monkeypatch, token, repo_id, message):
     else:
         check_hub_access(HubRepository(repo_id))
     assert not server.requests("POST")
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("character", ["\u2026", "\u200b", "\u00e9", " ", "\x07"])
+def test_a_token_with_a_character_that_none_has(monkeypatch, character):
+    """As it is pasted from a page that shortens or decorates it."""
+    monkeypatch.setenv("HF_TOKEN", f"hf_abc{character}d")
+    with pytest.raises(InputError, match=rf"letters, digits .* \(U\+{ord(character):04X}\) at character 7. Copy it"):
+        check_hub_access(HubRepository("alice/tiny"))
+    assert isinstance(hub_error("asked", OSError("no")), InputError)
+    with pytest.raises(InputError, match="Copy it again"):
+        hub_error("asked", UnicodeEncodeError("latin-1", character, 0, 1, "ordinal not in range(256)"))
+    monkeypatch.setenv("HF_TOKEN", "hf_abcd\n")  # whose line end is removed
+    check_token()
 
 
 @pytest.mark.usefixtures("server")

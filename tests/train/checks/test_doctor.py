@@ -14,6 +14,7 @@ from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_run import run_flags, write_shards
 from tests.servers.fixtures import CloudStorageHandle
 from train import doctor
+from train.checks import machine
 from train.checks.machine import findings_of
 
 
@@ -107,6 +108,22 @@ def test_the_command_names_all_errors_at_once(shards, tmp_path, hub_here, monkey
     assert "warning  run            was not checked: fix the errors above first." in outcome.out
     assert "3 errors" in outcome.out
     assert outcome.error.startswith("error: Some checks failed")
+
+
+def test_without_its_tpu_here_the_rest_of_a_run_is_checked(shards, tmp_path, monkeypatch, run):
+    def ask_here(task, config, *_):
+        return machine.TASKS[task](config)
+
+    for module in (machine, doctor):
+        monkeypatch.setattr(module, "ask_tensorflow", ask_here)
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5e-4")
+    flags = run_flags(shards, tmp_path / "run", "--tpu-name", "local")
+    for more, statuses in (((), ["ok", "ok"]), (("--global-batch-size", "4"), ["error"])):
+        outcome = run(doctor.main, *flags, *more)
+        lines = [line.split(maxsplit=2) for line in outcome.out.splitlines() if line]
+        assert [status for status, subject, _ in lines if subject in ("run", "disk")] == statuses
+        assert [text for status, subject, text in lines if (status, subject) == ("error", "TPU")]
+    assert "the 16 rows that 4 replicas take at once" in outcome.out
 
 
 @pytest.mark.slow

@@ -104,3 +104,12 @@ def test_a_dry_run_refuses_what_cannot_resume_as_the_run_does(shards, finished_r
     assert refusal in run(main, *flags, "--dry-run").refusal
     assert refusal in run(main, *flags).refusal
     assert run(main, *flags, "--overwrite-output-dir", "--dry-run").status == 0
+
+
+def test_a_tpu_of_unknown_type_is_taken_for_that_of_the_checkpoint(shards, finished_run, tmp_path, monkeypatch):
+    monkeypatch.setattr("train.runtime.machines.tpu_devices", lambda: [tmp_path / "accel0"])
+    monkeypatch.setattr("train.runtime.machines.read_metadata", lambda *_, **__: None)
+    shutil.copytree(finished_run, tmp_path / "run")
+    assert prepared(shards, tmp_path / "run").expected_plans(with_tensorflow=False)[0].num_replicas == 2
+    with pytest.raises(InputError, match=r"A run must resume with its global batch .* replicas, 2, is assumed: set"):
+        prepared(shards, tmp_path / "run", "--per-replica-batch-size", "2")

@@ -111,7 +111,7 @@ def test_other_special_tokens_of_one_vocabulary_are_refused(export, tmp_path):
     for path in export.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     settings = read_json(tmp_path / "tokenizer_config.json")
-    settings["cls_token"] = "[SEP]"
+    settings |= {"cls_token": "[SEP]", "sep_token": "[CLS]"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     (tmp_path / "special_tokens_map.json").unlink()
     with pytest.raises(InputError, match=r"has special ids \{'cls': 2"):

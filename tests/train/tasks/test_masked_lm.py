@@ -107,5 +107,5 @@ def test_the_first_row_is_shown_with_what_is_predicted_of_it():
     assert task.describe_row(rows, tokenizer) == {
         "first row": tokenizer.decode(original),
         "as masked": tokenizer.decode(seen),
-        "predicted": "3 of 7 tokens, equally weighted: ▁list ▁of (kept) ▁file (seen as ▁name)",
+        "predicted": "3 of 7 tokens: ▁list ▁of (kept) ▁file (seen as ▁name)",
     }
