@@ -40,13 +40,18 @@ def gather_rows(rows: tf.Tensor) -> tf.Tensor:
     return gather(rows)
 
 
+def in_any(some: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
+    """Return where some[i, k] and others[k, j] are both true for any k, bool (i, j); as a product, fast on a TPU."""
+    return tf.matmul(tf.cast(some, tf.float32), tf.cast(others, tf.float32)) > 0.5
+
+
 @named("contrast")
 def contrastive_losses(
     vectors: tf.Tensor, texts: tf.Tensor, *, temperature: float, dims: Sequence[int], is_symmetric: bool
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Compute InfoNCE with the passages of the global batch as negatives, as sentence-transformers does.
 
-    Passages with the text of a query's positive, and the positives of equal queries, are not its negatives.
+    A passage is no negative of a query if any row of the global batch has the two, by their texts, as query and positive.
 
     Args:
         vectors: float32 (rows, 1 + passages, width) of this replica: query, positive, hard negatives.
@@ -67,11 +72,18 @@ def contrastive_losses(
     def by_passage(values: tf.Tensor) -> tf.Tensor:  # the positives of all rows first
         return tf.concat(tf.unstack(values[:, 1:], axis=1), axis=0)
 
+    def is_equal(some: tf.Tensor, others: tf.Tensor) -> tf.Tensor:  # (some,) and (others,) to (some, others)
+        return some[:, tf.newaxis] == others
+
+    queries, positives, of_passages = all_texts[:, 0], all_texts[:, 1], by_passage(all_texts)
     is_positive = tf.range(num_passages * num_all) == targets[:, tf.newaxis]  # (rows, all passages)
-    has_query = all_texts[:, 0] == texts[:, :1]
-    has_query = tf.pad(has_query, ((0, 0), (0, (num_passages - 1) * num_all)))
-    of_passages = by_passage(all_texts)
-    is_left_out = ((of_passages == texts[:, 1:2]) | has_query | (of_passages < 0)) & ~is_positive
+    # (rows, all passages): the query has the passage in some row.
+    belong = in_any(is_equal(texts[:, 0], queries), is_equal(positives, of_passages))
+    is_left_out = (belong | (of_passages < 0)) & ~is_positive
+    # (rows, all queries): the positive has the query in some row.
+    query_is_left_out = (in_any(is_equal(texts[:, 1], positives), is_equal(queries, queries)) | (queries < 0)) & (
+        ~is_positive[:, :num_all]
+    )
 
     def cross_entropy(chosen_by: tf.Tensor, among: tf.Tensor, is_left_out: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         logits = tf.matmul(unit(chosen_by), unit(among), transpose_b=True) / temperature
@@ -84,7 +96,7 @@ def contrastive_losses(
         here, everywhere = vectors[..., :dim], all_vectors[..., :dim]
         losses, is_right = cross_entropy(here[:, 0], by_passage(everywhere), is_left_out)
         if is_symmetric:
-            back, _ = cross_entropy(here[:, 1], everywhere[:, 0], is_left_out[:, :num_all])
+            back, _ = cross_entropy(here[:, 1], everywhere[:, 0], query_is_left_out)
             losses = (losses + back) / 2
         total += losses
     return total, is_right
