@@ -3,25 +3,31 @@
 The layer subtracts the mean of the vectors of some texts, and divides each direction by its standard deviation
 (Su et al. 2021), so that training need not begin with spreading them.
 
-    python recipes/whiten.py runs/model texts.txt runs/whitened
+    python recipes/whiten.py work/model squad/train-v1.1.json.gz work/whitened
+    python finetuning/run_embedding.py --init-from work/whitened --embedding-dim 192 --learning-rate 1e-3 …
 """
 
 import argparse
 import random
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from finetuning.config.embedding import EmbeddingOptimization
+from finetuning.config.embedding import EmbeddingData, EmbeddingOptimization
 from finetuning.config.settings import ExamplesConfig
 from finetuning.data.inputs import run_on_rows
 from finetuning.loop.model import ReadModel
+from finetuning.tasks.beir import is_beir, read_documents
 from finetuning.tasks.embedding import VECTOR, Embedding, Encoder
+from finetuning.tasks.pairs import read_parts
+from finetuning.tasks.squad import SQUAD_ENDINGS, NotSquadError, read_paragraphs
 from finetuning.tasks.vectors import read_corpus
 from mlm_common.cli.command_line import command
 from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import require
+from mlm_common.errors import InputError
 from mlm_common.storage import check_folder_or_hub, local_or_hub, open_folder
 from mlm_common.tokenizer import load_tokenizer, vocabulary_size
 from train.model.architectures import learns_positions, max_positions
@@ -37,7 +43,7 @@ SMOOTHING = 0.1
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="folder of a run or of an export, or a Hub id")
-    parser.add_argument("corpus", help="file with texts, as search.py takes it")
+    parser.add_argument("corpus", help="texts, as search.py takes them, or a --train-file of run_embedding.py")
     parser.add_argument("output", help="local folder of the new export")
     parser.add_argument("--max-seq-length", type=int, default=128, help="tokens that are read of each text")
     return parser
@@ -46,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
 @command
 def main(argv: Sequence[str] | None = None) -> None:
     given = build_parser().parse_args(argv)
-    texts = read_corpus(given.corpus, ())
+    texts = read_passages(given.corpus)
     texts = random.Random(0).sample(texts, min(NUM_TEXTS, len(texts)))
     check_folder_or_hub(given.model, "MODEL")
     with local_or_hub(exported_model(given.model)) as folder:
@@ -66,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             Embedding(Encoder("mean", width, dim, ("", ""), length), 1, EmbeddingOptimization(), **model.of_rows)
             for dim in (None, width)
         )
-        network = load_model(folder, whitened.model_class, head_labels={}, adapt_network=whitened.adapt_network)
+        network = whitened.adapt_network(load_model(folder, whitened.model_class, head_labels={}))
 
     def vectors(rows: dict[str, Any]) -> dict[str, Any]:
         return {VECTOR: plain.vectors(network, rows, training=False), "index": rows["index"]}
@@ -82,6 +88,29 @@ def main(argv: Sequence[str] | None = None) -> None:
     export_model(network, model.tokenizer, given.output, model_max_length=length, vocabulary_size=num_ids)
     write_task_files(whitened.card, given.output)
     print(f"{len(texts):,} texts, {width} directions  {given.output}")
+    more = f"--init-from {shlex.quote(given.output)} --embedding-dim {width} --learning-rate 1e-3"
+    print(f"next: python finetuning/run_embedding.py {more} …")
+
+
+def read_passages(path: str) -> list[str]:
+    """Read different texts: of a corpus, the paragraphs of SQuAD or BeIR, or the passages of a table of pairs."""
+    if is_beir(path):
+        texts = read_documents(path, "CORPUS")
+    elif path.endswith(SQUAD_ENDINGS):
+        try:
+            texts = [one["context"] for one in read_paragraphs(path, "CORPUS")]
+        except NotSquadError:
+            texts = read_corpus(path, ())
+    else:
+        try:
+            texts = read_corpus(path, ())
+        except InputError as error:
+            try:
+                _, *passages = read_parts(EmbeddingData(train_file=path))[0].texts
+            except InputError:
+                raise error from None
+            texts = [text for column in passages for text in column]
+    return list(dict.fromkeys(text for text in texts if text.strip()))
 
 
 def whitening(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -51,7 +51,7 @@ def contrastive_losses(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Compute InfoNCE with the passages of the global batch as negatives, as sentence-transformers does.
 
-    A passage is no negative of a query if any row of the global batch has the two, by their texts, as query and positive.
+    A passage is no negative of a query that has it as positive in any row of the global batch; equal texts are one.
 
     Args:
         vectors: float32 (rows, 1 + passages, width) of this replica: query, positive, hard negatives.

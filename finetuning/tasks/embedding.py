@@ -1,6 +1,7 @@
 """Embeddings of texts: the task, its loss in a batch, its scores, and the export that sentence-transformers opens."""
 
 import json
+import logging
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from train.loop.trainer import Trainer
+
+logger = logging.getLogger(__name__)
 
 VECTOR = "vector"
 FILES = {"validation": EVAL_NAME, "test": "predict_results_test"}
@@ -261,14 +264,23 @@ class Embedding(ExampleTask):
         first = self.metrics[0]
         for other, words in OTHERS.items():
             if f"{other}_{first}" in figures:
-                value = shown_score(figures[f"{other}_{first}"])
                 low, high = (figures[f"above_{other}_{first}_{end}"] for end in ("low", "high"))
-                rows[words] = f"{first.replace('_', ' ')} {value}; this model {low:+.4f} to {high:+.4f} (95 %)"
+                verdict = compared(low, high)
+                rows[words] = f"{first.replace('_', ' ')} {shown_score(figures[f'{other}_{first}'])}; {verdict}"
         return rows
 
     def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
         passage = {name: rows[f"{PASSAGE}{name}"][:, 0] for name in (INPUT_IDS, ATTENTION_MASK)}
         return {"first row": self.first_text(rows, tokenizer), "its passage": self.first_text(passage, tokenizer)}
+
+
+def compared(low: float, high: float) -> str:
+    """Say in words whether the model is better, given the ends of the 95% interval of its figure minus another."""
+    if low > 0:
+        return f"this model is better by {low:.4f} to {high:.4f} (95% interval)"
+    if high < 0:
+        return f"this model is worse by {-high:.4f} to {-low:.4f} (95% interval)"
+    return f"no clear difference: {low:+.4f} to {high:+.4f} (95% interval)"
 
 
 class EmbeddingJob(FinetuningJob[EmbeddingConfig]):
@@ -328,6 +340,7 @@ class EmbeddingJob(FinetuningJob[EmbeddingConfig]):
         parts = [part for part in (*self.validation.values(), *self.tests) if not part.examples.has_scores]
         if parts and config.data.baselines:
             network, strategy = trainer.model.network, trainer.model.distribute_strategy
+            logger.info("Computing the baselines: %s", ", ".join(OTHERS.values()))
             trained, fresh = network.get_weights(), new_network(trainer.phase).get_weights()
             with strategy.scope():
                 network.set_weights(fresh)
@@ -335,4 +348,27 @@ class EmbeddingJob(FinetuningJob[EmbeddingConfig]):
                 part.examples.compare_with(task.predictions(predict(part.rows), part))
             with strategy.scope():
                 network.set_weights(trained)
-        return super().write_results(trainer, step, predict)
+        figures = super().write_results(trainer, step, predict)
+        random = f"random_{task.metrics[0]}"
+        if figures is not None and random in figures and figures[task.metrics[0]] < figures[random]:
+            logger.warning(
+                "The model is worse than random weights: %s %s instead of %s. %s",
+                *(
+                    task.metrics[0].replace("_", " "),
+                    shown_score(figures[task.metrics[0]]),
+                    shown_score(figures[random]),
+                ),
+                how_to_improve(config, task.encoder.width),
+            )
+        return figures
+
+
+def how_to_improve(config: EmbeddingConfig, width: int) -> str:
+    """Say what to do about a model that is worse than random weights."""
+    if config.model.embedding_dim == width:
+        return "If it was whitened, train for more steps, or at a higher --learning-rate such as 1e-3."
+    start, texts = (shlex.quote(str(one)) for one in (config.model.init_from, config.data.train_file or "TEXTS"))
+    return (
+        f"Whiten it first: `python recipes/whiten.py {start} {texts} work/whitened`, then train with `--init-from "
+        f"work/whitened --embedding-dim {width} --learning-rate 1e-3`."
+    )

@@ -1,4 +1,4 @@
-"""Vectors of a corpus in a folder, as .npy files of float16, and the search among them.
+"""Vectors of a corpus in a folder, as .npy files of float32, and the search among them.
 
 `vectors.json` is written first and says which model and texts the folder belongs to. Each file is written whole, and
 its vectors depend on its texts alone: an interrupted command continues with the first file that is missing.
@@ -8,10 +8,11 @@ import functools
 import hashlib
 import io
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,99 +21,126 @@ from finetuning.config.embedding import EmbeddingOptimization
 from finetuning.config.prediction import SearchConfig
 from finetuning.config.settings import ExamplesConfig
 from finetuning.data.examples import read_table, texts_of
-from finetuning.data.inputs import run_on_rows
+from finetuning.data.inputs import ATTENTION_MASK, INDEX, INPUT_IDS, run_on_rows
 from finetuning.loop.model import ReadModel
 from finetuning.tasks.embedding import VECTOR, Embedding, Encoder
 from finetuning.tasks.retrieval import search
+from finetuning.tasks.sentence_transformer import COSINE, SentenceModel, read_json, read_sentence_model
 from mlm_common.cli.console import progress_bar
+from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
 from mlm_common.storage import Folder, check_folder_or_hub, local_or_hub, open_folder
 from mlm_common.storage.reading import find_stored_files
 from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256
-from train.model.architectures import check_architecture
-from train.model.pretrained_files import find_file, find_weights, read_config
+from train.model.architectures import check_architecture, learns_positions, max_positions
+from train.model.pretrained_files import find_weights, read_config
 from train.runtime.run_folder import exported_model
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+logger = logging.getLogger(__name__)
 
 RECORD, VECTORS = "vectors.json", "vectors-"
 TITLE, TEXT = "title", "text"
-MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
-POOLINGS = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean"}
+# Tokens of the longest text, where neither model nor tokenizer has a limit.
+DEFAULT_LENGTH = 512
 
 
 @dataclass(frozen=True)
 class TextEncoder(ReadModel):
     """A model that embeds texts, opened.
 
+    max_length: tokens of the longest text.
     sha256: of all that decides what the vector of a passage is.
     """
 
+    model: SentenceModel
+    max_length: int
     task: Embedding
     network: Any
     sha256: str
 
     @classmethod
     def open(cls, name: str) -> "TextEncoder":
-        """Open the export of a run, or a model of sentence-transformers with mean or first-token pooling.
+        """Open the export of a run, or a model of sentence-transformers.
 
         Raises:
-            InputError: there is no such model, or it has modules that are not supported.
+            InputError: there is no such model, or it has modules or settings that are not supported.
             HubAwayError: the Hub cannot be reached.
         """
         check_folder_or_hub(name, "--model")
         with local_or_hub(exported_model(name)) as folder:
-            model = ReadModel(read_config(folder), load_tokenizer(folder))
-            check_architecture(model.model_config)
-            encoder = read_encoder(folder, name, model.model_config.hidden_size)
-            task = Embedding(encoder, 1, EmbeddingOptimization(), **model.of_rows)
+            model = read_sentence_model(folder, name)
+            if model.transformer:
+                require(
+                    Path(folder).is_dir(),
+                    "must be downloaded first, as its transformer is in a folder",
+                    "--model",
+                    name,
+                )
+                folder = str(Path(folder, model.transformer))
+            read = ReadModel(read_config(folder), load_tokenizer(folder))
+            check_architecture(read.model_config)
+            max_length = _max_length(folder, model, read)
+            tokenizer_digest = tokenizer_sha256(read.tokenizer)
+            if model.is_lower:
+                _put_into_lower_case(read.tokenizer)
+            plain = Encoder("mean", read.model_config.hidden_size, None, model.prompts, max_length)
+            task = Embedding(plain, 1, EmbeddingOptimization(), **read.of_rows)
             from train.model.from_pretrained import load_model  # TensorFlow, not for bad input
 
-            network = load_model(folder, task.model_class, adapt_network=task.adapt_network)
+            network = load_model(folder, task.model_class)
             digest = hashlib.sha256(Path(find_weights(folder).path).read_bytes())
-        more = (tokenizer_sha256(model.tokenizer), encoder.pooling, encoder.prompts[1], encoder.max_length)
-        digest.update(json.dumps(more).encode())
-        return cls(model.model_config, model.tokenizer, task, network, digest.hexdigest())
+        digest.update(json.dumps([tokenizer_digest, max_length, model.identity]).encode())
+        return cls(read.model_config, read.tokenizer, model, max_length, task, network, digest.hexdigest())
 
     @functools.cached_property
     def _step(self) -> Any:
         import tensorflow as tf
 
-        return tf.function(functools.partial(self.task.predicted, self.network), autograph=False)
+        def vectors(rows: dict[str, "tf.Tensor"], prompt_length: "tf.Tensor") -> dict[str, "tf.Tensor"]:
+            states = self.network(self.task.network_inputs(rows), training=False).last_hidden_state
+            return {VECTOR: self.model.vectors(states, rows[ATTENTION_MASK], prompt_length), INDEX: rows[INDEX]}
+
+        return tf.function(vectors, autograph=False)
 
     def encode(self, texts: Sequence[str], prompt: str, batch_rows: int) -> NDArray[np.float32]:
-        """Compute the vectors of texts after a prompt, of length 1, (texts, width)."""
-        length = self.task.encoder.max_length
-        rows = self.encode_texts(([prompt + text for text in texts],), length)
-        lengths = ExamplesConfig(max_seq_length=length).lengths
-        kept = run_on_rows(self._step, rows, self.task.predicted_features(length), lengths, batch_rows)
+        """Compute the vectors of texts after a prompt as sentence-transformers does, (texts, width)."""
+        rows = self.encode_texts(([prompt + text for text in texts],), self.max_length)
+        lengths = ExamplesConfig(max_seq_length=self.max_length).lengths
+        step = functools.partial(self._step, prompt_length=self._prompt_length(prompt))
+        kept = run_on_rows(step, rows, self.task.predicted_features(self.max_length), lengths, batch_rows)
         vectors: NDArray[np.float32] = self.task.in_order(kept, VECTOR)
         return vectors
 
+    def _prompt_length(self, prompt: str) -> Any:
+        """Count the tokens of a prompt as sentence-transformers does: with all special tokens but one at the end."""
+        import tensorflow as tf
 
-def read_encoder(folder: str, name: str, width: int) -> Encoder:
-    """Read how texts become vectors from the files that sentence-transformers reads; `name` is for errors."""
+        length = 0
+        if prompt and not self.model.includes_prompt:
+            ids = self.tokenizer(prompt, truncation=True, max_length=self.max_length)[INPUT_IDS]
+            length = len(ids) - (ids[-1] in self.tokenizer.all_special_ids)
+        return tf.constant(length)
 
-    def read(file: str) -> Any:
-        path = find_file(folder, file)
-        return {} if path is None else json.loads(Path(path).read_text(encoding="utf-8"))
 
-    modules = [one["type"].rpartition(".")[2] for one in read("modules.json")]
-    if not modules:
-        raise InputError(f"--model: {name} does not embed texts. Train it with finetuning/run_embedding.py first.")
-    pooling, dense = read("1_Pooling/config.json"), read("2_Dense/config.json") if "Dense" in modules else {}
-    modes = {key.removeprefix("pooling_mode_") for key, value in pooling.items() if value is True and "mode" in key}
-    modes |= {pooling["pooling_mode"]} if "pooling_mode" in pooling else set()
-    is_known = [kind for kind in MODULES if kind in modules] == modules and len(modes) == 1 and modes <= set(POOLINGS)
-    if not is_known or not dense.get("activation_function", "Identity").endswith("Identity"):
-        raise InputError(
-            f"--model: {name} must have mean or first-token pooling, then at most a linear layer; it has "
-            f"{', '.join(modules)} with {', '.join(sorted(modes)) or 'no'} pooling."
-        )
-    prompts = read("config_sentence_transformers.json").get("prompts") or {}
-    passage = prompts.get("document") or prompts.get("passage") or ""
-    length = read("sentence_bert_config.json").get("max_seq_length") or 512
-    return Encoder(
-        POOLINGS[modes.pop()], width, dense.get("out_features"), (prompts.get("query") or "", passage), length
-    )
+def _max_length(folder: str, model: SentenceModel, read: ReadModel) -> int:
+    """Return the length that the model's settings, else its tokenizer's, give, as far as the network can take it."""
+    config = read.model_config
+    limits = [max_positions(config) if learns_positions(config) else None, model.max_length]
+    if model.max_length is None:
+        of_tokenizer = read_json(folder, "tokenizer_config.json") or {}
+        limits += [of_tokenizer.get("model_max_length"), getattr(config, "max_position_embeddings", None)]
+    return min((int(one) for one in limits if one is not None and one > 0), default=DEFAULT_LENGTH)
+
+
+def _put_into_lower_case(tokenizer: Any) -> None:
+    from tokenizers import normalizers
+
+    tokenizer = tokenizer.backend_tokenizer
+    others = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *others])
 
 
 def read_corpus(pattern: str, columns: Sequence[str], delimiter: str | None = None) -> list[str]:
@@ -140,24 +168,38 @@ def read_corpus(pattern: str, columns: Sequence[str], delimiter: str | None = No
 class TextSearch:
     """Texts, their vectors, and the model that made them.
 
-    vectors: float16 (texts, width), of length 1.
+    vectors: float32 (texts, width), as the model makes them.
     """
 
     encoder: TextEncoder
     texts: Sequence[str]
-    vectors: NDArray[np.float16]
+    vectors: NDArray[np.float32]
     batch_rows: int
 
     def find(self, questions: Sequence[str], top_k: int = 10) -> list[list[tuple[str, float]]]:
-        """Find the texts with the highest cosines for each question, with these, the best first."""
-        prompt = self.encoder.task.encoder.prompts[0]
+        """Find the texts that are most similar to each question, with cosines or dot products, the best first."""
+        if not questions:
+            return []
+        prompt = self.encoder.model.prompts[0]
         queries = self.encoder.encode(questions, prompt, min(self.batch_rows, len(questions)))
-        best, _ = search(queries, self.vectors, top_k)
-        cosines = np.einsum("qw,qkw->qk", queries, self.vectors[best].astype(np.float32))
+        passages = self._compared
+        if self.encoder.model.similarity == COSINE:
+            queries = _unit(queries)
+        best, _ = search(queries, passages, top_k)
+        similarities = np.einsum("qw,qkw->qk", queries, passages[best])
         return [
-            [(self.texts[text], cosine) for text, cosine in zip(*row, strict=True)]
-            for row in zip(best.tolist(), cosines.tolist(), strict=True)
+            [(self.texts[text], similarity) for text, similarity in zip(*row, strict=True)]
+            for row in zip(best.tolist(), similarities.tolist(), strict=True)
         ]
+
+    @functools.cached_property
+    def _compared(self) -> NDArray[np.float32]:
+        return _unit(self.vectors) if self.encoder.model.similarity == COSINE else self.vectors
+
+
+def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.maximum(lengths, 1e-12, dtype=np.float32)
 
 
 def open_search(config: SearchConfig) -> TextSearch:
@@ -185,20 +227,30 @@ def open_search(config: SearchConfig) -> TextSearch:
     return TextSearch(encoder, texts, embed(folder, encoder, texts, config), config.per_replica_batch_size)
 
 
-def embed(folder: Folder, encoder: TextEncoder, texts: Sequence[str], config: SearchConfig) -> NDArray[np.float16]:
+def embed(folder: Folder, encoder: TextEncoder, texts: Sequence[str], config: SearchConfig) -> NDArray[np.float32]:
     """Read the vectors of all texts; compute and write the files that are missing."""
-    existing, read = folder.list_files(), []
-    with progress_bar("Embedding the texts", "text", len(texts)) as bar:
-        for number, start in enumerate(range(0, len(texts), config.shard_rows)):
-            name, part = f"{VECTORS}{number:05d}.npy", texts[start : start + config.shard_rows]
-            if name not in existing:
-                vectors = encoder.encode(part, encoder.task.encoder.prompts[1], config.per_replica_batch_size)
-                content = io.BytesIO()
-                np.save(content, vectors.astype(np.float16))
-                folder.write_bytes(name, content.getvalue())
+    parts = {
+        f"{VECTORS}{number:05d}.npy": texts[start : start + config.shard_rows]
+        for number, start in enumerate(range(0, len(texts), config.shard_rows))
+    }
+    existing = folder.list_files()
+    missing = {name: part for name, part in parts.items() if name not in existing}
+    vectors: dict[str, NDArray[np.float32]] = {}
+    for name, part in parts.items():
+        if name not in missing:
             try:
-                read.append(np.load(io.BytesIO(folder.read_bytes(name))).reshape(len(part), -1))
+                vectors[name] = np.load(io.BytesIO(folder.read_bytes(name))).reshape(len(part), -1)
             except (ValueError, EOFError) as error:
                 raise InputError(f"{folder.path_of(name)} is damaged. Delete it, and run the command again.") from error
-            bar.update(len(part))
-    return np.concatenate(read)
+    if vectors:
+        logger.info("%s vectors read from %s", f"{sum(map(len, vectors.values())):,}", folder)
+    if missing:
+        with progress_bar("Embedding the texts", "text", sum(map(len, missing.values()))) as bar:
+            for name, part in missing.items():
+                found = encoder.encode(part, encoder.model.prompts[1], config.per_replica_batch_size)
+                content = io.BytesIO()
+                np.save(content, found)
+                folder.write_bytes(name, content.getvalue())
+                vectors[name] = found
+                bar.update(len(part))
+    return np.concatenate([vectors[name] for name in parts])

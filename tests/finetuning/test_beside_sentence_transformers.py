@@ -15,6 +15,9 @@ from finetuning.data.inputs import INDEX, encode_texts, run_on_rows
 from finetuning.data.texts import TextInputs, TextRows
 from finetuning.tasks.embedding import Embedding, Encoder
 from finetuning.tasks.pairs import SCORE, TEXT
+from finetuning.tasks.vectors import TextEncoder, TextSearch
+from tests.fixtures import module_forms
+from tests.fixtures.module_forms import FORMS, write_form, write_plain
 from tests.fixtures.other_environments import output_of
 from tests.fixtures.tiny_models import one_layer_model, tiny_tokenizer
 from train.layers.random_bits import row_keys
@@ -39,6 +42,16 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
     queries, passages = model.encode_query(texts[0]), model.encode_document(texts[1])
     print(json.dumps([folder.name, queries.tolist(), passages.tolist(), model.similarity(queries, passages).tolist(),
                       model.max_seq_length]))
+"""
+PROMPTED = """
+import json, sys
+from sentence_transformers import SentenceTransformer
+
+texts = json.loads(sys.argv[2])
+for form, prompts in json.loads(sys.argv[3]).items():
+    model = SentenceTransformer(f"{sys.argv[1]}/{form}", device="cpu")
+    vectors = [model.encode(texts, prompt=prompt).tolist() for prompt in prompts]
+    print(json.dumps([form, vectors, model.similarity(*vectors).tolist()]))
 """
 LOSSES = """
 import json, sys
@@ -138,6 +151,28 @@ def test_vectors_are_the_same(python, exports):
         np.testing.assert_allclose(passages, ours[1], atol=1e-5, err_msg=name)
         np.testing.assert_allclose(similarities, ours[0] @ ours[1].T, atol=1e-5, err_msg=name)
         assert max_length == 24
+
+
+def test_all_forms_of_modules_give_the_same_vectors(python, tmp_path):
+    """Also those that neither this project nor a default writes."""
+    plain = write_plain(tmp_path / "plain")
+    prompts = {form: of.get("expected_prompts", ("", "")) for form, of in FORMS.items()}
+    for form in FORMS:
+        write_form(plain, tmp_path / form, form)
+    lines = output_of(python, PROMPTED, str(tmp_path), json.dumps(module_forms.TEXTS), json.dumps(prompts))
+    read = {form: found for form, *found in map(json.loads, lines.splitlines())}
+    assert read.keys() == FORMS.keys()
+    for form, (vectors, similarities) in read.items():
+        encoder = TextEncoder.open(str(tmp_path / form))
+        assert encoder.model.prompts == tuple(prompts[form])
+        ours = [encoder.encode(module_forms.TEXTS, prompt, 2) for prompt in prompts[form]]
+        np.testing.assert_allclose(ours, vectors, atol=1e-5, rtol=1e-5, err_msg=form)
+        search = TextSearch(encoder, module_forms.TEXTS, ours[1], 2)
+        for found, expected in zip(search.find(module_forms.TEXTS), similarities, strict=True):
+            by_text = dict(found)
+            np.testing.assert_allclose(
+                [by_text[text] for text in module_forms.TEXTS], expected, rtol=1e-4, err_msg=form
+            )
 
 
 @pytest.fixture(scope="session")

@@ -3,14 +3,15 @@
 import json
 import re
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from finetuning.config.prediction import SearchConfig
 from finetuning.search import main, open_search
-from finetuning.tasks import vectors
 from finetuning.tasks.vectors import TextEncoder
 from mlm_common.cli.command_line import parse_arguments
 from mlm_common.errors import EXIT_INTERRUPTED
@@ -32,7 +33,7 @@ def flags(embedded: Path, tmp_path: Path) -> list[str]:
 
 
 def test_the_nearest_texts_answer(flags, embedded, tmp_path, run):
-    """Those of all files, as float16 gives them."""
+    """Those of all files."""
     outcome = run(main, *flags, "--top-k", "3", *QUESTIONS)
     assert outcome.status == 0, outcome.err
     found = {}
@@ -43,12 +44,12 @@ def test_the_nearest_texts_answer(flags, embedded, tmp_path, run):
             nearest.append(line.split("  ")[-1])
     assert list(found) == list(QUESTIONS)
     parts = [np.load(path) for path in sorted((tmp_path / "corpus.jsonl.vectors").glob("*.npy"))]
-    assert [(len(part), part.dtype) for part in parts] == [(8, np.float16), (8, np.float16), (5, np.float16)]
+    assert [(len(part), part.dtype) for part in parts] == [(8, np.float32), (8, np.float32), (5, np.float32)]
     encoder = TextEncoder.open(str(embedded / "run" / "export"))
     texts = [f"{row['query']} {row['passage']}" for row in rows_of("validation")]
     whole = encoder.encode(texts, "", 7)
-    np.testing.assert_allclose(np.concatenate(parts), whole, atol=1e-3)
-    cosines = encoder.encode(QUESTIONS, "name: ", 2) @ np.concatenate(parts).astype(np.float32).T
+    np.testing.assert_allclose(np.concatenate(parts), whole, atol=1e-6)
+    cosines = encoder.encode(QUESTIONS, "name: ", 2) @ np.concatenate(parts).T
     for question, of_texts in zip(QUESTIONS, cosines, strict=True):
         best = np.argsort(-of_texts, kind="stable")[:3]
         assert found[question] == [texts[index].strip() for index in best]
@@ -134,18 +135,21 @@ def test_questions_are_words_of_the_command_line(arguments):
     assert (config.question, config.top_k, config.folder) == (["a b", "c"], 3, "f.txt.vectors")
 
 
-def test_models_of_sentence_transformers_are_read(tmp_path):
-    """Also those that name their pooling as newer versions do."""
-    modules = [{"type": f"sentence_transformers.models.{name}", "path": name} for name in ("Transformer", "Pooling")]
-    (tmp_path / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
-    (tmp_path / "1_Pooling").mkdir()
-    for content, pooling in (({"pooling_mode": "cls"}, "cls"), ({"pooling_mode_mean_tokens": True}, "mean")):
-        (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(content), encoding="utf-8")
-        encoder = vectors.read_encoder(str(tmp_path), "m", 32)
-        assert (encoder.pooling, encoder.dim, encoder.prompts, encoder.max_length) == (pooling, 32, ("", ""), 512)
-    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_max_tokens": true}', encoding="utf-8")
-    with pytest.raises(Exception, match="mean or first-token pooling"):
-        vectors.read_encoder(str(tmp_path), "m", 32)
+def test_no_question_has_no_answer(flags):
+    search = open_search(model=flags[1], corpus=flags[3], shard_rows=8)
+    assert search.find([]) == []
+
+
+def test_vectors_that_were_kept_are_read_without_a_bar(flags, run, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    shown = []
+    monkeypatch.setattr("finetuning.tasks.vectors.progress_bar", lambda *of: shown.append(of) or nullcontext(Mock()))
+    assert run(main, *flags).status == 0
+    (bar,) = shown
+    assert bar == ("Embedding the texts", "text", 21)
+    assert run(main, *flags).status == 0
+    assert "21 vectors read from" in caplog.text
+    assert shown == [bar]
 
 
 @pytest.mark.slow

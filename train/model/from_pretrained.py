@@ -113,7 +113,9 @@ def _without_heads(
     fresh = sorted(name for name in fresh if not is_of_base(name))
     labels = (model.config.id2label, their_labels)
     names, their_names = (", ".join(one[index] for index in sorted(one)) for one in labels)
-    if fresh:
+    if type(model).__name__.endswith("Model") and not hasattr(model, OWN_HEAD):
+        pass  # there is no head, and a pooler is not used
+    elif fresh:
         logger.info("%s lacks these weights, which are initialized randomly: %s", folder_or_hub_id, ", ".join(fresh))
     elif names == their_names:
         logger.info("The head of %s is kept.", folder_or_hub_id)

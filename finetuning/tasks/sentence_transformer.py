@@ -1,0 +1,300 @@
+"""Models in the format of sentence-transformers: their settings are read, and vectors computed as their modules do.
+
+A module or setting that is not supported is refused by its name.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlm_common.errors import InputError
+from mlm_common.storage.guard import guarded_read
+from train.model.pretrained_files import find_file
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+SETTINGS, MODULES = "config_sentence_transformers.json", "modules.json"
+# The settings of the transformer, the first that exists; only the oldest models have the others.
+KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+TRANSFORMER_SETTINGS = tuple(f"sentence_{kind}_config.json" for kind in KINDS)
+# {older setting: pooling}, in the order in which the vectors of several poolings are joined.
+OLD_POOLINGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
+# The names of a prompt, the first that exists.
+QUERY_PROMPTS, PASSAGE_PROMPTS = ("query",), ("document", "passage", "corpus")
+DOT, COSINE = "dot", "cosine"
+
+
+@dataclass(frozen=True)
+class Normalize:
+    """Scales vectors to length 1."""
+
+    identity = "Normalize"
+
+    def apply(self, vectors: "tf.Tensor") -> "tf.Tensor":
+        from finetuning.tasks.contrast import unit
+
+        return unit(vectors)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A linear layer and an activation.
+
+    weight: (width of the output, width of the input).
+    """
+
+    weight: NDArray[np.float32]
+    bias: NDArray[np.float32] | None
+    activation: str
+
+    @property
+    def identity(self) -> list[str]:
+        arrays = (self.weight, self.bias) if self.bias is not None else (self.weight,)
+        return [self.activation, *(hashlib.sha256(array.tobytes()).hexdigest() for array in arrays)]
+
+    def apply(self, vectors: "tf.Tensor") -> "tf.Tensor":
+        import tensorflow as tf
+
+        activations = {"Tanh": tf.tanh, "ReLU": tf.nn.relu, "SiLU": tf.nn.silu, "Sigmoid": tf.sigmoid}
+        activations |= {"Identity": tf.identity, "GELU": tf.nn.gelu}
+        products = tf.matmul(vectors, self.weight, transpose_b=True)
+        return activations[self.activation](products if self.bias is None else products + self.bias)
+
+
+@dataclass(frozen=True)
+class SentenceModel:
+    """How a model makes vectors of texts.
+
+    transformer: folder of the transformer within the model; empty for the model's.
+    poolings: whose vectors are joined.
+    includes_prompt: whether the prompt's tokens are pooled.
+    layers: after the pooling.
+    prompts: put before queries and passages.
+    max_length: tokens of the longest text; None if the tokenizer's settings decide.
+    is_lower: whether texts are put into lower case.
+    truncate_dim: numbers of a vector that are kept; None for all.
+    similarity: by which vectors are compared, `cosine` or `dot`.
+    """
+
+    transformer: str
+    poolings: tuple[str, ...]
+    includes_prompt: bool
+    layers: tuple[Dense | Normalize, ...]
+    prompts: tuple[str, str]
+    max_length: int | None
+    is_lower: bool
+    truncate_dim: int | None
+    similarity: str
+
+    @property
+    def identity(self) -> list[Any]:
+        """All that decides the vector of a passage, beside transformer and tokenizer, as JSON can hold it."""
+        more = [self.prompts[1], self.max_length, self.is_lower, self.truncate_dim]
+        return [self.poolings, self.includes_prompt, [layer.identity for layer in self.layers], *more]
+
+    def vectors(self, states: "tf.Tensor", mask: "tf.Tensor", prompt_length: "tf.Tensor") -> "tf.Tensor":
+        """Compute vectors, float32 (texts, width), from states (texts, length, hidden) and mask (texts, length).
+
+        prompt_length: tokens of the prompt, with the special tokens before it; 0 without a prompt.
+        """
+        import tensorflow as tf
+
+        states = tf.cast(states, tf.float32)
+        if not self.includes_prompt:
+            mask *= tf.cast(tf.range(tf.shape(mask)[1]) >= prompt_length, mask.dtype)
+        vectors = tf.concat([pooled(states, mask, mode) for mode in self.poolings], axis=-1)
+        for layer in self.layers:
+            vectors = layer.apply(vectors)
+        return vectors[:, : self.truncate_dim]
+
+
+def pooled(states: "tf.Tensor", mask: "tf.Tensor", mode: str) -> "tf.Tensor":
+    """Pool states (texts, length, hidden) of the tokens in a mask of 0 and 1 (texts, length); (texts, hidden)."""
+    import tensorflow as tf
+
+    length = tf.shape(mask)[1]
+    if mode == "cls":
+        return tf.gather(states, tf.argmax(mask, axis=1, output_type=tf.int32), batch_dims=1)
+    if mode == "lasttoken":
+        from_end = tf.argmax(mask[:, ::-1], axis=1, output_type=tf.int32)
+        return tf.gather(states, length - 1 - from_end, batch_dims=1)
+    weights = tf.cast(mask, tf.float32)[..., tf.newaxis]
+    if mode == "max":
+        return tf.reduce_max(tf.where(weights > 0, states, -np.inf), axis=1)
+    if mode == "weightedmean":
+        weights *= tf.cast(tf.range(1, length + 1), tf.float32)[tf.newaxis, :, tf.newaxis]
+    total, weight = tf.reduce_sum(states * weights, axis=1), tf.maximum(tf.reduce_sum(weights, axis=1), 1e-9)
+    return total / (tf.sqrt(weight) if mode == "mean_sqrt_len_tokens" else weight)
+
+
+def read_sentence_model(folder: str, name: str) -> SentenceModel:
+    """Read a model in a local folder or on the Hub; `name` is for errors.
+
+    Raises:
+        InputError: it is no model of texts, or a module or setting of it is not supported.
+    """
+    modules = read_json(folder, MODULES)
+    if modules is None:
+        raise InputError(f"--model: {name} does not embed texts. Train it with finetuning/run_embedding.py first.")
+    refuse = _Refusals(name)
+    modules = [refuse.module(one) for one in modules]
+    kinds = [kind for kind, _ in modules]
+    if kinds[:2] != ["Transformer", "Pooling"]:
+        raise refuse.error("modules", ", ".join(kinds), "start with Transformer and Pooling")
+    (_, transformer), (_, pooling), *after = modules
+    settings, of_pooling = read_json(folder, SETTINGS) or {}, read_json(folder, f"{pooling}/config.json") or {}
+    refuse.other(
+        SETTINGS,
+        settings,
+        {"__version__", "prompts", "default_prompt_name", "truncate_dim", "similarity_fn_name"},
+        {"model_type": "SentenceTransformer"},
+    )
+    similarity = settings.get("similarity_fn_name") or COSINE
+    if similarity not in (COSINE, DOT):
+        raise refuse.error("similarity_fn_name", similarity, "be cosine or dot")
+    length, is_lower = _read_transformer(folder, transformer, refuse)
+    sizes = {"word_embedding_dimension", "embedding_dimension"}
+    refuse.other(f"{pooling}/config.json", of_pooling, {*OLD_POOLINGS, *sizes, "pooling_mode", "include_prompt"})
+    return SentenceModel(
+        transformer,
+        _poolings(of_pooling, refuse),
+        of_pooling.get("include_prompt", True),
+        tuple(_read_layer(folder, kind, path, refuse) for kind, path in after if kind != "Dropout"),
+        _prompts(settings, refuse),
+        length,
+        is_lower,
+        settings.get("truncate_dim"),
+        similarity,
+    )
+
+
+class _Refusals:
+    """Makes the errors about a model's modules and settings."""
+
+    def __init__(self, model: str):
+        self.model = model
+
+    def error(self, setting: str, value: Any, rule: str) -> InputError:
+        shown = value if isinstance(value, str) else json.dumps(value)
+        return InputError(f"--model: {setting} of {self.model} must {rule}; it is {shown[:100]}. Use another model.")
+
+    def module(self, module: Any) -> tuple[str, str]:
+        """Return the kind and the folder of an entry of `modules.json`."""
+        full_name = str(module.get("type"))
+        kind = full_name.rpartition(".")[2]
+        known = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout")
+        if not full_name.startswith("sentence_transformers.") or kind not in known or module.get("kwargs"):
+            raise self.error("each module", full_name, f"be one of sentence-transformers' {', '.join(known)}")
+        return kind, str(module.get("path") or "")
+
+    def other(
+        self, file: str, settings: Mapping[str, Any], known: set[str], only: Mapping[str, Any] | None = None
+    ) -> None:
+        """Refuse settings that are not known, unless they are empty; or that have another value than `only` gives."""
+        for key, value in settings.items():
+            if key in (only or {}):
+                if value not in (None, (only or {})[key]):
+                    raise self.error(f"{key} in {file}", value, f"be {json.dumps((only or {})[key])}")
+            elif key not in known and value not in (None, {}, [], "", False):
+                raise self.error(f"{key} in {file}", value, "not be set")
+
+
+def read_json(folder: str, file: str) -> Any:
+    """Read a JSON file of a model; None without one."""
+    path = find_file(folder, file)
+    if path is None:
+        return None
+    with guarded_read(path, "a JSON file"):
+        return json.loads(Path(path).read_text(encoding="utf-8-sig"))
+
+
+def inside(path: str, file: str) -> str:
+    return f"{path}/{file}" if path else file
+
+
+def _read_transformer(folder: str, path: str, refuse: _Refusals) -> tuple[int | None, bool]:
+    """Read the longest length of a text, if it is set here, and whether texts are put into lower case."""
+    settings: dict[str, Any] = {}
+    for name in TRANSFORMER_SETTINGS:
+        file = inside(path, name)
+        if settings := read_json(folder, file) or {}:
+            break
+    text = {"method": "forward", "method_output_name": "last_hidden_state"}
+    refuse.other(
+        file,
+        settings,
+        {"max_seq_length", "do_lower_case", "unpad_inputs"},
+        {
+            "transformer_task": "feature-extraction",
+            "modality_config": {"text": text},
+            "module_output_name": "token_embeddings",
+        },
+    )
+    return settings.get("max_seq_length"), bool(settings.get("do_lower_case"))
+
+
+def _poolings(settings: Mapping[str, Any], refuse: _Refusals) -> tuple[str, ...]:
+    given: Any = settings.get("pooling_mode")
+    if given is None:
+        given = [mode for key, mode in OLD_POOLINGS.items() if settings.get(key)] or ["mean"]
+    modes = (given,) if isinstance(given, str) else tuple(given)
+    if unknown := [mode for mode in modes if mode not in OLD_POOLINGS.values()]:
+        raise refuse.error("pooling_mode", unknown[0], f"be one of {', '.join(OLD_POOLINGS.values())}")
+    return modes
+
+
+def _prompts(settings: Mapping[str, Any], refuse: _Refusals) -> tuple[str, str]:
+    """Return the prompts of queries and passages: those of these names, or the default one."""
+    given: Mapping[str, Any] = settings.get("prompts") or {}
+    prompts: dict[Any, str] = {name: str(prompt) for name, prompt in given.items() if prompt is not None}
+    default = settings.get("default_prompt_name")
+    if default is not None and default not in prompts:
+        raise refuse.error("default_prompt_name", default, "be the name of a prompt")
+
+    def first(names: Sequence[str]) -> str:
+        return next((prompts[name] for name in names if name in prompts), prompts.get(default, ""))
+
+    return first(QUERY_PROMPTS), first(PASSAGE_PROMPTS)
+
+
+def _read_layer(folder: str, kind: str, path: str, refuse: _Refusals) -> Dense | Normalize:
+    if kind == "Normalize":
+        return Normalize()
+    if kind != "Dense":
+        raise refuse.error("each module after Pooling", kind, "be Dense, Normalize or Dropout")
+    settings, file = read_json(folder, inside(path, "config.json")) or {}, inside(path, "config.json")
+    name = "sentence_embedding"
+    refuse.other(
+        file,
+        settings,
+        {"in_features", "out_features", "bias", "activation_function"},
+        {"module_input_name": name, "module_output_name": name},
+    )
+    activation = settings.get("activation_function", "torch.nn.modules.activation.Tanh")
+    kind = str(activation).rpartition(".")[2]
+    if not str(activation).startswith("torch.") or kind not in ACTIVATIONS:
+        raise refuse.error(f"activation_function in {file}", activation, f"be torch's {', '.join(ACTIVATIONS)}")
+    weights = find_file(folder, inside(path, "model.safetensors"))
+    if weights is None:
+        raise refuse.error(f"the weights of {path}", "missing", "be in model.safetensors; save it with PyTorch again")
+    from safetensors.numpy import load_file
+
+    with guarded_read(weights, "a safetensors file"):
+        arrays = {key: value.astype(np.float32) for key, value in load_file(weights).items()}
+        weight = arrays["linear.weight"]
+        return Dense(weight, arrays["linear.bias"] if settings.get("bias", True) else None, kind)
