@@ -1,6 +1,7 @@
 """Runs of `run_embedding.py` from rows of text to an export, and the files that they write."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from finetuning.run_embedding import main
+from finetuning.tasks.embedding import compared
 from tests.fixtures.finetuned_runs import run_on_one_device
 from tests.fixtures.results import read_json, results
 from tests.fixtures.tiny_classification import write_start
@@ -89,6 +91,38 @@ def test_a_model_may_be_token_embeddings_without_layers(tmp_path):
     write_rows(tmp_path)
     assert main([*embedding_flags(start, tmp_path), "--max-steps", "2"]) == 0
     assert read_json(tmp_path / "run" / "export" / "config.json")["num_hidden_layers"] == 0
+
+
+@pytest.mark.usefixtures("one_device", "eagerly")
+def test_a_model_that_is_worse_than_random_weights_says_what_to_do(tiny_start, tmp_path, run, caplog):
+    """All tokens of the start have one vector, so it cannot tell texts apart."""
+    shutil.copytree(tiny_start / "start", tmp_path / "start")
+    weights = load_file(tmp_path / "start" / "model.safetensors")
+    (name,) = [one for one in weights if one.endswith(("word_embeddings.weight", "tok_embeddings.weight"))]
+    weights[name] = np.broadcast_to(weights[name][:1], weights[name].shape).copy()
+    save_file(weights, tmp_path / "start" / "model.safetensors", {"format": "pt"})
+    write_rows(tmp_path)
+    flags = embedding_flags(tmp_path / "start", tmp_path, "--max-steps", "1", "--learning-rate", "1e-12")
+    outcome = run(main, *flags)
+    assert outcome.status == 0, outcome.err
+    found = results(tmp_path / "run")
+    assert found["eval_ndcg_at_10"] < found["eval_random_ndcg_at_10"]
+    (warning,) = [one.getMessage() for one in caplog.records if "worse than random weights" in one.getMessage()]
+    assert f"`python recipes/whiten.py {tmp_path}/start {tmp_path}/train.jsonl work/whitened`" in warning
+    assert "--init-from work/whitened --embedding-dim 32 --learning-rate 1e-3" in warning
+    assert "this model is worse by" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [
+        ((0.1, 0.2), "this model is better by 0.1000 to 0.2000"),
+        ((-0.4411, -0.3617), "this model is worse by 0.3617 to 0.4411"),
+        ((-0.01, 0.02), "no clear difference: -0.0100 to +0.0200"),
+    ],
+)
+def test_a_difference_has_a_direction(ends, words):
+    assert compared(*ends) == f"{words} (95% interval)"
 
 
 TRAIN = '{"query": "a", "passage": "b"}\n{"query": "c", "passage": "d"}\n'

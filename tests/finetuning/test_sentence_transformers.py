@@ -4,9 +4,11 @@ Vectors are compared with a direct computation from the states of the network; t
 test_beside_sentence_transformers.py compares them with those of the library.
 """
 
+import functools
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,13 +28,16 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_plain(tmp_path_factory.mktemp("plain") / "model")
 
 
-def direct_vectors(form: str, folder: Path, prompt: str) -> np.ndarray:
-    """Compute the vectors of `TEXTS`, one after the other, by the rules of each module."""
+@functools.cache
+def load_transformer(plain: Path) -> Any:
     from train.model.from_pretrained import load_model
 
-    of = FORMS[form]
-    path = folder / of.get("transformer", "")
-    tokenizer, network = tiny_tokenizer(), load_model(str(path), "TFAutoModel")
+    return load_model(str(plain), "TFAutoModel")
+
+
+def direct_vectors(form: str, plain: Path, prompt: str) -> np.ndarray:
+    """Compute the vectors of `TEXTS`, one after the other, by the rules of each module."""
+    of, tokenizer, network = FORMS[form], tiny_tokenizer(), load_transformer(plain)
     limits = [of.get("max_seq_length"), *([of.get("model_max_length", 24), 32] if "max_seq_length" not in of else [])]
     length = min(limit for limit in limits if limit is not None)
     found = []
@@ -73,7 +78,7 @@ def test_vectors_are_those_of_the_modules(form, plain, tmp_path):
     assert encoder.model.prompts == (query, passage)
     for prompt in {query, passage}:
         np.testing.assert_allclose(
-            encoder.encode(TEXTS, prompt, 2), direct_vectors(form, folder, prompt), atol=1e-5, rtol=1e-5
+            encoder.encode(TEXTS, prompt, 2), direct_vectors(form, plain, prompt), atol=1e-5, rtol=1e-5
         )
 
 
@@ -88,7 +93,7 @@ def test_the_command_writes_these_vectors_and_compares_them_as_the_model_says(pl
         assert outcome.status == 0, outcome.err
         printed[form] = [float(line.split()[0]) for line in outcome.out.splitlines()[1:]]
         vectors = np.load(tmp_path / f"{form}.vectors" / "vectors-00000.npy")
-        np.testing.assert_allclose(vectors, direct_vectors(form, folder, "")[: len(texts)], atol=1e-5)
+        np.testing.assert_allclose(vectors, direct_vectors(form, plain, "")[: len(texts)], atol=1e-5)
         query = TextEncoder.open(str(folder)).encode(["the name"], "", 1)
         expected = vectors @ query[0]
         if form == "no normalization":

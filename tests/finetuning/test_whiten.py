@@ -1,12 +1,17 @@
 """The recipe that whitens vectors: what the layer computes, and that training starts from it."""
 
+import json
+
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from finetuning.run_embedding import main as train
 from finetuning.tasks.vectors import TextEncoder
-from recipes.whiten import SMOOTHING, main, whitening
+from mlm_common.errors import InputError
+from recipes.whiten import SMOOTHING, main, read_passages, whitening
+from tests.finetuning.tasks.test_beir import CORPUS, QRELS, QUERIES, write_beir
+from tests.fixtures.results import write_jsonl
 from tests.fixtures.tiny_texts import embedding_flags, rows_of, write_rows
 
 
@@ -40,6 +45,36 @@ def test_training_starts_from_the_whitened_vectors(tiny_start, tmp_path, run):
     assert "CORPUS must have more than 32 texts, the width of the model; received 2." in run(main, *flags).error
     too_long = run(main, *flags[:-1], "31").error
     assert f"--max-seq-length must be at most 30, the longest row that {flags[0]} can take; received 31." in too_long
+
+
+def test_the_plan_of_whitening_names_no_missing_weights(tiny_start, tmp_path, run, caplog):
+    """The layer is made by the recipe; nobody should look for it in the start."""
+    caplog.set_level("INFO")
+    (tmp_path / "texts.txt").write_text("\n".join(row["passage"] for row in rows_of("train")), encoding="utf-8")
+    outcome = run(main, tiny_start / "start", tmp_path / "texts.txt", tmp_path / "white", "--max-seq-length", "30")
+    assert outcome.status == 0, outcome.err
+    assert "custom_head" not in caplog.text
+    assert "head" not in caplog.text
+    more = f"--init-from {tmp_path}/white --embedding-dim 32 --learning-rate 1e-3"
+    assert f"next: python finetuning/run_embedding.py {more}" in outcome.out
+
+
+def test_training_files_are_read_for_their_passages(tmp_path):
+    beir = write_beir(tmp_path / "beir", [*CORPUS, {"_id": "d3", "text": ""}], QUERIES, QRELS)
+    assert read_passages(str(beir)) == ["A cat", "dog"]
+    paragraphs = [{"context": "one", "qas": []}, {"context": "two"}, {"context": "one"}, {"context": " "}]
+    squad = tmp_path / "squad.json"
+    squad.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}), encoding="utf-8")
+    assert read_passages(str(squad)) == ["one", "two"]
+    pairs = write_jsonl(tmp_path / "pairs.jsonl", {"query": "q", "passage": "p", "negative": "n"})
+    assert read_passages(str(pairs)) == ["p", "n"]
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", {"title": "t", "text": "x"}, {"title": "t", "text": "x"})
+    assert read_passages(str(corpus)) == ["t x"]
+    with pytest.raises(InputError, match="there is no file"):
+        read_passages(str(tmp_path / "missing.jsonl"))
+    labels = write_jsonl(tmp_path / "nli.jsonl", {"a": "q", "b": "p", "label": "n"})
+    with pytest.raises(InputError, match="has no column text"):
+        read_passages(str(labels))
 
 
 def test_the_output_is_checked_first(tiny_start, tmp_path, run):
