@@ -34,7 +34,7 @@ from mlm_common.corpus.text_files import ByteRange, absolute_pattern, find_files
 from mlm_common.corpus.text_formats import BadRows
 from mlm_common.errors import InputError
 from mlm_common.folder_lock import locked_folder
-from mlm_common.storage import open_folder, read_file
+from mlm_common.storage import open_folder, read_file, short_path
 from mlm_common.storage.reading import StoredFile
 from mlm_common.tokenizer import load_tokenizer
 from mlm_common.workers import Workers, num_cores
@@ -167,7 +167,8 @@ def plan_fields(
     files = corpus.files(config.split)
     found = next(((file, record) for file in files for record in records_of(file)), None)
     if found is None:
-        raise InputError(f"--data-files must have records; there is none in {len(files):,} files.")
+        names = ", ".join(short_path(file.name) for file in files[:3]) + (", …" if len(files) > 3 else "")
+        raise InputError(f"--data-files must have records; there is none in {names}.")
     try:
         max_length = len(decode_feature(found[1], IDS))
     except (IndexError, KeyError, ValueError) as error:

@@ -1,6 +1,7 @@
 """Read files that other programs wrote: an exception of a reader becomes one line with file, reason and hint."""
 
 import os
+import stat
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,12 +31,23 @@ def guarded_read(path: str | Path, kind: str, *, flag: str | None = None, hint: 
     Raises:
         InputError: the body of the `with` statement raised.
     """
+    if _would_wait(path):
+        raise missing(str(path), flag, "file")
     try:
         yield
     except (InputError, RunFailedError, MemoryError):
         raise
     except Exception as error:
         raise unreadable(path, kind, error, flag=flag, hint=hint) from error
+
+
+def _would_wait(path: str | Path) -> bool:
+    """Return whether the path is a pipe or a device, whose readers wait for a writer."""
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116  (a path of the Hub or of Cloud Storage is none)
+    except (OSError, ValueError):
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def unreadable(path: str | Path, kind: str, error: Exception, *, flag: str | None = None, hint: str = "") -> InputError:

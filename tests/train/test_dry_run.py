@@ -1,7 +1,9 @@
 """`--dry-run` of pretraining and of fine-tuning: the plan of the run, in seconds, since it takes no TensorFlow."""
 
 import json
+import shutil
 
+from mlm_common.errors import EXIT_PERMANENT
 from tests.fixtures.fresh_process import answers_of
 from tests.fixtures.results import read_json
 from tests.fixtures.tiny_classification import flags as classification_flags
@@ -52,6 +54,15 @@ def test_a_network_of_which_the_arithmetic_is_not_known_is_built(shards, tmp_pat
     status, plan, _ = run(main, *run_flags(shards, tmp_path / "run"), *model, "--dry-run")
     assert status == 0
     assert "parameters  " in plan
+
+
+def test_a_shard_that_is_damaged_is_one_line(shards, tmp_path, run):
+    shutil.copytree(shards, tmp_path / "shards")
+    for path in (tmp_path / "shards" / "train").glob("*.tfrecord"):
+        path.write_bytes(bytes(path.stat().st_size))
+    outcome = run(main, *run_flags(tmp_path / "shards", tmp_path / "run"), "--dry-run")
+    assert outcome.status == EXIT_PERMANENT
+    assert "Find it with `prepare_tfrecord_shards.py --verify`" in outcome.error
 
 
 def test_the_time_of_a_phase_is_that_of_its_steps_alone(phase_shards, tmp_path, run, monkeypatch):

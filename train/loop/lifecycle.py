@@ -165,10 +165,12 @@ def show_first_rows(run: Run, plans: tuple[Plan, ...]) -> None:
         return
     try:
         from train.loop.trainer import print_first_rows
+        from train.runtime.strategy import explained_failures
     except ImportError as error:
         logger.warning("The first row is not shown: %s", error)
         return
-    print_first_rows(run, plans)
+    with explained_failures(run.cluster, run.folder):
+        print_first_rows(run, plans)
 
 
 def prepare(config: Settings, job: Job[Settings], *, with_tpu: bool = True) -> Run:

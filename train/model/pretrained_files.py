@@ -47,13 +47,12 @@ def read_config(folder_or_hub_id: str) -> PretrainedConfig:
         with guarded_read(path, A_CONFIGURATION):
             settings = json.loads(path.read_bytes())
             _check_settings(settings)
-            try:
-                return AutoConfig.from_pretrained(folder_or_hub_id)
-            except ValueError as error:
-                if "model_type" in settings:
-                    raise
-                raise ValueError("it has no model_type") from error  # nor does the folder's name contain one
+            if "model_type" not in settings:
+                return CONFIG_MAPPING[_model_type_in(Path(folder_or_hub_id).resolve().name)].from_dict(settings)
+            return AutoConfig.from_pretrained(folder_or_hub_id)
     try:
+        if not PretrainedConfig.get_config_dict(folder_or_hub_id)[0]:  # AutoConfig would guess by the name
+            raise FileNotFoundError(f"it has no {CONFIG_NAME}")
         return AutoConfig.from_pretrained(folder_or_hub_id)
     except Exception as error:  # those of the Hub, of its client, and of whatever file it sent
         rule = "A model is a folder with config.json, or a model on the Hub"
@@ -61,6 +60,14 @@ def read_config(folder_or_hub_id: str) -> PretrainedConfig:
             raise InputError(f"{rule}; {folder_or_hub_id} has none. Did you mean {found}?") from error
         reason = textwrap.shorten(str(error), MAX_REASON_CHARACTERS)
         raise hub_error(f"{rule}; {folder_or_hub_id} cannot be read: {reason}", error) from error
+
+
+def _model_type_in(name: str) -> str:
+    """Find the type in a folder's name, as for Google's small BERTs; transformers also looks at the folders above."""
+    found = max((kind for kind in CONFIG_MAPPING if kind in name), key=len, default=None)
+    if found is None:
+        raise ValueError("it has no model_type")
+    return found
 
 
 def _check_settings(settings: Any) -> None:

@@ -1,6 +1,7 @@
 """Files that other programs wrote: each exception of a reader becomes one line with file, reason and hint."""
 
 import json
+import os
 
 import pytest
 from hypothesis import given
@@ -69,3 +70,11 @@ def test_any_exception_becomes_one_line(tmp_path, error, message):
 def test_impossible_names_are_one_line(check, name):
     with pytest.raises(InputError, match=r"cannot be read|there is no"):
         check(name, "--file")
+
+
+def test_a_pipe_is_refused_before_its_reader_waits(tmp_path):
+    os.mkfifo(tmp_path / "a.json")
+    assert "there is no file" in message_of(tmp_path / "a.json", read_json, flag="--file")
+    assert "it is a pipe or device" in message_of(tmp_path / "a.json", read_json)
+    with guarded_read(tmp_path, "a folder"):
+        pass

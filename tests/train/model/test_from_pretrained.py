@@ -6,6 +6,7 @@ from safetensors.numpy import load_file, save_file
 from mlm_common.errors import InputError
 from tests.fixtures.tiny_models import padded_batch, tiny_config, tiny_model, tiny_tokenizer
 from train.model.from_pretrained import load_model
+from train.model.pretrained_files import read_config
 from train.publishing.pytorch_format import export_model
 
 
@@ -58,3 +59,16 @@ def test_weights_of_other_libraries_are_refused(tmp_path):
     save_file({"a": np.zeros(3, np.float32)}, tmp_path / "model.safetensors", metadata={"format": "mlx"})
     with pytest.raises(InputError, match="are mlx's"):
         load_model(str(tmp_path))
+
+
+def test_a_folder_without_a_configuration_is_no_model_whatever_its_name(tmp_path):
+    """transformers takes its defaults for the architecture that a path contains."""
+    folder = tmp_path / "roberta" / "my-bert"
+    folder.mkdir(parents=True)
+    with pytest.raises(InputError, match=r"my-bert cannot be read: it has no config\.json"):
+        read_config(str(folder))
+    (folder / "config.json").write_text('{"hidden_size": 24}', encoding="utf-8")
+    config = read_config(str(folder))
+    assert (config.model_type, config.hidden_size) == ("bert", 24)
+    with pytest.raises(InputError, match="it has no model_type"):
+        read_config(str(folder.rename(tmp_path / "roberta" / "my-model")))
