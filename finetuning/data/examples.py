@@ -9,6 +9,7 @@ from typing import Any
 
 from finetuning.config.settings import ExamplesConfig
 from finetuning.data.table_formats import ENDINGS, LINE_READERS, read_csv, read_parquet, read_tsv
+from mlm_common.cli.settings import nearest_name
 from mlm_common.corpus.csv_rows import DELIMITERS, parse_delimiter
 from mlm_common.corpus.hub_dataset import find_builder, saved_splits
 from mlm_common.errors import InputError
@@ -35,7 +36,12 @@ class Table:
 
     def column(self, name: str, flag: str) -> Sequence[Any]:
         if name not in self.columns:
-            raise InputError(f"{flag} must name a column of {self.name}: {', '.join(self.columns)}; received {name}.")
+            near = nearest_name(name, self.columns)
+            hint = f" Did you mean {near}?" if near else ""
+            known = ", ".join(
+                one if one.strip() == one and one.isprintable() and one else repr(one) for one in self.columns
+            )
+            raise InputError(f"{flag} must name a column of {self.name}, which has {known}, but no {name}.{hint}")
         return self.columns[name]
 
     def first(self, num_rows: int | None) -> "Table":

@@ -65,10 +65,11 @@ class ReadModel:
 
 @dataclass(frozen=True)
 class Start(ReadModel):
-    """The model that a run starts from, its settings, and where the tokenizer came from."""
+    """The model that a run starts from, its settings, where the tokenizer came from, and a warning for the plan."""
 
     config: FinetuningConfig
     tokenizer_source: str
+    note: str = ""
 
     def run(
         self,
@@ -93,6 +94,8 @@ class Start(ReadModel):
         """
         task.evaluated = validation
         config = self.config
+        if self.note:
+            logger.warning("%s", self.note)
         if inputs_class.fits_lengths and not config.data.length_buckets:
             # In the settings, so that they are a part of the run's identity, and predictions have them, too.
             lengths = fitted_lengths(train_rows.lengths, config.data.max_seq_length)
@@ -131,17 +134,30 @@ def open_start(config: FinetuningConfig) -> Start:
     except InputError as error:
         raise InputError(f"--init-from: {error}") from error
     check_architecture(model_config)
+    note = note_of_longer_rows(config, model_config)
     config = with_positions(config, model_config, given)
     tokenizer = load_tokenizer(init_from)
     if data.tokenizer_name is None:
-        return Start(model_config, tokenizer, config, init_from)
+        return Start(model_config, tokenizer, config, init_from, note)
     named = load_tokenizer(data.tokenizer_name)
     if named.get_vocab() != tokenizer.get_vocab():
         raise InputError(
             f"--tokenizer-name must have the vocabulary of {init_from}, since what was learned belongs to the ids; "
             f"{data.tokenizer_name} has another. Leave it out."
         )
-    return Start(model_config, named, config, data.tokenizer_name)
+    return Start(model_config, named, config, data.tokenizer_name, note)
+
+
+def note_of_longer_rows(config: FinetuningConfig, model_config: PretrainedConfig) -> str:
+    """Say that rotary positions extend to rows that are longer than those of pretraining; empty where none are."""
+    positions, longest = max_positions(model_config), config.data.max_seq_length
+    is_asked_for = "max_position_embeddings" in parse_overrides(config.model.config_overrides)
+    if positions is None or longest <= positions or is_asked_for or learns_positions(model_config):
+        return ""
+    return (
+        f"The model was pretrained on rows of {positions} tokens, and --max-seq-length is {longest}: the score may be "
+        f"lower. Compare it with that of --max-seq-length {positions}."
+    )
 
 
 def with_positions(config: FinetuningConfig, model_config: PretrainedConfig, name: str) -> FinetuningConfig:
@@ -166,11 +182,6 @@ def with_positions(config: FinetuningConfig, model_config: PretrainedConfig, nam
             f"{name} takes rows of at most {positions} tokens, but --max-seq-length is {longest}. Use --max-seq-length "
             f"{positions}, or pretrain with longer rows (--max-length {longest} of prepare_tfrecord_shards.py)."
         )
-    logger.warning(
-        "%s was pretrained on rows of at most %d tokens, but --max-seq-length is %d. Its rotary positions extend to "
-        "longer rows, which it has never seen: compare the score with that of --max-seq-length %d.",
-        *(name, positions, longest, positions),
-    )
     more = f"max_position_embeddings={longest + position_offset(model_config)}"
     model = dataclasses.replace(config.model, config_overrides=",".join(filter(None, (overrides, more))))
     return dataclasses.replace(config, model=model)

@@ -106,7 +106,8 @@ class ExampleTask(Task):
         rows = {"validation loss": f"{shown_score(figures['loss'])}, of {figures['num_rows']:,} rows"}
         for name in (*self.metrics, *((COMBINED,) if COMBINED in figures else ())):
             guess = f"; a guess without the text: {shown_score(self.guess[name])}" if name in self.guess else ""
-            rows[name.replace("_", " ")] = f"{shown_score(figures[name])}{guess}"
+            title = f"mean of {len(self.metrics)} scores" if name == COMBINED else name.replace("_", " ")
+            rows[title] = f"{shown_score(figures[name])}{guess}"
         if figures["is_degenerate"]:
             rows["degenerate"] = "all predictions are the same: nothing was learned"
         return rows

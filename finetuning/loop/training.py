@@ -6,6 +6,7 @@ Results are files with the names that transformers' scripts give them.
 import dataclasses
 import json
 import logging
+import math
 import statistics
 import sys
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from mlm_common.storage import Folder, open_folder
 from train.loop import lifecycle
 from train.loop.run import Run, print_table
 from train.metrics.log import TRAIN
+from train.model.computation import count_parameters
 
 if TYPE_CHECKING:
     from train.loop.trainer import Trainer
@@ -31,6 +33,10 @@ logger = logging.getLogger(__name__)
 
 # Runs the model on rows, for what the task keeps of each: `Task.figures` takes it.
 Predict = Callable[[EncodedRows], dict[str, NDArray[Any]]]
+# Fewer steps rarely teach a task.
+FEW_STEPS = 50
+# Smaller models, in parameters, learn little at the rates of BERT, and well at this one.
+SMALL_MODEL, SMALL_MODEL_RATE = 20e6, 5e-4
 # How the names of the figures of `eval_results.json` begin that are no scores, or do not depend on the seed.
 NO_SCORES = ("eval_samples", "eval_is_", "eval_num_", "eval_guess_", "eval_above_", "epoch")
 
@@ -48,6 +54,7 @@ class FinetuningJob(lifecycle.Job[Settings]):
     tests: list[Part]
 
     def check(self, run: Run) -> None:
+        warn_of_little_training(run)
         if self.needs_validation and not run.phases[0].inputs.num_evaluation_batches(1):
             hint = "Use --validation-file, or a data set with a split validation."
             raise InputError(f"--seeds compares scores and needs a validation part; there is none. {hint}")
@@ -121,6 +128,26 @@ class FinetuningJob(lifecycle.Job[Settings]):
                     logger.warning("All predictions of the validation part are the same: nothing was learned.")
             write_figures(folder, {"train": train, **results})
         return evaluated
+
+
+def warn_of_little_training(run: Run) -> None:
+    """Warn of steps that are too few to learn a task, and of a learning rate for larger models."""
+    if not run.cluster.is_chief:
+        return
+    plans, phase = run.expected_plans(with_tensorflow=False) or run.plans(1), run.phases[0]
+    num_steps, settings = plans[0].num_steps, phase.config.optimization
+    if num_steps < FEW_STEPS and settings.max_steps is None:
+        num_epochs = math.ceil(settings.num_epochs * FEW_STEPS / num_steps)
+        logger.warning(
+            "%s steps are few to learn a task. For at least %s, use --num-epochs %s or a smaller batch.",
+            *(f"{num_steps:,}", FEW_STEPS, f"{num_epochs:,}"),
+        )
+    num_parameters = count_parameters(phase.model_config)
+    if num_parameters is not None and num_parameters < SMALL_MODEL and settings.learning_rate < SMALL_MODEL_RATE / 5:
+        logger.warning(
+            "--learning-rate %g suits larger models; one of %.1f million parameters learns faster at about %g.",
+            *(settings.learning_rate, num_parameters / 1e6, SMALL_MODEL_RATE),
+        )
 
 
 def write_figures(folder: Folder, parts: Mapping[str, Mapping[str, Any]]) -> None:

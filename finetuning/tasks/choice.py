@@ -13,6 +13,7 @@ from finetuning.config.settings import ChoiceConfig, ChoiceData
 from finetuning.data.examples import Table, read_tables, texts_of
 from finetuning.data.inputs import ATTENTION_MASK, INDEX, INPUT_IDS, EncodedRows
 from finetuning.data.labels import Labels, is_missing
+from finetuning.data.shared_rows import check_shared_rows
 from finetuning.loop.model import ReadModel, open_start
 from finetuning.loop.task import EVAL_NAME, ON_ROWS, Part, class_loss, finetuned_card
 from finetuning.loop.training import FinetuningJob
@@ -243,6 +244,14 @@ class ChoiceJob(FinetuningJob[ChoiceConfig]):
         tables = read_tables(data)
         columns = columns_of(tables["train"].columns, tables["train"].name, data)
         parts = {split: read_choices(one, columns, needs_labels=split != "test") for split, one in tables.items()}
+        check_shared_rows(
+            {
+                split: [(one, *map(str, row)) for one, row in zip(part.contexts, part.choices, strict=True)]
+                for split, part in parts.items()
+            },
+            {split: part.name for split, part in parts.items()},
+            [split for split, part in parts.items() if part.labels is None],
+        )
         names = names_of(parts["train"], columns)
 
         def part(split: str, file: str = "") -> Part:

@@ -4,7 +4,7 @@ import csv
 import io
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from finetuning.config.settings import ClassificationConfig, ClassificationData
 from finetuning.data.examples import Examples, Parts, Table, describe_forms, read_table, read_tables, texts_of
 from finetuning.data.glue import GLUE_TASKS, read_glue
 from finetuning.data.labels import LabelReading, Labels, find_labels, is_missing
+from finetuning.data.shared_rows import check_shared_rows
 from finetuning.loop.model import Start, open_start
 from finetuning.loop.task import COMBINED, EVAL_NAME, ON_ROWS, Part, RowTask, class_loss, describe_loss, finetuned_card
 from finetuning.loop.training import FinetuningJob
@@ -169,6 +170,7 @@ class ClassificationJob(FinetuningJob[ClassificationConfig]):
         check_packages("sklearn", "scipy")
         start, data = open_start(config), config.data
         parts = read_parts(data)
+        check_shared_examples(parts.train, parts.validation, parts.tests)
         labels = _labels(data, parts.train, start)
 
         def part(examples: Examples, file: str = "", *, is_test: bool = False) -> Part:
@@ -222,6 +224,16 @@ class ClassificationJob(FinetuningJob[ClassificationConfig]):
         return run
 
 
+def check_shared_examples(train: Examples, validation: Mapping[str, Examples], tests: Mapping[str, Examples]) -> None:
+    """Check that no part has mostly the texts of the training part."""
+    parts = {"train": train} | {f"eval{key}": one for key, one in validation.items()} | dict(tests)
+    check_shared_rows(
+        {key: list(zip(*one.texts, strict=True)) for key, one in parts.items()},
+        {key: one.name for key, one in parts.items()},
+        [key for key, one in parts.items() if one.labels is None],
+    )
+
+
 def _labels(data: ClassificationData, train: Examples, start: Start) -> Labels:
     assert train.labels is not None
     reading = LabelReading(
@@ -239,6 +251,7 @@ def read_parts(data: ClassificationData) -> Parts:
     if data.task_name is not None:
         return read_glue(data, GLUE_TASKS[data.task_name])
     tables = read_tables(data)
+    tables["train"].column(data.label_column_name, "--label-column-name")  # else it would be taken for a text
     texts = data.text_column_names or _text_columns(tables["train"], data)
     left_out = [repr(name) for name in tables["train"].columns if name not in (*texts, data.label_column_name)]
     note = f"; not read: {', '.join(left_out)}" if left_out else ""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from finetuning.config.settings import CustomConfig, CustomData, ExamplesConfig
 from finetuning.data.examples import SPLITS, Examples, num_samples
 from finetuning.data.inputs import ATTENTION_MASK
+from finetuning.data.shared_rows import check_shared_rows
 from finetuning.loop.model import open_start
 from finetuning.loop.task import EVAL_NAME, ON_ROWS, Part, RowTask, finetuned_card
 from finetuning.loop.training import FinetuningJob
@@ -121,6 +122,11 @@ class CustomJob(FinetuningJob[CustomConfig]):
         task = task_class(**start.of_rows)
         examples = read_examples(task, data)
         labels = read_labels(examples)
+        check_shared_rows(
+            {split: list(zip(*one.texts, strict=True)) for split, one in examples.items()},
+            {split: one.name for split, one in examples.items()},
+            [split for split in examples if split not in labels],
+        )
         task.see_labels(labels["train"], labels.get("validation"), data.metric_name)
 
         def part(split: str, file: str = "") -> Part:

@@ -10,6 +10,7 @@ import numpy as np
 
 from finetuning.config.settings import QuestionConfig, QuestionData
 from finetuning.data.inputs import INDEX, INPUT_IDS
+from finetuning.data.shared_rows import check_shared_rows
 from finetuning.loop.model import open_start
 from finetuning.loop.task import ExampleTask, Part
 from finetuning.loop.training import FinetuningJob
@@ -186,6 +187,11 @@ class QuestionJob(FinetuningJob[QuestionConfig]):
         questions = read_questions(data)
         if data.predicts and not {"test", "validation"} & questions.keys():
             raise InputError("--do-predict needs questions to predict; received neither --test-file nor validation.")
+        check_shared_rows(
+            {split: [(one.context, one.question) for one in some] for split, some in questions.items()},
+            {split: f"the {split} part" for split in questions},
+            ["test"] if any(one.answers is None for one in questions.get("test", ())) else [],
+        )
         may_have_no_answer = any(not one.answers for one in questions["train"])
         task = QuestionAnswering(data, may_have_no_answer=may_have_no_answer, **start.of_rows)
 

@@ -18,6 +18,7 @@ from finetuning.data.examples import Table, check_data_file, read_table, read_ta
 from finetuning.data.labels import short
 from mlm_common.errors import InputError
 from mlm_common.storage import read_file
+from mlm_common.storage.guard import guarded_read
 
 SQUAD_ENDINGS = (".json", ".json.gz")
 COLUMNS = ("id", "question", "context", "answers", "is_impossible")
@@ -90,7 +91,8 @@ def read_paragraphs(path: str, flag: str) -> list[dict[str, Any]]:
         raise InputError(
             f"{flag} must be a file in SQuAD's format, .json or .json.gz, like --train-file; received {path}."
         )
-    content = read_file(path)
+    with guarded_read(path, "a file in SQuAD's format", flag=flag):
+        content = read_file(path)
     try:
         articles = json.loads(gzip.decompress(content) if path.endswith(".gz") else content)["data"]
         paragraphs = [

@@ -18,6 +18,7 @@ from finetuning.config.settings import TaggingConfig, TaggingData
 from finetuning.data.examples import Table, read_table, read_tables
 from finetuning.data.inputs import INDEX, INPUT_IDS, TEXTS_AT_ONCE, TOKEN_TYPES, EncodedRows, check_room, join_rows
 from finetuning.data.labels import LabelReading, Labels, find_labels, is_missing, label_name
+from finetuning.data.shared_rows import check_shared_rows
 from finetuning.loop.model import open_start
 from finetuning.loop.task import (
     EVAL_NAME,
@@ -389,6 +390,11 @@ class TaggingJob(FinetuningJob[TaggingConfig]):
         check_packages("seqeval")
         start, data = open_start(config), config.data
         parts = read_sentences(data)
+        check_shared_rows(
+            {split: list(map(tuple, one.words)) for split, one in parts.items()},
+            {split: one.name for split, one in parts.items()},
+            [split for split, one in parts.items() if one.tags is None],
+        )
         tags = parts["train"].tags
         assert tags is not None
         flat = [tag for sentence in tags for tag in sentence]

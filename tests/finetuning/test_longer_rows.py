@@ -1,14 +1,13 @@
 """Fine-tuning on longer rows than in pretraining: rotary positions extend, tables of positions do not."""
 
 import json
-import logging
 import random
 
 import numpy as np
 import pytest
 
 from finetuning.config.settings import ClassificationConfig, parse_finetuning_config
-from finetuning.loop.model import with_positions
+from finetuning.loop.model import note_of_longer_rows, with_positions
 from finetuning.run_classification import main
 from mlm_common.errors import InputError
 from tests.fixtures.other_environments import output_of
@@ -29,22 +28,27 @@ with torch.no_grad():
 """
 
 
-def positioned(model: str, *flags: str, length: int = LENGTH) -> str | None:
+def config_of(*flags: str, length: int = LENGTH) -> ClassificationConfig:
     argv = ["--init-from", "work/model", "--output-dir", "work/run", "--max-seq-length", str(length), *flags]
-    config = parse_finetuning_config(ClassificationConfig, argv, "")
+    return parse_finetuning_config(ClassificationConfig, argv, "")
+
+
+def positioned(model: str, *flags: str, length: int = LENGTH) -> str | None:
+    config = config_of(*flags, length=length)
     return with_positions(config, tiny_config(model), "work/model").model.config_overrides
 
 
 @pytest.mark.parametrize("model", ["modernbert", "roformer"])
-def test_rotary_positions_extend_with_a_warning(model, caplog):
+def test_rotary_positions_extend_with_a_warning(model):
     assert positioned(model) == f"max_position_embeddings={LENGTH}"
     assert positioned(model, "--config-overrides", "hidden_size=8") == f"hidden_size=8,max_position_embeddings={LENGTH}"
-    (message, _) = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
-    assert "pretrained on rows of at most 32 tokens, but --max-seq-length is 60" in message
-    caplog.clear()
+    note = note_of_longer_rows(config_of(), tiny_config(model))
+    assert "pretrained on rows of 32 tokens, and --max-seq-length is 60" in note
     assert positioned(model, length=32) is None
-    assert positioned(model, "--config-overrides", "max_position_embeddings=99") == "max_position_embeddings=99"
-    assert not caplog.records
+    override = ("--config-overrides", "max_position_embeddings=99")
+    assert positioned(model, *override) == override[1]
+    for config in (config_of(length=32), config_of(*override)):
+        assert not note_of_longer_rows(config, tiny_config(model))
 
 
 def test_tables_of_positions_do_not(caplog):

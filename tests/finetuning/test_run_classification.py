@@ -85,7 +85,7 @@ def test_the_export_is_a_classifier(classified):
     [
         (("negative", "positive"), logging.INFO, "The head of {} is kept."),
         (("x", "y"), logging.WARNING, "trained for other labels: negative, positive; those of this task are x, y."),
-        (("x", "y", "z"), logging.INFO, "{} lacks these weights, which are initialized randomly: "),
+        (("x", "y", "z"), logging.INFO, "New layers, which {} does not have, start with random weights: "),
     ],
 )
 def test_a_line_says_what_becomes_of_the_head(classified, caplog, names, level, message):
@@ -112,6 +112,24 @@ def test_predictions_become_a_submission(classified, tmp_path, run):
     digits = {name: str(index) for index, name in enumerate(LABELS)}
     expected = [f"{index}\t{digits[name]}" for index, name in enumerate(predictions(classified, PREDICTED))]
     assert rows == ["index\tprediction", *expected, ""]
+
+
+def test_too_little_training_is_said(tiny_start, tmp_path, run, caplog):
+    """Both are silent where the steps are enough, or asked for, and the rate suits a small model."""
+    arguments = flags(tiny_start, tmp_path / "run", "--dry-run")
+    arguments += ["--num-epochs", "1", "--learning-rate", "2e-5"]
+    run(main, *arguments)
+    said = caplog.text
+    assert (
+        f"{STEPS_OF_PASS} steps are few to learn a task. For at least 50, use --num-epochs 6 or a smaller batch."
+        in said
+    )
+    assert "--learning-rate 2e-05 suits larger models; one of " in said
+    for more in (["--num-epochs", "6"], ["--max-steps", "3"]):
+        caplog.clear()
+        run(main, *arguments, *more, "--learning-rate", "5e-4")
+        assert "few to learn" not in caplog.text
+        assert "suits larger" not in caplog.text
 
 
 def test_the_plan_says_what_was_read(tiny_start, tmp_path, run):

@@ -116,7 +116,8 @@ def _without_heads(
     if type(model).__name__.endswith("Model") and not hasattr(model, OWN_HEAD):
         pass  # there is no head, and a pooler is not used
     elif fresh:
-        logger.info("%s lacks these weights, which are initialized randomly: %s", folder_or_hub_id, ", ".join(fresh))
+        text = "New layers, which %s does not have, start with random weights: %s"
+        logger.info(text, folder_or_hub_id, ", ".join(fresh))
     elif names == their_names:
         logger.info("The head of %s is kept.", folder_or_hub_id)
     else:

@@ -124,7 +124,11 @@ def test_a_test_part_may_have_labels(tmp_path):
     ("content", "settings", "message"),
     [
         ("a\tb\tc\tlabel\n1\t2\t3\t4\n", {}, "--text-column-names must name the columns of .* with text"),
-        ("text\tclass\nt\tx\n", {}, "--label-column-name must name a column of .*: text, class; received label"),
+        (
+            "text\tclass\nt\tx\n",
+            {},
+            "--label-column-name must name a column of .*, which has text, class, but no label",
+        ),
         ("text\tlabel\nt\tx\n", {"text_column_names": ["body"]}, "--text-column-names must name a column"),
         ("text\tlabel\nt\tx\n", {"do_predict": True}, "--do-predict needs a part to predict"),
     ],

@@ -69,7 +69,7 @@ FLAGS = st.fixed_dictionaries(
 )
 
 
-def write_table(path: Path, encoding: str, columns: list[tuple[str, list[Any]]]) -> list[Any]:
+def write_table(path: Path, encoding: str, columns: list[tuple[str, list[Any]]], delimiter: str = ",") -> list[Any]:
     """Write columns, of which some may have one name, and return the values of the last as they are stored."""
     names, rows = [name for name, _ in columns], list(zip(*(values for _, values in columns), strict=True))
     if path.suffix == ".parquet":
@@ -88,7 +88,7 @@ def write_table(path: Path, encoding: str, columns: list[tuple[str, list[Any]]])
         text = "\n".join("\t".join("" if one is None else str(one) for one in row) for row in (names, *rows))
     else:
         stream = io.StringIO()
-        csv.writer(stream).writerows([names, *rows])
+        csv.writer(stream, delimiter=delimiter).writerows([names, *rows])
         text = stream.getvalue()
     try:
         content = text.encode(encoding)
@@ -130,28 +130,29 @@ def alike(name: str) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     labels=LABELS,
     texts=st.lists(st.sampled_from(TEXTS), min_size=6, max_size=6),
     ending=st.sampled_from([".csv", ".tsv", ".jsonl", ".parquet", ".csv.gz"]),
-    encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "latin-1"]),
+    encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-32", "latin-1", "cp1252", "gb18030"]),
     index=st.sampled_from([None, "", "Unnamed: 0", "number", "text", "id"]),
     flags=FLAGS,
+    delimiter=st.sampled_from([",", ";", "\t", "|"]),
 )
-@example(["a,b", "b"], list(TEXTS[:6]), ".jsonl", "utf-8", None, {})
-@example([[0, 1, 0], [1, 0, 0]], list(TEXTS[:6]), ".parquet", "utf-8", None, {})
-@example(["pos", " pos", "neg"], list(TEXTS[:6]), ".csv", "utf-8", "", {})
-@example(["3,5", "1,0"], list(TEXTS[:6]), ".csv", "utf-8", None, {})
-@example(["pos", "neg"], list(TEXTS[:6]), ".csv", "utf-8", "text", {})
-def test_a_table_is_read_as_written_or_refused(tiny_start, labels, texts, ending, encoding, index, flags):
+@example(["a,b", "b"], list(TEXTS[:6]), ".jsonl", "utf-8", None, {}, ",")
+@example([[0, 1, 0], [1, 0, 0]], list(TEXTS[:6]), ".parquet", "utf-8", None, {}, ",")
+@example(["pos", " pos", "neg"], list(TEXTS[:6]), ".csv", "utf-8", "", {}, "|")
+@example(["3,5", "1,0"], list(TEXTS[:6]), ".csv", "utf-8", None, {}, ";")
+@example(["pos", "neg"], list(TEXTS[:6]), ".csv", "utf-8", "text", {}, "\t")
+def test_a_table_is_read_as_written_or_refused(tiny_start, labels, texts, ending, encoding, index, flags, delimiter):
     texts = texts[: len(labels)]
     columns = [("text", texts), ("label", labels)]
     if index is not None:
         columns.insert(0, (index, list(range(len(labels)))))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"train{ending}")
-        labels = write_table(path, encoding, columns)
+        labels = write_table(path, encoding, columns, delimiter)
         argv = ["--train-file", str(path), "--init-from", str(tiny_start / "start"), "--output-dir", f"{folder}/run"]
         argv += ["--max-seq-length", "30", *itertools.chain(*flags.items())]
         config = parse_finetuning_config(ClassificationConfig, argv, "")

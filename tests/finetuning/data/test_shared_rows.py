@@ -1,0 +1,55 @@
+"""Rows that are in training and in a part that is scored, found through the command line."""
+
+import shutil
+
+import pytest
+
+from finetuning import run_classification, run_multiple_choice, run_qa, run_tagging
+from finetuning.data.shared_rows import check_shared_rows
+from mlm_common.errors import InputError
+from tests.fixtures.finetuned_runs import write_questions
+from tests.fixtures.results import write_jsonl
+
+ROWS = {
+    run_classification: [{"text": f"text {row}", "label": "xy"[row % 2]} for row in range(6)],
+    run_tagging: [{"tokens": ["a", f"b{row}"], "ner_tags": ["O", "B-X"]} for row in range(6)],
+    run_multiple_choice: [
+        {"premise": f"text {row}", "question": "cause", "choice1": "a", "choice2": "b", "label": row % 2}
+        for row in range(6)
+    ],
+}
+
+
+def flags(start, folder, train, other, part="validation"):
+    return [
+        *("--init-from", start / "start", "--output-dir", folder / "run", "--max-seq-length", "30", "--dry-run"),
+        *("--train-file", train, f"--{part}-file", other),
+    ]
+
+
+@pytest.mark.parametrize("command", ROWS)
+@pytest.mark.parametrize("part", ["validation", "test"])
+def test_the_training_file_is_no_other_part(tiny_start, tmp_path, run, command, part):
+    train = write_jsonl(tmp_path / "train.jsonl", *ROWS[command])
+    copy = shutil.copy(train, tmp_path / "copy.jsonl")
+    for other in (train, copy):
+        refusal = run(command.main, *flags(tiny_start, tmp_path, train, other, part)).refusal
+        assert f"{other} must have other rows than the training part, {train}; 6 of 6 are in both" in refusal
+
+
+def test_the_training_questions_are_no_other_part(tiny_start, tmp_path, run):
+    write_questions(tmp_path / "train.json", 6, 1)
+    train = tmp_path / "train.json"
+    assert "6 of 6 are in both" in run(run_qa.main, *flags(tiny_start, tmp_path, train, train)).refusal
+
+
+def test_a_few_shared_rows_are_counted_and_texts_without_labels_may_all_be_shared(caplog):
+    names = {"train": "a.csv", "eval": "b.csv", "test": "c.csv"}
+    check_shared_rows({"train": [1, 2, 3], "eval": [3, 4], "test": [1, 2]}, names, ["test"])
+    assert "1 of 2 rows of b.csv are also in the training part" in caplog.text
+    assert "2 of 2 rows of c.csv are also in the training part" in caplog.text
+    caplog.clear()
+    check_shared_rows({"train": [1, 2, 3], "eval": [4, 5]}, names)
+    assert not caplog.text
+    with pytest.raises(InputError, match=r"b\.csv must have other rows.*; 2 of 3 are in both"):
+        check_shared_rows({"train": [1, 2], "eval": [1, 2, 3]}, names)
