@@ -4,6 +4,7 @@ import json
 import math
 import random
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -59,9 +60,11 @@ def pairs(tmp_path_factory) -> str:
     return str(write_jsonl(tmp_path_factory.mktemp("pairs") / "pairs.jsonl", *rows))
 
 
-def test_a_language_of_frequencies(counted, pairs, run, tmp_path):
-    outcome = run(main, "--model", counted, "--minimal-pairs", pairs, "--output", tmp_path / "scores.json")
+def test_a_language_of_frequencies(counted, pairs, run, tmp_path, caplog):
+    with caplog.at_level("INFO"):
+        outcome = run(main, "--model", counted, "--minimal-pairs", pairs, "--output", tmp_path / "scores.json")
     assert outcome.status == 0, outcome.err
+    assert [f"{counted}." in caplog.text, f"{counted}, random weights, network 8 of 8." in caplog.text] == [True, True]
     scores = read_json(tmp_path / "scores.json")
     of_model, of_random, of_none = (scores["scores"][f"{counted}{kind}"] for kind in ("", *CONTROLS))
     assert of_model["pairs"]["value"] == 1
@@ -214,6 +217,25 @@ def test_a_killed_scoring_continues_with_the_next_model(counted, pairs, run, tmp
     assert num_loaded == 3
 
 
+def test_files_are_written_before_tables_are_printed(counted, pairs, run, tmp_path, monkeypatch):
+    def end(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("train.scoring.tables.as_text", end)
+    output = tmp_path / "scores.json"
+    with suppress(BrokenPipeError):
+        run(main, "--model", counted, "--minimal-pairs", pairs, *FEW_NETWORKS, "--output", output)
+    assert read_json(output)["scores"][counted]["pairs"]["value"] == 1
+
+
+@pytest.mark.parametrize("field", [5, ["syntax"], {"a": 1}, True])
+def test_a_field_of_another_type_is_refused_before_models_are_scored(field, counted, run, tmp_path):
+    rows = [{"sentence_good": "a", "sentence_bad": "b", "field": one} for one in (None, "syntax", field)]
+    path = write_jsonl(tmp_path / "pairs.jsonl", *rows)
+    outcome = run(main, "--model", counted, "--minimal-pairs", path)
+    assert "pairs.jsonl, line 3: field is no text" in outcome.refusal
+
+
 @pytest.mark.slow
 def test_the_learning_curve_of_a_run(finished_run, run, tmp_path):
     text, pairs = tmp_path / "text.txt", tmp_path / "pairs.jsonl"
@@ -225,6 +247,9 @@ def test_the_learning_curve_of_a_run(finished_run, run, tmp_path):
     checkpoints = ("--run", finished_run, "--all-checkpoints", "--picture", curve)
     outcome = run(main, *checkpoints, *flags, tmp_path / "scores.json")
     assert outcome.status == 0, outcome.err
+    tables = outcome.out.split("\n\n")
+    assert len(tables) == 2  # scores and notes
+    assert tables[0].count("\n") == 1 + 2 + len(CONTROLS)
     assert b"random weights" in curve.read_bytes()
     assert run(main, "--model", finished_run, *flags, tmp_path / "export.json").status == 0
     of_run, of_export = (read_json(tmp_path / name)["scores"] for name in ("scores.json", "export.json"))

@@ -15,6 +15,7 @@ from tests.fixtures.tiny_tokenizers import KINDS, SPECIAL_TOKENS
 from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import export_model
 from train.scoring.answers import QueriedModel
+from train.scoring.pairs import Pair
 from train.scoring.queries import Asker, total_by_item
 from train.tasks.heads import gather_before_head
 
@@ -74,9 +75,10 @@ def test_scores_are_those_of_minicons_and_pytorch(torch_python, tmp_path):
         gather_before_head(network)
         answering = QueriedModel(network, tf.distribute.get_strategy(), size, 1)
         for left_to_right in (False, True):
-            queries = list(Asker(tokenizer, 60, left_to_right=left_to_right).about_sentences(SENTENCES))
+            pairs = [Pair(sentence, "another one", "", "") for sentence in SENTENCES]
+            queries, _ = Asker(tokenizer, 60, left_to_right=left_to_right).about_pairs(pairs)
             nats = answering.answer(queries, [16, 24, 32, 60]).nats
-            ours[folder.name, left_to_right] = -total_by_item(queries, nats, len(SENTENCES))
+            ours[folder.name, left_to_right] = -total_by_item(queries, nats, 2 * len(pairs))[::2]
     printed = output_of(torch_python, SCORER, str(tmp_path / "exports"), json.dumps(SENTENCES)).splitlines()
     results = [json.loads(line) for line in printed if line.startswith("{")]
     assert len(results) == len(ours) / 2
