@@ -74,6 +74,7 @@ def test_scores_are_those_of_the_predictions(answered, tmp_path, run):
         assert f"exact match            {exact_match:.2f} %" in outcome.out
 
 
+@pytest.mark.usefixtures("one_device")
 def test_other_settings_for_answers_are_said_before_the_run_continues(answered, tmp_path, run, caplog):
     shutil.copytree(answered, tmp_path, dirs_exist_ok=True)
     store, rest = CheckpointStore(RunFolder(tmp_path / "run").checkpoints), "--max-answer-length 30 --null-score-diff-"

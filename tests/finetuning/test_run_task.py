@@ -91,6 +91,7 @@ def test_the_export_has_the_encoder_and_the_head(rated):
     assert str(RECIPE.parent) not in text
 
 
+@pytest.mark.usefixtures("one_device")
 def test_another_file_is_another_run(rated, tiny_start, tmp_path, run):
     """The same file elsewhere is the same run."""
     shutil.copytree(rated, tmp_path / "rated")
