@@ -82,7 +82,8 @@ def read_table(
     is_compressed = endings[-1:] == [".gz"]
     ending = "".join(endings[-2:-1] if is_compressed else endings[-1:])
     if ending not in ENDINGS:
-        raise InputError(f"{flag} takes files ending in {', '.join(ENDINGS)}, also in .gz; received {path}.")
+        hint = " Save the sheet as .csv." if ending in (".xlsx", ".xls", ".ods", ".numbers") else ""
+        raise InputError(f"{flag} takes files ending in {', '.join(ENDINGS)}, also in .gz; received {path}.{hint}")
     check_data_file(path, flag)
     form = []
     with guarded_read(path, f"a readable {ending} file", flag=flag):

@@ -183,6 +183,7 @@ def test_lines_without_names_and_short_ones(tmp_path):
     ("name", "content", "message"),
     [
         ("a.doc", "text", "--train-file takes files ending in .tsv, .csv, .jsonl"),
+        ("a.xlsx", "text", r"also in .gz; received .*a\.xlsx\. Save the sheet as \.csv\."),
         ("a.tsv", None, "there is no"),
         ("a.tsv", "", "must name a file with rows"),
         ("b.tsv", "text\tlabel\n", "must name a file with rows"),
