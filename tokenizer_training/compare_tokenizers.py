@@ -22,7 +22,10 @@ from tokenizer_training.report import encode_all, measure_quality, plain_text_ba
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-TITLES = ("tokenizer", "vocabulary", "tokens per word", "bytes per token", "unknown", "single bytes", "lost words")
+TITLES = (
+    "tokenizer", "vocabulary", "tokens per word", "characters per token", "bytes per token", "unknown", "single bytes",
+    "lost words",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ def table(part: str, figures: dict[str, dict[str, Any]]) -> str:
             name,
             f"{one['vocabulary_size']:,}",
             f"{one['tokens_per_word']:.2f}",
+            f"{one['characters_per_token']:.2f}",
             f"{one['bytes_per_token']:.2f}",
             *(f"{one[rate]:.2%}" for rate in ("unknown_rate", "byte_rate", "lost_word_rate")),
         )

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlm_common.figures import MUTED, image_of, new_figure
@@ -18,6 +19,7 @@ from mlm_common.tokenizer import (
     vocabulary_size,
 )
 from tokenizer_training.config import WORD_MARK
+from tokenizer_training.fit import TEXTS_AT_ONCE, Fit, describe_fits, fit_of, measure_fits, separates_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-# Encodings are many times the size of their text, so few are kept at a time.
-TEXTS_AT_ONCE = 64
 NUM_DROPPED_SHOWN = 20
 NUM_LONGEST = 20
 FIRST_NON_ASCII = 0x80
@@ -42,11 +42,11 @@ LABEL_COLUMNS = 12
 
 # Of the picture.
 INCHES = (9.0, 3.6)
+ROW_INCHES = 0.42  # of a source
+MAX_ROWS = 24
 DARK = "#1f2937"
 # Neighbors differ, and dark text can be read on each.
 TOKEN_COLORS = ("#bfdbfe", "#fde68a", "#bbf7d0", "#fbcfe8", "#ddd6fe")
-# A text with fewer spaces than this is of a language that does not separate words by them.
-MAX_CHARACTERS_PER_WORD = 15.0
 # So long that most sentences fit on a line, each token with a little space around it.
 SENTENCE_CHARACTERS = (30, 70)
 SENTENCE_POINTS, TOKEN_POINTS, SPACE_POINTS = 10.5, 4.5, 5.0
@@ -62,7 +62,8 @@ ZONES = (
 
 @dataclass(frozen=True)
 class TokenizerQuality:
-    """Measured on `num_texts` texts of `num_bytes` bytes of UTF-8 in all; words are separated by white space.
+    """Measured on `num_texts` texts of `num_bytes` bytes of UTF-8 in all; words are separated by white space,
+    which is among the characters.
 
     Rates are fractions of all tokens; `unknown_character_rate` is one of the characters that are not white space,
     after normalization. Without any tokens or words, the figures per token or word are 0.
@@ -71,12 +72,14 @@ class TokenizerQuality:
     num_texts: int
     num_bytes: int
     num_words: int
+    num_characters: int
     num_tokens: int
     unknown_rate: float
     unknown_character_rate: float
     byte_rate: float
     tokens_per_word: float  # also called fertility
     bytes_per_token: float
+    characters_per_token: float
 
 
 def measure_quality(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> TokenizerQuality:
@@ -90,16 +93,19 @@ def measure_quality(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) 
     num_unknown_characters = _num_unknown_characters(tokenizer, normalized) if num_unknown else 0
     num_bytes = sum(len(text.encode()) for text in texts)
     num_words = sum(len(text.split()) for text in texts)
+    num_characters = sum(map(len, texts))
     return TokenizerQuality(
         num_texts=len(texts),
         num_bytes=num_bytes,
         num_words=num_words,
+        num_characters=num_characters,
         num_tokens=num_tokens,
         unknown_rate=_ratio(num_unknown, num_tokens),
         unknown_character_rate=_ratio(num_unknown_characters, sum(map(_num_visible, normalized))),
         byte_rate=_ratio(sum(id_counts[token_id] for token_id in byte_ids(tokenizer)), num_tokens),
         tokens_per_word=_ratio(num_tokens, num_words),
         bytes_per_token=_ratio(num_bytes, num_tokens),
+        characters_per_token=_ratio(num_characters, num_tokens),
     )
 
 
@@ -139,7 +145,8 @@ def report_on(
     source = next(iter(parts)) if len(parts) == 1 else "all sources"
     texts = [text for _, passages in held_out.values() for text in passages]
     quality = measure_quality(tokenizer, texts)
-    report = build_report(tokenizer, quality, source, texts, sample.counts.characters, sample.record)
+    fits = measure_fits(tokenizer, {name: passages for name, (_, passages) in held_out.items()})
+    report = build_report(tokenizer, quality, source, texts, sample.counts.characters, sample.record, fits)
     for name, of_source in inputs.items():
         part, passages = held_out[name]
         measured = {"part": part} | asdict(measure_quality(tokenizer, passages))
@@ -155,6 +162,7 @@ def build_report(
     texts: Sequence[str],
     character_counts: Mapping[str, int],
     input_record: dict[str, Any],
+    fits: Sequence[Fit] | None = None,
 ) -> dict[str, Any]:
     """Build the report, of values that JSON has; a function of the arguments.
 
@@ -163,7 +171,9 @@ def build_report(
         texts: examples of segmentations come from all over them.
         character_counts: of the corpus, after normalization. A character is kept if it is a token: only then is it
             never unknown or spelled in bytes.
+        fits: of each source; None to measure the texts as one source.
     """
+    fits = measure_fits(tokenizer, {"": texts}) if fits is None else fits
     kinds = tokens_by_kind(tokenizer)
     ordinary = kinds["single_character"] + kinds["other"]
     return {
@@ -172,6 +182,7 @@ def build_report(
         "input": input_record,
         "characters": _characters(tokenizer, character_counts),
         "held_out": {"part": source} | asdict(quality),
+        "fit": [fit.record for fit in fits],
         "longest_pieces": sorted(ordinary, key=lambda piece: (-len(piece), piece))[:NUM_LONGEST],
         "examples": _examples(tokenizer, texts),
     }
@@ -213,19 +224,27 @@ def _evenly(items: Sequence[Item], max_items: int) -> list[Item]:
 def render_report(report: Mapping[str, Any]) -> str:
     """Render the report as a few lines of text, without control characters of terminals."""
     characters, held_out = report["characters"], report["held_out"]
-    fit = f"{held_out['tokens_per_word']:.2f} tokens per word, {held_out['bytes_per_token']:.2f} bytes per token"
+    fits: dict[str, list[Fit]] = {}
+    for record in report["fit"]:
+        fits.setdefault(record["source"], []).append(fit_of(record))
+    # A mean over several sources would mix words with characters.
+    fit = "".join(f"{describe_fits(of_one)}, " for of_one in fits.values() if len(fits) == 1)
+    fit += f"{held_out['bytes_per_token']:.2f} bytes per token"
+    has_words = all(fit.has_spaces for of_one in fits.values() for fit in of_one)
+    amount = f"{held_out['num_words']:,} words" if has_words else f"{held_out['num_characters']:,} characters"
     fate = "spelled as bytes" if report["pieces"]["num_byte"] else "that become <unk>"
     dropped = "  ".join(f"{character}:{count:,}" for character, count in characters["most_frequent_dropped"])
     lines = [
         ("vocabulary", f"{report['vocabulary_size']:,} tokens"),
-        ("fit", f"{fit} ({held_out['num_words']:,} words of text: {held_out['part']})"),
+        ("fit", f"{fit} ({amount} of text: {held_out['part']})"),
         ("unknown", f"{held_out['unknown_rate']:.4%} of the tokens" if held_out["unknown_rate"] else ""),
         ("rare", f"{characters['num_dropped']:,} characters {fate}:  {dropped}" if dropped else ""),
     ]
     for number, (name, source) in enumerate(report.get("sources", {}).items()):
         of = source["held_out"]
-        fit = f"{of['tokens_per_word']:.2f} tokens per word, {of['bytes_per_token']:.2f} bytes per token"
-        text = f"{name}: {fit}, {of['unknown_rate']:.4%} unknown; {source['share']:.1%} of the sample"
+        fit = "".join(f"{figures}, " for figures in [describe_fits(fits.get(name, []))] if figures)
+        text = f"{name}: {fit}{of['bytes_per_token']:.2f} bytes per token, {of['unknown_rate']:.4%} unknown; "
+        text += f"{source['share']:.1%} of the sample"
         lines.append(("" if number else "sources", text + f", counted {source['times_counted']:.1f} times"))
     examples = _evenly(report["examples"], NUM_EXAMPLES_SHOWN)
     lines += [("" if number else "examples", " ".join(one["tokens"])) for number, one in enumerate(examples)]
@@ -248,48 +267,87 @@ def verdict(tokens_per_word: float) -> str:
 
 
 def draw_report(report: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> bytes:
-    """Draw tokens per word on a scale, and a sentence of the texts cut into tokens, as a PNG image.
+    """Draw a row for each source, tokens per word on a scale, and a sentence of the texts cut into tokens, as PNG.
 
     The bytes are the same for the same arguments, version of matplotlib and, for characters that its font lacks,
     installed fonts.
     """
-    held_out = report["held_out"]
+    held_out, fits = report["held_out"], [fit_of(record) for record in report["fit"]]
     split, _, state = held_out["part"].partition(", ")
     source = {"held out": "held-out text", "trained on": "the text that it was trained on"}.get(state, f"{split} text")
-    with new_figure(figsize=INCHES) as figure:
+    num_rows = min(len(fits), MAX_ROWS)
+    width, height = INCHES[0], INCHES[1] if num_rows <= 1 else 1.7 + num_rows * ROW_INCHES
+    with new_figure(figsize=(width, height)) as figure:
         figure.set_layout_engine("none")
         title = f"Unigram tokenizer, {report['vocabulary_size']:,} tokens"
-        figure.text(0.03, 0.91, title, size=15, weight="bold", color=DARK)
-        figure.text(0.03, 0.83, f"measured on {held_out['num_words']:,} words of {source}", size=9.5, color=MUTED)
-        _draw_fit(figure.add_axes((0.03, 0.27, 0.55, 0.52)), held_out, sum(map(len, texts)))
-        tokens = choose_example(tokenizer, texts, held_out["tokens_per_word"])
-        _draw_example(figure.add_axes((0.03, 0.02, 0.94, 0.2)), tokens)
+        figure.text(0.03, 1 - 0.32 / height, title, size=15, weight="bold", color=DARK)
+        amount = f"{held_out['num_words']:,} words of " if all(fit.has_spaces for fit in fits) else ""
+        figure.text(0.03, 1 - 0.61 / height, f"measured on {amount}{source}", size=9.5, color=MUTED)
+        example = 0.72 / height  # its height
+        area = (0.03, example + 0.25 / height, 0.94, 1 - example - 0.95 / height)
+        if num_rows > 1:
+            _draw_rows(figure.add_axes(area), fits)
+        else:
+            _draw_fit(figure.add_axes((0.03, 0.27, 0.55, 0.52)), fits[0] if fits else None)
+        shown = [text for text in texts if fits and separates_words(text) == fits[0].has_spaces] or texts
+        tokens = choose_example(tokenizer, shown, fits[0].tokens_per_word if fits else 0.0)
+        _draw_example(figure.add_axes((0.03, 0.07 / height, 0.94, example)), tokens)
         return image_of(figure)
 
 
-def _draw_fit(axes: "Axes", held_out: Mapping[str, Any], num_characters: int) -> None:
+def _draw_fit(axes: "Axes", fit: Fit | None) -> None:
     """Draw tokens per word as a number, on a scale, and in words; characters per token if there are no words."""
     axes.set_axis_off()
     axes.set(xlim=(1.0, ZONES[-1][0]), ylim=(0, 1))
-    number = held_out["tokens_per_word"]
-    if not held_out["num_words"]:
+    if fit is None or not fit.num_words:
         axes.text(1.0, 0.5, "no text to measure on", size=12, color=MUTED)
         return
-    if num_characters / held_out["num_words"] > MAX_CHARACTERS_PER_WORD:
-        axes.text(1.0, 0.55, f"{num_characters / held_out['num_tokens']:.2f}", size=36, weight="bold", color=DARK)
+    if not fit.has_spaces:
+        axes.text(1.0, 0.55, f"{fit.characters_per_token:.2f}", size=36, weight="bold", color=DARK)
         axes.text(1.0, 0.38, "characters per token", size=12, color=DARK)
         axes.text(1.0, 0.20, "this text has few spaces between words", size=9.5, color=MUTED)
         return
+    number = fit.tokens_per_word
     shown = axes.text(1.0, 0.62, f"{number:.2f}", size=36, weight="bold", color=DARK)
     axes.annotate("tokens per word", (1.05, 0), (0, 8), xycoords=shown, textcoords="offset points", size=13, color=DARK)
-    start = 1.0
-    for stop, _, color in ZONES:
-        axes.barh(0.36, stop - start, left=start, height=0.12, color=color, edgecolor="white", linewidth=1.5)
-        axes.text(start, 0.17, f"{start:.1f}", size=8, color=MUTED, ha="left" if start == 1.0 else "center")
-        start = stop
-    axes.text(start, 0.17, f"{start:.1f}+", size=8, color=MUTED, ha="right")
-    axes.plot([min(max(number, 1.0), start)], [0.47], marker="v", markersize=10, color=DARK, clip_on=False)
+    _draw_scale(axes, number, 1.0, ZONES[-1][0] - 1.0, 0.36, 0.12)
+    for number_shown in (1.0, *(stop for stop, _, _ in ZONES)):
+        is_last = number_shown == ZONES[-1][0]
+        alignment = "left" if number_shown == 1.0 else "right" if is_last else "center"
+        axes.text(number_shown, 0.17, f"{number_shown:.1f}{'+' * is_last}", size=8, color=MUTED, ha=alignment)
     axes.text(1.0, 0.0, verdict(number), size=9.5, color=DARK)
+
+
+def _draw_scale(axes: "Axes", number: float, left: float, width: float, height: float, bar: float) -> None:
+    """Draw the zones of tokens per word as a bar, and a mark at the number."""
+    scale, start = width / (ZONES[-1][0] - 1.0), 1.0
+    for stop, _, color in ZONES:
+        place = left + (start - 1.0) * scale
+        axes.barh(height, (stop - start) * scale, left=place, height=bar, color=color, edgecolor="white", linewidth=1.5)
+        start = stop
+    place = left + (min(max(number, 1.0), start) - 1.0) * scale
+    axes.plot([place], [height + 0.92 * bar], marker="v", markersize=7, color=DARK, clip_on=False)
+
+
+def _draw_rows(axes: "Axes", fits: Sequence[Fit]) -> None:
+    """Draw a row for each source: its name, its number, and where that is on the scale, if it is one of words."""
+    axes.set_axis_off()
+    shown = fits[:MAX_ROWS]
+    axes.set(xlim=(0, 1), ylim=(-len(shown) + 0.4, 0.6))
+    for number, fit in enumerate(shown):
+        row = -float(number)
+        axes.text(0.0, row, shorten(fit.source or "all", 18, placeholder="…"), size=10, color=DARK, va="center")
+        value = fit.tokens_per_word if fit.has_spaces else fit.characters_per_token
+        axes.text(0.24, row, f"{value:.2f}", size=13, weight="bold", color=DARK, va="center", ha="right")
+        if fit.has_spaces:
+            axes.text(0.255, row, "tokens per word", size=9.5, color=DARK, va="center")
+            _draw_scale(axes, value, 0.40, 0.2, row, 0.3)
+            axes.text(0.615, row, verdict(value), size=8.5, color=MUTED, va="center")
+        else:
+            axes.text(0.255, row, "characters per token", size=9.5, color=DARK, va="center")
+            axes.text(0.615, row, "few spaces between words", size=8.5, color=MUTED, va="center")
+    if fits[MAX_ROWS:]:
+        axes.text(0.0, 0.6 - len(shown), f"{len(fits) - MAX_ROWS} more in report.json", size=8.5, color=MUTED)
 
 
 def _draw_example(axes: "Axes", tokens: Sequence[str]) -> None:

@@ -78,7 +78,7 @@ SAVE_RETRY_SECONDS = growing_delays(5.0, 5)
 
 RECORDED_PACKAGES = ("mlm-pretraining", "datasets", "numpy", "regex", "sentencepiece", "tokenizers", "transformers")
 # Of `report.json`; its examples are excerpts of the text.
-PUBLIC_FIGURES = ("vocabulary_size", "pieces", "input", "characters", "held_out", "sources", "longest_pieces")
+PUBLIC_FIGURES = ("vocabulary_size", "pieces", "input", "characters", "held_out", "fit", "sources", "longest_pieces")
 
 
 @dataclass(frozen=True)

@@ -58,12 +58,14 @@ def test_quality(byte_fallback):
         num_texts=2,
         num_bytes=9 + 15,
         num_words=5,
+        num_characters=20,
         num_tokens=num_tokens,
         unknown_rate=0 if byte_fallback else 1 / num_tokens,
         unknown_character_rate=0 if byte_fallback else 2 / 17,
         byte_rate=4 / num_tokens if byte_fallback else 0,
         tokens_per_word=num_tokens / 5,
         bytes_per_token=24 / num_tokens,
+        characters_per_token=20 / num_tokens,
     )
     assert asdict(quality) == pytest.approx(asdict(expected))
 
@@ -140,7 +142,12 @@ def test_rendered_report_is_short_aligned_and_printable():
     assert all(line[12] != " " for line in lines)
     assert all(character.isprintable() for line in lines for character in line)
     assert max(map(len, lines)) == LINE_COLUMNS
-    for part in (" tokens per word, ", "5 characters spelled as bytes:  z:50  ü:4", "\\u200b:1"):
+    for part in (
+        " characters per token (",
+        " tokens per word (",
+        "5 characters spelled as bytes:  z:50  ü:4",
+        "\\u200b:1",
+    ):
         assert part in text
     assert next(line for line in lines if "的 的" in line).endswith("…")
 
