@@ -73,6 +73,10 @@ TUTORIAL_REPOSITORY = "unigram-tokenizer-dataset"
 # Reading is one process's work, and keeps no more than these busy.
 MAX_COUNTING_PROCESSES = 8
 
+# Text that trains a tokenizer for nothing but itself, and a corpus that suits a first try in short rows.
+FEW_WORDS = 10_000
+SMALL_CORPUS_BYTES = 100_000_000
+
 # Before each further try to save; Cloud Storage's client itself repeats each for two minutes.
 SAVE_RETRY_SECONDS = growing_delays(5.0, 5)
 
@@ -177,12 +181,18 @@ def make_tokenizer(
         max_characters = unigram.max_distinct_characters
         sample, inputs = combine_samples(samples, shares, max_characters) if shares else (samples[""], {})
         held_out = {name: held_out_text(mixture.corpora[name], samples[name].held_out) for name in samples}
+        if (num_words := int(sample.record["num_words"])) < FEW_WORDS:
+            logger.warning(
+                "Only %s words to train on: the tokens will fit this text and hardly any other. A megabyte of text, "
+                "about 150,000 words, is a start.",
+                f"{num_words:,}",
+            )
         tokenizer = train(sample, normalization, unigram)
         report, plot = report_on(tokenizer, sample, held_out, inputs)
         save_with_record(tokenizer, output.output_dir, settings | {"bad_rows": asdict(bad_rows)}, report, plot)
     if repository:
         push_tokenizer(output.output_dir, repository, publish_details=output.publish_details)
-    print(describe_next(output.output_dir))
+    print(describe_next(output.output_dir, mixture))
 
 
 def check_output_folder(folder: str, settings: dict[str, Any]) -> bool:
@@ -270,8 +280,11 @@ def describe_corpus(corpus: Corpus) -> str:
     return f"{source}{files}{limit}; splits: {', '.join(corpus.split_names)}"
 
 
-def describe_next(output_dir: str) -> str:
-    flags = ["--tokenizer-name-or-path", output_dir, "--max-length", "128"]
+def describe_next(output_dir: str, mixture: Mixture) -> str:
+    """Write the command that makes shards of the corpus: in short rows if the corpus is small, as for a first try."""
+    sizes = [file["num_bytes"] for corpus in mixture.corpora.values() for file in corpus.record.get("data_files", ())]
+    is_small = all(one.files(one.config.split) for one in mixture.corpora.values()) and sum(sizes) < SMALL_CORPUS_BYTES
+    flags = ["--tokenizer-name-or-path", output_dir, "--max-length", "128" if is_small else "512"]
     return next_step(
         "tfrecord_prep/prepare_tfrecord_shards.py", [*flags, "--output-dir", folder_beside(output_dir, "shards")]
     )
@@ -334,10 +347,7 @@ def held_out_text(corpus: Corpus, held_out: list[str]) -> tuple[str, list[str]]:
     if VALIDATION in corpus.split_names:
         passages = draw_passages(corpus.sampled_documents(VALIDATION, HELD_OUT_BYTES), seed)
         if not passages:
-            raise InputError(
-                "A split must hold text; validation has none. Raise --validation-percent, or cut files of text into "
-                "more documents with --sample-by."
-            )
+            raise InputError("A split must hold text; `validation` has none. Raise --validation-percent.")
         return VALIDATION, passages
     if held_out:
         return f"{split}, held out", held_out

@@ -74,8 +74,8 @@ class CorpusConfig(Bounded):
     )
     validation_percent: float = flag(
         0.0,
-        "Percentage of the documents to set aside for validation, chosen by a hash of seed and text, so equal "
-        "documents are never on both sides.",
+        "Percentage of the documents to set aside for validation, chosen by a hash of seed and text, so documents "
+        "that are equal byte for byte are never on both sides.",
         is_usual=True,
         at_least=0,
         below=100,

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations, islice, pairwise
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from mlm_common.corpus.builtin import describe_builtin_corpus, read_builtin_corpus
@@ -43,6 +43,9 @@ Partition = list[ByteRange] | list[str]
 # Files of wrapped lines are recognized by the first lines of the first .txt files, and by widths in characters.
 NUM_FILES_CHECKED = 4
 NUM_LINES_CHECKED = 500  # per file
+# What is read to find files without blank lines, and to see that each drawn split has text.
+NUM_FILES_SEARCHED, NUM_LINES_SEARCHED, NUM_NAMES = 64, 2000, 3
+NUM_DOCUMENTS_DRAWN = 100_000
 MIN_LINES = 20  # fewer are no evidence
 MIN_WIDTH, MAX_WIDTH = 40, 100
 # The fraction of the lines to which the first word of the next line could not have been added.
@@ -201,8 +204,12 @@ def open_corpus(config: CorpusConfig) -> Corpus:
     corpus = Corpus(config, record, sources)
     if forms := describe_csv_forms((file for source in sources.values() for file in source.files), config.delimiter):
         logger.info("CSV: %s.", forms)
+    files = [file for source in sources.values() for file in source.files]
     if not is_sample_by_chosen:
-        check_lines(file for source in sources.values() for file in source.files)
+        check_lines(files)
+    if config.txt_unit == "paragraph" and (found := describe_unbroken_files(files)):
+        logger.warning("%s", found)
+    _check_drawn_splits(config, sources[config.split])
     for names in combinations(corpus.split_names, 2):
         parts = [Part(record, name) for name in names]
         splits = " and ".join(f"`{name}`" for name in names)
@@ -325,6 +332,50 @@ def check_lines(files: Iterable[StoredFile]) -> None:
                 "documents) or --sample-by document (one per file). If each line really is a document, pass "
                 "--sample-by line."
             )
+
+
+def describe_unbroken_files(files: Iterable[StoredFile]) -> str:
+    """Name .txt files without blank lines, each of which is one document; empty if there are none."""
+    texts = [file for file in files if file.name.removesuffix(".gz").endswith(".txt")][:NUM_FILES_SEARCHED]
+    found = []
+    for file in texts:
+        lines = list(islice(read_byte_range(ByteRange(file), CorpusConfig(on_bad_row="skip")), NUM_LINES_SEARCHED))
+        if len(lines) >= MIN_LINES and all(map(str.strip, lines)):
+            found.append(file)
+    if not found:
+        return ""
+    names = ", ".join(PurePath(file.name).name for file in found[:NUM_NAMES]) + ", …" * (len(found) > NUM_NAMES)
+    return (
+        f"{len(found)} of {len(texts)} .txt files have no blank line ({names}), so each is one document, of up to "
+        f"{max(file.num_bytes for file in found) / 1e6:,.1f} MB. If each line is a paragraph, use --sample-by line for "
+        "them (--sources)."
+    )
+
+
+def _check_drawn_splits(config: CorpusConfig, source: Source) -> None:
+    """Check that each split that is drawn from the main source has text, as far as the first documents tell.
+
+    Raises:
+        InputError: the source is so small that a split has none.
+    """
+    empty = [split for split in HELD_OUT_SPLITS if split != config.split and config.percent_of(split)]
+    num_read = num_documents = num_main = 0
+    for text in islice(source.read(BadRows()) if empty else (), NUM_DOCUMENTS_DRAWN):
+        num_read += 1
+        num_documents += bool(text.strip())
+        drawn = draw_split(config, text)
+        num_main += drawn == config.split
+        empty = [split for split in empty if split != drawn or not text.strip()]
+        if not empty or num_main == config.limit:
+            break
+    if num_read == NUM_DOCUMENTS_DRAWN:
+        return  # too many documents to read them all for this
+    if empty:
+        flag = f"--{empty[0]}-percent"
+        raise InputError(
+            f"A split must hold text; `{empty[0]}` has none: {flag} {config.percent_of(empty[0]):g} drew none of "
+            f"{num_documents:,} documents. Raise {flag}, or cut files of text into more documents with --sample-by."
+        )
 
 
 def are_wrapped(lines: Sequence[str]) -> bool:

@@ -249,7 +249,10 @@ def test_folder_in_the_way(prepare, tmp_path, spoil, more, message):
         (f"--output-dir {__file__} --tokenizer-name-or-path /nowhere", "The folder of the output must be writable"),
         ("--tokenizer-name-or-path /nowhere", "/nowhere"),
         ("--data-files /nowhere.txt", "no file matches /nowhere.txt"),
-        ("--limit 2 --validation-percent 0.001", "A split must hold text; validation has 0 documents"),
+        (
+            "--limit 2 --validation-percent 0.001",
+            "A split must hold text; `validation` has none: --validation-percent 0.001 drew none of 2 doc",
+        ),
     ],
 )
 def test_bad_input_is_one_line(prepare, tmp_path, more, message):
