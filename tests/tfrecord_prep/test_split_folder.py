@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mlm_common.cli.process import interruptible
 from mlm_common.corpus import identity
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus, read_partition
@@ -288,10 +289,10 @@ def test_a_request_ends_in_one_line(number, handler, capsys):
     sigterm = signal.getsignal(signal.SIGTERM)
     try:
         if (number, handler) == (signal.SIGINT, signal.SIG_IGN):
-            with stoppable():
+            with interruptible(), stoppable():
                 signal.raise_signal(number)
             return
-        with pytest.raises(SystemExit) as caught, stoppable():
+        with pytest.raises(SystemExit) as caught, interruptible(), stoppable():
             signal.raise_signal(number)
         assert caught.value.code == EXIT_STOPPED
         assert capsys.readouterr().err == "Stopped. Run the same command again to continue.\n"
