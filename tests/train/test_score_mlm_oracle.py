@@ -187,7 +187,7 @@ def test_all_numbers_are_those_of_a_direct_computation(exported, run, tmp_path):
                 assert scores[model][f"pairs, by {kind}"][part]["value"] == pytest.approx(mean)
         assert content["models"][0]["unknown_tokens"] == pytest.approx(3 / 27)
     assert content["equal_pairs"] == 1
-    assert "1 pairs have two equal sentences" in outcome.out
+    assert "pairs of two equal sentences: 1, each" in outcome.out
     networks = []
     for seed in range(NUM_NETWORKS):
         config = one_layer_model("roberta", max_position_embeddings=62).config

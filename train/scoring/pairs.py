@@ -52,7 +52,7 @@ def read_pairs(paths: Sequence[str], flag: str = "--minimal-pairs") -> list[Pair
         raise InputError(f"{flag} must name files with pairs; {', '.join(paths)} have none.")
     if num_equal := num_equal_pairs(pairs):
         logger.warning(
-            "%d of %s minimal pairs have two equal sentences: each counts as half right.", num_equal, f"{len(pairs):,}"
+            "minimal pairs of two equal sentences: %d of %s. Each counts as half right.", num_equal, f"{len(pairs):,}"
         )
     return pairs
 

@@ -87,7 +87,7 @@ def _notes(models: Sequence[ScoredModels], num_equal_pairs: int) -> list[str]:
         f"±: standard error over words or pairs; of {RANDOM_WEIGHTS}, standard deviation of {num_networks} networks",
     ]
     if num_equal_pairs:
-        notes.append(f"{num_equal_pairs:,} pairs have two equal sentences: each counts as half right")
+        notes.append(f"pairs of two equal sentences: {num_equal_pairs:,}, each counted as half right")
     for group in models:
         if group.unread.bytes or group.unread.tokens:
             notes.append(

@@ -42,7 +42,7 @@ def test_pairs_of_two_equal_sentences_are_read_and_counted(tmp_path, caplog):
     pairs = read_pairs([str(path)])
     assert [(pair.good, pair.bad) for pair in pairs] == [("a", "b"), ("a", "a")]
     assert num_equal_pairs(pairs) == 1
-    assert "1 of 2 minimal pairs have two equal sentences: each counts as half right." in caplog.text
+    assert "minimal pairs of two equal sentences: 1 of 2. Each counts as half right." in caplog.text
 
 
 def test_a_missing_field_and_null_are_no_field(tmp_path):

@@ -158,7 +158,7 @@ def test_each_model_is_compared_with_its_controls_and_those_before_it():
         ["a/y beside no context", "worse by 0.5000 ± 0.0434"],
         ["a/y beside a/x", "worse by 0.5000 ± 0.0434"],
     ]
-    assert "7 pairs have two equal sentences: each counts as half right" in text
+    assert "pairs of two equal sentences: 7, each counted as half right" in text
     assert [one["verdict"] for one in as_json(groups)["differences"]] == ["better"] * 2 + ["worse"] * 3
 
 
