@@ -65,6 +65,7 @@ PROGRAMS = {
     "curl": "-L -o -O",
     "git": "clone --depth",
     "gzip": "",
+    "head": "-q -n",
     "mkdir": "-p",
     "tmux": "new -s",
     "unzip": "-d",
