@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from finetuning.config.embedding import EmbeddingOptimization
 from finetuning.config.prediction import SearchConfig
 from finetuning.config.settings import ExamplesConfig
-from finetuning.data.examples import read_table, texts_of
+from finetuning.data.examples import Table, read_table, texts_of
 from finetuning.data.inputs import ATTENTION_MASK, INDEX, INPUT_IDS, run_on_rows
 from finetuning.loop.model import ReadModel
 from finetuning.tasks.embedding import VECTOR, Embedding, Encoder
@@ -160,6 +160,9 @@ def read_corpus(pattern: str, columns: Sequence[str], delimiter: str | None = No
                     f"--text-column-names must name the text of {path}, which has no column text; it has "
                     f"{', '.join(table.columns)}."
                 )
+        if not columns and names[0] == TITLE:  # which a text may lack, as in BeIR's corpora
+            titles = [title or "" for title in table.columns[TITLE]]
+            table = Table(table.name, {**table.columns, TITLE: titles})
         texts += [" ".join(filter(None, row)) for row in zip(*texts_of(table, names), strict=True)]
     return texts
 

@@ -12,10 +12,11 @@ import pytest
 
 from finetuning.config.prediction import SearchConfig
 from finetuning.search import main, open_search
-from finetuning.tasks.vectors import TextEncoder
+from finetuning.tasks.vectors import TextEncoder, read_corpus
 from mlm_common.cli.command_line import parse_arguments
-from mlm_common.errors import EXIT_INTERRUPTED
+from mlm_common.errors import EXIT_INTERRUPTED, InputError
 from tests.fixtures.other_environments import made_environment, output_of
+from tests.fixtures.results import write_jsonl
 from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_texts import rows_of
 
@@ -133,6 +134,16 @@ def test_damaged_vectors_and_those_of_others_are_refused(flags, embedded, tmp_pa
 def test_questions_are_words_of_the_command_line(arguments):
     (config,) = parse_arguments((SearchConfig,), ["--model", "m", *arguments, "--corpus", "f.txt"], "")
     assert (config.question, config.top_k, config.folder) == (["a b", "c"], 3, "f.txt.vectors")
+
+
+def test_a_text_of_a_corpus_may_lack_title_and_metadata(tmp_path):
+    rows = [{"_id": "1", "title": "A", "text": "x", "metadata": {}}, {"_id": "2", "text": "y"}]
+    rows += [{"_id": "3", "title": None, "text": "z"}, {"_id": "4", "title": "B", "text": ""}]
+    path = write_jsonl(tmp_path / "corpus.jsonl", *rows)
+    assert read_corpus(str(path), ()) == ["A x", "y", "z", "B"]
+    (tmp_path / "text.jsonl").write_text('{"title": "A", "text": 5}', encoding="utf-8")
+    with pytest.raises(InputError, match=r"Column text of .* must hold text; row 1 has 5"):
+        read_corpus(str(tmp_path / "text.jsonl"), ())
 
 
 def test_no_question_has_no_answer(flags):
