@@ -70,7 +70,15 @@ def direct_vectors(form: str, plain: Path, prompt: str) -> np.ndarray:
     return np.array(found)
 
 
-@pytest.mark.parametrize("form", FORMS)
+# Loading a network takes a second; the slow tests have all forms.
+QUICK = (
+    *("no normalization", "two poolings", "weighted mean", "length of the tokenizer", "lower case", "own Dense layer"),
+    *("Dense layers in other folders", "transformer in a folder", "prompt not pooled", "prompt called corpus"),
+    *("prompt by default", "truncated"),
+)
+
+
+@pytest.mark.parametrize("form", [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in FORMS])
 def test_vectors_are_those_of_the_modules(form, plain, tmp_path):
     folder = write_form(plain, tmp_path / "model", form)
     encoder = TextEncoder.open(str(folder))
