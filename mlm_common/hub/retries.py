@@ -63,7 +63,7 @@ def status_of(error: BaseException) -> int | None:
 
 def hub_error(message: str, error: BaseException) -> HubAwayError | InputError:
     """Make the error for a failed request: one that a retry may help if the reason is transient, else bad input."""
-    if isinstance(error, UnicodeEncodeError):
+    if _is_of_encoding(error):
         check_token()
     return (HubAwayError if is_away(error) else InputError)(message)
 
@@ -74,6 +74,13 @@ def is_away(error: BaseException | None) -> bool:
         return False
     # `datasets` says only that there was no connection.
     return isinstance(error, ConnectionError) or _is_transient(error) or is_away(error.__cause__ or error.__context__)
+
+
+def _is_of_encoding(error: BaseException | None) -> bool:
+    """Return whether text could not be sent, as the exception or one that it was raised from says."""
+    return error is not None and (
+        isinstance(error, UnicodeEncodeError) or _is_of_encoding(error.__cause__ or error.__context__)
+    )
 
 
 def check_token() -> None:

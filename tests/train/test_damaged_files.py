@@ -11,7 +11,7 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from mlm_common.errors import EXIT_BAD_INPUT
+from mlm_common.errors import EXIT_BAD_INPUT, InputError
 from tests.fixtures.damage import LFS_POINTER, copied, damage
 from tests.fixtures.results import read_json
 from tests.fixtures.tiny_run import run_flags
@@ -21,6 +21,7 @@ from train.config.settings import parse_run_flags
 from train.doctor import check_folder
 from train.export import main as export
 from train.fill_mask import main as fill_mask
+from train.model.pretrained_files import read_config
 from train.run_mlm import main
 
 OF_AN_EXPORT = (
@@ -197,3 +198,17 @@ def test_records_of_a_run_that_are_damaged(finished_run, shards, run, tmp_path):
     assert "metrics.jsonl has no whole line yet" in run(compare, "--runs", folder).refusal
     (folder / "metrics.jsonl").write_bytes(log + b'{"step": 7, "split": "train", "loss": "1.0"}\n')
     assert run(compare, "--runs", folder).status == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("hidden_size", "64"), ("vocab_size", None), ("num_hidden_layers", []), ("intermediate_size", -1)),
+        *(("num_attention_heads", 2.5), ("max_position_embeddings", 10**30), ("layer_norm_eps", "1e-5")),
+    ],
+)
+def test_numbers_of_a_configuration_are_numbers(name, value, finished_run, tmp_path):
+    config = read_json(finished_run / "export" / "config.json") | {name: value}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(InputError, match=rf"config.json must be the configuration of a model; its {name} must be a"):
+        read_config(str(tmp_path))

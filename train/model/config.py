@@ -1,10 +1,13 @@
 """The transformers configuration of the model: architecture from preset, Hub or folder, the rest from the data."""
 
+from contextlib import nullcontext
+
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from mlm_common.errors import InputError
 from mlm_common.storage import check_folder_or_hub
+from mlm_common.storage.guard import guarded_read
 from mlm_common.tokenizer import special_ids, vocabulary_size
 from tfrecord_prep.manifest import SEPARATED_CHUNKINGS
 from train.config.learning import ModelConfig
@@ -36,7 +39,12 @@ def resolve_model_config(config: ModelConfig, inputs: Inputs, max_length: int | 
     Raises:
         InputError: the model does not suit tokenizer or shards, or cannot be trained and exported right.
     """
-    max_length = max_length or inputs.max_length
+    source = config.init_from or config.pretrained_model_config
+    with guarded_read(source, "a model whose config.json is right") if source else nullcontext():
+        return _resolve(config, inputs, max_length or inputs.max_length)
+
+
+def _resolve(config: ModelConfig, inputs: Inputs, max_length: int) -> PretrainedConfig:
     model_config = _read(config, inputs.tokenizer)
     overrides = parse_overrides(config.config_overrides)
     sizes = {name: getattr(model_config, name, None) for name in SIZES if name != "num_attention_heads"}

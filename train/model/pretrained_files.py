@@ -36,6 +36,13 @@ A_CONFIGURATION = "the configuration of a model"
 SAFETENSORS = "a whole safetensors file"
 SHARD_INDEX = "an index of safetensors files"
 MAX_REASON_CHARACTERS = 300
+# Settings of a configuration that transformers takes as they are, whatever their type.
+WHOLE_NUMBERS = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+    *("max_position_embeddings", "type_vocab_size"),
+)
+FRACTIONS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "layer_norm_eps", "norm_eps", "initializer_range")
+MAX_NUMBER = 10**9
 # How the names of classes with a head for masked tokens end.
 MASKED_LM_CLASSES = ("ForMaskedLM", "ForPreTraining")
 
@@ -80,6 +87,17 @@ def _check_settings(settings: Any) -> None:
     names = settings.get("architectures")
     if not (names is None or (isinstance(names, list) and all(isinstance(name, str) for name in names))):
         raise ValueError(f"its architectures must be a list of names of classes, and are {names!r}")
+    for name in WHOLE_NUMBERS:
+        _check_number(settings, name, (int,))
+    for name in FRACTIONS:
+        _check_number(settings, name, (int, float))
+
+
+def _check_number(settings: dict[str, Any], name: str, kinds: tuple[type, ...]) -> None:
+    value = settings.get(name, 0)
+    if type(value) not in kinds or not 0 <= value <= MAX_NUMBER:
+        what = "a number" if float in kinds else "a whole number"
+        raise ValueError(f"its {name} must be {what} of at most {MAX_NUMBER:,}, and is {value!r}")
 
 
 def _model_within(path: str) -> str | None:

@@ -79,6 +79,10 @@ def test_a_token_with_a_character_that_none_has(monkeypatch, character):
     assert isinstance(hub_error("asked", OSError("no")), InputError)
     with pytest.raises(InputError, match="Copy it again"):
         hub_error("asked", UnicodeEncodeError("latin-1", character, 0, 1, "ordinal not in range(256)"))
+    other = OSError("no connection")
+    other.__context__ = UnicodeEncodeError("latin-1", character, 0, 1, "ordinal not in range(256)")
+    with pytest.raises(InputError, match="Copy it again"):
+        hub_error("asked", other)
     monkeypatch.setenv("HF_TOKEN", "hf_abcd\n")  # whose line end is removed
     check_token()
 
