@@ -15,6 +15,7 @@ from mlm_common.corpus.identity import published_bad_rows, published_corpus
 from mlm_common.corpus.text_formats import BadRows, bad_rows_from_record
 from mlm_common.errors import InputError
 from mlm_common.storage import Folder, check_folder, did_you_mean, is_gcs, looks_local, open_folder
+from mlm_common.storage.guard import guarded_read
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -149,7 +150,7 @@ def parse_manifest(content: bytes | str, path: str) -> Manifest:
         InputError: it is not JSON, of another format version, or lacks fields.
     """
     hint = "Prepare the shards again with --overwrite."
-    try:
+    with guarded_read(path, "a manifest: JSON with the fields of docs/reference/shards.md", hint=hint):
         fields = json.loads(content)
         if (version := fields["format_version"]) == FORMAT_VERSION:
             fields["tokenizer"] = TokenizerRecord(**fields["tokenizer"])
@@ -157,10 +158,6 @@ def parse_manifest(content: bytes | str, path: str) -> Manifest:
             fields["totals"] = Totals(**fields["totals"])
             fields["bad_rows"] = bad_rows_from_record(fields["bad_rows"])
             return Manifest(**fields)
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"A manifest must be JSON with the fields of docs/reference/shards.md; {path}: {error!r}. {hint}"
-        ) from error
     raise InputError(f"This version reads format_version {FORMAT_VERSION}; {path} has {version!r}. {hint}")
 
 

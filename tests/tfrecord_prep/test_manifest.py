@@ -102,11 +102,11 @@ def test_no_shards(tmp_path, name, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "must be JSON with the fields"),
-        ("[]", "must be JSON with the fields"),
+        ("{", "must be a manifest: JSON with the fields"),
+        ("[]", "must be a manifest: JSON with the fields"),
         (json.dumps(RECORD | {"format_version": 2}), r"^This version reads format_version 1; .* has 2\. Prepare the"),
-        ('{"format_version": 1}', "must be JSON with the fields"),
-        (json.dumps(RECORD | {"colour": "red"}), "must be JSON with the fields.*colour"),
+        ('{"format_version": 1}', "must be a manifest: JSON with the fields"),
+        (json.dumps(RECORD | {"colour": "red"}), "must be a manifest: JSON with the fields.*colour"),
     ],
 )
 def test_manifest_of_another_form(folder, text, message):
