@@ -36,7 +36,7 @@ SECRET = "a secret"
 BAD_ROWS = {"num_rows": 1, "listed": [{"source": SECRET, "place": SECRET, "problem": SECRET}]}
 # All text that may be published, whoever wrote it.
 PUBLIC_SETTINGS = {
-    "split", "validation_split", "test_split", "dataset_config", "dataset_revision", "text_column",
+    "split", "validation_split", "test_split", "dataset_config", "dataset_revision", "text_column", "delimiter",
     "extra_special_tokens", "preset", "hub_model_id", "hub_revision", "hub_tag", "hub_license", "hub_language",
     "hub_example", "metric_for_best", "log_steps", "eval_steps", "save_steps", "report_to",
 }  # fmt: skip
@@ -57,7 +57,7 @@ PUBLIC_TOKENIZER = {
     "tokenizer_sha256", "versions", "corpus.settings.split", "corpus.settings.text_column",
     "corpus.data_files.checksum",
 }  # fmt: skip
-PUBLIC_REPORT = {"held_out.part", "longest_pieces"}
+PUBLIC_REPORT = {"held_out.part", "fit.source", "longest_pieces"}  # sources are named by the keys of others, too
 # Which libraries there are, and which settings a configuration has, is not counted here.
 MAPS = ("versions", "task", "model_config")
 
