@@ -34,7 +34,7 @@ SETTINGS = {
 CELL_SECONDS = 3600
 NUM_COLORS = 128
 EXECUTED, DRAWN = "executed_cells_sha256", "drawing_code_sha256"
-DRAWING_CODE = ("mlm_common/figures.py", "train/metrics/run_curves.py")
+DRAWING_CODE = ("mlm_common/figures.py", "tokenizer_training/report.py", "train/metrics/run_curves.py")
 
 
 def cells_sha256(notebook: Any) -> str:

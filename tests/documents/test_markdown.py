@@ -47,7 +47,7 @@ def test_a_page_has_nothing_that_github_does_not_render(page):
     assert {info for info, _ in blocks} <= LANGUAGES
 
 
-@pytest.mark.parametrize("page", [page for page in markdown_files() if page != "docs/guides/mixtures.md"])
+@pytest.mark.parametrize("page", markdown_files())
 def test_commands_are_wrapped(page):
     """Only a line of one word, which cannot be cut, may be longer."""
     for info, block in prose_and_blocks(read(page))[1]:

@@ -83,7 +83,7 @@ def test_notebooks_are_valid_and_executed(path):
 
 
 def test_all_code_that_draws_is_watched():
-    """Of packages whose pictures a notebook shows; the tokenizer's report has no numbers of a run."""
+    """Of packages whose pictures a notebook shows."""
     packages = ("mlm_common", "tokenizer_training", "train", "finetuning")
     files = [path for package in packages for path in (NOTEBOOKS.parent / package).rglob("*.py")]
     draws = [path for path in files if "matplotlib" in path.read_text(encoding="utf-8")]

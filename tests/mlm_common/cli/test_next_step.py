@@ -4,6 +4,7 @@ import re
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -24,13 +25,22 @@ def words_of(line: str) -> tuple[Path, list[str]]:
     return PROJECT_FOLDER / script, arguments
 
 
-def test_after_the_tokenizer_come_the_shards(monkeypatch):
+def books(num_bytes: int) -> Any:
+    """The corpus of a file of this size."""
+    record = {"data_files": [{"num_bytes": num_bytes}]}
+    corpus = SimpleNamespace(record=record, config=SimpleNamespace(split="train"), files=lambda _: ["books/a.txt"])
+    return SimpleNamespace(corpora={"": corpus})
+
+
+@pytest.mark.parametrize(("num_bytes", "length"), [(2_500_000, 128), (10**11, 512)])
+def test_after_the_tokenizer_come_the_shards(num_bytes, length, monkeypatch):
     monkeypatch.chdir(PROJECT_FOLDER)
-    script, arguments = words_of(next_after_tokenizer("my work/tokenizer"))
+    script, arguments = words_of(next_after_tokenizer("my work/tokenizer", books(num_bytes)))
     assert script == PROJECT_FOLDER / "tfrecord_prep" / "prepare_tfrecord_shards.py"
     assert script.is_file()
     _, config = parse_arguments([CorpusConfig, PrepareConfig], arguments, "")
     assert (config.tokenizer_name_or_path, config.output_dir) == ("my work/tokenizer", "my work/shards")
+    assert config.max_length == length
 
 
 @pytest.mark.parametrize("sources", [("",), ("de", "fo")], ids=["one corpus", "sources"])
@@ -60,7 +70,10 @@ def test_readme_types_what_is_printed():
     (section,) = re.findall(r"^## Your own text$(.*?)^## ", readme, flags=re.M | re.S)
     parts = ("train", "validation")
     plans = [SimpleNamespace(source="", split_name=part, folder=f"work/shards/{part}") for part in parts]
-    for line in (next_after_tokenizer("work/tokenizer"), next_after_shards("work/shards", plans, 5_000)):
+    for line in (
+        next_after_tokenizer("work/tokenizer", books(2_500_000)),
+        next_after_shards("work/shards", plans, 5_000),
+    ):
         script, printed = words_of(line)
         name = str(script.relative_to(PROJECT_FOLDER))
         (typed,) = re.findall(rf"^python {name} ((?:.*\\\n)*.*)$", section, flags=re.M)
