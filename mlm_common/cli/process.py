@@ -205,7 +205,7 @@ def _as_status(code: object) -> int:
 
 
 def end_process(status: int) -> NoReturn:
-    """Flush the streams, run what was registered for the exit, but not for long, and end the process."""
+    """Flush the streams, run what was registered for the exit, but not for long, and end process and workers."""
     for number in STATUSES:
         signal.signal(number, signal.SIG_DFL)  # a reader may take its time
     status = _flush() or status
@@ -214,6 +214,9 @@ def end_process(status: int) -> NoReturn:
     limit = threading.Timer(EXIT_SECONDS, os._exit, (status,))
     limit.daemon = True
     limit.start()
+    if "multiprocessing" in sys.modules:  # whose own end waits for the workers of a pool that nobody has closed
+        for worker in sys.modules["multiprocessing"].active_children():
+            worker.kill()
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
     _flush()

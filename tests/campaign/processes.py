@@ -23,10 +23,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from mlm_common.cli.process import begin_script, run_as_script
+
 PROJECT = Path(__file__).parents[2]
-COMMANDS = ("tokenizer_training.train_unigram", "tfrecord_prep.prepare_tfrecord_shards", "train.run_mlm")
+COMMANDS = (
+    *("tokenizer_training.train_unigram", "tfrecord_prep.prepare_tfrecord_shards", "train.run_mlm"),
+    *("train.fill_mask", "train.score_mlm", "train.export", "train.compare_runs"),
+    *("finetuning.run_classification", "finetuning.predict"),
+)
 # What those import when they need it.
-LIBRARIES = ("train.loop.lifecycle", "train.loop.trainer", "train.publishing.publisher", "tokenizer_training.trainer")
+LIBRARIES = (
+    *("train.loop.lifecycle", "train.loop.trainer", "train.publishing.publisher", "tokenizer_training.trainer"),
+    *("train.publishing.saved_model", "train.scoring.scores", "finetuning.tasks.classification"),
+)
+INTERRUPTS = {signal.SIGINT, signal.SIGTERM}
 TIMEOUT_SECONDS = 300.0
 POLL_SECONDS = 0.005
 # Of <sched.h>: what a process has for itself.
@@ -66,6 +76,7 @@ class Processes:
         constants: Mapping[str, Any] | None = None,
         seconds_back: float = 0.0,
         disk: Mapping[str, str] | None = None,
+        as_script: bool = False,
     ) -> "Process":
         """Start a command.
 
@@ -77,11 +88,17 @@ class Processes:
             seconds_back: its clock is set back by so much, half a second after the start.
             disk: `folder`, where it finds a small disk mounted with `options`; `copy` gets what the disk holds at the
                 end.
+            as_script: it begins and ends its process as a script does, which is ready for signals once it has a pid.
         """
         self._num_started += 1
         streams = [self._folder / f"{name}-{self._num_started:04d}.txt" for name in ("output", "errors")]
         order = {"module": module, "flags": [*flags], "streams": [*map(str, streams)], "seconds_back": seconds_back}
-        order |= {"environment": {**(environment or {})}, "constants": {**(constants or {})}, "disk": {**(disk or {})}}
+        order |= {
+            "as_script": as_script,
+            "environment": {**(environment or {})},
+            "constants": {**(constants or {})},
+            "disk": {**(disk or {})},
+        }
         self._server.stdin.write(json.dumps(order).encode() + b"\n")
         pid = None
         while pid is None:
@@ -136,6 +153,12 @@ class Process:
         """The lines that tell the user what went wrong."""
         return [line for line in self.errors.splitlines() if line.startswith("error: ")]
 
+    @property
+    def quiet_seconds(self) -> float:
+        """How long it has written nothing."""
+        written = [path.stat().st_mtime for path in (self._output, self._errors) if path.exists()]
+        return time.time() - max(written, default=time.time())
+
     def wait(self, timeout_seconds: float = TIMEOUT_SECONDS) -> int | None:
         """Wait so long for the exit status; None while it runs."""
         return self._processes.status(self.pid, timeout_seconds)
@@ -165,9 +188,11 @@ def serve() -> None:
             if not line:
                 break
             order = json.loads(line)
+            signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)  # until the new process is ready for them
             pid = os.fork()
             if pid == 0:
                 become(order, mains[order["module"]])
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
             running.add(pid)
             print(pid, flush=True)
         for pid in [*running]:
@@ -190,6 +215,11 @@ def become(order: dict[str, Any], main: Any) -> None:
         setattr(functools.reduce(getattr, parents, importlib.import_module(module)), name, value)
     if order["seconds_back"]:
         set_clock_back(order["seconds_back"])
+    if order["as_script"]:
+        begin_script()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
+    if order["as_script"]:
+        run_as_script(functools.partial(main, order["flags"]))
     status: Any = 1
     try:
         if order["disk"]:

@@ -15,7 +15,8 @@ BEGIN, END = "<!-- campaign: begin -->", "<!-- campaign: end -->"
 PROMISES = {
     "kill -9": "run again, the same command gives the same bytes",
     "kill -9, on Cloud Storage": "run again, the same command gives the same bytes",
-    "SIGTERM": "training saves and ends with 75; run again, the same command gives the same bytes",
+    "SIGTERM": "ends with 75; run again, the same command gives the same bytes",
+    "Ctrl-C, SIGTERM": "one line, then the prompt; run again, the same command gives the same bytes",
     "SIGSTOP, takeover, SIGCONT": "the other run finishes; the one that wakes up says so and touches nothing",
     "a second run": "an error while the first is alive; the first finishes",
     "disk full": "one line; once there is room, the same command gives the same bytes",

@@ -131,6 +131,18 @@ def test_only_the_chief_writes_and_prints(folder_of_two, folder_of_one):
         assert len(list((folder / "tensorboard" / split).iterdir())) == 1
 
 
+def test_the_others_wait_while_the_chief_pushes(processes, hub_of_two, folder_of_two, shards, tmp_path):
+    """TensorFlow says after ten seconds that a worker which has ended has crashed."""
+    shutil.copytree(folder_of_two[0], tmp_path / "run")
+    flags = run_flags(shards, tmp_path / "run", *OF_WORKERS, "--hub-model-id", "alice/slow")
+    hub_of_two.fault("commit", mode="slow", delay_seconds=14.0)
+    (_, _, chiefs_errors), (_, _, others_errors) = finish_well(start_workers(processes, flags, flags))
+    assert "model.safetensors" in hub_of_two.files("alice/slow")
+    for errors in (chiefs_errors, others_errors):
+        assert "crashed" not in errors
+        assert "StartAbort" not in errors
+
+
 def test_two_workers_resume_after_one_was_killed(processes, folder_of_two, shards, tmp_path):
     """Workers that are left end by themselves; all resume from the checkpoint, to the weights of a run never killed."""
     flags = run_flags(shards, tmp_path / "run", *OF_WORKERS, "--max-steps", "300", "--save-steps", "1")

@@ -117,7 +117,7 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
     with locked_run_folder(run):
         from train.loop.fitting import fit  # not for bad input
         from train.loop.trainer import restored_trainers
-        from train.runtime.strategy import check_run_agreement, connect
+        from train.runtime.strategy import check_run_agreement, connect, end_together
 
         supervisor.report("connect")
         strategy = connect(run.config.hardware, run.cluster)
@@ -142,6 +142,7 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
             if at_words is not None:
                 with supervisor.keep_reporting("publish", step):
                     at_words.make(trainer.plan.num_steps)  # what failed meanwhile
+        end_together(strategy, run.cluster, run.folder)
 
 
 def exports_at_words(run: Run, trainer: "Trainer") -> "ExportsAtWords | None":

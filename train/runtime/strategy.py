@@ -8,7 +8,9 @@ import hashlib
 import json
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from importlib.metadata import distributions
 from typing import Any
@@ -21,6 +23,7 @@ from mlm_common.errors import InputError, PermanentError, RunFailedError
 from train import multiplies_in_bfloat16
 from train.config.learning import PER_WORKER
 from train.config.settings import HardwareConfig, RunSettings
+from train.runtime import supervisor
 from train.runtime.machines import Cluster
 from train.runtime.run_folder import RunFolder
 
@@ -226,6 +229,27 @@ def max_over_workers(strategy: tf.distribute.Strategy, values: Sequence[float]) 
 def wait_for_workers(strategy: tf.distribute.Strategy, cluster: Cluster) -> None:
     if cluster.num_workers > 1:
         max_over_workers(strategy, [0.0])
+
+
+def end_together(strategy: tf.distribute.Strategy, cluster: Cluster, folder: RunFolder) -> None:
+    """Wait until all workers have come here: TensorFlow says of one that ends early that it has crashed.
+
+    The others wait as long as the chief publishes. Ctrl-C ends the wait.
+    """
+    if cluster.num_workers == 1:
+        return
+    has_ended: Future[None] = Future()
+
+    def wait() -> None:
+        try:
+            wait_for_workers(strategy, cluster)
+            has_ended.set_result(None)
+        except BaseException as error:
+            has_ended.set_exception(error)
+
+    threading.Thread(target=wait, name="end-together", daemon=True).start()
+    with supervisor.keep_reporting("publish"), explained_failures(cluster, folder):
+        has_ended.result()
 
 
 @contextmanager

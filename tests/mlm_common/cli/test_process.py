@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,11 @@ run_as_script(main)
 """
 
 
-def run_script(body: str, folder: Path, **options: Any) -> "subprocess.CompletedProcess[bytes]":
+def run_script(body: str, folder: Path, *, begin: str = BEGIN, **options: Any) -> "subprocess.CompletedProcess[bytes]":
     """Run a command of this body as a script, which must not hang."""
     script = folder / "script.py"
     lines = "\n".join(f"    {line}" for line in body.strip().splitlines())
-    script.write_text(BEGIN + lines + END, encoding="utf-8")
+    script.write_text(begin + lines + END, encoding="utf-8")
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
     environment = os.environ | {"PYTHONPATH": str(PROJECT_FOLDER), "PYTHONUNBUFFERED": ""}
     return subprocess.run(
@@ -71,6 +72,20 @@ def test_what_is_registered_for_the_exit_is_done_but_not_for_ever(tmp_path):
     assert (tmp_path / "done").exists()
 
 
+def test_workers_that_are_left_are_not_waited_for(tmp_path):
+    """As those of a generator that an error has left in the middle."""
+    body = """
+from operator import methodcaller
+from mlm_common.workers import map_in_order
+results = map_in_order(methodcaller("upper"), ["a", "b", "c", "d"], 2, "")
+raise RunFailedError(next(results))
+"""
+    script = "import atexit, pathlib\natexit.register(pathlib.Path('done').touch)\n" + BEGIN
+    done = run_script(body, tmp_path, begin=script)
+    assert (done.returncode, done.stderr) == (1, b"error: A\n")
+    assert (tmp_path / "done").exists()  # registered first, done last
+
+
 @pytest.mark.parametrize("error", ["ImportError('initialization failed')", "InputError('damaged')"])
 @pytest.mark.parametrize(
     ("number", "status", "said"),
@@ -105,6 +120,30 @@ def test_an_interrupt_in_the_first_imports_is_one_line(number, tmp_path):
         )
         assert done.stderr == b"Stopped.\n"
         assert done.returncode == {signal.SIGINT: 130, signal.SIGTERM: 75}[number]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_script_is_interrupted_in_one_line_at_any_moment(number, tmp_path):
+    """Among them those when its workers start and count."""
+    script = PROJECT_FOLDER / "tokenizer_training" / "train_unigram.py"
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{number} words and {number**3} more\n" for number in range(3000)), encoding="utf-8")
+    flags = ["--data-files", str(text), "--vocab-size", "400", "--num-workers", "2", "--output-dir", "output"]
+    for moment in range(4):
+        process = subprocess.Popen(
+            [sys.executable, str(script), *flags], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        assert process.stderr is not None
+        with process:
+            process.stderr.readline()
+            time.sleep(moment * 0.1)
+            process.send_signal(number)
+            errors = process.stderr.read().decode()
+            status = process.wait(60)
+        if status != 0:
+            assert status == {signal.SIGINT: 130, signal.SIGTERM: 75}[number], errors
+            assert len([line for line in errors.splitlines() if line.startswith("Stop")]) == 1, errors
+            assert "Traceback" not in errors
 
 
 def test_work_goes_on_when_the_reader_of_its_output_has_ended(tmp_path):
