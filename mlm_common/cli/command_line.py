@@ -19,7 +19,14 @@ import yaml
 from mlm_common.cli.console import set_up_console
 from mlm_common.cli.flag_parser import FINITE_NUMBER, TEXT, WHOLE_NUMBER, FlagParser, JoinedWords, joined_words
 from mlm_common.cli.imports import set_up_imports
-from mlm_common.cli.process import PROJECT_FOLDER, describe_interrupt, interruptible, keep, seconds_of_script
+from mlm_common.cli.process import (
+    PROJECT_FOLDER,
+    describe_interrupt,
+    interruptible,
+    keep,
+    run_as_script,
+    seconds_of_script,
+)
 from mlm_common.cli.settings import flag_of
 from mlm_common.errors import EXIT_FAILED, EXIT_STOPPED, InputError, RunFailedError
 from mlm_common.storage.guard import guarded_read
@@ -172,6 +179,7 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
         logger.info("Done in %.0f s; peak memory %.2f GB.", seconds, peak_memory_bytes() / 1e9)
         return 0
 
+    run.as_script = functools.partial(run_as_script, run)  # type: ignore[attr-defined] # as pyproject.toml names it
     return run
 
 

@@ -49,6 +49,9 @@ def script_path() -> Path | None:
 def runs_command() -> bool:
     """Return whether this process was started for a command of the project."""
     path = script_path()
+    if path is not None and path.parent == Path(sys.prefix, "bin").resolve():  # a console script: run-mlm
+        name = path.stem.replace("-", "_")
+        return any((PROJECT_FOLDER / folder / f"{name}.py").exists() for folder in COMMAND_FOLDERS)
     return path is not None and path.parent.parent == PROJECT_FOLDER and path.parent.name in COMMAND_FOLDERS
 
 

@@ -1,6 +1,9 @@
 """How the process of a script begins and ends, whatever became of its standard streams."""
 
+import importlib
+import operator
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from mlm_common.cli.process import run_as_script
 
 PROJECT_FOLDER = Path(__file__).parents[3]
 BEGIN = """
@@ -221,3 +226,13 @@ print("done")
     environment = os.environ | {"PYTHONPATH": str(PROJECT_FOLDER)}
     printed = subprocess.check_output([sys.executable, "-c", program, paths], env=environment)
     assert printed.endswith(b"done\n")
+
+
+def test_console_scripts_end_as_scripts_do():
+    text = (PROJECT_FOLDER / "pyproject.toml").read_text(encoding="utf-8").partition("[project.scripts]\n")[2]
+    scripts = re.findall(r'^([\w-]+) = "([\w.]+):([\w.]+)"$', text.partition("\n[")[0], re.MULTILINE)
+    assert len(scripts) >= 11
+    for name, module, place in scripts:
+        script = operator.attrgetter(place)(importlib.import_module(module))
+        assert script.func is run_as_script
+        assert f"{name.replace('-', '_')}.py" in {Path(module.replace(".", "/") + ".py").name}
