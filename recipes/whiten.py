@@ -61,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         most = max_positions(model.model_config) if learns_positions(model.model_config) else None
         rule = f"must be at most {most}, the longest row that {given.model} can take"
         require(most is None or length <= most, rule, "--max-seq-length", length)
-        require(len(texts) > width, f"must have more than {width} texts, the width of the model", "CORPUS", len(texts))
+        rule = f"must have more than {width} texts, the width of the model"
+        require(len(texts) > width, rule, "CORPUS", f"{len(texts)} in {given.corpus}")
         open_folder(given.output).check_writable()
         import tensorflow as tf  # not for bad input
 

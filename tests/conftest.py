@@ -28,6 +28,7 @@ pytest_plugins = [
     "tests.fixtures.tiny_texts",
     "tests.fixtures.tiny_choices",
     "tests.fixtures.users",
+    "tests.fixtures.fuzzed_commands",
 ]
 
 # Examples follow from a test's code alone, and time plays no part: whether a test passes depends on neither chance nor

@@ -42,7 +42,10 @@ def test_training_starts_from_the_whitened_vectors(tiny_start, tmp_path, run):
     before, after = (load_file(tmp_path / one / "model.safetensors") for one in ("white", "rows/run/export"))
     np.testing.assert_allclose(after["custom_head.dense.weight"], before["custom_head.dense.weight"], atol=1e-6)
     (tmp_path / "texts.txt").write_text("one\ntwo\n", encoding="utf-8")
-    assert "CORPUS must have more than 32 texts, the width of the model; received 2." in run(main, *flags).error
+    refused = run(main, *flags).error
+    assert (
+        f"CORPUS must have more than 32 texts, the width of the model; received 2 in {tmp_path}/texts.txt." in refused
+    )
     too_long = run(main, *flags[:-1], "31").error
     assert f"--max-seq-length must be at most 30, the longest row that {flags[0]} can take; received 31." in too_long
 
