@@ -36,7 +36,9 @@ MISSING_WORDS = frozenset((
 SEPARATORS = (";", "|")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 # As people and spreadsheets write numbers: with thousands, a decimal comma, or as percentages.
-_AS_WRITTEN = re.compile(r"[+-]?(\d{1,3}([.,' \u00a0\u202f]\d{3})+|\d+)?([.,]\d+)?([eE][+-]?\d+)? ?%?", re.ASCII)
+_AS_WRITTEN = re.compile(
+    r"(?=.*\d)[+-]?(\d{1,3}([.,' \u00a0\u202f]\d{3})+|\d+)?([.,]\d+)?([eE][+-]?\d+)? ?%?", re.ASCII
+)
 _BINARY = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "False": 0, "True": 1}
 _WHOLE = re.compile(r"[+-]?(0|[1-9]\d*)(\.0*)?", re.ASCII)
 

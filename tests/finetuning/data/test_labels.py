@@ -79,6 +79,7 @@ def test_what_are_no_labels(train, values, message, settings):
         (["3,5", "4,0"], "--decimal-separator , for numbers", {"decimal_separator": ","}, [3.5, 4.0]),
         (["3,5", "4,0"], "are numbers with a decimal comma", SINGLE, [0, 1]),
         (["1", "0", "nan"], "are numbers but for 'nan' in row 3. Correct", SINGLE, [1, 0, 2]),
+        (["1", "0", "-"], "are numbers but for '-' in row 3. Correct", SINGLE, [1, 0, 2]),
         (["0.5", "#N/A", "0.25", "n/a"], "are numbers but for '#N/A' in row 2 and 1 more", SINGLE, [2, 0, 1, 3]),
         (["1.234,5", "3,5"], "are numbers with a decimal comma", SINGLE, [0, 1]),
         (["x", " x", "X", "y"], r"differ in white space, case", {"similar_labels": "merge"}, [0, 0, 0, 1]),
