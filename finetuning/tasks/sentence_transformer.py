@@ -148,7 +148,7 @@ def read_sentence_model(folder: str, name: str) -> SentenceModel:
     Raises:
         InputError: it is no model of texts, or a module or setting of it is not supported.
     """
-    modules = read_json(folder, MODULES)
+    modules = read_json(folder, MODULES, list)
     if modules is None:
         raise InputError(f"--model: {name} does not embed texts. Train it with finetuning/run_embedding.py first.")
     refuse = _Refusals(name)
@@ -168,6 +168,9 @@ def read_sentence_model(folder: str, name: str) -> SentenceModel:
     if similarity not in (COSINE, DOT):
         raise refuse.error("similarity_fn_name", similarity, "be cosine or dot")
     length, is_lower = _read_transformer(folder, transformer, refuse)
+    for setting, number in (("max_seq_length", length), ("truncate_dim", settings.get("truncate_dim"))):
+        if number is not None and (type(number) is not int or number < 1):
+            raise refuse.error(setting, number, "be a whole number above 0")
     sizes = {"word_embedding_dimension", "embedding_dimension"}
     refuse.other(f"{pooling}/config.json", of_pooling, {*OLD_POOLINGS, *sizes, "pooling_mode", "include_prompt"})
     return SentenceModel(
@@ -195,6 +198,8 @@ class _Refusals:
 
     def module(self, module: Any) -> tuple[str, str]:
         """Return the kind and the folder of an entry of `modules.json`."""
+        if not isinstance(module, dict):
+            raise self.error("each module", module, "be an object with a type and a path")
         full_name = str(module.get("type"))
         kind = full_name.rpartition(".")[2]
         known = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout")
@@ -214,13 +219,16 @@ class _Refusals:
                 raise self.error(f"{key} in {file}", value, "not be set")
 
 
-def read_json(folder: str, file: str) -> Any:
-    """Read a JSON file of a model; None without one."""
+def read_json(folder: str, file: str, kind: type[dict] | type[list] = dict) -> Any:
+    """Read a JSON file of a model that holds an object, or a list; None without the file."""
     path = find_file(folder, file)
     if path is None:
         return None
     with guarded_read(path, "a JSON file"):
-        return json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        found = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        if not isinstance(found, kind):
+            raise ValueError(f"it does not hold {'an object' if kind is dict else 'a list'}")
+        return found
 
 
 def inside(path: str, file: str) -> str:
@@ -252,7 +260,7 @@ def _poolings(settings: Mapping[str, Any], refuse: _Refusals) -> tuple[str, ...]
     given: Any = settings.get("pooling_mode")
     if given is None:
         given = [mode for key, mode in OLD_POOLINGS.items() if settings.get(key)] or ["mean"]
-    modes = (given,) if isinstance(given, str) else tuple(given)
+    modes = tuple(given) if isinstance(given, list) else (given,)
     if unknown := [mode for mode in modes if mode not in OLD_POOLINGS.values()]:
         raise refuse.error("pooling_mode", unknown[0], f"be one of {', '.join(OLD_POOLINGS.values())}")
     return modes
@@ -260,7 +268,9 @@ def _poolings(settings: Mapping[str, Any], refuse: _Refusals) -> tuple[str, ...]
 
 def _prompts(settings: Mapping[str, Any], refuse: _Refusals) -> tuple[str, str]:
     """Return the prompts of queries and passages: those of these names, or the default one."""
-    given: Mapping[str, Any] = settings.get("prompts") or {}
+    given: Any = settings.get("prompts") or {}
+    if not isinstance(given, dict):
+        raise refuse.error("prompts", given, "map names to texts")
     prompts: dict[Any, str] = {name: str(prompt) for name, prompt in given.items() if prompt is not None}
     default = settings.get("default_prompt_name")
     if default is not None and default not in prompts:

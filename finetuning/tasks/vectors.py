@@ -30,6 +30,7 @@ from mlm_common.cli.console import progress_bar
 from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
 from mlm_common.storage import Folder, check_folder_or_hub, local_or_hub, open_folder
+from mlm_common.storage.guard import guarded_read
 from mlm_common.storage.reading import find_stored_files
 from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256
 from train.model.architectures import check_architecture, learns_positions, max_positions
@@ -217,7 +218,10 @@ def open_search(config: SearchConfig) -> TextSearch:
     corpus = hashlib.sha256(b"".join(hashlib.sha256(text.encode()).digest() for text in texts)).hexdigest()
     folder = open_folder(config.folder)
     record = {"model": encoder.sha256, "corpus": corpus, "--shard-rows": config.shard_rows}
-    found = json.loads(folder.read_text(RECORD)) if folder.exists(RECORD) else {}
+    found: Any = {}
+    if folder.exists(RECORD):
+        with guarded_read(folder.path_of(RECORD), "a JSON file", hint="Delete it, and run the command again."):
+            found = dict(json.loads(folder.read_text(RECORD)))
     if found and found != record and not config.overwrite:
         others = " and another ".join(name for name in record if found.get(name) != record[name])
         raise InputError(

@@ -117,6 +117,10 @@ def test_damaged_vectors_and_those_of_others_are_refused(flags, embedded, tmp_pa
     (tmp_path / "model" / "config_sentence_transformers.json").write_text(json.dumps(settings), encoding="utf-8")
     (folder / "vectors-00001.npy").write_bytes(before["vectors-00001.npy"][:200])
     assert f"{folder}/vectors-00001.npy is damaged. Delete it" in run(main, *flags).error
+    for damaged in ("{", "3"):
+        (folder / "vectors.json").write_text(damaged, encoding="utf-8")
+        assert f"{folder}/vectors.json must be a JSON file" in run(main, *flags).error
+    (folder / "vectors.json").write_bytes(before["vectors.json"])
     (folder / "vectors-00001.npy").unlink()
     refused = run(main, *flags, "--model", tmp_path / "model").refusal
     assert f"{folder} has the vectors of another model. Use another --vectors-dir" in refused

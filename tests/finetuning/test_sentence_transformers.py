@@ -127,6 +127,13 @@ REFUSED = [
     ("2_Dense/config.json", {"activation_function": "mine.Tanh"}, "activation_function in 2_Dense/config.json"),
     ("2_Dense/config.json", {"module_input_name": "token_embeddings"}, "module_input_name in 2_Dense/config.json"),
     ("1_Pooling/config.json", "{", "1_Pooling/config.json must be a JSON file"),
+    ("1_Pooling/config.json", "[]", "1_Pooling/config.json must be a JSON file; it does not hold an object"),
+    ("1_Pooling/config.json", {"pooling_mode": 3}, "pooling_mode of"),
+    ("modules.json", "{}", "modules.json must be a JSON file; it does not hold a list"),
+    ("modules.json", [3], "each module of"),
+    ("config_sentence_transformers.json", {"prompts": ["a"]}, "prompts of"),
+    ("config_sentence_transformers.json", {"truncate_dim": "8"}, "truncate_dim of"),
+    ("sentence_bert_config.json", {"max_seq_length": "long"}, "max_seq_length of"),
 ]
 
 
