@@ -2,7 +2,7 @@
 
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -136,13 +136,14 @@ def _name(label: Any) -> str:
     return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label).strip()
 
 
-def names_of(train: Choices, columns: Columns) -> tuple[str, ...]:
+def names_of(train: Choices, columns: Columns, other_labels: Iterable[Any] = ()) -> tuple[str, ...]:
     """Name the choices as most labels to train on do: by numbers, letters, or columns."""
     number, labels = train.num_choices, [_name(one) for one in train.labels or ()]
     letters = tuple(string.ascii_uppercase[:number])
     forms = (places(number), letters, *([columns.choices] if len(columns.choices) > 1 else []))
     found = max(forms, key=lambda one: sum(label in one for label in labels))
-    if found == places(number) and "0" not in labels and (len(labels) >= MIN_LABELS or len(set(labels)) > 1):
+    has_zero = "0" in labels or "0" in map(_name, other_labels)
+    if found == places(number) and not has_zero and (len(labels) >= MIN_LABELS or len(set(labels)) > 1):
         raise InputError(
             f"The choices of {train.name} must be numbered from 0; its labels are {', '.join(sorted(set(labels)))}. "
             f"Write letters, A to {letters[-1]}, or subtract 1 if they are numbered from 1."
@@ -252,7 +253,7 @@ class ChoiceJob(FinetuningJob[ChoiceConfig]):
             {split: part.name for split, part in parts.items()},
             [split for split, part in parts.items() if part.labels is None],
         )
-        names = names_of(parts["train"], columns)
+        names = names_of(parts["train"], columns, [label for one in parts.values() for label in one.labels or ()])
 
         def part(split: str, file: str = "") -> Part:
             one = parts[split]

@@ -97,6 +97,15 @@ def test_choices_that_seem_to_be_numbered_from_one_are_refused(labels):
     assert read(table | {"label": [0, *labels[1:]]})[1] == tuple("0123")
 
 
+def test_another_part_with_a_zero_shows_that_few_choices_are_numbered_from_zero():
+    table = {name: values * 3 for name, values in SWAG.items()} | {"label": [1, 2, 3]}
+    columns = columns_of(table, "t", ChoiceData())
+    choices = read_choices(Table("t", table), columns, needs_labels=True)
+    assert names_of(choices, columns, ["2", 0.0]) == tuple("0123")
+    with pytest.raises(InputError, match="must be numbered from 0"):
+        names_of(choices, columns, [1, 2, 3])
+
+
 def test_rows_have_one_number_of_choices():
     rows = {name: values * 2 for name, values in RACE.items()}
     with pytest.raises(InputError, match="all of one length; row 2 has"):
