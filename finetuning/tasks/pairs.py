@@ -132,7 +132,8 @@ def _text_columns(table: Table, data: EmbeddingData, *, is_single: bool) -> list
     columns = [one for one in table.columns if one.lower() not in left_out and not INDEX_OF_PANDAS.fullmatch(one)]
     has_line_of_names = {".tsv", ".csv"} & set(PurePath(table.name).suffixes[-2:])
     for name in columns:
-        if has_line_of_names and (NO_NAME.search(name) or len(name) > MAX_NAME_CHARACTERS):
+        is_text = NO_NAME.search(name) is not None or len(name) > MAX_NAME_CHARACTERS
+        if has_line_of_names and is_text and not NEGATIVE.fullmatch(name):
             raise InputError(
                 f"The first line of {table.name} must name its columns; {name[:60]!r} does not look like a name. Add "
                 "such a line, or if it is a name, repeat it after --text-column-names."

@@ -77,6 +77,12 @@ def test_a_first_row_is_not_lost_where_no_line_names_the_columns(first, ending, 
     assert train.num_rows == 2
 
 
+def test_a_column_called_hard_negative_has_a_name(tmp_path):
+    path = write_table(tmp_path / "rows.csv", ["query", "passage", "hard negative"], ["a", "b", "c"], ["d", "e", "f"])
+    train, _ = read_parts(EmbeddingData(train_file=path))
+    assert train.texts == (["a", "d"], ["b", "e"], ["c", "f"])
+
+
 def test_one_column_of_texts_needs_a_name_too(tmp_path):
     path = write_table(tmp_path / "rows.tsv", ["the first text"], ["the second"])
     with pytest.raises(InputError, match="'the first text' does not look like a name"):
