@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from mlm_common.cli.settings import Bounded, flag, flag_of, require
+from mlm_common.cli.settings import Bounded, flag, require
 from mlm_common.corpus.csv_rows import parse_delimiter
-from mlm_common.storage.encodings import check_unicode
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,6 @@ class PredictionConfig(Bounded):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(bool(self.model), "is required: the folder of a fine-tuning run or of its export", "--model", "nothing")
-        texts = {name: getattr(self, name) for name in ("text", "text_pair", "choices", "question")}
-        for name, given_texts in (texts | {"context": [self.context or ""]}).items():
-            check_unicode(given_texts, flag_of(name))
         sources = {"--text": self.text, "--question": self.question, "--file": self.file}
         given = [name for name, value in sources.items() if value]
         rule = "needs exactly one of --text, --question and --file"

@@ -209,7 +209,6 @@ def open_corpus(config: CorpusConfig) -> Corpus:
         check_lines(files)
     if config.txt_unit == "paragraph" and (found := describe_unbroken_files(files)):
         logger.warning("%s", found)
-    _check_drawn_splits(config, sources[config.split])
     for names in combinations(corpus.split_names, 2):
         parts = [Part(record, name) for name in names]
         splits = " and ".join(f"`{name}`" for name in names)
@@ -352,12 +351,13 @@ def describe_unbroken_files(files: Iterable[StoredFile]) -> str:
     )
 
 
-def _check_drawn_splits(config: CorpusConfig, source: Source) -> None:
+def check_drawn_splits(corpus: Corpus) -> None:
     """Check that each split that is drawn from the main source has text, as far as the first documents tell.
 
     Raises:
         InputError: the source is so small that a split has none.
     """
+    config, source = corpus.config, corpus.sources[corpus.config.split]
     empty = [split for split in HELD_OUT_SPLITS if split != config.split and config.percent_of(split)]
     num_read = num_documents = num_main = 0
     for text in islice(source.read(BadRows()) if empty else (), NUM_DOCUMENTS_DRAWN):

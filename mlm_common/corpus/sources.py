@@ -13,7 +13,7 @@ from typing import Any
 from mlm_common.cli.command_line import as_settings, read_yaml_file, typed_settings
 from mlm_common.cli.settings import require
 from mlm_common.corpus.config import HELD_OUT_SPLITS, CorpusConfig, SourcesConfig, SourceWeight
-from mlm_common.corpus.corpus import Corpus, open_corpus
+from mlm_common.corpus.corpus import Corpus, check_drawn_splits, open_corpus
 from mlm_common.corpus.identity import FILES_KEYS, Part, Record, describe_shared_text, files_keys
 from mlm_common.errors import InputError
 from mlm_common.mixture import HUB_PREFIX, check_names, check_weights, named_paths, named_weights
@@ -80,11 +80,13 @@ def open_mixture(given: CorpusConfig, sources: SourcesConfig) -> Mixture:
     Raises:
         InputError: `given` names a corpus beside the sources; their file is not a mapping of names to settings; some
             sources have weights, and some have none; two sources share text; and, with the name of the source, what
-            `CorpusConfig` and `open_corpus` raise.
+            `CorpusConfig`, `open_corpus` and `check_drawn_splits` raise.
     """
     if sources.sources is None:
         require(not sources.source_weights, "needs --sources", "--source-weights", " ".join(sources.source_weights))
-        return Mixture({"": open_corpus(given)}, {})
+        corpus = open_corpus(given)
+        check_drawn_splits(corpus)
+        return Mixture({"": corpus}, {})
     if given.is_given:
         raise InputError(
             "--sources cannot be combined with --data-files or --dataset-name: name that corpus among the sources."
@@ -112,6 +114,7 @@ def open_mixture(given: CorpusConfig, sources: SourcesConfig) -> Mixture:
     for name, config in configs.items():
         try:
             corpora[name] = open_corpus(config)
+            check_drawn_splits(corpora[name])
         except InputError as error:
             raise InputError(f"{where}{name}: {error}") from error
     return Mixture(corpora, weights)

@@ -1,9 +1,6 @@
 """Decode text files: UTF-8, or the encoding that a byte-order mark names; say how to convert others."""
 
 import re
-from collections.abc import Iterable
-
-from mlm_common.errors import InputError
 
 # {the first bytes of a text: its encoding}; the longer marks come first, since two of them begin with a shorter one.
 BYTE_ORDER_MARKS = {
@@ -64,15 +61,6 @@ def decode_text(content: bytes) -> tuple[str, str]:
 def is_unicode(text: str) -> bool:
     """Return whether a text has no half of a surrogate pair, which no tokenizer takes."""
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def check_unicode(texts: Iterable[str], flag: str) -> None:
-    """Refuse texts of the command line with bytes that are not UTF-8, which Python passes as half surrogate pairs."""
-    for text in texts:
-        if not is_unicode(text):
-            shown = text.encode("utf-8", "backslashreplace").decode()
-            hint = "Save the script as UTF-8, or set the terminal to it."
-            raise InputError(f"{flag} must be UTF-8 text; received {shown!r:.100}. {hint}")
 
 
 def conversion_hint(content: bytes) -> str:

@@ -52,7 +52,7 @@ def test_the_classes_of_a_file_are_those_of_training(classified, tiny_start, tmp
 @pytest.mark.parametrize("flag", ["--text", "--text-pair", "--choices", "--question", "--context"])
 def test_bytes_of_the_command_line_that_are_not_utf8_are_one_line(flag, run):
     flags = ["--model", "none", flag, "Gr\udcfc\udcdfe", *(["--text", "a"] if flag != "--text" else [])]
-    assert f"{flag} must be UTF-8 text; received 'Gr" in run(main, *flags).refusal
+    assert f"{flag} must be text in UTF-8; the byte 0xfc in 'Gr" in run(main, *flags).refusal
 
 
 def test_texts_are_shown_with_probabilities(classified, predicted):

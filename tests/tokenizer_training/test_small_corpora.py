@@ -7,7 +7,7 @@ import pytest
 
 from mlm_common.corpus import corpus as corpus_module
 from mlm_common.corpus.config import CorpusConfig
-from mlm_common.corpus.corpus import open_corpus
+from mlm_common.corpus.corpus import check_drawn_splits, open_corpus
 from mlm_common.errors import InputError
 from tests.fixtures.generated_text import generated_lines
 from tfrecord_prep.prepare_tfrecord_shards import main as prepare
@@ -35,15 +35,14 @@ def test_a_source_too_small_for_its_validation_split_is_named_before_others_are_
 def test_drawn_splits_of_large_corpora_are_not_searched_to_their_end(tmp_path, monkeypatch):
     file = str(write_lines(tmp_path / "a.txt", [f"document {number}" for number in range(400)]))
     monkeypatch.setattr(corpus_module, "NUM_DOCUMENTS_DRAWN", 50)
-    assert open_corpus(CorpusConfig(data_files=[file], validation_percent=0.0001)).split_names == (
-        "train",
-        "validation",
-    )
+    check_drawn_splits(open_corpus(CorpusConfig(data_files=[file], validation_percent=0.0001)))
     monkeypatch.setattr(corpus_module, "NUM_DOCUMENTS_DRAWN", 500)
     with pytest.raises(InputError, match=r"`validation` has none: .* of 400 documents"):
-        open_corpus(CorpusConfig(data_files=[file], validation_percent=0.0001))
+        check_drawn_splits(open_corpus(CorpusConfig(data_files=[file], validation_percent=0.0001)))
     with pytest.raises(InputError, match=r"`test` has none: --test-percent 0\.0001 drew none of"):
-        open_corpus(CorpusConfig(data_files=[file], validation_percent=50, test_percent=0.0001, limit=7))
+        check_drawn_splits(
+            open_corpus(CorpusConfig(data_files=[file], validation_percent=50, test_percent=0.0001, limit=7))
+        )
 
 
 def test_books_without_blank_lines_are_named_if_paragraphs_are_documents(tmp_path, caplog):

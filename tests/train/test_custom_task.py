@@ -166,6 +166,7 @@ def test_what_does_not_suit_is_refused(flags, shards, tmp_path, run):
     assert REFUSED[flags] in run(main, *run_flags(shards, tmp_path / "run", *flags, "--dry-run")).refusal
 
 
+@pytest.mark.usefixtures("one_device")
 def test_another_file_is_another_run(electra, shards, tmp_path, run):
     recipe = tmp_path / "moved.py"
     flags = [*run_flags(shards, electra / "run", *electra_flags(electra)), "--task", f"{recipe}:GradientDisentangled"]
