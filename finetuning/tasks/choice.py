@@ -136,13 +136,17 @@ def _name(label: Any) -> str:
     return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label).strip()
 
 
-def names_of(train: Choices, columns: Columns, other_labels: Iterable[Any] = ()) -> tuple[str, ...]:
-    """Name the choices as most labels to train on do: by numbers, letters, or columns."""
+def names_of(train: Choices, columns: Columns, validation_labels: Iterable[Any] = ()) -> tuple[str, ...]:
+    """Name the choices as most labels to train on do: by numbers, letters, or columns.
+
+    Raises:
+        InputError: numbers seem to begin with 1: neither training nor validation has a 0.
+    """
     number, labels = train.num_choices, [_name(one) for one in train.labels or ()]
     letters = tuple(string.ascii_uppercase[:number])
     forms = (places(number), letters, *([columns.choices] if len(columns.choices) > 1 else []))
     found = max(forms, key=lambda one: sum(label in one for label in labels))
-    has_zero = "0" in labels or "0" in map(_name, other_labels)
+    has_zero = "0" in labels or "0" in map(_name, validation_labels)
     if found == places(number) and not has_zero and (len(labels) >= MIN_LABELS or len(set(labels)) > 1):
         raise InputError(
             f"The choices of {train.name} must be numbered from 0; its labels are {', '.join(sorted(set(labels)))}. "
@@ -253,7 +257,8 @@ class ChoiceJob(FinetuningJob[ChoiceConfig]):
             {split: part.name for split, part in parts.items()},
             [split for split, part in parts.items() if part.labels is None],
         )
-        names = names_of(parts["train"], columns, [label for one in parts.values() for label in one.labels or ()])
+        validation_labels = parts["validation"].labels if "validation" in parts else None
+        names = names_of(parts["train"], columns, validation_labels or ())
 
         def part(split: str, file: str = "") -> Part:
             one = parts[split]

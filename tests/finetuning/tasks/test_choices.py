@@ -97,7 +97,7 @@ def test_choices_that_seem_to_be_numbered_from_one_are_refused(labels):
     assert read(table | {"label": [0, *labels[1:]]})[1] == tuple("0123")
 
 
-def test_another_part_with_a_zero_shows_that_few_choices_are_numbered_from_zero():
+def test_a_zero_in_validation_shows_that_few_choices_are_numbered_from_zero():
     table = {name: values * 3 for name, values in SWAG.items()} | {"label": [1, 2, 3]}
     columns = columns_of(table, "t", ChoiceData())
     choices = read_choices(Table("t", table), columns, needs_labels=True)
