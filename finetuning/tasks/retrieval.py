@@ -119,7 +119,7 @@ def ranking_scores(ranked: NDArray[np.int32], relevant: Sequence[Mapping[int, fl
 
 
 def interval(differences: NDArray[np.float64], seed: int = 0) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Compute the ends of the 95 % interval of a mean difference, by a paired bootstrap over queries.
+    """Compute the ends of the 95% interval of a mean difference, by a paired bootstrap over queries.
 
     Args:
         differences: of two systems for each query, (queries,) or (queries, metrics).

@@ -261,7 +261,7 @@ def test_bits_per_byte_are_those_of_each_token_once_for_any_tokenizers(run, tmp_
         of_none = scores[f"{folder}, no context"]["bits per byte"]["value"]
         num_bytes = sum(len(text.encode()) for text in UGLY)
         unknown = (ids == TOKENIZERS[name].unk_token_id).sum()
-        share = f"{folder}: {100 * unknown / len(ids):.1f} % of the text's tokens are <unk>"
+        share = f"{folder}: {100 * unknown / len(ids):.1f}% of the text's tokens are <unk>"
         assert (share in outcome.out) == (unknown > 0)
         if unknown:  # each costs its spelling, too
             assert of_none > (bits + 8 * unknown) / num_bytes
@@ -284,7 +284,7 @@ def test_what_a_tokenizer_cannot_read_makes_no_model_look_good(run, tmp_path):
         assert name["bits per byte"]["value"] >= 8
         assert name["words, 5 guesses"]["value"] == 0
     assert content["models"][0]["unread_bytes"] == pytest.approx(1)
-    assert "50.0 % of the text's tokens are <unk>; 100.0 % of its bytes cannot be read" in outcome.out
+    assert "50.0% of the text's tokens are <unk>; 100.0% of its bytes cannot be read" in outcome.out
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# One score of these has a standard error of at most 2.5 %.
+# One score of these has a standard error of at most 2.5%.
 MAX_PAIRS = 400
 SEED = 0
 
@@ -114,7 +114,7 @@ def _warn_of_unknown(rows: Sequence[NDArray[np.int64]], unk_id: int) -> None:
     num_unknown, num_ids = sum(int((row == unk_id).sum()) for row in rows), sum(map(len, rows))
     if num_unknown:
         logger.warning(
-            "%.1f %% of the tokens that --score-words draws from are <unk>. Words with one are not scored: shards do "
+            "%.1f%% of the tokens that --score-words draws from are <unk>. Words with one are not scored: shards do "
             "not have their text.",
             100 * num_unknown / num_ids,
         )

@@ -102,7 +102,7 @@ class Comparison:
 
 
 def student_95(degrees_of_freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t; by its expansion (Abramowitz and Stegun 26.7.5) from 11 on."""
+    """Return the 97.5% quantile of Student's t; by its expansion (Abramowitz and Stegun 26.7.5) from 11 on."""
     if degrees_of_freedom < 1:
         return math.inf
     if degrees_of_freedom <= len(STUDENT_95):

@@ -56,7 +56,7 @@ def as_text(models: Sequence[ScoredModels], num_equal_pairs: int = 0) -> str:
         by_names = {(one.of, one.beside, one.measure): one for one in compared}
         rows = [
             [
-                f"{of} beside {beside.removeprefix(f'{of}, ')}",
+                f"{of} compared with {beside.removeprefix(f'{of}, ')}",
                 *(_verdict(by_names[of, beside, measure]) for measure in measures),
             ]
             for of, beside in names
@@ -91,8 +91,8 @@ def _notes(models: Sequence[ScoredModels], num_equal_pairs: int) -> list[str]:
     for group in models:
         if group.unread.bytes or group.unread.tokens:
             notes.append(
-                f"{', '.join(model.name for model in group.models)}: {100 * group.unread.tokens:.1f} % of the text's "
-                f"tokens are <unk>; {100 * group.unread.bytes:.1f} % of its bytes cannot be read, which cost 8 bits "
+                f"{', '.join(model.name for model in group.models)}: {100 * group.unread.tokens:.1f}% of the text's "
+                f"tokens are <unk>; {100 * group.unread.bytes:.1f}% of its bytes cannot be read, which cost 8 bits "
                 "each, and no word with one counts as right"
             )
     return notes
@@ -159,7 +159,7 @@ def as_json(models: Sequence[ScoredModels], num_equal_pairs: int = 0) -> dict[st
 
 
 def draw_curve(scored: ScoredModels, file_format: str) -> bytes:
-    """Draw each score of the checkpoints, with its 95 % interval, over the step; controls as dotted lines."""
+    """Draw each score of the checkpoints, with its 95% interval, over the step; controls as dotted lines."""
     steps = [int(re.sub(r"\D", "", model.name.rpartition(", step ")[2])) for model in scored.models]
     measures = list(scored.models[0].scores)
     with new_figure(figsize=(INCHES_A_PANEL * len(measures), INCHES_HIGH)) as figure:

@@ -151,12 +151,12 @@ def test_each_model_is_compared_with_its_controls_and_those_before_it():
     assert "| a/x                 | 0.750 ± 0.022 * |" in text
     assert "| a/y                 | 0.250 ± 0.022 ! |" in text
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
-    assert [row for row in rows if " beside " in row[0]] == [
-        ["a/x beside random weights", "better by 0.2500 ± 0.0218"],
-        ["a/x beside no context", "better by 0.5000 ± 0.0434"],
-        ["a/y beside random weights", "worse by 0.2500 ± 0.0218"],
-        ["a/y beside no context", "worse by 0.5000 ± 0.0434"],
-        ["a/y beside a/x", "worse by 0.5000 ± 0.0434"],
+    assert [row for row in rows if " compared with " in row[0]] == [
+        ["a/x compared with random weights", "better by 0.2500 ± 0.0218"],
+        ["a/x compared with no context", "better by 0.5000 ± 0.0434"],
+        ["a/y compared with random weights", "worse by 0.2500 ± 0.0218"],
+        ["a/y compared with no context", "worse by 0.5000 ± 0.0434"],
+        ["a/y compared with a/x", "worse by 0.5000 ± 0.0434"],
     ]
     assert "pairs of two equal sentences: 7, each counted as half right" in text
     assert [one["verdict"] for one in as_json(groups)["differences"]] == ["better"] * 2 + ["worse"] * 3
@@ -168,7 +168,7 @@ def test_checkpoints_are_one_table_with_marks():
     curve = group("run", [half, fraction_of(items)], [half] * 4, half)
     text = as_text([curve])
     assert text.count("| model ") == 1
-    assert " beside " not in text
+    assert " compared with " not in text
     assert "| run, step 0         | 0.500 ± 0.025   |" in text
     assert "| run, step 1         | 0.750 ± 0.022 * |" in text
     assert [(one["of"], one["from"]) for one in as_json([curve])["differences"]][-1] == ("run, step 1", "run, step 0")
@@ -188,4 +188,4 @@ def test_parts_are_down_and_models_across():
     assert "| pairs, by term | model         | random weights | no context    |" in text
     assert "| binding        | 0.500 ± 0.050 | 0.500 ± 0.050  | 0.500 ± 0.050 |" in text
     assert "| islands        | 0.500 ± 0.050 |                | 0.500 ± 0.050 |" in text
-    assert "- a: 25.0 % of the text's tokens are <unk>; 50.0 % of its bytes cannot be read" in text
+    assert "- a: 25.0% of the text's tokens are <unk>; 50.0% of its bytes cannot be read" in text
