@@ -40,7 +40,7 @@ class Part:
     examples: by which the task scores them: labels, `Sentences` or `Windows`.
     file: of their predictions.
     is_scored: whether the right predictions are known.
-    is_labelled: bool (rows,), for which rows they are known; None for all.
+    is_labelled: bool (rows,), for which rows they are known; None for all. If it is given, no loss is computed.
     """
 
     rows: EncodedRows
