@@ -1,13 +1,14 @@
 """Rows that training shares with the parts that are scored: refused if they are most of a part, else counted."""
 
 import logging
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 
 from mlm_common.errors import InputError
 
 logger = logging.getLogger(__name__)
 
-# The share of the different texts of a part that may be in the training part, as real data have duplicates.
+# The fraction of the different texts of a part that may be in the training part, as real data have duplicates.
 MAX_SHARED = 0.5
 
 
@@ -16,19 +17,22 @@ def check_shared_rows(
 ) -> None:
     """Check that the parts to evaluate and predict have other texts than the training part.
 
+    Texts that the training part repeats, such as short answers or commands, are only counted: any part has them.
+
     Args:
         texts: of each row of each part, {train, or a part: texts of the rows}.
         names: of the tables of the parts.
-        unscored: parts without labels, of which shared rows are only counted.
+        unscored: parts without labels, whose shared rows are only counted.
 
     Raises:
-        InputError: most rows of a part with labels are also in the training part.
+        InputError: most of the different texts of a part with labels are in exactly one row of the training part.
     """
-    known = set(texts["train"])
+    known = Counter(texts["train"])
+    unrepeated = {text for text, num_rows in known.items() if num_rows == 1}
     for part in [part for part in texts if part != "train"]:
         num_rows, num_shared = len(texts[part]), sum(text in known for text in texts[part])
-        different = set(texts[part])  # short texts are often equal by chance
-        if len(different & known) > MAX_SHARED * len(different) and part not in unscored:
+        different = set(texts[part])
+        if len(different & unrepeated) > MAX_SHARED * len(different) and part not in unscored:
             raise InputError(
                 f"{names[part]} must have other rows than the training part, {names['train']}; {num_shared:,} of "
                 f"{num_rows:,} are in both, so its scores would say nothing of new texts. Use other rows, or none."

@@ -53,3 +53,13 @@ def test_a_few_shared_rows_are_counted_and_texts_without_labels_may_all_be_share
     assert not caplog.text
     with pytest.raises(InputError, match=r"b\.csv must have other rows.*; 2 of 3 are in both"):
         check_shared_rows({"train": [1, 2], "eval": [1, 2, 3]}, names)
+
+
+def test_texts_that_training_repeats_may_all_be_shared(caplog):
+    train = ["yes", "no", "stop", "go"] * 5 + ["once"]
+    check_shared_rows({"train": train, "eval": ["yes", "go", "once", "go"]}, {"train": "a.csv", "eval": "b.csv"})
+    assert "4 of 4 rows of b.csv are also in the training part" in caplog.text
+    with pytest.raises(InputError, match=r"b\.csv must have other rows.*; 3 of 3 are in both"):
+        check_shared_rows(
+            {"train": [*train, "twice"], "eval": ["yes", "once", "twice"]}, {"train": "a", "eval": "b.csv"}
+        )
