@@ -51,6 +51,11 @@ def test_a_missing_field_and_null_are_no_field(tmp_path):
     assert [(pair.field, pair.term) for pair in pairs] == [("", "one"), ("", ""), ("", "two")]
 
 
+def test_an_identifier_beside_a_term_may_be_a_number(tmp_path):
+    path = write_jsonl(tmp_path / "pairs.jsonl", PAIR | {"linguistics_term": "one", "UID": 7})
+    assert [pair.term for pair in read_pairs([str(path)])] == ["one"]
+
+
 def test_blank_lines_and_separators_of_other_kinds_are_no_ends_of_pairs(tmp_path):
     pairs = [{"sentence_good": good, "sentence_bad": "a"} for good in ("one", "two\u2028lines", "three\x85")]
     text = "\r\n\r\n".join(json.dumps(pair, ensure_ascii=False) for pair in pairs) + "\r\n \r\n"
