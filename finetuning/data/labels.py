@@ -275,6 +275,13 @@ def _problem_type(values: Sequence[Any], where: str, reading: LabelReading) -> P
             "--decimal-separator , for numbers; or --problem-type multi_label_classification, or "
             "single_label_classification for classes of these names."
         )
+    as_fraction = next((name for name in sorted(names) if "." in name or "%" in name), None)
+    if as_fraction and all(_AS_WRITTEN.fullmatch(name.strip()) for name in names):
+        raise InputError(
+            f"Labels of {where} such as {as_fraction!r} are written as people write numbers. Write them without "
+            "thousands separators and percent signs, such as 1000.5; or use --problem-type "
+            "single_label_classification for classes of these names."
+        )
     _refuse_odd_values(dict(zip(rows, values, strict=True)), where, reading)
     _refuse_several_labels(names, where, reading)
     return "single_label_classification"

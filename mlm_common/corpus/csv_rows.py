@@ -3,7 +3,7 @@
 import csv
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlm_common.errors import InputError
 
@@ -29,7 +29,10 @@ class CsvRow:
 
 
 class CsvRows:
-    """The rows of a CSV text after the first, which names the columns; blank lines are skipped.
+    """The rows of a CSV text after the first, which names the columns, without those whose fields are all blank.
+
+    A spreadsheet writes blank rows below a table, and delimiters after the last field: blank fields after the last
+    column are left out, and those of columns without a name may be missing.
 
     Args:
         lines: of the text with their ends, as a file opened with `newline=""` gives them.
@@ -59,7 +62,16 @@ class CsvRows:
 
     def __iter__(self) -> Iterator[CsvRow]:
         has_columns = len(self.names) > 1
-        return (row for row in self._rows if not has_columns or len(row.fields) > 1 or row.fields[0].strip())
+        for row in self._rows:
+            if not has_columns or any(field.strip() for field in row.fields):
+                yield replace(row, fields=self._fitted(row.fields))
+
+    def _fitted(self, fields: list[str]) -> list[str]:
+        """Return a field for each column where only blank ones are missing or too many."""
+        num_names, num_fields = len(self.names), len(fields)
+        if any(one.strip() for one in (*fields[num_names:], *self.names[num_fields:])):
+            return fields
+        return fields[:num_names] + [""] * (num_names - num_fields)
 
     def problem(self, row: CsvRow) -> str | None:
         """Say what is wrong with a row that has another number of fields than the first; None if nothing is."""
@@ -70,6 +82,8 @@ class CsvRows:
     @property
     def hint(self) -> str:
         """How to fix a row with another number of fields."""
+        if len(self.names) == 1:
+            return "The first row must name the columns: delete a title above it."
         others = DELIMITERS.get(self.delimiter, f"`{self.delimiter}`")
         return f"Put texts with {others} or line ends in quotation marks, or name another --delimiter."
 

@@ -29,10 +29,13 @@ def guarded_read(path: str | Path, kind: str, *, flag: str | None = None, hint: 
         hint: says how to fix it; by default, to make or fetch the file again.
 
     Raises:
-        InputError: the body of the `with` statement raised.
+        InputError: the body of the `with` statement raised, or the file is a Git LFS pointer, which a reader of text
+            would take for the text.
     """
     if _would_wait(path):
         raise missing(str(path), flag, "file")
+    if (start_of_file(path) or b"").startswith(LFS_POINTER_START):
+        raise unreadable(path, kind, ValueError(), flag=flag, hint=hint)
     try:
         yield
     except (InputError, RunFailedError, MemoryError):

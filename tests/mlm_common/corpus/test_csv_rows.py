@@ -68,7 +68,8 @@ def test_what_csv_writes_comes_back_or_the_delimiter_is_asked_for(
         assert "--delimiter" in message
         assert len(message.splitlines()) == 1
         return
-    assert (found, read_rows) == (delimiter, rows)
+    with_text = [row for row in rows[1:] if any(field.strip() for field in row)]
+    assert (found, read_rows) == (delimiter, [names, *with_text])
 
 
 @pytest.mark.parametrize(
@@ -117,9 +118,28 @@ def test_a_quotation_mark_out_of_place_is_named_with_its_line(num_rows):
 def test_a_row_of_another_length_is_named_with_its_line_and_start():
     rows = CsvRows(io.StringIO('sep=;\na;b\n"x\ny";1\n' + "long " * 40 + "\n"), "a.csv")
     assert [rows.problem(row) for row in rows][:1] == [None]
-    rows = CsvRows(io.StringIO("a;b\n1;2\n" + "long " * 40 + ";;\t\n"), "a.csv")
+    rows = CsvRows(io.StringIO("a;b\n1;2\n" + "long " * 40 + ";;x\n"), "a.csv")
     problems = [rows.problem(row) for row in rows]
     assert problems == [None, f"line 3 has 3: `{('long ' * 40)[:80]} …`"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a;b\n1;2\n;\n; \n3;4\n;;;\n", [["1", "2"], ["3", "4"]]),
+        ("a,b\n1,2,\n3,4,,\n,5\n", [["1", "2"], ["3", "4"], ["", "5"]]),
+        ("a,b,\n1,2\n3,4,\n5,6,7\n", [["1", "2", ""], ["3", "4", ""], ["5", "6", "7"]]),
+    ],
+)
+def test_blank_rows_and_fields_that_a_spreadsheet_adds_are_no_data(text, expected):
+    rows = CsvRows(io.StringIO(text), "a.csv")
+    assert [(row.fields, rows.problem(row)) for row in rows] == [(fields, None) for fields in expected]
+
+
+def test_a_title_above_the_names_is_said():
+    rows = CsvRows(io.StringIO("Reviews of 2024\ntext,label\na,x\n"), "a.csv")
+    assert rows.problem(next(iter(rows))) == "line 2 has 2: `text,label`"
+    assert rows.hint == "The first row must name the columns: delete a title above it."
 
 
 def test_rows_are_read_as_they_come():

@@ -44,6 +44,12 @@ def test_what_a_file_contains_is_said(tmp_path, content, said):
     assert said in message_of(path, read_json)
 
 
+def test_a_git_lfs_pointer_is_not_read_as_text(tmp_path):
+    (tmp_path / "a.txt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+    message = message_of(tmp_path / "a.txt", lambda path: path.read_text(encoding="utf-8"), flag="--file")
+    assert message.endswith("it is a Git LFS pointer, not the file. Fetch the file itself: `git lfs pull`.")
+
+
 def test_a_missing_file_and_a_folder_are_said(tmp_path):
     (tmp_path / "a.json").mkdir()
     assert "is a directory" in message_of(tmp_path / "a.json", read_json)
