@@ -337,3 +337,13 @@ def test_a_corpus_of_bad_rows_only_is_refused(tmp_path):
     path = write(tmp_path / "a.jsonl", b'{"text": 0}\n' * 4)
     with pytest.raises(InputError, match=r"is blank \(see --text-column; .* 4 left out, such as .*line 1: int 0\)"):
         open_corpus(CorpusConfig(data_files=[str(path)], on_bad_row="skip"))
+
+
+def test_columns_of_csv_are_divided_by_the_delimiter_that_is_named(tmp_path):
+    """Where a file can be read in two ways."""
+    path = write(tmp_path / "a.csv", b"text,n;text\none,1;two\nthree,3;four\n")
+    for delimiter, texts in ((",", ["one", "three"]), (";", ["two", "four"])):
+        corpus = open_corpus(CorpusConfig(data_files=[str(path)], delimiter=delimiter))
+        assert list(corpus.documents("train")) == texts
+    with pytest.raises(InputError, match=r"Say which: --delimiter ',' or --delimiter ';'"):
+        open_corpus(CorpusConfig(data_files=[str(path)]))
