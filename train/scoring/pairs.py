@@ -66,12 +66,12 @@ def _parse(line: str) -> Pair:
     row = json.loads(line)
     if not isinstance(row, dict):
         raise ValueError("no object")
-    terms = [_text(row, key) for key in TERMS]
+    term = next(filter(None, (_text(row, key) for key in TERMS)), "")
     good, bad = (_text(row, key) for key in SENTENCES)
     missing = [key for key, sentence in zip(SENTENCES, (good, bad), strict=True) if not sentence]
     if missing:
         raise ValueError(f"no {missing[0]}")
-    return Pair(good, bad, _text(row, FIELD), terms[0] or terms[1])
+    return Pair(good, bad, _text(row, FIELD), term)
 
 
 def _text(row: dict[str, Any], key: str) -> str:
