@@ -31,6 +31,7 @@ from mlm_common.corpus.text_files import ByteRange
 from mlm_common.corpus.text_formats import BadRows, bad_rows_from_record
 from mlm_common.errors import InputError
 from mlm_common.storage import PROBE_PREFIX, folder_and_name, open_folder
+from mlm_common.storage.guard import guarded_read
 from tfrecord_prep.manifest import (
     MANAGED_SHARD_NAME,
     MANIFEST_NAME,
@@ -102,11 +103,8 @@ def recorded_plan(folder: str) -> Plan | None:
         return dataclasses.asdict(read_manifest(folder))
     if PLAN_NAME not in names:
         return None
-    try:
+    with guarded_read(files.path_of(PLAN_NAME), "a plan, a JSON object", hint="Delete it to start again."):
         return dict(json.loads(files.read_text(PLAN_NAME)))
-    except (TypeError, ValueError) as error:
-        path = files.path_of(PLAN_NAME)
-        raise InputError(f"A plan must be a JSON object; {path}: {error}. Delete it to start again.") from error
 
 
 def describe_plan_differences(found: Plan, asked: Plan, *, is_complete: bool) -> str:

@@ -222,11 +222,14 @@ def test_files_that_are_compressed_damaged_or_of_another_kind(tokenizer, tmp_pat
     assert main(flags(str(packed), tokenizer, tmp_path / "packed")) == 0
     assert read_instances(tmp_path / "packed" / "train") == made
     path.write_bytes(path.read_bytes()[:-3])
+    damaged = tmp_path / "damaged.tfrecord.gz"
+    damaged.write_bytes(packed.read_bytes()[:50] + bytes(100) + packed.read_bytes()[150:])
     train_tiny_tokenizer().save_pretrained(tmp_path / "unigram")
     (tmp_path / "notes.txt").write_text("not records", encoding="utf-8")
     for files, named, message in (
-        (str(path), tokenizer, "is not a complete TFRecord file: the record at byte"),
-        (str(tmp_path / "notes.txt"), tokenizer, "is not a complete TFRecord file: no record begins at byte 0"),
+        (str(path), tokenizer, "must be a complete TFRecord file; the record at byte"),
+        (str(tmp_path / "notes.txt"), tokenizer, "must be a complete TFRecord file; no record begins at byte 0"),
+        (str(damaged), tokenizer, "must be a complete TFRecord file; "),
         (str(tmp_path / "*.none"), tokenizer, "--data-files: no file matches"),
         (str(packed), tmp_path / "unigram", "--tokenizer-name-or-path must be a WordPiece one"),
     ):

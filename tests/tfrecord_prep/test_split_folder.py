@@ -220,7 +220,7 @@ def leave_broken_plan(folder: Path) -> None:
         (lambda _: None, ["--max-length", 24], r"other settings: max_length is 16 there, 24 is asked for.*--overwrite"),
         (lambda folder: next(folder.glob("dataset-00001-*")).write_bytes(b""), [], "0 bytes, in the manifest .*--over"),
         (leave_foreign_shards, [], r"this command did not write, such as dataset-0-1000\.tfrecord.*--overwrite"),
-        (leave_broken_plan, [], r"A plan must be a JSON object; .*plan\.json.*Delete it to start again"),
+        (leave_broken_plan, [], r"plan\.json must be a plan, a JSON object; .*Delete it to start again"),
     ],
 )
 def test_folder_in_the_way(prepare, tmp_path, spoil, more, message):
