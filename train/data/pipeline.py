@@ -19,6 +19,7 @@ import heapq
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -216,18 +217,18 @@ def training_batches(
     first_shards = np.cumsum([0, *(len(source.shard_paths) for source in mixture.sources)]).tolist()
     shards_of_windows = [[first_shards[one.source] + index for index in one.window.shard_indices] for one in windows]
     is_one_shard = all(len(of_window) == 1 for of_window in shards_of_windows)
-    # Of each shard its index, rows and first turn: (windows, shards of each, 3).
-    shards = tf.ragged.constant(
+    # Of each shard its index, rows and first turn: (windows, shards of each, 3). With many windows `tf.ragged.constant`
+    # would take minutes.
+    described = [
         [
-            [
-                (shard, rows_of_shards[shard], turn)
-                for shard, turn in zip(of_window, first_turns([rows_of_shards[one] for one in of_window]), strict=True)
-                if rows_of_shards[shard]
-            ]
-            for of_window in shards_of_windows
-        ],
-        tf.int64,
-        ragged_rank=1,
+            (shard, rows_of_shards[shard], turn)
+            for shard, turn in zip(of_window, first_turns([rows_of_shards[one] for one in of_window]), strict=True)
+            if rows_of_shards[shard]
+        ]
+        for of_window in shards_of_windows
+    ]
+    shards = tf.RaggedTensor.from_row_lengths(
+        np.array(list(chain.from_iterable(described)), np.int64).reshape(-1, 3), list(map(len, described))
     )
     seeds = tf.constant([one.window.seed for one in windows], tf.int32)
     numbers = [(one.rows.start, one.rows.stop, one.source, one.first_row) for one in windows]
