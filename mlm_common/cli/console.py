@@ -76,21 +76,28 @@ class LoggedProgress:
         self._phase = phase
         self._unit = unit
         self._shorten = shorten  # 8373348 -> "8.37M"
-        self._started_seconds = self._line_seconds = time.monotonic()
+        self._line_seconds = time.monotonic()
+        # The speed is that after the first update, before which a program may be compiled.
+        self._first_seconds = self._first_n = 0.0
         self.total = total
         self.n: float = 0
 
     def update(self, n: float = 1) -> None:
-        self.n += n
         now = time.monotonic()
+        if not self.n:
+            self._first_seconds, self._first_n = now, n
+        self.n += n
         if now - self._line_seconds < SECONDS_BETWEEN_LINES or self.n == self.total:
             return
         self._line_seconds = now
         if not self.total or not self.n:
             logger.info("%s: %s%s so far.", self._phase, self._shorten(self.n), self._unit)
             return
-        seconds_left = (now - self._started_seconds) / self.n * (self.total - self.n)
-        logger.info("%s: %.0f %%, %.0f s left.", self._phase, 100 * self.n / self.total, max(seconds_left, 0))
+        left = ""
+        if self.n > self._first_n:
+            seconds_left = (now - self._first_seconds) / (self.n - self._first_n) * (self.total - self.n)
+            left = f", {max(seconds_left, 0):.0f} s left"
+        logger.info("%s: %.0f %%%s.", self._phase, 100 * self.n / self.total, left)
 
 
 @contextmanager

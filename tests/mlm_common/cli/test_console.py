@@ -140,6 +140,10 @@ def test_lines_every_ten_seconds_where_there_is_no_terminal(monkeypatch, caplog)
         for _ in range(6):
             seconds[0] += 5
             bar.update(100)
+    with progress_bar("Scoring", " rows", 1000) as bar:  # whose first rows are computed while a program is compiled
+        for _ in range(3):
+            seconds[0] += 60 if not bar.n else 10
+            bar.update(10)
     with progress_bar("Counting", " words") as bar:
         seconds[0] += 10
         bar.update(1234)
@@ -148,6 +152,10 @@ def test_lines_every_ten_seconds_where_there_is_no_terminal(monkeypatch, caplog)
         "Reading: 20 %, 40 s left.",
         "Reading: 40 %, 30 s left.",
         "Reading: 60 %, 20 s left.",
+        "Scoring.",
+        "Scoring: 1 %.",
+        "Scoring: 2 %, 980 s left.",
+        "Scoring: 3 %, 970 s left.",
         "Counting.",
         "Counting: 1.23k words so far.",
     ]
