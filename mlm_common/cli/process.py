@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -27,6 +28,9 @@ STOPPED_EARLY = b"Stopped.\n"
 STOPPING = b"Stopping. Press Ctrl-C again to end at once.\n"
 # What libraries register for the end of a process, such as deleting temporary files, may take this long.
 EXIT_SECONDS = 2.0
+# Of Python's command line: `-m NAME`, also joined with other options (`-um NAME`), and options before a value.
+_MODULE_OPTION = re.compile("-[bBdEiIOPqsSuvx]*m(.*)")
+OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 _has_begun = False
 # The error that ended the command: its traceback holds the objects that are not to be destroyed.
@@ -36,14 +40,27 @@ _loaded_seconds = time.monotonic()
 
 
 def script_path() -> Path | None:
-    """Return the path of the script, or of the module, that Python was started with; None without one."""
+    """Return the path of the script, or of the module, that Python was started with; None without one.
+
+    A profiler or a debugger that runs a script is none: it still has to write what it found.
+    """
     main = sys.modules.get("__main__")
     path, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
     if path is None:
         return None
-    arguments = {os.path.realpath(argument) for argument in sys.orig_argv[1:]}
-    is_started = os.path.realpath(path) in arguments or (spec is not None and spec.name in sys.orig_argv)
-    return Path(path).resolve() if is_started else None
+    arguments = iter(sys.orig_argv[1:])
+    for argument in arguments:
+        if argument in OPTIONS_WITH_VALUE:
+            next(arguments, None)
+        elif module := _MODULE_OPTION.fullmatch(argument):
+            name = module[1] or next(arguments, "")
+            is_started = (
+                spec is not None and spec.name == name and name.partition(".")[0] not in sys.stdlib_module_names
+            )
+            return Path(path).resolve() if is_started else None
+        elif not argument.startswith("-"):
+            return Path(path).resolve() if os.path.realpath(argument) == os.path.realpath(path) else None
+    return None
 
 
 def runs_command() -> bool:
@@ -82,6 +99,10 @@ def _end_early(number: int, _frame: object) -> None:
     os._exit(STATUSES[signal.Signals(number)])
 
 
+def _ignore(_number: int, _frame: object) -> None:
+    """Do nothing; unlike with `signal.SIG_IGN`, a further command in the same script knows that it may be stopped."""
+
+
 class _LastingFile(io.FileIO):
     """Writes to a pipe as long as it has a reader, then nowhere."""
 
@@ -117,9 +138,8 @@ def interruptible() -> Iterator[Sequence[int]]:
 
     Yields the list of the signals received.
     """
-    _received.clear()
     before = {number: signal.getsignal(number) for number in STATUSES}
-    of_default = (*DEFAULT_HANDLERS, _end_early)
+    of_default = (*DEFAULT_HANDLERS, _end_early, _ignore)
     if threading.current_thread() is threading.main_thread():  # the only one that may handle signals
         before = {number: handler for number, handler in before.items() if handler in of_default}
     else:
@@ -135,6 +155,8 @@ def interruptible() -> Iterator[Sequence[int]]:
         if is_first:
             raise KeyboardInterrupt
 
+    if before:  # else they are those of the command that called this one
+        _received.clear()
     for number in before:
         signal.signal(number, interrupt)
     try:
@@ -142,7 +164,9 @@ def interruptible() -> Iterator[Sequence[int]]:
     finally:
         for number, handler in before.items():
             # What a script still has to do takes a moment.
-            signal.signal(number, signal.SIG_IGN if handler is _end_early else handler)
+            signal.signal(number, _ignore if handler is _end_early else handler)
+        if before:
+            _received.clear()
 
 
 def check_interrupts() -> None:
@@ -211,7 +235,8 @@ def end_process(status: int) -> NoReturn:
     """Flush the streams, run what was registered for the exit, but not for long, and end process and workers."""
     for number in STATUSES:
         signal.signal(number, signal.SIG_DFL)  # a reader may take its time
-    status = _flush() or status
+    flush_status = _flush()
+    status = status or flush_status
     for number in STATUSES:
         signal.signal(number, signal.SIG_IGN)
     limit = threading.Timer(EXIT_SECONDS, os._exit, (status,))
@@ -222,7 +247,8 @@ def end_process(status: int) -> NoReturn:
             worker.kill()
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
-    _flush()
+    if not flush_status:  # else it has been said
+        _flush()
     os._exit(status)
 
 
