@@ -119,10 +119,8 @@ def missing(path: str, flag: str | None = None, kind: Literal["folder", "file"] 
         Path(path).stat()
     except (FileNotFoundError, NotADirectoryError):
         pass
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # a parent that cannot be entered, a name that is too long or has a zero byte
+    # A parent that cannot be entered, a name that is too long or has a zero byte.
+    except (OSError, ValueError) as error:
         return InputError(f"{flag + ': ' if flag else ''}{path!r} cannot be read: {getattr(error, 'strerror', error)}.")
     else:
         found = "folder" if Path(path).is_dir() else "file" if Path(path).is_file() else "pipe or device"
