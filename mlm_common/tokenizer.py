@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mlm_common.errors import InputError
 from mlm_common.hub.retries import hub_error, one_line
 from mlm_common.storage import check_folder_or_hub, local_or_hub, open_folder
-from mlm_common.storage.guard import guarded_read, start_of_file
+from mlm_common.storage.guard import LFS_POINTER_START, guarded_read, start_of_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,11 +99,18 @@ def _load(name: str, shown_name: str) -> "PreTrainedTokenizerFast":
 
 
 def _check_files(folder: Path, shown_name: str) -> None:
-    """Check that a folder has a vocabulary, and that this does not begin with a byte-order mark."""
+    """Check that a folder has a vocabulary that does not begin with a byte-order mark, and no Git LFS pointers."""
     if not any(VOCABULARY_FILES.fullmatch(path.name) for path in folder.iterdir()):
         nested = next((path.name for path in sorted(folder.iterdir()) if Path(path, TOKENIZER_FILE).is_file()), None)
         hint = f"; did you mean {shown_name.rstrip('/')}/{nested}?" if nested else "."
         raise InputError(f"There is no tokenizer in {shown_name}: it has no {TOKENIZER_FILE}{hint}")
+    for path in sorted(folder.iterdir()):
+        is_read = VOCABULARY_FILES.fullmatch(path.name) or path.name == "tokenizer_config.json"
+        if is_read and (start_of_file(path) or b"").startswith(LFS_POINTER_START):
+            raise InputError(
+                f"{shown_name}/{path.name} must be a file of a tokenizer; it is a Git LFS pointer, not the file. Fetch "
+                "the file itself: `git lfs pull`."
+            )
     words = Path(folder, "vocab.txt")
     if not Path(folder, TOKENIZER_FILE).exists() and (start_of_file(words) or b"").startswith(codecs.BOM_UTF8):
         raise InputError(
