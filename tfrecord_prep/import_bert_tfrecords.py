@@ -35,6 +35,7 @@ from mlm_common.corpus.text_formats import BadRows
 from mlm_common.errors import InputError
 from mlm_common.folder_lock import locked_folder
 from mlm_common.storage import open_folder, read_file, short_path
+from mlm_common.storage.guard import guarded_read
 from mlm_common.storage.reading import StoredFile
 from mlm_common.tokenizer import load_tokenizer
 from mlm_common.workers import Workers, num_cores
@@ -231,15 +232,10 @@ def without_rows(all_rows: Iterable[Rows], is_left_out: NDArray[np.bool_]) -> It
 
 def records_of(file: StoredFile) -> Iterator[bytes]:
     """Yield the serialized examples of a file; an InputError says where it is damaged."""
-    try:
-        with file.open() as raw:
-            buffered = io.BufferedReader(raw, raw.read_ahead_bytes)
-            is_compressed = buffered.peek(2)[:2] == b"\x1f\x8b"
-            yield from read_records(gzip.GzipFile(fileobj=buffered) if is_compressed else buffered)
-    except InputError:
-        raise
-    except (EOFError, ValueError, gzip.BadGzipFile) as error:
-        raise InputError(f"{file.name} is not a complete TFRecord file: {error}.") from error
+    with guarded_read(file.name, "a complete TFRecord file"), file.open() as raw:
+        buffered = io.BufferedReader(raw, raw.read_ahead_bytes)
+        is_compressed = buffered.peek(2)[:2] == b"\x1f\x8b"
+        yield from read_records(gzip.GzipFile(fileobj=buffered) if is_compressed else buffered)
 
 
 def restored_rows(work: SplitWork, file: StoredFile) -> Iterator[Rows]:
