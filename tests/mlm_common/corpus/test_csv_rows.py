@@ -84,6 +84,7 @@ def test_what_csv_writes_comes_back_or_the_delimiter_is_asked_for(
         ("text\nHello\n", ",", [["Hello"]]),
         ("text\tlabel\na, b\tx\n \n", "\t", [["a, b", "x"]]),
         ("text|label\na\\, b|x\n", "|", [["a\\, b", "x"]]),
+        ("sep=|\r\na,b\r\nc,d\r\n", "|", [["c,d"]]),
         ('text;note,label\na;b,x\nc,"d"\ne,f\n', ",", [["a;b", "x"], ["c", "d"], ["e", "f"]]),
     ],
 )
