@@ -110,7 +110,7 @@ def models(_campaign: Campaign, tmp_path_factory: pytest.TempPathFactory) -> dic
     ],
 )
 def test_other_commands_are_stopped(campaign, module, flags, models, num_kills, tmp_path):
-    """Each time it begins anew."""
+    """Each time it starts from the beginning."""
 
     def make_flags(num_ended: int) -> list[str]:
         (tmp_path / str(num_ended)).mkdir(exist_ok=True)
