@@ -131,7 +131,7 @@ def test_a_vocabulary_with_a_byte_order_mark_is_refused(tmp_path):
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "spiece.model"])
 def test_a_git_lfs_pointer_among_the_files_of_a_tokenizer_is_named(tmp_path, name):
     save_tokenizer(make_tokenizer(), str(tmp_path))
-    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+    (tmp_path / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
     with pytest.raises(InputError, match=rf"{tmp_path}/{name} must be a file of a tokenizer; it is a Git LFS pointer"):
         load_tokenizer(str(tmp_path))
 

@@ -45,7 +45,7 @@ def test_what_a_file_contains_is_said(tmp_path, content, said):
 
 
 def test_a_git_lfs_pointer_is_not_read_as_text(tmp_path):
-    (tmp_path / "a.txt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+    (tmp_path / "a.txt").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
     message = message_of(tmp_path / "a.txt", lambda path: path.read_text(encoding="utf-8"), flag="--file")
     assert message.endswith("it is a Git LFS pointer, not the file. Fetch the file itself: `git lfs pull`.")
 
