@@ -110,7 +110,9 @@ def test_questions_whose_answers_were_taken_out_are_not_scored(answered, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-def test_it_learns_fifty_questions(answered, tmp_path, run):
+def test_it_learns_fifty_questions(answered, tmp_path, run, monkeypatch):
+    """Questions that it has seen, which a run refuses to be scored by."""
+    monkeypatch.setattr("finetuning.tasks.questions.check_shared_rows", lambda *_: None)
     answers = write_questions(tmp_path / "train.json", 50, 3)
     shutil.copy(tmp_path / "train.json", tmp_path / "validation.json")
     more = ("--test-file", tmp_path / "train.json", "--length-buckets", "16", "24", "--learning-rate", "0.02")
