@@ -135,11 +135,16 @@ def find_builder(name: str, config: str | None, revision: str | None) -> "Datase
     """
     from datasets import load_dataset_builder
 
-    builder = load_dataset_builder(name, config, revision=revision)
-    if hasattr(builder.config, "on_mixed_types"):
-        # Any value but "use_json" has this effect; `datasets` would leave out None.
-        builder = load_dataset_builder(name, config, revision=revision, on_mixed_types="refuse")
-    return builder
+    # Any value but "use_json" has this effect; `datasets` would leave out None.
+    find_strictly = functools.partial(load_dataset_builder, name, config, revision=revision, on_mixed_types="refuse")
+    try:
+        builder = load_dataset_builder(name, config, revision=revision)
+    except ValueError as error:
+        # Without the Hub, `datasets` finds in its cache only what was fetched with the same settings.
+        if "Couldn't find cache" not in str(error):
+            raise
+        return find_strictly()
+    return find_strictly() if hasattr(builder.config, "on_mixed_types") else builder
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
