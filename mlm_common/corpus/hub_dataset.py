@@ -28,7 +28,7 @@ RETRY_DELAYS_SECONDS = (1.0, 2.0, 4.0)
 # What `save_to_disk` writes for several splits, and for one.
 SPLITS_FILE, SAVED_FILES = "dataset_dict.json", ("state.json", "dataset_info.json")
 CACHE_FILES = "cache-*.arrow"
-# Builders of `datasets` whose files this project reads itself, with their rows and errors by line.
+# Builders of `datasets` for formats that this project reads itself, so that errors name the line.
 FILE_BUILDERS = ("csv", "json", "parquet", "text")
 # Settings of a builder that do not change what is in a file.
 NAMES_OF_FILES = ("name", "version", "data_dir", "data_files", "description")
