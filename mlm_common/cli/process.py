@@ -243,6 +243,7 @@ def end_process(status: int) -> NoReturn:
     limit.daemon = True
     limit.start()
     if "multiprocessing" in sys.modules:  # whose own end waits for the workers of a pool that nobody has closed
+        threading.excepthook = lambda _: None  # a thread of the pool may see that its workers were killed
         for worker in sys.modules["multiprocessing"].active_children():
             worker.kill()
     with contextlib.suppress(BaseException):
