@@ -94,7 +94,8 @@ def test_a_run_of_phases(phase_shards, tmp_path, check):
 @pytest.mark.usefixtures("one_device")
 def test_a_run_in_bfloat16(shards, tmp_path, check):
     assert run_mlm(run_flags(shards, tmp_path / "run", "--bfloat16", "--jit-compile", "true", "--dropout", "0.1")) == 0
-    check("bfloat16", digests_of_run(tmp_path / "run"))
+    # XLA compiles for the very model of the processor, which neither its name nor its instructions tell.
+    check("bfloat16", digests_of_run(tmp_path / "run") | {"bits": {}})
 
 
 @pytest.mark.slow

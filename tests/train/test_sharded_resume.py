@@ -59,6 +59,7 @@ def test_a_run_on_devices_that_cannot_do_it_trains_without(shards, tmp_path, mon
     monkeypatch.setattr("train.runtime.strategy.connect", lambda *_: strategy)
     assert main(run_flags(shards, tmp_path / "whole", *FLAGS)) == 0
     request.getfixturevalue("cpu_as_tpu")
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5e-2")
     # A CPU has no sum over replicas with XLA.
     monkeypatch.setattr("train.runtime.strategy.compiles_with_xla", lambda *_: False)
     on_tpu = (*FLAGS, SHARDED, "--tpu-name", "local", "--tpu-layers", "off", "--steps-per-execution", "1")
