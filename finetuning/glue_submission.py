@@ -1,15 +1,16 @@
 """Collect the predictions of GLUE runs in the zip file that gluebenchmark.com accepts."""
 
+try:
+    from mlm_common.cli.command_line import command, parse_arguments
+except ModuleNotFoundError:
+    raise SystemExit(
+        "error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)"
+    ) from None
 import io
-import sys
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-try:
-    from mlm_common.cli.command_line import command, parse_arguments
-except ModuleNotFoundError:
-    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from finetuning.data.glue import GLUE_TASKS
 from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import flag, require

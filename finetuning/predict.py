@@ -1,12 +1,13 @@
 """Predict with a fine-tuned model: classes, labels, numbers, tags or answers, for given texts or a file."""
 
-import sys
-from collections.abc import Sequence
-
 try:
     from mlm_common.cli.command_line import command, log_start, parse_arguments
 except ModuleNotFoundError:
-    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
+    raise SystemExit(
+        "error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)"
+    ) from None
+from collections.abc import Sequence
+
 from finetuning.config.prediction import PredictionConfig
 from mlm_common.cli.process import run_as_script
 from mlm_common.storage import folder_and_name

@@ -1,11 +1,13 @@
 """Fine-tune a model to find answers to questions in a text: SQuAD 1.1, SQuAD 2.0, or files in their format."""
 
-import sys
-
 try:
+    import mlm_common.cli  # noqa: F401  (from here on Ctrl-C is one line)
     from finetuning.loop.command import finetuning_command
 except ModuleNotFoundError:
-    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
+    raise SystemExit(
+        "error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)"
+    ) from None
+
 from finetuning.config.settings import QuestionConfig
 from mlm_common.cli.process import run_as_script
 

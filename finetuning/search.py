@@ -1,13 +1,14 @@
 """Search texts with a model that embeds them: embed a corpus once, and answer questions with the nearest texts."""
 
-import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
 try:
     from mlm_common.cli.command_line import command, log_start, parse_arguments
 except ModuleNotFoundError:
-    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
+    raise SystemExit(
+        "error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)"
+    ) from None
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
 from finetuning.config.prediction import SearchConfig
 from mlm_common.cli.process import run_as_script
 

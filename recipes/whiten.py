@@ -7,6 +7,12 @@ The layer subtracts the mean of the vectors of some texts, and divides each dire
     python finetuning/run_embedding.py --init-from work/whitened --embedding-dim 192 --learning-rate 1e-3 …
 """
 
+try:
+    from mlm_common.cli.command_line import command
+except ModuleNotFoundError:
+    raise SystemExit(
+        "error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)"
+    ) from None
 import argparse
 import random
 import shlex
@@ -24,7 +30,6 @@ from finetuning.tasks.embedding import VECTOR, Embedding, Encoder
 from finetuning.tasks.pairs import read_parts
 from finetuning.tasks.squad import SQUAD_ENDINGS, NotSquadError, read_paragraphs
 from finetuning.tasks.vectors import read_corpus
-from mlm_common.cli.command_line import command
 from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import require
 from mlm_common.errors import InputError

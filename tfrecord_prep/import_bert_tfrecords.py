@@ -5,22 +5,23 @@ masked_lm_ids and next_sentence_labels. The masked tokens are put back, since ru
 Each file is read twice: checked, then written. Stopped at any time, the same command continues where it was.
 """
 
+try:
+    from mlm_common.cli.command_line import command, log_start, parse_arguments
+except ModuleNotFoundError:
+    raise SystemExit(
+        "error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)"
+    ) from None
 import dataclasses
 import gzip
 import hashlib
 import io
 import itertools
 import json
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-try:
-    from mlm_common.cli.command_line import command, log_start, parse_arguments
-except ModuleNotFoundError:
-    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 import numpy as np
 from numpy.typing import NDArray
 

@@ -5,6 +5,12 @@ OUTPUT_DIR/SOURCE/SPLIT, and OUTPUT_DIR/mixture.json lists them. By default the 
 trained on. Stopped at any time, even killed, the same command continues where it was.
 """
 
+try:
+    from mlm_common.cli.command_line import command, log_start, parse_arguments
+except ModuleNotFoundError:
+    raise SystemExit(
+        "error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)"
+    ) from None
 import contextlib
 import dataclasses
 import json
@@ -15,10 +21,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-try:
-    from mlm_common.cli.command_line import command, log_start, parse_arguments
-except ModuleNotFoundError:
-    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.cli.console import folder_beside, next_step
 from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import flag_of

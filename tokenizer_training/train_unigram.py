@@ -1,12 +1,17 @@
 """Train a unigram tokenizer on a corpus, and save it with a report and a record of how it was made."""
 
+try:
+    from mlm_common.cli.command_line import command, log_start, parse_arguments
+except ModuleNotFoundError:
+    raise SystemExit(
+        "error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)"
+    ) from None
 import contextlib
 import json
 import logging
 import platform
 import shlex
 import shutil
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,10 +19,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-try:
-    from mlm_common.cli.command_line import command, log_start, parse_arguments
-except ModuleNotFoundError:
-    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 import huggingface_hub
 
 from mlm_common.cli.console import folder_beside, next_step, progress_bar

@@ -1,16 +1,17 @@
 """Compare runs: a table of their progress, and a plot of their losses over tokens and time."""
 
+try:
+    from mlm_common.cli.command_line import command, log_start, parse_arguments
+except ModuleNotFoundError:
+    raise SystemExit(
+        "error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)"
+    ) from None
 import logging
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-try:
-    from mlm_common.cli.command_line import command, log_start, parse_arguments
-except ModuleNotFoundError:
-    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.cli.console import short_number
 from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import flag

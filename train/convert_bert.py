@@ -1,13 +1,14 @@
 """Convert a TF1 checkpoint of Google's BERT or ALBERT, or one of Model Garden's BERT, for PyTorch and --init-from."""
 
-import argparse
-import sys
-from collections.abc import Sequence
-
 try:
     from mlm_common.cli.command_line import command, log_start
 except ModuleNotFoundError:
-    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
+    raise SystemExit(
+        "error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)"
+    ) from None
+import argparse
+from collections.abc import Sequence
+
 from mlm_common.cli.console import add_verbose_flag
 from mlm_common.cli.process import run_as_script
 from mlm_common.storage import open_folder

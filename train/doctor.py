@@ -5,14 +5,6 @@ installation and the machine; with --output-dir alone also the run in that folde
 Each line is ok, warning or error, and says how to fix it; the exit status is 1 with an error, 2 for bad flags.
 """
 
-import shutil
-import sys
-import tempfile
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
-from pathlib import Path
-
 try:
     from mlm_common.cli.command_line import command
     from mlm_common.errors import InputError, RunFailedError
@@ -29,7 +21,14 @@ except ModuleNotFoundError as missing:
         f"error    Python         {missing}. Activate the project's environment (source .venv/bin/activate) or make "
         "one: python3 install.py"
     )
-    sys.exit(1)
+    raise SystemExit(1) from None
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
 from mlm_common.cli.process import run_as_script
 
 # A checkpoint: float32 weights and the optimizer's two moments. An export: float32 weights.

@@ -1,16 +1,17 @@
 """Export a checkpoint of a run, or another saved model, for PyTorch; push it to the Hub if you ask for it."""
 
+try:
+    from mlm_common.cli.command_line import command, log_start
+except ModuleNotFoundError:
+    raise SystemExit(
+        "error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)"
+    ) from None
 import argparse
 import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-try:
-    from mlm_common.cli.command_line import command, log_start
-except ModuleNotFoundError:
-    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.cli.console import add_verbose_flag
 from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import require

@@ -1,15 +1,16 @@
 """Show what a masked language model predicts at the [MASK] of each sentence, using transformers' fill-mask pipeline."""
 
-import sys
+try:
+    from mlm_common.cli.command_line import command, log_start, parse_arguments
+except ModuleNotFoundError:
+    raise SystemExit(
+        "error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)"
+    ) from None
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-try:
-    from mlm_common.cli.command_line import command, log_start, parse_arguments
-except ModuleNotFoundError:
-    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import Bounded, flag
 from mlm_common.errors import InputError

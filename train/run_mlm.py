@@ -1,12 +1,13 @@
 """Pretrain a masked language model on TFRecord shards, on TPU, GPU or CPU, and export it for transformers."""
 
-import sys
-from collections.abc import Sequence
-
 try:
     from mlm_common.cli.command_line import command, log_start
 except ModuleNotFoundError:
-    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
+    raise SystemExit(
+        "error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)"
+    ) from None
+from collections.abc import Sequence
+
 from mlm_common.cli.process import run_as_script
 from train.config.settings import parse_training_config
 from train.runtime.supervisor import supervise_if_asked

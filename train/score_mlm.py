@@ -1,14 +1,15 @@
 """Score masked language models without fine-tuning: bits per byte and words of a text, minimal pairs of sentences."""
 
-import sys
+try:
+    from mlm_common.cli.command_line import command, log_start, parse_arguments
+except ModuleNotFoundError:
+    raise SystemExit(
+        "error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)"
+    ) from None
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-try:
-    from mlm_common.cli.command_line import command, log_start, parse_arguments
-except ModuleNotFoundError:
-    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import Bounded, flag, require
 from mlm_common.corpus.config import DEFAULT_SAMPLE_BY, CorpusConfig, SampleBy

@@ -4,15 +4,17 @@ Accepts all flags of run_mlm.py; says whether the run compiles and fits, and how
 modelled by the compiler, not measured.
 """
 
+try:
+    from mlm_common.cli.command_line import command, log_start
+except ModuleNotFoundError:
+    raise SystemExit(
+        "error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)"
+    ) from None
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-try:
-    from mlm_common.cli.command_line import command, log_start
-except ModuleNotFoundError:
-    sys.exit("error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)")
 from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import flag
 from mlm_common.errors import InputError

@@ -16,11 +16,11 @@ from typing import Any
 
 import yaml
 
+from mlm_common.cli import PROJECT_FOLDER
 from mlm_common.cli.console import set_up_console
 from mlm_common.cli.flag_parser import FINITE_NUMBER, TEXT, WHOLE_NUMBER, FlagParser, JoinedWords, joined_words
 from mlm_common.cli.imports import set_up_imports
 from mlm_common.cli.process import (
-    PROJECT_FOLDER,
     describe_interrupt,
     interruptible,
     keep,

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlm_common.cli.process import PROJECT_FOLDER
+from mlm_common.cli import PROJECT_FOLDER
 
 if TYPE_CHECKING:
     from tqdm import tqdm

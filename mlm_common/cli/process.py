@@ -8,7 +8,6 @@ import atexit
 import contextlib
 import io
 import os
-import re
 import signal
 import sys
 import threading
@@ -17,59 +16,18 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from mlm_common.cli import DEFAULT_HANDLERS, STATUSES, end_early, script_path, stop_at_once
 from mlm_common.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED
 
-PROJECT_FOLDER = Path(__file__).resolve().parents[2]
-COMMAND_FOLDERS = ("tokenizer_training", "tfrecord_prep", "train", "finetuning", "recipes")
-# What stops a command, and its status then.
-STATUSES = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_STOPPED}
-DEFAULT_HANDLERS = (signal.default_int_handler, signal.SIG_DFL)
-STOPPED_EARLY = b"Stopped.\n"
 STOPPING = b"Stopping. Press Ctrl-C again to end at once.\n"
 # What libraries register for the end of a process, such as deleting temporary files, may take this long.
 EXIT_SECONDS = 2.0
-# Of Python's command line: `-m NAME`, also joined with other options (`-um NAME`), and options before a value.
-_MODULE_OPTION = re.compile("-[bBdEiIOPqsSuvx]*m(.*)")
-OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 _has_begun = False
 # The error that ended the command: its traceback holds the objects that are not to be destroyed.
 _kept: list[BaseException] = []
 _received: list[int] = []  # signals, by the command that runs
 _loaded_seconds = time.monotonic()
-
-
-def script_path() -> Path | None:
-    """Return the path of the script, or of the module, that Python was started with; None without one.
-
-    A profiler or a debugger that runs a script is none: it still has to write what it found.
-    """
-    main = sys.modules.get("__main__")
-    path, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
-    if path is None:
-        return None
-    arguments = iter(sys.orig_argv[1:])
-    for argument in arguments:
-        if argument in OPTIONS_WITH_VALUE:
-            next(arguments, None)
-        elif module := _MODULE_OPTION.fullmatch(argument):
-            name = module[1] or next(arguments, "")
-            is_started = (
-                spec is not None and spec.name == name and name.partition(".")[0] not in sys.stdlib_module_names
-            )
-            return Path(path).resolve() if is_started else None
-        elif not argument.startswith("-"):
-            return Path(path).resolve() if os.path.realpath(argument) == os.path.realpath(path) else None
-    return None
-
-
-def runs_command() -> bool:
-    """Return whether this process was started for a command of the project."""
-    path = script_path()
-    if path is not None and path.parent == Path(sys.prefix, "bin").resolve():  # a console script: run-mlm
-        name = path.stem.replace("-", "_")
-        return any((PROJECT_FOLDER / folder / f"{name}.py").exists() for folder in COMMAND_FOLDERS)
-    return path is not None and path.parent.parent == PROJECT_FOLDER and path.parent.name in COMMAND_FOLDERS
 
 
 def begin_script() -> None:
@@ -89,14 +47,7 @@ def begin_script() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # which gets the lowest free number
     sys.stdout, sys.stderr = _lasting(sys.stdout, 1), _lasting(sys.stderr, 2)
-    for number in STATUSES:
-        if signal.getsignal(number) in DEFAULT_HANDLERS:
-            signal.signal(number, _end_early)
-
-
-def _end_early(number: int, _frame: object) -> None:
-    os.write(2, b"\n" * os.isatty(2) + STOPPED_EARLY)
-    os._exit(STATUSES[signal.Signals(number)])
+    stop_at_once()
 
 
 def _ignore(_number: int, _frame: object) -> None:
@@ -139,7 +90,7 @@ def interruptible() -> Iterator[Sequence[int]]:
     Yields the list of the signals received.
     """
     before = {number: signal.getsignal(number) for number in STATUSES}
-    of_default = (*DEFAULT_HANDLERS, _end_early, _ignore)
+    of_default = (*DEFAULT_HANDLERS, end_early, _ignore)
     if threading.current_thread() is threading.main_thread():  # the only one that may handle signals
         before = {number: handler for number, handler in before.items() if handler in of_default}
     else:
@@ -164,7 +115,7 @@ def interruptible() -> Iterator[Sequence[int]]:
     finally:
         for number, handler in before.items():
             # What a script still has to do takes a moment.
-            signal.signal(number, _ignore if handler is _end_early else handler)
+            signal.signal(number, _ignore if handler is end_early else handler)
         if before:
             _received.clear()
 

@@ -3,6 +3,7 @@
 import importlib
 import operator
 import os
+import random
 import re
 import signal
 import subprocess
@@ -14,9 +15,11 @@ from typing import Any
 
 import pytest
 
+from mlm_common.cli import STATUSES, script_path
 from mlm_common.cli.command_line import command
-from mlm_common.cli.process import check_interrupts, run_as_script, script_path
+from mlm_common.cli.process import check_interrupts, run_as_script
 from mlm_common.errors import EXIT_INTERRUPTED, EXIT_STOPPED
+from tests.fixtures.commands import COMMANDS, PARSERS, SMALL_COMMANDS
 
 DEFAULT_OF_PYTHON = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 PROJECT_FOLDER = Path(__file__).parents[3]
@@ -116,19 +119,23 @@ except KeyboardInterrupt as interrupt:
     assert (done.returncode, done.stderr) == (status, said)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_in_the_first_imports_is_one_line(number, tmp_path):
+@pytest.mark.parametrize("script", sorted({*COMMANDS, *SMALL_COMMANDS, *PARSERS} - {"install.py"}))
+def test_an_interrupt_in_the_first_imports_is_one_line(script, tmp_path):
+    """Python's modules are found here first, and `typing` is what a command imports before it does anything."""
+    number, status = random.Random(script).choice([(signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGTERM, EXIT_STOPPED)])
     module = f"import os\nos.kill(os.getpid(), {int(number)})\nraise ImportError('initialization failed')"
-    (tmp_path / "yaml.py").write_text(module, encoding="utf-8")
-    for script in ("train/compare_runs.py", "tokenizer_training/train_unigram.py", "finetuning/run_qa.py"):
-        done = subprocess.run(
-            [sys.executable, str(PROJECT_FOLDER / script), "--help"],
-            env=os.environ | {"PYTHONPATH": str(tmp_path)},
-            capture_output=True,
-            check=False,
-        )
-        assert done.stderr == b"Stopped.\n"
-        assert done.returncode == {signal.SIGINT: 130, signal.SIGTERM: 75}[number]
+    (tmp_path / "typing.py").write_text(module, encoding="utf-8")
+    command = [sys.executable, str(PROJECT_FOLDER / script), "--help"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    for closed in (False, True):
+        options: dict[str, Any] = {"preexec_fn": lambda: os.close(2)} if closed else {"stderr": subprocess.PIPE}
+        done = subprocess.run(command, env=environment, check=False, **options)
+        assert done.returncode == status
+        assert closed or done.stderr == b"Stopped.\n"
+
+
+def test_statuses_of_the_first_moments_are_those_of_all_others():
+    assert STATUSES == {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_STOPPED}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
