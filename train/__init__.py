@@ -34,8 +34,9 @@ from mlm_common.cli.imports import set_up_imports
 from mlm_common.errors import InputError
 
 IMPORT_UTILS = "transformers.utils.import_utils"
-# In /dev: NVIDIA's GPUs, those of WSL and AMD, TPUs of either kind.
-ACCELERATORS = ("nvidia*", "dxg", "kfd", "accel*", "vfio/[0-9]*")
+# In /dev: TPUs of either kind; NVIDIA's GPUs, those of WSL and AMD.
+TPUS = ("accel*", "vfio/[0-9]*")
+ACCELERATORS = ("nvidia*", "dxg", "kfd", *TPUS)
 # glibc's M_ARENA_MAX, M_MMAP_THRESHOLD and M_TOP_PAD: a single heap, which keeps a GiB of what is freed. Older versions
 # refuse a threshold above 32 MiB; if none were set, M_TOP_PAD would fix it at 128 KiB.
 MALLOC_OPTIONS = ((-8, 1), (-3, 2**25), (-3, 2**30), (-2, 2**30))
@@ -54,6 +55,9 @@ def prepare_environment() -> None:
     # On a machine with only a CPU, the libraries log errors about a missing GPU: `failed call to cuInit`.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2" if has_accelerator() else "3")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    if not has_accelerator(TPUS):
+        # Else TensorFlow for TPUs asks a metadata server for minutes while it is imported, and ends if there is none.
+        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     set_up_imports()
     if not has_accelerator():
         keep_freed_memory()
@@ -78,8 +82,8 @@ def keep_freed_memory() -> None:
             mallopt(parameter, value)
 
 
-def has_accelerator() -> bool:
-    return any(any(Path("/dev").glob(pattern)) for pattern in ACCELERATORS)
+def has_accelerator(patterns: tuple[str, ...] = ACCELERATORS) -> bool:
+    return any(any(Path("/dev").glob(pattern)) for pattern in patterns)
 
 
 def has_bfloat16_instructions() -> bool:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from train import has_accelerator
+from train import TPUS, has_accelerator
 
 
 def run_program(program: str, *left_out: str) -> subprocess.CompletedProcess:
@@ -37,6 +37,12 @@ assert is_tf_available()
     )
     assert well.returncode == 0
     assert "InputError: train must be imported before transformers" in refused.stderr
+
+
+@pytest.mark.skipif(has_accelerator(TPUS), reason="for a machine without a TPU")
+def test_libtpu_asks_no_metadata_server_where_there_is_no_tpu():
+    program = "import os, train; print(os.environ['TPU_SKIP_MDS_QUERY'])"
+    assert run_program(program, "TPU_SKIP_MDS_QUERY").stdout.split() == ["1"]
 
 
 @pytest.mark.slow

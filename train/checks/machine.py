@@ -13,10 +13,7 @@ import json
 import logging
 import pickle
 import platform
-import signal
-import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import Distribution, distributions
@@ -29,6 +26,7 @@ from packaging.utils import canonicalize_name
 
 from mlm_common.errors import InputError, RunFailedError
 from train.config.settings import TrainingConfig
+from train.runtime.child_process import ChildFailedError, ask_module
 from train.runtime.machines import (
     GIB,
     Cluster,
@@ -203,30 +201,14 @@ def ask_tensorflow(task: str, config: TrainingConfig, doing: str, fix: str) -> d
 
     RunFailedError says that `doing` the task crashed, failed, or did not end in time, and how to `fix` that.
     """
-    command = [sys.executable, "-m", PROGRAM, task]
     logger.info("Loading TensorFlow …")
     try:
-        done = subprocess.run(
-            command, input=pickle.dumps(config), capture_output=True, timeout=TIMEOUT_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired as late:
-        raise RunFailedError(f"{doing} did not end within {TIMEOUT_SECONDS:.0f} s. {fix}") from late
-    if done.returncode == -signal.SIGILL:
-        raise RunFailedError(f"{doing} needs instructions that this CPU lacks (AVX). Use another machine.")
-    if done.returncode:
-        how = f"crashed ({signal.Signals(-done.returncode).name})" if done.returncode < 0 else "failed"
-        raise RunFailedError(f"{doing} {how}: {_last_words(done.stderr)} {fix}")
-    answer: dict[str, Any] = json.loads(done.stdout.decode().splitlines()[-1])
+        answer = ask_module(PROGRAM, task, given=pickle.dumps(config), seconds=TIMEOUT_SECONDS)
+    except ChildFailedError as error:
+        raise RunFailedError(f"{doing} {error} {fix}") from error
     if "refused" in answer:
         raise InputError(answer["refused"])
     return answer
-
-
-def _last_words(stderr: bytes) -> str:
-    """Return the last line that is not of TensorFlow's log."""
-    lines = [line.strip() for line in stderr.decode(errors="replace").splitlines() if line.strip()]
-    said = [line for line in lines if not line.startswith(("2", "I0", "W0", "WARNING"))] or lines
-    return textwrap.shorten(said[-1] if said else "no message", 300)
 
 
 def check_import(config: TrainingConfig) -> Iterator[Finding]:

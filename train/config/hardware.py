@@ -28,6 +28,11 @@ class HardwareConfig(Bounded):
         "Compute in bfloat16; on CPUs that have instructions for it only matrix products, which is faster without XLA. "
         "Weights, optimizer and loss stay in float32.",
     )
+    pjrt: Literal["auto", "on", "off"] = changeable(
+        "auto",
+        "Settings that show a local TPU to TensorFlow as a PJRT device. auto: from v5e on, if a trial in a process of "
+        "its own finds the TPU with them. on: on older ones, too, and the trial must succeed. off: never.",
+    )
     jit_compile: bool | None = changeable(
         None,
         "Compile the step with XLA. Default: true on TPU and GPU, and with --bfloat16 on CPUs without instructions for "

@@ -27,6 +27,7 @@ from train.publishing.publisher import (
 )
 from train.runtime import supervisor
 from train.runtime.machines import Cluster, check_tpu_devices, check_tpu_use, read_cluster
+from train.runtime.pjrt_settings import show_tpu
 from train.runtime.plan import Plan, naming_phase, phases_of
 from train.runtime.preemption import StopRequest, listening
 from train.runtime.run_folder import RunFolder
@@ -115,6 +116,7 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
         job.print_more(run)
         return
     with locked_run_folder(run):
+        show_tpu(run.config.hardware)  # before TensorFlow is imported
         from train.loop.fitting import fit  # not for bad input
         from train.loop.trainer import restored_trainers
         from train.runtime.strategy import check_run_agreement, connect, end_together

@@ -11,6 +11,7 @@ matrix units. `usable_memory_bytes` is what the TPU compiler (libtpu 0.0.42) lea
 when it refuses one that is too large.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ import re
 import sys
 import urllib.request
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 
 from mlm_common.errors import InputError
@@ -31,8 +33,14 @@ GIB = 2**30
 ACCELERATOR_TYPE_VARIABLE = "TPU_ACCELERATOR_TYPE"
 METADATA_HOST_VARIABLE = "GCE_METADATA_HOST"
 METADATA_HOST = "metadata.google.internal"
+DEVICES, PCI_DEVICES = Path("/dev"), Path("/sys/bus/pci/devices")
 # What the kernel drivers of TPU VMs offer: up to v4, and from v5e on.
 TPU_DEVICE_PATTERNS = ("accel*", "vfio/[0-9]*")
+# Of PCI, as jax has them (jax/_src/hardware_utils.py, 0.7.1): the maker, and the generation by chip. A v2 is as a v3.
+GOOGLE = "0x1ae0"
+PCI_CHIPS = {"0x0027": "v3", "0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e"}
+# Distributions of TensorFlow in which XLA compiles for TPUs alone.
+TPU_BUILDS = ("tensorflow-tpu", "tf-nightly-tpu")
 # Where nothing tells the size of the TPU; a v2-8, v3-8 or v5e-8 has as many.
 ASSUMED_TPU_REPLICAS = 8
 CLUSTER_VARIABLE = "TF_CONFIG"
@@ -155,7 +163,32 @@ def local_accelerator_type() -> str | None:
 
 
 def tpu_devices() -> list[Path]:
-    return sorted(path for pattern in TPU_DEVICE_PATTERNS for path in Path("/dev").glob(pattern))
+    return sorted(path for pattern in TPU_DEVICE_PATTERNS for path in DEVICES.glob(pattern))
+
+
+def is_newer_tpu() -> bool:
+    """Return whether this machine's TPU is a v5e or newer, by environment, PCI, metadata server, or device files."""
+    if not tpu_devices():
+        return False
+    chip = chip_of(os.environ.get(ACCELERATOR_TYPE_VARIABLE))
+    generation = chip.generation if chip else _pci_generation()
+    if generation is None and (chip := chip_of(local_accelerator_type())):
+        generation = chip.generation
+    if generation is None:
+        return any(DEVICES.glob(TPU_DEVICE_PATTERNS[-1]))
+    return generation not in ("v2", "v3", "v4")
+
+
+def _pci_generation() -> str | None:
+    for vendor in PCI_DEVICES.glob("*/vendor"):
+        with contextlib.suppress(OSError):
+            if vendor.read_text(encoding="ascii").strip() == GOOGLE:
+                return PCI_CHIPS.get(vendor.with_name("device").read_text(encoding="ascii").strip())
+    return None
+
+
+def has_tensorflow_for_tpus() -> bool:
+    return any(found for name in TPU_BUILDS for found in distributions(name=name))
 
 
 def check_tpu_devices(config: HardwareConfig) -> None:

@@ -10,9 +10,8 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from importlib.metadata import distributions
 from typing import Any
 
 import numpy as np
@@ -23,14 +22,14 @@ from mlm_common.errors import InputError, PermanentError, RunFailedError
 from train import multiplies_in_bfloat16
 from train.config.learning import PER_WORKER
 from train.config.settings import HardwareConfig, RunSettings
-from train.runtime import supervisor
-from train.runtime.machines import Cluster
+from train.runtime import pjrt_settings, supervisor
+from train.runtime.machines import Cluster, has_tensorflow_for_tpus
 from train.runtime.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
-# Distributions of TensorFlow in which XLA compiles for TPUs alone.
-TPU_BUILDS = ("tensorflow-tpu", "tf-nightly-tpu")
+# A slice of many hosts takes minutes; on some images connecting never returns (googlecolab/colabtools#5194).
+CONNECT_SECONDS = 300.0
 # What TensorFlow says before and after the reason why workers cannot continue together.
 ABORTED = "Collective ops is aborted by:"
 SOCKET_CLOSED = "Socket closed"
@@ -70,7 +69,7 @@ def _check_step_compiles(config: HardwareConfig, num_replicas: int) -> None:
     if not compiles_with_xla(config):
         return
     flags = "--jit-compile, --bfloat16 and --tpu-layers on, which XLA compiles,"
-    if _is_build_for_tpus():
+    if has_tensorflow_for_tpus():
         raise InputError(
             f"{flags} need a TPU where TensorFlow is tensorflow-tpu, as here; received no --tpu-name. Give it, leave "
             "them out, or install tensorflow: python install.py --extra cpu."
@@ -113,22 +112,49 @@ def distribute_batches(
 
 
 def _connect_tpu(config: HardwareConfig) -> tf.distribute.Strategy:
-    try:
+    def initialize() -> tf.distribute.cluster_resolver.TPUClusterResolver:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(
             tpu=config.tpu_name, zone=config.tpu_zone, project=config.gcp_project
         )
         if config.tpu_name != "local":
             tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
+        return resolver
+
+    connected = _in_thread(initialize, "connect-tpu")
+    fix = "Check that it is READY, --tpu-zone and --gcp-project, that tensorflow-tpu is installed (pip list)"
+    if config.tpu_name == "local":
+        fix = f"{pjrt_settings.describe_attempts()} {pjrt_settings.ADVICE} Check that tensorflow-tpu is installed"
+    fix += ", and that no other process holds it."
+    if not wait([connected], CONNECT_SECONDS).done:
+        raise RunFailedError(
+            f"--tpu-name must name a TPU that can be reached; {config.tpu_name} did not answer within "
+            f"{CONNECT_SECONDS:.0f} s. {fix}"
+        )
+    try:
+        resolver = connected.result()
     # The resolver raises whatever its HTTP client, the metadata server or the TPU's runtime did.
     except Exception as error:
         kind = InputError if _needs_another_setup(error) else RunFailedError
         raise kind(
             f"--tpu-name must name a TPU that can be reached; {config.tpu_name} gave {type(error).__name__}: "
-            f"{' '.join(str(error).split())[:300]}. Check that it is READY, --tpu-zone and --gcp-project, that "
-            "tensorflow-tpu is installed (pip list), and that no other process holds it."
+            f"{' '.join(str(error).split())[:300]}. {fix}"
         ) from error
     return tf.distribute.TPUStrategy(resolver)
+
+
+def _in_thread(function: Callable[[], Any], name: str) -> "Future[Any]":
+    """Call it in a thread of its own, so that Ctrl-C and a limit of time end the wait for it."""
+    result: Future[Any] = Future()
+
+    def call() -> None:
+        try:
+            result.set_result(function())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=call, name=name, daemon=True).start()
+    return result
 
 
 def _needs_another_setup(error: Exception) -> bool:
@@ -143,11 +169,7 @@ def _needs_another_setup(error: Exception) -> bool:
         return True
     # A TPU that is held by another process is not found either.
     is_not_found = isinstance(error, tf.errors.NotFoundError | tf.errors.InvalidArgumentError)
-    return is_not_found and not _is_build_for_tpus()
-
-
-def _is_build_for_tpus() -> bool:
-    return any(found for name in TPU_BUILDS for found in distributions(name=name))
+    return is_not_found and not has_tensorflow_for_tpus()
 
 
 def _connect_workers(cluster: Cluster) -> tf.distribute.Strategy:
@@ -174,7 +196,7 @@ def compiles_with_xla(config: HardwareConfig) -> bool | None:
         needs_xla = config.tpu_layers == "on" or (config.bfloat16 and not multiplies_in_bfloat16())
         if needs_xla or tf.config.list_logical_devices("GPU"):
             return True
-        return False if _is_build_for_tpus() else None
+        return False if has_tensorflow_for_tpus() else None
     return config.jit_compile
 
 
@@ -238,16 +260,7 @@ def end_together(strategy: tf.distribute.Strategy, cluster: Cluster, folder: Run
     """
     if cluster.num_workers == 1:
         return
-    has_ended: Future[None] = Future()
-
-    def wait() -> None:
-        try:
-            wait_for_workers(strategy, cluster)
-            has_ended.set_result(None)
-        except BaseException as error:
-            has_ended.set_exception(error)
-
-    threading.Thread(target=wait, name="end-together", daemon=True).start()
+    has_ended = _in_thread(lambda: wait_for_workers(strategy, cluster), "end-together")
     with supervisor.keep_reporting("publish"), explained_failures(cluster, folder):
         has_ended.result()
 

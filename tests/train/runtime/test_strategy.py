@@ -1,6 +1,8 @@
 """Devices that are not ready, or never will be, and what TensorFlow fails by: one line, and whether to try again."""
 
 import json
+import re
+import threading
 import urllib.error
 from pathlib import Path
 from typing import Any
@@ -48,10 +50,24 @@ def test_a_tpu_that_is_not_ready_may_be_tried_again_and_one_that_refuses_not(kin
     package = "tensorflow" if (kind, error) == (InputError, NOT_FOUND) else "tensorflow-tpu"
     monkeypatch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", lambda **_: None)
     monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", fail)
-    monkeypatch.setattr(strategy, "distributions", lambda name: [name] if name == package else [])
+    monkeypatch.setattr("train.runtime.machines.distributions", lambda name: [name] if name == package else [])
     with pytest.raises(kind, match="--tpu-name must name a TPU that can be reached") as caught:
         strategy.connect(LOCAL, Cluster())
+    assert re.search(r"Tried: tensorflow-tpu .*, libtpu .* --runtime jax\.", str(caught.value))
     assert not isinstance(caught.value, PermanentError)
+
+
+def test_a_tpu_that_never_answers_is_not_waited_for_without_end(monkeypatch):
+    """The error names what was tried, and the other runtime."""
+    ended = threading.Event()
+    monkeypatch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", lambda **_: None)
+    monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", lambda _: ended.wait(60))
+    monkeypatch.setattr(strategy, "CONNECT_SECONDS", 0.1)
+    try:
+        with pytest.raises(RunFailedError, match=r"local did not answer within 0 s\. Tried: .* --runtime jax\."):
+            strategy.connect(LOCAL, Cluster())
+    finally:
+        ended.set()
 
 
 class TwoWorkers:
@@ -103,7 +119,7 @@ def test_what_xla_compiles_is_refused_on_several_cpus(settings):
 @pytest.mark.usefixtures("no_bfloat16_instructions")
 @pytest.mark.parametrize("settings", [{"jit_compile": True}, {"bfloat16": True}, {"tpu_layers": "on"}])
 def test_the_build_for_tpus_compiles_nothing_for_a_cpu(settings, monkeypatch):
-    monkeypatch.setattr(strategy, "distributions", lambda name: [name] if name == "tensorflow-tpu" else [])
+    monkeypatch.setattr("train.runtime.machines.distributions", lambda name: [name] if name == "tensorflow-tpu" else [])
     assert strategy.compiles_with_xla(HardwareConfig()) is False
     with pytest.raises(InputError, match=r"need a TPU where TensorFlow is tensorflow-tpu.* --extra cpu"):
         strategy.connect(HardwareConfig(**settings), Cluster())

@@ -1,0 +1,241 @@
+"""How TensorFlow comes to see a TPU: which machines get the PJRT settings, and a trial that dies, hangs or succeeds."""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlm_common.errors import RunFailedError
+from tests.fixtures.doctor_cases import install, modules
+from tests.fixtures.fresh_process import answers_of
+from tests.fixtures.tiny_classification import flags
+from tests.fixtures.tiny_run import run_flags
+from train.config.hardware import HardwareConfig
+from train.runtime import machines, pjrt_settings
+from train.runtime.child_process import ChildFailedError
+from train.runtime.machines import is_newer_tpu, local_accelerator_type, tpu_devices
+
+LOCAL = HardwareConfig(tpu_name="local")
+VARIABLES = (*pjrt_settings.FIXED, pjrt_settings.LIBRARY_VARIABLE, pjrt_settings.XLA_VARIABLE)
+# A TensorFlow whose connection does what a program says.
+TENSORFLOW = """
+class distribute:
+    class cluster_resolver:
+        TPUClusterResolver = staticmethod(lambda name: name)
+class tpu:
+    class experimental:
+        def initialize_tpu_system(resolver):
+            import os, signal, sys, time
+            {}
+"""
+FINDS_EIGHT = "return type('Topology', (), {'num_tasks': 1, 'num_tpus_per_task': 8})"
+NO_PLATFORM = "raise RuntimeError('No TPU platform found. Platform manager status: OK')"
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Make a machine with such device files and PCI chips, no metadata server, and no variable of a TPU."""
+
+    def make(devices: str = "", pci: str = "", **variables: str) -> None:
+        for name in devices.split():
+            (tmp_path / "dev" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "dev" / name).touch()
+        for index, chip in enumerate(pci.split()):
+            folder = tmp_path / "pci" / f"0000:00:0{index}.0"
+            folder.mkdir(parents=True)
+            for name, text in zip(("vendor", "device"), chip.split(":"), strict=True):
+                (folder / name).write_text(f"{text}\n")
+        monkeypatch.setattr(machines, "DEVICES", tmp_path / "dev")
+        monkeypatch.setattr(machines, "PCI_DEVICES", tmp_path / "pci")
+        for name in [one for one in os.environ if one.startswith("TPU_")]:
+            monkeypatch.delenv(name)
+        for name in VARIABLES:
+            monkeypatch.setenv(name, "")  # so that it is restored
+            monkeypatch.delenv(name)
+        monkeypatch.setenv(pjrt_settings.NO_METADATA_VARIABLE, "1")
+        monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")  # nobody listens
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return make
+
+
+@pytest.fixture
+def libtpu(tmp_path, monkeypatch) -> Path:
+    """A file in the place of libtpu, beside a TensorFlow for TPUs that is not imported yet."""
+    library = tmp_path / "libtpu.so"
+    library.touch()
+    monkeypatch.setenv("TPU_LIBRARY_PATH", str(library))
+    monkeypatch.setattr(pjrt_settings, "has_tensorflow_for_tpus", lambda: True)
+    monkeypatch.setattr(pjrt_settings, "_tried", [])
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    return library
+
+
+@pytest.mark.parametrize(
+    ("devices", "pci", "variables", "is_newer"),
+    [
+        ("", "", {"TPU_ACCELERATOR_TYPE": "v5e-8"}, False),  # a laptop on which someone asks for a v5e
+        ("nvidia0 vfio/vfio", "0x10de:0x2330", {}, False),
+        ("accel0", "", {}, False),
+        ("vfio/0", "", {}, True),
+        ("accel0", "0x8086:0x1237 0x1ae0:0x0063", {}, True),
+        ("vfio/0", "0x1ae0:0x005e", {}, False),
+        ("accel0", "0x1ae0:0x0027", {}, False),
+        ("vfio/0", "0x1ae0:0x006f", {}, True),
+        ("vfio/0", "0x1ae0:0x0076", {}, True),  # one after the v6e
+        ("accel0", "", {"TPU_ACCELERATOR_TYPE": "v5litepod-8"}, True),
+        ("vfio/0", "", {"TPU_ACCELERATOR_TYPE": "v4-8"}, False),
+        ("vfio/0", "", {"TPU_ACCELERATOR_TYPE": "tpu7x-8"}, True),
+    ],
+)
+def test_which_tpus_need_pjrt(devices, pci, variables, is_newer, machine):
+    machine(devices, pci, **variables)
+    assert is_newer_tpu() is is_newer
+
+
+def test_the_metadata_server_names_a_tpu_that_nothing_else_does(machine, monkeypatch):
+    machine("accel0")
+    monkeypatch.setattr(machines, "read_metadata", lambda *_, **__: "v5litepod-4")
+    assert (local_accelerator_type(), is_newer_tpu()) == ("v5litepod-4", True)
+
+
+@pytest.mark.usefixtures("libtpu")
+def test_a_machine_without_a_tpu_asks_nobody(machine, monkeypatch):
+    """Neither the metadata server, for which a laptop would wait, nor TensorFlow, which would die."""
+
+    def fail(*_, **__):
+        raise AssertionError("asked")
+
+    machine("", TPU_ACCELERATOR_TYPE="v5e-8")
+    monkeypatch.delenv(pjrt_settings.NO_METADATA_VARIABLE)
+    monkeypatch.setattr(pjrt_settings, "read_metadata", fail)
+    monkeypatch.setattr(machines, "read_metadata", fail)
+    monkeypatch.setattr(pjrt_settings, "ask_module", fail)
+    for pjrt in ("auto", "on"):
+        pjrt_settings.show_tpu(HardwareConfig(tpu_name="local", pjrt=pjrt))
+    assert not tpu_devices()
+    assert not set(VARIABLES) & set(os.environ)
+
+
+def test_a_trial_that_finds_the_tpu_is_followed(machine, libtpu, tmp_path, monkeypatch, caplog):
+    """In the trial the settings are there; the user's own values stay."""
+    machine("vfio/0", TPU_LIBRARY_PATH=str(libtpu), TF_XLA_FLAGS="--tf_mlir_enable_mlir_bridge=false", PJRT_DEVICE="MY")
+    monkeypatch.delenv(pjrt_settings.NO_METADATA_VARIABLE)
+    seen = f"assert os.environ['{pjrt_settings.LIBRARY_VARIABLE}'] == {str(libtpu)!r}; {FINDS_EIGHT}"
+    modules(tmp_path, monkeypatch, tensorflow____init__=TENSORFLOW.format(seen))
+    with caplog.at_level(logging.INFO):
+        pjrt_settings.show_tpu(LOCAL)
+    assert "by which it found 8 TPU cores" in caplog.text
+    own, _, rest = os.environ["TF_XLA_FLAGS"].partition(" ")
+    assert (own, rest) == ("--tf_mlir_enable_mlir_bridge=false", " ".join(pjrt_settings.XLA_FLAGS[1:]))
+    assert [os.environ[name] for name in VARIABLES[:3]] == ["MY", "true", str(libtpu)]
+    assert os.environ[pjrt_settings.NO_METADATA_VARIABLE] == "1"  # as no server answered
+    assert pjrt_settings.describe_attempts().endswith(", with its PJRT settings.")
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "crashed (SIGSEGV): it said nothing."),
+        (NO_PLATFORM, "failed: RuntimeError: No TPU platform found. Platform manager status: OK"),
+        ("time.sleep(600)", "did not end within 2 s."),
+        (None, "found no libtpu.so: the package libtpu is not installed."),
+    ],
+    ids=["dies", "finds none", "hangs", "no libtpu"],
+)
+def test_a_trial_that_fails_is_one_line(program, reason, machine, libtpu, tmp_path, monkeypatch, caplog):
+    machine("vfio/0", TPU_LIBRARY_PATH=str(libtpu))
+    monkeypatch.setattr(pjrt_settings, "TRIAL_SECONDS", 2.0 if "sleep" in str(program) else 60.0)
+    modules(tmp_path, monkeypatch, tensorflow____init__=TENSORFLOW.format(program))
+    if program is None:
+        libtpu.unlink()
+        monkeypatch.setattr(pjrt_settings.importlib.util, "find_spec", lambda _: None)
+    pjrt_settings.show_tpu(LOCAL)
+    (warning,) = [one for one in caplog.records if one.levelno == logging.WARNING]
+    assert warning.getMessage() == f"TensorFlow's PJRT settings are not used: a trial of them {reason}"
+    assert not set(VARIABLES) & set(os.environ)
+    tried = pjrt_settings.describe_attempts()
+    assert tried.endswith(f"with its PJRT settings, where a trial {reason}, then without them.")
+    if "sleep" in str(program):
+        return
+    with pytest.raises(RunFailedError, match=r"--pjrt on needs a TPU that TensorFlow finds.*--runtime jax"):
+        pjrt_settings.show_tpu(HardwareConfig(tpu_name="local", pjrt="on"))
+
+
+@pytest.mark.usefixtures("libtpu")
+@pytest.mark.parametrize(
+    ("config", "devices"),
+    [
+        (HardwareConfig(tpu_name="local", pjrt="off"), "vfio/0"),
+        (LOCAL, "accel0"),
+        (HardwareConfig(tpu_name="local", no_tpu=True), "vfio/0"),
+        (HardwareConfig(tpu_name="my-tpu"), "vfio/0"),
+        (HardwareConfig(), "vfio/0"),
+    ],
+)
+def test_what_needs_no_settings_has_no_trial(config, devices, machine, monkeypatch):
+    machine(devices)
+    monkeypatch.setattr(pjrt_settings, "try_to_connect", None)
+    pjrt_settings.show_tpu(config)
+    assert not set(VARIABLES) & set(os.environ)
+
+
+def test_pjrt_on_is_tried_on_an_older_tpu(machine, libtpu, monkeypatch):
+    machine("accel0", TPU_LIBRARY_PATH=str(libtpu))
+    monkeypatch.setattr(pjrt_settings, "try_to_connect", lambda **_: 8)
+    pjrt_settings.show_tpu(HardwareConfig(tpu_name="local", pjrt="on"))
+    assert set(VARIABLES) <= set(os.environ)
+
+
+SHOWN = """
+import train.loop.lifecycle as lifecycle
+from mlm_common.errors import InputError
+def show_tpu(hardware):
+    raise InputError(f"--pjrt {hardware.pjrt}")
+lifecycle.show_tpu, lifecycle.check_tpu_devices = show_tpu, lambda hardware: None
+"""
+
+
+def test_a_run_sets_them_before_it_imports_tensorflow(shards, tiny_start, tmp_path):
+    more = ("--tpu-name", "local", "--pjrt", "off")
+    pretraining = ("train.run_mlm", run_flags(shards, tmp_path / "run", *more))
+    finetuning = ("finetuning.run_classification", flags(tiny_start, tmp_path / "tuned", *more))
+    for answer in answers_of([pretraining, finetuning], SHOWN):
+        assert answer.err.strip().endswith("error: --pjrt off")
+        assert not answer.has_tensorflow
+
+
+LIBRARY = """
+#include <stddef.h>
+struct version {{ size_t size; void* extension; int major; int minor; }};
+struct api {{ size_t size; void* extension; struct version version; }} it = {{ sizeof it, 0, {{ 24, 0, 0, {} }} }};
+struct api* {}(void) {{ return &it; }}
+"""
+
+
+def compiled(folder: Path, minor: int, function: str = "GetPjrtApi") -> Path:
+    (folder / "lib.c").write_text(LIBRARY.format(minor, function))
+    subprocess.run([shutil.which("cc") or "cc", "-shared", "-fPIC", "-o", "libtpu.so", "lib.c"], cwd=folder, check=True)
+    return folder / "libtpu.so"
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_the_pjrt_api_of_a_libtpu_is_read_from_it(tmp_path):
+    assert pjrt_settings.library_api_version(compiled(tmp_path, 73)) == "0.73"
+    with pytest.raises(ChildFailedError, match=r"failed: AttributeError: .*undefined symbol: GetPjrtApi"):
+        pjrt_settings.library_api_version(compiled(tmp_path, 73, "Other"))
+
+
+def test_the_pjrt_api_of_tensorflow_is_read_from_its_headers(tmp_path, monkeypatch):
+    version = pjrt_settings.tensorflow_api_version()
+    assert version
+    assert int(version.partition(".")[2]) >= 72
+    install(tmp_path, "tensorflow", "2.20")
+    spec = type("Spec", (), {"origin": str(tmp_path / "tensorflow" / "__init__.py")})
+    monkeypatch.setattr(pjrt_settings.importlib.util, "find_spec", lambda _: spec)
+    assert pjrt_settings.tensorflow_api_version() is None
