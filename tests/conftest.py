@@ -20,6 +20,7 @@ pytest_plugins = [
     "tests.fixtures.other_environments",
     "tests.fixtures.run_command",
     "tests.fixtures.tiny_run",
+    "tests.fixtures.fake_tpus",
     "tests.fixtures.tiny_pairs",
     "tests.fixtures.tiny_phases",
     "tests.fixtures.tiny_mixture",

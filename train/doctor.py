@@ -10,7 +10,7 @@ try:
     from mlm_common.errors import InputError, RunFailedError
     from mlm_common.storage import Folder, open_folder
     from mlm_common.storage.folder import GCS_PREFIX, bucket_and_name
-    from train.checks import machine
+    from train.checks import machine, platforms
     from train.checks.machine import Finding, ask_tensorflow, findings_of
     from train.config.settings import TrainingConfig, parse_run_flags
     from train.runtime.machines import read_metadata
@@ -41,7 +41,14 @@ INSTALLATION = (
     ("TensorFlow", machine.check_tensorflow_build),
     ("tf-keras", machine.check_tf_keras),
 )
-MACHINE = (("import", machine.check_import), ("GPU", machine.check_gpus), ("TPU", machine.check_tpu))
+MACHINE = (
+    ("import", machine.check_import),
+    ("GPU", machine.check_gpus),
+    ("environment", platforms.check_tpu_variables),
+    ("PJRT", platforms.check_pjrt),
+    ("TPU", machine.check_tpu),
+    ("devices", platforms.check_platforms),
+)
 
 
 @command

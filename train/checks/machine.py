@@ -33,10 +33,12 @@ from train.runtime.machines import (
     check_tpu_devices,
     check_tpu_use,
     chip_of,
+    is_newer_tpu,
     local_accelerator_type,
     read_cluster,
     tpu_devices,
 )
+from train.runtime.pjrt_settings import ADVICE, show_tpu, try_to_connect
 
 logger = logging.getLogger(__name__)
 
@@ -252,9 +254,25 @@ def check_tpu(config: TrainingConfig) -> Iterator[Finding]:
             text = f"is in use by process {names}; only one process can use it."
             yield Finding("error", "TPU", text, "End that process: kill NUMBER")
             return
+        show_tpu(config.hardware)
     fix = "Restart the TPU VM. If that does not help, check its runtime version: it must fit the TPU's type."
-    answer = ask_tensorflow("connect_tpu", config, f"connecting to {name}", fix)
+    try:
+        answer = ask_tensorflow("connect_tpu", config, f"connecting to {name}", fix)
+    except (InputError, RunFailedError) as error:
+        yield Finding("error", "TPU", str(error))
+        if name == "local" and (config.hardware.pjrt == "off" or not is_newer_tpu()):
+            yield _with_pjrt()
+        return
     yield Finding("ok", "TPU", f"{describe_tpu() if name == 'local' else name}, {answer['num_replicas']} replicas")
+
+
+def _with_pjrt() -> Finding:
+    """Try the way that the run would not."""
+    try:
+        num_cores = try_to_connect(with_pjrt=True)
+    except ChildFailedError as error:
+        return Finding("warning", "TPU", f"A trial of TensorFlow's PJRT settings {error}", ADVICE)
+    return Finding("warning", "TPU", f"With --pjrt on, TensorFlow finds its {num_cores} cores.", "Pass --pjrt on.")
 
 
 def _unused_tpu(config: TrainingConfig, has_tpu_build: bool) -> Finding:
@@ -311,6 +329,18 @@ def list_gpus(_config: TrainingConfig) -> dict[str, Any]:
     return {"gpus": [device.name for device in tf.config.list_physical_devices("GPU")]}
 
 
+def list_devices(_config: TrainingConfig) -> dict[str, Any]:
+    import tensorflow as tf
+
+    return {"devices": [device.device_type for device in tf.config.list_physical_devices()]}
+
+
+def list_jax_devices(_config: TrainingConfig) -> dict[str, Any]:
+    import jax
+
+    return {"devices": [device.platform for device in jax.devices()]}
+
+
 def connect_tpu(config: TrainingConfig) -> dict[str, Any]:
     """Claim the TPU as a run does, for as long as this process lives."""
     from train.runtime.strategy import connect
@@ -357,7 +387,10 @@ def _read_shard(path: str) -> None:
         ) from error
 
 
-TASKS = {task.__name__: task for task in (import_libraries, list_gpus, connect_tpu, check_run)}
+TASKS = {
+    task.__name__: task
+    for task in (import_libraries, list_gpus, list_devices, list_jax_devices, connect_tpu, check_run)
+}
 
 
 def main() -> None:

@@ -43,8 +43,8 @@ SYSTEM_LIBRARY = Path("/lib/libtpu.so")
 TRIAL_SECONDS = 300.0
 API_SECONDS = 60.0
 ADVICE = (
-    "Run train/doctor.py --tpu-name local, which tries both ways. JAX finds TPUs that TensorFlow does not: "
-    "--runtime jax."
+    "Run train/doctor.py --tpu-name local, which tries both ways. JAX finds TPUs that TensorFlow does not: --runtime "
+    "jax, in an environment with jax[tpu] and TensorFlow for the CPU."
 )
 # What has been tried in this process, for the errors of a connection.
 _tried: list[str] = []
@@ -115,11 +115,12 @@ def try_to_connect(*, with_pjrt: bool) -> int:
 
 def describe_attempts() -> str:
     """Say for an error what was tried, of which versions."""
-    packages = ", ".join(f"{name} {_version(name)}" for name in ("tensorflow-tpu", "libtpu"))
-    return f"Tried: {packages}, {', then '.join(_tried or ['as the environment says'])}."
+    packages = ", ".join(f"{name} {installed_version(name)}" for name in ("tensorflow-tpu", "libtpu"))
+    of_environment = f"with{'' if LIBRARY_VARIABLE in os.environ else 'out'} its PJRT settings"
+    return f"Tried: {packages}, {', then '.join(_tried or [of_environment])}."
 
 
-def _version(package: str) -> str:
+def installed_version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:

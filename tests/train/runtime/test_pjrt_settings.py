@@ -2,8 +2,6 @@
 
 import logging
 import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 
 from mlm_common.errors import RunFailedError
 from tests.fixtures.doctor_cases import install, modules
+from tests.fixtures.fake_tpus import FINDS_EIGHT, NO_PLATFORM, TENSORFLOW, VARIABLES, compiled_libtpu, needs_compiler
 from tests.fixtures.fresh_process import answers_of
 from tests.fixtures.tiny_classification import flags
 from tests.fixtures.tiny_run import run_flags
@@ -20,48 +19,6 @@ from train.runtime.child_process import ChildFailedError
 from train.runtime.machines import is_newer_tpu, local_accelerator_type, tpu_devices
 
 LOCAL = HardwareConfig(tpu_name="local")
-VARIABLES = (*pjrt_settings.FIXED, pjrt_settings.LIBRARY_VARIABLE, pjrt_settings.XLA_VARIABLE)
-# A TensorFlow whose connection does what a program says.
-TENSORFLOW = """
-class distribute:
-    class cluster_resolver:
-        TPUClusterResolver = staticmethod(lambda name: name)
-class tpu:
-    class experimental:
-        def initialize_tpu_system(resolver):
-            import os, signal, sys, time
-            {}
-"""
-FINDS_EIGHT = "return type('Topology', (), {'num_tasks': 1, 'num_tpus_per_task': 8})"
-NO_PLATFORM = "raise RuntimeError('No TPU platform found. Platform manager status: OK')"
-
-
-@pytest.fixture
-def machine(tmp_path, monkeypatch):
-    """Make a machine with such device files and PCI chips, no metadata server, and no variable of a TPU."""
-
-    def make(devices: str = "", pci: str = "", **variables: str) -> None:
-        for name in devices.split():
-            (tmp_path / "dev" / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / "dev" / name).touch()
-        for index, chip in enumerate(pci.split()):
-            folder = tmp_path / "pci" / f"0000:00:0{index}.0"
-            folder.mkdir(parents=True)
-            for name, text in zip(("vendor", "device"), chip.split(":"), strict=True):
-                (folder / name).write_text(f"{text}\n")
-        monkeypatch.setattr(machines, "DEVICES", tmp_path / "dev")
-        monkeypatch.setattr(machines, "PCI_DEVICES", tmp_path / "pci")
-        for name in [one for one in os.environ if one.startswith("TPU_")]:
-            monkeypatch.delenv(name)
-        for name in VARIABLES:
-            monkeypatch.setenv(name, "")  # so that it is restored
-            monkeypatch.delenv(name)
-        monkeypatch.setenv(pjrt_settings.NO_METADATA_VARIABLE, "1")
-        monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")  # nobody listens
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-
-    return make
 
 
 @pytest.fixture
@@ -93,25 +50,25 @@ def libtpu(tmp_path, monkeypatch) -> Path:
         ("vfio/0", "", {"TPU_ACCELERATOR_TYPE": "tpu7x-8"}, True),
     ],
 )
-def test_which_tpus_need_pjrt(devices, pci, variables, is_newer, machine):
-    machine(devices, pci, **variables)
+def test_which_tpus_need_pjrt(devices, pci, variables, is_newer, tpu_machine):
+    tpu_machine(devices, pci, **variables)
     assert is_newer_tpu() is is_newer
 
 
-def test_the_metadata_server_names_a_tpu_that_nothing_else_does(machine, monkeypatch):
-    machine("accel0")
+def test_the_metadata_server_names_a_tpu_that_nothing_else_does(tpu_machine, monkeypatch):
+    tpu_machine("accel0")
     monkeypatch.setattr(machines, "read_metadata", lambda *_, **__: "v5litepod-4")
     assert (local_accelerator_type(), is_newer_tpu()) == ("v5litepod-4", True)
 
 
 @pytest.mark.usefixtures("libtpu")
-def test_a_machine_without_a_tpu_asks_nobody(machine, monkeypatch):
+def test_a_machine_without_a_tpu_asks_nobody(tpu_machine, monkeypatch):
     """Neither the metadata server, for which a laptop would wait, nor TensorFlow, which would die."""
 
     def fail(*_, **__):
         raise AssertionError("asked")
 
-    machine("", TPU_ACCELERATOR_TYPE="v5e-8")
+    tpu_machine("", TPU_ACCELERATOR_TYPE="v5e-8")
     monkeypatch.delenv(pjrt_settings.NO_METADATA_VARIABLE)
     monkeypatch.setattr(pjrt_settings, "read_metadata", fail)
     monkeypatch.setattr(machines, "read_metadata", fail)
@@ -122,9 +79,11 @@ def test_a_machine_without_a_tpu_asks_nobody(machine, monkeypatch):
     assert not set(VARIABLES) & set(os.environ)
 
 
-def test_a_trial_that_finds_the_tpu_is_followed(machine, libtpu, tmp_path, monkeypatch, caplog):
+def test_a_trial_that_finds_the_tpu_is_followed(tpu_machine, libtpu, tmp_path, monkeypatch, caplog):
     """In the trial the settings are there; the user's own values stay."""
-    machine("vfio/0", TPU_LIBRARY_PATH=str(libtpu), TF_XLA_FLAGS="--tf_mlir_enable_mlir_bridge=false", PJRT_DEVICE="MY")
+    tpu_machine(
+        "vfio/0", TPU_LIBRARY_PATH=str(libtpu), TF_XLA_FLAGS="--tf_mlir_enable_mlir_bridge=false", PJRT_DEVICE="MY"
+    )
     monkeypatch.delenv(pjrt_settings.NO_METADATA_VARIABLE)
     seen = f"assert os.environ['{pjrt_settings.LIBRARY_VARIABLE}'] == {str(libtpu)!r}; {FINDS_EIGHT}"
     modules(tmp_path, monkeypatch, tensorflow____init__=TENSORFLOW.format(seen))
@@ -148,8 +107,8 @@ def test_a_trial_that_finds_the_tpu_is_followed(machine, libtpu, tmp_path, monke
     ],
     ids=["dies", "finds none", "hangs", "no libtpu"],
 )
-def test_a_trial_that_fails_is_one_line(program, reason, machine, libtpu, tmp_path, monkeypatch, caplog):
-    machine("vfio/0", TPU_LIBRARY_PATH=str(libtpu))
+def test_a_trial_that_fails_is_one_line(program, reason, tpu_machine, libtpu, tmp_path, monkeypatch, caplog):
+    tpu_machine("vfio/0", TPU_LIBRARY_PATH=str(libtpu))
     monkeypatch.setattr(pjrt_settings, "TRIAL_SECONDS", 2.0 if "sleep" in str(program) else 60.0)
     modules(tmp_path, monkeypatch, tensorflow____init__=TENSORFLOW.format(program))
     if program is None:
@@ -178,15 +137,15 @@ def test_a_trial_that_fails_is_one_line(program, reason, machine, libtpu, tmp_pa
         (HardwareConfig(), "vfio/0"),
     ],
 )
-def test_what_needs_no_settings_has_no_trial(config, devices, machine, monkeypatch):
-    machine(devices)
+def test_what_needs_no_settings_has_no_trial(config, devices, tpu_machine, monkeypatch):
+    tpu_machine(devices)
     monkeypatch.setattr(pjrt_settings, "try_to_connect", None)
     pjrt_settings.show_tpu(config)
     assert not set(VARIABLES) & set(os.environ)
 
 
-def test_pjrt_on_is_tried_on_an_older_tpu(machine, libtpu, monkeypatch):
-    machine("accel0", TPU_LIBRARY_PATH=str(libtpu))
+def test_pjrt_on_is_tried_on_an_older_tpu(tpu_machine, libtpu, monkeypatch):
+    tpu_machine("accel0", TPU_LIBRARY_PATH=str(libtpu))
     monkeypatch.setattr(pjrt_settings, "try_to_connect", lambda **_: 8)
     pjrt_settings.show_tpu(HardwareConfig(tpu_name="local", pjrt="on"))
     assert set(VARIABLES) <= set(os.environ)
@@ -210,25 +169,11 @@ def test_a_run_sets_them_before_it_imports_tensorflow(shards, tiny_start, tmp_pa
         assert not answer.has_tensorflow
 
 
-LIBRARY = """
-#include <stddef.h>
-struct version {{ size_t size; void* extension; int major; int minor; }};
-struct api {{ size_t size; void* extension; struct version version; }} it = {{ sizeof it, 0, {{ 24, 0, 0, {} }} }};
-struct api* {}(void) {{ return &it; }}
-"""
-
-
-def compiled(folder: Path, minor: int, function: str = "GetPjrtApi") -> Path:
-    (folder / "lib.c").write_text(LIBRARY.format(minor, function))
-    subprocess.run([shutil.which("cc") or "cc", "-shared", "-fPIC", "-o", "libtpu.so", "lib.c"], cwd=folder, check=True)
-    return folder / "libtpu.so"
-
-
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@needs_compiler
 def test_the_pjrt_api_of_a_libtpu_is_read_from_it(tmp_path):
-    assert pjrt_settings.library_api_version(compiled(tmp_path, 73)) == "0.73"
+    assert pjrt_settings.library_api_version(compiled_libtpu(tmp_path, 73)) == "0.73"
     with pytest.raises(ChildFailedError, match=r"failed: AttributeError: .*undefined symbol: GetPjrtApi"):
-        pjrt_settings.library_api_version(compiled(tmp_path, 73, "Other"))
+        pjrt_settings.library_api_version(compiled_libtpu(tmp_path, 73, "Other"))
 
 
 def test_the_pjrt_api_of_tensorflow_is_read_from_its_headers(tmp_path, monkeypatch):

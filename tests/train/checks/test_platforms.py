@@ -1,0 +1,119 @@
+"""The doctor on the PJRT API of TensorFlow and libtpu, the variables of a TPU, and the devices that are seen."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.doctor_cases import config_of, found, modules
+from tests.fixtures.fake_tpus import FINDS_EIGHT, NO_PLATFORM, TENSORFLOW, compiled_libtpu, needs_compiler
+from train.checks import machine, platforms
+from train.runtime import machines, pjrt_settings
+
+# As Kaggle's v5e-8 has them.
+KAGGLE = {
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_CHIPS_PER_HOST_BOUNDS": "2,4,1",
+    "TPU_HOST_BOUNDS": "1,1,1",
+    "TPU_PROCESS_ADDRESSES": "local",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+}
+
+
+def lines_of(check, *flags: str) -> list[str]:
+    return [" ".join(str(one).split()) for one in found(check, config_of(*flags))]
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("minor", "status", "end"),
+    [(69, "warning", "It should not be older. Make the environment again"), (73, "ok", ""), (100, "ok", "")],
+)
+def test_both_versions_of_the_pjrt_api(minor, status, end, tpu_machine, tmp_path, monkeypatch):
+    tpu_machine("vfio/0", TPU_LIBRARY_PATH=str(compiled_libtpu(tmp_path, minor)))
+    monkeypatch.setattr(platforms, "has_tensorflow_for_tpus", lambda: True)
+    monkeypatch.setattr(platforms, "tensorflow_api_version", lambda: "0.72")
+    (line,) = lines_of(platforms.check_pjrt)
+    said = f"{status} PJRT TensorFlow was built for the API 0.72; the API of libtpu (not installed) is 0.{minor}, "
+    assert line.startswith(said)
+    assert end in line
+    monkeypatch.setattr(platforms, "has_tensorflow_for_tpus", lambda: False)
+    (line,) = lines_of(platforms.check_pjrt)
+    assert line.startswith(f"ok PJRT the API of libtpu (not installed) is 0.{minor}")
+
+
+def test_a_libtpu_that_is_missing_or_broken(tpu_machine, tmp_path, monkeypatch):
+    monkeypatch.setattr(platforms, "library_path", lambda: None)
+    tpu_machine()
+    assert not lines_of(platforms.check_pjrt)
+    tpu_machine("vfio/0")
+    assert "no libtpu.so is installed" in lines_of(platforms.check_pjrt)[0]
+    (tmp_path / "libtpu.so").write_bytes(b"no library")
+    monkeypatch.setattr(platforms, "library_path", lambda: tmp_path / "libtpu.so")
+    (line,) = lines_of(platforms.check_pjrt)
+    assert "was asked for the version of its PJRT API, and failed: OSError: " in line
+
+
+def test_the_variables_of_kaggle_are_printed_and_explained(tpu_machine):
+    tpu_machine("vfio/0", **KAGGLE)
+    (line,) = lines_of(platforms.check_tpu_variables)
+    assert all(f"{name}={value}" in line for name, value in KAGGLE.items())
+    assert line.endswith("(TPU_PROCESS_ADDRESSES=local is of Kaggle's image: one process has all chips, as here)")
+
+
+def test_without_a_tpu_nothing_is_said_of_one(tpu_machine, monkeypatch):
+    tpu_machine()
+    for name in platforms.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(platforms, "has_accelerator", lambda: False)
+    monkeypatch.setattr(platforms, "ask_tensorflow", None)
+    for check in (platforms.check_tpu_variables, platforms.check_platforms):
+        assert not lines_of(check)
+
+
+SEES = """
+from types import SimpleNamespace
+class config:
+    list_physical_devices = staticmethod(lambda: [SimpleNamespace(device_type=one) for one in {}])
+def devices():
+    import os
+    {}
+"""
+
+
+def test_what_both_frameworks_see(tpu_machine, tmp_path, monkeypatch):
+    tpu_machine("vfio/0")
+    monkeypatch.setattr(platforms, "has_accelerator", lambda: True)
+    eight = "return [SimpleNamespace(platform='tpu')] * 8"
+    jax, tensorflow = SEES.format([], eight), SEES.format(["CPU", "TPU_SYSTEM"], "")
+    modules(tmp_path, monkeypatch, tensorflow____init__=tensorflow, jax____init__=jax)
+    of_tensorflow, of_jax = lines_of(platforms.check_platforms)
+    assert of_tensorflow.startswith("warning devices TensorFlow sees 1 CPU, 1 TPU_SYSTEM: the TPU's system without its")
+    assert of_jax == "ok devices JAX sees 8 tpu"
+    modules(tmp_path, monkeypatch, tensorflow____init__=tensorflow, jax____init__=SEES.format([], "os.abort()"))
+    assert lines_of(platforms.check_platforms)[1].startswith("warning devices asking JAX for its devices crashed (SIGA")
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (FINDS_EIGHT, "warning TPU With --pjrt on, TensorFlow finds its 8 cores. Pass --pjrt on."),
+        (NO_PLATFORM, "warning TPU A trial of TensorFlow's PJRT settings failed: RuntimeError: No TPU platform found."),
+        ("os.kill(os.getpid(), 11)", "warning TPU A trial of TensorFlow's PJRT settings crashed (SIGSEGV)"),
+    ],
+)
+def test_where_connecting_fails_the_other_way_is_tried(program, said, tpu_machine, tmp_path, monkeypatch):
+    """On what calls itself a v4, where a run would not use PJRT."""
+
+    def fail(*_):
+        raise machine.RunFailedError("no TPU platform")
+
+    tpu_machine("accel0", TPU_ACCELERATOR_TYPE="v4-8", TPU_LIBRARY_PATH=str(Path(__file__)))
+    modules(tmp_path, monkeypatch, tensorflow____init__=TENSORFLOW.format(program))
+    monkeypatch.setattr(machine, "ask_tensorflow", fail)
+    monkeypatch.setattr(machine, "tensorflow_builds", lambda _: ["tensorflow-tpu"])
+    monkeypatch.setattr(pjrt_settings, "has_tensorflow_for_tpus", lambda: True)
+    monkeypatch.setattr(machines, "read_metadata", None)
+    error, other = lines_of(machine.check_tpu, "--tpu-name", "local")
+    assert error == "error TPU no TPU platform"
+    assert other.startswith(said)

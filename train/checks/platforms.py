@@ -1,0 +1,90 @@
+"""What a TPU's runtimes say of themselves: versions of the PJRT API, variables of the environment, devices seen."""
+
+import importlib.util
+import os
+from collections import Counter
+from collections.abc import Iterator
+
+from mlm_common.errors import InputError, RunFailedError
+from train import has_accelerator
+from train.checks.machine import TPU_INSTALL, Finding, ask_tensorflow
+from train.config.settings import TrainingConfig
+from train.runtime.child_process import ChildFailedError
+from train.runtime.machines import has_tensorflow_for_tpus, tpu_devices
+from train.runtime.pjrt_settings import (
+    FIXED,
+    LIBRARY_VARIABLE,
+    NO_METADATA_VARIABLE,
+    XLA_VARIABLE,
+    installed_version,
+    library_api_version,
+    library_path,
+    tensorflow_api_version,
+)
+
+# Beside TPU_*, what decides which library and which platform a runtime takes.
+VARIABLES = (*FIXED, LIBRARY_VARIABLE, XLA_VARIABLE, "JAX_PLATFORMS", "LIBTPU_INIT_ARGS", "XLA_FLAGS")
+# Kaggle's image sets it, beside others, so that libtpu asks no metadata server.
+KAGGLE_VARIABLE = "TPU_PROCESS_ADDRESSES"
+
+
+def check_pjrt(_config: TrainingConfig) -> Iterator[Finding]:
+    """Compare the PJRT API that TensorFlow was built for with libtpu's; newer minor versions are meant to work."""
+    library = library_path()
+    if library is None:
+        if tpu_devices():
+            yield Finding("warning", "PJRT", "no libtpu.so is installed; a TPU needs it.", TPU_INSTALL)
+        return
+    try:
+        of_library = library_api_version(library)
+    except ChildFailedError as error:
+        text = f"{library} was asked for the version of its PJRT API, and {error}"
+        yield Finding("warning", "PJRT", text, TPU_INSTALL)
+        return
+    of_tensorflow = tensorflow_api_version() if has_tensorflow_for_tpus() else None
+    text = f"the API of libtpu {installed_version('libtpu')} is {of_library}, {library}"
+    if of_tensorflow is None:
+        yield Finding("ok", "PJRT", text)
+        return
+    text = f"TensorFlow was built for the API {of_tensorflow}; {text}"
+    if _numbers(of_library) < _numbers(of_tensorflow):
+        yield Finding("warning", "PJRT", f"{text}. It should not be older.", TPU_INSTALL)
+    else:
+        yield Finding("ok", "PJRT", text)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in version.split(".")]
+
+
+def check_tpu_variables(_config: TrainingConfig) -> Iterator[Finding]:
+    names = [name for name in sorted(os.environ) if name.startswith("TPU_") or name in VARIABLES]
+    if not tpu_devices():
+        names = [name for name in names if name != NO_METADATA_VARIABLE]  # which the project sets
+    if names:
+        text = ", ".join(f"{name}={os.environ[name]}" for name in names)
+        if os.environ.get(KAGGLE_VARIABLE) == "local":
+            text += f" ({KAGGLE_VARIABLE}=local is of Kaggle's image: one process has all chips, as here)"
+        yield Finding("ok", "environment", text)
+
+
+def check_platforms(config: TrainingConfig) -> Iterator[Finding]:
+    """List the devices that TensorFlow and JAX see; each looks in a process of its own, which claims them meanwhile."""
+    if not has_accelerator():
+        return
+    for name, task in (("TensorFlow", "list_devices"), ("JAX", "list_jax_devices")):
+        if importlib.util.find_spec(name.lower()) is None:
+            yield Finding("ok", "devices", f"{name} is not installed")
+            continue
+        try:
+            seen = ask_tensorflow(task, config, f"asking {name} for its devices", "")["devices"]
+        except (InputError, RunFailedError) as error:
+            yield Finding("warning", "devices", str(error))
+            continue
+        listed = ", ".join(f"{number} {kind}" for kind, number in sorted(Counter(seen).items()))
+        # What libtpu shows to TensorFlow where it has the chips for PJRT alone (googlecolab/colabtools#5717).
+        if "TPU_SYSTEM" in seen and "TPU" not in seen:
+            text = f"{name} sees {listed}: the TPU's system without its cores."
+            yield Finding("warning", "devices", text, "Try --pjrt on, or another version of libtpu.")
+        else:
+            yield Finding("ok", "devices", f"{name} sees {listed}")
