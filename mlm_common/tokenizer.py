@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mlm_common.errors import InputError
 from mlm_common.hub.retries import hub_error, one_line
 from mlm_common.storage import check_folder_or_hub, local_or_hub, open_folder
-from mlm_common.storage.guard import LFS_POINTER_START, guarded_read, start_of_file
+from mlm_common.storage.guard import LFS_POINTER_START, guarded_read, start_of_file, unreadable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -95,6 +95,7 @@ def _load(name: str, shown_name: str) -> "PreTrainedTokenizerFast":
 
         return AutoTokenizer.from_pretrained(name)
     except Exception as error:  # a file that is missing or malformed shows as nearly any exception
+        _check_contents(Path(name), shown_name)
         raise hub_error(f"The tokenizer {shown_name} cannot be loaded: {one_line(error)}", error) from error
 
 
@@ -117,6 +118,22 @@ def _check_files(folder: Path, shown_name: str) -> None:
             f"{shown_name}/vocab.txt must begin with a token; it begins with a byte-order mark. Remove it: "
             f"`sed -i '1s/^\\xef\\xbb\\xbf//' {words.name}`."
         )
+
+
+def _check_contents(folder: Path, shown_name: str) -> None:
+    """Raise an InputError that names the first damaged file of a tokenizer that cannot be loaded."""
+    from tokenizers import Tokenizer
+
+    names = [path.name for path in sorted(folder.iterdir())] if folder.is_dir() else []
+    for name in [one for one in names if TOKENIZER_FILES.fullmatch(one) and one.endswith(".json")]:
+        try:
+            content = json.loads((folder / name).read_text("utf-8"))
+            if not isinstance(content, dict | list):
+                raise TypeError("it is no object of JSON")
+            if name == TOKENIZER_FILE:
+                Tokenizer.from_file(str(folder / name))
+        except Exception as error:  # `tokenizers` raises nothing more specific
+            raise unreadable(f"{shown_name.rstrip('/')}/{name}", "a file of a tokenizer", error) from error
 
 
 def plain_text_tokenizer_json(tokenizer_json: str) -> str:

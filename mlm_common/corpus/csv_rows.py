@@ -16,6 +16,7 @@ MAX_FIELD_CHARACTERS = 1 << 30
 MAX_SHOWN_CHARACTERS = 80
 # The delimiter gives more of the rows than this as many fields as the first, as any row can have an error.
 MIN_SHARE = 0.5
+MIN_ROWS_BELOW_TITLE = 2  # the names, and a row
 CLOSED = "Close each quotation mark, and double those within a text in quotation marks."
 
 
@@ -44,7 +45,7 @@ class CsvRows:
         delimiter: that was found.
 
     Raises:
-        InputError: two delimiters are possible.
+        InputError: two delimiters are possible, or each row is in quotation marks as a whole.
         CsvError: a row, also while iterating, has a quotation mark out of place.
     """
 
@@ -55,7 +56,10 @@ class CsvRows:
         num_skipped = 0
         if first and (separator := _separator_line(first[0])):
             delimiter, first, num_skipped = delimiter or separator, first[1:], 1
+        if delimiter is None:
+            _check_not_quoted_whole(first, is_whole, name)
         self.delimiter = delimiter or _find_delimiter(first, is_whole, name, num_skipped)
+        self._has_title = _has_title(first, is_whole, self.delimiter)
         self._rows = _rows(itertools.chain(first, remaining), self.delimiter, num_skipped)
         header = next(self._rows, None)
         self.names = header.fields if header else []
@@ -82,7 +86,7 @@ class CsvRows:
     @property
     def hint(self) -> str:
         """How to fix a row with another number of fields."""
-        if len(self.names) == 1:
+        if len(self.names) == 1 or self._has_title:
             return "The first row must name the columns: delete a title above it."
         others = DELIMITERS.get(self.delimiter, f"`{self.delimiter}`")
         return f"Put texts with {others} or line ends in quotation marks, or name another --delimiter."
@@ -137,6 +141,9 @@ def _find_delimiter(lines: Sequence[str], is_whole: bool, name: str, num_skipped
     possible = [one for one, share in shares.items() if share > MIN_SHARE]
     if len(shares) <= 1 or len(possible) == 1:
         return next(iter(possible or shares), ",")
+    below = [] if possible else _delimiters_below_title(lines, is_whole)
+    if len(below) == 1:
+        return below[0]
     header = next((number for number, line in enumerate(lines, 1 + num_skipped) if line.strip()), 1)
     found = possible or list(shares)
     words = " or ".join(DELIMITERS[one] for one in found)
@@ -144,6 +151,43 @@ def _find_delimiter(lines: Sequence[str], is_whole: bool, name: str, num_skipped
         f"{name} may have {words} between its columns; line {header} is `{_shown(lines[header - 1 - num_skipped])}`. "
         f"Say which: {' or '.join(_flag(one) for one in found)}."
     )
+
+
+def _has_title(lines: Sequence[str], is_whole: bool, delimiter: str) -> bool:
+    """Return whether most rows have other fields than the first, but as many as the second: below a title."""
+    is_table = (_share_of_rows(lines, delimiter, is_whole) or 0) > MIN_SHARE
+    return not is_table and bool(_delimiters_below_title(lines, is_whole))
+
+
+def _delimiters_below_title(lines: Sequence[str], is_whole: bool) -> list[str]:
+    """Find the delimiters that give most rows after the first as many fields as the second has."""
+    title = next((number for number, line in enumerate(lines) if line.strip()), 0)
+    below = lines[title + 1 :]
+    if sum(bool(line.strip()) for line in below) < MIN_ROWS_BELOW_TITLE:
+        return []
+    return [one for one in DELIMITERS if (_share_of_rows(below, one, is_whole) or 0) > MIN_SHARE]
+
+
+def _check_not_quoted_whole(lines: Sequence[str], is_whole: bool, name: str) -> None:
+    """Check that rows are not texts in quotation marks that hold the columns, as some spreadsheets save a table again.
+
+    Raises:
+        InputError: most of them are.
+    """
+    try:
+        rows = [row for row in csv.reader(lines, strict=True) if row]
+    except csv.Error:
+        return
+    if len(rows) < 2 or any(len(row) > 1 for row in rows) or not lines[0].startswith('"'):
+        return
+    inner = [row[0] for row in rows]
+    for one in DELIMITERS:
+        if one in inner[0] and (_share_of_rows(inner, one, is_whole) or 0) > MIN_SHARE:
+            raise InputError(
+                f"{name} has quotation marks around whole rows, such as `{_shown(lines[0])}`, so that each is one "
+                "column. Remove the outer ones, and write those within once; or, if it is one column, name a "
+                "--delimiter."
+            )
 
 
 def _share_of_rows(lines: Sequence[str], delimiter: str, is_whole: bool) -> float | None:

@@ -1,6 +1,8 @@
 """Decode text files: UTF-8, or the encoding that a byte-order mark names; say how to convert others."""
 
+import codecs
 import re
+import unicodedata
 
 # {the first bytes of a text: its encoding}; the longer marks come first, since two of them begin with a shorter one.
 BYTE_ORDER_MARKS = {
@@ -12,6 +14,8 @@ BYTE_ORDER_MARKS = {
 UTF8 = "UTF-8"
 # Bytes that a hint is derived from.
 NUM_BYTES_CHECKED = 1 << 20
+# Categories of code points that texts have hardly any of, and the share of them in bytes that are taken for text.
+NO_TEXT, MAX_ODD_SHARE = ("Cc", "Cn", "Co", "Cs"), 0.01
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _UTF8_CHARACTER = re.compile(rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}")
 _RUN = re.compile(rb"[\x80-\xff]+")
@@ -67,6 +71,8 @@ def conversion_hint(content: bytes) -> str:
     """Say how to convert bytes that are not UTF-8, by the encoding that they look like."""
     marked = encoding_of_mark(content)
     content = content[:NUM_BYTES_CHECKED].removeprefix(b"\xef\xbb\xbf")
+    if marked is None and has_stray_zeros(content):
+        return "The rest is text in UTF-8: remove the zero bytes, as `tr -d '\\000'` does."
     unmarked = marked or _encoding_of_zeros(content)
     if unmarked is not None:
         return f"Convert it: `iconv -f {unmarked} -t UTF-8`."
@@ -88,14 +94,35 @@ def conversion_hint(content: bytes) -> str:
 
 
 def _encoding_of_zeros(content: bytes) -> str | None:
-    """Name the encoding of several bytes per character that text with ASCII characters seems to have."""
+    """Name the encoding of several bytes per character that text with zero bytes seems to have.
+
+    Of UTF-16's two byte orders the right one makes characters of fewer blocks, as those of a script are neighbors.
+    """
     start = content[: 4 * (min(len(content), 4096) // 4)]
-    zeros = [4 * start[place::4].count(0) / max(1, len(start)) for place in range(4)]  # shares
-    if min(zeros[2:]) > 0.9 > zeros[0]:
-        return "UTF-32LE"
-    if min(zeros[:2]) > 0.9 > zeros[3]:
-        return "UTF-32BE"
-    even, odd = zeros[0] + zeros[2], zeros[1] + zeros[3]
-    if max(even, odd) < max(0.1, 3 * min(even, odd)):
+    if b"\0" not in start:
         return None
-    return "UTF-16LE" if odd > even else "UTF-16BE"
+    blocks = {one: _blocks_of_text(start, one) for one in ("UTF-32LE", "UTF-32BE", "UTF-16LE", "UTF-16BE")}
+    readable = {name: found for name, found in blocks.items() if found is not None}
+    return min(readable, key=lambda name: len(readable[name]), default=None)
+
+
+def _blocks_of_text(content: bytes, encoding: str) -> set[int] | None:
+    """Decode bytes, whose last character may be cut off, and return the blocks of characters; None if it is no text."""
+    try:
+        text = codecs.getincrementaldecoder(encoding)().decode(content)
+    except UnicodeDecodeError:
+        return None
+    num_odd = sum(unicodedata.category(one) in NO_TEXT and one not in "\t\n\v\f\r" for one in text)
+    return {ord(one) >> 8 for one in text} if num_odd <= MAX_ODD_SHARE * len(text) else None
+
+
+def has_stray_zeros(content: bytes) -> bool:
+    """Return whether bytes are UTF-8 text but for a few zero bytes."""
+    num_zeros = content.count(0)
+    if not 0 < num_zeros <= MAX_ODD_SHARE * len(content) + 1:
+        return False
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(content.replace(b"\0", b""))
+    except UnicodeDecodeError:
+        return False
+    return not any(unicodedata.category(one) == "Cc" and one not in "\t\n\v\f\r" for one in text)

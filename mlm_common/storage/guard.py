@@ -1,5 +1,6 @@
 """Read files that other programs wrote: an exception of a reader becomes one line with file, reason and hint."""
 
+import errno
 import os
 import stat
 import textwrap
@@ -13,6 +14,8 @@ from mlm_common.storage.encodings import conversion_hint
 
 LFS_POINTER_START = b"version https://git-lfs.github.com/spec/"
 MAX_REASON_CHARACTERS = 300
+# Of a disk or of a network's file system that fails.
+DISK_ERRORS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO)
 
 
 @contextmanager
@@ -69,7 +72,10 @@ def _reason(path: Path, error: Exception) -> tuple[str, str]:
         reason = f"line {line:,} has the byte 0x{error.object[error.start]:02x}, which is not UTF-8"
         return reason, conversion_hint(error.object)
     if isinstance(error, OSError) and error.strerror and error.errno is not None:
-        return error.strerror[0].lower() + error.strerror[1:], "Check the path and its permissions."
+        what = (
+            "the disk, or the network that it is on" if error.errno in DISK_ERRORS else "the path and its permissions"
+        )
+        return error.strerror[0].lower() + error.strerror[1:], f"Check {what}."
     if (refusal := _refusal(path)) is not None:
         return _reason(path, refusal)
     start = start_of_file(path)

@@ -136,6 +136,31 @@ def test_a_git_lfs_pointer_among_the_files_of_a_tokenizer_is_named(tmp_path, nam
         load_tokenizer(str(tmp_path))
 
 
+DAMAGE = {
+    "cut off": lambda content: content[: len(content) // 2],
+    "empty": lambda _: b"",
+    "other JSON": lambda _: b"7",
+    "not UTF-8": lambda content: content + b"\xff",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_the_damaged_file_of_a_tokenizer_is_named(tmp_path, name, damage):
+    save_tokenizer(make_tokenizer(), str(tmp_path))
+    (tmp_path / name).write_bytes(damage((tmp_path / name).read_bytes()))
+    with pytest.raises(InputError, match=rf"^{tmp_path}/{name} must be a file of a tokenizer; .*\.$") as caught:
+        load_tokenizer(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_file_of_other_content_is_named(tmp_path):
+    save_tokenizer(make_tokenizer(), str(tmp_path))
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "Unigram"}}', encoding="utf-8")
+    with pytest.raises(InputError, match=rf"^{tmp_path}/tokenizer\.json must be a file of a tokenizer; "):
+        load_tokenizer(str(tmp_path))
+
+
 def test_folder_without_a_tokenizer_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta"}), encoding="utf-8")
     with pytest.raises(InputError, match=rf"There is no tokenizer in {tmp_path}: it has no tokenizer\.json\.$"):
@@ -144,9 +169,8 @@ def test_folder_without_a_tokenizer_is_refused(tmp_path):
     with pytest.raises(InputError, match=rf"no tokenizer\.json; did you mean {tmp_path}/export\?$"):
         load_tokenizer(str(tmp_path))
     (tmp_path / "tokenizer.json").write_text('{"a"', encoding="utf-8")
-    with pytest.raises(InputError, match=rf"{tmp_path} cannot be loaded: .+") as caught:
+    with pytest.raises(InputError, match=rf"{tmp_path}/tokenizer\.json must be a file of a tokenizer; Expecting ':'"):
         load_tokenizer(str(tmp_path))
-    assert "\n" not in str(caught.value)
     with pytest.raises(InputError, match=r"There is no folder .*missing"):
         load_tokenizer(str(tmp_path / "missing"))
 

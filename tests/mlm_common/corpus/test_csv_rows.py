@@ -143,6 +143,35 @@ def test_a_title_above_the_names_is_said():
     assert rows.hint == "The first row must name the columns: delete a title above it."
 
 
+@pytest.mark.parametrize("title", ["Reviews, 2024", "Reviews; 2024", "a,b,c,d", "\nReviews\tand, more"])
+@pytest.mark.parametrize(("delimiter", "text"), [(",", "a b; c"), (";", "a, b"), ("\t", "a, b; c")])
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_title_that_holds_a_delimiter_is_said(title, delimiter, text, is_named):
+    """It has other fields than the rows below it."""
+    rows = [["text", "label", "date"], [text, "x", "1"], ["d", "y", "2"]]
+    table = written(rows, delimiter, "\n", csv.QUOTE_MINIMAL)
+    found = CsvRows(io.StringIO(f"{title}\n{table}"), "a.csv", delimiter if is_named else None)
+    assert found.problem(next(iter(found))) is not None
+    assert found.hint == "The first row must name the columns: delete a title above it."
+
+
+def test_a_row_of_another_length_is_no_sign_of_a_title():
+    rows = CsvRows(io.StringIO("text,label\na;b,x\nc;d,y\ne;f,g,z\n"), "a.csv")
+    assert [rows.problem(row) for row in rows][-1] == "line 4 has 3: `e;f,g,z`"
+    assert rows.hint.startswith("Put texts with commas or line ends in quotation marks")
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_quotation_marks_around_whole_rows_are_said(delimiter):
+    rows = [["text", "label"], [f'say "hi"{delimiter} Ann', "x"], ["b", "y"]]
+    inner = [written([row], delimiter, "", csv.QUOTE_MINIMAL) for row in rows]
+    text = written([[one] for one in inner], ",", "\r\n", csv.QUOTE_ALL)
+    with pytest.raises(InputError, match=r"a\.csv has quotation marks around whole rows, such as `\"text.*label\"`"):
+        read(text)
+    assert read(text, "|") == ("|", [[one] for one in inner])
+    assert read('"text"\n"Hello, you"\n') == (",", [["text"], ["Hello, you"]])
+
+
 def test_rows_are_read_as_they_come():
     taken = []
 

@@ -55,6 +55,36 @@ def test_the_hint_for_unmarked_utf16_names_it(text, encoding):
     assert f"iconv -f {encoding} -t UTF-8" in caught.value.hint
 
 
+WITHOUT_ASCII = [
+    "猫は\u3000動物",
+    "猫は、\u3000動物です。\n",
+    "你好、世界\n",
+    "это\u3000и\n",
+    "Āāēģ\n",
+    "ภาษา\n",
+    "한국어\u3000글\n",
+]
+
+
+@pytest.mark.parametrize("order", ["LE", "BE"])
+@pytest.mark.parametrize("text", WITHOUT_ASCII)
+def test_the_hint_for_utf16_without_ascii_has_the_right_byte_order(text, order):
+    """Where characters such as the ideographic space have a zero byte in the other place than ASCII."""
+    with pytest.raises(TextEncodingError) as caught:
+        decode_text((text * 5).encode(f"UTF-16{order}"))
+    assert f"iconv -f UTF-16{order} -t UTF-8" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", [GERMAN, CHINESE, "a\n"])
+@pytest.mark.parametrize("number", [0, 1, -1])
+def test_a_zero_byte_in_a_text_is_to_be_removed(text, number):
+    lines = text.encode().splitlines(keepends=True)
+    lines[number % len(lines)] = b"\0" + lines[number % len(lines)]
+    with pytest.raises(TextEncodingError, match=rf"^line {number % len(lines) + 1} has a zero byte") as caught:
+        decode_text(b"".join(lines))
+    assert caught.value.hint == "The rest is text in UTF-8: remove the zero bytes, as `tr -d '\\000'` does."
+
+
 def test_damaged_utf16_and_binary_files_are_said():
     with pytest.raises(TextEncodingError, match="line 5 is not UTF-16, as the byte-order mark says"):
         decode_text(GERMAN.encode("utf-16")[:-1] + b"\0\xdc")
