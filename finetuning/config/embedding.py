@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from finetuning.config.optimization import FinetuningOptimization
@@ -23,8 +24,8 @@ class EmbeddingData(ExamplesConfig):
         None,
         "Training rows of a query, a passage that answers it, and optional hard negatives: .tsv, .csv, .jsonl (or "
         ".json) or .parquet; or questions in SQuAD's format, .json or .json.gz; or a folder in BeIR's form, with "
-        "corpus.jsonl, queries.jsonl and qrels/. With --unsupervised one text per row, also a .txt file with a text "
-        "per line, or the paragraphs of SQuAD or BeIR. Local or gs://.",
+        "corpus.jsonl, queries.jsonl and qrels/, also in .gz. With --unsupervised one text per row, also a .txt file "
+        "with a text per line, or the paragraphs of SQuAD or BeIR. Local or gs://.",
         PER_WORKER,
         is_usual=True,
     )
@@ -60,8 +61,15 @@ class EmbeddingData(ExamplesConfig):
         """Check that a file exists, or a folder in BeIR's form."""
         if is_gcs(path) or not os.path.isdir(path):  # noqa: PTH112 (that of pathlib raises if a parent is unreadable)
             super().check_source(path, flag)
-        elif not os.path.isfile(os.path.join(path, CORPUS)):  # noqa: PTH113, PTH118
-            raise InputError(f"{flag} takes a file, or a folder in BeIR's format; {path} is a folder without {CORPUS}.")
+        elif not any(os.path.isfile(os.path.join(path, name)) for name in (CORPUS, f"{CORPUS}.gz")):  # noqa: PTH113, PTH118
+            within = [
+                str(one.parent) for pattern in ("", ".gz") for one in sorted(Path(path).glob(f"*/{CORPUS}{pattern}"))
+            ]
+            more = f" or {len(within) - 1} more" if len(within) > 1 else ""
+            hint = f" Did you mean {within[0]}{more}? Each command takes one of them." if within else ""
+            raise InputError(
+                f"{flag} takes a file, or a folder in BeIR's format; {path} is a folder without {CORPUS}.{hint}"
+            )
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,10 @@ later id first.
 """
 
 import csv
+import gzip
 import json
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,7 +31,13 @@ QRELS = {"train": ("train",), "validation": ("dev", "validation"), "test": ("tes
 
 def is_beir(path: str) -> bool:
     """Return whether a path is a folder in BeIR's format, not a file."""
-    return open_folder(path).exists(CORPUS)
+    folder = open_folder(path)
+    return folder.exists(_stored(folder, CORPUS))
+
+
+def _stored(folder: Folder, name: str) -> str:
+    """Return the name of a file as it is in the folder, where it may be compressed; as it should be if missing."""
+    return next((one for one in (name, f"{name}.gz") if folder.exists(one)), name)
 
 
 def read_documents(path: str, flag: str) -> list[str]:
@@ -38,7 +46,8 @@ def read_documents(path: str, flag: str) -> list[str]:
     Raises:
         InputError: the corpus cannot be read, or a line of it has no id or no text.
     """
-    return [text for text in _read_texts(open_folder(path), CORPUS, flag).values() if text]
+    folder = open_folder(path)
+    return [text for text in _read_texts(folder, _stored(folder, CORPUS), flag).values() if text]
 
 
 def read_beir(path: str, split: str) -> Judged:
@@ -49,16 +58,17 @@ def read_beir(path: str, split: str) -> Judged:
             is given twice; the query of a grade is missing, or the documents of all grades are.
     """
     folder, flag = open_folder(path), f"--{split}-file"
-    names = [f"qrels/{name}.tsv" for name in QRELS[split]]
+    names = [_stored(folder, f"qrels/{name}.tsv") for name in QRELS[split]]
     qrels = next((name for name in names if folder.exists(name)), names[0])
-    for name in (CORPUS, QUERIES, qrels):
+    texts = [_stored(folder, name) for name in (CORPUS, QUERIES)]
+    for name in (*texts, qrels):
         if not folder.exists(name):
-            of_test = split == "validation" and folder.exists("qrels/test.tsv")
+            of_test = split == "validation" and folder.exists(_stored(folder, "qrels/test.tsv"))
             hint = " The grades of the test must not choose a checkpoint: use --test-file for them." if of_test else ""
             raise InputError(
                 f"{flag} must be a folder with {CORPUS}, {QUERIES} and {qrels}; {path} has no {name}.{hint}"
             )
-    documents, queries = (_read_texts(folder, name, flag) for name in (CORPUS, QUERIES))
+    documents, queries = (_read_texts(folder, name, flag) for name in texts)
     documents = dict(sorted(documents.items(), reverse=True))
     grades = _read_grades(folder, qrels, flag, queries, documents)
     judged = list(dict.fromkeys(query for query, _ in grades))
@@ -88,7 +98,7 @@ def _read_texts(folder: Folder, file: str, flag: str) -> dict[str, str]:
     texts: dict[str, str] = {}
     path = folder.path_of(file)
     for line, row in _read_objects(folder, file, flag):
-        name, text, title = row.get("_id"), row.get("text"), row.get("title") if file == CORPUS else None
+        name, text, title = row.get("_id"), row.get("text"), row.get("title") if file.startswith(CORPUS) else None
         is_id = isinstance(name, str) or type(name) is int
         if not is_id or not isinstance(text, str) or not isinstance(title, str | None):
             key, value = (
@@ -123,11 +133,13 @@ def _read_objects(folder: Folder, file: str, flag: str) -> Iterator[tuple[int, M
 
 
 def _read_lines(folder: Folder, file: str, flag: str) -> list[str]:
-    path = folder.path_of(file)
+    path, is_compressed = folder.path_of(file), file.endswith(".gz")
     if not folder.exists(file):
         raise missing(path, flag, "file")
-    with guarded_read(path, "a file of UTF-8 text", flag=flag):
-        return [line.removesuffix("\r") for line in folder.read_bytes(file).decode("utf-8-sig").split("\n")]
+    with guarded_read(path, "a file of UTF-8 text" + " in gzip" * is_compressed, flag=flag):
+        content = folder.read_bytes(file)
+        content = gzip.decompress(content) if is_compressed else content
+        return [line.removesuffix("\r") for line in content.decode("utf-8-sig").split("\n")]
 
 
 def _read_grades(
@@ -155,7 +167,13 @@ def _read_grades(
         if grade is None:
             if may_be_header and query not in queries and document not in documents:
                 continue
-            raise InputError(f"{rule}; line {number:,} has {short(row[-1])} as its number.")
+            hint = ""
+            if _number(row[-1]) is not None:
+                hint = (
+                    " A grade is 0, 1, 2 and so on, as trec_eval reads it: round the scores, or write a table of pairs "
+                    "and use --score-column-name."
+                )
+            raise InputError(f"{rule}; line {number:,} has {short(row[-1])} as its number.{hint}")
         if query not in queries:
             raise InputError(f"{rule}; line {number:,} has the query {short(query)}, which {QUERIES} lacks.")
         if grades.setdefault((query, document), grade) != grade:
@@ -167,9 +185,14 @@ def _read_grades(
     return grades
 
 
-def _whole_number(text: str) -> float | None:
+def _number(text: str) -> float | None:
     try:
         value = float(text)
     except ValueError:
         return None
-    return value if value.is_integer() else None
+    return value if math.isfinite(value) else None
+
+
+def _whole_number(text: str) -> float | None:
+    value = _number(text)
+    return value if value is not None and value.is_integer() else None

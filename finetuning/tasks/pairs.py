@@ -138,12 +138,17 @@ def _text_columns(table: Table, data: EmbeddingData, *, is_single: bool) -> list
                 f"The first line of {table.name} must name its columns; {name[:60]!r} does not look like a name. Add "
                 "such a line, or if it is a name, repeat it after --text-column-names."
             )
-    for name in columns:
-        if all(np.isfinite(number(value)) for value in table.columns[name]):
-            raise InputError(
-                f"Column {name} of {table.name} holds numbers. Use --score-column-name {name} if they are scores, "
-                "--text-column-names to name the columns of text if not."
-            )
+    numbers = [name for name in columns if all(np.isfinite(number(value)) for value in table.columns[name])]
+    if numbers:
+        texts = f"--text-column-names {' '.join(name for name in columns if name not in numbers) or 'NAME NAME'}"
+        if data.score_column_name is not None:
+            hint = f"Name the columns of text: {texts}."
+        elif len(numbers) == 1:
+            hint = f"Use --score-column-name {numbers[0]} if they are scores, {texts} if not."
+        else:
+            hint = f"If one has the scores of the rows, name it with --score-column-name; name the texts with {texts}."
+        columns_hold = "Column {} of {} holds" if len(numbers) == 1 else "Columns {} of {} hold"
+        raise InputError(f"{columns_hold.format(', '.join(numbers), table.name)} numbers. {hint}")
     negatives = [name for name in columns if NEGATIVE.fullmatch(name)]
     others = [name for name in columns if name not in negatives]
     if is_single:

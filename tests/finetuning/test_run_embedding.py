@@ -128,6 +128,7 @@ def test_a_difference_has_a_direction(ends, words):
 TRAIN = '{"query": "a", "passage": "b"}\n{"query": "c", "passage": "d"}\n'
 ONE_PASSAGE = '{"query": "a", "passage": "b"}\n{"query": "c", "passage": "b"}\n'
 SCORED = '{"a": "x", "b": "y", "s": 1}\n{"a": "x", "b": "z", "s": 0}\n'
+RATED = '{"a": "x", "b": "y", "s": 1, "n": 7}\n{"a": "x", "b": "z", "s": 0, "n": 8}\n'
 SCORES, SINGLE = "--score-column-name s", "--unsupervised"
 # (content of train.jsonl, flags, what the error says); {} is the folder of the test.
 BAD = [
@@ -140,7 +141,13 @@ BAD = [
     ('{"query": "a", "passage": " "}\n', "", "Texts must not be empty; row 1 of"),
     ('{"a": "x", "b": "y", "s": "high"}\n', SCORES, "s of {}/train.jsonl must hold numbers; row 1 has 'high'."),
     (SCORED.replace("0", "1"), SCORES, "s of {}/train.jsonl must hold different numbers; all are 1."),
-    (SCORED, "", "s of {}/train.jsonl holds numbers. Use --score-column-name s if they are scores"),
+    (
+        SCORED,
+        "",
+        "s of {}/train.jsonl holds numbers. Use --score-column-name s if they are scores, --text-column-names a",
+    ),
+    (RATED, "", "Columns s, n of {}/train.jsonl hold numbers. If one has the scores of the rows, name it with --score"),
+    (RATED, SCORES, "Column n of {}/train.jsonl holds numbers. Name the columns of text: --text-column-names a b."),
     (TRAIN, "--matryoshka-dims 4 64", "--matryoshka-dims must be at most 32"),
     (TRAIN, "--matryoshka-dims 4 4", "--matryoshka-dims must be increasing"),
     (TRAIN, "--metric-name f1", "--metric-name must be one of ndcg_at_10"),

@@ -31,10 +31,24 @@ def test_embeddings_take_folders_in_beirs_format_and_no_others(flag, tmp_path):
         parse_finetuning_config(EmbeddingConfig, flags, "")
     rule = f"{flag} takes a file, or a folder in BeIR's format; {tmp_path} is a folder without corpus.jsonl."
     assert str(refused.value) == rule
-    (tmp_path / "corpus.jsonl").touch()
+    (tmp_path / "corpus.jsonl.gz").touch()
+    assert parse_finetuning_config(EmbeddingConfig, flags, "")
+    (tmp_path / "corpus.jsonl.gz").rename(tmp_path / "corpus.jsonl")
     assert parse_finetuning_config(EmbeddingConfig, flags, "")
     with pytest.raises(InputError, match="there is no file"):
         parse_finetuning_config(EmbeddingConfig, [*flags[:-1], f"{tmp_path}/missing"], "")
+
+
+def test_a_folder_of_folders_in_beirs_format_names_the_first(tmp_path):
+    """As CQADupStack is."""
+    flags = ["--init-from", "model", "--output-dir", str(tmp_path / "run"), "--train-file", str(tmp_path)]
+    for names, hint in ((["tex"], "tex? Each"), (["english", "android"], "android or 2 more? Each")):
+        for name in names:
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "corpus.jsonl").touch()
+        with pytest.raises(InputError) as refused:
+            parse_finetuning_config(EmbeddingConfig, flags, "")
+        assert f"without corpus.jsonl. Did you mean {tmp_path}/{hint} command takes one of them." in str(refused.value)
 
 
 @pytest.mark.parametrize(("length", "stride"), [(384, 128), (512, 128), (128, 42), (24, 8)])

@@ -1,5 +1,6 @@
 """Folders in BeIR's format: read and scored by BEIR's rules, or refused in one line."""
 
+import gzip
 import json
 import zlib
 from pathlib import Path
@@ -38,6 +39,20 @@ def test_judged_queries_and_all_passages_are_read(tmp_path):
     assert judged.relevant == [{1: 2.0, 0: 0.0}]
 
 
+def test_compressed_files_are_read(tmp_path):
+    folder = write_beir(tmp_path / "data", CORPUS, QUERIES, QRELS)
+    for name in ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv"):
+        (folder / f"{name}.gz").write_bytes(gzip.compress((folder / name).read_bytes()))
+        (folder / name).unlink()
+        judged = read_beir(str(folder), "test")
+        assert (judged.queries, judged.passages, judged.relevant) == (["pet"], ["A cat", "dog"], [{1: 2.0, 0: 0.0}])
+    assert is_beir(str(folder))
+    assert read_documents(str(folder), "--train-file") == ["A cat", "dog"]
+    (folder / "corpus.jsonl.gz").write_bytes(b"\x1f\x8b damaged")
+    with pytest.raises(InputError, match=r"--test-file: .*corpus\.jsonl\.gz must be a file of UTF-8 text in gzip; "):
+        read_beir(str(folder), "test")
+
+
 def test_the_first_queries_are_kept(tmp_path):
     folder = write_beir(tmp_path / "data", CORPUS, QUERIES, [("7", "d1", "1"), *QRELS])
     judged = read_beir(str(folder), "test").first(1)
@@ -54,6 +69,9 @@ def test_the_first_line_of_the_grades_is_a_row_unless_it_names_the_columns(tmp_p
     for of_trec in ("q 0 d1 2\r\nq 0 d2 0\r\n", "q\tQ0\td1\t2\n\nq\tQ0\td2\t0", "q   0  d1\t2\n q 0 d2\t0\n"):
         grades.write_text(of_trec.replace("\t", " ") if "   " in of_trec else of_trec, encoding="utf-8")
         assert read_beir(str(folder), "test").relevant == of_header
+    grades.write_text("q\td1\tgood\nq\td2\t0\n", encoding="utf-8")
+    with pytest.raises(InputError, match="line 1 has 'good' as its number"):
+        read_beir(str(folder), "test")
 
 
 def test_documents_need_neither_text_nor_title_nor_metadata(tmp_path):
@@ -170,7 +188,7 @@ BAD = [
     (CORPUS, QUERIES, [("x", "d1", "1")], "line 2 has the query 'x', which queries.jsonl lacks."),
     (CORPUS, QUERIES, [*QRELS, ("q", "d1", "1")], "one for each pair; line 4 repeats 'q' with 'd1'."),
     (CORPUS, QUERIES, [("q", "d1", "good")], "a whole number; line 2 has 'good' as its number."),
-    (CORPUS, QUERIES, [("q", "d1", "0.5")], "a whole number; line 2 has '0.5' as its number."),
+    (CORPUS, QUERIES, [("q", "d1", "0.5")], "a whole number; line 2 has '0.5' as its number. A grade is 0, 1, 2 and"),
     (CORPUS, QUERIES, [("q", "d1")], "line 2 has 2 columns."),
     ([], QUERIES, QRELS, "must be a folder with texts in corpus.jsonl"),
     ([*CORPUS, NO_TEXT], QUERIES, QRELS, "text must be text; line 3 of"),
