@@ -1,12 +1,14 @@
 """The manifest of a folder of shards: what is in them; it is written last, and checked before shards are read."""
 
 import dataclasses
+import functools
 import json
+import math
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +42,10 @@ PUBLIC_FIELDS = (
     "format_version", "split", "max_length", "chunking", "sentences_by", "random_share", "shard_size",
     "partition_bytes", "tokenizer", "shards", "totals", "unigram_entropy_nats", "versions", "deduplicated",
 )  # fmt: skip
+
+
+Record = TypeVar("Record")
+_types_of: Callable[[type], dict[str, Any]] = functools.cache(get_type_hints)
 
 
 @dataclass(frozen=True)
@@ -153,12 +159,54 @@ def parse_manifest(content: bytes | str, path: str) -> Manifest:
     with guarded_read(path, "a manifest: JSON with the fields of docs/reference/shards.md", hint=hint):
         fields = json.loads(content)
         if (version := fields["format_version"]) == FORMAT_VERSION:
-            fields["tokenizer"] = TokenizerRecord(**fields["tokenizer"])
-            fields["shards"] = tuple(ShardRecord(**shard) for shard in fields["shards"])
-            fields["totals"] = Totals(**fields["totals"])
+            fields["tokenizer"] = _record(TokenizerRecord, fields, "tokenizer")
+            shards = {f"shards[{number}]": shard for number, shard in enumerate(_listed(fields, "shards"))}
+            fields["shards"] = tuple(_record(ShardRecord, shards, name) for name in shards)
+            fields["totals"] = _record(Totals, fields, "totals")
+            _check_value(fields["bad_rows"]["num_rows"], int, "bad_rows.num_rows")
             fields["bad_rows"] = bad_rows_from_record(fields["bad_rows"])
-            return Manifest(**fields)
+            return _record(Manifest, {"": fields}, "")
     raise InputError(f"This version reads format_version {FORMAT_VERSION}; {path} has {version!r}. {hint}")
+
+
+def _listed(fields: dict[str, Any], key: str) -> list[Any]:
+    if not isinstance(fields[key], list):
+        raise ValueError(f"its {key} must be a list, and is {fields[key]!r:.60}")
+    return fields[key]
+
+
+def _record(kind: type[Record], fields: dict[str, Any], key: str) -> Record:
+    """Make a record of the object under a key; a ValueError names a value that is missing or has another type."""
+    values = fields[key]
+    if not isinstance(values, dict):
+        raise ValueError(f"its {key} must be an object, and is {values!r:.60}")
+    prefix = f"{key}." if key else ""
+    kinds = _types_of(kind)
+    for one in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if one.name in values:
+            _check_value(values[one.name], kinds[one.name], prefix + one.name)
+        elif one.default is dataclasses.MISSING:
+            raise ValueError(f"it has no {prefix}{one.name}")
+    return kind(**values)
+
+
+def _check_value(value: Any, kind: Any, key: str) -> None:
+    """Raise a ValueError for a value that is not of a type of the dataclasses above; numbers are 0 or more."""
+    kinds = [one for one in get_args(kind) if one is not type(None)]
+    if type(None) in get_args(kind):
+        if value is not None:
+            _check_value(value, kinds[0], key)
+    elif get_origin(kind) is dict:
+        if not isinstance(value, dict):
+            raise ValueError(f"its {key} must be an object, and is {value!r:.60}")
+        for name, item in value.items():
+            _check_value(item, kinds[1], f"{key}.{name}")
+    elif kind is str and not isinstance(value, str):
+        raise ValueError(f"its {key} must be text, and is {value!r:.60}")
+    elif kind is int and not (type(value) is int and value >= 0):
+        raise ValueError(f"its {key} must be a whole number from 0 on, and is {value!r:.60}")
+    elif kind is float and not (type(value) in (int, float) and 0 <= value < math.inf):
+        raise ValueError(f"its {key} must be a number from 0 on, and is {value!r:.60}")
 
 
 def published_manifest(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -131,6 +131,7 @@ def open_start(config: FinetuningConfig) -> Start:
     try:
         with local_or_hub(init_from, without=WEIGHTS_SUFFIXES) as name:
             model_config = read_config(name)
+            model_config.name_or_path = init_from  # not that of a copy
     except InputError as error:
         raise InputError(f"--init-from: {error}") from error
     check_architecture(model_config)

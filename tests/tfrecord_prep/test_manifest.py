@@ -99,6 +99,56 @@ def test_no_shards(tmp_path, name, message):
         open_shards(str(tmp_path / "empty"))
 
 
+def edited(path: str, value: object) -> str:
+    """The manifest with another value at `shards.0.num_rows`, say; without it for `...`."""
+    record = json.loads(json.dumps(RECORD))
+    *keys, last = path.split(".")
+    place = record
+    for key in keys:
+        place = place[int(key)] if isinstance(place, list) else place[key]
+    if value is ...:
+        del place[last]
+    else:
+        place[last] = value
+    return json.dumps(record)
+
+
+WHOLE, NUMBER = "must be a whole number from 0 on, and is", "must be a number from 0 on, and is"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("totals.num_rows", -5, f"its totals.num_rows {WHOLE} -5"),
+        ("totals.num_tokens", "60", f"its totals.num_tokens {WHOLE} '60'"),
+        ("totals.num_words", 1.5, f"its totals.num_words {WHOLE} 1.5"),
+        ("totals.num_documents", ..., "it has no totals.num_documents"),
+        ("totals", None, "its totals must be an object, and is None"),
+        ("shards.1.num_rows", True, f"its shards[1].num_rows {WHOLE} True"),
+        ("shards.0.crc32c", 7, "its shards[0].crc32c must be text, and is 7"),
+        ("shards.0.num_bytes", ..., "it has no shards[0].num_bytes"),
+        ("shards", {}, "its shards must be a list, and is {}"),
+        ("shards", ["a"], "its shards[0] must be an object, and is 'a'"),
+        ("max_length", "8", f"its max_length {WHOLE} '8'"),
+        ("max_length", None, f"its max_length {WHOLE} None"),
+        ("random_share", "half", f"its random_share {NUMBER} 'half'"),
+        ("unigram_entropy_nats", -6.25, f"its unigram_entropy_nats {NUMBER} -6.25"),
+        ("unigram_entropy_nats", float("nan"), f"its unigram_entropy_nats {NUMBER} nan"),
+        ("tokenizer.special_ids.pad", "1", f"its tokenizer.special_ids.pad {WHOLE} '1'"),
+        ("tokenizer.sha256", ..., "it has no tokenizer.sha256"),
+        ("versions", [], "its versions must be an object, and is []"),
+        ("split", ..., "it has no split"),
+        ("bad_rows.num_rows", -1, f"its bad_rows.num_rows {WHOLE} -1"),
+    ],
+)
+def test_a_manifest_that_was_edited_names_the_key_and_the_value(folder, path, value, message):
+    (folder / "manifest.json").write_text(edited(path, value), encoding="utf-8")
+    with pytest.raises(InputError) as refused:
+        open_shards(str(folder))
+    start = f"{folder}/manifest.json must be a manifest: JSON with the fields of docs/reference/shards.md; {message}."
+    assert str(refused.value).startswith(start)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

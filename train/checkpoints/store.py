@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save_file
 
-from mlm_common.errors import InputError
+from mlm_common.errors import InputError, RunFailedError
 from mlm_common.storage import PARTIAL_SUFFIX, Folder, check_folder_or_hub
 from mlm_common.storage.guard import unreadable
 from train.runtime.run_folder import RunFolder
@@ -176,11 +176,16 @@ class CheckpointStore:
 
     @contextmanager
     def _guarded(self, step: int, suffix: str) -> Iterator[None]:
-        """Refuse a file that may not be read: it is whole, so the run must not resume from an older one."""
+        """Refuse a file that cannot be read: it may be whole, so the run must not resume from an older one."""
         try:
             yield
-        except (PermissionError, IsADirectoryError) as error:
-            raise unreadable(self.path(step, suffix), "a file of a checkpoint", error) from error
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            refusal = unreadable(self.path(step, suffix), "a file of a checkpoint", error)
+            if isinstance(error, PermissionError | IsADirectoryError):
+                raise refusal from error
+            raise RunFailedError(str(refusal)) from error  # of the disk or the network: a retry may succeed
 
     def write(self, record: CheckpointRecord, arrays: Arrays) -> CheckpointRecord:
         """Write a checkpoint, replacing one of the same step; return its record with size and checksum."""

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 from transformers import PretrainedConfig
+from transformers.utils import CONFIG_NAME
 
 from mlm_common.errors import InputError
 
@@ -179,8 +180,18 @@ def check_architecture(config: PretrainedConfig, hint: str = "Give --config-over
         hint: how to change a setting, for errors.
 
     Raises:
-        InputError: the type is not supported, or the configuration has a setting that its TF class ignores.
+        InputError: the type is not supported, or the configuration has a setting that its TF class ignores; names the
+            file that it was read from.
     """
+    try:
+        _check_settings(config, hint)
+    except InputError as error:
+        if not config.name_or_path:
+            raise
+        raise InputError(f"{config.name_or_path}/{CONFIG_NAME}: {error}") from error
+
+
+def _check_settings(config: PretrainedConfig, hint: str) -> None:
     model_type = config.model_type
     architecture = ARCHITECTURES.get(model_type)
     if architecture is None:

@@ -189,6 +189,7 @@ def read_initial_config(folder_or_hub_id: str, tokenizer: PreTrainedTokenizerFas
     with local_or_hub(folder_or_hub_id, without=WEIGHTS_SUFFIXES) as name:
         try:
             config = read_config(name)
+            config.name_or_path = folder_or_hub_id  # not that of a copy
         except InputError as error:
             raise InputError(f"--init-from: {error}") from error
         _check_vocabulary(folder_or_hub_id, load_tokenizer(name), tokenizer)

@@ -1,6 +1,7 @@
 """Checkpoints on disk and in Cloud Storage: whole or passed over, rotated, and safe from kills and faults."""
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -240,6 +241,25 @@ def test_a_refused_checkpoint_is_not_tried_again(cloud):
     cloud.authorize(denied_permissions=["storage.objects.create"])
     with pytest.raises(PermanentError, match=r"storage\.objects\.create.*the newest one is that of step 1\."):
         save(checkpoints, 2)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".safetensors"])
+def test_a_file_that_the_disk_does_not_give_ends_the_run_in_one_line(suffix, tmp_path, monkeypatch):
+    """It may be whole, so the run does not resume from an older one."""
+    save(opened(tmp_path), 1, 2)
+    read_bytes = Path.read_bytes
+
+    def fail(path):
+        if path.name == f"step-00000002{suffix}":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    rule = (
+        rf"step-00000002\{suffix} must be a file of a checkpoint; input/output error\. Check the disk, or the network"
+    )
+    with pytest.raises(RunFailedError, match=rule):
+        restored(tmp_path)
 
 
 def test_only_the_chief_writes(tmp_path):

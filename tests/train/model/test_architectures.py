@@ -17,6 +17,7 @@ from train.model.architectures import (
     position_offset,
     uses_token_types,
 )
+from train.model.pretrained_files import read_config
 
 
 def test_every_supported_type_has_a_configuration_here():
@@ -57,6 +58,18 @@ def test_an_unsupported_configuration_is_refused(config, message):
 def test_settings_that_the_tf_class_ignores_are_refused(name, setting, value):
     with pytest.raises(InputError, match=rf"{setting} .*received {value}.*--config-overrides {setting}="):
         check_architecture(tiny_config(name, **{setting: value}))
+
+
+def test_the_file_of_a_setting_that_is_refused_is_named(tmp_path):
+    config = tiny_config("bert")
+    config.save_pretrained(tmp_path)
+    content = (tmp_path / "config.json").read_text(encoding="utf-8")
+    (tmp_path / "config.json").write_text(content.replace('"hidden_act": "gelu"', '"hidden_act": ["gelu"]'), "utf-8")
+    with pytest.raises(InputError) as refused:
+        check_architecture(read_config(str(tmp_path)))
+    start = f"{tmp_path}/config.json: hidden_act must be one of gelu, gelu_10, "
+    assert str(refused.value).startswith(start)
+    assert "; received ['gelu']. Give --config-overrides hidden_act=gelu, if the model" in str(refused.value)
 
 
 def test_activations_are_those_of_the_tf_classes():
