@@ -35,6 +35,9 @@ GENERATED = re.compile(
 )
 BENCHMARKS = tuple(sorted({word for line in COMMAND_LINES for word in line.split() if word.startswith("benchmarks/")}))
 
+# The public data that commands of the pages read.
+PUBLIC_DATA = re.compile(r"(?<![\w/])'?(?:books/|squad/|swag/|blimp\.jsonl|xquad\.de\.json|work/glue)")
+
 # The commands of Google's CLI that the pages use, with flags of theirs (cloud.google.com/sdk/gcloud/reference).
 GCLOUD = {
     "auth login": "",
@@ -126,6 +129,20 @@ def test_commands_of_the_documentation(line):
         assert words[:3] == ["pip", "install", "-e"]
         extras = re.search(r"\[([\w,]+)\]", words[3])[1].split(",")
         assert set(extras) <= set(metadata("mlm-pretraining").get_all("Provides-Extra") or [])
+
+
+def test_pages_that_read_public_data_say_where_to_get_it():
+    named = set()
+    for page in PAGES:
+        if page.parent.name == "design" or page.name == "data.md":
+            continue
+        text = page.read_text(encoding="utf-8")
+        read = PUBLIC_DATA.findall("\n".join(re.findall(r"```bash\n(.*?)```", text, flags=re.S)))
+        assert not read or "data.md" in text, f"{page} reads {read[0]}"
+        named.update(read)
+    data = (PROJECT / "docs/guides/data.md").read_text(encoding="utf-8")
+    assert len(named) >= 5
+    assert all(name.strip("'/") in data for name in named)
 
 
 def test_the_version_is_the_newest_of_the_changelog():

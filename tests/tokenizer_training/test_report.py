@@ -1,23 +1,28 @@
 """How a tokenizer is measured and reported on."""
 
 import json
+import re
 from dataclasses import asdict
 from typing import Any
 
 import pytest
+from matplotlib.text import Text
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from mlm_common.tokenizer import BYTE_TOKENS, SPECIAL_TOKENS
+from tokenizer_training.fit import measure_fits
 from tokenizer_training.report import (
     EXAMPLE_CHARACTERS,
     LINE_COLUMNS,
+    ZONES,
     TokenizerQuality,
     build_report,
     choose_example,
     draw_report,
     measure_quality,
     render_report,
+    verdict,
 )
 
 WORDS = ["▁the", "▁model", "▁reads", "▁text"]
@@ -150,6 +155,58 @@ def test_rendered_report_is_short_aligned_and_printable():
     ):
         assert part in text
     assert next(line for line in lines if "的 的" in line).endswith("…")
+
+
+CHINESE = ["的模型" * 60, "模型的" * 50]
+
+
+def report_of_sources(tokenizer: PreTrainedTokenizerFast, sources: dict[str, list[str]]) -> dict[str, Any]:
+    texts = [text for of_source in sources.values() for text in of_source]
+    quality, fits = measure_quality(tokenizer, texts), measure_fits(tokenizer, sources)
+    return build_report(tokenizer, quality, "all sources", texts, COUNTS, INPUT, fits)
+
+
+def test_words_and_characters_have_no_mean():
+    """Of languages that separate words by spaces and one that does not."""
+    report = report_of_sources(make_tokenizer(), {"en": TEXTS[:8], "zh": CHINESE})
+    assert report["held_out"]["tokens_per_word"] > 3
+    (fit,) = [line for line in render_report(report).split("\n") if line.startswith("fit ")]
+    assert "per word" not in fit
+    assert re.search(r" bytes per token \([\d,]+ characters of text: all sources\)$", fit)
+
+
+@pytest.fixture
+def drawn(monkeypatch) -> list[str]:
+    """The texts of the picture that is drawn last."""
+    texts: list[str] = []
+
+    def image(figure: Any, *_: Any) -> bytes:
+        texts[:] = [one.get_text() for one in figure.findobj(Text) if one.get_text()]
+        return b""
+
+    monkeypatch.setattr("tokenizer_training.report.image_of", image)
+    return texts
+
+
+def test_the_picture_has_a_figure_of_each_source_by_its_script(drawn):
+    tokenizer = make_tokenizer()
+    report = report_of_sources(tokenizer, {"en": TEXTS[:8], "zh": CHINESE})
+    draw_report(report, tokenizer, [*TEXTS[:8], *CHINESE])
+    en, zh = measure_quality(tokenizer, TEXTS[:8]), measure_quality(tokenizer, CHINESE)
+    for words in ("en", f"{en.tokens_per_word:.2f}", "tokens per word", verdict(en.tokens_per_word)):
+        assert drawn.count(words) == 1
+    for words in ("zh", f"{zh.characters_per_token:.2f}", "characters per token", "few spaces between words"):
+        assert drawn.count(words) == 1
+    assert "measured on all sources text" in drawn
+
+
+def test_the_picture_of_text_without_spaces_has_no_verdict_on_words(drawn):
+    tokenizer = make_tokenizer()
+    draw_report(report_of_sources(tokenizer, {"": CHINESE}), tokenizer, CHINESE)
+    quality = measure_quality(tokenizer, CHINESE)
+    assert f"{quality.characters_per_token:.2f}" in drawn
+    assert "characters per token" in drawn
+    assert not [words for words in drawn if "per word" in words or words in [of for _, of, _ in ZONES]]
 
 
 def test_the_example_of_the_picture_is_a_typical_sentence():

@@ -129,6 +129,7 @@ def test_a_test_part_may_have_labels(tmp_path):
             {},
             "--label-column-name must name a column of .*, which has text, class, but no label",
         ),
+        ("review\tstars\nt\t5\n", {}, "--label-column-name must name a column of .*, which has review, stars, but no"),
         ("text\tlabel\nt\tx\n", {"text_column_names": ["body"]}, "--text-column-names must name a column"),
         ("text\tlabel\nt\tx\n", {"do_predict": True}, "--do-predict needs a part to predict"),
     ],
