@@ -126,6 +126,12 @@ def short_number(number: float) -> str:
     return f"{number:.0f}"
 
 
+def two_digits(number: float) -> str:
+    """Write a number above 0 as what is known of it only roughly: 150,000, 74, 7.4, 0.074."""
+    rounded = float(f"{number:.2g}")
+    return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:.2g}"
+
+
 def about(seconds: float) -> str:
     """Write a time in words, as in `about 9 hours`."""
     for unit_seconds, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,16 @@ def computed(run: Path) -> dict[str, Any]:
 @pytest.mark.usefixtures("cpu_as_tpu")
 def test_right_layers_are_used_on_a_tpu_from_start_to_end(shards, tmp_path, monkeypatch, caplog, capsys):
     with caplog.at_level(logging.INFO):
-        assert main(run_flags(shards, tmp_path / "run", *TPU)) == 0
+        assert main(run_flags(shards, tmp_path / "run", *TPU, "--modelled-step-ms", "0.5")) == 0
     assert "TPU-optimized layers are used; on the first rows they give loss 4." in caplog.text
-    assert "computation            compiled with XLA, TPU-optimized layers" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "computation            compiled with XLA, TPU-optimized layers" in printed
+    found = re.search(
+        r"^([\d.]+) ms a step measured, 0\.5 ms modelled, measured / modelled ([\d.]+): (.*)", printed, re.M
+    )
+    assert float(found[2]) == pytest.approx(float(found[1]) / 0.5, rel=0.01)
+    assert found[3].startswith("TPU v3-8, roberta, ")
+    assert "parameters, compiled with XLA, TPU-optimized layers, float32, 4 rows x 1 x " in found[3]
     assert computed(tmp_path / "run") == {"jit_compile": True, "tpu_layers": True, "shard_optimizer": False}
     card = (tmp_path / "run" / "export" / "README.md").read_text(encoding="utf-8")
     assert "compiled with XLA, TPU-optimized layers" in card
@@ -39,7 +47,9 @@ def test_right_layers_are_used_on_a_tpu_from_start_to_end(shards, tmp_path, monk
     forget_checkpoint(tmp_path / "resumed", NUM_STEPS)
     assert main(run_flags(shards, tmp_path / "resumed", *TPU)) == 0
     assert_same_run(tmp_path / "resumed", tmp_path / "run")
-    assert "because of --" not in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "because of --" not in printed
+    assert "ms a step measured, not modelled (tpu_preflight.py): TPU v3-8" in printed
 
 
 @pytest.mark.usefixtures("cpu_as_tpu")

@@ -60,6 +60,14 @@ class HardwareConfig(Bounded):
         at_least=1,
     )
 
+    modelled_step_ms: float | None = changeable(
+        None,
+        "Milliseconds that tpu_preflight.py models for a step. A run on a TPU prints at its end what it has measured "
+        "beside them.",
+        metavar="MS",
+        above=0,
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.wants_tpu or self.jit_compile is not False:

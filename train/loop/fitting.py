@@ -125,6 +125,7 @@ class TrainingHooks:
     def close(self) -> None:
         self._profile.close()
         self._log.close()
+        self._trainer.print_step_time(self._log.step_seconds)
 
     def _report(self, step: int) -> None:
         supervisor.report("train", step)

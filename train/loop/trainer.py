@@ -36,6 +36,7 @@ from train.loop.run import (
 )
 from train.metrics.log import VALIDATION, MetricsLog
 from train.metrics.run_curves import RunCurves, draw_run
+from train.metrics.step_time import describe_step_time
 from train.model.computation import Computation, choose_computation, describe_computation, full_speed_step_seconds
 from train.publishing.publisher import Publisher
 from train.publishing.pytorch_format import take_snapshot
@@ -258,6 +259,17 @@ class Trainer:
         print_table(rows | {"start": "\n".join(start)})
         print()
         print_first_row(self.run, self.phase, self.plan, self.start)
+
+    def print_step_time(self, seconds: float | None) -> None:
+        """Print, at the end of a phase on a TPU, the mean time of a step beside the modelled one."""
+        config = self.phase.config
+        if seconds is None or not config.hardware.wants_tpu or not self.run.cluster.is_chief:
+            return
+        model = f"{self.phase.model_config.model_type}, {self.model.network.count_params():,} parameters"
+        computation = describe_computation(asdict(self.computation), on_tpu=True)
+        what = f"{self.made_by['device']}, {model}, {computation}"
+        line = describe_step_time(seconds, config, self.plan, what=what, versions=self.versions)
+        print(f"\n{line}\nIf you send us this line, we learn what the model of a step is worth.")
 
     def is_best_so_far(self, step: int) -> bool:
         """Return whether the evaluation after `step` must be saved: the best one is exported, and this is the best."""

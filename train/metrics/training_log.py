@@ -97,6 +97,11 @@ class Clock:
         return figures
 
     @property
+    def step_seconds(self) -> float | None:
+        """Mean time of a step; None before one was timed."""
+        return self._seconds / self._num_steps if self._seconds else None
+
+    @property
     def tokens_per_second(self) -> float | None:
         """Tokens trained on per second, padding included; None before a step was timed."""
         return self._plan.batch_tokens * self._num_steps / self._seconds if self._seconds else None
@@ -104,9 +109,9 @@ class Clock:
     @property
     def seconds_left(self) -> float | None:
         """Time that the rest of the run takes, its evaluations included; None before a step was timed."""
-        if not self._seconds:
+        step_seconds = self.step_seconds
+        if step_seconds is None:
             return None
-        step_seconds = self._seconds / self._num_steps
         evaluation_seconds = self._evaluation_seconds
         if evaluation_seconds is None:
             evaluation_seconds = self._evaluation_steps * step_seconds
@@ -203,6 +208,10 @@ class TrainingLog:
             self._bar.show("evaluating …")
         with self._clock.stopped(is_evaluation=is_evaluation):
             yield
+
+    @property
+    def step_seconds(self) -> float | None:
+        return self._clock.step_seconds
 
     def check_finite(self) -> None:
         """Raise TrainingDivergedError if loss or gradient of a step were not finite; those from it on were not made."""

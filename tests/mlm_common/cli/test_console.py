@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mlm_common.cli.console import about, clock_time, progress_bar, short_number
+from mlm_common.cli.console import about, clock_time, progress_bar, short_number, two_digits
 from mlm_common.cli.imports import hidden
 from mlm_common.cli.process import STOPPING
 
@@ -159,6 +159,14 @@ def test_lines_every_ten_seconds_where_there_is_no_terminal(monkeypatch, caplog)
         "Counting.",
         "Counting: 1.23k words so far.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(145_323, "150,000"), (99.6, "100"), (74.12, "74"), (9.96, "10"), (7.412, "7.4"), (0.0741, "0.074"), (3, "3")],
+)
+def test_two_digits_are_written(number, text):
+    assert two_digits(number) == text
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,7 @@ def print_step(preflight: Preflight, *, with_operations: bool = False) -> None:
     except DoesNotFitError as error:
         raise RunFailedError(_does_not_fit(preflight, rows, error)) from error
     print_report(report, with_operations=with_operations)
+    print(f"\nWith --modelled-step-ms {report.seconds * 1e3:.3g} the run prints what it has measured beside this.")
     if preflight.model.optimizer.sharding:
         print_without_sharding(_step_without_sharding(preflight, rows))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from mlm_common.cli.console import about
+from mlm_common.cli.console import about, two_digits
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import SPECIAL_TOKENS
 from tfrecord_prep.manifest import ShardSet
@@ -27,6 +27,11 @@ NUM_OPERATIONS = 10
 SYNTHETIC = "(synthetic)"
 # Without shards: more than any batch has, and steps for the schedule, which does not change what a step costs.
 ASSUMED_NUM_ROWS = 10**12
+# docs/tpu/preflight.md has the comparison.
+KNOWN_ERROR = (
+    "Published times of two programs on a v4 are within about 20 % of such a model, one above and one below it; on a "
+    "v6e it is known no better than to a factor of two."
+)
 
 
 def open_run(config: TrainingConfig, vocab_size: int | None) -> Run:
@@ -134,7 +139,8 @@ def print_report(report: StepReport, answer: str = "", *, with_operations: bool 
     """Print whether a step fits, or an `answer`, and how long the run takes; its figures, and what its time goes to."""
     versions = ", ".join(f"{name} {version}" for name, version in report.compiled.versions.items())
     print(f"{answer or fits(report)} {planned_time(report)}")
-    print(f"Modelled by the TPU's compiler ({versions}); nothing here was measured on a TPU.\n")
+    print(f"Modelled by the TPU's compiler ({versions}); nothing here was measured on a TPU.")
+    print(f"{KNOWN_ERROR}\n")
     for title, text in report_lines(report).items():
         print(f"{title:<20} {text}")
     costs = report.costs
@@ -194,16 +200,17 @@ def report_lines(report: StepReport) -> dict[str, str]:
         "  of which": f"arguments {compiled.argument_bytes / GIB:.2f} (weights, optimizer, rows), "
         f"temporaries {compiled.temp_bytes / GIB:.2f}, program {compiled.generated_code_bytes / GIB:.2f}",
         "operations": f"{report.num_flops / 1e12:.3g} TFLOP per replica and step as compiled{needed}",
-        "modelled step time": f"{report.seconds * 1e3:.2f} ms: {costs.num_cycles / 1e6:.1f} million cycles at "
+        "modelled step time": f"{two_digits(report.seconds * 1e3)} ms: {costs.num_cycles / 1e6:.1f} million cycles at "
         f"{tpu.chip.clock_hertz / 1e9:.2f} GHz",
         "  not in it": "what goes between chips, waiting for input, "
         f"{costs.num_not_estimated} operations without an estimate (mostly table lookups)",
         "between chips": between_chips(report),
-        "modelled tokens/s": f"{report.slice_tokens_per_second / tpu.num_chips:,.0f} per chip, "
-        f"{report.slice_tokens_per_second:,.0f} for the slice",
+        "modelled tokens/s": f"{two_digits(report.slice_tokens_per_second / tpu.num_chips)} per chip, "
+        f"{two_digits(report.slice_tokens_per_second)} for the slice",
         "modelled MFU": "not known for this architecture"
         if report.peak_fraction is None
-        else f"{100 * report.peak_fraction:.1f} % of {tpu.chip.peak_flops_per_second / 1e12:.1f} TFLOP/s per replica",
+        else f"{two_digits(100 * report.peak_fraction)} % of {tpu.chip.peak_flops_per_second / 1e12:.1f} TFLOP/s per "
+        "replica",
     }
     if costs.num_loops_of_unknown_length:
         lines["loops"] = f"{costs.num_loops_of_unknown_length} of unknown length count as one turn: the time is too low"
@@ -216,7 +223,7 @@ def between_chips(report: StepReport) -> str:
         return "nothing"
     return (
         f"{sent_bytes(report.collectives, report.tpu) / 1e9:.2f} GB sent by each ({sizes}): at least "
-        f"{sending_seconds(report.collectives, report.tpu) * 1e3:.2f} ms by the published "
+        f"{two_digits(sending_seconds(report.collectives, report.tpu) * 1e3)} ms by the published "
         f"{INTERCONNECT_BYTES_PER_SECOND[report.tpu.chip.generation] / 1e9:.0f} GB/s, modelled"
     )
 
@@ -241,7 +248,7 @@ def print_batches(tried: Mapping[int, StepReport | DoesNotFitError]) -> None:
         else:
             tokens_per_second = outcome.slice_tokens_per_second / outcome.tpu.num_chips
             memory_gib, milliseconds = outcome.compiled.memory_bytes / GIB, outcome.seconds * 1e3
-            print(f"{rows:16d} {memory_gib:5.2f} {milliseconds:13.1f} {tokens_per_second:28,.0f}")
+            print(f"{rows:16d} {memory_gib:5.2f} {two_digits(milliseconds):>13} {two_digits(tokens_per_second):>28}")
     reports = [outcome for outcome in tried.values() if isinstance(outcome, StepReport)]
     fastest = max(reports, key=lambda report: report.slice_tokens_per_second)
     if fastest.rows < max(report.rows for report in reports):

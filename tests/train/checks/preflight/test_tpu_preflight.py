@@ -5,6 +5,7 @@ import re
 import pytest
 import yaml
 
+from mlm_common.cli.console import two_digits
 from tests.fixtures.tiny_run import MODEL, write_shards
 from train import tpu_preflight
 from train.checks.preflight import preflight
@@ -87,6 +88,9 @@ def test_a_step_before_there_are_shards(compiler, run):
     assert printed.startswith(
         "It fits: 4.5 of 15.8 GiB per chip. 1,000 steps would take less than a minute (modelled).\n"
     )
+    assert "Published times of two programs on a v4 are within about 20 %" in printed
+    milliseconds = re.search(r"\nWith --modelled-step-ms ([\d.e-]+) the run prints", printed)[1]
+    assert re.search(r"modelled step time +([\d.e-]+) ms", printed)[1] == two_digits(float(milliseconds))
     assert "4 rows x 16 tokens x 2 micro-batches x 8 replicas = 1,024 tokens" in printed
     assert re.search(r"75\.0 %      0\.00 M  attention\n 25\.0 %      0\.00 M  optimizer", printed)
 
@@ -215,7 +219,7 @@ def test_figures_of_a_step_are_pinned():
     assert lines["operations"].startswith("0.004 TFLOP")
     assert fits(step) == "It fits: 6.5 of 15.8 GiB per chip."
     assert planned_time(step) == "86,400,000 steps would take about 1 day (modelled)."
-    assert lines["modelled tokens/s"] == "32,768,000 per chip, 262,144,000 for the slice"
+    assert lines["modelled tokens/s"] == "33,000,000 per chip, 260,000,000 for the slice"
     assert lines["between chips"] == "nothing"
     assert "loops" not in lines
 
@@ -226,7 +230,7 @@ def test_what_goes_between_chips_is_modelled():
 
     gigabyte = 10**9
     assert line("v5e-8", all_reduce=gigabyte) == (
-        "1.75 GB sent by each (all-reduce of 1.00 GB): at least 8.75 ms by the published 200 GB/s, modelled"
+        "1.75 GB sent by each (all-reduce of 1.00 GB): at least 8.8 ms by the published 200 GB/s, modelled"
     )
     both = line("v3-8", all_reduce=gigabyte // 10, reduce_scatter=gigabyte, all_gather=gigabyte)  # of 4 chips
     assert both.startswith("1.65 GB sent by each (all-reduce of 0.10 GB, reduce-scatter of 1.00 GB, all-gather of")
