@@ -62,12 +62,9 @@ class Steps:
     """Makes steps one by one, each waited for."""
 
     def __init__(self, trainer: Any):
-        from train.runtime.strategy import distribute_batches
-
         self.trainer = trainer
         self._run_steps = trainer.model.make_train_function()
-        strategy = trainer.model.distribute_strategy
-        self._iterator = iter(distribute_batches(strategy, trainer.batches_from(trainer.start)))
+        self._iterator = iter(trainer.runtime.distribute(trainer.batches_from(trainer.start)))
 
     def step(self) -> float:
         """Make a step and return its seconds."""

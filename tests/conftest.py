@@ -6,6 +6,9 @@ import signal
 import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# JAX reads them when it is imported. The replicas of a test are the first of its devices.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 # Containers often forbid bytecode; then each of the many processes started here compiles TensorFlow's modules, in 8 s.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
@@ -21,6 +24,7 @@ pytest_plugins = [
     "tests.fixtures.run_command",
     "tests.fixtures.tiny_run",
     "tests.fixtures.fake_tpus",
+    "tests.fixtures.jax_devices",
     "tests.fixtures.tiny_pairs",
     "tests.fixtures.tiny_phases",
     "tests.fixtures.tiny_mixture",
@@ -66,6 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("tx", None) and not hasattr(config, "workerinput"):
         return
     sys.dont_write_bytecode = False
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.cache.mkdir("jax")))
     if config.option.markexpr != "tpu":
         # What is compiled runs once or twice: what LLVM would save is less than what it takes.
         os.environ.setdefault(

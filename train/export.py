@@ -139,6 +139,7 @@ def _evaluate(saved: "SavedModel", weights: "dict[str, np.ndarray]") -> dict[str
     from train.loop.trainer import Trainer
     from train.runtime.preemption import StopRequest
     from train.runtime.strategy import connect
+    from train.runtime.tensorflow_runtime import TensorFlowRuntime
 
     assert saved.record is not None
     settings = saved.record["settings"]
@@ -149,7 +150,7 @@ def _evaluate(saved: "SavedModel", weights: "dict[str, np.ndarray]") -> dict[str
         settings["hardware"] = settings["hardware"] | {"jit_compile": None}
     config = TrainingConfig(*(kind(**settings[name]) for name, kind in zip(settings, SUBJECTS, strict=True)))
     run = Pretraining().open_run(config, Cluster())
-    trainer = Trainer(run, 0, connect(config.hardware, run.cluster))
+    trainer = Trainer(run, 0, TensorFlowRuntime(connect(config.hardware, run.cluster)))
     if trainer.add_up is None:
         logger.warning("The run has no --eval-dataset, so the average is not evaluated.")
         return None

@@ -133,6 +133,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from train.publishing.saved_model import transformers_folder  # not for bad input
     from train.runtime.machines import Cluster
     from train.runtime.strategy import connect
+    from train.runtime.tensorflow_runtime import TensorFlowRuntime
     from train.scoring.measure import KeptAnswers
     from train.scoring.scores import score_models
     from train.scoring.tables import as_json, as_text, draw_curve
@@ -144,10 +145,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     units = draw_units(documents, texts, config.num_words, config.seed) if documents else []
     material = Material(documents, units, pairs)
     questions = [reader.ask(material) for reader in readers]
-    strategy = connect(HardwareConfig(tpu_name=config.tpu_name), Cluster())
+    runtime = TensorFlowRuntime(connect(HardwareConfig(tpu_name=config.tpu_name), Cluster()))
     folder, name = folder_and_name(config.output) if config.output else (None, "")
     kept = KeptAnswers(folder, name.replace(".json", ".answers.json"))
-    scored = [score_models(of_model, material, strategy, kept, config.random_networks) for of_model in questions]
+    scored = [score_models(of_model, material, runtime, kept, config.random_networks) for of_model in questions]
     num_equal = num_equal_pairs(pairs)
     # Files come first: what reads the tables may have ended.
     if folder is not None:

@@ -43,7 +43,6 @@ from train.loop import lifecycle
 from train.loop.trainer import Trainer
 from train.model.build import build_network
 from train.publishing.pytorch_format import export_model
-from train.runtime.strategy import distribute_batches
 
 NUM_LABELS = 2
 # Of transformers' script and of ours: rate, passes, and share of the steps to warm up.
@@ -116,7 +115,7 @@ def train_in_rounds(
         steps = new_shapes(trainer)
         for step in steps:
             make_batches = trainer.batches_from(ResumePoint(int(step)))
-            train_function(iter(distribute_batches(trainer.model.distribute_strategy, make_batches)))
+            train_function(iter(trainer.runtime.distribute(make_batches)))
         figures = {"programs": float(len(steps)), "seconds to compile": time.perf_counter() - started_seconds}
         fit_in_rounds(trainer, Rounds(**settings["rounds"], figures=lambda: figures))
 

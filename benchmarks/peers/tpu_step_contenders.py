@@ -10,7 +10,6 @@ made by the input pipeline (so they are no part of its step). Ours are what run_
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 # The benchmarks are no package that is installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -40,7 +39,7 @@ def lower_tutorial(policy: str, sizes: argparse.Namespace) -> str:
     import tf_keras
     from transformers import RobertaConfig, TFAutoModelForMaskedLM, create_optimizer
 
-    from train.checks.preflight.preflight import ReplicaOfSlice, lowered
+    from train.runtime.lowering import lower
 
     tf_keras.mixed_precision.set_global_policy(policy)
     config = RobertaConfig(
@@ -57,12 +56,9 @@ def lower_tutorial(policy: str, sizes: argparse.Namespace) -> str:
     model.compile(optimizer=optimizer, metrics=["accuracy"])
     optimizer._create_all_weights(model.trainable_variables)  # its `fit` makes them before the step is traced
 
-    @tf.function(jit_compile=True, autograph=False)
-    def step(input_ids: tf.Tensor, attention_mask: tf.Tensor, labels: tf.Tensor) -> dict[str, Any]:
-        with ReplicaOfSlice(sizes.num_replicas):
-            return model.train_step({"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels})
-
-    return lowered(step, *[tf.TensorSpec((sizes.rows, sizes.length), tf.int32)] * 3)
+    spec = tf.TensorSpec((sizes.rows, sizes.length), tf.int32)
+    batch = dict.fromkeys(("input_ids", "attention_mask", "labels"), spec)
+    return lower(model.train_step, (batch,), sizes.num_replicas).stablehlo
 
 
 def lower_ours(flags: tuple[str, ...], sizes: argparse.Namespace) -> str:
@@ -72,6 +68,7 @@ def lower_ours(flags: tuple[str, ...], sizes: argparse.Namespace) -> str:
     from train.checks.preflight.preflight import lower_train_step
     from train.checks.preflight.report import open_run
     from train.config.settings import parse_run_flags
+    from train.runtime.tensorflow_runtime import TensorFlowRuntime
     from train.step.train_step import build_model
 
     layers = ("--config-overrides", f"num_hidden_layers={sizes.num_layers}") if sizes.num_layers else ()
@@ -79,8 +76,8 @@ def lower_ours(flags: tuple[str, ...], sizes: argparse.Namespace) -> str:
     config, _ = parse_run_flags([*flags, *layers, *batch, "--max-length", str(sizes.length)], "")
     run = open_run(config, sizes.vocab_size)
     (phase,), (plan,) = run.phases, run.plans(sizes.num_replicas)
-    strategy = tf.distribute.get_strategy()
-    model = build_model(config, phase.inputs, phase.task, phase.model_config, plan, strategy)
+    runtime = TensorFlowRuntime(tf.distribute.get_strategy())
+    model = build_model(config, phase.inputs, phase.task, phase.model_config, plan, runtime)
     return lower_train_step(model, num_rows=sizes.rows, length=sizes.length, num_replicas=sizes.num_replicas)
 
 

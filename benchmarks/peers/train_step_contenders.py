@@ -26,7 +26,7 @@ from train.config.settings import parse_training_config
 from train.loop.fitting import fit
 from train.loop.lifecycle import Pretraining, prepare
 from train.loop.run import Run
-from train.runtime.strategy import connect
+from train.runtime.runtime_choice import connect
 from train.loop.trainer import Trainer
 
 NUM_STEPS = 100_000
@@ -83,8 +83,7 @@ def ours(folder: str, settings: dict[str, Any], rounds: Rounds, flags: list[str]
 
 def our_trainer(run: Run) -> Trainer:
     """Build the trainer of a run."""
-    strategy = connect(run.config.hardware, run.cluster)
-    return Trainer(run, 0, strategy)
+    return Trainer(run, 0, connect(run.config.hardware, run.cluster))
 
 
 def fit_in_rounds(trainer: Trainer, rounds: Rounds) -> None:

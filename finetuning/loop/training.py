@@ -83,12 +83,12 @@ class FinetuningJob(lifecycle.Job[Settings]):
         stop: "StopRequest",
     ) -> tuple[int, dict[str, float] | None]:
         """Restore the best checkpoint if asked to, predict, and write predictions and scores."""
-        from train.runtime.strategy import wait_for_workers
+        from train.runtime.runtime import wait_for_workers
 
         step = trainer.plan.num_steps
         if trainer.phase.config.run.load_best_model_at_end:
             # The others read what the chief has written.
-            wait_for_workers(trainer.model.distribute_strategy, trainer.run.cluster)
+            wait_for_workers(trainer.runtime)
             step, _ = trainer.restore_best()
         return step, self.write_results(trainer, step, lambda rows: predict(trainer, stop, rows))
 

@@ -3,7 +3,7 @@
 import json
 import logging
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from train.loop.trainer import Trainer
+    from train.runtime.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -339,15 +340,15 @@ class EmbeddingJob(FinetuningJob[EmbeddingConfig]):
         assert isinstance(config, EmbeddingConfig)
         parts = [part for part in (*self.validation.values(), *self.tests) if not part.examples.has_scores]
         if parts and config.data.baselines:
-            network, strategy = trainer.model.network, trainer.model.distribute_strategy
+            network, runtime = trainer.model.network, trainer.runtime
             logger.info("Computing the baselines: %s", ", ".join(OTHERS.values()))
-            trained, fresh = network.get_weights(), new_network(trainer.phase).get_weights()
-            with strategy.scope():
-                network.set_weights(fresh)
+            fresh = new_network(trainer.phase).get_weights()
+            with runtime.on_host(network.variables):
+                trained = network.get_weights()
+            set_weights(runtime, network, fresh)
             for part in parts:
                 part.examples.compare_with(task.predictions(predict(part.rows), part))
-            with strategy.scope():
-                network.set_weights(trained)
+            set_weights(runtime, network, trained)
         figures = super().write_results(trainer, step, predict)
         random = f"random_{task.metrics[0]}"
         if figures is not None and random in figures and figures[task.metrics[0]] < figures[random]:
@@ -361,6 +362,12 @@ class EmbeddingJob(FinetuningJob[EmbeddingConfig]):
                 how_to_improve(config, task.encoder.width),
             )
         return figures
+
+
+def set_weights(runtime: "Runtime", network: Any, weights: Sequence[NDArray[Any]]) -> None:
+    with runtime.scope(), runtime.on_host(network.variables):
+        network.set_weights(weights)
+        runtime.push(network.variables)
 
 
 def how_to_improve(config: EmbeddingConfig, width: int) -> str:

@@ -190,6 +190,7 @@ def test_dry_run_builds_the_card_of_each_phase(phase_shards, tmp_path, caplog, m
 
 def test_dry_run_on_a_tpu_vm_counts_its_replicas(shards, tmp_path, run, monkeypatch):
     monkeypatch.setattr("train.runtime.machines.tpu_devices", lambda: [tmp_path / "accel0"])
+    monkeypatch.setattr("train.runtime.machines.has_tensorflow_for_tpus", lambda: True)
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v4-8")
     flags = ("--tpu-name", "local", "--per-replica-batch-size", "2", "--dry-run")
     plan = run(main, *run_flags(shards, tmp_path / "run", *flags)).out

@@ -19,6 +19,7 @@ from tests.fixtures.tiny_models import one_layer_model, tiny_tokenizer
 from train.export import main as export
 from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import export_model
+from train.runtime.tensorflow_runtime import TensorFlowRuntime
 from train.score_mlm import main
 from train.scoring.answers import QueriedModel
 from train.scoring.measure import KeptAnswers
@@ -111,7 +112,7 @@ def test_answers_are_those_of_the_network_for_any_batch():
 
     network = one_layer_model("roberta", max_position_embeddings=62)
     gather_before_head(network)
-    model = QueriedModel(network, tf.distribute.get_strategy(), num_ids, 1)
+    model = QueriedModel(network, TensorFlowRuntime(tf.distribute.get_strategy()), num_ids, 1)
     answers = model.answer(queries, [16, 60], advance=advance)
     assert num_answered == len(queries)
     for query, nats, rank in zip(queries, *answers, strict=True):

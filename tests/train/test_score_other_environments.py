@@ -14,6 +14,7 @@ from tests.fixtures.tiny_models import tiny_model
 from tests.fixtures.tiny_tokenizers import KINDS, SPECIAL_TOKENS
 from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import export_model
+from train.runtime.tensorflow_runtime import TensorFlowRuntime
 from train.scoring.answers import QueriedModel
 from train.scoring.pairs import Pair
 from train.scoring.queries import Asker, total_by_item
@@ -73,7 +74,7 @@ def test_scores_are_those_of_minicons_and_pytorch(torch_python, tmp_path):
         export_model(model, tokenizer, str(folder), model_max_length=60)
         network = load_model(str(folder))
         gather_before_head(network)
-        answering = QueriedModel(network, tf.distribute.get_strategy(), size, 1)
+        answering = QueriedModel(network, TensorFlowRuntime(tf.distribute.get_strategy()), size, 1)
         for left_to_right in (False, True):
             pairs = [Pair(sentence, "another one", "", "") for sentence in SENTENCES]
             queries, _ = Asker(tokenizer, 60, left_to_right=left_to_right).about_pairs(pairs)

@@ -192,16 +192,15 @@ class TrainingState:
     """
 
     def __init__(self, model: PretrainingModel):
-        self._strategy = model.distribute_strategy
+        self._runtime = model.runtime
         variables = model.network.variables
         weights = dict(zip(_names(variables, model.network.name), variables, strict=True))
         names = {variable.ref(): name for name, variable in weights.items()}
         trained = {names[variable.ref()]: variable for variable in model.network.trainable_variables}
-        self._variables: dict[str, Any] = {f"model/{name}": variable for name, variable in weights.items()}
-        for name, variable in model.optimizer.state_of(trained).items():
-            self._variables[f"optimizer/{name}"] = variable
+        self._variables = {f"model/{name}": self._runtime.variable(variable) for name, variable in weights.items()}
+        for name, (variable, axis) in model.optimizer.state_of(trained).items():
+            self._variables[f"optimizer/{name}"] = self._runtime.variable(variable, axis)
         self._means: dict[str, tf.Variable] = {}
-        self._replicas_means = tf.function(self._read_on_replicas, autograph=False)
         for metric in model.metrics:
             for name, variable in zip(_names(metric.variables, metric.name), metric.variables, strict=True):
                 self._means[f"metrics/{metric.name}/{name}"] = variable
@@ -209,37 +208,17 @@ class TrainingState:
     def read(self) -> Arrays:
         """Copy all variables; waits for the device."""
         arrays = {name: np.asarray(variable.numpy()) for name, variable in self._variables.items()}
-        return arrays | self._read_means()
+        return arrays | dict(zip(self._means, self._runtime.read(list(self._means.values())), strict=True))
 
     def write(self, arrays: Arrays) -> None:
         """Set all variables, on all replicas; names, shapes and types must be those of the variables."""
         self._check(arrays)
         for name, variable in self._variables.items():
             variable.assign(arrays[name])
-        self._write_means([tf.constant(arrays[name]) for name in self._means])
-
-    # Each replica has a copy of the means, all equal. Read together they would be summed, and divided when set, which
-    # rounds for some numbers of replicas; so each is read and set on its replica.
-
-    def _read_means(self) -> Arrays:
-        firsts = (self._strategy.experimental_local_results(value)[0].numpy() for value in self._replicas_means())
-        return {name: np.asarray(value) for name, value in zip(self._means, firsts, strict=True)}
-
-    def _read_on_replicas(self) -> list[tf.Tensor]:
-        def read() -> list[tf.Tensor]:
-            return [variable.read_value() for variable in self._means.values()]
-
-        return self._strategy.run(read)
-
-    def _write_means(self, values: Sequence[tf.Tensor]) -> None:
-        def assign(values: Sequence[tf.Tensor]) -> None:
-            for variable, value in zip(self._means.values(), values, strict=True):
-                variable.assign(value)
-
-        tf.function(self._strategy.run, autograph=False)(assign, args=(values,))
+        self._runtime.write(list(self._means.values()), [arrays[name] for name in self._means])
 
     def _check(self, arrays: Arrays) -> None:
-        variables = {**self._variables, **self._means}
+        variables: dict[str, Any] = {**self._variables, **self._means}
         expected = {name: (np.dtype(one.dtype.as_numpy_dtype), tuple(one.shape)) for name, one in variables.items()}
         found = {name: (array.dtype, array.shape) for name, array in arrays.items()}
         differing = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))

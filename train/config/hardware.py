@@ -23,6 +23,12 @@ class HardwareConfig(Bounded):
     tpu_zone: str | None = changeable(None, "Zone of a TPU given by name.")
     gcp_project: str | None = changeable(None, "Google Cloud project of a TPU given by name.")
     no_tpu: bool = changeable(False, "Do not use a TPU, even if --tpu-name is given.")
+    runtime: Literal["auto", "tensorflow", "jax"] = changeable(
+        "auto",
+        "What executes TensorFlow's step on the devices: TensorFlow, or JAX, which reaches TPUs and GPUs that the "
+        "installed TensorFlow does not. auto: TensorFlow where it has the device, else JAX.",
+        ROUNDING,
+    )
     bfloat16: bool = flag(
         False,
         "Compute in bfloat16; on CPUs that have instructions for it only matrix products, which is faster without XLA. "
@@ -70,7 +76,9 @@ class HardwareConfig(Bounded):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.wants_tpu or self.jit_compile is not False:
+        compiles = self.jit_compile is not False
+        require(compiles or self.runtime != "jax", "must not be false with --runtime jax", "--jit-compile", False)
+        if self.wants_tpu or compiles:
             return
         require(self.tpu_layers != "on", "must not be false with --tpu-layers on", "--jit-compile", False)
         rule = "must not be false with --bfloat16, except on CPUs with avx512_bf16 or amx_bf16"
@@ -79,6 +87,11 @@ class HardwareConfig(Bounded):
     @property
     def wants_tpu(self) -> bool:
         return self.tpu_name is not None and not self.no_tpu
+
+    @property
+    def has_own_xla(self) -> bool:
+        """Whether the replicas are XLA's own: sums over them are operations of the program."""
+        return self.wants_tpu or self.runtime == "jax"
 
     @property
     def max_steps_per_execution(self) -> int:

@@ -23,8 +23,7 @@ from train.metrics.training_log import TrainingDivergedError, TrainingLog
 from train.publishing.publisher import PushToHub
 from train.runtime import supervisor
 from train.runtime.preemption import InFlight, RunStoppedError, StopRequest
-from train.runtime.strategy import distribute_batches
-from train.step.train_step import WAIT_NAME
+from train.runtime.runtime import WAIT_NAME, Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ def _fit_from_start(trainer: Trainer, stop: StopRequest, pushing: PushToHub | No
     with closing(TrainingHooks(trainer, stop, pushing)) as hooks:
         hooks.catch_up()
         if num_steps := trainer.plan.num_steps - start.step:
-            batches = distribute_batches(model.distribute_strategy, trainer.batches_from(start))
+            batches = model.runtime.distribute(trainer.batches_from(start))
             model.fit(batches, steps_per_epoch=num_steps, verbose=0, callbacks=[hooks.steps_per_execution])
         trainer.checkpoints.wait()
     trainer.log.draw()
@@ -80,9 +79,10 @@ class TrainingHooks:
             num_eval_rows=trainer.phase.inputs.num_eval_rows,
             full_speed_step_seconds=trainer.full_speed_step_seconds,
         )
-        wait_for_device = trainer.model.optimizer.iterations.numpy
+        runtime = trainer.model.runtime
+        wait_for_device = functools.partial(runtime.wait, trainer.model.optimizer.iterations)
         profiled_steps = config.run.profiled_steps if trainer.log.is_chief else None
-        self._profile = Profile(trainer.log.tensorboard_folder, profiled_steps, wait_for_device)
+        self._profile = Profile(runtime, trainer.log.tensorboard_folder, profiled_steps, wait_for_device)
         # In the order in which they are called. On all workers the same steps, though one alone pushes and profiles.
         hooks = [
             Hook(self._profile.begin_or_end, at_steps=config.run.profiled_steps or ()),
@@ -216,6 +216,7 @@ def roll_back(trainer: Trainer, error: TrainingDivergedError, stop: StopRequest)
     stop.compare()
     trainer.checkpoints.discard_after(record.step)
     trainer.model.optimizer.resume()
+    trainer.model.runtime.push(trainer.model.optimizer.figures)
     num_rows = (error.step - record.step) * trainer.plan.global_batch_rows
     earlier = [rows for rows in trainer.start.skipped if rows.after_step <= record.step]
     trainer.log.rewind_to(record.step, len(earlier))
@@ -273,7 +274,7 @@ class StepsPerExecution(tf_keras.callbacks.Callback):
         self._hooks, self._in_flight = tuple(hooks), in_flight
         self._start_step = self._step = start_step
         self._num_steps, self._max_steps = num_steps, max_steps
-        self._waits: list[tf.Tensor] = []
+        self._waits: list[Any] = []
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
         self._set_length()
@@ -314,6 +315,7 @@ class Profile:
     steps: of the whole run; a run that resumes between them is not traced. None traces nothing.
     """
 
+    runtime: Runtime
     folder: str
     steps: tuple[int, int] | None
     wait_for_device: Callable[[], object]
@@ -322,7 +324,7 @@ class Profile:
     def begin_or_end(self, step: int) -> None:
         if self.steps and step == self.steps[0]:
             with self._warning():
-                tf.profiler.experimental.start(self.folder)
+                self.runtime.start_profile(self.folder)
                 self.is_tracing = True
         elif self.steps and step == self.steps[1]:
             self.close()
@@ -332,12 +334,12 @@ class Profile:
             self.is_tracing = False
             self.wait_for_device()  # its last steps belong to the trace
             with self._warning():
-                tf.profiler.experimental.stop()
+                self.runtime.stop_profile()
                 logger.info("profiled the steps after %d, up to %d", *self.steps)
 
     @contextmanager
     def _warning(self) -> Iterator[None]:
         try:
             yield
-        except (tf.errors.OpError, OSError) as error:
+        except (tf.errors.OpError, OSError, RuntimeError) as error:  # JAX's are of the last
             logger.warning("no profile is written; training continues: %s", error)

@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import huggingface_hub
 
@@ -31,13 +31,13 @@ from train.runtime.pjrt_settings import show_tpu
 from train.runtime.plan import Plan, naming_phase, phases_of
 from train.runtime.preemption import StopRequest, listening
 from train.runtime.run_folder import RunFolder
+from train.runtime.runtime_choice import choose_runtime, connect
 from train.tasks.pair_pretraining import task_of
 
 if TYPE_CHECKING:
-    import tensorflow as tf
-
     from train.loop.trainer import Trainer
     from train.publishing.saved_model import ExportsAtWords
+    from train.runtime.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -119,15 +119,15 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
         show_tpu(run.config.hardware)  # before TensorFlow is imported
         from train.loop.fitting import fit  # not for bad input
         from train.loop.trainer import restored_trainers
-        from train.runtime.strategy import check_run_agreement, connect, end_together
+        from train.runtime.strategy import check_run_agreement, end_together
 
         supervisor.report("connect")
-        strategy = connect(run.config.hardware, run.cluster)
-        with failure_handling(run, strategy) as stop:
-            run.checked_plans(strategy.num_replicas_in_sync)  # that is, for the devices that are there
+        runtime = connect(run.config.hardware, run.cluster)
+        with failure_handling(run, runtime) as stop:
+            run.checked_plans(runtime.num_replicas)  # that is, for the devices that are there
             supervisor.report("build")
-            check_run_agreement(strategy, run.cluster, [phase.config for phase in run.phases], run.fingerprint)
-            for trainer in restored_trainers(run, strategy):
+            check_run_agreement(runtime, [phase.config for phase in run.phases], run.fingerprint)
+            for trainer in restored_trainers(run, runtime):
                 record = trainer.record_run()
                 publisher = None
                 if run.cluster.is_chief:
@@ -144,7 +144,7 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
             if at_words is not None:
                 with supervisor.keep_reporting("publish", step):
                     at_words.make(trainer.plan.num_steps)  # what failed meanwhile
-        end_together(strategy, run.cluster, run.folder)
+        end_together(runtime, run.folder)
 
 
 def exports_at_words(run: Run, trainer: "Trainer") -> "ExportsAtWords | None":
@@ -185,10 +185,12 @@ def prepare(config: Settings, job: Job[Settings], *, with_tpu: bool = True) -> R
         from train.metrics.trackers import check_trackers
 
         check_trackers(config.run.report_to)
-    cluster = read_cluster()
+    hardware, reason = choose_runtime(config.hardware)
+    config = cast(Settings, dataclasses.replace(cast(Any, config), hardware=hardware))
+    cluster = read_cluster(tpu_hosts=hardware.runtime == "jax" and hardware.wants_tpu)
     if with_tpu:
         check_tpu_use(config, cluster)
-    run = job.open_run(config, cluster)
+    run = dataclasses.replace(job.open_run(config, cluster), why_runtime=reason)
     for phase in run.phases:
         _ = phase.sample  # which checks the file of --score-pairs
     if config.run.dry_run or not config.hub.resume_from_hub:
@@ -241,13 +243,14 @@ def locked_run_folder(run: Run) -> Iterator[None]:
 
 
 @contextmanager
-def failure_handling(run: Run, strategy: "tf.distribute.Strategy") -> Iterator[StopRequest]:
+def failure_handling(run: Run, runtime: "Runtime") -> Iterator[StopRequest]:
     """Explain TensorFlow's errors within it, and leave float32 behind; yield whether the run was asked to stop."""
-    from train.runtime.strategy import explained_failures, max_over_workers
+    from train.runtime.runtime import max_over_workers
+    from train.runtime.strategy import explained_failures
     from train.step.train_step import set_precision
 
     hardware = run.config.hardware
-    stop = StopRequest(functools.partial(max_over_workers, strategy) if run.cluster.num_workers > 1 else None)
+    stop = StopRequest(functools.partial(max_over_workers, runtime) if run.cluster.num_workers > 1 else None)
     on_tpu_vm = hardware.wants_tpu and hardware.tpu_name == "local"
     with explained_failures(run.cluster, run.folder), listening(stop, on_cloud_machine=on_tpu_vm):
         try:

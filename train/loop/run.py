@@ -7,6 +7,7 @@ import platform
 import re
 import textwrap
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,10 +146,14 @@ class Phase:
 
 @dataclass(frozen=True)
 class Run:
-    """A run: its phases, its folder, the workers that train it, and its identity."""
+    """A run: its phases, its folder, the workers that train it, and its identity.
+
+    why_runtime: the reason for the runtime of its settings, for the plan.
+    """
 
     phases: tuple[Phase, ...]
     cluster: Cluster = field(default_factory=Cluster)
+    why_runtime: str = ""
 
     @property
     def config(self) -> RunSettings:
@@ -190,12 +195,15 @@ class Run:
     def expected_plans(self, *, with_tensorflow: bool) -> tuple[Plan, ...] | None:
         """Make `checked_plans` for the replicas that the run will have, before its TPU is claimed.
 
-        None if only TensorFlow can count this machine's devices, and it must not be loaded (`with_tensorflow`).
+        None if only TensorFlow can count this machine's devices, and it must not be loaded (`with_tensorflow`); or only
+        JAX, which could not connect to other hosts any more.
         """
-        if not self.config.hardware.wants_tpu:
-            if not has_cpu_alone() and not with_tensorflow:
+        hardware, num_hosts = self.config.hardware, self.cluster.num_workers
+        if not hardware.wants_tpu:
+            can_count = num_hosts == 1 if hardware.runtime == "jax" else has_cpu_alone()
+            if not can_count and not with_tensorflow:
                 return None
-            return self.checked_plans(self.cluster.num_workers * num_local_devices())
+            return self.checked_plans(num_hosts * num_local_devices(hardware))
         num_replicas = num_replicas_of(local_accelerator_type() or "")
         if num_replicas is not None:
             return self.checked_plans(num_replicas)
@@ -311,10 +319,21 @@ def describe_plan(run: Run, phase: Phase, plan: Plan, num_parameters: int, start
 
 
 def describe_hardware(config: HardwareConfig, num_replicas: int) -> str:
-    return f"{device_kind(config)}, {num_replicas} replica(s)"
+    return f"{device_kind(config)}, {num_replicas} replica(s){' of JAX' if config.runtime == 'jax' else ''}"
 
 
-def num_local_devices() -> int:
+def describe_runtime(run: Run) -> dict[str, str]:
+    """Name the runtime, and why it was chosen, in a row of the plan."""
+    is_jax = run.config.hardware.runtime == "jax"
+    name = f"TensorFlow's step, executed by JAX {version('jax')}" if is_jax else "TensorFlow"
+    return {"runtime": f"{name} ({run.why_runtime})"} if run.why_runtime else {}
+
+
+def num_local_devices(config: HardwareConfig) -> int:
+    if config.runtime == "jax":
+        import jax
+
+        return int(jax.local_device_count())
     if has_cpu_alone():
         return 1
     from train.runtime.strategy import local_devices
@@ -327,7 +346,12 @@ def device_kind(config: HardwareConfig) -> str:
     if config.wants_tpu:
         local_type = local_accelerator_type() if config.tpu_name == "local" else None
         return f"TPU {local_type or ''}".strip()
-    if not has_cpu_alone():
+    if config.runtime == "jax":
+        import jax
+
+        if (device := jax.devices()[0]).platform != "cpu":
+            return str(device.device_kind)
+    elif not has_cpu_alone():
         import tensorflow as tf
 
         if gpus := tf.config.list_physical_devices("GPU"):
@@ -355,7 +379,7 @@ def print_plan(run: Run) -> tuple[Plan, ...]:
         num_parameters = int(new_network(first).count_params())
     for phase, plan in zip(run.phases, plans, strict=True):
         start = ResumePoint(plan.first_step)
-        rows = describe_plan(run, phase, plan, num_parameters, start)
+        rows = describe_plan(run, phase, plan, num_parameters, start) | describe_runtime(run)
         print_table(rows | phase.describe_time_on_cpu(plan, start.step))
         if run.has_named_phases:
             print()

@@ -29,6 +29,7 @@ from train.loop.run import (
     describe_hardware,
     describe_plan,
     describe_run,
+    describe_runtime,
     device_kind,
     excerpt,
     print_result,
@@ -44,7 +45,8 @@ from train.runtime import supervisor
 from train.runtime.plan import Plan, phase_index, schedule_steps
 from train.runtime.preemption import StopRequest
 from train.runtime.run_folder import EARLIER_SCHEDULES, LOSS_CURVE_NAME
-from train.runtime.strategy import check_agreement, distribute_batches, wait_for_workers
+from train.runtime.runtime import Runtime, wait_for_workers
+from train.runtime.strategy import check_agreement
 from train.step.evaluation import build_adder
 from train.step.train_step import build_model, compile_model, prepare_batch
 from train.tasks.task import SOURCE_LOSS, Task
@@ -60,24 +62,24 @@ class Trainer:
     Args:
         run: whose phase of this index is trained.
         index: counted from 0.
-        strategy: in whose scope the model is built.
+        runtime: in whose scope the model is built.
     """
 
-    def __init__(self, run: Run, index: int, strategy: tf.distribute.Strategy):
-        self.run, self.phase = run, run.phases[index]
-        self.plan = plan = run.plans(strategy.num_replicas_in_sync)[index]
+    def __init__(self, run: Run, index: int, runtime: Runtime):
+        self.run, self.phase, self.runtime = run, run.phases[index], runtime
+        self.plan = plan = run.plans(runtime.num_replicas)[index]
         config, inputs = self.phase.config, self.phase.inputs
         task, model_config = self.phase.task, self.phase.model_config
         self.start, self.versions = ResumePoint(), installed_versions()
         self.made_by = {"device": device_kind(config.hardware), "commit": commit()}
         self.computation = choose_computation(config, model_config, plan, self._computation_so_far())
-        self.model = build_model(config, inputs, task, model_config, plan, strategy, self.computation)
+        self.model = build_model(config, inputs, task, model_config, plan, runtime, self.computation)
         self.state = TrainingState(self.model)
         self.add_up = build_adder(inputs, self.model, plan, jit_compile=self.computation.jit_compile)
         self.score = self._scorer()
         num_predictions = self.phase.num_predictions(plan)
         self.full_speed_step_seconds = full_speed_step_seconds(config, model_config, plan, num_predictions)
-        is_chief = strategy.extended.should_checkpoint
+        is_chief = run.cluster.is_chief
         trackers = []
         if config.run.report_to and is_chief:
             from train.metrics.trackers import open_trackers  # for this flag alone
@@ -113,8 +115,7 @@ class Trainer:
 
         tokens_per_batch = self.phase.config.optimization.per_replica_batch_size * max_length
         scored = QueriedModel(
-            *(self.model.network, self.model.distribute_strategy, vocabulary_size(tokenizer)),
-            *(special_ids(tokenizer)["pad"], self.run.cluster.num_workers),
+            self.model.network, self.runtime, vocabulary_size(tokenizer), special_ids(tokenizer)["pad"]
         )
         return lambda: sample.figures(scored.answer, max_length, tokens_per_batch)
 
@@ -137,7 +138,7 @@ class Trainer:
         if self.run.cluster.is_chief and self.starts_over:
             self.run.folder.clear()
         if self.run.config.run.overwrite_output_dir:
-            wait_for_workers(self.model.distribute_strategy, self.run.cluster)
+            wait_for_workers(self.runtime)
 
     def load_initial_weights(self) -> None:
         """Load the weights of `--init-from`, if it is given and there is no checkpoint to resume from."""
@@ -167,7 +168,7 @@ class Trainer:
 
         self.start = resume_point(self.checkpoints.restore_newest(run.owns, use), self.plan)
         rule = f"--output-dir must be one folder that all workers see; they found other checkpoints in {run.folder}."
-        check_agreement(self.model.distribute_strategy, run.cluster, {"newest step": self.start.step}, rule=rule)
+        check_agreement(self.runtime, {"newest step": self.start.step}, rule=rule)
         saved = self.start.checkpoint
         self.log.restore(
             self.start.step,
@@ -188,6 +189,7 @@ class Trainer:
     def release(self) -> None:
         """Free the memory of the model for that of the next phase."""
         del self.model, self.state, self.add_up, self.score
+        self.runtime.release()
         gc.collect()
 
     def evaluate(self, stop: StopRequest) -> dict[str, float] | None:
@@ -228,19 +230,18 @@ class Trainer:
         from train.step.proofs import prove_sharding, prove_tpu_layers  # on a TPU alone
 
         supervisor.report("prove")
-        strategy = self.model.distribute_strategy
-        batch = next(iter(distribute_batches(strategy, self.batches_from(self.start))))
+        batch = next(iter(self.runtime.distribute(self.batches_from(self.start))))
         if self.computation.tpu_layers is None:
-            self.computation = replace(self.computation, tpu_layers=prove_tpu_layers(self.model, batch, strategy))
+            self.computation = replace(self.computation, tpu_layers=prove_tpu_layers(self.model, batch))
         if self.computation.shard_optimizer is None:
-            is_proven = prove_sharding(self.model, batch, strategy)
+            is_proven = prove_sharding(self.model, batch)
             self.computation = replace(self.computation, shard_optimizer=is_proven)
             if not is_proven:
                 self._replace_optimizer()
 
     def _replace_optimizer(self) -> None:
         arrays = self.state.read()
-        with self.model.distribute_strategy.scope():
+        with self.runtime.scope():
             compile_model(self.model, self.phase.config, self.plan, self.computation)
         self.state = TrainingState(self.model)
         self.state.write(arrays)
@@ -252,6 +253,7 @@ class Trainer:
             *(self.start, self.plan, self.phase.config, self.versions, computation, self.made_by)
         )
         rows = describe_plan(self.run, self.phase, self.plan, self.model.network.count_params(), self.start)
+        rows |= describe_runtime(self.run)
         on_tpu = self.phase.config.hardware.wants_tpu
         if on_tpu or self.computation.jit_compile:
             rows["computation"] = describe_computation(computation, on_tpu=on_tpu)
@@ -314,7 +316,8 @@ class Trainer:
         HubPushError if the push did not succeed; the export is complete.
         """
         supervisor.report("export", self.plan.num_steps)
-        last = take_snapshot(self.model.network, step or self.plan.num_steps, self.log.lines)
+        with self.runtime.on_host(self.model.network.variables):
+            last = take_snapshot(self.model.network, step or self.plan.num_steps, self.log.lines)
         where = {
             **self._describe_exported(last.step),
             "model": self.run.folder.export.path,
@@ -344,12 +347,12 @@ class Trainer:
         return self.run.batches_from(self.phase, self.plan, start)
 
 
-def restored_trainers(run: Run, strategy: tf.distribute.Strategy) -> Iterator[Trainer]:
+def restored_trainers(run: Run, runtime: Runtime) -> Iterator[Trainer]:
     """Yield a trainer for each phase that is not over, built and restored when the one before it has been fitted."""
     index = run.newest_phase()
     while True:
         supervisor.report("build")
-        trainer = Trainer(run, index, strategy)
+        trainer = Trainer(run, index, runtime)
         trainer.load_initial_weights()
         trainer.clear_folder()
         trainer.restore()
@@ -361,7 +364,7 @@ def restored_trainers(run: Run, strategy: tf.distribute.Strategy) -> Iterator[Tr
             index += 1
             if index == len(run.phases):
                 return
-            wait_for_workers(strategy, run.cluster)  # the others read what the chief has written
+            wait_for_workers(runtime)  # the others read what the chief has written
         trainer.release()
 
 

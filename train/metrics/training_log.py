@@ -216,6 +216,7 @@ class TrainingLog:
     def check_finite(self) -> None:
         """Raise TrainingDivergedError if loss or gradient of a step were not finite; those from it on were not made."""
         optimizer = self.model.optimizer
+        self.model.runtime.pull(self.model.figures)
         if not optimizer.is_stopped:
             return
         step = int(optimizer.iterations.numpy()) + 1

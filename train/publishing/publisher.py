@@ -380,10 +380,14 @@ class PushToHub:
 
     def push(self, model: Any, step: int) -> None:
         # After a step that was not finite no weights change any more, and the run is about to end.
-        if self._publisher is None or model.optimizer.is_stopped:
+        if self._publisher is None:
+            return
+        model.runtime.pull(model.optimizer.figures)
+        if model.optimizer.is_stopped:
             return
         started_seconds = time.perf_counter()
-        self._pushes.submit(take_snapshot(model.network, step, self._log.lines))
+        with model.runtime.on_host(model.network.variables):
+            self._pushes.submit(take_snapshot(model.network, step, self._log.lines))
         logger.info("step %d goes to the Hub; copied in %.3f s", step, time.perf_counter() - started_seconds)
 
     def _push(self, snapshot: ModelSnapshot) -> None:

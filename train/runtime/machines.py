@@ -44,6 +44,10 @@ TPU_BUILDS = ("tensorflow-tpu", "tf-nightly-tpu")
 # Where nothing tells the size of the TPU; a v2-8, v3-8 or v5e-8 has as many.
 ASSUMED_TPU_REPLICAS = 8
 CLUSTER_VARIABLE = "TF_CONFIG"
+# Of a TPU slice of several hosts: their names, and which one this is.
+TPU_HOSTS_VARIABLE, TPU_HOST_INDEX_VARIABLE = "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID"
+# Where the first host listens for the others, as with `jax.distributed.initialize()` on Cloud TPUs.
+JAX_COORDINATOR_PORT = 8476
 EXAMPLE = '{"cluster": {"worker": ["host1:12345", "host2:12345"]}, "task": {"type": "worker", "index": 0}}'
 # The chief is a separate task, or the first worker.
 CHIEF, WORKER = "chief", "worker"
@@ -69,8 +73,13 @@ class Cluster:
         return self.index == 0
 
 
-def read_cluster() -> Cluster:
-    """Read the cluster of TF_CONFIG: one worker where the variable is not set."""
+def read_cluster(*, tpu_hosts: bool = False) -> Cluster:
+    """Read the cluster of TF_CONFIG: one worker where the variable is not set.
+
+    With `tpu_hosts` the hosts of this machine's TPU slice are one without it.
+    """
+    if tpu_hosts and not os.environ.get(CLUSTER_VARIABLE, "").strip():
+        return read_tpu_hosts()
     text = os.environ.get(CLUSTER_VARIABLE, "").strip()
     try:
         settings = json.loads(text or "{}")
@@ -97,6 +106,28 @@ def read_cluster() -> Cluster:
             "on one machine."
         ) from error
     return Cluster(addresses, index + (len(jobs.get(CHIEF, ())) if job == WORKER else 0))
+
+
+def read_tpu_hosts() -> Cluster:
+    """Find the hosts of this machine's TPU slice, in the order of their chips.
+
+    GKE and Kaggle say so in the environment, TPU VMs by the metadata server; both as `jax.distributed` reads them.
+    """
+    names = os.environ.get(TPU_HOSTS_VARIABLE, "")
+    index = os.environ.get(TPU_HOST_INDEX_VARIABLE, "")
+    if not names or not index:
+        endpoints = read_metadata("instance/attributes/worker-network-endpoints", timeout_seconds=2.0) or ""
+        index = read_metadata("instance/attributes/agent-worker-number", timeout_seconds=2.0) or ""
+        names = ",".join(one.split(":")[2] for one in endpoints.split(",") if one.count(":") >= 2)
+    hosts = [name.strip() for name in names.split(",") if name.strip()]
+    if len(hosts) < 2:
+        return Cluster()
+    if not index.isdecimal() or int(index) >= len(hosts):
+        raise InputError(
+            f"{TPU_HOST_INDEX_VARIABLE} must be this host's number among the {len(hosts)} of {TPU_HOSTS_VARIABLE}; "
+            f"received {index!r}. Correct it, or unset both to compute on this host alone."
+        )
+    return Cluster(tuple(f"{host}:{JAX_COORDINATOR_PORT}" for host in hosts), int(index))
 
 
 @dataclass(frozen=True)
@@ -208,10 +239,11 @@ def check_tpu_use(config: RunSettings, cluster: Cluster) -> None:
     """
     if not config.hardware.wants_tpu:
         return
-    if cluster.num_workers > 1:
+    if cluster.num_workers > 1 and config.hardware.runtime != "jax":
         raise InputError(
             f"--tpu-name must not be given with a TF_CONFIG of several workers ({', '.join(cluster.addresses)}): one "
-            "process drives all hosts of a TPU slice. Unset TF_CONFIG, or leave --tpu-name out."
+            "process drives all hosts of a TPU slice. Unset TF_CONFIG, leave --tpu-name out, or give --runtime "
+            "jax, which has one process on each host."
         )
     if config.hardware.tpu_name == "local":
         return

@@ -25,6 +25,7 @@ from train.config.settings import HardwareConfig, RunSettings
 from train.runtime import pjrt_settings, supervisor
 from train.runtime.machines import Cluster, has_tensorflow_for_tpus
 from train.runtime.run_folder import RunFolder
+from train.runtime.runtime import Runtime, wait_for_workers
 
 logger = logging.getLogger(__name__)
 
@@ -92,23 +93,6 @@ def local_devices() -> tuple[str, ...]:
 def mirrored_strategy(device_names: tuple[str, ...]) -> tf.distribute.MirroredStrategy:
     """Make the one strategy over these devices: in a process, the collectives of a second one clash with its own."""
     return tf.distribute.MirroredStrategy(list(device_names))
-
-
-def distribute_batches(
-    strategy: tf.distribute.Strategy, batches: Callable[[tf.distribute.InputContext], tf.data.Dataset]
-) -> Any:
-    """Distribute a data set of which each input pipeline reads the batches of its replicas, made by `batches`.
-
-    `experimental_distribute_dataset` would give every host the same rows, unless there were as many files as hosts.
-
-    The data set, of static shapes, says that it is endless, so its user counts the batches. Otherwise several workers
-    would ask each other before each batch whether there is one, and its shape would be unknown.
-    """
-
-    def endless_batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        return batches(context).apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-
-    return strategy.distribute_datasets_from_function(endless_batches)
 
 
 def _connect_tpu(config: HardwareConfig) -> tf.distribute.Strategy:
@@ -190,6 +174,8 @@ def compiles_with_xla(config: HardwareConfig) -> bool | None:
 
     None where it may be, on CPUs, where XLA is no faster.
     """
+    if config.runtime == "jax":
+        return True
     if config.wants_tpu:
         return False
     if config.jit_compile is None:
@@ -200,9 +186,7 @@ def compiles_with_xla(config: HardwareConfig) -> bool | None:
     return config.jit_compile
 
 
-def check_run_agreement(
-    strategy: tf.distribute.Strategy, cluster: Cluster, phases: Sequence[RunSettings], fingerprint: dict[str, Any]
-) -> None:
+def check_run_agreement(runtime: Runtime, phases: Sequence[RunSettings], fingerprint: dict[str, Any]) -> None:
     """Check that all workers are of the same run; waits for them.
 
     The fingerprint stands in for the contents of the paths, which may differ.
@@ -211,57 +195,41 @@ def check_run_agreement(
     values = {name: [settings[name] for settings in of_phases] for name in of_phases[0]}
     settings = {flag_of(name.partition(".")[2]): one if len(one) > 1 else one[0] for name, one in values.items()}
     settings["shards, tokenizer or model"] = fingerprint
-    check_agreement(strategy, cluster, settings, rule="All workers must be given the same flags and shards.")
+    check_agreement(runtime, settings, rule="All workers must be given the same flags and shards.")
 
 
-def check_agreement(
-    strategy: tf.distribute.Strategy, cluster: Cluster, values: Mapping[str, Any], *, rule: str
-) -> None:
+def check_agreement(runtime: Runtime, values: Mapping[str, Any], *, rule: str) -> None:
     """Check that all workers of the cluster call this with the same values; waits for them.
 
     The hashes of the values, of JSON types, are compared. Where they differ, all workers raise an InputError with the
     names of the first that do, and the `rule`: what must be the same, and how to fix it.
     """
+    cluster = runtime.cluster
     if cluster.num_workers == 1:
         return
     digests = [hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest() for value in values.values()]
-    hashes = tf.constant([[int.from_bytes(one[:8], "little") >> 1 for one in digests]], tf.int64)
-    replicas = strategy.experimental_distribute_values_from_function(lambda _: hashes)
-    gathered = strategy.gather(replicas, axis=0).numpy()  # (replicas, values)
-    differs = gathered != gathered[0]
+    gathered = runtime.gather(np.array([int.from_bytes(one[:8], "little") >> 1 for one in digests], np.int64))
+    differs = gathered != gathered[0]  # (workers, values)
     if differs.any():
         names = [name for name, is_different in zip(values, differs.any(axis=0), strict=True) if is_different]
-        replicas_per_worker = len(gathered) // cluster.num_workers
-        workers = sorted({int(replica) // replicas_per_worker for replica in np.flatnonzero(differs.any(axis=1))})
-        with suppress(tf.errors.OpError):  # of one that has ended; it did so once all had what they compare
-            wait_for_workers(strategy, cluster)
+        workers = np.flatnonzero(differs.any(axis=1)).tolist()
+        with suppress(tf.errors.OpError, RuntimeError):  # one has ended, once all had what they compare
+            wait_for_workers(runtime)
         raise InputError(
             f"{rule} Not the chief's on {', '.join(cluster.addresses[worker] for worker in workers)}: "
             f"{', '.join(names[:5])}; here, on {cluster.addresses[cluster.index]}: {str(values[names[0]])[:100]}."
         )
 
 
-def max_over_workers(strategy: tf.distribute.Strategy, values: Sequence[float]) -> list[float]:
-    """Return the greatest that any worker called this with for each value, once all have called it."""
-    row = tf.constant([values], tf.float32)
-    rows = strategy.experimental_distribute_values_from_function(lambda _: row)
-    return list(strategy.gather(rows, axis=0).numpy().max(axis=0).tolist())
-
-
-def wait_for_workers(strategy: tf.distribute.Strategy, cluster: Cluster) -> None:
-    if cluster.num_workers > 1:
-        max_over_workers(strategy, [0.0])
-
-
-def end_together(strategy: tf.distribute.Strategy, cluster: Cluster, folder: RunFolder) -> None:
+def end_together(runtime: Runtime, folder: RunFolder) -> None:
     """Wait until all workers have come here: TensorFlow says of one that ends early that it has crashed.
 
     The others wait as long as the chief publishes. Ctrl-C ends the wait.
     """
-    if cluster.num_workers == 1:
+    if runtime.cluster.num_workers == 1:
         return
-    has_ended = _in_thread(lambda: wait_for_workers(strategy, cluster), "end-together")
-    with supervisor.keep_reporting("publish"), explained_failures(cluster, folder):
+    has_ended = _in_thread(lambda: wait_for_workers(runtime), "end-together")
+    with supervisor.keep_reporting("publish"), explained_failures(runtime.cluster, folder):
         has_ended.result()
 
 

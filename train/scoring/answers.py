@@ -9,6 +9,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from mlm_common.cli.console import no_progress
+from train.runtime.runtime import Runtime
 from train.scoring.queries import Answers, Query
 from train.tasks.heads import predicting_at
 
@@ -30,22 +31,19 @@ class Batch(NamedTuple):
 
 
 class QueriedModel:
-    """A masked language model on the devices of a strategy; each replica answers other batches.
+    """A masked language model on the devices of a runtime; each replica answers other batches.
 
     Args:
         network: prepared by `gather_before_head`.
-        strategy: that it was built in.
+        runtime: that it was built for. Each host answers all queries, so that all have the answers.
         num_ids: of the tokenizer; what the vocabulary has beyond, as padding, is no answer.
         pad_token_id: of the tokenizer.
-        num_workers: of the strategy; each answers all queries, so that all have the answers.
     """
 
-    def __init__(
-        self, network: Any, strategy: tf.distribute.Strategy, num_ids: int, pad_token_id: int, num_workers: int = 1
-    ) -> None:
-        self.network, self.strategy = network, strategy
+    def __init__(self, network: Any, runtime: Runtime, num_ids: int, pad_token_id: int) -> None:
+        self.network, self.runtime = network, runtime
         self.num_ids, self.pad_token_id = num_ids, pad_token_id
-        self.num_replicas = strategy.num_replicas_in_sync // num_workers
+        self._answer = runtime.on_replicas(self._answer_batch, jit_compile=False)
 
     def answer(
         self,
@@ -60,30 +58,21 @@ class QueriedModel:
         """
         nats, ranks = np.zeros(len(queries)), np.zeros(len(queries), np.int32)
         batches = list(_batches(queries, lengths, tokens_per_batch, self.pad_token_id))
-        num_replicas = self.num_replicas
+        num_replicas = self.runtime.num_local_replicas
         while batches:
             # Batches of one length at once; the last replicas may repeat one.
             shape = batches[0].ids.shape
             number = next((n for n, one in enumerate(batches[:num_replicas]) if one.ids.shape != shape), num_replicas)
             now, batches = batches[:number], batches[number:]
             dealt = now + now[-1:] * (num_replicas - len(now))
-            inputs = [
-                self.strategy.experimental_distribute_values_from_function(
-                    lambda context, values=values: tf.constant(values[context.replica_id_in_sync_group % num_replicas])
-                )
-                for values in zip(*(one[:3] for one in dealt), strict=True)
-            ]
-            answered = (self.strategy.experimental_local_results(values) for values in self._answer(*inputs))
+            inputs = [self.runtime.deal(values.__getitem__) for values in zip(*(one[:3] for one in dealt), strict=True)]
+            answered = self._answer(*inputs)
             for batch, its_nats, its_ranks in zip(now, *(values[: len(now)] for values in answered), strict=True):
                 is_used = batch.queries >= 0
-                np.add.at(nats, batch.queries[is_used], its_nats.numpy()[is_used])
-                np.maximum.at(ranks, batch.queries[is_used], its_ranks.numpy()[is_used])
+                np.add.at(nats, batch.queries[is_used], np.asarray(its_nats)[is_used])
+                np.maximum.at(ranks, batch.queries[is_used], np.asarray(its_ranks)[is_used])
                 advance(len(np.unique(batch.queries[is_used])))
         return Answers(nats, ranks)
-
-    @tf.function
-    def _answer(self, *inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return self.strategy.run(self._answer_batch, args=inputs)
 
     def _answer_batch(
         self, ids: tf.Tensor, positions: tf.Tensor, targets: tf.Tensor

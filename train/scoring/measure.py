@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 from numpy.typing import NDArray
 from transformers.utils import SAFE_WEIGHTS_NAME
 
@@ -24,6 +23,7 @@ from train.model.build import build_network
 from train.model.from_pretrained import load_model
 from train.model.pretrained_files import WEIGHTS_SUFFIXES, find_file, find_weights, read_config
 from train.publishing.saved_model import transformers_folder
+from train.runtime.runtime import Runtime
 from train.scoring.answers import QueriedModel
 from train.scoring.queries import Answers, Material, Query, Questions, lengths_up_to, total_by_item
 from train.tasks.heads import gather_before_head
@@ -87,10 +87,8 @@ class Measurer:
     weights_sha256: hash of the `model.safetensors` of each model that was measured; None where it has no such file.
     """
 
-    def __init__(
-        self, questions: Questions, material: Material, strategy: tf.distribute.Strategy, kept: KeptAnswers
-    ) -> None:
-        self._questions, self._material, self._strategy, self._kept = questions, material, strategy, kept
+    def __init__(self, questions: Questions, material: Material, runtime: Runtime, kept: KeptAnswers) -> None:
+        self._questions, self._material, self._runtime, self._kept = questions, material, runtime, kept
         self._model: QueriedModel | None = None
         self.weights_sha256: dict[str, str | None] = {}
 
@@ -154,12 +152,12 @@ class Measurer:
         key.update("".join(weights).encode())
 
         def measure() -> Measured:
-            with self._strategy.scope():
+            with self._runtime.scope():
                 network = load()
             if self._model is None:
                 gather_before_head(network)
                 num_ids = len(questions.frequencies)
-                self._model = QueriedModel(network, self._strategy, num_ids, questions.pad_token_id)
+                self._model = QueriedModel(network, self._runtime, num_ids, questions.pad_token_id)
             else:
                 self._model.network.set_weights(network.get_weights())
             with progress_bar(label, " masked rows", sum(map(len, queries))) as bar:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import tensorflow as tf
 from numpy.typing import NDArray
 
+from train.runtime.runtime import Runtime
 from train.scoring.measure import KeptAnswers, Measured, Measurer, RandomNetwork, measure_by_frequency
 from train.scoring.queries import Material, Questions, Unread
 
@@ -147,10 +147,10 @@ def _smallest_error(num_items: int) -> float:
 
 
 def score_models(
-    questions: Questions, material: Material, strategy: tf.distribute.Strategy, kept: KeptAnswers, num_networks: int
+    questions: Questions, material: Material, runtime: Runtime, kept: KeptAnswers, num_networks: int
 ) -> ScoredModels:
     """Score the models that the questions are for, and beside them networks with random weights and mere guesses."""
-    measurer = Measurer(questions, material, strategy, kept)
+    measurer = Measurer(questions, material, runtime, kept)
     models = [_scored(name, questions, material, one) for name, one in measurer.of_models().items()]
     return ScoredModels(
         models,

@@ -7,15 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from numpy.typing import NDArray
 
 from train.data.inputs import Inputs
 from train.runtime import supervisor
 from train.runtime.plan import Plan
 from train.runtime.preemption import InFlight, StopRequest
-from train.runtime.strategy import distribute_batches
-from train.step.train_step import PretrainingModel, Sums
+from train.step.train_step import PretrainingModel
 from train.tasks.task import SOURCE_LOSS, Mean
 
 # The input of `Task.figures`.
@@ -32,7 +30,7 @@ def build_adder(inputs: Inputs, model: PretrainingModel, plan: Plan, *, jit_comp
     Returns:
         None where there are no such rows.
     """
-    strategy, evaluation_step = model.distribute_strategy, model.evaluation_step
+    runtime = model.runtime
     global_batch_rows = plan.global_batch_rows // model.num_micro_batches
     sources = {}
     for name, (one, weight) in inputs.evaluated().items():
@@ -43,29 +41,23 @@ def build_adder(inputs: Inputs, model: PretrainingModel, plan: Plan, *, jit_comp
             global_batch_rows=global_batch_rows,
         )
         num_batches = one.num_evaluation_batches(global_batch_rows)
-        sources[name] = distribute_batches(strategy, batches_of), num_batches, weight
+        sources[name] = runtime.distribute(batches_of), num_batches, weight
     if not sources:
         return None
-    if jit_compile:
-        evaluation_step = tf.function(evaluation_step, jit_compile=True)
-
-    @tf.function(autograph=False)
-    def step(rows: Any) -> Sums:
-        sums = strategy.run(evaluation_step, args=(rows,))
-        # Every replica holds those of all.
-        return {name: strategy.experimental_local_results(value)[0] for name, value in sums.items()}
+    step = runtime.on_replicas(model.evaluation_step, jit_compile=jit_compile)
 
     def add_up_batches(batches: Any, num_batches: int, stop: StopRequest) -> Totals | None:
         # Reading a figure from the device waits for it, so all are read at the end.
-        sums: list[Sums] = []
-        in_flight = InFlight(lambda: [value.numpy() for value in sums[-1].values()], stop)
+        sums: list[Any] = []
+        in_flight = InFlight(lambda: [np.asarray(value) for value in sums[-1].values()], stop)
         for rows in itertools.islice(batches, num_batches):
             if stop.is_agreed:
                 return None
             supervisor.report("evaluate", len(sums))
-            sums.append(step(rows))
+            # Every replica holds those of all.
+            sums.append({name: replicas[0] for name, replicas in step(rows).items()})
             in_flight.add(1)
-        return {name: _joined([one[name].numpy() for one in sums]) for name in sums[0]}
+        return {name: _joined([np.asarray(one[name]) for one in sums]) for name in sums[0]}
 
     def add_up(stop: StopRequest) -> Totals | None:
         totals: dict[str, tuple[Totals, float]] = {}

@@ -13,7 +13,7 @@ from train.config.learning import OptimizationConfig
 from train.layers.cpu_functions import runs_unfused
 from train.model.build import encoder_layers
 from train.runtime.named_scopes import named
-from train.step.sharding import ShardedVariable, Sharding
+from train.step.sharding import Sharding
 
 Total = Callable[[tf.Tensor], tf.Tensor]
 
@@ -128,22 +128,28 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         )
 
     @property
+    def figures(self) -> list[tf.Variable]:
+        """Its variables of one number: the step, whether it goes on, and the learning rate of the last step."""
+        return [self.iterations, self._going, self.learning_rate]
+
+    @property
     def is_stopped(self) -> bool:
         """Whether a step was not finite: it would have been number `iterations` + 1. Waits for the device."""
         return not float(self._going.read_value())
 
-    def state_of(self, trained: Mapping[str, tf.Variable]) -> dict[str, Any]:
-        """Collect the optimizer's state by name: the step, and two moments of each trained variable, whole.
+    def state_of(self, trained: Mapping[str, tf.Variable]) -> dict[str, tuple[tf.Variable, int | None]]:
+        """Collect the optimizer's state by name: the step, and two moments of each trained variable.
 
         Args:
             trained: the variables that it was built for, in their order, by name.
+
+        Returns:
+            Each with the axis along which the replicas divide it, None where they do not.
         """
-        state: dict[str, Any] = {"iterations": self.iterations}
+        state: dict[str, tuple[tf.Variable, int | None]] = {"iterations": (self.iterations, None)}
         for kind, moments in (("first_moment", self._momentums), ("second_moment", self._velocities)):
             for (name, variable), moment in zip(trained.items(), moments, strict=True):
-                if (axis := self.sharded_axis(variable)) is not None:
-                    moment = ShardedVariable(self._distribution_strategy, moment, axis)
-                state[f"{kind}/{name}"] = moment
+                state[f"{kind}/{name}"] = moment, self.sharded_axis(variable)
         return state
 
     def sharded_axis(self, variable: tf.Variable) -> int | None:

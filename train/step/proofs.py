@@ -60,11 +60,11 @@ class Figures:
         return f"loss {self.loss:.6g}, gradient norm {self.grad_norm:.6g}"
 
 
-def prove_tpu_layers(model: PretrainingModel, batch: Any, strategy: tf.distribute.Strategy) -> bool:
+def prove_tpu_layers(model: PretrainingModel, batch: Any) -> bool:
     """Return whether TPU-optimized layers compute what the reference layers do; the network has what does."""
 
     def figures() -> Figures:
-        sums, squares = _on_replicas(model, model.gradient_sums, batch, strategy)
+        sums, squares = _on_replicas(model, model.gradient_sums, batch)
         loss, names = model.task.means[0], [variable.name for variable in model.network.trainable_variables]
         norms = dict(zip(names, np.sqrt(squares[0]).tolist(), strict=True))
         # Every replica holds the global sums.
@@ -103,10 +103,10 @@ def figures_agree(found: Figures, expected: Figures) -> bool:
     return abs(found.loss - expected.loss) <= LOSS_TOLERANCE * abs(expected.loss) and all(are_near)
 
 
-def prove_sharding(model: PretrainingModel, batch: Any, strategy: tf.distribute.Strategy) -> bool:
+def prove_sharding(model: PretrainingModel, batch: Any) -> bool:
     """Return whether a sharded step does on these devices what a whole one does; log what was found."""
     try:
-        norms = [np.sqrt(squares) for squares in _on_replicas(model, model.divided_squares, batch, strategy)]
+        norms = [np.sqrt(squares) for squares in _on_replicas(model, model.divided_squares, batch)]
     except LOST_ERRORS:
         raise
     except Exception as error:  # as above
@@ -131,16 +131,9 @@ def norms_agree(norms: np.ndarray) -> bool:
     return bool(np.all((difference <= SHARDED_TOLERANCE * whole) & (weight_difference == 0)))
 
 
-def _on_replicas(
-    model: PretrainingModel, function: Callable[[Any], Any], batch: Any, strategy: tf.distribute.Strategy
-) -> Any:
+def _on_replicas(model: PretrainingModel, function: Callable[[Any], Any], batch: Any) -> Any:
     """Compute a function of a batch as the step is computed; return NumPy's results of this worker's replicas."""
-    if model.jit_compile:
-        function = tf.function(function, jit_compile=True)
-    results = tf.function(lambda batch: strategy.run(function, args=(batch,)), autograph=False)(batch)
-    return tf.nest.map_structure(
-        lambda value: [one.numpy() for one in strategy.experimental_local_results(value)], results
-    )
+    return tf.nest.map_structure(np.asarray, model.runtime.on_replicas(function, jit_compile=model.jit_compile)(batch))
 
 
 def _describe_failure(error: Exception) -> str:

@@ -9,11 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
-
-from train.runtime.machines import read_cluster
 
 # Elements below which a variable is updated as a whole: gathering it would take longer than it saves.
 MIN_SHARDED_SIZE = 2**16
@@ -94,38 +91,6 @@ class Sharding:
             disabled_checks=["platform"],
         )
         return tf.ensure_shape(whole, shape)
-
-
-class ShardedVariable:
-    """A variable of which each replica has a shard, as a checkpoint reads and sets it: as one array.
-
-    Args:
-        strategy: over whose replicas it is divided, those of other workers included.
-        variable: has another value on each replica.
-        axis: along which it is divided.
-    """
-
-    def __init__(self, strategy: tf.distribute.Strategy, variable: tf.Variable, axis: int):
-        self._strategy, self._axis, self._num_shards = strategy, axis, strategy.num_replicas_in_sync
-        self._shards = strategy.experimental_local_results(variable)  # of this worker
-        self._first = read_cluster().index * len(self._shards)
-        self.dtype, shape = variable.dtype, self._shards[0].shape
-        self.shape = tuple(size * (self._num_shards if index == axis else 1) for index, size in enumerate(shape))
-
-    def numpy(self) -> np.ndarray:
-        """Put the shards together; to be called on all workers."""
-        if len(self._shards) == self._num_shards:
-            return np.concatenate([shard.numpy() for shard in self._shards], self._axis)
-        values = self._strategy.experimental_distribute_values_from_function(
-            lambda context: self._shards[context.replica_id_in_sync_group - self._first].read_value()
-        )
-        whole: np.ndarray = self._strategy.gather(values, self._axis).numpy()
-        return whole
-
-    def assign(self, array: np.ndarray) -> None:
-        parts = np.split(array, self._num_shards, self._axis)[self._first :]
-        for shard, values in zip(self._shards, parts, strict=False):
-            shard.assign(values)
 
 
 def placed(part: tf.Tensor, axis: int = 0) -> tf.Tensor:

@@ -1,7 +1,5 @@
 """The model that is trained and evaluated: a transformers model with its training and evaluation steps."""
 
-import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +15,8 @@ from train.layers.random_bits import dropping_out_by, key_dropout, key_of, row_k
 from train.model.build import build_network
 from train.model.computation import Computation, choose_computation
 from train.runtime.plan import Plan
+from train.runtime.runtime import Runtime
+from train.runtime.tensorflow_runtime import TensorFlowRuntime
 from train.step.optimizer import (
     build_optimizer,
     clipping_factor,
@@ -32,8 +32,6 @@ TASK_STREAM, DROPOUT_STREAM, SHARED_STREAM = 0, 1, 2
 # Rows of each replica by which a computation is proven: the height of a TPU's vectors; more would take longer without
 # showing more.
 NUM_PROOF_ROWS = 8
-# Under which a train function returns the seconds that it waited for input.
-WAIT_NAME = "input_wait_seconds"
 
 Sums = dict[str, tf.Tensor]
 
@@ -47,8 +45,18 @@ class PretrainingModel(tf_keras.Model):
     branches on a tensor, and converting the code of a model takes seconds of each start.
     """
 
-    def __init__(self, network: Any, task: Task, *, seed: int, num_micro_batches: int = 1, max_grad_norm: float = 0.0):
+    def __init__(
+        self,
+        network: Any,
+        task: Task,
+        *,
+        seed: int,
+        num_micro_batches: int = 1,
+        max_grad_norm: float = 0.0,
+        runtime: Runtime | None = None,
+    ):
         super().__init__()
+        self._runtime = runtime
         self.network = task.adapt_network(network)
         key_dropout(self.network)
         self.task = task
@@ -57,6 +65,16 @@ class PretrainingModel(tf_keras.Model):
         self.max_grad_norm = max_grad_norm
         self.means = [tf_keras.metrics.Mean(mean.name) for mean in task.means]
         self.grad_norm_mean = tf_keras.metrics.Mean("grad_norm")
+
+    @property
+    def runtime(self) -> Runtime:
+        """What it is trained on; by default the strategy in whose scope it was made."""
+        return self._runtime or TensorFlowRuntime(self.distribute_strategy)
+
+    @property
+    def figures(self) -> list[tf.Variable]:
+        """The variables that the log reads: of the means, and the optimizer's state of one number."""
+        return [*(variable for metric in self.metrics for variable in metric.variables), *self.optimizer.figures]
 
     @property
     def metrics(self) -> list[tf_keras.metrics.Metric]:
@@ -69,6 +87,7 @@ class PretrainingModel(tf_keras.Model):
     def reset_means(self) -> None:
         for metric in self.metrics:
             metric.reset_state()
+            self.runtime.push(metric.variables)
 
     @tf.autograph.experimental.do_not_convert
     def train_step(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -106,9 +125,9 @@ class PretrainingModel(tf_keras.Model):
         return {"loss": loss * scale}
 
     def make_train_function(self, force: bool = False) -> Any:
-        """Build what `fit` calls for each execution; see `build_train_function`."""
+        """Build what `fit` calls for each execution."""
         if self.train_function is None or force:
-            self.train_function: Any = build_train_function(self)
+            self.train_function: Any = self.runtime.train_function(self)
         return self.train_function
 
     def prepare_batch(
@@ -272,74 +291,6 @@ def _num_rows(batch: dict[str, tf.Tensor]) -> int:
     return next(iter(batch.values())).shape[0]
 
 
-def build_train_function(model: tf_keras.Model) -> Callable[[Any], dict[str, tf.Tensor]]:
-    """Build what `fit` calls with an iterator of global batches: it runs `model.train_step` on all replicas.
-
-    As tf_keras' `Model.make_train_function`, with a clock around the iterator. The result has, under `WAIT_NAME`, the
-    seconds in which the host had no batch ready, float64. On a TPU, earlier steps may still be computed in that time,
-    so the device was idle for at most as long. With TF_DETERMINISTIC_OPS TensorFlow forbids clocks in a graph, and
-    they are NaN.
-
-    Where batches differ in length, a step is compiled for each length, and each call makes one.
-    """
-    strategy = model.distribute_strategy
-    train_step = model.train_step
-    timestamp = tf.timestamp if _has_clock() else lambda: tf.constant(math.nan, tf.float64)
-    if model.jit_compile:
-        train_step = tf.function(train_step, jit_compile=True)
-
-    def one_step(iterator: Any) -> tf.Tensor:
-        asked_seconds = timestamp()
-        with tf.control_dependencies([asked_seconds]):
-            batch = next(iterator)
-        with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
-            answered_seconds = timestamp()
-        strategy.run(train_step, args=(batch,))
-        return answered_seconds - asked_seconds
-
-    # tf_keras' variable: its `fit` counts by it, and reads it again for each execution.
-    num_steps = model._steps_per_execution
-
-    def execute_many(iterator: Any) -> dict[str, tf.Tensor]:
-        end = num_steps.read_value()  # once: it may be on the device
-        _, wait_seconds = tf.while_loop(
-            lambda step, _: step < end,
-            lambda step, seconds: (step + 1, seconds + one_step(iterator)),
-            (tf.zeros_like(end), tf.constant(0.0, tf.float64)),
-        )
-        return {WAIT_NAME: wait_seconds}
-
-    def execute_one(iterator: Any) -> dict[str, tf.Tensor]:
-        return {WAIT_NAME: one_step(iterator)}
-
-    execute = execute_many if num_steps.numpy() > 1 else execute_one
-    execute = tf.function(execute, autograph=False, reduce_retracing=True)
-    step_on = tf.function(lambda batch: strategy.run(train_step, args=(batch,)), autograph=False)
-
-    def execute_next(iterator: Any) -> dict[str, tf.Tensor]:
-        asked_seconds = time.perf_counter()
-        batch = next(iterator)
-        wait_seconds = time.perf_counter() - asked_seconds
-        step_on(batch)
-        return {WAIT_NAME: tf.constant(wait_seconds, tf.float64)}
-
-    return lambda iterator: (execute if _is_of_one_shape(iterator) else execute_next)(iterator)
-
-
-def _has_clock() -> bool:
-    """Return whether TensorFlow may read the clock in a graph, which its determinism forbids."""
-    try:
-        tf.timestamp()
-    except tf.errors.FailedPreconditionError:
-        return False
-    return True
-
-
-def _is_of_one_shape(iterator: Any) -> bool:
-    specs = tf.nest.flatten(iterator.element_spec, expand_composites=True)
-    return all(spec.shape.is_fully_defined() for spec in specs)
-
-
 def set_precision(*, bfloat16: bool = False, is_compiled: bool = False) -> None:
     """Let all that this process builds from now on compute in float32 or in bfloat16, without XLA only its products."""
     tf_keras.mixed_precision.set_global_policy("mixed_bfloat16" if bfloat16 and is_compiled else "float32")
@@ -352,7 +303,7 @@ def build_model(
     task: Task,
     model_config: PretrainedConfig,
     plan: Plan,
-    strategy: tf.distribute.Strategy,
+    runtime: Runtime,
     computation: Computation | None = None,
 ) -> PretrainingModel:
     """Build the model of a run with its optimizer, compiled, with fresh weights.
@@ -365,7 +316,7 @@ def build_model(
         computation = choose_computation(config, model_config, plan)
     is_compiled = config.hardware.wants_tpu or computation.jit_compile
     set_precision(bfloat16=config.hardware.bfloat16, is_compiled=is_compiled)
-    with strategy.scope():
+    with runtime.scope():
         model = PretrainingModel(
             build_network(
                 model_config,
@@ -379,15 +330,16 @@ def build_model(
             seed=config.run.seed,
             num_micro_batches=plan.num_micro_batches,
             max_grad_norm=config.optimization.max_grad_norm,
+            runtime=runtime,
         )
         compile_model(model, config, plan, computation)
     return model
 
 
 def compile_model(model: PretrainingModel, config: RunSettings, plan: Plan, computation: Computation) -> None:
-    """Give the model a new optimizer; to be called in the scope of its strategy."""
+    """Give the model a new optimizer; to be called in the scope of its runtime."""
     is_sharded = computation.shard_optimizer is not False
-    sharding = Sharding(plan.num_replicas, by_xla=config.hardware.wants_tpu) if is_sharded else None
+    sharding = Sharding(plan.num_replicas, by_xla=config.hardware.has_own_xla) if is_sharded else None
     decay = config.optimization.layer_lr_decay
     factors = layer_rate_factors(model.network, decay) if decay < 1 else ()
     optimizer = build_optimizer(config.optimization, sharding, factors, **plan.schedule_steps)

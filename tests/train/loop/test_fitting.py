@@ -20,7 +20,7 @@ from train.metrics.log import VALIDATION, MetricsLog
 from train.runtime import preemption
 from train.runtime.preemption import InFlight, StopRequest
 from train.runtime.run_folder import RunFolder
-from train.step.train_step import build_train_function
+from train.runtime.tensorflow_runtime import TensorFlowRuntime, build_train_function
 
 
 class Counter(tf_keras.Model):
@@ -112,16 +112,16 @@ def test_an_execution_has_as_many_steps_as_may_be_in_flight(monkeypatch):
 
 def test_a_profile_that_cannot_be_written_is_a_warning(tmp_path, caplog):
     (tmp_path / "file").write_text("no folder", encoding="utf-8")
-    profile = Profile(str(tmp_path / "file" / "tensorboard"), (1, 2), wait_for_device=lambda: None)
+    runtime = TensorFlowRuntime(one_cpu())
+    profile = Profile(runtime, str(tmp_path / "file" / "tensorboard"), (1, 2), wait_for_device=lambda: None)
     profile.begin_or_end(1)
     profile.begin_or_end(2)
     assert "no profile is written; training continues" in caplog.text
 
 
 @pytest.mark.parametrize(("num_steps", "expected"), [(3, {"loss": 2.5}), (6, None)])
-def test_only_an_evaluation_after_the_last_step_is_the_result(num_steps, expected, tmp_path, monkeypatch):
+def test_only_an_evaluation_after_the_last_step_is_the_result(num_steps, expected, tmp_path):
     """A phase resumes after step 3, where the phase before it was evaluated, and evaluates nothing itself."""
-    monkeypatch.setattr(fitting, "distribute_batches", MagicMock())
     trainer = MagicMock(add_up=None, can_roll_back=False, start=ResumePoint(step=3))
     trainer.log = MetricsLog(RunFolder(tmp_path), lambda _: b"")
     trainer.log.add(3, VALIDATION, {"loss": 2.5, "phase": 1})

@@ -17,6 +17,7 @@ from train.loop.lifecycle import Pretraining, failure_handling, prepare
 from train.loop.run import Phase, Run
 from train.run_mlm import main
 from train.runtime.machines import Cluster
+from train.runtime.tensorflow_runtime import TensorFlowRuntime
 from train.step.train_step import set_precision
 
 TPU = HardwareConfig(tpu_name="local")
@@ -25,7 +26,7 @@ TPU = HardwareConfig(tpu_name="local")
 @pytest.mark.parametrize("is_compiled", [True, False])
 def test_models_after_a_run_in_bfloat16_compute_in_float32(is_compiled):
     run: Any = SimpleNamespace(config=SimpleNamespace(hardware=HardwareConfig()), cluster=Cluster(), folder=None)
-    with failure_handling(run, tf.distribute.get_strategy()):
+    with failure_handling(run, TensorFlowRuntime(tf.distribute.get_strategy())):
         set_precision(bfloat16=True, is_compiled=is_compiled)
     assert tf_keras.mixed_precision.global_policy().name == "float32"
     assert not tf.config.optimizer.get_experimental_options()["auto_mixed_precision_onednn_bfloat16"]
@@ -40,6 +41,7 @@ def prepared(shards, folder, *flags):
 def eight_replicas(monkeypatch, tmp_path):
     """A machine that has a TPU of eight replicas."""
     monkeypatch.setattr("train.runtime.machines.tpu_devices", lambda: [tmp_path / "accel0"])
+    monkeypatch.setattr("train.runtime.machines.has_tensorflow_for_tpus", lambda: True)
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5e-8")
 
 
@@ -108,6 +110,7 @@ def test_a_dry_run_refuses_what_cannot_resume_as_the_run_does(shards, finished_r
 
 def test_a_tpu_of_unknown_type_is_taken_for_that_of_the_checkpoint(shards, finished_run, tmp_path, monkeypatch):
     monkeypatch.setattr("train.runtime.machines.tpu_devices", lambda: [tmp_path / "accel0"])
+    monkeypatch.setattr("train.runtime.machines.has_tensorflow_for_tpus", lambda: True)
     monkeypatch.setattr("train.runtime.machines.read_metadata", lambda *_, **__: None)
     shutil.copytree(finished_run, tmp_path / "run")
     assert prepared(shards, tmp_path / "run").expected_plans(with_tensorflow=False)[0].num_replicas == 2

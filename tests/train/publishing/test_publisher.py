@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tensorflow as tf
 from huggingface_hub import HfApi, ModelCard
 
 from mlm_common.hub import push as hub
@@ -20,6 +21,7 @@ from train.publishing.publisher import Publisher, PushToHub, read_log_files, ste
 from train.publishing.pytorch_format import take_snapshot
 from train.runtime.plan import PhaseToPlan, make_plans
 from train.runtime.run_folder import RunFolder
+from train.runtime.tensorflow_runtime import TensorFlowRuntime
 
 REPO = "alice/tiny"
 UPLOAD = "/lfs/[0-9a-f]{64}[?]"
@@ -77,7 +79,9 @@ def publisher(hub_here, finished_run, tmp_path) -> Publisher:  # noqa: ARG001
 @pytest.fixture(scope="module")
 def model() -> Any:
     """A model in training, as far as a push needs it."""
-    return SimpleNamespace(network=tiny_model("roberta"), optimizer=SimpleNamespace(is_stopped=False))
+    runtime = TensorFlowRuntime(tf.distribute.get_strategy())
+    optimizer = SimpleNamespace(is_stopped=False, figures=[])
+    return SimpleNamespace(network=tiny_model("roberta"), optimizer=optimizer, runtime=runtime)
 
 
 def while_training(publisher: Publisher) -> PushToHub:

@@ -5,7 +5,6 @@ import re
 import threading
 import urllib.error
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -71,13 +70,12 @@ def test_a_tpu_that_never_answers_is_not_waited_for_without_end(monkeypatch):
 
 
 class TwoWorkers:
-    """A strategy whose other worker has another value, and ends as soon as it may."""
+    """A runtime whose other worker has another value, and ends as soon as it may."""
 
-    def experimental_distribute_values_from_function(self, value: Any) -> tf.Tensor:
-        return value(None)
+    cluster = Cluster(("a", "b"))
 
-    def gather(self, value: tf.Tensor, axis: int) -> tf.Tensor:
-        return tf.concat([value, value + 1], axis)
+    def gather(self, values: np.ndarray) -> np.ndarray:
+        return np.stack([values, values + 1])
 
 
 def test_workers_that_disagree_say_so_whichever_ends_first(monkeypatch):
@@ -86,9 +84,9 @@ def test_workers_that_disagree_say_so_whichever_ends_first(monkeypatch):
         raise tf.errors.UnavailableError(None, None, "Connection reset by peer")
 
     waits: list[int] = []
-    monkeypatch.setattr(strategy, "max_over_workers", lost)
+    monkeypatch.setattr(strategy, "wait_for_workers", lost)
     with pytest.raises(InputError, match=r"All alike\. Not the chief's on b: step; here, on a: 3."):
-        strategy.check_agreement(TwoWorkers(), Cluster(("a", "b")), {"step": 3}, rule="All alike.")
+        strategy.check_agreement(TwoWorkers(), {"step": 3}, rule="All alike.")
     assert waits == [1]
 
 

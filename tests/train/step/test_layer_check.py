@@ -30,8 +30,8 @@ def built(name="roberta", strategy=None, jit_compile=True):
         return compiled_model(network, MaskedLanguageModeling(RULE, PAD), jit_compile=jit_compile)
 
 
-def is_proven(model, strategy=None):
-    return prove_tpu_layers(model, batch_of(token_rows()), strategy or one_cpu())
+def is_proven(model):
+    return prove_tpu_layers(model, batch_of(token_rows()))
 
 
 def has_tpu_layers(model):

@@ -13,9 +13,9 @@ from tests.fixtures.replicas import Case, Program, Result, execute, lower, put_t
 from tests.fixtures.tiny_models import PAD, VOCABULARY, tiny_model
 from tests.fixtures.tiny_steps import BAD_STEP, RULE, BadOnOneReplica, batch_of, compiled_model, token_rows
 from train.checks.preflight.hlo_costs import collective_bytes
-from train.checks.preflight.preflight import ReplicaOfSlice
 from train.model.attention import attend_within_documents
 from train.model.tpu_layers import use_tpu_layers
+from train.runtime.lowering import ReplicaOfSlice
 from train.step import sharding
 from train.step.sharding import Sharding
 from train.step.train_step import PretrainingModel

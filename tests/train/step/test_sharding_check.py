@@ -25,7 +25,7 @@ def is_proven():
     rows = token_rows(num_rows=32)
     batches = tf.data.Dataset.from_tensors(batch_of(rows))
     before = [variable.numpy() for variable in model.network.variables]
-    proven = prove_sharding(model, next(iter(strategy.experimental_distribute_dataset(batches))), strategy)
+    proven = prove_sharding(model, next(iter(strategy.experimental_distribute_dataset(batches))))
     assert all(np.array_equal(one.numpy(), old) for one, old in zip(model.network.variables, before, strict=True))
     assert not model.optimizer.iterations.numpy()
     return proven

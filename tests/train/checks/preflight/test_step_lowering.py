@@ -5,7 +5,8 @@ import tensorflow as tf
 
 from tests.fixtures.tiny_models import PAD, tiny_model
 from tests.fixtures.tiny_steps import RULE, compiled_model
-from train.checks.preflight.preflight import ReplicaOfSlice, lower_train_step, lowered
+from train.checks.preflight.preflight import lower_train_step
+from train.runtime.lowering import lower
 from train.tasks.masked_lm import MaskedLanguageModeling
 
 
@@ -40,14 +41,12 @@ def test_values_are_freed_and_the_step_can_be_lowered_again(model, text):
 
 
 def test_a_structure_of_tensors_is_summed_one_by_one():
-    @tf.function(jit_compile=True, autograph=False)
     def function(value):
-        with ReplicaOfSlice(4):
-            replica = tf.distribute.get_replica_context()
-            total, rest = replica.all_reduce(tf.distribute.ReduceOp.SUM, (value, [2 * value]))
-            return total, rest[0], replica.replica_id_in_sync_group * replica.num_replicas_in_sync
+        replica = tf.distribute.get_replica_context()
+        total, rest = replica.all_reduce(tf.distribute.ReduceOp.SUM, (value, [2 * value]))
+        return total, rest[0], replica.replica_id_in_sync_group * replica.num_replicas_in_sync
 
-    text = lowered(function, tf.TensorSpec((2,), tf.float32))
+    text = lower(function, (tf.TensorSpec((2,), tf.float32),), 4).stablehlo
     assert text.count('"stablehlo.all_reduce"') == 2
     assert text.count("stablehlo.replica_id") == 1
     assert tf.distribute.get_replica_context().num_replicas_in_sync == 1  # outside

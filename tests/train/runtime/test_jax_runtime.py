@@ -1,0 +1,178 @@
+"""The runtime of JAX on CPU devices, beside TensorFlow's."""
+
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.fixtures.arrays import assert_same_arrays
+from tests.fixtures.jax_devices import devices_of_jax, run_on_jax
+from tests.fixtures.results import read_json
+from tests.fixtures.same_run import assert_same_run, logged
+from tests.fixtures.tiny_models import PAD, tiny_model
+from tests.fixtures.tiny_run import forget_checkpoint, run_flags
+from tests.fixtures.tiny_steps import (
+    BAD_STEP,
+    MAX_GRAD_NORM,
+    NO_DROPOUT,
+    RULE,
+    BadOnOneReplica,
+    compiled_model,
+    token_rows,
+)
+from train.checkpoints.manager import TrainingState
+from train.run_mlm import main
+from train.runtime.jax_runtime import JaxRuntime
+from train.runtime.machines import Cluster
+from train.step import sharding
+from train.step.sharding import Sharding
+from train.step.train_step import PretrainingModel
+from train.tasks.masked_lm import MaskedLanguageModeling
+
+
+def jax_model(num_devices, model_type=PretrainingModel, divided=False, **settings):
+    """Make the model of `tiny_steps.build` on so many devices."""
+    with devices_of_jax(num_devices) as devices:
+        runtime = JaxRuntime(Cluster(), devices)
+    task = MaskedLanguageModeling(RULE, PAD)
+    settings = {"max_grad_norm": MAX_GRAD_NORM, "runtime": runtime, "model_type": model_type, **settings}
+    settings["sharding"] = Sharding(num_devices, by_xla=True) if divided else None
+    network = tiny_model("roberta", num_hidden_layers=1, **NO_DROPOUT)
+    return compiled_model(network, task, **settings)
+
+
+def train(model, num_steps=3, rows=None):
+    """Fit it to the same rows; return the means over the steps."""
+    rows = token_rows() if rows is None else rows
+    num_rows = len(rows) // model.runtime.num_replicas
+
+    def batches(context):
+        del context
+        return tf.data.Dataset.from_tensor_slices({"input_ids": rows}).batch(num_rows).repeat()
+
+    model.fit(model.runtime.distribute(batches), steps_per_epoch=num_steps, verbose=0)
+    model.runtime.pull(model.figures)
+    return {metric.name: float(metric.result()) for metric in model.metrics}
+
+
+def test_eight_replicas_make_the_steps_of_one():
+    one, eight = jax_model(1), jax_model(8)
+    assert train(eight) == pytest.approx(train(one), rel=1e-5)
+    assert_same_arrays(TrainingState(eight).read(), TrainingState(one).read(), atol=2e-5)
+
+
+def test_a_run_is_that_of_tensorflow(jax_run, shards, tmp_path):
+    assert main(run_flags(shards, tmp_path / "run", "--dropout", "0.1", "--runtime", "tensorflow")) == 0
+    names = ("step", "loss", "masked_accuracy", "grad_norm", "learning_rate", "num_masked_tokens")
+    found, expected = (
+        [{name: line[name] for name in names if name in line} for line in logged(folder)]
+        for folder in (jax_run, tmp_path / "run")
+    )
+    for line, expected_line in zip(found, expected, strict=True):
+        assert line == pytest.approx(expected_line, rel=1e-5)
+    record = read_json(jax_run / "run.json")
+    assert record["settings"]["hardware"]["runtime"] == "jax"
+    assert record["plan"]["num_replicas"] == 2
+
+
+def test_a_run_that_resumes_ends_as_if_it_had_not_stopped(jax_run, shards, tmp_path):
+    shutil.copytree(jax_run, tmp_path / "run")
+    forget_checkpoint(tmp_path / "run", 6)
+    run_on_jax(main, run_flags(shards, tmp_path / "run", "--dropout", "0.1"))
+    assert_same_run(tmp_path / "run", jax_run)
+
+
+def test_a_run_continues_on_the_other_runtime_with_a_note(jax_run, shards, tmp_path, capsys):
+    shutil.copytree(jax_run, tmp_path / "run")
+    forget_checkpoint(tmp_path / "run", 6)
+    assert main(run_flags(shards, tmp_path / "run", "--dropout", "0.1")) == 0
+    printed = capsys.readouterr().out
+    assert "resuming at step 3 of 6" in printed
+    assert "--runtime jax -> tensorflow" in printed
+    assert "results may differ in the last bits from an uninterrupted run" in printed
+    found, expected = (logged(folder)[-1]["loss"] for folder in (tmp_path / "run", jax_run))
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_gradient_that_is_not_finite_on_one_replica_stops_all():
+    model = jax_model(2, BadOnOneReplica)
+    train(model, BAD_STEP)
+    before = TrainingState(model).read()
+    train(model, 2)
+    assert model.optimizer.is_stopped
+    after = TrainingState(model).read()
+    for name in before:
+        if not name.startswith("metrics/"):
+            np.testing.assert_array_equal(after[name], before[name])
+
+
+def test_a_divided_optimizer_makes_the_same_steps_and_is_saved_whole(monkeypatch):
+    monkeypatch.setattr(sharding, "MIN_SHARDED_SIZE", 512)
+    whole, divided = jax_model(2), jax_model(2, divided=True)
+    assert train(divided) == pytest.approx(train(whole), rel=1e-5)
+    saved = TrainingState(divided).read()
+    assert_same_arrays(saved, TrainingState(whole).read(), atol=2e-5)
+    resumed = jax_model(2, divided=True)
+    TrainingState(resumed).write(saved)
+    assert_same_arrays(TrainingState(resumed).read(), saved)
+    assert train(resumed) == train(divided)
+    assert_same_arrays(TrainingState(resumed).read(), TrainingState(divided).read())
+
+
+def test_tensorflow_keeps_no_second_copy_and_has_the_values_where_they_are_read():
+    model = jax_model(2)
+    variables = model.network.variables
+    before = [variable.numpy() for variable in variables]
+    train(model)
+
+    def num_values():
+        return sum(int(tf.size(variable.read_value())) for variable in variables)
+
+    assert num_values() == len(variables)
+    with model.runtime.on_host(variables):
+        read = [variable.numpy() for variable in variables]
+        assert [one.shape for one in read] == [one.shape for one in before]
+        assert any(not np.array_equal(one, other) for one, other in zip(read, before, strict=True))
+    assert num_values() == len(variables)
+    model.runtime.release()
+    with pytest.raises(Exception, match=r"shape|size"):
+        model.network({"input_ids": tf.constant(token_rows())})
+
+
+def test_a_function_may_capture_tensors_and_return_any_structure():
+    with devices_of_jax(2) as devices:
+        runtime = JaxRuntime(Cluster(), devices)
+    table, total = tf.constant(np.arange(1000, dtype=np.int32) ** 2), tf.Variable(np.zeros(2, np.int32))
+
+    def look_up(batch):
+        replica = tf.distribute.get_replica_context()
+        found = tf.gather(table, batch["index"])
+        total.assign_add(replica.all_reduce(tf.distribute.ReduceOp.SUM, found))
+        return {"found": (found, batch["index"] + 1), "sum": total.read_value()}
+
+    function = runtime.on_replicas(look_up, jit_compile=True)
+    for num_calls in (1, 2):
+        results = function({"index": np.array([[3, 999], [5, 7]])})
+        assert [np.asarray(one).tolist() for one in results["found"][0]] == [[9, 999**2], [25, 49]]
+        assert [np.asarray(one).tolist() for one in results["found"][1]] == [[4, 1000], [6, 8]]
+        expected = [num_calls * (9 + 25), num_calls * (999**2 + 49)]
+        assert [np.asarray(one).tolist() for one in results["sum"]] == [expected, expected]
+    assert runtime.read([total])[0].tolist() == expected
+    runtime.write([total], [np.array([1, 2])])
+    assert [np.asarray(one).tolist() for one in runtime.replicas_of(total)] == [[1, 2], [1, 2]]
+    runtime.pull([total])
+    assert total.numpy().tolist() == [1, 2]
+    total.assign([5, 6])
+    runtime.push([total])
+    assert runtime.read([total])[0].tolist() == [5, 6]
+
+
+def test_what_a_checkpoint_holds_is_not_changed_by_the_next_step():
+    model = jax_model(1)
+    train(model)
+    saved = TrainingState(model).read()
+    copies = {name: array.copy() for name, array in saved.items()}
+    train(model)
+    assert_same_arrays(saved, copies)
+    assert any(not np.array_equal(array, saved[name]) for name, array in TrainingState(model).read().items())

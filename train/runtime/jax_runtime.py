@@ -1,0 +1,203 @@
+"""The runtime that executes TensorFlow's steps by JAX: on TPUs and GPUs that TensorFlow does not reach.
+
+TensorFlow builds the model on the CPU, reads the data, and lowers each step once; JAX compiles it and keeps the
+variables on the devices. A variable is moved there when the first program uses it, and TensorFlow's is emptied.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import jax
+import numpy as np
+import tensorflow as tf
+from jax.experimental import multihost_utils
+from numpy.typing import NDArray
+
+from train.runtime.jax_programs import Program, Replicas, compile_program, host_copy, place, set_up_jax
+from train.runtime.lowering import Lowered, empty, lower, set_value, value_of
+from train.runtime.machines import Cluster
+from train.runtime.runtime import WAIT_NAME, Runtime
+
+
+class JaxRuntime(Runtime):
+    """One replica on each device that JAX has, of all hosts.
+
+    Args:
+        cluster: the hosts; `jax.distributed` has been initialized if there are several.
+        devices: in the order of the replicas, those of a host one after the other.
+    """
+
+    def __init__(self, cluster: Cluster, devices: Sequence[Any]):
+        set_up_jax()
+        tf.config.set_visible_devices([], "GPU")  # which JAX uses; and a step lowered there holds its operations
+        self.cluster, self.num_replicas, self._devices = cluster, len(devices), devices
+        self._local_devices = [device for device in devices if device.process_index == jax.process_index()]
+        # By the identity of a variable's handle.
+        self._state: dict[int, Replicas] = {}
+        self._variables: dict[int, tf.Variable] = {}
+
+    def describe(self) -> str:
+        kind = self._devices[0].device_kind
+        return f"JAX {jax.__version__}, which executes TensorFlow's step: {self.num_replicas} x {kind}"
+
+    def scope(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def distribute(self, batches: Callable[[tf.distribute.InputContext], tf.data.Dataset]) -> tf.data.Dataset:
+        """Make the data set of this host's steps, of tensors (replicas, rows, …), as `on_replicas` takes them."""
+        context = tf.distribute.InputContext(self.cluster.num_workers, self.cluster.index, self.num_replicas)
+        steps = batches(context).batch(self.num_local_replicas, drop_remainder=True)
+        return steps.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+
+    def deal(self, array_of: Callable[[int], NDArray[Any]]) -> NDArray[Any]:
+        return np.stack([array_of(number) for number in range(self.num_local_replicas)])
+
+    def on_replicas(self, function: Callable[..., Any], *, jit_compile: bool = True) -> Callable[..., Any]:
+        del jit_compile  # everything is compiled
+        execute = self._program_of(function)
+
+        def call(*arguments: Any) -> Any:
+            lowered, results = execute(arguments)
+            return tf.nest.pack_sequence_as(lowered.structure, results)
+
+        return call
+
+    def train_function(self, model: Any) -> Callable[[Iterator[Any]], dict[str, Any]]:
+        execute = self._program_of(model.train_step)
+
+        def train(iterator: Iterator[Any]) -> dict[str, Any]:
+            wait_seconds = 0.0
+            for _ in range(int(model._steps_per_execution.numpy())):
+                asked_seconds = time.perf_counter()
+                batch = next(iterator)
+                wait_seconds += time.perf_counter() - asked_seconds
+                execute((batch,))
+            return {WAIT_NAME: wait_seconds}
+
+        return train
+
+    def variable(self, variable: Any, axis: int | None = None) -> "JaxVariable":
+        return JaxVariable(self, variable, axis)
+
+    def read(self, variables: Sequence[tf.Variable]) -> list[NDArray[Any]]:
+        return [host_copy(self.replicas_of(variable)[0]) for variable in variables]
+
+    def write(self, variables: Sequence[tf.Variable], values: Sequence[NDArray[Any]]) -> None:
+        for variable, value in zip(variables, values, strict=True):
+            self.set_replicas(variable, [np.asarray(value, variable.dtype.as_numpy_dtype)] * self.num_local_replicas)
+
+    def pull(self, variables: Iterable[tf.Variable]) -> None:
+        for variable in variables:
+            if (replicas := self._state.get(id(variable.handle))) is not None:
+                set_value(variable, tf.constant(host_copy(replicas[0])))
+
+    def push(self, variables: Iterable[tf.Variable]) -> None:
+        for variable in variables:
+            if id(variable.handle) in self._state:
+                self.set_replicas(variable, [value_of(variable)] * self.num_local_replicas)
+
+    @contextmanager
+    def on_host(self, variables: Sequence[tf.Variable]) -> Iterator[None]:
+        self.pull(variables)
+        try:
+            yield
+        finally:
+            empty([variable for variable in variables if id(variable.handle) in self._state])
+
+    def wait(self, variable: tf.Variable) -> None:
+        jax.block_until_ready(self.replicas_of(variable))
+
+    def gather(self, values: NDArray[Any]) -> NDArray[Any]:
+        if self.cluster.num_workers == 1:
+            return values[np.newaxis]
+        return np.asarray(multihost_utils.process_allgather(values))
+
+    def start_profile(self, folder: str) -> None:
+        jax.profiler.start_trace(folder)
+
+    def stop_profile(self) -> None:
+        jax.profiler.stop_trace()
+
+    def release(self) -> None:
+        self._state.clear()
+        self._variables.clear()
+
+    def replicas_of(self, variable: tf.Variable) -> Replicas:
+        """Return a variable's values on the devices; it is moved there if it was not."""
+        key = id(variable.handle)
+        if key not in self._state:
+            self.set_replicas(variable, [value_of(variable)] * self.num_local_replicas)
+        return self._state[key]
+
+    def set_replicas(self, variable: tf.Variable, values: Sequence[NDArray[Any]]) -> None:
+        key = id(variable.handle)
+        self._state[key] = place(values, self._local_devices)
+        self._variables[key] = variable  # its identity stays its own
+        empty([variable])
+
+    def _program_of(self, function: Callable[..., Any]) -> Callable[[Any], tuple[Lowered, list[Replicas]]]:
+        """Make what executes a function on a structure of tensors, each (replicas of this host, …)."""
+        programs: dict[tuple[Any, ...], tuple[Lowered, Program, list[int | Replicas]]] = {}
+
+        def execute(arguments: Any) -> tuple[Lowered, list[Replicas]]:
+            tensors = [np.asarray(one) for one in tf.nest.flatten(arguments)]
+            shapes = tuple((one.shape, one.dtype) for one in tensors)
+            if shapes not in programs:
+                programs[shapes] = self._compile(function, arguments, tensors)
+            lowered, program, captured = programs[shapes]
+            placed = [place(list(one), self._local_devices) for one in tensors]
+            captures = [self._state[one] if isinstance(one, int) else one for one in captured]
+            results = program.execute([*placed, *captures])
+            for result, parameter in program.assigned.items():
+                key = captured[parameter - len(placed)]
+                assert isinstance(key, int)
+                self._state[key] = results[result]
+            return lowered, results[: lowered.num_results]
+
+        return execute
+
+    def _compile(
+        self, function: Callable[..., Any], arguments: Any, tensors: Sequence[NDArray[Any]]
+    ) -> tuple[Lowered, Program, list[int | Replicas]]:
+        specs = [tf.TensorSpec(one.shape[1:], one.dtype) for one in tensors]
+        lowered = lower(function, tf.nest.pack_sequence_as(arguments, specs), self.num_replicas)
+        captured: list[int | Replicas] = []
+        for one in lowered.captured:
+            if isinstance(one, tf.Variable):
+                self.replicas_of(one)
+                captured.append(id(one.handle))
+            else:
+                captured.append(place([one.numpy()] * self.num_local_replicas, self._local_devices))
+        return lowered, compile_program(lowered.stablehlo, self._devices), captured
+
+
+class JaxVariable:
+    """A variable on the devices of a `JaxRuntime` as a checkpoint reads and sets it: as one array.
+
+    Args:
+        axis: along which the replicas, those of other hosts included, divide it; None if each has all of it.
+    """
+
+    def __init__(self, runtime: JaxRuntime, variable: tf.Variable, axis: int | None):
+        self._runtime, self._variable, self._axis = runtime, variable, axis
+        self.dtype = variable.dtype
+        num_shards = runtime.num_replicas
+        self.shape = tuple(size * (num_shards if index == axis else 1) for index, size in enumerate(variable.shape))
+
+    def numpy(self) -> NDArray[Any]:
+        """Copy it to the host; to be called on all hosts."""
+        replicas = self._runtime.replicas_of(self._variable)
+        if self._axis is None:
+            return host_copy(replicas[0])
+        shards = np.concatenate([host_copy(one) for one in replicas], self._axis)
+        return np.concatenate(list(self._runtime.gather(shards)), self._axis)
+
+    def assign(self, value: NDArray[Any]) -> None:
+        runtime, num_local = self._runtime, self._runtime.num_local_replicas
+        parts = [np.asarray(value)] * num_local
+        if self._axis is not None:
+            first = runtime.cluster.index * num_local
+            parts = np.split(np.asarray(value), runtime.num_replicas, self._axis)[first : first + num_local]
+        runtime.set_replicas(self._variable, parts)
