@@ -11,9 +11,8 @@ from finetuning.config.settings import ExamplesConfig
 from finetuning.data.table_formats import ENDINGS, LINE_READERS, read_csv, read_parquet, read_tsv
 from mlm_common.cli.settings import nearest_name
 from mlm_common.corpus.csv_rows import DELIMITERS, parse_delimiter
-from mlm_common.corpus.hub_dataset import find_builder, saved_splits
+from mlm_common.corpus.hub_dataset import find_builder, loading_explained, saved_splits
 from mlm_common.errors import InputError
-from mlm_common.hub.retries import hub_error, one_line
 from mlm_common.storage import folder_and_name, missing, read_file
 from mlm_common.storage.encodings import UTF8, decode_text
 from mlm_common.storage.guard import guarded_read
@@ -123,14 +122,12 @@ def read_hub_tables(name: str, config: str | None, revision: str | None) -> dict
     from datasets import ClassLabel, LargeList, List
 
     splits = saved_splits(name, "--dataset-name")
-    try:
-        if splits is None:
+    if splits is None:
+        rule = "--dataset-name must be a data set of the Hub, or a folder with one"
+        with loading_explained(f"{rule}; {name} cannot be read"):
             builder = find_builder(name, config, revision)
             builder.download_and_prepare()
             splits = builder.as_dataset()
-    except Exception as error:  # files that are missing or malformed show as nearly any exception
-        rule = "--dataset-name must be a data set of the Hub, or a folder with one"
-        raise hub_error(f"{rule}; {name} cannot be read: {one_line(error)}", error) from error
     tables = {}
     for split, rows in splits.items():
         columns: dict[str, Sequence[Any]] = {column: list(rows[column]) for column in rows.column_names}

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # Texts that are encoded at once; those of a batch go over all cores.
 TEXTS_AT_ONCE = 10_000
+# Characters by token of a row, from which on the texts of a pair are cut before they are encoded together.
+LONG_TEXT = 64
 INPUT_IDS, TOKEN_TYPES, INDEX = "input_ids", "token_type_ids", "index"
 # 1 at the tokens of a row, 0 at its padding: by its length, since the padding token may also occur in a text.
 ATTENTION_MASK = "attention_mask"
@@ -99,8 +101,11 @@ def encode_texts(
     check_room(tokenizer, max_length, is_pair=len(texts) == 2)
     columns: dict[str, list[NDArray[np.int32]]] = {INPUT_IDS: [], **({TOKEN_TYPES: []} if token_types else {})}
     for start in range(0, len(texts[0]), TEXTS_AT_ONCE):
+        some = [list(column[start : start + TEXTS_AT_ONCE]) for column in texts]
+        if len(some) == 2:
+            some = [[_without_end(tokenizer, text, max_length) for text in column] for column in some]
         encoded = tokenizer(
-            *(list(column[start : start + TEXTS_AT_ONCE]) for column in texts),
+            *some,
             truncation="longest_first",
             max_length=max_length,
             return_token_type_ids=token_types,
@@ -109,6 +114,19 @@ def encode_texts(
         for name, rows in columns.items():
             rows += [np.array(row, np.int32) for row in encoded[name]]
     return join_rows(columns, {} if labels is None else {"label": labels})
+
+
+def _without_end(tokenizer: PreTrainedTokenizerFast, text: str, max_length: int) -> str:
+    """Cut a long text after a word, where it has `max_length` tokens or more.
+
+    Of two long texts, `tokenizers` would make a row of each piece of the one with each piece of the other.
+    """
+    if len(text) <= LONG_TEXT * max_length:
+        return text
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    words = encoded.word_ids()
+    place = next((one for one in range(max_length, len(words)) if words[one] != words[one - 1]), None)
+    return text if place is None else text[: encoded["offset_mapping"][place - 1][1]]
 
 
 @dataclass(frozen=True)

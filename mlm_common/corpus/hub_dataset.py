@@ -111,21 +111,25 @@ class Dataset:
         if split not in names:
             raise InputError(f"{flag} must be a split of {self._name}: {', '.join(names)}; received {split!r}.")
 
-    @contextlib.contextmanager
-    def explained(self, more: str = "") -> Iterator[None]:
+    def explained(self, more: str = "") -> contextlib.AbstractContextManager[None]:
         """Turn any exception of `datasets` into one error that says what was read, and why it cannot be."""
-        with _logged_errors() as logged:
-            try:
-                yield
-            except (InputError, RunFailedError, MemoryError):
-                raise
-            except Exception as error:  # files that are missing or malformed show as nearly any exception
-                reason = logged[-1] if logged else str(_root(error)) or type(error).__name__
-                raise hub_error(
-                    f"--dataset-name {self._name} (--dataset-config {self._config.dataset_config}, --dataset-revision "
-                    f"{self._config.dataset_revision}{more}) cannot be loaded: {' '.join(reason.split())[:500]}",
-                    error,
-                ) from error
+        return loading_explained(
+            f"--dataset-name {self._name} (--dataset-config {self._config.dataset_config}, --dataset-revision "
+            f"{self._config.dataset_revision}{more}) cannot be loaded"
+        )
+
+
+@contextlib.contextmanager
+def loading_explained(message: str) -> Iterator[None]:
+    """Turn any exception of `datasets` into one error: the message, and what it has logged of the file or raised."""
+    with _logged_errors() as logged:
+        try:
+            yield
+        except (InputError, RunFailedError, MemoryError):
+            raise
+        except Exception as error:  # files that are missing or malformed show as nearly any exception
+            reason = logged[-1] if logged else str(_root(error)) or type(error).__name__
+            raise hub_error(f"{message}: {' '.join(reason.split())[:500]}", error) from error
 
 
 def find_builder(name: str, config: str | None, revision: str | None) -> "DatasetBuilder":

@@ -288,6 +288,15 @@ def test_a_data_set_of_a_folder(tmp_path, monkeypatch):
         read_hub_tables(str(tmp_path / "nowhere"), None, None)
 
 
+def test_a_damaged_file_of_a_data_set_is_named_in_one_line(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    write(tmp_path / "data" / "train.jsonl", '{"text": "a"}\n{"text": "b')
+    with pytest.raises(InputError, match=r"cannot be read: .*train\.jsonl"):
+        read_hub_tables(str(tmp_path / "data"), None, None)
+    assert caplog.records == []
+
+
 def test_a_long_text_of_a_csv_file(tmp_path):
     text = "a" * 200_000
     assert read_table(write(tmp_path / "a.csv", f"text,label\n{text},x\n"), "").columns["text"] == [text]

@@ -1,11 +1,15 @@
 """Rows as tf.data: filled up to their bucket, shared out over hosts and replicas, each made by the task."""
 
+import random
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from finetuning.data.buckets import Batches
-from finetuning.data.inputs import EncodedRows, batches_of_rows
+from finetuning.data.inputs import EncodedRows, batches_of_rows, encode_texts
+from tests.fixtures.tiny_corpus import wrapped
+from tests.fixtures.tiny_tokenizers import byte_level, marks_every_space, unigram, wordpiece
 from train.data.inputs import Feature
 
 ROWS = EncodedRows(
@@ -89,3 +93,31 @@ def test_no_thread_tunes_the_input():
     """It can miss the end of its iterator, which then waits for it, up to a minute, when a run is stopped."""
     batches = batches_of_rows(ROWS, BATCHES, FEATURES, tf.distribute.InputContext())
     assert batches.options().autotune.enabled is False
+
+
+class Watched:
+    """A tokenizer, and the lengths of the pairs of texts that it was given."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer, self.pairs = tokenizer, []
+
+    def __getattr__(self, name):
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, first, *second, **options):
+        self.pairs += [tuple(map(len, pair)) for texts in second for pair in zip(first, texts, strict=True)]
+        return self._tokenizer(first, *second, **options)
+
+
+@pytest.mark.parametrize("make", [unigram, wordpiece, byte_level, marks_every_space])
+def test_long_pairs_are_cut_to_the_same_tokens_before_they_are_encoded(make):
+    """Of two texts of 60,000 tokens, `tokenizers` would make millions of rows: one for each two of their pieces."""
+    draw, max_length = random.Random(0), 8
+    words = ["the", "models", "of", "Texts,", "naïve", "語言", "e\u0301té", "a  b", "\n", "x" * 300, "3.14"]
+    columns = [[" ".join(draw.choices(words, k=number)) for number in (1, 40, 300, 300)] for _ in range(2)]
+    tokenizer = wrapped(make())
+    expected = tokenizer(*columns, truncation="longest_first", max_length=max_length)["input_ids"]
+    watched = Watched(tokenizer)
+    rows = encode_texts(watched, columns, max_length=max_length, token_types=False)
+    assert [one.tolist() for one in np.split(rows.of_tokens["input_ids"], rows.starts[1:-1])] == expected
+    assert max(map(max, watched.pairs)) < 1_000 < max(map(len, columns[0]))
