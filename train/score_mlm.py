@@ -9,6 +9,7 @@ except ModuleNotFoundError:
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import Bounded, flag, require
@@ -20,8 +21,10 @@ from train.checkpoints.store import CheckpointStore
 from train.config.settings import HardwareConfig
 from train.runtime.run_folder import RunFolder, exported_model
 from train.scoring.pairs import num_equal_pairs, read_pairs
-from train.scoring.queries import Material, Reader
 from train.scoring.texts import draw_units, find_words
+
+if TYPE_CHECKING:
+    pass
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,8 @@ class ScoreConfig(Bounded):
 def main(argv: Sequence[str] | None = None) -> None:
     (config,) = parse_arguments((ScoreConfig,), argv, __doc__, needed=("model",))
     log_start(__file__)
+    from train.scoring.queries import Material, Reader  # transformers, not for --help
+
     for model in config.model:
         check_folder_or_hub(model, "--model")
     for path in config.minimal_pairs:

@@ -5,10 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from transformers import PreTrainedTokenizerFast
-
 if TYPE_CHECKING:
     import tensorflow as tf
+    from transformers import PreTrainedTokenizerFast
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Inputs(ABC):
         the end of a pass.
     """
 
-    tokenizer: PreTrainedTokenizerFast
+    tokenizer: "PreTrainedTokenizerFast"
     tokenizer_source: str
     max_length: int
     mean_length: float | None = None

@@ -10,8 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from transformers import PreTrainedTokenizerFast
-
 from mlm_common.errors import InputError
 from mlm_common.hub.retries import one_line
 from mlm_common.storage import missing
@@ -19,7 +17,7 @@ from train.data.inputs import Feature
 
 if TYPE_CHECKING:
     import tensorflow as tf
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
     from train.config.learning import MaskingConfig, ModelConfig
     from train.data.shards import TrainingInputs
@@ -197,7 +195,7 @@ class Task(ABC):
         """Describe the figures of the last evaluation, human-readable: {title: text}."""
         return {f"validation {name.replace('_', ' ')}": f"{value:.4f}" for name, value in figures.items()}
 
-    def describe_row(self, rows: Any, tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
+    def describe_row(self, rows: Any, tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
         """Show the first of the rows that `prepare_batch` made: {title: text}."""
         return {"first row": tokenizer.decode(rows["input_ids"][0])}
 
