@@ -19,6 +19,7 @@ from tests.fixtures.tiny_corpus import DOCUMENTS, flags
 from tests.fixtures.tiny_run import run_flags
 from tfrecord_prep import prepare_tfrecord_shards
 from tokenizer_training import train_unigram
+from train import TPUS, has_accelerator
 from train.checks.preflight.tpu_compiler import COMPILER_ENVIRONMENT
 from train.run_mlm import main
 
@@ -71,6 +72,27 @@ def records(shards: Path) -> dict[str, bytes]:
 def losses(folder: Path) -> dict[tuple[str, int], float]:
     """Read (split, step) -> loss."""
     return {(line["split"], line["step"]): line["loss"] for line in logged(folder)}
+
+
+TRIALS = """
+from train.runtime import pjrt_settings
+from train.runtime.child_process import ChildFailedError
+print(pjrt_settings.tensorflow_api_version(), pjrt_settings.library_api_version(pjrt_settings.library_path()))
+for with_pjrt in (True, False):
+    try:
+        pjrt_settings.try_to_connect(with_pjrt=with_pjrt)
+    except ChildFailedError as error:
+        print(error)
+"""
+
+
+@pytest.mark.skipif(has_accelerator(TPUS), reason="for a machine without a TPU")
+def test_what_connecting_to_a_tpu_does_where_there_is_none(vm_python):
+    """TensorFlow itself dies with its PJRT settings, and finds no platform without; neither waits for metadata."""
+    versions, with_pjrt, without = printed_by(vm_python, "-c", TRIALS).splitlines()
+    assert versions == "0.72 0.73"
+    assert with_pjrt.startswith("crashed (SIG")
+    assert without.startswith("failed: InternalError: ")
 
 
 @pytest.mark.usefixtures("one_device")

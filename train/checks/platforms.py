@@ -26,6 +26,7 @@ from train.runtime.pjrt_settings import (
 VARIABLES = (*FIXED, LIBRARY_VARIABLE, XLA_VARIABLE, "JAX_PLATFORMS", "LIBTPU_INIT_ARGS", "XLA_FLAGS")
 # Kaggle's image sets it, beside others, so that libtpu asks no metadata server.
 KAGGLE_VARIABLE = "TPU_PROCESS_ADDRESSES"
+HOSTS_VARIABLE = "TPU_WORKER_HOSTNAMES"
 
 
 def check_pjrt(_config: TrainingConfig) -> Iterator[Finding]:
@@ -66,6 +67,9 @@ def check_tpu_variables(_config: TrainingConfig) -> Iterator[Finding]:
         if os.environ.get(KAGGLE_VARIABLE) == "local":
             text += f" ({KAGGLE_VARIABLE}=local is of Kaggle's image: one process has all chips, as here)"
         yield Finding("ok", "environment", text)
+    if tpu_devices() and (num_hosts := os.environ.get(HOSTS_VARIABLE, "").count(",") + 1) > 1:
+        text = f"{HOSTS_VARIABLE} names {num_hosts} hosts, for all of which libtpu waits; TensorFlow uses one."
+        yield Finding("warning", "environment", text, "See docs/tpu/several_hosts.md.")
 
 
 def check_platforms(config: TrainingConfig) -> Iterator[Finding]:

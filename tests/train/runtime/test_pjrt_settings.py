@@ -42,6 +42,7 @@ def libtpu(tmp_path, monkeypatch) -> Path:
         ("vfio/0", "", {}, True),
         ("accel0", "0x8086:0x1237 0x1ae0:0x0063", {}, True),
         ("vfio/0", "0x1ae0:0x005e", {}, False),
+        ("vfio/0", "0x10de:0x005e", {}, True),  # of another maker
         ("accel0", "0x1ae0:0x0027", {}, False),
         ("vfio/0", "0x1ae0:0x006f", {}, True),
         ("vfio/0", "0x1ae0:0x0076", {}, True),  # one after the v6e
