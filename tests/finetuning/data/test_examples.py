@@ -328,3 +328,11 @@ def test_a_folder_that_save_to_disk_wrote_is_read_without_its_cache(tmp_path):
         tables = read_hub_tables(str(folder), None, None)
         assert {split: len(table.columns["text"]) for split, table in tables.items()} == splits
         assert tables["train"].columns["text"] == [f"row {number}" for number in range(30)]
+
+
+@pytest.mark.parametrize("name", ["br[1]", "a*", "what?", "a::b"])
+def test_a_path_that_datasets_takes_for_a_pattern_is_refused_with_another_way(name, tmp_path):
+    (tmp_path / name).mkdir()
+    write(tmp_path / name / "train.jsonl", "".join(json.dumps(row) + "\n" for row in ROWS))
+    with pytest.raises(InputError, match=r"--dataset-name must be a path without .*; .* or name its files instead\."):
+        read_hub_tables(str(tmp_path / name), None, None)
