@@ -19,6 +19,7 @@ from mlm_common.errors import InputError
 from mlm_common.storage import check_file, check_folder_or_hub, folder_and_name
 from train.checkpoints.store import CheckpointStore
 from train.config.settings import HardwareConfig
+from train.runtime.pjrt_settings import show_tpu
 from train.runtime.run_folder import RunFolder, exported_model
 from train.scoring.pairs import num_equal_pairs, read_pairs
 from train.scoring.texts import draw_units, find_words
@@ -135,6 +136,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return Reader(name, folder, documents, pairs, config.max_length, **options)
 
     readers = [read(model, exported_model(model)) for model in config.model]
+    show_tpu(HardwareConfig(tpu_name=config.tpu_name))  # before TensorFlow is imported
     from train.publishing.saved_model import transformers_folder  # not for bad input
     from train.runtime.machines import Cluster
     from train.runtime.strategy import connect

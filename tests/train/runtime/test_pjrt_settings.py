@@ -158,6 +158,8 @@ from mlm_common.errors import InputError
 def show_tpu(hardware):
     raise InputError(f"--pjrt {hardware.pjrt}")
 lifecycle.show_tpu, lifecycle.check_tpu_devices = show_tpu, lambda hardware: None
+import train.score_mlm
+train.score_mlm.show_tpu = show_tpu
 """
 
 
@@ -165,8 +167,11 @@ def test_a_run_sets_them_before_it_imports_tensorflow(shards, tiny_start, tmp_pa
     more = ("--tpu-name", "local", "--pjrt", "off")
     pretraining = ("train.run_mlm", run_flags(shards, tmp_path / "run", *more))
     finetuning = ("finetuning.run_classification", flags(tiny_start, tmp_path / "tuned", *more))
-    for answer in answers_of([pretraining, finetuning], SHOWN):
-        assert answer.err.strip().endswith("error: --pjrt off")
+    (tmp_path / "text.txt").write_text("a house\n", encoding="utf-8")
+    scored = ("--model", str(tiny_start / "start"), "--text", str(tmp_path / "text.txt"), "--tpu-name", "local")
+    answers = answers_of([pretraining, finetuning, ("train.score_mlm", scored)], SHOWN)
+    for answer, pjrt in zip(answers, ("off", "off", "auto"), strict=True):
+        assert answer.err.strip().endswith(f"error: --pjrt {pjrt}")
         assert not answer.has_tensorflow
 
 
