@@ -22,7 +22,7 @@ from train import multiplies_in_bfloat16
 from train.checkpoints.store import CheckpointStore, DamagedCheckpointError, find_checkpoint
 from train.config.settings import SUBJECTS, TrainingConfig
 from train.metrics.log import VALIDATION
-from train.runtime.machines import Cluster
+from train.runtime.machines import Cluster, tpu_devices
 from train.runtime.plan import phase_index
 from train.runtime.run_folder import RunFolder
 
@@ -148,6 +148,8 @@ def _evaluate(saved: "SavedModel", weights: "dict[str, np.ndarray]") -> dict[str
     settings = {**settings, "run": settings["run"] | here}
     if settings["hardware"]["bfloat16"] and not multiplies_in_bfloat16():  # unlike the run's machine
         settings["hardware"] = settings["hardware"] | {"jit_compile": None}
+    if not tpu_devices():  # nor those that the run had
+        settings["hardware"] = settings["hardware"] | {"no_tpu": True}
     config = TrainingConfig(*(kind(**settings[name]) for name, kind in zip(settings, SUBJECTS, strict=True)))
     run = Pretraining().open_run(config, Cluster())
     trainer = Trainer(run, 0, TensorFlowRuntime(connect(config.hardware, run.cluster)))

@@ -123,18 +123,18 @@ def test_the_mean_of_checkpoints_is_evaluated_and_exported(finished_run, tmp_pat
     assert _evaluate(saved[1], saved[1].snapshot.arrays)["loss"] == pytest.approx(logged, abs=1e-6)
 
 
-def test_a_mean_is_evaluated_where_bfloat16_needs_xla(finished_run, monkeypatch):
+def test_a_mean_is_evaluated_where_bfloat16_needs_xla_and_there_is_no_tpu(finished_run, monkeypatch):
     """Of a run on a machine that does not need it."""
 
     def show(_, config, *__):
-        raise InputError(f"compiled: {config.hardware.jit_compile}")
+        raise InputError(f"compiled: {config.hardware.jit_compile}, on a TPU: {config.hardware.wants_tpu}")
 
     saved = read_saved_model(str(finished_run))
     assert saved.record is not None
-    saved.record["settings"]["hardware"] |= {"bfloat16": True, "jit_compile": False}
+    saved.record["settings"]["hardware"] |= {"bfloat16": True, "jit_compile": False, "tpu_name": "local"}
     monkeypatch.setattr("train.has_bfloat16_instructions", lambda: False)
     monkeypatch.setattr(Pretraining, "open_run", show)
-    with pytest.raises(InputError, match="compiled: None"):
+    with pytest.raises(InputError, match="compiled: None, on a TPU: False"):
         _evaluate(saved, {})
 
 
