@@ -17,6 +17,7 @@ MAX_SHOWN_CHARACTERS = 80
 # The delimiter gives more of the rows than this as many fields as the first, as any row can have an error.
 MIN_SHARE = 0.5
 MIN_ROWS_BELOW_TITLE = 2  # the names, and a row
+NAMES_FIRST = "The first row must name the columns: delete a title above it."
 CLOSED = "Close each quotation mark, and double those within a text in quotation marks."
 
 
@@ -43,6 +44,7 @@ class CsvRows:
     Attributes:
         names: of the columns; empty if there is no row.
         delimiter: that was found.
+        has_title: whether the first row is rather a title above the names.
 
     Raises:
         InputError: two delimiters are possible, or each row is in quotation marks as a whole.
@@ -59,7 +61,7 @@ class CsvRows:
         if delimiter is None:
             _check_not_quoted_whole(first, is_whole, name)
         self.delimiter = delimiter or _find_delimiter(first, is_whole, name, num_skipped)
-        self._has_title = _has_title(first, is_whole, self.delimiter)
+        self.has_title = _has_title(first, is_whole, self.delimiter)
         self._rows = _rows(itertools.chain(first, remaining), self.delimiter, num_skipped)
         header = next(self._rows, None)
         self.names = header.fields if header else []
@@ -86,8 +88,8 @@ class CsvRows:
     @property
     def hint(self) -> str:
         """How to fix a row with another number of fields."""
-        if len(self.names) == 1 or self._has_title:
-            return "The first row must name the columns: delete a title above it."
+        if len(self.names) == 1 or self.has_title:
+            return NAMES_FIRST
         others = DELIMITERS.get(self.delimiter, f"`{self.delimiter}`")
         return f"Put texts with {others} or line ends in quotation marks, or name another --delimiter."
 

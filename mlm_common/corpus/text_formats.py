@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from mlm_common.corpus.config import OnBadRow
-from mlm_common.corpus.csv_rows import CsvRows, parse_delimiter
+from mlm_common.corpus.csv_rows import NAMES_FIRST, CsvRows, parse_delimiter
 from mlm_common.errors import InputError
 from mlm_common.storage.encodings import conversion_hint
 from mlm_common.storage.guard import guarded_read
@@ -116,7 +116,7 @@ def csv_texts(
     if not rows.names:
         return
     if text_column not in rows.names:
-        raise no_column(rows.names, text_column, name)
+        raise InputError(f"{no_column(rows.names, text_column, name)}{f' {NAMES_FIRST}' if rows.has_title else ''}")
     column = rows.names.index(text_column)
     for row in rows:
         if len(row.fields) != len(rows.names):

@@ -16,6 +16,8 @@ UTF8 = "UTF-8"
 NUM_BYTES_CHECKED = 1 << 20
 # Categories of code points that texts have hardly any of, and the share of them in bytes that are taken for text.
 NO_TEXT, MAX_ODD_SHARE = ("Cc", "Cn", "Co", "Cs"), 0.01
+# UTF-16 has more zero bytes, or control characters beside them.
+MAX_ZERO_SHARE = 0.1
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _UTF8_CHARACTER = re.compile(rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}")
 _RUN = re.compile(rb"[\x80-\xff]+")
@@ -119,7 +121,7 @@ def _blocks_of_text(content: bytes, encoding: str) -> set[int] | None:
 def has_stray_zeros(content: bytes) -> bool:
     """Return whether bytes are UTF-8 text but for a few zero bytes."""
     num_zeros = content.count(0)
-    if not 0 < num_zeros <= MAX_ODD_SHARE * len(content) + 1:
+    if not 0 < num_zeros <= MAX_ZERO_SHARE * len(content) + 1:
         return False
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(content.replace(b"\0", b""))

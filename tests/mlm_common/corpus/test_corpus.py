@@ -156,7 +156,8 @@ def test_contradicting_settings(settings, message):
     [
         ("a.txt", b"\n \n\t\n", "every document of .* is blank"),
         ("a.jsonl", b"", "every document of .* is blank"),
-        ("a.csv", b"id,body\n1,b\n", "has id, body, not 'text'"),
+        ("a.csv", b"id,body\n1,b\n", r"has id, body, not 'text'\.$"),
+        ("b.csv", b"A, title\nid,text,n\n1,b,2\n", r"not 'text'\. The first row must name the columns: delete a title"),
         ("a.pdf", b"%PDF", "takes files ending in .*; got .*a.pdf"),
         ("a.parquet.gz", b"", "not for .parquet|but for .parquet"),
     ],

@@ -77,11 +77,15 @@ def test_the_hint_for_utf16_without_ascii_has_the_right_byte_order(text, order):
 
 @pytest.mark.parametrize("text", [GERMAN, CHINESE, "a\n"])
 @pytest.mark.parametrize("number", [0, 1, -1])
-def test_a_zero_byte_in_a_text_is_to_be_removed(text, number):
+@pytest.mark.parametrize("num_copies", [1, 20])
+def test_a_zero_byte_in_a_text_is_to_be_removed(text, number, num_copies):
+    """In one line, or in one of a few throughout a file."""
     lines = text.encode().splitlines(keepends=True)
-    lines[number % len(lines)] = b"\0" + lines[number % len(lines)]
-    with pytest.raises(TextEncodingError, match=rf"^line {number % len(lines) + 1} has a zero byte") as caught:
-        decode_text(b"".join(lines))
+    index = number % len(lines)
+    lines[index] = b"\0" + lines[index]
+    rest = [] if num_copies == 1 else [b"long enough\n"]
+    with pytest.raises(TextEncodingError, match=rf"^line {index + 1} has a zero byte") as caught:
+        decode_text(b"".join([*lines, *rest] * num_copies))
     assert caught.value.hint == "The rest is text in UTF-8: remove the zero bytes, as `tr -d '\\000'` does."
 
 
