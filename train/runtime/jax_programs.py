@@ -9,10 +9,11 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 # JAX's own variable for it; without it the programs are kept in the user's cache.
@@ -23,8 +24,9 @@ MIN_KEPT_COMPILE_SECONDS = 1.0
 # Of a program's header: a result that is written in the memory of a parameter.
 ALIAS = re.compile(r"parameter_number = (\d+) : i64\}, output_index = array<i64(?:: (\d+))?>")
 
-# A value of each of this host's replicas, on its device.
-Replicas = list[jax.Array]
+# A value of each replica, on its device: JAX's array on all devices, under the sharding that calls them equal. Those of
+# a batch are not, nor are shards of moments; nothing but a program of this module reads them.
+Replicas: TypeAlias = jax.Array
 
 
 class Program(NamedTuple):
@@ -36,10 +38,13 @@ class Program(NamedTuple):
     executable: Any
     assigned: dict[int, int]
 
-    def execute(self, parameters: Sequence[Replicas]) -> list[Replicas]:
-        """Start the program on all devices of this host; returns before they have finished."""
-        results = self.executable.execute_sharded(parameters).disassemble_into_single_device_arrays()
-        return list(results)
+    def execute(self, parameters: Sequence[Replicas]) -> list[list[jax.Array]]:
+        """Start the program on all devices of this host; returns before they have finished.
+
+        Returns:
+            For each result the values on this host's devices.
+        """
+        return list(self.executable.execute_sharded(parameters).disassemble_into_single_device_arrays())
 
 
 def set_up_jax() -> None:
@@ -79,10 +84,24 @@ def assigned(stablehlo: str) -> dict[int, int]:
     return {int(result or 0): int(parameter) for parameter, result in ALIAS.findall(header)}
 
 
-def place(parts: Sequence[NDArray[Any]], devices: Sequence[Any]) -> Replicas:
-    """Begin to copy one array to each device."""
-    placed: Replicas = jax.device_put(list(parts), list(devices))
-    return placed
+def sharding_over(devices: Sequence[Any]) -> NamedSharding:
+    """Make the sharding of `Replicas` on these devices, of all hosts."""
+    return NamedSharding(Mesh(np.array(devices), ("replicas",)), PartitionSpec())
+
+
+def place(parts: Sequence[NDArray[Any]], sharding: NamedSharding) -> Replicas:
+    """Begin to copy one array to each device of this host."""
+    return joined(jax.device_put(list(parts), list(sharding.mesh.local_devices)), sharding)
+
+
+def joined(values: list[jax.Array], sharding: NamedSharding) -> Replicas:
+    """Take the values on this host's devices for those of its replicas."""
+    return jax.make_array_from_single_device_arrays(values[0].shape, sharding, values)
+
+
+def values_of(replicas: Replicas) -> list[jax.Array]:
+    """Return the values on this host's devices, in their order."""
+    return [shard.data for shard in replicas.addressable_shards]
 
 
 def host_copy(array: jax.Array) -> NDArray[Any]:

@@ -15,7 +15,17 @@ import tensorflow as tf
 from jax.experimental import multihost_utils
 from numpy.typing import NDArray
 
-from train.runtime.jax_programs import Program, Replicas, compile_program, host_copy, place, set_up_jax
+from train.runtime.jax_programs import (
+    Program,
+    Replicas,
+    compile_program,
+    host_copy,
+    joined,
+    place,
+    set_up_jax,
+    sharding_over,
+    values_of,
+)
 from train.runtime.lowering import Lowered, empty, lower, set_value, value_of
 from train.runtime.machines import Cluster
 from train.runtime.runtime import WAIT_NAME, Runtime
@@ -33,7 +43,7 @@ class JaxRuntime(Runtime):
         set_up_jax()
         tf.config.set_visible_devices([], "GPU")  # which JAX uses; and a step lowered there holds its operations
         self.cluster, self.num_replicas, self._devices = cluster, len(devices), devices
-        self._local_devices = [device for device in devices if device.process_index == jax.process_index()]
+        self._sharding = sharding_over(devices)
         # By the identity of a variable's handle.
         self._state: dict[int, Replicas] = {}
         self._variables: dict[int, tf.Variable] = {}
@@ -82,7 +92,7 @@ class JaxRuntime(Runtime):
         return JaxVariable(self, variable, axis)
 
     def read(self, variables: Sequence[tf.Variable]) -> list[NDArray[Any]]:
-        return [host_copy(self.replicas_of(variable)[0]) for variable in variables]
+        return [host_copy(values_of(self.replicas_of(variable))[0]) for variable in variables]
 
     def write(self, variables: Sequence[tf.Variable], values: Sequence[NDArray[Any]]) -> None:
         for variable, value in zip(variables, values, strict=True):
@@ -91,7 +101,7 @@ class JaxRuntime(Runtime):
     def pull(self, variables: Iterable[tf.Variable]) -> None:
         for variable in variables:
             if (replicas := self._state.get(id(variable.handle))) is not None:
-                set_value(variable, tf.constant(host_copy(replicas[0])))
+                set_value(variable, tf.constant(host_copy(values_of(replicas)[0])))
 
     def push(self, variables: Iterable[tf.Variable]) -> None:
         for variable in variables:
@@ -133,27 +143,27 @@ class JaxRuntime(Runtime):
 
     def set_replicas(self, variable: tf.Variable, values: Sequence[NDArray[Any]]) -> None:
         key = id(variable.handle)
-        self._state[key] = place(values, self._local_devices)
+        self._state[key] = place(values, self._sharding)
         self._variables[key] = variable  # its identity stays its own
         empty([variable])
 
-    def _program_of(self, function: Callable[..., Any]) -> Callable[[Any], tuple[Lowered, list[Replicas]]]:
+    def _program_of(self, function: Callable[..., Any]) -> Callable[[Any], tuple[Lowered, list[list[jax.Array]]]]:
         """Make what executes a function on a structure of tensors, each (replicas of this host, …)."""
         programs: dict[tuple[Any, ...], tuple[Lowered, Program, list[int | Replicas]]] = {}
 
-        def execute(arguments: Any) -> tuple[Lowered, list[Replicas]]:
+        def execute(arguments: Any) -> tuple[Lowered, list[list[jax.Array]]]:
             tensors = [np.asarray(one) for one in tf.nest.flatten(arguments)]
             shapes = tuple((one.shape, one.dtype) for one in tensors)
             if shapes not in programs:
                 programs[shapes] = self._compile(function, arguments, tensors)
             lowered, program, captured = programs[shapes]
-            placed = [place(list(one), self._local_devices) for one in tensors]
+            placed = [place(list(one), self._sharding) for one in tensors]
             captures = [self._state[one] if isinstance(one, int) else one for one in captured]
             results = program.execute([*placed, *captures])
             for result, parameter in program.assigned.items():
                 key = captured[parameter - len(placed)]
                 assert isinstance(key, int)
-                self._state[key] = results[result]
+                self._state[key] = joined(results[result], self._sharding)
             return lowered, results[: lowered.num_results]
 
         return execute
@@ -169,7 +179,7 @@ class JaxRuntime(Runtime):
                 self.replicas_of(one)
                 captured.append(id(one.handle))
             else:
-                captured.append(place([one.numpy()] * self.num_local_replicas, self._local_devices))
+                captured.append(place([one.numpy()] * self.num_local_replicas, self._sharding))
         return lowered, compile_program(lowered.stablehlo, self._devices), captured
 
 
@@ -188,7 +198,7 @@ class JaxVariable:
 
     def numpy(self) -> NDArray[Any]:
         """Copy it to the host; to be called on all hosts."""
-        replicas = self._runtime.replicas_of(self._variable)
+        replicas = values_of(self._runtime.replicas_of(self._variable))
         if self._axis is None:
             return host_copy(replicas[0])
         shards = np.concatenate([host_copy(one) for one in replicas], self._axis)

@@ -23,6 +23,7 @@ from tests.fixtures.tiny_steps import (
 )
 from train.checkpoints.manager import TrainingState
 from train.run_mlm import main
+from train.runtime.jax_programs import values_of
 from train.runtime.jax_runtime import JaxRuntime
 from train.runtime.machines import Cluster
 from train.step import sharding
@@ -160,7 +161,7 @@ def test_a_function_may_capture_tensors_and_return_any_structure():
         assert [np.asarray(one).tolist() for one in results["sum"]] == [expected, expected]
     assert runtime.read([total])[0].tolist() == expected
     runtime.write([total], [np.array([1, 2])])
-    assert [np.asarray(one).tolist() for one in runtime.replicas_of(total)] == [[1, 2], [1, 2]]
+    assert [np.asarray(one).tolist() for one in values_of(runtime.replicas_of(total))] == [[1, 2], [1, 2]]
     runtime.pull([total])
     assert total.numpy().tolist() == [1, 2]
     total.assign([5, 6])
