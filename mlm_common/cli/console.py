@@ -3,6 +3,7 @@
 import argparse
 import io
 import logging
+import math
 import os.path
 import shlex
 import sys
@@ -127,9 +128,10 @@ def short_number(number: float) -> str:
 
 
 def two_digits(number: float) -> str:
-    """Write a number above 0 as what is known of it only roughly: 150,000, 74, 7.4, 0.074."""
+    """Write a number of which little is known with two digits: 150,000, 74, 7.4, 0.00074."""
     rounded = float(f"{number:.2g}")
-    return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:.2g}"
+    places = 1 - math.floor(math.log10(rounded)) if rounded > 0 else 0
+    return f"{rounded:,.{max(0, places)}f}"
 
 
 def about(seconds: float) -> str:

@@ -163,7 +163,17 @@ def test_lines_every_ten_seconds_where_there_is_no_terminal(monkeypatch, caplog)
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(145_323, "150,000"), (99.6, "100"), (74.12, "74"), (9.96, "10"), (7.412, "7.4"), (0.0741, "0.074"), (3, "3")],
+    [
+        (145_323, "150,000"),
+        (99.6, "100"),
+        (74.12, "74"),
+        (9.96, "10"),
+        (7.41e-5, "0.000074"),
+        (7.412, "7.4"),
+        (0.0741, "0.074"),
+        (3, "3.0"),
+        (0, "0"),
+    ],
 )
 def test_two_digits_are_written(number, text):
     assert two_digits(number) == text
