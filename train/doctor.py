@@ -44,6 +44,7 @@ INSTALLATION = (
 MACHINE = (
     ("import", machine.check_import),
     ("GPU", machine.check_gpus),
+    ("runtime", platforms.check_runtime),
     ("environment", platforms.check_tpu_variables),
     ("PJRT", platforms.check_pjrt),
     ("TPU", machine.check_tpu),

@@ -39,6 +39,7 @@ from train.runtime.machines import (
     tpu_devices,
 )
 from train.runtime.pjrt_settings import ADVICE, show_tpu, try_to_connect
+from train.runtime.runtime_choice import choose_runtime, jax_devices
 
 logger = logging.getLogger(__name__)
 
@@ -238,14 +239,17 @@ def check_gpus(config: TrainingConfig, devices: Path = Path("/dev")) -> Iterator
 
 
 def check_tpu(config: TrainingConfig) -> Iterator[Finding]:
+    if tpu_devices() and not config.hardware.no_tpu:  # which JAX takes by itself if TensorFlow has none
+        config = replace(config, hardware=choose_runtime(config.hardware)[0])
     name, has_tpu_build = config.hardware.tpu_name, TPU_BUILD in tensorflow_builds(installed_packages())
+    on_jax = config.hardware.runtime == "jax"
     if not config.hardware.wants_tpu:
         yield _unused_tpu(config, has_tpu_build)
         return
     check_tpu_use(config, read_cluster())
     if name == "local":
         check_tpu_devices(config.hardware)
-        if not has_tpu_build:
+        if not has_tpu_build and not on_jax:
             text = f"--tpu-name local needs {TPU_BUILD}; the installed TensorFlow is the one for CPUs and GPUs."
             yield Finding("error", "TPU", text, TPU_INSTALL)
             return
@@ -254,16 +258,18 @@ def check_tpu(config: TrainingConfig) -> Iterator[Finding]:
             text = f"is in use by process {names}; only one process can use it."
             yield Finding("error", "TPU", text, "End that process: kill NUMBER")
             return
-        show_tpu(config.hardware)
+        if not on_jax:
+            show_tpu(config.hardware)
     fix = "Restart the TPU VM. If that does not help, check its runtime version: it must fit the TPU's type."
     try:
-        answer = ask_tensorflow("connect_tpu", config, f"connecting to {name}", fix)
+        answer = ask_tensorflow("connect_jax" if on_jax else "connect_tpu", config, f"connecting to {name}", fix)
     except (InputError, RunFailedError) as error:
         yield Finding("error", "TPU", str(error))
-        if name == "local" and (config.hardware.pjrt == "off" or not is_newer_tpu()):
+        if name == "local" and not on_jax and (config.hardware.pjrt == "off" or not is_newer_tpu()):
             yield _with_pjrt()
         return
-    yield Finding("ok", "TPU", f"{describe_tpu() if name == 'local' else name}, {answer['num_replicas']} replicas")
+    by = ", by JAX" if on_jax else ""
+    yield Finding("ok", "TPU", f"{describe_tpu() if name == 'local' else name}, {answer['num_replicas']} replicas{by}")
 
 
 def _with_pjrt() -> Finding:
@@ -341,6 +347,16 @@ def list_jax_devices(_config: TrainingConfig) -> dict[str, Any]:
     return {"devices": [device.platform for device in jax.devices()]}
 
 
+def connect_jax(config: TrainingConfig) -> dict[str, Any]:
+    """Claim the TPU through JAX as a run does."""
+    return {"num_replicas": len(jax_devices(config.hardware, Cluster()))}
+
+
+def name_runtime(config: TrainingConfig) -> dict[str, Any]:
+    hardware, reason = choose_runtime(config.hardware)
+    return {"runtime": hardware.runtime, "reason": reason}
+
+
 def connect_tpu(config: TrainingConfig) -> dict[str, Any]:
     """Claim the TPU as a run does, for as long as this process lives."""
     from train.runtime.strategy import connect
@@ -387,10 +403,8 @@ def _read_shard(path: str) -> None:
         ) from error
 
 
-TASKS = {
-    task.__name__: task
-    for task in (import_libraries, list_gpus, list_devices, list_jax_devices, connect_tpu, check_run)
-}
+OF_DEVICES = (list_gpus, list_devices, list_jax_devices, name_runtime, connect_jax, connect_tpu)
+TASKS = {task.__name__: task for task in (import_libraries, *OF_DEVICES, check_run)}
 
 
 def main() -> None:

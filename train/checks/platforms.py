@@ -72,6 +72,12 @@ def check_tpu_variables(_config: TrainingConfig) -> Iterator[Finding]:
         yield Finding("warning", "environment", text, "See docs/tpu/several_hosts.md.")
 
 
+def check_runtime(config: TrainingConfig) -> Iterator[Finding]:
+    """Name the runtime that a run would have; on a machine with a GPU TensorFlow is asked for it."""
+    answer = ask_tensorflow("name_runtime", config, "choosing the runtime", "")
+    yield Finding("ok", "runtime", f"--runtime {answer['runtime']}: {answer['reason']}")
+
+
 def check_platforms(config: TrainingConfig) -> Iterator[Finding]:
     """List the devices that TensorFlow and JAX see; each looks in a process of its own, which claims them meanwhile."""
     if not has_accelerator():

@@ -25,4 +25,4 @@ def describe_step_time(
     precision = "bfloat16" if hardware.bfloat16 else "float32"
     step = f"{rows} rows x {plan.num_micro_batches} x {plan.num_replicas} replicas of {plan.max_length} tokens"
     libraries = ", ".join(f"{name} {versions[name]}" for name in LIBRARIES if name in versions)
-    return f"{measured}, {beside}: {what}, {precision}, {step}, {libraries}"
+    return f"{measured}, {beside}: {what}, {precision}, {step}, --runtime {hardware.runtime}, {libraries}"

@@ -44,7 +44,7 @@ TRIAL_SECONDS = 300.0
 API_SECONDS = 60.0
 ADVICE = (
     "Run train/doctor.py --tpu-name local, which tries both ways. JAX finds TPUs that TensorFlow does not: --runtime "
-    "jax, in an environment with jax[tpu] and TensorFlow for the CPU."
+    "jax, in an environment of its own (python3 install.py --extra jax-tpu --environment .venv-jax)."
 )
 # What has been tried in this process, for the errors of a connection.
 _tried: list[str] = []

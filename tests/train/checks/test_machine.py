@@ -75,6 +75,7 @@ def device(monkeypatch, tmp_path) -> Path:
     for module in ("train.runtime.machines", "train.checks.machine"):
         monkeypatch.setattr(f"{module}.tpu_devices", lambda: [tmp_path / "accel0"])
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v3-8")
+    monkeypatch.setattr("train.runtime.machines.has_tensorflow_for_tpus", lambda: True)
     monkeypatch.setattr(machine, "tensorflow_builds", lambda _: ["tensorflow-tpu"])
     return tmp_path / "accel0"
 

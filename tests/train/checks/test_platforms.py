@@ -1,5 +1,6 @@
 """The doctor on the PJRT API of TensorFlow and libtpu, the variables of a TPU, and the devices that are seen."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from tests.fixtures.doctor_cases import config_of, found, modules
 from tests.fixtures.fake_tpus import FINDS_EIGHT, NO_PLATFORM, TENSORFLOW, compiled_libtpu, needs_compiler
 from train.checks import machine, platforms
-from train.runtime import machines, pjrt_settings
+from train.runtime import machines, pjrt_settings, runtime_choice
 
 # As Kaggle's v5e-8 has them.
 KAGGLE = {
@@ -118,8 +119,41 @@ def test_where_connecting_fails_the_other_way_is_tried(program, said, tpu_machin
     modules(tmp_path, monkeypatch, tensorflow____init__=TENSORFLOW.format(program))
     monkeypatch.setattr(machine, "ask_tensorflow", fail)
     monkeypatch.setattr(machine, "tensorflow_builds", lambda _: ["tensorflow-tpu"])
-    monkeypatch.setattr(pjrt_settings, "has_tensorflow_for_tpus", lambda: True)
+    for module in (machines, pjrt_settings):
+        monkeypatch.setattr(module, "has_tensorflow_for_tpus", lambda: True)
     monkeypatch.setattr(machines, "read_metadata", None)
     error, other = lines_of(machine.check_tpu, "--tpu-name", "local")
     assert error == "error TPU no TPU platform"
     assert other.startswith(said)
+
+
+@pytest.mark.parametrize("flags", ["", "--tpu-name local", "--tpu-name local --runtime jax"])
+def test_a_tpu_that_jax_alone_reaches(flags, tpu_machine, monkeypatch):
+    """As on Colab: a run takes it without --tpu-name, too."""
+
+    def ask(task, *_):
+        asked.append(task)
+        return {"num_replicas": 1}
+
+    asked: list[str] = []
+    tpu_machine("vfio/0", TPU_ACCELERATOR_TYPE="v5litepod-1")
+    monkeypatch.setattr(machine, "ask_tensorflow", ask)
+    monkeypatch.setattr(machine, "tensorflow_builds", lambda _: ["tensorflow"])
+    monkeypatch.setattr(machines, "has_tensorflow_for_tpus", lambda: False)
+    monkeypatch.setattr(runtime_choice, "is_installed", lambda names: names == runtime_choice.JAX_FOR_TPUS)
+    assert lines_of(machine.check_tpu, *flags.split()) == ["ok TPU v5litepod-1, 16 GiB per replica, 1 replicas, by JAX"]
+    assert asked == ["connect_jax"]
+    if not flags:
+        return
+    monkeypatch.setattr(runtime_choice, "is_installed", lambda _: False)
+    monkeypatch.setattr(runtime_choice, "find_spec", lambda _: None)
+    (line,) = lines_of(machine.check_tpu, *flags.split())
+    assert re.match("error x --(tpu-name local|runtime jax) needs .*install.py --extra jax-tpu", line)
+
+
+def test_the_runtime_of_a_run_is_named(monkeypatch):
+    monkeypatch.setattr(platforms, "ask_tensorflow", lambda task, config, *_: machine.TASKS[task](config))
+    assert lines_of(platforms.check_runtime, "--runtime", "jax") == ["ok runtime --runtime jax: asked for"]
+    monkeypatch.setattr(runtime_choice, "_tensorflow_has_gpus", lambda: False)
+    (line,) = lines_of(platforms.check_runtime)
+    assert line.startswith("ok runtime --runtime tensorflow: ")
