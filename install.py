@@ -40,6 +40,8 @@ EXTRAS = {
     "cpu": "TensorFlow for the CPU (about 0.5 GB)",
     "gpu": "TensorFlow and CUDA for the GPU (about 3.5 GB)",
     "tpu": "TensorFlow for the TPU (about 0.7 GB)",
+    "jax-tpu": "TensorFlow for the CPU, and JAX for the TPU (about 0.9 GB)",
+    "jax-cuda": "TensorFlow for the CPU, and JAX and CUDA for the GPU (about 3.5 GB)",
     "preflight": "TensorFlow and the TPU's compiler (about 0.8 GB)",
 }
 # pyproject.toml says the same to uv and pip.
@@ -47,6 +49,8 @@ OLDEST_PYTHON, FIRST_PYTHON_TOO_NEW = (3, 10), (3, 14)
 PYTHON_RANGE = "Python 3.10, 3.11, 3.12 or 3.13"
 # Those of train/runtime/machines.py, which cannot be imported before the project is installed.
 TPU_DEVICE_PATTERNS = ("accel*", "vfio/[0-9]*")
+# What the Python of a TPU VM has where Google made its image for TensorFlow.
+TENSORFLOW_OF_IMAGES = ("tensorflow", "tensorflow-tpu", "tf-nightly-tpu")
 # Installed without its dependencies, which would replace the TPU's TensorFlow with that for the CPU.
 TF_KERAS_FOR_TPU = "tf-keras>=2.20,<2.21"
 # What services set for their environment, and what would lead uv or the new interpreter there.
@@ -72,12 +76,24 @@ def find_place(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def find_extra(devices: Path = Path("/dev")) -> str:
-    """Choose what `MLM_EXTRA` says, else `tpu`, `gpu` or `cpu`, by the device files of the kernel's drivers."""
+    """Choose what `MLM_EXTRA` says, else what suits the device files of the kernel's drivers.
+
+    For a TPU that is `jax-tpu`, since JAX reaches every TPU; or `tpu` where the Python that runs this has TensorFlow,
+    as in Google's images for it.
+    """
     if EXTRA_VARIABLE in os.environ:
         return os.environ[EXTRA_VARIABLE]
     if any(path for pattern in TPU_DEVICE_PATTERNS for path in devices.glob(pattern)):
-        return "tpu"
+        return "tpu" if any(map(_is_installed, TENSORFLOW_OF_IMAGES)) else "jax-tpu"
     return "gpu" if (devices / "nvidia0").exists() else "cpu"
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        importlib.metadata.distribution(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def default_environment(extra: str) -> str:
@@ -87,11 +103,7 @@ def default_environment(extra: str) -> str:
 
 def is_environment_of_the_project() -> bool:
     """Return whether the interpreter that runs this has the project installed."""
-    try:
-        importlib.metadata.distribution(PROJECT_NAME)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+    return _is_installed(PROJECT_NAME)
 
 
 def say_at_once(text: str) -> None:
@@ -126,7 +138,7 @@ def install(
     extra = extra or find_extra()
     if extra not in EXTRAS:
         raise ValueError(f"{EXTRA_VARIABLE} must be one of {', '.join(EXTRAS)}; received {extra!r}.")
-    declared = re.findall(r"^([a-z]+) = \[", DECLARED_FILE.read_text(encoding="utf-8"), flags=re.M)
+    declared = re.findall(r"^([a-z-]+) = \[", DECLARED_FILE.read_text(encoding="utf-8"), flags=re.M)
     for name in more:
         if name not in declared:
             raise ValueError(f"--with must name extras of pyproject.toml; received {name!r}.")

@@ -40,16 +40,20 @@ def test_the_place_is_known_by_its_variables():
 
 
 @pytest.mark.parametrize(
-    ("devices", "extra"),
+    ("devices", "installed", "extra"),
     [
-        ((), "cpu"),
-        (("vfio/vfio",), "cpu"),
-        (("nvidia0",), "gpu"),
-        (("accel0", "accel1"), "tpu"),
-        (("vfio/vfio", "vfio/0"), "tpu"),
+        ((), (), "cpu"),
+        (("vfio/vfio",), ("tensorflow",), "cpu"),
+        (("nvidia0",), (), "gpu"),
+        (("accel0", "accel1"), (), "jax-tpu"),
+        (("accel0",), ("tensorflow-cpu",), "jax-tpu"),
+        (("accel0",), ("tensorflow",), "tpu"),
+        (("vfio/vfio", "vfio/0"), (), "jax-tpu"),
+        (("vfio/vfio", "vfio/0"), ("tf-nightly-tpu",), "tpu"),
     ],
 )
-def test_the_extra_follows_from_the_devices(devices, extra, tmp_path, monkeypatch):
+def test_the_extra_follows_from_the_devices_and_the_image(devices, installed, extra, tmp_path, monkeypatch):
+    monkeypatch.setattr(install, "_is_installed", lambda package: package in installed)
     for device in devices:
         (tmp_path / device).parent.mkdir(exist_ok=True)
         (tmp_path / device).touch()
@@ -83,7 +87,10 @@ def test_in_the_projects_environment_nothing_is_installed(capsys):
 def test_bad_input(monkeypatch, capsys):
     monkeypatch.setenv("MLM_EXTRA", "npu")
     assert install.main([]) == 2
-    assert "MLM_EXTRA must be one of cpu, gpu, tpu, preflight; received 'npu'." in capsys.readouterr().err
+    assert (
+        "MLM_EXTRA must be one of cpu, gpu, tpu, jax-tpu, jax-cuda, preflight; received 'npu'."
+        in capsys.readouterr().err
+    )
 
 
 BASE_PYTHON = Path(sys._base_executable)  # type: ignore[attr-defined]

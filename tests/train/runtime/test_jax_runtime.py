@@ -57,10 +57,15 @@ def train(model, num_steps=3, rows=None):
     return {metric.name: float(metric.result()) for metric in model.metrics}
 
 
+def without_means(model):
+    """Read weights and moments, whose size lets an absolute tolerance hold for all."""
+    return {name: array for name, array in TrainingState(model).read().items() if not name.startswith("metrics/")}
+
+
 def test_eight_replicas_make_the_steps_of_one():
     one, eight = jax_model(1), jax_model(8)
     assert train(eight) == pytest.approx(train(one), rel=1e-5)
-    assert_same_arrays(TrainingState(eight).read(), TrainingState(one).read(), atol=2e-5)
+    assert_same_arrays(without_means(eight), without_means(one), atol=2e-5)
 
 
 def test_a_run_is_that_of_tensorflow(jax_run, shards, tmp_path):
@@ -99,13 +104,10 @@ def test_a_run_continues_on_the_other_runtime_with_a_note(jax_run, shards, tmp_p
 def test_a_gradient_that_is_not_finite_on_one_replica_stops_all():
     model = jax_model(2, BadOnOneReplica)
     train(model, BAD_STEP)
-    before = TrainingState(model).read()
+    before = without_means(model)
     train(model, 2)
     assert model.optimizer.is_stopped
-    after = TrainingState(model).read()
-    for name in before:
-        if not name.startswith("metrics/"):
-            np.testing.assert_array_equal(after[name], before[name])
+    assert_same_arrays(without_means(model), before)
 
 
 def test_a_divided_optimizer_makes_the_same_steps_and_is_saved_whole(monkeypatch):
@@ -113,7 +115,7 @@ def test_a_divided_optimizer_makes_the_same_steps_and_is_saved_whole(monkeypatch
     whole, divided = jax_model(2), jax_model(2, divided=True)
     assert train(divided) == pytest.approx(train(whole), rel=1e-5)
     saved = TrainingState(divided).read()
-    assert_same_arrays(saved, TrainingState(whole).read(), atol=2e-5)
+    assert_same_arrays(without_means(divided), without_means(whole), atol=2e-5)
     resumed = jax_model(2, divided=True)
     TrainingState(resumed).write(saved)
     assert_same_arrays(TrainingState(resumed).read(), saved)
