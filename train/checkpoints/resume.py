@@ -18,9 +18,9 @@ from train.data.inputs import Inputs
 from train.runtime.plan import Plan, phase_index, schedule_steps
 from train.runtime.run_folder import phase_prefix
 
-LIBRARIES = ("tensorflow", "tensorflow-tpu", "libtpu", "tf-keras", "transformers", "tokenizers", "numpy")
+LIBRARIES = ("tensorflow", "tensorflow-tpu", "jaxlib", "libtpu", "tf-keras", "transformers", "tokenizers", "numpy")
 # Those whose versions decide how numbers are rounded, or which random ones are drawn.
-ROUNDING_LIBRARIES = ("tensorflow", "tensorflow-tpu", "libtpu", "tf-keras")
+ROUNDING_LIBRARIES = ("tensorflow", "tensorflow-tpu", "jaxlib", "libtpu", "tf-keras")
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,8 @@ def describe_resume_point(
     if checkpoint.plan["num_replicas"] != plan.num_replicas:
         inexact.append(f"replicas {checkpoint.plan['num_replicas']} -> {plan.num_replicas}")
     for name in ROUNDING_LIBRARIES:
-        if name == "libtpu" and not config.hardware.wants_tpu:
+        is_used = {"libtpu": config.hardware.wants_tpu, "jaxlib": config.hardware.runtime == "jax"}.get(name, True)
+        if not is_used:
             continue
         if checkpoint.versions.get(name) != versions.get(name):
             inexact.append(f"{name} {checkpoint.versions.get(name)} -> {versions.get(name)}")

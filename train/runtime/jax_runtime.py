@@ -48,10 +48,6 @@ class JaxRuntime(Runtime):
         self._state: dict[int, Replicas] = {}
         self._variables: dict[int, tf.Variable] = {}
 
-    def describe(self) -> str:
-        kind = self._devices[0].device_kind
-        return f"JAX {jax.__version__}, which executes TensorFlow's step: {self.num_replicas} x {kind}"
-
     def scope(self) -> AbstractContextManager[Any]:
         return nullcontext()
 

@@ -47,10 +47,6 @@ class Runtime(ABC):
         return self.num_replicas // self.cluster.num_workers
 
     @abstractmethod
-    def describe(self) -> str:
-        """Name the framework, its version and its devices."""
-
-    @abstractmethod
     def scope(self) -> AbstractContextManager[Any]:
         """Return the context in which a model and its optimizer are built."""
 

@@ -26,9 +26,6 @@ class TensorFlowRuntime(Runtime):
         self.strategy, self.cluster = strategy, cluster
         self.num_replicas = strategy.num_replicas_in_sync
 
-    def describe(self) -> str:
-        return f"TensorFlow {tf.__version__}, {self.strategy.__class__.__name__.removesuffix('V1')}"
-
     def scope(self) -> AbstractContextManager[Any]:
         return self.strategy.scope()
 
