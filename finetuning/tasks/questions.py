@@ -189,7 +189,7 @@ class QuestionJob(FinetuningJob[QuestionConfig]):
             raise InputError("--do-predict needs questions to predict; received neither --test-file nor validation.")
         check_shared_rows(
             {split: [(one.context, one.question) for one in some] for split, some in questions.items()},
-            {split: f"the {split} part" for split in questions},
+            {split: getattr(data, f"{split}_file") or f"{data.dataset_name}, split {split}" for split in questions},
             ["test"] if any(one.answers is None for one in questions.get("test", ())) else [],
         )
         may_have_no_answer = any(not one.answers for one in questions["train"])

@@ -107,6 +107,19 @@ class SentenceModel:
         more = [self.prompts[1], self.max_length, self.is_lower, self.truncate_dim]
         return [self.poolings, self.includes_prompt, [layer.identity for layer in self.layers], *more]
 
+    def check_widths(self, hidden_size: int, name: str) -> None:
+        """Check that each Dense layer takes what comes before it; the first what the poolings make of the states."""
+        width = hidden_size * len(self.poolings)
+        for layer in self.layers:
+            if isinstance(layer, Dense):
+                if layer.weight.shape[1] != width:
+                    raise InputError(
+                        f"--model: a Dense layer of {name} must take the {width} numbers a text that {hidden_size} a "
+                        f"token make with pooling by {' and '.join(self.poolings)}; it takes {layer.weight.shape[1]}. "
+                        "Use another model."
+                    )
+                width = layer.weight.shape[0]
+
     def vectors(self, states: "tf.Tensor", mask: "tf.Tensor", prompt_length: "tf.Tensor") -> "tf.Tensor":
         """Compute vectors, float32 (texts, width), from states (texts, length, hidden) and mask (texts, length).
 

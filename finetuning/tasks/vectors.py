@@ -83,6 +83,7 @@ class TextEncoder(ReadModel):
                 folder = str(Path(folder, model.transformer))
             read = ReadModel(read_config(folder), load_tokenizer(folder))
             check_architecture(read.model_config)
+            model.check_widths(read.model_config.hidden_size, name)
             max_length = _max_length(folder, model, read)
             tokenizer_digest = tokenizer_sha256(read.tokenizer)
             if model.is_lower:

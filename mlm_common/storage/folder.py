@@ -325,6 +325,13 @@ class LocalFolder(Folder):
                 path.unlink(missing_ok=True)
 
     def check_writable(self) -> None:
+        try:
+            self.path.encode()
+        except UnicodeEncodeError as error:  # tokenizers and TensorFlow take no other paths
+            raise InputError(
+                f"The path of an output must be UTF-8; {os.fsencode(self.path)!r} is not, or PYTHONUTF8 and LC_ALL say "
+                "so. Choose another path, or set PYTHONUTF8=1."
+            ) from error
         path = Path(os.path.normpath(Path(self.path).absolute()))
         existing = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
         try:

@@ -154,6 +154,15 @@ def test_the_damaged_file_of_a_tokenizer_is_named(tmp_path, name, damage):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("value", ["512", {}, [512]])
+def test_the_length_of_a_tokenizer_is_a_number(tmp_path, value):
+    save_tokenizer(make_tokenizer(), str(tmp_path))
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text("utf-8")) | {"model_max_length": value}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    with pytest.raises(InputError, match=r"model_max_length in the tokenizer_config.json of .* must be a number"):
+        load_tokenizer(str(tmp_path))
+
+
 def test_a_tokenizer_file_of_other_content_is_named(tmp_path):
     save_tokenizer(make_tokenizer(), str(tmp_path))
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "Unigram"}}', encoding="utf-8")

@@ -176,7 +176,7 @@ def test_files_that_are_missing_or_damaged_are_refused(bert, bert_variables, tmp
         ((tmp_path / "empty",), "there is no .*empty.index"),
         ((tmp_path / "broken.zip",), "must be a whole .zip"),
         ((tmp_path / "none.zip",), "CHECKPOINT must name a file"),
-        ((source,), r"there are bert_config.json, config.json. Name it with --bert-config"),
+        ((source,), rf"in {source}; there are bert_config.json, config.json. Name it with --bert-config"),
         ((source, "--bert-config", source / "config.json"), "must have vocab_size, hidden_size"),
         ((source, "--bert-config", source / "vocab.txt"), "--bert-config: .*vocab.txt must be a file of JSON; "),
         ((source, *config), "Pass --do-lower-case or --no-do-lower-case"),

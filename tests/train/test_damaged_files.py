@@ -212,3 +212,21 @@ def test_numbers_of_a_configuration_are_numbers(name, value, finished_run, tmp_p
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(InputError, match=rf"config.json must be the configuration of a model; its {name} must be a"):
         read_config(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("pad_token_id", {}),
+        ("eos_token_id", "a"),
+        ("use_cache", ""),
+        ("output_attentions", []),
+        ("id2label", {"1": []}),
+    ],
+)
+def test_other_settings_of_a_configuration_have_their_types(name, value, finished_run, tmp_path):
+    """transformers takes them as they are, and TensorFlow would fail with the first row."""
+    config = read_json(finished_run / "export" / "config.json") | {name: value}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(InputError, match=rf"config.json must be the configuration of a model; its {name} must "):
+        read_config(str(tmp_path))

@@ -42,6 +42,7 @@ WHOLE_NUMBERS = (
     *("max_position_embeddings", "type_vocab_size"),
 )
 FRACTIONS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "layer_norm_eps", "norm_eps", "initializer_range")
+TRUTH_VALUES = ("use_cache", "output_attentions", "output_hidden_states", "return_dict", "tie_word_embeddings")
 MAX_NUMBER = 10**9
 # How the names of classes with a head for masked tokens end.
 MASKED_LM_CLASSES = ("ForMaskedLM", "ForPreTraining")
@@ -91,6 +92,14 @@ def _check_settings(settings: Any) -> None:
         _check_number(settings, name, (int,))
     for name in FRACTIONS:
         _check_number(settings, name, (int, float))
+    for name, value in settings.items():
+        if name.endswith("_token_id") and type(value) not in (int, list, type(None)):
+            raise ValueError(f"its {name} must be the id of a token, and is {value!r}")
+        if name in TRUTH_VALUES and type(value) not in (bool, int, type(None)):
+            raise ValueError(f"its {name} must be true or false, and is {value!r}")
+    labels = settings.get("id2label") or {}
+    if not isinstance(labels, dict) or any(isinstance(label, list | dict) for label in labels.values()):
+        raise ValueError(f"its id2label must name each label, and is {labels!r:.200}")
 
 
 def _check_number(settings: dict[str, Any], name: str, kinds: tuple[type, ...]) -> None:

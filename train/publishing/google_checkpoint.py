@@ -143,7 +143,7 @@ def _only_file(folder: Folder, pattern: re.Pattern[str], flag: str) -> str:
     names = sorted(name for name in folder.list_files() if pattern.fullmatch(name))
     if len(names) != 1:
         raise InputError(
-            f"There must be one file like {pattern.pattern} beside the checkpoint; there are "
+            f"There must be one file like {pattern.pattern} beside the checkpoint, in {folder.path}; there are "
             f"{', '.join(names) or 'none'}. Name it with {flag}."
         )
     return folder.path_of(names[0])

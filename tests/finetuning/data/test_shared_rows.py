@@ -40,7 +40,8 @@ def test_the_training_file_is_no_other_part(tiny_start, tmp_path, run, command, 
 def test_the_training_questions_are_no_other_part(tiny_start, tmp_path, run):
     write_questions(tmp_path / "train.json", 6, 1)
     train = tmp_path / "train.json"
-    assert "6 of 6 are in both" in run(run_qa.main, *flags(tiny_start, tmp_path, train, train)).refusal
+    refusal = run(run_qa.main, *flags(tiny_start, tmp_path, train, train)).refusal
+    assert f"{train} must have other rows than the training part, {train}; 6 of 6 are in both" in refusal
 
 
 def test_a_few_shared_rows_are_counted_and_texts_without_labels_may_all_be_shared(caplog):

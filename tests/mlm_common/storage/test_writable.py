@@ -104,3 +104,10 @@ def test_a_full_disk_is_no_bad_input(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "write_bytes", fill)
     with pytest.raises(OSError, match="No space left"):
         open_folder(str(tmp_path)).write_bytes("file", b"x")
+
+
+@pytest.mark.parametrize("name", [b"gr\xfc\xdfe", b"a/\xff/b"])
+def test_a_path_that_is_not_utf8_is_refused(name, tmp_path):
+    """Neither `tokenizers` nor TensorFlow writes there."""
+    with pytest.raises(InputError, match=r"must be UTF-8; b'.*\\x(fc|ff).* is not"):
+        open_folder(f"{tmp_path}/{os.fsdecode(name)}").check_writable()
