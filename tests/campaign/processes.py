@@ -26,15 +26,10 @@ from typing import Any
 from mlm_common.cli.process import begin_script, run_as_script
 
 PROJECT = Path(__file__).parents[2]
-COMMANDS = (
-    *("tokenizer_training.train_unigram", "tfrecord_prep.prepare_tfrecord_shards", "train.run_mlm"),
-    *("train.fill_mask", "train.score_mlm", "train.export", "train.compare_runs"),
-    *("finetuning.run_classification", "finetuning.predict"),
-)
+COMMANDS = ("tokenizer_training.train_unigram", "tfrecord_prep.prepare_tfrecord_shards", "train.run_mlm")
 # What those import when they need it.
 LIBRARIES = (
     *("train.loop.lifecycle", "train.loop.trainer", "train.publishing.publisher", "tokenizer_training.trainer"),
-    *("train.publishing.saved_model", "train.scoring.scores", "finetuning.tasks.classification"),
 )
 INTERRUPTS = {signal.SIGINT, signal.SIGTERM}
 TIMEOUT_SECONDS = 300.0
@@ -55,9 +50,11 @@ class Processes:
         self._folder = folder
         self._num_started = 0
         self._statuses: dict[int, int] = {}
+        self._afresh: dict[int, subprocess.Popen[bytes]] = {}
+        self._environment = {**os.environ, **environment}
         command = [sys.executable, "-m", "tests.campaign.processes"]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
-        self._server = subprocess.Popen(command, cwd=PROJECT, env={**os.environ, **environment}, **pipes)
+        self._server = subprocess.Popen(command, cwd=PROJECT, env=self._environment, **pipes)
 
     def __enter__(self) -> "Processes":
         return self
@@ -66,6 +63,18 @@ class Processes:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._server.communicate(timeout=60)
+
+    def start_afresh(self, words: Sequence[str]) -> "Process":
+        """Start a command, its module first, as a user does: in a process that imports everything itself."""
+        module, *flags = words
+        self._num_started += 1
+        streams = [self._folder / f"{name}-{self._num_started:04d}.txt" for name in ("output", "errors")]
+        with streams[0].open("wb") as output, streams[1].open("wb") as errors:
+            options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": errors}
+            options |= {"cwd": PROJECT, "env": self._environment, "start_new_session": True}
+            process = subprocess.Popen([sys.executable, f"{module.replace('.', '/')}.py", *flags], **options)
+        self._afresh[process.pid] = process
+        return Process(self, process.pid, *streams)
 
     def start(
         self,
@@ -104,10 +113,16 @@ class Processes:
         while pid is None:
             pid = self._read_line()
         self._statuses.pop(pid, None)  # of an earlier process of the same number
+        self._afresh.pop(pid, None)
         return Process(self, pid, *streams)
 
     def status(self, pid: int, timeout_seconds: float) -> int | None:
         """Wait so long for the exit status of a process; None while it runs."""
+        if pid in self._afresh:
+            try:
+                return self._afresh[pid].wait(timeout_seconds)
+            except subprocess.TimeoutExpired:
+                return None
         end_seconds = time.monotonic() + timeout_seconds
         while pid not in self._statuses:
             if not select.select([self._server.stdout], [], [], max(0.0, end_seconds - time.monotonic()))[0]:
@@ -162,6 +177,13 @@ class Process:
     def wait(self, timeout_seconds: float = TIMEOUT_SECONDS) -> int | None:
         """Wait so long for the exit status; None while it runs."""
         return self._processes.status(self.pid, timeout_seconds)
+
+    def wait_for_handlers(self) -> None:
+        """Wait until it is ready for signals, or has ended: until then it is Python that starts, not the command."""
+        while self.wait(0.002) is None:
+            status = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii", errors="replace")
+            if int(status.partition("SigCgt:")[2].split()[0], 16) >> (signal.SIGTERM - 1) & 1:
+                break
 
     def send(self, number: int, *, with_workers: bool = True) -> None:
         """Send a signal, which a process that has just ended does not get."""

@@ -29,8 +29,18 @@ PROMISES = {
     "Hub away": "one line, the files are there; once it is back, the same command pushes them",
     "clock back by an hour": "the same bytes",
     "a fixed input": "only what depends on it is rebuilt; the same bytes as with it from the start",
+    "ugly files, damaged folders": "read as other programs read them, or one line that names the file",
+    "odd environment": "the command works: odd variables, no standard error, an output that nobody reads",
     "a changed input": "an error that says what differs; an unfinished preparation rebuilds its partitions",
 }
+# {first word of a command's module: its stage}
+STAGES_OF_PACKAGES = {"tokenizer_training": "tokenizer", "tfrecord_prep": "shards", "train": "training"}
+FINETUNING = "fine-tuning"
+
+
+def stage_of(command: str) -> str:
+    """Name the stage of a command, whose module is its first word."""
+    return STAGES_OF_PACKAGES.get(command.partition(".")[0], FINETUNING)
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,8 @@ def main(lines_path: str, document_path: str) -> None:
     lines = [Seen(**json.loads(line)) for line in Path(lines_path).read_text(encoding="utf-8").splitlines()]
     document = Path(document_path)
     text = document.read_text(encoding="utf-8")
-    made = f"{BEGIN}\n{table(lines, tuple(stage.name for stage in STAGES))}\n{END}"
+    stages = (*(stage.name for stage in STAGES), FINETUNING)
+    made = f"{BEGIN}\n{table(lines, stages)}\n{END}"
     document.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: made, text, flags=re.DOTALL), encoding="utf-8")
 
 

@@ -4,15 +4,20 @@ import random
 import signal
 import statistics
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from mlm_common.errors import EXIT_INTERRUPTED, EXIT_STOPPED
 from tests.campaign.conftest import Campaign
 from tests.campaign.processes import Process
+from tests.campaign.report import stage_of
 from tests.campaign.stages import STAGES
+from tests.fixtures.bert_tfrecords import documents, instances, write_files, write_tokenizer
+from tests.fixtures.fuzzed_commands import Places
 
 pytestmark = pytest.mark.slow
 
@@ -21,35 +26,77 @@ STAGE_NAMES = [stage.name for stage in STAGES]
 HANG_SECONDS = 60.0
 # What is sent, how often.
 INTERRUPTS = ((signal.SIGINT, 1), (signal.SIGINT, 2), (signal.SIGTERM, 1), (signal.SIGTERM, 2))
-TEXTS = "".join(f"{text}\t{label}\n" for text, label in [("many small words", "a"), ("something else", "b")] * 8)
+_FINETUNE = "--max-seq-length 24 --length-buckets 24 --per-replica-batch-size 4 --max-steps 8 --save-steps 3"
+FINETUNE = f"--init-from {{start}} {_FINETUNE} --output-dir {{out}}"
+# {NAME} is one of `Places.named` or of `more_places`, {out} the path of what a command writes.
+COMMANDS = (
+    "tokenizer_training.train_unigram --data-files {many} --dry-run --output-dir {out}",
+    "tokenizer_training.compare_tokenizers {tokenizer} {start} --data-files {many}",
+    "tfrecord_prep.prepare_tfrecord_shards --verify --output-dir {shards}",
+    "tfrecord_prep.import_bert_tfrecords --tokenizer-name-or-path {words} --data-files {records} --output-dir {out}",
+    "train.doctor --preset tiny-cpu --train-dataset {train} --output-dir {out}",
+    "train.tpu_preflight --topology v5e-1 --preset tiny-cpu --train-dataset {train} --output-dir {out} --dry-run",
+    "train.fill_mask --model {start} --text many[MASK]",
+    "train.score_mlm --model {start} --text {many} --num-words 50 --output {out}/scores.json",
+    "train.export {run} {out}",
+    "train.convert_bert {google} {out}",
+    "train.compare_runs --runs {run} {classified} --picture {out}.svg",
+    f"finetuning.run_classification {FINETUNE} --task-name sst2 --glue-dir {{glue}}",
+    f"finetuning.run_tagging {FINETUNE} --train-file {{tagged}}/../train.conll",
+    f"finetuning.run_multiple_choice {FINETUNE} --train-file {{chosen}}/../train.jsonl",
+    f"finetuning.run_qa {FINETUNE} --doc-stride 6 --train-file {{answered}}/../train.json",
+    f"finetuning.run_embedding {FINETUNE} --train-file {{embedded}}/../train.jsonl",
+    f"finetuning.run_task {FINETUNE} --task {{task}} --train-file {{rated}}/train.tsv",
+    "finetuning.predict --model {classified} --text-column-names text --file {fine_rows} --output {out}.tsv",
+    "finetuning.predict --model {answered} --file {answered}/../validation.json --output {out}.json",
+    "finetuning.search many --model {embedded} --corpus {many} --vectors-dir {out}",
+    "finetuning.glue_submission --runs {classified} --output {out}.zip",
+    "recipes.whiten {start} {many} {out} --max-seq-length 24",
+)
+
+
+class Interrupted(NamedTuple):
+    """One interrupt.
+
+    is_stopped: it came before the command's end.
+    seconds: from the command's last line to the prompt.
+    """
+
+    is_stopped: bool
+    seconds: float
+
+
+def interrupt(process: Process, sent: signal.Signals, num_times: int, draw: random.Random) -> Interrupted:
+    """Interrupt a command, and check how it ends."""
+    for _ in range(num_times):
+        process.send(sent)
+        process.wait(draw.uniform(0, 0.3))
+    sent_seconds = time.monotonic()
+    while (status := process.wait(0.01)) is None:
+        if min(time.monotonic() - sent_seconds, process.quiet_seconds) > HANG_SECONDS:
+            process.send(signal.SIGKILL)
+            pytest.fail(f"It hangs: {process.output}")
+    return Interrupted(check_stopped(process, status, sent, num_times), process.quiet_seconds)
 
 
 def interrupt_often(
-    campaign: Campaign, module: str, make_flags: Callable[[int], list[str]], most_seconds: float, num_tries: int
-) -> str:
-    """Interrupt a command so often, check how it ends, and describe how long that took after its last line.
-
-    `make_flags` makes its flags, by the number of times that it has come to its end.
-    """
-    draw, seconds, num_stopped = random.Random(module), [], 0
+    start: Callable[[int], Process], most_seconds: float, num_tries: int, seed: str
+) -> list[Interrupted]:
+    """Interrupt a command so often; `start` starts it, given how often it has come to its end."""
+    draw, found = random.Random(seed), []
     for number in range(num_tries):
-        sent, num_times = INTERRUPTS[number % len(INTERRUPTS)]
-        process = campaign.processes.start(module, make_flags(number - num_stopped), as_script=True)
+        process = start(sum(not one.is_stopped for one in found))
         process.wait(draw.uniform(0, most_seconds))
-        for _ in range(num_times):
-            process.send(sent)
-            process.wait(draw.uniform(0, 0.3))
-        sent_seconds = time.monotonic()
-        while (status := process.wait(0.01)) is None:
-            if min(time.monotonic() - sent_seconds, process.quiet_seconds) > HANG_SECONDS:
-                process.send(signal.SIGKILL)
-                pytest.fail(f"{module} hangs: {process.output}")
-        seconds.append(process.quiet_seconds)
-        if check_stopped(process, status, sent, num_times):
-            num_stopped += 1
-        else:
+        found.append(interrupt(process, *INTERRUPTS[number % len(INTERRUPTS)], draw))
+        if not found[-1].is_stopped:
             most_seconds *= 0.7  # it takes less than was measured
+    return found
+
+
+def described(found: list[Interrupted]) -> str:
+    seconds = [one.seconds for one in found if one.is_stopped] or [0.0]
     middle, most = statistics.median(seconds), max(seconds)
+    num_stopped = sum(one.is_stopped for one in found)
     return f"{num_stopped} stopped, the prompt {middle:.1f} s after the last line, at most {most:.1f} s"
 
 
@@ -66,61 +113,69 @@ def check_stopped(process: Process, status: int, sent: int, num_times: int) -> b
     return status != 0
 
 
+@pytest.fixture(scope="module")
+def seen(_campaign: Campaign) -> Iterator[dict[str, list[Interrupted]]]:
+    """What is seen, by stage, for the report."""
+    found: dict[str, list[Interrupted]] = defaultdict(list)
+    yield found
+    for stage, interrupts in found.items():
+        _campaign.note("Ctrl-C, SIGTERM", stage, len(interrupts), described(interrupts))
+
+
 @pytest.mark.parametrize("name", STAGE_NAMES)
-def test_stages_are_stopped_and_continue(campaign, name, num_kills, tmp_path):
+def test_stages_are_stopped_and_continue(campaign, seen, name, num_kills, tmp_path):
     """Outputs that are stopped again and again end as that of a run that never was."""
-    stage, num_tries = campaign.stage(name), max(4, num_kills // 4)
+    stage = campaign.stage(name)
 
-    def make_flags(num_ended: int) -> list[str]:
-        return stage.flags(tmp_path / str(num_ended))
+    def start(num_ended: int) -> Process:
+        return campaign.processes.start(stage.module, stage.flags(tmp_path / str(num_ended)), as_script=True)
 
-    ended = interrupt_often(campaign, stage.module, make_flags, campaign.seconds(name), num_tries)
+    seen[name] += interrupt_often(start, campaign.seconds(name), max(4, num_kills // 4), name)
     for output in tmp_path.iterdir():
         campaign.finish(stage, output)
-    campaign.note("Ctrl-C, SIGTERM", name, num_tries, f"{ended}; the same bytes")
 
 
 @pytest.fixture(scope="module")
-def models(_campaign: Campaign, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A pretrained and a fine-tuned model, and a table of texts."""
-    folder = tmp_path_factory.mktemp("models")
-    _campaign.stage("training")
-    table = folder / "texts.tsv"
-    table.write_text(f"text\tlabel\n{TEXTS}", encoding="utf-8")
-    flags = ["--init-from", str(_campaign.folder / "training"), "--train-file", str(table), "--max-steps", "3"]
-    flags += ["--max-seq-length", "16", "--output-dir", str(folder / "classifier")]
-    process = _campaign.processes.start("finetuning.run_classification", flags)
-    assert process.wait() == 0, process.output
-    return {"model": _campaign.folder / "training", "table": table, "classifier": folder / "classifier"}
+def more_places(
+    places: Places, tiny_start: Path, rated: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """Places of examples, and of records of another program."""
+    folder = tmp_path_factory.mktemp("more")
+    words = write_tokenizer(folder)
+    (folder / "records").mkdir()
+    records = Path(write_files(folder / "records", instances(documents(words), dupe_factor=2)))
+    return {**places.named, "words": words, "records": records, "rated": rated, "glue": tiny_start / "glue"}
 
 
-@pytest.mark.parametrize(
-    ("module", "flags"),
-    [
-        ("train.fill_mask", "--model {model} --text many[MASK]"),
-        ("train.score_mlm", "--model {model} --text {source}/docs-0.txt --num-words 50 --output {output}/scores.json"),
-        ("train.export", "{model} {output}/export"),
-        ("train.compare_runs", "--runs {model} {model} --picture {output}/runs.svg"),
-        (
-            "finetuning.run_classification",
-            "--init-from {model} --train-file {table} --max-steps 8 --max-seq-length 16 --output-dir {output}/run",
-        ),
-        ("finetuning.predict", "--model {classifier} --file {table}"),
-        ("tokenizer_training.train_unigram", "--data-files {source}/text.txt --dry-run --output-dir {output}/dry"),
-    ],
-)
-def test_other_commands_are_stopped(campaign, module, flags, models, num_kills, tmp_path):
-    """Each time it starts from the beginning."""
+def files_of(folder: Path) -> set[str]:
+    """List what a command has written, but for checkpoints and logs of TensorBoard, of which each start has its own."""
+    paths = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return {path for path in paths if "checkpoints/" not in path and "events.out" not in path}
 
-    def make_flags(num_ended: int) -> list[str]:
-        (tmp_path / str(num_ended)).mkdir(exist_ok=True)
-        places = {**models, "source": campaign.stage("tokenizer").folder, "output": tmp_path / str(num_ended)}
-        return flags.format(**places).split()
+
+@pytest.mark.parametrize("command", COMMANDS, ids=[command.partition(" --")[0] for command in COMMANDS])
+def test_commands_are_stopped_and_given_again(command, campaign, seen, more_places, num_kills, tmp_path):
+    """In the end they have written the files that one that never was stopped writes."""
+
+    def start(name: int | str) -> Process:
+        output = tmp_path / str(name)
+        output.mkdir(exist_ok=True)
+        return campaign.processes.start_afresh(command.format(**more_places, out=output / "out").split())
 
     began_seconds = time.monotonic()
-    process = campaign.processes.start(module, make_flags(-1), as_script=True)
+    process = start("undisturbed")
     assert process.wait() == 0, process.output
-    most_seconds = time.monotonic() - began_seconds
-    print(module, interrupt_often(campaign, module, make_flags, most_seconds, max(4, num_kills // 5)))
-    process = campaign.processes.start(module, make_flags(-1), as_script=True)
+    seconds = time.monotonic() - began_seconds
+
+    def start_ready(num_ended: int) -> Process:
+        process = start(num_ended)
+        process.wait_for_handlers()
+        return process
+
+    found = interrupt_often(start_ready, seconds, max(2, num_kills // 16), command)
+    print(command.partition(" ")[0], described(found))
+    seen[stage_of(command)] += found
+    process = start(sum(not one.is_stopped for one in found))
     assert process.wait() == 0, process.output
+    for output in tmp_path.iterdir():
+        assert files_of(output) == files_of(tmp_path / "undisturbed")

@@ -9,10 +9,20 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
-from transformers import BertTokenizerFast
 
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256
+from tests.fixtures.bert_tfrecords import (
+    CLS,
+    MASK,
+    SEP,
+    Instance,
+    documents,
+    example,
+    instances,
+    write_files,
+    write_tokenizer,
+)
 from tests.fixtures.tiny_corpus import contents, train_tiny_tokenizer
 from tfrecord_prep import partition
 from tfrecord_prep.import_bert_tfrecords import main
@@ -21,81 +31,10 @@ from tfrecord_prep.records import LABEL_KEY, decode_feature, read_records
 from tfrecord_prep.verify import verify_split
 from train.run_mlm import main as train
 
-WORDS = [f"{first}{last}" for first in "bdfgk" for last in ("a", "e", "i", "o", "u")]
-VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *(f"##{word}" for word in WORDS[:5])]
-CLS, SEP, MASK = 2, 3, 4
-LENGTH, NUM_PREDICTIONS = 24, 4
-
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wordpiece")
-    (folder / "vocab.txt").write_text("\n".join(VOCABULARY), encoding="utf-8")
-    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder / "tokenizer")
-    return folder / "tokenizer"
-
-
-def documents(tokenizer: Path) -> list[list[list[int]]]:
-    """Sentences of ids, two to five a document."""
-    draw, wordpiece = random.Random(7), load_tokenizer(str(tokenizer))
-    texts = [
-        [" ".join(draw.choices(WORDS, k=draw.randint(2, 6))) for _ in range(draw.randint(2, 5))] for _ in range(40)
-    ]
-    return [[wordpiece(text, add_special_tokens=False)["input_ids"] for text in text_of] for text_of in texts]
-
-
-Instance = tuple[list[int], list[int], int]  # ids without padding, segments, label
-
-
-def instances(texts: list[list[list[int]]], dupe_factor: int) -> list[Instance]:
-    """Pairs of neighbouring sentences, half of them with a sentence of another document; as often as asked for."""
-    draw, made = random.Random(3), []
-    for _, (index, sentences) in itertools.product(range(dupe_factor), enumerate(texts)):
-        for first, following in itertools.pairwise(sentences):
-            label = int(draw.random() < 0.5)
-            second = draw.choice(texts[(index + draw.randint(1, len(texts) - 1)) % len(texts)]) if label else following
-            ids = [CLS, *first, SEP, *second, SEP]
-            made.append((ids, [0] * (len(first) + 2) + [1] * (len(second) + 1), label))
-    return made
-
-
-def example(instance: Instance, draw: random.Random, **changed: list[int]) -> bytes:
-    """Mask 15 % as create_pretraining_data.py does, of these 80 % by [MASK] and 10 % by a random id, and pad."""
-    ids, segments, label = instance
-    places = [place for place, one in enumerate(ids) if one not in (CLS, SEP)]
-    positions = sorted(draw.sample(places, min(NUM_PREDICTIONS, max(1, round(0.15 * len(ids))))))
-    masked = list(ids)
-    for place in positions:
-        if draw.random() < 0.8:
-            masked[place] = MASK
-        elif draw.random() < 0.5:
-            masked[place] = draw.randrange(len(VOCABULARY))
-
-    def padded(values: list[int], length: int = LENGTH) -> list[int]:
-        return values + [0] * (length - len(values))
-
-    features = {
-        "input_ids": padded(masked),
-        "input_mask": padded([1] * len(ids)),
-        "segment_ids": padded(segments),
-        "masked_lm_positions": padded(positions, NUM_PREDICTIONS),
-        "masked_lm_ids": padded([ids[place] for place in positions], NUM_PREDICTIONS),
-        "next_sentence_labels": [label],
-    } | changed
-    lists = {name: tf.train.Feature(int64_list=tf.train.Int64List(value=one)) for name, one in features.items() if one}
-    weights = padded([1] * len(positions), NUM_PREDICTIONS)
-    lists["masked_lm_weights"] = tf.train.Feature(float_list=tf.train.FloatList(value=weights))
-    return tf.train.Example(features=tf.train.Features(feature=lists)).SerializeToString()
-
-
-def write_files(folder: Path, made: list[Instance], num_files: int = 3) -> str:
-    """Write the instances in turn to several files, and return the glob of them."""
-    draw = random.Random(11)
-    for number in range(num_files):
-        with tf.io.TFRecordWriter(str(folder / f"tf_examples-{number}.tfrecord")) as writer:
-            for instance in made[number::num_files]:
-                writer.write(example(instance, draw))
-    return str(folder / "tf_examples-*.tfrecord")
+    return write_tokenizer(tmp_path_factory.mktemp("wordpiece"))
 
 
 def flags(pattern: str, tokenizer: Path, output: Path, *more: str) -> list[str]:
