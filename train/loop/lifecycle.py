@@ -168,7 +168,7 @@ def show_first_rows(run: Run, plans: tuple[Plan, ...]) -> None:
         return
     try:
         from train.loop.trainer import print_first_rows
-        from train.runtime.strategy import explained_failures
+        from train.runtime.device_errors import explained_failures
     except ImportError as error:
         logger.warning("The first row is not shown: %s", error)
         return
@@ -244,9 +244,9 @@ def locked_run_folder(run: Run) -> Iterator[None]:
 
 @contextmanager
 def failure_handling(run: Run, runtime: "Runtime") -> Iterator[StopRequest]:
-    """Explain TensorFlow's errors within it, and leave float32 behind; yield whether the run was asked to stop."""
+    """Explain errors of the devices within it, and leave float32 behind; yield whether the run was asked to stop."""
+    from train.runtime.device_errors import explained_failures
     from train.runtime.runtime import max_over_workers
-    from train.runtime.strategy import explained_failures
     from train.step.train_step import set_precision
 
     hardware = run.config.hardware

@@ -144,6 +144,9 @@ def jax_devices(config: HardwareConfig, cluster: Cluster) -> list[Any]:
     """List the devices that JAX computes on, of all hosts, those of a host one after the other; claims them."""
     import jax
 
+    from train.runtime.jax_programs import set_up_jax
+
+    set_up_jax()
     try:
         if cluster.num_workers > 1 and not jax.distributed.is_initialized():
             if not (config.wants_tpu or _has_jax_gpus()):  # CPUs: by JAX's own collectives

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from train.layers.random_bits import dropout_mask, fold_in
 from train.model.tpu_layers import attention_layers, use_reference_layers, use_tpu_layers
+from train.runtime.device_errors import is_lost
 from train.step.train_step import PretrainingModel
 
 logger = logging.getLogger(__name__)
@@ -33,13 +34,6 @@ GRADIENT_FLOOR = 1e-4
 WITHOUT_GRADIENT = "/key/bias:0"
 # Of a sharded step, relative to a variable's gradient: both are sums of the same float32 numbers, in any order.
 SHARDED_TOLERANCE = 1e-3
-# Errors of a device that was lost, for which the computation is not to blame.
-LOST_ERRORS = (
-    tf.errors.UnavailableError,
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
-)
 
 
 @dataclass(frozen=True)
@@ -75,9 +69,9 @@ def prove_tpu_layers(model: PretrainingModel, batch: Any) -> bool:
     use_tpu_layers(model.network)
     try:
         found = figures()
-    except LOST_ERRORS:
-        raise
     except Exception as error:  # of TensorFlow's tracing, or of the device's compiler, whatever that raises
+        if is_lost(error):
+            raise
         reason = f"do not compile here: {_describe_failure(error)}"
     else:
         if figures_agree(found, expected):
@@ -107,9 +101,9 @@ def prove_sharding(model: PretrainingModel, batch: Any) -> bool:
     """Return whether a sharded step does on these devices what a whole one does; log what was found."""
     try:
         norms = [np.sqrt(squares) for squares in _on_replicas(model, model.divided_squares, batch)]
-    except LOST_ERRORS:
-        raise
     except Exception as error:  # as above
+        if is_lost(error):
+            raise
         reason = f"does not compile here: {_describe_failure(error)}"
     else:
         whole, by_shards, _, weights = np.linalg.norm(norms[0], axis=1).tolist()

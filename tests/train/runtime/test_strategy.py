@@ -1,24 +1,18 @@
-"""Devices that are not ready, or never will be, and what TensorFlow fails by: one line, and whether to try again."""
+"""Devices that are not ready, or never will be: one line, and whether to try again."""
 
 import json
 import re
 import threading
 import urllib.error
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from mlm_common.errors import InputError, PermanentError, RunFailedError
-from tfrecord_prep.records import encode_rows
 from train.config.settings import HardwareConfig
-from train.data.inputs import Feature
-from train.data.pipeline import SampleOrder, training_batches
 from train.runtime import strategy
 from train.runtime.machines import Cluster, read_cluster
-from train.runtime.run_folder import RunFolder
-from train.runtime.strategy import explained_failures
 
 LOCAL = HardwareConfig(tpu_name="local")
 NOT_FOUND = tf.errors.NotFoundError(None, None, "TPUs not found in the cluster. Failed in initialization: No matching")
@@ -121,57 +115,3 @@ def test_the_build_for_tpus_compiles_nothing_for_a_cpu(settings, monkeypatch):
     assert strategy.compiles_with_xla(HardwareConfig()) is False
     with pytest.raises(InputError, match=r"need a TPU where TensorFlow is tensorflow-tpu.* --extra cpu"):
         strategy.connect(HardwareConfig(**settings), Cluster())
-
-
-RUN, LENGTH, NUM_ROWS = RunFolder("run"), 8, 6
-RESUMES = ".* from the newest checkpoint in run"
-
-
-@pytest.mark.parametrize(
-    ("error", "kind", "said"),
-    [
-        (tf.errors.UnavailableError(None, None, "failed to connect"), RunFailedError, f"The TPU was lost.{RESUMES}"),
-        (tf.errors.AbortedError(None, None, "Socket closed"), RunFailedError, f"The TPU was lost.{RESUMES}"),
-        (
-            tf.errors.AbortedError(None, None, "All 10 retry attempts failed. The last failure: HTTP code 503"),
-            RunFailedError,
-            f"Cloud Storage did not answer TensorFlow.{RESUMES}",
-        ),
-        (
-            tf.errors.ResourceExhaustedError(None, None, "Ran out of memory in memory space hbm. Used 8.38G of 8.00G"),
-            PermanentError,
-            "half the --per-replica-batch-size",
-        ),
-        (tf.errors.InvalidArgumentError(None, None, "a bad shape"), tf.errors.InvalidArgumentError, "a bad shape"),
-    ],
-)
-def test_what_a_user_can_fix_is_explained(error, kind, said):
-    with pytest.raises(kind, match=said) as caught, explained_failures(Cluster(), RUN):
-        raise error
-    assert caught.type is kind
-
-
-def rows_of(num_rows=NUM_ROWS, length=LENGTH):
-    return encode_rows(np.ones((num_rows, length), np.int32), np.full(num_rows, length))
-
-
-DAMAGES = {
-    "a bit": lambda shard: shard.write_bytes(rows_of()[:60] + b"?" + rows_of()[61:]),
-    "shorter rows": lambda shard: shard.write_bytes(rows_of(length=LENGTH - 1)),
-    "fewer rows": lambda shard: shard.write_bytes(rows_of(1)),
-    "no file": Path.unlink,
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_shard_that_cannot_be_read_is_not_tried_again(damage, tmp_path):
-    shard = tmp_path / f"dataset-00000-{NUM_ROWS}.tfrecord"
-    shard.write_bytes(rows_of())
-    order = SampleOrder((str(shard),), (NUM_ROWS,), 0, window_rows=NUM_ROWS)
-    features = {"input_ids": Feature((LENGTH,), padding=1)}
-    batches = training_batches(order, features, global_batch_rows=2, start_step=0, num_steps=3)
-    assert len(list(batches)) == 3
-    DAMAGES[damage](shard)
-    with pytest.raises(PermanentError, match="--verify") as caught, explained_failures(Cluster(), RUN):
-        list(batches)
-    assert "\n" not in str(caught.value)
