@@ -54,7 +54,7 @@ GCLOUD = {
     "compute tpus tpu-vm create": "zone accelerator-type version service-account spot",
     "compute tpus tpu-vm delete": "zone quiet",
     "compute tpus tpu-vm list": "zone",
-    "compute tpus tpu-vm scp": "recurse zone",
+    "compute tpus tpu-vm scp": "recurse zone worker",
     "compute tpus tpu-vm ssh": "zone worker command",
     "compute tpus queued-resources create": "node-id zone accelerator-type runtime-version service-account spot",
     "compute tpus queued-resources describe": "zone",
@@ -78,8 +78,13 @@ PROGRAMS = {
 def check_gcloud(words):
     """Check that the command is known, and that its flags are among its own."""
     (command,) = (name for name in GCLOUD if words[: len(name.split())] == name.split())
-    flags = [word for word in words if word.startswith("--")]
-    assert {flag.removeprefix("--").partition("=")[0] for flag in flags} <= set(GCLOUD[command].split())
+    flags = dict(word.removeprefix("--").partition("=")[::2] for word in words if word.startswith("--"))
+    assert set(flags) <= set(GCLOUD[command].split())
+    if "command" in flags:  # to be executed on the hosts
+        folder, *lines = flags["command"].split(" && ")
+        assert folder.startswith("cd ")
+        for line in lines:
+            test_commands_of_the_documentation(line)
 
 
 def check_program(name, words):

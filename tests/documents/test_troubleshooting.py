@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures.commands import COMMANDS
-from train.export import build_parser
+from tests.fixtures.commands import COMMANDS, PARSERS
 
 PROJECT = Path(__file__).parents[2]
 TEXT = (PROJECT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
@@ -52,7 +51,7 @@ def test_our_messages_are_in_the_code(message):
 
 def test_flags_are_those_of_the_commands():
     known = {name for _, listed, _ in COMMANDS.values() for name in listed.split()}
-    known |= {action.dest for action in build_parser()._actions}
+    known |= {action.dest for module in PARSERS.values() for action in module.build_parser()._actions}
     prose = re.sub(r"```.*?```", "", TEXT, flags=re.S)
     spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
     flags = [

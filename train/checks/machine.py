@@ -39,7 +39,8 @@ from train.runtime.machines import (
     tpu_devices,
 )
 from train.runtime.pjrt_settings import ADVICE, show_tpu, try_to_connect
-from train.runtime.runtime_choice import choose_runtime, jax_devices
+from train.runtime.runtime_choice import INSTALL as INSTALL_FOR
+from train.runtime.runtime_choice import choose_runtime, jax_devices, look
 
 logger = logging.getLogger(__name__)
 
@@ -232,9 +233,13 @@ def check_gpus(config: TrainingConfig, devices: Path = Path("/dev")) -> Iterator
         return
     if seen := ask_tensorflow("list_gpus", config, "looking for GPUs", REINSTALL)["gpus"]:
         yield Finding("ok", "GPU", f"TensorFlow sees {len(seen)}")
+    elif ask_tensorflow("name_runtime", config, "choosing the runtime", "")["runtime"] == "jax":
+        yield Finding(
+            "ok", "GPU", f"the machine has {num_gpus}; TensorFlow sees none, and a run computes on them by JAX"
+        )
     else:
         text = f"the machine has {num_gpus}, but TensorFlow sees none, so a run would train on the CPU."
-        fix = "Run python3 install.py --extra gpu, and check with nvidia-smi that the driver works."
+        fix = f"Install what reaches them: {INSTALL_FOR['GPU']}. Check with nvidia-smi that the driver works."
         yield Finding("warning", "GPU", text, fix)
 
 
@@ -250,8 +255,8 @@ def check_tpu(config: TrainingConfig) -> Iterator[Finding]:
     if name == "local":
         check_tpu_devices(config.hardware)
         if not has_tpu_build and not on_jax:
-            text = f"--tpu-name local needs {TPU_BUILD}; the installed TensorFlow is the one for CPUs and GPUs."
-            yield Finding("error", "TPU", text, TPU_INSTALL)
+            text = f"--runtime tensorflow needs {TPU_BUILD}; the installed TensorFlow is the one for CPUs and GPUs."
+            yield Finding("error", "TPU", text, f"{TPU_INSTALL}; or leave --runtime out: JAX needs no {TPU_BUILD}.")
             return
         if holders := processes_that_hold(tpu_devices()):
             names = ", ".join(f"{number} ({command})" for number, command in holders.items())
@@ -284,7 +289,9 @@ def _with_pjrt() -> Finding:
 def _unused_tpu(config: TrainingConfig, has_tpu_build: bool) -> Finding:
     if tpu_devices() and not config.hardware.no_tpu:
         text = f"this machine has one ({describe_tpu()}), but without --tpu-name a run trains on the CPU."
-        return Finding("warning", "TPU", text, "Pass --tpu-name local.")
+        is_reached = has_tpu_build or look(config.hardware).jax_has_device
+        missing = "" if is_reached else f" Nothing that is installed reaches it; install one: {INSTALL_FOR['TPU']}."
+        return Finding("warning", "TPU", text, f"Pass --tpu-name local.{missing}")
     if tpu_devices():
         return Finding("ok", "TPU", f"{describe_tpu()}; not used, because of --no-tpu")
     if has_tpu_build:

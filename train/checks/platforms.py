@@ -21,6 +21,7 @@ from train.runtime.pjrt_settings import (
     library_path,
     tensorflow_api_version,
 )
+from train.runtime.runtime_choice import INSTALL
 
 # Beside TPU_*, what decides which library and which platform a runtime takes.
 VARIABLES = (*FIXED, LIBRARY_VARIABLE, XLA_VARIABLE, "JAX_PLATFORMS", "LIBTPU_INIT_ARGS", "XLA_FLAGS")
@@ -32,15 +33,16 @@ HOSTS_VARIABLE = "TPU_WORKER_HOSTNAMES"
 def check_pjrt(_config: TrainingConfig) -> Iterator[Finding]:
     """Compare the PJRT API that TensorFlow was built for with libtpu's; newer minor versions are meant to work."""
     library = library_path()
+    fix = TPU_INSTALL if has_tensorflow_for_tpus() else f"Install one: {INSTALL['TPU']}."
     if library is None:
         if tpu_devices():
-            yield Finding("warning", "PJRT", "no libtpu.so is installed; a TPU needs it.", TPU_INSTALL)
+            yield Finding("warning", "PJRT", "no libtpu.so is installed; a TPU needs it.", fix)
         return
     try:
         of_library = library_api_version(library)
     except ChildFailedError as error:
         text = f"{library} was asked for the version of its PJRT API, and {error}"
-        yield Finding("warning", "PJRT", text, TPU_INSTALL)
+        yield Finding("warning", "PJRT", text, fix)
         return
     of_tensorflow = tensorflow_api_version() if has_tensorflow_for_tpus() else None
     text = f"the API of libtpu {installed_version('libtpu')} is {of_library}, {library}"
@@ -68,8 +70,9 @@ def check_tpu_variables(_config: TrainingConfig) -> Iterator[Finding]:
             text += f" ({KAGGLE_VARIABLE}=local is of Kaggle's image: one process has all chips, as here)"
         yield Finding("ok", "environment", text)
     if tpu_devices() and (num_hosts := os.environ.get(HOSTS_VARIABLE, "").count(",") + 1) > 1:
-        text = f"{HOSTS_VARIABLE} names {num_hosts} hosts, for all of which libtpu waits; TensorFlow uses one."
-        yield Finding("warning", "environment", text, "See docs/tpu/several_hosts.md.")
+        text = f"{HOSTS_VARIABLE} names {num_hosts} hosts, for all of which libtpu waits."
+        fix = "Start the doctor, as the run, on all of them; TensorFlow uses one. See docs/tpu/start.md."
+        yield Finding("warning", "environment", text, fix)
 
 
 def check_runtime(config: TrainingConfig) -> Iterator[Finding]:

@@ -52,6 +52,10 @@ def test_remains_of_a_tensorflow(tmp_path, monkeypatch):
     assert "failed: ModuleNotFoundError: No module named 'tensorflow'" in line
 
 
+NO_GPUS: dict[str, list[str]] = {"gpus": []}
+BY_JAX = {"runtime": "jax"}
+
+
 def test_gpus_that_tensorflow_does_not_see(tmp_path, monkeypatch):
     assert not list(machine.check_gpus(config_of(), tmp_path))
     (tmp_path / "nvidia0").touch()
@@ -60,6 +64,14 @@ def test_gpus_that_tensorflow_does_not_see(tmp_path, monkeypatch):
     (line,) = machine.check_gpus(config_of(), tmp_path)
     assert line.status == "warning"
     assert "the machine has 1, but TensorFlow sees none" in line.text
+    assert "install.py --extra jax-cuda, or TensorFlow for it" in line.fix
+    monkeypatch.setattr(
+        machine, "ask_tensorflow", lambda task, *_: {"list_gpus": NO_GPUS, "name_runtime": BY_JAX}[task]
+    )
+    (line,) = machine.check_gpus(config_of(), tmp_path)
+    assert line.status == "ok"
+    assert line.text.endswith("and a run computes on them by JAX")
+    monkeypatch.undo()
     one = "[type('Device', (), {'name': kind})]"
     modules(tmp_path, monkeypatch, tensorflow____init__=config.format(one))
     assert [line.status for line in machine.check_gpus(config_of(), tmp_path)] == ["ok"]
@@ -88,7 +100,12 @@ def device(monkeypatch, tmp_path) -> Path:
         ("--tpu-name local", "tensorflow", False, "error x --tpu-name local needs a machine with a TPU; this one has"),
         ("", "tensorflow-tpu", True, "warning TPU this machine has one (v3-8, 16 GiB per replica), but without --tpu"),
         ("--no-tpu", "tensorflow-tpu", True, "ok TPU v3-8, 16 GiB per replica; not used, because of --no-tpu"),
-        ("--tpu-name local", "tensorflow", True, "error TPU --tpu-name local needs tensorflow-tpu; the installed Ten"),
+        (
+            "--tpu-name local --runtime tensorflow",
+            "tensorflow",
+            True,
+            "error TPU --runtime tensorflow needs tensorflow-",
+        ),
         ("--tpu-name local", "tensorflow-tpu", True, "ok TPU v3-8, 16 GiB per replica, 8 replicas"),
         ("--tpu-name pod --output-dir here", "tensorflow-tpu", False, "error x --output-dir must be in Cloud Storage"),
     ],

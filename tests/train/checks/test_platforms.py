@@ -140,14 +140,24 @@ def test_a_tpu_that_jax_alone_reaches(flags, tpu_machine, monkeypatch):
     monkeypatch.setattr(machine, "ask_tensorflow", ask)
     monkeypatch.setattr(machine, "tensorflow_builds", lambda _: ["tensorflow"])
     monkeypatch.setattr(machines, "has_tensorflow_for_tpus", lambda: False)
+    monkeypatch.setattr(platforms, "has_tensorflow_for_tpus", lambda: False)
+    monkeypatch.setattr(platforms, "library_path", lambda: None)
     monkeypatch.setattr(runtime_choice, "is_installed", lambda names: names == runtime_choice.JAX_FOR_TPUS)
     assert lines_of(machine.check_tpu, *flags.split()) == ["ok TPU v5litepod-1, 16 GiB per replica, 1 replicas, by JAX"]
     assert asked == ["connect_jax"]
-    if not flags:
-        return
+    (line,) = lines_of(platforms.check_pjrt)
+    assert "--extra jax-tpu" in line
+    if "local" in flags:
+        (line,) = lines_of(machine.check_tpu, "--tpu-name", "local", "--runtime", "tensorflow")
+        assert line.startswith("error TPU --runtime tensorflow needs tensorflow-tpu; ")
+        assert line.endswith("or leave --runtime out: JAX needs no tensorflow-tpu.")
     monkeypatch.setattr(runtime_choice, "is_installed", lambda _: False)
     monkeypatch.setattr(runtime_choice, "find_spec", lambda _: None)
     (line,) = lines_of(machine.check_tpu, *flags.split())
+    if not flags:
+        assert line.startswith("warning TPU this machine has one (v5litepod-1, ")
+        assert "reaches it; install one: python install.py --extra jax-tpu, or tensorflow-tpu: " in line
+        return
     assert re.match("error x --(tpu-name local|runtime jax) needs .*install.py --extra jax-tpu", line)
 
 
@@ -157,3 +167,40 @@ def test_the_runtime_of_a_run_is_named(monkeypatch):
     monkeypatch.setattr(runtime_choice, "_tensorflow_has_gpus", lambda: False)
     (line,) = lines_of(platforms.check_runtime)
     assert line.startswith("ok runtime --runtime tensorflow: ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "packages", "line"),
+    [
+        (
+            "",
+            runtime_choice.JAX_FOR_TPUS,
+            "ok runtime --runtime jax: JAX has the TPU, the TensorFlow installed has not",
+        ),
+        ("--no-tpu", runtime_choice.JAX_FOR_TPUS, "ok runtime --runtime tensorflow: it has the CPU"),
+        ("", (), "ok runtime --runtime tensorflow: without --tpu-name local, the TPU is not used"),
+        (
+            "--tpu-name local",
+            (),
+            "error x --tpu-name local needs a package that reaches the TPU; neither tensorflow-tpu",
+        ),
+        (
+            "--tpu-name pod --runtime jax",
+            (),
+            "error x --runtime jax computes on the devices of its own machine; received",
+        ),
+    ],
+)
+def test_the_runtime_on_a_machine_with_a_tpu(flags, packages, line, tpu_machine, monkeypatch):
+    """In the doctor's own process, as it would be in its child."""
+
+    def ask(task, config, *_):
+        return machine.TASKS[task](config)
+
+    tpu_machine("vfio/0")
+    monkeypatch.setattr(platforms, "ask_tensorflow", ask)
+    monkeypatch.setattr(machines, "has_tensorflow_for_tpus", lambda: False)
+    monkeypatch.setattr(runtime_choice, "GPU_DEVICE_PATTERNS", ())
+    monkeypatch.setattr(runtime_choice, "is_installed", lambda names: names == packages)
+    (printed,) = lines_of(platforms.check_runtime, *flags.split())
+    assert printed.startswith(line)
