@@ -44,7 +44,7 @@ docs:  ## build the documentation in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Every fault in every stage; writes the table of docs/design/reliability.md.
-campaign: environment  ## kill and break every stage 100 times: up to an hour
+campaign: environment  ## kill and break every stage 100 times, and every command: an hour
 	rm -f campaign.jsonl
 	$(BIN)/python -m pytest tests/campaign -m slow --num-kills 100 --campaign-report campaign.jsonl -n 2 \
 		--dist loadfile --no-loadscope-reorder

@@ -16,7 +16,7 @@ PROMISES = {
     "kill -9": "run again, the same command gives the same bytes",
     "kill -9, on Cloud Storage": "run again, the same command gives the same bytes",
     "SIGTERM": "ends with 75; run again, the same command gives the same bytes",
-    "Ctrl-C, SIGTERM": "one line, then the prompt; run again, the same command gives the same bytes",
+    "Ctrl-C, SIGTERM": "one line, then the prompt; run again, the same command gives the same files",
     "SIGSTOP, takeover, SIGCONT": "the other run finishes; the one that wakes up says so and touches nothing",
     "a second run": "an error while the first is alive; the first finishes",
     "disk full": "one line; once there is room, the same command gives the same bytes",
@@ -29,10 +29,12 @@ PROMISES = {
     "Hub away": "one line, the files are there; once it is back, the same command pushes them",
     "clock back by an hour": "the same bytes",
     "a fixed input": "only what depends on it is rebuilt; the same bytes as with it from the start",
-    "ugly files, damaged folders": "read as other programs read them, or one line that names the file",
+    "ugly files, damaged folders": "read, or one line that names the file",
     "odd environment": "the command works: odd variables, no standard error, an output that nobody reads",
     "a changed input": "an error that says what differs; an unfinished preparation rebuilds its partitions",
 }
+# What every command meets.
+OF_COMMANDS = ("Ctrl-C, SIGTERM", "ugly files, damaged folders", "odd environment")
 # {first word of a command's module: its stage}
 STAGES_OF_PACKAGES = {"tokenizer_training": "tokenizer", "tfrecord_prep": "shards", "train": "training"}
 FINETUNING = "fine-tuning"

@@ -86,10 +86,12 @@ def interrupt_often(
     draw, found = random.Random(seed), []
     for number in range(num_tries):
         process = start(sum(not one.is_stopped for one in found))
+        began_seconds = time.monotonic()
         process.wait(draw.uniform(0, most_seconds))
+        seconds = time.monotonic() - began_seconds
         found.append(interrupt(process, *INTERRUPTS[number % len(INTERRUPTS)], draw))
-        if not found[-1].is_stopped:
-            most_seconds *= 0.7  # it takes less than was measured
+        if not found[-1].is_stopped:  # it takes less than was measured
+            most_seconds = min(0.7 * most_seconds, seconds)
     return found
 
 

@@ -56,11 +56,12 @@ NUM_DRAWN = 2
 @pytest.fixture(scope="module")
 def seen(pytestconfig: pytest.Config) -> Iterator[dict[str, Counter[str]]]:
     """Counts what is tried, {fault: {stage: number}}, for the report."""
-    found: dict[str, Counter[str]] = {"ugly files, damaged folders": Counter(), "odd environment": Counter()}
+    endings = {"ugly files, damaged folders": "read, or one line", "odd environment": "status 0"}
+    found: dict[str, Counter[str]] = {fault: Counter() for fault in endings}
     yield found
     for fault, counted in found.items():
         for stage, number in counted.items():
-            write_line(pytestconfig.getoption("campaign_report"), Seen(fault, stage, number, "read, or one line"))
+            write_line(pytestconfig.getoption("campaign_report"), Seen(fault, stage, number, endings[fault]))
 
 
 def stage_of_line(command: str) -> str:
