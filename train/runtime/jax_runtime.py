@@ -20,7 +20,6 @@ from train.runtime.jax_programs import (
     Replicas,
     compile_program,
     host_copy,
-    joined,
     place,
     set_up_jax,
     sharding_over,
@@ -66,7 +65,7 @@ class JaxRuntime(Runtime):
 
         def call(*arguments: Any) -> Any:
             lowered, results = execute(arguments)
-            return tf.nest.pack_sequence_as(lowered.structure, results)
+            return tf.nest.pack_sequence_as(lowered.structure, [values_of(one) for one in results])
 
         return call
 
@@ -143,11 +142,11 @@ class JaxRuntime(Runtime):
         self._variables[key] = variable  # its identity stays its own
         empty([variable])
 
-    def _program_of(self, function: Callable[..., Any]) -> Callable[[Any], tuple[Lowered, list[list[jax.Array]]]]:
+    def _program_of(self, function: Callable[..., Any]) -> Callable[[Any], tuple[Lowered, list[Replicas]]]:
         """Make what executes a function on a structure of tensors, each (replicas of this host, …)."""
         programs: dict[tuple[Any, ...], tuple[Lowered, Program, list[int | Replicas]]] = {}
 
-        def execute(arguments: Any) -> tuple[Lowered, list[list[jax.Array]]]:
+        def execute(arguments: Any) -> tuple[Lowered, list[Replicas]]:
             tensors = [np.asarray(one) for one in tf.nest.flatten(arguments)]
             shapes = tuple((one.shape, one.dtype) for one in tensors)
             if shapes not in programs:
@@ -159,7 +158,7 @@ class JaxRuntime(Runtime):
             for result, parameter in program.assigned.items():
                 key = captured[parameter - len(placed)]
                 assert isinstance(key, int)
-                self._state[key] = joined(results[result], self._sharding)
+                self._state[key] = results[result]
             return lowered, results[: lowered.num_results]
 
         return execute

@@ -1,6 +1,7 @@
 """The runtime of JAX on CPU devices, beside TensorFlow's."""
 
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -179,3 +180,26 @@ def test_what_a_checkpoint_holds_is_not_changed_by_the_next_step():
     train(model)
     assert_same_arrays(saved, copies)
     assert any(not np.array_equal(array, saved[name]) for name, array in TrainingState(model).read().items())
+
+
+def test_a_step_makes_no_python_call_for_each_variable():
+    with devices_of_jax(2) as devices:
+        runtime = JaxRuntime(Cluster(), devices)
+    variables = [tf.Variable(np.float32(number)) for number in range(300)]
+
+    def add(batch):
+        for variable in variables:
+            variable.assign_add(batch)
+        return batch
+
+    function, batch = runtime.on_replicas(add, jit_compile=True), np.ones(2, np.float32)
+    for _ in range(2):
+        function(batch)
+    calls = []
+    sys.setprofile(lambda _, event, argument: calls.append(argument) if event == "call" else None)
+    try:
+        function(batch)
+    finally:
+        sys.setprofile(None)
+    assert len(calls) < 300
+    assert runtime.read(variables[-1:]) == [299 + 3]
