@@ -11,7 +11,7 @@ QUICKSTART_STEPS ?= 1100
 # What `make test-python` runs, in an environment of its own: what depends on the version of Python and takes a minute.
 PYTHON_TESTS ?= tests/documents/test_imports.py tests/documents/test_flags.py tests/mlm_common/cli \
 	tests/tfrecord_prep/test_records.py tests/tfrecord_prep/test_segment_pairs.py tests/tfrecord_prep/test_chunking.py \
-	tests/train/test_config.py tests/train/test_recipes.py
+	tests/train/test_config.py tests/train/test_recipes.py tests/train/runtime/test_jax_runtime.py
 PYTHON_ENVIRONMENT = build/$(notdir $(PYTHON))
 
 .DEFAULT_GOAL := help
