@@ -6,11 +6,21 @@ import subprocess
 import sys
 
 import pytest
+import tensorflow as tf
 
 from tests.fixtures.other_environments import PROJECT, installed_environment, made_environment
+from tests.fixtures.tiny_models import PAD, VOCABULARY, tiny_model
 from tests.fixtures.tiny_run import MODEL
+from tests.fixtures.tiny_steps import LENGTH, RULE, compiled_model
 from train.checks.preflight.tpu_compiler import DoesNotFitError, compile_for_tpu, tpu_slice
+from train.runtime.lowering import lower
 from train.runtime.machines import CHIPS
+from train.runtime.tensorflow_runtime import TensorFlowRuntime
+from train.scoring.answers import QueriedModel
+from train.step import sharding
+from train.step.sharding import Sharding
+from train.tasks.masked_lm import MaskedLanguageModeling
+from train.tasks.masking import MaskedRows
 from train.tpu_preflight import main
 
 HAS_WHEELS = sys.platform == "linux" and platform.machine() == "x86_64"
@@ -86,6 +96,26 @@ def test_the_benchmark_prints_its_tables(python):
         r"^attention +[\d.]+ +[\d.]+$",
     ):
         assert re.search(line, printed, re.M), printed
+
+
+def test_all_that_a_run_on_jax_executes_compiles_for_a_tpu(python, monkeypatch):
+    """The evaluation, the proofs on the first rows, and scores while training; the step itself is above."""
+    monkeypatch.setattr(sharding, "MIN_SHARDED_SIZE", 512)
+    network = tiny_model("roberta", num_hidden_layers=1)
+    model = compiled_model(network, MaskedLanguageModeling(RULE, PAD), sharding=Sharding(8, by_xla=True))
+    answers = QueriedModel(model.network, TensorFlowRuntime(tf.distribute.get_strategy()), VOCABULARY, PAD)
+    rows = tf.TensorSpec((8, LENGTH), tf.int32)
+    masked = MaskedRows(rows, rows, tf.TensorSpec((8, LENGTH), tf.bool))
+    slots = tf.TensorSpec((16,), tf.int32)
+    for function, specs in (
+        (model.evaluation_step, (masked,)),
+        (model.gradient_sums, ({"input_ids": rows},)),
+        (model.divided_squares, ({"input_ids": rows},)),
+        (answers._answer_batch, (rows, slots, slots)),
+    ):
+        lowered = lower(function, specs, 8)
+        compiled = compile_for_tpu(lowered.stablehlo, tpu_slice("v5e-8"), python=python, what=function.__name__)
+        assert compiled.memory_bytes > 0
 
 
 @pytest.mark.parametrize("generation", CHIPS)
