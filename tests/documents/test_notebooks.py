@@ -5,8 +5,10 @@ import base64
 import json
 import re
 import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nbformat
@@ -26,8 +28,10 @@ from notebooks.execute import (
     without_outputs,
 )
 from tests.fixtures.commands import parse
+from tests.fixtures.jax_devices import devices_of_jax
 from tests.fixtures.notebooks import COMPARISON, FINETUNING, NOTEBOOKS, WALKTHROUGH, code_cells
 from tests.fixtures.recorded_runs import write_run
+from train.runtime import machines, runtime_choice
 
 PNG = b"\x89PNG\r\n\x1a\n"
 CELL_SECONDS = 1800
@@ -131,7 +135,7 @@ def test_notebooks_name_no_folder_of_a_machine(path):
 def walkthrough_settings(quick: bool, tpu_name: str) -> dict[str, Any]:
     """Compute the variables of the walkthrough's own settings by its cells."""
     cells = code_cells(WALKTHROUGH)
-    variables: dict[str, Any] = {"PYTHON": "python", "COMPILER_PYTHON": "python", "printed": "8\n"}
+    variables: dict[str, Any] = {"PYTHON": "python", "COMPILER_PYTHON": "python", "printed": "8\n", "KEEP": ""}
     exec(cells["settings"], variables)
     variables |= {"QUICK": quick, "TPU_NAME": tpu_name, "HUB_MODEL_ID": REPO}
     exec(cells["sizes"], variables)
@@ -154,12 +158,96 @@ def test_commands_of_the_walkthrough(quick, tpu_name):
         assert parse(script, flags)
 
 
-@pytest.mark.parametrize("glue_task", ["", "sst2"])
-def test_commands_of_the_finetuning(glue_task, monkeypatch):
+KEEPING = ("drive", "bucket", "hub")
+
+
+def kept(monkeypatch: pytest.MonkeyPatch, place: str, **settings: str) -> tuple[dict[str, Any], list[str]]:
+    """Execute the cells that keep a run, on a stand-in for Colab; returns their variables, and what they asked for."""
+    asked: list[str] = []
+    colab = {
+        "google.colab": SimpleNamespace(),
+        "google.colab.drive": SimpleNamespace(mount=lambda folder: asked.append(f"mount {folder}")),
+        "google.colab.auth": SimpleNamespace(authenticate_user=lambda: asked.append("log in")),
+        "google.colab.userdata": SimpleNamespace(get=lambda name: asked.append(name) or "a token"),
+    }
+    for name, module in colab.items():
+        monkeypatch.setitem(sys.modules, name, module)
+        setattr(colab["google.colab"], name.rpartition(".")[2], module)
+    for name in ("DRIVE_FOLDER", "BUCKET", "ON_HUB", "HUB_MODEL_ID"):
+        monkeypatch.setenv(f"MLM_{name}", settings.get(name, ""))
+    monkeypatch.setenv("HF_TOKEN", "")
+    cells = code_cells(WALKTHROUGH)
+    variables: dict[str, Any] = {"find_place": lambda: place}
+    for name in ("settings", *KEEPING):
+        exec(cells[name], variables)
+    return variables, asked
+
+
+@pytest.mark.parametrize(
+    ("settings", "work", "asked"),
+    [
+        ({}, "runs/walkthrough", []),
+        ({"DRIVE_FOLDER": "mlm"}, "/content/drive/MyDrive/mlm", ["mount /content/drive"]),
+        ({"BUCKET": "my-bucket/mlm"}, "gs://my-bucket/mlm", ["log in"]),
+        ({"HUB_MODEL_ID": REPO}, "runs/walkthrough", ["HF_TOKEN"]),
+        ({"HUB_MODEL_ID": REPO, "ON_HUB": "start"}, "runs/walkthrough", ["HF_TOKEN"]),
+        ({"HUB_MODEL_ID": REPO, "ON_HUB": "resume"}, "runs/walkthrough", ["HF_TOKEN"]),
+    ],
+)
+def test_a_run_is_kept_where_a_cell_says(settings, work, asked, monkeypatch):
+    monkeypatch.delenv("MLM_WORK", raising=False)
+    variables, asked_for = kept(monkeypatch, "Colab", **settings)
+    assert (variables["WORK"], asked_for) == (work, asked)
+    data = [
+        "--preset",
+        "tiny-cpu",
+        "--max-steps",
+        "9",
+        "--train-dataset",
+        "a",
+        "--eval-dataset",
+        "b",
+        "--output-dir",
+        "c",
+    ]
+    hub = parse("train/run_mlm.py", [*data, *variables["KEEP"].split(), "--hub-model-id", REPO]).hub
+    on_hub = settings.get("ON_HUB")
+    assert hub.hub_strategy == ("checkpoint" if on_hub else "end")
+    assert hub.resume_from_hub == (on_hub == "resume")
+
+
+def test_the_hub_keeps_no_run_without_a_repository(monkeypatch):
+    with pytest.raises(SystemExit, match="Set HUB_MODEL_ID"):
+        kept(monkeypatch, "this machine", ON_HUB="start")
+
+
+@pytest.mark.parametrize(("extra", "tpu_name"), [("cpu", ""), ("gpu", ""), ("tpu", "local"), ("jax-tpu", "local")])
+def test_the_walkthrough_asks_for_the_tpu_of_either_runtime(extra, tpu_name):
+    variables = {"QUICK": False, "find_extra": lambda: extra}
+    exec(code_cells(WALKTHROUGH)["helpers"].splitlines()[-1], variables)
+    assert variables["TPU_NAME"] == tpu_name
+
+
+def test_the_walkthrough_connects_by_jax_where_tensorflow_has_no_tpu(tpu_machine, monkeypatch, capsys):
+    tpu_machine("vfio/0", TPU_ACCELERATOR_TYPE="v5litepod-1")
+    monkeypatch.setattr(machines, "has_tensorflow_for_tpus", lambda: False)
+    monkeypatch.setattr(runtime_choice, "is_installed", lambda names: names == runtime_choice.JAX_FOR_TPUS)
+    monkeypatch.setattr(sys, "argv", ["-c", "local"])
+    magic, _, program = code_cells(WALKTHROUGH)["device"].partition("\n")
+    assert magic == "%%project {TPU_NAME}"
+    with devices_of_jax(1):
+        exec(program, {})
+    chosen, num_replicas = capsys.readouterr().out.splitlines()
+    assert chosen == "--runtime jax: JAX has the TPU, the TensorFlow installed has not"
+    assert num_replicas == "1"
+
+
+@pytest.mark.parametrize(("glue_task", "extra"), [("", "tpu"), ("sst2", "tpu")])
+def test_commands_of_the_finetuning(glue_task, extra, monkeypatch):
     """Those that `watch` runs; the plan is the first of them with one more flag."""
     monkeypatch.setenv("MLM_GLUE_TASK", glue_task)
     cells, commands = code_cells(FINETUNING), []
-    variables: dict[str, Any] = {"PYTHON": "python", "find_extra": lambda: "tpu"}
+    variables: dict[str, Any] = {"PYTHON": "python", "find_extra": lambda: extra}
     variables["watch"] = lambda _, command, *__, **___: commands.append(command)
     for name in ("settings", "plan", "train", "own-train", "embed", "search"):
         exec("\n".join(line for line in cells[name].splitlines() if not line.startswith("!")), variables)
@@ -168,6 +256,7 @@ def test_commands_of_the_finetuning(glue_task, monkeypatch):
     for command, script in zip(commands, ("run_classification", "run_task", "run_embedding", "search"), strict=True):
         path, *flags = shlex.split(command)
         assert path == f"finetuning/{script}.py"
+        assert script != "run_classification" or "--tpu-name local --bfloat16" in command
         assert parse(path, flags)
 
 

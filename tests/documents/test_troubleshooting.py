@@ -3,11 +3,19 @@
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.fixtures.commands import COMMANDS, PARSERS
+from tests.fixtures.doctor_cases import config_of
+from train.checks import platforms
+from train.config.hardware import HardwareConfig
+from train.loop import run
+from train.runtime.runtime_choice import Installed, choose_runtime
 
 PROJECT = Path(__file__).parents[2]
 TEXT = (PROJECT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
@@ -47,6 +55,28 @@ CODE = "\n".join(strings_of_the_code())
 def test_our_messages_are_in_the_code(message):
     assert " ".join(message.split()).removesuffix("…").rstrip() in CODE
     assert len(message.replace(DIFFERS, "").strip(" .()")) > 10, "too little to be recognised by"
+
+
+ON_A_TPU = (PROJECT / "docs" / "tpu" / "start.md").read_text(encoding="utf-8")
+
+
+def test_what_a_user_of_a_tpu_sees_is_in_the_code():
+    failures = ON_A_TPU.partition("## When it fails")[2].partition("\n## ")[0]
+    seen = [span for row in re.findall(r"^\| (.+?) \|", failures, flags=re.M) for span in re.findall(r"`(.+?)`", row)]
+    assert len(seen) > 5
+    assert not [message for message in seen if message not in CODE]
+
+
+def test_a_user_of_a_tpu_sees_the_runtime_in_these_lines(monkeypatch):
+    monkeypatch.setattr(run, "version", lambda _: "0.7.2")
+    hardware, reason = choose_runtime(HardwareConfig(tpu_name="local"), lambda _: Installed("TPU", False, True, True))
+    opened: Any = SimpleNamespace(config=SimpleNamespace(hardware=hardware), why_runtime=reason)
+    monkeypatch.setattr(platforms, "ask_tensorflow", lambda *_: {"runtime": hardware.runtime, "reason": reason})
+    lines = [f"{name:<22} {text}" for name, text in run.describe_runtime(opened).items()]
+    config = replace(config_of(), hardware=hardware)
+    lines += [str(finding) for finding in platforms.check_runtime(config)]
+    assert len(lines) == 2
+    assert all(f"\n{line}\n" in ON_A_TPU for line in lines), lines
 
 
 def test_flags_are_those_of_the_commands():
