@@ -63,8 +63,9 @@ class PretrainingModel(tf_keras.Model):
         self.seed = seed
         self.num_micro_batches = num_micro_batches
         self.max_grad_norm = max_grad_norm
-        self.means = [tf_keras.metrics.Mean(mean.name) for mean in task.means]
-        self.grad_norm_mean = tf_keras.metrics.Mean("grad_norm")
+        # Whatever the policy: a variable that it may cast is unknown to a graph that only assigns it.
+        self.means = [tf_keras.metrics.Mean(mean.name, dtype="float32") for mean in task.means]
+        self.grad_norm_mean = tf_keras.metrics.Mean("grad_norm", dtype="float32")
 
     @property
     def runtime(self) -> Runtime:

@@ -29,7 +29,7 @@ from train.runtime.jax_runtime import JaxRuntime
 from train.runtime.machines import Cluster
 from train.step import sharding
 from train.step.sharding import Sharding
-from train.step.train_step import PretrainingModel
+from train.step.train_step import PretrainingModel, set_precision
 from train.tasks.masked_lm import MaskedLanguageModeling
 
 
@@ -203,3 +203,11 @@ def test_a_step_makes_no_python_call_for_each_variable():
         sys.setprofile(None)
     assert len(calls) < 300
     assert runtime.read(variables[-1:]) == [299 + 3]
+
+
+def test_a_step_in_bfloat16_is_executed():
+    set_precision(bfloat16=True, is_compiled=True)
+    try:
+        assert train(jax_model(1), 1)["loss"] == pytest.approx(np.log(tiny_model("roberta").config.vocab_size), rel=0.1)
+    finally:
+        set_precision()
