@@ -9,6 +9,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # JAX reads them when it is imported. The replicas of a test are the first of its devices.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # Containers often forbid bytecode; then each of the many processes started here compiles TensorFlow's modules, in 8 s.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

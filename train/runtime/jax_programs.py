@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 # JAX's own variable for it; without it the programs are kept in the user's cache.
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 CACHE_FOLDER = Path("~/.cache/mlm-pretraining/programs")
-# What compiles faster is not kept.
-MIN_KEPT_COMPILE_SECONDS = 1.0
 # Of a program's header: a result that is written in the memory of a parameter.
 ALIAS = re.compile(r"parameter_number = (\d+) : i64\}, output_index = array<i64(?:: (\d+))?>")
 
@@ -58,10 +56,11 @@ class Program:
 def set_up_jax() -> None:
     """Let JAX keep 64-bit integers, as steps are counted in, and what it compiles."""
     jax.config.update("jax_enable_x64", True)
-    logging.getLogger("jax").setLevel(logging.WARNING)
+    logger = logging.getLogger("jax")
+    logger.handlers.clear()  # what it says is printed as all else
+    logger.setLevel(logging.WARNING)
     if not os.environ.get(CACHE_VARIABLE):
         jax.config.update("jax_compilation_cache_dir", str(CACHE_FOLDER.expanduser()))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_KEPT_COMPILE_SECONDS)
 
 
 def compile_program(stablehlo: str, devices: Sequence[Any]) -> Program:
