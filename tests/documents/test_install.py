@@ -13,16 +13,15 @@ import pytest
 import install
 from tests.fixtures.notebooks import COMPARISON, WALKTHROUGH, code_cells
 from tests.fixtures.tiny_run import run_flags, write_shards
-from train.checks.preflight.tpu_compiler import COMPILER_ENVIRONMENT
 from train.runtime import machines as tpu_devices
 
 PROJECT = Path(__file__).parents[2]
-SHOW_TENSORFLOW = """
+SHOW_PACKAGES = """
 import importlib.metadata as metadata
 import train
 import tensorflow
 names = {found.name.replace("_", "-") for found in metadata.distributions()}
-print(tensorflow.__version__, tensorflow.__file__, "tensorflow" in names, "tensorflow-tpu" in names)
+print(tensorflow.__file__, *sorted(names & {"jax", "libtpu", "tensorflow", "tensorflow-tpu"}))
 """
 
 
@@ -258,17 +257,29 @@ def test_an_extra_is_added_to_an_environment(commands):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("python", "jax"), [("3.10", "0.6.2"), ("3.11", "0.7.1"), ("3.12", "0.7.1"), ("3.13", "0.7.1")]
+    ("extra", "python", "jax", "tensorflow"),
+    [
+        ("preflight", "3.10", "0.6.2", "2.20."),
+        ("preflight", "3.11", "0.7.1", "2.20."),
+        ("preflight", "3.12", "0.7.1", "2.20."),
+        ("preflight", "3.13", "0.7.1", "2.20."),
+        ("jax-tpu", "3.10", "0.6.2", "2."),
+        ("jax-tpu", "3.12", "0.7.2", "2."),  # Kaggle's
+        ("jax-tpu", "3.13", "0.7.2", "2."),  # Colab's
+        ("jax-cuda", "3.12", "0.7.2", "2."),
+    ],
 )
-def test_the_preflight_can_be_installed_for_each_python(python, jax):
+def test_an_extra_with_jax_can_be_installed_for_each_python(extra, python, jax, tensorflow):
     platform = ("--python-platform", "x86_64-manylinux_2_31", "--python-version", python)
-    resolve = ["pip", "compile", "pyproject.toml", "--quiet", "--extra", "preflight", "--only-binary", ":all:"]
+    resolve = ["pip", "compile", "pyproject.toml", "--quiet", "--extra", extra, "--only-binary", ":all:"]
     environment = {name: value for name, value in os.environ.items() if name not in install.FOREIGN_VARIABLES}
     command = [str(install._find_uv(print)), *resolve, *platform]  # none may have to be built
     given = {"cwd": PROJECT, "env": environment, "stdout": subprocess.PIPE, "encoding": "utf-8"}
     lines = subprocess.run(command, **given, check=True).stdout.splitlines()
-    assert {f"jax=={jax}", f"jaxlib=={jax}", "libtpu==0.0.20"} <= set(lines)
-    assert [line for line in lines if line.startswith("tensorflow==2.20.")]
+    device = {"preflight": "libtpu==0.0.20", "jax-tpu": "libtpu==", "jax-cuda": f"jax-cuda12-plugin=={jax}"}[extra]
+    for package in (f"jax=={jax}", f"jaxlib=={jax}", f"tensorflow=={tensorflow}", device):
+        assert [line for line in lines if line.startswith(package)], package
+    assert not [line for line in lines if line.startswith("tensorflow-tpu")]
 
 
 @pytest.mark.slow
@@ -285,12 +296,14 @@ def test_the_install_cell_on_a_service_with_other_packages(tmp_path):
     inherited = {name: os.environ[name] for name in os.environ if not name.startswith(("PYTHON", "UV_", "TF_"))}
     cache = subprocess.run([str(install._find_uv(print)), "cache", "dir"], capture_output=True, encoding="utf-8")
     colab = {"COLAB_RELEASE_TAG": "any", "UV_SYSTEM_PYTHON": "true", "PYTHONPATH": str(site_packages)}
-    environment = inherited | colab | {"HOME": str(tmp_path), "MLM_EXTRA": "tpu", "UV_CACHE_DIR": cache.stdout.strip()}
+    environment = (
+        inherited | colab | {"HOME": str(tmp_path), "MLM_EXTRA": "jax-tpu", "UV_CACHE_DIR": cache.stdout.strip()}
+    )
     program = f"REPOSITORY = {str(PROJECT)!r}\n{code_cells(WALKTHROUGH)['install']}\nprint(PYTHON)"
     printed = subprocess.run(
         [python, "-c", program], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, encoding="utf-8", check=True
     ).stdout
-    assert printed.startswith("Installing TensorFlow for the TPU")
+    assert printed.startswith("Installing TensorFlow for the CPU, and JAX for the TPU")
     assert sorted(path.name for path in site_packages.iterdir()) == before
 
     installed = printed.splitlines()[-1]
@@ -300,18 +313,17 @@ def test_the_install_cell_on_a_service_with_other_packages(tmp_path):
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([installed, *arguments], cwd=clone, env=inherited, capture_output=True, encoding="utf-8")
 
-    inherited |= COMPILER_ENVIRONMENT  # with it libtpu looks for no TPU and for no metadata server
-    version, path, has_tensorflow, has_tensorflow_tpu = run("-c", SHOW_TENSORFLOW).stdout.split()
-    assert version.startswith("2.20.")
+    path, *names = run("-c", SHOW_PACKAGES).stdout.split()
     assert path.startswith(str(clone / ".venv"))
-    assert (has_tensorflow, has_tensorflow_tpu) == ("False", "True")
+    assert names == ["jax", "libtpu", "tensorflow"]
 
-    flags = run_flags(write_shards(tmp_path), tmp_path / "run")
-    planned = run("train/run_mlm.py", *flags, "--dry-run")
-    assert "parameters " in planned.stdout, planned.stderr
+    flags = run_flags(write_shards(tmp_path), tmp_path / "run", "--max-steps", "2")
+    trained = run("train/run_mlm.py", *flags, "--runtime", "jax")
+    assert re.search(r"^runtime +TensorFlow's step, executed by JAX 0\.\d+\.\d+ \(asked for\)$", trained.stdout, re.M)
+    assert trained.returncode == 0, trained.stderr
     refused = run("train/run_mlm.py", *flags, "--tpu-name", "local")
     assert refused.returncode == 2
     assert "--tpu-name local needs a machine with a TPU" in refused.stderr
     examined = run("train/doctor.py")
-    assert "tensorflow-tpu is installed, but this machine has no TPU" in examined.stdout
+    assert re.search("^ok +runtime +--runtime tensorflow: it has the CPU$", examined.stdout, re.M)
     assert examined.returncode == 0, examined.stdout

@@ -242,7 +242,7 @@ def test_the_walkthrough_connects_by_jax_where_tensorflow_has_no_tpu(tpu_machine
     assert num_replicas == "1"
 
 
-@pytest.mark.parametrize(("glue_task", "extra"), [("", "tpu"), ("sst2", "tpu")])
+@pytest.mark.parametrize(("glue_task", "extra"), [("", "tpu"), ("sst2", "jax-tpu")])
 def test_commands_of_the_finetuning(glue_task, extra, monkeypatch):
     """Those that `watch` runs; the plan is the first of them with one more flag."""
     monkeypatch.setenv("MLM_GLUE_TASK", glue_task)
