@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -19,7 +20,7 @@ from benchmarks.time_to_quality import message, seconds_to
 from finetuning.config.settings import ClassificationData
 from finetuning.tasks.classification import read_parts
 from tests.fixtures.other_environments import output_of
-from tests.fixtures.results import write_jsonl
+from tests.fixtures.results import read_json, write_jsonl
 from tests.fixtures.same_run import logged
 from tests.fixtures.script_help import ask_for_help
 
@@ -199,6 +200,30 @@ def test_each_prints_its_table(script, shards, tmp_path, request):
     for pattern in patterns:
         assert re.search(pattern, printed, re.MULTILINE), (pattern, printed)
     assert "--picture" not in flags or (tmp_path / "c.png").stat().st_size > 10_000
+
+
+NO_TENSORFLOW = """
+import sys
+for name in ("tensorflow", "tf_keras", "keras", "transformers", "huggingface_hub", "tokenizers"):
+    sys.modules[name] = None
+"""
+
+
+@pytest.mark.slow
+def test_steps_lowered_here_are_executed_and_compared_where_there_is_no_tensorflow(shards, tmp_path):
+    program = [sys.executable, PROJECT / "benchmarks" / "accelerator_step.py"]
+    lower = [*program, "lower", tmp_path / "steps", "--shards", shards, "--tiny", "--num-steps=4"]
+    subprocess.run(lower, check=True)
+    (tmp_path / "sitecustomize.py").write_text(NO_TENSORFLOW, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    run = [*program, "run", tmp_path / "steps", "--rounds=1", "--steps-per-round=1", "--without-torch"]
+    printed = subprocess.run(run, stdout=subprocess.PIPE, encoding="utf-8", check=True, env=environment).stdout
+    for name in ("short-float32", "short-bfloat16"):
+        assert re.search(rf"^cpu, {name}: 4 losses follow the CPU's, within ", printed, re.MULTILINE), printed
+    for name in ("roberta-base-2", "modernbert-base-2"):
+        assert re.search(rf"^{name}, ours +[\d,]+ +\(", printed, re.MULTILINE), printed
+    losses = read_json(tmp_path / "steps" / "results.json")["results"]["short-float32"]["losses"]
+    assert len(set(losses)) == 4
 
 
 EVALUATE = """

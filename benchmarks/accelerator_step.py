@@ -1,0 +1,162 @@
+"""Our train step on an accelerator, executed by JAX, beside PyTorch's ModernBERT on the same device.
+
+    python benchmarks/accelerator_step.py lower FOLDER --shards runs/quickstart/shards
+    python benchmarks/accelerator_step.py run FOLDER
+
+`lower`, on any machine with TensorFlow, writes a few megabytes: the steps of roberta-base and modernbert-base, and 300
+steps of the quick start's model with the losses that the CPU has. `run`, on the machine with the accelerator, needs JAX
+and NumPy and no TensorFlow; PyTorch is measured where torch is installed. It takes about six minutes, and writes
+FOLDER/results.json. For a TPU, lower with `--tpu`: the model computes there in the ways that suit it.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.rounds import PEERS, MeasuredProgram, Times, measure_in_turns, start_program
+from benchmarks.tables import median_and_range, print_table
+
+OURS, TORCH = "accelerator_program.py", "accelerator_torch.py"
+VOCAB_SIZE = 32_000
+ROWS = (16, 64)
+PRESETS = ("roberta-base", "modernbert-base")
+# Relative differences of losses from the CPU's that are allowed.
+TOLERANCES = {"short-float32": 1e-4, "short-bfloat16": 1e-2}
+# Of one device in bfloat16, operations a second; by a part of JAX's name of its kind.
+PEAKS = {
+    "H100": 989e12,
+    "H200": 989e12,
+    "A100": 312e12,
+    "L4": 121e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+}
+HEADER = "step|tokens/s|(from-to)|ms|MFU|peak GB|compiled in s"
+
+
+def lower(folder: Path, arguments: argparse.Namespace) -> None:
+    """Write all steps, and the losses of the short runs on the CPU."""
+    import train  # noqa: F401  (before TensorFlow)
+    from benchmarks.peers.accelerator_lowered import write_base_step, write_short_run
+
+    folder.mkdir(parents=True, exist_ok=True)
+    on_tpu = ("--tpu-name", "local") if arguments.tpu else ()
+    tiny = ("--config-overrides", "num_hidden_layers=1,hidden_size=64,num_attention_heads=2,intermediate_size=64")
+    length, vocab_size = (32, 500) if arguments.tiny else (512, VOCAB_SIZE)
+    steps: dict[str, Any] = {}
+    for preset in PRESETS:
+        for rows in (2,) if arguments.tiny else ROWS:
+            batch = ("--per-replica-batch-size", str(rows), "--gradient-accumulation-steps", "1")
+            flags = ("--preset", preset, *batch, "--max-length", str(length), "--bfloat16", *on_tpu)
+            name = f"{preset}-{rows}"
+            steps[name] = write_base_step(folder, name, [*flags, *(tiny if arguments.tiny else ())], vocab_size)
+            print(f"{name} is lowered", flush=True)
+    for name in TOLERANCES:
+        flags = ("--preset", "tiny-cpu", "--train-dataset", f"{arguments.shards}/train", *on_tpu)
+        precision = ("--bfloat16",) if name.endswith("bfloat16") else ()
+        steps[name] = write_short_run(folder, name, [*flags, *precision], arguments.num_steps)
+    write_index(folder, steps)
+    for name in TOLERANCES:
+        steps[name]["cpu_losses"] = losses_of(folder, name, {"JAX_PLATFORMS": "cpu"})["losses"]
+    write_index(folder, steps)
+    print(f"{folder}: {sum(path.stat().st_size for path in folder.iterdir()) / 1e6:.1f} MB")
+
+
+def write_index(folder: Path, steps: dict[str, Any]) -> None:
+    (folder / "index.json").write_text(json.dumps({"steps": steps}, indent=1), encoding="utf-8")
+
+
+def losses_of(folder: Path, name: str, environment: dict[str, str]) -> dict[str, Any]:
+    """Make the steps of a short run; return their losses, and the device's kind."""
+    command = [sys.executable, str(PEERS / OURS), str(folder), name, "--losses"]
+    run = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True, check=True)
+    return dict(json.loads(run.stdout.splitlines()[-1]))
+
+
+def run(folder: Path, arguments: argparse.Namespace) -> None:
+    """Compare the losses, measure the steps, print the tables and write the results."""
+    steps = json.loads((folder / "index.json").read_text(encoding="utf-8"))["steps"]
+    device, results = "", {}
+    for name, tolerance in TOLERANCES.items():
+        found = losses_of(folder, name, {})
+        device, expected = found["device"], steps[name]["cpu_losses"]
+        differences = [abs(one / other - 1) for one, other in zip(found["losses"], expected, strict=True)]
+        verdict = "follow" if max(differences) <= tolerance else "DO NOT FOLLOW"
+        print(
+            f"{device}, {name}: {len(expected)} losses {verdict} the CPU's, within {max(differences):.1e}", flush=True
+        )
+        results[name] = {"losses": found["losses"], "largest_difference": max(differences), "tolerance": tolerance}
+    peak = next((value for kind, value in PEAKS.items() if kind in device), None)
+    has_torch = importlib.util.find_spec("torch") is not None and not arguments.without_torch
+    rows = []
+    for name in arguments.only or [name for name in steps if name not in TOLERANCES]:
+        settings = {"steps_per_round": arguments.steps_per_round}
+        figures: dict[str, dict[str, float]] = {}
+
+        def start(script: str, name: str = name, figures: Any = figures, settings: Any = settings) -> MeasuredProgram:
+            program = start_program(script, script, [str(folder), name], settings)
+            figures[script] = program.figures
+            return program
+
+        scripts = [OURS, TORCH] if has_torch and name.startswith("modernbert") else [OURS]
+        times = measure_in_turns(start, scripts, arguments.rounds)
+        for script in scripts:
+            label = f"{name}, {'ours' if script == OURS else 'PyTorch'}"
+            results[label], cells = figures_of(steps[name], times[script], figures[script], peak, settings)
+            rows.append([label, *cells])
+    print(device)
+    print_table(HEADER, rows)
+    (folder / "results.json").write_text(json.dumps({"device": device, "results": results}), encoding="utf-8")
+
+
+def figures_of(
+    step: dict[str, Any], times: list[Times], figures: dict[str, float], peak: float | None, settings: dict[str, int]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return what is written of a step, and the cells of its row."""
+    seconds = [one.seconds / settings["steps_per_round"] for one in times]
+    (num_rows, length), _ = next(iter(step["batch"].values()))
+    rates = [num_rows * length / one for one in seconds]
+    median_seconds = sorted(seconds)[len(seconds) // 2]
+    mfu = step["flops"] / median_seconds / peak if peak and step["flops"] else None
+    cells = [
+        *median_and_range(rates, ",.0f"),
+        f"{1e3 * median_seconds:.1f}",
+        f"{mfu:.3f}" if mfu else "",
+        f"{figures['peak_bytes'] / 1e9:.1f}" if figures["peak_bytes"] else "",
+        f"{figures['compile_seconds']:.0f}",
+    ]
+    return {"step_seconds": seconds, "mfu": mfu, **figures}, cells
+
+
+def main() -> None:
+    """Do one half."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    halves = parser.add_subparsers(required=True)
+    first, second = halves.add_parser("lower"), halves.add_parser("run")
+    for half, function in ((first, lower), (second, run)):
+        half.add_argument("folder", type=Path)
+        half.set_defaults(function=function)
+    first.add_argument("--shards", required=True, help="Folder of train/, rows of real text.")
+    first.add_argument("--num-steps", type=int, default=300, help="Of the short runs.")
+    first.add_argument("--tpu", action="store_true", help="Lower for a TPU.")
+    first.add_argument("--tiny", action="store_true", help="Tiny models, to try the benchmark.")
+    second.add_argument("--only", nargs="+", help="Names of steps to time.")
+    second.add_argument("--rounds", type=int, default=5)
+    second.add_argument("--steps-per-round", type=int, default=20)
+    second.add_argument("--without-torch", action="store_true")
+    arguments = parser.parse_args()
+    arguments.function(arguments.folder, arguments)
+
+
+if __name__ == "__main__":
+    main()

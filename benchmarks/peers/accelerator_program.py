@@ -1,0 +1,110 @@
+"""A step that accelerator_step.py has lowered, executed by JAX on one device; needs JAX and NumPy, and no TensorFlow.
+
+    python benchmarks/peers/accelerator_program.py FOLDER NAME --settings '{"steps_per_round": 20}'
+
+Prints seconds of rounds of steps, as benchmarks/rounds.py describes. With `--losses`, makes the steps whose rows are in
+the folder instead, and prints their losses.
+"""
+
+import argparse
+import gzip
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# Else JAX would take most of the device's memory, and leave none to the programs that are measured beside it.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# The benchmarks are no package that is installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.rounds import Rounds
+from train.runtime.jax_programs import compile_program, place, set_up_jax, sharding_over, values_of
+
+Batch = dict[str, NDArray[Any]]
+
+
+class Step:
+    """A step with its state on the device."""
+
+    def __init__(self, folder: Path, name: str):
+        set_up_jax()
+        jax.config.update("jax_enable_compilation_cache", False)
+        self.device = jax.devices()[0]
+        self._sharding = sharding_over([self.device])
+        self.entry = json.loads((folder / "index.json").read_text(encoding="utf-8"))["steps"][name]
+        self.arrays = np.load(folder / f"{name}.npz")
+        start_seconds = time.perf_counter()
+        text = gzip.decompress((folder / f"{name}.mlir.gz").read_bytes()).decode()
+        self._program = compile_program(text, [self.device])
+        self.compile_seconds = time.perf_counter() - start_seconds
+        self._state = [place([value], self._sharding) for value in self._initial_values()]
+
+    def _initial_values(self) -> Iterator[NDArray[Any]]:
+        generator = np.random.default_rng(0)
+        for number, one in enumerate(self.entry["parameters"]):
+            if (spread := one.get("spread")) is None:
+                yield self.arrays[f"parameters/{number}"]
+            elif spread:
+                yield (spread * generator.standard_normal(one["shape"], np.float32)).astype(one["dtype"])
+            else:
+                yield np.zeros(one["shape"], one["dtype"])
+
+    def random_batch(self) -> Batch:
+        generator, ids = np.random.default_rng(1), (5, self.entry["vocab_size"])
+        return {
+            name: generator.integers(*ids, shape).astype(kind) for name, (shape, kind) in self.entry["batch"].items()
+        }
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield the rows of the steps of a short run."""
+        rows = {name: self.arrays[f"rows/{name}"] for name in self.entry["batch"]}
+        for number in range(len(next(iter(rows.values())))):
+            yield {name: array[number] for name, array in rows.items()}
+
+    def make(self, batch: Batch) -> Any:
+        """Begin a step; return its loss, as it will be on the device."""
+        placed = [place([batch[name]], self._sharding) for name in sorted(batch)]
+        results = self._program.execute([*placed, *self._state])
+        for result, parameter in self._program.assigned.items():
+            self._state[parameter - len(placed)] = results[result]
+        return values_of(results[0])[0]
+
+
+def main() -> None:
+    """Make steps until the other side ends, or print the losses of a short run."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("name")
+    parser.add_argument("--settings", type=json.loads, default={}, help="JSON: steps_per_round.")
+    parser.add_argument("--losses", action="store_true")
+    arguments = parser.parse_args()
+    step = Step(arguments.folder, arguments.name)
+    if arguments.losses:
+        losses = [step.make(batch) for batch in step.batches()]
+        print(json.dumps({"device": step.device.device_kind, "losses": [float(loss) for loss in losses]}))
+        return
+    batch, num_steps = step.random_batch(), arguments.settings["steps_per_round"]
+
+    def figures() -> dict[str, float]:
+        peak_bytes = (step.device.memory_stats() or {}).get("peak_bytes_in_use", 0)
+        return {"compile_seconds": step.compile_seconds, "peak_bytes": peak_bytes}
+
+    # A round waits for the device, once.
+    rounds = Rounds(steps_per_round=1, warmup_steps=1, figures=figures)
+    while True:
+        for _ in range(num_steps):
+            loss = step.make(batch)
+        loss.block_until_ready()
+        rounds.step_done()
+
+
+if __name__ == "__main__":
+    main()
