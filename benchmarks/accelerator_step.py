@@ -141,21 +141,25 @@ def figures_of(
 def main() -> None:
     """Do one half."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    halves = parser.add_subparsers(required=True)
-    first, second = halves.add_parser("lower"), halves.add_parser("run")
-    for half, function in ((first, lower), (second, run)):
-        half.add_argument("folder", type=Path)
-        half.set_defaults(function=function)
-    first.add_argument("--shards", required=True, help="Folder of train/, rows of real text.")
-    first.add_argument("--num-steps", type=int, default=300, help="Of the short runs.")
-    first.add_argument("--tpu", action="store_true", help="Lower for a TPU.")
-    first.add_argument("--tiny", action="store_true", help="Tiny models, to try the benchmark.")
-    second.add_argument("--only", nargs="+", help="Names of steps to time.")
-    second.add_argument("--rounds", type=int, default=5)
-    second.add_argument("--steps-per-round", type=int, default=20)
-    second.add_argument("--without-torch", action="store_true")
+    parser.add_argument("half", choices=("lower", "run"))
+    parser.add_argument("folder", type=Path)
+    lowering = parser.add_argument_group("lower")
+    lowering.add_argument("--shards", help="Folder of train/, rows of real text.")
+    lowering.add_argument("--num-steps", type=int, default=300, help="Of the short runs.")
+    lowering.add_argument("--tpu", action="store_true", help="Lower for a TPU.")
+    lowering.add_argument("--tiny", action="store_true", help="Tiny models, to try the benchmark.")
+    running = parser.add_argument_group("run")
+    running.add_argument("--only", nargs="+", help="Names of steps to time.")
+    running.add_argument("--rounds", type=int, default=5)
+    running.add_argument("--steps-per-round", type=int, default=20)
+    running.add_argument("--without-torch", action="store_true")
     arguments = parser.parse_args()
-    arguments.function(arguments.folder, arguments)
+    if arguments.half == "run":
+        run(arguments.folder, arguments)
+    elif arguments.shards is None:
+        parser.error("lower needs --shards")
+    else:
+        lower(arguments.folder, arguments)
 
 
 if __name__ == "__main__":
