@@ -283,7 +283,8 @@ def test_the_walkthrough(cloud_storage, hub_server, tmp_path, monkeypatch):
     (tmp_path / "docs.jsonl").write_text(
         "".join(json.dumps({"text": text}) + "\n" for text in documents), encoding="utf-8"
     )
-    settings = {"MLM_QUICK": "1", "MLM_WORK": f"{cloud_storage.bucket_url}/walkthrough", "MLM_HUB_MODEL_ID": REPO}
+    kept = {"MLM_BUCKET": f"{cloud_storage.bucket_url.removeprefix('gs://')}/walkthrough", "MLM_ON_HUB": "start"}
+    settings = {"MLM_QUICK": "1", "MLM_HUB_MODEL_ID": REPO} | kept
     environment = cloud_storage.environment | hub_server.environment | settings
     corpus = {"--dataset-name builtin": f"--data-files {tmp_path / 'docs.jsonl'}"}
     cells = run_notebook(WALKTHROUGH, environment, monkeypatch, SMALLER | corpus)
@@ -306,6 +307,7 @@ def test_the_walkthrough(cloud_storage, hub_server, tmp_path, monkeypatch):
     assert {"model.safetensors", "config.json", "tokenizer.json", "README.md"} <= set(pushed)
     assert pushed["model.safetensors"] == cloud_storage.objects()["walkthrough/model/export/model.safetensors"]
     assert pushed["loss.png"].startswith(PNG)
+    assert "run.json" in hub_server.files(REPO, revision="checkpoints")
 
 
 @pytest.mark.slow
