@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 from jax.experimental import multihost_utils
 from numpy.typing import NDArray
+from tensorflow.python.profiler import trace
 
 from train.runtime.jax_programs import (
     Program,
@@ -120,10 +121,12 @@ class JaxRuntime(Runtime):
         return np.asarray(multihost_utils.process_allgather(values))
 
     def start_profile(self, folder: str) -> None:
-        jax.profiler.start_trace(folder)
+        with _keeping_trace():
+            jax.profiler.start_trace(folder)
 
     def stop_profile(self) -> None:
-        jax.profiler.stop_trace()
+        with _keeping_trace():
+            jax.profiler.stop_trace()
 
     def release(self) -> None:
         self._state.clear()
@@ -176,6 +179,16 @@ class JaxRuntime(Runtime):
             else:
                 captured.append(place([one.numpy()] * self.num_local_replicas, self._sharding))
         return lowered, compile_program(lowered.stablehlo, self._devices), captured
+
+
+@contextmanager
+def _keeping_trace() -> Iterator[None]:
+    """Keep a function of TensorFlow that JAX's profiler replaces by whether it is on, as a newer TensorFlow has it."""
+    enabled = trace.enabled
+    try:
+        yield
+    finally:
+        trace.enabled = enabled
 
 
 class JaxVariable:

@@ -225,3 +225,19 @@ def test_a_step_in_bfloat16_is_executed():
         assert train(jax_model(1), 1)["loss"] == pytest.approx(np.log(tiny_model("roberta").config.vocab_size), rel=0.1)
     finally:
         set_precision()
+
+
+def test_tensorflow_works_within_and_after_a_profile(tmp_path):
+    """JAX's profiler sets something of TensorFlow's."""
+    with devices_of_jax(1) as devices:
+        runtime = JaxRuntime(Cluster(), devices)
+    total = tf.Variable(np.zeros(2, np.float32))
+    add = runtime.on_replicas(total.assign_add)
+    runtime.start_profile(str(tmp_path))
+    for num_calls in (1, 2):
+        add(np.ones((1, 2), np.float32))
+        runtime.pull([total])
+        assert total.numpy().tolist() == [num_calls, num_calls]
+        if num_calls == 1:
+            runtime.stop_profile()
+    assert list(tmp_path.rglob("*.xplane.pb"))
