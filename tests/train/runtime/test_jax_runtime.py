@@ -125,6 +125,7 @@ def test_a_gradient_that_is_not_finite_on_one_replica_stops_all():
     assert_same_arrays(without_means(model), before)
 
 
+@pytest.mark.slow
 def test_a_divided_optimizer_makes_the_same_steps_and_is_saved_whole(monkeypatch):
     monkeypatch.setattr(sharding, "MIN_SHARDED_SIZE", 512)
     whole, divided = jax_model(2), jax_model(2, divided=True)
