@@ -11,7 +11,9 @@ QUICKSTART_STEPS ?= 1100
 # What `make test-python` runs, in an environment of its own: what depends on the version of Python and takes a minute.
 PYTHON_TESTS ?= tests/documents/test_imports.py tests/documents/test_flags.py tests/mlm_common/cli \
 	tests/tfrecord_prep/test_records.py tests/tfrecord_prep/test_segment_pairs.py tests/tfrecord_prep/test_chunking.py \
-	tests/train/test_config.py tests/train/test_recipes.py tests/train/runtime/test_jax_runtime.py
+	tests/train/test_config.py tests/train/test_recipes.py \
+	tests/train/runtime/test_jax_runtime.py::test_eight_replicas_make_the_steps_of_one \
+	tests/train/runtime/test_jax_runtime.py::test_a_function_may_capture_tensors_and_return_any_structure
 PYTHON_ENVIRONMENT = build/$(notdir $(PYTHON))
 
 .DEFAULT_GOAL := help
