@@ -23,7 +23,7 @@ LOCAL = HardwareConfig(tpu_name="local")
 
 @pytest.fixture
 def libtpu(tmp_path, monkeypatch) -> Path:
-    """A file in the place of libtpu, beside a TensorFlow for TPUs that is not imported yet."""
+    """A file that stands for libtpu, beside a TensorFlow for TPUs that is not imported yet."""
     library = tmp_path / "libtpu.so"
     library.touch()
     monkeypatch.setenv("TPU_LIBRARY_PATH", str(library))
