@@ -79,8 +79,8 @@ def write_index(folder: Path, steps: dict[str, Any]) -> None:
 def losses_of(folder: Path, name: str, environment: dict[str, str]) -> dict[str, Any]:
     """Make the steps of a short run; return their losses, and the device's kind."""
     command = [sys.executable, str(PEERS / OURS), str(folder), name, "--losses"]
-    run = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, encoding="utf-8", check=True)
-    return dict(json.loads(run.stdout.splitlines()[-1]))
+    output = subprocess.check_output(command, env={**os.environ, **environment}, encoding="utf-8")
+    return dict(json.loads(output.splitlines()[-1]))
 
 
 def run(folder: Path, arguments: argparse.Namespace) -> None:
