@@ -4,7 +4,7 @@ A name of transformers' `run_glue.py` and `run_classification.py` is the name of
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from finetuning.config.optimization import ClassOptimization, FinetuningOptimization, SmoothedOptimization
@@ -14,7 +14,7 @@ from mlm_common.corpus.csv_rows import parse_delimiter
 from mlm_common.errors import InputError
 from mlm_common.storage import check_file
 from train.config.learning import ADDED, BATCH, CHECKPOINTS, PER_WORKER, ModelConfig, changeable, check_task_flag
-from train.config.settings import HardwareConfig, HubConfig, RunConfig, RunSettings, saved_on_tpus
+from train.config.settings import HardwareConfig, HubConfig, RunConfig, RunSettings
 
 # Where no rows decide: shorter ones are not worth a program; each bucket is twice as long as the one before.
 SHORTEST_BUCKET = 16
@@ -411,5 +411,4 @@ def parse_finetuning_config(config_class: type[Settings], argv: Sequence[str] | 
         for name in ("train_file", "validation_file", "test_file"):
             if (path := getattr(config.data, name)) is not None:
                 config.data.check_source(path, flag_of(name))
-    run: Any = saved_on_tpus(config)
-    return replace(config, run=run)
+    return config

@@ -17,13 +17,13 @@ from tests.campaign.stages import STAGES, change_input, copied
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("name", [stage.name for stage in STAGES])]
 
-# In the place of two minutes, and of more than eight.
+# Instead of two minutes, and of more than eight.
 SHORT_WAITS = {
     "google.cloud.storage.retry:DEFAULT_RETRY._timeout": 1.0,
     "mlm_common.hub.push:RETRY_DELAYS_SECONDS": (0.01,) * 3,
     "tokenizer_training.train_unigram:SAVE_RETRY_SECONDS": (0.01,) * 2,
 }
-# Of a folder's owner, in the place of ten seconds and a minute.
+# Of a folder's owner, instead of ten seconds and a minute.
 SHORT_LIFE = {
     "mlm_common.folder_lock:locked_folder.__wrapped__.__kwdefaults__": {
         "heartbeat_seconds": 0.1,

@@ -1,9 +1,12 @@
 """Settings that depend on each other, and words that YAML takes for something else."""
 
+from dataclasses import replace
+
 import pytest
 
 from mlm_common.errors import InputError
 from tests.fixtures.plans import config_of, plan_of
+from train.config.settings import saved_on_tpus
 
 
 @pytest.mark.parametrize("needs_xla", ["--bfloat16", "--tpu-layers on"])
@@ -33,7 +36,8 @@ def test_on_and_off_are_words_in_a_settings_file(text, value, tmp_path):
     ],
 )
 def test_a_run_on_a_tpu_saves_each_quarter_of_an_hour(flags, minutes):
-    plan = plan_of(config_of(*flags.split()), num_replicas=8)
+    config = config_of(*flags.split())
+    plan = plan_of(replace(config, run=saved_on_tpus(config.run, config.hardware)), num_replicas=8)
     assert plan.save_minutes == minutes
     assert plan.describe(1)["save"].endswith(f" steps, and every {minutes} minutes" if minutes else " steps")
 

@@ -369,11 +369,11 @@ def parse_training_config(argv: Sequence[str] | None, description: str | None) -
     if config.run.phases is None:
         require(bool(config.data.train_dataset), "is required: a folder of shards", "--train-dataset", "nothing")
     require(bool(config.run.output_dir), "is required: the folder of the run", "--output-dir", "nothing")
-    return replace(config, run=saved_on_tpus(config))
+    return config
 
 
-def saved_on_tpus(config: RunSettings) -> RunConfig:
-    """Fill in how often a run on a TPU saves, where that was left open."""
-    if config.run.save_minutes is None and config.hardware.wants_tpu:
-        return replace(config.run, save_minutes=TPU_SAVE_MINUTES)
-    return config.run
+def saved_on_tpus(config: RunConfig, hardware: HardwareConfig) -> RunConfig:
+    """Fill in how often a run on a TPU saves, where that was left open; `hardware` has the runtime that is chosen."""
+    if config.save_minutes is None and hardware.wants_tpu:
+        return replace(config, save_minutes=TPU_SAVE_MINUTES)
+    return config

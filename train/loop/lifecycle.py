@@ -12,7 +12,7 @@ import huggingface_hub
 
 from mlm_common.hub.push import check_hub_access
 from mlm_common.hub.retries import HubAwayError
-from train.config.settings import HubConfig, RunSettings, TrainingConfig
+from train.config.settings import HubConfig, RunSettings, TrainingConfig, saved_on_tpus
 from train.data.shards import TrainingInputs, check_phases, open_inputs
 from train.loop.run import Phase, Run, print_plan
 from train.model.config import resolve_model_config
@@ -186,7 +186,8 @@ def prepare(config: Settings, job: Job[Settings], *, with_tpu: bool = True) -> R
 
         check_trackers(config.run.report_to)
     hardware, reason = choose_runtime(config.hardware)
-    config = cast(Settings, dataclasses.replace(cast(Any, config), hardware=hardware))
+    chosen = {"hardware": hardware, "run": saved_on_tpus(config.run, hardware)}
+    config = cast(Settings, dataclasses.replace(cast(Any, config), **chosen))
     cluster = read_cluster(tpu_hosts=hardware.runtime == "jax" and hardware.wants_tpu)
     if with_tpu:
         check_tpu_use(config, cluster)

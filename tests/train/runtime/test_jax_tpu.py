@@ -1,6 +1,7 @@
 """A machine with a TPU that JAX alone reaches, made up: the device behind it is a CPU."""
 
 import logging
+import re
 import shutil
 from importlib.metadata import version
 
@@ -25,10 +26,11 @@ def installed(tpu_machine, monkeypatch):
     return names
 
 
-def test_a_dry_run_says_which_runtime_and_why(installed, shards, tmp_path, run):
+def test_a_dry_run_says_which_runtime_and_why_and_that_it_saves_as_on_a_tpu(installed, shards, tmp_path, run):
     printed = run(main, *run_flags(shards, tmp_path / "run", "--dry-run")).out
     assert "Without claiming the TPU, 2 replicas are assumed." in printed
     assert f"executed by JAX {version('jax')} {WHY}" in printed
+    assert re.search(r"^save .*, and every 15 minutes$", printed, re.MULTILINE), printed
     installed.clear()
     flags = run_flags(shards, tmp_path / "run", "--dry-run")
     assert "TensorFlow (without --tpu-name local, the TPU is not used)" in run(main, *flags).out
