@@ -16,7 +16,7 @@ from tests.fixtures.tiny_classification import flags
 from train.metrics.log import read_metrics
 from train.runtime.machines import Cluster
 from train.runtime.run_folder import RunFolder
-from train.step.optimizer import build_schedule
+from train.step.schedule import build_schedule
 
 pytestmark = pytest.mark.slow
 

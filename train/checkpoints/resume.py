@@ -138,7 +138,7 @@ def describe_resume_point(
 
 
 def _changed_length(step: int, before: dict[str, Any], plan: Plan, config: RunSettings) -> Iterator[str]:
-    from train.step.optimizer import build_schedule
+    from train.step.schedule import build_schedule
 
     old, new = schedule_steps(before), plan.schedule_steps
     if old == new:

@@ -325,12 +325,16 @@ class OptimizationConfig(Bounded):
         at_least=0,
         below=1,
     )
-    optimizer: Literal["adamw", "stable_adamw", "lamb"] = flag(
+    optimizer: Literal["adamw", "stable_adamw", "lamb", "muon"] = flag(
         "adamw",
         "adamw; stable_adamw, which slows down for weights with unusually large gradients (use it with "
-        "--max-grad-norm 0); or lamb for global batches of thousands of rows, with about ten times adamw's learning "
-        "rate.",
+        "--max-grad-norm 0); lamb for global batches of thousands of rows, with about ten times adamw's learning "
+        "rate; or muon, which updates the matrices of the layers by orthogonalized momentum, and all else as adamw.",
     )
+    muon_learning_rate: float | None = flag(
+        None, "Peak learning rate of the matrices with --optimizer muon. Default: --learning-rate.", above=0
+    )
+    muon_momentum: float = flag(0.95, "Decay of the moment of the matrices with --optimizer muon.", at_least=0, below=1)
     weight_decay_rate: float = flag(0.01, "Decoupled weight decay, not applied to biases and layer norms.", at_least=0)
     adam_beta1: float = flag(0.9, "Decay of the first moment.", at_least=0, below=1)
     adam_beta2: float = flag(
@@ -350,3 +354,9 @@ class OptimizationConfig(Bounded):
             "--min-learning-rate-ratio",
             f"{self.min_learning_rate_ratio} with {self.schedule}",
         )
+        for name in ("muon_learning_rate", "muon_momentum"):
+            is_default = getattr(self, name) == getattr(OptimizationConfig, name)
+            given = f"{getattr(self, name)} with {self.optimizer}"
+            require(
+                is_default or self.optimizer == "muon", "needs --optimizer muon", f"--{name.replace('_', '-')}", given
+            )

@@ -37,6 +37,7 @@ class Architecture:
         that it gives to transformers' layers, or by layers that ask for the documents; None where that is not proven.
     flops: how its operations are counted, a key of `train.model.computation.FORMULAS`; None where that is not known.
     transposed_vocabulary: pattern of the weight whose second axis, not its first, runs over the ids.
+    fused: {name of a part of a layer: how many matrices its kernel holds side by side}.
 
     Its PyTorch class, where transformers' rules for names and shapes miss something:
     not_in_pytorch: prefixes of names that only the TF class has.
@@ -60,6 +61,7 @@ class Architecture:
     block_attention: Literal["by_mask", "by_itself"] | None = None
     flops: Literal["bert", "deberta-v2", "mobilebert", "modernbert"] | None = "bert"
     transposed_vocabulary: str | None = None
+    fused: Mapping[str, int] = field(default_factory=dict)
 
     not_in_pytorch: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -125,6 +127,7 @@ ARCHITECTURES = {
         has_tpu_layers=True,
         block_attention="by_itself",
         flops="modernbert",
+        fused={"Wqkv": 3, "Wi": 2},
         same_where_none={"local_rope_theta": "global_rope_theta"},
     ),
     # Both its TF and its PyTorch class count from 1, whatever the padding id.

@@ -120,6 +120,23 @@ def encoder_layers(model: Any) -> list[Any]:
     return list(lists[0])
 
 
+def layer_matrices(model: Any) -> tuple[int, ...]:
+    """Count, for each trainable variable of a TF model in their order, the matrices of layers that it holds.
+
+    They are what layers multiply hidden states by, side by side in a fused one: neither embeddings, nor positions, nor
+    what is before and after the layers, for which it is 0. A second network that trains with the model has layers too.
+    """
+    counts: dict[int, int] = {}
+    others = [part for part in model.submodules if isinstance(part, transformers.TFPreTrainedModel)]
+    for network in [model, *others]:
+        fused = architecture_of(network.config).fused
+        for layer in encoder_layers(network):
+            for variable in layer.trainable_variables:
+                is_matrix = len(variable.shape) == 2 and min(variable.shape) > 1
+                counts[id(variable)] = fused.get(variable.name.split("/")[-2], 1) if is_matrix else 0
+    return tuple(counts.get(id(variable), 0) for variable in model.trainable_variables)
+
+
 def _checkpointed(call: Callable[..., Any]) -> Callable[..., Any]:
     """Make of a layer's `call` one that keeps only its tensor arguments for the backward pass.
 

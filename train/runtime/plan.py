@@ -339,7 +339,7 @@ def phase_index(plan: Mapping[str, Any]) -> int:
 
 
 def schedule_steps(plan: Mapping[str, Any]) -> dict[str, int]:
-    """Collect, from a plan as it is recorded, the numbers of steps that `train.step.optimizer.build_schedule` takes."""
+    """Collect, from a plan as it is recorded, the numbers of steps that `train.step.schedule.build_schedule` takes."""
     return {
         "first_step": plan.get("first_schedule_step", 0),
         "num_steps": plan.get("last_schedule_step", plan["num_steps"]),

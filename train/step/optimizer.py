@@ -1,9 +1,8 @@
-"""Learning-rate schedules; AdamW, StableAdamW and LAMB, which stop at the first gradient that is not finite."""
+"""AdamW, StableAdamW, LAMB and Muon, which stop at the first gradient that is not finite."""
 
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -13,86 +12,12 @@ from train.config.learning import OptimizationConfig
 from train.layers.cpu_functions import runs_unfused
 from train.model.build import encoder_layers
 from train.runtime.named_scopes import named
+from train.step.orthogonal import orthogonalized, orthogonalized_in_shares
+from train.step.schedule import build_schedule
 from train.step.sharding import Sharding
 
 Total = Callable[[tf.Tensor], tf.Tensor]
 
-
-@dataclass(frozen=True)
-class WarmupSchedule(tf_keras.optimizers.schedules.LearningRateSchedule):
-    """Rises linearly to `peak` over the warmup; then the rate is `peak` times the fraction that its shape gives.
-
-    Args:
-        shape: a name in `SHAPES`.
-        peak: the rate after the warmup.
-        num_warmup_steps: steps of the warmup; 0 starts at the peak.
-        num_steps: the step at which it ends: the last of the run, or of the phase.
-        num_decay_steps: last steps, over which `wsd` falls.
-        first_step: the step before which it starts.
-        min_ratio: fraction of the peak below which the rate does not fall; `linear`, `cosine` and `wsd` end at it.
-    """
-
-    shape: str
-    peak: float
-    num_warmup_steps: int
-    num_steps: int
-    num_decay_steps: int = 0
-    min_ratio: float = 0.0
-    first_step: int = 0
-
-    def __call__(self, step: tf.Tensor) -> tf.Tensor:
-        """Compute the learning rate of step `step` (from 0), a float32 scalar."""
-        step = tf.cast(step - self.first_step, tf.float32)
-        # The first step counts as 1, or it would be made with a rate of 0.
-        rising = (step + 1) / max(1, self.num_warmup_steps)
-        falling = self.min_ratio + (1 - self.min_ratio) * SHAPES[self.shape](self, step)
-        return self.peak * tf.clip_by_value(tf.minimum(rising, falling), 0.0, 1.0)
-
-    @property
-    def length(self) -> int:
-        return self.num_steps - self.first_step
-
-    def get_config(self) -> dict[str, float | str]:
-        return dict(vars(self))
-
-
-def _remaining(schedule: WarmupSchedule, step: tf.Tensor, num_last_steps: int) -> tf.Tensor:
-    """Compute the fraction of the last `num_last_steps` steps that remains: above 1 before they start."""
-    return tf.maximum(0.0, (schedule.length - step) / max(1, num_last_steps))
-
-
-def _linear(schedule: WarmupSchedule, step: tf.Tensor) -> tf.Tensor:
-    return _remaining(schedule, step, schedule.length - schedule.num_warmup_steps)
-
-
-def _cosine(schedule: WarmupSchedule, step: tf.Tensor) -> tf.Tensor:
-    """One half period (Loshchilov & Hutter 2016, SGDR, without restarts)."""
-    remaining = tf.minimum(1.0, _linear(schedule, step))
-    return 0.5 * (1 - tf.cos(math.pi * remaining))
-
-
-def _inverse_sqrt(schedule: WarmupSchedule, step: tf.Tensor) -> tf.Tensor:
-    """Vaswani et al. 2017, section 5.3: it does not depend on the length of the run."""
-    return tf.sqrt(max(1, schedule.num_warmup_steps) / (step + 1))
-
-
-def _wsd(schedule: WarmupSchedule, step: tf.Tensor) -> tf.Tensor:
-    """Warmup, stable, decay (Hu et al. 2024, MiniCPM); falls as 1 - sqrt, the best form in Hägele et al. 2024."""
-    remaining = tf.minimum(1.0, _remaining(schedule, step, schedule.num_decay_steps))
-    return 1 - tf.sqrt(1 - remaining)
-
-
-def _constant(schedule: WarmupSchedule, step: tf.Tensor) -> tf.Tensor:  # noqa: ARG001
-    return tf.ones_like(step)
-
-
-SHAPES: dict[str, Callable[[WarmupSchedule, tf.Tensor], tf.Tensor]] = {
-    "linear": _linear,
-    "cosine": _cosine,
-    "inverse_sqrt": _inverse_sqrt,
-    "wsd": _wsd,
-    "constant": _constant,
-}
 
 # As in BERT's optimizer: a part of a variable's path that ends so. The names of whole models may hold such a word, as
 # `roberta_prelayernorm` does, and on replicas the path ends in `/replica_1`. MPNet's table of relative attention biases
@@ -138,7 +63,7 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         return not float(self._going.read_value())
 
     def state_of(self, trained: Mapping[str, tf.Variable]) -> dict[str, tuple[tf.Variable, int | None]]:
-        """Collect the optimizer's state by name: the step, and two moments of each trained variable.
+        """Collect the optimizer's state by name: the step, and the moments of each trained variable.
 
         Args:
             trained: the variables that it was built for, in their order, by name.
@@ -149,7 +74,8 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         state: dict[str, tuple[tf.Variable, int | None]] = {"iterations": (self.iterations, None)}
         for kind, moments in (("first_moment", self._momentums), ("second_moment", self._velocities)):
             for (name, variable), moment in zip(trained.items(), moments, strict=True):
-                state[f"{kind}/{name}"] = moment, self.sharded_axis(variable)
+                if moment is not None:
+                    state[f"{kind}/{name}"] = moment, self.sharded_axis(variable)
         return state
 
     def sharded_axis(self, variable: tf.Variable) -> int | None:
@@ -194,18 +120,22 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         gradients = [tf.math.multiply_no_nan(gradient, factor) for gradient in gradients]
         if self.sharding:
             self._compute_current_learning_rate()
-            gradients = list(map(self._update_shard, gradients, variables))
+            gradients = self._update_shards(gradients, variables)
         self.apply_gradients(zip(gradients, variables, strict=True), skip_gradients_aggregation=True)
         self.iterations.assign_add(tf.cast(going, tf.int64) - 1)  # takes back what was counted
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
         """Update the moments and then the variable; called by `apply_gradients` for each of them."""
         if self.sharded_axis(variable) is None:
-            if runs_unfused() and type(self) is GuardedAdamW:
+            if runs_unfused() and self._is_plain_adamw(variable):
                 self._update_unfused(gradient, variable)
                 return
             gradient = self._update(gradient, variable, tf.convert_to_tensor(variable), tf.identity)
         variable.assign(gradient)  # the new value, as `_update_shard` has returned it
+
+    def _is_plain_adamw(self, variable: tf.Variable) -> bool:  # noqa: ARG002
+        """Return whether the variable's update is AdamW's, for which TensorFlow has a kernel."""
+        return type(self) is GuardedAdamW
 
     def _update_unfused(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
         """Update the moments and then the variable as `_update` does, by TensorFlow's kernel: one pass over memory."""
@@ -225,6 +155,10 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
             epsilon=self.epsilon,
             grad=gradient,
         )
+
+    def _update_shards(self, gradients: list[tf.Tensor], variables: list[tf.Variable]) -> list[tf.Tensor]:
+        """Call `_update_shard` for each variable."""
+        return list(map(self._update_shard, gradients, variables))
 
     def _update_shard(self, gradient: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
         """Update this replica's shard of the moments and return the new values of the whole variable.
@@ -318,6 +252,92 @@ class GuardedStableAdamW(GuardedAdamW):
         return value - rate * (first / first_correction) / (tf.sqrt(corrected) + self.epsilon)
 
 
+class GuardedMuon(GuardedAdamW):
+    """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) for matrices; AdamW for other variables.
+
+    The update of a matrix is its momentum, looked ahead (Nesterov), with all singular values brought near 1. As in Liu
+    et al. 2025 (arXiv:2502.16982) it is multiplied by 0.2 · sqrt(max(rows, columns)), which gives it the root mean
+    square of AdamW's updates, so that AdamW's learning rate and decay suit matrices as well. A matrix has one moment.
+
+    Args:
+        num_matrices: of each variable in their order: how many matrices it holds side by side; 0 to update by AdamW.
+        momentum: decay of the moment of matrices.
+        rate_ratio: the learning rate of matrices over that of other variables.
+    """
+
+    def __init__(self, *, num_matrices: Sequence[int], momentum: float, rate_ratio: float, **arguments: Any):
+        super().__init__(**arguments)
+        self._num_matrices = self._no_dependency(tuple(num_matrices))
+        self.momentum = momentum
+        self.rate_ratio = rate_ratio
+
+    def add_variable_from_reference(
+        self, model_variable: Any, variable_name: str, shape: Any = None, initial_value: Any = None
+    ) -> tf.Variable | None:
+        """Make a moment of a variable, or this replica's shard of it; None for the second moment of matrices."""
+        if variable_name == "v" and self.num_matrices(model_variable):
+            return None
+        return super().add_variable_from_reference(model_variable, variable_name, shape, initial_value)
+
+    def num_matrices(self, variable: tf.Variable) -> int:
+        """Return how many matrices the variable holds side by side; 0 where AdamW updates it."""
+        return self._num_matrices[self._index_dict[self._var_key(variable)]]
+
+    def _is_plain_adamw(self, variable: tf.Variable) -> bool:
+        return not self.num_matrices(variable)
+
+    def _rate(self, variable: tf.Variable) -> tf.Tensor:
+        rate = super()._rate(variable)
+        return rate * self.rate_ratio if self.num_matrices(variable) else rate
+
+    def _update(self, gradient: tf.Tensor, variable: tf.Variable, value: tf.Tensor, total: Total) -> tf.Tensor:
+        """Update the moments of a variable and compute its new value; see `GuardedAdamW`."""
+        num_matrices = self.num_matrices(variable)
+        if not num_matrices:
+            return super()._update(gradient, variable, value, total)
+        directions = tf.split(self._direction(gradient, variable), num_matrices, axis=1)
+        return self._moved(variable, value, [orthogonalized(direction) for direction in directions])
+
+    def _update_shards(self, gradients: list[tf.Tensor], variables: list[tf.Variable]) -> list[tf.Tensor]:
+        """Update the shards of all variables; each replica orthogonalizes some of the matrices, whole."""
+        sharding = self.sharding
+        assert sharding is not None
+        is_shared = [self.num_matrices(one) > 0 and self.sharded_axis(one) is not None for one in variables]
+        updated: list[Any] = [
+            None if shared else self._update_shard(gradient, variable)
+            for gradient, variable, shared in zip(gradients, variables, is_shared, strict=True)
+        ]
+        shards, axes, owners = [], [], []
+        for index in (index for index, shared in enumerate(is_shared) if shared):
+            direction, axis = self._direction(gradients[index], variables[index]), self.sharded_axis(variables[index])
+            num_matrices = self.num_matrices(variables[index])
+            if axis == 1 and num_matrices > 1:  # a shard may hold parts of two matrices
+                direction, axis = sharding.gather(direction, variables[index].shape), None
+            shards += tf.split(direction, num_matrices, axis=1)
+            axes += [axis] * num_matrices
+            owners += [index] * num_matrices
+        matrices: dict[int, list[tf.Tensor]] = {}
+        for index, matrix in zip(owners, orthogonalized_in_shares(shards, axes, sharding), strict=True):
+            matrices.setdefault(index, []).append(matrix)
+        for index, of_variable in matrices.items():
+            updated[index] = self._moved(variables[index], tf.convert_to_tensor(variables[index]), of_variable)
+        return updated
+
+    def _direction(self, gradient: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
+        """Update the moment of a matrix and return what is orthogonalized, or the shards of both."""
+        moment = self._momentums[self._index_dict[self._var_key(variable)]]
+        moment.assign_add((gradient - moment) * ((1 - self.momentum) * self._going))
+        return gradient + (moment - gradient) * self.momentum
+
+    def _moved(self, variable: tf.Variable, value: tf.Tensor, matrices: list[tf.Tensor]) -> tf.Tensor:
+        """Compute the new value of a variable from the orthogonalized matrices that it holds side by side."""
+        rate = self._rate(variable)
+        if self.decays(variable):
+            value -= value * self.weight_decay * rate
+        change = tf.cast(tf.concat(matrices, axis=1), value.dtype)
+        return value - change * (rate * 0.2 * math.sqrt(max(matrices[0].shape)))
+
+
 @named("global_norm")
 def global_norm(gradients: list[tf.Tensor]) -> tf.Tensor:
     """Compute the Euclidean norm of all gradients together, a float32 scalar.
@@ -351,25 +371,32 @@ def clipping_factor(norm: tf.Tensor, max_norm: float) -> tf.Tensor:
     return tf.minimum(1.0, max_norm / norm) if max_norm else tf.ones_like(norm)
 
 
-OPTIMIZERS = {"adamw": GuardedAdamW, "stable_adamw": GuardedStableAdamW, "lamb": GuardedLamb}
-
-
-def build_schedule(config: OptimizationConfig, **numbers: int) -> WarmupSchedule:
-    """Build the learning rate over a run, or over one of its phases, of the numbers of steps of `WarmupSchedule`."""
-    return WarmupSchedule(
-        shape=config.schedule, peak=config.learning_rate, min_ratio=config.min_learning_rate_ratio, **numbers
-    )
+OPTIMIZERS = {"adamw": GuardedAdamW, "stable_adamw": GuardedStableAdamW, "lamb": GuardedLamb, "muon": GuardedMuon}
 
 
 def build_optimizer(
-    config: OptimizationConfig, sharding: Sharding | None = None, rate_factors: Sequence[float] = (), **numbers: int
+    config: OptimizationConfig,
+    sharding: Sharding | None = None,
+    *,
+    rate_factors: Sequence[float] = (),
+    num_matrices: Sequence[int] = (),
+    **numbers: int,
 ) -> GuardedAdamW:
     """Build the optimizer of a run; clipping is the train step's, over the gradients of all replicas.
 
     Args:
         sharding, rate_factors: see `GuardedAdamW`.
+        num_matrices: see `GuardedMuon`; others take no notice of it.
         numbers: of steps, as `build_schedule` takes them.
     """
+    of_muon: dict[str, Any] = {}
+    if config.optimizer == "muon":
+        rate = config.muon_learning_rate or config.learning_rate
+        of_muon = {
+            "num_matrices": num_matrices,
+            "momentum": config.muon_momentum,
+            "rate_ratio": rate / config.learning_rate,
+        }
     optimizer = OPTIMIZERS[config.optimizer](
         learning_rate=build_schedule(config, **numbers),
         weight_decay=config.weight_decay_rate,
@@ -379,6 +406,7 @@ def build_optimizer(
         sharding=sharding,
         rate_factors=rate_factors,
         jit_compile=False,  # the whole step is compiled, or nothing is
+        **of_muon,
     )
     optimizer.exclude_from_weight_decay(var_names=[NO_WEIGHT_DECAY])
     return optimizer

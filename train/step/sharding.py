@@ -14,13 +14,17 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 # Elements below which a variable is updated as a whole: gathering it would take longer than it saves.
 MIN_SHARDED_SIZE = 2**16
-# TensorFlow has no operation for it.
-ALL_GATHER = """module @gather {{
-  func.func public @main(%shard: tensor<{shard}xf32>) -> tensor<{whole}xf32> {{
-    %whole = "stablehlo.all_gather"(%shard) {{all_gather_dim = {axis} : i64,
-      replica_groups = dense<[{replicas}]> : tensor<1x{num_replicas}xi64>
-    }} : (tensor<{shard}xf32>) -> tensor<{whole}xf32>
-    return %whole : tensor<{whole}xf32>
+# What TensorFlow has no operations for.
+ALL_GATHER = '"stablehlo.all_gather"(%part) {{all_gather_dim = {axis} : i64, '
+ALL_TO_ALL = (
+    '"stablehlo.all_to_all"(%part) {{split_dimension = 0 : i64, concat_dimension = 0 : i64, '
+    "split_count = {num_replicas} : i64, "
+)
+MODULE = """module @collective {{
+  func.func public @main(%part: tensor<{part}>) -> tensor<{result}> {{
+    %result = {operation}replica_groups = dense<[{replicas}]> : tensor<1x{num_replicas}xi64>
+    }} : (tensor<{part}>) -> tensor<{result}>
+    return %result : tensor<{result}>
   }}
 }}"""
 
@@ -62,35 +66,47 @@ class Sharding:
         axis, shape = self.axis(tensor.shape), self.shard_shape(tensor.shape)
         if axis is None:
             return tensor
-        start = [_replica_index() * shape[axis] if index == axis else 0 for index in range(len(shape))]
+        start = [replica_index() * shape[axis] if index == axis else 0 for index in range(len(shape))]
         return tf.ensure_shape(tf.slice(tensor, tf.stack(start), shape), shape)
 
     def gather(self, shard: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-        """Put the shards of all replicas together to a float32 tensor of that shape, which is divided."""
+        """Put the shards of all replicas together to a tensor of that shape, which is divided."""
         axis = self.axis(shape)
         assert axis is not None
         if not self.by_xla:
             return self.total(placed(shard, axis))
-        module = ALL_GATHER.format(
-            shard="x".join(map(str, shard.shape)),
-            whole="x".join(map(str, shape)),
-            axis=axis,
+        return self._collective(ALL_GATHER.format(axis=axis), shard, shape)
+
+    def exchange(self, parts: tf.Tensor) -> tf.Tensor:
+        """Give each replica the part of its number, (replicas, …), and return what this one is given, (replicas, …)."""
+        if self.by_xla:
+            return self._collective(ALL_TO_ALL.format(num_replicas=self.num_replicas), parts, parts.shape)
+        of_all = self.total(placed(parts[tf.newaxis]))  # (from, to, …)
+        return of_all[:, replica_index()]
+
+    def _collective(self, operation: str, part: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+        """Call an operation of StableHLO over all replicas, with a result of that shape."""
+        element = {tf.float32: "f32", tf.bfloat16: "bf16"}[part.dtype]
+        module = MODULE.format(
+            operation=operation,
+            part="x".join([*map(str, part.shape), element]),
+            result="x".join([*map(str, shape), element]),
             replicas=list(range(self.num_replicas)),
             num_replicas=self.num_replicas,
         )
-        (whole,) = gen_xla_ops.xla_call_module(
-            [shard],
+        (result,) = gen_xla_ops.xla_call_module(
+            [part],
             version=9,
             module=module,
             Sout=[list(shape)],
-            Tout=[tf.float32],
+            Tout=[part.dtype],
             dim_args_spec=[],
             platforms=["TPU"],
             function_list=[],
             has_token_input_output=False,
             disabled_checks=["platform"],
         )
-        return tf.ensure_shape(whole, shape)
+        return tf.ensure_shape(result, shape)
 
 
 def placed(part: tf.Tensor, axis: int = 0) -> tf.Tensor:
@@ -101,10 +117,10 @@ def placed(part: tf.Tensor, axis: int = 0) -> tf.Tensor:
     num_replicas = tf.distribute.get_replica_context().num_replicas_in_sync
     ones = [1] * (part.shape.rank + 1)
     ones[axis] = num_replicas
-    is_mine = tf.reshape(tf.range(num_replicas) == _replica_index(), ones)
+    is_mine = tf.reshape(tf.range(num_replicas) == replica_index(), ones)
     spread = tf.where(is_mine, tf.expand_dims(part, axis), tf.zeros((), part.dtype))  # (…, replicas, part, …)
     return tf.reshape(spread, (*part.shape[:axis], -1, *part.shape[axis + 1 :]))
 
 
-def _replica_index() -> tf.Tensor:
+def replica_index() -> tf.Tensor:
     return tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32)

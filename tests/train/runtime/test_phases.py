@@ -18,7 +18,7 @@ from train.loop.run import describe_plan
 from train.runtime.machines import Cluster
 from train.runtime.plan import PER_PHASE, PhaseSettings, PhaseToPlan, Plan, make_plans, phases_of, tokens_after
 from train.runtime.run_folder import RunFolder
-from train.step.optimizer import build_schedule
+from train.step.schedule import build_schedule
 
 FLAGS = ["--train-dataset", "shards", "--output-dir", "run", "--warmup-steps", "3"]
 

@@ -50,7 +50,7 @@ def batch(name, seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["roberta", "bert", "modernbert"])
-@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "muon"])
 def test_eight_replicas_of_a_slice_train_the_same(name, optimizer):
     """20 steps; `test_replicas.py` has a few, with accumulation and a gradient that is not finite."""
     cases = []
@@ -68,7 +68,7 @@ def test_eight_replicas_of_a_slice_train_the_same(name, optimizer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adamw", "stable_adamw", "lamb"])
+@pytest.mark.parametrize("optimizer", ["adamw", "stable_adamw", "lamb", "muon"])
 def test_two_devices_train_and_resume_the_same_with_and_without(optimizer):
     def model_on(strategy, is_sharded):
         divided = Sharding(strategy.num_replicas_in_sync, by_xla=False) if is_sharded else None
