@@ -31,7 +31,7 @@ from train.runtime.pjrt_settings import show_tpu
 from train.runtime.plan import Plan, naming_phase, phases_of
 from train.runtime.preemption import StopRequest, listening
 from train.runtime.run_folder import RunFolder
-from train.runtime.runtime_choice import choose_runtime, connect
+from train.runtime.runtime_choice import choose_runtime, connect, let_tensorflow_free_memory
 from train.tasks.pair_pretraining import task_of
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
         return
     with locked_run_folder(run):
         show_tpu(run.config.hardware)  # before TensorFlow is imported
+        let_tensorflow_free_memory(run.config.hardware)
         from train.loop.fitting import fit  # not for bad input
         from train.loop.trainer import restored_trainers
         from train.runtime.strategy import check_run_agreement, end_together

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax._src.core import ShapedArray
 from jax._src.interpreters import pxla
+from jax._src.lib import xla_client
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from numpy.typing import NDArray
 
@@ -67,7 +68,6 @@ def compile_program(stablehlo: str, devices: Sequence[Any]) -> Program:
     """Compile a program for replicas on these devices, of all hosts; or find it compiled in JAX's cache."""
     from jax._src import compiler
     from jax._src.interpreters import mlir
-    from jax._src.lib import xla_client
     from jax._src.lib.mlir import ir
 
     assignment = np.array([[device.id] for device in devices])  # (replicas, partitions)
@@ -96,12 +96,19 @@ def sharding_over(devices: Sequence[Any]) -> NamedSharding:
     return NamedSharding(Mesh(np.array(devices), ("replicas",)), PartitionSpec())
 
 
-def place(parts: Sequence[NDArray[Any]], sharding: NamedSharding) -> Replicas:
-    """Begin to copy one array to each device of this host; in a fifth of the time of `jax.device_put`."""
+def place(parts: Sequence[NDArray[Any]], sharding: NamedSharding, *, assigned: bool = False) -> Replicas:
+    """Begin to copy one array to each device of this host; in a fifth of the time of `jax.device_put`.
+
+    assigned: a program writes into their memory. On a CPU, JAX would else use that of an array, keep it, and copy it
+    when the program starts.
+    """
     aval, devices = ShapedArray(parts[0].shape, parts[0].dtype), sharding.mesh.local_devices
-    put = pxla.batched_device_put  # which to several devices would put the first
-    pairs = zip(parts, devices, strict=True)
-    return joined([put(aval, SingleDeviceSharding(device), [part], [device]) for part, device in pairs], sharding)
+    copied = assigned and devices[0].platform == "cpu"
+
+    def put(part: NDArray[Any], device: Any) -> jax.Array:  # to several devices it would put the first
+        return xla_client.batched_device_put(aval, SingleDeviceSharding(device), [part], [device], True, copied)
+
+    return joined([put(part, device) for part, device in zip(parts, devices, strict=True)], sharding)
 
 
 def joined(values: Sequence[jax.Array], sharding: NamedSharding) -> Replicas:
@@ -123,4 +130,5 @@ def values_of(replicas: Replicas) -> list[jax.Array]:
 
 def host_copy(array: jax.Array) -> NDArray[Any]:
     """Copy a value of one device; waits for it. The next step may reuse the device's memory."""
-    return np.array(array)
+    fresh = _joiner(array.shape, array.dtype, array.sharding)([array])  # JAX's array keeps what it was copied to
+    return np.array(fresh)

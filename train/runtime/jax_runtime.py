@@ -26,7 +26,7 @@ from train.runtime.jax_programs import (
     sharding_over,
     values_of,
 )
-from train.runtime.lowering import Lowered, empty, lower, set_value, value_of
+from train.runtime.lowering import Lowered, empty, give_memory_back, lower, set_value, value_of
 from train.runtime.machines import Cluster
 from train.runtime.runtime import WAIT_NAME, Runtime
 
@@ -93,6 +93,7 @@ class JaxRuntime(Runtime):
     def write(self, variables: Sequence[tf.Variable], values: Sequence[NDArray[Any]]) -> None:
         for variable, value in zip(variables, values, strict=True):
             self.set_replicas(variable, [np.asarray(value, variable.dtype.as_numpy_dtype)] * self.num_local_replicas)
+        give_memory_back()
 
     def pull(self, variables: Iterable[tf.Variable]) -> None:
         for variable in variables:
@@ -111,6 +112,7 @@ class JaxRuntime(Runtime):
             yield
         finally:
             empty([variable for variable in variables if id(variable.handle) in self._state])
+            give_memory_back()
 
     def wait(self, variable: tf.Variable) -> None:
         jax.block_until_ready(self.replicas_of(variable))
@@ -141,7 +143,7 @@ class JaxRuntime(Runtime):
 
     def set_replicas(self, variable: tf.Variable, values: Sequence[NDArray[Any]]) -> None:
         key = id(variable.handle)
-        self._state[key] = place(values, self._sharding)
+        self._state[key] = place(values, self._sharding, assigned=True)
         self._variables[key] = variable  # its identity stays its own
         empty([variable])
 
@@ -178,7 +180,9 @@ class JaxRuntime(Runtime):
                 captured.append(id(one.handle))
             else:
                 captured.append(place([one.numpy()] * self.num_local_replicas, self._sharding))
-        return lowered, compile_program(lowered.stablehlo, self._devices), captured
+        program = compile_program(lowered.stablehlo, self._devices)
+        give_memory_back()
+        return lowered, program, captured
 
 
 @contextmanager

@@ -7,12 +7,14 @@ import ctypes
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+from tensorflow.python.framework.ops import gradient_registry
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, get_eager_safe_handle_data
 
 
 class Lowered(NamedTuple):
@@ -86,9 +88,32 @@ def lower(function: Callable[..., Any], specs: Any, num_replicas: int) -> Lowere
     flat = tf.nest.flatten(specs)
     concrete = program.get_concrete_function(*flat)
     by_handle = {id(variable.handle): variable for variable in concrete.variables}
-    captured = [by_handle.get(id(one), one) for one in concrete.captured_inputs]
+    captured = [
+        by_handle[id(one)] if id(one) in by_handle else _variable_or_tensor(one) for one in concrete.captured_inputs
+    ]
+    _forget_gradients(concrete.graph)
     with shaped([one for one in captured if isinstance(one, tf.Variable)]):
         return Lowered(lowered_text(program, *flat), captured, structures[0])
+
+
+def _variable_or_tensor(captured: Any) -> Any:
+    """Return the variable of a handle: a graph does not list those that a policy may cast and it only assigns."""
+    if captured.dtype != tf.resource:
+        return captured
+    (value,) = get_eager_safe_handle_data(captured).shape_and_type
+    return BaseResourceVariable(False, tf.TensorShape(value.shape), tf.as_dtype(value.dtype), captured)
+
+
+def _forget_gradients(graph: tf.Graph) -> None:
+    """Forget the gradients of functions with `tf.custom_gradient`, each of which would keep the graph in memory.
+
+    TensorFlow registers one for each call, and never removes it. Those of functions that the graph calls may be needed.
+    """
+    registered: dict[str, Any] = gradient_registry._registry
+    for operation in graph.get_operations():
+        if operation.type == "IdentityN":
+            with suppress(ValueError):  # it has none of its own
+                registered.pop(operation.get_attr("_gradient_op_type").decode(), None)
 
 
 def lowered_text(function: Any, *arguments: Any) -> str:
@@ -123,8 +148,12 @@ def empty(variables: Sequence[tf.Variable]) -> None:
     """Replace the values of variables by nothing; their memory is freed, and their values are lost."""
     for variable in variables:
         set_value(variable, tf.zeros((), variable.dtype))
-    if variables and sys.platform == "linux":
-        ctypes.CDLL(None).malloc_trim(0)  # gives the system what was freed
+
+
+def give_memory_back() -> None:
+    """Give the system what was freed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def value_of(variable: tf.Variable) -> np.ndarray:

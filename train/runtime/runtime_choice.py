@@ -5,6 +5,7 @@ TensorFlow is imported only to connect, or to ask it for GPUs on a machine that 
 
 import logging
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import distributions
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 JAX_FOR_TPUS = ("libtpu", "libtpu-nightly")
 JAX_FOR_GPUS = ("jax-cuda12-plugin", "jax-cuda13-plugin", "jax-rocm60-plugin", "jax-rocm7-plugin")
 GPU_DEVICE_PATTERNS = ("nvidia[0-9]*", "dxg", "kfd")
+ONEDNN_VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
 INSTALL = {
     "TPU": "python install.py --extra jax-tpu, or tensorflow-tpu: python install.py --extra tpu",
     "GPU": "python install.py --extra jax-cuda, or TensorFlow for it: python install.py --extra gpu",
@@ -163,6 +165,12 @@ def jax_devices(config: HardwareConfig, cluster: Cluster) -> list[Any]:
             "--tpu-name local needs a TPU that JAX finds; it has found only the CPU. Leave --tpu-name out."
         )
     return sorted(devices, key=lambda device: (device.process_index, device.id))
+
+
+def let_tensorflow_free_memory(config: HardwareConfig) -> None:
+    """Let TensorFlow, which is not imported yet, free the variables that JAX has: oneDNN's allocator keeps them."""
+    if config.runtime == "jax" and "tensorflow" not in sys.modules:
+        os.environ.setdefault(ONEDNN_VARIABLE, "0")
 
 
 def _has_jax_gpus() -> bool:

@@ -1,13 +1,16 @@
 """The runtime of JAX on CPU devices, beside TensorFlow's."""
 
+import gc
 import shutil
 import sys
 from collections import Counter
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 from tests.fixtures.arrays import assert_same_arrays
 from tests.fixtures.jax_devices import devices_of_jax, run_on_jax
@@ -26,7 +29,7 @@ from tests.fixtures.tiny_steps import (
 )
 from train.checkpoints.manager import TrainingState
 from train.run_mlm import main
-from train.runtime.jax_programs import values_of
+from train.runtime.jax_programs import host_copy, place, sharding_over, values_of
 from train.runtime.jax_runtime import JaxRuntime
 from train.runtime.machines import Cluster
 from train.step import sharding
@@ -195,6 +198,93 @@ def test_what_a_checkpoint_holds_is_not_changed_by_the_next_step():
     train(model)
     assert_same_arrays(saved, copies)
     assert any(not np.array_equal(array, saved[name]) for name, array in TrainingState(model).read().items())
+
+
+def test_a_variable_on_a_device_has_memory_of_its_own():
+    """JAX takes an array that is aligned for its own; a step would then copy it."""
+    with devices_of_jax(1) as devices:
+        runtime = JaxRuntime(Cluster(), devices)
+    buffer = np.zeros(4096 + 64, np.uint8)
+    start = -buffer.ctypes.data % 64
+    array, total = buffer[start : start + 4096].view(np.float32), tf.Variable(np.zeros(1024, np.float32))
+
+    def address():
+        return values_of(runtime.replicas_of(total))[0].unsafe_buffer_pointer()
+
+    runtime.write([total], [array])
+    before = address()
+    assert before != array.ctypes.data
+    runtime.on_replicas(total.assign_add)(np.ones((1, 1024), np.float32))
+    assert address() == before
+    assert runtime.read([total])[0].tolist() == [1.0] * 1024
+    assert not array.any()
+
+
+def test_no_copy_stays_with_a_value_that_was_read():
+    """Of 4-bit integers JAX makes one on a CPU, too, as of everything on other devices."""
+    with devices_of_jax(1) as devices:
+        placed = place([np.arange(4).astype(ml_dtypes.int4)], sharding_over(devices))
+    (value,) = values_of(placed)
+    assert host_copy(value).tolist() == [0, 1, 2, 3]
+    assert value._npy_value is None
+    np.asarray(value)
+    assert value._npy_value is not None
+
+
+def test_the_memory_of_variables_is_given_back_once(monkeypatch):
+    calls = []
+    monkeypatch.setattr("train.runtime.jax_runtime.give_memory_back", lambda: calls.append(1))
+    model = jax_model(1)
+    state = TrainingState(model)
+    state.write(state.read())
+    assert len(calls) == 1
+    train(model, 1)
+    assert len(calls) == 2
+
+
+def test_a_variable_that_may_be_cast_and_is_only_assigned_is_captured():
+    with devices_of_jax(1) as devices:
+        runtime = JaxRuntime(Cluster(), devices)
+    tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    layer = tf_keras.layers.Layer()
+    last, total, zero = (layer.add_weight(name, (2,), initializer="zeros") for name in ("last", "total", "zero"))
+
+    def assign(batch):
+        last.assign(batch)
+        total.assign_add(batch)
+        return batch + zero.read_value()
+
+    function = runtime.on_replicas(assign)
+    for number in (1, 2):
+        function(np.full((1, 2), number, np.float32))
+    assert [one.tolist() for one in runtime.read([last, total])] == [[2, 2], [3, 3]]
+
+
+def test_the_graph_of_a_program_is_forgotten():
+    """Of one with a gradient of its own, too, which TensorFlow registers for good."""
+
+    @tf.custom_gradient
+    def double(value):
+        return 2 * value, lambda gradient: 2 * gradient * tf.ones_like(value)
+
+    weight = tf.Variable(np.ones(2, np.float32))
+
+    def step(batch):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(double(weight * batch))
+        return tape.gradient(loss, weight)
+
+    with devices_of_jax(1) as devices:
+        function = JaxRuntime(Cluster(), devices).on_replicas(step)
+    before = count_graphs()
+    (gradient,) = function(np.full((1, 2), 3, np.float32))
+    assert np.asarray(gradient).tolist() == [6, 6]
+    assert count_graphs() == before
+
+
+def count_graphs():
+    gc.collect()
+    return sum(isinstance(one, tf.Graph) for one in gc.get_objects())
 
 
 def test_a_step_makes_no_python_call_for_each_variable():

@@ -1,14 +1,25 @@
 """Which runtime a run has, as a table of what the machine and the environment have."""
 
+import os
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from mlm_common.errors import InputError
+from tests.fixtures.other_environments import output_of
 from train.config.hardware import HardwareConfig
 from train.runtime import runtime_choice
 from train.runtime.machines import Cluster
-from train.runtime.runtime_choice import Installed, choose_runtime, jax_devices, look
+from train.runtime.runtime_choice import (
+    ONEDNN_VARIABLE,
+    Installed,
+    choose_runtime,
+    jax_devices,
+    let_tensorflow_free_memory,
+    look,
+)
 
 TPU_BY_NAME = {"tpu_name": "pod"}
 LOCAL = {"tpu_name": "local"}
@@ -84,6 +95,50 @@ def test_what_reaches_the_tpu_is_found_by_its_packages(installed, expected, monk
     monkeypatch.setattr(runtime_choice.machines, "has_tensorflow_for_tpus", lambda: "tensorflow-tpu" in installed)
     assert look(HardwareConfig()) == look(HardwareConfig(**LOCAL)) == expected
     assert look(HardwareConfig(no_tpu=True)).device == "CPU"
+
+
+MEMORY_OF_A_VARIABLE = """
+import sys
+from pathlib import Path
+from pathlib import Path
+import train
+from train.config.hardware import HardwareConfig
+from train.runtime.runtime_choice import let_tensorflow_free_memory
+let_tensorflow_free_memory(HardwareConfig(runtime=sys.argv[1]))
+import tensorflow as tf
+from train.runtime.lowering import empty, give_memory_back
+
+def megabytes():
+    give_memory_back()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+
+before = megabytes()
+variable = tf.Variable(tf.zeros((100, 1000, 1000)))
+full = megabytes()
+empty([variable])
+print(full - before, megabytes() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_the_memory_of_variables_that_jax_has_is_given_back():
+    full, emptied = map(float, output_of(Path(sys.executable), MEMORY_OF_A_VARIABLE, "jax").split())
+    assert full > 390
+    assert emptied < 20
+
+
+def test_only_tensorflow_beside_jax_is_without_onednn(monkeypatch):
+    monkeypatch.delenv(ONEDNN_VARIABLE, raising=False)
+    let_tensorflow_free_memory(HardwareConfig(runtime="jax"))  # too late, as it is imported
+    monkeypatch.delitem(sys.modules, "tensorflow")
+    let_tensorflow_free_memory(HardwareConfig(runtime="tensorflow"))
+    assert ONEDNN_VARIABLE not in os.environ
+    let_tensorflow_free_memory(HardwareConfig(runtime="jax"))
+    assert os.environ[ONEDNN_VARIABLE] == "0"
+    monkeypatch.setenv(ONEDNN_VARIABLE, "1")
+    let_tensorflow_free_memory(HardwareConfig(runtime="jax"))
+    assert os.environ[ONEDNN_VARIABLE] == "1"
 
 
 def test_a_tpu_that_jax_does_not_find_is_no_cpu(monkeypatch):

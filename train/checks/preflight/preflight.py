@@ -24,7 +24,7 @@ from train.config.settings import RunSettings
 from train.data.pipeline import batch_spec
 from train.loop.run import Phase
 from train.model.computation import step_flops
-from train.runtime.lowering import empty, lower
+from train.runtime.lowering import empty, give_memory_back, lower
 from train.runtime.plan import Plan
 from train.runtime.tensorflow_runtime import TensorFlowRuntime
 from train.step.train_step import PretrainingModel, build_model
@@ -184,4 +184,5 @@ def lower_train_step(model: PretrainingModel, *, num_rows: int, length: int, num
     model's are lost: the compiler that runs next needs the memory.
     """
     empty([*model.variables, *model.optimizer.variables])
+    give_memory_back()
     return lower(model.train_step, (batch_spec(model.task.features(length), num_rows),), num_replicas).stablehlo
