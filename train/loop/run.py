@@ -333,6 +333,9 @@ def num_local_devices(config: HardwareConfig) -> int:
     if config.runtime == "jax":
         import jax
 
+        from train.runtime.jax_programs import set_up_jax
+
+        set_up_jax()
         return int(jax.local_device_count())
     if has_cpu_alone():
         return 1

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,6 +21,8 @@ from jax._src.interpreters import pxla
 from jax._src.lib import xla_client
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from numpy.typing import NDArray
+
+from train import has_accelerator
 
 # JAX's own variable for it; without it the programs are kept in the user's cache.
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
@@ -55,11 +58,13 @@ class Program:
 
 
 def set_up_jax() -> None:
-    """Let JAX keep 64-bit integers, as steps are counted in, and what it compiles."""
+    """Let JAX keep 64-bit integers, as steps are counted in, and what it compiles; before it looks for devices."""
     jax.config.update("jax_enable_x64", True)
     logger = logging.getLogger("jax")
     logger.handlers.clear()  # what it says is printed as all else
     logger.setLevel(logging.WARNING)
+    if find_spec("libtpu") and not (has_accelerator() or os.environ.get("JAX_PLATFORMS")):
+        jax.config.update("jax_platforms", "cpu")  # else libtpu looks for a TPU for seconds, and prints errors
     if not os.environ.get(CACHE_VARIABLE):
         jax.config.update("jax_compilation_cache_dir", str(CACHE_FOLDER.expanduser()))
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlm_common.errors import InputError, RunFailedError
-from train import has_accelerator
 from train.config.hardware import HardwareConfig
 from train.runtime import machines
 from train.runtime.machines import Cluster
@@ -150,8 +149,6 @@ def jax_devices(config: HardwareConfig, cluster: Cluster) -> list[Any]:
     from train.runtime.jax_programs import set_up_jax
 
     set_up_jax()
-    if is_installed(JAX_FOR_TPUS) and not (has_accelerator() or os.environ.get("JAX_PLATFORMS")):
-        jax.config.update("jax_platforms", "cpu")  # else libtpu looks for a TPU for seconds, and prints errors
     try:
         if cluster.num_workers > 1 and not jax.distributed.is_initialized():
             if not (config.wants_tpu or _has_jax_gpus()):  # CPUs: by JAX's own collectives

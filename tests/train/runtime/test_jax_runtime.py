@@ -4,6 +4,7 @@ import gc
 import shutil
 import sys
 from collections import Counter
+from pathlib import Path
 
 import jax
 import ml_dtypes
@@ -14,6 +15,7 @@ import tf_keras
 
 from tests.fixtures.arrays import assert_same_arrays
 from tests.fixtures.jax_devices import devices_of_jax, run_on_jax
+from tests.fixtures.other_environments import output_of
 from tests.fixtures.results import read_json
 from tests.fixtures.same_run import assert_alike, assert_same_run
 from tests.fixtures.tiny_models import PAD, tiny_model
@@ -29,13 +31,16 @@ from tests.fixtures.tiny_steps import (
 )
 from train.checkpoints.manager import TrainingState
 from train.run_mlm import main
-from train.runtime.jax_programs import host_copy, place, sharding_over, values_of
+from train.runtime import jax_programs
+from train.runtime.jax_programs import host_copy, place, set_up_jax, sharding_over, values_of
 from train.runtime.jax_runtime import JaxRuntime
 from train.runtime.machines import Cluster
 from train.step import sharding
 from train.step.sharding import Sharding
 from train.step.train_step import PretrainingModel, set_precision
 from train.tasks.masked_lm import MaskedLanguageModeling
+
+PROJECT = Path(__file__).parents[3]
 
 
 def jax_model(num_devices, model_type=PretrainingModel, divided=False, **settings):
@@ -332,3 +337,37 @@ def test_tensorflow_works_within_and_after_a_profile(tmp_path):
         if num_calls == 1:
             runtime.stop_profile()
     assert list(tmp_path.rglob("*.xplane.pb"))
+
+
+@pytest.mark.parametrize("has_accelerator", [False, True])
+def test_libtpu_looks_for_a_tpu_only_where_there_may_be_one(has_accelerator, monkeypatch):
+    updates = {}
+    monkeypatch.setattr(jax.config, "update", updates.__setitem__)
+    monkeypatch.setattr(jax_programs, "has_accelerator", lambda: has_accelerator)
+    monkeypatch.setattr(jax_programs, "find_spec", lambda name: name)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    set_up_jax()
+    assert updates.get("jax_platforms") == (None if has_accelerator else "cpu")
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu")
+    updates.clear()
+    set_up_jax()
+    assert "jax_platforms" not in updates
+
+
+LINES_OF_JAX = """
+import logging, sys
+sys.path.insert(0, sys.argv[1])
+import train
+from train.config.hardware import HardwareConfig
+from train.loop.run import num_local_devices
+logging.getLogger().setLevel(logging.INFO)
+logging.captureWarnings(True)
+handler = logging.StreamHandler(sys.stdout)
+logging.getLogger().addHandler(handler)
+sys.stderr = sys.stdout
+assert num_local_devices(HardwareConfig(runtime="jax")) >= 1
+"""
+
+
+def test_counting_the_devices_prints_nothing_of_a_tpu_that_is_not_there():
+    assert output_of(Path(sys.executable), LINES_OF_JAX, str(PROJECT), environment={"JAX_PLATFORMS": ""}) == ""

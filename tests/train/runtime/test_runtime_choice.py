@@ -150,21 +150,3 @@ def test_a_tpu_that_jax_does_not_find_is_no_cpu(monkeypatch):
         jax_devices(HardwareConfig(runtime="jax", **LOCAL), Cluster())
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert len(jax_devices(HardwareConfig(runtime="jax", **LOCAL), Cluster())) == 1
-
-
-@pytest.mark.parametrize("has_accelerator", [False, True])
-def test_libtpu_looks_for_a_tpu_only_where_there_may_be_one(has_accelerator, monkeypatch):
-    import jax
-
-    updates = {}
-    monkeypatch.setattr(jax, "devices", lambda *_: [SimpleNamespace(platform="cpu", process_index=0, id=0)])
-    monkeypatch.setattr(jax.config, "update", updates.__setitem__)
-    monkeypatch.setattr(runtime_choice, "has_accelerator", lambda: has_accelerator)
-    monkeypatch.setattr(runtime_choice, "is_installed", lambda names: "libtpu" in names)
-    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    jax_devices(HardwareConfig(runtime="jax"), Cluster())
-    assert updates.get("jax_platforms") == (None if has_accelerator else "cpu")
-    monkeypatch.setenv("JAX_PLATFORMS", "tpu")
-    updates.clear()
-    jax_devices(HardwareConfig(runtime="jax"), Cluster())
-    assert "jax_platforms" not in updates
