@@ -332,9 +332,11 @@ class OptimizationConfig(Bounded):
         "rate; or muon, which updates the matrices of the layers by orthogonalized momentum, and all else as adamw.",
     )
     muon_learning_rate: float | None = flag(
-        None, "Peak learning rate of the matrices with --optimizer muon. Default: --learning-rate.", above=0
+        None, "Peak learning rate of the matrices with --optimizer muon. Default: --learning-rate.", ADDED, above=0
     )
-    muon_momentum: float = flag(0.95, "Decay of the moment of the matrices with --optimizer muon.", at_least=0, below=1)
+    muon_momentum: float = flag(
+        0.95, "Decay of the moment of the matrices with --optimizer muon.", ADDED, at_least=0, below=1
+    )
     weight_decay_rate: float = flag(0.01, "Decoupled weight decay, not applied to biases and layer norms.", at_least=0)
     adam_beta1: float = flag(0.9, "Decay of the first moment.", at_least=0, below=1)
     adam_beta2: float = flag(

@@ -27,8 +27,11 @@ MAX_LOG_STEPS = 50
 EVALUATION_COST = 1 / 3
 # Settings in which phases may differ.
 SCHEDULE = frozenset(
-    {"learning_rate", "schedule", "warmup_ratio", "warmup_steps", "decay_ratio", "min_learning_rate_ratio"}
-)
+    {
+        "learning_rate", "muon_learning_rate", "schedule", "warmup_ratio", "warmup_steps", "decay_ratio",
+        "min_learning_rate_ratio",
+    }
+)  # fmt: skip
 PER_PHASE = SCHEDULE | {
     "train_dataset", "eval_dataset", *SOURCE_SETTINGS, "max_length", "config_overrides", "block_attention", "dropout",
     "gradient_checkpointing", "masking", "mlm_probability", "mask_token_rate", "random_token_rate",

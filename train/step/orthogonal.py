@@ -18,7 +18,7 @@ def orthogonalized(matrices: tf.Tensor) -> tf.Tensor:
     """Bring the singular values of matrices near 1, but for those that are 0; singular vectors stay as they are.
 
     Args:
-        matrices: float32 (…, rows, columns).
+        matrices: (…, rows, columns).
 
     Returns:
         The same shape, in the type that the network computes in: products of matrices are most of the work.
@@ -26,8 +26,9 @@ def orthogonalized(matrices: tf.Tensor) -> tf.Tensor:
     is_tall = matrices.shape[-2] > matrices.shape[-1]
     if is_tall:
         matrices = tf.linalg.matrix_transpose(matrices)
+    matrices = tf.cast(matrices, tf.float32)
     norms = tf.norm(matrices, axis=(-2, -1), keepdims=True)
-    x = tf.cast(tf.math.divide_no_nan(matrices, norms), tf_keras.mixed_precision.global_policy().compute_dtype)
+    x = tf.cast(tf.math.divide_no_nan(matrices, norms), _compute_dtype())
     for a, b, c in COEFFICIENTS:
         squares = tf.matmul(x, x, transpose_b=True)
         x = a * x + tf.matmul(b * squares + c * tf.matmul(squares, squares), x)
@@ -57,6 +58,7 @@ def orthogonalized_in_shares(
             continue
         rows, columns = (size * (sharding.num_replicas if axis == one else 1) for one, size in enumerate(shard.shape))
         is_tall = rows > columns
+        shard = tf.cast(shard, _compute_dtype())  # half of the bytes travel
         wide = tf.linalg.matrix_transpose(shard) if is_tall else shard
         groups[min(rows, columns), max(rows, columns)].append((index, is_tall, wide, 1 - axis if is_tall else axis))
     for shape, group in groups.items():
@@ -88,3 +90,7 @@ def _whole_matrices(
     by_columns = tf.reshape(tf.transpose(by_columns, (0, 2, 1, 3)), (num_parts, rows, columns))
     is_by_columns = np.reshape([*map(bool, axes), *[True] * padding], (num_replicas, num_parts))
     return tf.where(tf.gather(is_by_columns, replica_index())[:, tf.newaxis, tf.newaxis], by_columns, by_rows)
+
+
+def _compute_dtype() -> str:
+    return tf_keras.mixed_precision.global_policy().compute_dtype

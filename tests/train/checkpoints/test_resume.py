@@ -27,8 +27,17 @@ def test_the_fingerprint_has_what_makes_another_run():
     assert sha256_of() == "5147754fb49ba12a84bc00ac9a33cea97862aebb7b391a58ce18554dc4df4d79"
     for flags in ("--max-steps 9", "--dropout 0.1", "--output-dir b", "--hub-language en"):
         assert sha256_of(*flags.split()) == sha256_of(), flags
-    for flags in ("--seed 1", "--learning-rate 1e-5", "--bfloat16", "--masking span", "--block-attention"):
+    for flags in (
+        "--seed 1",
+        "--learning-rate 1e-5",
+        "--bfloat16",
+        "--masking span",
+        "--block-attention",
+        "--optimizer muon",
+    ):
         assert sha256_of(*flags.split()) != sha256_of(), flags
+    of_muon = [("--optimizer", "muon", *more) for more in ((), ("--muon-learning-rate", "1"), ("--muon-momentum", "0"))]
+    assert len({sha256_of(*flags) for flags in of_muon}) == 3
 
 
 def test_shards_and_architecture_are_in_it_and_no_versions():

@@ -150,6 +150,18 @@ def test_a_schedule_of_its_own_begins_and_ends_with_the_phase(tmp_path):
     assert rates(phases, plans_of(phases)) == pytest.approx([1e-4 / 3, 2e-4 / 3, 1e-4, 1e-4, 1e-4, *falling])
 
 
+def test_the_rate_of_matrices_may_be_of_a_phase_and_else_is_the_runs(tmp_path):
+    flags = [*FLAGS, "--optimizer", "muon", "--muon-learning-rate", "0.02"]
+    changes = ({}, {"learning_rate": 1e-4}, {"muon_learning_rate": 1e-3})
+    phases = phases_in(tmp_path, *({"max_steps": 5} | change for change in changes), flags=flags)
+    rates_of_both = [
+        (one.config.optimization.learning_rate, one.config.optimization.muon_learning_rate) for one in phases
+    ]
+    first = phases[0].config.optimization.learning_rate
+    assert rates_of_both == [(first, 0.02), (1e-4, 0.02), (first, 1e-3)]
+    assert [one.has_separate_schedule for one in phases] == [False, True, True]
+
+
 def test_a_warmup_of_a_later_phase_is_named_by_it(tmp_path):
     phases = phases_in(tmp_path, {"max_steps": 5}, {"max_steps": 10, "learning_rate": 1.0, "warmup_ratio": 0.4})
     assert plans_of(phases)[1].num_warmup_steps == 4

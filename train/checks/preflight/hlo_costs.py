@@ -49,7 +49,7 @@ RARELY_TAKEN = re.compile(r'op_name="[^"]*/rarely/')  # the scope `RARELY`
 FUSED = re.compile(r"\bcalls=%?([\w.-]+)")
 
 # How often the bytes of a tensor leave a chip, but for its own part of them: a sum is a scatter and a gather.
-PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
+PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
 # Bytes a second that all links of a chip send together. v2 and v3: four links of 496 and 656 Gbit/s (Jouppi et al.
 # 2020, "A Domain-Specific Supercomputer for Training Deep Neural Networks"); v4: six of 50 GB/s (Jouppi et al. 2023,
 # arXiv 2304.01433); v5e, v5p and v6e: 1,600, 4,800 and 3,200 Gbit/s (cloud.google.com/tpu/docs/v5e, v5p and v6e, which
@@ -57,7 +57,7 @@ PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
 INTERCONNECT_BYTES_PER_SECOND = {"v2": 248e9, "v3": 328e9, "v4": 300e9, "v5e": 200e9, "v5p": 600e9, "v6e": 400e9}
 # The types come after the last of an operation's attributes, and after what adds up, if it has that.
 COLLECTIVE = re.compile(
-    r"stablehlo\.(?P<name>all_reduce|reduce_scatter|all_gather)\"?\(.*?"
+    r"stablehlo\.(?P<name>all_reduce|reduce_scatter|all_gather|all_to_all)\"?\(.*?"
     r" : \(tensor<(?P<operand>[^>]*)>\) -> tensor<(?P<result>[^>]*)>",
     re.DOTALL,
 )

@@ -2,8 +2,11 @@ import pytest
 import tensorflow as tf
 
 from tests.fixtures.tiny_models import one_layer_model, padded_batch
-from train.checks.preflight.hlo_costs import KINDS, OTHER, kind_of, step_costs
+from train.checks.preflight.hlo_costs import KINDS, OTHER, collective_bytes, kind_of, sent_bytes, step_costs
+from train.checks.preflight.tpu_compiler import tpu_slice
 from train.model.architectures import ARCHITECTURES
+from train.runtime.lowering import lower
+from train.step.sharding import Sharding
 
 LAYER = "tf_bert_for_masked_lm/bert/encoder/layer_._{}/"
 
@@ -148,3 +151,10 @@ def test_a_branch_hardly_ever_taken_is_left_out():
     attributes = ", true_computation=%mostly, false_computation=%else"
     costs = step_costs(module(instruction("c", "conditional", attributes=attributes), before=branches))
     assert costs.cycles_by_kind == {"attention": 3}
+
+
+def test_what_replicas_exchange_is_counted_but_for_what_stays():
+    parts = tf.TensorSpec((8, 3, 5), tf.bfloat16)
+    counted = collective_bytes(lower(Sharding(8, by_xla=True).exchange, (parts,), 8).stablehlo)
+    assert counted == {"all_to_all": 8 * 3 * 5 * 2}
+    assert sent_bytes(counted, tpu_slice("v5e-8")) == 7 * 3 * 5 * 2
