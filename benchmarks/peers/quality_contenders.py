@@ -1,4 +1,4 @@
-"""The recipes that benchmarks/time_to_quality.py compares: they train on shards in rounds, each evaluated.
+"""The recipes that time_to_quality.py and recipes.py compare: they train on shards in rounds, each evaluated.
 
     python benchmarks/peers/quality_contenders.py ours SHARDS --settings '{"num_steps": 1000, …}'
 
@@ -44,29 +44,36 @@ TUTORIAL_BATCH_ROWS, TUTORIAL_LEARNING_RATE, TUTORIAL_WEIGHT_DECAY = 8, 1e-4, 1e
 TUTORIAL_STEPS_PER_WARMUP_STEP = 20
 
 
-def our_config(shards: str, preset: str, num_steps: int, output_dir: str) -> TrainingConfig:
-    """Make the settings of `run_mlm.py` on a folder with train/ and validation/."""
+def our_config(shards: str, preset: str, num_steps: int, output_dir: str, *flags: str) -> TrainingConfig:
+    """Make the settings of `run_mlm.py` on a folder with train/ and validation/, with more flags."""
     datasets = ["--train-dataset", f"{shards}/train", "--eval-dataset", f"{shards}/validation"]
     run = ["--preset", preset, "--max-steps", str(num_steps), "--output-dir", f"{output_dir}/run"]
-    return parse_training_config([*datasets, *run], "")
+    return parse_training_config([*datasets, *run, *flags], "")
 
 
-def rounds_of(trainer: Trainer, settings: dict[str, Any]) -> Rounds:
-    """Make rounds that end with an evaluation of the trainer's model if the settings ask for it."""
+def rounds_of(trainer: Trainer, settings: dict[str, Any], evaluator: Trainer | None = None) -> Rounds:
+    """Make rounds that end with an evaluation of the trainer's model if the settings ask for it.
+
+    Args:
+        evaluator: evaluates that model by its own settings; by default the trainer does.
+    """
+    if evaluator:
+        evaluator.model.network = trainer.model.network
 
     def figures() -> dict[str, float]:
-        evaluation = trainer.evaluate(StopRequest()) if settings["evaluates"] else None
+        evaluation = (evaluator or trainer).evaluate(StopRequest()) if settings["evaluates"] else None
         return {"loss": evaluation["loss"]} if evaluation else {}
 
     return Rounds(settings["steps_per_round"], warmup_steps=1, figures=figures)
 
 
-def ours(run: Run, settings: dict[str, Any]) -> None:
+def ours(run: Run, settings: dict[str, Any], evaluating_run: Run | None = None) -> None:
     """Train as run_mlm.py does."""
     trainer = our_trainer(run)
     fitted = copy.copy(trainer)
     fitted.add_up = None
-    fit_in_rounds(fitted, rounds_of(trainer, settings))
+    evaluator = Trainer(evaluating_run, 0, trainer.model.runtime) if evaluating_run else None
+    fit_in_rounds(fitted, rounds_of(trainer, settings, evaluator))
 
 
 def tutorial(run: Run, settings: dict[str, Any], *, is_tuned: bool = False) -> None:
@@ -112,10 +119,21 @@ def main() -> None:
     parser.add_argument("shards", help="Folder with train/ and validation/.")
     parser.add_argument("--preset", required=True)
     parser.add_argument("--settings", type=json.loads, required=True, help="num_steps, steps_per_round, evaluates.")
+    parser.add_argument("--flags", type=json.loads, default=[], help="Of run_mlm.py, for `ours`.")
+    parser.add_argument(
+        "--evaluation-flags", type=json.loads, default=[], help="Those that evaluate `ours`, if others."
+    )
     arguments = parser.parse_args()
     settings = arguments.settings
     with tempfile.TemporaryDirectory(prefix="benchmark-") as output_dir:
-        run = prepare(our_config(arguments.shards, arguments.preset, settings["num_steps"], output_dir), Pretraining())
+
+        def run_of(*flags: str) -> Run:
+            config = our_config(arguments.shards, arguments.preset, settings["num_steps"], output_dir, *flags)
+            return prepare(config, Pretraining())
+
+        run = run_of(*arguments.flags)
+        if arguments.evaluation_flags:
+            ours(run, settings, run_of(*arguments.flags, *arguments.evaluation_flags))
         CONTENDERS[arguments.contender](run, settings)
 
 

@@ -1,0 +1,90 @@
+"""The queue of recipes: its verdicts, its table, and that it goes on where it was stopped."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from benchmarks import recipes
+
+PROJECT = Path(__file__).parents[2]
+LOSSES = st.lists(st.floats(0, 10), min_size=2, max_size=6)
+
+
+def result(arm, seed, loss):
+    return {
+        "arm": arm,
+        "flags": [arm],
+        "seed": seed,
+        "length": "10 steps",
+        "num_steps": 10,
+        "loss": loss,
+        "cpu_seconds": 1.0,
+        "step_cpu_seconds": 0.125,
+    }
+
+
+@given(LOSSES, LOSSES)
+def test_the_error_of_a_difference_is_that_of_welch(first, other):
+    results = [
+        result(name, seed, loss) for name, losses in (("a", first), ("b", other)) for seed, loss in enumerate(losses)
+    ]
+    _, (name, num_seeds, steps, cost, loss, difference, error, verdict) = recipes.table_of(results, ["a", "b"])
+    assert (name, num_seeds, steps, cost) == ("b", str(len(other)), "10", "125")
+    assert float(loss) == pytest.approx(np.mean(other), abs=6e-4)
+    assert float(difference) == pytest.approx(np.mean(other) - np.mean(first), abs=6e-4)
+    assert float(error) == pytest.approx(math.hypot(stats.sem(first), stats.sem(other)), abs=6e-4)
+    exact = np.mean(other) - np.mean(first), math.hypot(stats.sem(first), stats.sem(other))
+    expected = "cannot tell" if abs(exact[0]) <= 2 * exact[1] else "better" if exact[0] < 0 else "worse"
+    assert verdict == expected or abs(abs(exact[0]) - 2 * exact[1]) < 1e-9
+
+
+def test_one_seed_tells_nothing():
+    (_, (*_, verdict)) = recipes.table_of([result("a", 1, 5.0), result("b", 1, 3.0)], ["a", "b"])
+    assert verdict == "cannot tell"
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "a: 1\n", "", "a: [--x]\n"])
+def test_a_file_without_arms_is_refused(text, tmp_path, capsys, monkeypatch):
+    (tmp_path / "arms.yaml").write_text(text, encoding="utf-8")
+    flags = ["recipes.py", str(tmp_path / "arms.yaml"), "--results", str(tmp_path / "r.jsonl"), "--steps", "3"]
+    monkeypatch.setattr(sys, "argv", flags)
+    with pytest.raises(SystemExit):
+        recipes.main()
+    assert "arms.yaml must map names of arms to flags of run_mlm.py" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_queue_goes_on_where_it_was_stopped(shards, tmp_path):
+    arms, results = tmp_path / "arms.yaml", tmp_path / "results.jsonl"
+    arms.write_text("today: ''\nmuon: --optimizer muon --mlm-probability 0.2\n", encoding="utf-8")
+
+    def run(*flags):
+        command = [
+            sys.executable,
+            PROJECT / "benchmarks" / "recipes.py",
+            arms,
+            "--shards",
+            shards,
+            "--results",
+            results,
+        ]
+        return subprocess.run([*command, *flags], capture_output=True, encoding="utf-8", check=False)
+
+    printed = run("--cpu-seconds", "2", "--num-seeds", "1")
+    assert printed.returncode == 0, printed.stderr
+    first = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    assert [one["arm"] for one in first] == ["today", "muon"]
+    assert all(one["num_steps"] == max(2, round(2 / one["step_cpu_seconds"])) for one in first)
+    assert run("--cpu-seconds", "2", "--num-seeds", "1").stdout == printed.stdout
+    assert len(results.read_text(encoding="utf-8").splitlines()) == 2
+    refused = run("--steps", "3")
+    assert refused.returncode == 2
+    assert "has runs of 2 CPU seconds; received 3 steps. Give another file." in refused.stderr
