@@ -111,7 +111,10 @@ def test_the_title_compares_ours_with_the_best_of_the_others():
 
 
 def test_benchmarks_show_their_flags_without_tensorflow():
-    names = "input_pipeline prepare preemption resume start train_step_cpu train_step_tpu time_to_quality finetune_step recipes"
+    names = (
+        "input_pipeline prepare preemption resume start train_step_cpu train_step_tpu time_to_quality finetune_step "
+        "recipes"
+    )
     peers = "peers/input_contenders peers/prepare_peers peers/tpu_step_contenders"
     scripts = tuple(f"benchmarks/{name}.py" for name in f"{names} {peers}".split())
     for script, (printed, imported) in ask_for_help(scripts).items():
