@@ -52,6 +52,7 @@ PAGES_OF_FILES = {
     "recipes": "reference/recipes.md",
     "mlm_common/errors.py": "reference/exit_statuses.md",
     "CONTRIBUTING.md": "design/contributing.md",
+    "benchmarks/speedrun/README.md": "design/speedrun.md",
 }
 PRESETS = PROJECT / "train" / "model" / "presets"
 RECIPES = PROJECT / "recipes"
@@ -206,9 +207,9 @@ def exit_statuses_page() -> str:
     return "\n".join(lines)
 
 
-def contributing_page() -> str:
-    """Take CONTRIBUTING.md into the site: links to its pages stay, those to other files become names."""
-    text = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+def page_of_file(path: str) -> str:
+    """Take a page outside docs/ into the site: links to pages of docs/ stay, those to other files become names."""
+    text = (PROJECT / path).read_text(encoding="utf-8")
     text = re.sub(r"\]\(docs/([^)]+)\)", r"](../\1)", text)
     return re.sub(r"\[([^\]]+)\]\((?!https?:|\.\./|#)[^)]+\)", r"\1", text)
 
@@ -222,7 +223,7 @@ def generated_pages() -> dict[str, str]:
         "reference/presets.md": presets_page(),
         "reference/recipes.md": recipes_page(),
         "reference/exit_statuses.md": exit_statuses_page(),
-        "design/contributing.md": contributing_page(),
+        **{page: page_of_file(path) for path, page in PAGES_OF_FILES.items() if page.startswith("design/")},
     }
 
 

@@ -19,7 +19,11 @@ from tests.fixtures.script_help import ask_for_help
 from train.config.presets import preset_markdown
 
 PROJECT = Path(__file__).parents[2]
-PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md"))]
+PAGES = [
+    PROJECT / "README.md",
+    PROJECT / "benchmarks" / "speedrun" / "README.md",
+    *sorted((PROJECT / "docs").rglob("*.md")),
+]
 SHELL_BLOCKS = [
     block.replace("\\\n", " ")
     for page in PAGES
@@ -31,7 +35,7 @@ COMMAND_LINES = sorted(
 NO_PATH = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"NO_MKDOCS_2_WARNING": "1"}
 # Pages that the build of the site makes from the code.
 GENERATED = re.compile(
-    r"docs/(?:design/contributing|reference/(?:index|presets|recipes|exit_statuses|commands/\w+))\.md"
+    r"docs/(?:design/(?:contributing|speedrun)|reference/(?:index|presets|recipes|exit_statuses|commands/\w+))\.md"
 )
 BENCHMARKS = tuple(sorted({word for line in COMMAND_LINES for word in line.split() if word.startswith("benchmarks/")}))
 

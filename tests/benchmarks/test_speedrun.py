@@ -1,0 +1,267 @@
+"""The speedrun: text, entrants and budget are checked, one line says what is wrong, and results are kept."""
+
+import json
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from benchmarks.generated_text import write_generated_text
+from benchmarks.speedrun import prepare, race, text
+from benchmarks.speedrun.entrants import Entrant, Measured, read_entrants, run_limited
+from mlm_common.errors import InputError
+from tests.fixtures.results import read_json, write_jsonl
+from tests.fixtures.script_help import ask_for_help
+from train.config.settings import parse_training_config
+
+TABLE = Path(race.__file__).with_name("entrants.yaml")
+WORDS = "these fourteen plain words are found in both of the texts without any change"
+REFUSED = {
+    "a list": b"- a\n- b\n",
+    "nothing": b"",
+    "not YAML": b"a: [",
+    "not UTF-8": b"a: \xff",
+    "no command": b"a: {about: x}",
+    "another key": b"a: {about: x, command: y, budget: 3}",
+    "a number": b"a: {about: x, command: 3}",
+    "a name that is none": b"3: {about: x, command: y}",
+    "an unknown placeholder": b"a: {about: x, command: 'y {minutes}'}",
+    "a placeholder without a name": b"a: {about: x, command: 'y {}'}",
+    "an attribute": b"a: {about: x, command: 'y {seed.real}'}",
+    "an open brace": b"a: {about: x, command: 'y {seed'}",
+    "an open quote": b'a: {about: x, command: "y \'z"}',
+    "a path as a name": b"../a: {about: x, command: y}",
+    "no program": b"a: {about: x, command: '  '}",
+}
+
+
+@pytest.mark.parametrize("content", REFUSED.values(), ids=list(REFUSED))
+def test_a_table_of_entrants_that_is_none_gets_one_line(content, tmp_path):
+    path = tmp_path / "entrants.yaml"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"^--entrants-file: [^\n]*entrants\.yaml[^\n]*$"):
+        read_entrants(path)
+
+
+def test_entrants_of_ours_have_flags_that_exist(tmp_path):
+    entrants = read_entrants(TABLE)
+    assert {"quick-start", "torch-adamw", "torch-muon"} <= set(entrants)
+    values = {"python": "py", "torch_python": "", "seed": 1, "seconds": 9, "steps": 7}
+    for entrant in entrants.values():
+        arguments = entrant.arguments({**values, "data": tmp_path, "output": tmp_path / "two words"})
+        assert str(tmp_path / "two words") in arguments
+        if arguments[1] == "train/run_mlm.py":
+            config = parse_training_config(arguments[2:], "")
+            assert (config.optimization.max_steps, config.run.seed) == (7, 1)
+
+
+def test_the_splits_are_different_packages():
+    names = [name.split("-")[0] for packages in text.PACKAGES.values() for name in packages]
+    assert len(set(names)) == len(names)
+    assert all(name.endswith("-py3-none-any.whl") for packages in text.PACKAGES.values() for name in packages)
+
+
+def write_wheel(path, **modules):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, docstring in modules.items():
+            archive.writestr(f"{name}/__init__.py", f'"""{docstring}"""\n')
+        archive.writestr("data.txt", "Not a module. " * 20)
+
+
+def test_the_text_is_the_docstrings_of_wheels_and_shares_no_long_run_of_words(tmp_path, monkeypatch):
+    docstring = "{} is a module about a subject of which nobody else writes a single line, whatever it is called. " * 2
+    write_wheel(tmp_path / "one-1-py3-none-any.whl", a=docstring.format("One", "It"), b=f"Read first. {WORDS}. " * 2)
+    write_wheel(tmp_path / "two-1-py3-none-any.whl", c=f"Then, in other words: {WORDS}. " * 2, d="Different here. " * 9)
+    write_wheel(tmp_path / "three-1-py3-none-any.whl", e="Something else again. " * 9)
+    packages = dict(zip(text.SPLITS, ("one", "two", "three"), strict=True))
+    monkeypatch.setattr(
+        text, "PACKAGES", {split: {f"{name}-1-py3-none-any.whl": ""} for split, name in packages.items()}
+    )
+    text.write_text(tmp_path, tmp_path)
+    written = {
+        split: [
+            json.loads(line)["text"] for line in (tmp_path / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
+        for split in text.SPLITS
+    }
+    assert [len(documents) for documents in written.values()] == [2, 1, 1]
+    assert written["validation"][0].startswith("Different")
+    assert not any("Not a module" in document for documents in written.values() for document in documents)
+
+
+def test_a_wheel_that_is_damaged_or_another_gets_one_line(tmp_path):
+    name = "a-1-py3-none-any.whl"
+    (tmp_path / name).write_bytes(b"PK\x03\x04 and nothing more")
+    with pytest.raises(InputError, match=r"a-1-py3-none-any.whl must be a wheel; [^\n]*$"):
+        text.read_wheels([tmp_path / name])
+    with pytest.raises(InputError, match=r"must have the SHA-256 0; it has \w{64}\. Delete it[^\n]*$"):
+        text.download(tmp_path, {name: "0"})
+
+
+def test_a_failed_download_gets_the_last_line_of_pip(tmp_path, monkeypatch):
+    program = tmp_path / "python"
+    program.write_text(
+        "#!/bin/sh\necho Looking >&2\necho 'ERROR: No matching distribution' >&2\nexit 1\n", encoding="utf-8"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(text.sys, "executable", str(program))
+    with pytest.raises(InputError, match=r"^pip could not download a==1: ERROR: No matching distribution\. Check"):
+        text.download(tmp_path, {"a-1-py3-none-any.whl": "0"})
+
+
+def test_data_that_is_missing_or_changed_gets_one_line(tmp_path):
+    with pytest.raises(InputError, match=r"^--data-dir must have [^\n]* Run: python benchmarks/speedrun/prepare\.py"):
+        prepare.check_data(tmp_path)
+    for name in prepare.SHA256:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"changed")
+    (tmp_path / "text").mkdir()
+    for split in text.SPLITS:
+        (tmp_path / "text" / f"{split}.jsonl").write_bytes(b"changed")
+    with pytest.raises(InputError, match=r"train\.jsonl must have the SHA-256 [^\n]*$"):
+        prepare.check_data(tmp_path)
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A folder with the tokenizer and a text, which is all that a race itself reads."""
+    folder = tmp_path / "data"
+    (folder / "tokenizer").mkdir(parents=True)
+    (folder / "text").mkdir()
+    (folder / "tokenizer" / "tokenizer.json").write_text(
+        json.dumps({"model": {"vocab": [["a", -1.0]]}}), encoding="utf-8"
+    )
+    return folder
+
+
+def program(vocab=("a",), *, config=True):
+    """A command that exports a model with this vocabulary."""
+    tokenizer = json.dumps({"model": {"vocab": [[token, -1.0] for token in vocab]}})
+    lines = [
+        "import pathlib, sys",
+        "folder = pathlib.Path(sys.argv[1], 'export')",
+        "folder.mkdir(parents=True)",
+        f"(folder / 'tokenizer.json').write_text({tokenizer!r})",
+        "(folder / 'config.json').write_text('{}')" if config else "",
+    ]
+    return "\n".join(lines)
+
+
+ENTRANTS = {
+    "good": (program(), ""),
+    "other-tokenizer": (program(("a", "b")), r"wrote a model with another tokenizer; \S+ must be that of \S+"),
+    "no-export": (program(config=False), r"wrote no model; \S+/export/config\.json does not exist"),
+    "no-json": (
+        program().replace(".write_text('{\"", ".write_text('{<"),
+        r"\S+tokenizer\.json must be a tokenizer; .*",
+    ),
+    "failing": ("raise SystemExit(7)", r"ended with status 7; its output is in \S+log\.txt"),
+}
+
+
+@pytest.mark.parametrize("name", ENTRANTS)
+def test_an_entrant_that_breaks_a_rule_gets_one_line_and_no_result(name, data, tmp_path, monkeypatch, capsys):
+    code, expected = ENTRANTS[name]
+    (tmp_path / "entrant.py").write_text(code, encoding="utf-8")
+    write_entrants(tmp_path, f"{{python}} {tmp_path}/entrant.py {{output}}")
+    monkeypatch.setattr(race, "score", lambda *_: {"value": 1.25, "standard_error": 0.01})
+    status = run_race(data, tmp_path, "--seconds", "600")
+    printed = capsys.readouterr()
+    assert status == bool(expected)
+    assert re.fullmatch(rf"error: one, seed 4: {expected}\.[^\n]*\n" if expected else "", printed.err), printed.err
+    assert bool(re.search(r"^one +1\.250 +\(1\.250-1\.250\) +1 ", printed.out, re.MULTILINE)) == (not expected)
+
+
+def write_entrants(folder, command):
+    (folder / "entrants.yaml").write_text(json.dumps({"one": {"about": "", "command": command}}), encoding="utf-8")
+
+
+def run_race(data, folder, *flags):
+    table = ("--entrants-file", str(folder / "entrants.yaml"), "--seeds", "4", "--any-data")
+    with pytest.raises(SystemExit) as ended:
+        race.main([str(data), str(folder / "runs"), *table, *flags])
+    return ended.value.code
+
+
+def test_an_entrant_over_its_budget_is_killed_with_all_that_it_started(tmp_path):
+    command = ["sh", "-c", f"sleep 1000 & echo $! > {tmp_path}/pid; wait"]
+    with pytest.raises(InputError, match=r"^took more than its 2 s, and was killed; its output is in \S+\.$"):
+        run_limited(command, tmp_path / "log.txt", 2)
+    state = Path(f"/proc/{(tmp_path / 'pid').read_text(encoding='utf-8').strip()}/stat")
+    assert not state.exists() or state.read_text(encoding="utf-8").split()[2] == "Z"
+
+
+def test_a_race_continues_where_it_stopped(data, tmp_path, monkeypatch, capsys):
+    code = f"import pathlib; pathlib.Path({str(tmp_path / 'count')!r}).open('a').write('x')\n{program()}"
+    (tmp_path / "entrant.py").write_text(code, encoding="utf-8")
+    write_entrants(tmp_path, f"{{python}} {tmp_path}/entrant.py {{output}}")
+    monkeypatch.setattr(race, "score", lambda *_: {"value": 1.25, "standard_error": None})
+    assert [run_race(data, tmp_path), run_race(data, tmp_path, "--seeds", "4", "5")] == [0, 0]
+    assert (tmp_path / "count").read_text(encoding="utf-8") == "xx"
+    assert re.search(r"^one +1\.250 .* 2 ", capsys.readouterr().out, re.MULTILINE)
+    table = str(tmp_path / "entrants.yaml")
+    (result,) = tmp_path.glob("runs/one/*/seed-5/result.json")
+    result.write_text("{}", encoding="utf-8")
+    with pytest.raises(SystemExit, match=r"^error: \S+seed-5/result\.json must be a result [^\n]* Delete it[^\n]*$"):
+        race.main([str(data), str(tmp_path / "runs"), "--any-data", "--seeds", "4", "--entrants-file", table])
+
+
+def test_steps_are_planned_from_two_short_runs(data, tmp_path, monkeypatch):
+    lengths = []
+
+    def run(command, _log, _seconds):
+        lengths.append(int(command[1]))
+        return Measured(10 + 0.125 * lengths[-1], 0.0)
+
+    monkeypatch.setattr(race, "run_limited", run)
+    entrant = Entrant("one", "", "program {steps}")
+    contest = race.Race(data, tmp_path / "runs", "", 120, 0)
+    assert [contest.plan(entrant), contest.plan(entrant)] == [841, 841]
+    assert lengths == [20, 120]
+    with pytest.raises(InputError, match=r"^has no step in 5 s: its start and end take 10 s\.$"):
+        race.Race(data, tmp_path / "runs", "", 5, 0).plan(entrant)
+    assert race.Race(data, tmp_path / "runs", "", 5, 0).plan(Entrant("two", "", "program")) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--entrants", "none"], "--entrants must be of quick-start, "),
+        (["--entrants", "torch-muon", "--any-data"], "--torch-python is required by torch-muon: "),
+        ([], "--data-dir must have the speedrun's data; "),
+    ],
+)
+def test_a_race_that_cannot_start_says_why(flags, line, tmp_path):
+    with pytest.raises(SystemExit, match=rf"^error: {line}[^\n]*$"):
+        race.main([str(tmp_path), str(tmp_path / "runs"), *flags])
+
+
+def test_the_race_shows_its_flags_without_tensorflow():
+    scripts = ("benchmarks/speedrun/race.py", "benchmarks/speedrun/prepare.py")
+    for script, (printed, imported) in ask_for_help(scripts).items():
+        assert "data" in printed, script
+        assert "tensorflow" not in imported, script
+
+
+@pytest.mark.slow
+def test_ours_and_pytorch_race_on_a_tiny_text(torch_python, tmp_path, monkeypatch, capsys):
+    def make_text(folder):
+        (folder / "text").mkdir(parents=True)
+        for seed, split in enumerate(text.SPLITS):
+            write_generated_text(tmp_path / "text", 100_000, seed)
+            texts = (tmp_path / "text").read_text(encoding="utf-8").split("\n")
+            write_jsonl(folder / "text" / f"{split}.jsonl", *({"text": one} for one in texts))
+
+    monkeypatch.setattr(prepare, "TOKENIZER_FLAGS", ("--vocab-size", "400"))
+    prepare.prepare(tmp_path / "data", make_text)
+    table = TABLE.read_text(encoding="utf-8").replace("{seconds}", "{seconds} --max-steps {steps}")
+    (tmp_path / "entrants.yaml").write_text(table, encoding="utf-8")
+    monkeypatch.setattr(race, "NUM_WORDS", 20)
+    flags = ["--seconds", "500", "--steps", "3", "--torch-python", str(torch_python)]
+    assert run_race(tmp_path / "data", tmp_path, *flags) == 0
+    printed = capsys.readouterr().out
+    for name in read_entrants(TABLE):
+        (found,) = (tmp_path / "runs" / name).glob("*/seed-4/result.json")
+        assert 0.5 < read_json(found)["value"] < 8
+        assert re.search(rf"^{name} +\d\.\d+ ", printed, re.MULTILINE)
