@@ -64,7 +64,7 @@ def run_measured(arguments: Sequence[str]) -> MeasuredRun:
         pause_seconds = SAMPLING_SECONDS
         while not done.wait(pause_seconds):
             seconds = time.perf_counter() - start_seconds
-            samples.append(MemorySample(seconds, tuple(map(_num_bytes, _family(process.pid)))))
+            samples.append(MemorySample(seconds, tuple(map(memory_of, _family(process.pid)))))
             cost_seconds = time.perf_counter() - start_seconds - seconds
             pause_seconds = max(SAMPLING_SECONDS, PAUSE_PER_SAMPLE * cost_seconds)
 
@@ -107,7 +107,7 @@ def _family(pid: int) -> list[int]:
     return [pid, *(descendant for child in children for descendant in _family(child))]
 
 
-def _num_bytes(pid: int) -> int:
+def memory_of(pid: int) -> int:
     try:
         found = re.search(
             r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8"), re.MULTILINE

@@ -113,12 +113,12 @@ def test_the_title_compares_ours_with_the_best_of_the_others():
 def test_benchmarks_show_their_flags_without_tensorflow():
     names = (
         "input_pipeline prepare preemption resume start train_step_cpu train_step_tpu time_to_quality finetune_step "
-        "recipes"
+        "recipes runtime_cost"
     )
     peers = "peers/input_contenders peers/prepare_peers peers/tpu_step_contenders"
     scripts = tuple(f"benchmarks/{name}.py" for name in f"{names} {peers}".split())
     for script, (printed, imported) in ask_for_help(scripts).items():
-        assert re.search("--(length|rates|minutes|quickstart|shards)", printed), script
+        assert re.search("--(length|rates|minutes|quickstart|shards|rounds)", printed), script
         assert "argparse" in imported, script
         assert "tensorflow" not in imported, script
 
@@ -157,6 +157,13 @@ TABLES = {
     "resume.py": (
         "--num-rows=2000 --length=16 --late-step=900 --repeats=1 --num-layers=1 --saves=1",
         [rf"^{one} +1 +\d" for one in ("101", "901", "run-mlm", "CheckpointManager")],
+    ),
+    "runtime_cost.py": (
+        "--num-layers=1 --num-steps=4 --warmup-steps=2 --rounds=1",
+        [
+            *(rf"^{one} +1 +\d+\.\d +\(" for one in ("TensorFlow with XLA", "JAX, cold cache", "JAX, warm cache")),
+            r"^JAX, warm cache / TensorFlow start \d+\.\d\d, step \d",
+        ],
     ),
     "embedding_step.py": (
         f"--torch-python {{torch}} --num-rows=300 {TINY} --vocab-size=600 --length=32 --batch-rows=8 {STEPS} "
