@@ -29,7 +29,7 @@ from mlm_common.storage.guard import guarded_read
 NUM_WORDS = 4000
 # Steps of the two runs from which the number of steps is planned, and how much of the budget is planned for.
 SPEED_STEPS = (20, 120)
-PLANNED_FRACTION = 0.96
+PLANNED_FRACTION = 0.95
 TORCH = f"an interpreter with {' '.join(TORCH_REQUIREMENTS)}"
 
 

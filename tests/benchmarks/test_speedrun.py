@@ -217,7 +217,7 @@ def test_steps_are_planned_from_two_short_runs(data, tmp_path, monkeypatch):
     monkeypatch.setattr(race, "run_limited", run)
     entrant = Entrant("one", "", "program {steps}")
     contest = race.Race(data, tmp_path / "runs", "", 120, 0)
-    assert [contest.plan(entrant), contest.plan(entrant)] == [841, 841]
+    assert [contest.plan(entrant), contest.plan(entrant)] == [832, 832]
     assert lengths == [20, 120]
     with pytest.raises(InputError, match=r"^has no step in 5 s: its start and end take 10 s\.$"):
         race.Race(data, tmp_path / "runs", "", 5, 0).plan(entrant)
