@@ -93,8 +93,9 @@ def test_eight_replicas_make_the_steps_of_one():
 
 
 @pytest.mark.slow
-def test_twenty_steps_are_those_of_tensorflow(shards, tmp_path):
-    more = ("--dropout", "0.1", "--max-steps", "20", "--log-steps", "1", "--eval-steps", "10")
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_twenty_steps_are_those_of_tensorflow(optimizer, shards, tmp_path):
+    more = ("--dropout", "0.1", "--max-steps", "20", "--log-steps", "1", "--eval-steps", "10", "--optimizer", optimizer)
     assert main(run_flags(shards, tmp_path / "expected", *more)) == 0
     run_on_jax(main, run_flags(shards, tmp_path / "run", *more))
     assert_alike(tmp_path / "run", tmp_path / "expected", 1e-5)
@@ -134,13 +135,14 @@ def test_a_gradient_that_is_not_finite_on_one_replica_stops_all():
 
 
 @pytest.mark.slow
-def test_a_divided_optimizer_makes_the_same_steps_and_is_saved_whole(monkeypatch):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_divided_optimizer_makes_the_same_steps_and_is_saved_whole(optimizer, monkeypatch):
     monkeypatch.setattr(sharding, "MIN_SHARDED_SIZE", 512)
-    whole, divided = jax_model(2), jax_model(2, divided=True)
+    whole, divided = (jax_model(2, divided=one, optimizer=optimizer) for one in (False, True))
     assert train(divided) == pytest.approx(train(whole), rel=1e-5)
     saved = TrainingState(divided).read()
     assert_same_arrays(without_means(divided), without_means(whole), atol=2e-5)
-    resumed = jax_model(2, divided=True)
+    resumed = jax_model(2, divided=True, optimizer=optimizer)
     TrainingState(resumed).write(saved)
     assert_same_arrays(TrainingState(resumed).read(), saved)
     assert train(resumed) == train(divided)

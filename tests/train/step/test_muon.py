@@ -40,7 +40,7 @@ def newton_schulz(matrix):
     return x
 
 
-def trained(**settings):
+def trained(rate_factors=(), **settings):
     """Train for some steps and return the variables and the gradients that they were given."""
     variables = [
         tf.Variable(array, name=name, dtype=tf.float32) for name, array in zip(SHAPES, new_arrays(0), strict=True)
@@ -49,7 +49,9 @@ def trained(**settings):
         optimizer="muon", learning_rate=RATE, weight_decay_rate=DECAY, schedule="constant", muon_momentum=MOMENTUM,
         **settings,
     )  # fmt: skip
-    optimizer = build_optimizer(config, num_matrices=NUM_MATRICES, num_steps=NUM_STEPS, num_warmup_steps=0)
+    optimizer = build_optimizer(
+        config, rate_factors=rate_factors, num_matrices=NUM_MATRICES, num_steps=NUM_STEPS, num_warmup_steps=0
+    )
     optimizer.build(variables)
     gradients = [new_arrays(1 + step) for step in range(NUM_STEPS)]
     for given_gradients in gradients:
@@ -58,17 +60,20 @@ def trained(**settings):
     return optimizer, variables, gradients
 
 
-def test_updates_are_those_of_the_paper():
-    _, variables, gradients = trained(muon_learning_rate=MUON_RATE)
+@pytest.mark.parametrize("factors", [(), (0.5, 0.25, 1.0)])
+def test_updates_are_those_of_the_paper(factors):
+    """Factors are those of `--layer-lr-decay`."""
+    _, variables, gradients = trained(factors, muon_learning_rate=MUON_RATE)
     for index, num_matrices in enumerate(NUM_MATRICES[:2]):
         weight, moment = new_arrays(0)[index], 0.0
+        rate = MUON_RATE * (factors[index] if factors else 1)
         for gradient in (given_gradients[index] for given_gradients in gradients):
             moment = MOMENTUM * moment + (1 - MOMENTUM) * gradient
             direction = MOMENTUM * moment + (1 - MOMENTUM) * gradient
             parts = np.split(direction, num_matrices, axis=1)
             scale = 0.2 * np.sqrt(max(parts[0].shape))
             change = np.concatenate([newton_schulz(part) for part in parts], axis=1)
-            weight = weight - MUON_RATE * DECAY * weight - MUON_RATE * scale * change
+            weight = weight - rate * DECAY * weight - rate * scale * change
         np.testing.assert_allclose(variables[index], weight, rtol=1e-4, atol=1e-5)
 
 
