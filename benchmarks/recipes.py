@@ -4,8 +4,8 @@
 
 The file lists arms, {name: flags of run_mlm.py}; the first is the one that the others are compared with. All are
 evaluated on the same rows with the same masks. Results are appended to a file, so a queue that was stopped goes on
-where it was. An arm is better or worse where its mean loss differs by more than twice the standard error of the
-difference, which follows from the seeds.
+where it was. A seed stands for the same first weights and the same rows in all arms, so the differences to the first
+arm are taken seed by seed: an arm is better or worse where their mean is more than twice its standard error.
 """
 
 import argparse
@@ -109,21 +109,22 @@ def verdict(difference: float, error: float) -> str:
 
 
 def table_of(results: list[dict[str, Any]], arms: Sequence[str]) -> list[list[str]]:
-    """Make a row for each arm: steps, CPU ms a step, mean loss, difference to the first arm, its error, a verdict."""
-    losses = {name: [result["loss"] for result in results if result["arm"] == name] for name in arms}
+    """Make a row for each arm: steps, CPU ms a step, mean loss, mean difference to the first, its error, a verdict."""
+    losses = {name: {one["seed"]: one["loss"] for one in results if one["arm"] == name} for name in arms}
     first, *_ = losses.values()
     rows = []
     for name, found in losses.items():
-        of_arm = [result for result in results if result["arm"] == name]
-        difference = statistics.mean(found) - statistics.mean(first)
-        squares = [statistics.variance(one) / len(one) if len(one) > 1 else math.nan for one in (found, first)]
-        error = math.sqrt(sum(squares))
-        judged = ["", "", ""] if found is first else [f"{difference:+.3f}", f"{error:.3f}", verdict(difference, error)]
-        cost = statistics.median(result["step_cpu_seconds"] for result in of_arm)
-        steps = statistics.median(result["num_steps"] for result in of_arm)
-        rows.append(
-            [name, str(len(found)), f"{steps:,.0f}", f"{1000 * cost:.0f}", f"{statistics.mean(found):.3f}", *judged]
-        )
+        of_arm = [one for one in results if one["arm"] == name]
+        judged = ["", "", ""]
+        if found is not first:
+            differences = [loss - first[seed] for seed, loss in found.items() if seed in first]
+            mean = statistics.mean(differences)
+            error = statistics.stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else math.nan
+            judged = [f"{mean:+.3f}", f"{error:.3f}", verdict(mean, error)]
+        cost = statistics.median(one["step_cpu_seconds"] for one in of_arm)
+        steps = statistics.median(one["num_steps"] for one in of_arm)
+        loss = statistics.mean(found.values())
+        rows.append([name, str(len(found)), f"{steps:,.0f}", f"{1000 * cost:.0f}", f"{loss:.3f}", *judged])
     return rows
 
 
@@ -145,7 +146,10 @@ def main() -> None:
     arms = {str(name): shlex.split(flags) for name, flags in listed.items()}
     path = Path(arguments.results)
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    results = [json.loads(line) for line in lines]
+    try:
+        results = [json.loads(line) for line in lines]
+    except ValueError as error:
+        parser.error(f"{path} must hold a JSON object on each line: {error}. Remove the line that was cut off.")
     for other in {result["length"] for result in results} - {length_of(arguments)}:
         parser.error(f"{path} has runs of {other}; received {length_of(arguments)}. Give another file.")
     print_machine()

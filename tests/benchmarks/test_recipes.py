@@ -1,7 +1,6 @@
 """The queue of recipes: its verdicts, its table, and that it goes on where it was stopped."""
 
 import json
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from scipy import stats
 from benchmarks import recipes
 
 PROJECT = Path(__file__).parents[2]
-LOSSES = st.lists(st.floats(0, 10), min_size=2, max_size=6)
+LOSSES = st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10)), min_size=2, max_size=6)
 
 
 def result(arm, seed, loss):
@@ -31,19 +30,20 @@ def result(arm, seed, loss):
     }
 
 
-@given(LOSSES, LOSSES)
-def test_the_error_of_a_difference_is_that_of_welch(first, other):
+@given(LOSSES)
+def test_differences_are_judged_seed_by_seed(losses):
     results = [
-        result(name, seed, loss) for name, losses in (("a", first), ("b", other)) for seed, loss in enumerate(losses)
+        result(name, seed, loss) for seed, pair in enumerate(losses) for name, loss in zip("ab", pair, strict=True)
     ]
     _, (name, num_seeds, steps, cost, loss, difference, error, verdict) = recipes.table_of(results, ["a", "b"])
-    assert (name, num_seeds, steps, cost) == ("b", str(len(other)), "10", "125")
+    assert (name, num_seeds, steps, cost) == ("b", str(len(losses)), "10", "125")
+    first, other = np.transpose(losses)
+    mean, standard_error = np.mean(other - first), stats.sem(other - first)
     assert float(loss) == pytest.approx(np.mean(other), abs=6e-4)
-    assert float(difference) == pytest.approx(np.mean(other) - np.mean(first), abs=6e-4)
-    assert float(error) == pytest.approx(math.hypot(stats.sem(first), stats.sem(other)), abs=6e-4)
-    exact = np.mean(other) - np.mean(first), math.hypot(stats.sem(first), stats.sem(other))
-    expected = "cannot tell" if abs(exact[0]) <= 2 * exact[1] else "better" if exact[0] < 0 else "worse"
-    assert verdict == expected or abs(abs(exact[0]) - 2 * exact[1]) < 1e-9
+    assert float(difference) == pytest.approx(mean, abs=6e-4)
+    assert float(error) == pytest.approx(standard_error, abs=6e-4)
+    expected = "cannot tell" if abs(mean) <= 2 * standard_error else "better" if mean < 0 else "worse"
+    assert verdict == expected or abs(abs(mean) - 2 * standard_error) < 1e-9
 
 
 def test_one_seed_tells_nothing():
@@ -59,6 +59,16 @@ def test_a_file_without_arms_is_refused(text, tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         recipes.main()
     assert "arms.yaml must map names of arms to flags of run_mlm.py" in capsys.readouterr().err
+
+
+def test_results_that_were_cut_off_are_refused(tmp_path, capsys, monkeypatch):
+    (tmp_path / "arms.yaml").write_text("a: --x\n", encoding="utf-8")
+    (tmp_path / "r.jsonl").write_text('{"arm": "a"}\n{"arm": "b', encoding="utf-8")
+    flags = ["recipes.py", str(tmp_path / "arms.yaml"), "--results", str(tmp_path / "r.jsonl"), "--steps", "3"]
+    monkeypatch.setattr(sys, "argv", flags)
+    with pytest.raises(SystemExit):
+        recipes.main()
+    assert "must hold a JSON object on each line" in capsys.readouterr().err
 
 
 @pytest.mark.slow
