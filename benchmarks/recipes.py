@@ -1,11 +1,11 @@
 """Settings of a preset compared by what they learn: each arm at several seeds, at equal CPU seconds or equal steps.
 
-    python benchmarks/recipes.py benchmarks/recipes.yaml --results recipes.jsonl --cpu-seconds 240
+    python benchmarks/recipes.py --results recipes.jsonl --cpu-seconds 240
 
-The file lists arms, {name: flags of run_mlm.py}; the first is the one that the others are compared with. All are
-evaluated on the same rows with the same masks. Results are appended to a file, so a queue that was stopped goes on
-where it was. A seed stands for the same first weights and the same rows in all arms, so the differences to the first
-arm are taken seed by seed: an arm is better or worse where their mean is more than twice its standard error.
+recipes.yaml, or the file named by `--arms`, lists arms: {name: flags of run_mlm.py}. The others are compared with the
+first. All are evaluated on the same rows with the same masks. Results are appended to a file, so a queue that was
+stopped goes on where it was. A seed stands for the same first weights and the same rows in all arms, so differences to
+the first arm are taken seed by seed: an arm is better or worse where their mean is more than twice its standard error.
 """
 
 import argparse
@@ -131,7 +131,12 @@ def table_of(results: list[dict[str, Any]], arms: Sequence[str]) -> list[list[st
 def main() -> None:
     """Make the runs that are missing and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("arms", help="YAML file, {name: flags of run_mlm.py}; the first arm is compared with.")
+    parser.add_argument(
+        "--arms",
+        default=str(Path(__file__).with_suffix(".yaml")),
+        metavar="FILE",
+        help="YAML, {name: flags of run_mlm.py}; the others are compared with the first. Default: recipes.yaml.",
+    )
     parser.add_argument("--shards", default="runs/quickstart/shards", help="Folder with train/ and validation/.")
     parser.add_argument("--preset", default="tiny-cpu")
     parser.add_argument("--results", required=True, help="File to which a line is appended for each run, .jsonl.")

@@ -54,7 +54,15 @@ def test_one_seed_tells_nothing():
 @pytest.mark.parametrize("text", ["- a\n- b\n", "a: 1\n", "", "a: [--x]\n"])
 def test_a_file_without_arms_is_refused(text, tmp_path, capsys, monkeypatch):
     (tmp_path / "arms.yaml").write_text(text, encoding="utf-8")
-    flags = ["recipes.py", str(tmp_path / "arms.yaml"), "--results", str(tmp_path / "r.jsonl"), "--steps", "3"]
+    flags = [
+        "recipes.py",
+        "--arms",
+        str(tmp_path / "arms.yaml"),
+        "--results",
+        str(tmp_path / "r.jsonl"),
+        "--steps",
+        "3",
+    ]
     monkeypatch.setattr(sys, "argv", flags)
     with pytest.raises(SystemExit):
         recipes.main()
@@ -64,7 +72,15 @@ def test_a_file_without_arms_is_refused(text, tmp_path, capsys, monkeypatch):
 def test_results_that_were_cut_off_are_refused(tmp_path, capsys, monkeypatch):
     (tmp_path / "arms.yaml").write_text("a: --x\n", encoding="utf-8")
     (tmp_path / "r.jsonl").write_text('{"arm": "a"}\n{"arm": "b', encoding="utf-8")
-    flags = ["recipes.py", str(tmp_path / "arms.yaml"), "--results", str(tmp_path / "r.jsonl"), "--steps", "3"]
+    flags = [
+        "recipes.py",
+        "--arms",
+        str(tmp_path / "arms.yaml"),
+        "--results",
+        str(tmp_path / "r.jsonl"),
+        "--steps",
+        "3",
+    ]
     monkeypatch.setattr(sys, "argv", flags)
     with pytest.raises(SystemExit):
         recipes.main()
@@ -80,6 +96,7 @@ def test_a_queue_goes_on_where_it_was_stopped(shards, tmp_path):
         command = [
             sys.executable,
             PROJECT / "benchmarks" / "recipes.py",
+            "--arms",
             arms,
             "--shards",
             shards,
