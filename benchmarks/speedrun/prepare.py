@@ -96,7 +96,7 @@ def check_data(folder: Path) -> None:
     """Raise InputError unless the folder has the speedrun's data, unchanged."""
     if not (folder / LAST_WRITTEN).exists():
         command = f"python benchmarks/speedrun/prepare.py {folder}"
-        raise InputError(f"--data-dir must have the speedrun's data; {folder} does not. Run: {command}")
+        raise InputError(f"data must be a folder of prepare.py; received {folder}. Run: {command}")
     text.check_text(folder / "text")
     for name, expected in SHA256.items():
         text.check_sha256(folder / name, expected, CHANGED)

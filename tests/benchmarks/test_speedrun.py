@@ -114,7 +114,8 @@ def test_a_failed_download_gets_the_last_line_of_pip(tmp_path, monkeypatch):
 
 
 def test_data_that_is_missing_or_changed_gets_one_line(tmp_path):
-    with pytest.raises(InputError, match=r"^--data-dir must have [^\n]* Run: python benchmarks/speedrun/prepare\.py"):
+    command = r"python benchmarks/speedrun/prepare\.py"
+    with pytest.raises(InputError, match=rf"^data must be a folder of prepare\.py; [^\n]* Run: {command}"):
         prepare.check_data(tmp_path)
     for name in prepare.SHA256:
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -245,7 +246,7 @@ def test_steps_are_planned_from_two_short_runs(data, tmp_path, monkeypatch):
     [
         (["--entrants", "none"], "--entrants must be of quick-start, "),
         (["--entrants", "torch-muon", "--any-data"], "--torch-python is required by torch-muon: "),
-        ([], "--data-dir must have the speedrun's data; "),
+        ([], "data must be a folder of prepare.py; received "),
     ],
 )
 def test_a_race_that_cannot_start_says_why(flags, line, tmp_path):
