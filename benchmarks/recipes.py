@@ -80,9 +80,9 @@ def run_queue(arguments: argparse.Namespace, arms: dict[str, list[str]], results
             if num_steps is None:
                 if str(flags) not in cost:
                     # Beside the first arm's, of which one measurement counts for all.
-                    ours, theirs = cost_of_steps(arguments, [first, flags])
-                    cost.setdefault(str(first), ours)
-                    cost[str(flags)] = cost[str(first)] * theirs / ours
+                    measured = cost_of_steps(arguments, [first] if flags == first else [first, flags])
+                    cost.setdefault(str(first), measured[0])
+                    cost[str(flags)] = cost[str(first)] * measured[-1] / measured[0]
                 num_steps = max(2, round(arguments.cpu_seconds / cost[str(flags)]))
             loss, cpu_seconds = train(arguments, [*flags, "--seed", str(seed)], num_steps)
             result = {

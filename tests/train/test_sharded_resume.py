@@ -15,7 +15,9 @@ from train.run_mlm import main
 
 # Two kernels just large enough to be divided.
 MODEL = "num_hidden_layers=1,hidden_size=128,num_attention_heads=2,intermediate_size=512,hidden_dropout_prob=0.1"
+# Muon divides its matrices, and all else as AdamW does.
 FLAGS = [
+    *("--optimizer", "muon"),
     *("--config-overrides", MODEL, "--per-replica-batch-size", "2", "--global-batch-size", "8", "--max-steps", "24"),
     *("--log-steps", "3", "--eval-steps", "12", "--save-steps", "2"),
 ]
@@ -29,28 +31,23 @@ def runs():
         yield runs
 
 
-@pytest.fixture(scope="module", params=["adamw", "muon"])
-def flags_of_run(request):
-    return (*FLAGS, "--optimizer", request.param)
-
-
 @pytest.fixture(scope="module")
-def whole_run(runs, flags_of_run, shards, tmp_path_factory):
+def whole_run(runs, shards, tmp_path_factory):
     """The folder of a run that nothing happened to."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    assert runs.run(run_flags(shards, folder, *flags_of_run, SHARDED)) == 0
+    assert runs.run(run_flags(shards, folder, *FLAGS, SHARDED)) == 0
     return folder
 
 
-def test_killed_and_resumed_it_ends_the_same(runs, whole_run, flags_of_run, shards, tmp_path):
-    flags = run_flags(shards, tmp_path / "run", *flags_of_run, SHARDED)
+def test_killed_and_resumed_it_ends_the_same(runs, whole_run, shards, tmp_path):
+    flags = run_flags(shards, tmp_path / "run", *FLAGS, SHARDED)
     assert runs.run_and_signal(flags, "save", 2, signal.SIGKILL, 0.001) == -signal.SIGKILL
     assert runs.run(flags) == 0
     assert_same_run(tmp_path / "run", whole_run)
 
 
-def test_off_and_on_with_other_numbers_of_replicas(runs, whole_run, flags_of_run, shards, tmp_path):
-    flags = run_flags(shards, tmp_path / "run", *flags_of_run)
+def test_off_and_on_with_other_numbers_of_replicas(runs, whole_run, shards, tmp_path):
+    flags = run_flags(shards, tmp_path / "run", *FLAGS)
     for num_devices, more in ((2, (SHARDED,)), (2, ()), (1, (SHARDED,))):
         assert runs.on(num_devices).run_and_signal([*flags, *more], "train", 3, signal.SIGTERM, 0.0) == EXIT_STOPPED
     assert runs.run([*flags, SHARDED]) == 0
