@@ -51,40 +51,30 @@ def test_one_seed_tells_nothing():
     assert verdict == "cannot tell"
 
 
+@pytest.fixture
+def refusal(tmp_path, capsys, monkeypatch):
+    """Return what the command prints when it refuses the files of the test's folder."""
+
+    def run():
+        flags = ["--arms", str(tmp_path / "arms.yaml"), "--results", str(tmp_path / "r.jsonl"), "--steps", "3"]
+        monkeypatch.setattr(sys, "argv", ["recipes.py", *flags])
+        with pytest.raises(SystemExit):
+            recipes.main()
+        return capsys.readouterr().err
+
+    return run
+
+
 @pytest.mark.parametrize("text", ["- a\n- b\n", "a: 1\n", "", "a: [--x]\n"])
-def test_a_file_without_arms_is_refused(text, tmp_path, capsys, monkeypatch):
+def test_a_file_without_arms_is_refused(text, refusal, tmp_path):
     (tmp_path / "arms.yaml").write_text(text, encoding="utf-8")
-    flags = [
-        "recipes.py",
-        "--arms",
-        str(tmp_path / "arms.yaml"),
-        "--results",
-        str(tmp_path / "r.jsonl"),
-        "--steps",
-        "3",
-    ]
-    monkeypatch.setattr(sys, "argv", flags)
-    with pytest.raises(SystemExit):
-        recipes.main()
-    assert "arms.yaml must map names of arms to flags of run_mlm.py" in capsys.readouterr().err
+    assert "arms.yaml must map names of arms to flags of run_mlm.py" in refusal()
 
 
-def test_results_that_were_cut_off_are_refused(tmp_path, capsys, monkeypatch):
+def test_results_that_were_cut_off_are_refused(refusal, tmp_path):
     (tmp_path / "arms.yaml").write_text("a: --x\n", encoding="utf-8")
     (tmp_path / "r.jsonl").write_text('{"arm": "a"}\n{"arm": "b', encoding="utf-8")
-    flags = [
-        "recipes.py",
-        "--arms",
-        str(tmp_path / "arms.yaml"),
-        "--results",
-        str(tmp_path / "r.jsonl"),
-        "--steps",
-        "3",
-    ]
-    monkeypatch.setattr(sys, "argv", flags)
-    with pytest.raises(SystemExit):
-        recipes.main()
-    assert "must hold a JSON object on each line" in capsys.readouterr().err
+    assert "must hold a JSON object on each line" in refusal()
 
 
 @pytest.mark.slow
