@@ -3,10 +3,10 @@
     python benchmarks/accelerator_step.py lower FOLDER --shards runs/quickstart/shards
     python benchmarks/accelerator_step.py run FOLDER
 
-`lower`, on any machine with TensorFlow, writes a few megabytes: the steps of roberta-base and modernbert-base, and 300
-steps of the quick start's model with the losses that the CPU has. `run`, on the machine with the accelerator, needs JAX
-and NumPy and no TensorFlow; PyTorch is measured where torch is installed. It takes about six minutes, and writes
-FOLDER/results.json. For a TPU, lower with `--tpu`: the model computes there in the ways that suit it.
+`lower`, on any machine with TensorFlow, writes a few megabytes: the steps of roberta-base and modernbert-base, with the
+reference layers, with those that suit a TPU, and those with Muon; and 300 steps of the quick start's model with the
+losses that the CPU has. `run`, on the machine with the accelerator, needs JAX and NumPy and no TensorFlow; PyTorch is
+measured where torch is installed. It writes FOLDER/results.json. For a TPU, lower with `--tpu`.
 """
 
 import argparse
@@ -25,6 +25,13 @@ from benchmarks.rounds import PEERS, MeasuredProgram, Times, measure_in_turns, s
 from benchmarks.tables import median_and_range, print_table
 
 OURS, TORCH = "accelerator_program.py", "accelerator_torch.py"
+# Ways to compute attention in PyTorch; the second leaves out what is further away than local layers reach.
+TORCH_ATTENTION = ("sdpa", "flex_attention")
+VARIANTS = {
+    "reference layers": ("--tpu-layers", "off"),
+    "TPU layers": ("--tpu-layers", "on"),
+    "Muon": ("--tpu-layers", "on", "--optimizer", "muon"),
+}
 VOCAB_SIZE = 32_000
 ROWS = (16, 64)
 PRESETS = ("roberta-base", "modernbert-base")
@@ -41,7 +48,8 @@ PEAKS = {
     "TPU v5p": 459e12,
     "TPU v6 lite": 918e12,
 }
-HEADER = "step|tokens/s|(from-to)|ms|MFU|peak GB|compiled in s"
+NAME_DEVICE = "import jax; print(jax.devices()[0].device_kind)"
+HEADER = "step|tokens/s|(from-to)|ms|MFU|peak GB|compiled in s|from the cache|host ms"
 
 
 def lower(folder: Path, arguments: argparse.Namespace) -> None:
@@ -56,18 +64,21 @@ def lower(folder: Path, arguments: argparse.Namespace) -> None:
     steps: dict[str, Any] = {}
     for preset in PRESETS:
         for rows in (2,) if arguments.tiny else ROWS:
-            batch = ("--per-replica-batch-size", str(rows), "--gradient-accumulation-steps", "1")
-            flags = ("--preset", preset, *batch, "--max-length", str(length), "--bfloat16", *on_tpu)
-            name = f"{preset}-{rows}"
-            steps[name] = write_base_step(folder, name, [*flags, *(tiny if arguments.tiny else ())], vocab_size)
-            print(f"{name} is lowered", flush=True)
+            for variant, more in VARIANTS.items():
+                batch = ("--per-replica-batch-size", str(rows), "--gradient-accumulation-steps", "1")
+                flags = ["--preset", preset, *batch, "--max-length", str(length), "--bfloat16", *on_tpu]
+                group = f"{preset}-{rows}"
+                name = f"{group}, {variant}"
+                flags += [*more, *(tiny if arguments.tiny else ())]
+                steps[name] = {"group": group, **write_base_step(folder, name, flags, vocab_size)}
+                print(f"{name} is lowered", flush=True)
     for name in TOLERANCES:
         flags = ("--preset", "tiny-cpu", "--train-dataset", f"{arguments.shards}/train", *on_tpu)
         precision = ("--bfloat16",) if name.endswith("bfloat16") else ()
         steps[name] = write_short_run(folder, name, [*flags, *precision], arguments.num_steps)
     write_index(folder, steps)
     for name in TOLERANCES:
-        steps[name]["cpu_losses"] = losses_of(folder, name, {"JAX_PLATFORMS": "cpu"})["losses"]
+        steps[name]["cpu_losses"] = losses_of(folder, name, {"JAX_PLATFORMS": "cpu"})
     write_index(folder, steps)
     print(f"{folder}: {sum(path.stat().st_size for path in folder.iterdir()) / 1e6:.1f} MB")
 
@@ -76,47 +87,53 @@ def write_index(folder: Path, steps: dict[str, Any]) -> None:
     (folder / "index.json").write_text(json.dumps({"steps": steps}, indent=1), encoding="utf-8")
 
 
-def losses_of(folder: Path, name: str, environment: dict[str, str]) -> dict[str, Any]:
-    """Make the steps of a short run; return their losses, and the device's kind."""
+def losses_of(folder: Path, name: str, environment: dict[str, str]) -> list[float]:
+    """Make the steps of a short run and return their losses."""
     command = [sys.executable, str(PEERS / OURS), str(folder), name, "--losses"]
     output = subprocess.check_output(command, env={**os.environ, **environment}, encoding="utf-8")
-    return dict(json.loads(output.splitlines()[-1]))
+    return list(json.loads(output.splitlines()[-1]))
 
 
 def run(folder: Path, arguments: argparse.Namespace) -> None:
     """Compare the losses, measure the steps, print the tables and write the results."""
     steps = json.loads((folder / "index.json").read_text(encoding="utf-8"))["steps"]
-    device, results = "", {}
-    for name, tolerance in TOLERANCES.items():
-        found = losses_of(folder, name, {})
-        device, expected = found["device"], steps[name]["cpu_losses"]
-        differences = [abs(one / other - 1) for one, other in zip(found["losses"], expected, strict=True)]
+    device = subprocess.check_output([sys.executable, "-c", NAME_DEVICE], encoding="utf-8").strip()
+    results: dict[str, Any] = {}
+    for name, tolerance in () if arguments.without_losses else TOLERANCES.items():
+        found, expected = losses_of(folder, name, {}), steps[name]["cpu_losses"]
+        differences = [abs(one / other - 1) for one, other in zip(found, expected, strict=True)]
         verdict = "follow" if max(differences) <= tolerance else "DO NOT FOLLOW"
         print(
             f"{device}, {name}: {len(expected)} losses {verdict} the CPU's, within {max(differences):.1e}", flush=True
         )
-        results[name] = {"losses": found["losses"], "largest_difference": max(differences), "tolerance": tolerance}
+        results[name] = {"losses": found, "largest_difference": max(differences), "tolerance": tolerance}
     peak = next((value for kind, value in PEAKS.items() if kind in device), None)
-    has_torch = importlib.util.find_spec("torch") is not None and not arguments.without_torch
+    has_torch = importlib.util.find_spec("torch") is not None and not arguments.without_torch and "TPU" not in device
+    settings = {"steps_per_round": arguments.steps_per_round}
     rows = []
-    for name in arguments.only or [name for name in steps if name not in TOLERANCES]:
-        settings = {"steps_per_round": arguments.steps_per_round}
+    for group in arguments.only or dict.fromkeys(step["group"] for step in steps.values() if "group" in step):
+        of_group = [name for name, step in steps.items() if step.get("group") == group]
+        contenders = {name: (OURS, name, settings) for name in of_group if name.endswith(tuple(arguments.variants))}
+        if has_torch and group.startswith("modernbert"):
+            (first, *_) = of_group
+            for attention in TORCH_ATTENTION if device != "cpu" else TORCH_ATTENTION[:1]:
+                with_attention = {**settings, "attention": attention}
+                contenders[f"{group}, PyTorch, {attention}"] = (TORCH, first, with_attention)
         figures: dict[str, dict[str, float]] = {}
 
-        def start(script: str, name: str = name, figures: Any = figures, settings: Any = settings) -> MeasuredProgram:
-            program = start_program(script, script, [str(folder), name], settings)
-            figures[script] = program.figures
+        def start(label: str, contenders: Any = contenders, figures: Any = figures) -> MeasuredProgram:
+            script, name, settings = contenders[label]
+            program = start_program(label, script, [str(folder), name], settings)
+            figures[label] = program.figures
             return program
 
-        scripts = [OURS, TORCH] if has_torch and name.startswith("modernbert") else [OURS]
-        times = measure_in_turns(start, scripts, arguments.rounds)
-        for script in scripts:
-            label = f"{name}, {'ours' if script == OURS else 'PyTorch'}"
-            results[label], cells = figures_of(steps[name], times[script], figures[script], peak, settings)
+        times = measure_in_turns(start, list(contenders), arguments.rounds)
+        for label, (_, name, _) in contenders.items():
+            results[label], cells = figures_of(steps[name], times[label], figures[label], peak, settings)
             rows.append([label, *cells])
+        (folder / "results.json").write_text(json.dumps({"device": device, "results": results}), encoding="utf-8")
     print(device)
     print_table(HEADER, rows)
-    (folder / "results.json").write_text(json.dumps({"device": device, "results": results}), encoding="utf-8")
 
 
 def figures_of(
@@ -134,6 +151,8 @@ def figures_of(
         f"{mfu:.3f}" if mfu else "",
         f"{figures['peak_bytes'] / 1e9:.1f}" if figures["peak_bytes"] else "",
         f"{figures['compile_seconds']:.0f}",
+        f"{figures['cached_seconds']:.1f}" if "cached_seconds" in figures else "",
+        f"{figures['host_ms']:.2f}" if "host_ms" in figures else "",
     ]
     return {"step_seconds": seconds, "mfu": mfu, **figures}, cells
 
@@ -149,10 +168,12 @@ def main() -> None:
     lowering.add_argument("--tpu", action="store_true", help="Lower for a TPU.")
     lowering.add_argument("--tiny", action="store_true", help="Tiny models, to try the benchmark.")
     running = parser.add_argument_group("run")
-    running.add_argument("--only", nargs="+", help="Names of steps to time.")
+    running.add_argument("--only", nargs="+", help="Presets and rows to time, as in modernbert-base-64.")
+    running.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS, help="Of ours.")
     running.add_argument("--rounds", type=int, default=5)
     running.add_argument("--steps-per-round", type=int, default=20)
     running.add_argument("--without-torch", action="store_true")
+    running.add_argument("--without-losses", action="store_true", help="Only time the steps.")
     arguments = parser.parse_args()
     if arguments.half == "run":
         run(arguments.folder, arguments)

@@ -19,6 +19,7 @@ from train.data.pipeline import batch_spec
 from train.loop.lifecycle import Pretraining
 from train.loop.run import Run
 from train.model.computation import planned_step_flops
+from train.runtime.jax_programs import parsed
 from train.runtime.lowering import lower, value_of
 from train.runtime.machines import Cluster
 from train.runtime.tensorflow_runtime import TensorFlowRuntime
@@ -64,7 +65,9 @@ def _write(
         else:
             arrays[f"parameters/{number}"] = value
         parameters.append(entry)
-    (folder / f"{name}.mlir.gz").write_bytes(gzip.compress(lowered.stablehlo.encode()))
+    with parsed(lowered.stablehlo) as module:
+        text = module.operation.get_asm(enable_debug_info=True)
+    (folder / f"{name}.mlir.gz").write_bytes(gzip.compress(text.encode()))
     np.savez_compressed(folder / f"{name}.npz", **arrays)
     return {
         "batch": {feature: [list(one.shape), one.dtype.name] for feature, one in sorted(spec.items())},

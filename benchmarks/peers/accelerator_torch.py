@@ -1,9 +1,10 @@
 """PyTorch's ModernBERT beside a step of accelerator_step.py, on the same device; needs torch and transformers.
 
-    python benchmarks/peers/accelerator_torch.py FOLDER NAME --settings '{"steps_per_round": 20}'
+    python benchmarks/peers/accelerator_torch.py FOLDER NAME \\
+        --settings '{"steps_per_round": 20, "attention": "sdpa"}'
 
-The same shape, rows of as many random ids and as many predictions; `sparse_prediction`, which computes the head for
-masked tokens only; PyTorch's fused attention, autocast to bfloat16, `torch.compile`, fused AdamW, clipping.
+The same shape, full rows of as many random ids and as many predictions; `sparse_prediction`, which computes the head
+for masked tokens only; PyTorch's fused attention, autocast to bfloat16, `torch.compile`, fused AdamW, clipping.
 """
 
 import argparse
@@ -29,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("name")
-    parser.add_argument("--settings", type=json.loads, required=True, help="JSON: steps_per_round.")
+    parser.add_argument("--settings", type=json.loads, required=True, help="JSON: steps_per_round, attention.")
     arguments = parser.parse_args()
     entry = json.loads((arguments.folder / "index.json").read_text(encoding="utf-8"))["steps"][arguments.name]
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -38,7 +39,7 @@ def main() -> None:
     config = {name: value for name, value in entry["model"].items() if name not in ("architectures", "model_type")}
     model = ModernBertForMaskedLM(
         ModernBertConfig(
-            **config | {"sparse_prediction": True, "attn_implementation": "sdpa", "reference_compile": False}
+            **config | {"sparse_prediction": True, "attn_implementation": arguments.settings["attention"]}
         )
     ).to(device)
     model.train()
@@ -50,13 +51,13 @@ def main() -> None:
     is_masked[torch.randperm(ids.numel(), device=device)[: round(0.3 * ids.numel())]] = True
     is_masked = is_masked.reshape(shape)
     inputs, labels = ids.masked_fill(is_masked, MASK_ID), ids.masked_fill(~is_masked, IGNORED)
-    attended = torch.ones_like(ids)
+    torch._dynamo.config.capture_dynamic_output_shape_ops = True  # of the choice of masked tokens: one graph
     compiled = torch.compile(model)
     start_seconds = time.perf_counter()
 
     def step() -> None:
         with torch.autocast(device, dtype=torch.bfloat16):
-            loss = compiled(input_ids=inputs, attention_mask=attended, labels=labels).loss
+            loss = compiled(input_ids=inputs, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -8,7 +8,8 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -72,22 +73,35 @@ def set_up_jax() -> None:
 def compile_program(stablehlo: str, devices: Sequence[Any]) -> Program:
     """Compile a program for replicas on these devices, of all hosts; or find it compiled in JAX's cache."""
     from jax._src import compiler
-    from jax._src.interpreters import mlir
-    from jax._src.lib.mlir import ir
 
     assignment = np.array([[device.id] for device in devices])  # (replicas, partitions)
     client = devices[0].client
     options = compiler.get_compile_options(len(devices), 1, device_assignment=assignment, backend=client)
-    with mlir.make_ir_context():
+    with parsed(stablehlo) as module:
         executable = compiler.compile_or_get_cached(
             client,
-            ir.Module.parse(stablehlo),
+            module,
             np.array(devices),
             options,
             (),
             xla_client.DeviceList(tuple(devices)),
         )
     return Program(executable, assigned(stablehlo), sharding_over(devices))
+
+
+@contextmanager
+def parsed(stablehlo: str) -> Iterator[Any]:
+    """Parse a program, a module of MLIR within the context.
+
+    TensorFlow writes a constant again wherever it is used, ModernBERT's rotations hundreds of times: one is left.
+    """
+    from jax._src.interpreters import mlir
+    from jax._src.lib.mlir import ir, passmanager
+
+    with mlir.make_ir_context():
+        module = ir.Module.parse(stablehlo)
+        passmanager.PassManager.parse("builtin.module(cse)").run(module.operation)
+        yield module
 
 
 def assigned(stablehlo: str) -> dict[int, int]:

@@ -4,6 +4,7 @@ The TPU's compiler takes it in the preflight, and JAX's client of the device whe
 """
 
 import ctypes
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,10 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.framework.ops import gradient_registry
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, get_eager_safe_handle_data
+
+
+# A constant of truth values in StableHLO's text, where it is long.
+TRUTH_VALUES = re.compile(r'(%\w+) = stablehlo\.constant dense<"0x([0-9A-F]+)"> : tensor<([\dx]+)xi1>')
 
 
 class Lowered(NamedTuple):
@@ -125,7 +130,19 @@ def lowered_text(function: Any, *arguments: Any) -> str:
     names = {
         name: f"@part_{number}" for number, name in enumerate(re.findall(r"(?:module|func private) (@[\w.]+)", text))
     }
-    return re.sub(r"@[\w.]+", lambda name: names.get(name[0], name[0]), text)
+    text = re.sub(r"@[\w.]+", lambda name: names.get(name[0], name[0]), text)
+    return TRUTH_VALUES.sub(_as_bytes, text)
+
+
+def _as_bytes(constant: re.Match[str]) -> str:
+    """Write a constant's truth values as bytes: TensorFlow packs eight into one, what JAX has since 0.11 does not."""
+    name, packed, shape = constant.groups()
+    num_values = math.prod(int(size) for size in shape.split("x"))
+    values = np.unpackbits(np.frombuffer(bytes.fromhex(packed), np.uint8), count=num_values, bitorder="little")
+    return (
+        f'{name}_bytes = stablehlo.constant dense<"0x{values.tobytes().hex().upper()}"> : tensor<{shape}xi8>\n    '
+        f"{name} = stablehlo.convert {name}_bytes : (tensor<{shape}xi8>) -> tensor<{shape}xi1>"
+    )
 
 
 @contextmanager

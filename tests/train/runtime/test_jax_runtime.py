@@ -1,6 +1,7 @@
 """The runtime of JAX on CPU devices, beside TensorFlow's."""
 
 import gc
+import re
 import shutil
 import sys
 from collections import Counter
@@ -32,8 +33,9 @@ from tests.fixtures.tiny_steps import (
 from train.checkpoints.manager import TrainingState
 from train.run_mlm import main
 from train.runtime import jax_programs
-from train.runtime.jax_programs import host_copy, place, set_up_jax, sharding_over, values_of
+from train.runtime.jax_programs import compile_program, host_copy, parsed, place, set_up_jax, sharding_over, values_of
 from train.runtime.jax_runtime import JaxRuntime
+from train.runtime.lowering import lower
 from train.runtime.machines import Cluster
 from train.step import sharding
 from train.step.sharding import Sharding
@@ -90,6 +92,26 @@ def test_eight_replicas_make_the_steps_of_one():
     one, eight = jax_model(1), jax_model(8)
     assert train(eight) == pytest.approx(train(one), rel=1e-5)
     assert_same_arrays(without_means(eight), without_means(one), atol=2e-5)
+
+
+def test_long_masks_keep_their_values_in_any_jax():
+    """TensorFlow's text packs truth values as JAX's parser did before 0.11, and writes a constant for each use."""
+    mask = np.random.default_rng(0).random((63, 61)) < 0.5
+
+    def chosen(rows):
+        return tf.where(mask, rows, 0.0), tf.where(mask, 0.0, rows)
+
+    lowered = lower(chosen, (tf.TensorSpec(mask.shape),), 1)
+    assert not re.search(r'dense<"0x[^>]*> : tensor<[^>]*xi1>', lowered.stablehlo)
+    rows = np.arange(mask.size, dtype=np.float32).reshape(mask.shape)
+    with devices_of_jax(1) as devices:
+        program = compile_program(lowered.stablehlo, devices)
+        results = program.execute([place([rows], sharding_over(devices))])
+    found = [host_copy(values_of(one)[0]) for one in results]
+    np.testing.assert_array_equal(found, [np.where(mask, rows, 0), np.where(mask, 0, rows)])
+    assert lowered.stablehlo.count("63x61xi8>") > 2  # twice the constant, and its conversion
+    with parsed(lowered.stablehlo) as module:
+        assert str(module).count('dense<"0x') == 1
 
 
 @pytest.mark.slow
