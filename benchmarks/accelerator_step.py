@@ -25,7 +25,7 @@ from benchmarks.rounds import PEERS, MeasuredProgram, Times, measure_in_turns, s
 from benchmarks.tables import median_and_range, print_table
 
 OURS, TORCH = "accelerator_program.py", "accelerator_torch.py"
-# Ways to compute attention in PyTorch; the second leaves out what is further away than local layers reach.
+# Ways to compute attention in PyTorch; the second, for GPUs, leaves out what is beyond the reach of local layers.
 TORCH_ATTENTION = ("sdpa", "flex_attention")
 VARIANTS = {
     "reference layers": ("--tpu-layers", "off"),
@@ -73,7 +73,7 @@ def lower(folder: Path, arguments: argparse.Namespace) -> None:
                 steps[name] = {"group": group, **write_base_step(folder, name, flags, vocab_size)}
                 print(f"{name} is lowered", flush=True)
     for name in TOLERANCES:
-        flags = ("--preset", "tiny-cpu", "--train-dataset", f"{arguments.shards}/train", *on_tpu)
+        flags = ["--preset", "tiny-cpu", "--train-dataset", f"{arguments.shards}/train", *on_tpu]
         precision = ("--bfloat16",) if name.endswith("bfloat16") else ()
         steps[name] = write_short_run(folder, name, [*flags, *precision], arguments.num_steps)
     write_index(folder, steps)
@@ -116,7 +116,7 @@ def run(folder: Path, arguments: argparse.Namespace) -> None:
         contenders = {name: (OURS, name, settings) for name in of_group if name.endswith(tuple(arguments.variants))}
         if has_torch and group.startswith("modernbert"):
             (first, *_) = of_group
-            for attention in TORCH_ATTENTION if device != "cpu" else TORCH_ATTENTION[:1]:
+            for attention in arguments.torch_attention:
                 with_attention = {**settings, "attention": attention}
                 contenders[f"{group}, PyTorch, {attention}"] = (TORCH, first, with_attention)
         figures: dict[str, dict[str, float]] = {}
@@ -169,7 +169,8 @@ def main() -> None:
     lowering.add_argument("--tiny", action="store_true", help="Tiny models, to try the benchmark.")
     running = parser.add_argument_group("run")
     running.add_argument("--only", nargs="+", help="Presets and rows to time, as in modernbert-base-64.")
-    running.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS, help="Of ours.")
+    running.add_argument("--torch-attention", nargs="+", default=TORCH_ATTENTION, choices=TORCH_ATTENTION)
+    running.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=VARIANTS, help="Of ours.")
     running.add_argument("--rounds", type=int, default=5)
     running.add_argument("--steps-per-round", type=int, default=20)
     running.add_argument("--without-torch", action="store_true")

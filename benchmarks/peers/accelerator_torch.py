@@ -38,9 +38,7 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     config = {name: value for name, value in entry["model"].items() if name not in ("architectures", "model_type")}
     model = ModernBertForMaskedLM(
-        ModernBertConfig(
-            **config | {"sparse_prediction": True, "attn_implementation": arguments.settings["attention"]}
-        )
+        ModernBertConfig(**config | {"sparse_prediction": True, "attn_implementation": arguments.settings["attention"]})
     ).to(device)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-6, fused=True)

@@ -17,7 +17,6 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.framework.ops import gradient_registry
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, get_eager_safe_handle_data
 
-
 # A constant of truth values in StableHLO's text, where it is long.
 TRUTH_VALUES = re.compile(r'(%\w+) = stablehlo\.constant dense<"0x([0-9A-F]+)"> : tensor<([\dx]+)xi1>')
 
