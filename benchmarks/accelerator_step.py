@@ -110,6 +110,7 @@ def run(folder: Path, arguments: argparse.Namespace) -> None:
     peak = next((value for kind, value in PEAKS.items() if kind in device), None)
     has_torch = importlib.util.find_spec("torch") is not None and not arguments.without_torch and "TPU" not in device
     settings = {"steps_per_round": arguments.steps_per_round}
+    together = arguments.start_together
     rows = []
     for group in arguments.only or dict.fromkeys(step["group"] for step in steps.values() if "group" in step):
         of_group = [name for name, step in steps.items() if step.get("group") == group]
@@ -119,17 +120,16 @@ def run(folder: Path, arguments: argparse.Namespace) -> None:
             for attention in arguments.torch_attention:
                 with_attention = {**settings, "attention": attention}
                 contenders[f"{group}, PyTorch, {attention}"] = (TORCH, first, with_attention)
-        figures: dict[str, dict[str, float]] = {}
+        programs: dict[str, MeasuredProgram] = {}
 
-        def start(label: str, contenders: Any = contenders, figures: Any = figures) -> MeasuredProgram:
+        def start(label: str, contenders: Any = contenders, programs: Any = programs) -> MeasuredProgram:
             script, name, settings = contenders[label]
-            program = start_program(label, script, [str(folder), name], settings)
-            figures[label] = program.figures
-            return program
+            programs[label] = start_program(label, script, [str(folder), name], settings, wait=not together)
+            return programs[label]
 
-        times = measure_in_turns(start, list(contenders), arguments.rounds)
+        times = measure_in_turns(start, list(contenders), arguments.rounds, started_warm=not together)
         for label, (_, name, _) in contenders.items():
-            results[label], cells = figures_of(steps[name], times[label], figures[label], peak, settings)
+            results[label], cells = figures_of(steps[name], times[label], programs[label].figures, peak, settings)
             rows.append([label, *cells])
         (folder / "results.json").write_text(json.dumps({"device": device, "results": results}), encoding="utf-8")
     print(device)
@@ -171,6 +171,7 @@ def main() -> None:
     running.add_argument("--only", nargs="+", help="Presets and rows to time, as in modernbert-base-64.")
     running.add_argument("--torch-attention", nargs="+", default=TORCH_ATTENTION, choices=TORCH_ATTENTION)
     running.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=VARIANTS, help="Of ours.")
+    running.add_argument("--start-together", action="store_true", help="Compile all at once; then their times are off.")
     running.add_argument("--rounds", type=int, default=5)
     running.add_argument("--steps-per-round", type=int, default=20)
     running.add_argument("--without-torch", action="store_true")

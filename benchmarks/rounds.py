@@ -90,7 +90,13 @@ class MeasuredProgram:
 
 
 def start_program(
-    name: str, script: str, arguments: Sequence[str], settings: Mapping[str, Any], torch_python: str = ""
+    name: str,
+    script: str,
+    arguments: Sequence[str],
+    settings: Mapping[str, Any],
+    torch_python: str = "",
+    *,
+    wait: bool = True,
 ) -> MeasuredProgram:
     """Start a program of peers/, by the interpreter with PyTorch where one is named; return it after its warmup."""
     environment = dict(os.environ)
@@ -100,20 +106,32 @@ def start_program(
         }
     command = [torch_python or sys.executable, str(PEERS / script), *arguments, "--settings", json.dumps(settings)]
     program = MeasuredProgram(name, command, environment | {"HF_HUB_OFFLINE": "1", "TF_CPP_MIN_LOG_LEVEL": "2"})
-    program.wait()
+    if wait:
+        program.wait()
     return program
 
 
+def print_start(program: MeasuredProgram) -> None:
+    figures = ", ".join(f"{figure} {value:g}" for figure, value in program.figures.items())
+    print(f"{program.name} is warm{f': {figures}' if figures else ''}", flush=True)
+
+
 def measure_in_turns(
-    start: Callable[[str], MeasuredProgram], names: Sequence[str], num_rounds: int
+    start: Callable[[str], MeasuredProgram], names: Sequence[str], num_rounds: int, *, started_warm: bool = True
 ) -> dict[str, list[Times]]:
-    """Measure {name: times of each round}; print what the programs report of their start."""
+    """Measure {name: times of each round}; print what the programs report of their start.
+
+    started_warm: `start` waits for the warmup. Else all of them warm up at once.
+    """
     programs = []
     try:
         for name in names:
             programs.append(start(name))
-            figures = ", ".join(f"{figure} {value:g}" for figure, value in programs[-1].figures.items())
-            print(f"{name} is warm{f': {figures}' if figures else ''}", flush=True)
+            if started_warm:
+                print_start(programs[-1])
+        for program in [] if started_warm else programs:
+            program.wait()
+            print_start(program)
         times: dict[str, list[Times]] = {name: [] for name in names}
         for number in range(num_rounds):
             for program in programs:
