@@ -35,8 +35,10 @@ VARIANTS = {
 VOCAB_SIZE = 32_000
 ROWS = (16, 64)
 PRESETS = ("roberta-base", "modernbert-base")
-# Relative differences of losses from the CPU's that are allowed.
+# Relative differences of the first losses from the CPU's that are allowed. Later, another order of sums moves them by up
+# to 1%, on another version of XLA for the same CPU too.
 TOLERANCES = {"short-float32": 1e-4, "short-bfloat16": 1e-2}
+NUM_FOLLOWED_STEPS = 50
 # Of one device in bfloat16, operations a second; by a part of JAX's name of its kind.
 PEAKS = {
     "H100": 989e12,
@@ -102,11 +104,11 @@ def run(folder: Path, arguments: argparse.Namespace) -> None:
     for name, tolerance in () if arguments.without_losses else TOLERANCES.items():
         found, expected = losses_of(folder, name, {}), steps[name]["cpu_losses"]
         differences = [abs(one / other - 1) for one, other in zip(found, expected, strict=True)]
-        verdict = "follow" if max(differences) <= tolerance else "DO NOT FOLLOW"
-        print(
-            f"{device}, {name}: {len(expected)} losses {verdict} the CPU's, within {max(differences):.1e}", flush=True
-        )
-        results[name] = {"losses": found, "largest_difference": max(differences), "tolerance": tolerance}
+        first, largest = max(differences[:NUM_FOLLOWED_STEPS]), max(differences)
+        verdict = "follow" if first <= tolerance else "DO NOT FOLLOW"
+        followed = f"the first {len(differences[:NUM_FOLLOWED_STEPS])} of {len(expected)} losses {verdict} the CPU's"
+        print(f"{device}, {name}: {followed}, within {first:.1e}; all are within {largest:.1e}", flush=True)
+        results[name] = {"losses": found, "first_differ_by": first, "all_differ_by": largest, "tolerance": tolerance}
     peak = next((value for kind, value in PEAKS.items() if kind in device), None)
     has_torch = importlib.util.find_spec("torch") is not None and not arguments.without_torch and "TPU" not in device
     settings = {"steps_per_round": arguments.steps_per_round}

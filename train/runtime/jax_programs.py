@@ -1,7 +1,7 @@
 """StableHLO compiled and executed by JAX's client of the device (PJRT), as one replica on each device.
 
 TensorFlow is not imported here. All that is private to JAX is in this module, which was checked with JAX 0.6.2, 0.7.1,
-0.10.2 and 0.12.0.
+0.10.2, 0.11.2 and 0.12.0.
 """
 
 import functools
