@@ -35,8 +35,8 @@ VARIANTS = {
 VOCAB_SIZE = 32_000
 ROWS = (16, 64)
 PRESETS = ("roberta-base", "modernbert-base")
-# Relative differences of the first losses from the CPU's that are allowed. Later, another order of sums moves them by up
-# to 1%, on another version of XLA for the same CPU too.
+# Relative differences of the first losses from the CPU's that are allowed. Later, another order of sums moves them by
+# up to 1%, on another version of XLA for the same CPU too.
 TOLERANCES = {"short-float32": 1e-4, "short-bfloat16": 1e-2}
 NUM_FOLLOWED_STEPS = 50
 # Of one device in bfloat16, operations a second; by a part of JAX's name of its kind.

@@ -229,7 +229,8 @@ def test_steps_lowered_here_are_executed_and_compared_where_there_is_no_tensorfl
     run = [*program, "run", tmp_path / "steps", "--rounds=1", "--steps-per-round=1", "--without-torch"]
     printed = subprocess.run(run, stdout=subprocess.PIPE, encoding="utf-8", check=True, env=environment).stdout
     for name in ("short-float32", "short-bfloat16"):
-        assert re.search(rf"^cpu, {name}: the first 4 of 4 losses follow the CPU's, within ", printed, re.MULTILINE), printed
+        followed = rf"^cpu, {name}: the first 4 of 4 losses follow the CPU's, within "
+        assert re.search(followed, printed, re.MULTILINE), printed
     for name in ("roberta-base-2", "modernbert-base-2"):
         for variant in ("reference layers", "TPU layers", "Muon"):
             assert re.search(rf"^{name}, {variant} +[\d,]+ +\(", printed, re.MULTILINE), printed
