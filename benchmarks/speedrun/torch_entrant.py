@@ -50,11 +50,11 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> ModernBertForMaskedLM:
 
 
 def build_optimizers(model: ModernBertForMaskedLM, flags: argparse.Namespace) -> list[torch.optim.Optimizer]:
-    """Build AdamW, and with --optimizer muon Muon for the matrices of the layers."""
+    """Build AdamW, and with --optimizer muon Muon for the matrices of the layers and of the head's dense layer."""
     in_muon = {
         name: weights
         for name, weights in model.named_parameters()
-        if flags.optimizer == "muon" and weights.ndim == 2 and ".layers." in name
+        if flags.optimizer == "muon" and weights.ndim == 2 and (".layers." in name or name.startswith("head."))
     }
     others = [(name, weights) for name, weights in model.named_parameters() if name not in in_muon]
     groups = [

@@ -105,8 +105,12 @@ def parse_arguments(
         values = vars(parser.parse_known_args(arguments)[0])
         if value := values[name]:
             layer = _known_and_typed(parser, settings_of(value), f"{name} {value}")
-            replaced = {other for one, other in parser.replaced.items() if values[one] is not None}
-            given = {one: layer[one] for one in layer if one not in replaced} | given
+            left_out = {other for one, other in parser.replaced.items() if values[one] is not None}
+            owners = {owner for owner, _ in parser.belongs_to.values()}
+            parser.set_defaults(**{one: layer[one] for one in owners & layer.keys() - given.keys()})
+            values = vars(parser.parse_known_args(arguments)[0])
+            left_out |= {one for one, (owner, value) in parser.belongs_to.items() if values[owner] != value}
+            given = {one: layer[one] for one in layer if one not in left_out} | given
     parser.set_defaults(**given)
     return parser.parse_dataclasses(arguments)
 

@@ -114,6 +114,7 @@ class FlagParser(argparse.ArgumentParser):
 
     flags: {field name, or another name of its flag with `_`: its flag}.
     replaced: {field name: the field that it replaces}.
+    belongs_to: {field name: the field and its value without which a preset's value of it is left out}.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class FlagParser(argparse.ArgumentParser):
         )
         self.flags: dict[str, argparse.Action] = {}
         self.replaced: dict[str, str] = {}
+        self.belongs_to: dict[str, tuple[str, Any]] = {}
         self._dataclass_types = dataclass_types
         self._groups: dict[str, Any] = {}
         self._group_named(USUAL_GROUP)
@@ -181,6 +183,7 @@ class FlagParser(argparse.ArgumentParser):
         action = group.add_argument(*dict.fromkeys(names), **settings)
         self.flags |= {name.lstrip("-").replace("-", "_"): action for name in names}
         self.replaced |= {field.name: about["replaces"]} if "replaces" in about else {}
+        self.belongs_to |= {field.name: about["belongs_to"]} if "belongs_to" in about else {}
         if type_ is bool and default is True:
             off: dict[str, Any] = {"action": "store_false", "dest": field.name, "help": about.get("off_help")}
             group.add_argument(f"--no_{field.name}", flag_of(f"no_{field.name}"), **off)

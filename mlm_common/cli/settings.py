@@ -34,6 +34,7 @@ def flag(
     or_word: str | None = None,
     off_help: str | None = None,
     replaces: str | None = None,
+    belongs_to: tuple[str, Any] | None = None,
     at_least: float | None = None,
     above: float | None = None,
     at_most: float | None = None,
@@ -54,6 +55,7 @@ def flag(
         is_positional: whether its values are words of the command line without a flag.
         off_help: help text of `--no-…`, for a flag that is on by default.
         replaces: the field whose value this one stands for: where it is given, a preset's value of that is left out.
+        belongs_to: a field and its value: where that field has another one, a preset's value of this one is left out.
         at_least, above, at_most, below: bounds of a number, which `--help` shows and `Bounded` checks.
     """
     given = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
@@ -71,6 +73,7 @@ def flag(
         "metavar": metavar,
         "or_word": or_word,
         "replaces": replaces,
+        "belongs_to": belongs_to,
         "off_help": off_help and off_help.replace("%", "%%"),  # argparse formats its help
     }
     metadata: dict[str, Any] = {"help": help_text.replace("%", "%%"), "marks": marks}

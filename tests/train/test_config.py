@@ -43,6 +43,21 @@ def test_a_run_on_a_tpu_saves_each_quarter_of_an_hour(flags, minutes):
 
 
 @pytest.mark.parametrize("in_file", [False, True])
+def test_settings_of_a_presets_optimizer_are_left_out_with_another(in_file, tmp_path):
+    preset = ("--preset", "tiny-cpu")
+    optimization = config_of(*preset).optimization
+    assert (optimization.optimizer, optimization.muon_learning_rate, optimization.muon_momentum) == ("muon", 0.012, 0.9)
+    assert config_of(*preset, "--muon-momentum", "0.8").optimization.muon_momentum == 0.8
+    assert config_of(*preset, "--optimizer", "muon").optimization.muon_momentum == 0.9
+    (tmp_path / "settings.yaml").write_text("optimizer: lamb\n", encoding="utf-8")
+    given = ("--config-file", tmp_path / "settings.yaml") if in_file else ("--optimizer", "lamb")
+    optimization = config_of(*preset, *given).optimization
+    assert (optimization.optimizer, optimization.muon_learning_rate, optimization.muon_momentum) == ("lamb", None, 0.95)
+    with pytest.raises(InputError, match=r"--muon-momentum needs --optimizer muon; received 0.8 with lamb"):
+        config_of(*preset, *given, "--muon-momentum", "0.8")
+
+
+@pytest.mark.parametrize("in_file", [False, True])
 def test_a_global_batch_replaces_the_accumulation_of_a_preset(in_file, tmp_path):
     preset = ("--preset", "roberta-base-v5e-8")
     assert config_of(*preset).optimization.gradient_accumulation_steps == 4

@@ -329,13 +329,22 @@ class OptimizationConfig(Bounded):
         "adamw",
         "adamw; stable_adamw, which slows down for weights with unusually large gradients (use it with "
         "--max-grad-norm 0); lamb for global batches of thousands of rows, with about ten times adamw's learning "
-        "rate; or muon, which updates the matrices of the layers by orthogonalized momentum, and all else as adamw.",
+        "rate; or muon, which updates hidden matrices by orthogonalized momentum, and all else as adamw.",
     )
     muon_learning_rate: float | None = flag(
-        None, "Peak learning rate of the matrices with --optimizer muon. Default: --learning-rate.", ADDED, above=0
+        None,
+        "Peak learning rate of the matrices with --optimizer muon. Default: --learning-rate.",
+        ADDED,
+        belongs_to=("optimizer", "muon"),
+        above=0,
     )
     muon_momentum: float = flag(
-        0.95, "Decay of the moment of the matrices with --optimizer muon.", ADDED, at_least=0, below=1
+        0.95,
+        "Decay of the moment of the matrices with --optimizer muon.",
+        ADDED,
+        belongs_to=("optimizer", "muon"),
+        at_least=0,
+        below=1,
     )
     weight_decay_rate: float = flag(0.01, "Decoupled weight decay, not applied to biases and layer norms.", at_least=0)
     adam_beta1: float = flag(0.9, "Decay of the first moment.", at_least=0, below=1)

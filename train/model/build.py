@@ -23,6 +23,9 @@ from train.layers.random_bits import repeatable
 from train.model.architectures import align_padding_positions, architecture_of, vocabulary_axis
 from train.model.attention import attend_within_documents, attending_within, current_documents
 
+# Settings of the sizes that states between layers, and before logits, may have.
+HIDDEN_SIZES = ("hidden_size", "embedding_size", "output_embedding_size")
+
 
 def build_network(
     model_config: PretrainedConfig,
@@ -120,20 +123,28 @@ def encoder_layers(model: Any) -> list[Any]:
     return list(lists[0])
 
 
-def layer_matrices(model: Any) -> tuple[int, ...]:
-    """Count, for each trainable variable of a TF model in their order, the matrices of layers that it holds.
+def hidden_matrices(model: Any) -> tuple[int, ...]:
+    """Count, for each trainable variable of a TF model in their order, the hidden matrices that it holds.
 
-    They are what layers multiply hidden states by, side by side in a fused one: neither embeddings, nor positions, nor
-    what is before and after the layers, for which it is 0. A second network that trains with the model has layers too.
+    They make hidden states of hidden states: those of layers, side by side in a fused one, and of a head before its
+    logits. For embeddings, positions, and what makes logits it is 0. A second network that trains with the model has
+    them too.
     """
     counts: dict[int, int] = {}
     others = [part for part in model.submodules if isinstance(part, transformers.TFPreTrainedModel)]
     for network in [model, *others]:
-        fused = architecture_of(network.config).fused
+        config = network.config
+        fused = architecture_of(config).fused
         for layer in encoder_layers(network):
             for variable in layer.trainable_variables:
                 is_matrix = len(variable.shape) == 2 and min(variable.shape) > 1
                 counts[id(variable)] = fused.get(variable.name.split("/")[-2], 1) if is_matrix else 0
+        sizes = {getattr(config, name, config.hidden_size) for name in HIDDEN_SIZES}
+        of_encoder = {id(one) for one in getattr(network, network.base_model_prefix).trainable_variables}
+        for variable in network.trainable_variables:
+            is_head = id(variable) not in of_encoder and vocabulary_axis(variable.name, config.model_type) is None
+            if is_head and len(variable.shape) == 2 and sizes.issuperset(variable.shape):
+                counts.setdefault(id(variable), 1)
     return tuple(counts.get(id(variable), 0) for variable in model.trainable_variables)
 
 

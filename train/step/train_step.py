@@ -12,7 +12,7 @@ from train.config.settings import RunSettings
 from train.data.inputs import Inputs
 from train.layers.cpu_functions import multiply_in_bfloat16
 from train.layers.random_bits import dropping_out_by, key_dropout, key_of, row_keys
-from train.model.build import build_network, layer_matrices
+from train.model.build import build_network, hidden_matrices
 from train.model.computation import Computation, choose_computation
 from train.runtime.plan import Plan
 from train.runtime.runtime import Runtime
@@ -343,7 +343,7 @@ def compile_model(model: PretrainingModel, config: RunSettings, plan: Plan, comp
     sharding = Sharding(plan.num_replicas, by_xla=config.hardware.has_own_xla) if is_sharded else None
     decay = config.optimization.layer_lr_decay
     factors = layer_rate_factors(model.network, decay) if decay < 1 else ()
-    matrices = layer_matrices(model.network) if config.optimization.optimizer == "muon" else ()
+    matrices = hidden_matrices(model.network) if config.optimization.optimizer == "muon" else ()
     optimizer = build_optimizer(
         config.optimization, sharding, rate_factors=factors, num_matrices=matrices, **plan.schedule_steps
     )

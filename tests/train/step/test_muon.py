@@ -13,7 +13,7 @@ from tests.fixtures.arrays import assert_all_close
 from tests.fixtures.other_environments import output_of
 from tests.fixtures.tiny_models import each_architecture, tiny_model
 from train.config.learning import OptimizationConfig
-from train.model.build import layer_matrices
+from train.model.build import hidden_matrices
 from train.step.optimizer import build_optimizer
 from train.step.orthogonal import COEFFICIENTS, orthogonalized
 
@@ -176,15 +176,20 @@ NUM_OF_A_LAYER = {
 @pytest.mark.parametrize("name", each_architecture("deberta-v2 without shared keys"))
 def test_matrices_of_each_architecture(name):
     model = tiny_model(name)
-    counts = layer_matrices(model)
+    counts = hidden_matrices(model)
     assert len(counts) == len(model.trainable_variables)
+    of_head = []
     for variable, count in zip(model.trainable_variables, counts, strict=True):
-        is_of_a_layer = any(part in variable.name for part in ("layer_._", "layers_._", "layer_groups_._"))
-        assert (count > 0) == (is_of_a_layer and variable.name.endswith("kernel:0") and len(variable.shape) == 2)
-        if count:
-            assert not any(word in variable.name for word in ("embedding", "position", "predictions", "lm_head"))
+        is_kernel = variable.name.endswith("kernel:0") and len(variable.shape) == 2
+        if any(part in variable.name for part in ("layer_._", "layers_._", "layer_groups_._")):
+            assert (count > 0) == is_kernel
+        elif count:
+            of_head.append(variable)
     num_layers = 1 if name == "albert" else 2
-    assert sum(counts) == NUM_OF_A_LAYER[name] * num_layers
+    assert sum(counts) == NUM_OF_A_LAYER[name] * num_layers + len(of_head)
+    (dense,) = of_head
+    assert dense.name.endswith(("/dense/kernel:0", "/vocab_transform/kernel:0"))
+    assert model.config.vocab_size not in dense.shape
 
 
 @pytest.mark.parametrize("setting", [{"muon_learning_rate": 0.1}, {"muon_momentum": 0.9}])

@@ -24,7 +24,7 @@ from tests.fixtures.tiny_steps import (
 )
 from train.layers.random_bits import draw_bits, row_keys
 from train.model.architectures import cut_vocabulary
-from train.model.build import layer_matrices
+from train.model.build import hidden_matrices
 from train.publishing.pytorch_format import num_parameters, pytorch_weights, take_snapshot
 from train.step.train_step import PretrainingModel
 from train.tasks.masked_lm import MaskedLanguageModeling
@@ -186,9 +186,9 @@ def test_muon_updates_the_matrices_of_both_networks():
     network = build().network
     matrices = {
         id(variable): variable.name
-        for variable, count in zip(network.trainable_variables, layer_matrices(network), strict=True)
+        for variable, count in zip(network.trainable_variables, hidden_matrices(network), strict=True)
         if count
     }
     of_generator = [one for one in network.training_only.trainable_variables if id(one) in matrices]
-    assert (len(matrices), len(of_generator)) == (12, 6)
+    assert (len(matrices), len(of_generator)) == (14, 7)  # with the dense layer of each head
     assert not any("embeddings" in name for name in matrices.values())
