@@ -6,7 +6,7 @@ PYTHON ?= $(or $(shell for p in python3.11 python3.12 python3.13 python3.10 pyth
 INSTALL = $(PYTHON) install.py --environment $(VENV)
 # Where the quick start writes, and how many steps it trains.
 QUICKSTART_DIR ?= runs/quickstart
-QUICKSTART_STEPS ?= 1100
+QUICKSTART_STEPS ?= 600
 
 # What `make test-python` runs, in an environment of its own: what depends on the version of Python and takes a minute.
 PYTHON_TESTS ?= tests/documents/test_imports.py tests/documents/test_flags.py tests/mlm_common/cli \

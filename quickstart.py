@@ -25,7 +25,7 @@ from typing import Any
 import install
 
 OUTPUT_FOLDER = "runs/quickstart"
-NUM_STEPS = 1100
+NUM_STEPS = 600
 SENTENCE = "Return a list of strings."
 SHOW_TOKENS = (
     "import sys; from tokenizers import Tokenizer as T; "

@@ -28,7 +28,7 @@ TEXT_BYTES = 500_000
 
 def start_run(checkout: Path, quickstart: str, folder: str) -> float:
     """Time a run of the quick start's model up to its first step."""
-    flags = ["--preset", "tiny-cpu", "--train-dataset", f"{quickstart}/shards/train", "--max-steps", "1100"]
+    flags = ["--preset", "tiny-cpu", "--train-dataset", f"{quickstart}/shards/train", "--max-steps", "600"]
     flags += ["--eval-dataset", f"{quickstart}/shards/validation", "--output-dir", f"{folder}/run"]
     return seconds_to_first_step(flags, 0, checkout)
 
