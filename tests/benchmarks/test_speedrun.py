@@ -275,7 +275,7 @@ def test_ours_and_pytorch_race_on_a_tiny_text(torch_python, tmp_path, monkeypatc
     table = TABLE.read_text(encoding="utf-8").replace("{seconds}", "{seconds} --max-steps {steps}")
     (tmp_path / "entrants.yaml").write_text(table, encoding="utf-8")
     monkeypatch.setattr(race, "NUM_WORDS", 20)
-    raced = ["ours-muon", "torch-muon"]  # the others are the same programs with fewer flags
+    raced = ["quick-start", "torch-muon"]  # the others are the same programs with fewer flags
     flags = ["--seconds", "500", "--steps", "3", "--torch-python", str(torch_python), "--entrants", *raced]
     assert run_race(tmp_path / "data", tmp_path, *flags) == 0
     printed = capsys.readouterr().out
