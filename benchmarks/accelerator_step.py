@@ -119,7 +119,7 @@ def run(folder: Path, arguments: argparse.Namespace) -> None:
         contenders = {name: (OURS, name, settings) for name in of_group if name.endswith(tuple(arguments.variants))}
         if has_torch and group.startswith("modernbert"):
             (first, *_) = of_group
-            for attention in arguments.torch_attention:
+            for attention in arguments.torch_attention or TORCH_ATTENTION[: 1 if device == "cpu" else None]:
                 with_attention = {**settings, "attention": attention}
                 contenders[f"{group}, PyTorch, {attention}"] = (TORCH, first, with_attention)
         programs: dict[str, MeasuredProgram] = {}
@@ -171,7 +171,7 @@ def main() -> None:
     lowering.add_argument("--tiny", action="store_true", help="Tiny models, to try the benchmark.")
     running = parser.add_argument_group("run")
     running.add_argument("--only", nargs="+", help="Presets and rows to time, as in modernbert-base-64.")
-    running.add_argument("--torch-attention", nargs="+", default=TORCH_ATTENTION, choices=TORCH_ATTENTION)
+    running.add_argument("--torch-attention", nargs="+", choices=TORCH_ATTENTION, help="Default: sdpa; on GPUs both.")
     running.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=VARIANTS, help="Of ours.")
     running.add_argument("--start-together", action="store_true", help="Compile all at once; then their times are off.")
     running.add_argument("--rounds", type=int, default=5)
