@@ -39,8 +39,8 @@ class Architecture:
     transposed_vocabulary: pattern of the weight whose second axis, not its first, runs over the ids.
     fused: {name of a part of a layer: how many matrices its kernel holds side by side}.
 
-    Its PyTorch class, where transformers' rules for names and shapes miss something:
-    not_in_pytorch: prefixes of names that only the TF class has.
+    Its PyTorch class, where the rules of `train.model.weight_names` miss something:
+    not_in_pytorch: prefixes of names in PyTorch that only TF classes have, but for multiple choice.
     renamed: {part of a name by those rules: in PyTorch}.
     depthwise: suffixes of the names that the PyTorch class has as (channels, 1, …): its convolution is separable.
     head_bias: the two names of the head's bias: the one that PyTorch adds to the logits, and another.
@@ -68,12 +68,6 @@ class Architecture:
     depthwise: tuple[str, ...] = ()
     head_bias: tuple[str, str] | None = None
     same_where_none: Mapping[str, str] = field(default_factory=dict)
-
-    def pytorch_name(self, name: str) -> str:
-        """Correct the name of a weight that transformers' rules make of its TF name."""
-        for part, pytorch_part in self.renamed.items():
-            name = name.replace(part, pytorch_part)
-        return name
 
 
 ABSOLUTE = {"position_embedding_type": "absolute"}
@@ -174,6 +168,24 @@ REASONS_AGAINST = {
 
 def architecture_of(config: PretrainedConfig) -> Architecture:
     return ARCHITECTURES[config.model_type]
+
+
+def pytorch_class(model_class: str, config: PretrainedConfig) -> str:
+    """Name the PyTorch class that belongs to an auto class of transformers: `RobertaForMaskedLM`."""
+    head = model_class.removeprefix("TFAutoModel") or "Model"
+    if head == "ForPreTraining" and not (architecture_of(config).has_pair_head or config.model_type == "electra"):
+        head = "ForMaskedLM"
+    return type(config).__name__.removesuffix("Config") + head
+
+
+def pytorch_class_of(network: Any) -> str:
+    """Name the PyTorch class of a network."""
+    return type(network).__name__.removeprefix("TF")
+
+
+def not_in_pytorch(class_name: str, config: PretrainedConfig) -> tuple[str, ...]:
+    """Return prefixes of the names in PyTorch of weights that a network has, and its PyTorch class does not."""
+    return () if class_name.endswith("ForMultipleChoice") else architecture_of(config).not_in_pytorch
 
 
 def check_architecture(config: PretrainedConfig, hint: str = "Give --config-overrides {name}={value}") -> None:

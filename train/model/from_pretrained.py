@@ -1,51 +1,63 @@
 """Load the weights of an export, or of any checkpoint in a folder or on the Hub, into TensorFlow, without torch."""
 
-import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from safetensors.tensorflow import load_file
-from transformers.modeling_tf_pytorch_utils import load_pytorch_state_dict_in_tf2_model
 from transformers.utils import CONFIG_NAME
 
 from mlm_common.errors import InputError
 from mlm_common.storage import local_or_hub
 from mlm_common.storage.guard import guarded_read
 from train.model.architectures import (
+    ARCHITECTURES,
     OWN_HEAD,
     align_padding_positions,
-    architecture_of,
     check_architecture,
     cut_vocabulary,
+    not_in_pytorch,
+    pytorch_class_of,
     vocabulary_axis,
 )
 from train.model.build import auto_class
 from train.model.pretrained_files import (
     A_CONFIGURATION,
-    SAFETENSORS,
-    SHARD_INDEX,
-    WeightsFile,
-    find_file,
     find_weights,
     read_config,
     set_labels,
 )
+from train.model.weight_files import read_weights
+from train.model.weight_names import pytorch_name, to_pytorch, to_tensorflow, variables_within
 from train.runtime.run_folder import exported_model
 
 logger = logging.getLogger(__name__)
 
 # In the names of tables of positions; the second is that of rotations.
 POSITION_TABLES = ("position_embeddings", "embed_positions")
-# In PyTorch checkpoints, beyond what the TF classes themselves leave out: buffers, copies of the head's weights, and
-# the head for pairs, where the class has none.
-NOT_IN_TENSORFLOW = re.compile(
-    r"\.(position_ids|token_type_ids)$|(^|\.)decoder\.(weight|bias)$|(^|\.)(seq_relationship|sop_classifier)\."
+# In checkpoints, where the network has none: buffers, copies of the table of tokens, poolers, heads for pairs.
+NEVER_NEEDED = re.compile(
+    r"\.(position_ids|token_type_ids)$|(^|\.)decoder\.(weight|bias)$|(^|\.)generator_lm_head\.weight$|(^|\.)pooler\.|"
+    r"(^|\.)(seq_relationship|sop_classifier)\."
 )
+# The head for masked tokens, which networks with another head leave out.
+MASKED_LM_HEAD = re.compile(r"^((cls\.)?predictions|lm_head)\.")
+
+
+@dataclass
+class Differences:
+    """What differs between a checkpoint and a network, by names in PyTorch.
+
+    wrong_shape: {name: (shape in the checkpoint, that of the network)}.
+    """
+
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    wrong_shape: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
 
 
 def load_model(
@@ -74,46 +86,74 @@ def load_model(
     if head_labels is not None:
         set_labels(config, head_labels)
     weights = find_weights(folder_or_hub_id)
-    if weights.layout == "pytorch":
-        with guarded_read(Path(folder_or_hub_id, CONFIG_NAME), A_CONFIGURATION):
-            network = auto_class(model_class, config).from_config(config)
-        align_padding_positions(network)
-        model, found = _load_pytorch(folder_or_hub_id, weights, adapt_network(network))
-    else:
-        with guarded_read(weights.path, "weights of TensorFlow's h5 format"):
-            model, found = auto_class(model_class, config).from_pretrained(
-                folder_or_hub_id, config=config, ignore_mismatched_sizes=True, output_loading_info=True
-            )
-        align_padding_positions(model)
-        adapt_network(model)
-        if hasattr(model, OWN_HEAD):
-            found["missing_keys"] += [weight.name for weight in getattr(model, OWN_HEAD).weights]
+    with guarded_read(Path(folder_or_hub_id, CONFIG_NAME), A_CONFIGURATION):
+        network = auto_class(model_class, config).from_config(config)
+    align_padding_positions(network)
+    model = adapt_network(network)
+    if not model.built:
+        model(model.dummy_inputs, training=False)
+    differences = _take_weights(model, read_weights(folder_or_hub_id, weights, config.model_type))
     if head_labels is not None:
-        found = _without_heads(folder_or_hub_id, model, found, their_labels)
-    _check_found(folder_or_hub_id, model, found)
+        _leave_out_heads(folder_or_hub_id, model, differences, their_labels)
+    _check_differences(folder_or_hub_id, model, differences)
     _check_finite(weights.path, model)
     return model
 
 
-def _without_heads(
-    folder_or_hub_id: str, model: Any, found: dict[str, Any], their_labels: Mapping[int, str]
-) -> dict[str, Any]:
-    """Leave out of what was found all that belongs to a head, and log whether the head of the checkpoint is kept.
+def _take_weights(model: Any, arrays: dict[str, np.ndarray]) -> Differences:
+    """Give a built network the weights of a checkpoint, {name in PyTorch: array in its layout}, that it has."""
+    model_type = model.config.model_type
+    variables = {
+        pytorch_name(tf_name, model_type): (tf_name, variable) for tf_name, variable in variables_within(model).items()
+    }
+    arrays = _with_prefix(arrays, f"{model.base_model_prefix}.", variables)
+    head_bias = ARCHITECTURES[model_type].head_bias or ()
+    biases = [arrays[name] for name in head_bias if name in arrays]
+    arrays |= dict.fromkeys(head_bias, biases[0]) if biases else {}
+    found, only_here = Differences(), not_in_pytorch(pytorch_class_of(model), model.config)
+    for name, (tf_name, variable) in variables.items():
+        shape = tuple(variable.shape)
+        expected = to_pytorch(tf_name, np.empty(shape, bool), model_type).shape
+        if name not in arrays:
+            found.missing += [] if name.startswith(only_here) else [name]
+        elif arrays[name].shape != expected:
+            found.wrong_shape[name] = arrays[name].shape, expected
+        else:
+            array = to_tensorflow(tf_name, arrays[name], shape, model_type)
+            variable.assign(array.astype(variable.dtype.as_numpy_dtype, copy=False))
+    has_masked_lm_head = any(map(MASKED_LM_HEAD.match, variables))
+    found.unexpected = sorted(
+        name
+        for name in arrays.keys() - {*variables, *head_bias}
+        if not NEVER_NEEDED.search(name) and (has_masked_lm_head or not MASKED_LM_HEAD.match(name))
+    )
+    return found
+
+
+def _with_prefix(arrays: dict[str, np.ndarray], prefix: str, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Name weights of a PyTorch model without a head as those with one do; of any other, return what was given."""
+    if any(name.startswith(prefix) for name in arrays):
+        return arrays
+    parts = {name.removeprefix(prefix).partition(".")[0] for name in names if name.startswith(prefix)}
+    return {prefix + name if name.partition(".")[0] in parts else name: array for name, array in arrays.items()}
+
+
+def _leave_out_heads(
+    folder_or_hub_id: str, model: Any, differences: Differences, their_labels: Mapping[int, str]
+) -> None:
+    """Leave out of the differences all that belongs to a head, and log whether the head of the checkpoint is kept.
 
     A pooler, which an MLM has no use for, belongs to the head.
     """
+    prefix = f"{model.base_model_prefix}."
 
-    def is_of_base(name: str) -> bool:
-        return name.startswith((f"{model.base_model_prefix}.", f"{model.name}/{model.base_model_prefix}/")) and (
-            "pooler" not in name
-        )
+    def is_of_head(name: str) -> bool:
+        return not name.startswith(prefix) or "pooler" in name
 
-    wrong_shape = found["mismatched_keys"]
-    fresh = [*found["missing_keys"], *(name for name, *_ in wrong_shape)]
-    fresh = sorted(name for name in fresh if not is_of_base(name))
+    fresh = sorted(filter(is_of_head, [*differences.missing, *differences.wrong_shape]))
     labels = (model.config.id2label, their_labels)
     names, their_names = (", ".join(one[index] for index in sorted(one)) for one in labels)
-    if type(model).__name__.endswith("Model") and not hasattr(model, OWN_HEAD):
+    if pytorch_class_of(model).endswith("Model") and not hasattr(model, OWN_HEAD):
         pass  # there is no head, and a pooler is not used
     elif fresh:
         text = "New layers, which %s does not have, start with random weights: %s"
@@ -125,63 +165,25 @@ def _without_heads(
             "The head of %s is kept, which was trained for other labels: %.200s; those of this task are %.200s.",
             *(folder_or_hub_id, their_names, names),
         )
-    return {
-        "missing_keys": [name for name in found["missing_keys"] if is_of_base(name)],
-        "mismatched_keys": [shapes for shapes in wrong_shape if is_of_base(shapes[0])],
-        "unexpected_keys": [name for name in found["unexpected_keys"] if is_of_base(name)],
-    }
+    differences.missing = [name for name in differences.missing if not is_of_head(name)]
+    differences.unexpected = [name for name in differences.unexpected if not is_of_head(name)]
+    for name in filter(is_of_head, list(differences.wrong_shape)):
+        del differences.wrong_shape[name]
 
 
-def _load_pytorch(folder_or_hub_id: str, weights: WeightsFile, model: Any) -> tuple[Any, dict[str, Any]]:
-    architecture = architecture_of(model.config)
-    head_bias = architecture.head_bias or ()
-    if weights.is_index:
-        arrays = _read_shards(folder_or_hub_id, weights.path)
-    else:
-        with guarded_read(weights.path, SAFETENSORS):
-            arrays = load_file(weights.path)
-    return load_pytorch_state_dict_in_tf2_model(
-        model,
-        arrays,
-        allow_missing_keys=True,
-        ignore_mismatched_sizes=True,
-        output_loading_info=True,
-        tf_to_pt_weight_rename=lambda name: head_bias if name in head_bias else (architecture.pytorch_name(name),),
-        skip_logger_warnings=True,
-    )
-
-
-def _read_shards(folder_or_hub_id: str, index_path: str) -> dict[str, Any]:
-    with guarded_read(index_path, SHARD_INDEX):
-        shard_names = set(json.loads(Path(index_path).read_bytes())["weight_map"].values())
-        if not shard_names or any(Path(name).name != name for name in shard_names):
-            raise ValueError("its weight_map names no files beside it")
-    weights: dict[str, Any] = {}
-    for name in sorted(shard_names):
-        shard_path = find_file(folder_or_hub_id, name)
-        if shard_path is None:
-            raise InputError(f"{folder_or_hub_id} lacks {name}, which its {Path(index_path).name} names.")
-        with guarded_read(shard_path, SAFETENSORS):
-            weights |= load_file(shard_path)
-    return weights
-
-
-def _check_found(folder_or_hub_id: str, model: Any, found: dict[str, Any]) -> None:
-    """Refuse weights that are not exactly those of the model, given what transformers found of them."""
-    wrong_shape = {name: f"{name} {tuple(shape)}, not {tuple(ours)}" for name, shape, ours in found["mismatched_keys"]}
-    known = {*wrong_shape, *(architecture_of(model.config).head_bias or ())}
-    if not hasattr(model, OWN_HEAD):  # of a custom task, beside a head that transformers knows
-        known |= {name for name in found["unexpected_keys"] if name.startswith(f"{OWN_HEAD}.")}
+def _check_differences(folder_or_hub_id: str, model: Any, differences: Differences) -> None:
+    """Refuse weights that are not exactly those of the model."""
+    is_custom = hasattr(model, OWN_HEAD)  # else a custom task's is beside a head that transformers knows
     wrong = {
-        "missing": found["missing_keys"],
-        "of another shape": list(wrong_shape.values()),
-        "unexpected": sorted(
-            name for name in set(found["unexpected_keys"]) - known if not NOT_IN_TENSORFLOW.search(name)
-        ),
+        "missing": differences.missing,
+        "of another shape": [
+            f"{name} {theirs}, not {ours}" for name, (theirs, ours) in differences.wrong_shape.items()
+        ],
+        "unexpected": [name for name in differences.unexpected if is_custom or not name.startswith(f"{OWN_HEAD}.")],
     }
     if any(wrong.values()):
         raise InputError(
-            f"The weights must be those of a {type(model).__name__.removeprefix('TF')}; in {folder_or_hub_id} are "
+            f"The weights must be those of a {pytorch_class_of(model)}; in {folder_or_hub_id} are "
             + "; ".join(f"{kind}: {', '.join(names)}" for kind, names in wrong.items() if names)
         )
 
@@ -219,8 +221,8 @@ def load_initial_weights(
     with local_or_hub(folder_or_hub_id) as name:
         new_head = {"head_labels": model.config.id2label, "adapt_network": adapt_network} if adapt_network else {}
         source = load_model(name, model_class, **new_head)
-    wanted = _by_name(model)
-    given = {name: variable.numpy() for name, variable in _by_name(source).items()}
+    wanted = variables_within(model)
+    given = {name: variable.numpy() for name, variable in variables_within(source).items()}
     if grow_seed is not None:
         given = _grown(given, wanted, source, model, vocabulary_size, grow_seed)
     differing = sorted(given.keys() ^ wanted.keys())
@@ -239,7 +241,7 @@ def _grown(
 ) -> dict[str, np.ndarray]:
     from train.model.growing import grown  # for a flag alone
 
-    model_type, prefix = model.config.model_type, f"/{model.base_model_prefix}/"
+    model_type, prefix = model.config.model_type, f"{model.base_model_prefix}/"
 
     def kept_axis(name: str) -> int | None:
         return 0 if _is_position_table(name) else vocabulary_axis(name, model_type)
@@ -256,13 +258,6 @@ def _grown(
 
 def _is_position_table(name: str) -> bool:
     return any(table in name for table in POSITION_TABLES)
-
-
-def _by_name(model: Any) -> dict[str, Any]:
-    """Map each variable's name within the model to the variable."""
-    return {
-        variable.name[variable.name.index(f"{model.name}/") + len(model.name) :]: variable for variable in model.weights
-    }
 
 
 def _fitted(value: np.ndarray, variable: Any, name: str, axis: int | None, vocabulary_size: int) -> np.ndarray:

@@ -114,7 +114,7 @@ def grown(
         num_weights += start.size
         if value is None:
             weights[name] = start
-            fresh.append(name.lstrip("/"))
+            fresh.append(name)
             continue
         axis = kept_axis(name)
         shape = tuple(value.shape[at] if at == axis else size for at, size in enumerate(start.shape))
@@ -122,7 +122,7 @@ def grown(
         weights[name] = tiled(value, shape, name, unit, seed + number, is_input=is_input)
         num_taken += weights[name].size
         if axis is not None and shape[axis] < start.shape[axis]:
-            fresh.append(f"{name.lstrip('/')} from {shape[axis]:,} on")
+            fresh.append(f"{name} from {shape[axis]:,} on")
     rest = f"; initialized randomly: {', '.join(fresh)}" if fresh else ""
     logger.info(
         "tiled from --init-from: %.2f %% of %s weights%s", 100 * num_taken / num_weights, f"{num_weights:,}", rest

@@ -13,13 +13,7 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
 from safetensors import safe_open
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTrainedTokenizerFast
-from transformers.utils import (
-    CONFIG_NAME,
-    SAFE_WEIGHTS_INDEX_NAME,
-    SAFE_WEIGHTS_NAME,
-    TF2_WEIGHTS_INDEX_NAME,
-    TF2_WEIGHTS_NAME,
-)
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from mlm_common.errors import InputError
 from mlm_common.hub.retries import HubAwayError, hub_error, is_away
@@ -29,12 +23,14 @@ from mlm_common.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from train.model.architectures import ARCHITECTURES
 from train.runtime.run_folder import RECORD_NAME, exported_model
 
+# Of TensorFlow, as transformers 4 names them.
+TF2_WEIGHTS_NAME = "tf_model.h5"
+TF2_WEIGHTS_INDEX_NAME = "tf_model.h5.index.json"
 WEIGHTS_NAMES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, TF2_WEIGHTS_NAME, TF2_WEIGHTS_INDEX_NAME)
 WEIGHTS_SUFFIXES = (".safetensors", ".h5", ".bin")
 # What a model's files must be, in errors.
 A_CONFIGURATION = "the configuration of a model"
 SAFETENSORS = "a whole safetensors file"
-SHARD_INDEX = "an index of safetensors files"
 MAX_REASON_CHARACTERS = 300
 # Settings of a configuration that transformers takes as they are, whatever their type.
 WHOLE_NUMBERS = (

@@ -47,7 +47,6 @@ NEEDED_SETTINGS = (
     "max_position_embeddings", "type_vocab_size", "hidden_act",
 )  # fmt: skip
 WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-CLASS_NAMES = {"bert": "Bert", "albert": "Albert"}
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def read_google_checkpoint(
             check_architecture(model_config, f"Set {{name}} to {{value}} in {config_path}")
             conversion = plan_conversion(variables.shapes, model_config, checkpoint)
             weights = _read_weights(variables, conversion, model_config)
-    class_name = CLASS_NAMES[model_config.model_type] + conversion.model_class
+    class_name = type(model_config).__name__.removesuffix("Config") + conversion.model_class
     left_out = conversion.left_out + variables.left_out
     return GoogleCheckpoint(model_config, weights, tokenizer, class_name, left_out)
 

@@ -71,7 +71,7 @@ def model_card(
         metadata=_metadata(record, task, tokenizer, name, example, result),
         name=name,
         opening=_opening(record, task, step, was_best=was_best),
-        architecture=f"{snapshot.class_name.removeprefix('TF')} (`{snapshot.config.model_type}`)",
+        architecture=f"{snapshot.class_name} (`{snapshot.config.model_type}`)",
         parameters=f"{num_parameters(snapshot, vocabulary_size(tokenizer)):,}",
         tokenizer=f"{tokenizer.backend_tokenizer.model.__class__.__name__}, {vocabulary_size(tokenizer):,} ids, "
         f"mask token `{tokenizer.mask_token}`",

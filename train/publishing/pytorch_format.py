@@ -1,6 +1,6 @@
 """Export a model as a folder that transformers 4 and 5 open in PyTorch with the auto class of its head.
 
-The weights are renamed and transposed to the layout of the PyTorch class by transformers' own rules; torch is not
+The weights are renamed and transposed to the layout of the PyTorch class (`train.model.weight_names`); torch is not
 needed. Format: https://huggingface.co/docs/safetensors.
 """
 
@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
-from transformers.modeling_tf_pytorch_utils import apply_transpose, convert_tf_weight_name_to_pt_weight_name
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
 
 from mlm_common.storage import PARTIAL_SUFFIX
@@ -25,9 +24,12 @@ from train.model.architectures import (
     architecture_of,
     check_architecture,
     cut_vocabulary,
+    not_in_pytorch,
+    pytorch_class_of,
     uses_token_types,
     vocabulary_axis,
 )
+from train.model.weight_names import pytorch_name, to_pytorch, variables_within
 
 # For transformers' BERT tokenizer, which would lower the case without it.
 CASE_SETTINGS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
@@ -37,7 +39,7 @@ CASE_SETTINGS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
 class ModelSnapshot:
     """A copy of a TF model, and of the log of its training, which further training does not change.
 
-    class_name: of the TF class.
+    class_name: of the PyTorch class.
     arrays: {name of a weight in TF, prefixed with the model's name: values}.
     step: after which the model was copied.
     metrics: all lines of `metrics.jsonl` so far.
@@ -51,15 +53,13 @@ class ModelSnapshot:
 
 
 def take_snapshot(model: Any, step: int = 0, metrics: Sequence[dict[str, Any]] = ()) -> ModelSnapshot:
-    """Copy a built TF model of transformers, with its weights, to host memory; that takes most of the time."""
+    """Copy a built network, with its weights, to host memory; that takes most of the time."""
     check_architecture(model.config)
     _check_padding_positions(model)
-    # An enclosing model adds its name as a prefix.
     arrays = {
-        variable.name[variable.name.index(f"{model.name}/") :]: np.asarray(variable.numpy())
-        for variable in model.weights
+        f"{model.name}/{name}": np.asarray(variable.numpy()) for name, variable in variables_within(model).items()
     }
-    return ModelSnapshot(type(model).__name__, copy.deepcopy(model.config), arrays, step, list(metrics))
+    return ModelSnapshot(pytorch_class_of(model), copy.deepcopy(model.config), arrays, step, list(metrics))
 
 
 def num_parameters(snapshot: ModelSnapshot, vocabulary_size: int) -> int:
@@ -93,7 +93,7 @@ def export_model(
     return write_model(
         folder,
         pytorch_weights(snapshot, vocabulary_size),
-        pytorch_config(snapshot.config, snapshot.class_name.removeprefix("TF"), vocabulary_size),
+        pytorch_config(snapshot.config, snapshot.class_name, vocabulary_size),
         exported_tokenizer(tokenizer, snapshot.config, model_max_length),
     )
 
@@ -123,22 +123,19 @@ def pytorch_weights(model: Any, vocabulary_size: int | None = None) -> dict[str,
     The first `vocabulary_size` ids are kept; by default all.
     """
     snapshot = model if isinstance(model, ModelSnapshot) else take_snapshot(model)
-    architecture = architecture_of(snapshot.config)
+    architecture, model_type = architecture_of(snapshot.config), snapshot.config.model_type
+    left_out = (f"{TRAINING_ONLY}.", *not_in_pytorch(snapshot.class_name, snapshot.config))
     weights: dict[str, np.ndarray] = {}
-    for tf_name, values in snapshot.arrays.items():
-        name, transpose = convert_tf_weight_name_to_pt_weight_name(tf_name, tf_weight_shape=values.shape)
-        name = architecture.pytorch_name(name)
-        if name.startswith(f"{TRAINING_ONLY}."):
+    for full_name, values in snapshot.arrays.items():
+        tf_name = full_name.partition("/")[2]
+        name = pytorch_name(tf_name, model_type)
+        if name.startswith(left_out):
             continue
         if name in weights:
             raise ValueError(f"Two variables of the TF model are both {name} in PyTorch.")
-        if name.startswith(architecture.not_in_pytorch):
-            continue
-        array = apply_transpose(transpose, values, pt_to_tf=False)
-        if name.endswith(architecture.depthwise):
-            array = array.reshape(-1, 1, *array.shape[2:])  # (channels, 1, …)
+        array = to_pytorch(tf_name, values, model_type)
         if vocabulary_size is not None:
-            array = cut_vocabulary(array, vocabulary_axis(name, snapshot.config.model_type), vocabulary_size)
+            array = cut_vocabulary(array, vocabulary_axis(name, model_type), vocabulary_size)
         weights[name] = np.ascontiguousarray(array, dtype=np.float32)
     for name in [one for one in weights if one.startswith(f"{DELTA}.")]:
         changed = name.removeprefix(f"{DELTA}.")

@@ -11,7 +11,6 @@ from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.utils import TF2_WEIGHTS_NAME
 
 from mlm_common.errors import InputError
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository, push_files
@@ -21,10 +20,10 @@ from mlm_common.tokenizer import load_tokenizer, vocabulary_size
 from mlm_common.workers import STOP_SECONDS, LatestItemWorker
 from train.checkpoints.store import CHECKPOINT_NAME, CheckpointStore, DamagedCheckpointError, find_checkpoint
 from train.metrics.log import read_metrics
-from train.model.architectures import ARCHITECTURES, max_positions
-from train.model.build import auto_class
+from train.model.architectures import ARCHITECTURES, max_positions, pytorch_class
 from train.model.from_pretrained import load_model
-from train.model.pretrained_files import read_config
+from train.model.pretrained_files import TF2_WEIGHTS_NAME, read_config
+from train.model.weight_files import write_h5
 from train.publishing.publisher import Publisher
 from train.publishing.pytorch_format import ModelSnapshot, export_model, take_snapshot
 from train.runtime import supervisor
@@ -86,7 +85,7 @@ class SavedModel:
 def write_tf_weights(folder: str, model_class: str) -> str:
     """Write TensorFlow's weights from the export in `folder`, so that both are equal; return the name of the file."""
     with tempfile.TemporaryDirectory(dir=folder, suffix=PARTIAL_SUFFIX) as staging:
-        load_model(folder, model_class).save_pretrained(staging)
+        write_h5(Path(staging, TF2_WEIGHTS_NAME), take_snapshot(load_model(folder, model_class)).arrays)
         Path(staging, TF2_WEIGHTS_NAME).replace(Path(folder, TF2_WEIGHTS_NAME))
     return TF2_WEIGHTS_NAME
 
@@ -136,7 +135,7 @@ def _read_checkpoint(run_folder: RunFolder, step: int, tokenizer_name: str | Non
             )
         config = CONFIG_MAPPING[record["model_config"]["model_type"]].from_dict(record["model_config"])
         model_class = record["task"]["model_class"]
-        class_name = auto_class(model_class, config)._model_mapping[type(config)].__name__
+        class_name = pytorch_class(model_class, config)
         max_length = longest_row(record["plan"])
     weights = {name: array for name, array in arrays.items() if name.startswith(WEIGHTS_PREFIX)}
     lines = read_metrics(run_folder, checkpoint.num_written_log_lines, checkpoint.unwritten_log_lines)

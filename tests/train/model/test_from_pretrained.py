@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-import tf_keras
 from safetensors.numpy import load_file, save_file
 
 from mlm_common.errors import InputError
@@ -8,29 +7,6 @@ from tests.fixtures.tiny_models import padded_batch, tiny_config, tiny_model, ti
 from train.model.from_pretrained import load_model
 from train.model.pretrained_files import read_config
 from train.publishing.pytorch_format import export_model
-
-
-@pytest.mark.parametrize(
-    ("name", "safe_serialization"), [("roberta", True), ("deberta-v2 as v3", False), ("modernbert", False)]
-)
-def test_weights_that_tensorflow_wrote_are_read(name, safe_serialization, tmp_path):
-    source = tiny_model(name)
-    source.save_pretrained(tmp_path, safe_serialization=safe_serialization)
-    written = {path.name for path in tmp_path.iterdir()}
-    assert written == {"config.json", "model.safetensors" if safe_serialization else "tf_model.h5"}
-    batch, _ = padded_batch(source)
-    np.testing.assert_allclose(load_model(str(tmp_path))(batch).logits, source(batch).logits, atol=1e-6)
-
-
-def test_weights_of_tensorflow_without_a_head_are_refused(tmp_path):
-    from transformers import TFAutoModel
-
-    tf_keras.utils.set_random_seed(0)
-    encoder = TFAutoModel.from_config(tiny_config("bert"))
-    encoder(encoder.dummy_inputs)
-    encoder.save_pretrained(tmp_path, safe_serialization=False)
-    with pytest.raises(InputError, match=r"must be those of a BertForMaskedLM; .* missing: mlm___cls"):
-        load_model(str(tmp_path))
 
 
 def test_what_pytorch_checkpoints_hold_besides_is_left_out(tmp_path):

@@ -70,6 +70,16 @@ def test_a_model_with_another_head_is_exported_and_loads_again(name, head, tmp_p
         load_model(str(tmp_path))
 
 
+def test_a_pooler_that_one_class_of_pytorch_has_is_exported_for_that_one(tmp_path):
+    for head in ("MultipleChoice", "SequenceClassification"):
+        model_class = f"TFAutoModelFor{head}"
+        model = one_layer_model("mpnet", model_class=model_class)
+        export_model(model, tiny_tokenizer(), str(tmp_path / head), model_max_length=30)
+        weights = load_file(tmp_path / head / "model.safetensors")
+        assert ("mpnet.pooler.dense.weight" in weights) == (head == "MultipleChoice")
+        assert_same_arrays(pytorch_weights(load_model(str(tmp_path / head), model_class)), weights)
+
+
 def test_the_files_are_those_of_a_pytorch_model(tmp_path):
     folder = tmp_path / "new" / "export"
     model, tokenizer = tiny_model("roberta"), tiny_tokenizer()
