@@ -23,21 +23,10 @@ import numpy as np
 
 from finetuning.config.embedding import EmbeddingData, EmbeddingOptimization
 from finetuning.config.settings import ExamplesConfig
-from finetuning.data.inputs import run_on_rows
-from finetuning.loop.model import ReadModel
-from finetuning.tasks.beir import is_beir, read_documents
-from finetuning.tasks.embedding import VECTOR, Embedding, Encoder
-from finetuning.tasks.pairs import read_parts
-from finetuning.tasks.squad import SQUAD_ENDINGS, NotSquadError, read_paragraphs
-from finetuning.tasks.vectors import read_corpus
 from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
 from mlm_common.storage import check_folder_or_hub, local_or_hub, open_folder
-from mlm_common.tokenizer import load_tokenizer, vocabulary_size
-from train.model.architectures import learns_positions, max_positions
-from train.model.pretrained_files import read_config
-from train.publishing.publisher import write_task_files
 from train.runtime.run_folder import exported_model
 
 NUM_TEXTS, BATCH_ROWS = 3_000, 64
@@ -57,6 +46,14 @@ def build_parser() -> argparse.ArgumentParser:
 @command
 def main(argv: Sequence[str] | None = None) -> None:
     given = build_parser().parse_args(argv)
+    from finetuning.data.inputs import run_on_rows  # transformers, not for --help
+    from finetuning.loop.model import ReadModel
+    from finetuning.tasks.embedding import VECTOR, Embedding, Encoder
+    from mlm_common.tokenizer import load_tokenizer, vocabulary_size
+    from train.model.architectures import learns_positions, max_positions
+    from train.model.pretrained_files import read_config
+    from train.publishing.publisher import write_task_files
+
     texts = read_passages(given.corpus)
     texts = random.Random(0).sample(texts, min(NUM_TEXTS, len(texts)))
     check_folder_or_hub(given.model, "MODEL")
@@ -100,6 +97,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def read_passages(path: str) -> list[str]:
     """Read different texts: of a corpus, the paragraphs of SQuAD or BeIR, or the passages of a table of pairs."""
+    from finetuning.tasks.beir import is_beir, read_documents
+    from finetuning.tasks.pairs import read_parts
+    from finetuning.tasks.squad import SQUAD_ENDINGS, NotSquadError, read_paragraphs
+    from finetuning.tasks.vectors import read_corpus
+
     if is_beir(path):
         texts = read_documents(path, "CORPUS")
     elif path.endswith(SQUAD_ENDINGS):

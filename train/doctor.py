@@ -14,7 +14,7 @@ try:
     from train.checks.machine import Finding, ask_tensorflow, findings_of
     from train.config.settings import TrainingConfig, parse_run_flags
     from train.runtime.machines import read_metadata
-    from train.runtime.plan import phases_of
+    from train.runtime.plan import FLOAT32_BYTES, num_in_checkpoint, phases_of
     from train.runtime.run_folder import RunFolder
 except ModuleNotFoundError as missing:
     print(
@@ -30,10 +30,6 @@ from itertools import chain
 from pathlib import Path
 
 from mlm_common.cli.process import run_as_script
-
-# A checkpoint: float32 weights and the optimizer's two moments. An export: float32 weights.
-CHECKPOINT_BYTES_PER_PARAMETER = 4 * 3
-EXPORT_BYTES_PER_PARAMETER = 4
 
 INSTALLATION = (
     ("Python", machine.check_python),
@@ -133,7 +129,7 @@ def _check_region(bucket: str, region: str) -> Iterator[Finding]:
 def check_run(config: TrainingConfig) -> Iterator[Finding]:
     answer = ask_tensorflow("check_run", config, "preparing the run", "This machine may have too little memory for it.")
     yield Finding("ok", "run", answer["summary"])
-    yield check_disk(config, answer["num_parameters"])
+    yield check_disk(config, answer["num_parameters"], answer["num_with_one_moment"])
 
 
 def check_folder(config: TrainingConfig) -> Iterator[Finding]:
@@ -171,7 +167,7 @@ def check_hub(config: TrainingConfig) -> Iterator[Finding]:
         yield Finding("ok", "Hub", f"the token may write to {repository.repo_id}")
 
 
-def check_disk(config: TrainingConfig, num_parameters: int) -> Finding:
+def check_disk(config: TrainingConfig, num_parameters: int, num_with_one_moment: int) -> Finding:
     """Check the room for checkpoints and export; those for Cloud Storage are made in the folder for temporary files."""
     output_dir = config.run.output_dir
     is_local = output_dir is None or open_folder(output_dir).is_local
@@ -180,7 +176,8 @@ def check_disk(config: TrainingConfig, num_parameters: int) -> Finding:
     free_bytes = shutil.disk_usage(folder).free
     # The newest, that of the lowest loss, and the one being written.
     num_checkpoints = config.run.keep_checkpoints + 2 if is_local else 1
-    needed_bytes = num_parameters * (num_checkpoints * CHECKPOINT_BYTES_PER_PARAMETER + EXPORT_BYTES_PER_PARAMETER)
+    num_numbers = num_checkpoints * num_in_checkpoint(num_parameters, num_with_one_moment) + num_parameters
+    needed_bytes = num_numbers * FLOAT32_BYTES
     needs = f"the run writes up to {_gb(needed_bytes)}: {num_checkpoints} checkpoints and the export"
     text = f"{_gb(free_bytes)} free in {folder.resolve()}; {needs}"
     if free_bytes >= needed_bytes:

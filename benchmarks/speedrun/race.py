@@ -27,8 +27,9 @@ from mlm_common.errors import InputError
 from mlm_common.storage.guard import guarded_read
 
 NUM_WORDS = 4000
-# Steps of the two runs from which the number of steps is planned, and how much of the budget is planned for.
-SPEED_STEPS = (20, 120)
+# Steps of the runs from which the number of steps is planned; the first, which reads libraries from the disk, is not
+# timed. And how much of the budget is planned for.
+SPEED_STEPS = (20, 20, 120)
 PLANNED_FRACTION = 0.95
 TORCH = f"an interpreter with {' '.join(TORCH_REQUIREMENTS)}"
 
@@ -83,7 +84,7 @@ class Race:
         return entrant.arguments(dict(zip(PLACEHOLDERS, values, strict=True)))
 
     def plan(self, entrant: Entrant) -> int:
-        """Return how many steps fit into the budget, measured by two short runs and kept; 0 if it need not be known."""
+        """Return how many steps fit into the budget, measured by short runs and kept; 0 if it need not be known."""
         if self.num_steps or not entrant.is_planned:
             return self.num_steps
         path = self.folder(entrant) / "plan.json"
@@ -95,8 +96,8 @@ class Race:
                 output.mkdir(parents=True)
                 command = self.command(entrant, output / "run", 0, num_steps)
                 times.append(run_limited(command, output / "log.txt", 10 * self.seconds).seconds)
-            step_seconds = (times[1] - times[0]) / (SPEED_STEPS[1] - SPEED_STEPS[0])
-            start_seconds = times[0] - SPEED_STEPS[0] * step_seconds
+            step_seconds = (times[-1] - times[1]) / (SPEED_STEPS[-1] - SPEED_STEPS[1])
+            start_seconds = times[1] - SPEED_STEPS[1] * step_seconds
             fitting = int((PLANNED_FRACTION * self.seconds - start_seconds) / step_seconds) if step_seconds > 0 else 0
             if fitting < 1:
                 raise InputError(f"has no step in {self.seconds:g} s: its start and end take {start_seconds:.0f} s.")

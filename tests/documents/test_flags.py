@@ -43,7 +43,7 @@ def test_the_tutorials_flags_work_here(script):
 SCRIPTS = (
     *("install.py", *COMMANDS, "train/fill_mask.py", "train/score_mlm.py", "train/export.py", "train/compare_runs.py"),
     *("train/convert_bert.py", "finetuning/glue_submission.py", "finetuning/predict.py"),
-    "finetuning/search.py",
+    *("finetuning/search.py", "recipes/whiten.py"),
 )
 
 

@@ -63,7 +63,7 @@ def test_it_keeps_its_lengths(tiny_start, tmp_path, monkeypatch, capsys):
         assert len(lengths) > 2
     capsys.readouterr()
     assert run_classification.main(flags) == 2
-    assert "a different run (data.length_buckets: [8, 16, 24, 30] there, [24, 30] now)" in capsys.readouterr().err
+    assert "a different run (--length-buckets: [8, 16, 24, 30] there, [24, 30] now)" in capsys.readouterr().err
     forget_checkpoint(tmp_path / "run", 3)
     assert run_classification.main([*flags, "--resume", "must", "--length-buckets", *map(str, lengths)]) == 0
 

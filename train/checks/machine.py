@@ -378,6 +378,7 @@ def check_run(config: TrainingConfig) -> dict[str, Any]:
     from train.data.shards import TrainingInputs
     from train.loop.lifecycle import Pretraining, prepare
     from train.loop.run import new_network
+    from train.step.optimizer import count_with_one_moment
 
     config = replace(config, run=replace(config.run, dry_run=True))
     job = Pretraining()
@@ -389,10 +390,12 @@ def check_run(config: TrainingConfig) -> dict[str, Any]:
         assert isinstance(phase.inputs, TrainingInputs)
         _read_shard(phase.inputs.train_shards.paths[0])
     with tf.device("CPU:0"):
-        num_parameters = new_network(first).count_params()
+        network = new_network(first)
+    num_parameters = network.count_params()
     output = f"; {run.folder} is writable and contains no other run" if config.run.output_dir else ""
     summary = f"{first.model_config.model_type}, {num_parameters:,} parameters, {plans[-1].num_steps:,} steps{output}"
-    return {"num_parameters": num_parameters, "summary": summary}
+    num_with_one_moment = count_with_one_moment(config.optimization, network)
+    return {"num_parameters": num_parameters, "num_with_one_moment": num_with_one_moment, "summary": summary}
 
 
 def _read_shard(path: str) -> None:

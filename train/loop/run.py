@@ -32,7 +32,7 @@ from train.config.learning import words_of
 from train.config.settings import HardwareConfig, RunSettings, TrainingConfig
 from train.data.inputs import Inputs
 from train.data.shards import TrainingInputs
-from train.model.computation import Computation, count_parameters, planned_step_flops
+from train.model.computation import Computation, count_parameters, count_weights_in_matrices, planned_step_flops
 from train.publishing.model_card import check_card
 from train.runtime.machines import (
     ACCELERATOR_TYPE_VARIABLE,
@@ -305,14 +305,16 @@ def describe_phase(phase: Phase, plan: Plan) -> dict[str, Any]:
     }
 
 
-def describe_plan(run: Run, phase: Phase, plan: Plan, num_parameters: int, start: ResumePoint) -> dict[str, str]:
+def describe_plan(
+    run: Run, phase: Phase, plan: Plan, num_parameters: int, start: ResumePoint, num_with_one_moment: int = 0
+) -> dict[str, str]:
     """Describe what a phase does from a point on, as {title: text}; warn of an unusual batch, and of many passes."""
     warn_of_other_batch(phase.config, plan)
     inputs = run.inputs_of(phase.index, plan.num_replicas)
     row = plan.row_after(start.step, start.num_skipped_rows)
     return {
         **({"phase": f"{phase.index + 1} of {plan.num_phases}: {phase.name}"} if phase.name else {}),
-        **plan.describe(num_parameters, phase.inputs.num_eval_rows),
+        **plan.describe(num_parameters, phase.inputs.num_eval_rows, num_with_one_moment),
         **phase.inputs.describe_rows(),
         **inputs.describe_sources(row, (plan.num_steps - start.step) * plan.global_batch_rows),
     }
@@ -375,14 +377,10 @@ def print_plan(run: Run) -> tuple[Plan, ...]:
     assert plans is not None
     if run.config.hardware.wants_tpu:
         print(f"Without claiming the TPU, {plans[0].num_replicas} replicas are assumed.")
-    num_parameters = None
-    if not first.task.adds_weights:
-        num_parameters = count_parameters(first.model_config, first.task.model_class)
-    if num_parameters is None:
-        num_parameters = int(new_network(first).count_params())
+    num_parameters, num_with_one_moment = _count_weights(first)
     for phase, plan in zip(run.phases, plans, strict=True):
         start = ResumePoint(plan.first_step)
-        rows = describe_plan(run, phase, plan, num_parameters, start) | describe_runtime(run)
+        rows = describe_plan(run, phase, plan, num_parameters, start, num_with_one_moment) | describe_runtime(run)
         print_table(rows | phase.describe_time_on_cpu(plan, start.step))
         if run.has_named_phases:
             print()
@@ -392,6 +390,19 @@ def print_plan(run: Run) -> tuple[Plan, ...]:
     draft = describe_run(run, first, plans[0], computation, num_parameters)
     check_card(draft, first.inputs.tokenizer, first.model_config)
     return plans
+
+
+def _count_weights(phase: Phase) -> tuple[int, int]:
+    """Count the weights of a model, and those with one moment, without building it if that can be."""
+    if not phase.task.adds_weights:
+        counted = (phase.model_config, phase.task.model_class)
+        num_parameters, num_in_matrices = count_parameters(*counted), count_weights_in_matrices(*counted)
+        if num_parameters is not None and num_in_matrices is not None:
+            return num_parameters, num_in_matrices if phase.config.optimization.optimizer == "muon" else 0
+    network = new_network(phase)
+    from train.step.optimizer import count_with_one_moment
+
+    return int(network.count_params()), count_with_one_moment(phase.config.optimization, network)
 
 
 def new_network(phase: Phase) -> Any:

@@ -48,6 +48,7 @@ from train.runtime.run_folder import EARLIER_SCHEDULES, LOSS_CURVE_NAME
 from train.runtime.runtime import Runtime, wait_for_workers
 from train.runtime.strategy import check_agreement
 from train.step.evaluation import build_adder
+from train.step.optimizer import count_with_one_moment
 from train.step.train_step import build_model, compile_model, prepare_batch
 from train.tasks.task import SOURCE_LOSS, Task
 
@@ -252,7 +253,9 @@ class Trainer:
         start = describe_resume_point(
             *(self.start, self.plan, self.phase.config, self.versions, computation, self.made_by)
         )
-        rows = describe_plan(self.run, self.phase, self.plan, self.model.network.count_params(), self.start)
+        network = self.model.network
+        num_with_one_moment = count_with_one_moment(self.phase.config.optimization, network)
+        rows = describe_plan(self.run, self.phase, self.plan, network.count_params(), self.start, num_with_one_moment)
         rows |= describe_runtime(self.run)
         on_tpu = self.phase.config.hardware.wants_tpu
         if on_tpu or self.computation.jit_compile:

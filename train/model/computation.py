@@ -25,6 +25,11 @@ from train.runtime.plan import Plan
 ROBERTA = frozenset({"camembert", "roberta", "roberta-prelayernorm", "xlm-roberta"})
 # Their TF classes differ in few tables and heads. Of other architectures the network is built to count.
 BERT_AND_ITS_KIN = ROBERTA | {"albert", "bert", "distilbert", "electra"}
+# Heads that begin with a matrix, and the architectures whose encoder has it, as a pooler.
+HEADS_WITH_A_MATRIX = {
+    "SequenceClassification": frozenset({"albert", "bert"}),
+    "MultipleChoice": ROBERTA | {"albert", "bert"},
+}
 
 
 def count_parameters(config: PretrainedConfig, model_class: str = "TFAutoModelForMaskedLM") -> int | None:
@@ -86,6 +91,27 @@ def _modernbert_parameters(config: PretrainedConfig, head: str) -> int | None:
         "QuestionAnswering": classifier,
     }
     return num_parameters + heads[head] if head in heads else None
+
+
+def count_weights_in_matrices(config: PretrainedConfig, model_class: str = "TFAutoModelForMaskedLM") -> int | None:
+    """Count the weights in what `train.model.build.hidden_matrices` counts; None where the network must be built."""
+    kind, hidden = config.model_type, config.hidden_size
+    head = model_class.removeprefix("TFAutoModel").removeprefix("For")
+    if count_parameters(config, model_class) is None:
+        return None
+    num_layers = config.num_hidden_layers
+    if kind == "modernbert":
+        has_dense = bool(head)
+        return num_layers * (4 * hidden**2 + 3 * hidden * config.intermediate_size) + has_dense * hidden**2
+    if kind == "albert":
+        num_layers = config.num_hidden_groups * config.inner_group_num
+    inner = config.hidden_dim if kind == "distilbert" else config.intermediate_size
+    of_head = 0
+    if head in ("MaskedLM", "PreTraining"):
+        of_head = hidden * getattr(config, "embedding_size", hidden)
+    elif head in HEADS_WITH_A_MATRIX and kind not in HEADS_WITH_A_MATRIX[head]:
+        of_head = hidden**2
+    return num_layers * (4 * hidden**2 + 2 * hidden * inner) + of_head
 
 
 def _dense(num_inputs: int, num_outputs: int, has_bias: bool = True) -> int:

@@ -16,8 +16,8 @@ from train.config.settings import EPOCH, SUBJECTS, RunConfig, RunSettings, Train
 
 logger = logging.getLogger(__name__)
 
-# float32 weights, gradients, and the optimizer's two moments.
-STATE_BYTES_PER_PARAMETER = 4 * 4
+# Of weights and moments in memory, and in checkpoints.
+FLOAT32_BYTES = 4
 # Where the intervals are left open: evaluations in a run and what fraction of its time they may take, lines of the log.
 MAX_EVALUATIONS = 10
 MAX_EVALUATION_SHARE = 0.1
@@ -208,8 +208,9 @@ class Plan:
         """Count the rows up to the last one of a step, over all epochs, with those that were left out so far."""
         return self.first_row + (step - self.first_step) * self.global_batch_rows + num_skipped_rows
 
-    def describe(self, num_parameters: int, num_eval_rows: int = 0) -> dict[str, Any]:
-        state_gib = num_parameters * STATE_BYTES_PER_PARAMETER / 2**30
+    def describe(self, num_parameters: int, num_eval_rows: int = 0, num_with_one_moment: int = 0) -> dict[str, Any]:
+        num_with_gradients = num_parameters + num_in_checkpoint(num_parameters, num_with_one_moment)
+        state_gib = num_with_gradients * FLOAT32_BYTES / 2**30
         replicas = f", on {self.num_replicas} replicas" if self.num_replicas > 1 else ""
         steps = f"{self.num_steps:,}"
         if self.num_phases > 1:
@@ -242,6 +243,11 @@ class Plan:
         if self.eval_steps == self.save_steps and not by_the_clock:
             return {"evaluate and save": share}
         return {"evaluate": share, "save": save}
+
+
+def num_in_checkpoint(num_parameters: int, num_with_one_moment: int) -> int:
+    """Count the weights and the optimizer's moments: two of each weight, but for those with one moment."""
+    return 3 * num_parameters - num_with_one_moment
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+from mlm_common.cli.settings import flag_of
 from mlm_common.errors import InputError
 from mlm_common.folder_lock import locked_folder
 from mlm_common.hub.redaction import is_same
@@ -50,6 +51,8 @@ RESULT_FILES = (
 )
 # What a fingerprint has of shards are their names and checksums, which tell a reader nothing.
 SHARDS = {"train_shards": "training shards", "eval_shards": "validation shards"}
+# A setting in a fingerprint; names that begin with `model.` are those of the model's configuration as well.
+SETTING = re.compile(r"\b(?:data|hardware|hub|masking|optimization|run)\.(\w+)$")
 WHAT_MAY_CHANGE = "docs/guides/resume.md"
 PROFILES_FOLDER = f"{TENSORBOARD_FOLDER}/plugins/profile"
 
@@ -213,8 +216,12 @@ def _phase_of(key: str) -> int:
 
 
 def _differences(key: str, there: Any, now: Any) -> Iterator[str]:
-    """Describe how a value of a fingerprint differs; of the shards of a mixture, {source: [weight, …]}, by source."""
+    """Describe how a value of a fingerprint differs; of the shards of a mixture, {source: [weight, …]}, by source.
+
+    A setting goes by its flag.
+    """
     name = key.rpartition(" ")[2]
+    key = SETTING.sub(lambda match: flag_of(match[1]), key)
     is_mixture = name in SHARDS and isinstance(there, dict) and isinstance(now, dict)
     if name in SHARDS and there and now and not is_mixture:
         yield f"{key.removesuffix(name)}other {SHARDS[name]}"

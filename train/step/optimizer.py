@@ -10,7 +10,7 @@ import tf_keras
 
 from train.config.learning import OptimizationConfig
 from train.layers.cpu_functions import runs_unfused
-from train.model.build import encoder_layers
+from train.model.build import encoder_layers, hidden_matrices
 from train.runtime.named_scopes import named
 from train.step.orthogonal import orthogonalized, orthogonalized_in_shares
 from train.step.schedule import build_schedule
@@ -410,6 +410,14 @@ def build_optimizer(
     )
     optimizer.exclude_from_weight_decay(var_names=[NO_WEIGHT_DECAY])
     return optimizer
+
+
+def count_with_one_moment(config: OptimizationConfig, network: Any) -> int:
+    """Count the weights of a TF model of which the optimizer keeps one moment instead of two."""
+    if config.optimizer != "muon":
+        return 0
+    counts = zip(network.trainable_variables, hidden_matrices(network), strict=True)
+    return sum(math.prod(variable.shape) for variable, num_matrices in counts if num_matrices)
 
 
 def layer_rate_factors(network: Any, decay: float) -> tuple[float, ...]:

@@ -53,11 +53,15 @@ def test_shards_that_tensorflow_may_not_read(shards, cloud, monkeypatch):
 
 
 def test_a_model_too_large_for_the_disk(shards, tmp_path, monkeypatch):
-    monkeypatch.setattr(doctor, "ask_tensorflow", lambda *_: {"num_parameters": 10**12, "summary": "bert"})
-    findings = found(doctor.check_run, config_of(*run_flags(shards, tmp_path / "run")))
+    answer = {"num_parameters": 10**12, "num_with_one_moment": 0, "summary": "bert"}
+    monkeypatch.setattr(doctor, "ask_tensorflow", lambda *_: answer)
+    config = config_of(*run_flags(shards, tmp_path / "run"))
+    findings = found(doctor.check_run, config)
     assert [(one.status, one.subject) for one in findings] == [("ok", "run"), ("error", "disk")]
     text = f"free in {tmp_path}; the run writes up to 52000.0 GB: 4 checkpoints and the export. Free some"
     assert text in only_error(findings)
+    answer["num_with_one_moment"] = 10**12 // 2
+    assert "the run writes up to 44000.0 GB: 4 checkpoints" in only_error(found(doctor.check_run, config))
 
 
 def test_buckets(cloud, monkeypatch):

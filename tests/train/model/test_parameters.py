@@ -1,4 +1,4 @@
-"""Parameters counted by arithmetic are those that Keras counts."""
+"""Parameters counted by arithmetic are those that Keras counts, and weights in matrices those that Muon trains."""
 
 from typing import Any
 
@@ -7,9 +7,11 @@ import tensorflow as tf
 from transformers import PretrainedConfig
 
 from tests.fixtures.tiny_models import CONFIGS, tiny_config
+from train.config.learning import OptimizationConfig
 from train.model.architectures import ARCHITECTURES
 from train.model.build import auto_class
-from train.model.computation import BERT_AND_ITS_KIN, count_parameters
+from train.model.computation import BERT_AND_ITS_KIN, count_parameters, count_weights_in_matrices
+from train.step.optimizer import count_with_one_moment
 
 COUNTED = BERT_AND_ITS_KIN | {"modernbert"}
 # Sizes that have nothing in common, so that no mistake cancels another.
@@ -23,17 +25,21 @@ HEADS = (
 )  # fmt: skip
 
 
-def built(config: PretrainedConfig, model_class: str) -> int:
+def counted(config: PretrainedConfig, model_class: str) -> tuple[int | None, int | None]:
+    return count_parameters(config, model_class), count_weights_in_matrices(config, model_class)
+
+
+def built(config: PretrainedConfig, model_class: str) -> tuple[int, int]:
     with tf.Graph().as_default():  # where weights take no memory
         network = auto_class(model_class, config).from_config(config)
         network.build_in_name_scope()
-        return int(network.count_params())
+        return int(network.count_params()), count_with_one_moment(OptimizationConfig(optimizer="muon"), network)
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if CONFIGS[name]["model_type"] in COUNTED])
 def test_of_a_masked_language_model(name):
     config = tiny_config(name)
-    assert count_parameters(config) == built(config, "TFAutoModelForMaskedLM")
+    assert counted(config, "TFAutoModelForMaskedLM") == built(config, "TFAutoModelForMaskedLM")
 
 
 @pytest.mark.parametrize(
@@ -48,11 +54,11 @@ def test_of_every_head_at_odd_sizes(name):
             continue
         config = tiny_config(name, **sizes, num_labels=5 if head.endswith("Classification") else 2)
         model_class = f"TFAutoModelFor{head}"
-        assert (head, count_parameters(config, model_class)) == (head, built(config, model_class))
+        assert (head, counted(config, model_class)) == (head, built(config, model_class))
     config = tiny_config(name, **sizes)
-    assert count_parameters(config, "TFAutoModel") == built(config, "TFAutoModel")
+    assert counted(config, "TFAutoModel") == built(config, "TFAutoModel")
 
 
 def test_others_are_not_guessed():
-    assert count_parameters(tiny_config("roformer")) is None
-    assert count_parameters(tiny_config("bert"), "TFAutoModelForNextSentencePrediction") is None
+    assert counted(tiny_config("roformer"), "TFAutoModelForMaskedLM") == (None, None)
+    assert counted(tiny_config("bert"), "TFAutoModelForNextSentencePrediction") == (None, None)

@@ -26,6 +26,7 @@ def test_a_plan_is_pinned():
     text = plan.describe(num_parameters=2**30)
     assert text["parameters"] == "1,073,741,824"
     assert text["memory"].startswith("16.00 GiB")
+    assert plan.describe(2**30, num_with_one_moment=2**29)["memory"].startswith("14.00 GiB")
 
 
 @pytest.mark.parametrize(

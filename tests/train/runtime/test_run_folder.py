@@ -56,9 +56,10 @@ OTHER_EVALUATION = {"eval_shards": {"de": [2, "c 1"]}}
 @pytest.mark.parametrize(
     ("changes", "shown"),
     [
-        ({"run.seed": 2}, "run.seed: 1 there, 2 now"),
-        ({"run.seed": 2, "model.a": 1}, "run.seed: 1 there, 2 now; model.a: None there, 1 now"),
+        ({"run.seed": 2}, "--seed: 1 there, 2 now"),
+        ({"run.seed": 2, "model.a": 1}, "--seed: 1 there, 2 now; model.a: None there, 1 now"),
         ({"data.length_buckets": [8], "train_rows": "b"}, "train_rows: None there, b now"),
+        ({"optimization.muon_momentum": 0.9}, "--muon-momentum: None there, 0.9 now"),
         ({"model.labels": {"a": 2}}, "model.labels: {'a': 1} there, {'a': 2} now"),
         (
             {"train_shards": {"de": [2, "a 1"], "en": [2, "b 1", "b 2"]}} | OTHER_EVALUATION,
