@@ -26,8 +26,11 @@ SPECIAL_TOKENS = {"cls": "[CLS]", "pad": "<pad>", "sep": "[SEP]", "unk": "<unk>"
 BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
 # The tokens that pad a vocabulary.
 UNUSED_TOKEN = re.compile(r"<unused\d+>")
-# The class that `save_tokenizer` names in `tokenizer_config.json`.
+# The class that `tokenizer_config.json` names, and what transformers 5 calls it, which 4 cannot load.
 FAST_TOKENIZER_CLASS = "PreTrainedTokenizerFast"
+NEWER_FAST_TOKENIZER_CLASS = "TokenizersBackend"
+# What transformers 5 writes there of how it loaded the tokenizer.
+KEYS_OF_LOADING = ("backend", "is_local", "local_files_only")
 NO_TRUNCATION_OR_PADDING = {"truncation": None, "padding": None}
 WORD_STARTS_FILE = "word_starts.npy"
 # Names of the files of `save_tokenizer`; those of the vocabulary depend on the class of the tokenizer.
@@ -37,6 +40,8 @@ TOKENIZER_FILES = re.compile(
 )
 VOCABULARY_FILES = re.compile(r"tokenizer\.json|vocab\.json|vocab\.txt|[\w.-]+\.model|tekken\.json")
 TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
+SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 # Written by train_unigram.py next to its tokenizer: how it was made, and its quality.
 RECORD_FILE = "training.json"
 REPORT_FILE = "report.json"
@@ -91,8 +96,9 @@ def _load(name: str, shown_name: str) -> "PreTrainedTokenizerFast":
     if Path(name).is_dir():
         _check_files(Path(name), shown_name)
     try:
-        config = Path(name, "tokenizer_config.json")
-        if config.is_file() and json.loads(config.read_text("utf-8")).get("tokenizer_class") == FAST_TOKENIZER_CLASS:
+        config = Path(name, CONFIG_FILE)
+        named = json.loads(config.read_text("utf-8")).get("tokenizer_class") if config.is_file() else None
+        if named in (FAST_TOKENIZER_CLASS, NEWER_FAST_TOKENIZER_CLASS):
             from transformers import PreTrainedTokenizerFast
 
             return PreTrainedTokenizerFast.from_pretrained(name)
@@ -111,7 +117,7 @@ def _check_files(folder: Path, shown_name: str) -> None:
         hint = f"; did you mean {shown_name.rstrip('/')}/{nested}?" if nested else "."
         raise InputError(f"There is no tokenizer in {shown_name}: it has no {TOKENIZER_FILE}{hint}")
     for path in sorted(folder.iterdir()):
-        is_read = VOCABULARY_FILES.fullmatch(path.name) or path.name == "tokenizer_config.json"
+        is_read = VOCABULARY_FILES.fullmatch(path.name) or path.name == CONFIG_FILE
         if is_read and (start_of_file(path) or b"").startswith(LFS_POINTER_START):
             raise InputError(
                 f"{shown_name}/{path.name} must be a file of a tokenizer; it is a Git LFS pointer, not the file. Fetch "
@@ -196,6 +202,20 @@ def special_ids(tokenizer: "PreTrainedTokenizerFast") -> dict[str, int]:
     return {name: getattr(tokenizer, f"{name}_token_id") for name in SPECIAL_TOKENS}
 
 
+def role_tokens(tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:
+    """Return the arguments of a tokenizer's class that name its special tokens, those without a role included."""
+    added = tokenizer.added_tokens_decoder
+
+    def as_added(token: str) -> Any:
+        return added.get(tokenizer.convert_tokens_to_ids(token), token)
+
+    roles = {f"{name}_token": getattr(tokenizer, f"{name}_token") for name in (*SPECIAL_TOKENS, "bos", "eos")}
+    # Their names in transformers 4 and 5.
+    others = getattr(tokenizer, "additional_special_tokens", None) or getattr(tokenizer, "extra_special_tokens", None)
+    named = {name: as_added(token) for name, token in roles.items() if token is not None}
+    return named | ({"additional_special_tokens": list(map(as_added, others))} if others else {})
+
+
 def special_token_ids(tokenizer: "PreTrainedTokenizerFast") -> set[int]:
     """Return the ids of all special tokens, those without a role included."""
     added = tokenizer.added_tokens_decoder
@@ -214,8 +234,17 @@ def tokenizer_sha256(tokenizer: "PreTrainedTokenizerFast") -> str:
     """
     # `tokenizers` may change the last bit of a score when it reads its own file, so scores count to six decimals.
     backend = json.loads(tokenizer.backend_tokenizer.to_str(), parse_float=lambda digits: f"{float(digits):.6f}")
+    if _adds_nothing(backend["post_processor"]):  # transformers 5 puts one where there is none
+        backend["post_processor"] = None
     record = {"backend": backend | NO_TRUNCATION_OR_PADDING, "special_ids": special_ids(tokenizer)}
     return hashlib.sha256(json.dumps(record, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _adds_nothing(post_processor: dict[str, Any] | None) -> bool:
+    """Return whether it only numbers the texts of a pair, as `tokenizers` does without one."""
+    sequences = [{"Sequence": {"id": name, "type_id": number}} for number, name in enumerate("AB")]
+    nothing = {"type": "TemplateProcessing", "single": sequences[:1], "pair": sequences, "special_tokens": {}}
+    return post_processor in (None, nothing)
 
 
 def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: str) -> None:
@@ -229,11 +258,31 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: str) -> None:
     if starts is None:
         destination.delete_files([WORD_STARTS_FILE])  # of an earlier tokenizer
     with tempfile.TemporaryDirectory() as temporary_folder:
-        tokenizer.save_pretrained(temporary_folder)
+        write_tokenizer(tokenizer, temporary_folder)
         if starts is not None:
             np.save(Path(temporary_folder, WORD_STARTS_FILE), starts, allow_pickle=False)
         for path in sorted(Path(temporary_folder).iterdir()):
             destination.write_bytes(path.name, path.read_bytes())
+
+
+def write_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: str) -> None:
+    """Write the files of a tokenizer to a local folder, as transformers 4 does: 5 reads them as well."""
+    tokenizer.save_pretrained(folder)
+    path, roles_path = Path(folder, CONFIG_FILE), Path(folder, SPECIAL_TOKENS_FILE)
+    config = {key: value for key, value in json.loads(path.read_text("utf-8")).items() if key not in KEYS_OF_LOADING}
+    if config.get("tokenizer_class") == NEWER_FAST_TOKENIZER_CLASS:
+        config["tokenizer_class"] = FAST_TOKENIZER_CLASS
+    if isinstance(config.get("extra_special_tokens"), list):
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+    _write_json(path, config)
+    if not roles_path.exists():
+        roles = {name: token for name, token in config.items() if re.fullmatch(r"(?!add_).*_tokens?", name)}
+        _write_json(roles_path, roles)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write it as transformers does."""
+    path.write_text(json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def word_starts(tokenizer: "PreTrainedTokenizerFast") -> "NDArray[np.bool_] | None":

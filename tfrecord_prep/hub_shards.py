@@ -307,7 +307,7 @@ class _Commit:
 
     def find(self, name: str) -> str | None:
         """Fetch a file, and return its path in the cache; None if the commit has none."""
-        is_known_missing = self._look_up(name) is huggingface_hub._CACHED_NO_EXIST
+        is_known_missing = not isinstance(self._look_up(name), str | None)
         try:
             return None if is_known_missing else self.download(name)
         except errors.EntryNotFoundError:

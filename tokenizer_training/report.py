@@ -33,7 +33,7 @@ Item = TypeVar("Item")
 
 NUM_DROPPED_SHOWN = 20
 NUM_LONGEST = 20
-FIRST_NON_ASCII = 0x80
+ASCII = "".join(map(chr, range(0x80)))
 NUM_EXAMPLES = 10
 NUM_EXAMPLES_SHOWN = 3
 EXAMPLE_CHARACTERS = 80
@@ -424,9 +424,10 @@ def byte_ids(tokenizer: "PreTrainedTokenizerFast") -> set[int]:
     settings = json.loads(tokenizer.backend_tokenizer.to_str())
     names = set(BYTE_TOKENS) if settings["model"].get("byte_fallback") else set()
     if (settings["decoder"] or {}).get("type") == "ByteLevel":
-        from transformers.models.gpt2.tokenization_gpt2 import bytes_to_unicode
+        from tokenizers import pre_tokenizers
 
-        names |= {token for byte, token in bytes_to_unicode().items() if byte >= FIRST_NON_ASCII}
+        of_ascii = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(ASCII)
+        names |= set(pre_tokenizers.ByteLevel.alphabet()).difference(*(token for token, _ in of_ascii))
     return {token_id for token, token_id in tokenizer.get_vocab().items() if token in names}
 
 

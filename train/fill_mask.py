@@ -1,4 +1,4 @@
-"""Show what a masked language model predicts at the [MASK] of each sentence, using transformers' fill-mask pipeline."""
+"""Show what a masked language model predicts at the [MASK] of each sentence."""
 
 try:
     from mlm_common.cli.command_line import command, log_start, parse_arguments
@@ -9,6 +9,7 @@ except ModuleNotFoundError:
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from mlm_common.cli.process import run_as_script
@@ -61,25 +62,47 @@ def fill_masks(folder: str, sentences: Sequence[str], top_k: int = 5) -> list[li
         if top_k > vocabulary_size(tokenizer):
             raise InputError(f"--top-k must be at most {vocabulary_size(tokenizer)}, the vocabulary; received {top_k}.")
         texts = [_with_mask_token(sentence, tokenizer) for sentence in sentences]
-        from transformers import AutoModelForMaskedLM, FillMaskPipeline  # TensorFlow, not for bad input
         from transformers.utils import is_torch_available
 
-        if is_torch_available():
+        if is_torch_available():  # it is imported here, and not for bad input
+            from transformers import AutoModelForMaskedLM, FillMaskPipeline
+
             with guarded_read(local_folder, "the folder of a masked language model"):
                 model = AutoModelForMaskedLM.from_pretrained(local_folder)
+            # Not `pipeline("fill-mask", …)`, which loads the model itself.
+            fill = FillMaskPipeline(model=model, tokenizer=tokenizer)
         else:
-            from train.model.from_pretrained import load_model
+            from train.model.from_pretrained import load_model  # TensorFlow
 
             model = load_model(local_folder)
+            fill = partial(_fill, model, tokenizer)
         largest_id = max(max(tokenizer(text)["input_ids"]) for text in texts)
         if largest_id >= model.config.vocab_size:
             raise InputError(
                 f"The tokenizer in {folder} must be the model's, which has {model.config.vocab_size} ids; it gives the "
                 f"id {largest_id}."
             )
-        # Not `pipeline("fill-mask", …)`: it needs torch even for a TensorFlow model.
-        fill = FillMaskPipeline(model=model, tokenizer=tokenizer)
         return [fill(text, top_k=top_k) for text in texts]
+
+
+def _fill(model: Any, tokenizer: Any, text: str, top_k: int) -> list[dict[str, Any]]:
+    """Do with a TensorFlow model what FillMaskPipeline does with one of PyTorch."""
+    import tensorflow as tf
+
+    encoded = tokenizer(text)
+    logits = model({name: tf.constant([ids]) for name, ids in encoded.items()}, training=False)[0][0]  # (length, ids)
+    ids = encoded["input_ids"]
+    place = ids.index(tokenizer.mask_token_id)
+    scores, tokens = tf.math.top_k(tf.nn.softmax(tf.cast(logits[place], tf.float32)), top_k)
+    return [
+        {
+            "score": score,
+            "token": token,
+            "token_str": tokenizer.decode([token]),
+            "sequence": tokenizer.decode([*ids[:place], token, *ids[place + 1 :]], skip_special_tokens=True),
+        }
+        for score, token in zip(scores.numpy().tolist(), tokens.numpy().tolist(), strict=True)
+    ]
 
 
 @contextmanager

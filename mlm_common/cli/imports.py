@@ -32,6 +32,8 @@ NOISE = "|".join(
 GREP_END_SECONDS = 5.0
 # TensorFlow, Keras and TensorBoard import these if they are installed, which takes a second; nothing here needs that.
 OPTIONAL_PACKAGES = ("fsspec", "jax", "pandas", "scipy")
+# What transformers 5 logs when it is imported; a run needs no PyTorch.
+WITHOUT_TORCH = "PyTorch was not found"
 
 
 def set_up_imports() -> None:
@@ -41,6 +43,11 @@ def set_up_imports() -> None:
     """
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
+    logging.getLogger("transformers").addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(WITHOUT_TORCH)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -76,7 +83,7 @@ def _execute_torch(execute: Callable[[ModuleType], None], module: ModuleType) ->
 def _execute_import_utils(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
     """Spare transformers two things that it does when it is imported, which take half a second."""
     execute(module)
-    # Its metrics, which nothing here uses, import scikit-learn and SciPy.
+    # The metrics of version 4, which nothing here uses, import scikit-learn and SciPy.
     module._sklearn_available = False  # type: ignore[attr-defined]
     with contextlib.suppress(AttributeError):  # if another release has other functions
         # It reads the names in each of its 1,400 files twice, for it remembers 128 folders and has 400; and the names

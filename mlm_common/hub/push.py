@@ -140,13 +140,18 @@ def _check_may_write(account: Mapping[str, Any], repo_id: str) -> None:
 
 def _check_card(api: "HfApi", card: str, repository: HubRepository) -> None:
     """Let the Hub validate the metadata, as it does before each push: there, a refusal would come after the run."""
+    content = {"content": card, "repoType": repository.kind}
+
+    def validate() -> None:
+        url, headers = f"{api.endpoint}/api/validate-yaml", hf.utils.build_hf_headers()
+        hf.utils.hf_raise_for_status(hf.get_session().post(url, json=content, headers=headers))
+
     try:
-        repeat(lambda: api._validate_yaml(card, repo_type=repository.kind), CHECK_RETRY_DELAYS_SECONDS)
-    except ValueError as error:
-        if isinstance(error, OSError):  # an answer that is not the Hub's
-            raise
+        repeat(validate, CHECK_RETRY_DELAYS_SECONDS)
+    except hf.errors.BadRequestError as error:
         raise InputError(
-            f"The Hub must accept the card's metadata (--hub-license, --hub-language); it says: {one_line(error)}"
+            "The Hub must accept the card's metadata (--hub-license, --hub-language); it says: "
+            f"{error.server_message or one_line(error)}"
         ) from error
 
 
@@ -305,8 +310,8 @@ def read_branch(api: "HfApi", repository: HubRepository, revision: str) -> Branc
 def read_file(api: "HfApi", repository: HubRepository, revision: str, path: str) -> str:
     """Download a small text file, past the cache of huggingface_hub."""
     url = hf.hf_hub_url(repository.repo_id, path, repo_type=repository.kind, revision=revision, endpoint=api.endpoint)
-    answer = hf.get_session().get(url, headers=api._build_hf_headers())
-    answer.raise_for_status()
+    answer = hf.get_session().get(url, headers=hf.utils.build_hf_headers())
+    hf.utils.hf_raise_for_status(answer)
     return answer.content.decode("utf-8", errors="replace")
 
 

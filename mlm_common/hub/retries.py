@@ -1,9 +1,13 @@
 """Repeat calls of huggingface_hub after transient errors, with growing waits, and give each request a time-out.
 
-huggingface_hub repeats only the upload of a large file; its other requests are neither repeated nor given a time-out.
+huggingface_hub repeats few of its requests, and gives few a time-out. Before its version 1 it sends them by `requests`,
+since then by `httpx` or its successor.
 """
 
+import functools
+import json
 import logging
+import sys
 import textwrap
 import threading
 from collections.abc import Callable
@@ -26,22 +30,43 @@ UPLOAD_READ_TIMEOUT_SECONDS = 60.0
 # The longest wait that an answer's Retry-After is granted.
 MAX_RETRY_AFTER_SECONDS = 900.0
 TRANSIENT_STATUSES = {408, 409, 412, 429, 500, 502, 503, 504}
+# The errors of `requests` and of `httpx` by which an answer did not come, or not whole. Text instead of JSON is the
+# page of a proxy that did not reach the Hub.
+BROKEN_IN_REQUESTS = ("ConnectionError", "Timeout", "ChunkedEncodingError", "JSONDecodeError")
+BROKEN_IN_HTTPX = ("TimeoutException", "NetworkError", "RemoteProtocolError", "ProxyError")
 
 
 class HubAwayError(RunFailedError):
     """The Hub, or the network, failed for a transient reason; the message says what it was needed for."""
 
 
+class NoAnswerError(ConnectionError):
+    """An error of `httpx` as one of the system, as those of `requests` are."""
+
+
 def repeat(
     function: Callable[[], Result], delays_seconds: tuple[float, ...], stop_retries: threading.Event | None = None
 ) -> Result:
-    """Call the function until it succeeds, with a wait after each transient error; the last error is raised."""
+    """Call the function until it succeeds, with a wait after each transient error; the last error is raised.
+
+    What the function does is ask the Hub, and nothing else. Where no answer of the Hub came, the error is an OSError.
+    """
+
+    unanswered: tuple[type[Exception], ...] = (*_broken(), json.JSONDecodeError)
+
+    def ask() -> Result:
+        try:
+            return function()
+        except unanswered as error:
+            if isinstance(error, OSError):
+                raise
+            raise NoAnswerError(f"{type(error).__name__}: {error}") from error
 
     def log(error: Exception, wait_seconds: float) -> None:
         logger.warning("The Hub failed, next try in %.0f s: %s", wait_seconds, one_line(error))
 
     return retry_call(
-        function,
+        ask,
         delays_seconds,
         _is_transient,
         on_failure=log,
@@ -70,10 +95,7 @@ def hub_error(message: str, error: BaseException) -> HubAwayError | InputError:
 
 def is_away(error: BaseException | None) -> bool:
     """Return whether the exception, or one that it was raised from, means that the Hub is away for a while."""
-    if error is None or constants.HF_HUB_OFFLINE:
-        return False
-    # `datasets` says only that there was no connection.
-    return isinstance(error, ConnectionError) or _is_transient(error) or is_away(error.__cause__ or error.__context__)
+    return error is not None and (_is_transient(error) or is_away(error.__cause__ or error.__context__))
 
 
 def _is_of_encoding(error: BaseException | None) -> bool:
@@ -94,24 +116,43 @@ def check_token() -> None:
         )
 
 
+@functools.cache
 def configure_sessions() -> None:
     """Give all requests of huggingface_hub from now on a time-out."""
+    if hasattr(huggingface_hub, "configure_http_backend"):
+        huggingface_hub.configure_http_backend(_make_session)
+        return
+    usual: Any = huggingface_hub.get_session()
+    hooks = {"request": [*usual.event_hooks["request"], _bound]}
+    huggingface_hub.set_client_factory(lambda: type(usual)(follow_redirects=True, timeout=None, event_hooks=hooks))
+
+
+def _make_session() -> Any:
+    """Make a session of `requests` whose requests have a time-out."""
     import requests  # a third of the start of a worker process, which needs none of it
     from requests.adapters import HTTPAdapter
 
     class BoundedAdapter(HTTPAdapter):
         def send(self, request: Any, **options: Any) -> Any:  # type: ignore[override]
-            read_seconds = UPLOAD_READ_TIMEOUT_SECONDS if request.method == "PUT" else READ_TIMEOUT_SECONDS
-            options["timeout"] = options.get("timeout") or (CONNECT_TIMEOUT_SECONDS, read_seconds)
+            options["timeout"] = options.get("timeout") or (CONNECT_TIMEOUT_SECONDS, _read_seconds(request))
             return super().send(request, **options)
 
-    def make_session() -> requests.Session:
-        session = requests.Session()
-        session.mount("http://", BoundedAdapter())
-        session.mount("https://", BoundedAdapter())
-        return session
+    session = requests.Session()
+    session.mount("http://", BoundedAdapter())
+    session.mount("https://", BoundedAdapter())
+    return session
 
-    huggingface_hub.configure_http_backend(make_session)
+
+def _bound(request: Any) -> None:
+    """Give a request of `httpx` the time-outs that it lacks."""
+    read_seconds = _read_seconds(request)
+    ours = {"connect": CONNECT_TIMEOUT_SECONDS, "read": read_seconds, "write": read_seconds}
+    given = {name: seconds for name, seconds in request.extensions.get("timeout", {}).items() if seconds is not None}
+    request.extensions["timeout"] = ours | given
+
+
+def _read_seconds(request: Any) -> float:
+    return UPLOAD_READ_TIMEOUT_SECONDS if request.method == "PUT" else READ_TIMEOUT_SECONDS
 
 
 def _cause(error: BaseException) -> BaseException | None:
@@ -124,13 +165,20 @@ def _response(error: BaseException) -> Any:
 
 
 def _is_transient(error: BaseException) -> bool:
-    if not isinstance(error, OSError | RuntimeError):
+    if constants.HF_HUB_OFFLINE:
         return False
-    from requests import exceptions
+    # `datasets` and `hf_xet` say only that there was no connection.
+    return isinstance(_cause(error), (ConnectionError, *_broken())) or status_of(error) in TRANSIENT_STATUSES
 
-    # Text instead of JSON is the page of a proxy that did not reach the Hub.
-    broken = exceptions.ConnectionError, exceptions.Timeout, exceptions.ChunkedEncodingError, exceptions.JSONDecodeError
-    return isinstance(_cause(error), broken) or status_of(error) in TRANSIENT_STATUSES
+
+@functools.cache
+def _broken() -> tuple[type[Exception], ...]:
+    """Look up the errors in the library that huggingface_hub sends its requests by."""
+    from huggingface_hub.errors import HTTPError  # imports the library
+
+    library = sys.modules[HTTPError.__module__]
+    names = BROKEN_IN_REQUESTS if library.__name__.startswith("requests") else BROKEN_IN_HTTPX
+    return tuple(getattr(library, name) for name in names)
 
 
 def _retry_after_seconds(error: BaseException) -> float:

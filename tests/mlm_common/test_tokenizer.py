@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from mlm_common.errors import InputError
@@ -29,13 +29,14 @@ from mlm_common.tokenizer import (
     vocabulary_size,
     word_starts,
 )
+from tests.fixtures.results import read_json
 from tests.fixtures.tiny_models import tiny_tokenizer
 from tokenizer_training.report import plain_text_backend
 
 WORDS = ["the", "model", "reads", "text"]
 
 
-def make_tokenizer(scores: list[float] | None = None, **names: str | None) -> PreTrainedTokenizerFast:
+def make_tokenizer(scores: list[float] | None = None, **names: Any) -> PreTrainedTokenizerFast:
     scores = scores or [-1.5, -2.123456789012345, -3.1, -1 / 3]
     pieces = [(token, 0.0) for token in SPECIAL_TOKENS.values()]
     pieces += [(f"▁{word}", score) for word, score in zip(WORDS, scores, strict=True)]
@@ -379,3 +380,42 @@ def test_a_tokenizer_that_cannot_be_changed_is_refused():
     content["model"]["merges"].append(["no", "such"])
     with pytest.raises(InputError, match=r"must work without its special tokens \(<pad>, .*`no` out of vocab"):
         plain_text_tokenizer_json(json.dumps(content))
+
+
+def test_what_transformers_5_has_saved_is_loaded_and_saved_for_both(tmp_path):
+    tokenizer = make_tokenizer()
+    save_tokenizer(tokenizer, str(tmp_path))
+    config_path, roles_path = tmp_path / "tokenizer_config.json", tmp_path / "special_tokens_map.json"
+    config, roles = read_json(config_path), read_json(roles_path)
+    assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert roles == {f"{name}_token": token for name, token in SPECIAL_TOKENS.items()}
+    of_5 = {name: value for name, value in config.items() if name != "added_tokens_decoder"}
+    of_5 |= {"tokenizer_class": "TokenizersBackend", "backend": "tokenizers", "is_local": True}
+    config_path.write_text(json.dumps(of_5), encoding="utf-8")
+    roles_path.unlink()
+    loaded = load_tokenizer(str(tmp_path))
+    assert (tokenizer_sha256(loaded), special_ids(loaded)) == (tokenizer_sha256(tokenizer), special_ids(tokenizer))
+    save_tokenizer(loaded, str(tmp_path / "again"))
+    again = read_json(tmp_path / "again" / "tokenizer_config.json")
+    assert again["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert not {"backend", "is_local"} & again.keys()
+    assert read_json(tmp_path / "again" / "special_tokens_map.json").keys() == roles.keys()
+
+
+def test_tokens_without_a_role_have_the_name_that_both_versions_know(tmp_path):
+    tokenizer = make_tokenizer(additional_special_tokens=["[ENT]"])
+    save_tokenizer(tokenizer, str(tmp_path))
+    config = read_json(tmp_path / "tokenizer_config.json")
+    assert config["additional_special_tokens"] == ["[ENT]"]
+    assert not config.get("extra_special_tokens")
+    assert "[ENT]" in load_tokenizer(str(tmp_path)).all_special_tokens
+
+
+def test_a_post_processor_that_adds_nothing_is_as_none():
+    tokenizer = make_tokenizer()
+    expected = tokenizer_sha256(tokenizer)
+    backend = tokenizer.backend_tokenizer
+    backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
+    assert tokenizer_sha256(tokenizer) == expected
+    backend.post_processor = processors.TemplateProcessing(single="$A:0 $A:0", pair="$A:0 $B:1", special_tokens=[])
+    assert tokenizer_sha256(tokenizer) != expected

@@ -5,15 +5,16 @@ Each gives an object whose `environment` is laid over that of a program under te
 """
 
 import base64
-import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
-from huggingface_hub import configure_http_backend, constants, file_download, lfs
+from huggingface_hub import constants, file_download
 
 from mlm_common.hub import push as hub
+from mlm_common.hub import retries
 from mlm_common.storage import gcs as client
 from tests.servers import cloud_storage as cloud_storage_server
 from tests.servers import hub as hub_server_module
@@ -190,12 +191,26 @@ def hub_here(hub_server: HubHandle, monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.setattr(file_download, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
     monkeypatch.setattr(constants, "ENDPOINT", hub_server.endpoint)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", f"{hub_server.environment['HF_HOME']}/hub")
     monkeypatch.setattr(hub, "RETRY_DELAYS_SECONDS", (RETRY_SECONDS,) * 4)
     monkeypatch.setattr(hub, "CHECK_RETRY_DELAYS_SECONDS", (RETRY_SECONDS,))
-    monkeypatch.setattr(lfs, "http_backoff", functools.partial(lfs.http_backoff, base_wait_time=RETRY_SECONDS))
+    # How often huggingface_hub repeats a request itself differs between its versions.
+    defaults: Any = huggingface_hub.utils.http_backoff.__kwdefaults__
+    monkeypatch.setitem(defaults, "max_retries", 0)
+    forget_sessions()
     yield hub_server
-    configure_http_backend()
+    forget_sessions()
+
+
+def forget_sessions() -> None:
+    """Let huggingface_hub connect as it does by itself, and as the environment says now."""
+    retries.configure_sessions.cache_clear()
+    if hasattr(huggingface_hub, "configure_http_backend"):
+        huggingface_hub.configure_http_backend()
+    else:
+        httpx: Any = huggingface_hub.utils._http
+        huggingface_hub.set_client_factory(httpx.default_client_factory)
 
 
 @pytest.fixture
@@ -203,6 +218,7 @@ def hub_of_transformers(hub_here: HubHandle, monkeypatch: pytest.MonkeyPatch, tm
     """The stand-in, reached from this process by transformers, too, which read the environment when imported."""
     from transformers.utils import hub
 
-    monkeypatch.setattr(hub, "_is_offline_mode", False)
-    monkeypatch.setattr(hub, "TRANSFORMERS_CACHE", str(tmp_path / "cache"))
+    # Of version 4; version 5 asks huggingface_hub.
+    monkeypatch.setattr(hub, "_is_offline_mode", False, raising=False)
+    monkeypatch.setattr(hub, "TRANSFORMERS_CACHE", str(tmp_path / "cache"), raising=False)
     return hub_here

@@ -161,7 +161,8 @@ class Hub(Application):
         content = {"url": f"{address(request)}/{'' if kind == 'models' else kind + '/'}{repo_id}", "id": repo_id}
         if (kind, repo_id) in self.repositories.by_name:
             return json_response(content | {"error": "You already created this repo"}, 409)
-        self.repositories.create(kind, repo_id, bool(wanted.get("private")))
+        is_private = wanted.get("private") or wanted.get("visibility") == "private"
+        self.repositories.create(kind, repo_id, bool(is_private))
         return json_response(content)
 
     # Reading.

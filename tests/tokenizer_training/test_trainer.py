@@ -165,8 +165,7 @@ def test_extra_special_tokens_get_their_ids_and_stay_whole():
     assert tokenizer.convert_tokens_to_ids(extra) == [5, 6, 7, 8]
     assert tokenizer.convert_tokens_to_ids("<0x00>") == 9
     assert len(tokenizer) == len(tokenizer.get_vocab()) == 600
-    assert tokenizer.additional_special_tokens == extra
-    assert set(extra) < set(tokenizer.all_special_tokens)
+    assert [token for token in tokenizer.all_special_tokens if token in extra] == extra
     # Each is found, with or without spaces around it, and no other.
     ids = tokenizer("[ENT] @@ing,\uff21\uff22x[ENT] doing AB", add_special_tokens=False)["input_ids"]
     assert [token_id for token_id in ids if token_id < 9] == [5, 7, 6, 8, 5, 6]

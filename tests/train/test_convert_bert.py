@@ -58,7 +58,7 @@ def test_the_tokenizer_is_googles(lower, bert, bert_variables, tmp_path, run):
     source = write_google_checkpoint(tmp_path / "a", bert_variables, google_settings(bert.config))
     assert run(main, source, tmp_path / "out", f"--{'' if lower else 'no-'}do-lower-case").status == 0
     text = "The Ä of A functionx, returns 天 the"
-    googles = BertTokenizerFast(str(source / "vocab.txt"), do_lower_case=lower)
+    googles = BertTokenizerFast.from_pretrained(source, do_lower_case=lower)
     for loaded in (AutoTokenizer, BertTokenizerFast):
         tokenizer = loaded.from_pretrained(tmp_path / "out")
         assert tokenizer(text, "a")["input_ids"] == googles(text, "a")["input_ids"]

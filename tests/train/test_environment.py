@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import transformers.utils
 
 from train import TPUS, has_accelerator
 
@@ -28,15 +29,16 @@ def version(name):
 metadata.version = version
 {first}
 {second}
-from transformers.utils import is_tf_available
-assert is_tf_available()
+import transformers.utils
+assert getattr(transformers.utils, "is_tf_available", lambda: True)()
 """
     orders = (("import train", "import transformers"), ("import transformers", "import train"))
     well, refused = (
         run_program(program.format(first=first, second=second), "FORCE_TF_AVAILABLE") for first, second in orders
     )
     assert well.returncode == 0
-    assert "InputError: train must be imported before transformers" in refused.stderr
+    looks_for_it = hasattr(transformers.utils, "is_tf_available")  # version 5 does not
+    assert ("InputError: train must be imported before transformers" in refused.stderr) == looks_for_it
 
 
 @pytest.mark.skipif(has_accelerator(TPUS), reason="for a machine without a TPU")
@@ -52,10 +54,10 @@ import train
 import tensorflow as tf
 import transformers
 from tests.fixtures.tiny_models import tiny_model, tiny_tokenizer
+from train.fill_mask import _fill
 tf.config.list_logical_devices()
 model = tiny_model("bert")
-tiny_tokenizer()("text", return_tensors="tf")
-transformers.FillMaskPipeline(model=model, tokenizer=tiny_tokenizer())("a [MASK]", top_k=1)
+_fill(model, tiny_tokenizer(), "a [MASK]", 1)
 """
     done = run_program(program, "TF_CPP_MIN_LOG_LEVEL")
     assert done.returncode == 0

@@ -219,9 +219,7 @@ def check_import(config: TrainingConfig) -> Iterator[Finding]:
     doing = "import of TensorFlow, tf-keras and transformers"
     libraries = ask_tensorflow("import_libraries", config, doing, REINSTALL)
     if libraries["is_seen_by_transformers"]:
-        yield Finding(
-            "ok", "import", f"TensorFlow {libraries['tensorflow']}, {libraries['file']}, seen by transformers"
-        )
+        yield Finding("ok", "import", f"TensorFlow {libraries['tensorflow']}, {libraries['file']}")
     else:
         text = f"transformers does not see TensorFlow {libraries['tensorflow']}, {libraries['file']}."
         yield Finding("error", "import", text, "Unset USE_TORCH, USE_TF and FORCE_TF_AVAILABLE.")
@@ -327,12 +325,15 @@ def import_libraries(_config: TrainingConfig) -> dict[str, Any]:
 
     import tensorflow as tf
     import tf_keras  # noqa: F401
-    import transformers.modeling_tf_utils
+    import transformers.utils
+
+    if importlib.util.find_spec("transformers.modeling_tf_utils"):  # version 5 has none
+        import transformers.modeling_tf_utils
 
     return {
         "tensorflow": tf.__version__,
         "file": str(spec and spec.origin),
-        "is_seen_by_transformers": transformers.utils.is_tf_available(),
+        "is_seen_by_transformers": getattr(transformers.utils, "is_tf_available", lambda: True)(),
     }
 
 

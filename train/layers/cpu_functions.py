@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import tensorflow as tf
 import tf_keras
-from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from train.runtime.named_scopes import custom_gradient
+from train.runtime.private import is_for_xla
 
 # What TensorFlow would also compute in bfloat16, beside products; sums would lose most of their terms.
 FLOAT32_OPERATIONS = (
@@ -24,7 +24,7 @@ FLOAT32_OPERATIONS = (
 
 def runs_unfused() -> bool:
     """Return whether what is called now runs operation by operation: neither on a TPU nor compiled by XLA."""
-    return not GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+    return not is_for_xla()
 
 
 def cross_entropy_and_correct(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

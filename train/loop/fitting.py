@@ -23,6 +23,7 @@ from train.metrics.training_log import TrainingDivergedError, TrainingLog
 from train.publishing.publisher import PushToHub
 from train.runtime import supervisor
 from train.runtime.preemption import InFlight, RunStoppedError, StopRequest
+from train.runtime.private import steps_per_execution
 from train.runtime.runtime import WAIT_NAME, Runtime
 
 logger = logging.getLogger(__name__)
@@ -304,7 +305,7 @@ class StepsPerExecution(tf_keras.callbacks.Callback):
 
     def _set_length(self) -> None:
         if self._max_steps > 1:
-            self.model._steps_per_execution.assign(self.length_after(self._step))
+            steps_per_execution(self.model).assign(self.length_after(self._step))
 
 
 @dataclass

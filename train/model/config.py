@@ -3,7 +3,6 @@
 from contextlib import nullcontext
 
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from mlm_common.errors import InputError
 from mlm_common.storage import check_folder_or_hub
@@ -23,6 +22,7 @@ from train.model.architectures import (
     position_offset,
     uses_token_types,
 )
+from train.model.configurations import make_config
 
 # Decided by tokenizer and shards; an override would make a model that does not fit them.
 DECIDED_BY_DATA = ("model_type", "vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "mask_token_id")
@@ -100,8 +100,7 @@ def _resolve(config: ModelConfig, inputs: Inputs, max_length: int) -> Pretrained
 
 def _read(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
     if (config.init_from is None or config.grow) and config.pretrained_model_config is None:
-        settings = dict(read_preset(config.preset)["model"])
-        return CONFIG_MAPPING[settings.pop("model_type")](**settings)
+        return make_config(read_preset(config.preset)["model"])
     from train.model.pretrained_files import read_config, read_initial_config  # for these flags alone
 
     if config.init_from is not None and not config.grow:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
 from safetensors import safe_open
-from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTrainedTokenizerFast
+from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedTokenizerFast
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from mlm_common.errors import InputError
@@ -21,6 +21,7 @@ from mlm_common.storage import local_or_hub, open_folder
 from mlm_common.storage.guard import guarded_read
 from mlm_common.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from train.model.architectures import ARCHITECTURES
+from train.model.configurations import load_config, make_config
 from train.runtime.run_folder import RECORD_NAME, exported_model
 
 # Of TensorFlow, as transformers 4 names them.
@@ -52,12 +53,12 @@ def read_config(folder_or_hub_id: str) -> PretrainedConfig:
             settings = json.loads(path.read_bytes())
             _check_settings(settings)
             if "model_type" not in settings:
-                return CONFIG_MAPPING[_model_type_in(Path(folder_or_hub_id).resolve().name)].from_dict(settings)
-            return AutoConfig.from_pretrained(folder_or_hub_id)
+                return make_config(settings | {"model_type": _model_type_in(Path(folder_or_hub_id).resolve().name)})
+            return load_config(folder_or_hub_id)
     try:
         if not PretrainedConfig.get_config_dict(folder_or_hub_id)[0]:  # AutoConfig would guess by the name
             raise FileNotFoundError(f"it has no {CONFIG_NAME}")
-        return AutoConfig.from_pretrained(folder_or_hub_id)
+        return load_config(folder_or_hub_id)
     except Exception as error:  # those of the Hub, of its client, and of whatever file it sent
         rule = "A model is a folder with config.json, or a model on the Hub"
         if found := _model_within(folder_or_hub_id):

@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -12,13 +13,13 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 from transformers import AlbertTokenizerFast, BertTokenizerFast, PretrainedConfig, PreTrainedTokenizerFast
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from mlm_common.errors import InputError
 from mlm_common.storage import Folder, folder_and_name, open_folder, read_file
 from mlm_common.storage.guard import guarded_read
 from mlm_common.tokenizer import special_ids, vocabulary_size
 from train.model.architectures import architecture_of, check_architecture
+from train.model.configurations import make_config
 from train.publishing.google_variables import (
     OBJECT_GRAPH,
     Conversion,
@@ -178,7 +179,7 @@ def _read_config(path: str, model_type: str) -> PretrainedConfig:
     if wrong is not None:
         raise InputError(f"{wrong} must be a whole number above 0; {path} has {settings[wrong]!r}.")
     with guarded_read(path, f"the configuration of a {model_type}", flag="--bert-config"):
-        config = CONFIG_MAPPING[model_type](**settings)
+        config = make_config(settings | {"model_type": model_type})
     if config.hidden_size % config.num_attention_heads:
         raise InputError(
             f"num_attention_heads must divide hidden_size; {path} has {config.num_attention_heads} and "
@@ -200,15 +201,15 @@ def _lowers_case(asked: bool | None, names: tuple[str, ...], checkpoint: str) ->
 def _read_tokenizer(
     local_path: str, path: str, config: PretrainedConfig, do_lower_case: bool
 ) -> PreTrainedTokenizerFast:
-    with guarded_read(path, "a vocabulary", flag="--vocabulary"):
+    # From a folder: the classes of transformers 4 and 5 have other arguments.
+    with guarded_read(path, "a vocabulary", flag="--vocabulary"), tempfile.TemporaryDirectory() as folder:
         if path.endswith(SENTENCEPIECE_SUFFIX):
-            tokenizer = AlbertTokenizerFast(vocab_file=local_path, do_lower_case=do_lower_case)
+            shutil.copyfile(local_path, Path(folder, "spiece.model"))
+            tokenizer = AlbertTokenizerFast.from_pretrained(folder, do_lower_case=do_lower_case)
         else:
-            tokens = _read_wordpieces(local_path, path)
-            with tempfile.TemporaryDirectory() as folder:
-                stripped = Path(folder, "vocab.txt")
-                stripped.write_text("".join(f"{token}\n" for token in tokens), encoding="utf-8")
-                tokenizer = BertTokenizerFast(vocab_file=str(stripped), do_lower_case=do_lower_case)
+            tokens = "".join(f"{token}\n" for token in _read_wordpieces(local_path, path))
+            Path(folder, "vocab.txt").write_text(tokens, encoding="utf-8")
+            tokenizer = BertTokenizerFast.from_pretrained(folder, do_lower_case=do_lower_case)
     if vocabulary_size(tokenizer) != config.vocab_size:
         raise InputError(
             f"The vocabulary must have the {config.vocab_size:,} tokens of the configuration; {path} has "

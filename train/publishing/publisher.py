@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from mlm_common.errors import InputError, RunFailedError, error_summary
 from mlm_common.hub.push import CARD_NAME, HubRepository, mark_card, push_files
 from mlm_common.hub.redaction import redact, redact_except, redact_settings, redacted_hash
-from mlm_common.hub.retries import configure_sessions, hub_error, one_line
+from mlm_common.hub.retries import configure_sessions, hub_error, one_line, repeat
 from mlm_common.storage import open_folder
 from mlm_common.tokenizer import vocabulary_size
 from mlm_common.workers import LatestItemWorker
@@ -177,12 +178,8 @@ def _run_on_hub(config: HubConfig, *patterns: str) -> Iterator[str]:
     configure_sessions()
     with tempfile.TemporaryDirectory(prefix="checkpoint-") as copy:
         try:
-            huggingface_hub.snapshot_download(
-                str(config.hub_model_id),
-                revision=CHECKPOINTS_BRANCH,
-                local_dir=copy,
-                allow_patterns=[*patterns, RECORD_NAME],
-            )
+            fetch = partial(huggingface_hub.snapshot_download, str(config.hub_model_id), revision=CHECKPOINTS_BRANCH)
+            repeat(lambda: fetch(local_dir=copy, allow_patterns=[*patterns, RECORD_NAME]), ())
             if not Path(copy, RECORD_NAME).exists():
                 raise FileNotFoundError(f"it lacks {RECORD_NAME}.")
         except (OSError, ValueError) as error:

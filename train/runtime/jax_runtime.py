@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 from jax.experimental import multihost_utils
 from numpy.typing import NDArray
-from tensorflow.python.profiler import trace
 
 from train.runtime.jax_programs import (
     Program,
@@ -28,6 +27,7 @@ from train.runtime.jax_programs import (
 )
 from train.runtime.lowering import Lowered, empty, give_memory_back, lower, set_value, value_of
 from train.runtime.machines import Cluster
+from train.runtime.private import keeping_trace, steps_per_execution
 from train.runtime.runtime import WAIT_NAME, Runtime
 
 
@@ -75,7 +75,7 @@ class JaxRuntime(Runtime):
 
         def train(iterator: Iterator[Any]) -> dict[str, Any]:
             wait_seconds = 0.0
-            for _ in range(int(model._steps_per_execution.numpy())):
+            for _ in range(int(steps_per_execution(model).numpy())):
                 asked_seconds = time.perf_counter()
                 batch = next(iterator)
                 wait_seconds += time.perf_counter() - asked_seconds
@@ -123,11 +123,11 @@ class JaxRuntime(Runtime):
         return np.asarray(multihost_utils.process_allgather(values))
 
     def start_profile(self, folder: str) -> None:
-        with _keeping_trace():
+        with keeping_trace():
             jax.profiler.start_trace(folder)
 
     def stop_profile(self) -> None:
-        with _keeping_trace():
+        with keeping_trace():
             jax.profiler.stop_trace()
 
     def release(self) -> None:
@@ -183,16 +183,6 @@ class JaxRuntime(Runtime):
         program = compile_program(lowered.stablehlo, self._devices)
         give_memory_back()
         return lowered, program, captured
-
-
-@contextmanager
-def _keeping_trace() -> Iterator[None]:
-    """Keep a function of TensorFlow that JAX's profiler replaces by whether it is on, as a newer TensorFlow has it."""
-    enabled = trace.enabled
-    try:
-        yield
-    finally:
-        trace.enabled = enabled
 
 
 class JaxVariable:

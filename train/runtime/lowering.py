@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
-from tensorflow.python.framework.ops import gradient_registry
-from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, get_eager_safe_handle_data
+
+from train.runtime.private import registered_gradients, variable_of
 
 # A constant of truth values in StableHLO's text, where it is long.
 TRUTH_VALUES = re.compile(r'(%\w+) = stablehlo\.constant dense<"0x([0-9A-F]+)"> : tensor<([\dx]+)xi1>')
@@ -102,10 +102,7 @@ def lower(function: Callable[..., Any], specs: Any, num_replicas: int) -> Lowere
 
 def _variable_or_tensor(captured: Any) -> Any:
     """Return the variable of a handle: a graph does not list those that a policy may cast and it only assigns."""
-    if captured.dtype != tf.resource:
-        return captured
-    (value,) = get_eager_safe_handle_data(captured).shape_and_type
-    return BaseResourceVariable(False, tf.TensorShape(value.shape), tf.as_dtype(value.dtype), captured)
+    return variable_of(captured) if captured.dtype == tf.resource else captured
 
 
 def _forget_gradients(graph: tf.Graph) -> None:
@@ -113,7 +110,7 @@ def _forget_gradients(graph: tf.Graph) -> None:
 
     TensorFlow registers one for each call, and never removes it. Those of functions that the graph calls may be needed.
     """
-    registered: dict[str, Any] = gradient_registry._registry
+    registered = registered_gradients()
     for operation in graph.get_operations():
         if operation.type == "IdentityN":
             with suppress(ValueError):  # it has none of its own

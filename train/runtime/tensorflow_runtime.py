@@ -11,6 +11,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from train.runtime.machines import Cluster
+from train.runtime.private import steps_per_execution
 from train.runtime.runtime import WAIT_NAME, Runtime, StoredVariable
 
 
@@ -149,8 +150,7 @@ def build_train_function(model: Any) -> Callable[[Any], dict[str, tf.Tensor]]:
         strategy.run(train_step, args=(batch,))
         return answered_seconds - asked_seconds
 
-    # tf_keras' variable: its `fit` counts by it, and reads it again for each execution.
-    num_steps = model._steps_per_execution
+    num_steps = steps_per_execution(model)
 
     def execute_many(iterator: Any) -> dict[str, tf.Tensor]:
         end = num_steps.read_value()  # once: it may be on the device

@@ -25,7 +25,7 @@ from train.checks import machine
         ({"tensorflow____init__": "import os; os.abort()"}, "crashed (SIGABRT): "),
         ({"tensorflow____init__": "import time; time.sleep(600)"}, "did not end within 1 s."),
         ({"transformers__utils": "is_tf_available = lambda: False"}, "transformers does not see TensorFlow 2.21.0"),
-        ({"transformers__modeling_tf_utils": None}, "No module named 'transformers.modeling_tf_utils'"),
+        ({"transformers__modeling_tf_utils": None, "transformers__utils": ""}, "ok import TensorFlow 2.21.0, "),
         ({"transformers__modeling_tf_utils": "raise ValueError('is Keras 3')"}, "failed: ValueError: is Keras 3"),
     ],
     ids=["well", "broken", "illegal", "abort", "hangs", "unseen", "transformers 5", "keras 3"],

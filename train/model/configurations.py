@@ -1,0 +1,66 @@
+"""Make configurations of transformers 4 and 5 alike: in the names of version 4, which both read.
+
+Version 5 has renamed settings of ModernBERT: `rope_parameters` has the bases of its rotations, and `layer_types` says
+of each layer whether its attention is global.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import try_to_load_from_cache
+from transformers import PretrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.utils import CONFIG_NAME
+
+GLOBAL, LOCAL = "full_attention", "sliding_attention"
+BASES = {"global_rope_theta": GLOBAL, "local_rope_theta": LOCAL}
+EVERY = "global_attn_every_n_layers"
+# The defaults of version 4.
+NAMES_OF_4 = {"global_rope_theta": 160_000.0, "local_rope_theta": 10_000.0, EVERY: 3}
+NAMES_OF_5 = ("rope_parameters", "layer_types")
+
+
+def make_config(settings: Mapping[str, Any]) -> PretrainedConfig:
+    """Make a configuration from its settings, among them `model_type`, in the names of version 4 or 5."""
+    others = dict(settings)
+    model_type = others.pop("model_type")
+    if model_type != "modernbert":
+        return CONFIG_MAPPING[model_type](**others)
+    ours = _names_of_4(others)
+    # Version 5 has no configuration without layers.
+    if (num_layers := others.pop("num_hidden_layers", None)) is not None:
+        ours["num_hidden_layers"] = num_layers
+    config = CONFIG_MAPPING[model_type](**{name: value for name, value in others.items() if name not in NAMES_OF_5})
+    for name in NAMES_OF_5:
+        vars(config).pop(name, None)
+    config.update(ours)
+    return config
+
+
+def load_config(folder_or_hub_id: str) -> PretrainedConfig:
+    """Load the configuration of a model; `_commit_hash` is its commit on the Hub."""
+    config = make_config(PretrainedConfig.get_config_dict(folder_or_hub_id)[0])
+    config.name_or_path = folder_or_hub_id
+    if not Path(folder_or_hub_id).is_dir():  # version 5 does not tell
+        found = try_to_load_from_cache(folder_or_hub_id, CONFIG_NAME)
+        if isinstance(found, str):
+            config._commit_hash = Path(found).parent.name
+    return config
+
+
+def _names_of_4(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the settings, or the defaults, give for the names of version 4."""
+    ours = {name: settings.get(name, default) for name, default in NAMES_OF_4.items()}
+    rotations = settings.get("rope_parameters") or {}
+    ours |= {name: rotations[kind]["rope_theta"] for name, kind in BASES.items() if kind in rotations}
+    layers = settings.get("layer_types")
+    if layers and layers != _layer_types(ours[EVERY], len(layers)):
+        ours[EVERY] = layers.index(GLOBAL, 1) if GLOBAL in layers[1:] else len(layers)
+        if layers != _layer_types(ours[EVERY], len(layers)):
+            raise ValueError(f"its layer_types must be {GLOBAL} at equal distances from the first on, and are {layers}")
+    return ours
+
+
+def _layer_types(global_every: int, num_layers: int) -> list[str]:
+    return [LOCAL if index % global_every else GLOBAL for index in range(num_layers)]
