@@ -17,6 +17,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerFast
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
 
 from mlm_common.storage import PARTIAL_SUFFIX
+from mlm_common.tokenizer import role_tokens, write_tokenizer
 from train.checkpoints.store import write_safetensors
 from train.model.architectures import (
     DELTA,
@@ -108,7 +109,7 @@ def write_model(
     Path(folder).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".export-", suffix=PARTIAL_SUFFIX) as staging:
         write_safetensors(Path(staging, SAFE_WEIGHTS_NAME), weights, metadata={"format": "pt"})
-        tokenizer.save_pretrained(staging)
+        write_tokenizer(tokenizer, staging)
         config.save_pretrained(staging)
         paths = sorted(Path(staging).iterdir(), key=lambda path: path.name == CONFIG_NAME)
         for path in paths:
@@ -174,7 +175,7 @@ def exported_tokenizer(
         model_input_names=["input_ids", *token_types, "attention_mask"],
         clean_up_tokenization_spaces=False,
         **case,
-        **tokenizer.special_tokens_map_extended,
+        **role_tokens(tokenizer),
     )
 
 

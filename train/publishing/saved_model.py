@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from mlm_common.errors import InputError
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository, push_files
@@ -21,6 +20,7 @@ from mlm_common.workers import STOP_SECONDS, LatestItemWorker
 from train.checkpoints.store import CHECKPOINT_NAME, CheckpointStore, DamagedCheckpointError, find_checkpoint
 from train.metrics.log import read_metrics
 from train.model.architectures import ARCHITECTURES, max_positions, pytorch_class
+from train.model.configurations import make_config
 from train.model.from_pretrained import load_model
 from train.model.pretrained_files import TF2_WEIGHTS_NAME, read_config
 from train.model.weight_files import write_h5
@@ -133,7 +133,7 @@ def _read_checkpoint(run_folder: RunFolder, step: int, tokenizer_name: str | Non
             raise InputError(
                 f"--tokenizer is required: the {RECORD_NAME} in {run_folder} was on the Hub, and names none."
             )
-        config = CONFIG_MAPPING[record["model_config"]["model_type"]].from_dict(record["model_config"])
+        config = make_config(record["model_config"])
         model_class = record["task"]["model_class"]
         class_name = pytorch_class(model_class, config)
         max_length = longest_row(record["plan"])
