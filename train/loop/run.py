@@ -33,6 +33,7 @@ from train.config.settings import HardwareConfig, RunSettings, TrainingConfig
 from train.data.inputs import Inputs
 from train.data.shards import TrainingInputs
 from train.model.computation import Computation, count_parameters, count_weights_in_matrices, planned_step_flops
+from train.model.configurations import settings_of
 from train.publishing.model_card import check_card
 from train.runtime.machines import (
     ACCELERATOR_TYPE_VARIABLE,
@@ -264,7 +265,7 @@ class Run:
     def _fingerprint_up_to(self, last_index: int) -> dict[str, Any]:
         contents = []
         for phase in self.phases[: last_index + 1]:
-            content = fingerprint(phase.config, phase.inputs, phase.model_config.to_diff_dict())
+            content = fingerprint(phase.config, phase.inputs, settings_of(phase.model_config))
             content |= phase.task.identity
             contents.append(content | ({"has_own_schedule": True} if phase.has_separate_schedule else {}))
         return fingerprint_of_phases(contents)

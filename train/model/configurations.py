@@ -13,11 +13,18 @@ from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import CONFIG_NAME
 
+from train.model.architectures import ARCHITECTURES
+
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 BASES = {"global_rope_theta": GLOBAL, "local_rope_theta": LOCAL}
 EVERY = "global_attn_every_n_layers"
 # The defaults of version 4.
-NAMES_OF_4 = {"global_rope_theta": 160_000.0, "local_rope_theta": 10_000.0, EVERY: 3}
+NAMES_OF_4 = {"global_rope_theta": 160_000.0, "local_rope_theta": 10_000.0, EVERY: 3, "repad_logits_with_grad": False}
+# What version 4 does not write of these settings, and 5 does.
+UNWRITTEN: dict[str, Any] = {"tie_word_embeddings": True, "is_decoder": False, "add_cross_attention": False}
+UNWRITTEN |= {f"{name}_token_id": None for name in ("pad", "bos", "eos", "cls", "sep")}
+# What version 5 does not know, since it has nothing else.
+POSITIONS = "position_embedding_type"
 NAMES_OF_5 = ("rope_parameters", "layer_types")
 
 
@@ -47,6 +54,16 @@ def load_config(folder_or_hub_id: str) -> PretrainedConfig:
         if isinstance(found, str):
             config._commit_hash = Path(found).parent.name
     return config
+
+
+def settings_of(config: PretrainedConfig) -> dict[str, Any]:
+    """Return the settings that tell architectures apart, as version 4 writes them; their version is not among them."""
+    settings = config.to_diff_dict()
+    settings.pop("transformers_version", None)
+    architecture = ARCHITECTURES.get(config.model_type)
+    if architecture and POSITIONS in architecture.required:
+        settings.setdefault(POSITIONS, architecture.required[POSITIONS])
+    return {name: value for name, value in settings.items() if name not in UNWRITTEN or value != UNWRITTEN[name]}
 
 
 def _names_of_4(settings: Mapping[str, Any]) -> dict[str, Any]:
