@@ -25,12 +25,7 @@ from train.model.architectures import (
     vocabulary_axis,
 )
 from train.model.build import auto_class
-from train.model.pretrained_files import (
-    A_CONFIGURATION,
-    find_weights,
-    read_config,
-    set_labels,
-)
+from train.model.pretrained_files import A_CONFIGURATION, find_weights, read_config, set_labels
 from train.model.weight_files import read_weights
 from train.model.weight_names import pytorch_name, to_pytorch, to_tensorflow, variables_within
 from train.runtime.run_folder import exported_model

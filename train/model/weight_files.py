@@ -66,7 +66,7 @@ def _read_h5(path: str) -> Arrays:
 
     def read(name: str, item: h5py.Group | h5py.Dataset) -> None:
         if isinstance(item, h5py.Dataset):
-            arrays[name] = item[()]
+            arrays[name] = np.asarray(item[()])
 
     with h5py.File(path, "r") as file:
         file.visititems(read)
