@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import statistics
 import subprocess
 import time
 import zipfile
@@ -45,6 +46,17 @@ def test_a_table_of_entrants_that_is_none_gets_one_line(content, tmp_path):
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"^--entrants-file: [^\n]*entrants\.yaml[^\n]*$"):
         read_entrants(path)
+
+
+def test_the_table_of_records_is_that_of_the_runs():
+    runs = [json.loads(line) for line in TABLE.with_name("records.jsonl").read_text(encoding="utf-8").splitlines()]
+    page = TABLE.with_name("README.md").read_text(encoding="utf-8").replace("**", "")
+    assert {run["entrant"] for run in runs} <= set(read_entrants(TABLE))
+    for name in {run["entrant"] for run in runs}:
+        of_entrant = [run for run in runs if (run["entrant"], run["budget"]) == (name, 120)]
+        scores = [run["bits_per_byte"] for run in of_entrant if "killed" not in run]
+        shown = ["killed" if "killed" in run else f"{run['bits_per_byte']:.3f}" for run in of_entrant]
+        assert f"| {statistics.mean(scores):.3f} | {', '.join(shown)} | `{name}` |" in page
 
 
 def test_entrants_of_ours_have_flags_that_exist(tmp_path):
@@ -275,7 +287,7 @@ def test_ours_and_pytorch_race_on_a_tiny_text(torch_python, tmp_path, monkeypatc
     table = TABLE.read_text(encoding="utf-8").replace("{seconds}", "{seconds} --max-steps {steps}")
     (tmp_path / "entrants.yaml").write_text(table, encoding="utf-8")
     monkeypatch.setattr(race, "NUM_WORDS", 20)
-    raced = ["quick-start", "torch-muon"]  # the others are the same programs with fewer flags
+    raced = ["quick-start", "torch-muon"]  # the others are the same programs with other flags
     flags = ["--seconds", "500", "--steps", "3", "--torch-python", str(torch_python), "--entrants", *raced]
     assert run_race(tmp_path / "data", tmp_path, *flags) == 0
     printed = capsys.readouterr().out
