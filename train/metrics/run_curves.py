@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 
 
 MAX_NAME = 30
+# Of architectures by their `model_type`, as their papers write them.
+TITLES = {
+    "albert": "ALBERT", "bert": "BERT", "camembert": "CamemBERT", "convbert": "ConvBERT", "deberta-v2": "DeBERTa-v2",
+    "distilbert": "DistilBERT", "electra": "ELECTRA", "mobilebert": "MobileBERT", "modernbert": "ModernBERT",
+    "mpnet": "MPNet", "rembert": "RemBERT", "roberta": "RoBERTa", "roberta-prelayernorm": "RoBERTa-PreLayerNorm",
+    "roformer": "RoFormer", "xlm-roberta": "XLM-RoBERTa",
+}  # fmt: skip
 
 
 class Metric(NamedTuple):
@@ -116,11 +123,9 @@ class RunCurves:
     @property
     def model(self) -> str:
         """The model in a few words: its preset, architecture and number of parameters."""
-        from transformers.models.auto.configuration_auto import MODEL_NAMES_MAPPING
-
         kind = self.record.get("model_config", {}).get("model_type", "")
         number = self.record.get("num_parameters")
-        about = [MODEL_NAMES_MAPPING.get(kind, kind), f"{short_number(number)} parameters" if number else ""]
+        about = [TITLES.get(kind, kind), f"{short_number(number)} parameters" if number else ""]
         described = ", ".join(filter(None, about)) or self.name
         settings = self.record.get("settings", {}).get("model", {})
         is_of_preset = settings.get("preset") and not (settings["init_from"] or settings["pretrained_model_config"])

@@ -7,7 +7,8 @@ from mlm_common.errors import InputError
 from mlm_common.hub.redaction import redacted_hash
 from tests.fixtures.recorded_runs import LENGTH, train_line, validation_line, write_run
 from train.compare_runs import comparison_table, describe_mask_rates, group_comparable, main
-from train.metrics.run_curves import draw_runs, read_runs
+from train.metrics.run_curves import TITLES, draw_runs, read_runs
+from train.model.architectures import ARCHITECTURES
 
 
 def test_the_table_is_right_and_fits_100_columns(tmp_path):
@@ -107,3 +108,7 @@ def test_bad_input(tmp_path, run):
         read_runs([str(tmp_path)])
     refused = run(main, "--runs", write_run(tmp_path / "run"), "--picture", tmp_path / "runs.jpg")
     assert "--picture must be a PNG or SVG file" in refused.refusal
+
+
+def test_each_architecture_has_a_title():
+    assert TITLES.keys() == ARCHITECTURES.keys()
