@@ -39,7 +39,7 @@ test-python:  ## run the quick tests with PYTHON=python3.13; with PYTHON_TESTS='
 
 test-newest:  ## run the tests with the newest of everything, whatever pyproject.toml allows, and say what that is
 	@$(PYTHON) install.py --environment build/newest --extra cpu --with test
-	build/newest/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager $(NEWEST)
+	build/newest/bin/python -m pip install --quiet --upgrade $(NEWEST)
 	-build/newest/bin/python -m pip check
 	build/newest/bin/python -m pip list | grep -E "^($(subst $() ,|,$(subst -,[-_],$(NEWEST)))) "
 	build/newest/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
