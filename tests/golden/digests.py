@@ -10,6 +10,7 @@ import tensorflow as tf
 from safetensors import safe_open
 
 from tests.fixtures.same_run import newest_variables, timeless_lines
+from train.model.configurations import make_config, settings_of
 
 # Keys of JSON files that tell of the machine.
 OF_THE_MACHINE = {"versions", "commit", "transformers_version", "path", "data_files", "validation_files"}
@@ -73,7 +74,31 @@ def _layout(path: Path) -> str:
 def _portable(path: Path) -> bytes:
     if path.suffix != ".json":
         return path.read_bytes()
-    return json.dumps(_without_machine(json.loads(path.read_text(encoding="utf-8")))).encode()
+    content = _without_machine(json.loads(path.read_text(encoding="utf-8")))
+    if path.name in AS_READ:
+        content = dict(sorted(AS_READ[path.name](content).items()))
+    return json.dumps(content).encode()
+
+
+def _config(content: dict[str, Any]) -> dict[str, Any]:
+    return settings_of(make_config(content)) if "model_type" in content else content
+
+
+def _tokenizer_config(content: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in content.items() if name not in IN_TOKENIZER_JSON}
+
+
+def _special_tokens(content: dict[str, Any]) -> dict[str, Any]:
+    return {name: token["content"] if isinstance(token, dict) else token for name, token in content.items() if token}
+
+
+# What transformers 4 and 5 write in other words, and read alike.
+AS_READ = {
+    "config.json": _config,
+    "tokenizer_config.json": _tokenizer_config,
+    "special_tokens_map.json": _special_tokens,
+}
+IN_TOKENIZER_JSON = ("added_tokens_decoder", "extra_special_tokens")
 
 
 def _without_machine(tree: Any) -> Any:
