@@ -60,10 +60,11 @@ def load_tokenizer(name_or_path: str, *, needs_special_tokens: bool = True) -> "
     check_folder_or_hub(name_or_path)
     with local_or_hub(name_or_path) as name:
         tokenizer = _load(name, name_or_path)
-    if not isinstance(tokenizer.model_max_length, int | float):
+    longest = tokenizer.model_max_length
+    if not isinstance(longest, int | float) or longest != longest // 1:
         raise InputError(
             f"model_max_length in the tokenizer_config.json of {name_or_path} must be a number of tokens; it is "
-            f"{tokenizer.model_max_length!r}. Correct it, or save the tokenizer again."
+            f"{longest!r}. Correct it, or save the tokenizer again."
         )
     if not tokenizer.is_fast:
         raise InputError(f"The tokenizer must be a fast one (with a {TOKENIZER_FILE}); {name_or_path} is not.")

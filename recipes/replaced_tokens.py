@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from transformers import TFElectraForMaskedLM
 
 from mlm_common.errors import InputError
 from train.layers.random_bits import draw_bits, fold_in
 from train.model.architectures import DELTA, TRAINING_ONLY
-from train.tasks.heads import Delta, gather_before_head, put_part
+from train.model.networks import MaskedLM
+from train.tasks.heads import Delta, put_part
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.masking import MaskedRows, fill_in, key_of_content
 from train.tasks.task import CardFigure, Mean, PretrainingTask, TaskCard
@@ -80,11 +80,10 @@ class ReplacedTokens(PretrainingTask):
         config.num_attention_heads = max(1, round(GENERATOR_SIZE * config.num_attention_heads))
         config.hidden_size = head_size * config.num_attention_heads
         config.intermediate_size = round(GENERATOR_SIZE * config.intermediate_size)
-        generator = TFElectraForMaskedLM(config, name=TRAINING_ONLY)
+        generator = MaskedLM(config, name=TRAINING_ONLY)
         put_part(network, TRAINING_ONLY, lambda: generator, lambda: generator(generator.dummy_inputs, training=False))
-        # Only now: whenever its layers are built, it makes new embeddings.
-        generator.electra.embeddings = generator.generator_lm_head.input_embeddings = network.electra.embeddings
-        gather_before_head(generator)
+        # Only now: its own have been built under its name, as all weights of a part are.
+        generator.electra.embeddings = network.electra.embeddings
         return network
 
     def prepare_batch(self, batch: dict[str, tf.Tensor], row_keys: tf.Tensor) -> Rows:

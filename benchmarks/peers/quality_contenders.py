@@ -29,7 +29,7 @@ from benchmarks.peers.train_step_contenders import RoundsCallback, fit_in_rounds
 from train.config.settings import TrainingConfig
 from train.config.settings import parse_training_config
 from train.data.shards import TrainingInputs
-from train.tasks.heads import gather_before_head
+from train.model.legacy import gather_before_head
 from train.loop.lifecycle import Pretraining, prepare
 from train.loop.run import Run
 from train.runtime.preemption import StopRequest

@@ -19,8 +19,8 @@ PRIVATE = ("jax._src", "tensorflow.python", "tensorflow.compiler", "tf_keras.src
 BINDINGS = "tensorflow.compiler.tf2xla"
 MODULES = {
     "jax": {"train/runtime/jax_programs.py", "train/checks/preflight/tpu_compiler_process.py"},
-    "tensorflow": {"train/runtime/private.py", "train/model/build.py"},
-    "tf_keras": {"train/model/tpu_layers.py"},
+    "tensorflow": {"train/runtime/private.py"},
+    "tf_keras": {"train/runtime/private.py"},
 }
 # Those that are not imported.
 OTHERS = {

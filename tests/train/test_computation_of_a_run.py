@@ -55,7 +55,7 @@ def test_right_layers_are_used_on_a_tpu_from_start_to_end(shards, tmp_path, monk
 @pytest.mark.usefixtures("cpu_as_tpu")
 def test_wrong_layers_are_not_used_on_a_tpu(shards, tmp_path, monkeypatch, caplog):
     with monkeypatch.context() as patch:
-        patch.setattr("train.model.tpu_layers.attend", lambda query, *_, **__: 1.1 * query)
+        patch.setattr("train.layers.tpu_layers.attend", lambda query, *_, **__: 1.1 * query)
         assert main(run_flags(shards, tmp_path / "run", *TPU)) == 0
     assert "The run trains with the REFERENCE LAYERS: the TPU-optimized ones give loss " in caplog.text
     assert computed(tmp_path / "run") == {"jit_compile": True, "tpu_layers": False, "shard_optimizer": False}

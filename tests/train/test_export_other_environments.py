@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.fixtures.arrays import logits_of
 from tests.fixtures.generated_text import generated_lines
 from tests.fixtures.other_environments import output_of
 from tests.fixtures.read_in_pytorch import read_in_pytorch, write_expected
@@ -68,7 +69,7 @@ def exports(tmp_path_factory) -> tuple[Path, list[list[int]]]:
         random_batch, _ = padded_batch(model)
         folder = root / name.replace(" ", "_")
         export_model(model, tokenizer, str(folder), model_max_length=MODEL_MAX_LENGTH)
-        expected = {"AutoModelForMaskedLM": lambda batch, model=model: model(batch).to_tuple()}
+        expected = {"AutoModelForMaskedLM": lambda batch, model=model: logits_of(model(batch))}
         write_expected(folder, {"random": random_batch, "sentences": sentences}, expected)
     return root, encoded["input_ids"].tolist()
 
@@ -110,7 +111,7 @@ def write_head(folder: Path, name: str, head: str, lengths: tuple[int, ...], **c
         ids = np.where(attended, np.random.default_rng(length).integers(5, VOCABULARY, attended.shape), 1)
         batches[str(length)] = {"input_ids": ids.astype(np.int32), "attention_mask": attended.astype(np.int32)}
     attentions = ("sdpa", "eager") if name == "modernbert" else (None,)
-    write_expected(folder, batches, {f"AutoModelFor{head}": lambda batch: model(batch).to_tuple()}, attentions)
+    write_expected(folder, batches, {f"AutoModelFor{head}": lambda batch: logits_of(model(batch))}, attentions)
 
 
 def test_rows_of_a_modernbert_that_are_longer_than_its_window(python, tmp_path):

@@ -18,9 +18,9 @@ def export(tmp_path_factory) -> str:
     """A model whose head's bias alone decides: `▁list` before `▁value` before the rest."""
     tokenizer = tiny_tokenizer()
     model = one_layer_model("roberta", max_position_embeddings=62)
-    bias = model.lm_head.bias.numpy()
+    bias = model.bias.numpy()
     bias[tokenizer.convert_tokens_to_ids(["▁list", "▁value"])] = 60.0, 40.0
-    model.lm_head.bias.assign(bias)
+    model.bias.assign(bias)
     folder = tmp_path_factory.mktemp("export")
     export_model(model, tokenizer, str(folder), model_max_length=60)
     return str(folder)

@@ -25,7 +25,6 @@ from train.scoring.answers import QueriedModel
 from train.scoring.measure import KeptAnswers
 from train.scoring.pairs import Pair
 from train.scoring.queries import Asker
-from train.tasks.heads import gather_before_head
 
 pytestmark = pytest.mark.usefixtures("eagerly")
 
@@ -39,9 +38,9 @@ def counted(tmp_path_factory) -> str:
     """A model that knows nothing but how frequent the words are: the later in `WORDS`, the rarer."""
     tokenizer = tiny_tokenizer()
     model = one_layer_model("roberta", max_position_embeddings=62)
-    bias = model.lm_head.bias.numpy()
+    bias = model.bias.numpy()
     bias[tokenizer.convert_tokens_to_ids([f"▁{word}" for word in WORDS])] = 1000 - 50 * np.arange(len(WORDS))
-    model.lm_head.bias.assign(bias)
+    model.bias.assign(bias)
     folder = str(tmp_path_factory.mktemp("counted"))
     export_model(model, tokenizer, folder, model_max_length=60)
     return folder
@@ -111,7 +110,6 @@ def test_answers_are_those_of_the_network_for_any_batch():
         num_answered += number
 
     network = one_layer_model("roberta", max_position_embeddings=62)
-    gather_before_head(network)
     model = QueriedModel(network, TensorFlowRuntime(tf.distribute.get_strategy()), num_ids, 1)
     answers = model.answer(queries, [16, 60], advance=advance)
     assert num_answered == len(queries)

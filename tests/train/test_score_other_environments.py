@@ -18,7 +18,6 @@ from train.runtime.tensorflow_runtime import TensorFlowRuntime
 from train.scoring.answers import QueriedModel
 from train.scoring.pairs import Pair
 from train.scoring.queries import Asker, total_by_item
-from train.tasks.heads import gather_before_head
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +72,6 @@ def test_scores_are_those_of_minicons_and_pytorch(torch_python, tmp_path):
         folder = tmp_path / "exports" / f"{architecture} {kind}"
         export_model(model, tokenizer, str(folder), model_max_length=60)
         network = load_model(str(folder))
-        gather_before_head(network)
         answering = QueriedModel(network, TensorFlowRuntime(tf.distribute.get_strategy()), size, 1)
         for left_to_right in (False, True):
             pairs = [Pair(sentence, "another one", "", "") for sentence in SENTENCES]

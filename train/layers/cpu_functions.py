@@ -59,6 +59,9 @@ def split_dense(layer: tf_keras.layers.Dense, inputs: tf.Tensor, num_parts: int)
     """Compute `tf.split(layer(inputs), num_parts, axis=-1)`, without copies of the outputs and of their gradients."""
     if not runs_unfused():
         return tf.split(layer(inputs), num_parts, axis=-1)
+    if not layer.built:
+        with tf.name_scope(layer.name):
+            layer.build(inputs.shape)
     kernels = tf.split(layer.kernel, num_parts, axis=-1)
     outputs = [tf.tensordot(inputs, kernel, 1) for kernel in kernels]
     if layer.bias is None:

@@ -175,12 +175,63 @@ def repeatable(function: Callable[..., Any]) -> Callable[..., Any]:
     return repeat
 
 
+def next_keys(number: int, *, is_shared: bool = False) -> tf.Tensor | None:
+    """Make the keys of the rows for one call of the dropout layer of this number, uint32 (batch, KEY_WORDS).
+
+    For inputs that all rows share it is one key, uint32 (KEY_WORDS,). None outside `dropping_out_by`.
+    """
+    scope = getattr(_traced, "scope", None)
+    if scope is None:
+        return None
+    num_calls = scope.num_calls.get(number, 0)
+    scope.num_calls[number] = num_calls + 1
+    return fold_in(fold_in(scope.shared_key if is_shared else scope.row_keys, number), num_calls)
+
+
+class KeyedDropout(tf_keras.layers.Dropout):
+    """Drops by the keys of `dropping_out_by`; outside that context as Keras does.
+
+    number: of the layer in its network, given by `key_dropout`. It is a part of what the layer draws.
+    drops_heads: draw each head of attention probabilities under a key of its own, as `train.layers.tpu_attention` does.
+    """
+
+    number: int | None = None
+    drops_heads = False
+
+    def call(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
+        """Drop of (batch, …); where `drops_heads`, of (batch, …, heads, queries, keys)."""
+        if self.number is None or not isinstance(training, bool) or not is_keyed():
+            return super().call(inputs, training=training)
+        if not training or self.rate == 0:
+            return inputs
+        keys = self.next_keys()
+        return _drop_heads(inputs, keys, self.rate) if self.drops_heads else drop(inputs, keys, self.rate)
+
+    def next_keys(self) -> tf.Tensor | None:
+        """Make the keys by which this call drops its rows; None where Keras would drop them."""
+        return None if self.number is None else next_keys(self.number)
+
+
+def is_keyed() -> bool:
+    """Return whether layers that are called now are within `dropping_out_by`."""
+    return getattr(_traced, "scope", None) is not None
+
+
 def key_dropout(model: tf_keras.Model) -> None:
-    """Let `dropping_out_by` decide what the model's dropout layers drop; outside that context they do as before."""
-    rates = [(layer, rate) for layer in model.submodules if (rate := _rate(layer)) is not None]
-    for index, (layer, rate) in enumerate(rates):
-        if not isinstance(layer.call, _KeyedCall):
-            layer.call = _KeyedCall(layer, rate, index)
+    """Number the model's dropout layers, so that they drop by the keys of `dropping_out_by`.
+
+    The order is that of `dropout_layers`, where the model has it, then Keras's. Another order would be another draw.
+    Layers that are no `KeyedDropout`, such as those of a custom head, get a `call` that does what its does.
+    """
+    layers = [layer for layer in model.submodules if _rate(layer) is not None]
+    first = list(getattr(model, "dropout_layers", ()))
+    for number, layer in enumerate(
+        [*first, *(layer for layer in layers if all(layer is not known for known in first))]
+    ):
+        if isinstance(layer, KeyedDropout):
+            layer.number = number
+        elif not hasattr(layer.call, "reference_call"):
+            layer.call = _keyed_call(layer, number)
 
 
 def _rate(layer: tf.Module) -> float | None:
@@ -191,43 +242,28 @@ def _rate(layer: tf.Module) -> float | None:
     return float(layer.drop_prob) if type(layer).__name__.endswith("StableDropout") else None
 
 
-class _KeyedCall:
-    """Replaces the `call` of a dropout layer."""
+def _keyed_call(layer: Any, number: int) -> Callable[..., tf.Tensor]:
+    reference_call, rate, is_shared = layer.call, _rate(layer), layer.name == SHARED_LAYER
+    assert rate is not None
 
-    def __init__(self, layer: tf_keras.layers.Layer, rate: float, index: int):
-        self.reference_call = layer.call
-        self.rate = rate
-        self.is_of_shared = layer.name == SHARED_LAYER
-        self.index = index
-        functools.update_wrapper(self, layer.call)
-
-    def __call__(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
-        if getattr(_traced, "scope", None) is None or not isinstance(training, bool):
-            return self.reference_call(inputs, training=training)
-        if not training or self.rate == 0:
+    @functools.wraps(reference_call)
+    def call(inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
+        if not isinstance(training, bool) or not is_keyed():
+            return reference_call(inputs, training=training)
+        if not training or rate == 0:
             return inputs
-        return drop(inputs, self.next_keys(), self.rate)
+        return drop(inputs, next_keys(number, is_shared=is_shared), rate)
 
-    def next_keys(self) -> tf.Tensor | None:
-        """Make the keys of this call's rows, uint32 (batch, KEY_WORDS); None outside `dropping_out_by`.
-
-        For inputs that all rows share it is one key, uint32 (KEY_WORDS,).
-        """
-        scope = getattr(_traced, "scope", None)
-        if scope is None:
-            return None
-        keys = scope.shared_key if self.is_of_shared else scope.row_keys
-        num_calls = scope.num_calls.get(self.index, 0)
-        scope.num_calls[self.index] = num_calls + 1
-        return fold_in(fold_in(keys, self.index), num_calls)
+    call.reference_call = reference_call  # type: ignore[attr-defined]
+    return call
 
 
-def next_keys(layer: tf_keras.layers.Layer) -> tf.Tensor | None:
-    """Make the keys by which the layer would now drop its rows, uint32 (batch, KEY_WORDS), as one of its calls.
-
-    None where it would not drop by keys: outside `dropping_out_by`, or not prepared by `key_dropout`.
-    """
-    return layer.call.next_keys() if isinstance(layer.call, _KeyedCall) else None
+def _drop_heads(probabilities: tf.Tensor, keys: tf.Tensor, rate: float) -> tf.Tensor:
+    """Drop of (batch, heads, queries, keys), or of blocks, (batch, blocks, heads, queries, keys)."""
+    for size in probabilities.shape[1:-2]:
+        keys = fold_in(keys[..., tf.newaxis, :], tf.range(size))
+    is_dropped = tf.linalg.matrix_transpose(dropout_mask(keys, probabilities.shape[:-3:-1], rate))
+    return tf.where(is_dropped, tf.zeros((), probabilities.dtype), probabilities / (1 - rate))
 
 
 def drop(inputs: tf.Tensor, keys: tf.Tensor, rate: float) -> tf.Tensor:

@@ -32,9 +32,8 @@ class Architecture:
 
     Its layers:
     layer_list: what the TF encoder calls the list of its layers.
-    has_tpu_layers: `train.model.tpu_layers` knows its layers: they are ModernBERT's, or in transformers BERT's code.
-    block_attention: how `train.model.attention` keeps the documents of a row apart: by the mask and positions
-        that it gives to transformers' layers, or by layers that ask for the documents; None where that is not proven.
+    prefix: what the encoder is called, as an attribute of its network and in the names of variables, where it is ours
+        (`train.model.encoder`); None where its layers are those of transformers 4.
     flops: how its operations are counted, a key of `train.model.computation.FORMULAS`; None where that is not known.
     transposed_vocabulary: pattern of the weight whose second axis, not its first, runs over the ids.
     fused: {name of a part of a layer: how many matrices its kernel holds side by side}.
@@ -57,8 +56,7 @@ class Architecture:
     required: Mapping[str, Any] = field(default_factory=dict)
 
     layer_list: str = "layer"
-    has_tpu_layers: bool = False
-    block_attention: Literal["by_mask", "by_itself"] | None = None
+    prefix: str | None = None
     flops: Literal["bert", "deberta-v2", "mobilebert", "modernbert"] | None = "bert"
     transposed_vocabulary: str | None = None
     fused: Mapping[str, int] = field(default_factory=dict)
@@ -69,10 +67,15 @@ class Architecture:
     head_bias: tuple[str, str] | None = None
     same_where_none: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether its layers are ours: they can be TPU-optimized, and can keep the documents of a row apart."""
+        return self.prefix is not None
+
 
 ABSOLUTE = {"position_embedding_type": "absolute"}
-BERT = Architecture(required=ABSOLUTE, has_tpu_layers=True, block_attention="by_mask")
-ROBERTA = replace(BERT, counts_positions=True, has_token_types=False)
+BERT = Architecture(required=ABSOLUTE, prefix="bert")
+ROBERTA = replace(BERT, prefix="roberta", counts_positions=True, has_token_types=False)
 
 ARCHITECTURES = {
     # Its layers are groups that are used several times. Its TF class has both biases of the head, and uses the first.
@@ -95,12 +98,13 @@ ARCHITECTURES = {
         renamed={".pos_proj.": ".pos_key_proj.", ".pos_q_proj.": ".pos_query_proj."},
     ),
     "distilbert": Architecture(
+        prefix="distilbert",
         has_token_types=False,
         activations=("activation",),
         dropouts=("dropout", "attention_dropout"),
         required={"sinusoidal_pos_embds": False},
     ),
-    "electra": BERT,
+    "electra": replace(BERT, prefix="electra"),
     # `normalization_type`: the TF class gives its layer norm another epsilon. `transposed_vocabulary`: the head
     # needs it next to the embedding, which is narrower. Of the biases its TF class has the second only.
     "mobilebert": Architecture(
@@ -111,15 +115,14 @@ ARCHITECTURES = {
         transposed_vocabulary=r"predictions[./]dense[./]weight(:0)?$",
         head_bias=("cls.predictions.decoder.bias", "cls.predictions.bias"),
     ),
-    # Its TF class is `train.model.modernbert`. `learns_positions`: they are rotations.
+    # `learns_positions`: they are rotations.
     "modernbert": Architecture(
         learns_positions=False,
         has_token_types=False,
         activations=("hidden_activation", "classifier_activation"),
         dropouts=("embedding_dropout", "attention_dropout", "mlp_dropout"),
         required={"initializer_cutoff_factor": 2.0},
-        has_tpu_layers=True,
-        block_attention="by_itself",
+        prefix="model",
         flops="modernbert",
         fused={"Wqkv": 3, "Wi": 2},
         same_where_none={"local_rope_theta": "global_rope_theta"},
@@ -130,7 +133,7 @@ ARCHITECTURES = {
     ),
     "rembert": Architecture(tied=False),
     "roberta": ROBERTA,
-    "roberta-prelayernorm": ROBERTA,
+    "roberta-prelayernorm": replace(ROBERTA, prefix="roberta_prelayernorm"),
     "roformer": Architecture(learns_positions=False),
     "xlm-roberta": ROBERTA,
 }
@@ -180,7 +183,7 @@ def pytorch_class(model_class: str, config: PretrainedConfig) -> str:
 
 def pytorch_class_of(network: Any) -> str:
     """Name the PyTorch class of a network."""
-    return type(network).__name__.removeprefix("TF")
+    return getattr(network, "class_name", type(network).__name__).removeprefix("TF")
 
 
 def not_in_pytorch(class_name: str, config: PretrainedConfig) -> tuple[str, ...]:
@@ -268,17 +271,6 @@ def learns_positions(config: PretrainedConfig) -> bool:
 
 def uses_token_types(config: PretrainedConfig) -> bool:
     return architecture_of(config).has_token_types and config.type_vocab_size > 1
-
-
-def align_padding_positions(model: Any) -> None:
-    """Let a new TF…ForMaskedLM of the RoBERTa family count its positions from `config.pad_token_id`.
-
-    transformers' TF classes count from 1 whatever the configuration says, its PyTorch classes from `pad_token_id`.
-    To be called before the model is first trained; other architectures are left as they are.
-    """
-    if architecture_of(model.config).counts_positions:
-        encoder = getattr(model, model.base_model_prefix)
-        encoder.embeddings.padding_idx = model.config.pad_token_id
 
 
 def vocabulary_axis(name: str, model_type: str) -> int | None:

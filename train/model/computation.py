@@ -286,7 +286,7 @@ class Computation:
     """How a step is computed.
 
     jit_compile: it is wrapped in `jit_compile`; a TPU compiles by itself.
-    tpu_layers: its layers are those of `train.model.tpu_layers`; None where the first rows decide.
+    tpu_layers: its layers are those of `train.layers.tpu_layers`; None where the first rows decide.
     shard_optimizer: moments and updates are divided among the replicas; None where the first rows decide.
     """
 
@@ -320,7 +320,7 @@ def _tpu_layers(
 ) -> bool | None:
     hardware = config.hardware
     is_compiled = hardware.wants_tpu or jit_compile
-    if hardware.tpu_layers != "auto" or not is_compiled or not architecture_of(model_config).has_tpu_layers:
+    if hardware.tpu_layers != "auto" or not is_compiled or not architecture_of(model_config).is_ours:
         return hardware.tpu_layers == "on"
     if recorded is not None and recorded.tpu_layers is not None:
         return recorded.tpu_layers

@@ -143,7 +143,7 @@ def _override(model_config: PretrainedConfig, overrides: dict[str, str], text: s
 
 
 def _check_block_attention(model_type: str, inputs: TrainingInputs) -> None:
-    known = [name for name, architecture in ARCHITECTURES.items() if architecture.block_attention]
+    known = [name for name, architecture in ARCHITECTURES.items() if architecture.is_ours]
     if model_type not in known:
         raise InputError(
             f"--block-attention needs one of {', '.join(known)}; the model is a {model_type}. Leave the flag out, or "

@@ -17,14 +17,13 @@ from mlm_common.storage.guard import guarded_read
 from train.model.architectures import (
     ARCHITECTURES,
     OWN_HEAD,
-    align_padding_positions,
     check_architecture,
     cut_vocabulary,
     not_in_pytorch,
     pytorch_class_of,
     vocabulary_axis,
 )
-from train.model.build import auto_class
+from train.model.build import new_network
 from train.model.pretrained_files import A_CONFIGURATION, find_weights, read_config, set_labels
 from train.model.weight_files import read_weights
 from train.model.weight_names import pytorch_name, to_pytorch, to_tensorflow, variables_within
@@ -82,11 +81,7 @@ def load_model(
         set_labels(config, head_labels)
     weights = find_weights(folder_or_hub_id)
     with guarded_read(Path(folder_or_hub_id, CONFIG_NAME), A_CONFIGURATION):
-        network = auto_class(model_class, config).from_config(config)
-    align_padding_positions(network)
-    model = adapt_network(network)
-    if not model.built:
-        model(model.dummy_inputs, training=False)
+        model = adapt_network(new_network(model_class, config))
     differences = _take_weights(model, read_weights(folder_or_hub_id, weights, config.model_type))
     if head_labels is not None:
         _leave_out_heads(folder_or_hub_id, model, differences, their_labels)

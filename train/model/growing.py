@@ -31,7 +31,7 @@ def check_growth(small: PretrainedConfig, large: PretrainedConfig) -> None:
     Raises:
         InputError: another family, one whose layers are not known, a smaller size, or heads of another width.
     """
-    known = [name for name, one in ARCHITECTURES.items() if one.has_tpu_layers]
+    known = [name for name, one in ARCHITECTURES.items() if one.is_ours]
     if small.model_type != large.model_type or large.model_type not in known:
         raise InputError(
             f"--grow needs two models of one type, of {', '.join(known)}; --init-from is a {small.model_type}, the "

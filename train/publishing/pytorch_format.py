@@ -185,5 +185,5 @@ def _check_padding_positions(model: Any) -> None:
     if counted_from is not None and counted_from != model.config.pad_token_id:
         raise ValueError(
             f"The model counted its positions from {counted_from}, its PyTorch class will from pad_token_id "
-            f"{model.config.pad_token_id}: call align_padding_positions on a model before it is trained."
+            f"{model.config.pad_token_id}: make it by train.model.build.new_network."
         )

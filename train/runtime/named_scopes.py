@@ -18,6 +18,16 @@ def named(scope: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def operations_named(scope: str) -> Iterator[None]:
+    """Name operations `scope/…` in a graph, but no weights, which layers make when they are first called eagerly."""
+    if tf.executing_eagerly():
+        yield
+        return
+    with tf.name_scope(scope):
+        yield
+
+
 def custom_gradient(function: Callable[..., tuple[Any, Callable]]) -> Callable[..., Any]:
     """Apply `tf.custom_gradient`, with the gradient's operations named after the place of the call."""
 

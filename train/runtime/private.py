@@ -12,11 +12,17 @@ from tensorflow.python.framework.ops import gradient_registry
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, get_eager_safe_handle_data
 from tensorflow.python.profiler import trace
+from tf_keras.src.mixed_precision.autocast_variable import enable_auto_cast_variables
 
 
 def is_for_xla() -> bool:
     """Return whether what is called now will be compiled by XLA, as on a TPU."""
     return bool(GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
+
+
+def in_float32() -> Any:
+    """A context in which the weights of layers are read as they are, not in the type that the layer computes in."""
+    return enable_auto_cast_variables(None)
 
 
 def steps_per_execution(model: Any) -> tf.Variable:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mlm_common.cli.console import no_progress
 from train.runtime.runtime import Runtime
 from train.scoring.queries import Answers, Query
-from train.tasks.heads import predicting_at
+from train.tasks.heads import predict_at
 
 TOKENS_PER_BATCH = 8192
 
@@ -34,7 +34,7 @@ class QueriedModel:
     """A masked language model on the devices of a runtime; each replica answers other batches.
 
     Args:
-        network: prepared by `gather_before_head`.
+        network: a masked language model, of `train.model.build.new_network`.
         runtime: that it was built for. Each host answers all queries, so that all have the answers.
         num_ids: of the tokenizer; what the vocabulary has beyond, as padding, is no answer.
         pad_token_id: of the tokenizer.
@@ -78,8 +78,8 @@ class QueriedModel:
         self, ids: tf.Tensor, positions: tf.Tensor, targets: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:  # (rows, length), (slots,), (slots,)
         attended = tf.cast(ids != self.pad_token_id, tf.int32)
-        with predicting_at(positions):
-            outputs = self.network({"input_ids": ids, "attention_mask": attended}, training=False)
+        inputs = {"input_ids": ids, "attention_mask": attended}
+        outputs, _ = predict_at(self.network, inputs, positions, training=False)
         logits = tf.cast(outputs[0][0], tf.float32)[:, : self.num_ids]  # (slots, ids)
         of_targets = tf.gather(logits, targets, batch_dims=1)  # (slots,)
         num_better = tf.reduce_sum(tf.cast(logits > of_targets[:, tf.newaxis], tf.int32), axis=-1)

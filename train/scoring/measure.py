@@ -26,7 +26,6 @@ from train.publishing.saved_model import transformers_folder
 from train.runtime.runtime import Runtime
 from train.scoring.answers import QueriedModel
 from train.scoring.queries import Answers, Material, Query, Questions, lengths_up_to, total_by_item
-from train.tasks.heads import gather_before_head
 
 NO_TOKEN = np.iinfo(np.int32).max
 # What each random network is asked: other units and pairs than the next, since more networks say more than more items.
@@ -155,7 +154,6 @@ class Measurer:
             with self._runtime.scope():
                 network = load()
             if self._model is None:
-                gather_before_head(network)
                 num_ids = len(questions.frequencies)
                 self._model = QueriedModel(network, self._runtime, num_ids, questions.pad_token_id)
             else:

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from train.layers.random_bits import dropout_mask, fold_in
-from train.model.tpu_layers import attention_layers, use_reference_layers, use_tpu_layers
+from train.layers import reference_layers
+from train.model.build import use_tpu_layers
+from train.model.networks import Network
 from train.runtime.device_errors import is_lost
 from train.step.train_step import PretrainingModel
 
@@ -81,7 +82,7 @@ def prove_tpu_layers(model: PretrainingModel, batch: Any) -> bool:
             )
             return True
         reason = f"give {found.describe()} on the first rows, and the reference layers {expected.describe()}"
-    use_reference_layers(model.network)
+    model.network.encoder.functions = reference_layers
     logger.warning("The run trains with the REFERENCE LAYERS: the TPU-optimized ones %s. %s", reason, HINT)
     return False
 
@@ -135,33 +136,15 @@ def _describe_failure(error: Exception) -> str:
 
 
 @contextmanager
-def _reference_layers(network: Any) -> Iterator[None]:
+def _reference_layers(network: Network) -> Iterator[None]:
     """A context with the reference layers, whose attention drops what that of the TPU-optimized ones drops."""
-    use_reference_layers(network)
-    attentions = attention_layers(network)
-    calls = [layer.dropout.call for layer in attentions]
-    for layer in attentions:
-        layer.dropout.call = _dropping_by_heads(layer.dropout)
+    encoder, dropouts = network.encoder, [layer.probability_dropout for layer in network.encoder.layer]
+    functions, encoder.functions = encoder.functions, reference_layers
+    for dropout in dropouts:
+        dropout.drops_heads = True
     try:
         yield
     finally:
-        for layer, call in zip(attentions, calls, strict=True):
-            layer.dropout.call = call
-
-
-def _dropping_by_heads(layer: Any) -> Callable[..., tf.Tensor]:
-    """Make the `call` of a layer that drops probabilities as `tpu_attention.attend` does: each head by its key."""
-    keyed = layer.call
-
-    def call(inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
-        """Drop of (batch, heads, queries, keys), or of blocks, (batch, blocks, heads, queries, keys)."""
-        rate = float(layer.rate) if training else 0.0
-        keys = keyed.next_keys() if rate else None
-        if keys is None:
-            return inputs
-        for size in inputs.shape[1:-2]:
-            keys = fold_in(keys[..., tf.newaxis, :], tf.range(size))
-        falls = tf.linalg.matrix_transpose(dropout_mask(keys, inputs.shape[:-3:-1], rate))
-        return tf.where(falls, tf.zeros((), inputs.dtype), inputs / (1 - rate))
-
-    return call
+        encoder.functions = functions
+        for dropout in dropouts:
+            dropout.drops_heads = False

@@ -1,14 +1,10 @@
 """Heads of networks: over the masked positions only, with its loss; and parts that a custom task puts on a network.
 
 That of a masked language model (a projection onto the vocabulary) costs as much as several encoder layers, and the loss
-reads it at the masked positions alone. Gathering the encoder's output before the head leaves transformers' code for
-both untouched.
+reads it at the masked positions alone.
 """
 
-import functools
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,67 +13,36 @@ import tf_keras
 
 from mlm_common.errors import InputError
 from train.layers.cpu_functions import cross_entropy_and_correct, runs_unfused
+from train.model import legacy
 from train.model.architectures import DELTA, OWN_HEAD
+from train.model.networks import Network
 from train.runtime.named_scopes import custom_gradient, named
 
 # Added to the logits of padding in the vocabulary: e to it is 0, and 0 times it is 0, as of infinity it would not be.
 NEVER = -1e30
 # As in `train.layers.tpu_functions`, which only a run on a TPU imports.
 NUM_ONES = 8
-# One set of positions per thread: MirroredStrategy traces each replica in its own thread.
-_traced = threading.local()
 
 
-@contextmanager
-def predicting_at(positions: tf.Tensor) -> Iterator[list[tf.Tensor]]:
-    """A context in which models prepared by `gather_before_head` give logits at `positions` only, in their order.
+def predict_at(
+    network: Any, inputs: dict[str, tf.Tensor], positions: tf.Tensor, *, training: bool
+) -> tuple[Any, tf.Tensor]:
+    """Let a network predict at chosen positions only.
 
     Args:
-        positions: int32 (num_predictions,) into the rows of the batch laid end to end; a position may occur more
-            than once. The logits are (1, num_predictions, vocabulary) instead of (batch, length, vocabulary): one
-            list for the batch needs fewer spare slots than one for each row.
+        inputs: of the network.
+        positions: int32 (num_predictions,) into the rows laid end to end; a position may occur more than once.
 
-    Applies to the calls made by this thread, and to one model: the positions are those of its batch. What it yields
-    has, after the call, the encoder's last states of all tokens, (batch, length, hidden).
+    Returns:
+        The outputs of the network, the first of which are the logits, (1, num_predictions, vocabulary), and its
+        encoder's last states of all tokens, (batch, length, hidden).
     """
-    previous = getattr(_traced, "positions", None), getattr(_traced, "states", None)
-    _traced.positions, _traced.states = positions, []
-    try:
-        yield _traced.states
-    finally:
-        _traced.positions, _traced.states = previous
-
-
-def gather_before_head(model: Any) -> None:
-    """Let `predicting_at` decide where `model` (any TF…ForMaskedLM of transformers) computes its head.
-
-    Outside that context the model computes what it did before. Preparing a model twice changes nothing.
-    """
-    encoder = getattr(model, model.base_model_prefix)
-    if getattr(encoder.call, "gathers_before_head", False):
-        return
-    encode = encoder.call
-
-    @functools.wraps(encode)
-    def encode_and_gather(*args: Any, **kwargs: Any) -> Any:
-        outputs = encode(*args, **kwargs)
-        positions = getattr(_traced, "positions", None)
-        if positions is None:
-            return outputs
-        _traced.states.append(outputs[0])
-        return _gathered(outputs, positions)
-
-    encode_and_gather.gathers_before_head = True  # type: ignore[attr-defined]
-    encoder.call = encode_and_gather
-
-
-def _gathered(outputs: Any, positions: tf.Tensor) -> Any:
-    """Gather the last hidden state, always the first of the encoder's outputs, at `positions`."""
-    rows = outputs[0]  # (batch, length, hidden)
-    hidden = tf.gather(tf.reshape(rows, (-1, rows.shape[-1])), positions)[tf.newaxis]  # (1, num_predictions, hidden)
-    if isinstance(outputs, tuple):
-        return (hidden, *outputs[1:])
-    return type(outputs)(**{**outputs, "last_hidden_state": hidden})
+    if isinstance(network, Network):
+        outputs = network(inputs, predict_at=positions, training=training)
+        return outputs, outputs.last_hidden_state
+    with legacy.predicting_at(positions) as states:
+        outputs = network(inputs, training=training)
+    return outputs, states[-1]
 
 
 # Cross-entropy and accuracy as sums, so that batches and replicas add up exactly.

@@ -85,12 +85,6 @@ class MaskedLanguageModeling(PretrainingTask):
         """Name the token ids; rows of padding hold no token that could be masked."""
         return {"input_ids": Feature((length,), padding=self.pad_token_id)}
 
-    def adapt_network(self, network: Any) -> Any:
-        from train.tasks.heads import gather_before_head
-
-        gather_before_head(network)
-        return network
-
     def prepare_batch(self, batch: dict[str, "tf.Tensor"], row_keys: "tf.Tensor") -> "MaskedRows":
         from train.tasks.masking import mask_rows
 
@@ -115,20 +109,20 @@ class MaskedLanguageModeling(PretrainingTask):
         import tensorflow as tf
 
         from train.layers.cpu_functions import runs_unfused
-        from train.tasks.heads import masked_lm_loss, predicting_at
+        from train.tasks.heads import masked_lm_loss, predict_at
         from train.tasks.masking import collect_predictions
 
         rule = self.rule if training else self.evaluation_rule
         predictions = collect_predictions(rows, rule.num_prediction_slots(rows.input_ids.shape.num_elements()))
         attended = tf.cast(rows.input_ids != self.pad_token_id, tf.int32)  # (batch, length)
-        with predicting_at(predictions.positions) as states:
-            outputs = network({"input_ids": rows.input_ids, "attention_mask": attended, **inputs}, training=training)
+        inputs = {"input_ids": rows.input_ids, "attention_mask": attended, **inputs}
+        outputs, states = predict_at(network, inputs, predictions.positions, training=training)
         # (1, num_predictions, vocabulary), and (1, num_predictions) twice. Without XLA the first axis stays: in
         # bfloat16, the gradient of a squeeze would be rounded before it is summed.
         logits, labels, weights = outputs[0], predictions.labels[tf.newaxis], predictions.weights[tf.newaxis]
         if not runs_unfused():
             logits, labels, weights = (tf.squeeze(one, axis=0) for one in (logits, labels, weights))
-        return outputs, states[-1], masked_lm_loss(logits, labels, weights, vocabulary_size=rule.vocabulary_size)
+        return outputs, states, masked_lm_loss(logits, labels, weights, vocabulary_size=rule.vocabulary_size)
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """Compute loss (nats), masked accuracy, perplexity, and the number of masked tokens."""

@@ -4,9 +4,9 @@ import tensorflow as tf
 
 from tests.fixtures.arrays import assert_all_close, assert_all_equal
 from train.layers import tpu_attention
+from train.layers.attention import is_near
 from train.layers.random_bits import dropout_mask, fold_in, row_keys
 from train.layers.tpu_attention import attend
-from train.model.attention import is_near
 
 BATCH, HEADS, LENGTH, RATE = 3, 2, 16, 0.25
 KEYS = row_keys((5, 6), BATCH)

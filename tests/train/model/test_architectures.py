@@ -12,7 +12,6 @@ from train.model.architectures import (
     ACTIVATIONS,
     ARCHITECTURES,
     REASONS_AGAINST,
-    align_padding_positions,
     check_architecture,
     max_positions,
     position_offset,
@@ -119,7 +118,7 @@ def test_token_types_and_the_longest_row_that_the_position_table_fits(name, offs
 def test_positions_count_from_the_configured_padding_id():
     model = tiny_model("roberta padded with id 0")
     ids = tf.constant([[7, 1, 8, 0]])
-    assert model.roberta.embeddings.create_position_ids_from_input_ids(ids).numpy().tolist() == [[1, 2, 3, 0]]
-    untouched = tiny_model("bert")
-    align_padding_positions(untouched)
-    assert not hasattr(untouched.bert.embeddings, "padding_idx")
+    assert model.encoder.positions(ids, None).numpy().tolist() == [[1, 2, 3, 0]]
+    assert tiny_model("bert").encoder.positions(ids, None).numpy().tolist() == [[0, 1, 2, 3]]
+    mpnet = tiny_model("mpnet")
+    assert mpnet.mpnet.embeddings.create_position_ids_from_input_ids(ids).numpy().tolist() == [[2, 1, 3, 4]]

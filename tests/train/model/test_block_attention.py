@@ -11,11 +11,9 @@ from tests.fixtures.tiny_models import PAD, VOCABULARY, tiny_model
 from tests.fixtures.tiny_steps import RULE, compiled_model, one_cpu, train, two_cpus, weights
 from tfrecord_prep.chunking import CHUNKINGS, Framing
 from tfrecord_prep.encoding import TokenBatch
-from train.layers import tpu_attention
-from train.model import tpu_layers
-from train.model.attention import attend_within_documents, number_documents, positions_within
-from train.model.build import enable_gradient_checkpointing
-from train.model.tpu_layers import use_reference_layers, use_tpu_layers
+from train.layers import tpu_attention, tpu_layers
+from train.layers.attention import number_documents, positions_within
+from train.model.build import recompute_layers, use_tpu_layers
 from train.step.proofs import prove_tpu_layers
 from train.tasks.masked_lm import MaskedLanguageModeling
 
@@ -38,7 +36,7 @@ def rows_of(lengths: list[tuple[int, ...]], pad_id: int, seed: int = 3) -> np.nd
 
 def documents_model(name: str, **changes: Any) -> Any:
     model = tiny_model(name, num_hidden_layers=1, sep_token_id=SEP, **changes)
-    attend_within_documents(model)
+    model.encoder.separates_documents = True
     return model
 
 
@@ -93,10 +91,7 @@ def test_packed_rows_give_what_separate_rows_give(monkeypatch, name, is_tpu, is_
     if is_tpu:
         use_tpu_layers(model)
     expected, expected_gradients = computed([(length,) for group in LENGTHS for length in group])
-    use_reference_layers(model)
-    attend_within_documents(model)
-    if is_tpu:
-        use_tpu_layers(model)
+    model.encoder.separates_documents = True
     if is_long:
         for constant, value in (("LONG_ROW_TOKENS", LENGTH), ("BLOCK_QUERIES", 8), ("BLOCK_KEYS", 4)):
             monkeypatch.setattr(tpu_attention, constant, value)
@@ -110,7 +105,7 @@ def pretraining_model(strategy, num_micro_batches=1, jit_compile=False, **change
     with strategy.scope():
         network = documents_model("roberta", **changes)
         if num_micro_batches > 1:
-            enable_gradient_checkpointing(network)
+            recompute_layers(network)
         task = MaskedLanguageModeling(RULE, PAD)
         return compiled_model(network, task, num_micro_batches=num_micro_batches, jit_compile=jit_compile)
 
@@ -119,7 +114,12 @@ def pretraining_model(strategy, num_micro_batches=1, jit_compile=False, **change
 @pytest.mark.parametrize("forgets", [False, True])
 def test_the_check_of_the_layers_compares_within_documents(forgets, monkeypatch):
     if forgets:
-        monkeypatch.setattr(tpu_layers, "current_documents", lambda: None)
+        attention = tpu_layers.attention
+        monkeypatch.setattr(
+            tpu_layers,
+            "attention",
+            lambda layer, states, rows, *more: attention(layer, states, rows._replace(documents=None), *more),
+        )
     model = pretraining_model(one_cpu(), jit_compile=True, attention_probs_dropout_prob=0.2)
     batch = {"input_ids": tf.constant(rows_of(LENGTHS, PAD))}
     assert prove_tpu_layers(model, batch) is not forgets

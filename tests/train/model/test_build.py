@@ -28,8 +28,8 @@ from train.layers.random_bits import dropping_out_by, key_dropout, key_of, row_k
 from train.model.architectures import ARCHITECTURES, learns_positions, vocabulary_axis
 from train.model.build import (
     build_network,
-    enable_gradient_checkpointing,
     encoder_layers,
+    recompute_layers,
     sinusoids,
     start_positions_as_sinusoids,
 )
@@ -162,7 +162,7 @@ def test_gradients_stay_the_same_with_what_was_dropped(name):
     num_calls = []
     for layer in encoder_layers(model):
         layer.call = counted(layer.call, num_calls)
-    enable_gradient_checkpointing(model)
+    recompute_layers(model)
     assert_all_close(gradients(model), expected, atol=1e-6)
     # Once forward and once again: ALBERT's groups are used for several layers each.
     assert len(num_calls) == 2 * model.config.num_hidden_layers
@@ -185,7 +185,7 @@ def test_xla_does_not_find_that_layers_are_computed_twice():
 
     model = dropping_model("roberta", 0.3)
     expected, num_products = compiled(model)
-    enable_gradient_checkpointing(model)
+    recompute_layers(model)
     found, num_more_products = compiled(model)
     assert_all_close(found, expected, atol=1e-6)
     # Of a layer's eight products the last is not needed again.

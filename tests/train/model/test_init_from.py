@@ -76,7 +76,7 @@ def test_positions_that_a_checkpoint_lacks_keep_their_start(export):
     untouched, model = (fresh("roberta", max_position_embeddings=50) for _ in range(2))
     load_initial_weights(model, str(export), VOCABULARY)
     source = load_model(str(export))
-    table, given, before = (one.roberta.embeddings.position_embeddings.numpy() for one in (model, source, untouched))
+    table, given, before = (one.roberta.embeddings.positions.numpy() for one in (model, source, untouched))
     np.testing.assert_array_equal(table[:32], given)
     np.testing.assert_array_equal(table[32:], before[32:])
 
@@ -127,5 +127,5 @@ def test_a_checkpoint_on_the_hub(export):
     model = build_network(config, ModelConfig(), vocabulary_size=size, seed=8)
     load_initial_weights(model, "alice/checkpoint", size)
     table = load_file(export / "model.safetensors")["roberta.embeddings.word_embeddings.weight"]
-    np.testing.assert_array_equal(model.get_input_embeddings().weight[:size], table[:size])
+    np.testing.assert_array_equal(model.encoder.embeddings.weight[:size], table[:size])
     assert config._commit_hash

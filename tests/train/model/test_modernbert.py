@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 from tests.fixtures.arrays import logits_and_gradients
 from tests.fixtures.tiny_models import VOCABULARY, tiny_config, tiny_model
-from train.model import modernbert
-from train.model.attention import can_use_blocks, in_blocks, is_near, with_halo
-from train.model.build import auto_class
-from train.model.modernbert import rotary_tables, rotated
-from train.model.tpu_layers import use_tpu_layers
+from train.layers import reference_layers
+from train.layers.attention import can_use_blocks, in_blocks, is_near, with_halo
+from train.layers.reference_layers import rotary_tables, rotated
+from train.model.build import new_network, use_tpu_layers
 
 
 def padded_rows(length):
@@ -33,9 +32,9 @@ def assert_same(found, expected):
 def test_blocks_of_a_local_layer_equal_masked_scores(length, monkeypatch):
     model = tiny_model("modernbert")
     inputs, attended = padded_rows(length)
-    assert can_use_blocks(length, model.model.layer[1].attn.reach)
+    assert can_use_blocks(length, model.encoder.layer[1].attention.reach)
     found = logits_and_gradients(model, inputs, attended)
-    monkeypatch.setattr(modernbert, "can_use_blocks", lambda *_: False)
+    monkeypatch.setattr(reference_layers, "can_use_blocks", lambda *_: False)
     assert_same(found, logits_and_gradients(model, inputs, attended))
 
 
@@ -44,7 +43,7 @@ def test_tpu_layers_equal_the_reference_layers(name):
     model = tiny_model(name)
     rows = [padded_rows(length) for length in (12, 43)]
     expected = [logits_and_gradients(model, *batch) for batch in rows]
-    assert use_tpu_layers(model)
+    use_tpu_layers(model)
     for batch, figures in zip(rows, expected, strict=True):
         assert_same(logits_and_gradients(model, *batch, jit_compile=True), figures)
 
@@ -52,7 +51,8 @@ def test_tpu_layers_equal_the_reference_layers(name):
 def test_only_tokens_within_reach_change_the_result():
     # One local layer between a global one without keys' weights and the head.
     model = tiny_model("modernbert", local_attention=8)
-    model.model.layer[0].attn.Wo.kernel.assign(tf.zeros_like(model.model.layer[0].attn.Wo.kernel))
+    kernel = model.encoder.layer[0].attention_output.kernel
+    kernel.assign(tf.zeros_like(kernel))
     inputs, _ = padded_rows(40)
     ids = inputs["input_ids"][:1]
 
@@ -111,11 +111,11 @@ def test_angles_are_exact_at_the_last_of_8192_positions():
 
 def test_residual_weights_start_smaller_by_the_depth():
     config = tiny_config("modernbert", hidden_size=96, num_hidden_layers=8, initializer_range=0.05)
-    model = auto_class("TFAutoModelForMaskedLM", config).from_config(config)
-    model(model.dummy_inputs)
-    layer = model.model.layer[3]
+    layer = new_network("TFAutoModelForMaskedLM", config).encoder.layer[3]
     # A normal distribution cut at two deviations has 0.88 of them.
     for dense, deviation in zip(
-        (layer.attn.Wqkv, layer.mlp.Wi, layer.attn.Wo, layer.mlp.Wo), (1, 1, 0.25, 0.25), strict=True
+        (*layer.projections, layer.expansion, layer.attention_output, layer.contraction),
+        (1, 1, 0.25, 0.25),
+        strict=True,
     ):
         assert np.std(dense.kernel.numpy()) == pytest.approx(0.88 * 0.05 * deviation, rel=0.05)

@@ -9,7 +9,7 @@ from transformers import PretrainedConfig
 from tests.fixtures.tiny_models import CONFIGS, tiny_config
 from train.config.learning import OptimizationConfig
 from train.model.architectures import ARCHITECTURES
-from train.model.build import auto_class
+from train.model.build import new_network
 from train.model.computation import BERT_AND_ITS_KIN, count_parameters, count_weights_in_matrices
 from train.step.optimizer import count_with_one_moment
 
@@ -31,8 +31,7 @@ def counted(config: PretrainedConfig, model_class: str) -> tuple[int | None, int
 
 def built(config: PretrainedConfig, model_class: str) -> tuple[int, int]:
     with tf.Graph().as_default():  # where weights take no memory
-        network = auto_class(model_class, config).from_config(config)
-        network.build_in_name_scope()
+        network = new_network(model_class, config)
         return int(network.count_params()), count_with_one_moment(OptimizationConfig(optimizer="muon"), network)
 
 

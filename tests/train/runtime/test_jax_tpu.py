@@ -65,7 +65,7 @@ def test_a_run_proves_its_layers_and_resumes(shards, tmp_path, monkeypatch, capl
 @pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 def test_layers_and_a_sharded_step_that_compute_something_else_are_not_used(shards, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("train.model.tpu_layers.attend", lambda query, *_, **__: 1.1 * query)
+    monkeypatch.setattr("train.layers.tpu_layers.attend", lambda query, *_, **__: 1.1 * query)
     monkeypatch.setattr("train.step.proofs.norms_agree", lambda *_: False)
     monkeypatch.setattr("train.step.sharding.MIN_SHARDED_SIZE", 512)
     flags = ("--per-replica-batch-size", "2", "--shard-optimizer")

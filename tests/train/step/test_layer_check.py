@@ -10,9 +10,8 @@ import tf_keras
 
 from tests.fixtures.tiny_models import PAD, tiny_model
 from tests.fixtures.tiny_steps import RULE, batch_of, compiled_model, one_cpu, token_rows, two_cpus
-from train.model import tpu_layers
+from train.layers import tpu_layers
 from train.model.architectures import ARCHITECTURES
-from train.model.tpu_layers import attention_layers
 from train.step import proofs
 from train.step.proofs import GRADIENT_TOLERANCE, LOSS_TOLERANCE, Figures, figures_agree, prove_tpu_layers
 from train.tasks.masked_lm import MaskedLanguageModeling
@@ -35,7 +34,7 @@ def is_proven(model):
 
 
 def has_tpu_layers(model):
-    return all(hasattr(layer.call, "reference_call") for layer in attention_layers(model.network))
+    return model.network.encoder.functions is tpu_layers
 
 
 def state_of(model):
@@ -44,14 +43,13 @@ def state_of(model):
 
 def check_right_layers(model, caplog):
     before = state_of(model)
-    calls = [layer.call for layer in model.network.submodules if isinstance(layer, tf_keras.layers.Dropout)]
     with caplog.at_level(logging.INFO):
         assert is_proven(model)
     assert has_tpu_layers(model)
     assert "TPU-optimized layers are used; on the first rows they give loss 5." in caplog.text
     assert "REFERENCE" not in caplog.text
     assert all(np.array_equal(one, other) for one, other in zip(state_of(model), before, strict=True))
-    assert calls == [layer.call for layer in model.network.submodules if isinstance(layer, tf_keras.layers.Dropout)]
+    assert not any(layer.drops_heads for layer in model.network.dropout_layers)
 
 
 @pytest.mark.parametrize("name", ["roberta", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])

@@ -13,8 +13,7 @@ from tests.fixtures.replicas import Case, Program, Result, execute, lower, put_t
 from tests.fixtures.tiny_models import PAD, VOCABULARY, tiny_model
 from tests.fixtures.tiny_steps import BAD_STEP, RULE, BadOnOneReplica, batch_of, compiled_model, token_rows
 from train.checks.preflight.hlo_costs import collective_bytes
-from train.model.attention import attend_within_documents
-from train.model.tpu_layers import use_tpu_layers
+from train.model.build import use_tpu_layers
 from train.runtime.lowering import ReplicaOfSlice
 from train.step import sharding
 from train.step.sharding import Sharding
@@ -103,7 +102,7 @@ def classification_model():
 def block_model():
     """A ModernBERT with a global layer and a local one, whose rows of 16 are cut into blocks."""
     network = tiny_model("modernbert", local_attention=2, attention_dropout=0.1, **SIZES)
-    attend_within_documents(network)
+    network.encoder.separates_documents = True
     use_tpu_layers(network)
     return compiled_model(network, MaskedLanguageModeling(RULE, PAD))
 

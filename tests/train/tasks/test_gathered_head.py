@@ -2,11 +2,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-import transformers
 
 from tests.fixtures.arrays import assert_all_close
 from tests.fixtures.tiny_models import CONFIGS, SAME_CODE, VOCABULARY, each_architecture, one_layer_model, padded_batch
-from train.tasks.heads import gather_before_head, predicting_at
+from train.tasks.heads import predict_at
 
 # (num_predictions,), into three rows of 12 laid end to end; none is padding.
 POSITIONS = np.array([1, 3, 3, 11, 12, 17, 33, 24, 0], np.int32)
@@ -19,11 +18,12 @@ def logits_at(full_logits: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
     return tf.gather(rows, positions)[tf.newaxis]  # (1, num_predictions, vocabulary)
 
 
-def logits_and_gradients(model: transformers.TFPreTrainedModel, inputs: dict, gather: bool) -> tuple:
+def logits_and_gradients(model: tf_keras.Model, inputs: dict, gather: bool) -> tuple:
     with tf.GradientTape() as tape:
-        logits = model(inputs, training=False).logits
         if gather:
-            logits = logits_at(logits, POSITIONS)
+            logits = logits_at(model(inputs, training=False).logits, POSITIONS)
+        else:
+            logits = predict_at(model, inputs, POSITIONS, training=False)[0].logits
         loss = tf.reduce_sum(tf.nn.log_softmax(logits)[..., 7])
     gradients = tape.gradient(loss, model.trainable_variables, unconnected_gradients="zero")
     return logits, [tf.convert_to_tensor(gradient) for gradient in gradients]
@@ -43,13 +43,10 @@ def test_the_gathered_head_equals_the_full_head(name):
     inputs, _ = padded_batch(model)
     full_logits = model(inputs).logits
     expected_logits, expected_gradients = logits_and_gradients(model, inputs, gather=True)
-    for _ in range(2):
-        gather_before_head(model)
 
     @tf.autograph.experimental.do_not_convert
     def compute():
-        with predicting_at(POSITIONS):
-            return logits_and_gradients(model, inputs, gather=False)
+        return logits_and_gradients(model, inputs, gather=False)
 
     logits, gradients = tf.function(compute, jit_compile=True)() if is_compiled else compute()
     assert logits.shape == (1, len(POSITIONS), VOCABULARY)
@@ -65,13 +62,13 @@ def test_it_trains_in_mixed_bfloat16_under_xla(name):
     model = one_layer_model(name)
     tf_keras.mixed_precision.set_global_policy("float32")
     inputs, _ = padded_batch(model)
-    gather_before_head(model)
 
     @tf.function(jit_compile=True)
     @tf.autograph.experimental.do_not_convert
     def step():
-        with tf.GradientTape() as tape, predicting_at(POSITIONS):
-            logits = tf.cast(model(inputs, training=True).logits, tf.float32)
+        with tf.GradientTape() as tape:
+            outputs, _ = predict_at(model, inputs, POSITIONS, training=True)
+            logits = tf.cast(outputs.logits, tf.float32)
             loss = -tf.reduce_mean(tf.nn.log_softmax(logits)[..., 7])
         gradients = tape.gradient(loss, model.trainable_variables, unconnected_gradients="zero")
         return loss, tf.linalg.global_norm(gradients)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.fixtures.arrays import assert_all_close
+from tests.fixtures.arrays import assert_all_close, logits_of
 from tests.fixtures.tiny_models import PAD, VOCABULARY, tiny_model
 from tests.fixtures.tiny_steps import (
     LENGTH,
@@ -101,7 +101,7 @@ def test_losses_are_those_of_the_whole_heads(name):
     rows = model.task.apply_global_weights(model.prepare_batch(batch_of_pairs(), 0), lambda total: total)
     sums = {key: float(value) for key, value in model.task.sums(model.network, rows, training=False).items()}
     masked, is_masked = rows.masked, rows.masked.is_masked.numpy()
-    outputs = model.network(inputs_of(masked.input_ids)).to_tuple()
+    outputs = logits_of(model.network(inputs_of(masked.input_ids)))
     logits, pair_logits = (tf.nn.log_softmax(one).numpy() for one in outputs)
     mlm = -np.take_along_axis(logits, masked.original_ids.numpy()[..., None], -1)[..., 0][is_masked]
     is_asked = rows.weights.numpy() > 0

@@ -1,0 +1,79 @@
+"""Which tokens attend to each other: those of one document of a row, or only near ones, at a cost linear in the length.
+
+A packed row of documents that do not attend to each other gives what its documents would give in separate rows (Krell
+et al. 2021). Which token belongs to which document follows from the ids: a [SEP] ends each, however stage 2 has cut
+them, and masking leaves it unchanged. For local attention rows are cut into blocks, which see the ends of their
+neighbours.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+
+class Rows(NamedTuple):
+    """What attention knows of the rows.
+
+    attended: bool (batch, length), False at padding.
+    documents: int32 (batch, length), the number of each token's document in its row, which never decreases; padding
+        belongs to the last. Tokens attend within their document. None where rows are attended as a whole.
+    """
+
+    attended: tf.Tensor
+    documents: tf.Tensor | None = None
+
+
+def number_documents(input_ids: tf.Tensor, sep_id: int, pad_id: int) -> tf.Tensor:
+    """Number the documents of each row as `Rows` has them, from 0: int32 of the shape of `input_ids`."""
+    ended = tf.cumsum(tf.cast(input_ids == sep_id, tf.int32), axis=1, exclusive=True)
+    last = tf.reduce_max(tf.where(input_ids == pad_id, 0, ended), axis=1, keepdims=True)
+    return tf.minimum(ended, last)
+
+
+def positions_within(documents: tf.Tensor) -> tf.Tensor:
+    """Count the tokens before each one in its document, int32 (batch, length)."""
+    return tf.range(documents.shape[1]) - tf.searchsorted(documents, documents, side="left")
+
+
+# Queries of a block, in reaches; it has the keys of one more reach at both ends. By the compiler of a TPU VM, larger
+# blocks cost more scores, smaller ones more copies.
+BLOCK_REACHES = 4
+
+
+def can_use_blocks(length: int, reach: int) -> bool:
+    """Return whether blocks are cheaper than all scores with a mask."""
+    return length > 2 * BLOCK_REACHES * reach > 0  # with a reach of 0 there are no blocks
+
+
+def is_near(num_queries: int, num_keys: int, reach: int) -> np.ndarray:
+    """Return which keys are at most `reach` from each query, bool (queries, keys).
+
+    The keys extend beyond the queries by the same number at both ends.
+    """
+    queries = np.arange(num_queries)[:, np.newaxis] + (num_keys - num_queries) // 2
+    return np.abs(np.arange(num_keys) - queries) <= reach
+
+
+def in_blocks(tensor: Any, reach: int) -> Any:
+    """Cut (batch, length, …) into (batch, blocks, queries, …), filled up with 0; None stays None."""
+    if tensor is None:
+        return None
+    block = BLOCK_REACHES * reach
+    added = -tensor.shape[1] % block
+    filled = tf.pad(tensor, ((0, 0), (0, added), *((0, 0),) * (tensor.shape.rank - 2))) if added else tensor
+    return tf.reshape(filled, (-1, filled.shape[1] // block, block, *tensor.shape[2:]))
+
+
+def with_halo(tensor: Any, reach: int) -> Any:
+    """Cut (batch, length, …) into blocks with the `reach` before and after each, (batch, blocks, keys, …).
+
+    Beyond the ends it is filled up with 0; None stays None.
+    """
+    blocks = in_blocks(tensor, reach)
+    if blocks is None:
+        return None
+    ends = ((0, 0),) * (blocks.shape.rank - 2)
+    before = tf.pad(blocks[:, :-1, -reach:], ((0, 0), (1, 0), *ends))
+    after = tf.pad(blocks[:, 1:, :reach], ((0, 0), (0, 1), *ends))
+    return tf.concat([before, blocks, after], axis=2)

@@ -1,0 +1,204 @@
+"""What tells the encoders of `train.model.encoder` apart, read from a configuration of transformers.
+
+The names are those of the variables, and thereby of checkpoints; `train.model.weight_names` turns them into those of
+PyTorch. A name may have several parts, as a path of modules in PyTorch has.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from train.model.architectures import position_offset
+
+# Parts of an encoder and of a layer: the names of their variables. `query_key_value` is one matrix for three.
+BERT_ENCODER = {
+    "tokens": "word_embeddings",
+    "embeddings_norm": "LayerNorm",
+    "layers": "encoder/layer",
+}
+BERT_LAYER = {
+    "query": "attention/self/query",
+    "key": "attention/self/key",
+    "value": "attention/self/value",
+    "attention_output": "attention/output/dense",
+    "attention_norm": "attention/output/LayerNorm",
+    "expansion": "intermediate/dense",
+    "contraction": "output/dense",
+    "feed_forward_norm": "output/LayerNorm",
+}
+PRE_NORM_LAYER = BERT_LAYER | {
+    "attention_norm": "attention/LayerNorm",
+    "feed_forward_norm": "intermediate/LayerNorm",
+}
+DISTILBERT_LAYER = {
+    "query": "attention/q_lin",
+    "key": "attention/k_lin",
+    "value": "attention/v_lin",
+    "attention_output": "attention/out_lin",
+    "attention_norm": "sa_layer_norm",
+    "expansion": "ffn/lin1",
+    "contraction": "ffn/lin2",
+    "feed_forward_norm": "output_layer_norm",
+}
+MODERNBERT_ENCODER = {
+    "tokens": "tok_embeddings",
+    "embeddings_norm": "norm",
+    "layers": "layers",
+    "final_norm": "final_norm",
+}
+MODERNBERT_LAYER = {
+    "query_key_value": "attn/Wqkv",
+    "attention_output": "attn/Wo",
+    "attention_norm": "attn_norm",
+    "expansion": "mlp/Wi",
+    "contraction": "mlp/Wo",
+    "feed_forward_norm": "mlp_norm",
+}
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """The encoder that a configuration describes.
+
+    encoder_names, layer_names: {part: its name}.
+    num_token_types: rows of the table of token types; 0 without such a table.
+    num_positions: rows of the table of positions; 0 where positions are rotations of queries and keys.
+    first_position: of the first token in that table. Unless that is 0, the position before is that of padding, and has
+        the number of its id.
+    is_pre_norm: attention and feed-forward network read normalized states, and add to states that are not. Else their
+        sums are normalized.
+    normalizes_first: of pre-norm layers, the first normalizes before its attention, too, though embeddings are
+        normalized already.
+    is_gated: half of the expansion is multiplied with the activation of the other (GeGLU).
+    *_has_bias: of dense layers and norms.
+    *_rate: fraction that dropout drops: of the embeddings, of attention's probabilities, of attention's output, and of
+        the feed-forward network, in the middle where that is gated, else of its output.
+    deviation, output_deviation: of fresh weights; the second of those that write to the residual stream.
+    """
+
+    encoder_names: Mapping[str, str]
+    layer_names: Mapping[str, str]
+    hidden_size: int
+    embedding_size: int
+    inner_size: int
+    num_layers: int
+    num_heads: int
+    activation: str
+    norm_epsilon: float
+    embedding_rate: float
+    probability_rate: float
+    attention_rate: float
+    feed_forward_rate: float
+    deviation: float
+    output_deviation: float
+    num_token_types: int = 0
+    num_positions: int = 0
+    first_position: int = 0
+    is_pre_norm: bool = False
+    normalizes_first: bool = True
+    is_gated: bool = False
+    attention_has_bias: bool = True
+    feed_forward_has_bias: bool = True
+    norm_has_bias: bool = True
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_heads
+
+
+def anatomy_of(config: PretrainedConfig) -> Anatomy:
+    """Read the anatomy from a configuration whose encoder is ours."""
+    read = {"distilbert": _distilbert, "modernbert": _modernbert}.get(config.model_type, _bert)
+    return Anatomy(
+        hidden_size=config.hidden_size,
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        deviation=config.initializer_range,
+        **read(config),
+    )
+
+
+def _bert(config: PretrainedConfig) -> dict[str, Any]:
+    is_pre_norm = config.model_type == "roberta-prelayernorm"
+    return {
+        "encoder_names": BERT_ENCODER | ({"final_norm": "LayerNorm"} if is_pre_norm else {}),
+        "layer_names": PRE_NORM_LAYER if is_pre_norm else BERT_LAYER,
+        "embedding_size": getattr(config, "embedding_size", config.hidden_size),
+        "inner_size": config.intermediate_size,
+        "activation": config.hidden_act,
+        "norm_epsilon": config.layer_norm_eps,
+        "embedding_rate": config.hidden_dropout_prob,
+        "probability_rate": config.attention_probs_dropout_prob,
+        "attention_rate": config.hidden_dropout_prob,
+        "feed_forward_rate": config.hidden_dropout_prob,
+        "output_deviation": config.initializer_range,
+        "num_token_types": config.type_vocab_size,
+        "num_positions": config.max_position_embeddings,
+        "first_position": position_offset(config),
+        "is_pre_norm": is_pre_norm,
+    }
+
+
+def _distilbert(config: PretrainedConfig) -> dict[str, Any]:
+    return {
+        "encoder_names": BERT_ENCODER | {"layers": "transformer/layer"},
+        "layer_names": DISTILBERT_LAYER,
+        "embedding_size": config.hidden_size,
+        "inner_size": config.hidden_dim,
+        "activation": config.activation,
+        "norm_epsilon": 1e-12,
+        "embedding_rate": config.dropout,
+        "probability_rate": config.attention_dropout,
+        "attention_rate": 0.0,
+        "feed_forward_rate": config.dropout,
+        "output_deviation": config.initializer_range,
+        "num_positions": config.max_position_embeddings,
+    }
+
+
+def _modernbert(config: PretrainedConfig) -> dict[str, Any]:
+    return {
+        "encoder_names": MODERNBERT_ENCODER,
+        "layer_names": MODERNBERT_LAYER,
+        "embedding_size": config.hidden_size,
+        "inner_size": config.intermediate_size,
+        "activation": config.hidden_activation,
+        "norm_epsilon": config.norm_eps,
+        "embedding_rate": config.embedding_dropout,
+        "probability_rate": config.attention_dropout,
+        "attention_rate": config.attention_dropout,
+        "feed_forward_rate": config.mlp_dropout,
+        # The more layers write to the residual stream, the smaller (Warner et al. 2024, as in Megatron-LM).
+        "output_deviation": config.initializer_range / math.sqrt(2 * max(1, config.num_hidden_layers)),
+        "is_pre_norm": True,
+        "normalizes_first": False,
+        "is_gated": True,
+        "attention_has_bias": config.attention_bias,
+        "feed_forward_has_bias": config.mlp_bias,
+        "norm_has_bias": config.norm_bias,
+    }
+
+
+@dataclass(frozen=True)
+class Attention:
+    """How a layer attends.
+
+    reach: the largest distance of a token that is attended to; None for the whole row.
+    rotary_base: of the wavelengths by which positions rotate queries and keys; None without rotations.
+    """
+
+    reach: int | None = None
+    rotary_base: float | None = None
+
+
+def attention_of(config: PretrainedConfig, index: int) -> Attention:
+    """Look up how the layer of this index attends."""
+    if config.model_type != "modernbert":
+        return Attention()
+    if index % config.global_attn_every_n_layers == 0:
+        return Attention(rotary_base=config.global_rope_theta)
+    base = config.global_rope_theta if config.local_rope_theta is None else config.local_rope_theta
+    return Attention(config.local_attention // 2, base)

@@ -1,0 +1,393 @@
+"""Encoders with the heads of pretraining and fine-tuning, under the names of transformers' classes."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+import tf_keras
+from transformers import PretrainedConfig
+
+from train.layers.activations import ACTIVATION_FUNCTIONS
+from train.layers.random_bits import KeyedDropout
+from train.model.anatomy import anatomy_of
+from train.model.architectures import architecture_of
+from train.model.encoder import Encoder, new_norm, normal
+
+
+class States(NamedTuple):
+    """The encoder's last states, (batch, length, hidden), and the first token's, transformed, (batch, hidden)."""
+
+    last_hidden_state: tf.Tensor
+    pooler_output: tf.Tensor
+
+
+class Logits(NamedTuple):
+    """Logits, (…, classes), and the encoder's last states, (batch, length, hidden)."""
+
+    logits: tf.Tensor
+    last_hidden_state: tf.Tensor
+
+
+class PairLogits(NamedTuple):
+    """Logits of tokens, (…, vocabulary), and of pairs of texts, (batch, 2), and the encoder's last states."""
+
+    prediction_logits: tf.Tensor
+    seq_relationship_logits: tf.Tensor
+    last_hidden_state: tf.Tensor
+
+
+class SpanLogits(NamedTuple):
+    """Logits of the start and of the end of an answer, (batch, length) each, and the encoder's last states."""
+
+    start_logits: tf.Tensor
+    end_logits: tf.Tensor
+    last_hidden_state: tf.Tensor
+
+
+@dataclass(frozen=True)
+class Transform:
+    """What a head computes of states before its outputs: a dense layer, an activation, and a norm where it has a name.
+
+    deviation: of fresh weights; None for Keras's own start, which ELECTRA's have.
+    """
+
+    dense: str
+    activation: str
+    norm: str | None = None
+    use_bias: bool = True
+    deviation: float | None = None
+
+
+class Network(tf_keras.Model):
+    """An encoder, and the head of a subclass.
+
+    class_name: of transformers' class for TensorFlow, which checkpoints are named after.
+    base_model_prefix: the name of the encoder as an attribute, and in the names of variables.
+    dropout_layers: in the order in which they are numbered (`train.layers.random_bits`).
+    """
+
+    head = "Model"
+
+    def __init__(self, config: PretrainedConfig, name: str | None = None):
+        class_name = f"TF{type(config).__name__.removesuffix('Config')}{self.head}"
+        super().__init__(name=name or snake_case(class_name))
+        anatomy, prefix = anatomy_of(config), architecture_of(config).prefix
+        assert prefix is not None
+        self.class_name, self.base_model_prefix = class_name, prefix
+        self.config, self.anatomy = config, anatomy
+        self.family = "roberta" if prefix.startswith("roberta") else config.model_type
+        setattr(self, prefix, Encoder(config, anatomy))
+        self.transform: tf_keras.layers.Dense | None = None
+        self.transform_norm: tf_keras.layers.LayerNormalization | None = None
+        self.make_head()
+
+    @property
+    def encoder(self) -> Encoder:
+        return getattr(self, self.base_model_prefix)
+
+    @property
+    def dummy_inputs(self) -> dict[str, tf.Tensor]:
+        """Rows to call the network with, which makes its weights."""
+        return {"input_ids": tf.zeros((2, 3), tf.int32)}
+
+    @property
+    def dropout_layers(self) -> list[KeyedDropout]:
+        encoder = self.encoder
+        of_layers = [
+            dropout
+            for layer in encoder.layer
+            for dropout in (layer.probability_dropout, layer.attention_dropout, layer.feed_forward_dropout)
+        ]
+        of_embeddings = [encoder.embeddings.dropout]
+        return [*of_layers, *of_embeddings] if self.family == "roberta" else [*of_embeddings, *of_layers]
+
+    def make_head(self) -> None:
+        """Make what the head consists of: by default the pooler, if the architecture has one."""
+        if self.family in ("bert", "roberta"):
+            self.make_transform(self.pooler)
+
+    @property
+    def pooler(self) -> Transform:
+        """BERT's and RoBERTa's first step from the state of a row's first token."""
+        name = f"{self.base_model_prefix}/pooler/dense"
+        return Transform(name, "tanh", deviation=self.config.initializer_range)
+
+    @property
+    def modernbert_transform(self) -> Transform:
+        """The first step of all heads of ModernBERT."""
+        config, deviation = self.config, self.anatomy.output_deviation
+        return Transform("head/dense", config.classifier_activation, "head/norm", config.classifier_bias, deviation)
+
+    def make_transform(self, transform: Transform, units: int | None = None) -> None:
+        start = "glorot_uniform" if transform.deviation is None else normal(transform.deviation)
+        units = units or self.anatomy.hidden_size
+        self.transform = tf_keras.layers.Dense(
+            units, use_bias=transform.use_bias, kernel_initializer=start, name=transform.dense
+        )
+        self.activate = ACTIVATION_FUNCTIONS[transform.activation]
+        self.transform_norm = new_norm(self.anatomy, transform.norm) if transform.norm else None
+
+    def transformed(self, states: tf.Tensor) -> tf.Tensor:
+        """Compute the transform of states, (…, hidden), if the head has one."""
+        if self.transform is None:
+            return states
+        states = self.activate(self.transform(states))
+        return states if self.transform_norm is None else self.transform_norm(states)
+
+    def encode(self, inputs: Mapping[str, tf.Tensor], *, training: bool) -> tf.Tensor:
+        """Compute the encoder's last states, (batch, length, hidden).
+
+        Args:
+            inputs: {name: rows}: `input_ids`, int32 (batch, length), or `inputs_embeds`, (batch, length, embedding
+                size); `attention_mask`, 0 at padding, and `token_type_ids`, where they are not all alike.
+        """
+        tokens = inputs["inputs_embeds"] if "inputs_embeds" in inputs else inputs["input_ids"]
+        attended, token_types = inputs.get("attention_mask"), inputs.get("token_type_ids")
+        return self.encoder(tokens, attended, token_types, training=training)
+
+    def call(self, inputs: Mapping[str, tf.Tensor], training: bool = False) -> Any:
+        """Compute the outputs of rows, as `encode` takes them."""
+        states = self.encode(inputs, training=training)
+        return States(states, self.transformed(states[:, 0]))
+
+
+def snake_case(class_name: str) -> str:
+    """Name a network as Keras would name one of this class: TFBertForMaskedLM is tf_bert_for_masked_lm."""
+    parted = re.sub("(.)([A-Z][a-z0-9]+)", r"\1_\2", class_name)
+    return re.sub("([a-z])([A-Z])", r"\1_\2", parted).lower()
+
+
+class MaskedLM(Network):
+    """Predicts masked tokens: the logits are products with the table of tokens, and a bias."""
+
+    head = "ForMaskedLM"
+
+    def make_head(self) -> None:
+        deviation, units = self.config.initializer_range, None
+        if self.family == "bert":
+            parts = "mlm___cls/predictions/transform/"
+            transform = Transform(f"{parts}dense", self.anatomy.activation, f"{parts}LayerNorm", deviation=deviation)
+            self.bias_name = "mlm___cls/predictions"
+        elif self.family == "roberta":
+            transform = Transform("lm_head/dense", "gelu", "lm_head/layer_norm", deviation=deviation)
+            self.bias_name = "lm_head"
+        elif self.family == "distilbert":
+            activation = self.anatomy.activation
+            transform = Transform("vocab_transform", activation, "vocab_layer_norm", deviation=deviation)
+            self.bias_name = "vocab_projector"
+        elif self.family == "electra":
+            transform = Transform("generator_predictions/dense", "gelu", "generator_predictions/LayerNorm")
+            self.bias_name, units = "generator_lm_head", self.anatomy.embedding_size
+        else:
+            transform, self.bias_name = self.modernbert_transform, "decoder"
+        self.make_transform(transform, units)
+        self.bias: tf.Variable | None = None
+
+    def build(self, _: Any) -> None:
+        if getattr(self.config, "decoder_bias", True):
+            with tf.name_scope(self.bias_name):
+                self.bias = self.add_weight(name="bias", shape=(self.config.vocab_size,), initializer="zeros")
+
+    def token_logits(self, states: tf.Tensor, predict_at: tf.Tensor | None) -> tf.Tensor:
+        """Compute (batch, length, vocabulary), or (1, num_predictions, vocabulary)."""
+        if predict_at is not None:
+            states = tf.gather(tf.reshape(states, (-1, states.shape[-1])), predict_at)[tf.newaxis]
+        states = self.transformed(states)
+        logits = tf.matmul(states, tf.cast(self.encoder.embeddings.weight, states.dtype), transpose_b=True)
+        return logits if self.bias is None else logits + tf.cast(self.bias, logits.dtype)
+
+    def call(  # type: ignore[override]
+        self, inputs: Mapping[str, tf.Tensor], predict_at: tf.Tensor | None = None, training: bool = False
+    ) -> Any:
+        """Compute the outputs of rows, as `encode` takes them.
+
+        Args:
+            predict_at: the positions at which it predicts, int32 (num_predictions,) into the rows laid end to end; by
+                default all. A position may occur more than once. The logits are (1, num_predictions, vocabulary)
+                instead of (batch, length, vocabulary): one list for the batch needs fewer spare slots than one for each
+                row, and the head costs as much as several layers.
+        """
+        states = self.encode(inputs, training=training)
+        return Logits(self.token_logits(states, predict_at), states)
+
+
+class PairPretraining(MaskedLM):
+    """Predicts masked tokens of two texts, and answers a question about the two (BERT)."""
+
+    head = "ForPreTraining"
+
+    def make_head(self) -> None:
+        super().make_head()
+        start = normal(self.config.initializer_range)
+        name = self.pooler.dense
+        self.pair_pooler = tf_keras.layers.Dense(self.anatomy.hidden_size, "tanh", kernel_initializer=start, name=name)
+        self.pair_classifier = tf_keras.layers.Dense(2, kernel_initializer=start, name="nsp___cls/seq_relationship")
+
+    def call(  # type: ignore[override]
+        self, inputs: Mapping[str, tf.Tensor], predict_at: tf.Tensor | None = None, training: bool = False
+    ) -> Any:
+        states = self.encode(inputs, training=training)
+        of_pairs = self.pair_classifier(self.pair_pooler(states[:, 0]))
+        return PairLogits(self.token_logits(states, predict_at), of_pairs, states)
+
+
+class ReplacedTokenDetection(Network):
+    """Says of each token whether it was replaced (ELECTRA's discriminator): logits are (batch, length)."""
+
+    head = "ForPreTraining"
+
+    def make_head(self) -> None:
+        self.make_transform(Transform("discriminator_predictions/dense", self.anatomy.activation))
+        self.prediction = tf_keras.layers.Dense(1, name="discriminator_predictions/dense_prediction")
+
+    def call(self, inputs: Mapping[str, tf.Tensor], training: bool = False) -> Any:
+        states = self.encode(inputs, training=training)
+        return Logits(tf.squeeze(self.prediction(self.transformed(states)), axis=-1), states)
+
+
+@dataclass(frozen=True)
+class Classification:
+    """A head that classifies: dropout, and a dense layer for its outputs, after a transform where it has one.
+
+    rate: fraction that is dropped.
+    deviation: of fresh weights of the outputs.
+    drops_first: drop before the transform as well.
+    is_numbered_last: its dropout is numbered after those of the encoder (`train.layers.random_bits`), else before.
+    """
+
+    transform: Transform | None
+    rate: float
+    deviation: float
+    name: str = "classifier"
+    drops_first: bool = False
+    is_numbered_last: bool = False
+
+
+class RowClassifier(Network):
+    """Classifies rows by their first token; ModernBERT's also by the mean of all, as `classifier_pooling` says."""
+
+    head = "ForSequenceClassification"
+
+    def make_head(self) -> None:
+        head = self.classification_of_modernbert() if self.family == "modernbert" else self.classification()
+        self.classification_head = head
+        if head.transform is not None:
+            self.make_transform(head.transform)
+        self.dropout = KeyedDropout(head.rate)
+        self.classifier = tf_keras.layers.Dense(
+            self.num_outputs, kernel_initializer=normal(head.deviation), name=head.name
+        )
+
+    @property
+    def num_outputs(self) -> int:
+        return self.config.num_labels
+
+    def classification_of_modernbert(self) -> Classification:
+        return Classification(self.modernbert_transform, self.config.classifier_dropout, self.config.hidden_size**-0.5)
+
+    def classification(self) -> Classification:
+        """Describe the head of BERT and its kin, which differ in it."""
+        rate, deviation = self.classifier_rate, self.config.initializer_range
+        if self.family == "bert":
+            return Classification(self.pooler, rate, deviation)
+        if self.family == "distilbert":
+            return self.classification_of_distilbert()
+        activation = "gelu" if self.family == "electra" else "tanh"
+        transform = Transform("classifier/dense", activation, deviation=deviation)
+        return Classification(transform, rate, deviation, "classifier/out_proj", True, True)
+
+    def classification_of_distilbert(self) -> Classification:
+        config = self.config
+        transform = Transform("pre_classifier", "relu", deviation=config.initializer_range)
+        return Classification(transform, config.seq_classif_dropout, config.initializer_range)
+
+    @property
+    def classifier_rate(self) -> float:
+        if self.family == "distilbert":
+            return self.config.dropout
+        rate = self.config.classifier_dropout
+        return self.config.hidden_dropout_prob if rate is None else rate
+
+    @property
+    def dropout_layers(self) -> list[KeyedDropout]:
+        of_encoder = super().dropout_layers
+        is_last = self.classification_head.is_numbered_last
+        return [*of_encoder, self.dropout] if is_last else [self.dropout, *of_encoder]
+
+    def call(self, inputs: Mapping[str, tf.Tensor], training: bool = False) -> Any:
+        states = self.encode(inputs, training=training)
+        return Logits(self.class_logits(self.pooled(states, inputs.get("attention_mask")), training), states)
+
+    def class_logits(self, states: tf.Tensor, training: bool) -> tf.Tensor:
+        """Compute logits, (…, outputs), of states, (…, hidden)."""
+        if self.classification_head.drops_first:
+            states = self.dropout(states, training=training)
+        return self.classifier(self.dropout(self.transformed(states), training=training))
+
+    def pooled(self, states: tf.Tensor, attended: tf.Tensor | None) -> tf.Tensor:
+        """Pool the states of rows, (batch, length, hidden), to (batch, hidden)."""
+        if getattr(self.config, "classifier_pooling", "cls") == "cls":
+            return states[:, 0]
+        weights = tf.ones(states.shape[:2]) if attended is None else attended
+        weights = tf.cast(weights, states.dtype)[..., tf.newaxis]  # (batch, length, 1)
+        return tf.reduce_sum(states * weights, axis=1) / tf.reduce_sum(weights, axis=1)
+
+
+class MultipleChoice(RowClassifier):
+    """Chooses one of several texts by one number for each; rows are (batch, choices, length)."""
+
+    head = "ForMultipleChoice"
+
+    @property
+    def num_outputs(self) -> int:
+        return 1
+
+    def classification(self) -> Classification:
+        config = self.config
+        if self.family == "distilbert":
+            return self.classification_of_distilbert()
+        if self.family != "electra":
+            return Classification(self.pooler, config.hidden_dropout_prob, config.initializer_range)
+        transform = Transform("sequence_summary/summary", config.summary_activation, deviation=config.initializer_range)
+        rate = config.summary_last_dropout
+        return Classification(transform, rate, config.initializer_range, is_numbered_last=True)
+
+    def call(self, inputs: Mapping[str, tf.Tensor], training: bool = False) -> Any:
+        """Compute logits, (batch, choices)."""
+        num_choices = inputs["input_ids"].shape[1]
+        of_texts = {name: tf.reshape(values, (-1, values.shape[2])) for name, values in inputs.items()}
+        outputs = super().call(of_texts, training=training)
+        return outputs._replace(logits=tf.reshape(outputs.logits, (-1, num_choices)))
+
+    @property
+    def dummy_inputs(self) -> dict[str, tf.Tensor]:
+        return {"input_ids": tf.zeros((2, 2, 3), tf.int32)}
+
+
+class TokenClassifier(RowClassifier):
+    """Classifies tokens: logits are (batch, length, labels)."""
+
+    head = "ForTokenClassification"
+
+    def classification(self) -> Classification:
+        return Classification(None, self.classifier_rate, self.config.initializer_range)
+
+    def pooled(self, states: tf.Tensor, attended: tf.Tensor | None) -> tf.Tensor:  # noqa: ARG002
+        return states
+
+
+class QuestionAnswering(TokenClassifier):
+    """Finds where an answer starts and ends."""
+
+    head = "ForQuestionAnswering"
+
+    def classification(self) -> Classification:
+        rate = self.config.qa_dropout if self.family == "distilbert" else 0.0
+        return Classification(None, rate, self.config.initializer_range, "qa_outputs", is_numbered_last=not rate)
+
+    def call(self, inputs: Mapping[str, tf.Tensor], training: bool = False) -> Any:
+        logits, states = super().call(inputs, training=training)
+        start, end = tf.unstack(logits, axis=-1)  # (batch, length) each
+        return SpanLogits(start, end, states)
