@@ -1,4 +1,3 @@
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,18 @@ import transformers
 
 from mlm_common.errors import InputError
 from tests.fixtures.arrays import assert_same_arrays
-from tests.fixtures.tiny_models import each_architecture, one_layer_model, padded_batch, tiny_config, tiny_model
+from tests.fixtures.tiny_models import (
+    each_architecture,
+    of_transformers_4,
+    one_layer_model,
+    padded_batch,
+    tiny_config,
+    tiny_model,
+)
 from train.model import weight_files
 from train.model.from_pretrained import load_model
 from train.model.weight_files import write_h5
 from train.publishing.pytorch_format import pytorch_weights, take_snapshot
-
-of_transformers_4 = pytest.mark.skipif(
-    importlib.util.find_spec("transformers.modeling_tf_utils") is None, reason="transformers 5 has no TF classes"
-)
 
 
 def write(model: Any, folder: Path) -> str:
