@@ -16,7 +16,7 @@ from train.step.optimizer import count_with_one_moment
 COUNTED = BERT_AND_ITS_KIN | {"modernbert"}
 # Sizes that have nothing in common, so that no mistake cancels another.
 ODD: dict[str, Any] = {
-    "vocab_size": 211, "hidden_size": 40, "embedding_size": 24, "num_attention_heads": 4, "num_hidden_layers": 2,
+    "vocab_size": 211, "hidden_size": 40, "embedding_size": 24, "num_attention_heads": 4, "num_hidden_layers": 4,
     "num_hidden_groups": 2, "inner_group_num": 2, "intermediate_size": 57, "hidden_dim": 57, "type_vocab_size": 3,
     "max_position_embeddings": 37,
 }  # fmt: skip
