@@ -223,11 +223,10 @@ def key_dropout(model: tf_keras.Model) -> None:
     The order is that of `dropout_layers`, where the model has it, then Keras's. Another order would be another draw.
     Layers that are no `KeyedDropout`, such as those of a custom head, get a `call` that does what its does.
     """
-    layers = [layer for layer in model.submodules if _rate(layer) is not None]
-    first = list(getattr(model, "dropout_layers", ()))
-    for number, layer in enumerate(
-        [*first, *(layer for layer in layers if all(layer is not known for known in first))]
-    ):
+    layers = list(getattr(model, "dropout_layers", ()))
+    listed = set(map(id, layers))
+    layers += [layer for layer in model.submodules if _rate(layer) is not None and id(layer) not in listed]
+    for number, layer in enumerate(layers):
         if isinstance(layer, KeyedDropout):
             layer.number = number
         elif not hasattr(layer.call, "reference_call"):

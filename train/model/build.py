@@ -67,7 +67,15 @@ def build_network(
 
 
 def new_network(model_class: str, config: PretrainedConfig) -> Any:
-    """Make a network with fresh weights, given the name of an auto class of transformers."""
+    """Make a network with fresh weights.
+
+    Args:
+        model_class: the auto class of transformers that has its head, such as `TFAutoModelForMaskedLM`.
+        config: of an architecture that is supported; others than ours need transformers 4.
+
+    Raises:
+        InputError: no such head, or transformers lacks the architecture's TensorFlow classes.
+    """
     if not architecture_of(config).is_ours:
         return legacy.new_network(model_class, config)
     head = model_class.removeprefix("TFAutoModel")

@@ -23,19 +23,20 @@ from train.model.architectures import architecture_of
 _traced = threading.local()
 
 
-def new_network(model_class: str, config: PretrainedConfig, name: str | None = None) -> Any:
+def new_network(model_class: str, config: PretrainedConfig) -> Any:
     """Make a network with fresh weights, given the name of an auto class of transformers.
 
     Raises:
         InputError: transformers 5 is installed, which has no classes for TensorFlow.
     """
-    auto_class = getattr(transformers, f"TF{model_class.removeprefix('TF')}", None)
+    auto_class = getattr(transformers, model_class, None)
     if auto_class is None:
         raise InputError(
-            f"A {config.model_type} needs transformers below 5, whose layers it is computed with; installed is "
-            f"{transformers.__version__}. Install the extra: python3 install.py --with legacy."
+            f"A {config.model_type} is computed by TensorFlow classes of transformers 4; installed is "
+            f"{transformers.__version__}. pip install 'transformers>=4.57,<5' 'huggingface-hub>=0.34,<1', or train "
+            "another model."
         )
-    network = auto_class.from_config(config, **({} if name is None else {"name": name}))
+    network = auto_class.from_config(config)
     network(network.dummy_inputs, training=False)
     count_positions_from_padding(network)
     gather_before_head(network)

@@ -86,7 +86,7 @@ def export_model(
     `tokenizer.json`. Returns the names of the files.
 
     Args:
-        model: a built TF model of transformers, prepared by `train.model.architectures`, or a snapshot.
+        model: a built network, of `train.model.build.new_network`, or a snapshot.
         model_max_length: the most tokens that the model can take; longer texts are truncated to it on demand.
         vocabulary_size: number of ids to keep, without the model's padding; by default all.
     """

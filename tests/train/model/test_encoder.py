@@ -1,10 +1,13 @@
 """Our networks of BERT and its kin compute what transformers' classes for TensorFlow do, from the same weights."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
 
+from mlm_common.errors import InputError
 from tests.fixtures.tiny_models import PAD, VOCABULARY, of_transformers_4, tiny_config, tiny_model
 from train.config.learning import ModelConfig
 from train.layers.random_bits import dropping_out_by, key_dropout, key_of, row_keys
@@ -207,3 +210,13 @@ def test_the_numbers_of_dropout_layers_stay():
             assert (of_layers, encoder.embeddings.dropout.number, network.dropout.number) == ([0, 1, 2, 3, 4, 5], 6, 7)
         else:
             assert (network.dropout.number, encoder.embeddings.dropout.number, of_layers) == (0, 1, [2, 3, 4, 5, 6, 7])
+
+
+def test_what_cannot_be_made_is_refused(monkeypatch):
+    with pytest.raises(InputError, match=r"model_class of a bert must be one of .*; received TFAutoModelForCausalLM"):
+        new_network("TFAutoModelForCausalLM", tiny_config("bert"))
+    monkeypatch.setattr(legacy, "transformers", SimpleNamespace(__version__="5.24.0"))
+    with pytest.raises(
+        InputError, match=r"A mpnet is computed by .* installed is 5\.24\.0\. pip install 'transformers"
+    ):
+        new_network("TFAutoModelForMaskedLM", tiny_config("mpnet"))
