@@ -85,10 +85,6 @@ TENSORFLOW_BUILDS = {
 }
 TPU_BUILD = "tensorflow-tpu"
 TF_KERAS = "tf-keras"
-REASONS = {
-    "transformers": " (4.57 is the last with TensorFlow classes; 5 has none)",
-    "huggingface-hub": " (transformers 4 needs one below 1)",
-}
 INSTALL = "run python3 install.py in the checkout, which makes an environment that fits this machine."
 TPU_INSTALL = "Make the environment again: rm -rf .venv && python3 install.py --extra tpu"
 REINSTALL = "Reinstall the packages named above; if that does not help, start over with python3 install.py."
@@ -134,7 +130,7 @@ def check_requirements(installed: dict[str, Distribution]) -> Iterator[Finding]:
         if found is None or not _fits(found, wanted):
             all_fit = False
             state = f"{found.version} is installed" if found else "it is not installed"
-            text = f"{name}{wanted} is needed{REASONS.get(name, '')}; {state}."
+            text = f"{name}{wanted} is needed; {state}."
             yield Finding("error", "packages", text, _pip_install(installed, f"{name}{wanted}"))
     if requirements and all_fit:
         yield Finding("ok", "packages", f"all {len(requirements)} that the project needs, in versions it can use")
