@@ -3,8 +3,8 @@
     python benchmarks/peers/quality_contenders.py ours SHARDS --settings '{"num_steps": 1000, …}'
 
 `tutorial` is the recipe of transformers' TPU tutorial: its input, head, optimizer and its flags' defaults, with the
-sizes of the preset's model. `tutorial-tuned` has the preset's model configuration, batch and peak rate besides.
-`ours` is `run_mlm.py --preset`.
+sizes of the preset's model. `tutorial-tuned` has the preset's model configuration, batch and peak rate besides. Both
+need the extra `legacy`. `ours` is `run_mlm.py --preset`.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import train  # noqa: F401, I001  (before TensorFlow)
-from transformers import PretrainedConfig, TFAutoModelForMaskedLM, create_optimizer
+from transformers import PretrainedConfig
 
 from benchmarks.peers.input_contenders import tutorial_batches
 from benchmarks.rounds import Rounds
@@ -78,6 +78,8 @@ def ours(run: Run, settings: dict[str, Any], evaluating_run: Run | None = None) 
 
 def tutorial(run: Run, settings: dict[str, Any], *, is_tuned: bool = False) -> None:
     """Train as the tutorial's run_mlm.py does."""
+    from transformers import TFAutoModelForMaskedLM, create_optimizer  # of the extra `legacy`
+
     optimization, (phase,) = run.config.optimization, run.phases
     model = TFAutoModelForMaskedLM.from_config(phase.model_config if is_tuned else stock_config(phase.model_config))
     optimizer, _ = create_optimizer(
@@ -115,7 +117,7 @@ CONTENDERS: dict[str, Contender] = {
 def main() -> None:
     """Train until the other side ends."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("contender", choices=CONTENDERS)
+    parser.add_argument("contender", choices=CONTENDERS, help="The tutorials need the extra `legacy`.")
     parser.add_argument("shards", help="Folder with train/ and validation/.")
     parser.add_argument("--preset", required=True)
     parser.add_argument("--settings", type=json.loads, required=True, help="num_steps, steps_per_round, evaluates.")
