@@ -15,11 +15,15 @@ PYTHON_TESTS ?= tests/documents/test_imports.py tests/documents/test_flags.py te
 	tests/train/runtime/test_jax_runtime.py::test_eight_replicas_make_the_steps_of_one \
 	tests/train/runtime/test_jax_runtime.py::test_a_function_may_capture_tensors_and_return_any_structure
 PYTHON_ENVIRONMENT = build/$(notdir $(PYTHON))
+# What `make test-legacy` runs, in an environment of its own: what needs TensorFlow classes, and what differs there.
+LEGACY_TESTS ?= tests/train/model tests/train/test_export_command.py tests/train/step/test_optimizer.py \
+	tests/train/tasks/test_gathered_head.py tests/train/publishing/test_pytorch_format.py \
+	tests/train/publishing/test_push_to_hub.py tests/mlm_common/test_tokenizer.py
 # What `make test-newest` takes the newest of: all that pyproject.toml gives an upper bound.
 NEWEST = datasets google-cloud-storage huggingface-hub tensorboard tensorflow tf-keras tokenizers transformers
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-python test-newest lint docs campaign environment
+.PHONY: help quickstart test test-slow test-python test-legacy test-newest lint docs campaign environment
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -36,6 +40,10 @@ test-slow: environment  ## run the tests that take minutes each
 test-python:  ## run the quick tests with PYTHON=python3.13; with PYTHON_TESTS='tests -n auto' all of them
 	@$(PYTHON) install.py --environment $(PYTHON_ENVIRONMENT) --extra cpu --with test
 	$(PYTHON_ENVIRONMENT)/bin/python -m pytest $(PYTHON_TESTS)
+
+test-legacy:  ## run the tests of the oldest transformers that is supported: ALBERT, DeBERTa, MPNet ... compute by it
+	@$(PYTHON) install.py --environment build/legacy --extra cpu --with legacy test
+	build/legacy/bin/python -m pytest -m 'not tpu' $(LEGACY_TESTS) -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-newest:  ## run the tests with the newest of everything, whatever pyproject.toml allows, and say what that is
 	@$(PYTHON) install.py --environment build/newest --extra cpu --with test

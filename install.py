@@ -391,7 +391,7 @@ def build_parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="NAME",
-        help="Also: finetuning, beam, wandb, mlflow, trackio, docs, test.",
+        help="Also: finetuning, beam, wandb, mlflow, trackio, docs, legacy, test.",
     )
     parser.add_argument(
         "--environment", metavar="DIR", help="Folder of the environment. Default: .venv, or .venv-preflight."

@@ -170,8 +170,7 @@ def site(tmp_path) -> Path:
     [
         ("", {}, ""),
         ("tensorflow tf-keras", {"tensorflow-tpu": "2.20.0", "tf-keras": "2.20.1"}, ""),
-        ("transformers", {"transformers": "5.23.0"}, "(4.57 is the last with TensorFlow classes; 5 has none); 5.23.0"),
-        ("huggingface-hub", {"huggingface-hub": "1.2.0"}, "(transformers 4 needs one below 1); 1.2.0 is installed."),
+        ("transformers", {"transformers": "4.30.0"}, "transformers<6,>=4.57 is needed; 4.30.0 is installed. pip install"),
         ("sentencepiece", {}, "sentencepiece>=0.2 is needed; it is not installed. pip install 'sentencepiece>=0.2'"),
         ("tensorflow", {"tensorflow": "2.15.1"}, "tensorflow<2.22,>=2.20 is needed; 2.15.1 is installed. pip install"),
         ("tensorflow", {}, "error TensorFlow is not installed. To install it, run python3 install.py"),
