@@ -216,7 +216,8 @@ def test_a_converted_model_is_trained_further_and_fills_masks(bert, bert_variabl
     assert any((array != before[name]).any() for name, array in after.items())
     (predictions,) = fill_masks(str(tmp_path / "run" / "export"), ["THE [MASK] of value"])
     # It has learned nothing: what it fills in may be a word, or go on the one before.
-    assert predictions[0]["sequence"].startswith("the") and predictions[0]["sequence"].endswith("of value")
+    assert predictions[0]["sequence"].startswith("the")
+    assert predictions[0]["sequence"].endswith("of value")
     theirs, own = (BertTokenizerFast.from_pretrained(tmp_path / name) for name in ("bert", "run/export"))
     assert own("The ÄA function")["input_ids"] == theirs("The ÄA function")["input_ids"]
 

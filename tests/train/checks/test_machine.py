@@ -170,7 +170,11 @@ def site(tmp_path) -> Path:
     [
         ("", {}, ""),
         ("tensorflow tf-keras", {"tensorflow-tpu": "2.20.0", "tf-keras": "2.20.1"}, ""),
-        ("transformers", {"transformers": "4.30.0"}, "transformers<6,>=4.57 is needed; 4.30.0 is installed. pip install"),
+        (
+            "transformers",
+            {"transformers": "4.30.0"},
+            "transformers<6,>=4.57 is needed; 4.30.0 is installed. pip install",
+        ),
         ("sentencepiece", {}, "sentencepiece>=0.2 is needed; it is not installed. pip install 'sentencepiece>=0.2'"),
         ("tensorflow", {"tensorflow": "2.15.1"}, "tensorflow<2.22,>=2.20 is needed; 2.15.1 is installed. pip install"),
         ("tensorflow", {}, "error TensorFlow is not installed. To install it, run python3 install.py"),

@@ -227,3 +227,10 @@ def test_long_local_rows_are_attended_as_short_ones(monkeypatch):
     attended = np.full((BATCH, 100), True)
     expected = with_gradients(lambda *args: plain_attention(*args, attended, 0.0, is_near(100, 100, 20).T), *arguments)
     assert_all_close(compiled(*arguments, attended, 0.0, reach=20), expected, rtol=1e-4, atol=3e-5)
+
+
+def test_what_counts_in_a_safe_sum_is_no_denormal():
+    """A TPU flushes these to 0."""
+    smallest_part = 2.0**-24  # of a sum in float32 that still changes it
+    assert tpu_attention.SAFE_SUMS[0] * smallest_part > np.finfo(np.float32).tiny
+    assert tpu_attention.SAFE_SUMS[1] / smallest_part < np.finfo(np.float32).max

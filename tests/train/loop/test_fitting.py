@@ -12,11 +12,13 @@ import tf_keras
 from tests.fixtures.plans import make_plan
 from tests.fixtures.tiny_steps import one_cpu, two_cpus
 from train.checkpoints.resume import ResumePoint
+from train.checkpoints.store import SkippedRows
 from train.config.learning import OptimizationConfig
 from train.config.settings import RunConfig
 from train.loop import fitting
 from train.loop.fitting import Hook, Profile, StepsPerExecution
 from train.metrics.log import VALIDATION, MetricsLog
+from train.metrics.training_log import TrainingDivergedError
 from train.runtime import preemption
 from train.runtime.preemption import InFlight, StopRequest
 from train.runtime.run_folder import RunFolder
@@ -132,3 +134,27 @@ def test_only_an_evaluation_after_the_last_step_is_the_result(num_steps, expecte
     trainer.phase.config.hardware.max_steps_per_execution = 1
     assert fitting.fit(trainer) == expected
     assert trainer.model.fit.called == (num_steps > 3)
+
+
+def test_workers_wait_for_each_other_around_a_rollback_and_earlier_rollbacks_to_the_same_checkpoint_count(monkeypatch):
+    """The others must not read checkpoints before the chief has written them, nor lose some while they read."""
+    calls = []
+    noted = {name: (lambda *_, name=name: calls.append(name)) for name in ("wait", "compare", "discard_after")}
+    record = SimpleNamespace(step=40)
+
+    def restore_newest(*_, **__):
+        calls.append("restore")
+        return record
+
+    trainer = MagicMock()
+    trainer.can_roll_back, trainer.phase.config.run.max_rollbacks = True, 4
+    trainer.plan.global_batch_rows, trainer.plan.save_steps = 8, 20
+    trainer.start.skipped = (SkippedRows(20, 16), SkippedRows(40, 24), SkippedRows(60, 8))
+    trainer.checkpoints.wait, trainer.checkpoints.restore_newest = noted["wait"], restore_newest
+    trainer.checkpoints.discard_after = noted["discard_after"]
+    point = ResumePoint(step=40)
+    monkeypatch.setattr(fitting, "resume_point", lambda *_: point)
+    error = TrainingDivergedError("The loss is not finite.", reason="nonfinite", step=50, good_step=45)
+    resumed = fitting.roll_back(trainer, error, SimpleNamespace(compare=noted["compare"]))
+    assert calls == ["wait", "compare", "restore", "compare", "discard_after"]
+    assert resumed.skipped == (SkippedRows(20, 16), SkippedRows(40, 24), SkippedRows(40, 80))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -116,3 +117,18 @@ def test_a_tpu_of_unknown_type_is_taken_for_that_of_the_checkpoint(shards, finis
     assert prepared(shards, tmp_path / "run").expected_plans(with_tensorflow=False)[0].num_replicas == 2
     with pytest.raises(InputError, match=r"A run must resume with its global batch .* replicas, 2, is assumed: set"):
         prepared(shards, tmp_path / "run", "--per-replica-batch-size", "2")
+
+
+@pytest.mark.parametrize(("tpu_name", "expected"), [("local", True), ("my-tpu", False), (None, False)])
+def test_only_on_a_tpu_vm_is_the_metadata_server_asked_whether_the_vm_is_preempted(tpu_name, expected, monkeypatch):
+    asked = []
+
+    def listening(_, *, on_cloud_machine):
+        asked.append(on_cloud_machine)
+        return nullcontext()
+
+    monkeypatch.setattr("train.loop.lifecycle.listening", listening)
+    config = SimpleNamespace(hardware=HardwareConfig(tpu_name=tpu_name))
+    run: Any = SimpleNamespace(config=config, cluster=Cluster(), folder=None)
+    with failure_handling(run, TensorFlowRuntime(tf.distribute.get_strategy())):
+        assert asked == [expected]

@@ -4,6 +4,7 @@ import json
 import re
 import threading
 import urllib.error
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from mlm_common.errors import InputError, PermanentError, RunFailedError
 from train.config.settings import HardwareConfig
 from train.runtime import strategy
 from train.runtime.machines import Cluster, read_cluster
+from train.runtime.tensorflow_runtime import TensorFlowRuntime
 
 LOCAL = HardwareConfig(tpu_name="local")
 NOT_FOUND = tf.errors.NotFoundError(None, None, "TPUs not found in the cluster. Failed in initialization: No matching")
@@ -115,3 +117,35 @@ def test_the_build_for_tpus_compiles_nothing_for_a_cpu(settings, monkeypatch):
     assert strategy.compiles_with_xla(HardwareConfig()) is False
     with pytest.raises(InputError, match=r"need a TPU where TensorFlow is tensorflow-tpu.* --extra cpu"):
         strategy.connect(HardwareConfig(**settings), Cluster())
+
+
+@pytest.mark.parametrize("name", ["my-tpu", "local"])
+def test_a_tpu_is_looked_up_by_name_zone_and_project_and_connected_to_unless_it_is_local(name, monkeypatch):
+    calls = []
+
+    def recording(function, result=None):
+        def call(*arguments, **settings):
+            calls.append((function, *arguments, *settings.items()))
+            return result
+
+        return call
+
+    resolver, on_tpu = object(), SimpleNamespace(num_replicas_in_sync=8)
+    monkeypatch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", recording("look up", resolver))
+    monkeypatch.setattr(tf.config, "experimental_connect_to_cluster", recording("connect"))
+    monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", recording("initialize"))
+    monkeypatch.setattr(tf.distribute, "TPUStrategy", recording("distribute", on_tpu))
+    config = HardwareConfig(tpu_name=name, tpu_zone="us-west4-a", gcp_project="my-project")
+    assert strategy.connect(config, Cluster()) is on_tpu
+    looked_up = ("look up", ("tpu", name), ("zone", "us-west4-a"), ("project", "my-project"))
+    connected = [] if name == "local" else [("connect", resolver)]
+    assert calls == [looked_up, *connected, ("initialize", resolver), ("distribute", resolver)]
+
+
+def test_one_worker_says_that_its_batches_are_endless(monkeypatch):
+    """Several workers would otherwise ask each other before each batch whether there is one more."""
+    runtime = TensorFlowRuntime(tf.distribute.OneDeviceStrategy("/device:CPU:0"))
+    made = []
+    monkeypatch.setattr(runtime.strategy, "distribute_datasets_from_function", made.append)
+    runtime.distribute(lambda _: tf.data.Dataset.range(4).repeat())
+    assert made[0](tf.distribute.InputContext()).cardinality() == tf.data.INFINITE_CARDINALITY

@@ -143,3 +143,22 @@ def test_evaluation_counts_every_masked_token():
     assert float(sums["num_masked"]) == rows.is_masked.numpy().sum()
     slots = model.task.evaluation_rule.num_prediction_slots(NUM_ROWS * LENGTH)
     assert float(tf.reduce_sum(collect_predictions(rows, slots).weights)) == float(sums["num_masked"])
+
+
+@pytest.mark.usefixtures("eagerly")
+def test_means_over_steps_count_each_masked_token_once():
+    """Steps have different numbers of masked tokens."""
+    full = token_rows()
+    batches = [full, np.where(np.arange(LENGTH) < 5, full, PAD)]
+    model, losses, nums_masked = build(one_cpu()), [], []
+    for rows in batches:
+        prepared = model.prepare_batch(batch_of(rows), model.optimizer.iterations)
+        nums_masked.append(int(tf.reduce_sum(tf.cast(prepared.is_masked, tf.int32))))
+        model.reset_means()
+        losses.append(train(model, rows, num_steps=1)["loss"])
+    assert nums_masked[0] > 2 * nums_masked[1] > 0
+    both = build(one_cpu())
+    for rows in batches:
+        figures = train(both, rows, num_steps=1)
+    assert figures["loss"] == pytest.approx(np.average(losses, weights=nums_masked), rel=1e-6)
+    assert abs(losses[0] - losses[1]) > 1e-3  # else any mean would do
