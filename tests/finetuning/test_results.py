@@ -218,7 +218,7 @@ def test_a_finished_run_is_scored_again_by_its_new_settings(classified, tiny_sta
     monkeypatch.setattr(TextClassification, "score", lambda _, figures: float(figures.get("step") == 27))
     outcome = run(main, *flags(tiny_start, folder, "--metric-name", "loss"))
     assert outcome.status == 0
-    assert any("step 27 (score 1), has no checkpoint any more" in message for message in caplog.messages)
+    assert any("step 27 (score 1), no longer exists" in message for message in caplog.messages)
     assert_scores(results(folder, "eval"), "eval", expected)
     assert (folder / "eval_predictions.txt").read_bytes() == (classified / "eval_predictions.txt").read_bytes()
     assert results(folder, "eval")["eval_loss"] == results(classified, "eval")["eval_loss"]

@@ -81,7 +81,7 @@ def test_a_phase_that_lies_ahead_may_change(runs, whole_run, phase_shards, tmp_p
         (phases_with(1, rows=32), "phase 2: max_length: 16 there, 32 now"),
         (phases_with(2, schedule="linear"), "phase 3: --schedule: wsd there, linear now"),
         (phases_with(1, global_batch_size=12), "phase 2 ended after step 9 with steps of 16 rows"),
-        (phases_with()[:2], "--phases must have all phases that have begun"),
+        (phases_with()[:2], "--phases must list every phase that has started"),
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("one_device")

@@ -194,7 +194,7 @@ def test_dry_run_on_a_tpu_vm_counts_its_replicas(shards, tmp_path, run, monkeypa
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v4-8")
     flags = ("--tpu-name", "local", "--per-replica-batch-size", "2", "--dry-run")
     plan = run(main, *run_flags(shards, tmp_path / "run", *flags)).out
-    assert "Without claiming the TPU, 4 replicas are assumed." in plan
+    assert "The TPU is not claimed yet; assuming 4 replicas." in plan
     assert "global batch           8 rows" in plan
 
 

@@ -1,1 +1,1 @@
-"""A run from its checks to its export: opened, recorded, built and restored, fitted with what is due between steps."""
+"""A run from its first check to its export: open the inputs, build and restore the model, train, publish."""

@@ -1,7 +1,7 @@
 """The training loop: `fit`, the hooks called between its steps, and the return to a checkpoint after a divergence.
 
-An execution, in Keras's word, is one call from Python, which makes several steps. None goes past a step at which a hook
-is due, nor takes longer than what may be in flight, if a step does not.
+An *execution* (Keras's term) is one call from Python that makes one or more steps. It ends where the next hook is due,
+or earlier if more steps would exceed the work that may be queued on the device.
 """
 
 import functools
@@ -33,7 +33,7 @@ def fit(trainer: Trainer, stop: StopRequest | None = None, pushing: PushToHub | 
     """Train, log, evaluate, save and push; return the evaluation of the last step, None if there was none.
 
     Raises:
-        RunStoppedError: `stop` was requested, and something is left to do; all is saved.
+        RunStoppedError: `stop` was requested before training was complete; a checkpoint is saved.
         RunFailedError: training diverged, or a checkpoint could not be written.
     """
     stop = stop or StopRequest()
@@ -58,9 +58,10 @@ def _fit_from_start(trainer: Trainer, stop: StopRequest, pushing: PushToHub | No
 
 
 class TrainingHooks:
-    """What is done between the steps of one `fit`: log, evaluate, save, push.
+    """The hooks called between the steps of one `fit`: log, evaluate, save, push.
 
-    steps_per_execution: the callback of `fit` that does it.
+    Attributes:
+        steps_per_execution: the Keras callback that calls them.
     """
 
     def __init__(self, trainer: Trainer, stop: StopRequest, pushing: PushToHub | None):
@@ -84,7 +85,8 @@ class TrainingHooks:
         wait_for_device = functools.partial(runtime.wait, trainer.model.optimizer.iterations)
         profiled_steps = config.run.profiled_steps if trainer.log.is_chief else None
         self._profile = Profile(runtime, trainer.log.tensorboard_folder, profiled_steps, wait_for_device)
-        # In the order in which they are called. On all workers the same steps, though one alone pushes and profiles.
+        # They are called in this order. They are due at the same steps on all workers, so all workers run executions of
+        # the same length, although only one worker pushes and profiles.
         hooks = [
             Hook(self._profile.begin_or_end, at_steps=config.run.profiled_steps or ()),
             Hook(self._log.advance),
@@ -107,7 +109,10 @@ class TrainingHooks:
         )
 
     def catch_up(self) -> None:
-        """Do what is due at the start and was not done, and make sure that there is a checkpoint to roll back to."""
+        """Call the hooks that are due at the starting step and were not called, and save a first checkpoint if needed.
+
+        A run that may roll back needs a checkpoint from its start.
+        """
         step = self._start.step
         line = self._trainer.log.find(step, VALIDATION)
         if line is not None:
@@ -137,7 +142,7 @@ class TrainingHooks:
             return
         with self._log.clock_stopped(is_evaluation=True):
             figures = self._trainer.evaluate(self._stop)
-            if figures is not None:  # else the next start evaluates
+            if figures is not None:  # None if a stop was requested; the resumed run then evaluates
                 self._figures, self._evaluated_step = figures, step
         if figures is not None:
             self._log.write_evaluation(step, figures)
@@ -152,7 +157,7 @@ class TrainingHooks:
     def _save(self, step: int) -> None:
         if step == self._saved_step:
             return
-        self._log.check_finite()  # a checkpoint of a run that diverged is no place to resume from
+        self._log.check_finite()  # never save weights that have diverged
         self._saved_step, self._saved_seconds = step, time.monotonic()
         with self._log.clock_stopped():
             self._trainer.checkpoints.save(lambda: (self._record(step), self._trainer.state.read()))
@@ -191,19 +196,19 @@ class TrainingHooks:
 
 
 def roll_back(trainer: Trainer, error: TrainingDivergedError, stop: StopRequest) -> ResumePoint:
-    """Restore the last checkpoint before a divergence, and return the point to resume at without the rows since then.
+    """Restore the last checkpoint before a divergence, and return the point to resume at, past the rows since then.
 
-    Which checkpoint that is follows from steps alone: a run that was killed meanwhile comes to the same rows. The error
-    is raised again where rolling back is not asked for, was done too often, or has nowhere to go. Several workers wait
-    for each other by `stop`.
+    The choice of the checkpoint depends only on step numbers, so a run killed in between skips the same rows. Several
+    workers wait for each other with `stop.compare`.
 
     Raises:
-        TrainingDivergedError: the same, where rolling back is not asked for, was done too often, or has nowhere to go.
+        TrainingDivergedError: `error` again, if rollback is off, `--max-rollbacks` is reached, or there is no earlier
+            checkpoint.
     """
     trainer.checkpoints.wait()
     if not trainer.can_roll_back or len(trainer.start.skipped) >= trainer.phase.config.run.max_rollbacks:
         raise error
-    stop.compare()  # the others read what the chief has written
+    stop.compare()  # the other workers read the checkpoint that the chief has written
 
     def use(_: CheckpointRecord, arrays: Arrays) -> None:
         trainer.state.write(arrays)
@@ -211,7 +216,7 @@ def roll_back(trainer: Trainer, error: TrainingDivergedError, stop: StopRequest)
     restored = functools.partial(
         trainer.checkpoints.restore_newest, trainer.run.owns, use, up_to=error.good_step, since=trainer.plan.first_step
     )
-    record = restored(interval_steps=trainer.plan.save_steps) or restored()  # a regular one, else any other
+    record = restored(interval_steps=trainer.plan.save_steps) or restored()  # prefer one at a multiple of --save-steps
     if record is None:
         raise error
     stop.compare()
@@ -219,25 +224,25 @@ def roll_back(trainer: Trainer, error: TrainingDivergedError, stop: StopRequest)
     trainer.model.optimizer.resume()
     trainer.model.runtime.push(trainer.model.optimizer.figures)
     num_rows = (error.step - record.step) * trainer.plan.global_batch_rows
-    earlier = [rows for rows in trainer.start.skipped if rows.after_step <= record.step]
-    trainer.log.rewind_to(record.step, len(earlier))
+    skipped_before = [rows for rows in trainer.start.skipped if rows.after_step <= record.step]
+    trainer.log.rewind_to(record.step, len(skipped_before))
     trainer.log.add(
         error.step, ROLLBACK, {"reason": error.reason, "to_step": record.step, "num_skipped_rows": num_rows}
     )
     trainer.log.flush()
-    logger.warning("%s Going back to step %d, and leaving out the %d rows since then.", error, record.step, num_rows)
-    skipped = (*earlier, SkippedRows(record.step, num_rows))
+    logger.warning("%s Returning to step %d and skipping the %d rows since then.", error, record.step, num_rows)
+    skipped = (*skipped_before, SkippedRows(record.step, num_rows))
     return replace(resume_point(record, trainer.plan), skipped=skipped)
 
 
 @dataclass(frozen=True)
 class Hook:
-    """An action, called with the number of steps made so far.
+    """An action between steps. With neither `every_steps` nor `at_steps` it is due after every execution.
 
-    every_steps: it is due at the multiples, and after the last step of the run.
-    at_steps: it is due at these steps.
-
-    Without both it is called after each execution, wherever that ends.
+    Attributes:
+        action: called with the number of steps made so far.
+        every_steps: the action is due at multiples of this number, and after the last step of the run.
+        at_steps: the action is due at these steps.
     """
 
     action: Callable[[int], None]
@@ -245,29 +250,32 @@ class Hook:
     at_steps: Collection[int] | None = None
 
     def is_due(self, step: int, num_steps: int) -> bool:
-        """Return whether to act after `step`, where an execution of a run of `num_steps` ended."""
+        """Return whether to act after `step`, at which an execution ended, in a run of `num_steps`."""
         if self.every_steps is not None:
             return step % self.every_steps == 0 or step == num_steps
         return self.at_steps is None or step in self.at_steps
 
     def next_steps(self, step: int) -> Iterable[int]:
-        """List the steps after `step` that no execution may go past."""
+        """Return the steps after `step` at which an execution must end."""
         if self.every_steps is not None:
             return (step - step % self.every_steps + self.every_steps,)
         return (at for at in self.at_steps or () if at > step)
 
 
 class StepsPerExecution(tf_keras.callbacks.Callback):
-    """Calls the hooks that are due, in their order, and sets the length of the next execution.
+    """Calls the hooks that are due, in order, and sets the length of the next execution.
 
-    Steps are counted on the host, since reading the number from the device would wait for it.
+    It counts steps on the host, because reading the counter from the device would wait for the device.
 
     Args:
-        start_step, num_steps: steps made before `fit`, and those of the whole run.
-        max_steps: steps of the longest execution.
+        hooks: called in this order.
+        in_flight: limits the steps queued on the device.
+        start_step: number of steps made before `fit`.
+        num_steps: number of steps of the whole run.
+        max_steps: maximum number of steps per execution.
     """
 
-    # Without it Keras reads the logs of every execution from the device.
+    # Otherwise Keras reads the logs of every execution from the device.
     _supports_tf_logs = True
 
     def __init__(self, hooks: Iterable[Hook], in_flight: InFlight, *, start_step: int, num_steps: int, max_steps: int):
@@ -287,18 +295,18 @@ class StepsPerExecution(tf_keras.callbacks.Callback):
         for hook in self._hooks:
             if hook.is_due(self._step, self._num_steps):
                 hook.action(self._step)
-        if has_waited:  # else the device has worked meanwhile
+        if has_waited:  # otherwise the device kept working during the hooks
             self._in_flight.start_clock()
         self._set_length()
 
     def length_after(self, step: int) -> int:
-        """Count the steps of the execution that begins after `step`; at least 1."""
+        """Return the number of steps of the execution that starts after `step`; at least 1."""
         ends = (end for hook in self._hooks for end in hook.next_steps(step))
         longest = min(self._max_steps, self._in_flight.num_allowed)
         return min(step + longest, self._num_steps, *ends) - step or 1
 
     def take_wait_seconds(self) -> float:
-        """Sum the seconds that the executions since the last call waited for input; waits for the device."""
+        """Return the seconds that executions waited for input since the last call. Waits for the device."""
         seconds = sum(float(wait) for wait in self._waits)
         self._waits.clear()
         return seconds
@@ -312,8 +320,12 @@ class StepsPerExecution(tf_keras.callbacks.Callback):
 class Profile:
     """A trace of host and device for TensorBoard's profiler, from after step `steps[0]` to after step `steps[1]`.
 
-    folder: a local one, since a bucket may be slow. A trace that cannot be written is a warning.
-    steps: of the whole run; a run that resumes between them is not traced. None traces nothing.
+    If the trace cannot be written, a warning is logged.
+
+    Attributes:
+        folder: a local folder, because a bucket may be slow.
+        steps: steps of the whole run. A run that resumes between them is not traced. None disables tracing.
+        wait_for_device: called before the trace ends.
     """
 
     runtime: Runtime
@@ -333,7 +345,7 @@ class Profile:
     def close(self) -> None:
         if self.steps and self.is_tracing:
             self.is_tracing = False
-            self.wait_for_device()  # its last steps belong to the trace
+            self.wait_for_device()  # so that the trace includes the last steps
             with self._warning():
                 self.runtime.stop_profile()
                 logger.info("profiled the steps after %d, up to %d", *self.steps)
@@ -342,5 +354,5 @@ class Profile:
     def _warning(self) -> Iterator[None]:
         try:
             yield
-        except (tf.errors.OpError, OSError, RuntimeError) as error:  # JAX's are of the last
+        except (tf.errors.OpError, OSError, RuntimeError) as error:  # JAX raises RuntimeError
             logger.warning("no profile is written; training continues: %s", error)

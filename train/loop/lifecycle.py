@@ -1,4 +1,4 @@
-"""The life of a run, of pretraining and of fine-tuning: prepared, connected, trained phase by phase, published."""
+"""Lifecycle of a run, for pretraining and fine-tuning: check, connect to the devices, train each phase, publish."""
 
 import dataclasses
 import functools
@@ -46,20 +46,20 @@ Figures = dict[str, float] | None
 
 
 class Job(ABC, Generic[Settings]):
-    """What is special about one command: which run it opens, and what it does with the trained model."""
+    """The parts of a run that differ between commands: how it is opened, and what happens to the trained model."""
 
     @abstractmethod
     def open_run(self, config: Settings, cluster: Cluster) -> Run:
-        """Open the inputs of a run and resolve its task and model, before TensorFlow starts."""
+        """Open the inputs of a run and resolve its task and model, before TensorFlow is imported."""
 
     def check(self, run: Run) -> None:
-        """Check what this command alone asks for."""
+        """Make checks that only this command needs."""
 
     def print_more(self, run: Run) -> None:
-        """Print what `--dry-run` says beside the plan."""
+        """Print what this command's `--dry-run` shows in addition to the plan."""
 
     def finish(self, trainer: "Trainer", figures: Figures, stop: StopRequest) -> tuple[int, Figures]:  # noqa: ARG002
-        """Use the trained model; return the step of the model that is exported, and its figures."""
+        """Use the trained model; return the step whose model is exported, and that step's evaluation."""
         return trainer.plan.num_steps, figures
 
 
@@ -68,13 +68,13 @@ class Pretraining(Job[TrainingConfig]):
 
     def open_run(self, config: TrainingConfig, cluster: Cluster) -> Run:
         hub_commits = recorded_commits(config)
-        return open_pretraining(config, cluster, lambda of_phase: open_inputs(of_phase.data, hub_commits))
+        return open_pretraining(config, cluster, lambda phase_config: open_inputs(phase_config.data, hub_commits))
 
 
 def recorded_commits(config: TrainingConfig) -> dict[str, str]:
-    """Read from which commits of the Hub the shards of a resumed run are; none for a new run."""
+    """Read the Hub commits of a resumed run's shards, {NAMESPACE/NAME@REVISION: commit}; empty for a new run."""
     folder = RunFolder(str(config.run.output_dir))
-    with suppress(AttributeError, OSError, ValueError):  # no run, which is checked later
+    with suppress(AttributeError, OSError, ValueError):  # run.json is missing or damaged; a later check reports it
         if config.hub.resume_from_hub and not folder.has_run():
             return dict(record_on_hub(config.hub).get("hub_commits", {}))
         if not config.run.overwrite_output_dir or folder.was_started_by_current_supervisor():
@@ -85,30 +85,34 @@ def recorded_commits(config: TrainingConfig) -> dict[str, str]:
 def open_pretraining(
     config: TrainingConfig, cluster: Cluster, open_rows: Callable[[TrainingConfig], TrainingInputs]
 ) -> Run:
-    settings = phases_of(config)
+    """Open the inputs of every phase with `open_rows`, and resolve its task and model."""
+    phase_settings = phases_of(config)
     inputs = []
-    for one in settings:
-        with naming_phase(one.name):
-            inputs.append(open_rows(one.config))
+    for settings in phase_settings:
+        with naming_phase(settings.name):
+            inputs.append(open_rows(settings.config))
     check_phases(inputs)
-    max_length = max(one.max_length for one in inputs)
+    max_length = max(phase_inputs.max_length for phase_inputs in inputs)
     phases = []
-    for index, (one, rows) in enumerate(zip(settings, inputs, strict=True)):
-        with naming_phase(one.name):
-            task = task_of(one.config, rows)
-            model_config = resolve_model_config(one.config.model, rows, max_length)
-            task.check_model(model_config, one.config.model)
-        phases.append(Phase(one.config, rows, task, model_config, one.name, one.has_separate_schedule, index))
+    for index, (settings, phase_inputs) in enumerate(zip(phase_settings, inputs, strict=True)):
+        with naming_phase(settings.name):
+            task = task_of(settings.config, phase_inputs)
+            model_config = resolve_model_config(settings.config.model, phase_inputs, max_length)
+            task.check_model(model_config, settings.config.model)
+        schedule = settings.has_separate_schedule
+        phases.append(Phase(settings.config, phase_inputs, task, model_config, settings.name, schedule, index))
     return Run(tuple(phases), cluster)
 
 
 def train_run(config: Settings, job: Job[Settings]) -> None:
-    """Check all that can be checked, print the plan, connect; phase by phase build, restore, fit; export, push.
+    """Run a whole command: check everything, connect, build, restore and train each phase, export, push.
+
+    With `--dry-run` it prints the plan and returns.
 
     Raises:
-        InputError: whatever is wrong with the input.
-        RunStoppedError: the run was asked to stop; all is saved.
-        RunFailedError: training diverged, the device was lost, a checkpoint could not be written or a push failed.
+        InputError: a flag, a file or the output folder is wrong.
+        RunStoppedError: the run was asked to stop; a checkpoint is saved.
+        RunFailedError: training diverged, the device was lost, a checkpoint could not be written, or a push failed.
     """
     run = prepare(config, job)
     if config.run.dry_run:
@@ -118,14 +122,14 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
     with locked_run_folder(run):
         show_tpu(run.config.hardware)  # before TensorFlow is imported
         let_tensorflow_free_memory(run.config.hardware)
-        from train.loop.fitting import fit  # not for bad input
+        from train.loop.fitting import fit  # imported here so that errors in the input come before slow imports
         from train.loop.trainer import restored_trainers
         from train.runtime.strategy import check_run_agreement, end_together
 
         supervisor.report("connect")
         runtime = connect(run.config.hardware, run.cluster)
         with failure_handling(run, runtime) as stop:
-            run.checked_plans(runtime.num_replicas)  # that is, for the devices that are there
+            run.checked_plans(runtime.num_replicas)  # again, now that the number of replicas is known
             supervisor.report("build")
             check_run_agreement(runtime, [phase.config for phase in run.phases], run.fingerprint)
             for trainer in restored_trainers(run, runtime):
@@ -144,26 +148,26 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
             trainer.publish(publisher, figures, step)
             if at_words is not None:
                 with supervisor.keep_reporting("publish", step):
-                    at_words.make(trainer.plan.num_steps)  # what failed meanwhile
+                    at_words.make(trainer.plan.num_steps)  # retry exports that failed during training
         end_together(runtime, run.folder)
 
 
 def exports_at_words(run: Run, trainer: "Trainer") -> "ExportsAtWords | None":
-    """Let the checkpoints of `--save-at-words` be exported as they are kept; None without any."""
+    """Export the checkpoints of `--save-at-words` in the background, as they are saved; None without the flag."""
     steps = trainer.phase.steps_at_words(trainer.plan)
     if not steps:
         return None
-    from train.publishing.saved_model import ExportsAtWords  # for this flag alone
+    from train.publishing.saved_model import ExportsAtWords  # only needed with this flag
 
     exports = ExportsAtWords(run.folder, steps, run.config.hub.repository())
     trainer.checkpoints.on_kept = exports.submit
     if run.cluster.is_chief:
-        exports.submit(trainer.start.step)  # what a killed process has left
+        exports.submit(trainer.start.step)  # exports that an interrupted process left undone
     return exports
 
 
 def show_first_rows(run: Run, plans: tuple[Plan, ...]) -> None:
-    """Print for `--dry-run` the row that each phase begins with, which takes TensorFlow to read and to mask."""
+    """Print the first row of each phase for `--dry-run`. Reading and masking it needs TensorFlow."""
     if run.config.hardware.tpu_name == "local" and run.config.hardware.wants_tpu:
         print("\nThe first row is printed when the run starts: showing it here would claim the TPU.")
         return
@@ -180,7 +184,10 @@ def show_first_rows(run: Run, plans: tuple[Plan, ...]) -> None:
 def prepare(config: Settings, job: Job[Settings], *, with_tpu: bool = True) -> Run:
     """Make all checks that need neither TensorFlow nor the device, and return the run.
 
-    Without `with_tpu`, whether this machine reaches the TPU is not checked.
+    Args:
+        config: the settings as given.
+        job: the command.
+        with_tpu: also check that this machine can reach its TPU.
     """
     if config.run.report_to:
         from train.metrics.trackers import check_trackers
@@ -194,14 +201,14 @@ def prepare(config: Settings, job: Job[Settings], *, with_tpu: bool = True) -> R
         check_tpu_use(config, cluster)
     run = dataclasses.replace(job.open_run(config, cluster), why_runtime=reason)
     for phase in run.phases:
-        _ = phase.sample  # which checks the file of --score-pairs
+        _ = phase.sample  # reading the sample checks the file of --score-pairs
     if config.run.dry_run or not config.hub.resume_from_hub:
         check_output_folder(run)
     if cluster.is_chief:
         run.folder.files.check_writable()
         try:
             check_can_push(config.hub)
-        except HubAwayError as error:  # which may be back when it is needed
+        except HubAwayError as error:  # the Hub may be back by the time of the push
             if run.starts_over or not run.folder.has_checkpoint():
                 raise
             logger.warning("The run resumes although the Hub is away: %s", error)
@@ -212,20 +219,23 @@ def prepare(config: Settings, job: Job[Settings], *, with_tpu: bool = True) -> R
 
 
 def check_output_folder(run: Run) -> None:
-    """Check that the run may write to its folder, and can start or resume there, before its TPU is claimed."""
+    """Check, before the TPU is claimed, that the run may write to its folder and can start or resume there."""
     resume = run.config.run.resume
     if run.folder.was_started_by_current_supervisor() or not run.cluster.is_chief:
-        resume = "auto"  # the first process of the supervisor, or the chief, may have begun the run a moment ago
+        resume = "auto"  # the supervisor's first process, or the chief, may have started the run a moment ago
     begun_phase = run.newest_phase()
     run.folder.check(run.fingerprint, resume=resume, overwrite=run.starts_over, begun_phase=begun_phase)
     run.expected_plans(with_tensorflow=False)
 
 
 def check_can_push(config: HubConfig) -> None:
-    """Check, if a repository is named, that the token may write to it and that the Hub accepts the card's metadata."""
+    """Check that the token may write to the Hub repository, and that the Hub accepts the card's metadata.
+
+    Does nothing if no repository is named.
+    """
     repository = config.repository()
     if repository is not None:
-        # The part of the card's metadata that comes from the settings, which the Hub could refuse.
+        # Only the metadata from the settings; the Hub could reject these values.
         data = huggingface_hub.ModelCardData(
             library_name="transformers", license=config.hub_license, language=config.hub_language or None
         )
@@ -236,17 +246,17 @@ def check_can_push(config: HubConfig) -> None:
 
 @contextmanager
 def locked_run_folder(run: Run) -> Iterator[None]:
-    """Lock the output folder within it, with a run fetched from the Hub if asked for; the chief does so for all."""
+    """Lock the output folder, and with `--resume-from-hub` fetch the run. The chief does both for all workers."""
     with run.folder.locked() if run.cluster.is_chief else nullcontext():
         if run.config.hub.resume_from_hub:
             resume_from_hub(run.folder, run.config.hub, run.cluster)
-        check_output_folder(run)  # again: nobody else changes it from here on
+        check_output_folder(run)  # again, since another process could change it until it was locked
         yield
 
 
 @contextmanager
 def failure_handling(run: Run, runtime: "Runtime") -> Iterator[StopRequest]:
-    """Explain errors of the devices within it, and leave float32 behind; yield whether the run was asked to stop."""
+    """Explain device errors in one line, and restore the float32 policy on exit; yield the stop request."""
     from train.runtime.device_errors import explained_failures
     from train.runtime.runtime import max_over_workers
     from train.step.train_step import set_precision
@@ -258,4 +268,4 @@ def failure_handling(run: Run, runtime: "Runtime") -> Iterator[StopRequest]:
         try:
             yield stop
         finally:
-            set_precision()  # of other models in this process
+            set_precision()  # for later models in this process

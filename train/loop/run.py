@@ -1,4 +1,4 @@
-"""A run and its phases, known once all checks without TensorFlow have passed; what it records and prints of itself."""
+"""`Run` and `Phase`, which can be checked and planned without TensorFlow; the content of run.json; the printed plan."""
 
 import dataclasses
 import functools
@@ -53,23 +53,25 @@ if TYPE_CHECKING:
 
     from train.scoring.sample import Sample
 
-# What a step of training reaches on one CPU with AVX2; of some twice that.
+# Speed of a training step on one CPU core with AVX2, measured; some CPUs reach twice that.
 CPU_FLOPS_PER_SECOND = 5e10
 CPU_ADVICE = "; --preset tiny-cpu is made for CPUs"
-# By how much --save-at-words may exceed the words of a run.
+# --save-at-words may exceed the number of words of a run by this factor.
 WORDS_TOLERANCE = 1.02
-# Characters of a row that are shown, and of a line of them.
+# Number of characters of a row that are shown, and of characters per line.
 MAX_EXCERPT = 200
 EXCERPT_WIDTH = 76
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a run: what is trained, on what, with which settings. Without `--phases` a run is one without a name.
+    """A part of a run with its own settings, inputs and task. Without `--phases` a run is a single unnamed phase.
 
-    config: the settings of the run as they are in this phase.
-    has_separate_schedule: its learning rate begins and ends with it; else one schedule spans the whole run.
-    index: counted from 0.
+    Attributes:
+        config: the settings of the run, as they apply in this phase.
+        has_separate_schedule: the learning rate schedule starts and ends with this phase. Otherwise one schedule spans
+            all phases.
+        index: counted from 0.
     """
 
     config: RunSettings
@@ -81,13 +83,13 @@ class Phase:
     index: int = 0
 
     def to_plan(self, before: "Phase | None") -> PhaseToPlan:
-        """Collect what its plan follows from; `before` is the phase before it."""
+        """Return everything needed to compute the phase's plan; `before` is the previous phase."""
         return PhaseToPlan(
             optimization=self.config.optimization,
             run=self.config.run,
             num_rows=self.inputs.num_rows,
             max_length=self.inputs.max_length,
-            goes_on_in_rows=before is not None and self.inputs.has_rows_of(before.inputs),
+            continues_rows=before is not None and self.inputs.has_rows_of(before.inputs),
             has_separate_schedule=self.has_separate_schedule,
             name=self.name,
             mean_length=self.inputs.mean_length,
@@ -100,10 +102,14 @@ class Phase:
 
     @functools.cached_property
     def sample(self) -> "Sample | None":
-        """What is scored at each evaluation beside the loss; None where nothing else is."""
+        """Text to score at each evaluation, in addition to the loss; None if the flags ask for no scores.
+
+        Raises:
+            InputError: the file of `--score-pairs` is invalid.
+        """
         if not isinstance(self.config, TrainingConfig) or not self.config.data.is_scored:
             return None
-        from train.scoring.pairs import read_pairs  # for these flags alone
+        from train.scoring.pairs import read_pairs  # only needed with these flags
         from train.scoring.sample import draw_sample
 
         data, inputs = self.config.data, self.inputs
@@ -112,9 +118,12 @@ class Phase:
         return draw_sample(pairs, data.score_words, inputs.eval_shards, inputs.tokenizer, inputs.max_length)
 
     def steps_at_words(self, plan: Plan) -> dict[int, str]:
-        """Find after which steps that many words of `--save-at-words` were trained on, {step: words as given}.
+        """Return the steps that reach the numbers of words of `--save-at-words`, as {step: number as given}.
 
-        Rows are shuffled, so each has as many words as the mean.
+        Every row counts as the average number of words per row, since rows are shuffled.
+
+        Raises:
+            InputError: the run has fewer words, several phases, or shards whose manifest has no `num_words`.
         """
         wanted = self.config.data.save_at_words if isinstance(self.config, TrainingConfig) else []
         if not wanted:
@@ -122,20 +131,22 @@ class Phase:
         if not self.inputs.num_words or plan.num_phases > 1:
             raise InputError(
                 "--save-at-words needs a run of one phase and one --train-dataset, with num_words in its manifest. "
-                "Prepare older shards again."
+                "If older shards lack it, prepare them again."
             )
         words_per_step = self.inputs.num_words * plan.global_batch_rows / plan.num_rows
-        most = plan.num_steps * words_per_step
+        num_words = plan.num_steps * words_per_step
         steps = {}
         for text in wanted:
-            # A corpus of BabyLM has 10 million words, but for a percent.
-            if words_of(text) > most * WORDS_TOLERANCE:
-                raise InputError(f"--save-at-words must be at most the {most:,.0f} words of the run; received {text}.")
+            # BabyLM's corpus of "10 million words" has about 1% fewer.
+            if words_of(text) > num_words * WORDS_TOLERANCE:
+                raise InputError(
+                    f"--save-at-words must be at most the {num_words:,.0f} words of the run; received {text}."
+                )
             steps[min(max(1, round(words_of(text) / words_per_step)), plan.num_steps)] = text
         return steps
 
     def describe_time_on_cpu(self, plan: Plan, step: int) -> dict[str, str]:
-        """Estimate how long the steps after `step` take, as {title: text}, where they take this machine's CPUs."""
+        """Estimate how long the steps after `step` take, as {title: text}; empty if the run does not use CPUs only."""
         flops = planned_step_flops(self.model_config, plan, self.num_predictions(plan))
         if flops is None or step >= plan.num_steps or not device_kind(self.config.hardware).startswith("CPU"):
             return {}
@@ -147,9 +158,10 @@ class Phase:
 
 @dataclass(frozen=True)
 class Run:
-    """A run: its phases, its folder, the workers that train it, and its identity.
+    """A run: its phases, its folder, the workers that train it, and its fingerprint.
 
-    why_runtime: the reason for the runtime of its settings, for the plan.
+    Attributes:
+        why_runtime: why this runtime was chosen; printed with the plan.
     """
 
     phases: tuple[Phase, ...]
@@ -158,7 +170,7 @@ class Run:
 
     @property
     def config(self) -> RunSettings:
-        """The settings, as they are in the first phase; the phases differ in a few."""
+        """The settings of the first phase. A few settings differ between phases."""
         return self.phases[0].config
 
     @functools.cached_property
@@ -171,7 +183,7 @@ class Run:
 
     @property
     def starts_over(self) -> bool:
-        """Whether the existing run is to be deleted; a supervisor has its first process do so."""
+        """Whether to delete the existing run in the folder. With a supervisor, only its first process does so."""
         return self.config.run.overwrite_output_dir and not self.folder.was_started_by_current_supervisor()
 
     def plans(self, num_replicas: int) -> tuple[Plan, ...]:
@@ -179,7 +191,11 @@ class Run:
         return make_plans(tuple(phase.to_plan(before) for phase, before in earlier), num_replicas)
 
     def checked_plans(self, num_replicas: int) -> tuple[Plan, ...]:
-        """Plan for the replicas that compute; an InputError if the run cannot start, or resume, with these plans."""
+        """Return `plans(num_replicas)`, after checking that the run can start or resume with them.
+
+        Raises:
+            InputError: it cannot.
+        """
         plans = self.plans(num_replicas)
         for phase, plan in zip(self.phases, plans, strict=True):
             phase.steps_at_words(plan)
@@ -194,10 +210,17 @@ class Run:
         return record if record is not None and self.owns(record) else None
 
     def expected_plans(self, *, with_tensorflow: bool) -> tuple[Plan, ...] | None:
-        """Make `checked_plans` for the replicas that the run will have, before its TPU is claimed.
+        """Return `checked_plans` for the expected number of replicas, without claiming the TPU.
 
-        None if only TensorFlow can count this machine's devices, and it must not be loaded (`with_tensorflow`); or only
-        JAX, which could not connect to other hosts any more.
+        Args:
+            with_tensorflow: TensorFlow may be imported to count this machine's devices.
+
+        Returns:
+            None if the number of replicas is not known yet: counting the devices would need TensorFlow, or JAX, which
+            could not connect to other hosts afterwards.
+
+        Raises:
+            InputError: the run cannot start or resume with these plans.
         """
         hardware, num_hosts = self.config.hardware, self.cluster.num_workers
         if not hardware.wants_tpu:
@@ -214,12 +237,12 @@ class Run:
             return self.checked_plans(assumed)
         except InputError as error:
             raise InputError(
-                f"{error} The number of replicas, {assumed}, is assumed: set {ACCELERATOR_TYPE_VARIABLE} to the type "
-                "of the TPU, such as v5e-4, if it has another."
+                f"{error} This assumes {assumed} replicas. If the TPU has another number, set "
+                f"{ACCELERATOR_TYPE_VARIABLE} to its type, such as v5e-4."
             ) from error
 
     def inputs_of(self, index: int, num_replicas: int) -> Inputs:
-        """Return the inputs of the phase of that index; its sources continue where the phase before it ends."""
+        """Return the inputs of phase `index`, with each source continuing where the previous phase ends."""
         inputs = self.phases[0].inputs
         plans = self.plans(num_replicas)
         for (before, phase), plan in zip(pairwise(self.phases[: index + 1]), plans, strict=False):
@@ -228,7 +251,7 @@ class Run:
         return inputs
 
     def batches_from(self, phase: Phase, plan: Plan, start: ResumePoint) -> "functools.partial[tf.data.Dataset]":
-        """Prepare what makes the batches of one input pipeline, given its context, from a step of the phase on."""
+        """Return a function from a `tf.distribute.InputContext` to the batches of the phase after `start`."""
         return functools.partial(
             self.inputs_of(phase.index, plan.num_replicas).training_batches,
             phase.task.features(plan.max_length),
@@ -244,21 +267,22 @@ class Run:
         return self._fingerprint_up_to(len(self.phases) - 1)
 
     def fingerprint_sha256(self, index: int) -> str:
-        """Hash the fingerprint up to the phase of that index, by which its checkpoints are known."""
+        """Hash the fingerprint of the phases up to `index`. Checkpoints of that phase store this hash."""
         return fingerprint_sha256(self._fingerprint_up_to(index))
 
     def owns(self, record: CheckpointRecord) -> bool:
+        """Return whether the checkpoint was saved by this run."""
         index = phase_index(record.plan)
         return index < len(self.phases) and record.fingerprint_sha256 == self.fingerprint_sha256(index)
 
     def newest_phase(self) -> int:
-        """Return the index of the phase in which the newest checkpoint was saved; 0 without one."""
+        """Return the index of the phase in which the newest checkpoint was saved; 0 if there is no checkpoint."""
         record = None if self.starts_over else newest_record(self.folder)
         index = phase_index(record.plan) if record else 0
         if index >= len(self.phases):
             raise InputError(
-                f"--phases must have all phases that have begun; {self.folder} has a checkpoint of phase {index + 1}, "
-                f"received {len(self.phases)}. Restore the phases that are over, or name another --output-dir."
+                f"--phases must list every phase that has started; {self.folder} has a checkpoint of phase "
+                f"{index + 1}, received {len(self.phases)}. Restore the missing phases, or use another --output-dir."
             )
         return index
 
@@ -272,20 +296,22 @@ class Run:
 
 
 def cpu_seconds(flops: float) -> float:
-    """Estimate how long the CPUs that this process may use take for the floating-point operations of a run."""
+    """Estimate the seconds that this process's CPUs need for `flops` floating-point operations."""
     return flops / (CPU_FLOPS_PER_SECOND * num_cores())
 
 
 def describe_run(run: Run, phase: Phase, plan: Plan, computation: Computation, num_parameters: int) -> dict[str, Any]:
-    """Collect the content of `run.json` in a phase: settings, fingerprint, and how and of what the run is made."""
-    plans = run.plans(plan.num_replicas)
-    phases = [{"name": one.name, **describe_phase(one, its)} for one, its in zip(run.phases, plans, strict=True)]
+    """Return the content of `run.json` during a phase: settings, plan, inputs, versions, hardware, fingerprint."""
+    phases = [
+        {"name": each_phase.name, **describe_phase(each_phase, each_plan)}
+        for each_phase, each_plan in zip(run.phases, run.plans(plan.num_replicas), strict=True)
+    ]
     return {
         "commit": commit(),
         "versions": installed_versions(),
         "hardware": describe_hardware(run.config.hardware, plan.num_replicas),
         "computation": dataclasses.asdict(computation),
-        # Of a configuration, and with --init-from of its weights, that came from the Hub.
+        # Commit of a configuration (with --init-from also of the weights) that came from the Hub.
         "hub_revision": getattr(phase.model_config, "_commit_hash", None),
         "tokenizer": phase.inputs.tokenizer_source,
         "task": task_record(phase.task),
@@ -309,7 +335,7 @@ def describe_phase(phase: Phase, plan: Plan) -> dict[str, Any]:
 def describe_plan(
     run: Run, phase: Phase, plan: Plan, num_parameters: int, start: ResumePoint, num_with_one_moment: int = 0
 ) -> dict[str, str]:
-    """Describe what a phase does from a point on, as {title: text}; warn of an unusual batch, and of many passes."""
+    """Describe what a phase does after `start`, as {title: text}. Warns of an unusual batch, and of many passes."""
     warn_of_other_batch(phase.config, plan)
     inputs = run.inputs_of(phase.index, plan.num_replicas)
     row = plan.row_after(start.step, start.num_skipped_rows)
@@ -326,7 +352,7 @@ def describe_hardware(config: HardwareConfig, num_replicas: int) -> str:
 
 
 def describe_runtime(run: Run) -> dict[str, str]:
-    """Name the runtime, and why it was chosen, in a row of the plan."""
+    """Return the row of the plan that names the runtime and why it was chosen; empty if the reason is not known."""
     is_jax = run.config.hardware.runtime == "jax"
     name = f"TensorFlow's step, executed by JAX {version('jax')}" if is_jax else "TensorFlow"
     return {"runtime": f"{name} ({run.why_runtime})"} if run.why_runtime else {}
@@ -348,7 +374,7 @@ def num_local_devices(config: HardwareConfig) -> int:
 
 
 def device_kind(config: HardwareConfig) -> str:
-    """Name the kind of device that the run computes on, as in `NVIDIA H100`."""
+    """Return the kind of device that the run computes on, such as `NVIDIA H100`."""
     if config.wants_tpu:
         local_type = local_accelerator_type() if config.tpu_name == "local" else None
         return f"TPU {local_type or ''}".strip()
@@ -370,14 +396,14 @@ def device_kind(config: HardwareConfig) -> str:
 
 
 def print_plan(run: Run) -> tuple[Plan, ...]:
-    """Print what the run would do, build its model card on trial, and return the plans of its phases.
+    """Print what the run would do, check its model card, and return the plans of its phases.
 
-    TensorFlow is imported where it alone knows.
+    Imports TensorFlow only if devices or weights cannot be counted without it.
     """
     first, plans = run.phases[0], run.expected_plans(with_tensorflow=True)
     assert plans is not None
     if run.config.hardware.wants_tpu:
-        print(f"Without claiming the TPU, {plans[0].num_replicas} replicas are assumed.")
+        print(f"The TPU is not claimed yet; assuming {plans[0].num_replicas} replicas.")
     num_parameters, num_with_one_moment = _count_weights(first)
     for phase, plan in zip(run.phases, plans, strict=True):
         start = ResumePoint(plan.first_step)
@@ -394,7 +420,7 @@ def print_plan(run: Run) -> tuple[Plan, ...]:
 
 
 def _count_weights(phase: Phase) -> tuple[int, int]:
-    """Count the weights of a model, and those with one moment, without building it if that can be."""
+    """Count the weights, and the weights with only one moment; build the model only if there is no other way."""
     if not phase.task.adds_weights:
         counted = (phase.model_config, phase.task.model_class)
         num_parameters, num_in_matrices = count_parameters(*counted), count_weights_in_matrices(*counted)
@@ -420,11 +446,11 @@ def new_network(phase: Phase) -> Any:
 
 
 def print_result(phase: Phase, figures: dict[str, float] | None, where: dict[str, str]) -> None:
-    """Print the figures of an evaluation beside the frequency baseline, where everything is, and what to type next."""
+    """Print an evaluation with the frequency baseline, the paths in `where`, and the next command to type."""
     rows = {**(phase.task.describe(figures) if figures else {}), **where}
     entropy = phase.inputs.unigram_entropy_nats
     if figures is not None and entropy is not None and phase.task.card.predicts_tokens:
-        loss = figures.get("mlm_loss", figures["loss"])  # of masked tokens alone
+        loss = figures.get("mlm_loss", figures["loss"])  # without the loss of a second objective
         rows = {"frequency baseline": describe_baseline(entropy, loss), **rows}
     print()
     print_table(rows)

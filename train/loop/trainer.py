@@ -1,4 +1,4 @@
-"""What trains a phase of a run: a model that is built, restored from a checkpoint, and published at its end."""
+"""`Trainer`: the compiled model of one phase. It is restored from a checkpoint, trained, and published."""
 
 import functools
 import gc
@@ -58,12 +58,14 @@ FIRST_ROW = "first row"
 
 
 class Trainer:
-    """A compiled model and what it is fitted with: `restore` it, fit it to the plan's last step, `publish` it.
+    """The compiled model of a phase, with its plan, log and checkpoints.
+
+    Use it in this order: `restore`, then `train.loop.fitting.fit`, then `publish`.
 
     Args:
-        run: whose phase of this index is trained.
-        index: counted from 0.
-        runtime: in whose scope the model is built.
+        run: the run.
+        index: index of the phase to train, counted from 0.
+        runtime: the model is built in its scope.
     """
 
     def __init__(self, run: Run, index: int, runtime: Runtime):
@@ -83,7 +85,7 @@ class Trainer:
         is_chief = run.cluster.is_chief
         trackers = []
         if config.run.report_to and is_chief:
-            from train.metrics.trackers import open_trackers  # for this flag alone
+            from train.metrics.trackers import open_trackers  # only needed with this flag
 
             trackers = open_trackers(config, run.folder)
         draw = functools.partial(RunCurves, run.folder.path, self._describe_run())
@@ -99,14 +101,15 @@ class Trainer:
         )
 
     def _computation_so_far(self) -> Computation | None:
-        """Read how the steps of the phase were computed when it began on this hardware; None where it did not."""
+        """Read how the phase's steps were computed so far; None for a new phase, or on other hardware."""
         if self.starts_over or not self.run.folder.has_run():
             return None
         with self.run.folder.guarded_record():
             record = self.run.folder.read_record()
-            is_here = record.get("hardware") == describe_hardware(self.run.config.hardware, self.plan.num_replicas)
-            is_of_phase = phase_index(record["plan"]) == self.phase.index
-            return Computation(**record["computation"]) if is_here and is_of_phase else None
+            hardware = describe_hardware(self.run.config.hardware, self.plan.num_replicas)
+            is_same_hardware = record.get("hardware") == hardware
+            is_same_phase = phase_index(record["plan"]) == self.phase.index
+            return Computation(**record["computation"]) if is_same_hardware and is_same_phase else None
 
     def _scorer(self) -> Callable[[], dict[str, float]] | None:
         sample, tokenizer, max_length = self.phase.sample, self.phase.inputs.tokenizer, self.phase.inputs.max_length
@@ -126,30 +129,30 @@ class Trainer:
 
     @property
     def can_roll_back(self) -> bool:
-        """Whether a divergence leads back to a checkpoint instead of ending the run."""
+        """Whether the run returns to a checkpoint after a divergence, instead of failing."""
         return self.phase.config.run.on_nonfinite == "skip"
 
     @property
     def starts_over(self) -> bool:
-        """Whether the run that is in the folder is to be deleted, and this is its first phase again."""
+        """Whether to delete the existing run in the folder and start again with this phase, the first."""
         return self.phase.index == 0 and self.run.starts_over
 
     def clear_folder(self) -> None:
-        """Delete the run in the folder if `--overwrite-output-dir` asks for it; workers wait until the chief has."""
+        """Delete the run in the folder if `--overwrite-output-dir` is given; workers wait for the chief to do it."""
         if self.run.cluster.is_chief and self.starts_over:
             self.run.folder.clear()
         if self.run.config.run.overwrite_output_dir:
             wait_for_workers(self.runtime)
 
     def load_initial_weights(self) -> None:
-        """Load the weights of `--init-from`, if it is given and there is no checkpoint to resume from."""
+        """Load the weights of `--init-from`, if the flag is given and there is no checkpoint to resume from."""
         phase, init_from = self.phase, self.phase.config.model.init_from
         if init_from is not None and (self.starts_over or not self.run.folder.has_checkpoint()):
-            from train.model.from_pretrained import load_initial_weights  # for this flag alone
+            from train.model.from_pretrained import load_initial_weights  # only needed with this flag
 
             num_ids = vocabulary_size(phase.inputs.tokenizer)
             network, task = self.model.network, phase.task
-            tf_keras.utils.set_random_seed(phase.config.run.seed)  # of a new head
+            tf_keras.utils.set_random_seed(phase.config.run.seed)  # for the weights of a new head
             adapt_network = task.adapt_network if task.allows_new_head else None
             seed = phase.config.run.seed if phase.config.model.grow else None
             load_initial_weights(
@@ -159,7 +162,8 @@ class Trainer:
     def restore(self) -> None:
         """Restore the newest checkpoint, if there is one.
 
-        InputError if this plan cannot resume from it, if none is whole, or if workers found different ones.
+        Raises:
+            InputError: the plan cannot resume from it, all checkpoints are corrupt, or workers found different ones.
         """
         run = self.run
 
@@ -168,7 +172,9 @@ class Trainer:
             self.state.write(arrays)
 
         self.start = resume_point(self.checkpoints.restore_newest(run.owns, use), self.plan)
-        rule = f"--output-dir must be one folder that all workers see; they found other checkpoints in {run.folder}."
+        rule = (
+            f"--output-dir must be a folder that all workers share; they found different checkpoints in {run.folder}."
+        )
         check_agreement(self.runtime, {"newest step": self.start.step}, rule=rule)
         saved = self.start.checkpoint
         self.log.restore(
@@ -180,7 +186,7 @@ class Trainer:
 
     @property
     def phase_to_resume(self) -> int:
-        """The phase that the restored checkpoint leads to, counted from 0."""
+        """Index of the phase in which training continues after the restored checkpoint."""
         saved = self.start.checkpoint
         if saved is None:
             return 0
@@ -188,13 +194,13 @@ class Trainer:
         return self.phase.index if is_end_of_last else phase_index(saved.plan)
 
     def release(self) -> None:
-        """Free the memory of the model for that of the next phase."""
+        """Free the memory of the model, for the model of the next phase."""
         del self.model, self.state, self.add_up, self.score
         self.runtime.release()
         gc.collect()
 
     def evaluate(self, stop: StopRequest) -> dict[str, float] | None:
-        """Evaluate the model on every validation row; None without one, or after a request to stop before the end."""
+        """Evaluate the model on all validation rows; None if there are none, or if `stop` was requested meanwhile."""
         totals = self.add_up(stop) if self.add_up is not None else None
         if totals is None:
             return None
@@ -203,7 +209,7 @@ class Trainer:
         return self.model.task.figures(totals) | sources | (self.score() if self.score is not None else {})
 
     def record_run(self) -> dict[str, Any]:
-        """Write `run.json`, once nothing can refuse the run any more, and return its content."""
+        """Write `run.json`, after all checks have passed, and return its content."""
         record = self._describe_run()
         if earlier := self._earlier_schedules():
             record[EARLIER_SCHEDULES] = earlier
@@ -212,23 +218,26 @@ class Trainer:
         return record
 
     def _earlier_schedules(self) -> list[tuple[int, int]]:
-        """List what steps so far had of other lengths of the run: (the last of them, that length), in their order."""
+        """Return earlier lengths of the run's schedule, in order, as (last step with that length, number of steps)."""
         saved = self.start.checkpoint
         if saved is None:
             return []
         with self.run.folder.guarded_record():
             recorded = self.run.folder.read_record().get(EARLIER_SCHEDULES, [])
             earlier = [(int(last), int(num_steps)) for last, num_steps in recorded if last < self.start.step]
-        then = schedule_steps(saved.plan)
-        if phase_index(saved.plan) == self.phase.index and then != self.plan.schedule_steps:
-            earlier.append((self.start.step, then["num_steps"]))
+        saved_schedule = schedule_steps(saved.plan)
+        if phase_index(saved.plan) == self.phase.index and saved_schedule != self.plan.schedule_steps:
+            earlier.append((self.start.step, saved_schedule["num_steps"]))
         return earlier
 
     def prove_computation(self) -> None:
-        """Let the first rows decide how a step is computed, where that is open."""
+        """Check the fast variants of a step on the first rows, and use those that match the reference.
+
+        Does nothing if the settings or an earlier check have already decided.
+        """
         if None not in (self.computation.tpu_layers, self.computation.shard_optimizer):
             return
-        from train.step.proofs import prove_sharding, prove_tpu_layers  # on a TPU alone
+        from train.step.proofs import prove_sharding, prove_tpu_layers  # only needed on a TPU
 
         supervisor.report("prove")
         batch = next(iter(self.runtime.distribute(self.batches_from(self.start))))
@@ -248,7 +257,7 @@ class Trainer:
         self.state.write(arrays)
 
     def print_start(self) -> None:
-        """Print the plan, how it is computed, where it starts or resumes, and a first row as the model sees it."""
+        """Print the plan, how steps are computed, where training starts or resumes, and the first row after masking."""
         computation = asdict(self.computation)
         start = describe_resume_point(
             *(self.start, self.plan, self.phase.config, self.versions, computation, self.made_by)
@@ -266,7 +275,7 @@ class Trainer:
         print_first_row(self.run, self.phase, self.plan, self.start)
 
     def print_step_time(self, seconds: float | None) -> None:
-        """Print, at the end of a phase on a TPU, the mean time of a step beside the modelled one."""
+        """Print the measured mean time of a step next to the estimated time, at the end of a phase on a TPU."""
         config = self.phase.config
         if seconds is None or not config.hardware.wants_tpu or not self.run.cluster.is_chief:
             return
@@ -274,17 +283,18 @@ class Trainer:
         computation = describe_computation(asdict(self.computation), on_tpu=True)
         what = f"{self.made_by['device']}, {model}, {computation}"
         line = describe_step_time(seconds, config, self.plan, what=what, versions=self.versions)
-        print(f"\n{line}\nIf you send us this line, we learn what the model of a step is worth.")
+        print(f"\n{line}\nPlease send us this line: it shows how good our estimate of the step time is.")
 
     def is_best_so_far(self, step: int) -> bool:
-        """Return whether the evaluation after `step` must be saved: the best one is exported, and this is the best."""
+        """Return whether the evaluation after `step` is the best so far, in a run that exports the best checkpoint."""
         best = self._best_evaluation()
         return self.phase.config.run.load_best_model_at_end and best is not None and best["step"] == step
 
     def restore_best(self) -> tuple[int, dict[str, float] | None]:
-        """Restore, at the end of a run, the checkpoint of the best evaluation; warn if that one was deleted.
+        """Restore the checkpoint with the best evaluation, at the end of a run; warn if a better one was deleted.
 
-        Return its step and the figures that were logged there; without any, the last step and None.
+        Returns:
+            The step and the logged evaluation; the last step and None if no checkpoint was evaluated.
         """
         best, restored = self._best_evaluation(), self._best_evaluation(self.checkpoints.steps())
         if best is None or restored is None:
@@ -292,8 +302,8 @@ class Trainer:
         if restored["step"] != best["step"]:
             score = self.phase.task.score
             logger.warning(
-                "The best evaluation, of step %d (score %.6g), has no checkpoint any more. The model is that of step "
-                "%d (score %.6g), the best that was saved; a higher score is better.",
+                "The checkpoint of the best evaluation, step %d (score %.6g), no longer exists. Using step %d (score "
+                "%.6g), the best of the saved ones; a higher score is better.",
                 *(best["step"], score(best), restored["step"], score(restored)),
             )
         if restored["step"] != self.plan.num_steps:
@@ -305,7 +315,7 @@ class Trainer:
         return restored["step"], figures
 
     def _best_evaluation(self, steps: Collection[int] | None = None) -> dict[str, Any] | None:
-        """Find the best line of validation, the earliest of equal ones, by default of all steps."""
+        """Return the best validation line of the log among `steps` (default: all), the earliest of equal ones."""
         lines = [line for line in self.log.lines if line["split"] == VALIDATION]
         return max(
             (line for line in lines if steps is None or line["step"] in steps),
@@ -314,9 +324,10 @@ class Trainer:
         )
 
     def publish(self, publisher: Publisher, figures: dict[str, float] | None, step: int | None = None) -> None:
-        """Export the model, push it if asked to, and print where all is, with the figures of an evaluation.
+        """Export the model, push it if a repository is named, and print the evaluation and where the files are.
 
-        HubPushError if the push did not succeed; the export is complete.
+        Raises:
+            HubPushError: the push failed. The export is complete nevertheless.
         """
         supervisor.report("export", self.plan.num_steps)
         with self.runtime.on_host(self.model.network.variables):
@@ -335,7 +346,7 @@ class Trainer:
         print_result(self.phase, figures, where)
 
     def _describe_exported(self, step: int) -> dict[str, str]:
-        """Describe, in a row of the final table, of which step the exported model is."""
+        """Return the row of the final table that names the step of the exported model."""
         num_steps, summarize = self.plan.num_steps, self.phase.task.summarize
         if not self.phase.config.run.load_best_model_at_end or self._best_evaluation() is None:
             return {"exported": f"step {step:,} of {num_steps:,}"}
@@ -351,7 +362,10 @@ class Trainer:
 
 
 def restored_trainers(run: Run, runtime: Runtime) -> Iterator[Trainer]:
-    """Yield a trainer for each phase that is not over, built and restored when the one before it has been fitted."""
+    """Yield a built and restored trainer for each phase that is not complete.
+
+    A trainer is built only after the previous phase has been trained.
+    """
     index = run.newest_phase()
     while True:
         supervisor.report("build")
@@ -360,25 +374,25 @@ def restored_trainers(run: Run, runtime: Runtime) -> Iterator[Trainer]:
         trainer.clear_folder()
         trainer.restore()
         index = trainer.phase_to_resume
-        # If they differ, the newest checkpoint of this phase is damaged, and one of an earlier phase is whole.
+        # They differ if the checkpoints of this phase are corrupt and one of an earlier phase was restored.
         if index == trainer.phase.index:
             trainer.prove_computation()
             yield trainer
             index += 1
             if index == len(run.phases):
                 return
-            wait_for_workers(runtime)  # the others read what the chief has written
+            wait_for_workers(runtime)  # the other workers read the checkpoint that the chief has written
         trainer.release()
 
 
 def rank_of_checkpoint(task: Task, log: MetricsLog, record: CheckpointRecord) -> tuple[float, float] | None:
-    """Rank a checkpoint by its line in the log, since the metric may be another than when it was saved."""
+    """Rank a checkpoint by its line in the log, because the metric may have changed since it was saved."""
     line = log.find(record.step, VALIDATION)
     return record.rank if line is None else rank(task.score(line), line["loss"])
 
 
 def print_first_row(run: Run, phase: Phase, plan: Plan, start: ResumePoint) -> None:
-    """Read the batch of the next step, prepare it as that step does, and print its first row."""
+    """Print the first row of the next step's batch, masked as the model sees it."""
     with tf.device("/CPU:0"):
         batch = next(iter(run.batches_from(phase, plan, start)(ONE_PIPELINE, num_steps=1)))
         rows = prepare_batch(phase.task, phase.config.run.seed, batch, start.step)

@@ -254,7 +254,7 @@ def num_in_checkpoint(num_parameters: int, num_with_one_moment: int) -> int:
 class PhaseToPlan:
     """What a phase's plan follows from.
 
-    goes_on_in_rows: it has the shards of the phase before.
+    continues_rows: it has the shards of the phase before.
     has_separate_schedule: see `PhaseSettings`.
     name: for errors.
     mean_length: as of a plan.
@@ -265,7 +265,7 @@ class PhaseToPlan:
     run: RunConfig
     num_rows: int
     max_length: int
-    goes_on_in_rows: bool = False
+    continues_rows: bool = False
     has_separate_schedule: bool = False
     name: str = ""
     mean_length: float | None = None
@@ -297,7 +297,7 @@ def make_plans(phases: tuple[PhaseToPlan, ...], num_replicas: int) -> tuple[Plan
         eval_steps, save_steps = _intervals(num_steps[index], EVALUATION_COST * phase.num_eval_rows / batch_rows)
         settings = {"eval": phase.run.eval_steps, "save": phase.run.save_steps}
         asked = {name: _steps(setting, num_rows, batch_rows) for name, setting in settings.items()}
-        goes_on = phase.goes_on_in_rows and plans
+        goes_on = phase.continues_rows and plans
         plans.append(
             Plan(
                 num_replicas=num_replicas,

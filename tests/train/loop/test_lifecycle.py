@@ -69,7 +69,7 @@ def test_a_batch_that_does_not_suit_the_tpu_is_refused_before_it_is_claimed(shar
     assert prepared(shards, tmp_path / "run", "--global-batch-size", "16").plans(4)[0].num_micro_batches == 1
     monkeypatch.delenv("TPU_ACCELERATOR_TYPE")
     monkeypatch.setattr("train.runtime.machines.read_metadata", lambda *_, **__: None)
-    with pytest.raises(InputError, match=f"{refusal}.*8, is assumed: set TPU_ACCELERATOR_TYPE"):
+    with pytest.raises(InputError, match=f"{refusal}.*assumes 8 replicas.*set TPU_ACCELERATOR_TYPE"):
         prepared(shards, tmp_path / "run", "--global-batch-size", "16")
 
 
@@ -115,7 +115,7 @@ def test_a_tpu_of_unknown_type_is_taken_for_that_of_the_checkpoint(shards, finis
     monkeypatch.setattr("train.runtime.machines.read_metadata", lambda *_, **__: None)
     shutil.copytree(finished_run, tmp_path / "run")
     assert prepared(shards, tmp_path / "run").expected_plans(with_tensorflow=False)[0].num_replicas == 2
-    with pytest.raises(InputError, match=r"A run must resume with its global batch .* replicas, 2, is assumed: set"):
+    with pytest.raises(InputError, match=r"A run must resume with its global batch .* assumes 2 replicas.*set"):
         prepared(shards, tmp_path / "run", "--per-replica-batch-size", "2")
 
 

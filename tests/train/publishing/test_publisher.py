@@ -47,7 +47,7 @@ def test_when_to_push(config, expected):
 def test_a_phase_ends_a_pass_that_the_one_before_began():
     """130 rows in batches of 16 for 12 steps, then in batches of 32 for 10."""
     optimizations = [OptimizationConfig(per_replica_batch_size=16 * n, max_steps=14 - 2 * n) for n in (1, 2)]
-    phases = (PhaseToPlan(one, RunConfig(), 130, 16, goes_on_in_rows=True) for one in optimizations)
+    phases = (PhaseToPlan(one, RunConfig(), 130, 16, continues_rows=True) for one in optimizations)
     config = HubConfig(hub_model_id=REPO, hub_strategy="epoch")
     # 192 rows are used in the first.
     assert [steps_of_pushes(config, plan) for plan in make_plans(tuple(phases), 1)] == [(9,), (15, 19)]

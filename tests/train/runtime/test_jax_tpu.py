@@ -28,7 +28,7 @@ def installed(tpu_machine, monkeypatch):
 
 def test_a_dry_run_says_which_runtime_and_why_and_that_it_saves_as_on_a_tpu(installed, shards, tmp_path, run):
     printed = run(main, *run_flags(shards, tmp_path / "run", "--dry-run")).out
-    assert "Without claiming the TPU, 2 replicas are assumed." in printed
+    assert "The TPU is not claimed yet; assuming 2 replicas." in printed
     assert f"executed by JAX {version('jax')} {WHY}" in printed
     assert re.search(r"^save .*, and every 15 minutes$", printed, re.MULTILINE), printed
     installed.clear()

@@ -37,7 +37,7 @@ def plans_of(phases, num_rows=1000, num_replicas=1) -> tuple[Plan, ...]:
     for phase in phases:
         config = phase.config
         more = {"has_separate_schedule": phase.has_separate_schedule, "name": phase.name}
-        more["goes_on_in_rows"] = config.data.train_dataset == before
+        more["continues_rows"] = config.data.train_dataset == before
         before = config.data.train_dataset
         to_plan.append(PhaseToPlan(config.optimization, config.run, num_rows, config.data.max_length or 16, **more))
     return make_plans(tuple(to_plan), num_replicas)
@@ -198,11 +198,11 @@ def test_phases_use_rows_and_tokens_as_their_steps_do(phases, num_rows):
         settings = {"max_steps": num_steps, "per_replica_batch_size": batch_rows, "warmup_steps": 0}
         optimization = SimpleNamespace(**{**vars(config.optimization), **settings})
         same = index > 0 and phases[index - 1][2] == length
-        to_plan.append(PhaseToPlan(optimization, config.run, num_rows, length, goes_on_in_rows=same))
+        to_plan.append(PhaseToPlan(optimization, config.run, num_rows, length, continues_rows=same))
     plans = make_plans.__wrapped__(tuple(to_plan), 1)
     row = step = num_tokens = 0
     for (num_steps, batch_rows, _), phase, plan in zip(phases, to_plan, plans, strict=True):
-        row = row if phase.goes_on_in_rows else 0
+        row = row if phase.continues_rows else 0
         assert (plan.first_step, plan.row_after(step)) == (step, row)
         step, row, num_tokens = step + num_steps, row + num_steps * batch_rows, num_tokens + plan.num_tokens
         assert (plan.num_steps, plan.row_after(step)) == (step, row)
