@@ -1,1 +1,1 @@
-"""One training step: gradients over the global batch, clipping, the optimizer; and evaluation."""
+"""The training step: gradients over the global batch, clipping and the optimizer. Also evaluation."""

@@ -1,4 +1,4 @@
-"""AdamW, StableAdamW, LAMB and Muon, which stop at the first gradient that is not finite."""
+"""AdamW, StableAdamW, LAMB and Muon. Their updates stop at the first gradient that is not finite."""
 
 import math
 import re
@@ -19,29 +19,32 @@ from train.step.sharding import Sharding
 Total = Callable[[tf.Tensor], tf.Tensor]
 
 
-# As in BERT's optimizer: a part of a variable's path that ends so. The names of whole models may hold such a word, as
-# `roberta_prelayernorm` does, and on replicas the path ends in `/replica_1`. MPNet's table of relative attention biases
-# counts as a bias, as for transformers' Trainer: it is added to the scores.
+# As in BERT's optimizer, weight decay skips variables whose path has a component that ends like this. Only the end of a
+# component counts, because the name of a model may contain such a word (`roberta_prelayernorm`). On replicas the path
+# ends in `/replica_1`. MPNet's table of relative attention biases counts as a bias, as in transformers' Trainer.
 NO_WEIGHT_DECAY = r"(bias|LayerNorm|layer_norm|/(attn_|mlp_|final_)?norm)(/|:|$)"
 
 
 class GuardedAdamW(tf_keras.optimizers.AdamW):
-    """AdamW (Loshchilov & Hutter 2017), with the numbers of tf_keras', that makes no more steps after a bad one.
+    """AdamW (Loshchilov & Hutter 2017) with the results of tf_keras', which makes no more steps after a bad one.
 
-    From the first step that is not finite on, the gradients are taken as 0 and so are the rates by which moments,
-    weights and step move, so all keep their exact values. It costs no pass over the weights, no branch in the compiled
-    program, which would keep XLA from joining the updates with what is around them, and no wait for the device.
+    After the first non-finite step, gradients and all update rates are multiplied by 0. Weights, moments and the step
+    counter then keep their exact values. This needs no additional pass over the weights and no wait for the device. It
+    also needs no branch in the compiled program, which would keep XLA from fusing the updates with other operations.
 
     Args:
-        sharding: how moments and updates are divided among the replicas; None for an optimizer that is whole on each.
-        rate_factors: by which the learning rate of each variable is multiplied, in their order; by default 1.
+        sharding: how moments and updates are divided among the replicas. None keeps the whole optimizer on each
+            replica.
+        rate_factors: learning-rate multiplier of each variable, in order; default 1.
+        arguments: those of tf_keras' AdamW.
     """
 
     def __init__(self, *, sharding: Sharding | None = None, rate_factors: Sequence[float] = (), **arguments: object):
         super().__init__(**arguments)
         self.sharding = sharding
         self._rate_factors = self._no_dependency(tuple(rate_factors))
-        # 1 until the first bad step, then 0. Of each replica, so that none waits for another; not in checkpoints.
+        # 1 until the first bad step, then 0. Each replica has a copy, so that none waits for another. Not in
+        # checkpoints.
         self._going = self._no_dependency(
             tf.Variable(
                 1.0,
@@ -54,22 +57,22 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
 
     @property
     def figures(self) -> list[tf.Variable]:
-        """Its variables of one number: the step, whether it goes on, and the learning rate of the last step."""
+        """The scalar variables: the step, whether the optimizer still makes steps, the last step's learning rate."""
         return [self.iterations, self._going, self.learning_rate]
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a step was not finite: it would have been number `iterations` + 1. Waits for the device."""
+        """Whether a step was not finite. That step would have had the number `iterations` + 1. Waits for the device."""
         return not float(self._going.read_value())
 
     def state_of(self, trained: Mapping[str, tf.Variable]) -> dict[str, tuple[tf.Variable, int | None]]:
-        """Collect the optimizer's state by name: the step, and the moments of each trained variable.
+        """Return the optimizer's state by name: the step, and the moments of each trained variable.
 
         Args:
-            trained: the variables that it was built for, in their order, by name.
+            trained: the variables that the optimizer was built for, in order, by name.
 
         Returns:
-            Each with the axis along which the replicas divide it, None where they do not.
+            {name: (variable, axis along which the replicas divide it)}; the axis is None if the variable is whole.
         """
         state: dict[str, tuple[tf.Variable, int | None]] = {"iterations": (self.iterations, None)}
         for kind, moments in (("first_moment", self._momentums), ("second_moment", self._velocities)):
@@ -79,13 +82,13 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         return state
 
     def sharded_axis(self, variable: tf.Variable) -> int | None:
-        """Find the axis along which the variable's moments are divided; None where they are whole on each replica."""
+        """Return the axis along which the variable's moments are divided; None if each replica has them whole."""
         return self.sharding.axis(variable.shape) if self.sharding else None
 
     def add_variable_from_reference(
         self, model_variable: Any, variable_name: str, shape: Any = None, initial_value: Any = None
     ) -> tf.Variable:
-        """Make a moment of a variable, or this replica's shard of it."""
+        """Create a moment of a variable, or this replica's shard of the moment."""
         if self.sharding is None or self.sharded_axis(model_variable) is None:
             return super().add_variable_from_reference(model_variable, variable_name, shape, initial_value)
         shard = tf.Variable(
@@ -99,46 +102,46 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         return shard
 
     def resume(self) -> None:
-        """Make steps again after one that was not finite, once the state before it is restored."""
+        """Make steps again after a non-finite step. Call it after the state before that step has been restored."""
         self._going.assign(1.0)
 
     @named("optimizer")
     def apply_scaled(
         self, gradients: list[tf.Tensor], variables: list[tf.Variable], *, factor: tf.Tensor, is_finite: tf.Tensor
     ) -> None:
-        """Make one step with `gradients` times `factor`, the same on all replicas, unless there was a bad one.
+        """Make one step with `gradients` times `factor`, unless this step or an earlier one was not finite.
 
         Args:
-            gradients: dense, summed over the replicas; with sharding as `Sharding.sum_gradient` gives them.
-            variables: one for each gradient.
-            factor: float32 scalar, for the scale of the loss and for clipping.
-            is_finite: bool scalar; false stops this step and all further ones.
+            gradients: dense and summed over the replicas; with sharding, the results of `Sharding.sum_gradient`.
+            variables: the variable of each gradient.
+            factor: scale of the loss times the clipping factor, a float32 scalar; the same on all replicas.
+            is_finite: bool scalar; false stops this step and all later ones.
         """
         going = self._going.assign(self._going * tf.cast(is_finite, tf.float32))
         factor = tf.where(going > 0, factor, 0.0)
-        # 0 where the factor is 0, whatever the gradient.
+        # Where the factor is 0 the product is 0, even if the gradient is NaN or infinite.
         gradients = [tf.math.multiply_no_nan(gradient, factor) for gradient in gradients]
         if self.sharding:
             self._compute_current_learning_rate()
             gradients = self._update_shards(gradients, variables)
         self.apply_gradients(zip(gradients, variables, strict=True), skip_gradients_aggregation=True)
-        self.iterations.assign_add(tf.cast(going, tf.int64) - 1)  # takes back what was counted
+        self.iterations.assign_add(tf.cast(going, tf.int64) - 1)  # a step that was not made does not count
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
-        """Update the moments and then the variable; called by `apply_gradients` for each of them."""
+        """Update the moments and then the variable; `apply_gradients` calls this for each variable."""
         if self.sharded_axis(variable) is None:
             if runs_unfused() and self._is_plain_adamw(variable):
                 self._update_unfused(gradient, variable)
                 return
             gradient = self._update(gradient, variable, tf.convert_to_tensor(variable), tf.identity)
-        variable.assign(gradient)  # the new value, as `_update_shard` has returned it
+        variable.assign(gradient)  # with sharding, `gradient` is the new value that `_update_shard` returned
 
     def _is_plain_adamw(self, variable: tf.Variable) -> bool:  # noqa: ARG002
-        """Return whether the variable's update is AdamW's, for which TensorFlow has a kernel."""
+        """Return whether the variable's update is plain AdamW, for which TensorFlow has a kernel."""
         return type(self) is GuardedAdamW
 
     def _update_unfused(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
-        """Update the moments and then the variable as `_update` does, by TensorFlow's kernel: one pass over memory."""
+        """Do what `_update` does with TensorFlow's kernel, which makes a single pass over memory."""
         rate, index = self._rate(variable), self._index_dict[self._var_key(variable)]
         if self.decays(variable):
             variable.assign_sub(variable * (self.weight_decay * rate))
@@ -161,9 +164,9 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         return list(map(self._update_shard, gradients, variables))
 
     def _update_shard(self, gradient: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
-        """Update this replica's shard of the moments and return the new values of the whole variable.
+        """Update this replica's shard of the moments and return the new value of the whole variable.
 
-        Of a variable that is not divided, the gradient is returned.
+        For a variable that is not sharded, return the gradient.
         """
         sharding = self.sharding
         if sharding is None or self.sharded_axis(variable) is None:
@@ -172,11 +175,13 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         return sharding.gather(self._update(gradient, variable, shard, sharding.total), variable.shape)
 
     def _update(self, gradient: tf.Tensor, variable: tf.Variable, value: tf.Tensor, total: Total) -> tf.Tensor:  # noqa: ARG002
-        """Update the moments of a variable and compute its new value, or those of a shard of it.
+        """Update the moments of a variable, or of a shard of it, and return the new value of the variable or shard.
 
         Args:
-            gradient, value: of the variable or of its shard.
-            total: adds up over the shards.
+            gradient: gradient of the variable or of its shard.
+            variable: the whole variable.
+            value: value of the variable or of its shard.
+            total: sums a tensor over the shards.
         """
         rate = self._rate(variable)
         first, second = self._update_moments(gradient, variable)
@@ -187,16 +192,16 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         return value - first * alpha / (tf.sqrt(second) + self.epsilon)
 
     def _rate(self, variable: tf.Variable) -> tf.Tensor:
-        """Compute the learning rate of a variable in this step; 0 once there was a bad step."""
+        """Return the learning rate of a variable in this step; 0 after a bad step."""
         rate = self.learning_rate * self._going
         return rate * self._rate_factors[self._index_dict[self._var_key(variable)]] if self._rate_factors else rate
 
     def decays(self, variable: tf.Variable) -> bool:
-        """Return whether weight decay applies to the variable, whatever its rate."""
+        """Return whether weight decay applies to the variable (even if its rate is 0)."""
         return bool(self._use_weight_decay(variable))
 
     def _update_moments(self, gradient: tf.Tensor, variable: tf.Variable) -> tuple[tf.Tensor, tf.Tensor]:
-        """Update the first and the second moment with this gradient in them."""
+        """Update the first and second moments with the gradient, and return them."""
         index = self._index_dict[self._var_key(variable)]
         first, second = self._momentums[index], self._velocities[index]
         first.assign_add((gradient - first) * ((1 - self.beta_1) * self._going))
@@ -204,22 +209,23 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         return first, second
 
     def _bias_corrections(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Compute the factors by which the moments, which start at 0, are too small."""
+        """Return the factors by which the first and second moments are too small because they start at 0."""
         num_steps = tf.cast(self.iterations + 1, tf.float32)
         return 1 - tf.pow(self.beta_1, num_steps), 1 - tf.pow(self.beta_2, num_steps)
 
     def _apply_weight_decay(self, variables: list[tf.Variable]) -> None:
-        """Do nothing: decay is a part of `_update`."""
+        """Do nothing, because `_update` includes the decay."""
 
 
 class GuardedLamb(GuardedAdamW):
-    """LAMB (You et al. 2019, algorithm 2): Adam's update of each variable, scaled to the norm of the variable.
+    """LAMB (You et al. 2019, algorithm 2): Adam, with each variable's update scaled to the norm of the variable.
 
-    It keeps large batches (thousands of rows) stable. As in the authors' code, variables without decay are not scaled.
+    It keeps training with large batches (thousands of rows) stable. As in the authors' code, updates of variables
+    without decay are not scaled.
     """
 
     def _update(self, gradient: tf.Tensor, variable: tf.Variable, value: tf.Tensor, total: Total) -> tf.Tensor:
-        """Update the moments of a variable and compute its new value; see `GuardedAdamW`."""
+        """Update the moments of a variable and return its new value; see `GuardedAdamW._update`."""
         rate = self._rate(variable)
         first, second = self._update_moments(gradient, variable)
         first_correction, second_correction = self._bias_corrections()
@@ -233,14 +239,14 @@ class GuardedLamb(GuardedAdamW):
 
 
 class GuardedStableAdamW(GuardedAdamW):
-    """StableAdamW (Wortsman et al. 2023, algorithm 2): a variable with an unusual gradient is updated at a lower rate.
+    """StableAdamW (Wortsman et al. 2023, algorithm 2): AdamW with a lower rate for variables with unusual gradients.
 
-    The rate is divided by the root mean square of gradient / sqrt(second moment), where that is above 1 (update
-    clipping, as in AdaFactor). ModernBERT was trained with it, without clipping the gradient.
+    The rate is divided by the root mean square of gradient / sqrt(second moment) if that is above 1 (update clipping,
+    as in AdaFactor). ModernBERT was trained with it, without gradient clipping.
     """
 
     def _update(self, gradient: tf.Tensor, variable: tf.Variable, value: tf.Tensor, total: Total) -> tf.Tensor:
-        """Update the moments of a variable and compute its new value; see `GuardedAdamW`."""
+        """Update the moments of a variable and return its new value; see `GuardedAdamW._update`."""
         first, second = self._update_moments(gradient, variable)
         first_correction, second_correction = self._bias_corrections()
         corrected = second / second_correction
@@ -255,14 +261,15 @@ class GuardedStableAdamW(GuardedAdamW):
 class GuardedMuon(GuardedAdamW):
     """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) for matrices; AdamW for other variables.
 
-    The update of a matrix is its momentum, looked ahead (Nesterov), with all singular values brought near 1. As in Liu
-    et al. 2025 (arXiv:2502.16982) it is multiplied by 0.2 · sqrt(max(rows, columns)), which gives it the root mean
-    square of AdamW's updates, so that AdamW's learning rate and decay suit matrices as well. A matrix has one moment.
+    The update of a matrix is its Nesterov momentum with all singular values brought near 1. As in Liu et al. 2025
+    (arXiv:2502.16982) the update is multiplied by 0.2 · sqrt(max(rows, columns)). It then has the root mean square of
+    AdamW's updates, so AdamW's learning rate and decay also suit matrices. A matrix has only one moment.
 
     Args:
-        num_matrices: of each variable in their order: how many matrices it holds side by side; 0 to update by AdamW.
-        momentum: decay of the moment of matrices.
-        rate_ratio: the learning rate of matrices over that of other variables.
+        num_matrices: number of matrices that each variable contains side by side, in order; 0 updates it with AdamW.
+        momentum: decay rate of the moment of matrices.
+        rate_ratio: learning rate of matrices divided by that of other variables.
+        arguments: those of `GuardedAdamW`.
     """
 
     def __init__(self, *, num_matrices: Sequence[int], momentum: float, rate_ratio: float, **arguments: Any):
@@ -274,13 +281,13 @@ class GuardedMuon(GuardedAdamW):
     def add_variable_from_reference(
         self, model_variable: Any, variable_name: str, shape: Any = None, initial_value: Any = None
     ) -> tf.Variable | None:
-        """Make a moment of a variable, or this replica's shard of it; None for the second moment of matrices."""
+        """Create a moment of a variable, or this replica's shard of the moment; None for matrices' second moment."""
         if variable_name == "v" and self.num_matrices(model_variable):
             return None
         return super().add_variable_from_reference(model_variable, variable_name, shape, initial_value)
 
     def num_matrices(self, variable: tf.Variable) -> int:
-        """Return how many matrices the variable holds side by side; 0 where AdamW updates it."""
+        """Return the number of matrices that the variable contains side by side; 0 if AdamW updates it."""
         return self._num_matrices[self._index_dict[self._var_key(variable)]]
 
     def _is_plain_adamw(self, variable: tf.Variable) -> bool:
@@ -291,7 +298,7 @@ class GuardedMuon(GuardedAdamW):
         return rate * self.rate_ratio if self.num_matrices(variable) else rate
 
     def _update(self, gradient: tf.Tensor, variable: tf.Variable, value: tf.Tensor, total: Total) -> tf.Tensor:
-        """Update the moments of a variable and compute its new value; see `GuardedAdamW`."""
+        """Update the moments of a variable and return its new value; see `GuardedAdamW._update`."""
         num_matrices = self.num_matrices(variable)
         if not num_matrices:
             return super()._update(gradient, variable, value, total)
@@ -299,38 +306,40 @@ class GuardedMuon(GuardedAdamW):
         return self._moved(variable, value, [orthogonalized(direction) for direction in directions])
 
     def _update_shards(self, gradients: list[tf.Tensor], variables: list[tf.Variable]) -> list[tf.Tensor]:
-        """Update the shards of all variables; each replica orthogonalizes some of the matrices, whole."""
+        """Update the shards of all variables; each replica orthogonalizes a share of the whole matrices."""
         sharding = self.sharding
         assert sharding is not None
-        is_shared = [self.num_matrices(one) > 0 and self.sharded_axis(one) is not None for one in variables]
+        has_sharded_matrices = [
+            self.num_matrices(variable) > 0 and self.sharded_axis(variable) is not None for variable in variables
+        ]
         updated: list[Any] = [
-            None if shared else self._update_shard(gradient, variable)
-            for gradient, variable, shared in zip(gradients, variables, is_shared, strict=True)
+            None if has_matrices else self._update_shard(gradient, variable)
+            for gradient, variable, has_matrices in zip(gradients, variables, has_sharded_matrices, strict=True)
         ]
         shards, axes, owners = [], [], []
-        for index in (index for index, shared in enumerate(is_shared) if shared):
+        for index in (index for index, has_matrices in enumerate(has_sharded_matrices) if has_matrices):
             direction, axis = self._direction(gradients[index], variables[index]), self.sharded_axis(variables[index])
             num_matrices = self.num_matrices(variables[index])
-            if axis == 1 and num_matrices > 1:  # a shard may hold parts of two matrices
+            if axis == 1 and num_matrices > 1:  # a shard may contain parts of two matrices
                 direction, axis = sharding.gather(direction, variables[index].shape), None
             shards += tf.split(direction, num_matrices, axis=1)
             axes += [axis] * num_matrices
             owners += [index] * num_matrices
-        matrices: dict[int, list[tf.Tensor]] = {}
+        matrices_by_variable: dict[int, list[tf.Tensor]] = {}
         for index, matrix in zip(owners, orthogonalized_in_shares(shards, axes, sharding), strict=True):
-            matrices.setdefault(index, []).append(matrix)
-        for index, of_variable in matrices.items():
-            updated[index] = self._moved(variables[index], tf.convert_to_tensor(variables[index]), of_variable)
+            matrices_by_variable.setdefault(index, []).append(matrix)
+        for index, matrices in matrices_by_variable.items():
+            updated[index] = self._moved(variables[index], tf.convert_to_tensor(variables[index]), matrices)
         return updated
 
     def _direction(self, gradient: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
-        """Update the moment of a matrix and return what is orthogonalized, or the shards of both."""
+        """Update the moment of a matrix (or of its shard), and return the matrix (or shard) to orthogonalize."""
         moment = self._momentums[self._index_dict[self._var_key(variable)]]
         moment.assign_add((gradient - moment) * ((1 - self.momentum) * self._going))
         return gradient + (moment - gradient) * self.momentum
 
     def _moved(self, variable: tf.Variable, value: tf.Tensor, matrices: list[tf.Tensor]) -> tf.Tensor:
-        """Compute the new value of a variable from the orthogonalized matrices that it holds side by side."""
+        """Return the new value of a variable, given the orthogonalized matrices that it contains side by side."""
         rate = self._rate(variable)
         if self.decays(variable):
             value -= value * self.weight_decay * rate
@@ -340,17 +349,17 @@ class GuardedMuon(GuardedAdamW):
 
 @named("global_norm")
 def global_norm(gradients: list[tf.Tensor]) -> tf.Tensor:
-    """Compute the Euclidean norm of all gradients together, a float32 scalar.
+    """Return the Euclidean norm of all gradients together, a float32 scalar.
 
-    Squares of one shape are added up before their sum is taken: a TPU reads many arrays at a time at nearly twice the
-    speed of one after the other, and each sum of a short one costs as much as that of a thousand rows.
+    Squares of gradients of the same shape are added up before they are summed to a scalar. A TPU reads many arrays at
+    once at nearly twice the speed of one after another, and summing a short array takes as long as a thousand rows.
     """
     return tf.sqrt(_squared_norm(gradients))
 
 
 @named("global_norm")
 def global_norm_by_shards(gradients: list[tf.Tensor], variables: list[tf.Variable], sharding: Sharding) -> tf.Tensor:
-    """Compute what `global_norm` does, of gradients that `Sharding.sum_gradient` has summed."""
+    """Return the same as `global_norm`, for gradients summed with `Sharding.sum_gradient`."""
     shards: list[tf.Tensor] = []
     others: list[tf.Tensor] = []
     for gradient, variable in zip(gradients, variables, strict=True):
@@ -367,7 +376,7 @@ def _squared_norm(gradients: list[tf.Tensor]) -> tf.Tensor:
 
 
 def clipping_factor(norm: tf.Tensor, max_norm: float) -> tf.Tensor:
-    """Compute what brings a gradient of this norm down to `max_norm`, 1 where it is smaller or `max_norm` is 0."""
+    """Return the factor that clips a gradient of this norm to `max_norm`; 1 if it is smaller or `max_norm` is 0."""
     return tf.minimum(1.0, max_norm / norm) if max_norm else tf.ones_like(norm)
 
 
@@ -382,17 +391,19 @@ def build_optimizer(
     num_matrices: Sequence[int] = (),
     **numbers: int,
 ) -> GuardedAdamW:
-    """Build the optimizer of a run; clipping is the train step's, over the gradients of all replicas.
+    """Build the optimizer of a run. It does not clip; the train step does, over the gradients of all replicas.
 
     Args:
-        sharding, rate_factors: see `GuardedAdamW`.
-        num_matrices: see `GuardedMuon`; others take no notice of it.
-        numbers: of steps, as `build_schedule` takes them.
+        config: the settings.
+        sharding: see `GuardedAdamW`.
+        rate_factors: see `GuardedAdamW`.
+        num_matrices: see `GuardedMuon`; other optimizers ignore it.
+        numbers: numbers of steps, passed to `build_schedule`.
     """
-    of_muon: dict[str, Any] = {}
+    muon_arguments: dict[str, Any] = {}
     if config.optimizer == "muon":
         rate = config.muon_learning_rate or config.learning_rate
-        of_muon = {
+        muon_arguments = {
             "num_matrices": num_matrices,
             "momentum": config.muon_momentum,
             "rate_ratio": rate / config.learning_rate,
@@ -405,15 +416,15 @@ def build_optimizer(
         epsilon=config.adam_epsilon,
         sharding=sharding,
         rate_factors=rate_factors,
-        jit_compile=False,  # the whole step is compiled, or nothing is
-        **of_muon,
+        jit_compile=False,  # either the whole step is compiled or nothing
+        **muon_arguments,
     )
     optimizer.exclude_from_weight_decay(var_names=[NO_WEIGHT_DECAY])
     return optimizer
 
 
 def count_with_one_moment(config: OptimizationConfig, network: Any) -> int:
-    """Count the weights of a TF model of which the optimizer keeps one moment instead of two."""
+    """Count the weights of a TF model for which the optimizer keeps one moment instead of two."""
     if config.optimizer != "muon":
         return 0
     counts = zip(network.trainable_variables, hidden_matrices(network), strict=True)
@@ -421,12 +432,15 @@ def count_with_one_moment(config: OptimizationConfig, network: Any) -> int:
 
 
 def layer_rate_factors(network: Any, decay: float) -> tuple[float, ...]:
-    """Compute the factor of the learning rate for each trainable variable of a TF model, in their order.
+    """Return the learning-rate factor of each trainable variable of a TF model, in order.
 
-    Lower layers learn more slowly, as ELECTRA (Clark et al. 2020) and BEiT (Bao et al. 2021) were fine-tuned: 1 for the
-    head, and for a pooler or a norm after the layers; `decay` for the last layer, its square for the layer before; for
-    the embeddings, and whatever else is below the layers, one power more than for the first layer. Layers that are used
-    several times (ALBERT's) count once.
+    Lower layers learn more slowly, as in the fine-tuning of ELECTRA (Clark et al. 2020) and BEiT (Bao et al. 2021):
+
+    - 1 for the head, and for a pooler or a norm after the layers;
+    - `decay` for the last layer, `decay`² for the layer before it, and so on;
+    - one power more than for the first layer for the embeddings and everything else below the layers.
+
+    A layer that is used several times (as in ALBERT) counts once.
     """
     layers = encoder_layers(network)
     powers = {

@@ -1,4 +1,4 @@
-"""Matrices with their singular values brought near 1, by Newton-Schulz iterations; divided among replicas."""
+"""Orthogonalize matrices (bring their singular values near 1) with Newton-Schulz iterations, shared among replicas."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ import tf_keras
 
 from train.step.sharding import Sharding, replica_index
 
-# Of Jordan et al. 2024: five iterations x ← a·x + b·x³ + c·x⁵ bring singular values of 0.002 to 1 into 0.7 to 1.2.
+# From Jordan et al. 2024: five iterations of x ← a·x + b·x³ + c·x⁵ bring singular values from 0.002-1 into 0.7-1.2.
 COEFFICIENTS = ((3.4445, -4.7750, 2.0315),) * 5
 
 
 def orthogonalized(matrices: tf.Tensor) -> tf.Tensor:
-    """Bring the singular values of matrices near 1, but for those that are 0; singular vectors stay as they are.
+    """Bring the nonzero singular values of matrices near 1; the singular vectors do not change.
 
     Args:
         matrices: (…, rows, columns).
 
     Returns:
-        The same shape, in the type that the network computes in: products of matrices are most of the work.
+        The same shape, in the network's compute type, because matrix products are most of the work.
     """
     is_tall = matrices.shape[-2] > matrices.shape[-1]
     if is_tall:
@@ -38,17 +38,20 @@ def orthogonalized(matrices: tf.Tensor) -> tf.Tensor:
 def orthogonalized_in_shares(
     shards: Sequence[tf.Tensor], axes: Sequence[int | None], sharding: Sharding
 ) -> list[tf.Tensor]:
-    """Compute `orthogonalized` of matrices of which each replica has a shard: each replica of some, as wholes.
+    """Orthogonalize matrices that are sharded over the replicas; each replica does a share of the matrices.
 
-    A replica sends the shards of a matrix to the replica that orthogonalizes it, and all get the results. Matrices of
-    one shape, or of that of their transpose, are shared out together, so that few replicas have one less to do.
+    Every replica sends its shard of a matrix to the replica that orthogonalizes it, and then all replicas get the
+    results. Matrices of the same shape, or of the transposed shape, are distributed together, so that the replicas
+    have nearly equal work.
 
     Args:
-        shards: float32, this replica's shard of each matrix.
-        axes: the axis along which each is divided; None where the replicas have it whole, as they then compute it.
+        shards: this replica's shard of each matrix, float32.
+        axes: the axis along which each matrix is sharded. None if every replica has the whole matrix; then every
+            replica orthogonalizes it.
+        sharding: how matrices are divided among the replicas.
 
     Returns:
-        The matrices, whole, in the order of the shards.
+        The whole matrices, in the order of `shards`.
     """
     results: list[Any] = [None] * len(shards)
     groups: dict[tuple[int, int], list[tuple[int, bool, tf.Tensor, int]]] = defaultdict(list)
@@ -56,16 +59,16 @@ def orthogonalized_in_shares(
         if axis is None:
             results[index] = orthogonalized(shard)
             continue
-        rows, columns = (size * (sharding.num_replicas if axis == one else 1) for one, size in enumerate(shard.shape))
+        rows, columns = (size * (sharding.num_replicas if i == axis else 1) for i, size in enumerate(shard.shape))
         is_tall = rows > columns
-        shard = tf.cast(shard, _compute_dtype())  # half of the bytes travel
+        shard = tf.cast(shard, _compute_dtype())  # bfloat16 halves the bytes to send
         wide = tf.linalg.matrix_transpose(shard) if is_tall else shard
         groups[min(rows, columns), max(rows, columns)].append((index, is_tall, wide, 1 - axis if is_tall else axis))
     for shape, group in groups.items():
-        mine = _whole_matrices([shard for _, _, shard, _ in group], [axis for *_, axis in group], shape, sharding)
-        num_padded = mine.shape[0] * sharding.num_replicas
-        found = tf.unstack(sharding.gather(orthogonalized(mine), (num_padded, *shape)))
-        for (index, is_tall, _, _), matrix in zip(group, found, strict=False):
+        matrices = _whole_matrices([shard for _, _, shard, _ in group], [axis for *_, axis in group], shape, sharding)
+        num_padded = matrices.shape[0] * sharding.num_replicas
+        gathered = tf.unstack(sharding.gather(orthogonalized(matrices), (num_padded, *shape)))
+        for (index, is_tall, _, _), matrix in zip(group, gathered, strict=False):
             results[index] = tf.transpose(matrix) if is_tall else matrix
     return results
 
@@ -73,9 +76,18 @@ def orthogonalized_in_shares(
 def _whole_matrices(
     shards: Sequence[tf.Tensor], axes: Sequence[int], shape: tuple[int, int], sharding: Sharding
 ) -> tf.Tensor:
-    """Exchange the shards of matrices of one shape for this replica's part of the matrices, (part, rows, columns).
+    """Exchange the shards of matrices of one shape for this replica's share of whole matrices.
 
-    Where the replicas cannot share them evenly, the last parts are filled up with zeros.
+    If the number of matrices is not a multiple of the number of replicas, the last shares are padded with zeros.
+
+    Args:
+        shards: this replica's shard of each matrix.
+        axes: the axis along which each matrix is sharded.
+        shape: (rows, columns) of a whole matrix.
+        sharding: how matrices are divided among the replicas.
+
+    Returns:
+        (matrices of this replica, rows, columns).
     """
     (rows, columns), num_replicas = shape, sharding.num_replicas
     num_parts = -(-len(shards) // num_replicas)

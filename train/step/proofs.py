@@ -1,7 +1,7 @@
-"""Prove on the first rows of a run that what computes a step in another way makes the same step on its devices.
+"""Check, on the first rows of a run, that the fast variants of a step match the reference on these devices.
 
-TPU-optimized layers are compared with the reference layers. A sharded step is compared with a whole one: they differ in
-how gradients are summed, and in that weights are divided and put together again.
+TPU-optimized layers are compared with the reference layers. A step with a sharded optimizer is compared with an
+unsharded step: it sums gradients in another way, and it divides the weights and gathers them again.
 """
 
 import logging
@@ -25,15 +25,17 @@ logger = logging.getLogger(__name__)
 HINT = (
     "--tpu-layers off trains with the reference layers, --tpu-layers on with the TPU-optimized ones, without a check."
 )
-# How far loss and the norm of a variable's gradient may be off, relative. Rounding to bfloat16 moves them by 0.0001 and
-# 0.006 on a CPU, scores scaled by 1.1 the gradients of new queries and keys by 0.08. The same for float32, where a TPU
-# rounds the factors of products of matrices to bfloat16, too.
+# Allowed relative difference of the loss, and of the norm of a variable's gradient. On a CPU, rounding to bfloat16
+# changes them by 0.0001 and 0.006; a fault that scales attention scores by 1.1 changes the gradients of newly
+# initialized queries and keys by 0.08. The tolerances also hold for float32, because a TPU rounds the factors of matrix
+# products to bfloat16.
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 2e-3, 3e-2
-# Fraction of the whole gradient's norm that is added to a variable's: a norm near 0 is all rounding.
+# This fraction of the whole gradient's norm is added to each variable's norm, because a norm near 0 is only rounding.
 GRADIENT_FLOOR = 1e-4
-# Attention does not depend on the biases of keys: their gradient is all rounding.
+# Attention does not depend on the biases of keys, so their gradient is only rounding.
 WITHOUT_GRADIENT = "/key/bias:0"
-# Of a sharded step, relative to a variable's gradient: both are sums of the same float32 numbers, in any order.
+# Allowed difference of a sharded step, relative to a variable's gradient. Both steps sum the same float32 numbers, in
+# different orders.
 SHARDED_TOLERANCE = 1e-3
 
 
@@ -41,7 +43,9 @@ SHARDED_TOLERANCE = 1e-3
 class Figures:
     """The results of a forward and a backward pass.
 
-    gradient_norms: of the summed loss by each variable, by its name.
+    Attributes:
+        loss: mean loss, in nats.
+        gradient_norms: norm of each variable's gradient of the summed loss, {variable name: norm}.
     """
 
     loss: float
@@ -56,78 +60,85 @@ class Figures:
 
 
 def prove_tpu_layers(model: PretrainingModel, batch: Any) -> bool:
-    """Return whether TPU-optimized layers compute what the reference layers do; the network has what does."""
+    """Return whether the TPU-optimized layers match the reference layers on `batch`, and log the result.
 
-    def figures() -> Figures:
+    Afterwards the network has the TPU-optimized layers if they match, else the reference layers.
+    """
+
+    def compute_figures() -> Figures:
         sums, squares = _on_replicas(model, model.gradient_sums, batch)
         loss, names = model.task.means[0], [variable.name for variable in model.network.trainable_variables]
         norms = dict(zip(names, np.sqrt(squares[0]).tolist(), strict=True))
-        # Every replica holds the global sums.
+        # Every replica has the sums over all replicas.
         return Figures(float(sums[loss.total][0] / sums[loss.weight][0]), norms)
 
     with _reference_layers(model.network):
-        expected = figures()
+        expected = compute_figures()
     use_tpu_layers(model.network)
     try:
-        found = figures()
-    except Exception as error:  # of TensorFlow's tracing, or of the device's compiler, whatever that raises
+        actual = compute_figures()
+    except Exception as error:  # from TensorFlow's tracing or the device's compiler, which may raise anything
         if is_lost(error):
             raise
         reason = f"do not compile here: {_describe_failure(error)}"
     else:
-        if figures_agree(found, expected):
+        if figures_agree(actual, expected):
             logger.info(
                 "The TPU-optimized layers are used; on the first rows they give %s, the reference layers %s.",
-                *(found.describe(), expected.describe()),
+                *(actual.describe(), expected.describe()),
             )
             return True
-        reason = f"give {found.describe()} on the first rows, and the reference layers {expected.describe()}"
+        reason = f"give {actual.describe()} on the first rows, the reference layers {expected.describe()}"
     model.network.encoder.functions = reference_layers
     logger.warning("The run trains with the REFERENCE LAYERS: the TPU-optimized ones %s. %s", reason, HINT)
     return False
 
 
-def figures_agree(found: Figures, expected: Figures) -> bool:
-    """Return whether figures are equal up to rounding; those that are not finite are not."""
+def figures_agree(actual: Figures, expected: Figures) -> bool:
+    """Return whether two results are equal up to rounding; results that are not finite are never equal."""
     floor = GRADIENT_FLOOR * expected.grad_norm
     are_near = (
-        abs(found.gradient_norms[name] - norm) <= GRADIENT_TOLERANCE * (norm + floor)
+        abs(actual.gradient_norms[name] - norm) <= GRADIENT_TOLERANCE * (norm + floor)
         for name, norm in expected.gradient_norms.items()
         if not name.endswith(WITHOUT_GRADIENT)
     )
-    return abs(found.loss - expected.loss) <= LOSS_TOLERANCE * abs(expected.loss) and all(are_near)
+    return abs(actual.loss - expected.loss) <= LOSS_TOLERANCE * abs(expected.loss) and all(are_near)
 
 
 def prove_sharding(model: PretrainingModel, batch: Any) -> bool:
-    """Return whether a sharded step does on these devices what a whole one does; log what was found."""
+    """Return whether a sharded step matches an unsharded one on `batch`, and log the result."""
     try:
         norms = [np.sqrt(squares) for squares in _on_replicas(model, model.divided_squares, batch)]
-    except Exception as error:  # as above
+    except Exception as error:  # from tracing or the compiler, as above
         if is_lost(error):
             raise
         reason = f"does not compile here: {_describe_failure(error)}"
     else:
         whole, by_shards, _, weights = np.linalg.norm(norms[0], axis=1).tolist()
-        figures = f"gradient norm {by_shards:.6g}, of the whole step {whole:.6g}; the weights differ by {weights:.2g}"
+        figures = f"gradient norm {by_shards:.6g}, unsharded {whole:.6g}; gathered weights differ by {weights:.2g}"
         if all(map(norms_agree, norms)):
             logger.info("The optimizer is sharded; on the first rows it makes the same step: %s.", figures)
             return True
-        reason = f"is another one on the first rows: {figures}"
+        reason = f"differs on the first rows: {figures}"
     logger.warning(
-        "The run trains WITHOUT --shard-optimizer: a sharded step %s. The optimizer is whole on each replica.", reason
+        "The run trains WITHOUT --shard-optimizer: a sharded step %s. Each replica keeps the whole optimizer.", reason
     )
     return False
 
 
 def norms_agree(norms: np.ndarray) -> bool:
-    """Return whether the norms of `PretrainingModel.divided_squares`, of one replica, are those of the same step."""
+    """Return whether a replica's sharded step matches its unsharded one.
+
+    Args:
+        norms: the square roots of `PretrainingModel.divided_squares`, (4, variables).
+    """
     whole, by_shards, gradient_difference, weight_difference = norms
     difference = np.maximum(np.abs(by_shards - whole), gradient_difference)
     return bool(np.all((difference <= SHARDED_TOLERANCE * whole) & (weight_difference == 0)))
 
 
 def _on_replicas(model: PretrainingModel, function: Callable[[Any], Any], batch: Any) -> Any:
-    """Compute a function of a batch as the step is computed; return NumPy's results of this worker's replicas."""
+    """Call a function with a batch, compiled like the step; return the results of this worker's replicas as NumPy."""
     return tf.nest.map_structure(np.asarray, model.runtime.on_replicas(function, jit_compile=model.jit_compile)(batch))
 
 
@@ -137,7 +148,10 @@ def _describe_failure(error: Exception) -> str:
 
 @contextmanager
 def _reference_layers(network: Network) -> Iterator[None]:
-    """A context with the reference layers, whose attention drops what that of the TPU-optimized ones drops."""
+    """Use the reference layers in the context, with the attention dropout of the TPU-optimized layers.
+
+    Both then draw the same dropout masks.
+    """
     encoder, dropouts = network.encoder, [layer.probability_dropout for layer in network.encoder.layer]
     functions, encoder.functions = encoder.functions, reference_layers
     for dropout in dropouts:

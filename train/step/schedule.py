@@ -12,16 +12,16 @@ from train.config.learning import OptimizationConfig
 
 @dataclass(frozen=True)
 class WarmupSchedule(tf_keras.optimizers.schedules.LearningRateSchedule):
-    """Rises linearly to `peak` over the warmup; then the rate is `peak` times the fraction that its shape gives.
+    """A learning rate that rises linearly to `peak` over the warmup, then follows a shape.
 
     Args:
-        shape: a name in `SHAPES`.
+        shape: a key of `SHAPES`.
         peak: the rate after the warmup.
-        num_warmup_steps: steps of the warmup; 0 starts at the peak.
-        num_steps: the step at which it ends: the last of the run, or of the phase.
-        num_decay_steps: last steps, over which `wsd` falls.
-        first_step: the step before which it starts.
-        min_ratio: fraction of the peak below which the rate does not fall; `linear`, `cosine` and `wsd` end at it.
+        num_warmup_steps: length of the warmup; with 0 the schedule starts at the peak.
+        num_steps: the last step of the schedule, which is the last step of the run or of the phase.
+        num_decay_steps: number of last steps over which `wsd` falls.
+        first_step: number of steps before the schedule starts.
+        min_ratio: lower limit of the rate as a fraction of the peak; `linear`, `cosine` and `wsd` end at it.
     """
 
     shape: str
@@ -35,7 +35,7 @@ class WarmupSchedule(tf_keras.optimizers.schedules.LearningRateSchedule):
     def __call__(self, step: tf.Tensor) -> tf.Tensor:
         """Compute the learning rate of step `step` (from 0), a float32 scalar."""
         step = tf.cast(step - self.first_step, tf.float32)
-        # The first step counts as 1, or it would be made with a rate of 0.
+        # The first step counts as step 1, otherwise its rate would be 0.
         rising = (step + 1) / max(1, self.num_warmup_steps)
         falling = self.min_ratio + (1 - self.min_ratio) * SHAPES[self.shape](self, step)
         return self.peak * tf.clip_by_value(tf.minimum(rising, falling), 0.0, 1.0)
@@ -49,7 +49,7 @@ class WarmupSchedule(tf_keras.optimizers.schedules.LearningRateSchedule):
 
 
 def _remaining(schedule: WarmupSchedule, step: tf.Tensor, num_last_steps: int) -> tf.Tensor:
-    """Compute the fraction of the last `num_last_steps` steps that remains: above 1 before they start."""
+    """Return the fraction of the last `num_last_steps` steps that is left; above 1 before they start."""
     return tf.maximum(0.0, (schedule.length - step) / max(1, num_last_steps))
 
 
@@ -58,18 +58,18 @@ def _linear(schedule: WarmupSchedule, step: tf.Tensor) -> tf.Tensor:
 
 
 def _cosine(schedule: WarmupSchedule, step: tf.Tensor) -> tf.Tensor:
-    """One half period (Loshchilov & Hutter 2016, SGDR, without restarts)."""
+    """Half a cosine period (Loshchilov & Hutter 2016, SGDR, without restarts)."""
     remaining = tf.minimum(1.0, _linear(schedule, step))
     return 0.5 * (1 - tf.cos(math.pi * remaining))
 
 
 def _inverse_sqrt(schedule: WarmupSchedule, step: tf.Tensor) -> tf.Tensor:
-    """Vaswani et al. 2017, section 5.3: it does not depend on the length of the run."""
+    """Inverse square root of the step (Vaswani et al. 2017, section 5.3); independent of the length of the run."""
     return tf.sqrt(max(1, schedule.num_warmup_steps) / (step + 1))
 
 
 def _wsd(schedule: WarmupSchedule, step: tf.Tensor) -> tf.Tensor:
-    """Warmup, stable, decay (Hu et al. 2024, MiniCPM); falls as 1 - sqrt, the best form in Hägele et al. 2024."""
+    """Warmup, stable, decay (Hu et al. 2024, MiniCPM); decays as 1 - sqrt, the best shape in Hägele et al. 2024."""
     remaining = tf.minimum(1.0, _remaining(schedule, step, schedule.num_decay_steps))
     return 1 - tf.sqrt(1 - remaining)
 
@@ -88,7 +88,7 @@ SHAPES: dict[str, Callable[[WarmupSchedule, tf.Tensor], tf.Tensor]] = {
 
 
 def build_schedule(config: OptimizationConfig, **numbers: int) -> WarmupSchedule:
-    """Build the learning rate over a run, or over one of its phases, of the numbers of steps of `WarmupSchedule`."""
+    """Build the learning rate schedule of a run or a phase; `numbers` are the numbers of steps of `WarmupSchedule`."""
     return WarmupSchedule(
         shape=config.schedule, peak=config.learning_rate, min_ratio=config.min_learning_rate_ratio, **numbers
     )

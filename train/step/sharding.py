@@ -1,8 +1,8 @@
 """Weight-update sharding: each replica keeps a shard of the moments, and updates that shard of the weights.
 
-ZeRO's first stage (Rajbhandari et al. 2019), as Xu et al. 2020 have it for TPUs: gradients are summed so that each
-replica gets its shard of the sum, and the updated shards of the weights are gathered. Weights, activations and
-gradients stay whole on each replica.
+This is stage 1 of ZeRO (Rajbhandari et al. 2019), in the form of Xu et al. 2020 for TPUs. Gradients are summed so that
+each replica gets its shard of the sum, and the updated shards of the weights are gathered. Every replica still has the
+whole weights, activations and gradients.
 """
 
 import math
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
-# Elements below which a variable is updated as a whole: gathering it would take longer than it saves.
+# Variables with fewer elements are updated whole, because gathering them would take longer than it saves.
 MIN_SHARDED_SIZE = 2**16
-# What TensorFlow has no operations for.
+# TensorFlow has no operations for these collectives.
 ALL_GATHER = '"stablehlo.all_gather"(%part) {{all_gather_dim = {axis} : i64, '
 ALL_TO_ALL = (
     '"stablehlo.all_to_all"(%part) {{split_dimension = 0 : i64, concat_dimension = 0 : i64, '
@@ -31,16 +31,18 @@ MODULE = """module @collective {{
 
 @dataclass(frozen=True)
 class Sharding:
-    """How variables are divided among replicas. What computes with tensors is to be called in a replica's context.
+    """How variables are divided among replicas. Call methods that take tensors in replica context.
 
-    by_xla: with the operations that XLA has for it, as on a TPU; otherwise sums over the replicas do their work.
+    Attributes:
+        num_replicas: number of replicas.
+        by_xla: use XLA's collectives, as on a TPU. Otherwise sums over the replicas replace them.
     """
 
     num_replicas: int
     by_xla: bool
 
     def axis(self, shape: Sequence[int]) -> int | None:
-        """Find the first axis that the replicas share evenly; None for a variable that is updated as a whole."""
+        """Return the first axis that divides evenly by the replicas; None for a variable that is not sharded."""
         if self.num_replicas == 1 or math.prod(shape) < MIN_SHARDED_SIZE:
             return None
         return next((axis for axis, size in enumerate(shape) if size % self.num_replicas == 0), None)
@@ -54,15 +56,15 @@ class Sharding:
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
 
     def sum_gradient(self, gradient: tf.Tensor) -> tf.Tensor:
-        """Sum a gradient over the replicas, for this replica's shard of it if the variable is divided."""
+        """Sum a gradient over the replicas, and return this replica's shard of the sum if the variable is sharded."""
         axis = self.axis(gradient.shape)
         if axis is None or not self.by_xla:
             return self.shard_of(self.total(gradient))
-        everyone = tf.constant([list(range(self.num_replicas))])
-        return gen_xla_ops.xla_reduce_scatter(gradient, everyone, tf.constant(axis), reduce_op="Add")
+        all_replicas = tf.constant([list(range(self.num_replicas))])
+        return gen_xla_ops.xla_reduce_scatter(gradient, all_replicas, tf.constant(axis), reduce_op="Add")
 
     def shard_of(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Cut this replica's shard out of what all replicas have; all of it if it is not divided."""
+        """Cut this replica's shard out of a tensor that all replicas have; return it whole if it is not sharded."""
         axis, shape = self.axis(tensor.shape), self.shard_shape(tensor.shape)
         if axis is None:
             return tensor
@@ -70,7 +72,7 @@ class Sharding:
         return tf.ensure_shape(tf.slice(tensor, tf.stack(start), shape), shape)
 
     def gather(self, shard: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-        """Put the shards of all replicas together to a tensor of that shape, which is divided."""
+        """Concatenate the shards of all replicas to a tensor of `shape`, which must be a sharded shape."""
         axis = self.axis(shape)
         assert axis is not None
         if not self.by_xla:
@@ -78,14 +80,21 @@ class Sharding:
         return self._collective(ALL_GATHER.format(axis=axis), shard, shape)
 
     def exchange(self, parts: tf.Tensor) -> tf.Tensor:
-        """Give each replica the part of its number, (replicas, …), and return what this one is given, (replicas, …)."""
+        """Send part i to replica i, for all replicas (all-to-all).
+
+        Args:
+            parts: the parts to send, by receiver, (replicas, …).
+
+        Returns:
+            The parts that this replica receives, by sender, (replicas, …).
+        """
         if self.by_xla:
             return self._collective(ALL_TO_ALL.format(num_replicas=self.num_replicas), parts, parts.shape)
-        of_all = self.total(placed(parts[tf.newaxis]))  # (from, to, …)
-        return of_all[:, replica_index()]
+        all_parts = self.total(placed(parts[tf.newaxis]))  # (sender, receiver, …)
+        return all_parts[:, replica_index()]
 
     def _collective(self, operation: str, part: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-        """Call an operation of StableHLO over all replicas, with a result of that shape."""
+        """Call a StableHLO collective over all replicas; the result has `shape`."""
         element = {tf.float32: "f32", tf.bfloat16: "bf16"}[part.dtype]
         module = MODULE.format(
             operation=operation,
@@ -110,15 +119,16 @@ class Sharding:
 
 
 def placed(part: tf.Tensor, axis: int = 0) -> tf.Tensor:
-    """Put this replica's part of a tensor at its place along the axis, with 0 elsewhere.
+    """Return a tensor for all replicas with this replica's part at its place along `axis`, and 0 elsewhere.
 
-    Every kind of device can sum over replicas; not every kind can concatenate.
+    Summed over the replicas, these tensors are the concatenation of all parts. Every kind of device can sum over
+    replicas, but not every kind can concatenate.
     """
     num_replicas = tf.distribute.get_replica_context().num_replicas_in_sync
     ones = [1] * (part.shape.rank + 1)
     ones[axis] = num_replicas
-    is_mine = tf.reshape(tf.range(num_replicas) == replica_index(), ones)
-    spread = tf.where(is_mine, tf.expand_dims(part, axis), tf.zeros((), part.dtype))  # (…, replicas, part, …)
+    is_own_place = tf.reshape(tf.range(num_replicas) == replica_index(), ones)
+    spread = tf.where(is_own_place, tf.expand_dims(part, axis), tf.zeros((), part.dtype))  # (…, replicas, part, …)
     return tf.reshape(spread, (*part.shape[:axis], -1, *part.shape[axis + 1 :]))
 
 

@@ -1,4 +1,4 @@
-"""The model that is trained and evaluated: a transformers model with its training and evaluation steps."""
+"""`PretrainingModel`: a transformers model with its training and evaluation steps."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,22 +27,32 @@ from train.step.optimizer import (
 from train.step.sharding import Sharding, placed
 from train.tasks.task import Task
 
-# Separate streams of random numbers: of the task, of dropout, and of dropout of inputs that all rows share.
+# Separate streams of random numbers: for the task, for dropout, and for dropout of inputs that all rows share.
 TASK_STREAM, DROPOUT_STREAM, SHARED_STREAM = 0, 1, 2
-# Rows of each replica by which a computation is proven: the height of a TPU's vectors; more would take longer without
-# showing more.
+# Rows per replica with which the variants of a step are compared: the height of a TPU's vectors. More rows would take
+# longer without showing more.
 NUM_PROOF_ROWS = 8
 
 Sums = dict[str, tf.Tensor]
 
 
 class PretrainingModel(tf_keras.Model):
-    """Has `train_step`: the task's sums, accumulation, gradients of the global batch, clipping, metrics.
+    """A network with its task, and its training and evaluation steps.
 
-    A step takes `global_batch_rows` rows, which the replicas divide equally; each processes its part in
-    `num_micro_batches` micro-batches. The loss is summed and divided by its weight in the whole global batch, so it
-    does not depend on how the batch is cut. AutoGraph converts nothing here, nor in the data: no traced Python code
-    branches on a tensor, and converting the code of a model takes seconds of each start.
+    A training step takes `global_batch_rows` rows, which the replicas divide equally. Each replica processes its rows
+    in `num_micro_batches` micro-batches. The loss is summed and then divided by its weight in the whole global batch,
+    so it does not depend on how the batch is divided.
+
+    AutoGraph is off here and in the input pipeline: no traced Python code branches on a tensor, and converting a
+    model's code would add seconds to each start.
+
+    Args:
+        network: the transformers model.
+        task: what is learned.
+        seed: seed of masks and dropout.
+        num_micro_batches: number of micro-batches per replica and step.
+        max_grad_norm: the gradient is clipped to this norm; 0 disables clipping.
+        runtime: where the model computes; by default TensorFlow, with the strategy in whose scope the model is built.
     """
 
     def __init__(
@@ -63,27 +73,27 @@ class PretrainingModel(tf_keras.Model):
         self.seed = seed
         self.num_micro_batches = num_micro_batches
         self.max_grad_norm = max_grad_norm
-        # Whatever the policy: a variable that it may cast is unknown to a graph that only assigns it.
+        # float32 under every policy, because a graph that only assigns a variable does not find one that may be cast.
         self.means = [tf_keras.metrics.Mean(mean.name, dtype="float32") for mean in task.means]
         self.grad_norm_mean = tf_keras.metrics.Mean("grad_norm", dtype="float32")
 
     @property
     def runtime(self) -> Runtime:
-        """What it is trained on; by default the strategy in whose scope it was made."""
+        """The runtime that executes the steps; by default TensorFlow with the strategy of the model's scope."""
         return self._runtime or TensorFlowRuntime(self.distribute_strategy)
 
     @property
     def figures(self) -> list[tf.Variable]:
-        """The variables that the log reads: of the means, and the optimizer's state of one number."""
+        """The variables that the log reads: those of the means, and the optimizer's scalars."""
         return [*(variable for metric in self.metrics for variable in metric.variables), *self.optimizer.figures]
 
     @property
     def metrics(self) -> list[tf_keras.metrics.Metric]:
-        """Means over the steps since they were last reset: the task's by their weights, and of the gradient's norm."""
+        """Means since the last reset: the task's means, weighted, and the mean norm of the gradient."""
         return [*self.means, self.grad_norm_mean]
 
     def reset_metrics(self) -> None:
-        """Keep the means: `fit` calls this when it starts, and a run may resume in the middle of an interval."""
+        """Do nothing: `fit` calls this at its start, but a run may resume in the middle of a logging interval."""
 
     def reset_means(self) -> None:
         for metric in self.metrics:
@@ -92,7 +102,7 @@ class PretrainingModel(tf_keras.Model):
 
     @tf.autograph.experimental.do_not_convert
     def train_step(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Make one step from this replica's part of the global batch, {feature: (rows, …)}."""
+        """Make one step, given this replica's part of the global batch, {feature: (rows, …)}."""
         replica, means = tf.distribute.get_replica_context(), self.task.means
         step = tf.cast(self.optimizer.iterations, tf.int32)
         num_rows = _num_rows(batch)
@@ -108,7 +118,7 @@ class PretrainingModel(tf_keras.Model):
             gradients = [sharding.sum_gradient(gradient) for gradient in gradients]
             norm = global_norm_by_shards(gradients, variables, sharding)
 
-        # Where nothing counts the means are 0, not NaN.
+        # If the weight is 0, the mean is 0 instead of NaN.
         weights = dict.fromkeys(mean.weight for mean in means)
         scales = {weight: tf.math.reciprocal_no_nan(sums[weight]) for weight in weights}
         loss, scale = sums[means[0].total], scales[means[0].weight]
@@ -126,7 +136,7 @@ class PretrainingModel(tf_keras.Model):
         return {"loss": loss * scale}
 
     def make_train_function(self, force: bool = False) -> Any:
-        """Build what `fit` calls for each execution."""
+        """Build the function that `fit` calls for each execution."""
         if self.train_function is None or force:
             self.train_function: Any = self.runtime.train_function(self)
         return self.train_function
@@ -142,21 +152,23 @@ class PretrainingModel(tf_keras.Model):
 
     @tf.autograph.experimental.do_not_convert
     def evaluation_step(self, rows: Any) -> Sums:
-        """Add up the task's sums for a batch of prepared rows, over all replicas; collect its values for each row."""
+        """Add up the task's sums over a batch of prepared rows of all replicas, and collect its values for each row."""
         replica = tf.distribute.get_replica_context()
         sums = self.task.sums(self.network, rows, training=False)
-        of_rows = {name: sums.pop(name) for name in list(sums) if sums[name].shape.rank}
+        row_values = {name: sums.pop(name) for name in list(sums) if sums[name].shape.rank}
         sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, sums)
-        # One by one: integers and floats may be on different devices.
-        for name, value in of_rows.items():
+        # One at a time, because integers and floats may be on different devices.
+        for name, value in row_values.items():
             sums[name] = replica.all_reduce(tf.distribute.ReduceOp.SUM, placed(value))
         return sums
 
     @tf.autograph.experimental.do_not_convert
     def gradient_sums(self, batch: dict[str, tf.Tensor]) -> tuple[Sums, tf.Tensor]:
-        """Add up, over all replicas, the task's sums and the squares of each variable's gradient of the summed loss.
+        """Compute the next step's sums and squared gradient norms on the first rows of a batch; change nothing.
 
-        It computes as the next step would on the first rows of the batch, and changes nothing.
+        Returns:
+            The task's sums, and the squares of each variable's gradient of the summed loss, (variables,); both added up
+            over the replicas.
         """
         gradients, sums = self._first_gradients(batch)
         squares = tf.stack([tf.reduce_sum(tf.square(gradient)) for gradient in gradients])
@@ -164,11 +176,12 @@ class PretrainingModel(tf_keras.Model):
 
     @tf.autograph.experimental.do_not_convert
     def divided_squares(self, batch: dict[str, tf.Tensor]) -> tf.Tensor:
-        """Divide the next gradients, over the first rows, and the weights; put both together again; change nothing.
+        """Shard and regather the next step's gradients (on the first rows) and the weights; change nothing.
 
         Returns:
-            For each variable that is divided, squared norms, (4, variables): of its summed gradient; of all shards of
-            that; of the difference between it and its shards put together; of that between the weights and theirs.
+            Four squared norms for each sharded variable, (4, variables): of the summed gradient; of its shards
+            together; of the difference between the gradient and its gathered shards; of the difference between the
+            weights and their gathered shards.
         """
         sharding, squares = self.optimizer.sharding, []
         gradients, _ = self._first_gradients(batch)
@@ -176,14 +189,16 @@ class PretrainingModel(tf_keras.Model):
             if self.optimizer.sharded_axis(variable) is None:
                 continue
             value, whole, shard = variable.read_value(), sharding.total(gradient), sharding.sum_gradient(gradient)
-            summed, weights = (sharding.gather(one, variable.shape) for one in (shard, sharding.shard_of(value)))
-            of_replica = [tf.reduce_sum(tf.square(one)) for one in (whole, shard, summed - whole, weights - value)]
-            of_replica[1] = sharding.total(of_replica[1])
-            squares.append(tf.stack(of_replica))
+            gathered = sharding.gather(shard, variable.shape)
+            weights = sharding.gather(sharding.shard_of(value), variable.shape)
+            tensors = (whole, shard, gathered - whole, weights - value)
+            squared_norms = [tf.reduce_sum(tf.square(tensor)) for tensor in tensors]
+            squared_norms[1] = sharding.total(squared_norms[1])
+            squares.append(tf.stack(squared_norms))
         return tf.stack(squares, axis=1) if squares else tf.zeros((4, 0))
 
     def _first_gradients(self, batch: dict[str, tf.Tensor]) -> tuple[list[tf.Tensor], Sums]:
-        """Compute the gradients and the sums of the next step over this replica's first rows."""
+        """Compute the next step's gradients and sums on this replica's first rows."""
         replica = tf.distribute.get_replica_context()
         step = tf.cast(self.optimizer.iterations, tf.int32)
         batch = {name: feature[:NUM_PROOF_ROWS] for name, feature in batch.items()}
@@ -194,7 +209,7 @@ class PretrainingModel(tf_keras.Model):
         return self._micro_batch_gradients(rows, keys, key_of((self.seed, SHARED_STREAM, step)))
 
     def _gradients(self, rows: Any, keys: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:
-        """Compute the gradients of the summed loss, dense float32, and the sums, over this replica's rows."""
+        """Compute the gradients of the summed loss (dense, float32) and the sums over this replica's rows."""
         shared_key = key_of((self.seed, SHARED_STREAM, tf.cast(self.optimizer.iterations, tf.int32)))
         if self.num_micro_batches == 1:
             return self._micro_batch_gradients(rows, keys, shared_key)
@@ -204,31 +219,31 @@ class PretrainingModel(tf_keras.Model):
         if self.task.couples_rows:
             return self._cached_gradients(rows, micro_batches, shared_key)
 
-        def of_micro_batch(index: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:
+        def micro_batch_gradients(index: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:
             rows, keys = tf.nest.map_structure(lambda tensor: tensor[index], micro_batches)
             return self._micro_batch_gradients(rows, keys, shared_key)
 
-        return self._added_up(of_micro_batch, dict.fromkeys(self._sum_names, tf.constant(0.0)))
+        return self._added_up(micro_batch_gradients, dict.fromkeys(self._sum_names, tf.constant(0.0)))
 
     def _added_up(
-        self, of_micro_batch: Callable[[tf.Tensor], tuple[list[tf.Tensor], Sums]], no_sums: Sums
+        self, micro_batch_gradients: Callable[[tf.Tensor], tuple[list[tf.Tensor], Sums]], zero_sums: Sums
     ) -> tuple[list[tf.Tensor], Sums]:
-        """Add up the gradients and sums of all micro-batches."""
+        """Add up the gradients and sums of all micro-batches, given a function of the micro-batch's index."""
         zeros = [tf.zeros(variable.shape, tf.float32) for variable in self.network.trainable_variables]
         _, gradients, sums = tf.while_loop(
             lambda index, *_: index < self.num_micro_batches,
-            lambda index, *added: (index + 1, *tf.nest.map_structure(tf.add, added, of_micro_batch(index))),
-            (tf.constant(0), zeros, no_sums),
+            lambda index, *added: (index + 1, *tf.nest.map_structure(tf.add, added, micro_batch_gradients(index))),
+            (tf.constant(0), zeros, zero_sums),
             maximum_iterations=self.num_micro_batches,
         )
         return gradients, sums
 
     def _cached_gradients(self, rows: Any, micro_batches: Any, shared_key: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:
-        """Compute gradients and sums of a loss that couples rows, by GradCache (Gao et al. 2021, arXiv:2101.06983).
+        """Compute gradients and sums of a loss that couples rows, with GradCache (Gao et al. 2021, arXiv:2101.06983).
 
-        The outputs of all micro-batches come first, without memory for a backward pass; then the loss, and its
-        gradient by the outputs; then each micro-batch again, with that gradient. Dropout is a function of the keys, so
-        both passes drop the same.
+        First compute the outputs of all micro-batches, without memory for a backward pass. Then compute the loss and
+        its gradient with respect to the outputs. Then compute each micro-batch again and backpropagate that gradient.
+        Dropout depends only on the keys, so both passes use the same dropout masks.
         """
         variables = self.network.trainable_variables
 
@@ -249,18 +264,18 @@ class PretrainingModel(tf_keras.Model):
         with tf.GradientTape() as tape:
             tape.watch(outputs)
             sums = self.task.sums_of_outputs(outputs, rows)
-        by_outputs = tape.gradient(sums[self.task.means[0].total], outputs)
-        by_outputs = tf.reshape(by_outputs, (self.num_micro_batches, *first.shape))
+        output_gradients = tape.gradient(sums[self.task.means[0].total], outputs)
+        output_gradients = tf.reshape(output_gradients, (self.num_micro_batches, *first.shape))
 
-        def of_micro_batch(index: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:
+        def micro_batch_gradients(index: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:
             with tf.GradientTape() as tape:
                 outputs = outputs_of(index)
             gradients = tape.gradient(
-                outputs, variables, by_outputs[index], unconnected_gradients=tf.UnconnectedGradients.ZERO
+                outputs, variables, output_gradients[index], unconnected_gradients=tf.UnconnectedGradients.ZERO
             )
             return [tf.convert_to_tensor(gradient) for gradient in gradients], {}
 
-        gradients, _ = self._added_up(of_micro_batch, {})
+        gradients, _ = self._added_up(micro_batch_gradients, {})
         return gradients, {name: sums[name] for name in self._sum_names}
 
     def _micro_batch_gradients(self, rows: Any, keys: tf.Tensor, shared_key: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:
@@ -271,20 +286,20 @@ class PretrainingModel(tf_keras.Model):
             gradients = tape.gradient(
                 loss, self.network.trainable_variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
             )
-        # Embeddings give sparse gradients, which neither add up nor reduce well.
+        # Gradients of embeddings are sparse, which is slow to add up and to sum over the replicas.
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         return gradients, {name: sums[name] for name in self._sum_names}
 
     @property
     def _sum_names(self) -> list[str]:
-        """The task's sums that the means need."""
+        """The names of the task's sums that its means need."""
         return sorted({name for mean in self.task.means for name in (mean.total, mean.weight)})
 
 
 def prepare_batch(
     task: Task, seed: int, batch: dict[str, tf.Tensor], step: int | tf.Tensor, *, first_row: int | tf.Tensor = 0
 ) -> Any:
-    """Make the rows that a step learns from, from a batch that starts at `first_row` of the global one."""
+    """Prepare (mask) the rows of a training step, from a batch that starts at row `first_row` of the global batch."""
     return task.prepare_batch(batch, row_keys((seed, TASK_STREAM, step), _num_rows(batch), first_row))
 
 
@@ -293,7 +308,10 @@ def _num_rows(batch: dict[str, tf.Tensor]) -> int:
 
 
 def set_precision(*, bfloat16: bool = False, is_compiled: bool = False) -> None:
-    """Let all that this process builds from now on compute in float32 or in bfloat16, without XLA only its products."""
+    """Set the precision of all models that this process builds from now on.
+
+    With `bfloat16` and XLA (`is_compiled`) everything computes in bfloat16; without XLA only matrix products do.
+    """
     tf_keras.mixed_precision.set_global_policy("mixed_bfloat16" if bfloat16 and is_compiled else "float32")
     multiply_in_bfloat16(bfloat16 and not is_compiled)
 
@@ -307,11 +325,17 @@ def build_model(
     runtime: Runtime,
     computation: Computation | None = None,
 ) -> PretrainingModel:
-    """Build the model of a run with its optimizer, compiled, with fresh weights.
+    """Build the model of a run with random weights, and compile it with its optimizer.
 
     Args:
-        computation: how its step is computed; by default as in a new run. What has not been compared yet, TPU-optimized
-            layers and a sharded optimizer, is used.
+        config: the settings.
+        inputs: for the size of the vocabulary.
+        task: what is learned.
+        model_config: configuration of the network.
+        plan: for the numbers of steps, replicas and micro-batches.
+        runtime: where the model computes.
+        computation: how a step is computed; by default as in a new run. TPU-optimized layers and a sharded optimizer
+            are used even if they have not been checked yet.
     """
     if computation is None:
         computation = choose_computation(config, model_config, plan)
@@ -338,7 +362,7 @@ def build_model(
 
 
 def compile_model(model: PretrainingModel, config: RunSettings, plan: Plan, computation: Computation) -> None:
-    """Give the model a new optimizer; to be called in the scope of its runtime."""
+    """Compile the model with a new optimizer. Call it in the scope of the model's runtime."""
     is_sharded = computation.shard_optimizer is not False
     sharding = Sharding(plan.num_replicas, by_xla=config.hardware.has_own_xla) if is_sharded else None
     decay = config.optimization.layer_lr_decay

@@ -72,6 +72,6 @@ def test_layers_and_a_sharded_step_that_compute_something_else_are_not_used(shar
     with devices_of_jax(2):
         assert main(run_flags(shards, tmp_path / "run", *flags)) == 0
     assert "The run trains with the REFERENCE LAYERS: the TPU-optimized ones give loss " in caplog.text
-    assert "The run trains WITHOUT --shard-optimizer: a sharded step is another one on the first rows" in caplog.text
+    assert "The run trains WITHOUT --shard-optimizer: a sharded step differs on the first rows" in caplog.text
     record = read_json(tmp_path / "run" / "run.json")
     assert record["computation"] == {"jit_compile": True, "tpu_layers": False, "shard_optimizer": False}

@@ -65,7 +65,7 @@ def fail(error):
     ("method", "change", "reason"),
     [
         *(
-            pytest.param(name, shifted, "is another one on the first rows: gradient norm ", marks=pytest.mark.slow)
+            pytest.param(name, shifted, "differs on the first rows: gradient norm ", marks=pytest.mark.slow)
             for name in ("sum_gradient", "gather", "shard_of")
         ),
         ("gather", lambda _: fail(ValueError("no all-gather")), "does not compile here: ValueError: no all-gather"),
