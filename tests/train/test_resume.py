@@ -138,7 +138,7 @@ def test_more_steps_resume_with_the_new_schedule(finished_run, shards, tmp_path,
     card = (tmp_path / "run" / "export" / "README.md").read_text(encoding="utf-8")
     assert "| earlier schedules | steps 1 to 6 with the schedule of 6 steps |" in card
     refused = run(main, *run_flags(shards, tmp_path / "run", "--max-steps", "5"))
-    assert "The run ends after step 5, before the newest checkpoint" in refused.refusal
+    assert "The run would end after step 5, but its newest checkpoint" in refused.refusal
 
 
 @pytest.mark.slow

@@ -1,1 +1,1 @@
-"""Checkpoints of a run: written by a thread, checked when read, and the rules of resuming from them."""
+"""Checkpoints of a run: written in the background, verified when read, and the rules for resuming from them."""

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: its variables copied off the device, then written and rotated by a thread; and restored."""
+"""Save and restore a run: copy its variables off the device, then write and rotate checkpoints in a thread."""
 
 import logging
 from collections import Counter
@@ -21,21 +21,25 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-# Waits before the second and the third try to write; what Cloud Storage's client repeats by itself is one try.
+# Seconds to wait before the second and third attempts to write. An attempt includes Cloud Storage's own retries.
 RETRY_SECONDS = (0.5, 2.0)
 
 
 @dataclass
 class Checkpoints:
-    """The checkpoints in `OUTPUT_DIR/checkpoints`: the newest `num_kept`, and the one of the best validation score.
+    """The checkpoints in `OUTPUT_DIR/checkpoints`: the newest `num_kept`, and the one with the best validation score.
 
-    Every worker restores them; the chief alone writes them, in a thread that then deletes old ones.
+    All workers restore checkpoints. Only the chief writes them, in a thread that also deletes old ones.
 
-    kept_interval_steps: the newest one at a multiple of it is kept, too; 0 keeps none for that.
-    first_step: that of the phase; its checkpoint counts as a multiple.
-    kept_steps: of checkpoints that are kept, too.
-    rank: returns the rank of a checkpoint's evaluation, None without one; by default as recorded.
-    on_kept: called by the thread with each of `kept_steps` that is written.
+    Attributes:
+        folder: the run's folder.
+        num_kept: number of newest checkpoints to keep.
+        kept_interval_steps: also keep the newest checkpoint at a multiple of this number of steps; 0 keeps none.
+        first_step: first step of the phase; its checkpoint counts as a multiple.
+        kept_steps: never delete checkpoints at these steps.
+        is_chief: this worker writes checkpoints.
+        rank: returns the sort key of a checkpoint's evaluation, None if it has none. Default: the recorded score.
+        on_kept: called in the thread with each step of `kept_steps`, after its checkpoint has been written.
     """
 
     folder: RunFolder
@@ -62,10 +66,22 @@ class Checkpoints:
         since: int = 0,
         interval_steps: int = 1,
     ) -> CheckpointRecord | None:
-        """Give the newest checkpoint that is whole to `use`, and return its record; None where the folder has none.
+        """Pass the newest intact checkpoint to `use`, and return its record.
 
-        Those that are damaged, or of another run, are warned of and passed over; InputError if all are. Of the steps
-        from `since` to `up_to`, only the first and multiples of `interval_steps` are considered.
+        Checkpoints that are damaged, or belong to another run, are skipped with a warning.
+
+        Args:
+            is_of_run: returns whether a checkpoint belongs to the run.
+            use: called with the record and the variables.
+            up_to: the last step to consider; None means no limit.
+            since: the first step to consider.
+            interval_steps: consider only `since` and multiples of this number.
+
+        Returns:
+            None if there is no checkpoint.
+
+        Raises:
+            InputError: there are checkpoints, but all of them are damaged or belong to another run.
         """
         steps = [step for step in self._store.steps() if step >= since and (up_to is None or step <= up_to)]
         steps = [step for step in steps if step % interval_steps == 0 or step == since]
@@ -75,7 +91,7 @@ class Checkpoints:
             try:
                 record = self._store.read_record(step)
                 if not is_of_run(record):
-                    raise DamagedCheckpointError("it is of another run")
+                    raise DamagedCheckpointError("it belongs to another run")
                 arrays = self._store.read_arrays(record)
             except DamagedCheckpointError as error:
                 logger.warning("the checkpoint of step %d is skipped: %s", step, error)
@@ -94,10 +110,13 @@ class Checkpoints:
         return self._store.steps()
 
     def save(self, copy: Callable[[], tuple[CheckpointRecord, Arrays]]) -> None:
-        """Call `copy` for a record and the variables, and have the thread of the chief write them.
+        """Call `copy` for a record and the variables, and write them in the chief's thread.
 
-        Waits for the checkpoint before, if it is still being written; RunFailedError if that could not be. To be called
-        on all workers: a sharded optimizer is put together from theirs.
+        Waits for the previous checkpoint if it is still being written. Call this on all workers, because a sharded
+        optimizer is gathered from all of them.
+
+        Raises:
+            RunFailedError: the previous checkpoint could not be written.
         """
         self.wait()
         record, arrays = copy()
@@ -105,64 +124,67 @@ class Checkpoints:
             self._writing = self._thread.submit(self._write, record, arrays)
 
     def check(self) -> None:
+        """Raise the error of the last write, if it has failed already; do not wait."""
         if self._writing is not None and self._writing.done():
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is written and old ones are deleted, as far as that succeeds.
+        """Wait until the last checkpoint is written and old ones are deleted. A failed deletion is only a warning.
 
-        RunFailedError if it could not be written; PermanentError if a person must act: no permission, say.
+        Raises:
+            RunFailedError: the checkpoint could not be written.
+            PermanentError: it could not be written, and only the user can fix it, for example a missing permission.
         """
         if self._writing is None:
             return
         writing, self._writing = self._writing, None
         try:
             writing.result()
-        except Exception as error:  # of the disk, of Cloud Storage's client, or of what that uses
+        except Exception as error:  # from the disk, Cloud Storage's client, or a library that the client uses
             newest = max(self._records, default=None)
-            kept = "no checkpoint is there" if newest is None else f"the newest one is that of step {newest:,}"
+            kept = "there is no checkpoint yet" if newest is None else f"the newest one is that of step {newest:,}"
             kind = PermanentError if isinstance(error, InputError) else RunFailedError
             raise kind(
-                f"A checkpoint could not be written to {self._store.folder}: {error}; {kept}. When the cause is "
-                "removed, give the same command again: it resumes from there."
+                f"A checkpoint could not be written to {self._store.folder}: {error}; {kept}. Fix the cause, then run "
+                "the same command again: it resumes from there."
             ) from error
 
     def discard_after(self, step: int) -> None:
-        """Delete the checkpoints after `step`; nothing but on the chief."""
+        """Delete the checkpoints after `step`. Only the chief does so."""
         if self.is_chief:
             self.wait()
             self._records = {saved: record for saved, record in self._records.items() if saved <= step}
-            self._repeatedly(partial(self._store.delete, lambda saved: saved > step), "checkpoints are deleted again")
+            self._retry(partial(self._store.delete, lambda saved: saved > step), "deleting checkpoints")
 
     def _write(self, record: CheckpointRecord, arrays: Arrays) -> None:
         supervisor.report("save", record.step)
-        self._records[record.step] = self._repeatedly(
-            partial(self._store.write, record, arrays), f"the checkpoint of step {record.step} is written again"
+        self._records[record.step] = self._retry(
+            partial(self._store.write, record, arrays), f"writing the checkpoint of step {record.step}"
         )
         self._records = {step: self._records[step] for step in self._kept_steps()}
         delete = partial(self._store.delete, lambda step: step not in self._records)
         try:
-            self._repeatedly(delete, "old checkpoints are deleted again")
-        except Exception as error:  # as in `wait`
+            self._retry(delete, "deleting old checkpoints")
+        except Exception as error:  # the same errors as in `wait`
             logger.warning(
-                "old checkpoints in %s could not be deleted; training continues, and the next save tries again: %s",
+                "old checkpoints in %s could not be deleted; training continues, and the next save will retry: %s",
                 *(self._store.folder, error),
             )
         if record.step in self.kept_steps:
             self.on_kept(record.step)
 
-    def _repeatedly(self, function: Callable[[], Result], what: str) -> Result:
+    def _retry(self, function: Callable[[], Result], what: str) -> Result:
         return retry_call(
             function,
             RETRY_SECONDS,
             lambda error: not isinstance(error, InputError),
-            on_failure=lambda error, _wait_seconds: logger.warning("%s, after: %s", what, error),
+            on_failure=lambda error, _wait_seconds: logger.warning("%s failed and is retried: %s", what, error),
         )
 
     def _kept_steps(self) -> list[int]:
         steps = sorted(self._records)
         kept = set(steps[-self.num_kept :]) | set(self.kept_steps).intersection(steps)
-        # Scores of other phases are of other rows.
+        # Scores of other phases are not comparable, because they were evaluated on other rows.
         ranks = {step: self.rank(record) for step, record in self._records.items() if step > self.first_step}
         evaluated = [(rank, -step) for step, rank in ranks.items() if rank is not None]
         if evaluated:
@@ -173,7 +195,7 @@ class Checkpoints:
         return sorted(kept)
 
     def _readable_records(self, newest_step: int) -> dict[int, CheckpointRecord]:
-        """Read the records up to that step; later ones are not of the way that training takes from there."""
+        """Read the records up to `newest_step`. Later records belong to an abandoned branch of training."""
         records = {}
         for step in self._store.steps():
             if step <= newest_step:
@@ -185,10 +207,10 @@ class Checkpoints:
 
 
 class TrainingState:
-    """All that a step changes, by name: weights, moments, step, and the means of the log; to the host and back.
+    """Everything that a step changes: weights, moments, the step and the log's means. It can be read and written.
 
-    Names do not depend on what else was built in the process, nor on the replicas: `model/roberta/…`,
-    `optimizer/iterations`, `optimizer/first_moment/roberta/…`, `metrics/loss/total`.
+    The names of variables do not depend on the replicas, nor on other models built in the process:
+    `model/roberta/…`, `optimizer/iterations`, `optimizer/first_moment/roberta/…`, `metrics/loss/total`.
     """
 
     def __init__(self, model: PretrainingModel):
@@ -206,12 +228,16 @@ class TrainingState:
                 self._means[f"metrics/{metric.name}/{name}"] = variable
 
     def read(self) -> Arrays:
-        """Copy all variables; waits for the device."""
+        """Copy all variables to the host. Waits for the device."""
         arrays = {name: np.asarray(variable.numpy()) for name, variable in self._variables.items()}
         return arrays | dict(zip(self._means, self._runtime.read(list(self._means.values())), strict=True))
 
     def write(self, arrays: Arrays) -> None:
-        """Set all variables, on all replicas; names, shapes and types must be those of the variables."""
+        """Set all variables on all replicas.
+
+        Raises:
+            RunFailedError: names, shapes or types differ from those of the variables.
+        """
         self._check(arrays)
         for name, variable in self._variables.items():
             variable.assign(arrays[name])
@@ -219,20 +245,23 @@ class TrainingState:
 
     def _check(self, arrays: Arrays) -> None:
         variables: dict[str, Any] = {**self._variables, **self._means}
-        expected = {name: (np.dtype(one.dtype.as_numpy_dtype), tuple(one.shape)) for name, one in variables.items()}
-        found = {name: (array.dtype, array.shape) for name, array in arrays.items()}
-        differing = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+        expected = {
+            name: (np.dtype(variable.dtype.as_numpy_dtype), tuple(variable.shape))
+            for name, variable in variables.items()
+        }
+        saved = {name: (array.dtype, array.shape) for name, array in arrays.items()}
+        differing = sorted(name for name in expected.keys() | saved.keys() if expected.get(name) != saved.get(name))
         if differing:
             first = differing[0]
             raise RunFailedError(
-                f"A checkpoint must have the variables of the model; {len(differing)} differ, the first {first}: "
-                f"{_shown(found.get(first))} there, {_shown(expected.get(first))} here. Resume with the versions of "
-                "the libraries that run.json names, or start over in another --output-dir."
+                f"A checkpoint must have the variables of the model; {len(differing)} differ. The first is {first}: "
+                f"{_shown(saved.get(first))} in the checkpoint, {_shown(expected.get(first))} in the model. Install "
+                "the library versions listed in run.json, or start over in another --output-dir."
             )
 
 
 def _names(variables: Sequence[tf.Variable], outermost: str) -> list[str]:
-    """Make unique names without that of the outermost layer, which counts the models built before."""
+    """Return unique names without the outermost layer's, whose number depends on the models built before."""
     names = [variable.name.split(":")[0].removeprefix(f"{outermost}/") for variable in variables]
     counts = Counter(names)
     seen: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Where training starts or resumes: the identity of the run (its fingerprint), the step and row, and what changed."""
+"""Where training starts or resumes: the run's fingerprint, the step and row, and what has changed since."""
 
 import hashlib
 import json
@@ -19,18 +19,20 @@ from train.runtime.plan import Plan, phase_index, schedule_steps
 from train.runtime.run_folder import phase_prefix
 
 LIBRARIES = ("tensorflow", "tensorflow-tpu", "jaxlib", "libtpu", "tf-keras", "transformers", "tokenizers", "numpy")
-# Those whose versions decide how numbers are rounded, or which random ones are drawn.
+# Their versions affect how results are rounded, or which random numbers are drawn.
 ROUNDING_LIBRARIES = ("tensorflow", "tensorflow-tpu", "jaxlib", "libtpu", "tf-keras")
 
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where training begins or resumes.
+    """Where training starts or resumes.
 
-    logged_step: the last step before it with a line of training in the log.
-    skipped: rows left out so far.
-    checkpoint: record of the checkpoint it resumes from; None where it begins with fresh weights.
-    first_step_of_rows: of the plan.
+    Attributes:
+        step: number of steps made so far.
+        logged_step: the last step up to `step` that has a training line in the log.
+        skipped: the rows skipped so far.
+        checkpoint: record of the checkpoint to resume from; None if training starts with new weights.
+        first_step_of_rows: see `Plan.first_step_of_rows`.
     """
 
     step: int = 0
@@ -41,12 +43,12 @@ class ResumePoint:
 
     @property
     def num_skipped_rows(self) -> int:
-        """Rows left out so far of the shards that are read."""
+        """Number of rows skipped so far in the current shards."""
         return sum(rows.num_rows for rows in self.skipped if rows.after_step >= self.first_step_of_rows)
 
 
 def resume_point(checkpoint: CheckpointRecord | None, plan: Plan) -> ResumePoint:
-    """Make the point that a checkpoint is, for the phase of the plan; the beginning of a run without one."""
+    """Return the point to resume at from a checkpoint, in the phase of `plan`; without one, the start of a run."""
     if checkpoint is None:
         return ResumePoint()
     point = (checkpoint.step, checkpoint.logged_step, checkpoint.skipped, checkpoint)
@@ -54,29 +56,31 @@ def resume_point(checkpoint: CheckpointRecord | None, plan: Plan) -> ResumePoint
 
 
 def check_checkpoint(checkpoint: CheckpointRecord, plan: Plan) -> None:
-    """Check that the run can resume from a checkpoint of its fingerprint, by the plan of its phase.
+    """Check that the run, with the plan of the checkpoint's phase, can resume from the checkpoint.
 
-    InputError if its global batch or an earlier phase was another one, or it is past the end of the run or phase.
+    Raises:
+        InputError: the global batch or an earlier phase differs, or the checkpoint is past the end of the run or phase.
     """
-    for index, (behind, now) in enumerate(zip(checkpoint.plan.get("before", ()), plan.before, strict=True)):
-        if behind != asdict(now):
+    for index, (saved, planned) in enumerate(zip(checkpoint.plan.get("before", ()), plan.before, strict=True)):
+        if saved != asdict(planned):
             raise InputError(
-                f"--phases must keep the phases that are over; phase {index + 1} ended after step "
-                f"{behind['num_steps']} with steps of {behind['global_batch_rows']} rows of {behind['max_length']} "
-                f"tokens, and now would after step {now.num_steps} with {now.global_batch_rows} rows of "
-                f"{now.max_length}. Change only later phases, or name another --output-dir."
+                f"--phases must not change completed phases; phase {index + 1} ended after step "
+                f"{saved['num_steps']} with steps of {saved['global_batch_rows']} rows of {saved['max_length']} "
+                f"tokens, and now would end after step {planned.num_steps} with steps of {planned.global_batch_rows} "
+                f"rows of {planned.max_length}. Change only later phases, or use another --output-dir."
             )
-    there = checkpoint.plan["global_batch_rows"]
-    if there != plan.global_batch_rows:
+    saved_rows = checkpoint.plan["global_batch_rows"]
+    if saved_rows != plan.global_batch_rows:
         raise InputError(
-            f"A run must resume with its global batch of {there} rows; received {plan.global_batch_rows} "
+            f"A run must resume with its global batch of {saved_rows} rows; received {plan.global_batch_rows} "
             f"(--per-replica-batch-size x --gradient-accumulation-steps x {plan.num_replicas} replicas). Change one of "
-            "the two."
+            "the two flags."
         )
     if checkpoint.step > plan.num_steps:
         raise InputError(
-            f"The run ends after step {plan.num_steps}, before the newest checkpoint, that of step {checkpoint.step}. "
-            f"Raise --num-epochs or --max-steps{f' of phase {len(plan.before) + 1}' if plan.num_phases > 1 else ''}."
+            f"The run would end after step {plan.num_steps}, but its newest checkpoint is that of step "
+            f"{checkpoint.step}. Raise --num-epochs or --max-steps"
+            f"{f' of phase {len(plan.before) + 1}' if plan.num_phases > 1 else ''}."
         )
 
 
@@ -88,9 +92,15 @@ def describe_resume_point(
     computation: dict[str, Any],
     made_by: dict[str, str],
 ) -> Iterator[str]:
-    """Yield what a person should know of where training starts or resumes, in sentences.
+    """Yield human-readable lines about where training starts or resumes, and what has changed since.
 
-    `versions`, `computation` and `made_by` are those of now, as a checkpoint's record has them.
+    Args:
+        point: where training starts or resumes.
+        plan: the current plan.
+        config: the current settings.
+        versions: the installed versions; like the next two in the form of a checkpoint's record.
+        computation: how steps are computed now.
+        made_by: the current device and commit.
     """
     checkpoint = point.checkpoint
     if checkpoint is None:
@@ -100,17 +110,19 @@ def describe_resume_point(
     epoch = plan.row_after(point.step, point.num_skipped_rows) / plan.num_rows
     yield f"resuming at step {point.step:,} of {plan.num_steps:,} (epoch {epoch:.2f})"
     if phase_index(checkpoint.plan) < len(plan.before):
-        return  # what differs from the phase before is meant to
+        return  # the settings of a new phase are meant to differ
     changes = dict(_changes(checkpoint.settings, config))
     if changes:
         yield f"changed since then: {', '.join(changes.values())}"
     yield from _changed_length(point.step, checkpoint.plan, plan, config)
-    before = checkpoint.computation
-    # What was decided counts instead of the settings that leave it open.
-    decided = {f"hardware.{name}" for name in before}
+    saved_computation = checkpoint.computation
+    # Compare how steps were actually computed, instead of the flags, which may leave it open.
+    decided = {f"hardware.{name}" for name in saved_computation}
     inexact = [text for name, text in changes.items() if name in settings_marked(ROUNDING, type(config)) - decided]
     inexact += [
-        f"{flag_of(name)} {old} -> {computation[name]}" for name, old in before.items() if old != computation[name]
+        f"{flag_of(name)} {old} -> {computation[name]}"
+        for name, old in saved_computation.items()
+        if old != computation[name]
     ]
     if checkpoint.plan["num_replicas"] != plan.num_replicas:
         inexact.append(f"replicas {checkpoint.plan['num_replicas']} -> {plan.num_replicas}")
@@ -120,44 +132,44 @@ def describe_resume_point(
             continue
         if checkpoint.versions.get(name) != versions.get(name):
             inexact.append(f"{name} {checkpoint.versions.get(name)} -> {versions.get(name)}")
-    for name, now in made_by.items():
-        if (before_now := checkpoint.made_by.get(name, "unknown")) != now:
-            shown = " → ".join(one.replace("+changes", " + local changes") for one in (before_now, now))
+    for name, current in made_by.items():
+        if (saved := checkpoint.made_by.get(name, "unknown")) != current:
+            shown = " → ".join(value.replace("+changes", " + local changes") for value in (saved, current))
             what = "code" if name == "commit" else name
             yield f"note: the {what} has changed since this run started ({shown}), so the result may differ slightly"
-    if config.hardware.bfloat16 and before.get("jit_compile") != computation["jit_compile"]:
+    if config.hardware.bfloat16 and saved_computation.get("jit_compile") != computation["jit_compile"]:
         yield (
             "note: the precision changes from here on: on a CPU, --bfloat16 computes the whole model in bfloat16 with "
             "--jit-compile true, and only matrix products with false"
         )
     if inexact:
         yield (
-            f"note: results may differ in the last bits from an uninterrupted run: {', '.join(inexact)}. Sums are "
-            "rounded in another order; rows, masks and dropout are the same"
+            f"note: results may differ in the last bits from an uninterrupted run: {', '.join(inexact)}. Sums may be "
+            "rounded differently; rows, masks and dropout are the same"
         )
 
 
-def _changed_length(step: int, before: dict[str, Any], plan: Plan, config: RunSettings) -> Iterator[str]:
+def _changed_length(step: int, saved_plan: dict[str, Any], plan: Plan, config: RunSettings) -> Iterator[str]:
     from train.step.schedule import build_schedule
 
-    old, new = schedule_steps(before), plan.schedule_steps
+    old, new = schedule_steps(saved_plan), plan.schedule_steps
     if old == new:
         return
     old_rate, new_rate = (float(build_schedule(config.optimization, **numbers)(step)) for numbers in (old, new))
     yield (
         f"the run's length changed from {old['num_steps']:,} to {new['num_steps']:,} steps: the learning rate resumes "
-        f"at {new_rate:.3g}, by the schedule of the new length. The steps so far followed the schedule of the old "
-        f"length, by which it would resume at {old_rate:.3g}"
+        f"at {new_rate:.3g}, following the schedule of the new length. With the schedule of the old length, which the "
+        f"steps so far followed, it would resume at {old_rate:.3g}"
     )
 
 
-def _changes(before: dict[str, dict[str, Any]], config: RunSettings) -> Iterator[tuple[str, str]]:
-    now = json.loads(json.dumps(config.as_dict()))
-    for subject, values in now.items():
+def _changes(saved_settings: dict[str, dict[str, Any]], config: RunSettings) -> Iterator[tuple[str, str]]:
+    current_settings = json.loads(json.dumps(config.as_dict()))
+    for subject, values in current_settings.items():
         for name, value in values.items():
-            there = before[subject].get(name, value)
-            if there not in (value, REDACTED):
-                yield f"{subject}.{name}", f"{flag_of(name)} {there} -> {value}"
+            saved_value = saved_settings[subject].get(name, value)
+            if saved_value not in (value, REDACTED):
+                yield f"{subject}.{name}", f"{flag_of(name)} {saved_value} -> {value}"
 
 
 def installed_versions() -> dict[str, str]:
@@ -169,12 +181,14 @@ def installed_versions() -> dict[str, str]:
 
 
 def fingerprint(config: RunSettings, inputs: Inputs, model_config: dict[str, Any]) -> dict[str, Any]:
-    """Collect the settings, rows and architecture that identify a run: {name: value}.
+    """Return the settings, rows and architecture that identify a run: {name: value}.
 
-    Settings that may change are left out, since something else identifies the run instead: the shards for their
-    folders, the resolved configuration for the model's name, the global batch of a checkpoint's plan for its factors.
-    So are the version of transformers, which every configuration has, and settings marked ADDED that are off, so that
-    adding a setting changes no fingerprint.
+    Settings marked MAY_CHANGE are left out. Where needed, something else identifies the run: the content of shards
+    instead of their folders, the resolved configuration instead of the model's name, and the global batch in a
+    checkpoint's plan instead of its factors.
+
+    Settings marked ADDED that have their defaults are left out, too, so that adding a setting changes no fingerprint.
+    So is the version of transformers that a configuration contains.
     """
     settings = config.without(MAY_CHANGE)
     kind = type(config)
@@ -182,19 +196,19 @@ def fingerprint(config: RunSettings, inputs: Inputs, model_config: dict[str, Any
     model = {f"model.{key}": value for key, value in model_config.items()}
     model.pop("model.transformers_version", None)
     content = {name: value for name, value in settings.items() if name not in added} | inputs.identities() | model
-    return json.loads(json.dumps(content))  # as it is read again
+    return json.loads(json.dumps(content))  # the same types as when it is read from a file
 
 
 def fingerprint_of_phases(fingerprints: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Join the fingerprints of a run's phases: the first, and under the names of others what differs from it.
+    """Join the fingerprints of a run's phases: that of the first, plus what differs from it in each later phase.
 
-    So a run whose later phases are not begun yet is the same as one without them.
+    Names of a later phase get a prefix. So the fingerprint up to a phase does not depend on the phases after it.
     """
     first, *others = fingerprints
     joined = dict(first)
-    for index, one in enumerate(others, start=1):
-        names = sorted(name for name in one.keys() | first.keys() if one.get(name) != first.get(name))
-        joined |= {phase_prefix(index) + name: one.get(name) for name in names}
+    for index, other in enumerate(others, start=1):
+        names = sorted(name for name in other.keys() | first.keys() if other.get(name) != first.get(name))
+        joined |= {phase_prefix(index) + name: other.get(name) for name in names}
     return joined
 
 

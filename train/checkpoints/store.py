@@ -1,7 +1,7 @@
-"""A run's checkpoints as files, local or gs://: written so that a kill at any moment loses no older one.
+"""The files of a run's checkpoints, local or gs://. A kill at any moment leaves older checkpoints intact.
 
-A checkpoint is `step-00000100.safetensors`, all variables by name, and `step-00000100.json`, its record, which is
-written last and deleted first. Without a record there is no checkpoint.
+A checkpoint consists of `step-00000100.safetensors` with all variables by name, and `step-00000100.json`, its record.
+The record is written last and deleted first, so data without a record is not a checkpoint.
 """
 
 import dataclasses
@@ -34,19 +34,19 @@ FORMAT_VERSION = 1
 CHECKSUM_FIELD = "record_crc32c"
 RECORD_SUFFIX, DATA_SUFFIX = ".json", ".safetensors"
 BLOCK_BYTES = 1 << 20
-# What draws masks and dropout: `train.layers.random_bits`.
+# Name of the random generator of masks and dropout, `train.layers.random_bits`.
 GENERATOR = "keyed mixer"
 
 _NAME = re.compile(r"step-(\d{8,})(\.json|\.safetensors)")
 
 
 class DamagedCheckpointError(ValueError):
-    """A checkpoint that is not whole, or not of this run; the message says why."""
+    """A checkpoint is incomplete or corrupt, or belongs to another run. The message says why."""
 
 
 @dataclass(frozen=True)
 class SkippedRows:
-    """Rows that are left out of training: `num_rows`, from the first that the step after `after_step` would take."""
+    """Rows left out of training: the next `num_rows` rows after step `after_step`."""
 
     after_step: int
     num_rows: int
@@ -54,22 +54,27 @@ class SkippedRows:
 
 @dataclass(frozen=True)
 class CheckpointRecord:
-    """What a checkpoint is of.
+    """The record of a checkpoint: the state of the run that is not in the variables. Stored as JSON.
 
-    row: the row after the last one used, counted over all epochs; rows that were left out count.
-    fingerprint_sha256: hash of what makes the run this run.
-    plan: see `train.runtime.plan`.
-    settings: all flags at that time, by subject.
-    logged_step: the last step with a line of training in the log; the means since then are in the data.
-    validation_loss: nats, of these weights; None where they were not evaluated.
-    validation_score: the higher the better; None where they were not evaluated, or by the loss alone.
-    skipped: rows that were left out, in the order in which that was decided.
-    num_bytes, crc32c: of the data file; the checksum is eight hexadecimal digits.
-    generator: what drew masks and dropout.
-    computation: how steps were computed, see `train.model.computation`.
-    made_by: kind of `device`, `commit` of this project.
-    num_written_log_lines: lines of the log that were in its files for sure; None where that is not known.
-    unwritten_log_lines: those after them, for which a run that resumes makes up.
+    Attributes:
+        step: number of steps made.
+        row: next row to read, counted across epochs and including skipped rows.
+        fingerprint_sha256: hash of the run's fingerprint, see `train.checkpoints.resume.fingerprint`.
+        plan: see `train.runtime.plan`.
+        settings: all flags at that time, {subject: {name: value}}.
+        versions: versions of the libraries, {name: version}.
+        logged_step: last step with a training line in the log; the means since then are among the variables.
+        validation_loss: of these weights, in nats; None if they were not evaluated.
+        skipped: rows that were skipped, in the order of the decisions.
+        num_bytes: size of the data file.
+        crc32c: checksum of the data file, eight hexadecimal digits.
+        format_version: version of this format.
+        generator: random generator of masks and dropout.
+        computation: how steps were computed, see `train.model.computation`.
+        made_by: kind of `device`, and `commit` of this project.
+        num_written_log_lines: number of log lines known to be on disk; None if unknown.
+        unwritten_log_lines: the log lines after those; a resumed run writes them.
+        validation_score: higher is better; None if the weights were not evaluated, or only the loss is known.
     """
 
     step: int
@@ -93,7 +98,7 @@ class CheckpointRecord:
 
     @property
     def rank(self) -> tuple[float, float] | None:
-        """The rank of its evaluation, see `rank`; None where it was not evaluated."""
+        """Sort key of the checkpoint's evaluation, see `rank`; None if it was not evaluated."""
         if self.validation_loss is None:
             return None
         score = self.validation_score
@@ -105,13 +110,17 @@ class CheckpointRecord:
 
 
 def rank(score: float, loss: float) -> tuple[float, float]:
-    """Make what evaluations are sorted by: the higher score is better, of equal scores the lower loss; NaN is worst."""
+    """Return the sort key of an evaluation: a higher score ranks higher, then a lower loss. NaN ranks lowest."""
     by_score, by_loss = (-math.inf if math.isnan(value) else value for value in (score, -loss))
     return by_score, by_loss
 
 
 def parse_record(text: str) -> CheckpointRecord:
-    """Read the record that `to_json` wrote; DamagedCheckpointError if it is something else, or was changed."""
+    """Parse the record that `to_json` wrote.
+
+    Raises:
+        DamagedCheckpointError: the text is not such a record, or was changed.
+    """
     try:
         content = json.loads(text)
         checksum = content.pop(CHECKSUM_FIELD)
@@ -121,12 +130,12 @@ def parse_record(text: str) -> CheckpointRecord:
     if checksum != _content_checksum(content):
         raise DamagedCheckpointError("its record was changed since it was written")
     if version != FORMAT_VERSION:
-        raise DamagedCheckpointError(f"its format is {version}, which this version does not know")
+        raise DamagedCheckpointError(f"its format is {version}, which this version does not support")
     try:
         content["skipped"] = tuple(SkippedRows(**rows) for rows in content["skipped"])
         content["unwritten_log_lines"] = tuple(content["unwritten_log_lines"])
         return CheckpointRecord(**content)
-    except (KeyError, TypeError) as error:  # its checksum is right
+    except (KeyError, TypeError) as error:  # the checksum is right, so the fields differ
         raise DamagedCheckpointError(f"its record is of another version of this project: {error}") from error
 
 
@@ -147,7 +156,11 @@ class CheckpointStore:
         return sorted(step for step, suffix in self._names() if suffix == RECORD_SUFFIX)
 
     def read_record(self, step: int) -> CheckpointRecord:
-        """Read the record of a checkpoint; DamagedCheckpointError if it is not there, or not as it was written."""
+        """Read the record of a checkpoint.
+
+        Raises:
+            DamagedCheckpointError: it is missing, or was changed since it was written.
+        """
         try:
             with self._guarded(step, RECORD_SUFFIX):
                 text = self.folder.read_text(_name(step, RECORD_SUFFIX))
@@ -155,18 +168,22 @@ class CheckpointStore:
         except (FileNotFoundError, UnicodeDecodeError) as error:
             raise DamagedCheckpointError(f"its record cannot be read: {error}") from error
         if record.step != step:
-            raise DamagedCheckpointError(f"its record is that of step {record.step}")
+            raise DamagedCheckpointError(f"its record belongs to step {record.step}")
         return record
 
     def read_arrays(self, record: CheckpointRecord) -> Arrays:
-        """Read the variables of a checkpoint; DamagedCheckpointError if they are not as they were written."""
+        """Read the variables of a checkpoint.
+
+        Raises:
+            DamagedCheckpointError: the data file is missing, or was changed since it was written.
+        """
         try:
             with self._guarded(record.step, DATA_SUFFIX):
                 data = self.folder.read_bytes(_name(record.step, DATA_SUFFIX))
         except FileNotFoundError as error:
             raise DamagedCheckpointError("its data file is missing") from error
         if len(data) != record.num_bytes:
-            raise DamagedCheckpointError(f"its data file has {len(data)} bytes, and had {record.num_bytes}")
+            raise DamagedCheckpointError(f"its data file has {len(data)} bytes instead of {record.num_bytes}")
         if _checksum(io.BytesIO(data)) != record.crc32c:
             raise DamagedCheckpointError("its data file was changed since it was written")
         try:
@@ -176,7 +193,7 @@ class CheckpointStore:
 
     @contextmanager
     def _guarded(self, step: int, suffix: str) -> Iterator[None]:
-        """Refuse a file that cannot be read: it may be whole, so the run must not resume from an older one."""
+        """Fail if a file cannot be read: it may be intact, so the run must not resume from an older checkpoint."""
         try:
             yield
         except FileNotFoundError:
@@ -185,10 +202,10 @@ class CheckpointStore:
             refusal = unreadable(self.path(step, suffix), "a file of a checkpoint", error)
             if isinstance(error, PermissionError | IsADirectoryError):
                 raise refusal from error
-            raise RunFailedError(str(refusal)) from error  # of the disk or the network: a retry may succeed
+            raise RunFailedError(str(refusal)) from error  # a disk or network error, so a retry may succeed
 
     def write(self, record: CheckpointRecord, arrays: Arrays) -> CheckpointRecord:
-        """Write a checkpoint, replacing one of the same step; return its record with size and checksum."""
+        """Write a checkpoint, replacing one at the same step; return the record with the data's size and checksum."""
         self.folder.delete_files([_name(record.step, RECORD_SUFFIX)])
         with self.folder.replacing(_name(record.step, DATA_SUFFIX)) as partial:
             write_safetensors(partial, arrays)
@@ -198,9 +215,9 @@ class CheckpointStore:
         return written
 
     def delete(self, is_obsolete: Callable[[int], bool]) -> None:
-        """Delete the checkpoints of the steps of which that is said, and what killed writes and deletions left of them.
+        """Delete the checkpoints for which `is_obsolete(step)`, including files left by interrupted writes and deletes.
 
-        One file after the other, since the end of the process waits for pools of threads.
+        Files are deleted one at a time, because a pool of threads would delay the end of the process.
         """
         files = [file for file in self._names() if is_obsolete(file[0])]
         for file in sorted(files, key=lambda file: file[1] != RECORD_SUFFIX):
@@ -212,7 +229,7 @@ class CheckpointStore:
 
 
 def newest_records(folder: RunFolder) -> Iterator[CheckpointRecord]:
-    """Read the records of a run's checkpoints, the newest first, without those that cannot be read."""
+    """Yield the records of a run's checkpoints, newest first, skipping those that cannot be read."""
     store = CheckpointStore(folder.checkpoints)
     for step in reversed(store.steps()):
         with suppress(DamagedCheckpointError):
@@ -224,9 +241,10 @@ def newest_record(folder: RunFolder) -> CheckpointRecord | None:
 
 
 def find_checkpoint(path: str) -> tuple[RunFolder, int] | None:
-    """Find the checkpoint that a path names: `OUTPUT_DIR/checkpoints/step-…`, or OUTPUT_DIR for the newest of a run.
+    """Find the checkpoint that a path names: `OUTPUT_DIR/checkpoints/step-…`, or OUTPUT_DIR for a run's newest one.
 
-    Return the folder of the run, and the step; None if the path names a model that was exported.
+    Returns:
+        The run's folder and the step; None if the path names an exported model.
 
     Raises:
         InputError: there is no such checkpoint, folder, or model on the Hub.
@@ -241,16 +259,16 @@ def find_checkpoint(path: str) -> tuple[RunFolder, int] | None:
     steps = store.steps()
     step = int(match[1]) if match else max(steps, default=None)
     if step is None or step not in steps:
-        there = f"those of the steps {', '.join(map(str, steps))}" if steps else "none"
-        raise InputError(f"No such checkpoint: {store.folder} has {there}.")
+        existing = f"those of the steps {', '.join(map(str, steps))}" if steps else "none"
+        raise InputError(f"No such checkpoint: {store.folder} has {existing}.")
     return run_folder, step
 
 
 def write_safetensors(path: Path, arrays: Arrays, metadata: dict[str, str] | None = None) -> None:
-    """Write arrays to a file that those may read who may read any new file.
+    """Write arrays to a file with default (umask) permissions; safetensors would make it readable only by its owner.
 
-    The library writes it under a random name, readable by its owner alone: here in a folder that is recognized as the
-    remains of a killed write.
+    The library first writes to a random name. Here that is in a temporary folder, which is recognized and deleted later
+    if the process is killed.
     """
     path.touch()
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{path.name}.", suffix=PARTIAL_SUFFIX) as folder:

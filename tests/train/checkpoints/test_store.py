@@ -133,7 +133,7 @@ def test_one_of_another_run_is_passed_over(tmp_path, caplog):
     record = dataclasses.replace(record_of(2), fingerprint_sha256="cd")
     CheckpointStore(RunFolder(tmp_path).checkpoints).write(record, arrays_of(2))
     assert restored(tmp_path)[0] == 1
-    assert "it is of another run" in caplog.text
+    assert "it belongs to another run" in caplog.text
 
 
 def test_nothing_whole_is_an_error_and_no_start_from_zero(tmp_path):

@@ -97,7 +97,7 @@ def test_the_numbers_of_a_preset_for_a_tpu(shards, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "refusal"),
     [
-        (("--max-steps", "5"), "The run ends after step 5, before the newest checkpoint, that of step 6. Raise"),
+        (("--max-steps", "5"), "The run would end after step 5, but its newest checkpoint is that of step 6. Raise"),
         (("--per-replica-batch-size", "2"), "A run must resume with its global batch of 8 rows; received 4"),
     ],
 )
