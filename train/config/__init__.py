@@ -1,1 +1,1 @@
-"""What a run is told: its settings, and where they come from."""
+"""The settings of a run, and where they come from: flags, files and presets."""

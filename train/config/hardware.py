@@ -1,4 +1,4 @@
-"""Settings of what a run computes on."""
+"""Settings of the hardware that a run computes on, and of how it computes there."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,13 +7,13 @@ from mlm_common.cli.settings import Bounded, flag, require
 from train import multiplies_in_bfloat16
 from train.config.learning import ROUNDING, changeable
 
-# Steps of one call from Python on a TPU; a call costs its host a millisecond or more in which it may wait.
+# Steps per call from Python on a TPU, where each call costs the host a millisecond or more.
 TPU_STEPS_PER_EXECUTION = 32
 
 
 @dataclass(frozen=True)
 class HardwareConfig(Bounded):
-    """What the run computes on: the TPU that is named, else the GPUs there are, else the CPU."""
+    """What the run computes on: the TPU of `--tpu-name`, else the GPUs if there are any, else the CPU."""
 
     FLAG_GROUP = "Hardware"
 
@@ -25,24 +25,24 @@ class HardwareConfig(Bounded):
     no_tpu: bool = changeable(False, "Do not use a TPU, even if --tpu-name is given.")
     runtime: Literal["auto", "tensorflow", "jax"] = changeable(
         "auto",
-        "What executes TensorFlow's step on the devices: TensorFlow, or JAX, which reaches TPUs and GPUs that the "
-        "installed TensorFlow does not. auto: TensorFlow where it has the device, else JAX.",
+        "Library that executes the training step: TensorFlow, or JAX, which supports TPUs and GPUs that the installed "
+        "TensorFlow does not. auto: TensorFlow if it supports the device, else JAX.",
         ROUNDING,
     )
     bfloat16: bool = flag(
         False,
-        "Compute in bfloat16; on CPUs that have instructions for it only matrix products, which is faster without XLA. "
-        "Weights, optimizer and loss stay in float32.",
+        "Compute in bfloat16. Weights, optimizer and loss stay in float32. On CPUs with instructions for bfloat16 only "
+        "matrix products use it and XLA is off, which is faster.",
     )
     pjrt: Literal["auto", "on", "off"] = changeable(
         "auto",
-        "Settings that show a local TPU to TensorFlow as a PJRT device. auto: from v5e on, if a trial in a process of "
-        "its own finds the TPU with them. on: on older ones, too, and the trial must succeed. off: never.",
+        "Whether TensorFlow uses a local TPU as a PJRT device. auto: on TPU v5e and later, if a trial in a separate "
+        "process finds the TPU that way. on: also on older TPUs; the trial must succeed. off: never.",
     )
     jit_compile: bool | None = changeable(
         None,
         "Compile the step with XLA. Default: true on TPU and GPU, and with --bfloat16 on CPUs without instructions for "
-        "it. A resumed run on the same hardware computes as before.",
+        "it. A run that resumes on the same hardware keeps what it used before.",
         ROUNDING,
     )
     tpu_layers: Literal["auto", "on", "off"] = changeable(
@@ -55,21 +55,21 @@ class HardwareConfig(Bounded):
     shard_optimizer: bool = changeable(
         False,
         "Divide the optimizer's moments and the update of the weights among the replicas (ZeRO-1): less memory, fewer "
-        "cycles. Checkpoints stay the same. On a TPU, the first rows are used to compare a step with it to one without "
-        "it; if they differ, the run trains without it.",
+        "cycles. Checkpoints stay the same. On a TPU, the run first compares a sharded step with an unsharded one, and "
+        "trains without sharding if they differ.",
         ROUNDING,
     )
     steps_per_execution: int | None = changeable(
         None,
-        "Steps per call from Python, at most; a call also ends where something is logged, evaluated or saved, and "
-        "after about a second. Default: 32 on a TPU, where each call costs a millisecond or more; 1 elsewhere.",
+        "Maximum number of steps per call from Python. A call also ends where something is logged, evaluated or saved, "
+        "and after about a second. Default: 32 on a TPU, where each call costs a millisecond or more; 1 elsewhere.",
         at_least=1,
     )
 
     modelled_step_ms: float | None = changeable(
         None,
-        "Milliseconds that tpu_preflight.py models for a step. A run on a TPU prints at its end what it has measured "
-        "beside them.",
+        "Milliseconds per step that tpu_preflight.py estimates. A run on a TPU prints them at its end, next to the "
+        "measured time.",
         metavar="MS",
         above=0,
     )
@@ -90,7 +90,7 @@ class HardwareConfig(Bounded):
 
     @property
     def has_own_xla(self) -> bool:
-        """Whether the replicas are XLA's own: sums over them are operations of the program."""
+        """Whether XLA knows the replicas, so that sums over replicas are operations of the compiled program."""
         return self.wants_tpu or self.runtime == "jax"
 
     @property

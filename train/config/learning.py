@@ -1,4 +1,4 @@
-"""Settings of what is learned: data, model, masks, optimizer. Each field is a flag of `run_mlm.py`."""
+"""Settings of data, model, masking and optimizer. Each field is a flag of `run_mlm.py`."""
 
 import re
 from dataclasses import dataclass
@@ -8,12 +8,15 @@ from mlm_common.cli.settings import PUBLIC, Bounded, flag, flag_of, require
 from mlm_common.mixture import named_folders
 from train.config.presets import DEFAULT_BATCH_ROWS, presets_by_size
 
-# Marks of a setting. A resumed run may be given another value; each worker of a run may; another value changes how sums
-# are rounded, and nothing else; runs of before it was added have its default.
+# Marks of a setting.
+# MAY_CHANGE: its value may differ when a run resumes; all other settings are part of the run's fingerprint.
+# PER_WORKER: its value may differ between the workers of a run.
+# ROUNDING: its value affects only how sums are rounded.
+# ADDED: older runs do not have it, and count as if they had its default.
 MAY_CHANGE, PER_WORKER, ROUNDING, ADDED = "may_change", "per_worker", "rounding", "added"
-# The fraction of the tokens that evaluation masks, whatever training does, so that any two runs compare.
+# Evaluation masks this fraction of the tokens, whatever training masks, so that the losses of runs are comparable.
 EVALUATION_MLM_PROBABILITY = 0.15
-# Groups of `--help` that settings of several dataclasses are in.
+# Groups of `--help` that contain settings of several dataclasses.
 MODEL, MIXTURE, BATCH, EVALUATION, CHECKPOINTS, FAULTS = (
     "Model",
     "Mixture of sources",
@@ -23,26 +26,26 @@ MODEL, MIXTURE, BATCH, EVALUATION, CHECKPOINTS, FAULTS = (
     "Fault tolerance",
 )
 
-# Three ways to say how often each source of a mixture is read.
+# Alternative settings for how often each source of a mixture is read.
 SOURCE_SETTINGS = ("source_weights", "sampling_alpha", "source_passes")
 
 
 def changeable(default: Any, help_text: str, *marks: str, **shown: Any) -> Any:
-    """Make a flag whose value may change when a run resumes; `shown` goes to `mlm_common.cli.settings.flag`."""
+    """Return a flag whose value may change when a run resumes; `shown` is passed to `mlm_common.cli.settings.flag`."""
     return flag(default, help_text, MAY_CHANGE, *marks, **shown)
 
 
 @dataclass(frozen=True)
 class DataConfig(Bounded):
-    """Where the rows come from; length, vocabulary and special ids are read from the shards' manifest."""
+    """Where the rows come from. Row length, vocabulary and special ids are read from the shards' manifest."""
 
     FLAG_GROUP = "Data"
 
     train_dataset: str | None = changeable(
         None,
-        "Folder of training shards, local or gs://: OUTPUT_DIR/train of prepare_tfrecord_shards.py. From the Hub: "
-        "hub:USER/NAME[/FOLDER][@REVISION]. For a mixture: OUTPUT_DIR of prepare_tfrecord_shards.py --sources, or "
-        "several folders, NAME=DIR NAME=DIR …",
+        "Training shards: the folder OUTPUT_DIR/train that prepare_tfrecord_shards.py wrote, local or gs://. From the "
+        "Hub: hub:USER/NAME[/FOLDER][@REVISION]. For a mixture: OUTPUT_DIR of prepare_tfrecord_shards.py --sources, "
+        "or several folders, NAME=DIR NAME=DIR …",
         PER_WORKER,
         metavar="DIR",
         is_usual=True,
@@ -50,7 +53,7 @@ class DataConfig(Bounded):
     )
     eval_dataset: str | None = changeable(
         None,
-        "Folder of validation shards, as for --train-dataset. Without it nothing is evaluated.",
+        "Validation shards, in the same form as --train-dataset. Without them there is no validation loss.",
         PER_WORKER,
         metavar="DIR",
         is_usual=True,
@@ -58,30 +61,30 @@ class DataConfig(Bounded):
     )
     source_weights: list[str] = changeable(
         list,
-        "Fraction of the rows that comes from each source, NAME=X NAME=X …; the sum is 1. Default: the weights of the "
-        "mixture; if it has none, in proportion to the rows of the sources.",
+        "Fraction of the rows to take from each source, NAME=X NAME=X …; the sum must be 1. Default: the weights of "
+        "the mixture; if it has none, in proportion to the rows of the sources.",
         metavar="NAME=X",
         group=MIXTURE,
     )
     sampling_alpha: float | None = changeable(
         None,
-        "Instead of --source-weights: in proportion to tokens^X. Below 1, small sources are read more often than "
-        "large ones; XLM-R used 0.3.",
+        "Instead of --source-weights: take rows from each source in proportion to tokens^X. With X below 1, small "
+        "sources are read more often than large ones; XLM-R used 0.3.",
         group=MIXTURE,
         at_least=0,
         at_most=1,
     )
     source_passes: list[str] = changeable(
         list,
-        "Instead of --source-weights: how often each source is read in an epoch, NAME=X NAME=X …",
+        "Instead of --source-weights: how many times each source is read per epoch, NAME=X NAME=X …",
         metavar="NAME=X",
         group=MIXTURE,
     )
     max_passes: float = changeable(10.0, "Warn if a run reads a source more than X times.", group=MIXTURE, above=0)
     metric_for_best: str = changeable(
         "loss",
-        "Loss that decides which checkpoint is best: loss, the weighted mean over the sources, or eval_loss_NAME, "
-        "that of one source.",
+        "Validation loss that selects the best checkpoint: `loss`, the weighted mean over the sources, or "
+        "`eval_loss_NAME`, the loss of one source.",
         PUBLIC,
         metavar="NAME",
         group=EVALUATION,
@@ -93,40 +96,40 @@ class DataConfig(Bounded):
         metavar="DIR",
     )
     max_length: int | None = changeable(
-        None, "Tokens per row. Default: that of the shards; another value is an error.", group=BATCH
+        None, "Tokens per row. Default: as in the shards; any other value is an error.", group=BATCH
     )
     score_pairs: str | None = changeable(
         None,
-        "At each evaluation also score minimal pairs of this file in BLiMP's form (lines of JSON, also .gz), at most "
-        "400 of them, as `pairs_accuracy`.",
+        "Also score minimal pairs at each evaluation, logged as `pairs_accuracy`. The file has BLiMP's format (JSON "
+        "lines, also .gz); at most 400 pairs are used.",
         metavar="FILE",
         group=EVALUATION,
     )
     score_words: int = changeable(
         0,
-        "At each evaluation also score N words of the validation shards, masked token by token (`bits_per_byte`) and "
-        "as a whole (`word_accuracy`).",
+        "Also score N words of the validation shards at each evaluation: masked one token at a time (`bits_per_byte`), "
+        "and masked as whole words (`word_accuracy`).",
         group=EVALUATION,
         at_least=0,
     )
     save_at_words: list[str] = changeable(
         list,
-        "Keep the checkpoints after these numbers of words, such as 1M 2M 10M, export them to OUTPUT_DIR/words/chck_1M "
-        "…, and with --hub-model-id push them to branches of these names.",
+        "Save and keep checkpoints after these numbers of words, such as 1M 2M 10M, and export them to "
+        "OUTPUT_DIR/words/chck_1M … With --hub-model-id, also push them to branches with these names.",
         group=CHECKPOINTS,
         metavar="WORDS",
     )
     task: str | None = changeable(
         None,
-        "Instead of --objective: the class of your task, a subclass of train.tasks.task.PretrainingTask, such as "
-        "recipes/replaced_tokens.py:ReplacedTokens. The code of this local file is run.",
+        "Train your own task instead of --objective: a subclass of train.tasks.task.PretrainingTask in a local file, "
+        "such as recipes/replaced_tokens.py:ReplacedTokens. The file is executed.",
         PER_WORKER,
         metavar="FILE.py:CLASS",
         group=MODEL,
     )
     shuffle_buffer_size: int = flag(
         2**15,
-        "Rows held in memory and shuffled together. Whole shards are shuffled first, so it need not be large.",
+        "Number of rows held in memory to be shuffled. It need not be large, because whole shards are shuffled first.",
         at_least=1,
     )
 
@@ -147,7 +150,7 @@ class DataConfig(Bounded):
         return bool(self.score_pairs or self.score_words)
 
     def folders(self) -> dict[str, str]:
-        """Map flags, with the names of sources, to the folders of shards."""
+        """Return the folders of shards, {flag and name of the source: folder}."""
         folders = {}
         for flag_name, text in (("--train-dataset", self.train_dataset), ("--eval-dataset", self.eval_dataset)):
             for name, folder in named_folders(text, flag_name).items() if text else ():
@@ -156,7 +159,11 @@ class DataConfig(Bounded):
 
 
 def check_task_flag(task: str | None) -> None:
-    """Raise InputError where `--task` is given and is not FILE.py:CLASS."""
+    """Check that the value of `--task` is FILE.py:CLASS, if the flag is given.
+
+    Raises:
+        InputError: it is not.
+    """
     file, _, name = (task or "task.py:Task").rpartition(":")
     is_right = file.endswith(".py") and name.isidentifier()
     require(is_right, "must be FILE.py:CLASS, a local file and a class in it", "--task", task)
@@ -166,6 +173,7 @@ WORDS = re.compile(r"([1-9]\d*)([KMB]?)")
 
 
 def words_of(text: str) -> int:
+    """Parse a number of words of `--save-at-words`, such as 10M."""
     match = WORDS.fullmatch(text)
     assert match is not None
     return int(match[1]) * {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}[match[2]]
@@ -198,16 +206,17 @@ class ModelConfig(Bounded):
     )
     grow: bool = flag(
         False,
-        "With --init-from: train the larger model of --preset or --pretrained-model-config, and tile the weights of "
-        "--init-from over it. Both must be ModernBERTs, BERTs, RoBERTas or similar models, with heads of one width.",
+        "Train the larger model of --preset or --pretrained-model-config, and start it from the weights of the smaller "
+        "model of --init-from, repeated. Both must be ModernBERTs, BERTs, RoBERTas or similar models, with attention "
+        "heads of the same width.",
         ADDED,
     )
     objective: Literal["mlm", "mlm+nsp", "mlm+sop"] = flag(
         "mlm",
         "What the model learns. mlm: predict masked tokens. mlm+nsp: also whether the second segment follows the "
-        "first, as BERT. mlm+sop: also whether the two segments were swapped, as ALBERT. The last two need shards "
-        "made with --chunking segment_pairs and a bert, albert or mobilebert; use them to reproduce BERT or to "
-        "train the pooler, since RoBERTa found no gain in nsp.",
+        "first (BERT). mlm+sop: also whether the two segments were swapped (ALBERT). The last two need shards "
+        "made with --chunking segment_pairs, and a bert, albert or mobilebert. Use them to reproduce BERT or to "
+        "train the pooler; RoBERTa found no gain from nsp.",
         ADDED,
     )
     config_overrides: str | None = changeable(
@@ -221,23 +230,23 @@ class ModelConfig(Bounded):
         "learn from neighbouring tokens sooner.",
     )
     dropout: float | None = changeable(
-        None, "Dropout of hidden states and attention. Default: the model configuration's.", at_least=0, below=1
+        None, "Dropout of hidden states and attention. Default: as in the model's config.", at_least=0, below=1
     )
     gradient_checkpointing: bool = changeable(
         False,
-        "Recompute each layer in the backward pass: far less memory for activations, a third more computation.",
+        "Recompute each layer in the backward pass. Activations take far less memory; computation grows by a third.",
         ROUNDING,
     )
     block_attention: bool = flag(
         False,
-        "Let tokens attend only within their document, and count positions from its start. For ModernBERT, BERT, "
-        "RoBERTa and similar models.",
+        "Let tokens attend only to tokens of the same document, and count positions from the start of the document. "
+        "For ModernBERT, BERT, RoBERTa and similar models.",
         ADDED,
     )
     pad_vocab_to_multiple_of: int = flag(
         128,
         "Pad the vocabulary to a multiple of N during training; 128 is the width of a TPU's vector lanes. The "
-        "export has the tokenizer's size. 1 turns it off.",
+        "exported model has the tokenizer's size. 1 turns padding off.",
         at_least=1,
     )
 
@@ -248,23 +257,23 @@ class ModelConfig(Bounded):
 
 @dataclass(frozen=True)
 class MaskingConfig(Bounded):
-    """How tokens are masked in training; evaluation always masks 15 %, so that runs compare."""
+    """How tokens are masked in training. Evaluation always masks 15%, so that the losses of runs are comparable."""
 
     FLAG_GROUP = "Masking"
 
     masking: Literal["token", "whole_word", "span"] = flag(
         "token",
-        "What is masked as a whole: tokens (BERT), words, or spans of words (SpanBERT). The fraction of masked "
-        "tokens is the same.",
+        "Unit of masking: tokens (BERT), whole words, or spans of words (SpanBERT). The fraction of masked tokens is "
+        "the same.",
     )
     mlm_probability: float = flag(
         0.15, "Fraction of the tokens to predict. BERT used 0.15; up to 0.4 can help.", above=0, at_most=1
     )
     mask_token_rate: float = flag(
-        0.8, "Fraction of the predicted tokens that become [MASK], as in BERT.", at_least=0, at_most=1
+        0.8, "Fraction of the tokens to predict that is replaced by [MASK], as in BERT.", at_least=0, at_most=1
     )
     random_token_rate: float = flag(
-        0.1, "Fraction of the predicted tokens that become a random token, as in BERT.", at_least=0, at_most=1
+        0.1, "Fraction of the tokens to predict that is replaced by a random token, as in BERT.", at_least=0, at_most=1
     )
 
     def __post_init__(self) -> None:
@@ -284,14 +293,14 @@ class OptimizationConfig(Bounded):
 
     per_replica_batch_size: int = changeable(
         DEFAULT_BATCH_ROWS,
-        "Rows per replica at once. Lower it if memory runs out.",
+        "Rows that each replica processes at once. Lower it if you run out of memory.",
         ROUNDING,
         group=BATCH,
         is_usual=True,
         at_least=1,
     )
     gradient_accumulation_steps: int = changeable(
-        1, "Batches whose gradients are summed into one step.", ROUNDING, group=BATCH, at_least=1
+        1, "Number of batches whose gradients are summed for one step.", ROUNDING, group=BATCH, at_least=1
     )
     global_batch_size: int | None = changeable(
         None,
@@ -321,7 +330,7 @@ class OptimizationConfig(Bounded):
     decay_ratio: float = flag(0.2, "Fraction of the steps over which --schedule wsd decays.", above=0, at_most=1)
     min_learning_rate_ratio: float = flag(
         0.0,
-        "Fraction of the peak at which linear, cosine and wsd end. 0 gives the lowest final loss.",
+        "Final learning rate of linear, cosine and wsd, as a fraction of the peak. 0 gives the lowest final loss.",
         at_least=0,
         below=1,
     )
@@ -329,7 +338,7 @@ class OptimizationConfig(Bounded):
         "adamw",
         "adamw; stable_adamw, which slows down for weights with unusually large gradients (use it with "
         "--max-grad-norm 0); lamb for global batches of thousands of rows, with about ten times adamw's learning "
-        "rate; or muon, which updates hidden matrices by orthogonalized momentum, and all else as adamw.",
+        "rate; or muon, which updates hidden matrices with orthogonalized momentum, and everything else like adamw.",
     )
     muon_learning_rate: float | None = flag(
         None,
@@ -340,7 +349,7 @@ class OptimizationConfig(Bounded):
     )
     muon_momentum: float = flag(
         0.95,
-        "Decay of the moment of the matrices with --optimizer muon.",
+        "Momentum of the matrices with --optimizer muon.",
         ADDED,
         belongs_to=("optimizer", "muon"),
         at_least=0,
@@ -351,14 +360,14 @@ class OptimizationConfig(Bounded):
     adam_beta2: float = flag(
         0.98, "Decay of the second moment. RoBERTa's 0.98 is steadier than 0.999 at large batches.", at_least=0, below=1
     )
-    adam_epsilon: float = flag(1e-6, "Added to the root of the second moment, by which the update is divided.", above=0)
+    adam_epsilon: float = flag(1e-6, "Small constant in the denominator of the update, for stability.", above=0)
     max_grad_norm: float = flag(1.0, "Clip gradients to this global norm. 0 turns it off.", at_least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        is_said_once = self.global_batch_size is None or self.gradient_accumulation_steps == 1
+        is_consistent = self.global_batch_size is None or self.gradient_accumulation_steps == 1
         rule = "follows from --global-batch-size: pass 1, or leave out --global-batch-size"
-        require(is_said_once, rule, "--gradient-accumulation-steps", self.gradient_accumulation_steps)
+        require(is_consistent, rule, "--gradient-accumulation-steps", self.gradient_accumulation_steps)
         require(
             self.min_learning_rate_ratio == 0 or self.schedule in ("linear", "cosine", "wsd"),
             "needs --schedule linear, cosine or wsd",

@@ -1,6 +1,6 @@
-"""Presets: short YAML files, each a model's configuration, the settings that train it well, and facts about it.
+"""Presets: short YAML files, each with a model's configuration, training settings that work for it, and facts about it.
 
-`--preset list` prints them as a table; `python -m train.config.presets` prints it as Markdown.
+`--preset list` prints a table of all presets; `python -m train.config.presets` prints the same table as Markdown.
 """
 
 import functools
@@ -13,7 +13,7 @@ import yaml
 from mlm_common.cli.settings import nearest_name
 from mlm_common.errors import InputError
 
-# Rows per replica where neither a preset nor a flag says otherwise.
+# Default number of rows per replica, unless a preset or a flag sets it.
 DEFAULT_BATCH_ROWS = 8
 PRESETS_FOLDER = Path(__file__).resolve().parents[1] / "model" / "presets"
 HEADER = ("preset", "parameters", "made for", "batch", "note")
@@ -23,12 +23,16 @@ FOOTNOTE = """Batch: rows per step x tokens per row that the settings are made f
 
 @dataclass(frozen=True)
 class About:
-    """Facts about a preset, which train nothing.
+    """Facts about a preset. They have no effect on training.
 
-    made_for: the hardware that its settings suit.
-    row_length: tokens per row that they suit.
-    vocab_size: at which the model has `parameters`.
-    replicas: for which its global batch is meant; None where it leaves the batch open.
+    Attributes:
+        made_for: hardware that the settings are made for.
+        row_length: tokens per row that the settings are made for.
+        vocab_size: size of the vocabulary with which the model has `parameters` parameters.
+        parameters: number of parameters.
+        note: shown in the table of presets.
+        replicas: number of replicas that the global batch is made for; None if the preset does not fix the global
+            batch.
     """
 
     made_for: str
@@ -48,7 +52,7 @@ def presets_by_size() -> list[str]:
 
 
 def read_preset(name: str) -> dict[str, Any]:
-    """Read a preset: its `model`, as in a config.json, its `settings`, {field name: value}, and what is `about` it."""
+    """Read a preset: its `model` (as in a config.json), `settings` ({field name: value}) and `about` (see `About`)."""
     if name not in preset_names():
         nearest = nearest_name(name, preset_names())
         hint = f"did you mean {nearest}? " if nearest else ""
@@ -91,7 +95,7 @@ def preset_table() -> str:
 
 
 def preset_markdown() -> str:
-    rows = [HEADER, ("---",) * len(HEADER), *((f"`{name}`", *more) for name, *more in preset_rows())]
+    rows = [HEADER, ("---",) * len(HEADER), *((f"`{name}`", *facts) for name, *facts in preset_rows())]
     return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", FOOTNOTE])
 
 

@@ -1,4 +1,4 @@
-"""Settings of how a run goes, all settings of a run, and where they come from: command line, files, preset."""
+"""Settings of the run itself and of the Hub, `TrainingConfig` with all settings, and the parsing of flags and files."""
 
 import os
 import sys
@@ -26,20 +26,21 @@ from train.config.learning import (
 from train.config.presets import names_set_by_presets, preset_table, read_preset
 
 MASK = "[MASK]"
-# Instead of a number of steps.
+# May be given instead of a number of steps.
 EPOCH = "epoch"
-# A TPU may be lost without a notice, and a day of it costs more than a checkpoint each quarter of an hour.
+# A TPU may be lost without notice, and a lost day costs more than a checkpoint every quarter of an hour.
 TPU_SAVE_MINUTES = 15.0
-# Numbers of steps by which a schedule is as long as it is; those between evaluations and checkpoints are not.
+# Settings multiplied by the `scale` of a `--phases` file: lengths of the schedule, but not intervals between
+# evaluations.
 SCALED = ("max_steps", "warmup_steps")
 MAX_SCALE = 1000
 LIST_PRESETS = "list"
-TRACKERS = ("wandb", "mlflow", "trackio")  # as transformers calls them
+TRACKERS = ("wandb", "mlflow", "trackio")  # the names that transformers uses
 
 
 @dataclass(frozen=True)
 class RunConfig(Bounded):
-    """Where the run writes, how often, and its seed."""
+    """Where and how often the run writes, its seed, and what it does after a fault."""
 
     FLAG_GROUP = "Output"
     load_best_model_at_end = False  # a flag of fine-tuning
@@ -53,16 +54,16 @@ class RunConfig(Bounded):
     )
     phases: str | None = changeable(
         None,
-        "YAML file for a run in phases: settings of the whole run, and of each phase its shards, steps and what "
-        "else changes (examples in recipes/).",
+        "YAML file for a run in phases: the settings of the whole run, and for each phase its shards, its number of "
+        "steps and other settings that change (examples in recipes/).",
         PER_WORKER,
         metavar="FILE",
         group=BATCH,
     )
-    seed: int = flag(0, "Seed of initial weights, order of rows and masks.", at_least=0, below=2**31)
+    seed: int = flag(0, "Random seed of initial weights, order of rows and masks.", at_least=0, below=2**31)
     log_steps: str | int | None = changeable(
         None,
-        "Write a line of metrics.jsonl every N steps, or `epoch`. Default: a fiftieth of the run, at most 50.",
+        "Write a line to metrics.jsonl every N steps, or `epoch`. Default: a fiftieth of the run, at most 50 steps.",
         PUBLIC,
         or_word=EPOCH,
         group=EVALUATION,
@@ -70,8 +71,8 @@ class RunConfig(Bounded):
     )
     eval_steps: str | int | None = changeable(
         None,
-        "Evaluate every N steps, or `epoch`: the steps of one pass over the training rows, rounded up. Default: at "
-        "most ten times per run, in at most a tenth of its time.",
+        "Evaluate every N steps, or `epoch`: after each pass over the training rows, rounded up to whole steps. "
+        "Default: at most ten times per run, and in at most a tenth of its time.",
         PUBLIC,
         or_word=EPOCH,
         group=EVALUATION,
@@ -80,7 +81,7 @@ class RunConfig(Bounded):
     save_steps: str | int | None = changeable(
         None,
         "Save a checkpoint every N steps, or `epoch`. Default: at each evaluation if --eval-steps is given, else ten "
-        "per run.",
+        "times per run.",
         PUBLIC,
         or_word=EPOCH,
         group=CHECKPOINTS,
@@ -94,28 +95,29 @@ class RunConfig(Bounded):
     )
     keep_checkpoints: int = changeable(
         2,
-        "How many of the newest checkpoints to keep. The best one is always kept as well.",
+        "Number of newest checkpoints to keep. The best one is always kept, too.",
         group=CHECKPOINTS,
         at_least=1,
     )
     resume: Literal["auto", "must", "never"] = changeable(
         "auto",
-        "auto: continue the run in --output-dir if it is this one. must: fail if there is nothing to resume. "
-        "never: fail if there is a run.",
+        "What to do with a run in --output-dir. auto: continue it if it is the same run. must: fail if there is "
+        "nothing to resume. never: fail if there is a run.",
         group=CHECKPOINTS,
     )
     overwrite_output_dir: bool = changeable(
-        False, "Delete the run in --output-dir and start over. Files that no run writes are kept.", group=CHECKPOINTS
+        False, "Delete the run in --output-dir and start over. Other files in it are kept.", group=CHECKPOINTS
     )
     on_nonfinite: Literal["stop", "skip"] = changeable(
         "stop",
-        "If a loss or gradient is not finite, or the loss rises by --max-loss-rise. stop: end the run. skip: "
-        "return to the last good checkpoint and leave out the rows since then.",
+        "What to do if a loss or gradient is not finite, or the loss rises by --max-loss-rise. stop: end the run. "
+        "skip: return to the last good checkpoint and skip the rows since then.",
         group=FAULTS,
     )
     max_loss_rise: float | None = changeable(
         None,
-        "Nats by which a logged loss may exceed the median of the five before it. Default: no limit.",
+        "Treat a logged loss as diverged if it exceeds the median of the five before it by more than X nats. Default: "
+        "no limit.",
         group=FAULTS,
         above=0,
     )
@@ -129,20 +131,20 @@ class RunConfig(Bounded):
         group=FAULTS,
     )
     stall_minutes: float = changeable(
-        30.0, "With --supervise: restart training if nothing happens for X minutes.", group=FAULTS, above=0
+        30.0, "With --supervise: restart training if it shows no activity for X minutes.", group=FAULTS, above=0
     )
     max_retries: int = changeable(
-        5, "With --supervise: give up after N restarts in a row without a step of progress.", group=FAULTS, at_least=0
+        5, "With --supervise: give up after N restarts in a row without a new step.", group=FAULTS, at_least=0
     )
     retry_seconds: float = changeable(
         10.0,
-        "With --supervise: wait X seconds before the first restart in a row; the wait doubles each time.",
+        "With --supervise: wait X seconds before the first restart; the wait doubles with each further one in a row.",
         group=FAULTS,
         above=0,
     )
     profile: str | None = changeable(
         None,
-        "Trace steps START to STOP for TensorBoard's profiler, such as 100:105.",
+        "Trace the steps from START to STOP for TensorBoard's profiler, such as 100:105.",
         metavar="START:STOP",
         group=EVALUATION,
     )
@@ -156,7 +158,7 @@ class RunConfig(Bounded):
     run_name: str | None = changeable(
         None, "Name of the run in the trackers. Default: the name of --output-dir.", metavar="NAME", group=EVALUATION
     )
-    dry_run: bool = changeable(False, "Check everything, print the plan, and stop.", is_usual=True)
+    dry_run: bool = changeable(False, "Check everything, print the plan, and exit.", is_usual=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -171,7 +173,7 @@ class RunConfig(Bounded):
 
     @property
     def profiled_steps(self) -> tuple[int, int] | None:
-        """The steps after which a trace begins and ends; None without one."""
+        """The steps after which a trace starts and ends; None without `--profile`."""
         if self.profile is None:
             return None
         start, _, stop = self.profile.partition(":")
@@ -180,7 +182,7 @@ class RunConfig(Bounded):
 
 @dataclass(frozen=True)
 class HubConfig(Bounded):
-    """Where the export is pushed to, how often, and what its card says that the run does not know."""
+    """Where and how often the export is pushed to the Hub, and facts for the model card that the run does not know."""
 
     FLAG_GROUP = "Hub"
 
@@ -195,8 +197,8 @@ class HubConfig(Bounded):
     hub_strategy: Literal["end", "epoch", "steps", "checkpoint"] = changeable(
         "end",
         "When to push. end: after the last step. epoch: also after each epoch. steps: also every --push-steps "
-        "steps. checkpoint: as steps, with the newest training checkpoint to the branch `checkpoints`. Training "
-        "continues during a push; if pushes fall behind, only the newest is made.",
+        "steps. checkpoint: like steps, and also push the newest training checkpoint to the branch `checkpoints`. "
+        "Training continues during a push; if pushes fall behind, only the newest is made.",
     )
     push_steps: int | None = changeable(
         None, "Push every N steps with --hub-strategy steps or checkpoint. Default: at each checkpoint.", at_least=1
@@ -206,8 +208,8 @@ class HubConfig(Bounded):
     )
     publish_details: bool = changeable(
         False,
-        "Do not redact the records that --hub-strategy checkpoint pushes: paths of shards, run and corpus, names "
-        "of buckets, and the TPU's project, name and zone. Default: these are redacted.",
+        "Do not redact the records that --hub-strategy checkpoint pushes. Default: paths of shards, run and corpus, "
+        "names of buckets, and the TPU's project, name and zone are redacted.",
     )
     hub_license: str | None = changeable(
         None, "License for the model card, as the Hub spells it: apache-2.0, mit, cc-by-4.0 …", PUBLIC
@@ -217,7 +219,7 @@ class HubConfig(Bounded):
     )
     hub_example: str | None = changeable(
         None,
-        f"Example sentence for the model card, with {MASK} in it. Default: a sentence of the validation text, unless "
+        f"Example sentence for the model card, with one {MASK}. Default: a sentence of the validation text; none if "
         "the card is pushed and the corpus is not a public data set of the Hub.",
         PUBLIC,
         metavar="TEXT",
@@ -232,7 +234,7 @@ class HubConfig(Bounded):
                 value = getattr(self, name)
                 require(value in (None, "end", False), "needs --hub-model-id", flag_of(name), value)
         has_one_mask = self.hub_example is None or self.hub_example.count(MASK) == 1
-        require(has_one_mask, f"must have one {MASK}", "--hub-example", repr(self.hub_example))
+        require(has_one_mask, f"must have exactly one {MASK}", "--hub-example", repr(self.hub_example))
 
     def repository(self) -> HubRepository | None:
         if self.hub_model_id is None:
@@ -242,7 +244,7 @@ class HubConfig(Bounded):
 
 
 class RunSettings:
-    """All settings of one run, a dataclass for each subject; those that every kind of run has are named here."""
+    """All settings of a run, one dataclass per subject. This class declares the subjects that every run has."""
 
     model: ModelConfig
     optimization: OptimizationConfig
@@ -251,12 +253,12 @@ class RunSettings:
     hub: HubConfig
 
     def folders(self) -> dict[str, str | None]:
-        """Map flags to the folders that the hosts of a TPU read and write."""
+        """Return the folders that the hosts of a TPU read and write, {flag: folder}."""
         return {"--output-dir": self.run.output_dir}
 
     @classmethod
     def subjects(cls) -> dict[str, type]:
-        """Map each subject to the dataclass of its settings, in their order."""
+        """Return the dataclass of each subject's settings, in order."""
         types = get_type_hints(cls)
         return {subject.name: types[subject.name] for subject in fields(cast(Any, cls))}
 
@@ -264,7 +266,7 @@ class RunSettings:
         return asdict(cast(Any, self))
 
     def without(self, mark: str) -> dict[str, Any]:
-        """Copy the settings that do not bear a mark, as {subject.name: value}."""
+        """Return the settings that do not have a mark, {subject.name: value}."""
         named = {
             f"{subject}.{name}": value for subject, values in self.as_dict().items() for name, value in values.items()
         }
@@ -274,7 +276,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class TrainingConfig(RunSettings):
-    """All settings of one run of pretraining."""
+    """All settings of a pretraining run."""
 
     data: DataConfig
     model: ModelConfig
@@ -292,40 +294,49 @@ SUBJECTS = tuple(TrainingConfig.subjects().values())
 
 
 def default_of(name: str, config_class: type[RunSettings] = TrainingConfig) -> Any:
-    subject, _, own_name = name.partition(".")
-    return next(one.default for one in fields(config_class.subjects()[subject]) if one.name == own_name)
+    """Return the default of a setting, named `subject.name`."""
+    subject, _, field_name = name.partition(".")
+    return next(setting.default for setting in fields(config_class.subjects()[subject]) if setting.name == field_name)
 
 
 def settings_marked(mark: str, config_class: type[RunSettings] = TrainingConfig) -> frozenset[str]:
+    """Return the names of the settings that have a mark, as `subject.name`."""
     subjects = config_class.subjects().items()
-    settings = {f"{subject}.{one.name}": one for subject, config in subjects for one in fields(config)}
-    return frozenset(name for name, one in settings.items() if mark in one.metadata["marks"])
+    settings = {f"{subject}.{setting.name}": setting for subject, config in subjects for setting in fields(config)}
+    return frozenset(name for name, setting in settings.items() if mark in setting.metadata["marks"])
 
 
 def read_phases_file(path: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Read a file of `--phases`: {flag: value} of the whole run, and of each phase, steps multiplied by its `scale`."""
+    """Read a file of `--phases`, with steps multiplied by its `scale`.
+
+    Returns:
+        The settings of the whole run, and of each phase, {flag: value}.
+
+    Raises:
+        InputError: the file does not have this form.
+    """
     content = read_yaml_file(path, "--phases")
     content = {"phases": content} if isinstance(content, list) else content
     is_right = isinstance(content, dict) and content.keys() <= {"scale", "settings", "phases"}
     phases = content.get("phases") if is_right else None
     if not (isinstance(phases, list) and phases):
-        rule = "must name a list of phases, or `settings` and `phases`, with a `scale` for their steps"
-        raise InputError(f"--phases {rule}; {path} holds {content!r}.")
+        rule = "must contain a list of phases, or `phases` and optionally `settings` and a `scale` for the steps"
+        raise InputError(f"--phases {rule}; {path} contains {content!r}.")
     scale = content.get("scale", 1)
     is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
     rule = f"must have a `scale` above 0 and at most {MAX_SCALE:,}"
     require(is_number and 0 < scale <= MAX_SCALE, rule, f"--phases {path}", scale)
     parts = (content.get("settings") or {}, *phases)
-    settings, *of_phases = (_scaled(as_settings(part, path), scale, path) for part in parts)
-    return settings, of_phases
+    settings, *phase_settings = (_scaled(as_settings(part, path), scale, path) for part in parts)
+    return settings, phase_settings
 
 
 def _scaled(settings: dict[str, Any], scale: float, path: str) -> dict[str, Any]:
-    """Multiply the numbers of steps of a file of `--phases`; what is above 0 stays so."""
+    """Multiply the numbers of steps in a `--phases` file by its scale. Numbers above 0 stay above 0."""
     if scale != 1 and "num_epochs" in settings:
         raise InputError(
-            f"--phases {path} must give the length of each phase in max_steps for a `scale`, which does not multiply "
-            f"num_epochs; received a scale of {scale} and num_epochs: {settings['num_epochs']}."
+            f"--phases {path} must give the length of each phase in max_steps if it has a `scale`, which does not "
+            f"multiply num_epochs; received a scale of {scale} and num_epochs: {settings['num_epochs']}."
         )
 
     def scaled(name: str, value: Any) -> Any:
@@ -337,29 +348,39 @@ def _scaled(settings: dict[str, Any], scale: float, path: str) -> dict[str, Any]
 
 
 def settings_of_preset(name: str) -> dict[str, Any]:
-    """Read the flags that a preset sets, {field name: value}; `list` prints all presets and ends the process."""
+    """Read the flags that a preset sets, {field name: value}. The name `list` prints all presets and exits."""
     if name == LIST_PRESETS:
         try:
             print(preset_table(), flush=True)
-        except BrokenPipeError:  # of `| head`
+        except BrokenPipeError:  # the output was piped to `head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0)
     return dict(read_preset(name)["settings"])
 
 
-# What the value of a flag names, in the order in which it wins.
+# Flags whose value names further settings, {field name: function that reads them}; a later one overrides an earlier
+# one.
 LAYERS = {"preset": settings_of_preset, "phases": lambda path: read_phases_file(path)[0]}
 
 
 def parse_run_flags(
-    argv: Sequence[str] | None, description: str | None, *more_types: type, needed: Sequence[str] = ()
+    argv: Sequence[str] | None, description: str | None, *extra_types: type, needed: Sequence[str] = ()
 ) -> tuple[TrainingConfig, Any]:
-    """Read the flags of a run of pretraining, all optional, over `--config-file`, `--phases`, the preset, the defaults.
+    """Parse the flags of a pretraining run.
 
-    Of `more_types`, at most one dataclass of more flags, an instance is returned; else None.
+    Flags take precedence over `--config-file`, then `--phases`, then the preset, then the defaults.
+
+    Args:
+        argv: the command line; None takes the process's.
+        description: shown by `--help`.
+        extra_types: at most one dataclass with further flags.
+        needed: names of the fields that the usage line shows as required. They are not checked here.
+
+    Returns:
+        The settings, and an instance of the extra dataclass (None without one).
     """
     other_defaults = dict.fromkeys(names_set_by_presets(), "the preset's")
-    types = (*SUBJECTS, *more_types)
+    types = (*SUBJECTS, *extra_types)
     parsed = parse_arguments(types, argv, description, LAYERS, needed=needed, other_defaults=other_defaults)
     return TrainingConfig(*parsed[: len(SUBJECTS)]), next(iter(parsed[len(SUBJECTS) :]), None)
 
@@ -373,7 +394,7 @@ def parse_training_config(argv: Sequence[str] | None, description: str | None) -
 
 
 def saved_on_tpus(config: RunConfig, hardware: HardwareConfig) -> RunConfig:
-    """Fill in how often a run on a TPU saves, where that was left open; `hardware` has the runtime that is chosen."""
+    """Set `save_minutes` to the default for TPUs, if the run uses a TPU and the flag was not given."""
     if config.save_minutes is None and hardware.wants_tpu:
         return replace(config, save_minutes=TPU_SAVE_MINUTES)
     return config
