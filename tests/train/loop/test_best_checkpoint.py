@@ -69,7 +69,7 @@ def test_a_best_evaluation_without_a_checkpoint_is_named(caplog):
         assert trainer.restore_best()[0] == 18
     (message,) = caplog.messages
     assert "step 4 (score 0.6757), no longer exists" in message
-    assert "of step 18 (score 0.5676)" in message
+    assert "Using step 18 (score 0.5676)" in message
     assert trainer.restored == []  # the model is that of the last step already
     caplog.clear()
     assert make_trainer(lines, (4, 9, 18)).restore_best()[0] == 4
