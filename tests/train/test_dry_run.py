@@ -7,7 +7,7 @@ from mlm_common.errors import EXIT_PERMANENT
 from tests.fixtures.fresh_process import answers_of
 from tests.fixtures.results import read_json
 from tests.fixtures.tiny_classification import flags as classification_flags
-from tests.fixtures.tiny_models import CONFIGS
+from tests.fixtures.tiny_models import CONFIGS, of_transformers_4
 from tests.fixtures.tiny_pairs import PAIRS
 from tests.fixtures.tiny_phases import phases_flags
 from tests.fixtures.tiny_run import run_flags
@@ -47,6 +47,7 @@ def test_the_plan_counts_parameters_without_tensorflow(
     assert not (tmp_path / "run").exists()
 
 
+@of_transformers_4
 def test_a_network_of_which_the_arithmetic_is_not_known_is_built(shards, tmp_path, run):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIGS["roformer"]), encoding="utf-8")
