@@ -21,7 +21,8 @@ from finetuning.loop.task import ExampleTask, Part, shown_score
 from mlm_common.errors import InputError
 from mlm_common.storage import Folder, open_folder
 from train.loop import lifecycle
-from train.loop.run import Run, print_table
+from train.loop.report import print_table
+from train.loop.run import Run
 from train.metrics.log import TRAIN
 from train.model.computation import count_parameters
 

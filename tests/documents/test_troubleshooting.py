@@ -14,7 +14,7 @@ from tests.fixtures.commands import COMMANDS, PARSERS
 from tests.fixtures.doctor_cases import config_of
 from train.checks import platforms
 from train.config.hardware import HardwareConfig
-from train.loop import run
+from train.loop import report
 from train.runtime.runtime_choice import Installed, choose_runtime
 
 PROJECT = Path(__file__).parents[2]
@@ -68,11 +68,11 @@ def test_what_a_user_of_a_tpu_sees_is_in_the_code():
 
 
 def test_a_user_of_a_tpu_sees_the_runtime_in_these_lines(monkeypatch):
-    monkeypatch.setattr(run, "version", lambda _: "0.7.2")
+    monkeypatch.setattr(report, "version", lambda _: "0.7.2")
     hardware, reason = choose_runtime(HardwareConfig(tpu_name="local"), lambda _: Installed("TPU", False, True, True))
     opened: Any = SimpleNamespace(config=SimpleNamespace(hardware=hardware), why_runtime=reason)
     monkeypatch.setattr(platforms, "ask_tensorflow", lambda *_: {"runtime": hardware.runtime, "reason": reason})
-    lines = [f"{name:<22} {text}" for name, text in run.describe_runtime(opened).items()]
+    lines = [f"{name:<22} {text}" for name, text in report.describe_runtime(opened).items()]
     config = replace(config_of(), hardware=hardware)
     lines += [str(finding) for finding in platforms.check_runtime(config)]
     assert len(lines) == 2

@@ -17,6 +17,7 @@ import tf_keras
 
 from train.checkpoints.resume import ResumePoint, resume_point
 from train.checkpoints.store import Arrays, CheckpointRecord, SkippedRows
+from train.loop.report import print_step_time
 from train.loop.trainer import Trainer
 from train.metrics.log import ROLLBACK, VALIDATION
 from train.metrics.training_log import TrainingDivergedError, TrainingLog
@@ -131,7 +132,7 @@ class TrainingHooks:
     def close(self) -> None:
         self._profile.close()
         self._log.close()
-        self._trainer.print_step_time(self._log.step_seconds)
+        print_step_time(self._trainer, self._log.step_seconds)
 
     def _report(self, step: int) -> None:
         supervisor.report("train", step)

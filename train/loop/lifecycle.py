@@ -14,7 +14,8 @@ from mlm_common.hub.push import check_hub_access
 from mlm_common.hub.retries import HubAwayError
 from train.config.settings import HubConfig, RunSettings, TrainingConfig, saved_on_tpus
 from train.data.shards import TrainingInputs, check_phases, open_inputs
-from train.loop.run import Phase, Run, print_plan
+from train.loop.report import print_plan, print_start, show_first_rows
+from train.loop.run import Phase, Run
 from train.model.config import resolve_model_config
 from train.publishing.model_card import check_card
 from train.publishing.publisher import (
@@ -28,7 +29,7 @@ from train.publishing.publisher import (
 from train.runtime import supervisor
 from train.runtime.machines import Cluster, check_tpu_devices, check_tpu_use, read_cluster
 from train.runtime.pjrt_settings import show_tpu
-from train.runtime.plan import Plan, naming_phase, phases_of
+from train.runtime.plan import naming_phase, phases_of
 from train.runtime.preemption import StopRequest, listening
 from train.runtime.run_folder import RunFolder
 from train.runtime.runtime_choice import choose_runtime, connect, let_tensorflow_free_memory
@@ -138,7 +139,7 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
                 if run.cluster.is_chief:
                     publisher = Publisher(run.folder, record, trainer.phase.inputs.tokenizer)
                     check_card(record, publisher.tokenizer, trainer.phase.model_config)
-                    trainer.print_start()
+                    print_start(trainer)
                 steps = steps_of_pushes(run.config.hub, trainer.plan)
                 at_words = exports_at_words(run, trainer)
                 with PushToHub(publisher, steps, trainer.log) as pushing, at_words or nullcontext():
@@ -164,21 +165,6 @@ def exports_at_words(run: Run, trainer: "Trainer") -> "ExportsAtWords | None":
     if run.cluster.is_chief:
         exports.submit(trainer.start.step)  # exports that an interrupted process left undone
     return exports
-
-
-def show_first_rows(run: Run, plans: tuple[Plan, ...]) -> None:
-    """Print the first row of each phase for `--dry-run`. Reading and masking it needs TensorFlow."""
-    if run.config.hardware.tpu_name == "local" and run.config.hardware.wants_tpu:
-        print("\nThe first row is printed when the run starts: showing it here would claim the TPU.")
-        return
-    try:
-        from train.loop.trainer import print_first_rows
-        from train.runtime.device_errors import explained_failures
-    except ImportError as error:
-        logger.warning("The first row is not shown: %s", error)
-        return
-    with explained_failures(run.cluster, run.folder):
-        print_first_rows(run, plans)
 
 
 def prepare(config: Settings, job: Job[Settings], *, with_tpu: bool = True) -> Run:

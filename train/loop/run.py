@@ -5,9 +5,7 @@ import functools
 import json
 import platform
 import re
-import textwrap
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +13,8 @@ from typing import TYPE_CHECKING, Any
 from transformers import PretrainedConfig
 
 from mlm_common.cli.command_line import commit
-from mlm_common.cli.console import about
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import vocabulary_size
-from mlm_common.workers import num_cores
 from train.checkpoints.resume import (
     ResumePoint,
     check_checkpoint,
@@ -32,9 +28,8 @@ from train.config.learning import words_of
 from train.config.settings import HardwareConfig, RunSettings, TrainingConfig
 from train.data.inputs import Inputs
 from train.data.shards import TrainingInputs
-from train.model.computation import Computation, count_parameters, count_weights_in_matrices, planned_step_flops
+from train.model.computation import Computation
 from train.model.configurations import settings_of
-from train.publishing.model_card import check_card
 from train.runtime.machines import (
     ACCELERATOR_TYPE_VARIABLE,
     ASSUMED_TPU_REPLICAS,
@@ -43,7 +38,7 @@ from train.runtime.machines import (
     local_accelerator_type,
     num_replicas_of,
 )
-from train.runtime.plan import PhaseToPlan, Plan, make_plans, phase_index, warn_of_other_batch
+from train.runtime.plan import PhaseToPlan, Plan, make_plans, phase_index
 from train.runtime.run_folder import RunFolder
 from train.runtime.supervisor import supervision
 from train.tasks.task import Task, task_record
@@ -53,14 +48,8 @@ if TYPE_CHECKING:
 
     from train.scoring.sample import Sample
 
-# Speed of a training step on one CPU core with AVX2, measured; some CPUs reach twice that.
-CPU_FLOPS_PER_SECOND = 5e10
-CPU_ADVICE = "; --preset tiny-cpu is made for CPUs"
 # --save-at-words may exceed the number of words of a run by this factor.
 WORDS_TOLERANCE = 1.02
-# Number of characters of a row that are shown, and of characters per line.
-MAX_EXCERPT = 200
-EXCERPT_WIDTH = 76
 
 
 @dataclass(frozen=True)
@@ -144,16 +133,6 @@ class Phase:
                 )
             steps[min(max(1, round(words_of(text) / words_per_step)), plan.num_steps)] = text
         return steps
-
-    def describe_time_on_cpu(self, plan: Plan, step: int) -> dict[str, str]:
-        """Estimate how long the steps after `step` take, as {title: text}; empty if the run does not use CPUs only."""
-        flops = planned_step_flops(self.model_config, plan, self.num_predictions(plan))
-        if flops is None or step >= plan.num_steps or not device_kind(self.config.hardware).startswith("CPU"):
-            return {}
-        num_steps = (plan.num_steps - step) / (1 - plan.evaluation_share(self.inputs.num_eval_rows))
-        seconds = cpu_seconds(num_steps * flops)
-        is_advised = seconds >= 3600 and "cpu" not in self.config.model.preset and self.task.card.predicts_tokens
-        return {"time": f"{about(seconds)} on this CPU, estimated{CPU_ADVICE if is_advised else ''}"}
 
 
 @dataclass(frozen=True)
@@ -295,11 +274,6 @@ class Run:
         return fingerprint_of_phases(contents)
 
 
-def cpu_seconds(flops: float) -> float:
-    """Estimate the seconds that this process's CPUs need for `flops` floating-point operations."""
-    return flops / (CPU_FLOPS_PER_SECOND * num_cores())
-
-
 def describe_run(run: Run, phase: Phase, plan: Plan, computation: Computation, num_parameters: int) -> dict[str, Any]:
     """Return the content of `run.json` during a phase: settings, plan, inputs, versions, hardware, fingerprint."""
     phases = [
@@ -332,30 +306,8 @@ def describe_phase(phase: Phase, plan: Plan) -> dict[str, Any]:
     }
 
 
-def describe_plan(
-    run: Run, phase: Phase, plan: Plan, num_parameters: int, start: ResumePoint, num_with_one_moment: int = 0
-) -> dict[str, str]:
-    """Describe what a phase does after `start`, as {title: text}. Warns of an unusual batch, and of many passes."""
-    warn_of_other_batch(phase.config, plan)
-    inputs = run.inputs_of(phase.index, plan.num_replicas)
-    row = plan.row_after(start.step, start.num_skipped_rows)
-    return {
-        **({"phase": f"{phase.index + 1} of {plan.num_phases}: {phase.name}"} if phase.name else {}),
-        **plan.describe(num_parameters, phase.inputs.num_eval_rows, num_with_one_moment),
-        **phase.inputs.describe_rows(),
-        **inputs.describe_sources(row, (plan.num_steps - start.step) * plan.global_batch_rows),
-    }
-
-
 def describe_hardware(config: HardwareConfig, num_replicas: int) -> str:
     return f"{device_kind(config)}, {num_replicas} replica(s){' of JAX' if config.runtime == 'jax' else ''}"
-
-
-def describe_runtime(run: Run) -> dict[str, str]:
-    """Return the row of the plan that names the runtime and why it was chosen; empty if the reason is not known."""
-    is_jax = run.config.hardware.runtime == "jax"
-    name = f"TensorFlow's step, executed by JAX {version('jax')}" if is_jax else "TensorFlow"
-    return {"runtime": f"{name} ({run.why_runtime})"} if run.why_runtime else {}
 
 
 def num_local_devices(config: HardwareConfig) -> int:
@@ -395,43 +347,6 @@ def device_kind(config: HardwareConfig) -> str:
     return f"CPU ({model[1] if model else platform.machine()})"
 
 
-def print_plan(run: Run) -> tuple[Plan, ...]:
-    """Print what the run would do, check its model card, and return the plans of its phases.
-
-    Imports TensorFlow only if devices or weights cannot be counted without it.
-    """
-    first, plans = run.phases[0], run.expected_plans(with_tensorflow=True)
-    assert plans is not None
-    if run.config.hardware.wants_tpu:
-        print(f"The TPU is not claimed yet; assuming {plans[0].num_replicas} replicas.")
-    num_parameters, num_with_one_moment = _count_weights(first)
-    for phase, plan in zip(run.phases, plans, strict=True):
-        start = ResumePoint(plan.first_step)
-        rows = describe_plan(run, phase, plan, num_parameters, start, num_with_one_moment) | describe_runtime(run)
-        print_table(rows | phase.describe_time_on_cpu(plan, start.step))
-        if run.has_named_phases:
-            print()
-    if run.has_named_phases:
-        print_table({"all phases": f"{plans[-1].num_steps:,} steps, {sum(plan.num_tokens for plan in plans):,} tokens"})
-    computation = Computation(jit_compile=False, tpu_layers=None)
-    draft = describe_run(run, first, plans[0], computation, num_parameters)
-    check_card(draft, first.inputs.tokenizer, first.model_config)
-    return plans
-
-
-def _count_weights(phase: Phase) -> tuple[int, int]:
-    """Count the weights, and the weights with only one moment; build the model only if there is no other way."""
-    if not phase.task.adds_weights:
-        counted = (phase.model_config, phase.task.model_class)
-        num_parameters, num_in_matrices = count_parameters(*counted), count_weights_in_matrices(*counted)
-        if num_parameters is not None and num_in_matrices is not None:
-            return num_parameters, num_in_matrices if phase.config.optimization.optimizer == "muon" else 0
-    network = new_network(phase)
-    from train.step.optimizer import count_with_one_moment
-
-    return int(network.count_params()), count_with_one_moment(phase.config.optimization, network)
-
-
 def new_network(phase: Phase) -> Any:
     from train.model.build import build_network
 
@@ -443,34 +358,3 @@ def new_network(phase: Phase) -> Any:
         model_class=phase.task.model_class,
     )
     return phase.task.adapt_network(network)
-
-
-def print_result(phase: Phase, figures: dict[str, float] | None, where: dict[str, str]) -> None:
-    """Print an evaluation with the frequency baseline, the paths in `where`, and the next command to type."""
-    rows = {**(phase.task.describe(figures) if figures else {}), **where}
-    entropy = phase.inputs.unigram_entropy_nats
-    if figures is not None and entropy is not None and phase.task.card.predicts_tokens:
-        loss = figures.get("mlm_loss", figures["loss"])  # without the loss of a second objective
-        rows = {"frequency baseline": describe_baseline(entropy, loss), **rows}
-    print()
-    print_table(rows)
-    if command := phase.task.next_command(where["model"]):
-        print(f"\nnext: {command}", flush=True)
-
-
-def describe_baseline(entropy_nats: float, loss: float) -> str:
-    gain = entropy_nats - loss
-    learned = f"the model is {gain:.2f} below it, thanks to context" if gain > 0 else "the model is not below it yet"
-    return f"{entropy_nats:.2f}  {learned}"
-
-
-def excerpt(text: str) -> str:
-    cut = text if len(text) <= MAX_EXCERPT else f"{text[:MAX_EXCERPT]} …"
-    return "\n".join(textwrap.wrap(cut, EXCERPT_WIDTH)) or cut
-
-
-def print_table(rows: dict[str, str]) -> None:
-    """Print titles and texts in two columns; a text may have several lines."""
-    for title, text in rows.items():
-        for index, line in enumerate(text.split("\n")):
-            print(f"{'' if index else title:<22} {line}", flush=True)

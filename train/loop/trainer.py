@@ -4,7 +4,7 @@ import functools
 import gc
 import logging
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -14,47 +14,26 @@ from mlm_common.cli.command_line import commit
 from mlm_common.hub.push import HubPushError
 from mlm_common.tokenizer import special_ids, vocabulary_size
 from train.checkpoints.manager import Checkpoints, TrainingState
-from train.checkpoints.resume import (
-    ResumePoint,
-    check_checkpoint,
-    describe_resume_point,
-    installed_versions,
-    resume_point,
-)
+from train.checkpoints.resume import ResumePoint, check_checkpoint, installed_versions, resume_point
 from train.checkpoints.store import Arrays, CheckpointRecord, rank
-from train.data.pipeline import ONE_PIPELINE
-from train.loop.run import (
-    Phase,
-    Run,
-    describe_hardware,
-    describe_plan,
-    describe_run,
-    describe_runtime,
-    device_kind,
-    excerpt,
-    print_result,
-    print_table,
-)
+from train.loop.report import describe_exported, print_result
+from train.loop.run import Run, describe_hardware, describe_run, device_kind
 from train.metrics.log import VALIDATION, MetricsLog
 from train.metrics.run_curves import RunCurves, draw_run
-from train.metrics.step_time import describe_step_time
-from train.model.computation import Computation, choose_computation, describe_computation, full_speed_step_seconds
+from train.model.computation import Computation, choose_computation, full_speed_step_seconds
 from train.publishing.publisher import Publisher
 from train.publishing.pytorch_format import take_snapshot
 from train.runtime import supervisor
-from train.runtime.plan import Plan, phase_index, schedule_steps
+from train.runtime.plan import phase_index, schedule_steps
 from train.runtime.preemption import StopRequest
 from train.runtime.run_folder import EARLIER_SCHEDULES, LOSS_CURVE_NAME
 from train.runtime.runtime import Runtime, wait_for_workers
 from train.runtime.strategy import check_agreement
 from train.step.evaluation import build_adder
-from train.step.optimizer import count_with_one_moment
-from train.step.train_step import build_model, compile_model, prepare_batch
+from train.step.train_step import build_model, compile_model
 from train.tasks.task import SOURCE_LOSS, Task
 
 logger = logging.getLogger(__name__)
-
-FIRST_ROW = "first row"
 
 
 class Trainer:
@@ -256,38 +235,9 @@ class Trainer:
         self.state = TrainingState(self.model)
         self.state.write(arrays)
 
-    def print_start(self) -> None:
-        """Print the plan, how steps are computed, where training starts or resumes, and the first row after masking."""
-        computation = asdict(self.computation)
-        start = describe_resume_point(
-            *(self.start, self.plan, self.phase.config, self.versions, computation, self.made_by)
-        )
-        network = self.model.network
-        num_with_one_moment = count_with_one_moment(self.phase.config.optimization, network)
-        rows = describe_plan(self.run, self.phase, self.plan, network.count_params(), self.start, num_with_one_moment)
-        rows |= describe_runtime(self.run)
-        on_tpu = self.phase.config.hardware.wants_tpu
-        if on_tpu or self.computation.jit_compile:
-            rows["computation"] = describe_computation(computation, on_tpu=on_tpu)
-        rows |= self.phase.describe_time_on_cpu(self.plan, self.start.step)
-        print_table(rows | {"start": "\n".join(start)})
-        print()
-        print_first_row(self.run, self.phase, self.plan, self.start)
-
-    def print_step_time(self, seconds: float | None) -> None:
-        """Print the measured mean time of a step next to the estimated time, at the end of a phase on a TPU."""
-        config = self.phase.config
-        if seconds is None or not config.hardware.wants_tpu or not self.run.cluster.is_chief:
-            return
-        model = f"{self.phase.model_config.model_type}, {self.model.network.count_params():,} parameters"
-        computation = describe_computation(asdict(self.computation), on_tpu=True)
-        what = f"{self.made_by['device']}, {model}, {computation}"
-        line = describe_step_time(seconds, config, self.plan, what=what, versions=self.versions)
-        print(f"\n{line}\nPlease send us this line: it shows how good our estimate of the step time is.")
-
     def is_best_so_far(self, step: int) -> bool:
         """Return whether the evaluation after `step` is the best so far, in a run that exports the best checkpoint."""
-        best = self._best_evaluation()
+        best = self.best_evaluation()
         return self.phase.config.run.load_best_model_at_end and best is not None and best["step"] == step
 
     def restore_best(self) -> tuple[int, dict[str, float] | None]:
@@ -296,7 +246,7 @@ class Trainer:
         Returns:
             The step and the logged evaluation; the last step and None if no checkpoint was evaluated.
         """
-        best, restored = self._best_evaluation(), self._best_evaluation(self.checkpoints.steps())
+        best, restored = self.best_evaluation(), self.best_evaluation(self.checkpoints.steps())
         if best is None or restored is None:
             return self.plan.num_steps, None
         if restored["step"] != best["step"]:
@@ -314,7 +264,7 @@ class Trainer:
         figures = {name: value for name, value in restored.items() if name not in ("step", "split", "phase")}
         return restored["step"], figures
 
-    def _best_evaluation(self, steps: Collection[int] | None = None) -> dict[str, Any] | None:
+    def best_evaluation(self, steps: Collection[int] | None = None) -> dict[str, Any] | None:
         """Return the best validation line of the log among `steps` (default: all), the earliest of equal ones."""
         lines = [line for line in self.log.lines if line["split"] == VALIDATION]
         return max(
@@ -333,7 +283,7 @@ class Trainer:
         with self.runtime.on_host(self.model.network.variables):
             last = take_snapshot(self.model.network, step or self.plan.num_steps, self.log.lines)
         where = {
-            **self._describe_exported(last.step),
+            **describe_exported(self, last.step),
             "model": self.run.folder.export.path,
             "plot of the loss": self.run.folder.files.path_of(LOSS_CURVE_NAME),
         }
@@ -344,18 +294,6 @@ class Trainer:
             print_result(self.phase, figures, where)
             raise
         print_result(self.phase, figures, where)
-
-    def _describe_exported(self, step: int) -> dict[str, str]:
-        """Return the row of the final table that names the step of the exported model."""
-        num_steps, summarize = self.plan.num_steps, self.phase.task.summarize
-        if not self.phase.config.run.load_best_model_at_end or self._best_evaluation() is None:
-            return {"exported": f"step {step:,} of {num_steps:,}"}
-        if step == num_steps:
-            return {"best checkpoint": f"step {step:,} of {num_steps:,}, the last, exported"}
-        text = f"step {step:,} of {num_steps:,}, exported"
-        if last := self.log.find(num_steps, VALIDATION):
-            text += f"; the last step had {summarize(last)}"
-        return {"best checkpoint": text}
 
     def batches_from(self, start: ResumePoint) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
         return self.run.batches_from(self.phase, self.plan, start)
@@ -389,21 +327,3 @@ def rank_of_checkpoint(task: Task, log: MetricsLog, record: CheckpointRecord) ->
     """Rank a checkpoint by its line in the log, because the metric may have changed since it was saved."""
     line = log.find(record.step, VALIDATION)
     return record.rank if line is None else rank(task.score(line), line["loss"])
-
-
-def print_first_row(run: Run, phase: Phase, plan: Plan, start: ResumePoint) -> None:
-    """Print the first row of the next step's batch, masked as the model sees it."""
-    with tf.device("/CPU:0"):
-        batch = next(iter(run.batches_from(phase, plan, start)(ONE_PIPELINE, num_steps=1)))
-        rows = prepare_batch(phase.task, phase.config.run.seed, batch, start.step)
-    texts = phase.task.describe_row(rows, phase.inputs.tokenizer)
-    shown = {title: excerpt(text) for title, text in texts.items()}
-    if FIRST_ROW in shown and phase.inputs.cuts_words:
-        shown[FIRST_ROW] += "\n(rows are cut from the running text)"
-    print_table(shown)
-
-
-def print_first_rows(run: Run, plans: tuple[Plan, ...]) -> None:
-    for phase, plan in zip(run.phases, plans, strict=True):
-        print(f"\n{phase.name}" if phase.name else "")
-        print_first_row(run, phase, plan, ResumePoint(plan.first_step))

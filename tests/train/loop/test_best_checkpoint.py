@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from train.checkpoints.store import CheckpointRecord
+from train.loop.report import describe_exported
 from train.loop.trainer import Trainer, rank_of_checkpoint
 
 RECORD = CheckpointRecord(9, 400, "ab", {"num_steps": 18}, {"run": {"seed": 1}}, {"numpy": "2"}, 9)
@@ -79,11 +80,11 @@ def test_a_best_evaluation_without_a_checkpoint_is_named(caplog):
 
 def test_the_final_lines_say_of_which_step_the_model_is():
     lines = lines_of(step_9=(0.6, 0.2), step_18=(0.5, 0.1))
-    described = make_trainer(lines)._describe_exported(9)
+    described = describe_exported(make_trainer(lines), 9)
     assert described == {"best checkpoint": "step 9 of 18, exported; the last step had accuracy 0.5"}
-    assert make_trainer(lines)._describe_exported(18) == {"best checkpoint": "step 18 of 18, the last, exported"}
-    assert make_trainer(lines, exports_best=False)._describe_exported(18) == {"exported": "step 18 of 18"}
-    assert make_trainer([])._describe_exported(18) == {"exported": "step 18 of 18"}
+    assert describe_exported(make_trainer(lines), 18) == {"best checkpoint": "step 18 of 18, the last, exported"}
+    assert describe_exported(make_trainer(lines, exports_best=False), 18) == {"exported": "step 18 of 18"}
+    assert describe_exported(make_trainer([]), 18) == {"exported": "step 18 of 18"}
 
 
 def test_checkpoints_are_ranked_by_the_metric_of_this_call():

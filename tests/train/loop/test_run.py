@@ -9,7 +9,8 @@ import pytest
 from mlm_common.cli.command_line import parse_arguments
 from train.config.settings import HardwareConfig
 from train.fill_mask import FillMaskConfig
-from train.loop.run import Phase, cpu_seconds, describe_baseline, excerpt, print_result
+from train.loop.report import cpu_seconds, describe_baseline, describe_time_on_cpu, excerpt, print_result
+from train.loop.run import Phase
 from train.tasks.masked_lm import MaskedLanguageModeling
 
 FIGURES = {"loss": 5.89, "perplexity": 361.0, "masked_accuracy": 0.145, "num_masked_tokens": 900}
@@ -42,7 +43,7 @@ def test_a_long_row_is_cut_and_wrapped():
 
 @pytest.mark.parametrize(("preset", "advises"), [("roberta-base", True), ("tiny-cpu", False)])
 def test_a_long_run_on_a_cpu_is_warned_of_before_it_starts(preset, advises, monkeypatch):
-    monkeypatch.setattr("train.loop.run.planned_step_flops", lambda *_: 10**13)
+    monkeypatch.setattr("train.loop.report.planned_step_flops", lambda *_: 10**13)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
     phase: Any = Phase.__new__(Phase)
     optimization = SimpleNamespace(per_replica_batch_size=1)
@@ -53,8 +54,8 @@ def test_a_long_run_on_a_cpu_is_warned_of_before_it_starts(preset, advises, monk
     phase.__dict__.update(config=settings, task=task, inputs=SimpleNamespace(num_eval_rows=0), model_config=None)
     plan: Any = SimpleNamespace(num_steps=100, max_length=8, evaluation_share=lambda _: 0.0)
     assert cpu_seconds(100 * 10**13) == 10_000
-    text = phase.describe_time_on_cpu(plan, step=0)["time"]
+    text = describe_time_on_cpu(phase, plan, step=0)["time"]
     assert text.startswith("about 2.8 hours on this CPU, estimated")
     assert ("--preset tiny-cpu" in text) == advises
-    assert phase.describe_time_on_cpu(plan, step=99)["time"] == "about 1.7 minutes on this CPU, estimated"
-    assert phase.describe_time_on_cpu(plan, step=100) == {}
+    assert describe_time_on_cpu(phase, plan, step=99)["time"] == "about 1.7 minutes on this CPU, estimated"
+    assert describe_time_on_cpu(phase, plan, step=100) == {}

@@ -14,7 +14,7 @@ from tests.fixtures.tiny_phases import phases_flags, phases_with
 from train.checkpoints.resume import ResumePoint, check_checkpoint, fingerprint_of_phases, fingerprint_sha256
 from train.config.settings import parse_training_config
 from train.loop.lifecycle import Pretraining
-from train.loop.run import describe_plan
+from train.loop.report import describe_plan
 from train.runtime.machines import Cluster
 from train.runtime.plan import PER_PHASE, PhaseSettings, PhaseToPlan, Plan, make_plans, phases_of, tokens_after
 from train.runtime.run_folder import RunFolder

@@ -1,0 +1,226 @@
+"""Everything that a run prints: the plan of a dry run, the start, the first rows, the time of a step, the result.
+
+It can be imported without TensorFlow.
+"""
+
+import logging
+import textwrap
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from mlm_common.cli.console import about
+from mlm_common.workers import num_cores
+from train.checkpoints.resume import ResumePoint, describe_resume_point
+from train.loop.run import Phase, Run, describe_run, device_kind, new_network
+from train.metrics.log import VALIDATION
+from train.metrics.step_time import describe_step_time
+from train.model.computation import (
+    Computation,
+    count_parameters,
+    count_weights_in_matrices,
+    describe_computation,
+    planned_step_flops,
+)
+from train.publishing.model_card import check_card
+from train.runtime.plan import Plan, warn_of_other_batch
+
+if TYPE_CHECKING:
+    from train.loop.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+# Speed of a training step on one CPU core with AVX2, measured; some CPUs reach twice that.
+CPU_FLOPS_PER_SECOND = 5e10
+CPU_ADVICE = "; --preset tiny-cpu is made for CPUs"
+FIRST_ROW = "first row"
+# Number of characters of a row that are shown, and of characters per line.
+MAX_EXCERPT = 200
+EXCERPT_WIDTH = 76
+
+
+def print_plan(run: Run) -> tuple[Plan, ...]:
+    """Print what the run would do, check its model card, and return the plans of its phases.
+
+    Imports TensorFlow only if devices or weights cannot be counted without it.
+    """
+    first, plans = run.phases[0], run.expected_plans(with_tensorflow=True)
+    assert plans is not None
+    if run.config.hardware.wants_tpu:
+        print(f"The TPU is not claimed yet; assuming {plans[0].num_replicas} replicas.")
+    num_parameters, num_with_one_moment = _count_weights(first)
+    for phase, plan in zip(run.phases, plans, strict=True):
+        start = ResumePoint(plan.first_step)
+        rows = describe_plan(run, phase, plan, num_parameters, start, num_with_one_moment) | describe_runtime(run)
+        print_table(rows | describe_time_on_cpu(phase, plan, start.step))
+        if run.has_named_phases:
+            print()
+    if run.has_named_phases:
+        print_table({"all phases": f"{plans[-1].num_steps:,} steps, {sum(plan.num_tokens for plan in plans):,} tokens"})
+    computation = Computation(jit_compile=False, tpu_layers=None)
+    draft = describe_run(run, first, plans[0], computation, num_parameters)
+    check_card(draft, first.inputs.tokenizer, first.model_config)
+    return plans
+
+
+def _count_weights(phase: Phase) -> tuple[int, int]:
+    """Count the weights, and the weights with only one moment; build the model only if there is no other way."""
+    if not phase.task.adds_weights:
+        counted = (phase.model_config, phase.task.model_class)
+        num_parameters, num_in_matrices = count_parameters(*counted), count_weights_in_matrices(*counted)
+        if num_parameters is not None and num_in_matrices is not None:
+            return num_parameters, num_in_matrices if phase.config.optimization.optimizer == "muon" else 0
+    network = new_network(phase)
+    from train.step.optimizer import count_with_one_moment
+
+    return int(network.count_params()), count_with_one_moment(phase.config.optimization, network)
+
+
+def describe_plan(
+    run: Run, phase: Phase, plan: Plan, num_parameters: int, start: ResumePoint, num_with_one_moment: int = 0
+) -> dict[str, str]:
+    """Describe what a phase does after `start`, as {title: text}. Warns of an unusual batch, and of many passes."""
+    warn_of_other_batch(phase.config, plan)
+    inputs = run.inputs_of(phase.index, plan.num_replicas)
+    row = plan.row_after(start.step, start.num_skipped_rows)
+    return {
+        **({"phase": f"{phase.index + 1} of {plan.num_phases}: {phase.name}"} if phase.name else {}),
+        **plan.describe(num_parameters, phase.inputs.num_eval_rows, num_with_one_moment),
+        **phase.inputs.describe_rows(),
+        **inputs.describe_sources(row, (plan.num_steps - start.step) * plan.global_batch_rows),
+    }
+
+
+def describe_runtime(run: Run) -> dict[str, str]:
+    """Return the row of the plan that names the runtime and why it was chosen; empty if the reason is not known."""
+    is_jax = run.config.hardware.runtime == "jax"
+    name = f"TensorFlow's step, executed by JAX {version('jax')}" if is_jax else "TensorFlow"
+    return {"runtime": f"{name} ({run.why_runtime})"} if run.why_runtime else {}
+
+
+def describe_time_on_cpu(phase: Phase, plan: Plan, step: int) -> dict[str, str]:
+    """Estimate how long the steps after `step` take, as {title: text}; empty if the run does not use CPUs only."""
+    flops = planned_step_flops(phase.model_config, plan, phase.num_predictions(plan))
+    if flops is None or step >= plan.num_steps or not device_kind(phase.config.hardware).startswith("CPU"):
+        return {}
+    num_steps = (plan.num_steps - step) / (1 - plan.evaluation_share(phase.inputs.num_eval_rows))
+    seconds = cpu_seconds(num_steps * flops)
+    is_advised = seconds >= 3600 and "cpu" not in phase.config.model.preset and phase.task.card.predicts_tokens
+    return {"time": f"{about(seconds)} on this CPU, estimated{CPU_ADVICE if is_advised else ''}"}
+
+
+def cpu_seconds(flops: float) -> float:
+    """Estimate the seconds that this process's CPUs need for `flops` floating-point operations."""
+    return flops / (CPU_FLOPS_PER_SECOND * num_cores())
+
+
+def print_start(trainer: "Trainer") -> None:
+    """Print the plan, how steps are computed, where training starts or resumes, and the first row after masking."""
+    from train.step.optimizer import count_with_one_moment
+
+    computation = asdict(trainer.computation)
+    start = describe_resume_point(
+        *(trainer.start, trainer.plan, trainer.phase.config, trainer.versions, computation, trainer.made_by)
+    )
+    network = trainer.model.network
+    num_with_one_moment = count_with_one_moment(trainer.phase.config.optimization, network)
+    rows = describe_plan(
+        trainer.run, trainer.phase, trainer.plan, network.count_params(), trainer.start, num_with_one_moment
+    )
+    rows |= describe_runtime(trainer.run)
+    on_tpu = trainer.phase.config.hardware.wants_tpu
+    if on_tpu or trainer.computation.jit_compile:
+        rows["computation"] = describe_computation(computation, on_tpu=on_tpu)
+    rows |= describe_time_on_cpu(trainer.phase, trainer.plan, trainer.start.step)
+    print_table(rows | {"start": "\n".join(start)})
+    print()
+    print_first_row(trainer.run, trainer.phase, trainer.plan, trainer.start)
+
+
+def print_step_time(trainer: "Trainer", seconds: float | None) -> None:
+    """Print the measured mean time of a step next to the estimated time, at the end of a phase on a TPU."""
+    config = trainer.phase.config
+    if seconds is None or not config.hardware.wants_tpu or not trainer.run.cluster.is_chief:
+        return
+    model = f"{trainer.phase.model_config.model_type}, {trainer.model.network.count_params():,} parameters"
+    computation = describe_computation(asdict(trainer.computation), on_tpu=True)
+    what = f"{trainer.made_by['device']}, {model}, {computation}"
+    line = describe_step_time(seconds, config, trainer.plan, what=what, versions=trainer.versions)
+    print(f"\n{line}\nPlease send us this line: it shows how good our estimate of the step time is.")
+
+
+def describe_exported(trainer: "Trainer", step: int) -> dict[str, str]:
+    """Return the row of the final table that names the step of the exported model."""
+    num_steps, summarize = trainer.plan.num_steps, trainer.phase.task.summarize
+    if not trainer.phase.config.run.load_best_model_at_end or trainer.best_evaluation() is None:
+        return {"exported": f"step {step:,} of {num_steps:,}"}
+    if step == num_steps:
+        return {"best checkpoint": f"step {step:,} of {num_steps:,}, the last, exported"}
+    text = f"step {step:,} of {num_steps:,}, exported"
+    if last := trainer.log.find(num_steps, VALIDATION):
+        text += f"; the last step had {summarize(last)}"
+    return {"best checkpoint": text}
+
+
+def print_result(phase: Phase, figures: dict[str, float] | None, where: dict[str, str]) -> None:
+    """Print an evaluation with the frequency baseline, the paths in `where`, and the next command to type."""
+    rows = {**(phase.task.describe(figures) if figures else {}), **where}
+    entropy = phase.inputs.unigram_entropy_nats
+    if figures is not None and entropy is not None and phase.task.card.predicts_tokens:
+        loss = figures.get("mlm_loss", figures["loss"])  # without the loss of a second objective
+        rows = {"frequency baseline": describe_baseline(entropy, loss), **rows}
+    print()
+    print_table(rows)
+    if command := phase.task.next_command(where["model"]):
+        print(f"\nnext: {command}", flush=True)
+
+
+def describe_baseline(entropy_nats: float, loss: float) -> str:
+    gain = entropy_nats - loss
+    learned = f"the model is {gain:.2f} below it, thanks to context" if gain > 0 else "the model is not below it yet"
+    return f"{entropy_nats:.2f}  {learned}"
+
+
+def excerpt(text: str) -> str:
+    cut = text if len(text) <= MAX_EXCERPT else f"{text[:MAX_EXCERPT]} …"
+    return "\n".join(textwrap.wrap(cut, EXCERPT_WIDTH)) or cut
+
+
+def print_table(rows: dict[str, str]) -> None:
+    """Print titles and texts in two columns; a text may have several lines."""
+    for title, text in rows.items():
+        for index, line in enumerate(text.split("\n")):
+            print(f"{'' if index else title:<22} {line}", flush=True)
+
+
+def show_first_rows(run: Run, plans: tuple[Plan, ...]) -> None:
+    """Print the first row of each phase for `--dry-run`. Reading and masking it needs TensorFlow."""
+    if run.config.hardware.tpu_name == "local" and run.config.hardware.wants_tpu:
+        print("\nThe first row is printed when the run starts: showing it here would claim the TPU.")
+        return
+    try:
+        from train.runtime.device_errors import explained_failures
+
+        with explained_failures(run.cluster, run.folder):
+            for phase, plan in zip(run.phases, plans, strict=True):
+                print(f"\n{phase.name}" if phase.name else "")
+                print_first_row(run, phase, plan, ResumePoint(plan.first_step))
+    except ImportError as error:
+        logger.warning("The first row is not shown: %s", error)
+
+
+def print_first_row(run: Run, phase: Phase, plan: Plan, start: ResumePoint) -> None:
+    """Print the first row of the next step's batch, masked as the model sees it. Imports TensorFlow."""
+    import tensorflow as tf
+
+    from train.data.pipeline import ONE_PIPELINE
+    from train.step.train_step import prepare_batch
+
+    with tf.device("/CPU:0"):
+        batch = next(iter(run.batches_from(phase, plan, start)(ONE_PIPELINE, num_steps=1)))
+        rows = prepare_batch(phase.task, phase.config.run.seed, batch, start.step)
+    texts = phase.task.describe_row(rows, phase.inputs.tokenizer)
+    shown = {title: excerpt(text) for title, text in texts.items()}
+    if FIRST_ROW in shown and phase.inputs.cuts_words:
+        shown[FIRST_ROW] += "\n(rows are cut from the running text)"
+    print_table(shown)
