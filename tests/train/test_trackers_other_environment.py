@@ -6,6 +6,7 @@ import re
 import subprocess
 import sysconfig
 import venv
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -79,8 +80,8 @@ def trackers_python(tmp_path_factory) -> Path:
         Path(installed.strip(), "this.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
         declared = (PROJECT / "pyproject.toml").read_text(encoding="utf-8")
         extras = re.findall(rf'^(?:{"|".join(NAMES)}) = \["(.+)"\]$', declared, re.MULTILINE)
-        of_hub = re.findall(r'"(huggingface-hub.+)"', declared)  # as it is here, so that trackio suits it
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *extras, *of_hub], check=True)
+        installed_hub = f"huggingface-hub=={version('huggingface-hub')}"  # so that trackio suits it
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *extras, installed_hub], check=True)
 
     kept_in = os.environ.get("MLM_TEST_ENVIRONMENTS")
     return made_once(tmp_path_factory, "trackers", make, kept_in=kept_in) / "bin" / "python"
