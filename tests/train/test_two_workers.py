@@ -224,5 +224,5 @@ def test_a_worker_that_does_not_see_the_checkpoints_is_an_error(start, of_worker
     chiefs, others = (run_flags(shards, tmp_path / name, *of_workers) for name in ("run", "elsewhere"))
     for status, _, errors in finish(start(chiefs, others)):
         assert status == 2
-        assert "--output-dir must be one folder that all workers see" in errors
+        assert "--output-dir must be a folder that all workers share" in errors
         assert "newest step; here" in errors
