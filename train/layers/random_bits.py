@@ -221,7 +221,8 @@ def key_dropout(model: tf_keras.Model) -> None:
     """Number the model's dropout layers, so that they drop by the keys of `dropping_out_by`.
 
     The order is that of `dropout_layers`, where the model has it, then Keras's. Another order would be another draw.
-    Layers that are no `KeyedDropout`, such as those of a custom head, get a `call` that does what its does.
+    Layers that are no `KeyedDropout`, such as those of a custom head, get another `call`, which draws by keys. Called
+    again after the model has more layers, it numbers all of them again.
     """
     layers = list(getattr(model, "dropout_layers", ()))
     listed = set(map(id, layers))
@@ -229,7 +230,7 @@ def key_dropout(model: tf_keras.Model) -> None:
     for number, layer in enumerate(layers):
         if isinstance(layer, KeyedDropout):
             layer.number = number
-        elif not hasattr(layer.call, "reference_call"):
+        else:
             layer.call = _keyed_call(layer, number)
 
 
@@ -242,7 +243,8 @@ def _rate(layer: tf.Module) -> float | None:
 
 
 def _keyed_call(layer: Any, number: int) -> Callable[..., tf.Tensor]:
-    reference_call, rate, is_shared = layer.call, _rate(layer), layer.name == SHARED_LAYER
+    reference_call = getattr(layer.call, "reference_call", layer.call)
+    rate, is_shared = _rate(layer), layer.name == SHARED_LAYER
     assert rate is not None
 
     @functools.wraps(reference_call)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
+import transformers
 from transformers import PretrainedConfig
 from transformers.utils import CONFIG_NAME
 
@@ -191,15 +192,18 @@ def not_in_pytorch(class_name: str, config: PretrainedConfig) -> tuple[str, ...]
     return () if class_name.endswith("ForMultipleChoice") else architecture_of(config).not_in_pytorch
 
 
-def check_architecture(config: PretrainedConfig, hint: str = "Give --config-overrides {name}={value}") -> None:
+def check_architecture(
+    config: PretrainedConfig, hint: str = "Give --config-overrides {name}={value}", *, is_computed: bool = True
+) -> None:
     """Check that a model of this configuration can be trained here and exported right.
 
     Args:
         hint: how to change a setting, for errors.
+        is_computed: whether a network is made, for which transformers must have the TensorFlow classes.
 
     Raises:
         InputError: the type is not supported, or the configuration has a setting that its TF class ignores; names the
-            file that it was read from.
+            file that it was read from. Or transformers lacks the TensorFlow classes.
     """
     try:
         _check_settings(config, hint)
@@ -207,6 +211,27 @@ def check_architecture(config: PretrainedConfig, hint: str = "Give --config-over
         if not config.name_or_path:
             raise
         raise InputError(f"{config.name_or_path}/{CONFIG_NAME}: {error}") from error
+    if is_computed and not architecture_of(config).is_ours:
+        check_tensorflow_classes(f"model_type {config.model_type}")
+
+
+def check_tensorflow_classes(subject: str) -> None:
+    """Check that transformers has TensorFlow classes, and that they find TensorFlow.
+
+    Args:
+        subject: what needs them, for errors.
+    """
+    is_tf_available = getattr(transformers.utils, "is_tf_available", None)  # version 5 has neither
+    if is_tf_available is None:
+        raise InputError(
+            f"{subject} needs the TensorFlow classes of transformers 4; transformers {transformers.__version__} is "
+            "installed. Install version 4: python3 install.py --with legacy"
+        )
+    if not is_tf_available():
+        raise InputError(
+            f"{subject} needs the TensorFlow classes of transformers, which was imported before train and does not see "
+            "the TensorFlow installed. Import train first, or set FORCE_TF_AVAILABLE=1."
+        )
 
 
 def _check_settings(config: PretrainedConfig, hint: str) -> None:

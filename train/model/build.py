@@ -128,10 +128,8 @@ def encoder_layers(network: Any) -> list[Any]:
 
 def recompute_layers(network: Any) -> None:
     """Let a network compute each layer again where its gradient is taken (`train.layers.recomputing`)."""
-    if isinstance(network, Network):
-        network.encoder.recomputes_layers = True
-    else:
-        legacy.recompute_layers(network)
+    owner = network.encoder if isinstance(network, Network) else network
+    owner.recomputes_layers = True
 
 
 def use_tpu_layers(network: Network) -> None:

@@ -1,11 +1,11 @@
-"""Networks of other architectures: classes of transformers 4 for TensorFlow, changed where our training needs it.
+"""Networks of architectures that are not ours: TensorFlow classes of transformers 4, with patches for our training.
 
-transformers 5 has no such classes. `new_network` changes a network in this order: positions counted from the padding
-id, a head computed at chosen positions only; then `build_network` may let layers be recomputed, and the training step
-lets dropout draw by keys (`train.layers.random_bits.key_dropout`). Nothing of this is undone: a network is built anew.
+A patch replaces attributes of a network and its layers, and leaves the classes unchanged. `PATCHES` has all of them in
+the order in which `new_network` applies them, and `undo_patches` takes them off.
 """
 
 import functools
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,61 +15,53 @@ import tensorflow as tf
 import transformers
 from transformers import PretrainedConfig
 
-from mlm_common.errors import InputError
+from train.layers.random_bits import key_dropout
 from train.layers.recomputing import recomputed
-from train.model.architectures import architecture_of
+from train.model.architectures import architecture_of, check_tensorflow_classes
 
+# The padding id of each TF class that counts positions from it, whatever the configuration says.
+TF_PADDING_ID = 1
 # One set of positions per thread: MirroredStrategy traces each replica in its own thread.
 _traced = threading.local()
 
+# transformers 4 warns with each network that its TensorFlow classes are deprecated.
+logging.getLogger("transformers.modeling_tf_utils").addFilter(
+    lambda record: "classes are deprecated" not in record.getMessage()
+)
+
 
 def new_network(model_class: str, config: PretrainedConfig) -> Any:
-    """Make a network with fresh weights, given the name of an auto class of transformers.
+    """Make a network with fresh weights, and patch it.
+
+    Args:
+        model_class: the auto class of transformers that has its head, such as `TFAutoModelForMaskedLM`.
 
     Raises:
-        InputError: transformers 5 is installed, which has no classes for TensorFlow.
+        InputError: transformers has no TensorFlow classes, or was imported before `train`.
     """
-    auto_class = getattr(transformers, model_class, None)
-    if auto_class is None:
-        raise InputError(
-            f"A {config.model_type} is computed by TensorFlow classes of transformers 4; installed is "
-            f"{transformers.__version__}. pip install 'transformers>=4.57,<5' 'huggingface-hub>=0.34,<1', or train "
-            "another model."
-        )
-    network = auto_class.from_config(config)
+    check_tensorflow_classes(f"model_type {config.model_type}")
+    network = getattr(transformers, model_class).from_config(config)
     network(network.dummy_inputs, training=False)
-    count_positions_from_padding(network)
-    gather_before_head(network)
+    for patch in PATCHES:
+        patch(network)
     return network
 
 
 def count_positions_from_padding(network: Any) -> None:
-    """Let MPNet and the RoBERTa family count their positions from `config.pad_token_id`, as their PyTorch classes do.
+    """Let the RoBERTa family and MPNet count positions from `config.pad_token_id`, as their PyTorch classes do.
 
-    Their TF classes count from 1 whatever the configuration says.
+    Replaces `padding_idx` of the embeddings, which is 1 in every TF class.
     """
     if architecture_of(network.config).counts_positions:
-        getattr(network, network.base_model_prefix).embeddings.padding_idx = network.config.pad_token_id
-
-
-@contextmanager
-def predicting_at(positions: tf.Tensor) -> Iterator[list[tf.Tensor]]:
-    """A context in which networks give logits at `positions` only, as `predict_at` of `train.model.networks` says.
-
-    Applies to the calls made by this thread, and to one network: the positions are those of its batch. What it yields
-    has, after the call, the encoder's last states of all tokens, (batch, length, hidden).
-    """
-    previous = getattr(_traced, "positions", None), getattr(_traced, "states", None)
-    _traced.positions, _traced.states = positions, []
-    try:
-        yield _traced.states
-    finally:
-        _traced.positions, _traced.states = previous
+        _encoder(network).embeddings.padding_idx = network.config.pad_token_id
 
 
 def gather_before_head(network: Any) -> None:
-    """Let `predicting_at` decide where the network, a TF…ForMaskedLM of transformers, computes its head."""
-    encoder = getattr(network, network.base_model_prefix)
+    """Let the network compute its head at the positions of `predicting_at` only: elsewhere nothing reads the logits.
+
+    Replaces `call` of the encoder. Outside `predicting_at` it returns what transformers' does.
+    """
+    encoder = _encoder(network)
     encode = encoder.call
 
     @functools.wraps(encode)
@@ -88,20 +80,38 @@ def gather_before_head(network: Any) -> None:
     encoder.call = encode_and_gather
 
 
-def recompute_layers(network: Any) -> None:
-    """Compute each layer again where its gradient is taken (`train.layers.recomputing`)."""
-    for layer in encoder_layers(network):
-        layer.call = _recomputing(layer.call)
+@contextmanager
+def predicting_at(positions: tf.Tensor) -> Iterator[list[tf.Tensor]]:
+    """A context in which networks give logits at `positions` only, as `predict_at` of `train.model.networks` says.
 
-
-def _recomputing(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Make of a layer's `call` one that keeps only its tensor arguments for the backward pass.
-
-    It returns the new hidden states alone, (hidden_states,): attentions are not for training.
+    Applies to the calls made by this thread, and to one network: the positions are those of its batch. After the call,
+    the list that it yields has the encoder's last states of all tokens, (batch, length, hidden).
     """
+    previous = getattr(_traced, "positions", None), getattr(_traced, "states", None)
+    _traced.positions, _traced.states = positions, []
+    try:
+        yield _traced.states
+    finally:
+        _traced.positions, _traced.states = previous
+
+
+def let_layers_be_recomputed(network: Any) -> None:
+    """Let the network compute each layer again for its gradient while `network.recomputes_layers` is true.
+
+    Replaces `call` of each layer. `tf.recompute_grad` does not serve (`train.layers.recomputing`).
+    """
+    network.recomputes_layers = False
+    for layer in encoder_layers(network):
+        layer.call = _recomputing(network, layer.call)
+
+
+def _recomputing(network: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a layer's `call`. Where it recomputes, it returns the new hidden states alone, (hidden_states,)."""
 
     @functools.wraps(call)
-    def call_and_forget(*args: Any, **kwargs: Any) -> tuple[tf.Tensor]:
+    def call_and_forget(*args: Any, **kwargs: Any) -> Any:
+        if not network.recomputes_layers:
+            return call(*args, **kwargs)
         arguments = tf.nest.flatten((args, kwargs))
 
         def compute(*tensors: tf.Tensor) -> tf.Tensor:
@@ -115,12 +125,35 @@ def _recomputing(call: Callable[..., Any]) -> Callable[..., Any]:
     return call_and_forget
 
 
+# The last one replaces `call` of each dropout layer, which draws another mask on each device and after each resumption.
+PATCHES: tuple[Callable[[Any], None], ...] = (
+    count_positions_from_padding,
+    gather_before_head,
+    let_layers_be_recomputed,
+    key_dropout,
+)
+
+
+def undo_patches(network: Any) -> None:
+    """Give a network back as transformers made it."""
+    if architecture_of(network.config).counts_positions:
+        _encoder(network).embeddings.padding_idx = TF_PADDING_ID
+    del network.recomputes_layers
+    for module in network.submodules:
+        if "call" in vars(module):  # else it is the method of the class
+            del module.call
+
+
 def encoder_layers(network: Any) -> list[Any]:
     """List the layers of the encoder, first to last."""
-    encoder = getattr(network, network.base_model_prefix)
-    name = architecture_of(network.config).layer_list
-    modules = (encoder, *encoder.submodules)
-    lists = [getattr(module, name) for module in modules if isinstance(getattr(module, name, None), list)]
+    encoder, name = _encoder(network), architecture_of(network.config).layer_list
+    lists = [
+        vars(module)[name] for module in (encoder, *encoder.submodules) if isinstance(vars(module).get(name), list)
+    ]
     if len(lists) != 1:
         raise ValueError(f"The layers of a {network.config.model_type} are not found: {len(lists)} lists of layers.")
     return list(lists[0])
+
+
+def _encoder(network: Any) -> Any:
+    return getattr(network, network.base_model_prefix)
