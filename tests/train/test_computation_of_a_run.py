@@ -1,5 +1,6 @@
 """What a run decides of how it is computed, and that it stays so when it resumes: on a CPU, also in a TPU's place."""
 
+import dataclasses
 import json
 import logging
 import re
@@ -13,6 +14,7 @@ from tests.fixtures.results import read_json
 from tests.fixtures.same_run import assert_same_run
 from tests.fixtures.tiny_run import NUM_STEPS, forget_checkpoint, run_flags
 from train import has_bfloat16_instructions
+from train.model.computation import Computation
 from train.run_mlm import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
@@ -38,7 +40,7 @@ def test_right_layers_are_used_on_a_tpu_from_start_to_end(shards, tmp_path, monk
     assert float(found[2]) == pytest.approx(float(found[1]) / 0.5, rel=0.01)
     assert found[3].startswith("TPU v3-8, roberta, ")
     assert "parameters, compiled with XLA, TPU-optimized layers, float32, 4 rows x 1 x " in found[3]
-    assert computed(tmp_path / "run") == {"jit_compile": True, "tpu_layers": True, "shard_optimizer": False}
+    assert computed(tmp_path / "run") == dataclasses.asdict(Computation(True, True))
     card = (tmp_path / "run" / "export" / "README.md").read_text(encoding="utf-8")
     assert "compiled with XLA, TPU-optimized layers" in card
 
@@ -58,7 +60,7 @@ def test_wrong_layers_are_not_used_on_a_tpu(shards, tmp_path, monkeypatch, caplo
         patch.setattr("train.layers.tpu_layers.attend", lambda query, *_, **__: 1.1 * query)
         assert main(run_flags(shards, tmp_path / "run", *TPU)) == 0
     assert "The run trains with the REFERENCE LAYERS: the TPU-optimized ones give loss " in caplog.text
-    assert computed(tmp_path / "run") == {"jit_compile": True, "tpu_layers": False, "shard_optimizer": False}
+    assert computed(tmp_path / "run") == dataclasses.asdict(Computation(True, False))
 
     assert main(run_flags(shards, tmp_path / "off", *TPU, "--tpu-layers", "off")) == 0
     assert_same_run(tmp_path / "off", tmp_path / "run")

@@ -52,6 +52,13 @@ class HardwareConfig(Bounded):
         "rows match those of the reference layers. on: without that check. off: the reference layers.",
         ROUNDING,
     )
+    reference_layers: bool = changeable(
+        False,
+        "Compute BERT, RoBERTa and similar models with transformers' TensorFlow classes instead of our layers, to "
+        "compare the two. Weights, also fresh ones, are the same. Needs transformers 4: python3 install.py --with "
+        "legacy.",
+        ROUNDING,
+    )
     shard_optimizer: bool = changeable(
         False,
         "Divide the optimizer's moments and the update of the weights among the replicas (ZeRO-1): less memory, fewer "
@@ -78,6 +85,9 @@ class HardwareConfig(Bounded):
         super().__post_init__()
         compiles = self.jit_compile is not False
         require(compiles or self.runtime != "jax", "must not be false with --runtime jax", "--jit-compile", False)
+        if self.reference_layers:
+            rule = "must not be on with --reference-layers, whose classes have none"
+            require(self.tpu_layers != "on", rule, "--tpu-layers", "on")
         if self.wants_tpu or compiles:
             return
         require(self.tpu_layers != "on", "must not be false with --tpu-layers on", "--jit-compile", False)

@@ -16,7 +16,7 @@ from train.config.settings import HubConfig, RunSettings, TrainingConfig, saved_
 from train.data.shards import TrainingInputs, check_phases, open_inputs
 from train.loop.report import print_plan, print_start, show_first_rows
 from train.loop.run import Phase, Run
-from train.model.config import resolve_model_config
+from train.model.config import check_reference_layers, resolve_model_config
 from train.publishing.model_card import check_card
 from train.publishing.publisher import (
     CHECKPOINTS_BRANCH,
@@ -187,6 +187,7 @@ def prepare(config: Settings, job: Job[Settings], *, with_tpu: bool = True) -> R
         check_tpu_use(config, cluster)
     run = dataclasses.replace(job.open_run(config, cluster), why_runtime=reason)
     for phase in run.phases:
+        check_reference_layers(phase.config, phase.model_config)
         _ = phase.sample  # reading the sample checks the file of --score-pairs
     if config.run.dry_run or not config.hub.resume_from_hub:
         check_output_folder(run)

@@ -20,6 +20,7 @@ from train.model.networks import (
     RowClassifier,
     TokenClassifier,
 )
+from train.model.weight_names import variables_within
 
 # Settings of the sizes that states between layers, and before logits, may have.
 HIDDEN_SIZES = ("hidden_size", "embedding_size", "output_embedding_size")
@@ -43,6 +44,7 @@ def build_network(
     seed: int,
     tpu_layers: bool = False,
     model_class: str = "TFAutoModelForMaskedLM",
+    by_transformers: bool = False,
 ) -> Any:
     """Build a TF model with fresh weights, the same for the same seed.
 
@@ -51,12 +53,15 @@ def build_network(
         vocabulary_size: ids of the tokenizer; padding of the vocabulary starts as 0.
         tpu_layers: use the TPU-optimized layers, if the architecture has them.
         model_class: the auto class of transformers.
+        by_transformers: compute by transformers' TensorFlow class, with the fresh weights that our network has.
     """
     tf_keras.utils.set_random_seed(seed)
     network = new_network(model_class, model_config)
     if settings.position_init == "sinusoidal":
         start_positions_as_sinusoids(network)
     clear_padding(network, vocabulary_size)
+    if by_transformers and isinstance(network, Network):
+        network = _by_transformers(network, model_class)
     if settings.gradient_checkpointing:
         recompute_layers(network)
     if isinstance(network, Network):
@@ -85,6 +90,14 @@ def new_network(model_class: str, config: PretrainedConfig) -> Any:
     network = (PRETRAINING.get(config.model_type, MaskedLM) if head == "ForPreTraining" else NETWORKS[head])(config)
     network(network.dummy_inputs, training=False)
     return network
+
+
+def _by_transformers(ours: Network, model_class: str) -> Any:
+    theirs = legacy.new_network(model_class, ours.config)
+    weights = variables_within(ours)
+    for name, variable in variables_within(theirs).items():
+        variable.assign(weights[name])
+    return theirs
 
 
 def start_positions_as_sinusoids(model: Any) -> None:

@@ -288,11 +288,13 @@ class Computation:
     jit_compile: it is wrapped in `jit_compile`; a TPU compiles by itself.
     tpu_layers: its layers are those of `train.layers.tpu_layers`; None where the first rows decide.
     shard_optimizer: moments and updates are divided among the replicas; None where the first rows decide.
+    reference_layers: its network is made of transformers' TensorFlow classes instead of ours.
     """
 
     jit_compile: bool
     tpu_layers: bool | None
     shard_optimizer: bool | None = False
+    reference_layers: bool = False
 
 
 def choose_computation(
@@ -311,7 +313,10 @@ def choose_computation(
     if jit_compile is None:
         jit_compile = recorded is not None and recorded.jit_compile
     return Computation(
-        jit_compile, _tpu_layers(config, model_config, jit_compile, recorded), _shard_optimizer(config, plan, recorded)
+        jit_compile,
+        _tpu_layers(config, model_config, jit_compile, recorded),
+        _shard_optimizer(config, plan, recorded),
+        config.hardware.reference_layers,
     )
 
 
@@ -320,7 +325,8 @@ def _tpu_layers(
 ) -> bool | None:
     hardware = config.hardware
     is_compiled = hardware.wants_tpu or jit_compile
-    if hardware.tpu_layers != "auto" or not is_compiled or not architecture_of(model_config).is_ours:
+    is_ours = architecture_of(model_config).is_ours and not hardware.reference_layers
+    if hardware.tpu_layers != "auto" or not is_compiled or not is_ours:
         return hardware.tpu_layers == "on"
     if recorded is not None and recorded.tpu_layers is not None:
         return recorded.tpu_layers
@@ -337,5 +343,7 @@ def _shard_optimizer(config: RunSettings, plan: Plan, recorded: Computation | No
 def describe_computation(computation: Mapping[str, Any], *, on_tpu: bool) -> str:
     """Describe how a step is computed, from a `Computation` as it is recorded."""
     layers = "TPU-optimized layers" if computation["tpu_layers"] else "reference layers"
+    if computation.get("reference_layers"):
+        layers = "transformers' TensorFlow classes"
     sharded = ", sharded optimizer" if computation.get("shard_optimizer") else ""
     return f"{'compiled with XLA' if on_tpu or computation['jit_compile'] else 'without XLA'}, {layers}{sharded}"

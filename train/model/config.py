@@ -11,12 +11,14 @@ from mlm_common.tokenizer import special_ids, vocabulary_size
 from tfrecord_prep.manifest import SEPARATED_CHUNKINGS
 from train.config.learning import ModelConfig
 from train.config.presets import read_preset
+from train.config.settings import RunSettings
 from train.data.inputs import Inputs
 from train.data.shards import TrainingInputs
 from train.model.architectures import (
     ARCHITECTURES,
     SIZES,
     check_architecture,
+    check_tensorflow_classes,
     learns_positions,
     max_positions,
     position_offset,
@@ -96,6 +98,23 @@ def _resolve(config: ModelConfig, inputs: Inputs, max_length: int) -> Pretrained
             "has none. Give --position-init random."
         )
     return model_config
+
+
+def check_reference_layers(config: RunSettings, model_config: PretrainedConfig) -> None:
+    """Check that transformers' TensorFlow classes can compute the model, where --reference-layers asks for them."""
+    if not config.hardware.reference_layers:
+        return
+    check_tensorflow_classes("--reference-layers")
+    if model_config.model_type == "modernbert":
+        raise InputError(
+            "--reference-layers needs a model that transformers has a TensorFlow class for, such as bert or roberta; "
+            "received modernbert. Leave the flag out."
+        )
+    if config.model.block_attention:
+        raise InputError(
+            "--reference-layers cannot be combined with --block-attention: in transformers' TensorFlow classes, tokens "
+            "attend to the whole row. Leave out one."
+        )
 
 
 def _read(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:

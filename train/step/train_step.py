@@ -350,6 +350,7 @@ def build_model(
                 seed=config.run.seed,
                 tpu_layers=computation.tpu_layers is not False,
                 model_class=task.model_class,
+                by_transformers=computation.reference_layers,
             ),
             task,
             seed=config.run.seed,

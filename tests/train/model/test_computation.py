@@ -54,6 +54,8 @@ def test_tpu_layers_are_compared_on_a_tpu_once():
     assert chosen(*tpu, "--tpu-layers", "on").tpu_layers is True
     assert chosen(*tpu, "--tpu-layers", "off").tpu_layers is False
     assert chosen(*tpu, model="albert").tpu_layers is False  # whose layers are others
+    assert chosen(*tpu, "--reference-layers").tpu_layers is False
+    assert chosen(*tpu, "--reference-layers", recorded=Computation(True, tpu_layers=True)).tpu_layers is False
     for was_proven in (False, True):
         recorded = Computation(jit_compile=False, tpu_layers=was_proven)
         assert chosen(*tpu, recorded=recorded) == recorded

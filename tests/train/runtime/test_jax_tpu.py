@@ -1,5 +1,6 @@
 """A machine with a TPU that JAX alone reaches, made up: the device behind it is a CPU."""
 
+import dataclasses
 import logging
 import re
 import shutil
@@ -11,6 +12,7 @@ from tests.fixtures.jax_devices import devices_of_jax
 from tests.fixtures.results import read_json
 from tests.fixtures.same_run import assert_same_run
 from tests.fixtures.tiny_run import NUM_STEPS, forget_checkpoint, run_flags
+from train.model.computation import Computation
 from train.run_mlm import main
 from train.runtime import runtime_choice
 
@@ -51,7 +53,7 @@ def test_a_run_proves_its_layers_and_resumes(shards, tmp_path, monkeypatch, capl
     assert "TPU v5e-2, roberta" in printed
     record = read_json(tmp_path / "run" / "run.json")
     assert record["hardware"] == "TPU v5e-2, 2 replica(s) of JAX"
-    assert record["computation"] == {"jit_compile": True, "tpu_layers": True, "shard_optimizer": False}
+    assert record["computation"] == dataclasses.asdict(Computation(True, True))
     assert record["settings"]["hardware"]["tpu_name"] == "local"
 
     monkeypatch.setattr("train.step.proofs.prove_tpu_layers", lambda *_: pytest.fail("the layers were compared"))
@@ -74,4 +76,4 @@ def test_layers_and_a_sharded_step_that_compute_something_else_are_not_used(shar
     assert "The run trains with the REFERENCE LAYERS: the TPU-optimized ones give loss " in caplog.text
     assert "The run trains WITHOUT --shard-optimizer: a sharded step differs on the first rows" in caplog.text
     record = read_json(tmp_path / "run" / "run.json")
-    assert record["computation"] == {"jit_compile": True, "tpu_layers": False, "shard_optimizer": False}
+    assert record["computation"] == dataclasses.asdict(Computation(True, False))
