@@ -24,34 +24,25 @@ it before `tensorflow`, `tf_keras` and transformers' TF classes. It imports none
 
 import ctypes
 import importlib.util
-import logging
 import os
 import re
-import sys
 from pathlib import Path
 
 from mlm_common.cli.imports import set_up_imports
-from mlm_common.errors import InputError
 
-IMPORT_UTILS = "transformers.utils.import_utils"
 # In /dev: TPUs of either kind; NVIDIA's GPUs, those of WSL and AMD.
 TPUS = ("accel*", "vfio/[0-9]*")
 ACCELERATORS = ("nvidia*", "dxg", "kfd", *TPUS)
 # glibc's M_ARENA_MAX, M_MMAP_THRESHOLD and M_TOP_PAD: a single heap, which keeps a GiB of what is freed. Older versions
 # refuse a threshold above 32 MiB; if none were set, M_TOP_PAD would fix it at 128 KiB.
 MALLOC_OPTIONS = ((-8, 1), (-3, 2**25), (-3, 2**30), (-2, 2**30))
-# Messages that transformers logs for every TF model, and the modules that log them.
-REPEATED_MESSAGES = ("TensorFlow and JAX classes are deprecated", "Device set to use")
-LOGGING_MODULES = ("modeling_tf_utils", "pipelines.base", "tokenization_utils_base")
 
 
 def prepare_environment() -> None:
-    """Set the variables that make transformers' TF classes work with the TensorFlow installed.
-
-    InputError if transformers was imported before, and did not see this TensorFlow.
-    """
-    # transformers' TF classes are Keras 2 classes.
-    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    """Set the variables that TensorFlow and transformers read when they are imported."""
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"  # for the TensorFlow classes of transformers 4, which are Keras 2 classes
+    if importlib.util.find_spec("tensorflow"):
+        os.environ["FORCE_TF_AVAILABLE"] = "1"  # transformers 4 does not know TensorFlow as `tensorflow-tpu`
     # On a machine with only a CPU, the libraries log errors about a missing GPU: `failed call to cuInit`.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2" if has_accelerator() else "3")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -61,19 +52,6 @@ def prepare_environment() -> None:
     set_up_imports()
     if not has_accelerator():
         keep_freed_memory()
-    for module in LOGGING_MODULES:
-        logging.getLogger(f"transformers.{module}").addFilter(_is_informative)
-    if importlib.util.find_spec("tensorflow") is None:
-        return
-    # transformers looks for distributions by name, and does not know `tensorflow-tpu`.
-    os.environ["FORCE_TF_AVAILABLE"] = "1"
-    import_utils = sys.modules.get(IMPORT_UTILS)
-    # Version 5 does not look for it.
-    if import_utils is not None and not getattr(import_utils, "is_tf_available", lambda: True)():
-        raise InputError(
-            "train must be imported before transformers; transformers was imported first and does not see "
-            "the TensorFlow installed. Import train first, or set FORCE_TF_AVAILABLE=1."
-        )
 
 
 def keep_freed_memory() -> None:
@@ -99,10 +77,6 @@ def multiplies_in_bfloat16() -> bool:
     On a GPU, TensorFlow would also add up the gradients of biases in it, and lose most of their terms.
     """
     return has_bfloat16_instructions() and not has_accelerator()
-
-
-def _is_informative(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(REPEATED_MESSAGES)
 
 
 prepare_environment()

@@ -168,7 +168,7 @@ def check_tf_keras(installed: dict[str, Distribution]) -> Iterator[Finding]:
     fix = _pip_install(installed, f"{TF_KERAS}=={minor}.*")
     found = installed.get(TF_KERAS)
     if found is None:
-        text = "is not installed; without it transformers finds Keras 3, which its TensorFlow classes cannot use."
+        text = "is not installed; the models that are trained here are tf-keras models."
         yield Finding("error", TF_KERAS, text, fix)
     elif _minor(found.version) != minor:
         yield Finding("error", TF_KERAS, f"must have TensorFlow's version {minor}; {found.version} is installed.", fix)
@@ -214,11 +214,7 @@ def ask_tensorflow(task: str, config: TrainingConfig, doing: str, fix: str) -> d
 def check_import(config: TrainingConfig) -> Iterator[Finding]:
     doing = "import of TensorFlow, tf-keras and transformers"
     libraries = ask_tensorflow("import_libraries", config, doing, REINSTALL)
-    if libraries["is_seen_by_transformers"]:
-        yield Finding("ok", "import", f"TensorFlow {libraries['tensorflow']}, {libraries['file']}")
-    else:
-        text = f"transformers does not see TensorFlow {libraries['tensorflow']}, {libraries['file']}."
-        yield Finding("error", "import", text, "Unset USE_TORCH, USE_TF and FORCE_TF_AVAILABLE.")
+    yield Finding("ok", "import", f"TensorFlow {libraries['tensorflow']}, {libraries['file']}")
 
 
 def check_gpus(config: TrainingConfig, devices: Path = Path("/dev")) -> Iterator[Finding]:
@@ -321,16 +317,9 @@ def import_libraries(_config: TrainingConfig) -> dict[str, Any]:
 
     import tensorflow as tf
     import tf_keras  # noqa: F401
-    import transformers.utils
+    import transformers  # noqa: F401
 
-    if importlib.util.find_spec("transformers.modeling_tf_utils"):  # version 5 has none
-        import transformers.modeling_tf_utils
-
-    return {
-        "tensorflow": tf.__version__,
-        "file": str(spec and spec.origin),
-        "is_seen_by_transformers": getattr(transformers.utils, "is_tf_available", lambda: True)(),
-    }
+    return {"tensorflow": tf.__version__, "file": str(spec and spec.origin)}
 
 
 def list_gpus(_config: TrainingConfig) -> dict[str, Any]:
