@@ -143,11 +143,11 @@ def warn_of_little_training(run: Run) -> None:
             "%s steps are few to learn a task. For at least %s, use --num-epochs %s or a smaller batch.",
             *(f"{num_steps:,}", FEW_STEPS, f"{num_epochs:,}"),
         )
-    num_parameters = count_parameters(phase.model_config)
-    if num_parameters is not None and num_parameters < SMALL_MODEL and settings.learning_rate < SMALL_MODEL_RATE / 5:
+    counted = count_parameters(phase.model_config)
+    if counted is not None and counted.total < SMALL_MODEL and settings.learning_rate < SMALL_MODEL_RATE / 5:
         logger.warning(
             "--learning-rate %g suits larger models; one of %.1f million parameters learns faster at about %g.",
-            *(settings.learning_rate, num_parameters / 1e6, SMALL_MODEL_RATE),
+            *(settings.learning_rate, counted.total / 1e6, SMALL_MODEL_RATE),
         )
 
 

@@ -18,7 +18,6 @@ from train.metrics.step_time import describe_step_time
 from train.model.computation import (
     Computation,
     count_parameters,
-    count_weights_in_matrices,
     describe_computation,
     planned_step_flops,
 )
@@ -66,10 +65,9 @@ def print_plan(run: Run) -> tuple[Plan, ...]:
 def _count_weights(phase: Phase) -> tuple[int, int]:
     """Count the weights, and the weights with only one moment; build the model only if there is no other way."""
     if not phase.task.adds_weights:
-        counted = (phase.model_config, phase.task.model_class)
-        num_parameters, num_in_matrices = count_parameters(*counted), count_weights_in_matrices(*counted)
-        if num_parameters is not None and num_in_matrices is not None:
-            return num_parameters, num_in_matrices if phase.config.optimization.optimizer == "muon" else 0
+        counted = count_parameters(phase.model_config, phase.task.model_class)
+        if counted is not None:
+            return counted.total, counted.in_matrices if phase.config.optimization.optimizer == "muon" else 0
     network = new_network(phase)
     from train.step.optimizer import count_with_one_moment
 

@@ -43,7 +43,7 @@ class Architecture:
     not_in_pytorch: prefixes of names in PyTorch that only TF classes have, but for multiple choice.
     renamed: {part of a name by those rules: in PyTorch}.
     depthwise: suffixes of the names that the PyTorch class has as (channels, 1, …): its convolution is separable.
-    head_bias: the two names of the head's bias: the one that PyTorch adds to the logits, and another.
+    head_bias: the names of the head's bias, which is there twice: first the one that PyTorch adds to the logits.
     same_where_none: {setting: another}: where the one is None it is as the other, which transformers 5 does not know.
     """
 
@@ -65,7 +65,7 @@ class Architecture:
     not_in_pytorch: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     depthwise: tuple[str, ...] = ()
-    head_bias: tuple[str, str] | None = None
+    head_bias: tuple[str, ...] = ()
     same_where_none: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -306,6 +306,13 @@ def vocabulary_axis(name: str, model_type: str) -> int | None:
         return 0
     transposed = ARCHITECTURES[model_type].transposed_vocabulary
     return 1 if transposed and re.search(transposed, name) else None
+
+
+def with_both_biases(weights: dict[str, np.ndarray], model_type: str) -> dict[str, np.ndarray]:
+    """Give the head's bias, the first that there is, all its names in PyTorch: {name in PyTorch: array}."""
+    names = ARCHITECTURES[model_type].head_bias
+    biases = [weights[name] for name in names if name in weights]
+    return weights | {name: biases[0].copy() for name in names if biases}
 
 
 def cut_vocabulary(array: np.ndarray, axis: int | None, vocabulary_size: int) -> np.ndarray:

@@ -18,108 +18,82 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from train.config.settings import RunSettings
+from train.model.anatomy import Anatomy, anatomy_of
 from train.model.architectures import architecture_of
 from train.runtime.machines import chip_of, local_accelerator_type
 from train.runtime.plan import Plan
 
-ROBERTA = frozenset({"camembert", "roberta", "roberta-prelayernorm", "xlm-roberta"})
-# Their TF classes differ in few tables and heads. Of other architectures the network is built to count.
-BERT_AND_ITS_KIN = ROBERTA | {"albert", "bert", "distilbert", "electra"}
-# Heads that begin with a matrix, and the architectures whose encoder has it, as a pooler.
-HEADS_WITH_A_MATRIX = {
-    "SequenceClassification": frozenset({"albert", "bert"}),
-    "MultipleChoice": ROBERTA | {"albert", "bert"},
+# Heads, by the endings of their classes' names, that begin with the encoder's pooler.
+POOLED = {
+    "bert": ("", "SequenceClassification", "MultipleChoice"),
+    **dict.fromkeys(("camembert", "roberta", "roberta-prelayernorm", "xlm-roberta"), ("", "MultipleChoice")),
 }
 
 
-def count_parameters(config: PretrainedConfig, model_class: str = "TFAutoModelForMaskedLM") -> int | None:
-    """Count the parameters as Keras does, those that several layers share once; None where the network must be built.
+@dataclass(frozen=True)
+class Parameters:
+    """The number of weights, and of those in the matrices that `train.model.build.hidden_matrices` counts."""
 
-    The padding of the vocabulary counts. `model_class` is the auto class of transformers.
+    total: int
+    in_matrices: int
+
+
+def count_parameters(config: PretrainedConfig, model_class: str = "TFAutoModelForMaskedLM") -> Parameters | None:
+    """Count the weights of a network, with the padding of the vocabulary; None where it must be built for that.
+
+    `model_class` is the auto class of transformers.
     """
-    head = model_class.removeprefix("TFAutoModel").removeprefix("For")
-    if config.model_type == "modernbert":
-        return _modernbert_parameters(config, head)
-    return _bert_parameters(config, head) if config.model_type in BERT_AND_ITS_KIN else None
-
-
-def _bert_parameters(config: PretrainedConfig, head: str) -> int | None:
-    kind, hidden = config.model_type, config.hidden_size
-    inner = config.hidden_dim if kind == "distilbert" else config.intermediate_size
-    width = getattr(config, "embedding_size", hidden)
-    num_types = 0 if kind == "distilbert" else config.type_vocab_size
-    num_layers = config.num_hidden_layers
-    if kind == "albert":
-        num_layers = config.num_hidden_groups * config.inner_group_num  # each is used several times
-    layer = 4 * _dense(hidden, hidden) + _dense(hidden, inner) + _dense(inner, hidden) + 2 * _norm(hidden)
-    num_parameters = (config.vocab_size + config.max_position_embeddings + num_types) * width + _norm(width)
-    num_parameters += num_layers * layer
-    if width != hidden or kind == "albert":  # which projects its embeddings even to the same width
-        num_parameters += _dense(width, hidden)
-    if kind == "roberta-prelayernorm":
-        num_parameters += _norm(hidden)
-    masked_lm = _dense(hidden, width) + _norm(width) + config.vocab_size * (2 if kind == "albert" else 1)
-    of_row = _dense(hidden, hidden)  # the pooler, or the first layer of a classifier
-    heads = {
-        "": 0 if kind in ("distilbert", "electra") else of_row,
-        "MaskedLM": masked_lm,
-        "SequenceClassification": of_row + _dense(hidden, config.num_labels),
-        "MultipleChoice": of_row + _dense(hidden, 1),
-        "TokenClassification": _dense(hidden, config.num_labels),
-        "QuestionAnswering": _dense(hidden, config.num_labels),
-    }
-    if kind in ("albert", "bert"):
-        heads["PreTraining"] = of_row + masked_lm + _dense(hidden, 2 if kind == "bert" else config.num_labels)
-    return num_parameters + heads[head] if head in heads else None
-
-
-def _modernbert_parameters(config: PretrainedConfig, head: str) -> int | None:
-    hidden, inner, norm = config.hidden_size, config.intermediate_size, _norm(config.hidden_size, config.norm_bias)
-    attention = _dense(hidden, 3 * hidden, config.attention_bias) + _dense(hidden, hidden, config.attention_bias)
-    feed_forward = _dense(hidden, 2 * inner, config.mlp_bias) + _dense(inner, hidden, config.mlp_bias)
-    # The first layer has one norm less, and there is one before the layers and one after them.
-    num_parameters = config.vocab_size * hidden + norm
-    num_parameters += config.num_hidden_layers * (attention + feed_forward + 2 * norm)
-    first = _dense(hidden, hidden, config.classifier_bias) + norm
-    classifier = first + _dense(hidden, config.num_labels)
-    heads = {
-        "": 0,
-        "MaskedLM": first + config.vocab_size * config.decoder_bias,
-        "SequenceClassification": classifier,
-        "MultipleChoice": first + _dense(hidden, 1),
-        "TokenClassification": classifier,
-        "QuestionAnswering": classifier,
-    }
-    return num_parameters + heads[head] if head in heads else None
-
-
-def count_weights_in_matrices(config: PretrainedConfig, model_class: str = "TFAutoModelForMaskedLM") -> int | None:
-    """Count the weights in what `train.model.build.hidden_matrices` counts; None where the network must be built."""
-    kind, hidden = config.model_type, config.hidden_size
-    head = model_class.removeprefix("TFAutoModel").removeprefix("For")
-    if count_parameters(config, model_class) is None:
+    if not architecture_of(config).is_ours:
         return None
-    num_layers = config.num_hidden_layers
-    if kind == "modernbert":
-        has_dense = bool(head)
-        return num_layers * (4 * hidden**2 + 3 * hidden * config.intermediate_size) + has_dense * hidden**2
-    if kind == "albert":
-        num_layers = config.num_hidden_groups * config.inner_group_num
-    inner = config.hidden_dim if kind == "distilbert" else config.intermediate_size
-    of_head = 0
-    if head in ("MaskedLM", "PreTraining"):
-        of_head = hidden * getattr(config, "embedding_size", hidden)
-    elif head in HEADS_WITH_A_MATRIX and kind not in HEADS_WITH_A_MATRIX[head]:
-        of_head = hidden**2
-    return num_layers * (4 * hidden**2 + 2 * hidden * inner) + of_head
+    anatomy = anatomy_of(config)
+    hidden, width, num_layers = anatomy.hidden_size, anatomy.embedding_size, anatomy.num_layers
+    expansion = anatomy.inner_size * (2 if anatomy.is_gated else 1)
+    matrices = 4 * hidden**2 + hidden * (expansion + anatomy.inner_size)
+    biases = anatomy.attention_has_bias * 4 * hidden + anatomy.feed_forward_has_bias * (expansion + hidden)
+    num_norms = 2 * num_layers + ("final_norm" in anatomy.encoder_names)
+    if num_layers and not anatomy.normalizes_first:
+        num_norms -= 1
+    total = (config.vocab_size + anatomy.num_token_types + anatomy.num_positions) * width + _norm(anatomy, width)
+    total += num_layers * (matrices + biases) + num_norms * _norm(anatomy, hidden)
+    if width != hidden:
+        total += _dense(width, hidden)
+    head = _count_head(config, anatomy, model_class.removeprefix("TFAutoModel").removeprefix("For"))
+    return head and Parameters(total + head.total, num_layers * matrices + head.in_matrices)
+
+
+def _count_head(config: PretrainedConfig, anatomy: Anatomy, name: str) -> Parameters | None:
+    """Count the weights of a head and of the pooler, if the network has one; None for a head that is not known."""
+    kind, hidden = config.model_type, anatomy.hidden_size
+    outputs = {
+        "": 0,
+        "MaskedLM": config.vocab_size * getattr(config, "decoder_bias", True),
+        "MultipleChoice": _dense(hidden, 1),
+        "QuestionAnswering": _dense(hidden, config.num_labels),
+        "SequenceClassification": _dense(hidden, config.num_labels),
+        "TokenClassification": _dense(hidden, config.num_labels),
+    }
+    if kind == "bert":
+        outputs["PreTraining"] = config.vocab_size + _dense(hidden, hidden) + _dense(hidden, 2)
+    if name not in outputs:
+        return None
+    is_pooled, predicts_tokens = name in POOLED.get(kind, ()), name in ("MaskedLM", "PreTraining")
+    is_modernbert = kind == "modernbert"
+    has_transform = predicts_tokens or name in ("SequenceClassification", "MultipleChoice") or (is_modernbert and name)
+    if not (has_transform or is_pooled):
+        return Parameters(outputs[name], 0)
+    width = anatomy.embedding_size if predicts_tokens else hidden
+    transform = _dense(hidden, width, getattr(config, "classifier_bias", True))
+    if predicts_tokens or is_modernbert:
+        transform += _norm(anatomy, width)
+    return Parameters(outputs[name] + transform, 0 if is_pooled else hidden * width)
 
 
 def _dense(num_inputs: int, num_outputs: int, has_bias: bool = True) -> int:
     return (num_inputs + has_bias) * num_outputs
 
 
-def _norm(width: int, has_bias: bool = True) -> int:
-    return width * (1 + has_bias)
+def _norm(anatomy: Anatomy, width: int) -> int:
+    return width * (2 if anatomy.norm_has_bias else 1)
 
 
 @dataclass(frozen=True)

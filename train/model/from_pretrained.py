@@ -22,6 +22,7 @@ from train.model.architectures import (
     not_in_pytorch,
     pytorch_class_of,
     vocabulary_axis,
+    with_both_biases,
 )
 from train.model.build import new_network
 from train.model.pretrained_files import A_CONFIGURATION, find_weights, read_config, set_labels
@@ -97,9 +98,7 @@ def _take_weights(model: Any, arrays: dict[str, np.ndarray]) -> Differences:
         pytorch_name(tf_name, model_type): (tf_name, variable) for tf_name, variable in variables_within(model).items()
     }
     arrays = _with_prefix(arrays, f"{model.base_model_prefix}.", variables)
-    head_bias = ARCHITECTURES[model_type].head_bias or ()
-    biases = [arrays[name] for name in head_bias if name in arrays]
-    arrays |= dict.fromkeys(head_bias, biases[0]) if biases else {}
+    arrays = with_both_biases(arrays, model_type)
     found, only_here = Differences(), not_in_pytorch(pytorch_class_of(model), model.config)
     for name, (tf_name, variable) in variables.items():
         shape = tuple(variable.shape)
@@ -114,7 +113,7 @@ def _take_weights(model: Any, arrays: dict[str, np.ndarray]) -> Differences:
     has_masked_lm_head = any(map(MASKED_LM_HEAD.match, variables))
     found.unexpected = sorted(
         name
-        for name in arrays.keys() - {*variables, *head_bias}
+        for name in arrays.keys() - {*variables, *ARCHITECTURES[model_type].head_bias}
         if not NEVER_NEEDED.search(name) and (has_masked_lm_head or not MASKED_LM_HEAD.match(name))
     )
     return found

@@ -20,8 +20,6 @@ logger = logging.getLogger(__name__)
 
 # Of the noise of copies, relative to the weights of its array.
 NOISE_DEVIATION = 0.1
-# Layers that compute several things in one product: how many.
-FUSED = {"Wqkv": 3, "Wi": 2}
 LAYER = re.compile(r"(?<=layers_\._|.layer_\._)\d+")
 
 
@@ -59,22 +57,24 @@ def wrapped(size: int, larger: int, unit: int) -> tuple[np.ndarray, np.ndarray]:
     return from_middle % size, (from_middle >= 0) & (from_middle < size)
 
 
-def tiled(value: np.ndarray, shape: tuple[int, ...], name: str, unit: int, seed: int, *, is_input: bool) -> np.ndarray:
+def tiled(
+    value: np.ndarray, shape: tuple[int, ...], unit: int, seed: int, *, is_input: bool, num_parts: int = 1
+) -> np.ndarray:
     """Tile an array over a larger shape.
 
     Args:
         value: as TensorFlow has it, inputs first.
         shape: of the result.
-        name: of the weight; says whether it is of a fused layer.
         unit: width of a head.
         seed: of the noise.
         is_input: whether the first axis is that of inputs, of which copies share the weight.
+        num_parts: matrices that the array has side by side.
     """
     is_copy, first_axis = np.zeros((1,) * value.ndim, bool), value.shape[0]
     for axis, (size, larger) in enumerate(zip(value.shape, shape, strict=True)):
         if size == larger:
             continue
-        parts = next((n for layer, n in FUSED.items() if f"/{layer}/" in name and axis == value.ndim - 1), 1)
+        parts = num_parts if axis == value.ndim - 1 else 1
         of_part, is_middle = wrapped(size // parts, larger // parts, unit)
         index = np.concatenate([of_part + part * (size // parts) for part in range(parts)])
         value = value.take(index, axis)
@@ -108,7 +108,7 @@ def grown(
         is_of_head: whether a weight is of the head, whose last layer is the embedding: its norm is an input of that.
     """
     unit, weights, fresh, num_taken, num_weights = small.hidden_size // small.num_attention_heads, {}, [], 0, 0
-    share = small.num_hidden_layers, large.num_hidden_layers
+    share, fused = (small.num_hidden_layers, large.num_hidden_layers), ARCHITECTURES[large.model_type].fused
     for number, (name, start) in enumerate(wanted.items()):
         value = given.get(LAYER.sub(lambda found: str(int(found[0]) * share[0] // share[1]), name))
         num_weights += start.size
@@ -119,7 +119,8 @@ def grown(
         axis = kept_axis(name)
         shape = tuple(value.shape[at] if at == axis else size for at, size in enumerate(start.shape))
         is_input = name.endswith("/kernel:0") or (is_of_head(name) and name.endswith(("/gamma:0", "/beta:0")))
-        weights[name] = tiled(value, shape, name, unit, seed + number, is_input=is_input)
+        num_parts = fused.get(name.split("/")[-2], 1)
+        weights[name] = tiled(value, shape, unit, seed + number, is_input=is_input, num_parts=num_parts)
         num_taken += weights[name].size
         if axis is not None and shape[axis] < start.shape[axis]:
             fresh.append(f"{name} from {shape[axis]:,} on")

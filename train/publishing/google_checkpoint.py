@@ -18,7 +18,7 @@ from mlm_common.errors import InputError
 from mlm_common.storage import Folder, folder_and_name, open_folder, read_file
 from mlm_common.storage.guard import guarded_read
 from mlm_common.tokenizer import special_ids, vocabulary_size
-from train.model.architectures import architecture_of, check_architecture
+from train.model.architectures import check_architecture, with_both_biases
 from train.model.configurations import make_config
 from train.publishing.google_variables import (
     OBJECT_GRAPH,
@@ -245,7 +245,4 @@ def _read_weights(variables: Variables, conversion: Conversion, config: Pretrain
         with guarded_read(variable, WHOLE_CHECKPOINT):
             array = variables.read(variable)
         weights[name] = np.ascontiguousarray(array.T if is_transposed else array, dtype=np.float32)
-    # Both PyTorch classes of ALBERT have the bias twice.
-    names = architecture_of(config).head_bias or ()
-    biases = [weights[name] for name in names if name in weights]
-    return weights | ({name: biases[0].copy() for name in names} if biases else {})
+    return with_both_biases(weights, config.model_type)

@@ -29,6 +29,7 @@ from train.model.architectures import (
     pytorch_class_of,
     uses_token_types,
     vocabulary_axis,
+    with_both_biases,
 )
 from train.model.weight_names import pytorch_name, to_pytorch, variables_within
 
@@ -56,7 +57,6 @@ class ModelSnapshot:
 def take_snapshot(model: Any, step: int = 0, metrics: Sequence[dict[str, Any]] = ()) -> ModelSnapshot:
     """Copy a built network, with its weights, to host memory; that takes most of the time."""
     check_architecture(model.config)
-    _check_padding_positions(model)
     arrays = {
         f"{model.name}/{name}": np.asarray(variable.numpy()) for name, variable in variables_within(model).items()
     }
@@ -124,7 +124,7 @@ def pytorch_weights(model: Any, vocabulary_size: int | None = None) -> dict[str,
     The first `vocabulary_size` ids are kept; by default all.
     """
     snapshot = model if isinstance(model, ModelSnapshot) else take_snapshot(model)
-    architecture, model_type = architecture_of(snapshot.config), snapshot.config.model_type
+    model_type = snapshot.config.model_type
     left_out = (f"{TRAINING_ONLY}.", *not_in_pytorch(snapshot.class_name, snapshot.config))
     weights: dict[str, np.ndarray] = {}
     for full_name, values in snapshot.arrays.items():
@@ -141,10 +141,7 @@ def pytorch_weights(model: Any, vocabulary_size: int | None = None) -> dict[str,
     for name in [one for one in weights if one.startswith(f"{DELTA}.")]:
         changed = name.removeprefix(f"{DELTA}.")
         weights[changed] = weights[changed] + weights.pop(name)
-    biases = [weights[name] for name in architecture.head_bias or () if name in weights]
-    if architecture.head_bias and biases:  # none for other heads
-        weights |= {name: biases[0].copy() for name in architecture.head_bias}
-    return weights
+    return with_both_biases(weights, model_type)
 
 
 def pytorch_config(config: PretrainedConfig, class_name: str, vocabulary_size: int | None = None) -> PretrainedConfig:
@@ -177,13 +174,3 @@ def exported_tokenizer(
         **case,
         **role_tokens(tokenizer),
     )
-
-
-def _check_padding_positions(model: Any) -> None:
-    encoder = getattr(model, model.base_model_prefix)
-    counted_from = getattr(getattr(encoder, "embeddings", None), "padding_idx", None)
-    if counted_from is not None and counted_from != model.config.pad_token_id:
-        raise ValueError(
-            f"The model counted its positions from {counted_from}, its PyTorch class will from pad_token_id "
-            f"{model.config.pad_token_id}: make it by train.model.build.new_network."
-        )

@@ -55,7 +55,7 @@ def test_copies_of_inputs_give_copies_of_outputs(size, more, outputs, more_outpu
     kernel, inputs = generator.normal(size=(size, outputs)), generator.normal(size=size)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(growing, "NOISE_DEVIATION", 0.0)
-        larger = tiled(kernel, (size + more, outputs + more_outputs), "/dense/kernel:0", 1, 0, is_input=True)
+        larger = tiled(kernel, (size + more, outputs + more_outputs), 1, 0, is_input=True)
     copied = inputs[wrapped(size, size + more, 1)[0]]
     expected = (inputs @ kernel)[wrapped(outputs, outputs + more_outputs, 1)[0]]
     np.testing.assert_allclose(copied @ larger, expected, atol=1e-5)
@@ -63,11 +63,11 @@ def test_copies_of_inputs_give_copies_of_outputs(size, more, outputs, more_outpu
 
 def test_copies_alone_get_noise():
     value = np.random.default_rng(1).normal(2, 3, (100, 100))
-    larger = tiled(value, (150, 100), "/dense/kernel:0", 1, 0, is_input=False)
+    larger = tiled(value, (150, 100), 1, 0, is_input=False)
     difference = larger - value[wrapped(100, 150, 1)[0]]
     np.testing.assert_allclose(larger[25:125], value, atol=1e-6)
     assert np.delete(difference, np.arange(25, 125), 0).std() == pytest.approx(0.1 * value.std(), rel=0.05)
-    np.testing.assert_array_equal(larger, tiled(value, (150, 100), "/dense/kernel:0", 1, 0, is_input=False))
+    np.testing.assert_array_equal(larger, tiled(value, (150, 100), 1, 0, is_input=False))
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "electra", "modernbert"])

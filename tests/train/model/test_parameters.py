@@ -6,14 +6,14 @@ import pytest
 import tensorflow as tf
 from transformers import PretrainedConfig
 
-from tests.fixtures.tiny_models import CONFIGS, skip_without_tf_class, tiny_config
+from tests.fixtures.tiny_models import CONFIGS, tiny_config
 from train.config.learning import OptimizationConfig
 from train.model.architectures import ARCHITECTURES
 from train.model.build import new_network
-from train.model.computation import BERT_AND_ITS_KIN, count_parameters, count_weights_in_matrices
+from train.model.computation import Parameters, count_parameters
 from train.step.optimizer import count_with_one_moment
 
-COUNTED = BERT_AND_ITS_KIN | {"modernbert"}
+COUNTED = {name for name, architecture in ARCHITECTURES.items() if architecture.is_ours}
 # Sizes that have nothing in common, so that no mistake cancels another.
 ODD: dict[str, Any] = {
     "vocab_size": 211, "hidden_size": 40, "embedding_size": 24, "num_attention_heads": 4, "num_hidden_layers": 4,
@@ -25,21 +25,17 @@ HEADS = (
 )  # fmt: skip
 
 
-def counted(config: PretrainedConfig, model_class: str) -> tuple[int | None, int | None]:
-    return count_parameters(config, model_class), count_weights_in_matrices(config, model_class)
-
-
-def built(config: PretrainedConfig, model_class: str) -> tuple[int, int]:
-    skip_without_tf_class(config.model_type)
+def built(config: PretrainedConfig, model_class: str) -> Parameters:
     with tf.Graph().as_default():  # where weights take no memory
         network = tf.autograph.experimental.do_not_convert(new_network)(model_class, config)
-        return int(network.count_params()), count_with_one_moment(OptimizationConfig(optimizer="muon"), network)
+        muon = OptimizationConfig(optimizer="muon")
+        return Parameters(int(network.count_params()), count_with_one_moment(muon, network))
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if CONFIGS[name]["model_type"] in COUNTED])
 def test_of_a_masked_language_model(name):
     config = tiny_config(name)
-    assert counted(config, "TFAutoModelForMaskedLM") == built(config, "TFAutoModelForMaskedLM")
+    assert count_parameters(config, "TFAutoModelForMaskedLM") == built(config, "TFAutoModelForMaskedLM")
 
 
 @pytest.mark.parametrize(
@@ -54,11 +50,11 @@ def test_of_every_head_at_odd_sizes(name):
             continue
         config = tiny_config(name, **sizes, num_labels=5 if head.endswith("Classification") else 2)
         model_class = f"TFAutoModelFor{head}"
-        assert (head, counted(config, model_class)) == (head, built(config, model_class))
+        assert (head, count_parameters(config, model_class)) == (head, built(config, model_class))
     config = tiny_config(name, **sizes)
-    assert counted(config, "TFAutoModel") == built(config, "TFAutoModel")
+    assert count_parameters(config, "TFAutoModel") == built(config, "TFAutoModel")
 
 
 def test_others_are_not_guessed():
-    assert counted(tiny_config("roformer"), "TFAutoModelForMaskedLM") == (None, None)
-    assert counted(tiny_config("bert"), "TFAutoModelForNextSentencePrediction") == (None, None)
+    assert count_parameters(tiny_config("roformer")) is None
+    assert count_parameters(tiny_config("bert"), "TFAutoModelForNextSentencePrediction") is None
