@@ -86,8 +86,8 @@ def test_the_export_is_a_classifier(classified):
     ("names", "level", "message"),
     [
         (("negative", "positive"), logging.INFO, "The head of {} is kept."),
-        (("x", "y"), logging.WARNING, "trained for other labels: negative, positive; those of this task are x, y."),
-        (("x", "y", "z"), logging.INFO, "New layers, which {} does not have, start with random weights: "),
+        (("x", "y"), logging.WARNING, "trained for other labels: negative, positive; this task has x, y."),
+        (("x", "y", "z"), logging.INFO, "Layers that {} lacks are initialized randomly: "),
     ],
 )
 def test_a_line_says_what_becomes_of_the_head(classified, caplog, names, level, message):

@@ -43,5 +43,5 @@ def test_weights_that_do_not_load_delete_no_run(old_run, shards, tmp_path, run):
     flags = ("--init-from", str(tmp_path / "model"), "--config-overrides", "type_vocab_size=3")
     before = contents(old_run)
     refused = run(main, *run_flags(shards, old_run, *flags, "--overwrite-output-dir"))
-    assert "The weights of --init-from must be those of the model that is trained" in refused.refusal
+    assert "The weights of --init-from must be those of the trained model" in refused.refusal
     assert contents(old_run) == before

@@ -1,7 +1,7 @@
-"""What tells the encoders of `train.model.encoder` apart, read from a configuration of transformers.
+"""How the encoders of `train.model.encoder` differ, read from a configuration of transformers.
 
-The names are those of the variables, and thereby of checkpoints; `train.model.weight_names` turns them into those of
-PyTorch. A name may have several parts, as a path of modules in PyTorch has.
+The names below are parts of the variables' names, which checkpoints store; `train.model.weight_names` converts them to
+PyTorch's. A name with slashes stands for nested modules in PyTorch.
 """
 
 import math
@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 
 from train.model.architectures import position_offset
 
-# Parts of an encoder and of a layer: the names of their variables. `query_key_value` is one matrix for three.
+# {part of an encoder or of a layer: its name}. `query_key_value` is a single matrix that makes all three.
 BERT_ENCODER = {
     "tokens": "word_embeddings",
     "embeddings_norm": "LayerNorm",
@@ -63,20 +63,22 @@ MODERNBERT_LAYER = {
 class Anatomy:
     """The encoder that a configuration describes.
 
-    encoder_names, layer_names: {part: its name}.
-    num_token_types: rows of the table of token types; 0 without such a table.
-    num_positions: rows of the table of positions; 0 where positions are rotations of queries and keys.
-    first_position: of the first token in that table. Unless that is 0, the position before is that of padding, and has
-        the number of its id.
-    is_pre_norm: attention and feed-forward network read normalized states, and add to states that are not. Else their
-        sums are normalized.
-    normalizes_first: of pre-norm layers, the first normalizes before its attention, too, though embeddings are
-        normalized already.
-    is_gated: half of the expansion is multiplied with the activation of the other (GeGLU).
-    *_has_bias: of dense layers and norms.
-    *_rate: fraction that dropout drops: of the embeddings, of attention's probabilities, of attention's output, and of
-        the feed-forward network, in the middle where that is gated, else of its output.
-    deviation, output_deviation: of fresh weights; the second of those that write to the residual stream.
+    Attributes:
+        encoder_names, layer_names: {part: its name}.
+        num_token_types: rows in the table of token types; 0 if the encoder has no such table.
+        num_positions: rows in the table of positions; 0 if positions are rotations of queries and keys.
+        first_position: row of the first token in the table of positions. If it is above 0, padding uses the row before,
+            whose number is the padding id.
+        is_pre_norm: attention and the feed-forward network read normalized states, and their outputs are added to the
+            states before the norm. Otherwise the sums are normalized.
+        normalizes_first: the first pre-norm layer also normalizes before attention, although the embeddings already
+            end in a norm.
+        is_gated: one half of the expansion is multiplied by the activation of the other half (GeGLU).
+        *_has_bias: whether dense layers and norms have biases.
+        *_rate: dropout rate of the embeddings, of attention's probabilities, of attention's output, and of the
+            feed-forward network (between its two matrices if it is gated, else after them).
+        deviation: standard deviation of fresh weights.
+        output_deviation: the same for matrices that write to the residual stream.
     """
 
     encoder_names: Mapping[str, str]
@@ -110,7 +112,7 @@ class Anatomy:
 
 
 def anatomy_of(config: PretrainedConfig) -> Anatomy:
-    """Read the anatomy from a configuration whose encoder is ours."""
+    """Read the anatomy of one of our encoders from its configuration."""
     read = {"distilbert": _distilbert, "modernbert": _modernbert}.get(config.model_type, _bert)
     return Anatomy(
         hidden_size=config.hidden_size,
@@ -171,7 +173,7 @@ def _modernbert(config: PretrainedConfig) -> dict[str, Any]:
         "probability_rate": config.attention_dropout,
         "attention_rate": config.attention_dropout,
         "feed_forward_rate": config.mlp_dropout,
-        # The more layers write to the residual stream, the smaller (Warner et al. 2024, as in Megatron-LM).
+        # Smaller in deeper models, where more layers write to the residual stream (Warner et al. 2024, Megatron-LM).
         "output_deviation": config.initializer_range / math.sqrt(2 * max(1, config.num_hidden_layers)),
         "is_pre_norm": True,
         "normalizes_first": False,
@@ -186,8 +188,9 @@ def _modernbert(config: PretrainedConfig) -> dict[str, Any]:
 class Attention:
     """How a layer attends.
 
-    reach: the largest distance of a token that is attended to; None for the whole row.
-    rotary_base: of the wavelengths by which positions rotate queries and keys; None without rotations.
+    Attributes:
+        reach: largest distance to a token that is attended to; None for the whole row.
+        rotary_base: base of the wavelengths at which positions rotate queries and keys; None without rotations.
     """
 
     reach: int | None = None
@@ -195,7 +198,7 @@ class Attention:
 
 
 def attention_of(config: PretrainedConfig, index: int) -> Attention:
-    """Look up how the layer of this index attends."""
+    """Return how the layer with this index attends."""
     if config.model_type != "modernbert":
         return Attention()
     if index % config.global_attn_every_n_layers == 0:

@@ -21,30 +21,30 @@ from mlm_common.errors import InputError
 class Architecture:
     """What is special about one `model_type`.
 
-    Its inputs and settings:
-    counts_positions: the first token has the position after the padding id, as in RoBERTa, not 0.
-    learns_positions: its table of absolute positions, where it has one, is trained; RoFormer's is fixed.
-    has_token_types: its tokenizer marks a first and a second sentence.
-    has_pair_head: its class for pretraining has a head that answers a question about two segments.
-    activations: the settings that name functions: of its feed-forward layers, and of a head with another one.
-    dropouts: the settings of its dropout in pretraining: of hidden states and of attention.
-    tied: its TF class uses the input embedding as the head's matrix, whatever `tie_word_embeddings` says.
-    required: settings that its TF class ignores, or does not get right, with the only value that is supported.
+    Inputs and settings:
+    counts_positions: the position of the first token is the padding id plus 1, as in RoBERTa, instead of 0.
+    learns_positions: the table of absolute positions is trained, if there is one; RoFormer's is fixed.
+    has_token_types: the tokenizer marks a first and a second sentence.
+    has_pair_head: the class for pretraining has a head that answers a question about two segments.
+    activations: the settings that name activation functions: of feed-forward layers, and of a head that has its own.
+    dropouts: the settings of dropout rates in pretraining: of hidden states and of attention.
+    tied: the network uses the input embedding as the head's matrix, whatever `tie_word_embeddings` says.
+    required: {setting: the only supported value}, where the network ignores others or computes them wrong.
 
-    Its layers:
-    layer_list: what the TF encoder calls the list of its layers.
-    prefix: what the encoder is called, as an attribute of its network and in the names of variables, where it is ours
-        (`train.model.encoder`); None where its layers are those of transformers 4.
-    flops: how its operations are counted, a key of `train.model.computation.FORMULAS`; None where that is not known.
+    Layers:
+    layer_list: attribute with the list of layers in the encoder of the TF class.
+    prefix: name of our encoder (`train.model.encoder`), as an attribute of its network and in the names of variables;
+        None if the network is a TF class of transformers 4.
+    flops: how operations are counted, a key of `train.model.computation.FORMULAS`; None if that is unknown.
     transposed_vocabulary: pattern of the weight whose second axis, not its first, runs over the ids.
-    fused: {name of a part of a layer: how many matrices its kernel holds side by side}.
+    fused: {part of a layer: the number of matrices side by side in its kernel}.
 
-    Its PyTorch class, where the rules of `train.model.weight_names` miss something:
-    not_in_pytorch: prefixes of names in PyTorch that only TF classes have, but for multiple choice.
-    renamed: {part of a name by those rules: in PyTorch}.
-    depthwise: suffixes of the names that the PyTorch class has as (channels, 1, …): its convolution is separable.
-    head_bias: the names of the head's bias, which is there twice: first the one that PyTorch adds to the logits.
-    same_where_none: {setting: another}: where the one is None it is as the other, which transformers 5 does not know.
+    Exceptions to the rules of `train.model.weight_names` in the PyTorch class:
+    not_in_pytorch: prefixes of the PyTorch names of weights that only TF classes have; multiple choice is excepted.
+    renamed: {part of a name by those rules: the part in PyTorch}.
+    depthwise: suffixes of names whose weights are (channels, 1, …) in PyTorch, because the convolution is separable.
+    head_bias: both names of the head's bias, if PyTorch has it twice. It adds the first one to the logits.
+    same_where_none: {a: b}: setting `a` defaults to the value of `b`; transformers 5 dropped this rule.
     """
 
     counts_positions: bool = False
@@ -70,7 +70,7 @@ class Architecture:
 
     @property
     def is_ours(self) -> bool:
-        """Whether its layers are ours: they can be TPU-optimized, and can keep the documents of a row apart."""
+        """Whether we compute its layers, which then can be TPU-optimized and can keep documents of a row apart."""
         return self.prefix is not None
 
 
@@ -79,7 +79,7 @@ BERT = Architecture(required=ABSOLUTE, prefix="bert")
 ROBERTA = replace(BERT, prefix="roberta", counts_positions=True, has_token_types=False)
 
 ARCHITECTURES = {
-    # Its layers are groups that are used several times. Its TF class has both biases of the head, and uses the first.
+    # Its layers are groups that are applied several times. Its TF class has both biases, and uses the first.
     "albert": Architecture(
         has_pair_head=True,
         required=ABSOLUTE,
@@ -88,11 +88,11 @@ ARCHITECTURES = {
     ),
     "bert": replace(BERT, has_pair_head=True),
     "camembert": ROBERTA,
-    # `flops`: what its convolutions cost depends on how they are run.
+    # `flops`: the cost of its convolutions depends on the implementation.
     "convbert": Architecture(
         flops=None, depthwise=("key_conv_attn_layer.bias", "key_conv_attn_layer.depthwise.weight")
     ),
-    # `legacy`: the TF class has the legacy head only. `conv_kernel_size`: its convolution fails in bfloat16.
+    # `legacy`: the TF class has only the legacy head. `conv_kernel_size`: its convolution fails in bfloat16.
     "deberta-v2": Architecture(
         required={"legacy": True, "conv_kernel_size": 0},
         flops="deberta-v2",
@@ -106,8 +106,8 @@ ARCHITECTURES = {
         required={"sinusoidal_pos_embds": False},
     ),
     "electra": replace(BERT, prefix="electra"),
-    # `normalization_type`: the TF class gives its layer norm another epsilon. `transposed_vocabulary`: the head
-    # needs it next to the embedding, which is narrower. Of the biases its TF class has the second only.
+    # `normalization_type`: the layer norm of the TF class has another epsilon. `transposed_vocabulary`: a matrix that
+    # the head has in addition to the embedding, which is narrower. The TF class has only the second bias.
     "mobilebert": Architecture(
         has_pair_head=True,
         tied=False,
@@ -116,7 +116,7 @@ ARCHITECTURES = {
         transposed_vocabulary=r"predictions[./]dense[./]weight(:0)?$",
         head_bias=("cls.predictions.decoder.bias", "cls.predictions.bias"),
     ),
-    # `learns_positions`: they are rotations.
+    # `learns_positions`: positions are rotations.
     "modernbert": Architecture(
         learns_positions=False,
         has_token_types=False,
@@ -128,7 +128,7 @@ ARCHITECTURES = {
         fused={"Wqkv": 3, "Wi": 2},
         same_where_none={"local_rope_theta": "global_rope_theta"},
     ),
-    # Both its TF and its PyTorch class count from 1, whatever the padding id.
+    # `pad_token_id`: its TF and PyTorch classes count positions from 1, whatever the padding id.
     "mpnet": Architecture(
         counts_positions=True, has_token_types=False, required={"pad_token_id": 1}, not_in_pytorch=("mpnet.pooler.",)
     ),
@@ -141,18 +141,18 @@ ARCHITECTURES = {
 SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "embedding_size")
 # Every architecture here attends in both directions.
 REQUIRED_OF_ALL = {"is_decoder": False, "add_cross_attention": False}
-# In TensorFlow and PyTorch, with the same values.
+# Functions that TensorFlow and PyTorch compute alike.
 ACTIVATIONS = (
     "gelu", "gelu_10", "gelu_fast", "gelu_new", "mish", "quick_gelu", "relu", "sigmoid", "silu", "swish", "tanh",
 )  # fmt: skip
 
-# The name of a head that no class of transformers has, as a part of a network and in the names of its weights.
+# Name of a head that no class of transformers has: the attribute of the network, and a part of the weights' names.
 OWN_HEAD = "custom_head"
-# The name of a part of a network that only its training uses: checkpoints have it, exports do not.
+# Name of a part that only training uses: checkpoints contain it, exports do not.
 TRAINING_ONLY = "training_only"
-# The name of a part whose weights, named as others of the network, are added to those in an export.
+# Name of a part whose weights an export adds to the network's weights of the same names.
 DELTA = "delta"
-# Weights with one entry per id, by the end of their name in the TF or in the PyTorch class.
+# Weights with one entry per id: how their names end, in our network or in the PyTorch class.
 VOCABULARY_WEIGHT = re.compile(
     r"((word|tok)_embeddings[./]weight|((predictions|lm_head|vocab_projector)([./]decoder)?|(^|[./])decoder)[./]"
     r"(bias|weight))(:0)?$"
@@ -175,7 +175,7 @@ def architecture_of(config: PretrainedConfig) -> Architecture:
 
 
 def pytorch_class(model_class: str, config: PretrainedConfig) -> str:
-    """Name the PyTorch class that belongs to an auto class of transformers: `RobertaForMaskedLM`."""
+    """Return the name of the PyTorch class, such as `RobertaForMaskedLM`, that belongs to an auto class."""
     head = model_class.removeprefix("TFAutoModel") or "Model"
     if head == "ForPreTraining" and not (architecture_of(config).has_pair_head or config.model_type == "electra"):
         head = "ForMaskedLM"
@@ -183,27 +183,27 @@ def pytorch_class(model_class: str, config: PretrainedConfig) -> str:
 
 
 def pytorch_class_of(network: Any) -> str:
-    """Name the PyTorch class of a network."""
+    """Return the name of a network's PyTorch class."""
     return getattr(network, "class_name", type(network).__name__).removeprefix("TF")
 
 
 def not_in_pytorch(class_name: str, config: PretrainedConfig) -> tuple[str, ...]:
-    """Return prefixes of the names in PyTorch of weights that a network has, and its PyTorch class does not."""
+    """Return prefixes of the PyTorch names of weights that only the network has."""
     return () if class_name.endswith("ForMultipleChoice") else architecture_of(config).not_in_pytorch
 
 
 def check_architecture(
     config: PretrainedConfig, hint: str = "Give --config-overrides {name}={value}", *, is_computed: bool = True
 ) -> None:
-    """Check that a model of this configuration can be trained here and exported right.
+    """Check that a model of this configuration can be trained here, and that its export will be right.
 
     Args:
-        hint: how to change a setting, for errors.
-        is_computed: whether a network is made, for which transformers must have the TensorFlow classes.
+        hint: how to change a setting, for error messages.
+        is_computed: a network will be made, so transformers must have its TensorFlow class.
 
     Raises:
-        InputError: the type is not supported, or the configuration has a setting that its TF class ignores; names the
-            file that it was read from. Or transformers lacks the TensorFlow classes.
+        InputError: the type is not supported, a setting has a value that the network does not support, or transformers
+            has no TensorFlow classes. The message names the file of the configuration.
     """
     try:
         _check_settings(config, hint)
@@ -219,9 +219,9 @@ def check_tensorflow_classes(subject: str) -> None:
     """Check that transformers has TensorFlow classes, and that they find TensorFlow.
 
     Args:
-        subject: what needs them, for errors.
+        subject: what needs them, for error messages.
     """
-    is_tf_available = getattr(transformers.utils, "is_tf_available", None)  # version 5 has neither
+    is_tf_available = getattr(transformers.utils, "is_tf_available", None)  # not in version 5
     if is_tf_available is None:
         raise InputError(
             f"{subject} needs the TensorFlow classes of transformers 4; transformers {transformers.__version__} is "
@@ -250,14 +250,14 @@ def _check_settings(config: PretrainedConfig, hint: str) -> None:
             is_of_tokenizer = name == "pad_token_id"
             fix = f"Use a tokenizer with {name} {value}" if is_of_tokenizer else hint.format(name=name, value=value)
             raise InputError(
-                f"{name} of a {model_type} must be {value}, the only value that its TensorFlow class supports; "
+                f"{name} of a {model_type} must be {value}, the only value that is supported; "
                 f"received {getattr(config, name)}. {fix}."
             )
     for name in SIZES:
-        least = 0 if name == "num_hidden_layers" else 1  # token embeddings alone can be trained for search
+        least = 0 if name == "num_hidden_layers" else 1  # embeddings without layers can be trained for search
         if (size := getattr(config, name, least)) < least:
             raise InputError(f"{name} of a {model_type} must be at least {least}; received {size}.")
-    # Rotations turn pairs of numbers of a head.
+    # Rotations turn pairs of numbers in a head.
     multiple = config.num_attention_heads * (1 if architecture.learns_positions else 2)
     if config.hidden_size % multiple:
         twice, value = "" if architecture.learns_positions else "twice ", -(-config.hidden_size // multiple) * multiple
@@ -276,15 +276,15 @@ def _check_settings(config: PretrainedConfig, hint: str) -> None:
 
 
 def position_offset(config: PretrainedConfig) -> int:
-    """Return the position of the first token: `max_position_embeddings` is the row length plus this.
+    """Return the position of the first token: the padding id plus 1 for RoBERTa's family and MPNet, 0 for others.
 
-    0 for most; the padding id plus 1 for the RoBERTa family and MPNet.
+    `max_position_embeddings` is the length of the longest row plus this.
     """
     return config.pad_token_id + 1 if architecture_of(config).counts_positions else 0
 
 
 def max_positions(config: PretrainedConfig) -> int | None:
-    """Return the longest row that the model can take, in tokens; None when its positions are relative only."""
+    """Return the length of the longest row that the model takes, in tokens; None if it has only relative positions."""
     if not getattr(config, "position_biased_input", True):
         return None
     return config.max_position_embeddings - position_offset(config)
@@ -299,7 +299,7 @@ def uses_token_types(config: PretrainedConfig) -> bool:
 
 
 def vocabulary_axis(name: str, model_type: str) -> int | None:
-    """Find the axis of a weight that runs over the ids, or None; `name` is that in the TF or the PyTorch class."""
+    """Return the axis of a weight that runs over the ids, or None; `name` is ours or PyTorch's."""
     if OWN_HEAD in re.split("[./]", name):
         return None
     if VOCABULARY_WEIGHT.search(name):
@@ -309,12 +309,12 @@ def vocabulary_axis(name: str, model_type: str) -> int | None:
 
 
 def with_both_biases(weights: dict[str, np.ndarray], model_type: str) -> dict[str, np.ndarray]:
-    """Give the head's bias, the first that there is, all its names in PyTorch: {name in PyTorch: array}."""
+    """Add the head's bias under all of its names to {name in PyTorch: array}, if at least one of them is there."""
     names = ARCHITECTURES[model_type].head_bias
     biases = [weights[name] for name in names if name in weights]
     return weights | {name: biases[0].copy() for name in names if biases}
 
 
 def cut_vocabulary(array: np.ndarray, axis: int | None, vocabulary_size: int) -> np.ndarray:
-    """Keep of an array the first `vocabulary_size` ids along `axis`; all of it where that is None."""
+    """Cut an array to the first `vocabulary_size` ids along `axis`; return it unchanged if `axis` is None."""
     return array if axis is None else array.take(np.arange(vocabulary_size), axis)

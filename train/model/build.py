@@ -1,4 +1,4 @@
-"""The network that is trained, with fresh weights: ours, or a TF class of transformers for other architectures."""
+"""Build networks with fresh weights: ours, or TF classes of transformers for other architectures."""
 
 from typing import Any
 
@@ -22,9 +22,9 @@ from train.model.networks import (
 )
 from train.model.weight_names import variables_within
 
-# Settings of the sizes that states between layers, and before logits, may have.
+# Settings with the sizes of hidden states: between layers, and before the logits.
 HIDDEN_SIZES = ("hidden_size", "embedding_size", "output_embedding_size")
-# What TFAutoModelFor… makes of our architectures. Pretraining of those that are not named is that of masked tokens.
+# The networks of our architectures, by the head in the name of the auto class: TFAutoModelFor…
 NETWORKS: dict[str, type[Network]] = {
     "": Network,
     "ForMaskedLM": MaskedLM,
@@ -33,6 +33,7 @@ NETWORKS: dict[str, type[Network]] = {
     "ForSequenceClassification": RowClassifier,
     "ForTokenClassification": TokenClassifier,
 }
+# The networks of TFAutoModelForPreTraining; other architectures have the one for masked tokens.
 PRETRAINING: dict[str, type[Network]] = {"bert": PairPretraining, "electra": ReplacedTokenDetection}
 
 
@@ -46,14 +47,14 @@ def build_network(
     model_class: str = "TFAutoModelForMaskedLM",
     by_transformers: bool = False,
 ) -> Any:
-    """Build a TF model with fresh weights, the same for the same seed.
+    """Build a network with fresh weights, which depend on the seed alone.
 
     Args:
-        model_config: of `resolve_model_config`, its vocabulary padded.
-        vocabulary_size: ids of the tokenizer; padding of the vocabulary starts as 0.
+        model_config: made by `resolve_model_config`, with a padded vocabulary.
+        vocabulary_size: number of the tokenizer's ids; weights of further ids are 0.
         tpu_layers: use the TPU-optimized layers, if the architecture has them.
         model_class: the auto class of transformers.
-        by_transformers: compute by transformers' TensorFlow class, with the fresh weights that our network has.
+        by_transformers: use transformers' TensorFlow class, with the fresh weights of our network.
     """
     tf_keras.utils.set_random_seed(seed)
     network = new_network(model_class, model_config)
@@ -76,17 +77,17 @@ def new_network(model_class: str, config: PretrainedConfig) -> Any:
 
     Args:
         model_class: the auto class of transformers that has its head, such as `TFAutoModelForMaskedLM`.
-        config: of an architecture that is supported; others than ours need transformers 4.
+        config: of a supported architecture. Those that are not ours need transformers 4.
 
     Raises:
-        InputError: no such head, or transformers lacks the architecture's TensorFlow classes.
+        InputError: the head is unknown, or transformers has no TensorFlow classes.
     """
     if not architecture_of(config).is_ours:
         return legacy.new_network(model_class, config)
     head = model_class.removeprefix("TFAutoModel")
     if head not in {*NETWORKS, "ForPreTraining"}:
-        known = ", ".join(f"TFAutoModel{name}" for name in sorted({*NETWORKS, "ForPreTraining"}))
-        raise InputError(f"The model_class of a {config.model_type} must be one of {known}; received {model_class}.")
+        names = ", ".join(f"TFAutoModel{name}" for name in sorted({*NETWORKS, "ForPreTraining"}))
+        raise InputError(f"The model_class of a {config.model_type} must be one of {names}; received {model_class}.")
     network = (PRETRAINING.get(config.model_type, MaskedLM) if head == "ForPreTraining" else NETWORKS[head])(config)
     network(network.dummy_inputs, training=False)
     return network
@@ -101,11 +102,11 @@ def _by_transformers(ours: Network, model_class: str) -> Any:
 
 
 def start_positions_as_sinusoids(model: Any) -> None:
-    """Fill the position table of a new TF…ForMaskedLM with sinusoids, of the size its random start had.
+    """Fill the position table of a new masked language model with sinusoids that are as large as its random values.
 
-    The table stays trainable and the architecture is as it was. Among sinusoids (Vaswani et al. 2017, section 3.5) a
-    shift by n positions is the same rotation everywhere, so "the token before" is one thing to learn, where random
-    rows would make it one for each position. benchmarks/position_init.py compares the two.
+    The table stays trainable, and the architecture does not change. Sinusoids (Vaswani et al. 2017, section 3.5) make a
+    shift by n positions the same rotation everywhere, so the model learns "the previous token" once; with random rows
+    it would have to learn that for each position. benchmarks/position_init.py compares the two.
     """
     tables = [variable for variable in model.trainable_variables if "position_embeddings" in variable.name]
     for table in tables:
@@ -123,9 +124,9 @@ def sinusoids(num_positions: int, width: int) -> np.ndarray:
 
 
 def clear_padding(model: Any, vocabulary_size: int) -> None:
-    """Set what a TF…ForMaskedLM holds for ids from `vocabulary_size` on to 0.
+    """Set the weights of ids from `vocabulary_size` on to 0.
 
-    They get no gradient, so they stay 0 and add nothing to a norm, such as LAMB's of each weight.
+    They get no gradient, so they stay 0 and add nothing to norms, such as LAMB's norm of each weight.
     """
     for variable in model.weights:
         axis = vocabulary_axis(variable.name, model.config.model_type)
@@ -135,29 +136,29 @@ def clear_padding(model: Any, vocabulary_size: int) -> None:
 
 
 def encoder_layers(network: Any) -> list[Any]:
-    """List the layers of a network's encoder, first to last."""
+    """Return the layers of a network's encoder, first to last."""
     return list(network.encoder.layer) if isinstance(network, Network) else legacy.encoder_layers(network)
 
 
 def recompute_layers(network: Any) -> None:
-    """Let a network compute each layer again where its gradient is taken (`train.layers.recomputing`)."""
+    """Let a network compute each layer again for its gradient (`train.layers.recomputing`)."""
     owner = network.encoder if isinstance(network, Network) else network
     owner.recomputes_layers = True
 
 
 def use_tpu_layers(network: Network) -> None:
-    """Let the layers compute by `train.layers.tpu_layers`."""
+    """Let the layers compute with `train.layers.tpu_layers`."""
     from train.layers import tpu_layers  # not for CPUs
 
     network.encoder.functions = tpu_layers
 
 
 def hidden_matrices(model: Any) -> tuple[int, ...]:
-    """Count, for each trainable variable of a TF model in their order, the hidden matrices that it holds.
+    """Return the number of hidden matrices in each trainable variable of a model, in the variables' order.
 
-    They make hidden states of hidden states: those of layers, side by side in a fused one, and of a head before its
-    logits. For embeddings, positions, and what makes logits it is 0. A second network that trains with the model has
-    them too.
+    A hidden matrix turns hidden states into hidden states. Layers have them, several side by side in a fused variable,
+    and so has a head before its logits. Embeddings, positions and the matrix of the logits count as 0. Networks that
+    are parts of the model are included.
     """
     counts: dict[int, int] = {}
     others = [part for part in model.submodules if hasattr(part, "base_model_prefix")]

@@ -1,14 +1,13 @@
-"""What a model costs by arithmetic: parameters, and operations of a step; and how the step is computed.
+"""The cost of a model (parameters, and floating-point operations of a step), and the choice how a step is computed.
 
-None of it needs TensorFlow, so a plan can show it.
+Costs are pure arithmetic without TensorFlow, so that a plan can show them.
 
-Operations are counted for the fraction of the chip's peak that is used (MFU), as Chowdhery et al. 2022 (PaLM, appendix
-B) do: matrix products, an addition and a multiplication each, forward once and backward twice; other work of the
-hardware (recomputed activations, softmax, layer norms, the optimizer) is not. Products of attention are counted whole,
-since nothing here is causal. The head works on the prediction slots only; heads of fine-tuning, which have a few
-outputs, are not counted.
+Operations are counted as for model FLOPs utilization (MFU; Chowdhery et al. 2022, PaLM, appendix B): an addition and a
+multiplication for each product in a matrix product, once forward and twice backward. Recomputed activations, softmax,
+layer norms and the optimizer do not count. Attention counts in full, because it is not causal. The head counts at the
+prediction slots only, and heads of fine-tuning, which have few outputs, do not count.
 
-How a step is computed is decided once, recorded, and kept on resuming.
+The choice how a step is computed is made once, recorded, and kept when a run resumes.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,7 +38,7 @@ class Parameters:
 
 
 def count_parameters(config: PretrainedConfig, model_class: str = "TFAutoModelForMaskedLM") -> Parameters | None:
-    """Count the weights of a network, with the padding of the vocabulary; None where it must be built for that.
+    """Count the weights of a network, including the vocabulary's padding; None if the network must be built for that.
 
     `model_class` is the auto class of transformers.
     """
@@ -100,10 +99,11 @@ def _norm(anatomy: Anatomy, width: int) -> int:
 class Multiplications:
     """Multiplications of the forward pass.
 
-    per_token: of the weights that every token goes through.
-    per_pair: of attention, for each pair of tokens in a row.
-    per_prediction: of the head, for each prediction slot.
-    per_pass: of what a pass does once, whatever its rows (relative positions).
+    Attributes:
+        per_token: with weights that every token meets.
+        per_pair: in attention, for each pair of tokens in a row.
+        per_prediction: in the head, for each prediction slot.
+        per_pass: independent of the number of rows (relative positions).
     """
 
     per_token: float
@@ -120,13 +120,13 @@ def step_flops(
     num_predictions: int,
     num_micro_batches: int = 1,
 ) -> int | None:
-    """Count the floating-point operations of one step; None for an architecture whose count is not known.
+    """Count the floating-point operations of one step; None if no formula for the architecture is known.
 
     Args:
-        num_rows: rows of the step, over all micro-batches.
-        length: tokens a row, padding included; on average where rows differ in length.
-        num_predictions: prediction slots of the step, over all micro-batches.
-        num_micro_batches: forward passes that the rows are split into.
+        num_rows: rows of the step, in all micro-batches.
+        length: mean length of the rows in tokens, including padding.
+        num_predictions: prediction slots of the step, in all micro-batches.
+        num_micro_batches: number of forward passes that the rows are divided among.
     """
     formula = architecture_of(config).flops
     if formula is None:
@@ -142,10 +142,10 @@ def step_flops(
 
 
 def planned_step_flops(model_config: PretrainedConfig, plan: Plan, num_predictions: int) -> int | None:
-    """Count the floating-point operations of a step of the plan; None for a model whose operations cannot be counted.
+    """Count the floating-point operations of a step of the plan; None as in `step_flops`.
 
     Args:
-        num_predictions: prediction slots of a micro-batch; 0 where the head is not a masked LM's.
+        num_predictions: prediction slots of a micro-batch; 0 for heads other than a masked LM's.
     """
     num_micro_batches = plan.num_replicas * plan.num_micro_batches
     return step_flops(
@@ -162,8 +162,8 @@ def full_speed_step_seconds(
 ) -> float | None:
     """Compute the seconds that a step would take if all replicas computed at their peak.
 
-    None without a TPU, on a TPU that is not this machine's or not in `train.runtime.machines`, and for a model whose
-    operations cannot be counted. Further arguments are those of `planned_step_flops`.
+    None without a local TPU, on a TPU that `train.runtime.machines` does not list, and if the operations cannot be
+    counted. The other arguments are those of `planned_step_flops`.
     """
     if not config.hardware.wants_tpu or config.hardware.tpu_name != "local":
         return None
@@ -175,12 +175,12 @@ def full_speed_step_seconds(
 
 
 def _bert(config: PretrainedConfig, length: float) -> Multiplications:  # noqa: ARG001
-    """BERT, RoBERTa and theirs; with embeddings of another width also ALBERT, ELECTRA, RemBERT and RoFormer."""
+    """BERT and RoBERTa; also ALBERT, ELECTRA, RemBERT and RoFormer, whose embeddings may have another width."""
     hidden, num_layers = config.hidden_size, config.num_hidden_layers
     inner = config.hidden_dim if config.model_type == "distilbert" else config.intermediate_size
     embedding = getattr(config, "embedding_size", hidden)
     into, out_of = (getattr(config, f"{end}_embedding_size", embedding) for end in ("input", "output"))
-    # These project their embeddings even to the same width.
+    # ALBERT and RemBERT project their embeddings even if the width stays the same.
     projects = into != hidden or config.model_type in ("albert", "rembert")
     # An ALBERT group may run several layers.
     num_layers *= getattr(config, "inner_group_num", 1)
@@ -192,7 +192,7 @@ def _bert(config: PretrainedConfig, length: float) -> Multiplications:  # noqa: 
 
 
 def _deberta_v2(config: PretrainedConfig, length: float) -> Multiplications:
-    """Disentangled attention (He et al. 2020): each token also meets the table of relative positions, either way."""
+    """DeBERTa-v2 (He et al. 2020): in disentangled attention each token also meets the table of relative positions."""
     plain = _bert(config, length)
     if not config.relative_attention:
         return plain
@@ -234,7 +234,7 @@ def _mobilebert(config: PretrainedConfig, length: float) -> Multiplications:  # 
 
 
 def _modernbert(config: PretrainedConfig, length: float) -> Multiplications:
-    """ModernBERT (Warner et al. 2024); of a local layer the pairs of tokens within its window are counted."""
+    """ModernBERT (Warner et al. 2024); local layers count the pairs of tokens within their window."""
     hidden, num_layers = config.hidden_size, config.num_hidden_layers
     num_global = -(-num_layers // config.global_attn_every_n_layers)
     window = min(length, config.local_attention + 1)
@@ -246,7 +246,7 @@ def _modernbert(config: PretrainedConfig, length: float) -> Multiplications:
     )
 
 
-# By the keys that `train.model.architectures` names.
+# {`Architecture.flops`: formula}.
 FORMULAS: dict[str, Callable[[PretrainedConfig, float], Multiplications]] = {
     "bert": _bert,
     "deberta-v2": _deberta_v2,
@@ -259,10 +259,11 @@ FORMULAS: dict[str, Callable[[PretrainedConfig, float], Multiplications]] = {
 class Computation:
     """How a step is computed.
 
-    jit_compile: it is wrapped in `jit_compile`; a TPU compiles by itself.
-    tpu_layers: its layers are those of `train.layers.tpu_layers`; None where the first rows decide.
-    shard_optimizer: moments and updates are divided among the replicas; None where the first rows decide.
-    reference_layers: its network is made of transformers' TensorFlow classes instead of ours.
+    Attributes:
+        jit_compile: TensorFlow compiles it with `jit_compile`; a TPU compiles by itself.
+        tpu_layers: layers compute with `train.layers.tpu_layers`; None if a check on the first rows will decide.
+        shard_optimizer: moments and updates are divided among the replicas; None as for `tpu_layers`.
+        reference_layers: the network is transformers' TensorFlow class instead of ours.
     """
 
     jit_compile: bool
@@ -279,7 +280,7 @@ def choose_computation(
 ) -> Computation:
     """Choose how the steps of a plan are computed.
 
-    `recorded`, how the run was computed so far on this hardware, holds where flags leave it open.
+    `recorded` is how the run was computed so far on this hardware. It decides what the flags leave open.
     """
     from train.runtime.strategy import compiles_with_xla  # TensorFlow, not for bad input
 
@@ -315,7 +316,7 @@ def _shard_optimizer(config: RunSettings, plan: Plan, recorded: Computation | No
 
 
 def describe_computation(computation: Mapping[str, Any], *, on_tpu: bool) -> str:
-    """Describe how a step is computed, from a `Computation` as it is recorded."""
+    """Describe a recorded `Computation` in words."""
     layers = "TPU-optimized layers" if computation["tpu_layers"] else "reference layers"
     if computation.get("reference_layers"):
         layers = "transformers' TensorFlow classes"

@@ -1,4 +1,4 @@
-"""The transformers configuration of the model: architecture from preset, Hub or folder, the rest from the data."""
+"""Resolve the model's configuration: the architecture from a preset, folder or the Hub, the rest from the data."""
 
 from contextlib import nullcontext
 
@@ -26,20 +26,20 @@ from train.model.architectures import (
 )
 from train.model.configurations import make_config
 
-# Decided by tokenizer and shards; an override would make a model that does not fit them.
+# Tokenizer and shards decide these; with an override the model would not fit them.
 DECIDED_BY_DATA = ("model_type", "vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "mask_token_id")
 
 
 def resolve_model_config(config: ModelConfig, inputs: Inputs, max_length: int | None = None) -> PretrainedConfig:
-    """Build the configuration to train, with vocabulary (padded), special ids and positions of tokenizer and shards.
+    """Build the configuration to train: with a padded vocabulary, and special ids and positions that fit the data.
 
-    A configuration that names a number of positions keeps it; a preset takes the rows' length.
+    A preset gets positions for rows of this length; other configurations keep their number of positions.
 
     Args:
-        max_length: of the rows of all phases, where there are several.
+        max_length: length of the longest rows of all phases, in tokens; by default that of `inputs`.
 
     Raises:
-        InputError: the model does not suit tokenizer or shards, or cannot be trained and exported right.
+        InputError: the model does not fit tokenizer or shards, or could not be trained and exported correctly.
     """
     source = config.init_from or config.pretrained_model_config
     with guarded_read(source, "a model whose config.json is right") if source else nullcontext():
@@ -101,7 +101,7 @@ def _resolve(config: ModelConfig, inputs: Inputs, max_length: int) -> Pretrained
 
 
 def check_reference_layers(config: RunSettings, model_config: PretrainedConfig) -> None:
-    """Check that transformers' TensorFlow classes can compute the model, where --reference-layers asks for them."""
+    """Check that transformers' TensorFlow classes can compute the model, if --reference-layers asks for them."""
     if not config.hardware.reference_layers:
         return
     check_tensorflow_classes("--reference-layers")
@@ -200,10 +200,9 @@ def _set_dropout(model_config: PretrainedConfig, rate: float, overrides: dict[st
 
 
 def padded_vocabulary_size(vocabulary_size: int, multiple: int) -> int:
-    """Round the size of a vocabulary up to a multiple, so that it divides evenly over lanes and cores of a TPU.
+    """Round the size of a vocabulary up to a multiple, so that it divides evenly among lanes and cores of a TPU.
 
-    On one core the TPU's compiler fills up the last 128 lanes by itself, at the same modelled cost. No text holds the
-    ids added, their logits are pushed out of the softmax (`train.tasks.heads`), and they are cut off before a
-    model is saved; so results are those without them.
+    On one core the TPU's compiler pads to 128 lanes itself, at the same modelled cost. The added ids change no result:
+    no text contains them, their probability is 0 (`train.tasks.heads`), and saved models do not have them.
     """
     return -(-vocabulary_size // multiple) * multiple

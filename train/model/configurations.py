@@ -1,7 +1,7 @@
-"""Make configurations of transformers 4 and 5 alike: in the names of version 4, which both read.
+"""Configurations that are the same in transformers 4 and 5: with the names of version 4, which both can read.
 
-Version 5 has renamed settings of ModernBERT: `rope_parameters` has the bases of its rotations, and `layer_types` says
-of each layer whether its attention is global.
+Version 5 renamed settings of ModernBERT: `rope_parameters` has the bases of its rotations, and `layer_types` lists for
+each layer whether its attention is global.
 """
 
 from collections.abc import Mapping
@@ -20,25 +20,25 @@ BASES = {"global_rope_theta": GLOBAL, "local_rope_theta": LOCAL}
 EVERY = "global_attn_every_n_layers"
 # The defaults of version 4.
 NAMES_OF_4 = {"global_rope_theta": 160_000.0, "local_rope_theta": 10_000.0, EVERY: 3, "repad_logits_with_grad": False}
-# What version 4 does not write of these settings, and 5 does.
+# Values that version 5 writes, and version 4 leaves out.
 UNWRITTEN: dict[str, Any] = {"tie_word_embeddings": True, "is_decoder": False, "add_cross_attention": False}
 UNWRITTEN |= {f"{name}_token_id": None for name in ("pad", "bos", "eos", "cls", "sep")}
-# What version 5 does not know, since it has nothing else.
+# Version 5 lacks this setting, because it supports only one value.
 POSITIONS = "position_embedding_type"
 NAMES_OF_5 = ("rope_parameters", "layer_types")
 
 
 def make_config(settings: Mapping[str, Any]) -> PretrainedConfig:
-    """Make a configuration from its settings, among them `model_type`, in the names of version 4 or 5."""
-    others = dict(settings)
-    model_type = others.pop("model_type")
+    """Make a configuration from settings with the names of version 4 or 5; `model_type` is one of them."""
+    given = dict(settings)
+    model_type = given.pop("model_type")
     if model_type != "modernbert":
-        return CONFIG_MAPPING[model_type](**others)
-    ours = _names_of_4(others)
-    # Version 5 has no configuration without layers.
-    if (num_layers := others.pop("num_hidden_layers", None)) is not None:
+        return CONFIG_MAPPING[model_type](**given)
+    ours = _names_of_4(given)
+    # Version 5 refuses a configuration without layers, so their number is set later.
+    if (num_layers := given.pop("num_hidden_layers", None)) is not None:
         ours["num_hidden_layers"] = num_layers
-    config = CONFIG_MAPPING[model_type](**{name: value for name, value in others.items() if name not in NAMES_OF_5})
+    config = CONFIG_MAPPING[model_type](**{name: value for name, value in given.items() if name not in NAMES_OF_5})
     for name in NAMES_OF_5:
         vars(config).pop(name, None)
     config.update(ours)
@@ -46,18 +46,18 @@ def make_config(settings: Mapping[str, Any]) -> PretrainedConfig:
 
 
 def load_config(folder_or_hub_id: str) -> PretrainedConfig:
-    """Load the configuration of a model; `_commit_hash` is its commit on the Hub."""
+    """Load the configuration of a model, and set `_commit_hash` to its commit on the Hub."""
     config = make_config(PretrainedConfig.get_config_dict(folder_or_hub_id)[0])
     config.name_or_path = folder_or_hub_id
-    if not Path(folder_or_hub_id).is_dir():  # version 5 does not tell
-        found = try_to_load_from_cache(folder_or_hub_id, CONFIG_NAME)
-        if isinstance(found, str):
-            config._commit_hash = Path(found).parent.name
+    if not Path(folder_or_hub_id).is_dir():  # version 5 does not set it
+        cached_path = try_to_load_from_cache(folder_or_hub_id, CONFIG_NAME)
+        if isinstance(cached_path, str):
+            config._commit_hash = Path(cached_path).parent.name
     return config
 
 
 def settings_of(config: PretrainedConfig) -> dict[str, Any]:
-    """Return the settings that tell architectures apart, as version 4 writes them; their version is not among them."""
+    """Return the settings that identify an architecture as version 4 writes them, without the version's number."""
     settings = config.to_diff_dict()
     settings.pop("transformers_version", None)
     architecture = ARCHITECTURES.get(config.model_type)
@@ -67,7 +67,7 @@ def settings_of(config: PretrainedConfig) -> dict[str, Any]:
 
 
 def _names_of_4(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the settings, or the defaults, give for the names of version 4."""
+    """Return the settings that version 5 renamed under their names in version 4, with defaults for missing ones."""
     ours = {name: settings.get(name, default) for name, default in NAMES_OF_4.items()}
     rotations = settings.get("rope_parameters") or {}
     ours |= {name: rotations[kind]["rope_theta"] for name, kind in BASES.items() if kind in rotations}
@@ -75,7 +75,7 @@ def _names_of_4(settings: Mapping[str, Any]) -> dict[str, Any]:
     if layers and layers != _layer_types(ours[EVERY], len(layers)):
         ours[EVERY] = layers.index(GLOBAL, 1) if GLOBAL in layers[1:] else len(layers)
         if layers != _layer_types(ours[EVERY], len(layers)):
-            raise ValueError(f"its layer_types must be {GLOBAL} at equal distances from the first on, and are {layers}")
+            raise ValueError(f"its layer_types must have {GLOBAL} first and at equal distances; they are {layers}")
     return ours
 
 

@@ -1,7 +1,7 @@
-"""The encoder of BERT, RoBERTa, ELECTRA and their kin, and of ModernBERT: embeddings, then layers of attention.
+"""The encoder of BERT, DistilBERT, ELECTRA, ModernBERT and RoBERTa: embeddings, then layers of attention.
 
-`Anatomy` tells them apart. Layers compute by the functions of `train.layers.reference_layers`, or by those of
-`train.layers.tpu_layers`, which are cheaper by the TPU's compiler; their weights are the same.
+`Anatomy` says how they differ. Layers compute with the functions of `train.layers.reference_layers`, or with those of
+`train.layers.tpu_layers`, which the TPU's compiler makes faster programs of. Both use the same weights.
 """
 
 from types import ModuleType
@@ -21,7 +21,7 @@ from train.runtime.named_scopes import operations_named
 
 
 def normal(deviation: float) -> tf_keras.initializers.Initializer:
-    """Draw fresh weights of this deviation, none further than two of them from 0."""
+    """Return an initializer that draws weights of this standard deviation, none beyond two deviations."""
     return tf_keras.initializers.TruncatedNormal(stddev=deviation)
 
 
@@ -30,7 +30,7 @@ def new_norm(anatomy: Anatomy, name: str) -> tf_keras.layers.LayerNormalization:
 
 
 class Embeddings(tf_keras.layers.Layer):
-    """Tables of tokens, token types and positions, whose sum is normalized."""
+    """Adds up the embeddings of tokens, token types and positions, and normalizes the sum."""
 
     def __init__(self, anatomy: Anatomy, num_tokens: int):
         super().__init__(name="embeddings")
@@ -42,7 +42,7 @@ class Embeddings(tf_keras.layers.Layer):
 
     def build(self, _: Any) -> None:
         anatomy = self.anatomy
-        self.weight = self._table(anatomy.encoder_names["tokens"], "weight", self.num_tokens)  # the head's as well
+        self.weight = self._table(anatomy.encoder_names["tokens"], "weight", self.num_tokens)  # the head uses it, too
         if anatomy.num_token_types:
             self.token_types = self._table("token_type_embeddings", "embeddings", anatomy.num_token_types)
         if anatomy.num_positions:
@@ -65,9 +65,9 @@ class Embeddings(tf_keras.layers.Layer):
 
         Args:
             tokens: ids, int32 (batch, length), or their embeddings, (batch, length, embedding size).
-            token_types: int32 (batch, length); None where all are 0.
-            positions: rows of the table of positions, int32 (batch, length) or (1, length).
-            functions: how to compute, as in `Encoder`.
+            token_types: int32 (batch, length); None if all are 0.
+            positions: rows in the table of positions, int32 (batch, length) or (1, length).
+            functions: as in `Encoder`.
         """
         states = tokens if tokens.dtype.is_floating else tf.gather(self.weight, tokens)
         states = tf.cast(states, self.compute_dtype)
@@ -79,7 +79,7 @@ class Embeddings(tf_keras.layers.Layer):
 
 
 class EncoderLayer(tf_keras.layers.Layer):
-    """Attention and a feed-forward network, each added to what it reads."""
+    """Attention and a feed-forward network, each with a residual connection."""
 
     def __init__(self, config: PretrainedConfig, anatomy: Anatomy, index: int):
         names, hidden_size = anatomy.layer_names, anatomy.hidden_size
@@ -92,7 +92,7 @@ class EncoderLayer(tf_keras.layers.Layer):
             )
 
         reading, writing, has_bias = anatomy.deviation, anatomy.output_deviation, anatomy.attention_has_bias
-        # One matrix each, or one for all three.
+        # Three matrices, or a single one that makes queries, keys and values.
         projections = ["query_key_value"] if "query_key_value" in names else ["query", "key", "value"]
         units = 3 * hidden_size // len(projections)
         self.projections = [dense(part, units, reading, use_bias=has_bias) for part in projections]
@@ -108,7 +108,7 @@ class EncoderLayer(tf_keras.layers.Layer):
         self.feed_forward_dropout = KeyedDropout(anatomy.feed_forward_rate)
 
     def call(self, states: tf.Tensor, rows: Rows, functions: ModuleType, training: bool) -> tf.Tensor:
-        """Compute the next states, (batch, length, hidden), by `functions`, as in `Encoder`."""
+        """Compute the next states, (batch, length, hidden), with `functions` as in `Encoder`."""
         anatomy = self.anatomy
         with operations_named("attention"):
             attended = functions.attention(self, states, rows, training)  # (batch, length, hidden)
@@ -127,10 +127,11 @@ class EncoderLayer(tf_keras.layers.Layer):
 class Encoder(tf_keras.layers.Layer):
     """Embeddings and layers, without a head.
 
-    functions: how they compute: `train.layers.reference_layers` or `train.layers.tpu_layers`.
-    recomputes_layers: compute each layer again where its gradient is taken, and keep nothing but its input.
-    separates_documents: let tokens attend within their document, which a [SEP] ends, and count positions from its
-        start. The configuration has the ids of [SEP] and padding.
+    Attributes:
+        functions: the module whose functions compute: `train.layers.reference_layers` or `train.layers.tpu_layers`.
+        recomputes_layers: keep only the input of each layer, and compute the layer again for its gradient.
+        separates_documents: let tokens attend only within their document, which a [SEP] ends, and count positions from
+            the document's start. The configuration has the ids of [SEP] and padding.
     """
 
     def __init__(self, config: PretrainedConfig, anatomy: Anatomy):
@@ -159,8 +160,8 @@ class Encoder(tf_keras.layers.Layer):
 
         Args:
             tokens: ids, int32 (batch, length), or their embeddings, (batch, length, embedding size).
-            attended: (batch, length), 0 at padding; None where all tokens are attended.
-            token_types: int32 (batch, length); None where all are 0.
+            attended: (batch, length), 0 at padding; None if there is no padding.
+            token_types: int32 (batch, length); None if all are 0.
         """
         documents = None
         if self.separates_documents:
@@ -181,7 +182,7 @@ class Encoder(tf_keras.layers.Layer):
         return functions.normalize(self.final_norm, states)
 
     def positions(self, tokens: tf.Tensor, documents: tf.Tensor | None) -> tf.Tensor:
-        """Count the tokens' rows in the table of positions, int32 (batch, length) or (1, length)."""
+        """Return the tokens' rows in the table of positions, int32 (batch, length) or (1, length)."""
         first = self.anatomy.first_position
         if documents is not None:
             return positions_within(documents) + first
@@ -192,7 +193,7 @@ class Encoder(tf_keras.layers.Layer):
 
 
 def _computing(layer: EncoderLayer, functions: ModuleType, training: bool) -> Any:
-    """Make of a layer a function of tensors alone: states, and the fields of `Rows` that are not None."""
+    """Return a layer as a function of tensors alone: states, and those fields of `Rows` that are not None."""
     return lambda states, attended, documents=None: layer(
         states, Rows(attended, documents), functions, training=training
     )

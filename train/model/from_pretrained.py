@@ -32,22 +32,25 @@ from train.runtime.run_folder import exported_model
 
 logger = logging.getLogger(__name__)
 
-# In the names of tables of positions; the second is that of rotations.
+# Parts of the names of position tables; the second is RoFormer's table of rotations.
 POSITION_TABLES = ("position_embeddings", "embed_positions")
-# In checkpoints, where the network has none: buffers, copies of the table of tokens, poolers, heads for pairs.
+# Weights of checkpoints that a network may lack: buffers, copies of the token table, poolers, heads for pairs.
 NEVER_NEEDED = re.compile(
     r"\.(position_ids|token_type_ids)$|(^|\.)decoder\.(weight|bias)$|(^|\.)generator_lm_head\.weight$|(^|\.)pooler\.|"
     r"(^|\.)(seq_relationship|sop_classifier)\."
 )
-# The head for masked tokens, which networks with another head leave out.
+# The head for masked tokens. Networks with another head do not load it.
 MASKED_LM_HEAD = re.compile(r"^((cls\.)?predictions|lm_head)\.")
 
 
 @dataclass
 class Differences:
-    """What differs between a checkpoint and a network, by names in PyTorch.
+    """The differences between a checkpoint and a network, by names in PyTorch.
 
-    wrong_shape: {name: (shape in the checkpoint, that of the network)}.
+    Attributes:
+        missing: weights that only the network has.
+        unexpected: weights that only the checkpoint has.
+        wrong_shape: {name: (shape in the checkpoint, shape in the network)}.
     """
 
     missing: list[str] = field(default_factory=list)
@@ -62,18 +65,19 @@ def load_model(
     head_labels: Mapping[int, str] | None = None,
     adapt_network: Callable[[Any], Any] = lambda network: network,
 ) -> Any:
-    """Load a TF model with the weights of an export, or of any checkpoint in safetensors or TensorFlow's h5.
+    """Build a network with the weights of an export, or of any checkpoint in safetensors or TensorFlow's h5.
 
     Args:
         folder_or_hub_id: a local folder, or a model on the Hub.
         model_class: the auto class of transformers that has the checkpoint's head.
-        head_labels: {id: label} of a head that the checkpoint may lack, or have in another shape; it starts at random,
-            and what else the checkpoint has of heads is left out. By default it must have the head.
-        adapt_network: changes the model in place: adds the head of a custom task.
+        head_labels: {id: label} of a head that the checkpoint may lack, or have in another shape. Such a head is
+            initialized randomly, and other heads of the checkpoint are ignored. By default the checkpoint must have the
+            head.
+        adapt_network: changes the network in place, to add the head of a custom task.
 
     Raises:
-        InputError: no such folder or model, no such weights in it, an architecture that is not supported, or weights
-            that are not those of its class.
+        InputError: the model or its weights do not exist, the architecture is not supported, or the weights are not
+            those of the class.
     """
     config = read_config(folder_or_hub_id)
     check_architecture(config)
@@ -92,7 +96,7 @@ def load_model(
 
 
 def _take_weights(model: Any, arrays: dict[str, np.ndarray]) -> Differences:
-    """Give a built network the weights of a checkpoint, {name in PyTorch: array in its layout}, that it has."""
+    """Assign the weights of a checkpoint, {name in PyTorch: array in PyTorch's layout}, and return what differs."""
     model_type = model.config.model_type
     variables = {
         pytorch_name(tf_name, model_type): (tf_name, variable) for tf_name, variable in variables_within(model).items()
@@ -120,7 +124,7 @@ def _take_weights(model: Any, arrays: dict[str, np.ndarray]) -> Differences:
 
 
 def _with_prefix(arrays: dict[str, np.ndarray], prefix: str, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Name weights of a PyTorch model without a head as those with one do; of any other, return what was given."""
+    """Prepend the encoder's prefix, which PyTorch models without a head leave out, where it is missing."""
     if any(name.startswith(prefix) for name in arrays):
         return arrays
     parts = {name.removeprefix(prefix).partition(".")[0] for name in names if name.startswith(prefix)}
@@ -130,9 +134,9 @@ def _with_prefix(arrays: dict[str, np.ndarray], prefix: str, names: Iterable[str
 def _leave_out_heads(
     folder_or_hub_id: str, model: Any, differences: Differences, their_labels: Mapping[int, str]
 ) -> None:
-    """Leave out of the differences all that belongs to a head, and log whether the head of the checkpoint is kept.
+    """Remove the weights of heads from the differences, and log whether the checkpoint's head is kept.
 
-    A pooler, which an MLM has no use for, belongs to the head.
+    A pooler counts as part of the head, because a masked language model does not use it.
     """
     prefix = f"{model.base_model_prefix}."
 
@@ -141,17 +145,17 @@ def _leave_out_heads(
 
     fresh = sorted(filter(is_of_head, [*differences.missing, *differences.wrong_shape]))
     labels = (model.config.id2label, their_labels)
-    names, their_names = (", ".join(one[index] for index in sorted(one)) for one in labels)
+    names, their_names = (", ".join(of_id[index] for index in sorted(of_id)) for of_id in labels)
     if pytorch_class_of(model).endswith("Model") and not hasattr(model, OWN_HEAD):
-        pass  # there is no head, and a pooler is not used
+        pass  # no head, and the pooler is not used
     elif fresh:
-        text = "New layers, which %s does not have, start with random weights: %s"
+        text = "Layers that %s lacks are initialized randomly: %s"
         logger.info(text, folder_or_hub_id, ", ".join(fresh))
     elif names == their_names:
         logger.info("The head of %s is kept.", folder_or_hub_id)
     else:
         logger.warning(
-            "The head of %s is kept, which was trained for other labels: %.200s; those of this task are %.200s.",
+            "The head of %s is kept, although it was trained for other labels: %.200s; this task has %.200s.",
             *(folder_or_hub_id, their_names, names),
         )
     differences.missing = [name for name in differences.missing if not is_of_head(name)]
@@ -161,8 +165,8 @@ def _leave_out_heads(
 
 
 def _check_differences(folder_or_hub_id: str, model: Any, differences: Differences) -> None:
-    """Refuse weights that are not exactly those of the model."""
-    is_custom = hasattr(model, OWN_HEAD)  # else a custom task's is beside a head that transformers knows
+    """Raise an InputError unless the weights are exactly those of the model."""
+    is_custom = hasattr(model, OWN_HEAD)  # otherwise a checkpoint may also have the head of a custom task
     wrong = {
         "missing": differences.missing,
         "of another shape": [
@@ -178,7 +182,7 @@ def _check_differences(folder_or_hub_id: str, model: Any, differences: Differenc
 
 
 def _check_finite(path: str, model: Any) -> None:
-    """Refuse weights of which some are NaN or infinite: everything that a model computes would be NaN."""
+    """Raise an InputError if a weight is NaN or infinite, since all results would be NaN."""
     for variable in model.weights:
         if variable.dtype.is_floating and not bool(tf.reduce_all(tf.math.is_finite(variable))):
             raise InputError(
@@ -196,12 +200,18 @@ def load_initial_weights(
     adapt_network: Callable[[Any], Any] | None = None,
     grow_seed: int | None = None,
 ) -> None:
-    """Give a built TF model the weights of a checkpoint in a local or `gs://` folder, of a run, or on the Hub.
+    """Assign the weights of a checkpoint to a model.
 
-    The model may have more positions than the checkpoint; those keep the start they have. Of the vocabulary the first
-    `vocabulary_size` ids are taken, and the model's padding is 0. `model_class` is the auto class of both. With
-    `adapt_network`, which made the model of one of that class, what the checkpoint lacks of the head starts at random,
-    by TensorFlow's seed. With `grow_seed` the checkpoint is of a smaller model, and is tiled (`train.model.growing`).
+    If the model has more positions than the checkpoint, the others keep their values.
+
+    Args:
+        model: a built network.
+        folder_or_hub_id: a local or `gs://` folder with a model or a run, or a model on the Hub.
+        vocabulary_size: number of ids to take from the checkpoint; the weights of further ids become 0.
+        model_class: the auto class of model and checkpoint.
+        adapt_network: the function that added the head of a custom task to the model. Weights of the head that the
+            checkpoint lacks are initialized randomly, from TensorFlow's seed.
+        grow_seed: tile the weights of a smaller model (`train.model.growing`), with this seed.
 
     Raises:
         InputError: the checkpoint cannot be read, or its weights are not those of this model.
@@ -216,7 +226,7 @@ def load_initial_weights(
         given = _grown(given, wanted, source, model, vocabulary_size, grow_seed)
     differing = sorted(given.keys() ^ wanted.keys())
     if differing:
-        raise _other_model(folder_or_hub_id, f"{differing[0]} is in one of the two only")
+        raise _other_model(folder_or_hub_id, f"{differing[0]} is in only one of the two")
     for weight_name, variable in wanted.items():
         axis = vocabulary_axis(weight_name, model.config.model_type)
         value = _fitted(given[weight_name], variable, weight_name, axis, vocabulary_size)
@@ -250,7 +260,7 @@ def _is_position_table(name: str) -> bool:
 
 
 def _fitted(value: np.ndarray, variable: Any, name: str, axis: int | None, vocabulary_size: int) -> np.ndarray:
-    """Fill a value up with the model's padding of the vocabulary, or with positions that it has more."""
+    """Extend an array to the model's padded vocabulary, or with the model's further positions."""
     if axis is not None:
         value = cut_vocabulary(value, axis, vocabulary_size)
         padding = [(0, variable.shape[at] - vocabulary_size if at == axis else 0) for at in range(value.ndim)]
@@ -262,6 +272,6 @@ def _fitted(value: np.ndarray, variable: Any, name: str, axis: int | None, vocab
 
 def _other_model(folder_or_hub_id: str, difference: str) -> InputError:
     return InputError(
-        f"The weights of --init-from must be those of the model that is trained; of {folder_or_hub_id} {difference}. "
+        f"The weights of --init-from must be those of the trained model; in {folder_or_hub_id}, {difference}. "
         "Leave out the --config-overrides that change the model's sizes, or make it larger with --grow."
     )

@@ -1,9 +1,9 @@
-"""Start a larger model from a smaller one of the same family: its weights tiled over the larger shapes.
+"""Initialize a larger model from a smaller one of the same family, by tiling its weights over the larger shapes.
 
-As ModernBERT-large was started from ModernBERT-base (Warner et al. 2024, arXiv:2412.13663): each axis has the
-smaller one in its middle and wraps around it, and layers are repeated. Here a weight is also divided by the number of
-copies of its input (Net2Net, Chen et al. 2016, arXiv:1511.05641), so that a model of twice the width computes what the
-small one does; and the copies get noise, since equal ones would have equal gradients forever.
+ModernBERT-large was initialized like this from ModernBERT-base (Warner et al. 2024, arXiv:2412.13663): the smaller
+weight is in the middle of each axis and wraps around its ends, and layers are repeated. Here a weight is also divided
+by the number of copies of its input (Net2Net, Chen et al. 2016, arXiv:1511.05641), so a model of twice the width
+computes the same as the small one. Noise is added to the copies, because equal copies would keep equal gradients.
 """
 
 import logging
@@ -18,7 +18,7 @@ from train.model.architectures import ARCHITECTURES, SIZES
 
 logger = logging.getLogger(__name__)
 
-# Of the noise of copies, relative to the weights of its array.
+# Standard deviation of the noise, relative to that of the array's weights.
 NOISE_DEVIATION = 0.1
 LAYER = re.compile(r"(?<=layers_\._|.layer_\._)\d+")
 
@@ -27,31 +27,34 @@ def check_growth(small: PretrainedConfig, large: PretrainedConfig) -> None:
     """Check that the weights of a model of `small` can be tiled over those of `large`.
 
     Raises:
-        InputError: another family, one whose layers are not known, a smaller size, or heads of another width.
+        InputError: the types differ or are not ours, a size is smaller, or the heads have another width.
     """
-    known = [name for name, one in ARCHITECTURES.items() if one.is_ours]
-    if small.model_type != large.model_type or large.model_type not in known:
+    supported = [name for name, architecture in ARCHITECTURES.items() if architecture.is_ours]
+    if small.model_type != large.model_type or large.model_type not in supported:
         raise InputError(
-            f"--grow needs two models of one type, of {', '.join(known)}; --init-from is a {small.model_type}, the "
+            f"--grow needs two models of one type, of {', '.join(supported)}; --init-from is a {small.model_type}, the "
             f"model to train a {large.model_type}. Give another --preset or --pretrained-model-config."
         )
     for name in SIZES:
-        before, after = (getattr(one, name, 0) for one in (small, large))
+        before, after = (getattr(config, name, 0) for config in (small, large))
         if after < before:
-            raise InputError(f"--grow needs a model at least as large; {name} is {after}, of --init-from {before}.")
-    widths = [one.hidden_size // one.num_attention_heads for one in (small, large)]
+            raise InputError(f"--grow needs a model at least as large; {name} is {after}, and {before} in --init-from.")
+    widths = [config.hidden_size // config.num_attention_heads for config in (small, large)]
     if widths[0] != widths[1]:
         raise InputError(
-            f"--grow needs heads of the same width, hidden_size / num_attention_heads; it is {widths[1]}, of "
-            f"--init-from {widths[0]}. Give --config-overrides num_attention_heads={large.hidden_size // widths[0]}."
+            f"--grow needs heads of the same width, hidden_size / num_attention_heads; it is {widths[1]}, and "
+            f"{widths[0]} in --init-from. Give --config-overrides num_attention_heads={large.hidden_size // widths[0]}."
         )
 
 
 def wrapped(size: int, larger: int, unit: int) -> tuple[np.ndarray, np.ndarray]:
-    """Find which of `size` each of `larger` is, int (larger,), and which are in the middle, bool (larger,).
+    """Wrap `size` entries around an axis of length `larger`.
 
-    The middle has all in their order, and others wrap around it. It begins at a multiple of `unit`, the width of a
-    head, so that no head is cut.
+    The middle has all entries in their order, and further copies surround it. It begins at a multiple of `unit`, the
+    width of a head, so that no head is cut.
+
+    Returns:
+        The index of the entry at each place, int (larger,), and which places are in the middle, bool (larger,).
     """
     from_middle = np.arange(larger) - (larger - size) // 2 // unit * unit
     return from_middle % size, (from_middle >= 0) & (from_middle < size)
@@ -63,12 +66,12 @@ def tiled(
     """Tile an array over a larger shape.
 
     Args:
-        value: as TensorFlow has it, inputs first.
-        shape: of the result.
+        value: in TensorFlow's layout, inputs first.
+        shape: shape of the result.
         unit: width of a head.
-        seed: of the noise.
-        is_input: whether the first axis is that of inputs, of which copies share the weight.
-        num_parts: matrices that the array has side by side.
+        seed: seed of the noise.
+        is_input: the first axis runs over inputs; copies of an input share its weight.
+        num_parts: number of matrices side by side in the array.
     """
     is_copy, first_axis = np.zeros((1,) * value.ndim, bool), value.shape[0]
     for axis, (size, larger) in enumerate(zip(value.shape, shape, strict=True)):
@@ -101,11 +104,12 @@ def grown(
 
     Args:
         given: {name: array} of the smaller model.
-        wanted: of the larger one as it was initialized; what the smaller one lacks stays so.
-        small, large: their configurations.
-        seed: of the noise.
-        kept_axis: the axis of a weight, by its name, that runs over ids or positions, and is not tiled.
-        is_of_head: whether a weight is of the head, whose last layer is the embedding: its norm is an input of that.
+        wanted: {name: array} of the larger model's fresh weights, which stay where the smaller model has none.
+        small, large: the configurations of the two models.
+        seed: seed of the noise.
+        kept_axis: returns the axis of a weight, by its name, that runs over ids or positions and is not tiled.
+        is_of_head: returns whether a weight, by its name, is the head's. The embedding is the head's last layer, and
+            the head's norm makes its inputs.
     """
     unit, weights, fresh, num_taken, num_weights = small.hidden_size // small.num_attention_heads, {}, [], 0, 0
     share, fused = (small.num_hidden_layers, large.num_hidden_layers), ARCHITECTURES[large.model_type].fused
@@ -124,8 +128,7 @@ def grown(
         num_taken += weights[name].size
         if axis is not None and shape[axis] < start.shape[axis]:
             fresh.append(f"{name} from {shape[axis]:,} on")
-    rest = f"; initialized randomly: {', '.join(fresh)}" if fresh else ""
-    logger.info(
-        "tiled from --init-from: %.2f %% of %s weights%s", 100 * num_taken / num_weights, f"{num_weights:,}", rest
-    )
+    initialized = f"; initialized randomly: {', '.join(fresh)}" if fresh else ""
+    percentage = 100 * num_taken / num_weights
+    logger.info("tiled from --init-from: %.2f %% of %s weights%s", percentage, f"{num_weights:,}", initialized)
     return weights

@@ -48,7 +48,7 @@ def new_network(model_class: str, config: PretrainedConfig) -> Any:
 
 
 def count_positions_from_padding(network: Any) -> None:
-    """Let the RoBERTa family and MPNet count positions from `config.pad_token_id`, as their PyTorch classes do.
+    """Let RoBERTa's family and MPNet count positions from `config.pad_token_id`, as their PyTorch classes do.
 
     Replaces `padding_idx` of the embeddings, which is 1 in every TF class.
     """

@@ -1,4 +1,4 @@
-"""Encoders with the heads of pretraining and fine-tuning, under the names of transformers' classes."""
+"""Encoders with heads for pretraining and fine-tuning. Weights have the names of transformers' TF classes."""
 
 import re
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from train.model.encoder import Encoder, new_norm, normal
 
 
 class States(NamedTuple):
-    """The encoder's last states, (batch, length, hidden), and the first token's, transformed, (batch, hidden)."""
+    """The encoder's last states, (batch, length, hidden), and the first token's after the pooler, (batch, hidden)."""
 
     last_hidden_state: tf.Tensor
     pooler_output: tf.Tensor
@@ -31,7 +31,7 @@ class Logits(NamedTuple):
 
 
 class PairLogits(NamedTuple):
-    """Logits of tokens, (…, vocabulary), and of pairs of texts, (batch, 2), and the encoder's last states."""
+    """Logits of tokens, (…, vocabulary), logits of pairs of texts, (batch, 2), and the encoder's last states."""
 
     prediction_logits: tf.Tensor
     seq_relationship_logits: tf.Tensor
@@ -39,7 +39,7 @@ class PairLogits(NamedTuple):
 
 
 class SpanLogits(NamedTuple):
-    """Logits of the start and of the end of an answer, (batch, length) each, and the encoder's last states."""
+    """Logits of an answer's start and end, (batch, length) each, and the encoder's last states."""
 
     start_logits: tf.Tensor
     end_logits: tf.Tensor
@@ -48,9 +48,11 @@ class SpanLogits(NamedTuple):
 
 @dataclass(frozen=True)
 class Transform:
-    """What a head computes of states before its outputs: a dense layer, an activation, and a norm where it has a name.
+    """The first part of a head: a dense layer, an activation, and a norm if `norm` is a name.
 
-    deviation: of fresh weights; None for Keras's own start, which ELECTRA's have.
+    Attributes:
+        dense, norm: names of the layers.
+        deviation: standard deviation of fresh weights; None for Keras's default initializer, as in ELECTRA.
     """
 
     dense: str
@@ -63,9 +65,11 @@ class Transform:
 class Network(tf_keras.Model):
     """An encoder, and the head of a subclass.
 
-    class_name: of transformers' class for TensorFlow, which checkpoints are named after.
-    base_model_prefix: the name of the encoder as an attribute, and in the names of variables.
-    dropout_layers: in the order in which they are numbered (`train.layers.random_bits`).
+    Attributes:
+        class_name: the name of transformers' TF class with this architecture and head.
+        base_model_prefix: the name of the encoder, as an attribute and in the names of variables.
+        family: `model_type`, or "roberta" for all architectures with RoBERTa's heads.
+        dropout_layers: in the order of their numbers (`train.layers.random_bits`).
     """
 
     head = "Model"
@@ -89,7 +93,7 @@ class Network(tf_keras.Model):
 
     @property
     def dummy_inputs(self) -> dict[str, tf.Tensor]:
-        """Rows to call the network with, which makes its weights."""
+        """Rows for a first call, which creates the weights."""
         return {"input_ids": tf.zeros((2, 3), tf.int32)}
 
     @property
@@ -104,19 +108,19 @@ class Network(tf_keras.Model):
         return [*of_layers, *of_embeddings] if self.family == "roberta" else [*of_embeddings, *of_layers]
 
     def make_head(self) -> None:
-        """Make what the head consists of: by default the pooler, if the architecture has one."""
+        """Make the layers of the head; by default the pooler, if the architecture has one."""
         if self.family in ("bert", "roberta"):
             self.make_transform(self.pooler)
 
     @property
     def pooler(self) -> Transform:
-        """BERT's and RoBERTa's first step from the state of a row's first token."""
+        """The first part of BERT's and RoBERTa's heads for rows, which read the state of a row's first token."""
         name = f"{self.base_model_prefix}/pooler/dense"
         return Transform(name, "tanh", deviation=self.config.initializer_range)
 
     @property
     def modernbert_transform(self) -> Transform:
-        """The first step of all heads of ModernBERT."""
+        """The first part of all of ModernBERT's heads."""
         config, deviation = self.config, self.anatomy.output_deviation
         return Transform("head/dense", config.classifier_activation, "head/norm", config.classifier_bias, deviation)
 
@@ -130,7 +134,7 @@ class Network(tf_keras.Model):
         self.transform_norm = new_norm(self.anatomy, transform.norm) if transform.norm else None
 
     def transformed(self, states: tf.Tensor) -> tf.Tensor:
-        """Compute the transform of states, (…, hidden), if the head has one."""
+        """Apply the transform to states, (…, hidden), if the head has one."""
         if self.transform is None:
             return states
         states = self.activate(self.transform(states))
@@ -140,27 +144,27 @@ class Network(tf_keras.Model):
         """Compute the encoder's last states, (batch, length, hidden).
 
         Args:
-            inputs: {name: rows}: `input_ids`, int32 (batch, length), or `inputs_embeds`, (batch, length, embedding
-                size); `attention_mask`, 0 at padding, and `token_type_ids`, where they are not all alike.
+            inputs: `input_ids`, int32 (batch, length), or `inputs_embeds`, (batch, length, embedding size); optionally
+                `attention_mask`, 0 at padding, and `token_type_ids`.
         """
         tokens = inputs["inputs_embeds"] if "inputs_embeds" in inputs else inputs["input_ids"]
         attended, token_types = inputs.get("attention_mask"), inputs.get("token_type_ids")
         return self.encoder(tokens, attended, token_types, training=training)
 
     def call(self, inputs: Mapping[str, tf.Tensor], training: bool = False) -> Any:
-        """Compute the outputs of rows, as `encode` takes them."""
+        """Compute the outputs for rows; `inputs` is that of `encode`."""
         states = self.encode(inputs, training=training)
         return States(states, self.transformed(states[:, 0]))
 
 
 def snake_case(class_name: str) -> str:
-    """Name a network as Keras would name one of this class: TFBertForMaskedLM is tf_bert_for_masked_lm."""
+    """Return the name that Keras gives a model of this class: tf_bert_for_masked_lm for TFBertForMaskedLM."""
     parted = re.sub("(.)([A-Z][a-z0-9]+)", r"\1_\2", class_name)
     return re.sub("([a-z])([A-Z])", r"\1_\2", parted).lower()
 
 
 class MaskedLM(Network):
-    """Predicts masked tokens: the logits are products with the table of tokens, and a bias."""
+    """Predicts masked tokens: the logits are products with the token embeddings, plus a bias."""
 
     head = "ForMaskedLM"
 
@@ -201,20 +205,20 @@ class MaskedLM(Network):
     def call(  # type: ignore[override]
         self, inputs: Mapping[str, tf.Tensor], predict_at: tf.Tensor | None = None, training: bool = False
     ) -> Any:
-        """Compute the outputs of rows, as `encode` takes them.
+        """Compute the outputs for rows; `inputs` is that of `encode`.
 
         Args:
-            predict_at: the positions at which it predicts, int32 (num_predictions,) into the rows laid end to end; by
-                default all. A position may occur more than once. The logits are (1, num_predictions, vocabulary)
-                instead of (batch, length, vocabulary): one list for the batch needs fewer spare slots than one for each
-                row, and the head costs as much as several layers.
+            predict_at: positions to predict at, int32 (num_predictions,), as indices into the concatenated rows; may
+                repeat. By default all positions. The logits are then (1, num_predictions, vocabulary) instead of
+                (batch, length, vocabulary). The head costs as much as several layers, and one list for the whole batch
+                needs fewer spare slots than one per row.
         """
         states = self.encode(inputs, training=training)
         return Logits(self.token_logits(states, predict_at), states)
 
 
 class PairPretraining(MaskedLM):
-    """Predicts masked tokens of two texts, and answers a question about the two (BERT)."""
+    """Predicts masked tokens in two texts, and answers a question about the two (BERT)."""
 
     head = "ForPreTraining"
 
@@ -234,7 +238,7 @@ class PairPretraining(MaskedLM):
 
 
 class ReplacedTokenDetection(Network):
-    """Says of each token whether it was replaced (ELECTRA's discriminator): logits are (batch, length)."""
+    """Decides for each token whether it was replaced (ELECTRA's discriminator): logits are (batch, length)."""
 
     head = "ForPreTraining"
 
@@ -249,12 +253,14 @@ class ReplacedTokenDetection(Network):
 
 @dataclass(frozen=True)
 class Classification:
-    """A head that classifies: dropout, and a dense layer for its outputs, after a transform where it has one.
+    """A head that classifies: an optional transform, dropout, and a dense layer for the outputs.
 
-    rate: fraction that is dropped.
-    deviation: of fresh weights of the outputs.
-    drops_first: drop before the transform as well.
-    is_numbered_last: its dropout is numbered after those of the encoder (`train.layers.random_bits`), else before.
+    Attributes:
+        rate: dropout rate.
+        deviation: standard deviation of fresh weights of the dense layer.
+        name: name of the dense layer.
+        drops_first: also apply dropout before the transform.
+        is_numbered_last: number its dropout layer after the encoder's (`train.layers.random_bits`), not before.
     """
 
     transform: Transform | None
@@ -266,7 +272,7 @@ class Classification:
 
 
 class RowClassifier(Network):
-    """Classifies rows by their first token; ModernBERT's also by the mean of all, as `classifier_pooling` says."""
+    """Classifies rows by their first token, or for ModernBERT by the mean of all if `classifier_pooling` says so."""
 
     head = "ForSequenceClassification"
 
@@ -288,7 +294,7 @@ class RowClassifier(Network):
         return Classification(self.modernbert_transform, self.config.classifier_dropout, self.config.hidden_size**-0.5)
 
     def classification(self) -> Classification:
-        """Describe the head of BERT and its kin, which differ in it."""
+        """Describe the head for all architectures but ModernBERT."""
         rate, deviation = self.classifier_rate, self.config.initializer_range
         if self.family == "bert":
             return Classification(self.pooler, rate, deviation)
@@ -321,7 +327,7 @@ class RowClassifier(Network):
         return Logits(self.class_logits(self.pooled(states, inputs.get("attention_mask")), training), states)
 
     def class_logits(self, states: tf.Tensor, training: bool) -> tf.Tensor:
-        """Compute logits, (…, outputs), of states, (…, hidden)."""
+        """Compute logits, (…, outputs), from states, (…, hidden)."""
         if self.classification_head.drops_first:
             states = self.dropout(states, training=training)
         return self.classifier(self.dropout(self.transformed(states), training=training))
@@ -336,7 +342,7 @@ class RowClassifier(Network):
 
 
 class MultipleChoice(RowClassifier):
-    """Chooses one of several texts by one number for each; rows are (batch, choices, length)."""
+    """Chooses one of several texts, with one logit for each; rows are (batch, choices, length)."""
 
     head = "ForMultipleChoice"
 

@@ -29,11 +29,11 @@ TF2_WEIGHTS_NAME = "tf_model.h5"
 TF2_WEIGHTS_INDEX_NAME = "tf_model.h5.index.json"
 WEIGHTS_NAMES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, TF2_WEIGHTS_NAME, TF2_WEIGHTS_INDEX_NAME)
 WEIGHTS_SUFFIXES = (".safetensors", ".h5", ".bin")
-# What a model's files must be, in errors.
+# Descriptions of files, for error messages.
 A_CONFIGURATION = "the configuration of a model"
 SAFETENSORS = "a whole safetensors file"
 MAX_REASON_CHARACTERS = 300
-# Settings of a configuration that transformers takes as they are, whatever their type.
+# Settings whose types transformers does not check.
 WHOLE_NUMBERS = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
     *("max_position_embeddings", "type_vocab_size"),
@@ -41,12 +41,12 @@ WHOLE_NUMBERS = (
 FRACTIONS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "layer_norm_eps", "norm_eps", "initializer_range")
 TRUTH_VALUES = ("use_cache", "output_attentions", "output_hidden_states", "return_dict", "tie_word_embeddings")
 MAX_NUMBER = 10**9
-# How the names of classes with a head for masked tokens end.
+# Endings of the names of classes with a head for masked tokens.
 MASKED_LM_CLASSES = ("ForMaskedLM", "ForPreTraining")
 
 
 def read_config(folder_or_hub_id: str) -> PretrainedConfig:
-    """Read the configuration of a checkpoint; InputError or HubAwayError where that fails."""
+    """Read the configuration of a checkpoint; raise an InputError or a HubAwayError if that fails."""
     path = Path(folder_or_hub_id, CONFIG_NAME)
     if os.path.exists(path):  # noqa: PTH110  (`Path.exists` raises where a folder must not be entered)
         with guarded_read(path, A_CONFIGURATION):
@@ -56,30 +56,30 @@ def read_config(folder_or_hub_id: str) -> PretrainedConfig:
                 return make_config(settings | {"model_type": _model_type_in(Path(folder_or_hub_id).resolve().name)})
             return load_config(folder_or_hub_id)
     try:
-        if not PretrainedConfig.get_config_dict(folder_or_hub_id)[0]:  # AutoConfig would guess by the name
+        if not PretrainedConfig.get_config_dict(folder_or_hub_id)[0]:  # AutoConfig would guess from the name
             raise FileNotFoundError(f"it has no {CONFIG_NAME}")
         return load_config(folder_or_hub_id)
-    except Exception as error:  # those of the Hub, of its client, and of whatever file it sent
+    except Exception as error:  # of the Hub, of its client, or because of a broken file
         rule = "A model is a folder with config.json, or a model on the Hub"
-        if found := _model_within(folder_or_hub_id):
-            raise InputError(f"{rule}; {folder_or_hub_id} has none. Did you mean {found}?") from error
+        if subfolder := _model_within(folder_or_hub_id):
+            raise InputError(f"{rule}; {folder_or_hub_id} has none. Did you mean {subfolder}?") from error
         reason = textwrap.shorten(str(error), MAX_REASON_CHARACTERS)
         raise hub_error(f"{rule}; {folder_or_hub_id} cannot be read: {reason}", error) from error
 
 
 def _model_type_in(name: str) -> str:
-    """Find the type in a folder's name, as for Google's small BERTs; transformers also looks at the folders above."""
-    found = max((kind for kind in CONFIG_MAPPING if kind in name), key=len, default=None)
-    if found is None:
+    """Find the type in a folder's name, as for Google's small BERTs. transformers would search the whole path."""
+    model_type = max((kind for kind in CONFIG_MAPPING if kind in name), key=len, default=None)
+    if model_type is None:
         raise ValueError("it has no model_type")
-    return found
+    return model_type
 
 
 def _check_settings(settings: Any) -> None:
-    """Raise a ValueError if a configuration is not one that can be read further."""
+    """Raise a ValueError if a setting has a type or value that transformers would fail on."""
     if not isinstance(settings, dict):
         raise ValueError("it is no object of JSON")
-    model_type = settings.get("model_type", "bert")  # without one, the folder's name may contain it
+    model_type = settings.get("model_type", "bert")  # if it is missing, the folder's name may contain it
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise ValueError(f"its model_type is {model_type!r}, which transformers does not know")
     names = settings.get("architectures")
@@ -107,24 +107,24 @@ def _check_number(settings: dict[str, Any], name: str, kinds: tuple[type, ...]) 
 
 
 def _model_within(path: str) -> str | None:
-    """Find a folder with a run or a model in a local folder that is neither."""
+    """Return the first subfolder of a local folder that is a run or a model; None without one."""
     for name in (RECORD_NAME, CONFIG_NAME):
         with suppress(OSError):
-            if found := sorted(Path(path).glob(f"*/{name}")):
-                return str(found[0].parent)
+            if files := sorted(Path(path).glob(f"*/{name}")):
+                return str(files[0].parent)
     return None
 
 
 def class_name_of(config: PretrainedConfig) -> str:
-    """Return the class that a configuration names; empty where it names none, as in some of Google's models."""
+    """Return the class that a configuration names, or an empty string; some of Google's models name none."""
     return next(iter(config.architectures or ()), "")
 
 
 def read_masked_lm_config(folder_or_hub_id: str, shown_name: str) -> PretrainedConfig:
-    """Read the configuration of a masked language model, which `--model` named as `shown_name`."""
+    """Read the configuration of a masked language model; messages call it `shown_name`, as given with `--model`."""
     config = read_config(folder_or_hub_id)
     class_name = class_name_of(config)
-    if class_name and not class_name.endswith(MASKED_LM_CLASSES):  # without one, the weights tell
+    if class_name and not class_name.endswith(MASKED_LM_CLASSES):  # without a name, loading the weights will show it
         raise InputError(
             f"--model: {shown_name} is not a masked language model but a {class_name}. Use python "
             "finetuning/predict.py."
@@ -133,14 +133,14 @@ def read_masked_lm_config(folder_or_hub_id: str, shown_name: str) -> PretrainedC
 
 
 def set_labels(config: PretrainedConfig, labels: Mapping[int, str]) -> None:
-    """Set {id: label} of what a model's head tells apart."""
+    """Set the labels of a model's head, {id: label}."""
     config.id2label = dict(labels)
     config.label2id = {label: index for index, label in labels.items()}
 
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """A local file of weights, or the index of several (`is_index`), in PyTorch's or TensorFlow's layout."""
+    """A local file of weights in PyTorch's or TensorFlow's layout, or the index of several such files (`is_index`)."""
 
     path: str
     layout: Literal["pytorch", "tensorflow"]
@@ -148,7 +148,7 @@ class WeightsFile:
 
 
 def find_weights(folder_or_hub_id: str) -> WeightsFile:
-    """Find the file with the weights of a checkpoint, fetched from the Hub if it is there."""
+    """Find the file with the weights of a checkpoint, and download it if the checkpoint is on the Hub."""
     for name in WEIGHTS_NAMES:
         path = find_file(folder_or_hub_id, name)
         if path is not None:
@@ -160,7 +160,7 @@ def find_weights(folder_or_hub_id: str) -> WeightsFile:
 
 
 def find_file(folder_or_hub_id: str, name: str) -> str | None:
-    """Find the local path of a checkpoint's file, fetched from the Hub if it is there; None without one."""
+    """Return the local path of a checkpoint's file, downloaded if it is on the Hub; None if there is no such file."""
     if Path(folder_or_hub_id).is_dir():
         path = Path(folder_or_hub_id, name)
         return str(path) if path.is_file() else None
@@ -171,7 +171,7 @@ def find_file(folder_or_hub_id: str, name: str) -> str | None:
     except (
         EntryNotFoundError,
         RepositoryNotFoundError,
-    ) as error:  # also what is not at hand while the Hub is away, or not to be asked
+    ) as error:  # also raised offline, for files that are not in the cache
         if is_away(error):
             raise HubAwayError(f"The Hub is away, and {name} of {folder_or_hub_id} is not on this machine.") from error
         return None
@@ -195,7 +195,7 @@ def read_initial_config(folder_or_hub_id: str, tokenizer: PreTrainedTokenizerFas
     with local_or_hub(folder_or_hub_id, without=WEIGHTS_SUFFIXES) as name:
         try:
             config = read_config(name)
-            config.name_or_path = folder_or_hub_id  # not that of a copy
+            config.name_or_path = folder_or_hub_id  # not the path of a local copy
         except InputError as error:
             raise InputError(f"--init-from: {error}") from error
         _check_vocabulary(folder_or_hub_id, load_tokenizer(name), tokenizer)
@@ -223,7 +223,7 @@ def _check_vocabulary(
         f"ids; {folder_or_hub_id} "
     )
     hint = f"Prepare the shards with --tokenizer-name-or-path {folder_or_hub_id}."
-    ids, their_ids = ({index: token for token, index in one.get_vocab().items()} for one in (tokenizer, theirs))
+    ids, their_ids = ({index: token for token, index in each.get_vocab().items()} for each in (tokenizer, theirs))
     differing = sorted(index for index in ids.keys() | their_ids.keys() if ids.get(index) != their_ids.get(index))
     if differing:
         first = differing[0]

@@ -1,7 +1,7 @@
 """Files of weights: PyTorch's or TensorFlow's safetensors and TensorFlow's h5, read without the class that wrote them.
 
-Format of h5: https://www.tensorflow.org/tutorials/keras/save_and_load, as transformers 4 writes it: a group for each
-part of a network, with a data set for each weight; in shards, data sets alone.
+Format of h5: https://www.tensorflow.org/tutorials/keras/save_and_load. transformers 4 writes a group for each part of a
+network, with a data set for each weight; files that are shards have the data sets without groups.
 """
 
 import json
@@ -19,14 +19,14 @@ from train.model.pretrained_files import SAFETENSORS, WeightsFile, find_file
 from train.model.weight_names import of_today, pytorch_name, to_pytorch
 
 H5 = "weights of TensorFlow's h5 format"
-# The most bytes of names in an attribute of h5; Keras numbers the attributes that more of them are in.
+# Most bytes of names in one attribute of h5. Keras splits longer lists into numbered attributes.
 MAX_ATTRIBUTE_BYTES = 64_000
 
 Arrays = dict[str, np.ndarray]
 
 
 def read_weights(folder_or_hub_id: str, weights: WeightsFile, model_type: str) -> Arrays:
-    """Read {name in the PyTorch class: array in its layout} of a checkpoint; names are today's in an old one, too.
+    """Read {name in PyTorch: array in PyTorch's layout} of a checkpoint; names of old checkpoints become today's.
 
     Raises:
         InputError: a file is missing or damaged.
@@ -39,7 +39,7 @@ def read_weights(folder_or_hub_id: str, weights: WeightsFile, model_type: str) -
             arrays |= read(path)
     if weights.layout == "pytorch":
         return {of_today(name): array for name, array in arrays.items()}
-    if is_h5 and not weights.is_index:  # names of a group and of the network come first
+    if is_h5 and not weights.is_index:  # their paths begin with the names of the group and of the network
         arrays = {path.split("/", 2)[-1]: array for path, array in arrays.items()}
     return {pytorch_name(name, model_type): to_pytorch(name, array, model_type) for name, array in arrays.items()}
 
@@ -74,11 +74,11 @@ def _read_h5(path: str) -> Arrays:
 
 
 def write_h5(path: Path, weights: Mapping[str, np.ndarray]) -> None:
-    """Write weights, by their names with that of the network in front, as Keras does for transformers 4 to read."""
+    """Write {name that begins with the network's: weight} as Keras does, so that transformers 4 can read the file."""
     parts: dict[str, Arrays] = {}
     for name, array in weights.items():
         parts.setdefault(name.split("/")[1], {})[name] = array
-    tables = [name for name in weights if name.endswith("/embeddings:0")]  # looked for in each part that holds a table
+    tables = [name for name in weights if name.endswith("/embeddings:0")]  # transformers looks for them in every part
     with h5py.File(path, "w") as file:
         file.attrs.update(backend="tensorflow", keras_version=tf_keras.__version__)
         _write_names(file, "layer_names", parts)
@@ -98,5 +98,5 @@ def _write_names(group: h5py.Group, attribute: str, names: Iterable[str]) -> Non
     if num_attributes == 1:
         group.attrs[attribute] = encoded
         return
-    for index, some in enumerate(np.array_split(encoded, num_attributes)):
-        group.attrs[f"{attribute}{index}"] = some
+    for index, names_of_attribute in enumerate(np.array_split(encoded, num_attributes)):
+        group.attrs[f"{attribute}{index}"] = names_of_attribute

@@ -1,7 +1,8 @@
-"""Names and layouts of weights: of a network, as transformers' TF classes name them, and of its PyTorch class.
+"""Convert names and layouts of weights between our networks and PyTorch's classes.
 
-A network's `tf_bert_for_masked_lm/bert/encoder/layer_._0/output/dense/kernel:0`, (in, out), is PyTorch's
-`bert.encoder.layer.0.output.dense.weight`, (out, in). What the rules here miss of an architecture its table has.
+Our names are those of transformers' TF classes. The weight
+`tf_bert_for_masked_lm/bert/encoder/layer_._0/output/dense/kernel:0`, (in, out), is PyTorch's
+`bert.encoder.layer.0.output.dense.weight`, (out, in). `Architecture` lists the exceptions to the rules here.
 """
 
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from train.model.architectures import ARCHITECTURES
 
-# The last part of a name: in PyTorch. All others are the same.
+# {last part of a name: the same in PyTorch}. Other last parts do not change.
 LAST_PARTS = {
     "kernel": "weight",
     "embeddings": "weight",
@@ -20,29 +21,29 @@ LAST_PARTS = {
     "pointwise_kernel": "pointwise.weight",
 }
 KERNELS = ("kernel", "depthwise_kernel", "pointwise_kernel")
-# What old PyTorch checkpoints call the weights of a layer norm.
+# The names of a layer norm's weights in old PyTorch checkpoints.
 OLD_LAST_PARTS = {"gamma": "weight", "beta": "bias"}
 
 
 def variables_within(network: Any) -> dict[str, Any]:
-    """Map the name of each of a network's variables, without the name of the network, to the variable."""
-    start = f"{network.name}/"  # a model that holds the network adds its own in front
+    """Return {name without the network's name: variable} of all weights of a network."""
+    start = f"{network.name}/"  # a model that contains the network prepends its name
     return {variable.name.partition(start)[2]: variable for variable in network.weights}
 
 
 def pytorch_name(name: str, model_type: str) -> str:
-    """Return the name in the PyTorch class of a variable; as everywhere here, without the name of the network."""
+    """Convert the name of a variable to PyTorch's. Here and below, `name` lacks the name of the network."""
     *path, last = name.removesuffix(":0").replace("_._", "/").split("/")
-    # `mlm___cls` is `cls`: two parts of a network have that name in PyTorch.
+    # `mlm___cls` becomes `cls`, a name that two parts of a network share in PyTorch.
     parts = [part.rpartition("___")[2] for part in path]
-    found = ".".join([*parts, LAST_PARTS.get(last, last)])
+    converted = ".".join([*parts, LAST_PARTS.get(last, last)])
     for part, pytorch_part in ARCHITECTURES[model_type].renamed.items():
-        found = found.replace(part, pytorch_part)
-    return found
+        converted = converted.replace(part, pytorch_part)
+    return converted
 
 
 def to_pytorch(name: str, array: np.ndarray, model_type: str) -> np.ndarray:
-    """Return the weight of that name in PyTorch's layout; it may be a view."""
+    """Convert a weight to PyTorch's layout. The result may be a view."""
     if _is_kernel(name):
         array = array.transpose(_axes(array.ndim))
     if _is_depthwise(name, model_type):
@@ -51,7 +52,7 @@ def to_pytorch(name: str, array: np.ndarray, model_type: str) -> np.ndarray:
 
 
 def to_tensorflow(name: str, array: np.ndarray, shape: tuple[int, ...], model_type: str) -> np.ndarray:
-    """Return a weight in PyTorch's layout in that of the network's variable of that name and shape."""
+    """Convert a weight from PyTorch's layout to that of the variable with this name and shape."""
     if _is_kernel(name):
         array = array.transpose(np.argsort(_axes(array.ndim)))
     return array.reshape(shape) if _is_depthwise(name, model_type) else array
@@ -62,7 +63,7 @@ def _is_kernel(name: str) -> bool:
 
 
 def _axes(rank: int) -> tuple[int, ...]:
-    """Return the axes of a kernel in PyTorch's order: those of one number are reversed, an image's come last."""
+    """Return the axes of a kernel in PyTorch's order: reversed, or for images (out, in, height, width)."""
     return (3, 2, 0, 1) if rank == 4 else tuple(reversed(range(rank)))
 
 
@@ -71,6 +72,6 @@ def _is_depthwise(name: str, model_type: str) -> bool:
 
 
 def of_today(name: str) -> str:
-    """Return the name of a weight in a PyTorch checkpoint that may be old."""
+    """Return today's name of a weight in a PyTorch checkpoint, which may be old."""
     start, dot, last = name.rpartition(".")
     return start + dot + OLD_LAST_PARTS.get(last, last)

@@ -56,7 +56,7 @@ def test_layers_without_such_a_distance_are_refused(layers, tmp_path):
     kinds = [{"g": "full_attention", "l": "sliding_attention"}[kind] for kind in layers]
     settings = OF_5 | {"layer_types": kinds, "num_hidden_layers": len(kinds)}
     (tmp_path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
-    with pytest.raises(InputError, match="layer_types must be full_attention at equal distances"):
+    with pytest.raises(InputError, match="layer_types must have full_attention first and at equal distances"):
         read_config(str(tmp_path))
 
 

@@ -84,7 +84,7 @@ def test_positions_that_a_checkpoint_lacks_keep_their_start(export):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_hidden_layers": 1}, r"layer_\._1/.* is in one of the two only"),
+        ({"num_hidden_layers": 1}, r"layer_\._1/.* is in only one of the two"),
         ({"intermediate_size": 32}, r"is \(32, 64\), here \(32, 32\)\. Leave out the --config-overrides"),
         ({"max_position_embeddings": 20}, r"position_embeddings.* is \(32, 32\), here \(20, 32\)"),
     ],
