@@ -58,7 +58,7 @@ class Architecture:
 
     layer_list: str = "layer"
     prefix: str | None = None
-    flops: Literal["bert", "deberta-v2", "mobilebert", "modernbert"] | None = "bert"
+    flops: Literal["bert", "deberta-v2", "modernbert"] | None = "bert"
     transposed_vocabulary: str | None = None
     fused: Mapping[str, int] = field(default_factory=dict)
 
@@ -112,7 +112,7 @@ ARCHITECTURES = {
         has_pair_head=True,
         tied=False,
         required={"normalization_type": "no_norm"},
-        flops="mobilebert",
+        flops=None,
         transposed_vocabulary=r"predictions[./]dense[./]weight(:0)?$",
         head_bias=("cls.predictions.decoder.bias", "cls.predictions.bias"),
     ),
@@ -157,17 +157,6 @@ VOCABULARY_WEIGHT = re.compile(
     r"((word|tok)_embeddings[./]weight|((predictions|lm_head|vocab_projector)([./]decoder)?|(^|[./])decoder)[./]"
     r"(bias|weight))(:0)?$"
 )
-
-REASONS_AGAINST = {
-    "deberta": "the gradient of its TF class does not compile under XLA (deberta-v2 does)",
-    "esm": "its TF class makes the input embedding and the head two variables of one name",
-    "flaubert": "it takes its special ids from settings of its own",
-    "funnel": "transformers 5 sets the embedding of its padding token to zero when it loads a model",
-    "layoutlm": "it needs the place of each word on the page",
-    "longformer": "the gradient of its TF class does not compile under XLA",
-    "tapas": "it reads tables",
-    "xlm": "it takes its special ids from settings of its own",
-}
 
 
 def architecture_of(config: PretrainedConfig) -> Architecture:
@@ -238,10 +227,9 @@ def _check_settings(config: PretrainedConfig, hint: str) -> None:
     model_type = config.model_type
     architecture = ARCHITECTURES.get(model_type)
     if architecture is None:
-        reason = REASONS_AGAINST.get(model_type, "its training and export have not been proven")
         raise InputError(
-            f"--pretrained-model-config must be of a supported type: {', '.join(ARCHITECTURES)}; "
-            f"received {model_type}: {reason}."
+            f"--pretrained-model-config must be of a supported type: {', '.join(ARCHITECTURES)}; received "
+            f"{model_type}, whose training and export have not been verified."
         )
     required = {**REQUIRED_OF_ALL, **architecture.required, "tie_word_embeddings": architecture.tied}
     for name, value in required.items():

@@ -211,28 +211,6 @@ def _deberta_v2(config: PretrainedConfig, length: float) -> Multiplications:
     )
 
 
-def _mobilebert(config: PretrainedConfig, length: float) -> Multiplications:  # noqa: ARG001
-    """MobileBERT (Sun et al. 2020) with its bottlenecks and stacked feed-forward networks."""
-    hidden, inner, num_layers = config.hidden_size, config.true_hidden_size, config.num_hidden_layers
-    value_width, num_bottlenecks = hidden, 0
-    if config.use_bottleneck:
-        num_bottlenecks = 2  # into the layer and out of it
-        if config.use_bottleneck_attention:
-            value_width = inner
-        elif config.key_query_shared_bottleneck:
-            num_bottlenecks = 3
-    layer = (
-        (3 * inner + value_width) * inner
-        + num_bottlenecks * hidden * inner
-        + config.num_feedforward_networks * 2 * inner * config.intermediate_size
-    )
-    return Multiplications(
-        per_token=num_layers * layer + config.embedding_size * (3 if config.trigram_input else 1) * hidden,
-        per_pair=num_layers * 2 * inner,
-        per_prediction=hidden * (hidden + config.vocab_size),
-    )
-
-
 def _modernbert(config: PretrainedConfig, length: float) -> Multiplications:
     """ModernBERT (Warner et al. 2024); local layers count the pairs of tokens within their window."""
     hidden, num_layers = config.hidden_size, config.num_hidden_layers
@@ -250,7 +228,6 @@ def _modernbert(config: PretrainedConfig, length: float) -> Multiplications:
 FORMULAS: dict[str, Callable[[PretrainedConfig, float], Multiplications]] = {
     "bert": _bert,
     "deberta-v2": _deberta_v2,
-    "mobilebert": _mobilebert,
     "modernbert": _modernbert,
 }
 

@@ -277,8 +277,7 @@ class RowClassifier(Network):
     head = "ForSequenceClassification"
 
     def make_head(self) -> None:
-        head = self.classification_of_modernbert() if self.family == "modernbert" else self.classification()
-        self.classification_head = head
+        head = self.classification_head = self.classification()
         if head.transform is not None:
             self.make_transform(head.transform)
         self.dropout = KeyedDropout(head.rate)
@@ -290,24 +289,18 @@ class RowClassifier(Network):
     def num_outputs(self) -> int:
         return self.config.num_labels
 
-    def classification_of_modernbert(self) -> Classification:
-        return Classification(self.modernbert_transform, self.config.classifier_dropout, self.config.hidden_size**-0.5)
-
     def classification(self) -> Classification:
-        """Describe the head for all architectures but ModernBERT."""
-        rate, deviation = self.classifier_rate, self.config.initializer_range
-        if self.family == "bert":
-            return Classification(self.pooler, rate, deviation)
+        config, deviation = self.config, self.config.initializer_range
+        if self.family == "modernbert":
+            return Classification(self.modernbert_transform, config.classifier_dropout, config.hidden_size**-0.5)
         if self.family == "distilbert":
-            return self.classification_of_distilbert()
+            transform = Transform("pre_classifier", "relu", deviation=deviation)
+            return Classification(transform, config.seq_classif_dropout, deviation)
+        if self.family == "bert":
+            return Classification(self.pooler, self.classifier_rate, deviation)
         activation = "gelu" if self.family == "electra" else "tanh"
         transform = Transform("classifier/dense", activation, deviation=deviation)
-        return Classification(transform, rate, deviation, "classifier/out_proj", True, True)
-
-    def classification_of_distilbert(self) -> Classification:
-        config = self.config
-        transform = Transform("pre_classifier", "relu", deviation=config.initializer_range)
-        return Classification(transform, config.seq_classif_dropout, config.initializer_range)
+        return Classification(transform, self.classifier_rate, deviation, "classifier/out_proj", True, True)
 
     @property
     def classifier_rate(self) -> float:
@@ -352,8 +345,8 @@ class MultipleChoice(RowClassifier):
 
     def classification(self) -> Classification:
         config = self.config
-        if self.family == "distilbert":
-            return self.classification_of_distilbert()
+        if self.family in ("distilbert", "modernbert"):
+            return super().classification()
         if self.family != "electra":
             return Classification(self.pooler, config.hidden_dropout_prob, config.initializer_range)
         transform = Transform("sequence_summary/summary", config.summary_activation, deviation=config.initializer_range)
@@ -378,6 +371,8 @@ class TokenClassifier(RowClassifier):
     head = "ForTokenClassification"
 
     def classification(self) -> Classification:
+        if self.family == "modernbert":
+            return super().classification()
         return Classification(None, self.classifier_rate, self.config.initializer_range)
 
     def pooled(self, states: tf.Tensor, attended: tf.Tensor | None) -> tf.Tensor:  # noqa: ARG002
@@ -390,6 +385,8 @@ class QuestionAnswering(TokenClassifier):
     head = "ForQuestionAnswering"
 
     def classification(self) -> Classification:
+        if self.family == "modernbert":
+            return super().classification()
         rate = self.config.qa_dropout if self.family == "distilbert" else 0.0
         return Classification(None, rate, self.config.initializer_range, "qa_outputs", is_numbered_last=not rate)
 
