@@ -11,7 +11,7 @@ def gelu_10(states: tf.Tensor) -> tf.Tensor:
 
 
 def gelu_fast(states: tf.Tensor) -> tf.Tensor:
-    """Approximate GELU by tanh, with √(2/π) rounded to ten digits as the models that name it were trained."""
+    """Approximate GELU by tanh, with √(2/π) rounded to ten digits, as in the models that were trained with it."""
     return 0.5 * states * (1 + tf.tanh(states * 0.7978845608 * (1 + 0.044715 * states * states)))
 
 
@@ -30,7 +30,7 @@ def quick_gelu(states: tf.Tensor) -> tf.Tensor:
     return states * tf.sigmoid(1.702 * states)
 
 
-# By the names of the settings `hidden_act`, `hidden_activation` and `classifier_activation`.
+# {value of the settings `hidden_act`, `hidden_activation` and `classifier_activation`: function}.
 ACTIVATION_FUNCTIONS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "gelu": tf.nn.gelu,
     "gelu_10": gelu_10,

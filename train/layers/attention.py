@@ -1,9 +1,11 @@
-"""Which tokens attend to each other: those of one document of a row, or only near ones, at a cost linear in the length.
+"""Which tokens attend to each other: those of the same document in a row, or only near ones.
 
-A packed row of documents that do not attend to each other gives what its documents would give in separate rows (Krell
-et al. 2021). Which token belongs to which document follows from the ids: a [SEP] ends each, however stage 2 has cut
-them, and masking leaves it unchanged. For local attention rows are cut into blocks, which see the ends of their
-neighbours.
+If the documents of a packed row do not attend to each other, the row gives the same results as its documents would in
+separate rows (Krell et al. 2021). The ids show where documents end: stage 2 ends each with a [SEP], however it packs
+them, and masking never replaces a [SEP].
+
+For local attention, rows are cut into blocks that also see the ends of their neighbours, so that the cost is linear in
+the length of the row.
 """
 
 from typing import Any, NamedTuple
@@ -13,11 +15,13 @@ import tensorflow as tf
 
 
 class Rows(NamedTuple):
-    """What attention knows of the rows.
+    """What attention needs to know about the rows.
 
-    attended: bool (batch, length), False at padding.
-    documents: int32 (batch, length), the number of each token's document in its row, which never decreases; padding
-        belongs to the last. Tokens attend within their document. None where rows are attended as a whole.
+    Attributes:
+        attended: bool (batch, length), False at padding.
+        documents: int32 (batch, length), the number of each token's document in its row, which never decreases; padding
+            belongs to the last document. Tokens attend only within their document. None if they attend to the whole
+            row.
     """
 
     attended: tf.Tensor
@@ -25,19 +29,19 @@ class Rows(NamedTuple):
 
 
 def number_documents(input_ids: tf.Tensor, sep_id: int, pad_id: int) -> tf.Tensor:
-    """Number the documents of each row as `Rows` has them, from 0: int32 of the shape of `input_ids`."""
+    """Number the documents of each row from 0, as `Rows.documents`: int32 in the shape of `input_ids`."""
     ended = tf.cumsum(tf.cast(input_ids == sep_id, tf.int32), axis=1, exclusive=True)
     last = tf.reduce_max(tf.where(input_ids == pad_id, 0, ended), axis=1, keepdims=True)
     return tf.minimum(ended, last)
 
 
 def positions_within(documents: tf.Tensor) -> tf.Tensor:
-    """Count the tokens before each one in its document, int32 (batch, length)."""
+    """Return the position of each token within its document, from 0: int32 (batch, length)."""
     return tf.range(documents.shape[1]) - tf.searchsorted(documents, documents, side="left")
 
 
-# Queries of a block, in reaches; it has the keys of one more reach at both ends. By the compiler of a TPU VM, larger
-# blocks cost more scores, smaller ones more copies.
+# Number of queries in a block, in multiples of the reach. The block's keys extend by one reach at both ends. According
+# to a TPU's compiler, larger blocks cost more scores, and smaller ones more copies.
 BLOCK_REACHES = 4
 
 
@@ -47,7 +51,7 @@ def can_use_blocks(length: int, reach: int) -> bool:
 
 
 def is_near(num_queries: int, num_keys: int, reach: int) -> np.ndarray:
-    """Return which keys are at most `reach` from each query, bool (queries, keys).
+    """Return which keys are at most `reach` away from each query, bool (queries, keys).
 
     The keys extend beyond the queries by the same number at both ends.
     """
@@ -56,7 +60,7 @@ def is_near(num_queries: int, num_keys: int, reach: int) -> np.ndarray:
 
 
 def in_blocks(tensor: Any, reach: int) -> Any:
-    """Cut (batch, length, …) into (batch, blocks, queries, …), filled up with 0; None stays None."""
+    """Cut (batch, length, …) into (batch, blocks, queries, …) and pad the last block with 0; None stays None."""
     if tensor is None:
         return None
     block = BLOCK_REACHES * reach
@@ -66,9 +70,9 @@ def in_blocks(tensor: Any, reach: int) -> Any:
 
 
 def with_halo(tensor: Any, reach: int) -> Any:
-    """Cut (batch, length, …) into blocks with the `reach` before and after each, (batch, blocks, keys, …).
+    """Cut (batch, length, …) into blocks that extend by `reach` at both ends, (batch, blocks, keys, …).
 
-    Beyond the ends it is filled up with 0; None stays None.
+    Beyond the ends of the row they are padded with 0. None stays None.
     """
     blocks = in_blocks(tensor, reach)
     if blocks is None:

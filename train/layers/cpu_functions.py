@@ -1,6 +1,6 @@
-"""How TensorFlow computes where no XLA joins operations: one by one, on a CPU by oneDNN.
+"""Functions for TensorFlow without XLA, which on a CPU executes operations one by one with oneDNN.
 
-There each operation is a pass over memory; these functions need fewer.
+Each operation is then a pass over memory; these functions need fewer passes.
 """
 
 import os
@@ -12,7 +12,7 @@ import tf_keras
 from train.runtime.named_scopes import custom_gradient
 from train.runtime.private import is_for_xla
 
-# What TensorFlow would also compute in bfloat16, beside products; sums would lose most of their terms.
+# Operations that TensorFlow would compute in bfloat16 as well as products. Sums would lose most of their terms.
 FLOAT32_OPERATIONS = (
     *("Add", "AddN", "AddV2", "BiasAdd", "BiasAddGrad", "BiasAddV1", "Elu", "EluGrad", "Erf", "Erfc", "FloorDiv"),
     *("FusedBatchNormV2", "FusedBatchNormGradV2", "FusedBatchNormV3", "FusedBatchNormGradV3", "Inv", "LeakyRelu"),
@@ -23,12 +23,12 @@ FLOAT32_OPERATIONS = (
 
 
 def runs_unfused() -> bool:
-    """Return whether what is called now runs operation by operation: neither on a TPU nor compiled by XLA."""
+    """Return whether operations called now run one by one: neither on a TPU nor compiled by XLA."""
     return not is_for_xla()
 
 
 def cross_entropy_and_correct(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Compute nats, and 1 where `argmax` of the logits is the label, else 0: float32 (…) both.
+    """Compute losses in nats, and 1 where `argmax` of the logits is the label, else 0; both are float32 (…).
 
     Args:
         logits: float32 (…, vocabulary).
@@ -39,7 +39,7 @@ def cross_entropy_and_correct(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.
     @custom_gradient
     def compute(logits: tf.Tensor) -> tuple[tf.Tensor, Callable]:
         probabilities = tf.nn.softmax(logits)
-        # The largest probability never underflows, as the label's may.
+        # Unlike the label's probability, the largest one never underflows.
         losses = _at(logits, predicted) - _at(logits, labels) - tf.math.log(_at(probabilities, predicted))
 
         def gradient(by_losses: tf.Tensor) -> tf.Tensor:
@@ -56,7 +56,7 @@ def _at(values: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
 
 
 def split_dense(layer: tf_keras.layers.Dense, inputs: tf.Tensor, num_parts: int) -> list[tf.Tensor]:
-    """Compute `tf.split(layer(inputs), num_parts, axis=-1)`, without copies of the outputs and of their gradients."""
+    """Compute `tf.split(layer(inputs), num_parts, axis=-1)` without copying the outputs or their gradients."""
     if not runs_unfused():
         return tf.split(layer(inputs), num_parts, axis=-1)
     if not layer.built:
@@ -71,10 +71,10 @@ def split_dense(layer: tf_keras.layers.Dense, inputs: tf.Tensor, num_parts: int)
 
 
 def multiply_in_bfloat16(is_wanted: bool) -> None:
-    """Let functions called from now on, in this process, round factors and results of matrix products to bfloat16.
+    """Round factors and results of matrix products to bfloat16, in all functions that this process calls from now on.
 
-    Sums within a product and all other operations stay in float32. For a CPU with instructions for bfloat16, on which
-    oneDNN multiplies twice as fast; what XLA compiles is not affected.
+    Sums within a product and all other operations stay in float32. On a CPU with instructions for bfloat16, oneDNN
+    then multiplies twice as fast. Code compiled by XLA is not affected.
     """
     if is_wanted:
         os.environ["TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_INFERLIST_REMOVE"] = ",".join(FLOAT32_OPERATIONS)

@@ -1,12 +1,13 @@
-"""Random bits, and dropout, as pure functions of keys: the same on every device, in XLA and out of it.
+"""Random bits and dropout as pure functions of keys: the same on every device, with and without XLA.
 
-Each row of a global batch has its key, and a bit follows from the key and its position in the row, however a batch is
-cut. So a resumed run draws what the run before it would have, and a replica draws for its rows what one device would
-have. The bits are made by mixing integers: on a TPU that costs a few operations an element, in the very loop that uses
-them, where a draw of TensorFlow's costs more than the attention scores that dropout needs it for.
+Each row of a global batch has a key, and each bit depends only on this key and the bit's position in the row. So a
+resumed run draws the same bits as an uninterrupted one, and replicas draw the same bits as a single device.
 
-What a layer drops follows from (key of the row, layer, which call of the layer, position), so a layer that is called
-again under gradient checkpointing drops the same.
+Bits are made by mixing integers. On a TPU that costs a few operations per element, in the same loop that uses the bits.
+TensorFlow's random numbers would cost more than the attention scores that they mask.
+
+A layer's dropout depends on (key of the row, number of the layer, number of the call, position), so a layer that is
+called again under gradient checkpointing drops the same elements.
 """
 
 import functools
@@ -23,16 +24,16 @@ from train.runtime.named_scopes import named
 
 # Words of a key.
 KEY_WORDS = 2
-# 2^32 divided by the golden ratio: neighbours in a count come far apart (Knuth, The Art of Computer Programming, 6.4).
+# 2^32 divided by the golden ratio. Multiples of it are far apart (Knuth, The Art of Computer Programming, 6.4).
 GOLDEN = 0x9E3779B9
 # Multipliers of a mixer of 32 bits with little bias, found by search: https://github.com/skeeto/hash-prospector.
 MIXERS = (0x7FEB352D, 0x846CA68B)
-# The key that all others derive from; any but 0 would do. The first digits of pi.
+# The key that all others derive from: the first digits of pi. Any value but 0 would do.
 FIRST_KEY = (0x243F6A88, 0x85A308D3)
 
 
 def key_of(numbers: Iterable[int | tf.Tensor]) -> tf.Tensor:
-    """Make the key of integers such as a seed and a step, uint32 (KEY_WORDS,); other numbers give another key."""
+    """Make a key, uint32 (KEY_WORDS,), from integers such as a seed and a step."""
     key = tf.constant(FIRST_KEY, tf.uint32)
     for number in numbers:
         key = fold_in(key, number)
@@ -44,25 +45,25 @@ def row_keys(numbers: Iterable[int | tf.Tensor], num_rows: int, first_row: int |
     """Make the keys of rows `first_row` and following of a global batch, uint32 (num_rows, KEY_WORDS).
 
     Args:
-        numbers: as of `key_of`.
-        first_row: where it begins in the global batch; a row's key does not depend on how that is cut.
+        numbers: as in `key_of`.
+        first_row: index of the first row in the global batch.
     """
     return fold_in(key_of(numbers), tf.cast(first_row, tf.int32) + tf.range(num_rows))
 
 
 def fold_in(keys: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
-    """Make other keys for each number, uint32 (…, KEY_WORDS); `number` broadcasts to `keys` without its last axis."""
+    """Derive keys for a number, uint32 (…, KEY_WORDS); `number` broadcasts to `keys` without their last axis."""
     number = tf.cast(number, tf.uint32) * _word(GOLDEN)
     first = _mixed(number + keys[..., 0], keys[..., 1])
     return tf.stack([first, _mixed(number + keys[..., 1], first)], axis=-1)
 
 
 def draw_bits(keys: tf.Tensor, shape: tf.TensorShape | tuple[int, ...]) -> tf.Tensor:
-    """Draw uint32 (…, *shape) under keys, uint32 (…, KEY_WORDS): all values as likely, none twice under one key."""
+    """Draw uint32 (…, *shape) from keys, uint32 (…, KEY_WORDS): uniform values, without duplicates for the same key."""
     word, other_key = keys[..., 0], keys[..., 1]
     stride = tf.TensorShape(shape).num_elements()
     for size in shape:
-        # Axis by axis, beginning with the key: else the numbers of all elements would be a constant of the program.
+        # Axis by axis, starting from the key. Otherwise the numbers of all elements would be one large constant.
         stride //= size
         word = word[..., tf.newaxis] + tf.cast(tf.range(size), tf.uint32) * _word(stride * GOLDEN)
         other_key = other_key[..., tf.newaxis]
@@ -72,7 +73,7 @@ def draw_bits(keys: tf.Tensor, shape: tf.TensorShape | tuple[int, ...]) -> tf.Te
 def fall_under(bits: tf.Tensor, probability: float) -> tf.Tensor:
     """Return which of uniform uint32 `bits` fall under `probability`, exactly none at 0 and all at 1.
 
-    Integers are compared, since float draws differ between devices.
+    It compares integers, because random floats differ between devices.
     """
     threshold = round(min(max(probability, 0.0), 1.0) * 2**32)
     if threshold == 0:
@@ -81,17 +82,17 @@ def fall_under(bits: tf.Tensor, probability: float) -> tf.Tensor:
 
 
 def to_integers(bits: tf.Tensor, num_values: int) -> tf.Tensor:
-    """Make int32 from 0 to `num_values`, which is excluded, of uniform uint32 `bits`: their product's high word.
+    """Map uniform uint32 `bits` to int32 below `num_values`: the high word of the product of the two.
 
-    Each value comes from 2^32 / num_values of the words, rounded up or down: so its probability is off by at most
-    num_values / 2^32 of itself, which is 1 in 17,000 for the largest vocabularies of 250,000.
+    Each value comes from 2^32 / num_values of the words, rounded up or down. So the relative error of its probability
+    is at most num_values / 2^32, which is 1 in 17,000 for the largest vocabularies of 250,000.
     """
     product = tf.cast(bits, tf.uint64) * tf.constant(num_values, tf.uint64)
     return tf.cast(tf.bitwise.right_shift(product, tf.constant(32, tf.uint64)), tf.int32)
 
 
 def _mixed(word: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-    """Mix uint32 until they look drawn at random; under one key no two words give the same."""
+    """Mix uint32 words until they look random; with the same key, different words give different results."""
     word = _shifted_into(word, 16) * _word(MIXERS[0]) ^ key
     word = _shifted_into(word, 15) * _word(MIXERS[1])
     return _shifted_into(word, 16)
@@ -107,14 +108,14 @@ def _word(value: int) -> tf.Tensor:
 
 @dataclass
 class _Scope:
-    """The keys of the rows in the model, and how often each layer was called with them."""
+    """The keys of the rows in the model, and the number of calls of each layer so far."""
 
     row_keys: tf.Tensor  # uint32 (batch, KEY_WORDS)
     shared_key: tf.Tensor | None  # uint32 (KEY_WORDS,)
     num_calls: dict[int, int] = field(default_factory=dict)
 
 
-# In DeBERTa, where its input is the table of relative positions.
+# Name of DeBERTa's dropout layer for the table of relative positions.
 SHARED_LAYER = "pos_dropout"
 # One scope per thread: MirroredStrategy traces each replica in its own thread.
 _traced = threading.local()
@@ -122,11 +123,12 @@ _traced = threading.local()
 
 @contextmanager
 def dropping_out_by(row_keys: tf.Tensor, shared_key: tf.Tensor | None = None) -> Iterator[None]:
-    """Within it, the layers prepared by `key_dropout` drop by keys.
+    """A context in which layers that `key_dropout` has numbered draw by keys.
 
     Args:
-        row_keys: uint32 (batch, KEY_WORDS), of the rows.
-        shared_key: uint32 (KEY_WORDS,), of what all rows of the global batch share: DeBERTa's relative positions.
+        row_keys: keys of the rows, uint32 (batch, KEY_WORDS).
+        shared_key: key of inputs that all rows of the global batch share, such as DeBERTa's relative positions, uint32
+            (KEY_WORDS,).
     """
     previous = getattr(_traced, "scope", None)
     _traced.scope = _Scope(row_keys, shared_key)
@@ -138,9 +140,9 @@ def dropping_out_by(row_keys: tf.Tensor, shared_key: tf.Tensor | None = None) ->
 
 @contextmanager
 def dropping_out_texts(texts: Sequence[int]) -> Iterator[None]:
-    """Within `dropping_out_by`, let each row of the batch be several rows of the model: its texts of these numbers.
+    """A context within `dropping_out_by` for models that get several texts of each row, as consecutive rows.
 
-    The texts of a row follow each other, and drop by keys that differ.
+    Each text has a different key. `texts` are the numbers of a row's texts.
     """
     scope = getattr(_traced, "scope", None)
     if scope is None:
@@ -152,9 +154,9 @@ def dropping_out_texts(texts: Sequence[int]) -> Iterator[None]:
 
 
 def repeatable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let all calls of a function, which calls layers, drop what the first does.
+    """Let layers drop the same elements in all calls of a function.
 
-    For functions that are called a second time to save memory, as `tf.recompute_grad` does.
+    For functions that are called again to save memory, as in gradient checkpointing.
     """
     first_call: list[dict[int, int]] = []
 
@@ -176,9 +178,9 @@ def repeatable(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def next_keys(number: int, *, is_shared: bool = False) -> tf.Tensor | None:
-    """Make the keys of the rows for one call of the dropout layer of this number, uint32 (batch, KEY_WORDS).
+    """Make the rows' keys for the next call of the dropout layer with this number, uint32 (batch, KEY_WORDS).
 
-    For inputs that all rows share it is one key, uint32 (KEY_WORDS,). None outside `dropping_out_by`.
+    For inputs that all rows share, make a single key, uint32 (KEY_WORDS,). Return None outside `dropping_out_by`.
     """
     scope = getattr(_traced, "scope", None)
     if scope is None:
@@ -189,17 +191,18 @@ def next_keys(number: int, *, is_shared: bool = False) -> tf.Tensor | None:
 
 
 class KeyedDropout(tf_keras.layers.Dropout):
-    """Drops by the keys of `dropping_out_by`; outside that context as Keras does.
+    """Draws by the keys of `dropping_out_by`, and like Keras's class outside that context.
 
-    number: of the layer in its network, given by `key_dropout`. It is a part of what the layer draws.
-    drops_heads: draw each head of attention probabilities under a key of its own, as `train.layers.tpu_attention` does.
+    Attributes:
+        number: number of the layer in its network, which `key_dropout` assigns. The draw depends on it.
+        drops_heads: derive a key for each head of attention probabilities, as `train.layers.tpu_attention` does.
     """
 
     number: int | None = None
     drops_heads = False
 
     def call(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
-        """Drop of (batch, …); where `drops_heads`, of (batch, …, heads, queries, keys)."""
+        """Drop elements of (batch, …), or of (batch, …, heads, queries, keys) with `drops_heads`."""
         if self.number is None or not isinstance(training, bool) or not is_keyed():
             return super().call(inputs, training=training)
         if not training or self.rate == 0:
@@ -208,21 +211,21 @@ class KeyedDropout(tf_keras.layers.Dropout):
         return _drop_heads(inputs, keys, self.rate) if self.drops_heads else drop(inputs, keys, self.rate)
 
     def next_keys(self) -> tf.Tensor | None:
-        """Make the keys by which this call drops its rows; None where Keras would drop them."""
+        """Make the rows' keys for the next call; None if the layer would draw like Keras's class."""
         return None if self.number is None else next_keys(self.number)
 
 
 def is_keyed() -> bool:
-    """Return whether layers that are called now are within `dropping_out_by`."""
+    """Return whether this thread is within `dropping_out_by`."""
     return getattr(_traced, "scope", None) is not None
 
 
 def key_dropout(model: tf_keras.Model) -> None:
-    """Number the model's dropout layers, so that they drop by the keys of `dropping_out_by`.
+    """Number the model's dropout layers, so that they draw by the keys of `dropping_out_by`.
 
-    The order is that of `dropout_layers`, where the model has it, then Keras's. Another order would be another draw.
-    Layers that are no `KeyedDropout`, such as those of a custom head, get another `call`, which draws by keys. Called
-    again after the model has more layers, it numbers all of them again.
+    Layers in the model's attribute `dropout_layers` come first, then others in Keras's order. Another order would
+    change what every run draws. Layers of other classes, such as those of a custom head, get a new `call` that draws by
+    keys. If layers were added to a model, call this function again: it numbers all layers anew.
     """
     layers = list(getattr(model, "dropout_layers", ()))
     listed = set(map(id, layers))
@@ -235,7 +238,7 @@ def key_dropout(model: tf_keras.Model) -> None:
 
 
 def _rate(layer: tf.Module) -> float | None:
-    """Look up the fraction that a dropout layer drops; None for any other layer."""
+    """Return the rate of a dropout layer; None for any other layer."""
     if isinstance(layer, tf_keras.layers.Dropout):
         return float(layer.rate)
     # DeBERTa's class.
@@ -260,7 +263,7 @@ def _keyed_call(layer: Any, number: int) -> Callable[..., tf.Tensor]:
 
 
 def _drop_heads(probabilities: tf.Tensor, keys: tf.Tensor, rate: float) -> tf.Tensor:
-    """Drop of (batch, heads, queries, keys), or of blocks, (batch, blocks, heads, queries, keys)."""
+    """Drop elements of (batch, heads, queries, keys), or in blocks, (batch, blocks, heads, queries, keys)."""
     for size in probabilities.shape[1:-2]:
         keys = fold_in(keys[..., tf.newaxis, :], tf.range(size))
     is_dropped = tf.linalg.matrix_transpose(dropout_mask(keys, probabilities.shape[:-3:-1], rate))
@@ -268,12 +271,12 @@ def _drop_heads(probabilities: tf.Tensor, keys: tf.Tensor, rate: float) -> tf.Te
 
 
 def drop(inputs: tf.Tensor, keys: tf.Tensor, rate: float) -> tf.Tensor:
-    """Set a fraction of `rate` of `inputs` to 0 and scale the rest up; all is 0 at rate 1.
+    """Set a fraction `rate` of the elements to 0, and scale up the others. At rate 1, all become 0.
 
     Args:
-        inputs: (batch, …) under keys of rows; any shape under one key.
+        inputs: (batch, …) with keys of rows; any shape with a single key.
         keys: uint32 (batch, KEY_WORDS) or (KEY_WORDS,).
-        rate: fraction that is dropped.
+        rate: fraction of the elements to drop.
     """
     if rate >= 1:
         return tf.zeros_like(inputs)
@@ -286,6 +289,6 @@ def dropout_mask(keys: tf.Tensor, shape: tf.TensorShape | tuple[int, ...], rate:
 
     Args:
         keys: uint32 (…, KEY_WORDS).
-        rate: fraction that is dropped, exactly none at 0 and all at 1.
+        rate: fraction of the elements to drop; exactly none at 0, and all at 1.
     """
     return fall_under(draw_bits(keys, shape), rate)

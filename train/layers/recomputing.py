@@ -1,8 +1,8 @@
-"""Gradient checkpointing: what a layer computed is computed again where its gradient is taken (Chen et al. 2016).
+"""Gradient checkpointing: compute a layer again when its gradient is needed (Chen et al. 2016).
 
-Of each layer only the input is kept: memory for activations falls to about that of one layer, for a third more
-computing. `tf.recompute_grad` does not serve: under XLA, which ignores control dependencies, the compiler sees that a
-layer is computed twice and keeps the first result.
+Only the input of each layer is kept. That reduces the memory for activations to about that of one layer, and costs a
+third more computation. `tf.recompute_grad` does not work under XLA, which ignores control dependencies: the compiler
+notices that a layer is computed twice, and keeps the first result.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ from train.runtime.private import is_for_xla
 
 
 def recomputed(function: Callable[..., tf.Tensor], *tensors: tf.Tensor) -> tf.Tensor:
-    """Compute `function` of tensors, keeping nothing but these for its gradient.
+    """Compute `function` of tensors, and keep only these tensors for its gradient.
 
-    Results stay the same, and so does what its layers drop, if they drop by keys (`train.layers.random_bits`).
+    Results do not change. Dropout stays the same if it draws by keys (`train.layers.random_bits`).
     """
     compute = repeatable(function)
 
@@ -43,7 +43,7 @@ def recomputed(function: Callable[..., tf.Tensor], *tensors: tf.Tensor) -> tf.Te
 
 
 def _optimization_barrier(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Give the same tensors, available when the last of them is, and unknown to the compiler as the same."""
+    """Return copies of the tensors that become available with the last one, and that the compiler takes for new."""
     if is_for_xla():
         return xla.optimization_barrier(*tensors)
     with tf.control_dependencies(tensors[-1:]):

@@ -1,6 +1,6 @@
-"""What an encoder's layers compute, as their papers write it. On a CPU or GPU they are trained with these functions.
+"""The computations of an encoder's layers, written as in their papers. CPUs and GPUs train with these functions.
 
-`train.layers.tpu_layers` has functions of the same names, and the same results. A `layer` is an `EncoderLayer` of
+`train.layers.tpu_layers` has functions with the same names and results. A `layer` is an `EncoderLayer` of
 `train.model.encoder`.
 """
 
@@ -15,7 +15,7 @@ from train.layers.activations import ACTIVATION_FUNCTIONS
 from train.layers.attention import Rows, can_use_blocks, in_blocks, is_near, with_halo
 from train.layers.cpu_functions import split_dense
 
-# Replaces a score that does not count: far below any, and finite, so a query without keys gives no NaN.
+# Score of a key that is not attended: far below any other, but finite, so that a query without keys does not give NaN.
 NEVER = -1e30
 
 
@@ -40,7 +40,7 @@ def expanded(layer: Any, states: tf.Tensor) -> tf.Tensor:
 
 
 def attention(layer: Any, states: tf.Tensor, rows: Rows, training: bool) -> tf.Tensor:
-    """Compute what attention adds to the states, (batch, length, hidden)."""
+    """Compute the attention's output, (batch, length, hidden), which is added to the states."""
     anatomy, length = layer.anatomy, states.shape[1]
     reach, base = layer.attention.reach, layer.attention.rotary_base
     if anatomy.is_pre_norm:
@@ -65,7 +65,7 @@ def attention(layer: Any, states: tf.Tensor, rows: Rows, training: bool) -> tf.T
     probabilities = tf.nn.softmax(tf.where(allowed, scores, NEVER))
     probabilities = layer.probability_dropout(tf.cast(probabilities, value.dtype), training=training)
     context = _swapped(tf.matmul(probabilities, value))
-    # Rows that are cut into blocks are filled up with 0 to whole ones.
+    # Without the padding of the last block.
     context = tf.reshape(context, (-1, math.prod(context.shape[1:-2]), anatomy.hidden_size))[:, :length]
     return layer.attention_output(context)
 
@@ -81,7 +81,7 @@ def _heads(layer: Any, states: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _swapped(states: tf.Tensor) -> tf.Tensor:
-    """Let the axes of heads and tokens, third and second from last, change places."""
+    """Swap the axes of heads and tokens, the third and second from last."""
     *first, length, heads, size = range(states.shape.rank)
     return tf.transpose(states, (*first, heads, length, size))
 
@@ -94,7 +94,7 @@ def rotary_tables(length: int, head_size: int, base: float) -> tuple[np.ndarray,
 
 
 def rotated(states: tf.Tensor, base: float) -> tf.Tensor:
-    """Rotate queries or keys, (batch, length, heads, head size), by their positions, in float32; the type is kept."""
+    """Rotate queries or keys, (batch, length, heads, head size), by their positions; computes in float32."""
     cosines, sines = (table[:, np.newaxis] for table in rotary_tables(states.shape[1], states.shape[3], base))
     first, second = tf.split(tf.cast(states, tf.float32), 2, axis=-1)
     turned = tf.concat([first * cosines - second * sines, second * cosines + first * sines], axis=-1)

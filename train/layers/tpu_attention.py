@@ -1,10 +1,11 @@
-"""Attention as XLA's compiler for TPUs computes it cheapest.
+"""Attention, written so that XLA's compiler for TPUs makes fast programs of it.
 
-It keeps no scores in memory, as in FlashAttention (Dao et al. 2022), but without a custom kernel. The compiler joins a
-matrix product, what is done to its elements and the next product into one loop where no result in between is used
-twice. So the output is divided by the softmax's sum, not the probabilities; the backward pass recomputes the
-probabilities; dropout is made in the loop; and padding is removed from keys and values, not from scores. Long rows go
-through blocks whose exponentials stay in the chip's fast memory; those without a common document are left out.
+Like FlashAttention (Dao et al. 2022), it keeps no scores in memory, but it needs no custom kernel. The compiler fuses a
+matrix product, operations on its elements and the next product into one loop, as long as no intermediate result is used
+twice. Therefore the output is divided by the softmax's sum, not the probabilities; the backward pass recomputes the
+probabilities; dropout is drawn in the loop; and padding is removed from keys and values, not from scores. Long rows are
+computed in blocks whose exponentials stay in the chip's fast memory. Pairs of blocks without a common document are
+skipped.
 """
 
 import math
@@ -18,18 +19,18 @@ from train.layers.random_bits import dropout_mask, fold_in
 from train.layers.tpu_functions import NUM_ONES, einsum, optimization_barrier, scaled, sum_over_head
 from train.runtime.named_scopes import RARELY, custom_gradient, named
 
-# Exponentials are taken of the scores as they are while their sums stay within these, far from the limits of float32
-# and bfloat16 (1e-38 and 3e38); else the largest score is subtracted first.
+# If sums of exponentials are outside these limits, the largest score is subtracted first. The limits are far from those
+# of float32 and bfloat16 (1e-38 and 3e38).
 SAFE_SUMS = (1e-25, 1e30)
-# Keeps exponentials finite, whatever the scores: sums of larger ones are not safe.
+# Larger exponents are replaced by this one, so that exponentials stay finite. Their sums are outside the limits anyway.
 LARGEST_EXPONENT = 80.0
-# From this length on, rows are attended in blocks.
+# Rows of at least this length are computed in blocks.
 LONG_ROW_TOKENS = 1024
-# By the compiler for a v5e, the cheapest for 12 heads: larger blocks crowd the sums over blocks out of its fast memory,
-# smaller ones read and write more.
+# The cheapest sizes for 12 heads, according to the compiler for a v5e. With larger blocks, the sums over blocks do not
+# fit its fast memory; smaller blocks read and write more.
 BLOCK_QUERIES = 1024
 BLOCK_KEYS = 512
-# So many bytes of float32 exponentials stay in a v5e's fast memory, beside what the backward pass makes of them.
+# The size of float32 exponentials that fit a v5e's fast memory together with the results of the backward pass.
 GROUP_BYTES = 48 * 2**20
 MOST_GROUPS = 8
 
@@ -49,14 +50,16 @@ def attend(
 
     Args:
         query: (batch, heads, head size, queries), static shape.
-        key: (batch, heads, head size, keys), the same number, or more at both ends alike; `value` has the same shape.
-        attended: (batch, 1, keys), 1 at tokens that are attended, 0 at padding. Queries there give 0.
-        row_keys: uint32 (batch, KEY_WORDS) by which probabilities are dropped; None without dropout.
-        rate: fraction of the probabilities that is dropped.
-        documents: int32 (batch, 1, queries) and (batch, 1, keys), the numbers of their documents: a query attends only
-            to keys of its document, one of which must be attended; they never decrease. None where it attends to all.
-        reach: the largest distance of a key that a query attends to; None for any distance.
-        scale: of the tokens of `query`, `key` and `value`, as in `scaled`.
+        key, value: (batch, heads, head size, keys). There are as many keys as queries, or the same number more at both
+            ends.
+        attended: (batch, 1, keys), 1 at tokens that are attended, 0 at padding. Queries at padding give 0.
+        row_keys: keys for the dropout of probabilities, uint32 (batch, KEY_WORDS); None without dropout.
+        rate: dropout rate of the probabilities.
+        documents: the numbers of the queries' and the keys' documents, int32 (batch, 1, queries) and (batch, 1, keys),
+            which never decrease. A query attends only to keys of its document, one of which must be attended. None if
+            it attends to all keys.
+        reach: largest distance to a key that a query attends to; None for any distance.
+        scale: the `scale` of `scaled` for `query`, `key` and `value`; None without one.
     """
     num_heads, head_size, num_queries = query.shape[1:]
     head_keys = None if row_keys is None else fold_in(row_keys[:, tf.newaxis], tf.range(num_heads))
@@ -72,14 +75,14 @@ def attend(
 
     @custom_gradient
     def without_padding(tensor: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-        return tensor * attended, lambda by_tensor: by_tensor  # which `backward` has set to 0 there
+        return tensor * attended, lambda by_tensor: by_tensor  # `backward` returns 0 at padding
 
     arguments = query, without_padding(key), without_padding(value)
     return apply(*(arguments if scale is None else scaled(scale, *arguments)))
 
 
 class _Passed(NamedTuple):
-    """What the forward pass leaves to the backward pass."""
+    """Results of the forward pass that the backward pass needs."""
 
     query: tf.Tensor  # (batch, heads, head size, queries)
     key: tf.Tensor  # (batch, heads, head size, keys)
@@ -90,9 +93,9 @@ class _Passed(NamedTuple):
 
 
 class _Attention:
-    """Forward and backward pass. Letters of einsum: batch, n heads, h head size, k keys, q queries.
+    """Forward and backward pass. Letters in einsum: batch, n heads, h head size, k keys, q queries.
 
-    Keys and values are 0 at padding, and so are the gradients by them: results there are finite, and count nowhere.
+    Keys, values and their gradients are 0 at padding, so results there are finite and have no effect.
     """
 
     def __init__(
@@ -114,11 +117,11 @@ class _Attention:
         self.mask = mask  # float32 (batch, 1, keys, queries), 0 at keys that a query does not see, else 1; or None
 
     def forward(self, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> tuple[tf.Tensor, _Passed]:
-        """Compute the context, (batch, heads, head size, queries), and what `backward` takes."""
+        """Compute the context, (batch, heads, head size, queries), and the input of `backward`."""
         shift, sums = self._shift_and_sums(query, key)
-        # Else the compiler makes the shift of all scores, a tensor of their size, in the conditional's branches.
+        # Without the barrier, the compiler broadcasts the shift to all scores in the conditional's branches.
         shift, sums = optimization_barrier(shift, sums)
-        query_again, key_again = optimization_barrier(query, key)  # else exponentials are kept for both products
+        query_again, key_again = optimization_barrier(query, key)  # else XLA keeps the exponentials
         weights = tf.cast(tf.nn.relu(self._signed_weights(query_again, key_again, shift)), value.dtype)
         context = einsum("bnkq,bnhk->bnhq", weights, value)
         inverse_sum = tf.where(self._is_query(query), tf.math.reciprocal_no_nan(sums * (1 - self.rate)), 0.0)
@@ -126,14 +129,14 @@ class _Attention:
         return context, _Passed(query, key, value, context, shift, inverse_sum)
 
     def backward(self, passed: _Passed, by_context: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Compute the gradients by query, key and value, in their shapes, from that by the context."""
+        """Compute the gradients by query, key and value from the gradient by the context."""
         query, key, value, _, shift, _ = passed
         dtype = query.dtype
         by_context, mean = self._by_products(passed, by_context)
         num_rows = _rows_of_group(query, key)
         if 0 < num_rows < query.shape[0]:
             return self._backward_of_groups(num_rows, query, key, value, shift, by_context, mean)
-        # Else the compiler would keep the forward pass's exponentials, or make these before they are needed.
+        # Without the barrier, the compiler keeps the forward pass's exponentials, or computes these too early.
         query, key, shift, by_context = optimization_barrier(query, key, shift, by_context)
         weights = tf.cast(self._signed_weights(query, key, shift), dtype)
         by_value = tf.einsum("bnkq,bnhq->bnhk", tf.nn.relu(weights), by_context)
@@ -147,7 +150,7 @@ class _Attention:
         return tf.cast(by_query, dtype), by_key, by_value * self.attended
 
     def _backward_of_groups(self, num_rows: int, *passed: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Compute what `backward` returns, `num_rows` rows at a time: exponentials stay in fast memory, as float32."""
+        """Do the same in groups of `num_rows` rows, whose float32 exponentials stay in fast memory."""
         query, key, value, shift, by_context, mean = passed
         dtype, num_groups = query.dtype, query.shape[0] // num_rows
 
@@ -162,7 +165,7 @@ class _Attention:
             weights = group._signed_weights(queries, keys, rows(shift))
             by_scores = group._by_scores(weights, rows(value), by_contexts, rows(mean))
             by_query = einsum("bnkq,bnhk->bnhq", by_scores, keys) * self.scale
-            (again,) = optimization_barrier(number)  # else the scores' gradients are written, not recomputed
+            (again,) = optimization_barrier(number)  # else XLA keeps the scores' gradients in memory
             by_scores = group._by_scores(weights, *(rows(tensor, again) for tensor in (value, by_context, mean)))
             by_key = tf.transpose(einsum("bnkq,bnhq->bnkh", by_scores, queries) * self.scale, (0, 1, 3, 2))
             by_value = einsum("bnkq,bnhq->bnhk", tf.cast(tf.nn.relu(weights), dtype), by_contexts)
@@ -171,16 +174,16 @@ class _Attention:
             places = zip(results, gradients, strict=True)
             return number + 1, *(xla.dynamic_update_slice(*place, [number, 0, 0, 0, 0]) for place in places)
 
-        # XLA does not write these zeros, all of which are replaced, unless another layer begins with the same ones.
+        # All of these zeros are replaced, so XLA does not write them, unless it shares them with another layer.
         zero, _ = optimization_barrier(tf.zeros((), dtype), by_context)
         results = (tf.fill((num_groups, num_rows, *tensor.shape[1:]), zero) for tensor in (query, key, value))
         turns = tf.while_loop(lambda number, *_: number < num_groups, of_group, (0, *results), parallel_iterations=1)
         return tuple(tf.reshape(one, (-1, *one.shape[2:])) for one in turns[1:])
 
     def _by_products(self, passed: _Passed, by_context: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Compute the gradient by Σ weight * value, and Σ over keys of probability times its gradient.
+        """Compute the gradient by Σ weight * value, and Σ over keys of each probability times its gradient.
 
-        The latter without a tensor of all probabilities (Dao et al. 2022, eq. 4), float32 (batch, heads, 1, queries).
+        The second, float32 (batch, heads, 1, queries), needs no tensor of all probabilities (Dao et al. 2022, eq. 4).
         """
         dtype = passed.query.dtype
         by_context = tf.cast(by_context, tf.float32)
@@ -194,7 +197,7 @@ class _Attention:
         return tf.cast(tf.cast(tf.abs(weights), tf.float32) * (by_weights - mean), value.dtype)
 
     def _shift_and_sums(self, query: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Find what to subtract from the scores, mostly 0, and sum their exponentials, (batch, heads, 1, queries)."""
+        """Choose what to subtract from the scores, mostly 0, and sum their exponentials, (batch, heads, 1, queries)."""
         ones = tf.broadcast_to(self.attended, (*key.shape[:2], NUM_ONES, key.shape[3]))
 
         def sums_after(shift: tf.Tensor) -> tf.Tensor:
@@ -211,7 +214,7 @@ class _Attention:
 
         @named(RARELY)
         def after_largest_scores() -> tuple[tf.Tensor, tf.Tensor]:
-            # Row by row: memory for all scores would be set aside in every step, and crowd out what is needed.
+            # Row by row, because XLA would reserve memory for all scores in every step.
             rows = (query, key, self.attended, *self.documents)
             shift = tf.map_fn(largest_of_row, rows, fn_output_signature=tf.float32)
             return shift, sums_after(shift)
@@ -231,29 +234,29 @@ class _Attention:
         return einsum("bnhk,bnhq->bnkq", key, query) * self.scale
 
     def _exponentials(self, query: tf.Tensor, key: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
-        """Compute exp(scores - shift), float32 (batch, heads, keys, queries), 0 at keys that a query does not see."""
+        """Compute exp(scores - shift), float32 (batch, heads, keys, queries), 0 at keys that are not attended."""
         exponentials = tf.exp(tf.minimum(self._scores(query, key) - shift, LARGEST_EXPONENT))
         if self.mask is not None:
             exponentials *= self.mask
         return self._among_near(_within(self.documents, exponentials, 0.0), 0.0)
 
     def _is_query(self, query: tf.Tensor) -> tf.Tensor:
-        """Return which queries are of attended tokens, so each has a key, itself: bool (batch, 1, 1, queries)."""
+        """Return which queries are no padding, and so can attend to themselves: bool (batch, 1, 1, queries)."""
         num_queries, num_keys = query.shape[3], self.attended.shape[3]
         first = (num_keys - num_queries) // 2
         return self.attended[..., first : first + num_queries] > 0
 
     def _among_near(self, values: tf.Tensor, other: float) -> tf.Tensor:
-        """Replace values, (batch, heads, keys, queries), of keys that are out of reach by `other`."""
+        """Replace values, (batch, heads, keys, queries), of keys out of reach by `other`."""
         if self.reach is None:
             return values
         num_keys, num_queries = values.shape[2:]
-        # A constant of that size would be read from memory each time.
+        # Computed, because a constant of that size would be read from memory each time.
         queries = tf.range(num_queries) + (num_keys - num_queries) // 2
         return tf.where(tf.abs(tf.range(num_keys)[:, tf.newaxis] - queries) <= self.reach, values, other)
 
     def _signed_weights(self, query: tf.Tensor, key: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
-        """Compute exp(scores - shift), with a minus where they are dropped: drawn once, it is read three times."""
+        """Compute exp(scores - shift), negative where dropped, so that dropout is drawn once and read three times."""
         weights = self._exponentials(query, key, shift)
         if self.head_keys is None:
             return weights
@@ -261,9 +264,9 @@ class _Attention:
 
 
 class _AttentionInBlocks(_Attention):
-    """Attention to long rows: blocks of queries, each with the blocks of keys that have a document in common with it.
+    """Attention in long rows: each block of queries meets the blocks of keys that have a document in common with it.
 
-    Rows are filled up to whole blocks with what is not attended.
+    Rows are padded to whole blocks.
     """
 
     def __init__(self, *args: Any):
@@ -273,7 +276,7 @@ class _AttentionInBlocks(_Attention):
         self.attended = _filled(self.attended)
         if self.documents:
             numbers = _filled(self.documents[0][:, 0, 0], tf.int32.max)
-            # The first key of each query's document and the one after its last, (batch, 1, 1, queries).
+            # The first key of each query's document, and the key after its last, (batch, 1, 1, queries).
             self.first, self.end = (
                 tf.searchsorted(numbers, numbers, side=side)[:, tf.newaxis, tf.newaxis] for side in ("left", "right")
             )
@@ -288,16 +291,16 @@ class _AttentionInBlocks(_Attention):
             shift = self.largest_scores(query, key)
             return shift, *self._context(query, key, value, shift)
 
-        sums = tf.math.reciprocal_no_nan(inverse_sum)  # of the exponentials that are kept; 0 if they overflow
+        sums = tf.math.reciprocal_no_nan(inverse_sum)  # times the fraction that is kept; 0 if exponentials overflow
         is_safe = tf.reduce_all(_are_safe(sums) | (self.attended == 0))
         shift, context, inverse_sum = tf.cond(is_safe, lambda: (zero, context, inverse_sum), after_largest_scores)
         return context[..., : self.length], _Passed(query, key, value, context, shift, inverse_sum)
 
     def _context(self, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, shift: tf.Tensor) -> Sequence[tf.Tensor]:
-        """Compute context and inverse sum of `_Passed`."""
+        """Compute the context and the inverse sum of `_Passed`."""
         head_size, dtype = query.shape[2], query.dtype
         ones = tf.broadcast_to(self.attended, (*value.shape[:2], NUM_ONES, value.shape[3]))
-        factors = tf.concat([value, ones], axis=2)  # what sums the exponentials can multiply them with the values
+        factors = tf.concat([value, ones], axis=2)  # one product gives both sums
 
         def of_queries(block: _Block, context: tf.Tensor, inverse_sum: tf.Tensor) -> tuple[tf.Tensor, ...]:
             queries, shifts, is_query = map(block.queries, (query, shift, self.attended))
@@ -352,14 +355,14 @@ class _AttentionInBlocks(_Attention):
             by_queries, *by_keys = self._over_keys(block, of_keys, tf.zeros(queries.shape), *by_keys)
             return block.put_queries(by_query, tf.cast(by_queries * self.scale, dtype)), *by_keys
 
-        # All blocks of the first are replaced: it costs nothing to begin with a tensor that is not needed any more.
+        # All blocks of the first tensor are replaced, so it may be one that is no longer needed.
         results = by_context, tf.zeros(key.shape), tf.zeros(value.shape)
         by_query, by_key, by_value = self._over_queries(of_queries, *results)
         by_key, by_value = (tf.cast(by_one, dtype) * self.attended for by_one in (by_key * self.scale, by_value))
         return tuple(gradient[..., : self.length] for gradient in (by_query, by_key, by_value))
 
     def _over_queries(self, step: Callable[..., tuple], *results: tf.Tensor) -> Any:
-        """Update the results by `step(block, *results)` for each block of queries in the batch."""
+        """Replace the results by `step(block, *results)` for each block of queries in the batch."""
         num_rows, num_blocks = self.attended.shape[0], self.attended.shape[3] // BLOCK_QUERIES
         return tf.while_loop(
             lambda number, *_: number < num_rows * num_blocks,
@@ -372,7 +375,7 @@ class _AttentionInBlocks(_Attention):
         )[1:]
 
     def _over_keys(self, block: "_Block", step: Callable[..., tuple], *results: tf.Tensor) -> Any:
-        """Update the results by `step(block, *results)` with each block of keys that the queries attend to."""
+        """Replace the results by `step(block, *results)` for each block of keys that the queries attend to."""
         first, end = tf.constant(0), tf.constant(self.num_key_blocks)
         if self.documents:
             first = block.queries(self.first)[0, 0, 0, 0] // BLOCK_KEYS
@@ -382,12 +385,12 @@ class _AttentionInBlocks(_Attention):
             lambda number, *results: (number + 1, *step(block._replace(first_key=number * BLOCK_KEYS), *results)),
             (first, *results),
             parallel_iterations=1,
-            # The preflight counts a loop with the most turns it may have.
+            # The preflight assumes this number of iterations.
             maximum_iterations=self.num_key_blocks if self.documents else None,
         )[1:]
 
     def _pair(self, block: "_Block") -> _Attention:
-        """Make the attention of a block of queries to a block of keys."""
+        """Return the attention of a block of queries to a block of keys."""
         head_keys = mask = None
         if self.head_keys is not None:
             number = block.first_query * self.length + block.first_key
@@ -395,13 +398,13 @@ class _AttentionInBlocks(_Attention):
         if self.documents:
             first, end = block.queries(self.first), block.queries(self.end)
             keys = block.first_key + tf.range(BLOCK_KEYS)[:, tf.newaxis]
-            # Kept as numbers: bits cost three times as much, and comparing in each head's loop more.
+            # Stored as floats: booleans cost three times as much, and comparing in each head's loop costs more.
             (mask,) = optimization_barrier(tf.where((first <= keys) & (keys < end), 1.0, 0.0))
         return _Attention(block.keys(self.attended), head_keys, self.rate, self.scale, mask=mask)
 
 
 class _Block(NamedTuple):
-    """Where a block of queries of a row begins, and a block of keys; its parts of tensors, (batch, …, length)."""
+    """The starts of a block of queries and of a block of keys in a row; reads and writes them in (batch, …, length)."""
 
     row: tf.Tensor
     first_query: tf.Tensor
@@ -421,18 +424,18 @@ class _Block(NamedTuple):
 
 
 def _filled(tensor: tf.Tensor, value: float = 0) -> tf.Tensor:
-    """Fill the last axis up with `value` to whole blocks."""
+    """Pad the last axis with `value` to whole blocks."""
     added = -tensor.shape[-1] % math.lcm(BLOCK_QUERIES, BLOCK_KEYS)
     return tf.pad(tensor, [(0, 0)] * (tensor.shape.rank - 1) + [(0, added)], constant_values=value) if added else tensor
 
 
 def _rows_of_group(query: tf.Tensor, key: tf.Tensor) -> int:
-    """Find the most rows, in up to MOST_GROUPS equal groups, whose exponentials fit GROUP_BYTES; 0 if under 2 do."""
+    """Return the largest size of up to MOST_GROUPS equal groups whose exponentials fit GROUP_BYTES; 0 if none do."""
     num_rows, num_heads, head_size, num_queries = query.shape
     row_bytes = tf.float32.size * num_heads * num_queries * key.shape[3]
-    # With heads as wide as the matrix unit, all rows at once cost a v5e less: 2.3 for 2.6 million cycles a layer.
+    # With heads as wide as the matrix unit, a v5e is faster with all rows at once: 2.3 instead of 2.6 million cycles.
     most = min(num_rows, GROUP_BYTES // row_bytes) if head_size < 128 else 0
-    # XLA may set aside what the loops of all layers return from the start of a step: too much of large batches.
+    # XLA may reserve memory for the results of all layers' loops from the start of a step, too much in large batches.
     fewest = max(2, math.ceil(num_rows / MOST_GROUPS))
     return max((rows for rows in range(fewest, most + 1) if num_rows % rows == 0), default=0)
 
@@ -445,6 +448,7 @@ def _within(documents: Sequence[tf.Tensor], values: tf.Tensor, other: float) -> 
     """Replace values, (batch, heads, keys, queries), of keys in other documents than the query's by `other`.
 
     Args:
-        documents: of queries (batch, 1, 1, queries) and keys (batch, 1, keys, 1); nothing where all are of one.
+        documents: numbers of queries' documents, (batch, 1, 1, queries), and of keys' documents, (batch, 1, keys, 1);
+            empty if all tokens belong to the same document.
     """
     return tf.where(documents[0] == documents[1], values, other) if documents else values

@@ -1,7 +1,7 @@
-"""Products, sums, normalization and activations as XLA's compiler for TPUs computes them cheapest.
+"""Products, sums, normalization and activations, written so that XLA's compiler for TPUs makes fast programs of them.
 
-It charges for each pass over a tensor, hardly for the matrix unit: so sums are products with a matrix of ones, which it
-joins to what makes their terms, and no tensor changes its layout.
+Each pass over a tensor is expensive, and the matrix unit is cheap. So sums are products with a matrix of ones, which
+the compiler fuses with the operations that make their terms, and no tensor changes its layout.
 """
 
 import math
@@ -13,15 +13,15 @@ from tensorflow.compiler.tf2xla.python import xla
 
 from train.runtime.named_scopes import custom_gradient
 
-# Rows of a matrix of ones: of fewer, XLA would make a sum of its vector unit's, which is slower.
+# Rows of a matrix of ones. With fewer, XLA would sum in the vector unit, which is slower.
 NUM_ONES = 8
 
 
 def einsum(equation: str, one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
-    """Multiply in float32, before any rounding; `tf.einsum` rounds it to the type of its arguments.
+    """Return a product in float32. `tf.einsum` would round it to the type of its arguments.
 
     Args:
-        equation: as in `tf.einsum`, of two tensors: `bld,de->ble`. A letter is in two or three of the parts.
+        equation: as in `tf.einsum` for two tensors, such as `bld,de->ble`. Each letter is in two or three of the parts.
         one: float32 or bfloat16.
         other: of the same type.
     """
@@ -71,9 +71,9 @@ def sum_over_rows(values: tf.Tensor) -> tf.Tensor:
 
 
 def optimization_barrier(*tensors: tf.Tensor | None) -> list[Any]:
-    """Return the tensors such that XLA does not know that it has computed with them before.
+    """Return copies of the tensors that XLA takes for new ones.
 
-    What is computed from them is recomputed, instead of keeping a tensor.
+    XLA then computes again what it has computed from the originals, instead of keeping the result in memory.
     """
     kept = iter(xla.optimization_barrier(*[tensor for tensor in tensors if tensor is not None]))
     return [None if tensor is None else next(kept) for tensor in tensors]
@@ -81,7 +81,7 @@ def optimization_barrier(*tensors: tf.Tensor | None) -> list[Any]:
 
 @custom_gradient
 def heads(inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-    """Project inputs for each head, to (batch, heads, head size, length): the layout in which products take it.
+    """Project inputs for each head, to (batch, heads, head size, length), the layout that the products need.
 
     Args:
         inputs: (batch, length, width).
@@ -106,7 +106,7 @@ def heads(inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Ten
 
 @custom_gradient
 def dense(inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-    """Compute inputs @ kernel + bias: (batch, length, width) by (width, units) and (units,), all of one type."""
+    """Compute inputs @ kernel + bias, with (batch, length, width), (width, units) and (units,) of the same type."""
 
     def gradient(by_output: tf.Tensor) -> tuple[tf.Tensor, ...]:
         return (
@@ -120,7 +120,7 @@ def dense(inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Ten
 
 @custom_gradient
 def dense_of_heads(inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-    """Compute inputs @ kernel + bias over all heads, (batch, length, units), from the layout in which `heads` are.
+    """Compute inputs @ kernel + bias over all heads, (batch, length, units), from the layout that `heads` returns.
 
     Args:
         inputs: (batch, heads, head size, length).
@@ -154,7 +154,7 @@ def gelu(inputs: tf.Tensor) -> tuple[tf.Tensor, Callable]:
 
 @custom_gradient
 def gated_gelu(inputs: tf.Tensor, gate: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-    """Compute x Φ(x) times the gate (GeGLU, Shazeer 2020), as `gelu`."""
+    """Compute x Φ(x) times the gate (GeGLU, Shazeer 2020), with the precision of `gelu`."""
 
     def gradient(by_output: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         values, slope = _gelu_and_slope(inputs)
@@ -178,7 +178,7 @@ def layer_norm(inputs: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: fl
 
     Args:
         inputs: (batch, length, width).
-        gamma: float32 (width,), the scale; so is `beta`, the offset.
+        gamma, beta: float32 (width,), scale and offset.
         epsilon: added to the variance.
     """
     dtype, width = inputs.dtype, inputs.shape[-1]
@@ -210,13 +210,13 @@ def normalized_products(
     equation: str,
     num_parts: int = 1,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Normalize as `layer_norm` does without an offset, and multiply the result by kernels.
+    """Normalize as `layer_norm` without an offset, and multiply the result by kernels.
 
-    XLA joins the gradient by the inputs to the last product, since no sum over the norm's result is needed. Products
-    are proportional to the inverse deviation of their token, so what goes through the deviation follows from
-    Σ product * gradient. That is the gradient by the second result, 1 for each token, float32 (batch, length, 1), if
-    each product or a rotation of it goes through `scaled` with it. What goes through the mean is left out by kernels
-    whose columns have the mean 0.
+    The gradient by the inputs needs no sum over the norm's result, so XLA fuses it with the last product. Its part
+    through the deviation follows from Σ product * gradient, because products are proportional to the inverse deviation
+    of their token. That sum is the gradient by the second result, a 1 for each token, float32 (batch, length, 1),
+    provided that each product, or a rotation of it, passes through `scaled` with that result. The part through the mean
+    vanishes if the columns of a kernel have the mean 0, so the kernels are centered.
 
     Args:
         inputs: (batch, length, width).
@@ -224,16 +224,16 @@ def normalized_products(
         epsilon: added to the variance.
         kernels: (width, …) each, of the inputs' type or float32.
         equation: the product of (batch, length, width) and a kernel, `bld,de->ble`.
-        num_parts: how many products compute the result of a kernel, equal parts of its last axis. XLA joins what is
-            computed from all parts to the last product; from one product of all, it would take a pass of its own. It
-            saves time with float32 kernels, which each product rounds for itself.
+        num_parts: number of products that a kernel's last axis is divided among. XLA fuses operations on all parts with
+            the last product; after a single product they would take another pass. That saves time if kernels are
+            float32, so that each product can round its own part.
     """
     dtype, width = inputs.dtype, inputs.shape[-1]
     operands, result = equation.split("->")
     of_inputs, of_kernel = operands.split(",")
 
     def product(states: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
-        # Else XLA writes a float32 kernel that has several readers in bfloat16 first.
+        # Without the barriers, XLA would first write a bfloat16 copy of a float32 kernel that is read several times.
         copies = [kernel, *(optimization_barrier(kernel)[0] for _ in range(1, num_parts))]
         parts = [tf.split(copy, num_parts, axis=-1)[number] for number, copy in enumerate(copies)]
         return tf.concat([tf.einsum(equation, states, tf.cast(part, dtype)) for part in parts], axis=-1)
@@ -268,7 +268,7 @@ def normalized_products(
 
 @custom_gradient
 def scaled(scale: tf.Tensor, *tensors: tf.Tensor) -> tuple[tuple[tf.Tensor, ...], Callable]:  # noqa: ARG001
-    """Return the tensors as they are, times 1; the gradient by that 1 is Σ tensor * gradient of each token.
+    """Return the tensors unchanged, as if multiplied by 1; the gradient by `scale` is Σ tensor * gradient per token.
 
     Args:
         scale: float32 (batch, length, 1).
@@ -291,10 +291,10 @@ def scaled(scale: tf.Tensor, *tensors: tf.Tensor) -> tuple[tuple[tf.Tensor, ...]
 
 
 def _moments(inputs: tf.Tensor, epsilon: float) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Compute mean, inputs less it, and inverse deviation over the last axis, in float32."""
+    """Compute the mean over the last axis, the inputs minus the mean, and the inverse deviation, in float32."""
     width = inputs.shape[-1]
     mean = sum_over_last(inputs) / width
     centered = tf.cast(inputs, tf.float32) - mean
-    # Terms rounded to bfloat16 leave the variance as exact as the outputs are: the errors of hundreds average out.
+    # Rounding the terms to bfloat16 does no harm: over hundreds of terms the errors average out.
     variance = sum_over_last(tf.cast(tf.square(centered), inputs.dtype)) / width
     return mean, centered, tf.math.rsqrt(variance + epsilon)

@@ -1,8 +1,8 @@
-"""What an encoder's layers compute, as XLA's compiler for TPUs computes it cheapest.
+"""The computations of an encoder's layers, written so that XLA's compiler for TPUs makes fast programs of them.
 
-The functions are those of `train.layers.reference_layers`, and so are their results. For programs that XLA compiles. On
-untested hardware the first rows of a run decide: see `train.step.proofs`. Within attention, states are (batch, heads,
-head size, length).
+The functions have the same names and results as those of `train.layers.reference_layers`, and must be compiled by XLA.
+A run compares the two on its first rows (`train.step.proofs`). Within attention, states are (batch, heads, head size,
+length).
 """
 
 from typing import Any
@@ -66,12 +66,12 @@ def expanded(layer: Any, states: tf.Tensor) -> tf.Tensor:
 
 
 def _can_join(norm: Any, layer: tf_keras.layers.Dense) -> bool:
-    """Return whether `normalized_products` computes both."""
+    """Return whether `normalized_products` can compute the norm and the layer together."""
     return norm is not None and norm.beta is None and layer.bias is None
 
 
 def attention(layer: Any, states: tf.Tensor, rows: Rows, training: bool) -> tf.Tensor:
-    """Compute what attention adds to the states, (batch, length, hidden)."""
+    """Compute the attention's output, (batch, length, hidden), which is added to the states."""
     rate = float(layer.probability_dropout.rate) if training else 0.0
     row_keys = layer.probability_dropout.next_keys() if rate else None
     if rate and row_keys is None:
@@ -89,7 +89,7 @@ def attention(layer: Any, states: tf.Tensor, rows: Rows, training: bool) -> tf.T
     of_keys: Any = documents
     first = 0  # position of the first query
     if reach_of_blocks is not None:
-        # Rotary positions are relative: each block counts from the start of what it sees.
+        # Rotary positions are relative, so each block counts them from its first key.
         first = reach_of_blocks
         queries, of_queries = (_as_rows(in_blocks(tensor, first)) for tensor in (states, documents))
         around, attended, of_keys = (_as_rows(with_halo(tensor, first)) for tensor in (states, attended, documents))
@@ -99,7 +99,7 @@ def attention(layer: Any, states: tf.Tensor, rows: Rows, training: bool) -> tf.T
     kernels, biases = _projections(layer, dtype)
     scale = None
     if joins:
-        # The gradient by its inputs is computed with that of the residual stream.
+        # XLA then computes the gradient by the inputs together with that of the residual stream.
         projected, scale = normalized_products(states, norm.gamma, norm.epsilon, kernels, "bld,dnh->bnhl")
     else:
         arguments = zip((queries, around, around), kernels, biases, strict=True)
@@ -114,7 +114,7 @@ def attention(layer: Any, states: tf.Tensor, rows: Rows, training: bool) -> tf.T
 
 
 def _projections(layer: Any, dtype: tf.DType) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Cut out the kernels, (hidden, heads, head size), and biases, (heads, head size), of queries, keys and values."""
+    """Return kernels, (hidden, heads, head size), and biases, (heads, head size), of queries, keys and values."""
     anatomy = layer.anatomy
     shape, kernels, biases = (anatomy.num_heads, anatomy.head_size), [], []
     for projection in layer.projections:
@@ -127,22 +127,22 @@ def _projections(layer: Any, dtype: tf.DType) -> tuple[list[tf.Tensor], list[tf.
 
 
 def _as_rows(blocks: Any) -> Any:
-    """Make rows of blocks: (batch, blocks, …) to (batch * blocks, …)."""
+    """Turn blocks into rows: (batch, blocks, …) into (batch * blocks, …)."""
     return None if blocks is None else tf.reshape(blocks, (-1, *blocks.shape[2:]))
 
 
 def rotated(states: tf.Tensor, base: float, first: int = 0) -> tf.Tensor:
-    """Rotate queries or keys, (batch, heads, head size, length), by their positions, the first of which is given."""
+    """Rotate queries or keys, (batch, heads, head size, length), by positions that count from `first`."""
     head_size, length = states.shape[2:]
     cosines, sines = (
         np.tile(table[first:].T, (2, 1)) for table in rotary_tables(first + length, head_size, base)
     )  # (head size, length)
-    # A product, which the compiler joins to what follows; halves of a head that change places it would copy.
+    # The compiler fuses this product with the next operations. Swapping the halves of a head would be a copy.
     turned = tf.einsum("bnhl,kh->bnkl", states, tf.constant(quarter_turn(head_size), states.dtype))
     return tf.cast(tf.cast(states, tf.float32) * cosines + tf.cast(turned, tf.float32) * sines, states.dtype)
 
 
 def quarter_turn(head_size: int) -> np.ndarray:
-    """Make the matrix that takes the halves of a head (a, b) to (-b, a), (head size, head size)."""
+    """Return the matrix that maps the halves of a head (a, b) to (-b, a), (head size, head size)."""
     half = np.eye(head_size // 2)
     return np.block([[np.zeros_like(half), -half], [half, np.zeros_like(half)]])
