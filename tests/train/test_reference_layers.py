@@ -28,8 +28,6 @@ def test_losses_and_a_run_that_changes_between_the_two(shards, tmp_path, run):
         return outcome.out
 
     train("ours")
-    assert "transformers' TensorFlow classes" in train("theirs", FLAG, "--jit-compile", "true")
-    shutil.rmtree(tmp_path / "theirs")
     train("theirs", FLAG)
     losses = [[line["loss"] for line in logged(tmp_path / name, TRAIN)] for name in ("ours", "theirs")]
     assert len(losses[0]) == NUM_STEPS

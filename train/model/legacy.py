@@ -23,18 +23,13 @@ from train.model.architectures import architecture_of, check_tensorflow_classes
 TF_PADDING_ID = 1
 # One set of positions per thread: MirroredStrategy traces each replica in its own thread.
 _traced = threading.local()
-
-# transformers 4 warns with each network that its TensorFlow classes are deprecated.
-logging.getLogger("transformers.modeling_tf_utils").addFilter(
-    lambda record: "classes are deprecated" not in record.getMessage()
-)
+# The warning that transformers logs for each network.
+WARNING = "TensorFlow and JAX classes are deprecated"
+logging.getLogger("transformers.modeling_tf_utils").addFilter(lambda record: WARNING not in record.getMessage())
 
 
 def new_network(model_class: str, config: PretrainedConfig) -> Any:
-    """Make a network with fresh weights, and patch it.
-
-    Args:
-        model_class: the auto class of transformers that has its head, such as `TFAutoModelForMaskedLM`.
+    """Make a network of an auto class of transformers with fresh weights, and patch it.
 
     Raises:
         InputError: transformers has no TensorFlow classes, or was imported before `train`.
@@ -73,7 +68,7 @@ def gather_before_head(network: Any) -> None:
         rows = outputs[0]  # the last states, (batch, length, hidden)
         _traced.states.append(rows)
         gathered = tf.gather(tf.reshape(rows, (-1, rows.shape[-1])), positions)[tf.newaxis]
-        if isinstance(outputs, tuple):
+        if isinstance(outputs, tuple):  # as config.return_dict may ask for
             return (gathered, *outputs[1:])
         return type(outputs)(**{**outputs, "last_hidden_state": gathered})
 
@@ -87,12 +82,11 @@ def predicting_at(positions: tf.Tensor) -> Iterator[list[tf.Tensor]]:
     Applies to the calls made by this thread, and to one network: the positions are those of its batch. After the call,
     the list that it yields has the encoder's last states of all tokens, (batch, length, hidden).
     """
-    previous = getattr(_traced, "positions", None), getattr(_traced, "states", None)
     _traced.positions, _traced.states = positions, []
     try:
         yield _traced.states
     finally:
-        _traced.positions, _traced.states = previous
+        _traced.positions = None
 
 
 def let_layers_be_recomputed(network: Any) -> None:
@@ -106,7 +100,7 @@ def let_layers_be_recomputed(network: Any) -> None:
 
 
 def _recomputing(network: Any, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a layer's `call`. Where it recomputes, it returns the new hidden states alone, (hidden_states,)."""
+    """Wrap a layer's `call`. While it recomputes, it returns only the hidden states, (hidden_states,)."""
 
     @functools.wraps(call)
     def call_and_forget(*args: Any, **kwargs: Any) -> Any:
@@ -125,13 +119,8 @@ def _recomputing(network: Any, call: Callable[..., Any]) -> Callable[..., Any]:
     return call_and_forget
 
 
-# The last one replaces `call` of each dropout layer, which draws another mask on each device and after each resumption.
-PATCHES: tuple[Callable[[Any], None], ...] = (
-    count_positions_from_padding,
-    gather_before_head,
-    let_layers_be_recomputed,
-    key_dropout,
-)
+# `key_dropout` replaces `call` of dropout layers, whose masks would depend on the device, and change on resuming.
+PATCHES = (count_positions_from_padding, gather_before_head, let_layers_be_recomputed, key_dropout)
 
 
 def undo_patches(network: Any) -> None:
@@ -145,14 +134,11 @@ def undo_patches(network: Any) -> None:
 
 
 def encoder_layers(network: Any) -> list[Any]:
-    """List the layers of the encoder, first to last."""
+    """Return the layers of the encoder, first to last."""
     encoder, name = _encoder(network), architecture_of(network.config).layer_list
-    lists = [
-        vars(module)[name] for module in (encoder, *encoder.submodules) if isinstance(vars(module).get(name), list)
-    ]
-    if len(lists) != 1:
-        raise ValueError(f"The layers of a {network.config.model_type} are not found: {len(lists)} lists of layers.")
-    return list(lists[0])
+    lists = [vars(module).get(name) for module in (encoder, *encoder.submodules)]
+    (layers,) = (layers for layers in lists if isinstance(layers, list))
+    return list(layers)
 
 
 def _encoder(network: Any) -> Any:

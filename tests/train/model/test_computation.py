@@ -6,7 +6,7 @@ import pytest
 
 from tests.fixtures.plans import config_of, plan_of
 from tests.fixtures.tiny_models import tiny_config
-from train.model.computation import Computation, choose_computation, planned_step_flops
+from train.model.computation import Computation, choose_computation, describe_computation, planned_step_flops
 
 
 def chosen(*flags, num_steps=100, num_replicas=1, recorded=None, model="roberta"):
@@ -79,3 +79,10 @@ def test_a_sharded_optimizer_is_compared_on_a_tpu_until_it_is_proven():
         recorded = Computation(jit_compile=False, tpu_layers=False, shard_optimizer=was_proven)
         assert chosen(*flags, num_replicas=8, recorded=recorded).shard_optimizer is (was_proven or None)
     assert chosen("--shard-optimizer", num_replicas=2).shard_optimizer is True
+
+
+def test_what_is_said_of_layers_tells_transformers_classes_from_ours():
+    computations = [Computation(False, False), Computation(False, True), Computation(False, False, False, True)]
+    described = [describe_computation(dataclasses.asdict(one), on_tpu=False) for one in computations]
+    layers = ("reference layers", "TPU-optimized layers", "transformers' TensorFlow classes")
+    assert described == [f"without XLA, {name}" for name in layers]

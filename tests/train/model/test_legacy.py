@@ -11,6 +11,7 @@ import tf_keras
 import transformers
 
 from mlm_common.errors import EXIT_BAD_INPUT, InputError
+from tests.fixtures.doctor_cases import config_of
 from tests.fixtures.fresh_process import answers_of
 from tests.fixtures.tiny_classification import flags as classification_flags
 from tests.fixtures.tiny_models import (
@@ -22,6 +23,7 @@ from tests.fixtures.tiny_models import (
     tiny_tokenizer,
 )
 from tests.fixtures.tiny_run import run_flags
+from train.checks import machine
 from train.layers.random_bits import dropping_out_by, key_of, row_keys
 from train.model import legacy
 from train.model.architectures import check_architecture, check_tensorflow_classes
@@ -121,9 +123,12 @@ def test_commands_refuse_an_albert_before_they_import_tensorflow(shards, tiny_st
         ("train.run_mlm", [*run_flags(tmp_path / "shards", tmp_path / "run"), *model]),
         ("finetuning.run_classification", classification_flags(tmp_path, tmp_path / "run")),
     ]
+    message = "model_type albert needs the TensorFlow classes of transformers 4"
     for answer in answers_of(commands):
         assert (answer.status, answer.has_tensorflow) == (EXIT_BAD_INPUT, False), answer.err
-        assert "model_type albert needs the TensorFlow classes of transformers 4" in answer.err.splitlines()[-1]
+        assert message in answer.err.splitlines()[-1]
+    with pytest.raises(InputError, match=message):  # of the doctor
+        machine.check_run(config_of(*run_flags(tmp_path / "shards", tmp_path / "run"), *model))
 
 
 def _empty(shards: Path, folder: Path) -> None:
