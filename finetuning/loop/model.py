@@ -22,6 +22,7 @@ from mlm_common.tokenizer import load_tokenizer, special_ids
 from train.loop.run import Phase, Run
 from train.model.architectures import (
     check_architecture,
+    check_computable,
     learns_positions,
     max_positions,
     position_offset,
@@ -135,6 +136,7 @@ def open_start(config: FinetuningConfig) -> Start:
     except InputError as error:
         raise InputError(f"--init-from: {error}") from error
     check_architecture(model_config)
+    check_computable(model_config)
     note = note_of_longer_rows(config, model_config)
     config = with_positions(config, model_config, given)
     tokenizer = load_tokenizer(init_from)

@@ -31,8 +31,8 @@ metadata.version = version
 {first}
 {second}
 from tests.fixtures.tiny_models import tiny_config
-from train.model.architectures import check_architecture
-check_architecture(tiny_config("mpnet"))
+from train.model.architectures import check_computable
+check_computable(tiny_config("mpnet"))
 """
     orders = (("import train", "import transformers"), ("import transformers", "import train"))
     well, refused = (

@@ -170,7 +170,9 @@ class _Attention:
             by_key = tf.transpose(einsum("bnkq,bnhq->bnkh", by_scores, queries) * self.scale, (0, 1, 3, 2))
             by_value = einsum("bnkq,bnhq->bnhk", tf.cast(tf.nn.relu(weights), dtype), by_contexts)
             is_key = tf.cast(attended, tf.float32)
-            gradients = (tf.cast(one[tf.newaxis], dtype) for one in (by_query, by_key * is_key, by_value * is_key))
+            gradients = (
+                tf.cast(gradient[tf.newaxis], dtype) for gradient in (by_query, by_key * is_key, by_value * is_key)
+            )
             places = zip(results, gradients, strict=True)
             return number + 1, *(xla.dynamic_update_slice(*place, [number, 0, 0, 0, 0]) for place in places)
 
@@ -178,7 +180,7 @@ class _Attention:
         zero, _ = optimization_barrier(tf.zeros((), dtype), by_context)
         results = (tf.fill((num_groups, num_rows, *tensor.shape[1:]), zero) for tensor in (query, key, value))
         turns = tf.while_loop(lambda number, *_: number < num_groups, of_group, (0, *results), parallel_iterations=1)
-        return tuple(tf.reshape(one, (-1, *one.shape[2:])) for one in turns[1:])
+        return tuple(tf.reshape(groups, (-1, *groups.shape[2:])) for groups in turns[1:])
 
     def _by_products(self, passed: _Passed, by_context: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Compute the gradient by Σ weight * value, and Σ over keys of each probability times its gradient.

@@ -17,13 +17,13 @@ from train.runtime.named_scopes import custom_gradient
 NUM_ONES = 8
 
 
-def einsum(equation: str, one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+def einsum(equation: str, left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
     """Return a product in float32. `tf.einsum` would round it to the type of its arguments.
 
     Args:
         equation: as in `tf.einsum` for two tensors, such as `bld,de->ble`. Each letter is in two or three of the parts.
-        one: float32 or bfloat16.
-        other: of the same type.
+        left: float32 or bfloat16.
+        right: of the same type.
     """
     arguments, result = equation.split("->")
     first, second = arguments.split(",")
@@ -35,7 +35,7 @@ def einsum(equation: str, one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
         lhs_contracting_dimensions=[first.index(letter) for letter in summed],
         rhs_contracting_dimensions=[second.index(letter) for letter in summed],
     )
-    product = xla.dot_general(one, other, dimensions, preferred_element_type=tf.float32)
+    product = xla.dot_general(left, right, dimensions, preferred_element_type=tf.float32)
     order = [*batch, *(letter for part in (first, second) for letter in part if letter not in (*batch, *summed))]
     return tf.transpose(product, [order.index(letter) for letter in result])
 
@@ -284,7 +284,7 @@ def scaled(scale: tf.Tensor, *tensors: tf.Tensor) -> tuple[tuple[tf.Tensor, ...]
         return einsum("bnhl,nhr->brl", products, ones)[:, 0, :, tf.newaxis]
 
     def gradient(*by_tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        sums = [summed(one * by_one) for one, by_one in zip(tensors, by_tensors, strict=True)]
+        sums = [summed(tensor * by_tensor) for tensor, by_tensor in zip(tensors, by_tensors, strict=True)]
         return tf.add_n(sums), *by_tensors
 
     return tensors, gradient

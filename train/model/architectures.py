@@ -181,18 +181,15 @@ def not_in_pytorch(class_name: str, config: PretrainedConfig) -> tuple[str, ...]
     return () if class_name.endswith("ForMultipleChoice") else architecture_of(config).not_in_pytorch
 
 
-def check_architecture(
-    config: PretrainedConfig, hint: str = "Give --config-overrides {name}={value}", *, is_computed: bool = True
-) -> None:
+def check_architecture(config: PretrainedConfig, hint: str = "Give --config-overrides {name}={value}") -> None:
     """Check that a model of this configuration can be trained here, and that its export will be right.
 
     Args:
         hint: how to change a setting, for error messages.
-        is_computed: a network will be made, so transformers must have its TensorFlow class.
 
     Raises:
-        InputError: the type is not supported, a setting has a value that the network does not support, or transformers
-            has no TensorFlow classes. The message names the file of the configuration.
+        InputError: the type is not supported, or a setting has a value that the network does not support. The message
+            names the file of the configuration.
     """
     try:
         _check_settings(config, hint)
@@ -200,7 +197,11 @@ def check_architecture(
         if not config.name_or_path:
             raise
         raise InputError(f"{config.name_or_path}/{CONFIG_NAME}: {error}") from error
-    if is_computed and not architecture_of(config).is_ours:
+
+
+def check_computable(config: PretrainedConfig) -> None:
+    """Check that a network of a supported configuration can be made: ours, or a TensorFlow class of transformers."""
+    if not architecture_of(config).is_ours:
         check_tensorflow_classes(f"model_type {config.model_type}")
 
 

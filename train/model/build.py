@@ -161,8 +161,8 @@ def hidden_matrices(model: Any) -> tuple[int, ...]:
     are parts of the model are included.
     """
     counts: dict[int, int] = {}
-    others = [part for part in model.submodules if hasattr(part, "base_model_prefix")]
-    for network in [model, *others]:
+    parts = [part for part in model.submodules if hasattr(part, "base_model_prefix")]
+    for network in [model, *parts]:
         config = network.config
         fused = architecture_of(config).fused
         for layer in encoder_layers(network):

@@ -18,6 +18,7 @@ from train.model.architectures import (
     ARCHITECTURES,
     SIZES,
     check_architecture,
+    check_computable,
     check_tensorflow_classes,
     learns_positions,
     max_positions,
@@ -97,6 +98,7 @@ def _resolve(config: ModelConfig, inputs: Inputs, max_length: int) -> Pretrained
             f"--position-init sinusoidal needs a table of learned positions; a {model_config.model_type} as configured "
             "has none. Give --position-init random."
         )
+    check_computable(model_config)
     return model_config
 
 
@@ -157,15 +159,15 @@ def _override(model_config: PretrainedConfig, overrides: dict[str, str], text: s
     try:
         model_config.update_from_string(",".join(f"{name}={value}" for name, value in overrides.items()))
     except ValueError as error:
-        known = ", ".join(sorted(model_config.to_dict()))
-        raise InputError(f"--config-overrides {text}: {error}. A {model_config.model_type} has: {known}.") from error
+        names = ", ".join(sorted(model_config.to_dict()))
+        raise InputError(f"--config-overrides {text}: {error}. A {model_config.model_type} has: {names}.") from error
 
 
 def _check_block_attention(model_type: str, inputs: TrainingInputs) -> None:
-    known = [name for name, architecture in ARCHITECTURES.items() if architecture.is_ours]
-    if model_type not in known:
+    types = [name for name, architecture in ARCHITECTURES.items() if architecture.is_ours]
+    if model_type not in types:
         raise InputError(
-            f"--block-attention needs one of {', '.join(known)}; the model is a {model_type}. Leave the flag out, or "
+            f"--block-attention needs one of {', '.join(types)}; the model is a {model_type}. Leave the flag out, or "
             "give another --preset or --pretrained-model-config."
         )
     for folder, chunking in inputs.chunkings():
@@ -178,10 +180,10 @@ def _check_block_attention(model_type: str, inputs: TrainingInputs) -> None:
 
 
 def _check_pair_head(objective: str, model_config: PretrainedConfig) -> None:
-    known = [name for name, architecture in ARCHITECTURES.items() if architecture.has_pair_head]
-    if model_config.model_type not in known:
+    types = [name for name, architecture in ARCHITECTURES.items() if architecture.has_pair_head]
+    if model_config.model_type not in types:
         raise InputError(
-            f"--objective {objective} needs one of {', '.join(known)}; the model is a {model_config.model_type}. Give "
+            f"--objective {objective} needs one of {', '.join(types)}; the model is a {model_config.model_type}. Give "
             "--objective mlm, or another --preset or --pretrained-model-config."
         )
     if not uses_token_types(model_config):

@@ -103,24 +103,24 @@ def _take_weights(model: Any, arrays: dict[str, np.ndarray]) -> Differences:
     }
     arrays = _with_prefix(arrays, f"{model.base_model_prefix}.", variables)
     arrays = with_both_biases(arrays, model_type)
-    found, only_here = Differences(), not_in_pytorch(pytorch_class_of(model), model.config)
+    differences, only_here = Differences(), not_in_pytorch(pytorch_class_of(model), model.config)
     for name, (tf_name, variable) in variables.items():
         shape = tuple(variable.shape)
         expected = to_pytorch(tf_name, np.empty(shape, bool), model_type).shape
         if name not in arrays:
-            found.missing += [] if name.startswith(only_here) else [name]
+            differences.missing += [] if name.startswith(only_here) else [name]
         elif arrays[name].shape != expected:
-            found.wrong_shape[name] = arrays[name].shape, expected
+            differences.wrong_shape[name] = arrays[name].shape, expected
         else:
             array = to_tensorflow(tf_name, arrays[name], shape, model_type)
             variable.assign(array.astype(variable.dtype.as_numpy_dtype, copy=False))
     has_masked_lm_head = any(map(MASKED_LM_HEAD.match, variables))
-    found.unexpected = sorted(
+    differences.unexpected = sorted(
         name
         for name in arrays.keys() - {*variables, *ARCHITECTURES[model_type].head_bias}
         if not NEVER_NEEDED.search(name) and (has_masked_lm_head or not MASKED_LM_HEAD.match(name))
     )
-    return found
+    return differences
 
 
 def _with_prefix(arrays: dict[str, np.ndarray], prefix: str, names: Iterable[str]) -> dict[str, np.ndarray]:

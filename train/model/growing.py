@@ -114,7 +114,7 @@ def grown(
     unit, weights, fresh, num_taken, num_weights = small.hidden_size // small.num_attention_heads, {}, [], 0, 0
     share, fused = (small.num_hidden_layers, large.num_hidden_layers), ARCHITECTURES[large.model_type].fused
     for number, (name, start) in enumerate(wanted.items()):
-        value = given.get(LAYER.sub(lambda found: str(int(found[0]) * share[0] // share[1]), name))
+        value = given.get(LAYER.sub(lambda number: str(int(number[0]) * share[0] // share[1]), name))
         num_weights += start.size
         if value is None:
             weights[name] = start

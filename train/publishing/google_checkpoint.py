@@ -89,7 +89,7 @@ def read_google_checkpoint(
             ids = special_ids(tokenizer)
             model_config.update({"pad_token_id": ids["pad"], "bos_token_id": ids["cls"], "eos_token_id": ids["sep"]})
             model_config.update({f"{name}_token_id": ids[name] for name in ("cls", "sep", "mask")})
-            check_architecture(model_config, f"Set {{name}} to {{value}} in {config_path}", is_computed=False)
+            check_architecture(model_config, f"Set {{name}} to {{value}} in {config_path}")
             conversion = plan_conversion(variables.shapes, model_config, checkpoint)
             weights = _read_weights(variables, conversion, model_config)
     class_name = type(model_config).__name__.removesuffix("Config") + conversion.model_class

@@ -21,7 +21,7 @@ from train.model.pretrained_files import read_config
 def test_every_supported_type_has_a_configuration_here():
     assert {config["model_type"] for config in CONFIGS.values()} == set(ARCHITECTURES)
     for name in CONFIGS:
-        check_architecture(tiny_config(name), is_computed=False)
+        check_architecture(tiny_config(name))
 
 
 @pytest.mark.parametrize(

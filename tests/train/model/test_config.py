@@ -5,7 +5,13 @@ import pytest
 
 from mlm_common.errors import InputError
 from tests.fixtures.plans import inputs_of
-from tests.fixtures.tiny_models import one_layer_model, padded_batch, tiny_config, tiny_tokenizer
+from tests.fixtures.tiny_models import (
+    one_layer_model,
+    padded_batch,
+    skip_without_tf_class,
+    tiny_config,
+    tiny_tokenizer,
+)
 from tfrecord_prep.manifest import ShardSet
 from train.config.learning import ModelConfig
 from train.model.architectures import ARCHITECTURES
@@ -22,6 +28,7 @@ def resolved(folder, name, shards=None, **settings):
     ("name", "rate"), [*((name, 0.0) for name in ARCHITECTURES), ("bert", 0.5), ("distilbert", 0.5)]
 )
 def test_dropout_is_that_of_every_layer(tmp_path, name, rate):
+    skip_without_tf_class(name)
     names = ARCHITECTURES[name].dropouts
     unchanged = resolved(tmp_path, name).to_dict()
     assert [unchanged[dropout] for dropout in names] == [getattr(tiny_config(name), dropout) for dropout in names]

@@ -26,7 +26,7 @@ from tests.fixtures.tiny_run import run_flags
 from train.checks import machine
 from train.layers.random_bits import dropping_out_by, key_of, row_keys
 from train.model import legacy
-from train.model.architectures import check_architecture, check_tensorflow_classes
+from train.model.architectures import check_computable, check_tensorflow_classes
 from train.model.build import recompute_layers
 
 MLM = "TFAutoModelForMaskedLM"
@@ -93,11 +93,10 @@ def test_without_tensorflow_classes_other_architectures_are_refused(monkeypatch)
         r"^model_type mpnet needs the TensorFlow classes of transformers 4; transformers 5\.24\.0 is installed\. "
         r"Install version 4: python3 install\.py --with legacy$"
     )
-    for check in (lambda config: legacy.new_network(MLM, config), check_architecture):
+    for check in (lambda config: legacy.new_network(MLM, config), check_computable):
         with pytest.raises(InputError, match=message):
             check(tiny_config("mpnet"))
-    check_architecture(tiny_config("mpnet"), is_computed=False)
-    check_architecture(tiny_config("bert"))
+    check_computable(tiny_config("bert"))
 
 
 def test_transformers_that_does_not_see_tensorflow_is_refused(monkeypatch):
