@@ -21,10 +21,11 @@ import numpy as np
 
 from benchmarks.peers.quality_contenders import our_config
 from tfrecord_prep.manifest import ShardSet, open_shards
-from mlm_common.tokenizer import vocabulary_size
+from mlm_common.tokenizer import vocabulary_size, write_tokenizer
 from train.data.pipeline import evaluation_batches
 from train.loop.lifecycle import Pretraining, prepare
 from train.loop.run import Phase
+from train.model.configurations import settings_of
 from train.tasks.masking import MaskedRows
 
 READ_ROWS = 256
@@ -42,7 +43,7 @@ def recipe(phase: Phase) -> dict[str, object]:
     """Collect what a program that trains the same model by the same settings has to know."""
     return {
         # What fills the vocabulary up for a TPU is not in it.
-        "model": phase.model_config.to_dict() | {"vocab_size": vocabulary_size(phase.inputs.tokenizer)},
+        "model": settings_of(phase.model_config) | {"vocab_size": vocabulary_size(phase.inputs.tokenizer)},
         "optimization": asdict(phase.config.optimization),
         "mlm_probability": phase.config.as_dict()["masking"]["mlm_probability"],
     }
@@ -62,7 +63,8 @@ def main() -> None:
     np.save(folder / "train.npy", masked_rows(phase, open_shards(f"{arguments.shards}/train")).original_ids)
     validation = masked_rows(phase, open_shards(f"{arguments.shards}/validation"))
     np.savez(folder / "validation.npz", **validation._asdict())
-    phase.inputs.tokenizer.save_pretrained(folder / "tokenizer")
+    (folder / "tokenizer").mkdir()
+    write_tokenizer(phase.inputs.tokenizer, str(folder / "tokenizer"))
     (folder / "recipe.json").write_text(json.dumps(recipe(phase)), encoding="utf-8")
 
 
