@@ -238,7 +238,7 @@ def test_the_walkthrough_connects_by_jax_where_tensorflow_has_no_tpu(tpu_machine
     with devices_of_jax(1):
         exec(program, {})
     chosen, num_replicas = capsys.readouterr().out.splitlines()
-    assert chosen == "--runtime jax: JAX has the TPU, the TensorFlow installed has not"
+    assert chosen == "--runtime jax: JAX supports the TPU, the installed TensorFlow does not"
     assert num_replicas == "1"
 
 

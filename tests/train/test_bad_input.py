@@ -102,7 +102,7 @@ CASES: list[tuple[Any, ...]] = [
     ("--resume must", "--resume must needs a run with a checkpoint"),
     ("--output-dir {}/run --resume never", "--resume never needs a folder without a run", another_run),
     ("--output-dir /dev/null/run", "must be writable; /dev/null/run is"),
-    ("--output-dir {}/train", "must be an empty folder or that of this run"),
+    ("--output-dir {}/train", "must be empty or contain this run"),
     ("--tpu-name local", "this one has no /dev/accel*"),
 ]
 

@@ -215,8 +215,9 @@ def test_workers_of_different_runs_refuse_each_other(start, of_workers, shards, 
     flags = run_flags(shards, tmp_path / "run", *of_workers)
     for status, _, errors in finish(start(flags, [*flags, "--log-steps", "5"])):
         assert status == 2
-        assert "All workers must be given the same flags and shards. Not the chief's on 127.0.0.1:" in errors
-        assert ": --log-steps; here, on 127.0.0.1:" in errors
+        rule = "All workers must be given the same flags and shards."
+        assert f"{rule} Values that differ from the chief's on 127.0.0.1:" in errors
+        assert ": --log-steps. On 127.0.0.1:" in errors
 
 
 def test_a_worker_that_does_not_see_the_checkpoints_is_an_error(start, of_workers, folder_of_two, shards, tmp_path):

@@ -1,1 +1,1 @@
-"""What a run runs on: plan, strategy, devices, workers, and how it stops."""
+"""The environment of a run: its plan, devices, workers, output folder and supervisor, and how it stops."""

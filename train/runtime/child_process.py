@@ -1,4 +1,4 @@
-"""A module of the project asked in a process of its own, which may crash or hang, for a JSON object."""
+"""Run a module of the project in a child process, which may crash or hang, and read a JSON object that it prints."""
 
 import json
 import os
@@ -10,12 +10,12 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-# What begins a line of TensorFlow's or libtpu's log, or of the stack that they print in a crash.
-OF_LOGS = re.compile(r"[IWEF]\d{4} |2\d{3}-\d\d-|WARNING|\*\*\*|https://symbolize|(PC: )?@ |=== |\S+\.cc:\d+$")
+# Start of a line of TensorFlow's or libtpu's log, or of the stack trace that they print in a crash.
+LOG_LINE = re.compile(r"[IWEF]\d{4} |2\d{3}-\d\d-|WARNING|\*\*\*|https://symbolize|(PC: )?@ |=== |\S+\.cc:\d+$")
 
 
 class ChildFailedError(Exception):
-    """How the process ended without an answer, as a predicate: `crashed (SIGSEGV): …`, `did not end within 300 s.`."""
+    """The process gave no answer. The message is a predicate: `crashed (SIGSEGV): …`, `did not end within 300 s.`."""
 
 
 def ask_module(
@@ -25,9 +25,17 @@ def ask_module(
     given: bytes = b"",
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Run `python -m MODULE ARGUMENTS` and read the last line that it prints; ChildFailedError if it has none.
+    """Run `python -m MODULE ARGUMENTS`, and return the JSON object in the last line that it prints.
 
-    given: its standard input. environment: what is added to that of this process.
+    Args:
+        module: name of the module.
+        arguments: its arguments.
+        seconds: time limit.
+        given: its standard input.
+        environment: variables added to the environment of this process.
+
+    Raises:
+        ChildFailedError: the process failed, crashed or took too long.
     """
     try:
         done = subprocess.run(
@@ -51,5 +59,5 @@ def ask_module(
 
 def _last_words(stderr: bytes) -> str:
     lines = [line.strip() for line in stderr.decode(errors="replace").splitlines() if line.strip()]
-    said = [line for line in lines if not OF_LOGS.match(line)]
-    return textwrap.shorten(said[-1] if said else "it said nothing.", 300)
+    messages = [line for line in lines if not LOG_LINE.match(line)]
+    return textwrap.shorten(messages[-1] if messages else "it printed no message.", 300)

@@ -1,7 +1,7 @@
-"""The runtime that executes TensorFlow's steps by JAX: on TPUs and GPUs that TensorFlow does not reach.
+"""The runtime that executes TensorFlow's steps with JAX, on TPUs and GPUs that TensorFlow does not support.
 
-TensorFlow builds the model on the CPU, reads the data, and lowers each step once; JAX compiles it and keeps the
-variables on the devices. A variable is moved there when the first program uses it, and TensorFlow's is emptied.
+TensorFlow builds the model on the CPU, reads the data, and lowers each step once. JAX compiles the step and keeps the
+variables on the devices. A variable is moved there when a program first uses it, and TensorFlow's copy is emptied.
 """
 
 import time
@@ -32,19 +32,20 @@ from train.runtime.runtime import WAIT_NAME, Runtime
 
 
 class JaxRuntime(Runtime):
-    """One replica on each device that JAX has, of all hosts.
+    """One replica on each of JAX's devices, on all hosts.
 
     Args:
-        cluster: the hosts; `jax.distributed` has been initialized if there are several.
-        devices: in the order of the replicas, those of a host one after the other.
+        cluster: the hosts. If there are several, `jax.distributed` must be initialized.
+        devices: the devices of all hosts, grouped by host, in the order of the replicas.
     """
 
     def __init__(self, cluster: Cluster, devices: Sequence[Any]):
         set_up_jax()
-        tf.config.set_visible_devices([], "GPU")  # which JAX uses; and a step lowered there holds its operations
+        # JAX uses the GPUs. A step that TensorFlow lowered there would also contain operations for GPUs.
+        tf.config.set_visible_devices([], "GPU")
         self.cluster, self.num_replicas, self._devices = cluster, len(devices), devices
         self._sharding = sharding_over(devices)
-        # By the identity of a variable's handle.
+        # Both are keyed by the identity of the variable's handle.
         self._state: dict[int, Replicas] = {}
         self._variables: dict[int, tf.Variable] = {}
 
@@ -52,7 +53,7 @@ class JaxRuntime(Runtime):
         return nullcontext()
 
     def distribute(self, batches: Callable[[tf.distribute.InputContext], tf.data.Dataset]) -> tf.data.Dataset:
-        """Make the data set of this host's steps, of tensors (replicas, rows, …), as `on_replicas` takes them."""
+        """Return the data set of this host's batches, tensors (replicas, rows, …) that `on_replicas` accepts."""
         context = tf.distribute.InputContext(self.cluster.num_workers, self.cluster.index, self.num_replicas)
         steps = batches(context).batch(self.num_local_replicas, drop_remainder=True)
         return steps.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
@@ -61,12 +62,12 @@ class JaxRuntime(Runtime):
         return np.stack([array_of(number) for number in range(self.num_local_replicas)])
 
     def on_replicas(self, function: Callable[..., Any], *, jit_compile: bool = True) -> Callable[..., Any]:
-        del jit_compile  # everything is compiled
+        del jit_compile  # JAX compiles everything
         execute = self._program_of(function)
 
         def call(*arguments: Any) -> Any:
             lowered, results = execute(arguments)
-            return tf.nest.pack_sequence_as(lowered.structure, [values_of(one) for one in results])
+            return tf.nest.pack_sequence_as(lowered.structure, [values_of(replicas) for replicas in results])
 
         return call
 
@@ -135,7 +136,7 @@ class JaxRuntime(Runtime):
         self._variables.clear()
 
     def replicas_of(self, variable: tf.Variable) -> Replicas:
-        """Return a variable's values on the devices; it is moved there if it was not."""
+        """Return a variable's values on the devices; move it there first if necessary."""
         key = id(variable.handle)
         if key not in self._state:
             self.set_replicas(variable, [value_of(variable)] * self.num_local_replicas)
@@ -144,21 +145,21 @@ class JaxRuntime(Runtime):
     def set_replicas(self, variable: tf.Variable, values: Sequence[NDArray[Any]]) -> None:
         key = id(variable.handle)
         self._state[key] = place(values, self._sharding, assigned=True)
-        self._variables[key] = variable  # its identity stays its own
+        self._variables[key] = variable  # keeps the handle alive, so that its identity is not reused
         empty([variable])
 
     def _program_of(self, function: Callable[..., Any]) -> Callable[[Any], tuple[Lowered, list[Replicas]]]:
-        """Make what executes a function on a structure of tensors, each (replicas of this host, …)."""
+        """Return a callable that executes a function on a structure of tensors, each (replicas of this host, …)."""
         programs: dict[tuple[Any, ...], tuple[Lowered, Program, list[int | Replicas]]] = {}
 
         def execute(arguments: Any) -> tuple[Lowered, list[Replicas]]:
-            tensors = [np.asarray(one) for one in tf.nest.flatten(arguments)]
-            shapes = tuple((one.shape, one.dtype) for one in tensors)
+            tensors = [np.asarray(tensor) for tensor in tf.nest.flatten(arguments)]
+            shapes = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
             if shapes not in programs:
                 programs[shapes] = self._compile(function, arguments, tensors)
             lowered, program, captured = programs[shapes]
-            placed = [place(list(one), self._sharding) for one in tensors]
-            captures = [self._state[one] if isinstance(one, int) else one for one in captured]
+            placed = [place(list(tensor), self._sharding) for tensor in tensors]
+            captures = [self._state[key] if isinstance(key, int) else key for key in captured]
             results = program.execute([*placed, *captures])
             for result, parameter in program.assigned.items():
                 key = captured[parameter - len(placed)]
@@ -171,25 +172,27 @@ class JaxRuntime(Runtime):
     def _compile(
         self, function: Callable[..., Any], arguments: Any, tensors: Sequence[NDArray[Any]]
     ) -> tuple[Lowered, Program, list[int | Replicas]]:
-        specs = [tf.TensorSpec(one.shape[1:], one.dtype) for one in tensors]
+        specs = [tf.TensorSpec(tensor.shape[1:], tensor.dtype) for tensor in tensors]
         lowered = lower(function, tf.nest.pack_sequence_as(arguments, specs), self.num_replicas)
-        captured: list[int | Replicas] = []
-        for one in lowered.captured:
-            if isinstance(one, tf.Variable):
-                self.replicas_of(one)
-                captured.append(id(one.handle))
+        captured: list[int | Replicas] = []  # keys of variables in `_state`, or values of tensors
+        for value in lowered.captured:
+            if isinstance(value, tf.Variable):
+                self.replicas_of(value)
+                captured.append(id(value.handle))
             else:
-                captured.append(place([one.numpy()] * self.num_local_replicas, self._sharding))
+                captured.append(place([value.numpy()] * self.num_local_replicas, self._sharding))
         program = compile_program(lowered.stablehlo, self._devices)
         give_memory_back()
         return lowered, program, captured
 
 
 class JaxVariable:
-    """A variable on the devices of a `JaxRuntime` as a checkpoint reads and sets it: as one array.
+    """A variable on the devices of a `JaxRuntime`, read and set as a single array, for checkpoints.
 
     Args:
-        axis: along which the replicas, those of other hosts included, divide it; None if each has all of it.
+        runtime: the runtime.
+        variable: TensorFlow's variable.
+        axis: the axis along which the replicas of all hosts divide it; None if each replica has the whole variable.
     """
 
     def __init__(self, runtime: JaxRuntime, variable: tf.Variable, axis: int | None):
@@ -199,11 +202,11 @@ class JaxVariable:
         self.shape = tuple(size * (num_shards if index == axis else 1) for index, size in enumerate(variable.shape))
 
     def numpy(self) -> NDArray[Any]:
-        """Copy it to the host; to be called on all hosts."""
+        """Copy the variable to the host. Call this on all hosts."""
         replicas = values_of(self._runtime.replicas_of(self._variable))
         if self._axis is None:
             return host_copy(replicas[0])
-        shards = np.concatenate([host_copy(one) for one in replicas], self._axis)
+        shards = np.concatenate([host_copy(shard) for shard in replicas], self._axis)
         return np.concatenate(list(self._runtime.gather(shards)), self._axis)
 
     def assign(self, value: NDArray[Any]) -> None:

@@ -1,6 +1,6 @@
-"""Functions of TensorFlow lowered to StableHLO for one of several replicas, on a machine without their devices.
+"""Lower TensorFlow functions to StableHLO for one of several replicas, without needing the devices.
 
-The TPU's compiler takes it in the preflight, and JAX's client of the device where that is the runtime.
+The preflight passes the result to the TPU's compiler; the JAX runtime passes it to JAX's client of the device.
 """
 
 import ctypes
@@ -17,18 +17,20 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 from train.runtime.private import registered_gradients, variable_of
 
-# A constant of truth values in StableHLO's text, where it is long.
-TRUTH_VALUES = re.compile(r'(%\w+) = stablehlo\.constant dense<"0x([0-9A-F]+)"> : tensor<([\dx]+)xi1>')
+# A long constant of booleans in StableHLO's text.
+BOOLEANS = re.compile(r'(%\w+) = stablehlo\.constant dense<"0x([0-9A-F]+)"> : tensor<([\dx]+)xi1>')
 
 
 class Lowered(NamedTuple):
-    """A function as lowered for one replica.
+    """A function that was lowered for one replica.
 
-    Its parameters are the tensors that it is called with, then those that it captures. Its results are what it
-    returns, in the order of `tf.nest.flatten`, then the variables that it assigns.
+    The program's parameters are the arguments of the function, then the captured variables and tensors. The program's
+    results are what the function returns, in the order of `tf.nest.flatten`, then the variables that it assigns.
 
-    captured: what it uses beside its arguments: variables, or tensors.
-    structure: of what it returns, with any values.
+    Attributes:
+        stablehlo: the program's text.
+        captured: variables and tensors that the function uses in addition to its arguments.
+        structure: structure of the returned value; its leaves have no meaning.
     """
 
     stablehlo: str
@@ -41,9 +43,9 @@ class Lowered(NamedTuple):
 
 
 class ReplicaOfSlice(tf.distribute.ReplicaContext):
-    """One of `num_replicas` replicas as XLA sees it: sums over all of them, and its number, are operations.
+    """The context of one of `num_replicas` replicas, in which sums over replicas and the replica's number are XLA ops.
 
-    TPUStrategy would give the same ones, but needs a TPU to be made. To be entered while a step is traced.
+    TPUStrategy would create the same operations, but needs a TPU. Enter the context while a step is traced.
     """
 
     def __init__(self, num_replicas: int):
@@ -56,18 +58,18 @@ class ReplicaOfSlice(tf.distribute.ReplicaContext):
 
     @property
     def replica_id_in_sync_group(self) -> tf.Tensor:
-        """This replica's number, int32 scalar, known when the program runs."""
+        """This replica's number, an int32 scalar that is known when the program runs."""
         return gen_xla_ops.xla_replica_id()
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:  # noqa: ARG002
-        """Sum the structure of tensors `value` over all replicas; each comes out dense. There is no other reduction."""
+        """Sum a structure of tensors over all replicas; the results are dense. No other reduction is supported."""
         if reduce_op != tf.distribute.ReduceOp.SUM:
             raise ValueError(f"Only sums over replicas can be lowered; received {reduce_op}.")
-        everyone = tf.constant([list(range(self._num_replicas))])
+        all_replicas = tf.constant([list(range(self._num_replicas))])
 
         def add_up(tensor: tf.Tensor) -> tf.Tensor:
-            dense = tf.convert_to_tensor(tensor)  # as TPUStrategy makes of IndexedSlices
-            return gen_xla_ops.xla_all_reduce(dense, everyone, reduce_op="Add", mode="CrossReplica")
+            dense = tf.convert_to_tensor(tensor)  # TPUStrategy also makes IndexedSlices dense
+            return gen_xla_ops.xla_all_reduce(dense, all_replicas, reduce_op="Add", mode="CrossReplica")
 
         return tf.nest.map_structure(add_up, value)
 
@@ -76,9 +78,9 @@ def lower(function: Callable[..., Any], specs: Any, num_replicas: int) -> Lowere
     """Lower a function for one of `num_replicas` replicas.
 
     Args:
-        function: of tensors, in any structure.
-        specs: its arguments, as a structure of `tf.TensorSpec` of one replica's part of a batch.
-        num_replicas: over which it may sum.
+        function: takes tensors and returns any structure of tensors.
+        specs: the arguments, a structure of `tf.TensorSpec` of one replica's part of a batch.
+        num_replicas: number of replicas over which the function may sum.
     """
     structures: list[Any] = []
 
@@ -93,45 +95,50 @@ def lower(function: Callable[..., Any], specs: Any, num_replicas: int) -> Lowere
     concrete = program.get_concrete_function(*flat)
     by_handle = {id(variable.handle): variable for variable in concrete.variables}
     captured = [
-        by_handle[id(one)] if id(one) in by_handle else _variable_or_tensor(one) for one in concrete.captured_inputs
+        by_handle[id(tensor)] if id(tensor) in by_handle else _variable_or_tensor(tensor)
+        for tensor in concrete.captured_inputs
     ]
     _forget_gradients(concrete.graph)
-    with shaped([one for one in captured if isinstance(one, tf.Variable)]):
+    with shaped([value for value in captured if isinstance(value, tf.Variable)]):
         return Lowered(lowered_text(program, *flat), captured, structures[0])
 
 
 def _variable_or_tensor(captured: Any) -> Any:
-    """Return the variable of a handle: a graph does not list those that a policy may cast and it only assigns."""
+    """Return the variable of a handle, or else the tensor.
+
+    A graph does not list a variable that it only assigns, if the mixed-precision policy may cast that variable.
+    """
     return variable_of(captured) if captured.dtype == tf.resource else captured
 
 
 def _forget_gradients(graph: tf.Graph) -> None:
-    """Forget the gradients of functions with `tf.custom_gradient`, each of which would keep the graph in memory.
+    """Unregister the gradients of functions with `tf.custom_gradient`, since each would keep the graph in memory.
 
-    TensorFlow registers one for each call, and never removes it. Those of functions that the graph calls may be needed.
+    TensorFlow registers a gradient for each call and never removes it. Gradients inside functions that the graph calls
+    stay registered, because they may still be needed.
     """
     registered = registered_gradients()
     for operation in graph.get_operations():
         if operation.type == "IdentityN":
-            with suppress(ValueError):  # it has none of its own
+            with suppress(ValueError):  # the operation has no custom gradient
                 registered.pop(operation.get_attr("_gradient_op_type").decode(), None)
 
 
 def lowered_text(function: Any, *arguments: Any) -> str:
-    """Lower a `tf.function` with `jit_compile=True`, traced with these arguments, to StableHLO that libtpu takes."""
+    """Lower a `tf.function` with `jit_compile=True`, traced with these arguments, to StableHLO that libtpu accepts."""
     text = function.experimental_get_compiler_ir(*arguments)(stage="stablehlo")
-    # TensorFlow's dialect has a copy that libtpu's lacks: an identity, as a reshape to the same shape is.
+    # libtpu does not know TensorFlow's copy operation. It is an identity, like a reshape to the same shape.
     text = re.sub(r"mhlo\.copy (%[\w#]+) : (tensor<[^>]*>)", r"stablehlo.reshape \1 : (\2) -> \2", text)
-    # TensorFlow counts the functions of a process; a compiler's cache knows a program by all of its names.
+    # TensorFlow numbers the functions of a process. Names must not depend on that, or compilers would miss their cache.
     names = {
         name: f"@part_{number}" for number, name in enumerate(re.findall(r"(?:module|func private) (@[\w.]+)", text))
     }
     text = re.sub(r"@[\w.]+", lambda name: names.get(name[0], name[0]), text)
-    return TRUTH_VALUES.sub(_as_bytes, text)
+    return BOOLEANS.sub(_as_bytes, text)
 
 
 def _as_bytes(constant: re.Match[str]) -> str:
-    """Write a constant's truth values as bytes: TensorFlow packs eight into one, what JAX has since 0.11 does not."""
+    """Write a constant of booleans as bytes: TensorFlow packs eight into a byte, which JAX cannot read since 0.11."""
     name, packed, shape = constant.groups()
     num_values = math.prod(int(size) for size in shape.split("x"))
     values = np.unpackbits(np.frombuffer(bytes.fromhex(packed), np.uint8), count=num_values, bitorder="little")
@@ -143,9 +150,13 @@ def _as_bytes(constant: re.Match[str]) -> str:
 
 @contextmanager
 def shaped(variables: Sequence[tf.Variable]) -> Iterator[None]:
-    """Give the variables that `empty` has emptied a value within it: lowering looks at the shape of the value."""
-    emptied = [one for one in variables if tf.raw_ops.VariableShape(input=one.handle).shape != (one.shape.rank,)]
-    zeros: dict[tuple[Any, ...], tf.Tensor] = {}  # of which variables of one shape share the memory
+    """Give variables emptied with `empty` a value while in the context, because lowering reads the value's shape."""
+    emptied = [
+        variable
+        for variable in variables
+        if tf.raw_ops.VariableShape(input=variable.handle).shape != (variable.shape.rank,)
+    ]
+    zeros: dict[tuple[Any, ...], tf.Tensor] = {}  # variables of the same shape and type share memory
     for variable in emptied:
         key = (*variable.shape, variable.dtype)
         if key not in zeros:
@@ -158,13 +169,13 @@ def shaped(variables: Sequence[tf.Variable]) -> Iterator[None]:
 
 
 def empty(variables: Sequence[tf.Variable]) -> None:
-    """Replace the values of variables by nothing; their memory is freed, and their values are lost."""
+    """Free the memory of variables. Their values are lost."""
     for variable in variables:
         set_value(variable, tf.zeros((), variable.dtype))
 
 
 def give_memory_back() -> None:
-    """Give the system what was freed."""
+    """Return freed memory to the operating system."""
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -174,5 +185,5 @@ def value_of(variable: tf.Variable) -> np.ndarray:
 
 
 def set_value(variable: tf.Variable, value: tf.Tensor) -> None:
-    """Set a variable that may be empty, which its own `assign` does not."""
+    """Set a variable that may be empty; `tf.Variable.assign` would fail then."""
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)

@@ -1,4 +1,4 @@
-"""Names for parts of the train step, by which profiles and the preflight tell what an operation belongs to."""
+"""Names for parts of the train step. Profiles and the preflight use them to see which part an operation belongs to."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -7,20 +7,20 @@ from typing import Any
 
 import tensorflow as tf
 
-# For the branch of a conditional that a healthy run hardly takes: the preflight leaves it out.
+# Name of a branch that a healthy run hardly ever takes. The preflight does not count it.
 RARELY = "rarely"
 
 
 @contextmanager
 def named(scope: str) -> Iterator[None]:
-    """Name operations `scope/…`, those within it or of the function that it decorates; their values stay the same."""
+    """Name operations `scope/…`, as a context manager or a decorator. Their values do not change."""
     with tf.name_scope(scope):
         yield
 
 
 @contextmanager
 def operations_named(scope: str) -> Iterator[None]:
-    """Name operations `scope/…` in a graph, but no weights, which layers make when they are first called eagerly."""
+    """Name operations `scope/…` in a graph only. Layers create weights in their first eager call, without the scope."""
     if tf.executing_eagerly():
         yield
         return
@@ -29,7 +29,7 @@ def operations_named(scope: str) -> Iterator[None]:
 
 
 def custom_gradient(function: Callable[..., tuple[Any, Callable]]) -> Callable[..., Any]:
-    """Apply `tf.custom_gradient`, with the gradient's operations named after the place of the call."""
+    """Apply `tf.custom_gradient`, and name the gradient's operations after the scope of the call."""
 
     @functools.wraps(function)
     def with_named_gradient(*args: Any) -> tuple[Any, Callable]:

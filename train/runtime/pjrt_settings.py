@@ -1,12 +1,12 @@
-"""How TensorFlow comes to see the TPU of this machine: from v5e on, libtpu offers it as a PJRT plugin alone.
+"""Settings that let TensorFlow see this machine's TPU: from v5e on, libtpu offers it only as a PJRT plugin.
 
-TensorFlow reads the settings for that when it is imported. Where they do not fit, connecting ends the process by a
-signal or never returns; so a process of its own tries first:
+TensorFlow reads these settings when it is imported. If they do not fit, connecting crashes the process or never
+returns. So a separate process tries first:
 
     python -m train.runtime.pjrt_settings connect
 
-connects to the TPU, and prints a JSON object with the number of its cores as the last line. With `api FILE` it prints
-the version of the PJRT API that a libtpu has.
+It connects to the TPU, and prints a JSON object with the number of TPU cores as the last line. With `api FILE` it
+prints the version of the PJRT API of a libtpu.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 PROGRAM = "train.runtime.pjrt_settings"
 LIBRARY_VARIABLE = "TF_PLUGGABLE_DEVICE_LIBRARY_PATH"
 NO_METADATA_VARIABLE = "TPU_SKIP_MDS_QUERY"
-# As in the program of Keras' examples that has run on a v6e, by TensorFlow 2.19.1 (keras-team/keras-io#2174).
+# From an example of Keras that has run on a v6e with TensorFlow 2.19.1 (keras-team/keras-io#2174).
 FIXED = {"PJRT_DEVICE": "TPU", "NEXT_PLUGGABLE_DEVICE_USE_C_API": "true"}
 XLA_VARIABLE = "TF_XLA_FLAGS"
 XLA_FLAGS = (
@@ -37,21 +37,21 @@ XLA_FLAGS = (
     "--tf_mlir_enable_convert_control_to_data_outputs_pass=true",
     "--tf_mlir_enable_merge_control_flow_pass=true",
 )
-# Where Google's images have it.
+# Its path in Google's images.
 SYSTEM_LIBRARY = Path("/lib/libtpu.so")
-# Importing TensorFlow from a cold disk takes a minute and more, connecting to the chips of a host less.
+# Importing TensorFlow from a cold disk takes a minute or more; connecting to the chips of a host takes less.
 TRIAL_SECONDS = 300.0
 API_SECONDS = 60.0
 ADVICE = (
     "Run train/doctor.py --tpu-name local, which tries both ways. JAX finds TPUs that TensorFlow does not: --runtime "
-    "jax, in an environment of its own (python3 install.py --extra jax-tpu --environment .venv-jax)."
+    "jax, in a separate environment (python3 install.py --extra jax-tpu --environment .venv-jax)."
 )
-# What has been tried in this process, for the errors of a connection.
+# The attempts that this process has made, for error messages about the connection.
 _tried: list[str] = []
 
 
 def library_path() -> Path | None:
-    """Find the libtpu that TensorFlow is to load: that of TPU_LIBRARY_PATH, the installed package's, or the image's."""
+    """Return the libtpu for TensorFlow to load: that of TPU_LIBRARY_PATH, of the installed package, or of the image."""
     spec = importlib.util.find_spec("libtpu")
     package = Path(spec.origin).parent / "libtpu.so" if spec and spec.origin else None
     named = os.environ.get("TPU_LIBRARY_PATH")
@@ -60,7 +60,7 @@ def library_path() -> Path | None:
 
 
 def settings(library: Path) -> dict[str, str]:
-    """Return the variables that are to be set: those that the user has set stay as they are."""
+    """Return the environment variables to set. Variables that the user has set are left alone."""
     wanted = FIXED | {LIBRARY_VARIABLE: str(library)}
     missing = {name: value for name, value in wanted.items() if name not in os.environ}
     flags = os.environ.get(XLA_VARIABLE, "")
@@ -69,16 +69,18 @@ def settings(library: Path) -> dict[str, str]:
 
 
 def show_tpu(config: HardwareConfig) -> None:
-    """Let TensorFlow, which is not imported yet, see the TPU of this machine, as `--pjrt` says; wait for a trial.
+    """Set the environment so that TensorFlow will see this machine's TPU, according to `--pjrt`; waits for a trial.
+
+    Call it before TensorFlow is imported.
 
     Raises:
-        RunFailedError: `--pjrt on`, and the trial has failed.
+        RunFailedError: with `--pjrt on`, the trial has failed.
     """
     is_here = config.wants_tpu and config.tpu_name == "local" and tpu_devices() and has_tensorflow_for_tpus()
     if not is_here or "tensorflow" in sys.modules:
         return
     if NO_METADATA_VARIABLE not in os.environ and read_metadata("instance/id", timeout_seconds=2.0) is None:
-        os.environ[NO_METADATA_VARIABLE] = "1"  # else libtpu asks for minutes, and then ends the process
+        os.environ[NO_METADATA_VARIABLE] = "1"  # otherwise libtpu asks for minutes and then ends the process
     if config.pjrt == "off" or (config.pjrt == "auto" and not is_newer_tpu()):
         _tried[:] = ["without its PJRT settings"]
         return
@@ -88,36 +90,37 @@ def show_tpu(config: HardwareConfig) -> None:
         _tried[:] = [f"with its PJRT settings, where a trial {error}", "without them"]
         if config.pjrt == "on":
             raise RunFailedError(
-                f"--pjrt on needs a TPU that TensorFlow finds with the PJRT settings; a trial of them {error} {ADVICE}"
+                "--pjrt on needs a TPU that TensorFlow finds with the PJRT settings; a trial with them "
+                f"{error} {ADVICE}"
             ) from error
-        logger.warning("TensorFlow's PJRT settings are not used: a trial of them %s", error)
+        logger.warning("TensorFlow's PJRT settings are not used: a trial with them %s", error)
         return
     library = library_path()
     assert library is not None
     os.environ.update(settings(library))
     _tried[:] = ["with its PJRT settings"]
-    logger.info("TensorFlow is given its PJRT settings, by which it found %d TPU cores", num_cores)
+    logger.info("TensorFlow uses its PJRT settings; with them it found %d TPU cores", num_cores)
 
 
 def try_to_connect(*, with_pjrt: bool) -> int:
-    """Connect to the TPU of this machine in a process of its own, and count its cores.
+    """Connect to this machine's TPU in a separate process, and return the number of TPU cores.
 
     Raises:
-        ChildFailedError: libtpu is missing, or the process died, failed or did not end in time.
+        ChildFailedError: libtpu is missing, or the process crashed, failed or did not end in time.
     """
     library = library_path()
     if library is None:
         raise ChildFailedError("found no libtpu.so: the package libtpu is not installed.")
-    logger.info("Trying to connect to the TPU in a process of its own …")
+    logger.info("Trying to connect to the TPU in a separate process …")
     given = settings(library) if with_pjrt else {}
     return int(ask_module(PROGRAM, "connect", seconds=TRIAL_SECONDS, environment=given)["num_cores"])
 
 
 def describe_attempts() -> str:
-    """Say for an error what was tried, of which versions."""
+    """Describe, for an error message, what was tried and with which versions."""
     packages = ", ".join(f"{name} {installed_version(name)}" for name in ("tensorflow-tpu", "libtpu"))
-    of_environment = f"with{'' if LIBRARY_VARIABLE in os.environ else 'out'} its PJRT settings"
-    return f"Tried: {packages}, {', then '.join(_tried or [of_environment])}."
+    attempt_of_user = f"with{'' if LIBRARY_VARIABLE in os.environ else 'out'} its PJRT settings"
+    return f"Tried: {packages}, {', then '.join(_tried or [attempt_of_user])}."
 
 
 def installed_version(package: str) -> str:
@@ -128,7 +131,7 @@ def installed_version(package: str) -> str:
 
 
 def tensorflow_api_version() -> str | None:
-    """Read the version of the PJRT API that TensorFlow was built for from its headers; None without them."""
+    """Read, from TensorFlow's headers, the version of the PJRT API that it was built for; None if it has no headers."""
     spec = importlib.util.find_spec("tensorflow")
     header = Path(spec.origin).parent / "include/xla/pjrt/c/pjrt_c_api.h" if spec and spec.origin else Path()
     if not header.is_file():
@@ -138,7 +141,11 @@ def tensorflow_api_version() -> str | None:
 
 
 def library_api_version(library: Path) -> str:
-    """Ask a libtpu for its version of the PJRT API, in a process of its own; ChildFailedError if it has none."""
+    """Read the version of the PJRT API of a libtpu, in a separate process.
+
+    Raises:
+        ChildFailedError: the library has no PJRT API.
+    """
     answer = ask_module(PROGRAM, "api", str(library), seconds=API_SECONDS, environment={NO_METADATA_VARIABLE: "1"})
     return str(answer["version"])
 
@@ -155,7 +162,7 @@ class _Version(ctypes.Structure):
 
 
 class _Api(ctypes.Structure):
-    """The beginning of its struct PJRT_Api."""
+    """The first fields of the struct PJRT_Api of XLA's pjrt_c_api.h."""
 
     _fields_ = (("struct_size", ctypes.c_size_t), ("extension_start", ctypes.c_void_p), ("version", _Version))
 
@@ -163,8 +170,8 @@ class _Api(ctypes.Structure):
 def _read_api_version(library: str) -> str:
     function = ctypes.CDLL(library).GetPjrtApi
     function.restype = ctypes.POINTER(_Api)
-    found = function().contents.version
-    return f"{found.major}.{found.minor}"
+    api_version = function().contents.version
+    return f"{api_version.major}.{api_version.minor}"
 
 
 def _connect() -> int:

@@ -1,4 +1,4 @@
-"""The phases of a run, read from `--phases`, and what each will do, worked out before it starts."""
+"""The phases of a run, read from `--phases`, and the plan of each, computed before the run starts."""
 
 import functools
 import logging
@@ -16,16 +16,16 @@ from train.config.settings import EPOCH, SUBJECTS, RunConfig, RunSettings, Train
 
 logger = logging.getLogger(__name__)
 
-# Of weights and moments in memory, and in checkpoints.
+# Size of a weight or moment, in memory and in checkpoints.
 FLOAT32_BYTES = 4
-# Where the intervals are left open: evaluations in a run and what fraction of its time they may take, lines of the log.
+# Defaults of intervals: evaluations per run, the fraction of its time that they may take, and lines of the log.
 MAX_EVALUATIONS = 10
 MAX_EVALUATION_SHARE = 0.1
 NUM_LOG_LINES = 50
 MAX_LOG_STEPS = 50
-# What evaluating a row costs of training on it: the pass forward, without the one backward, which costs twice as much.
+# Cost of evaluating a row, relative to training on it: no backward pass, which costs twice as much as the forward pass.
 EVALUATION_COST = 1 / 3
-# Settings in which phases may differ.
+# Settings of the learning rate's schedule, and all settings in which phases may differ.
 SCHEDULE = frozenset(
     {
         "learning_rate", "muon_learning_rate", "schedule", "warmup_ratio", "warmup_steps", "decay_ratio",
@@ -38,16 +38,19 @@ PER_PHASE = SCHEDULE | {
     "per_replica_batch_size", "gradient_accumulation_steps", "global_batch_size", "num_epochs", "max_steps",
     "weight_decay_rate", "max_grad_norm", "eval_steps", "save_steps",
 }  # fmt: skip
-# Of a model's configuration: what it has no weights for.
+# Settings of a model's configuration that affect no weights.
 OVERRIDES_PER_PHASE = frozenset({"rope_theta", "global_rope_theta", "local_rope_theta", "local_attention"})
 
 
 @dataclass(frozen=True)
 class PhaseSettings:
-    """The settings of a part of a run.
+    """The settings of a phase.
 
-    name: human-readable; empty in a run without `--phases`, which is one phase.
-    has_separate_schedule: its learning rate begins and ends with it; else it is that of a schedule over the whole run.
+    Attributes:
+        name: human-readable; empty in a run without `--phases`, which is a single phase.
+        config: the settings of the run, as they apply in this phase.
+        has_separate_schedule: the learning rate schedule starts and ends with the phase. Otherwise one schedule spans
+            the whole run.
     """
 
     name: str
@@ -56,16 +59,16 @@ class PhaseSettings:
 
 
 def phases_of(config: TrainingConfig) -> tuple[PhaseSettings, ...]:
-    """Read the phases of a run, in their order; one without `--phases`."""
+    """Return the phases of a run, in order; a single one without `--phases`."""
     if config.run.phases is None:
         return (PhaseSettings("", config),)
     max_steps, num_epochs = config.optimization.max_steps, config.optimization.num_epochs
-    rule = "must be left out with --phases, of which each has its own"
+    rule = "must be left out with --phases: each phase sets it"
     require(max_steps is None, rule, "--max-steps", max_steps)
     require(num_epochs == 1, rule, "--num-epochs", num_epochs)
-    _, listed = read_phases_file(config.run.phases)
+    _, phase_settings = read_phases_file(config.run.phases)
     phases = []
-    for index, settings in enumerate(listed):
+    for index, settings in enumerate(phase_settings):
         name = settings.pop("name", f"phase {index + 1}")
         is_text = isinstance(name, str | int | float) and not isinstance(name, bool) and str(name).strip()
         require(bool(is_text), "must have text for the `name` of a phase", f"--phases {config.run.phases}", repr(name))
@@ -76,7 +79,7 @@ def phases_of(config: TrainingConfig) -> tuple[PhaseSettings, ...]:
 
 @contextmanager
 def naming_phase(name: str) -> Iterator[None]:
-    """Name the phase in the errors within it; an empty name stays unsaid."""
+    """Add the phase's name, if it is not empty, to every InputError that is raised in the context."""
     try:
         yield
     except InputError as error:
@@ -87,9 +90,9 @@ def naming_phase(name: str) -> Iterator[None]:
 
 def _phase(config: TrainingConfig, name: str, index: int, settings: dict[str, Any], path: str) -> PhaseSettings:
     settings = typed_settings(SUBJECTS, settings, path)
-    for one in settings:
-        rule = f"must be the same in all phases; of these a phase may have its own: {', '.join(sorted(PER_PHASE))}"
-        require(one in PER_PHASE, rule, flag_of(one), settings[one])
+    for setting in settings:
+        rule = f"must be the same in all phases; only these may differ: {', '.join(sorted(PER_PHASE))}"
+        require(setting in PER_PHASE, rule, flag_of(setting), settings[setting])
     has_length = ("max_steps" in settings) != ("num_epochs" in settings)
     require(has_length, "or --num-epochs, one of them, is required in each phase", "--max-steps", sorted(settings))
     has_separate_schedule = not SCHEDULE.isdisjoint(settings)
@@ -97,19 +100,19 @@ def _phase(config: TrainingConfig, name: str, index: int, settings: dict[str, An
         settings.setdefault("warmup_steps", 0)
     if "warmup_ratio" in settings:
         settings.setdefault("warmup_steps", None)
-    if "global_batch_size" in settings:  # from which it follows, in place of that of the run
+    if "global_batch_size" in settings:  # accumulation then follows from it, not from the run's setting
         settings.setdefault("gradient_accumulation_steps", 1)
     if overrides := settings.get("config_overrides"):
         names = {pair.partition("=")[0].strip() for pair in overrides.split(",")}
-        rule = f"of a phase may hold what needs no other weights: {', '.join(sorted(OVERRIDES_PER_PHASE))}"
+        rule = f"of a phase may only set what does not affect weights: {', '.join(sorted(OVERRIDES_PER_PHASE))}"
         require(names <= OVERRIDES_PER_PHASE, rule, "--config-overrides", overrides)
         settings["config_overrides"] = ",".join(filter(None, (config.model.config_overrides, overrides)))
-    if not settings.keys().isdisjoint(SOURCE_SETTINGS):  # in place of those of the run
+    if not settings.keys().isdisjoint(SOURCE_SETTINGS):  # these replace the run's settings of sources
         settings = {"source_weights": [], "sampling_alpha": None, "source_passes": []} | settings
     subjects = {}
     for subject in fields(config):
         values = getattr(config, subject.name)
-        given = {one.name: settings[one.name] for one in fields(values) if one.name in settings}
+        given = {setting.name: settings[setting.name] for setting in fields(values) if setting.name in settings}
         subjects[subject.name] = replace(values, **given)
     changed = replace(config, **subjects)
     require(bool(changed.data.train_dataset), "is required: a folder of shards", "--train-dataset", "nothing")
@@ -118,9 +121,12 @@ def _phase(config: TrainingConfig, name: str, index: int, settings: dict[str, An
 
 @dataclass(frozen=True)
 class PastPhase:
-    """A phase before another.
+    """An earlier phase, in the plan of a later phase.
 
-    num_steps: steps of the run up to its end.
+    Attributes:
+        num_steps: number of steps of the run up to the end of the phase.
+        global_batch_rows: rows per step.
+        max_length: tokens per row.
     """
 
     num_steps: int
@@ -130,17 +136,27 @@ class PastPhase:
 
 @dataclass(frozen=True)
 class Plan:
-    """The numbers of a run, or of one of its phases; a step is one update of the weights.
+    """The numbers of a run or of one of its phases. A step is one update of the weights. Stored in records as JSON.
 
-    num_steps: steps of the run up to the end of the phase.
-    num_warmup_steps, num_decay_steps: the first and the last steps of the learning rate's schedule.
-    num_micro_batches: into which a replica's share of a step is cut.
-    before: the phases before this one.
-    num_phases: of the run.
-    first_row: the row of the phase's shards that it begins with; others before it were used by the phases before.
-    first_step_of_rows: the step after which the first of these rows was used.
-    mean_length: tokens of a row on average, padding included, where rows differ in length.
-    first_schedule_step, last_schedule_step: steps between which the learning rate's schedule runs.
+    Attributes:
+        num_replicas: number of replicas.
+        global_batch_rows: rows per step, over all replicas.
+        num_rows: rows of the training data.
+        max_length: tokens per row, at most.
+        num_steps: number of steps of the run up to the end of the phase.
+        num_warmup_steps: length of the learning rate's warmup, in steps.
+        num_decay_steps: number of last steps of the schedule in which `wsd` decays.
+        eval_steps: steps between evaluations.
+        save_steps: steps between checkpoints.
+        save_minutes: minutes between additional checkpoints; None for none.
+        num_micro_batches: number of micro-batches of a replica per step.
+        first_schedule_step: step at which the learning rate's schedule starts.
+        last_schedule_step: step at which the learning rate's schedule ends.
+        before: the earlier phases.
+        num_phases: number of phases of the run.
+        first_row: first row of the shards that this phase reads; earlier phases read the rows before it.
+        first_step_of_rows: step after which the run started to read these shards.
+        mean_length: average number of tokens per row, including padding, if rows differ in length.
     """
 
     num_replicas: int
@@ -164,7 +180,7 @@ class Plan:
 
     @property
     def first_step(self) -> int:
-        """Steps of the run before the phase."""
+        """Number of steps of the run before the phase."""
         return self.before[-1].num_steps if self.before else 0
 
     @property
@@ -177,7 +193,7 @@ class Plan:
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens of a step, padding included; on average where rows differ in length."""
+        """Number of tokens per step, including padding; the average if rows differ in length."""
         return batch_tokens(vars(self))
 
     @property
@@ -189,23 +205,25 @@ class Plan:
         return schedule_steps(vars(self))
 
     def log_steps(self, setting: str | int | None = None) -> int:
-        """Steps between two lines of the log, by `--log-steps`; a fiftieth of the phase where that is left open."""
+        """Return the number of steps between lines of the log: `--log-steps`, by default a fiftieth of the phase."""
         by_default = max(1, min(MAX_LOG_STEPS, self.num_phase_steps // NUM_LOG_LINES))
         return _steps(setting, self.num_rows, self.global_batch_rows) or by_default
 
     def evaluation_cost(self, num_eval_rows: int) -> float:
+        """Return the estimated duration of an evaluation, in training steps."""
         return EVALUATION_COST * num_eval_rows / self.global_batch_rows
 
     def num_evaluations_after(self, step: int) -> int:
-        """Count the evaluations after a step of the phase: those of `eval_steps`, and that of the last step."""
+        """Return the number of evaluations after a step of the phase: at `eval_steps`, and at the last step."""
         return -(-self.num_steps // self.eval_steps) - step // self.eval_steps if step < self.num_steps else 0
 
     def evaluation_share(self, num_eval_rows: int) -> float:
+        """Return the estimated fraction of the phase's time that evaluations take."""
         num_steps = self.num_evaluations_after(self.first_step) * self.evaluation_cost(num_eval_rows)
         return num_steps / (num_steps + self.num_phase_steps)
 
     def row_after(self, step: int, num_skipped_rows: int = 0) -> int:
-        """Count the rows up to the last one of a step, over all epochs, with those that were left out so far."""
+        """Return the next row to read after a step, counted across epochs and including skipped rows."""
         return self.first_row + (step - self.first_step) * self.global_batch_rows + num_skipped_rows
 
     def describe(self, num_parameters: int, num_eval_rows: int = 0, num_with_one_moment: int = 0) -> dict[str, Any]:
@@ -246,19 +264,25 @@ class Plan:
 
 
 def num_in_checkpoint(num_parameters: int, num_with_one_moment: int) -> int:
-    """Count the weights and the optimizer's moments: two of each weight, but for those with one moment."""
+    """Count weights and the optimizer's moments: two moments per weight, or one for `num_with_one_moment` weights."""
     return 3 * num_parameters - num_with_one_moment
 
 
 @dataclass(frozen=True)
 class PhaseToPlan:
-    """What a phase's plan follows from.
+    """Everything needed to compute a phase's `Plan`.
 
-    continues_rows: it has the shards of the phase before.
-    has_separate_schedule: see `PhaseSettings`.
-    name: for errors.
-    mean_length: as of a plan.
-    fills_passes: the last batch of each pass over the rows is filled up with rows of padding, which count as rows.
+    Attributes:
+        optimization: settings of batch, length and optimizer.
+        run: settings of the run.
+        num_rows: rows of the training data.
+        max_length: tokens per row, at most.
+        continues_rows: the phase continues to read the shards of the previous phase.
+        has_separate_schedule: see `PhaseSettings`.
+        name: name of the phase, for error messages.
+        mean_length: see `Plan`.
+        fills_passes: the last batch of each pass over the rows is filled with rows of padding, which count as rows.
+        num_eval_rows: rows of the validation data.
     """
 
     optimization: OptimizationConfig
@@ -275,7 +299,11 @@ class PhaseToPlan:
 
 @functools.cache
 def make_plans(phases: tuple[PhaseToPlan, ...], num_replicas: int) -> tuple[Plan, ...]:
-    """Plan the phases of a run on `num_replicas`, checking batch, warmup, decay and profile."""
+    """Plan the phases of a run on `num_replicas` replicas.
+
+    Raises:
+        InputError: batch, warmup, decay or `--profile` does not fit.
+    """
     batches = []
     num_steps = []
     for phase in phases:
@@ -296,8 +324,8 @@ def make_plans(phases: tuple[PhaseToPlan, ...], num_replicas: int) -> tuple[Plan
             num_warmup_steps, num_decay_steps = _warmup_and_decay(phase.optimization, schedule[1] - schedule[0])
         eval_steps, save_steps = _intervals(num_steps[index], EVALUATION_COST * phase.num_eval_rows / batch_rows)
         settings = {"eval": phase.run.eval_steps, "save": phase.run.save_steps}
-        asked = {name: _steps(setting, num_rows, batch_rows) for name, setting in settings.items()}
-        goes_on = phase.continues_rows and plans
+        given_steps = {name: _steps(setting, num_rows, batch_rows) for name, setting in settings.items()}
+        continues_rows = phase.continues_rows and plans
         plans.append(
             Plan(
                 num_replicas=num_replicas,
@@ -307,16 +335,16 @@ def make_plans(phases: tuple[PhaseToPlan, ...], num_replicas: int) -> tuple[Plan
                 num_steps=last_step,
                 num_warmup_steps=num_warmup_steps,
                 num_decay_steps=num_decay_steps,
-                eval_steps=asked["eval"] or eval_steps,
-                save_steps=asked["save"] or asked["eval"] or save_steps,
+                eval_steps=given_steps["eval"] or eval_steps,
+                save_steps=given_steps["save"] or given_steps["eval"] or save_steps,
                 save_minutes=phase.run.save_minutes or None,
                 num_micro_batches=num_micro_batches,
                 first_schedule_step=schedule[0],
                 last_schedule_step=schedule[1],
-                before=tuple(PastPhase(one.num_steps, one.global_batch_rows, one.max_length) for one in plans),
+                before=tuple(PastPhase(plan.num_steps, plan.global_batch_rows, plan.max_length) for plan in plans),
                 num_phases=len(phases),
-                first_row=plans[-1].row_after(first_step) if goes_on else 0,
-                first_step_of_rows=plans[-1].first_step_of_rows if goes_on else first_step,
+                first_row=plans[-1].row_after(first_step) if continues_rows else 0,
+                first_step_of_rows=plans[-1].first_step_of_rows if continues_rows else first_step,
                 mean_length=phase.mean_length,
             )
         )
@@ -324,15 +352,19 @@ def make_plans(phases: tuple[PhaseToPlan, ...], num_replicas: int) -> tuple[Plan
 
 
 def _steps(setting: str | int | None, num_rows: int, batch_rows: int) -> int | None:
-    """Resolve a setting that is a number of steps or `epoch`: the steps of one pass over the rows, rounded up."""
+    """Return a number of steps for a setting that may be `epoch`, one pass over the rows, rounded up; None if unset."""
     return -(-num_rows // batch_rows) if setting == EPOCH else int(setting) if setting else None
 
 
 def _intervals(num_steps: int, evaluation_cost: float) -> tuple[int, int]:
-    """Choose how many steps lie between two evaluations, and between two checkpoints, where the flags leave it open.
+    """Return the default numbers of steps between evaluations and between checkpoints.
 
-    Ten of each, but only as many evaluations, each of `evaluation_cost` steps, as fit into a tenth of the time, and one
-    at least. Each is also saved.
+    There are ten of each, but only so many evaluations that they take at most a tenth of the time (at least one). A
+    checkpoint is saved at each evaluation.
+
+    Args:
+        num_steps: number of steps of the phase.
+        evaluation_cost: duration of an evaluation, in training steps.
     """
     save_steps = -(-num_steps // MAX_EVALUATIONS)
     num_affordable = MAX_EVALUATIONS
@@ -343,12 +375,12 @@ def _intervals(num_steps: int, evaluation_cost: float) -> tuple[int, int]:
 
 
 def phase_index(plan: Mapping[str, Any]) -> int:
-    """Count the phases before that of a recorded plan."""
+    """Return the index of the phase of a recorded plan."""
     return len(plan.get("before", ()))
 
 
 def schedule_steps(plan: Mapping[str, Any]) -> dict[str, int]:
-    """Collect, from a plan as it is recorded, the numbers of steps that `train.step.schedule.build_schedule` takes."""
+    """Return the arguments of `train.step.schedule.build_schedule` for a recorded plan."""
     return {
         "first_step": plan.get("first_schedule_step", 0),
         "num_steps": plan.get("last_schedule_step", plan["num_steps"]),
@@ -358,12 +390,12 @@ def schedule_steps(plan: Mapping[str, Any]) -> dict[str, int]:
 
 
 def batch_tokens(plan: Mapping[str, Any]) -> int:
-    """Count the tokens of a step, padding included; by a plan as it is recorded."""
+    """Return the number of tokens per step of a recorded plan, including padding."""
     return round(plan["global_batch_rows"] * (plan.get("mean_length") or plan["max_length"]))
 
 
 def tokens_after(plan: Mapping[str, Any], step: int) -> int:
-    """Count the tokens, padding included, that the steps up to `step` took; by a plan as it is recorded."""
+    """Return the number of tokens of all steps up to `step` of a recorded plan, including padding."""
     num_tokens = num_counted = 0
     for phase in plan.get("before", ()):
         num_steps = min(step, phase["num_steps"]) - num_counted
@@ -373,7 +405,7 @@ def tokens_after(plan: Mapping[str, Any], step: int) -> int:
 
 
 def longest_row(plan: Mapping[str, Any]) -> int:
-    """Find the most tokens of a row up to the phase of a plan as it is recorded."""
+    """Return the maximum number of tokens per row, over all phases up to that of a recorded plan."""
     lengths: list[int] = [phase["max_length"] for phase in (*plan.get("before", ()), plan)]
     return max(lengths)
 
@@ -383,8 +415,8 @@ def _batch(phase: PhaseToPlan, num_replicas: int) -> tuple[int, int]:
     micro_batch_rows = optimization.per_replica_batch_size * num_replicas
     num_micro_batches = optimization.gradient_accumulation_steps
     if optimization.global_batch_size is not None:
-        num_micro_batches, rest = divmod(optimization.global_batch_size, micro_batch_rows)
-        if rest or not num_micro_batches:
+        num_micro_batches, remainder = divmod(optimization.global_batch_size, micro_batch_rows)
+        if remainder or not num_micro_batches:
             raise InputError(
                 f"--global-batch-size must be a multiple of the {micro_batch_rows} rows that {num_replicas} replicas "
                 f"take at once (--per-replica-batch-size {optimization.per_replica_batch_size} x {num_replicas}); "
@@ -402,7 +434,7 @@ def _batch(phase: PhaseToPlan, num_replicas: int) -> tuple[int, int]:
 
 
 def _warmup_and_decay(optimization: OptimizationConfig, num_steps: int) -> tuple[int, int]:
-    """Count the first steps, over which the rate rises, and the last ones, over which `wsd` falls."""
+    """Return the number of warmup steps, and the number of last steps in which `wsd` decays."""
     flag, num_warmup_steps = "--warmup-steps", optimization.warmup_steps
     if num_warmup_steps is None:
         flag, num_warmup_steps = "--warmup-ratio", _share(num_steps, optimization.warmup_ratio)
@@ -422,26 +454,26 @@ def _share(num_steps: int, ratio: float) -> int:
 
 
 def warn_of_other_batch(config: RunSettings, plan: Plan) -> None:
-    """Warn if a preset's batch flags, left as they are, give another global batch on this number of replicas."""
+    """Warn if the preset's batch flags, unchanged, give another global batch on this number of replicas."""
     preset, optimization = config.model.preset, config.optimization
-    num_meant = about_preset(preset).replicas if preset else None
-    if num_meant is None or num_meant == plan.num_replicas or optimization.global_batch_size is not None:
+    preset_replicas = about_preset(preset).replicas if preset else None
+    if preset_replicas is None or preset_replicas == plan.num_replicas or optimization.global_batch_size is not None:
         return
     names = ("per_replica_batch_size", "gradient_accumulation_steps")
-    of_preset = {name: getattr(OptimizationConfig, name) for name in names} | read_preset(preset)["settings"]
-    if any(of_preset[name] != getattr(optimization, name) for name in names):
+    preset_values = {name: getattr(OptimizationConfig, name) for name in names} | read_preset(preset)["settings"]
+    if any(preset_values[name] != getattr(optimization, name) for name in names):
         return
-    meant_rows = plan.global_batch_rows // plan.num_replicas * num_meant
-    # The flags that give as many rows per step; nothing where none do.
-    num_micro_batches, rest = divmod(meant_rows, optimization.per_replica_batch_size * plan.num_replicas)
-    rows_at_once, rest_at_once = divmod(meant_rows, plan.num_replicas)
+    preset_rows = plan.global_batch_rows // plan.num_replicas * preset_replicas
+    # Advise flags that give the preset's number of rows per step, if there are any.
+    num_micro_batches, remainder = divmod(preset_rows, optimization.per_replica_batch_size * plan.num_replicas)
+    rows_at_once, remainder_at_once = divmod(preset_rows, plan.num_replicas)
     advice = ""
-    if num_micro_batches and not rest:
+    if num_micro_batches and not remainder:
         advice = f" Pass --gradient-accumulation-steps {num_micro_batches} to keep it."
-    elif rows_at_once and not rest_at_once:
+    elif rows_at_once and not remainder_at_once:
         advice = f" Pass --per-replica-batch-size {rows_at_once} --gradient-accumulation-steps 1 to keep it."
     logger.warning(
         "%s is tuned for %d replica%s; on %d the global batch is %s rows instead of %s.%s",
-        *(preset, num_meant, "s" * (num_meant > 1), plan.num_replicas),
-        *(f"{plan.global_batch_rows:,}", f"{meant_rows:,}", advice),
+        *(preset, preset_replicas, "s" * (preset_replicas > 1), plan.num_replicas),
+        *(f"{plan.global_batch_rows:,}", f"{preset_rows:,}", advice),
     )

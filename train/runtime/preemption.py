@@ -1,4 +1,4 @@
-"""Shutdown requests: SIGTERM, Ctrl-C, the notice of a cloud machine's maintenance, the end of the supervising process.
+"""Shutdown requests: SIGTERM, Ctrl-C, a cloud machine's notice of maintenance, the end of the supervising process.
 
 Notices: https://cloud.google.com/compute/docs/metadata/getting-live-migration-notice and, for Spot machines,
 https://cloud.google.com/compute/docs/instances/create-use-preemptible#detecting_if_a_vm_was_preempted.
@@ -18,18 +18,18 @@ from train.runtime.machines import METADATA_HOST_VARIABLE, read_metadata
 
 logger = logging.getLogger(__name__)
 
-# Value -> what it is when nothing is to come.
+# {name of a metadata value: the value if no maintenance or preemption is due}.
 NOTICES = {"instance/maintenance-event": "NONE", "instance/preempted": "FALSE"}
 POLL_SECONDS = 1.0
 IN_FLIGHT_SECONDS = 1.0
 
 
 CTRL_C = "Ctrl-C"
-STOPPING = b"\nStopping after this step, which is saved. Ctrl-C again ends at once, without saving.\n"
+STOPPING = b"\nStopping after this step, with a checkpoint. Press Ctrl-C again to end at once without saving.\n"
 
 
 class RunStoppedError(RunFailedError):
-    """The run was asked to stop, has saved, and continues when the same command is run again."""
+    """The run was asked to stop and has saved a checkpoint. Running the same command again continues it."""
 
     exit_status = EXIT_STOPPED
 
@@ -37,7 +37,9 @@ class RunStoppedError(RunFailedError):
 class StopRequest:
     """A request to shut down, made by this process or another worker.
 
-    `max_over_workers` gives the greatest of all workers' values, each of which calls it; None for one worker.
+    Args:
+        max_over_workers: returns the maximum of each value over all workers, once all have called it. None if there is
+            only one worker.
     """
 
     def __init__(self, max_over_workers: Callable[[Sequence[float]], Sequence[float]] | None = None):
@@ -47,28 +49,32 @@ class StopRequest:
         self._is_save_due = self._was_save_due_anywhere = False
 
     def make(self, reason: str) -> None:
-        """Request a shutdown; the first reason counts."""
+        """Request a shutdown. Only the first reason is kept."""
         if self.reason is None:
             self.reason = reason
 
     @property
     def in_words(self) -> str:
-        """Why the run stops, to follow `Stopped`; nothing after a Ctrl-C, which whoever reads it has pressed."""
+        """The reason in parentheses, to append to `Stopped`. Empty after Ctrl-C, because the user knows."""
         return "" if self.reason == CTRL_C else f" ({self.reason or 'on another worker'})"
 
     @property
     def is_made(self) -> bool:
+        """Whether this process has a request. Makes a request if the supervisor is gone."""
         if supervisor.is_lost():
             self.make("the supervising process ended")
         return self.reason is not None
 
     @property
     def is_agreed(self) -> bool:
-        """Whether all workers are to stop: one worker at once, several as they found when they last compared."""
+        """Whether all workers should stop: immediately with one worker, else as of the last `compare`."""
         return self.is_made if self._max_over_workers is None else self._was_made_anywhere
 
     def is_save_agreed(self, is_due: bool) -> bool:
-        """Return whether all workers are to save: one if it is due, several if it was when they last compared."""
+        """Return whether all workers should save: if `is_due` with one worker, else as of the last `compare`.
+
+        Resets the agreement to save.
+        """
         if self._max_over_workers is None:
             return is_due
         is_agreed, self._was_save_due_anywhere = self._was_save_due_anywhere, False
@@ -76,7 +82,11 @@ class StopRequest:
         return is_agreed
 
     def compare(self, seconds: float = 0.0) -> float:
-        """Compare with the other workers what to do, and return the longest of their times; waits for them."""
+        """Agree with the other workers on stopping and saving. Waits for them.
+
+        Returns:
+            The maximum of `seconds` over all workers.
+        """
         if self._max_over_workers is not None:
             states = self._max_over_workers([float(self.is_made), float(self._is_save_due), seconds])
             self._was_made_anywhere, self._was_save_due_anywhere = states[0] > 0, states[1] > 0
@@ -85,27 +95,32 @@ class StopRequest:
 
 
 class InFlight:
-    """Bounds the work queued on the device to about a second, or to one piece that takes longer.
+    """Limits the work queued on the device to about a second, or to one piece if that takes longer.
 
-    A host runs ahead of its TPU or GPU, and a checkpoint waits for all that is queued. So the host waits for the device
-    each second. The pieces (steps, or batches of an evaluation) are timed from one wait to the next. Several workers
-    queue the same number, by the time of the slowest.
+    A host runs ahead of its TPU or GPU, and a checkpoint waits for everything that is queued. So the host waits for the
+    device about once per second. The pieces of work (steps, or batches of an evaluation) are timed from one wait to the
+    next. All workers queue the same number of pieces, which depends on the slowest worker.
 
-    num_allowed: pieces that may still be queued before the next wait.
+    Args:
+        wait: waits for the device.
+        stop: compares times between workers at each wait.
+
+    Attributes:
+        num_allowed: number of pieces that may still be queued before the next wait.
     """
 
     def __init__(self, wait: Callable[[], object], stop: StopRequest):
         self.num_allowed = 1
         self._wait, self._stop = wait, stop
         self._num_queued = 0
-        self._is_compiled = False  # which the first piece waits for
+        self._is_compiled = False  # the first piece includes compiling, so it is not timed
         self.start_clock()
 
     def start_clock(self) -> None:
         self._since_seconds = time.perf_counter()
 
     def add(self, num_pieces: int) -> bool:
-        """Count queued pieces, and wait if no more are allowed; return whether it waited."""
+        """Count queued pieces, and wait if no more are allowed. Return whether it has waited."""
         self._num_queued += num_pieces
         self.num_allowed -= num_pieces
         if self.num_allowed > 0:
@@ -120,10 +135,10 @@ class InFlight:
 
 @contextlib.contextmanager
 def listening(request: StopRequest, *, on_cloud_machine: bool) -> Iterator[None]:
-    """Listen, within it, to what asks this process to stop, and make the request.
+    """Make `request` when a signal or a notice asks this process to stop, while in the context.
 
-    A second Ctrl-C kills the process, even within a call that compiles for minutes. The metadata server is asked on a
-    cloud machine, and where the environment names its address.
+    A second Ctrl-C kills the process, even during a call that compiles for minutes. The metadata server is polled on a
+    cloud machine, or if the environment sets its address.
     """
     ended = threading.Event()
     if on_cloud_machine or os.environ.get(METADATA_HOST_VARIABLE):
@@ -138,7 +153,7 @@ def listening(request: StopRequest, *, on_cloud_machine: bool) -> Iterator[None]
 
     if in_main_thread:
         signal.signal(signal.SIGTERM, lambda *_: request.make("received SIGTERM"))
-        if before[signal.SIGINT] != signal.SIG_IGN:  # as that of a command in the background may be
+        if before[signal.SIGINT] != signal.SIG_IGN:  # a command in the background may ignore SIGINT
             signal.signal(signal.SIGINT, interrupt)
     try:
         yield
@@ -150,7 +165,7 @@ def listening(request: StopRequest, *, on_cloud_machine: bool) -> Iterator[None]
 
 
 def _watch_metadata(request: StopRequest, ended: threading.Event) -> None:
-    """Make the request when a notice appears; one that exists already does not count, or no run could ever resume."""
+    """Make the request when a new notice appears. Existing notices do not count, otherwise no run could resume."""
     seen = {name: read_metadata(name) or quiet for name, quiet in NOTICES.items()}
     while not ended.wait(POLL_SECONDS):
         for name, quiet in NOTICES.items():

@@ -1,4 +1,4 @@
-"""The folder of a run: its files, its record `run.json`, and which run it contains."""
+"""The folder of a run: its files, its record `run.json`, and the check whether it contains a given run."""
 
 import itertools
 import json
@@ -17,25 +17,25 @@ from mlm_common.storage.guard import guarded_read
 from train.runtime.supervisor import supervision
 
 RECORD_NAME = "run.json"
-# In the record of a run whose length was changed: numbers alone, which are published as they are.
+# Key in the record of a run whose length was changed. It contains only numbers, which are published unredacted.
 EARLIER_SCHEDULES = "earlier_schedules"
 METRICS_NAME = "metrics.jsonl"
-# With a number; a metrics.jsonl in which a line could not be read.
+# A metrics.jsonl with an unreadable line is renamed to this, with a number.
 DAMAGED_METRICS_NAME = "metrics.damaged-{}.jsonl"
 LOSS_CURVE_NAME = "loss.png"
 CONFUSION_NAME = "confusion_matrix.png"
 CHECKPOINTS_FOLDER = "checkpoints"
 TENSORBOARD_FOLDER = "tensorboard"
-EVENTS_FOLDER = "runs"  # of an export: the Hub shows the event files in it as training metrics
-# Folders in both: TensorBoard shows figures of one name in one chart.
+EVENTS_FOLDER = "runs"  # in an export; the Hub shows the event files in it as training metrics
+# Folders in both of them. TensorBoard shows metrics of the same name in one chart.
 TENSORBOARD_SPLITS = ("train", "validation")
 EVENTS_PATTERN = r"events\.out\.tfevents\..*"
 EXPORT_FOLDER = "export"
-TRACKERS_FOLDER = "trackers"  # of --report-to
-WORDS_FOLDER = "words"  # of --save-at-words
-SCORES_NAME = "scores.json"  # of `train/score_mlm.py`, if that is told to write it there
+TRACKERS_FOLDER = "trackers"  # for --report-to
+WORDS_FOLDER = "words"  # for --save-at-words
+SCORES_NAME = "scores.json"  # written by `train/score_mlm.py`, if its output is this file
 
-# The files that a run writes, by folder; it deletes no others.
+# The files that a run writes, {folder: pattern}. A run deletes no other files.
 FILES_OF_A_RUN = {
     CHECKPOINTS_FOLDER: r"step-\d+\.(json|safetensors)",
     EXPORT_FOLDER: r"README\.md|loss\.png|confusion_matrix\.png|model\.safetensors|tf_model\.h5|config\.json|"
@@ -43,24 +43,29 @@ FILES_OF_A_RUN = {
     **{f"{TENSORBOARD_FOLDER}/{split}": EVENTS_PATTERN for split in TENSORBOARD_SPLITS},
     **{f"{EXPORT_FOLDER}/{EVENTS_FOLDER}/{split}": EVENTS_PATTERN for split in TENSORBOARD_SPLITS},
 }
-# Those of fine-tuning.
+# Additional files of fine-tuning.
 RESULT_FILES = (
     r"(train|eval|all)_results\.json|predict_results_[\w-]+\.txt|confusion_matrix\.png|predictions\.txt"
     r"|eval_predictions\w*\.(txt|json)"
     r"|(nbest_)?predictions\.json|null_odds\.json"
 )
-# What a fingerprint has of shards are their names and checksums, which tell a reader nothing.
+# Keys of a fingerprint whose values are names and checksums of shards. Errors do not show these values.
 SHARDS = {"train_shards": "training shards", "eval_shards": "validation shards"}
-# A setting in a fingerprint; names that begin with `model.` are those of the model's configuration as well.
+# A setting in a fingerprint. `model.` is left out, because it is also the prefix of the model's configuration.
 SETTING = re.compile(r"\b(?:data|hardware|hub|masking|optimization|run)\.(\w+)$")
 WHAT_MAY_CHANGE = "docs/guides/resume.md"
 PROFILES_FOLDER = f"{TENSORBOARD_FOLDER}/plugins/profile"
 
 
 class RunFolder:
-    """The folder of a run, local or gs://, which need not exist.
+    """The folder of a run, local or gs://. It need not exist.
 
-    files: the folder. checkpoints, export, tensorboard: folders in it.
+    Attributes:
+        path: as given.
+        files: the folder.
+        checkpoints: subfolder with checkpoints.
+        export: subfolder with the exported model.
+        tensorboard: subfolder with TensorBoard's event files.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -86,59 +91,70 @@ class RunFolder:
         return self.export.exists("config.json")
 
     def read_record(self) -> dict[str, Any]:
-        """Read `run.json`; InputError if it is damaged, or that of another program."""
+        """Read `run.json`.
+
+        Raises:
+            InputError: it is damaged, or was written by another program.
+        """
         with self.guarded_record():
             record = json.loads(self.files.read_text(RECORD_NAME))
             if not isinstance(record, dict):
-                raise TypeError("it is no object of JSON")
+                raise TypeError("it is not a JSON object")
         return record
 
     def guarded_record(self) -> AbstractContextManager[None]:
-        """Explain whatever reading `run.json`, and looking up its values, raises within it."""
-        hint = "Restore it from a backup or from the Hub; or start the run again in another folder."
+        """Return a context that turns errors of reading `run.json`, or of looking up its values, into InputErrors."""
+        hint = "Restore it from a backup or from the Hub, or start the run again in another folder."
         return guarded_read(self.files.path_of(RECORD_NAME), "the record of a run", hint=hint)
 
     def write_record(self, record: dict[str, Any]) -> None:
         self.files.write_text(RECORD_NAME, json.dumps(record, indent=2) + "\n")
 
     def was_started_by_current_supervisor(self) -> bool:
-        """Return whether a process of the same supervision wrote `run.json`, and so obeyed flags to start over."""
+        """Return whether a process of the same supervisor wrote `run.json`, so it must not start over again."""
         return supervision() is not None and self.has_run() and self.read_record().get("supervision") == supervision()
 
     def check(self, fingerprint: dict[str, Any], *, resume: str, overwrite: bool, begun_phase: int = 0) -> None:
-        """Check that the folder is empty or contains this very run, as `--resume` asks for.
+        """Check that the folder is empty or contains this run, according to `--resume`.
 
-        Phases after `begun_phase`, counted from 0, may differ.
+        Args:
+            fingerprint: fingerprint of this run.
+            resume: value of `--resume`.
+            overwrite: the existing run will be deleted.
+            begun_phase: index of the phase that the existing run has reached. Later phases may differ.
+
+        Raises:
+            InputError: the folder contains something else.
         """
         names = self.files.list_files()
         if resume == "must" and not self.has_checkpoint():
             raise InputError(
-                f"--resume must needs a run with a checkpoint; {self} has none. Name the folder of the run, or give "
+                f"--resume must needs a run with a checkpoint; {self} has none. Pass the folder of the run, or use "
                 "--resume auto."
             )
         if not names:
             return
         rule = (
-            f"--output-dir must be an empty folder or that of this run; {self} holds {sorted(names)[0]} and no "
-            f"{RECORD_NAME} of a run"
+            f"--output-dir must be empty or contain this run; {self} contains {sorted(names)[0]} but no {RECORD_NAME} "
+            "of a run"
         )
         try:
             has_fingerprint = RECORD_NAME in names and "fingerprint" in self.read_record()
         except InputError as error:
             raise InputError(f"{rule}: {error}") from error
         if not has_fingerprint:
-            raise InputError(f"{rule}. Name another folder.")
+            raise InputError(f"{rule}. Use another folder.")
         if overwrite:
             return
         if resume == "never":
             raise InputError(
-                f"--resume never needs a folder without a run; {self} has one. Name another folder, or give "
+                f"--resume never needs a folder without a run; {self} has one. Use another folder, or "
                 "--overwrite-output-dir, which deletes that run."
             )
         self._check_fingerprint(fingerprint, begun_phase)
 
     def clear(self) -> None:
-        """Delete the run in the folder, if there is one: what a run writes, and nothing else."""
+        """Delete the run in the folder, if there is one. Only files that a run writes are deleted."""
         if not self.has_run():
             return
         for name, pattern in FILES_OF_A_RUN.items():
@@ -151,62 +167,66 @@ class RunFolder:
         self.files.delete_files([METRICS_NAME, LOSS_CURVE_NAME])
         others = "|".join((RESULT_FILES, DAMAGED_METRICS_NAME.format(r"\d+")))
         self.files.delete_files([name for name in self.files.list_files() if re.fullmatch(others, name)])
-        self.files.delete_files([RECORD_NAME])  # last: without it the folder is not known as that of a run
+        self.files.delete_files([RECORD_NAME])  # last, because without it the folder is not recognized as a run's
 
     def _check_fingerprint(self, fingerprint: dict[str, Any], begun_phase: int) -> None:
         with self.guarded_record():
-            theirs = dict(self.read_record()["fingerprint"])
-        # Of a record that was on the Hub, hashes are compared.
-        # In this order settings come before what they decide of the model.
-        place = {key: index for one in (theirs, fingerprint) for index, key in enumerate(one)}
+            recorded = dict(self.read_record()["fingerprint"])
+        # Settings come before the parts of the model's configuration that follow from them.
+        place = {key: index for content in (recorded, fingerprint) for index, key in enumerate(content)}
         differing = [
             key
             for key in sorted(place, key=lambda key: place[key])
-            if not is_same(_value(theirs, key), _value(fingerprint, key)) and _phase_of(key) <= begun_phase
+            # A record that was on the Hub may contain hashes instead of values; `is_same` compares these.
+            if not is_same(_value(recorded, key), _value(fingerprint, key)) and _phase_of(key) <= begun_phase
         ]
-        if "train_rows" in differing:  # which the lengths of buckets are fitted to
+        if "train_rows" in differing:  # the lengths of buckets follow from the rows
             differing = [key for key in differing if key != "data.length_buckets"]
         if differing:
             begun = ""
-            if any(map(_phase_of, fingerprint.keys() | theirs.keys())):
-                begun = f" Phase {begun_phase + 1} has begun: only later phases may change."
-            named = (_differences(key, _value(theirs, key), _value(fingerprint, key)) for key in differing)
-            texts = list(itertools.chain.from_iterable(named))
+            if any(map(_phase_of, fingerprint.keys() | recorded.keys())):
+                begun = f" Phase {begun_phase + 1} has started: only later phases may change."
+            descriptions = (_differences(key, _value(recorded, key), _value(fingerprint, key)) for key in differing)
+            texts = list(itertools.chain.from_iterable(descriptions))
             shown = "; ".join(texts[:3])
-            more = f"; and {len(texts) - 3} more" if len(texts) > 3 else ""
+            remainder = f"; and {len(texts) - 3} more" if len(texts) > 3 else ""
             raise InputError(
-                f"--output-dir: {self} contains a different run ({shown}{more}). Name another folder, give "
-                f"--overwrite-output-dir, or the settings of that run; those that may change are in {WHAT_MAY_CHANGE}."
-                f"{begun}"
+                f"--output-dir: {self} contains a different run ({shown}{remainder}). Use another folder, "
+                f"--overwrite-output-dir, or the settings of that run; {WHAT_MAY_CHANGE} lists the settings that may "
+                f"change.{begun}"
             )
 
 
 def phase_prefix(index: int) -> str:
-    """Begin the names of what a phase, counted from 0, has other than the first one in the fingerprint of a run."""
+    """Return the prefix of names in a run's fingerprint that belong to phase `index`, counted from 0."""
     return f"phase {index + 1}: "
 
 
 def exported_model(path: str, flag: str = "--model") -> str:
-    """Return the export in the folder of a run; a folder without a run, local or `gs://`, or a Hub id, as it is."""
+    """Return the export in the folder of a run. Any other folder (local or `gs://`) or Hub id is returned unchanged.
+
+    Raises:
+        InputError: the run has no export.
+    """
     folder = RunFolder(path)
     if not folder.has_run():
         return path
     if folder.has_export():
         return folder.export.path
     raise InputError(
-        f"{flag}: {path} has no export yet. Let the run finish; or export its newest checkpoint, once it has one: "
+        f"{flag}: {path} has no export yet. Let the run finish, or export its newest checkpoint, once it has one: "
         f"python train/export.py {path} {folder.export}"
     )
 
 
 def record_of_phase(record: dict[str, Any], index: int) -> dict[str, Any]:
-    """Give a `run.json` as it is in the phase of that index; as it is where the run has no phases."""
+    """Return a `run.json` with the content of phase `index`; unchanged if the run has no phases."""
     phases = record.get("phases")
     return {**record, **phases[index]} if phases else record
 
 
 def _value(fingerprint: dict[str, Any], key: str) -> Any:
-    """Look up what a fingerprint has under a name; what it does not have of a phase is as in the first one."""
+    """Look up a name in a fingerprint. If a phase's value is missing, it is the same as in the first phase."""
     return fingerprint.get(key, fingerprint.get(re.sub(r"^phase \d+: ", "", key)))
 
 
@@ -216,30 +236,30 @@ def _phase_of(key: str) -> int:
 
 
 def _differences(key: str, there: Any, now: Any) -> Iterator[str]:
-    """Describe how a value of a fingerprint differs; of the shards of a mixture, {source: [weight, …]}, by source.
+    """Describe how a value of a fingerprint differs between the folder's run and this one.
 
-    A setting goes by its flag.
+    Settings are named by their flags. Shards of a mixture, {source: [weight, …]}, are compared source by source.
     """
     name = key.rpartition(" ")[2]
     key = SETTING.sub(lambda match: flag_of(match[1]), key)
     is_mixture = name in SHARDS and isinstance(there, dict) and isinstance(now, dict)
     if name in SHARDS and there and now and not is_mixture:
-        yield f"{key.removesuffix(name)}other {SHARDS[name]}"
+        yield f"{key.removesuffix(name)}different {SHARDS[name]}"
     elif not is_mixture:
         yield f"{key}: {_short(there)} there, {_short(now)} now"
     elif there.keys() != now.keys():
-        yield f"{key}: of {', '.join(there)} there, of {', '.join(now)} now"
+        yield f"{key}: from {', '.join(there)} there, from {', '.join(now)} now"
     else:
         phase, _, is_of_evaluation = key.rpartition("train_shards")
-        totals = [sum(weight for weight, *_ in one.values()) for one in (there, now)]
+        totals = [sum(weight for weight, *_ in mixture.values()) for mixture in (there, now)]
         for source in there:
             (weight, *shards), (weight_now, *shards_now) = there[source], now[source]
-            if weight != weight_now and not is_of_evaluation:  # which has the same weights
+            if weight != weight_now and not is_of_evaluation:  # evaluation has the same weights; report them once
                 fractions = f"{weight / totals[0]:.3%}", f"{weight_now / totals[1]:.3%}"
                 shown = fractions if fractions[0] != fractions[1] else (weight, weight_now)
                 yield f"{phase}weight of {source}: {shown[0]} there, {shown[1]} now"
             if shards != shards_now:
-                yield f"{key.removesuffix(name)}other {SHARDS[name]} of {source}"
+                yield f"{key.removesuffix(name)}different {SHARDS[name]} of {source}"
 
 
 def _short(value: object) -> str:

@@ -1,7 +1,7 @@
-"""A runtime: what a run asks of the devices that it computes on, whoever drives them.
+"""`Runtime`: the interface to the devices that a run computes on.
 
-`TensorFlowRuntime` is TensorFlow's own, a strategy of `tf.distribute`. `JaxRuntime` gives the steps that TensorFlow has
-lowered to JAX's client of the device. Nothing outside this folder knows which one it is.
+`TensorFlowRuntime` uses a strategy of `tf.distribute`. `JaxRuntime` passes the steps that TensorFlow has lowered to
+JAX's client of the device. Code outside this folder does not depend on which one is used.
 """
 
 from abc import ABC, abstractmethod
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from train.runtime.machines import Cluster
 
-# Under which a train function returns the seconds that it waited for input.
+# Key of the seconds that a train function waited for input, in the dictionary that it returns.
 WAIT_NAME = "input_wait_seconds"
 
 
 class StoredVariable(Protocol):
-    """A variable as a checkpoint reads and sets it: as one array, whether or not the replicas divide it."""
+    """A variable that can be read and set as a single array, whether or not the replicas divide it."""
 
     @property
     def dtype(self) -> Any: ...
@@ -33,10 +33,11 @@ class StoredVariable(Protocol):
 
 
 class Runtime(ABC):
-    """The devices of a run: one replica of the model on each.
+    """The devices of a run, with one replica of the model on each.
 
-    cluster: the processes of the run, one for each host, and which of them this is.
-    num_replicas: over all hosts, which have equally many.
+    Attributes:
+        cluster: the processes of the run, one per host.
+        num_replicas: number of replicas on all hosts together; every host has the same number.
     """
 
     cluster: Cluster
@@ -52,78 +53,84 @@ class Runtime(ABC):
 
     @abstractmethod
     def distribute(self, batches: Callable[[Any], Any]) -> Iterable[Any]:
-        """Make a data set of the replicas' batches out of `batches`, which makes that of one host.
+        """Return the data set of the batches of this host's replicas.
 
-        `batches` is given a `tf.distribute.InputContext`. The data set says that it is endless, so its user counts.
+        The data set declares infinite cardinality, so the caller must count the batches.
+
+        Args:
+            batches: returns the batches of one input pipeline, given a `tf.distribute.InputContext`.
         """
 
     @abstractmethod
     def deal(self, array_of: Callable[[int], NDArray[Any]]) -> Any:
-        """Give each replica of this host the array of its number, counted from 0 on this host; all of one shape."""
+        """Give replica i of this host the array `array_of(i)`. All arrays must have the same shape."""
 
     @abstractmethod
     def on_replicas(self, function: Callable[..., Any], *, jit_compile: bool) -> Callable[..., Any]:
-        """Make `function`, which computes with one replica's part of a batch, a function of batches.
+        """Turn a function of one replica's part of a batch into a function of whole batches.
 
-        The results are those of this host's replicas: for each tensor a sequence of values that NumPy can read. A
-        program is made for each shape of the batches.
+        A program is compiled for each shape of the batches.
+
+        Returns:
+            A function that returns the results of this host's replicas: for each tensor a sequence of values, one per
+            replica, that NumPy can read.
         """
 
     @abstractmethod
     def train_function(self, model: Any) -> Callable[[Iterator[Any]], dict[str, Any]]:
-        """Make what Keras' `fit` calls with an iterator of batches for each execution of `model.train_step`.
+        """Return the function that Keras' `fit` calls, with an iterator of batches, for each execution.
 
-        It returns, under `WAIT_NAME`, the seconds in which no batch was ready.
+        The function runs `model.train_step`, and returns {`WAIT_NAME`: seconds in which no batch was ready}.
         """
 
     @abstractmethod
     def variable(self, variable: Any, axis: int | None = None) -> StoredVariable:
-        """Return a variable as a checkpoint sees it; `axis` is that along which the replicas divide it."""
+        """Return a variable for a checkpoint to read and set; the replicas divide it along `axis`, if that is given."""
 
     @abstractmethod
     def read(self, variables: Sequence[Any]) -> list[NDArray[Any]]:
-        """Read variables of which each replica has an equal copy; waits for the device."""
+        """Read variables that are equal on all replicas. Waits for the device."""
 
     @abstractmethod
     def write(self, variables: Sequence[Any], values: Sequence[NDArray[Any]]) -> None:
-        """Set variables of which each replica has a copy, on all replicas."""
+        """Set variables to the same value on all replicas."""
 
-    # TensorFlow's variables are those of its own devices; another runtime has others.
+    # With TensorFlow's runtime the following do nothing, because its variables are on the devices already.
 
     def pull(self, variables: Iterable[Any]) -> None:  # noqa: B027
-        """Let TensorFlow's variables have the values that the devices have; waits for the device."""
+        """Copy values from the devices to TensorFlow's variables. Waits for the device."""
 
     def push(self, variables: Iterable[Any]) -> None:  # noqa: B027
-        """Let the devices have the values that TensorFlow's variables have."""
+        """Copy the values of TensorFlow's variables to the devices."""
 
     @contextmanager
     def on_host(self, variables: Sequence[Any]) -> Iterator[None]:
-        """Let TensorFlow's variables have the values of the devices within it, for code that reads them."""
+        """Give TensorFlow's variables the values on the devices, while in the context, for code that reads them."""
         del variables
         yield
 
     @abstractmethod
     def wait(self, variable: Any) -> None:
-        """Wait until all steps so far, which set the variable, are made."""
+        """Wait for all steps so far; `variable` must be one that each step sets."""
 
     @abstractmethod
     def gather(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the arrays that the hosts call this with, (hosts, …); each waits for the others."""
+        """Return the arrays that all hosts have passed, (hosts, …). Waits for the other hosts."""
 
     @abstractmethod
     def start_profile(self, folder: str) -> None:
-        """Begin a trace of host and device for TensorBoard."""
+        """Start a trace of host and device for TensorBoard."""
 
     @abstractmethod
     def stop_profile(self) -> None:
         """End the trace, and write it."""
 
     def release(self) -> None:  # noqa: B027
-        """Forget the variables of models that are no longer used."""
+        """Free the variables of models that are no longer used."""
 
 
 def max_over_workers(runtime: Runtime, values: Sequence[float]) -> list[float]:
-    """Return the greatest that any worker called this with for each value, once all have called it."""
+    """Return the maximum of each value over all workers, once all workers have called this."""
     return list(runtime.gather(np.asarray(values, np.float32)).max(axis=0).tolist())
 
 

@@ -1,6 +1,6 @@
-"""Which runtime a run has, TensorFlow's or JAX's; and the connection to its devices.
+"""Choose the runtime of a run (TensorFlow's or JAX's), and connect to its devices.
 
-TensorFlow is imported only to connect, or to ask it for GPUs on a machine that has some.
+TensorFlow is imported only to connect, or to list GPUs on a machine that seems to have some.
 """
 
 import logging
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Of JAX, those that reach a TPU, and the GPUs of NVIDIA and AMD.
+# Packages with which JAX supports TPUs, and GPUs of NVIDIA and AMD.
 JAX_FOR_TPUS = ("libtpu", "libtpu-nightly")
 JAX_FOR_GPUS = ("jax-cuda12-plugin", "jax-cuda13-plugin", "jax-rocm60-plugin", "jax-rocm7-plugin")
 GPU_DEVICE_PATTERNS = ("nvidia[0-9]*", "dxg", "kfd")
@@ -36,10 +36,13 @@ INSTALL = {
 
 @dataclass(frozen=True)
 class Installed:
-    """What this machine and this environment have, as far as a runtime depends on it.
+    """The device of this machine, and the installed packages that support it.
 
-    device: "TPU", "GPU" or "CPU"; the TPU of another machine, which is given by its name, is none.
-    tensorflow_has_device: whether the TensorFlow installed computes on it.
+    Attributes:
+        device: "TPU", "GPU" or "CPU". A TPU of another machine, given by its name, does not count.
+        tensorflow_has_device: the installed TensorFlow supports the device.
+        has_jax: JAX is installed.
+        jax_has_device: the installed JAX supports the device.
     """
 
     device: str
@@ -49,7 +52,7 @@ class Installed:
 
 
 def look(config: HardwareConfig) -> Installed:
-    """Look for the device of a run and for what reaches it, without claiming it."""
+    """Find the device for a run, and the packages that support it, without claiming the device."""
     has_jax = find_spec("jax") is not None
     if not config.no_tpu and config.tpu_name in (None, "local") and machines.tpu_devices():
         return Installed("TPU", machines.has_tensorflow_for_tpus(), has_jax, has_jax and is_installed(JAX_FOR_TPUS))
@@ -61,14 +64,14 @@ def look(config: HardwareConfig) -> Installed:
 def choose_runtime(
     config: HardwareConfig, look: Callable[[HardwareConfig], Installed] = look
 ) -> tuple[HardwareConfig, str]:
-    """Decide which runtime a run has, and name the device that it then uses.
+    """Choose the runtime of a run.
 
     Returns:
-        The settings with the runtime, and `--tpu-name local` where JAX has found this machine's TPU; and the reason,
-        for the plan.
+        The settings with the chosen runtime, and with `--tpu-name local` if JAX is chosen and has this machine's TPU.
+        Also the reason for the choice, which the plan shows.
 
     Raises:
-        InputError: the runtime that is asked for is not installed, or nothing installed reaches the TPU.
+        InputError: the requested runtime is not installed, or no installed package supports the TPU.
     """
     if config.wants_tpu and config.tpu_name != "local":
         if config.runtime == "jax":
@@ -77,58 +80,62 @@ def choose_runtime(
                 "it on the TPU VM with --tpu-name local, or with --runtime tensorflow."
             )
         return replace(config, runtime="tensorflow"), "it reaches a TPU by its name"
-    found = look(config)
+    installed = look(config)
     if config.runtime == "jax":
-        if not found.has_jax:
+        if not installed.has_jax:
             raise InputError(
                 "--runtime jax needs jax, which is not installed. Install it: python install.py --extra jax-tpu."
             )
-        if found.device == "TPU" and machines.has_tensorflow_for_tpus():
+        if installed.device == "TPU" and machines.has_tensorflow_for_tpus():
             raise InputError(
-                "--runtime jax needs TensorFlow for the CPU, as tensorflow-tpu would hold the TPU itself. Make another "
-                "environment: python install.py --extra jax-tpu --environment .venv-jax."
+                "--runtime jax needs TensorFlow for the CPU, as tensorflow-tpu would hold the TPU itself. Create "
+                "another environment: python install.py --extra jax-tpu --environment .venv-jax."
             )
-        return _on_jax(config, found), "asked for"
+        return _on_jax(config, installed), "requested"
     if config.runtime == "tensorflow":
-        return config, "asked for"
-    if found.tensorflow_has_device or not (found.jax_has_device or (found.device == "TPU" and config.wants_tpu)):
-        return replace(config, runtime="tensorflow"), _why_tensorflow(config, found)
-    if found.jax_has_device:
-        return _on_jax(config, found), f"JAX has the {found.device}, the TensorFlow installed has not"
+        return config, "requested"
+    must_reach_device = installed.jax_has_device or (installed.device == "TPU" and config.wants_tpu)
+    if installed.tensorflow_has_device or not must_reach_device:
+        return replace(config, runtime="tensorflow"), _why_tensorflow(config, installed)
+    if installed.jax_has_device:
+        reason = f"JAX supports the {installed.device}, the installed TensorFlow does not"
+        return _on_jax(config, installed), reason
     raise InputError(
         f"--tpu-name local needs a package that reaches the TPU; neither tensorflow-tpu nor jax with libtpu is "
         f"installed. Install one: {INSTALL['TPU']}."
     )
 
 
-def _on_jax(config: HardwareConfig, found: Installed) -> HardwareConfig:
+def _on_jax(config: HardwareConfig, installed: Installed) -> HardwareConfig:
     on_jax = replace(config, runtime="jax")
-    return replace(on_jax, tpu_name="local") if found.device == "TPU" and found.jax_has_device else on_jax
+    return replace(on_jax, tpu_name="local") if installed.device == "TPU" and installed.jax_has_device else on_jax
 
 
-def _why_tensorflow(config: HardwareConfig, found: Installed) -> str:
-    if found.device == "TPU" and not config.wants_tpu:
+def _why_tensorflow(config: HardwareConfig, installed: Installed) -> str:
+    if installed.device == "TPU" and not config.wants_tpu:
         return "without --tpu-name local, the TPU is not used"
-    if not found.tensorflow_has_device:
-        return f"no package here reaches the GPU; install one: {INSTALL['GPU']}"
-    return f"it has the {found.device}"
+    if not installed.tensorflow_has_device:
+        return f"no installed package supports the GPU; install one: {INSTALL['GPU']}"
+    return f"it has the {installed.device}"
 
 
 def is_installed(names: tuple[str, ...]) -> bool:
-    return any(found for name in names for found in distributions(name=name))
+    """Return whether any of these packages is installed."""
+    return any(distribution for name in names for distribution in distributions(name=name))
 
 
 def _tensorflow_has_gpus() -> bool:
-    import tensorflow as tf  # which alone knows
+    import tensorflow as tf  # only TensorFlow knows whether it can use them
 
     return bool(tf.config.list_physical_devices("GPU"))
 
 
 def connect(config: HardwareConfig, cluster: Cluster) -> "Runtime":
-    """Connect to the devices of a run whose runtime is chosen; the hosts of a cluster wait for each other.
+    """Connect to the devices of a run, after its runtime was chosen. The hosts of a cluster wait for each other.
 
     Raises:
-        InputError, RunFailedError: the devices cannot be had, for good or for now.
+        InputError: the devices cannot be used, and a retry would not help.
+        RunFailedError: the devices cannot be used now, but a retry may help.
     """
     if config.runtime != "jax":
         from train.runtime import strategy
@@ -143,7 +150,7 @@ def connect(config: HardwareConfig, cluster: Cluster) -> "Runtime":
 
 
 def jax_devices(config: HardwareConfig, cluster: Cluster) -> list[Any]:
-    """List the devices that JAX computes on, of all hosts, those of a host one after the other; claims them."""
+    """Claim and return JAX's devices on all hosts, grouped by host."""
     import jax
 
     from train.runtime.jax_programs import set_up_jax
@@ -151,24 +158,25 @@ def jax_devices(config: HardwareConfig, cluster: Cluster) -> list[Any]:
     set_up_jax()
     try:
         if cluster.num_workers > 1 and not jax.distributed.is_initialized():
-            if not (config.wants_tpu or _has_jax_gpus()):  # CPUs: by JAX's own collectives
+            if not (config.wants_tpu or _has_jax_gpus()):  # CPUs need JAX's own collectives
                 jax.config.update("jax_cpu_collectives_implementation", "gloo")
             jax.distributed.initialize(cluster.addresses[0], cluster.num_workers, cluster.index)
         devices = jax.devices("cpu") if config.no_tpu and jax.default_backend() == "tpu" else jax.devices()
-    except RuntimeError as error:  # of JAX's client, or of the coordination service
+    except RuntimeError as error:  # from JAX's client, or from the coordination service
         raise RunFailedError(
-            f"JAX could not start its devices: {' '.join(str(error).split())[:300]}. See that no other process holds "
-            "them and that all hosts run; `python train/doctor.py` looks further."
+            f"JAX could not start its devices: {' '.join(str(error).split())[:300]}. Check that no other process uses "
+            "them and that all hosts run; `python train/doctor.py` checks more."
         ) from error
     if config.wants_tpu and devices[0].platform == "cpu" and not os.environ.get("JAX_PLATFORMS"):
-        raise InputError(
-            "--tpu-name local needs a TPU that JAX finds; it has found only the CPU. Leave --tpu-name out."
-        )
+        raise InputError("--tpu-name local needs a TPU that JAX finds; JAX found only the CPU. Leave --tpu-name out.")
     return sorted(devices, key=lambda device: (device.process_index, device.id))
 
 
 def let_tensorflow_free_memory(config: HardwareConfig) -> None:
-    """Let TensorFlow, which is not imported yet, free the variables that JAX has: oneDNN's allocator keeps them."""
+    """Turn oneDNN off for JAX's runtime, because its allocator would keep the memory of variables that JAX has.
+
+    Call it before TensorFlow is imported.
+    """
     if config.runtime == "jax" and "tensorflow" not in sys.modules:
         os.environ.setdefault(ONEDNN_VARIABLE, "0")
 

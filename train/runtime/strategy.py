@@ -1,6 +1,6 @@
-"""The tf.distribute strategy of a run: the TPU that is named, else the workers of TF_CONFIG, GPUs, or the CPU.
+"""The tf.distribute strategy of a run, and checks that all workers agree.
 
-Also how workers agree.
+The strategy computes on the TPU of `--tpu-name`, else on the workers of TF_CONFIG, else on the GPUs, else on the CPU.
 """
 
 import functools
@@ -30,16 +30,16 @@ from train.runtime.runtime import Runtime, wait_for_workers
 
 logger = logging.getLogger(__name__)
 
-# A slice of many hosts takes minutes; on some images connecting never returns (googlecolab/colabtools#5194).
+# Connecting to a slice with many hosts takes minutes. On some images it never returns (googlecolab/colabtools#5194).
 CONNECT_SECONDS = 300.0
 
 
 def connect(config: HardwareConfig, cluster: Cluster) -> tf.distribute.Strategy:
-    """Connect to the devices: the TPU claimed and initialised, or all workers of the cluster there."""
+    """Connect to the devices: claim and initialize the TPU, or wait for all workers of the cluster."""
     if config.wants_tpu:
         strategy, devices = _connect_tpu(config), f"TPU {config.tpu_name}"
-    elif cluster.num_workers > 1:  # before anything else starts TensorFlow's runtime
-        strategy, devices = _connect_workers(cluster), f"{cluster.num_workers} workers, as number {cluster.index}"
+    elif cluster.num_workers > 1:  # must come before anything else starts TensorFlow's runtime
+        strategy, devices = _connect_workers(cluster), f"{cluster.num_workers} workers (this is worker {cluster.index})"
     else:
         names = local_devices()
         is_cpu = len(names) == 1 and "CPU" in names[0]
@@ -51,24 +51,24 @@ def connect(config: HardwareConfig, cluster: Cluster) -> tf.distribute.Strategy:
 
 
 def _check_step_compiles(config: HardwareConfig, num_replicas: int) -> None:
-    """Refuse a step that XLA does not compile: sums over several CPUs, and whatever is no TPU's in a build for TPUs."""
+    """Reject XLA where it cannot be used: on several CPU replicas, or without a TPU in TensorFlow's build for TPUs."""
     if not compiles_with_xla(config):
         return
-    flags = "--jit-compile, --bfloat16 and --tpu-layers on, which XLA compiles,"
+    flags = "--jit-compile, --bfloat16 and --tpu-layers on, which use XLA,"
     if has_tensorflow_for_tpus():
         raise InputError(
-            f"{flags} need a TPU where TensorFlow is tensorflow-tpu, as here; received no --tpu-name. Give it, leave "
-            "them out, or install tensorflow: python install.py --extra cpu."
+            f"{flags} need a TPU, because the installed TensorFlow is tensorflow-tpu; received no --tpu-name. Pass it, "
+            "leave these flags out, or install tensorflow: python install.py --extra cpu."
         )
     if num_replicas > 1 and not tf.config.list_logical_devices("GPU"):
         raise InputError(
-            f"{flags} need GPUs, a TPU or a single CPU: XLA cannot sum over several; received {num_replicas} CPU "
-            "replicas. Leave them out."
+            f"{flags} need GPUs, a TPU or a single CPU, because XLA cannot sum over several CPUs; received "
+            f"{num_replicas} CPU replicas. Leave these flags out."
         )
 
 
 def local_devices() -> tuple[str, ...]:
-    """List the names of this machine's devices that a run without a TPU uses: its GPUs, else its CPU."""
+    """Return the names of this machine's devices that a run without a TPU uses: the GPUs, else the CPU."""
     return tuple(
         device.name for device in tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
     )
@@ -76,7 +76,7 @@ def local_devices() -> tuple[str, ...]:
 
 @functools.cache
 def mirrored_strategy(device_names: tuple[str, ...]) -> tf.distribute.MirroredStrategy:
-    """Make the one strategy over these devices: in a process, the collectives of a second one clash with its own."""
+    """Return the process's only strategy over these devices: a second strategy would clash with its collectives."""
     return tf.distribute.MirroredStrategy(list(device_names))
 
 
@@ -102,7 +102,7 @@ def _connect_tpu(config: HardwareConfig) -> tf.distribute.Strategy:
         )
     try:
         resolver = connected.result()
-    # The resolver raises whatever its HTTP client, the metadata server or the TPU's runtime did.
+    # The resolver passes on any error of its HTTP client, the metadata server or the TPU's runtime.
     except Exception as error:
         kind = InputError if _needs_another_setup(error) else RunFailedError
         raise kind(
@@ -113,7 +113,7 @@ def _connect_tpu(config: HardwareConfig) -> tf.distribute.Strategy:
 
 
 def _in_thread(function: Callable[[], Any], name: str) -> "Future[Any]":
-    """Call it in a thread of its own, so that Ctrl-C and a limit of time end the wait for it."""
+    """Call a function in a separate thread, so that Ctrl-C or a time limit can end the wait for it."""
     result: Future[Any] = Future()
 
     def call() -> None:
@@ -127,16 +127,16 @@ def _in_thread(function: Callable[[], Any], name: str) -> "Future[Any]":
 
 
 def _needs_another_setup(error: Exception) -> bool:
-    """Return whether connecting would fail again: for a refusal, a missing package, or a TensorFlow without TPUs.
+    """Return whether connecting would fail again: access is denied, a package is missing, or TensorFlow lacks TPUs.
 
-    All else may pass: a TPU that is made, repaired or restarted, one that an ending process still holds, a
-    server that does not answer.
+    All other errors may be transient: the TPU is being created, repaired or restarted, an ending process still holds
+    it, or a server does not answer.
     """
     refusals = (ImportError, tf.errors.PermissionDeniedError, tf.errors.UnauthenticatedError)
-    # The resolver puts the answer of the TPU's API into words.
+    # The resolver's message contains the answer of the TPU's API.
     if isinstance(error, refusals) or re.search("Missing runtime dependency|HttpError 40[013]", str(error)):
         return True
-    # A TPU that is held by another process is not found either.
+    # If another process holds the TPU, it is not found either.
     is_not_found = isinstance(error, tf.errors.NotFoundError | tf.errors.InvalidArgumentError)
     return is_not_found and not has_tensorflow_for_tpus()
 
@@ -149,15 +149,16 @@ def _connect_workers(cluster: Cluster) -> tf.distribute.Strategy:
         raise RunFailedError(
             f"TF_CONFIG must name workers that reach each other; as worker {cluster.index} at "
             f"{cluster.addresses[cluster.index]} this process got {type(error).__name__}: "
-            f"{' '.join(str(error).split())[:300]}. Check that the address is this machine's, its port free and "
-            "open to the others, and all workers started."
+            f"{' '.join(str(error).split())[:300]}. Check that the address is this machine's, that its port is free "
+            "and open to the other workers, and that all workers are running."
         ) from error
 
 
 def compiles_with_xla(config: HardwareConfig) -> bool | None:
-    """Return whether the step must be wrapped in `jit_compile`: TPUStrategy compiles by itself.
+    """Return whether the step must be wrapped in `jit_compile`; False on a TPU, where TPUStrategy compiles.
 
-    None where it may be, on CPUs, where XLA is no faster.
+    Returns:
+        None if it may be compiled but need not: on CPUs, where XLA is not faster.
     """
     if config.runtime == "jax":
         return True
@@ -172,44 +173,56 @@ def compiles_with_xla(config: HardwareConfig) -> bool | None:
 
 
 def check_run_agreement(runtime: Runtime, phases: Sequence[RunSettings], fingerprint: dict[str, Any]) -> None:
-    """Check that all workers are of the same run; waits for them.
+    """Check that all workers have the same flags and shards. Waits for the other workers.
 
-    The fingerprint stands in for the contents of the paths, which may differ.
+    Paths may differ between workers; the fingerprint compares the content behind them.
+
+    Raises:
+        InputError: they differ.
     """
-    of_phases = [config.without(PER_WORKER) for config in phases]
-    values = {name: [settings[name] for settings in of_phases] for name in of_phases[0]}
-    settings = {flag_of(name.partition(".")[2]): one if len(one) > 1 else one[0] for name, one in values.items()}
+    phase_settings = [config.without(PER_WORKER) for config in phases]
+    values = {name: [settings[name] for settings in phase_settings] for name in phase_settings[0]}
+    settings = {
+        flag_of(name.partition(".")[2]): phase_values if len(phase_values) > 1 else phase_values[0]
+        for name, phase_values in values.items()
+    }
     settings["shards, tokenizer or model"] = fingerprint
     check_agreement(runtime, settings, rule="All workers must be given the same flags and shards.")
 
 
 def check_agreement(runtime: Runtime, values: Mapping[str, Any], *, rule: str) -> None:
-    """Check that all workers of the cluster call this with the same values; waits for them.
+    """Check that all workers of the cluster call this with the same values. Waits for the other workers.
 
-    The hashes of the values, of JSON types, are compared. Where they differ, all workers raise an InputError with the
-    names of the first that do, and the `rule`: what must be the same, and how to fix it.
+    Args:
+        runtime: connects the workers.
+        values: values of JSON types, by name. Their hashes are compared.
+        rule: start of the error message: what must be the same.
+
+    Raises:
+        InputError: the values differ. All workers raise it, with the names of the first values that differ.
     """
     cluster = runtime.cluster
     if cluster.num_workers == 1:
         return
     digests = [hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest() for value in values.values()]
-    gathered = runtime.gather(np.array([int.from_bytes(one[:8], "little") >> 1 for one in digests], np.int64))
+    gathered = runtime.gather(np.array([int.from_bytes(digest[:8], "little") >> 1 for digest in digests], np.int64))
     differs = gathered != gathered[0]  # (workers, values)
     if differs.any():
         names = [name for name, is_different in zip(values, differs.any(axis=0), strict=True) if is_different]
         workers = np.flatnonzero(differs.any(axis=1)).tolist()
-        with suppress(tf.errors.OpError, RuntimeError):  # one has ended, once all had what they compare
+        with suppress(tf.errors.OpError, RuntimeError):  # another worker may have ended already
             wait_for_workers(runtime)
         raise InputError(
-            f"{rule} Not the chief's on {', '.join(cluster.addresses[worker] for worker in workers)}: "
-            f"{', '.join(names[:5])}; here, on {cluster.addresses[cluster.index]}: {str(values[names[0]])[:100]}."
+            f"{rule} Values that differ from the chief's on {', '.join(cluster.addresses[i] for i in workers)}: "
+            f"{', '.join(names[:5])}. On {cluster.addresses[cluster.index]}, {names[0]} is "
+            f"{str(values[names[0]])[:100]}."
         )
 
 
 def end_together(runtime: Runtime, folder: RunFolder) -> None:
-    """Wait until all workers have come here: TensorFlow says of one that ends early that it has crashed.
+    """Wait until all workers have called this, because TensorFlow reports a worker that ends early as crashed.
 
-    The others wait as long as the chief publishes. Ctrl-C ends the wait.
+    The others wait while the chief publishes. Ctrl-C ends the wait.
     """
     if runtime.cluster.num_workers == 1:
         return

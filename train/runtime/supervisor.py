@@ -1,7 +1,7 @@
-"""Restarts the training command after a crash, a lost TPU or a shutdown, while a retry can help.
+"""Restart the training command after a crash, a lost TPU or a shutdown, as long as a retry can help.
 
-A training process reports to its supervisor what it starts or has done, as lines `PHASE STEP` on a pipe. Nothing of
-TensorFlow is imported here, so what makes a training process crash or hang does not reach its supervisor.
+A training process reports its progress to its supervisor, as lines `PHASE STEP` on a pipe. This module does not import
+TensorFlow, so that the supervisor does not crash or hang together with the training process.
 """
 
 import logging
@@ -23,12 +23,12 @@ from train.config.settings import RunConfig
 
 logger = logging.getLogger(__name__)
 
-# In the environment of a training process: which supervision started it, and the descriptor of its pipe.
+# Environment variables of a training process: the id of its supervisor, and the file descriptor of the pipe.
 VARIABLE = "RUN_MLM_SUPERVISION"
 PIPE_VARIABLE = "RUN_MLM_HEARTBEAT_FD"
-# The phase of a report that training came to a step.
+# The `PHASE` of a report that training has reached a step.
 TRAIN = "train"
-# Between two reports of `keep_reporting`, and its longest time: an upload of days is a hang.
+# Interval between reports of `keep_reporting`, and its time limit: an upload that takes days has hung.
 INTERVAL_SECONDS = 1.0
 MAX_REPORTED_SECONDS = 6 * 3600.0
 MAX_RETRY_SECONDS = 600.0
@@ -36,7 +36,7 @@ POLL_SECONDS = 1.0
 
 
 def supervision() -> str | None:
-    """Name the supervision that started this process; None without one."""
+    """Return the id of the supervisor that started this process; None if there is none."""
     return os.environ.get(VARIABLE)
 
 
@@ -44,7 +44,7 @@ _lost = threading.Event()
 
 
 def report(phase: str, step: int = 0) -> None:
-    """Tell the supervisor, if there is one, that `phase` begins, or that training came to `step`."""
+    """Report to the supervisor, if there is one, that `phase` has started, or that training has reached `step`."""
     if descriptor := os.environ.get(PIPE_VARIABLE):
         try:
             os.write(int(descriptor), f"{phase} {step}\n".encode())
@@ -54,7 +54,7 @@ def report(phase: str, step: int = 0) -> None:
 
 @contextmanager
 def keep_reporting(phase: str, step: int = 0) -> Iterator[None]:
-    """Report `phase` repeatedly within it: for work that may take long and has its own time-outs."""
+    """Report `phase` repeatedly while in the context, for work that may take long and has its own timeouts."""
     ended = threading.Event()
     end_seconds = time.monotonic() + MAX_REPORTED_SECONDS
 
@@ -71,11 +71,12 @@ def keep_reporting(phase: str, step: int = 0) -> Iterator[None]:
 
 
 def is_lost() -> bool:
+    """Return whether the supervisor of this process has ended."""
     return _lost.is_set()
 
 
 def supervise_if_asked(config: RunConfig, command_file: str, argv: Sequence[str] | None) -> None:
-    """With `--supervise`, run the command in child processes to its end, and exit with its status."""
+    """With `--supervise`, run the command in child processes until it is done, and exit with its status."""
     if not config.supervise or config.dry_run or supervision() is not None:
         return
     arguments = sys.argv[1:] if argv is None else argv
@@ -91,20 +92,23 @@ def supervise_if_asked(config: RunConfig, command_file: str, argv: Sequence[str]
 class Supervisor:
     """Runs a command until it succeeds, fails in a way that a retry cannot fix, or fails too often without progress.
 
-    A process that reports nothing for `stall_seconds` is killed. `max_retries` starts in a row may end before a new
-    step; the wait before them, `retry_seconds` at first, doubles from one to the next.
+    Args:
+        command: the command and its arguments.
+        stall_seconds: a process that reports nothing for this long is killed.
+        max_retries: number of restarts in a row without a new step.
+        retry_seconds: wait before the first restart in a row; it doubles with each further one.
     """
 
     def __init__(self, command: Sequence[str], *, stall_seconds: float, max_retries: int, retry_seconds: float):
         self._command, self._stall_seconds = list(command), stall_seconds
         self._max_retries, self._retry_seconds = max_retries, retry_seconds
         self._name = uuid.uuid4().hex
-        self._furthest_step = -1  # of all processes; -1 until one has trained or was ready to
+        self._furthest_step = -1  # of all processes so far; -1 until a process has reported a step
         self._process: subprocess.Popen[bytes] | None = None
         self._is_asked_to_stop = False
 
     def run(self) -> int:
-        """Run until there is an end; return the exit status of the last process, or 1 where retries are used up."""
+        """Run the command until it is done. Return the exit status of the last process, or 1 if retries are used up."""
         before = {number: signal.signal(number, self._pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             return self._run_until_done()
@@ -117,38 +121,38 @@ class Supervisor:
         while True:
             furthest_step = self._furthest_step
             status = self._run_once()
-            exit_status = status if status >= 0 else 128 - status  # as shells say it
+            exit_status = status if status >= 0 else 128 - status  # as in shells
             if status in FINAL_STATUSES or self._is_asked_to_stop:
                 return exit_status
             num_failures = 1 if self._furthest_step > furthest_step else num_failures + 1
             if num_failures > self._max_retries:
                 logger.error(
-                    "given up: the training process ended %d times in a row without getting further than step %d",
+                    "giving up: the training process ended %d times in a row without getting past step %d",
                     num_failures,
                     max(0, self._furthest_step),
                 )
                 return EXIT_FAILED
             wait_seconds = min(MAX_RETRY_SECONDS, self._retry_seconds * 2 ** (num_failures - 1))
             logger.warning(
-                "the training process ended with status %d; it is started again in %.0f s (%d of %d tries since step "
-                "%d)",
+                "the training process ended with status %d; restarting it in %.0f s (restart %d of at most %d since "
+                "step %d)",
                 *(status, wait_seconds, num_failures, self._max_retries, max(0, self._furthest_step)),
             )
             end_seconds = time.monotonic() + wait_seconds
-            while not self._is_asked_to_stop and (left := end_seconds - time.monotonic()) > 0:
-                time.sleep(min(left, POLL_SECONDS))
+            while not self._is_asked_to_stop and (seconds_left := end_seconds - time.monotonic()) > 0:
+                time.sleep(min(seconds_left, POLL_SECONDS))
             if self._is_asked_to_stop:
                 return exit_status
 
     def _run_once(self) -> int:
-        """Run one process to its end, and return its exit status: below 0 for a signal's number."""
+        """Run one process to its end, and return its exit status; below 0 if a signal ended it."""
         reading, writing = os.pipe()
         environment = os.environ | {PIPE_VARIABLE: str(writing), VARIABLE: self._name}
         try:
             self._process = subprocess.Popen(self._command, env=environment, pass_fds=(writing,))
         finally:
             os.close(writing)
-        if self._is_asked_to_stop:  # in the moment before there was a process to pass it on to
+        if self._is_asked_to_stop:  # the request came just before there was a process to pass it on to
             self._process.terminate()
         try:
             self._watch(self._process, reading)
@@ -160,7 +164,7 @@ class Supervisor:
                 self._process.wait()
 
     def _watch(self, process: "subprocess.Popen[bytes]", reading: int) -> None:
-        """Read the reports of a process until it has ended; kill it when there are none any more."""
+        """Read the reports of a process until it ends; kill it if it stops reporting."""
         reported_seconds = time.monotonic()
         text = ""
         while True:
@@ -174,7 +178,7 @@ class Supervisor:
                 self._furthest_step = max(self._furthest_step, *steps, -1)
             elif has_ended:
                 return
-            elif ready:  # the end of the pipe, a moment before that of the process
+            elif ready:  # the pipe is closed a moment before the process ends
                 time.sleep(POLL_SECONDS / 10)
             if time.monotonic() - reported_seconds > self._stall_seconds:
                 logger.warning("the training process has shown no progress for %.0f s: killed", self._stall_seconds)
@@ -182,7 +186,7 @@ class Supervisor:
                 process.wait()
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
-        """Ask the training process to stop; Ctrl-C in a terminal reaches it by itself."""
+        """Ask the training process to stop. Ctrl-C in a terminal reaches it directly."""
         self._is_asked_to_stop = True
         if number == signal.SIGTERM and self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)

@@ -1,4 +1,4 @@
-"""The runtime of TensorFlow itself: a strategy of `tf.distribute`, on a TPU, GPUs, the CPU, or several workers."""
+"""TensorFlow's own runtime: a strategy of `tf.distribute`, on a TPU, GPUs, the CPU, or several workers."""
 
 import math
 import time
@@ -16,11 +16,11 @@ from train.runtime.runtime import WAIT_NAME, Runtime, StoredVariable
 
 
 class TensorFlowRuntime(Runtime):
-    """The replicas of a strategy.
+    """The replicas of a `tf.distribute` strategy.
 
     Args:
-        strategy: whose scope models are built in.
-        cluster: whose workers the strategy spans.
+        strategy: models are built in its scope.
+        cluster: the workers that the strategy spans.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, cluster: Cluster = Cluster()):  # noqa: B008 (frozen)
@@ -31,12 +31,12 @@ class TensorFlowRuntime(Runtime):
         return self.strategy.scope()
 
     def distribute(self, batches: Callable[[tf.distribute.InputContext], tf.data.Dataset]) -> Any:
-        """Distribute a data set of which each input pipeline reads the batches of its replicas, made by `batches`.
+        """Distribute a data set, of which each input pipeline reads the batches of its own replicas.
 
-        `experimental_distribute_dataset` would give every host the same rows, unless there were as many files as hosts.
+        `experimental_distribute_dataset` would give every host the same rows, unless there are as many files as hosts.
 
-        The data set, of static shapes, says that it is endless. Otherwise several workers would ask each other before
-        each batch whether there is one, and its shape would be unknown.
+        The data set declares infinite cardinality; callers must count batches. Otherwise workers would have to agree
+        before each batch whether there is another one, and the shape of batches would be unknown.
         """
 
         def endless_batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -63,11 +63,11 @@ class TensorFlowRuntime(Runtime):
     def variable(self, variable: Any, axis: int | None = None) -> StoredVariable:
         return variable if axis is None else ShardedVariable(self, variable, axis)
 
-    # Means have a copy on each replica, all equal. Read together they would be summed, and divided when set, which
-    # rounds for some numbers of replicas; so each is read and set on its replica.
+    # Each replica has a copy of the means, and all copies are equal. TensorFlow would sum the copies to read them, and
+    # divide to set them, which rounds for some numbers of replicas. So each copy is read and set on its replica.
 
     def read(self, variables: Sequence[Any]) -> list[NDArray[Any]]:
-        values = self.on_replicas(lambda: [one.read_value() for one in variables], jit_compile=False)()
+        values = self.on_replicas(lambda: [variable.read_value() for variable in variables], jit_compile=False)()
         return [np.asarray(replicas[0].numpy()) for replicas in values]
 
     def write(self, variables: Sequence[Any], values: Sequence[NDArray[Any]]) -> None:
@@ -94,23 +94,23 @@ class TensorFlowRuntime(Runtime):
 
 
 class ShardedVariable:
-    """A variable of which each replica has a shard, as a checkpoint reads and sets it: as one array.
+    """A variable of which each replica has a shard, read and set as a single array, for checkpoints.
 
     Args:
-        runtime: over whose replicas it is divided, those of other workers included.
-        variable: has another value on each replica.
-        axis: along which it is divided.
+        runtime: all its replicas, including those of other workers, have a shard.
+        variable: its value on a replica is the replica's shard.
+        axis: the axis along which it is divided.
     """
 
     def __init__(self, runtime: TensorFlowRuntime, variable: tf.Variable, axis: int):
         self._strategy, self._axis, self._num_shards = runtime.strategy, axis, runtime.num_replicas
-        self._shards = runtime.strategy.experimental_local_results(variable)  # of this worker
+        self._shards = runtime.strategy.experimental_local_results(variable)  # those of this worker
         self._first = runtime.cluster.index * len(self._shards)
         self.dtype, shape = variable.dtype, self._shards[0].shape
         self.shape = tuple(size * (self._num_shards if index == axis else 1) for index, size in enumerate(shape))
 
     def numpy(self) -> NDArray[Any]:
-        """Put the shards together; to be called on all workers."""
+        """Return all shards together. Call this on all workers."""
         if len(self._shards) == self._num_shards:
             return np.concatenate([shard.numpy() for shard in self._shards], self._axis)
         values = self._strategy.experimental_distribute_values_from_function(
@@ -126,14 +126,14 @@ class ShardedVariable:
 
 
 def build_train_function(model: Any) -> Callable[[Any], dict[str, tf.Tensor]]:
-    """Build what `fit` calls with an iterator of global batches: it runs `model.train_step` on all replicas.
+    """Build the function that `fit` calls with an iterator of global batches: `model.train_step` on all replicas.
 
-    As tf_keras' `Model.make_train_function`, with a clock around the iterator. The result has, under `WAIT_NAME`, the
-    seconds in which the host had no batch ready, float64. On a TPU, earlier steps may still be computed in that time,
-    so the device was idle for at most as long. With TF_DETERMINISTIC_OPS TensorFlow forbids clocks in a graph, and
-    they are NaN.
+    It is like tf_keras' `Model.make_train_function`, with a clock around the iterator. It returns {`WAIT_NAME`: seconds
+    in which the host had no batch ready}, float64. On a TPU, earlier steps may still be computed during that time, so
+    the device was idle for at most that long. With TF_DETERMINISTIC_OPS TensorFlow forbids clocks in a graph, and the
+    seconds are NaN.
 
-    Where batches differ in length, a step is compiled for each length, and each call makes one.
+    If batches differ in length, a step is compiled for each length, and each call makes one step.
     """
     strategy = model.distribute_strategy
     train_step = model.train_step
@@ -153,7 +153,7 @@ def build_train_function(model: Any) -> Callable[[Any], dict[str, tf.Tensor]]:
     num_steps = steps_per_execution(model)
 
     def execute_many(iterator: Any) -> dict[str, tf.Tensor]:
-        end = num_steps.read_value()  # once: it may be on the device
+        end = num_steps.read_value()  # read only once, because it may be on the device
         _, wait_seconds = tf.while_loop(
             lambda step, _: step < end,
             lambda step, seconds: (step + 1, seconds + one_step(iterator)),
@@ -175,11 +175,11 @@ def build_train_function(model: Any) -> Callable[[Any], dict[str, tf.Tensor]]:
         step_on(batch)
         return {WAIT_NAME: tf.constant(wait_seconds, tf.float64)}
 
-    return lambda iterator: (execute if _is_of_one_shape(iterator) else execute_next)(iterator)
+    return lambda iterator: (execute if _has_one_shape(iterator) else execute_next)(iterator)
 
 
 def _has_clock() -> bool:
-    """Return whether TensorFlow may read the clock in a graph, which its determinism forbids."""
+    """Return whether TensorFlow may read the clock in a graph; with TF_DETERMINISTIC_OPS it may not."""
     try:
         tf.timestamp()
     except tf.errors.FailedPreconditionError:
@@ -187,6 +187,6 @@ def _has_clock() -> bool:
     return True
 
 
-def _is_of_one_shape(iterator: Any) -> bool:
+def _has_one_shape(iterator: Any) -> bool:
     specs = tf.nest.flatten(iterator.element_spec, expand_composites=True)
     return all(spec.shape.is_fully_defined() for spec in specs)

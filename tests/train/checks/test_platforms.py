@@ -163,7 +163,7 @@ def test_a_tpu_that_jax_alone_reaches(flags, tpu_machine, monkeypatch):
 
 def test_the_runtime_of_a_run_is_named(monkeypatch):
     monkeypatch.setattr(platforms, "ask_tensorflow", lambda task, config, *_: machine.TASKS[task](config))
-    assert lines_of(platforms.check_runtime, "--runtime", "jax") == ["ok runtime --runtime jax: asked for"]
+    assert lines_of(platforms.check_runtime, "--runtime", "jax") == ["ok runtime --runtime jax: requested"]
     monkeypatch.setattr(runtime_choice, "_tensorflow_has_gpus", lambda: False)
     (line,) = lines_of(platforms.check_runtime)
     assert line.startswith("ok runtime --runtime tensorflow: ")
@@ -175,7 +175,7 @@ def test_the_runtime_of_a_run_is_named(monkeypatch):
         (
             "",
             runtime_choice.JAX_FOR_TPUS,
-            "ok runtime --runtime jax: JAX has the TPU, the TensorFlow installed has not",
+            "ok runtime --runtime jax: JAX supports the TPU, the installed TensorFlow does not",
         ),
         ("--no-tpu", runtime_choice.JAX_FOR_TPUS, "ok runtime --runtime tensorflow: it has the CPU"),
         ("", (), "ok runtime --runtime tensorflow: without --tpu-name local, the TPU is not used"),

@@ -32,7 +32,7 @@ RESUMES = ".* from the newest checkpoint in run"
         (
             tf.errors.ResourceExhaustedError(None, None, "Ran out of memory in memory space hbm. Used 8.38G of 8.00G"),
             PermanentError,
-            "half the --per-replica-batch-size",
+            "Halve --per-replica-batch-size",
         ),
         (tf.errors.InvalidArgumentError(None, None, "a bad shape"), tf.errors.InvalidArgumentError, "a bad shape"),
         (
@@ -40,7 +40,7 @@ RESUMES = ".* from the newest checkpoint in run"
                 "RESOURCE_EXHAUSTED: Error allocating device buffer: Attempting to allocate 9G."
             ),
             PermanentError,
-            "half the --per-replica-batch-size .* JAX says: RESOURCE_EXHAUSTED: Error allocating device buffer",
+            "Halve --per-replica-batch-size .* JAX says: RESOURCE_EXHAUSTED: Error allocating device buffer",
         ),
         (
             jax.errors.JaxRuntimeError("UNAVAILABLE: TPU worker process has crashed.\nsecond line"),

@@ -16,7 +16,7 @@ from train.model.computation import Computation
 from train.run_mlm import main
 from train.runtime import runtime_choice
 
-WHY = "(JAX has the TPU, the TensorFlow installed has not)"
+WHY = "(JAX supports the TPU, the installed TensorFlow does not)"
 
 
 @pytest.fixture

@@ -50,14 +50,20 @@ FIRST = {"type": "worker", "index": 0}
     [
         ("{'cluster'", "Expecting property name"),
         ("[]", "received []"),
-        (tf_config({"worker": WORKERS, "ps": ["a:1"]}, FIRST), "the jobs chief, of one address, and worker only"),
-        (tf_config({"chief": ["a:1", "b:1"], "worker": WORKERS}, FIRST), "the jobs chief, of one address, and worker"),
+        (
+            tf_config({"worker": WORKERS, "ps": ["a:1"]}, FIRST),
+            "its jobs may only be chief, with one address, and worker only",
+        ),
+        (
+            tf_config({"chief": ["a:1", "b:1"], "worker": WORKERS}, FIRST),
+            "its jobs may only be chief, with one address, and worker",
+        ),
         (tf_config(["a:1"], FIRST), "the jobs chief"),
         (tf_config({"worker": "a:1"}, FIRST), "must be another host:port"),
         (tf_config({"worker": ["a:1", 5]}, FIRST), "must be another host:port"),
         (tf_config({"worker": ["a:1", "b"]}, FIRST), "must be another host:port"),
         (tf_config({"worker": ["a:1", "a:1"]}, FIRST), "must be another host:port"),
-        (tf_config({"worker": WORKERS}, {"type": "worker", "index": 3}), "which has 3 worker; indices begin at 0"),
+        (tf_config({"worker": WORKERS}, {"type": "worker", "index": 3}), "which has 3 worker; indices start at 0"),
         (tf_config({"worker": WORKERS}, {"type": "worker", "index": -1}), "one of its cluster, which has 3 worker"),
         (tf_config({"worker": WORKERS}, {"type": "chief", "index": 0}), "KeyError('chief')"),
         (json.dumps({"cluster": {"worker": WORKERS}}), "KeyError('task')"),

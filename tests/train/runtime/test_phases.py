@@ -94,7 +94,7 @@ def test_a_phase_has_what_it_names_and_else_what_the_run_has(tmp_path):
         ({"max_steps": 1, "mlm_probability": 2}, "Phase `phase 2`: --mlm-probability must be above 0 and at most 1"),
         (
             {"max_steps": 1, "config_overrides": "num_hidden_layers=3"},
-            "--config-overrides of a phase may hold what needs no other weights: .*; received num_hidden_layers=3",
+            "--config-overrides of a phase may only set what does not affect weights: .*; received num_hidden_layers=3",
         ),
     ],
 )

@@ -101,7 +101,7 @@ def test_a_trial_that_finds_the_tpu_is_followed(tpu_machine, libtpu, tmp_path, m
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
-        ("os.kill(os.getpid(), signal.SIGSEGV)", "crashed (SIGSEGV): it said nothing."),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "crashed (SIGSEGV): it printed no message."),
         (NO_PLATFORM, "failed: RuntimeError: No TPU platform found. Platform manager status: OK"),
         ("time.sleep(600)", "did not end within 2 s."),
         (None, "found no libtpu.so: the package libtpu is not installed."),
@@ -117,7 +117,7 @@ def test_a_trial_that_fails_is_one_line(program, reason, tpu_machine, libtpu, tm
         monkeypatch.setattr(pjrt_settings.importlib.util, "find_spec", lambda _: None)
     pjrt_settings.show_tpu(LOCAL)
     (warning,) = [one for one in caplog.records if one.levelno == logging.WARNING]
-    assert warning.getMessage() == f"TensorFlow's PJRT settings are not used: a trial of them {reason}"
+    assert warning.getMessage() == f"TensorFlow's PJRT settings are not used: a trial with them {reason}"
     assert not set(VARIABLES) & set(os.environ)
     tried = pjrt_settings.describe_attempts()
     assert tried.endswith(f"with its PJRT settings, where a trial {reason}, then without them.")

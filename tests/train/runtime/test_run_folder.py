@@ -34,7 +34,7 @@ def test_a_folder_with_files_and_no_run_is_not_overwritten(tmp_path, record):
     (tmp_path / "metrics.jsonl").write_text("mine", encoding="utf-8")
     if record is not None:
         (tmp_path / "run.json").write_text(record, encoding="utf-8")
-    with pytest.raises(InputError, match=r"must be an empty folder .* holds metrics.jsonl and no run.json of a run"):
+    with pytest.raises(InputError, match=r"must be empty .* contains metrics.jsonl but no run.json of a run"):
         RunFolder(tmp_path).check({}, resume="auto", overwrite=True)
 
 
@@ -69,8 +69,8 @@ OTHER_EVALUATION = {"eval_shards": {"de": [2, "c 1"]}}
             {"train_shards": {"de": [2, "a 1"], "en": [6, "b 1", "b 2"]}} | OTHER_EVALUATION,
             "weight of de: 1 there, 2 now; weight of en: 3 there, 6 now",
         ),
-        ({"train_shards": MIXTURE | {"fo": [1, "d 1"]}}, "train_shards: of de, en there, of de, en, fo now"),
-        ({"train_shards": MIXTURE | {"de": [1, "a 2"]}}, "other training shards of de"),
+        ({"train_shards": MIXTURE | {"fo": [1, "d 1"]}}, "train_shards: from de, en there, from de, en, fo now"),
+        ({"train_shards": MIXTURE | {"de": [1, "a 2"]}}, "different training shards of de"),
     ],
 )
 def test_what_differs_from_the_run_in_the_folder_is_named(changes, shown, tmp_path):
@@ -78,4 +78,4 @@ def test_what_differs_from_the_run_in_the_folder_is_named(changes, shown, tmp_pa
     (tmp_path / "run.json").write_text(json.dumps({"fingerprint": fingerprint}), encoding="utf-8")
     with pytest.raises(InputError) as error:
         RunFolder(tmp_path).check(fingerprint | changes, resume="auto", overwrite=False)
-    assert f"contains a different run ({shown}). Name another folder" in str(error.value)
+    assert f"contains a different run ({shown}). Use another folder" in str(error.value)

@@ -146,7 +146,7 @@ def test_a_tpu_that_jax_does_not_find_is_no_cpu(monkeypatch):
 
     monkeypatch.setattr(jax, "devices", lambda *_: [SimpleNamespace(platform="cpu", process_index=0, id=0)])
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    with pytest.raises(InputError, match="needs a TPU that JAX finds; it has found only the CPU"):
+    with pytest.raises(InputError, match="needs a TPU that JAX finds; JAX found only the CPU"):
         jax_devices(HardwareConfig(runtime="jax", **LOCAL), Cluster())
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert len(jax_devices(HardwareConfig(runtime="jax", **LOCAL), Cluster())) == 1

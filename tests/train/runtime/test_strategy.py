@@ -81,7 +81,9 @@ def test_workers_that_disagree_say_so_whichever_ends_first(monkeypatch):
 
     waits: list[int] = []
     monkeypatch.setattr(strategy, "wait_for_workers", lost)
-    with pytest.raises(InputError, match=r"All alike\. Not the chief's on b: step; here, on a: 3."):
+    with pytest.raises(
+        InputError, match=r"All alike\. Values that differ from the chief's on b: step\. On a, step is 3\."
+    ):
         strategy.check_agreement(TwoWorkers(), {"step": 3}, rule="All alike.")
     assert waits == [1]
 
@@ -106,7 +108,9 @@ def no_bfloat16_instructions(monkeypatch) -> None:
 @pytest.mark.parametrize("settings", [{"jit_compile": True}, {"bfloat16": True}, {"tpu_layers": "on"}])
 def test_what_xla_compiles_is_refused_on_several_cpus(settings):
     assert strategy.connect(HardwareConfig(), Cluster()).num_replicas_in_sync == 2
-    with pytest.raises(InputError, match="single CPU: XLA cannot sum over several; received 2 CPU replicas"):
+    with pytest.raises(
+        InputError, match="single CPU, because XLA cannot sum over several CPUs; received 2 CPU replicas"
+    ):
         strategy.connect(HardwareConfig(**settings), Cluster())
 
 
@@ -115,7 +119,9 @@ def test_what_xla_compiles_is_refused_on_several_cpus(settings):
 def test_the_build_for_tpus_compiles_nothing_for_a_cpu(settings, monkeypatch):
     monkeypatch.setattr("train.runtime.machines.distributions", lambda name: [name] if name == "tensorflow-tpu" else [])
     assert strategy.compiles_with_xla(HardwareConfig()) is False
-    with pytest.raises(InputError, match=r"need a TPU where TensorFlow is tensorflow-tpu.* --extra cpu"):
+    with pytest.raises(
+        InputError, match=r"need a TPU, because the installed TensorFlow is tensorflow-tpu.* --extra cpu"
+    ):
         strategy.connect(HardwareConfig(**settings), Cluster())
 
 

@@ -135,7 +135,7 @@ def test_sigterm_is_passed_on_and_ends_it(start, tmp_path):
 @pytest.mark.parametrize(("end", "status"), [("sys.exit(75)", 75), ("os.kill(os.getpid(), signal.SIGKILL)", 137)])
 def test_sigterm_between_tries_gives_the_last_status(start, tmp_path, end, status):
     with start(end) as process:
-        assert "it is started again in" in process.stderr.readline()
+        assert "restarting it in" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == status
     assert (tmp_path / "starts").read_text(encoding="utf-8") == "x"
