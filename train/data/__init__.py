@@ -1,1 +1,1 @@
-"""The input pipeline: shards opened and checked, a stateless, resumable shuffle, batches as tf.data."""
+"""The input pipeline: open and check shards, shuffle them without state so that runs can resume, batch with tf.data."""

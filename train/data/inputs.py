@@ -1,4 +1,4 @@
-"""The rows that a run trains on and is evaluated on, in shards or in memory."""
+"""`Inputs`: the interface to a run's training and validation rows, in shards or in memory."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature that every record has.
+    """A feature of every record.
 
-    shape: of one row's.
-    padding: value in the rows that fill up the last batch of an evaluation.
-    dtype: in the record, int64 or float32; batches hold int32 or float32.
+    Attributes:
+        shape: shape of a row's value.
+        padding: value in the rows of padding that fill the last batch of an evaluation.
+        dtype: type in the record, int64 or float32. In batches the type is int32 or float32.
     """
 
     shape: tuple[int, ...] = ()
@@ -29,16 +30,17 @@ class Feature:
 
 
 class Inputs(ABC):
-    """Rows of token ids to train on and to evaluate on, by one tokenizer.
+    """Rows of token ids for training and validation, all from the same tokenizer.
 
-    They are checked before TensorFlow is imported, so methods that read batches import it themselves.
+    Rows are checked before TensorFlow is imported, so methods that read batches import it themselves.
 
-    tokenizer: that made the rows.
-    tokenizer_source: the folder or Hub id that it was loaded from.
-    max_length: tokens of the longest row.
-    mean_length: tokens of a row on average, padding included, where rows differ in length; else None.
-    fills_passes: the last batch of each pass over the rows is filled up with rows of padding; else batches run on over
-        the end of a pass.
+    Attributes:
+        tokenizer: the tokenizer that produced the ids.
+        tokenizer_source: folder or Hub id that the tokenizer was loaded from.
+        max_length: number of tokens of the longest row.
+        mean_length: average number of tokens per row, including padding, if rows differ in length; else None.
+        fills_passes: the last batch of each pass over the rows is filled with rows of padding. Otherwise a batch may
+            contain rows of two passes.
     """
 
     tokenizer: "PreTrainedTokenizerFast"
@@ -50,58 +52,61 @@ class Inputs(ABC):
     @property
     @abstractmethod
     def num_rows(self) -> int:
-        """Rows to train on."""
+        """Number of training rows."""
 
     @property
     @abstractmethod
     def num_eval_rows(self) -> int:
-        """Rows to evaluate on; 0 where nothing is evaluated."""
+        """Number of validation rows; 0 if nothing is evaluated."""
 
     @property
     def unigram_entropy_nats(self) -> float | None:
-        """Entropy of the token frequencies of the rows to evaluate on, where it is known."""
+        """Entropy of the token frequencies of the validation rows, in nats; None if unknown."""
         return None
 
     @property
     def cuts_words(self) -> bool:
-        """Whether a row may begin or end within a word of the text."""
+        """Whether a row may start or end inside a word of the text."""
         return False
 
     @property
     def num_words(self) -> int:
-        """Words of the rows to train on, by white space; 0 where they were not counted, and of several sources."""
+        """Number of words (split at white space) of the training rows; 0 if not counted, or with several sources."""
         return 0
 
     def describe_sources(self, first_row: int, num_rows: int) -> dict[str, str]:  # noqa: ARG002
-        """Describe the sources of a mixture, {title: text}, at a row and `num_rows` later; warn of many passes."""
+        """Describe a mixture's sources, {title: text}, at `first_row` and `num_rows` later. Warns of many passes."""
         return {}
 
     def evaluated(self) -> "Mapping[str, tuple[Inputs, float]]":
-        """Return what is evaluated apart, by source, with the weight of its loss; if nothing is, all rows as ""."""
+        """Return the sources that are evaluated separately, {name: (validation rows, weight of the loss)}.
+
+        Without separate sources, all validation rows are in one entry with an empty name.
+        """
         return {"": (self, 1.0)} if self.num_eval_rows else {}
 
     def rows_used(self, num_rows: int) -> dict[str, int]:  # noqa: ARG002
-        """Count the rows of each source, by what identifies it, that are used in the first `num_rows`."""
+        """Return how many of the first `num_rows` rows come from each source, {identity of the source: number}."""
         return {}
 
     def after(self, rows_used: Mapping[str, int]) -> "Inputs":  # noqa: ARG002
-        """Return the inputs whose sources begin after the rows that earlier phases used, by what `rows_used` gives."""
+        """Return inputs that continue each source after the rows that earlier phases used, as given by `rows_used`."""
         return self
 
     def has_rows_of(self, other: "Inputs") -> bool:  # noqa: ARG002
-        """Return whether a phase would continue in the rows of the one before it."""
+        """Return whether a phase with these inputs continues in the rows of the previous phase, `other`."""
         return False
 
     @abstractmethod
     def identities(self) -> dict[str, Any]:
-        """Collect what identifies these rows, for the fingerprint of a run."""
+        """Return what identifies these rows, for the fingerprint of a run."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Collect what `run.json` records: `train_data`, and `eval_data`, None without rows to evaluate on."""
+        """Return entries for `run.json`: `train_data`, and `eval_data`, which is None without validation rows."""
 
     def describe_rows(self) -> dict[str, str]:
-        """Describe the rows in the plan of a run, {title: text}, beyond their number and length."""
+        """Return additional lines about the rows for the plan of a run, {title: text}."""
         return {}
 
     @abstractmethod
@@ -116,10 +121,20 @@ class Inputs(ABC):
         num_steps: int,
         num_left_out_rows: int = 0,
     ) -> "tf.data.Dataset":
-        """Read the batches of `num_steps` steps from `start_step` on for the replicas of one input pipeline.
+        """Return the batches of an input pipeline's replicas for `num_steps` steps.
 
-        The rows of the steps before `start_step` are skipped, and `num_left_out_rows` more. Each batch is {feature:
-        (global_batch_rows / replicas, …)}; those of a step follow each other in the order of the replicas.
+        Args:
+            features: features to read.
+            context: the input pipeline.
+            seed: seed of the order of rows.
+            global_batch_rows: rows per step, over all replicas.
+            start_step: number of steps whose rows are skipped.
+            num_steps: number of steps.
+            num_left_out_rows: number of rows to skip in addition.
+
+        Returns:
+            Batches {feature: (global_batch_rows / replicas, …)}. For each step there is a batch for each replica of the
+            pipeline, in order.
         """
 
     @abstractmethod
@@ -131,11 +146,17 @@ class Inputs(ABC):
         *,
         global_batch_rows: int,
     ) -> "tf.data.Dataset":
-        """Read every row once, over all pipelines, as batches for the replicas of one, each row made by `prepare_row`.
+        """Return the batches of an input pipeline's replicas; together the pipelines read each validation row once.
 
-        There are `num_evaluation_batches` global batches; those that are not full are filled up with rows of padding.
+        There are `num_evaluation_batches` global batches. Incomplete batches are filled with rows of padding.
+
+        Args:
+            features: features to read.
+            prepare_row: applied to each row.
+            context: the input pipeline.
+            global_batch_rows: rows per batch, over all replicas.
         """
 
     @abstractmethod
     def num_evaluation_batches(self, global_batch_rows: int) -> int:
-        """Count the global batches of `evaluation_batches`; 0 where nothing is evaluated."""
+        """Return the number of global batches of `evaluation_batches`; 0 if nothing is evaluated."""

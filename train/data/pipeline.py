@@ -1,17 +1,17 @@
 """tf.data pipelines over the shards of stage 2, with a stateless shuffle.
 
-The order of training rows is a pure function of (seed, epoch, position), without a shuffle buffer: in each epoch the
-shards are permuted by a hash of (seed, epoch, name); consecutive shards form a window, which is permuted as a whole. So
-the row at any position is found by arithmetic, and a run resumes by opening one window.
+The order of training rows depends only on (seed, epoch, position); there is no shuffle buffer. In each epoch the shards
+are permuted by a hash of (seed, epoch, name). Consecutive shards form a window, whose rows are permuted together. So
+the row at any position can be computed, and a run resumes by opening a single window.
 
-In a mixture each source is such an order, and `train.data.sources` says which source a position belongs to. One reader
-goes through the windows of all sources, in the order in which their first rows are needed, and holds the rows whose
-position has not come yet. A window that is large for the weight of its source is read several times, a part of its rows
-at a time, so that many sources of large shards fit into memory.
+In a mixture each source has such an order, and `train.data.sources` defines which source a position belongs to. A
+reader goes through the windows of all sources, in the order in which their first rows are needed, and keeps rows in
+memory until their position comes. A window much larger than its source's share is read in several passes, with a part
+of its rows at a time, so that many sources with large shards fit into memory.
 
-Each input pipeline (one per host) gives the batches of its replicas, cut out of the global batches: on P pipelines
-and R replicas, rows g * p / P to g * (p + 1) / P of each global batch of g rows belong to pipeline p, as R / P batches.
-So the rows of a global batch, and the place of each in it, do not depend on how many hosts and replicas there are.
+Each input pipeline (one per host) yields the batches of its replicas, which are parts of the global batches. With P
+pipelines and R replicas, rows g * p / P to g * (p + 1) / P of each global batch of g rows belong to pipeline p, as R /
+P batches. So the rows of a global batch, and their order, do not depend on the number of hosts and replicas.
 """
 
 import hashlib
@@ -32,18 +32,25 @@ from train.data.sources import Interleaving
 
 # Shards read at once: enough to hide the latency of Cloud Storage.
 NUM_PARALLEL_READS = 8
-# Before a window is permuted, its rows are in this order: this number of shards take turns, a row each.
+# Before a window is permuted, its rows are interleaved from this number of shards, one row from each in turn.
 NUM_SHARDS_IN_TURN = 8
 NUM_PREFETCHED_STEPS = 8
-# A source of a mixture holds this many times its part of the buffer, or this part of a window if that is more. More
-# rows take memory; with fewer, a shard is read more often.
+# A source of a mixture holds at most MAX_BUFFER_PARTS times its share of the buffer in memory, or a window divided by
+# MAX_READS_PER_WINDOW if that is more. With more rows it needs more memory; with fewer, shards are read more often.
 MAX_BUFFER_PARTS, MAX_READS_PER_WINDOW = 8, 16
 ONE_PIPELINE = tf.distribute.InputContext()
 
 
 @dataclass(frozen=True)
 class Window:
-    """Shards that are read together and permuted with `seed`; the first `num_skipped_rows` rows are left out."""
+    """Shards that are read and permuted together.
+
+    Attributes:
+        shard_indices: the shards.
+        seed: seed of the permutation.
+        num_rows: number of rows of all shards.
+        num_skipped_rows: number of rows to skip after the permutation.
+    """
 
     shard_indices: tuple[int, ...]
     seed: tuple[int, int]
@@ -53,9 +60,13 @@ class Window:
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """The order over shards given as paths and rows; `window_rows` bounds the rows in memory from below.
+    """The order of the rows of a data set.
 
-    A window is closed as soon as it holds `window_rows`, so it has at most that many and one shard more.
+    Attributes:
+        shard_paths: paths of the shards.
+        num_rows_per_shard: number of rows of each shard.
+        seed: seed of the order.
+        window_rows: a window ends as soon as it has this number of rows, so it may exceed it by almost one shard.
     """
 
     shard_paths: Sequence[str]
@@ -68,7 +79,7 @@ class SampleOrder:
         return sum(self.num_rows_per_shard)
 
     def windows(self, epoch: int) -> list[Window]:
-        """Make the windows of one epoch, in the order they are read."""
+        """Return the windows of an epoch, in the order in which they are read."""
         names = [posixpath.basename(path) for path in self.shard_paths]
         order = sorted(range(len(names)), key=lambda index: self._digest(epoch, names[index]))
         windows: list[Window] = []
@@ -84,9 +95,9 @@ class SampleOrder:
         return windows
 
     def from_row(self, start_row: int, num_rows: int) -> Iterator[Window]:
-        """Yield the windows that hold rows `start_row` to `start_row + num_rows` of the endless stream of epochs.
+        """Yield the windows with the rows from `start_row` to `start_row + num_rows`, counted across epochs.
 
-        Rows before `start_row` are skipped in the first window; the last may hold more than is needed.
+        Rows before `start_row` are skipped in the first window. The last window may have more rows than needed.
         """
         epoch, skip = divmod(start_row, self.num_rows)
         while num_rows > 0:
@@ -107,7 +118,13 @@ class SampleOrder:
 
 @dataclass(frozen=True)
 class MixtureOrder:
-    """The order over several sources; `first_rows` are the rows of each that are used before position 0."""
+    """The order of the rows of several sources.
+
+    Attributes:
+        sources: the order within each source.
+        interleaving: the order in which sources alternate.
+        first_rows: for each source, the number of rows that were used before position 0.
+    """
 
     sources: Sequence[SampleOrder]
     interleaving: Interleaving
@@ -118,10 +135,11 @@ class MixtureOrder:
         return cls((order,), Interleaving((1,)), (0,))
 
     def from_row(self, start_row: int, num_rows: int) -> list["MixtureWindow"]:
-        """List what is read for positions `start_row` to `start_row + num_rows`, by the first position of each."""
+        """Return the windows to read for positions `start_row` to `start_row + num_rows`, sorted by first position."""
         windows = []
         for index, order in enumerate(self.sources):
-            row, stop = (self.interleaving.num_rows(index, one) for one in (start_row, start_row + num_rows))
+            row = self.interleaving.num_rows(index, start_row)
+            stop = self.interleaving.num_rows(index, start_row + num_rows)
             for window in order.from_row(self.first_rows[index] + row, stop - row):
                 part_rows = window.num_rows
                 if len(self.sources) > 1:
@@ -130,7 +148,8 @@ class MixtureOrder:
                     if row >= stop:
                         break
                     rows = range(start, min(start + part_rows, window.num_rows))
-                    first, last = (self.interleaving.position(index, one) for one in (row, row + len(rows) - 1))
+                    first = self.interleaving.position(index, row)
+                    last = self.interleaving.position(index, row + len(rows) - 1)
                     windows.append(MixtureWindow(window, rows, index, row, first, last))
                     row += len(rows)
         return sorted(windows, key=lambda window: window.first_position)
@@ -138,7 +157,16 @@ class MixtureOrder:
 
 @dataclass(frozen=True)
 class MixtureWindow:
-    """Some rows of a permuted window of a source, held at once; the first is row `first_row` from position 0 on."""
+    """A part of a permuted window of a source; its rows are in memory at the same time.
+
+    Attributes:
+        window: the window.
+        rows: rows of the permuted window.
+        source: index of the source.
+        first_row: number of the first of these rows in the source, counted from the row at position 0.
+        first_position: position of the first row.
+        last_position: position of the last row.
+    """
 
     window: Window
     rows: range
@@ -149,9 +177,16 @@ class MixtureWindow:
 
 
 class ReadingGroups(NamedTuple):
-    """Windows `starts` to `ends` of a list are read at once, and cut into pieces for `first_chunks` to `last_chunks`.
+    """Groups of windows that are read at once, and the chunks of positions that their rows belong to.
 
-    All are (num_groups,); `num_pieces` of each chunk, (num_chunks + 1,), the last 0.
+    The rows of a group are divided into one piece for each chunk from its first to its last.
+
+    Attributes:
+        starts: first window of each group, (groups,).
+        ends: window after the last of each group, (groups,).
+        first_chunks: first chunk of each group, (groups,).
+        last_chunks: last chunk of each group, (groups,).
+        num_pieces: number of pieces of each chunk, (chunks + 1,). The last is 0.
     """
 
     starts: NDArray[np.int64]
@@ -162,29 +197,31 @@ class ReadingGroups(NamedTuple):
 
 
 def reading_groups(windows: Sequence[MixtureWindow], start_row: int, num_rows: int, chunk_rows: int) -> ReadingGroups:
-    """Group the windows that hold `num_rows` positions from `start_row` on, which are cut into chunks of `chunk_rows`.
+    """Group the windows that contain `num_rows` positions from `start_row` on, divided into chunks of `chunk_rows`.
 
-    The last chunk of a group is that of its rows or, if that is later, of a group before it. So a chunk is complete
-    when no group that begins in it is still to be read, and chunks are complete in their order.
+    The last chunk of a group is never earlier than that of a previous group, even if the group has no rows in it. So
+    chunks are completed in order, each as soon as all groups that start in it or before it have been read.
     """
     num_chunks = -(-num_rows // chunk_rows)
 
     def chunks(positions: Iterable[int]) -> NDArray[np.int64]:
         return np.minimum((np.fromiter(positions, np.int64) - start_row) // chunk_rows, num_chunks - 1)
 
-    window_rows = np.array([len(one.rows) for one in windows])
+    window_rows = np.array([len(window.rows) for window in windows])
     starts = np.flatnonzero(np.diff((np.cumsum(window_rows) - window_rows) // chunk_rows, prepend=-1))
     first_chunks = chunks(windows[start].first_position for start in starts.tolist())
-    last_chunks = np.maximum.accumulate(np.maximum.reduceat(chunks(one.last_position for one in windows), starts))
-    num_begun, num_ended = (np.bincount(one, minlength=num_chunks + 1) for one in (first_chunks, last_chunks + 1))
+    last_chunks = np.maximum.accumulate(np.maximum.reduceat(chunks(window.last_position for window in windows), starts))
+    num_started = np.bincount(first_chunks, minlength=num_chunks + 1)
+    num_ended = np.bincount(last_chunks + 1, minlength=num_chunks + 1)
     ends = np.append(starts[1:], len(windows))
-    return ReadingGroups(starts, ends, first_chunks, last_chunks, np.cumsum(num_begun - num_ended))
+    return ReadingGroups(starts, ends, first_chunks, last_chunks, np.cumsum(num_started - num_ended))
 
 
 def first_turns(num_rows_per_shard: Sequence[int]) -> list[int]:
-    """Return the turn of the first row of each shard of a window; its next rows follow every NUM_SHARDS_IN_TURN turns.
+    """Return the turn of the first row of each shard of a window, in the order before the permutation.
 
-    A shard that has ended passes once; then the next one takes its place.
+    A shard's next rows follow at intervals of NUM_SHARDS_IN_TURN turns. After a shard has ended, its turn is skipped
+    once; then the next shard takes its place.
     """
     places = list(range(NUM_SHARDS_IN_TURN))
     turns = []
@@ -204,10 +241,10 @@ def training_batches(
     num_steps: int,
     num_left_out_rows: int = 0,
 ) -> tf.data.Dataset:
-    """Read what `Inputs.training_batches` says, in a random order.
+    """Return the batches described in `Inputs.training_batches`, in random order.
 
-    Batches continue over the end of an epoch, so no row is dropped between epochs. A pipeline reads whole windows,
-    since they are permuted as a whole, and parses only its rows.
+    A batch may contain rows of two epochs, so no row is dropped at the end of an epoch. An input pipeline reads whole
+    windows, because they are permuted as a whole, and parses only its own rows.
     """
     mixture = order if isinstance(order, MixtureOrder) else MixtureOrder.of_one(order)
     start_row = start_step * global_batch_rows + num_left_out_rows
@@ -215,23 +252,27 @@ def training_batches(
     paths = tf.constant([path for source in mixture.sources for path in source.shard_paths])
     rows_of_shards = [number for source in mixture.sources for number in source.num_rows_per_shard]
     first_shards = np.cumsum([0, *(len(source.shard_paths) for source in mixture.sources)]).tolist()
-    shards_of_windows = [[first_shards[one.source] + index for index in one.window.shard_indices] for one in windows]
-    is_one_shard = all(len(of_window) == 1 for of_window in shards_of_windows)
-    # Of each shard its index, rows and first turn: (windows, shards of each, 3). With many windows `tf.ragged.constant`
-    # would take minutes.
-    described = [
+    shards_of_windows = [
+        [first_shards[window.source] + index for index in window.window.shard_indices] for window in windows
+    ]
+    has_one_shard = all(len(window_shards) == 1 for window_shards in shards_of_windows)
+    # For each shard its index, number of rows and first turn: (windows, shards per window, 3).
+    shard_numbers = [
         [
             (shard, rows_of_shards[shard], turn)
-            for shard, turn in zip(of_window, first_turns([rows_of_shards[one] for one in of_window]), strict=True)
+            for shard, turn in zip(
+                window_shards, first_turns([rows_of_shards[shard] for shard in window_shards]), strict=True
+            )
             if rows_of_shards[shard]
         ]
-        for of_window in shards_of_windows
+        for window_shards in shards_of_windows
     ]
+    # With many windows, `tf.ragged.constant` would take minutes.
     shards = tf.RaggedTensor.from_row_lengths(
-        np.array(list(chain.from_iterable(described)), np.int64).reshape(-1, 3), list(map(len, described))
+        np.array(list(chain.from_iterable(shard_numbers)), np.int64).reshape(-1, 3), list(map(len, shard_numbers))
     )
-    seeds = tf.constant([one.window.seed for one in windows], tf.int32)
-    numbers = [(one.rows.start, one.rows.stop, one.source, one.first_row) for one in windows]
+    seeds = tf.constant([window.window.seed for window in windows], tf.int32)
+    numbers = [(window.rows.start, window.rows.stop, window.source, window.first_row) for window in windows]
     starts, ends, source_indices, first_rows = tf.unstack(tf.constant(numbers, tf.int64), axis=1)
 
     @tf.autograph.experimental.do_not_convert
@@ -244,14 +285,16 @@ def training_batches(
 
     @tf.autograph.experimental.do_not_convert
     def read_window(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Read the records of this pipeline in a window, and their positions."""
-        of_window = shards[index]
-        if is_one_shard:
-            records = read_shard(of_window[0])
+        """Read this input pipeline's records of a window, and their positions."""
+        window_shards = shards[index]
+        if has_one_shard:
+            records = read_shard(window_shards[0])
         else:
-            read = tf.data.Dataset.from_tensor_slices(of_window).map(read_shard, num_parallel_calls=NUM_PARALLEL_READS)
-            records = read.ragged_batch(tf.shape(of_window, tf.int64)[0]).get_single_element().values
-            _, sizes, first = tf.unstack(of_window, axis=1)
+            shard_records = tf.data.Dataset.from_tensor_slices(window_shards).map(
+                read_shard, num_parallel_calls=NUM_PARALLEL_READS
+            )
+            records = shard_records.ragged_batch(tf.shape(window_shards, tf.int64)[0]).get_single_element().values
+            _, sizes, first = tf.unstack(window_shards, axis=1)
             turns = tf.ragged.range(first, first + NUM_SHARDS_IN_TURN * sizes, NUM_SHARDS_IN_TURN).values
         draws = tf.random.stateless_uniform(
             tf.shape(records), seeds[index], minval=None, maxval=None, dtype=tf.int32, alg="philox"
@@ -260,11 +303,11 @@ def training_batches(
         rows = first_rows[index] + tf.range(tf.size(permuted, tf.int64))
         positions = _positions(mixture.interleaving, source_indices[index], rows)
         places = (positions - start_row) % global_batch_rows
-        is_mine = places // _pipeline_rows(context, global_batch_rows) == context.input_pipeline_id
-        mine = tf.boolean_mask(permuted, is_mine)
-        if not is_one_shard:
-            mine = tf.gather(tf.argsort(turns), mine)
-        return tf.gather(records, mine), tf.boolean_mask(positions, is_mine)
+        is_in_pipeline = places // _pipeline_rows(context, global_batch_rows) == context.input_pipeline_id
+        selected = tf.boolean_mask(permuted, is_in_pipeline)
+        if not has_one_shard:
+            selected = tf.gather(tf.argsort(turns), selected)
+        return tf.gather(records, selected), tf.boolean_mask(positions, is_in_pipeline)
 
     if len(mixture.sources) == 1:
         only_records = tf.autograph.experimental.do_not_convert(lambda records, _: records)
@@ -288,11 +331,11 @@ def _merged(
     start_row: int,
     num_rows: int,
 ) -> tf.data.Dataset:
-    """Read the windows in groups, and put their records in the order of their positions: a chunk at a time.
+    """Read the windows in groups, and sort their records by position, one chunk at a time.
 
-    A group is cut into pieces, one for each chunk, so that a record is held once.
+    A group is divided into one piece per chunk, so that each record is in memory only once.
     """
-    # More rows take memory, fewer take time.
+    # More rows need memory, fewer rows cost time.
     chunk_rows = max(1, sum(order.window_rows for order in mixture.sources) // 4)
     *groups, pieces_of_chunk = reading_groups(windows, start_row, num_rows, chunk_rows)
     num_pieces = tf.constant(pieces_of_chunk)
@@ -321,7 +364,7 @@ def _merged(
         return tf.data.Dataset.from_tensors(tf.gather(records.values, tf.argsort(positions.values)))
 
     return (
-        tf.data.Dataset.from_tensor_slices(tuple(tf.constant(one, tf.int64) for one in groups))
+        tf.data.Dataset.from_tensor_slices(tuple(tf.constant(numbers, tf.int64) for numbers in groups))
         .map(read_group)
         .prefetch(1)
         .flat_map(cut)
@@ -334,16 +377,19 @@ def _merged(
 
 
 def _positions(interleaving: Interleaving, source: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """Find the positions of a source's rows as `Interleaving.position` does: int64 (rows,)."""
+    """Return the positions of a source's rows, as `Interleaving.position` does: int64 (rows,)."""
     depth = max(map(len, interleaving.branches))
-    ends = [[(branch.weight, branch.parent_weight, branch.is_left) for branch in one] for one in interleaving.branches]
-    # Where all rows are already of the root, nothing changes: weights of 1 and 1.
-    branches = tf.constant([[*one, *[(1, 1, 0)] * (depth - len(one))] for one in ends], tf.int64, (len(ends), depth, 3))
+    paths = [
+        [(branch.weight, branch.parent_weight, branch.is_left) for branch in path] for path in interleaving.branches
+    ]
+    # Shorter paths are padded with branches that do not change rows: weights of 1 and 1.
+    padded_paths = [[*path, *[(1, 1, 0)] * (depth - len(path))] for path in paths]
+    branches = tf.constant(padded_paths, tf.int64, (len(paths), depth, 3))
     for level in range(depth):
         weight, parent_weight, is_left = tf.unstack(branches[source, level])
-        # The quotient apart from the remainder, so that no product exceeds 64 bits.
-        whole, rest = rows // weight, rows % weight
-        rows = whole * parent_weight + (parent_weight * (2 * rest + 1) - is_left) // (2 * weight)
+        # Quotient and remainder are multiplied separately, so that no product exceeds 64 bits.
+        quotient, remainder = rows // weight, rows % weight
+        rows = quotient * parent_weight + (parent_weight * (2 * remainder + 1) - is_left) // (2 * weight)
     return rows
 
 
@@ -355,7 +401,10 @@ def evaluation_batches(
     *,
     global_batch_rows: int,
 ) -> tf.data.Dataset:
-    """Read what `Inputs.evaluation_batches` says; a pipeline reads all records and parses its part of them."""
+    """Return the batches described in `Inputs.evaluation_batches`.
+
+    An input pipeline reads all records and parses only its own.
+    """
     num_batches = -(-shards.num_rows // global_batch_rows)
     pipeline_rows = _pipeline_rows(context, global_batch_rows)
     padding = {
@@ -374,32 +423,32 @@ def evaluation_batches(
 
 
 def parse_records(records: tf.Tensor, features: Mapping[str, Feature]) -> dict[str, tf.Tensor]:
-    """Parse serialized tf.train.Examples: string (rows,) -> {feature: (rows, …)}."""
+    """Parse serialized tf.train.Examples, string (rows,), to {feature: (rows, …)}."""
     specs = {name: tf.io.FixedLenFeature(feature.shape, feature.dtype) for name, feature in features.items()}
     parsed = tf.io.parse_example(records, specs)
     return {name: tf.cast(parsed[name], feature.batch_dtype) for name, feature in features.items()}
 
 
 def batch_spec(features: Mapping[str, Feature], num_rows: int) -> dict[str, tf.TensorSpec]:
-    """Describe a batch of `num_rows`: {feature: shape and type}."""
-    return {name: tf.TensorSpec((num_rows, *one.shape), one.batch_dtype) for name, one in features.items()}
+    """Return shape and type of each feature in a batch of `num_rows`."""
+    return {name: tf.TensorSpec((num_rows, *feature.shape), feature.batch_dtype) for name, feature in features.items()}
 
 
 def _pipeline_rows(context: tf.distribute.InputContext, global_batch_rows: int) -> int:
-    """Count the rows of a global batch that belong to one input pipeline."""
+    """Return the number of rows of a global batch that belong to an input pipeline."""
     return context.get_per_replica_batch_size(global_batch_rows) * _num_replicas(context)
 
 
 def _num_replicas(context: tf.distribute.InputContext) -> int:
-    """Count the replicas that one input pipeline feeds."""
+    """Return the number of replicas of an input pipeline."""
     return context.num_replicas_in_sync // context.num_input_pipelines
 
 
 def prefetched(dataset: tf.data.Dataset, context: tf.distribute.InputContext) -> tf.data.Dataset:
-    """Prepare a few steps ahead, in order.
+    """Prefetch a few steps, in order.
 
-    Nothing is tuned meanwhile: the thread that does so can miss that its iterator is destroyed, and holds up the
-    process for a minute. It would also double the buffer each time the input falls behind.
+    Autotuning is off, because its thread may not notice that the iterator is destroyed, and then delays the end of the
+    process by a minute. It would also double the buffer each time the input falls behind.
     """
     options = tf.data.Options()
     options.deterministic = True

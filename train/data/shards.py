@@ -1,4 +1,4 @@
-"""Shards, tokenizer and row length of a run, opened and compared with each other before TensorFlow is imported."""
+"""Open the shards and the tokenizer of a run, and check that they fit together, before TensorFlow is imported."""
 
 import functools
 import logging
@@ -28,20 +28,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The weights and the shards of sources, by name; of a single data set under "".
+# {name of the source: (weight, shards)}; a single data set has the name "".
 WeightedShards = Mapping[str, tuple[int, ShardSet]]
 
 
 @dataclass(frozen=True)
 class TrainingInputs(Inputs):
-    """Shards, tokenizer and length that agree with each other.
+    """Shards, tokenizer and row length that fit together.
 
-    train_shards, eval_shards: of a mixture those of all sources, one after the other.
-    window_rows: rows that are held in memory and permuted together.
-    sources: of a mixture; empty for a single data set.
-    num_epoch_rows: rows of an epoch, where that is not the number of rows that there are.
-    max_passes: over a source, above which a warning is due.
-    hub_commits: of what was fetched from the Hub, by NAMESPACE/NAME@REVISION.
+    Attributes:
+        train_shards: training shards; for a mixture, the shards of all sources.
+        eval_shards: validation shards; for a mixture, the shards of all sources.
+        tokenizer: the tokenizer that produced the ids.
+        tokenizer_source: folder or Hub id of the tokenizer.
+        max_length: tokens per row.
+        window_rows: number of rows that are held in memory and permuted together.
+        sources: sources of a mixture; empty for a single data set.
+        num_epoch_rows: number of rows of an epoch, if it differs from the number of training rows.
+        max_passes: warn if a run reads a source more often.
+        hub_commits: commits of shards from the Hub, {NAMESPACE/NAME@REVISION: commit}.
     """
 
     train_shards: ShardSet
@@ -74,26 +79,26 @@ class TrainingInputs(Inputs):
     @property
     def unigram_entropy_nats(self) -> float | None:
         manifests = [shards.manifest for _, shards in self._evaluated.values()]
-        known = [one.unigram_entropy_nats for one in manifests if one]
-        if not known or len(known) < len(manifests):
+        entropies = [manifest.unigram_entropy_nats for manifest in manifests if manifest]
+        if not entropies or len(entropies) < len(manifests):
             return None
         weights = [weight for weight, _ in self._evaluated.values()]
-        return sum(map(operator.mul, known, weights)) / sum(weights)
+        return sum(map(operator.mul, entropies, weights)) / sum(weights)
 
     @property
     def source_entropies_nats(self) -> dict[str, float]:
-        """The entropy of the token frequencies of each source of a mixture that is evaluated, where it is known."""
+        """Entropies of the token frequencies of a mixture's sources, in nats, {name: entropy}, where known."""
         manifests = {name: shards.manifest for name, (_, shards) in self._evaluated.items() if name}
-        return {name: one.unigram_entropy_nats for name, one in manifests.items() if one}
+        return {name: manifest.unigram_entropy_nats for name, manifest in manifests.items() if manifest}
 
     @functools.cached_property
     def _trained(self) -> WeightedShards:
-        return {one.name: (one.weight, one.train) for one in self.all_sources}
+        return {source.name: (source.weight, source.train) for source in self.all_sources}
 
     @functools.cached_property
     def _evaluated(self) -> WeightedShards:
-        apart = {one.name: (one.weight, one.evaluation) for one in self.sources if one.evaluation}
-        return apart or ({"": (1, self.eval_shards)} if self.eval_shards else {})
+        sources = {source.name: (source.weight, source.evaluation) for source in self.sources if source.evaluation}
+        return sources or ({"": (1, self.eval_shards)} if self.eval_shards else {})
 
     @functools.cached_property
     def interleaving(self) -> Interleaving:
@@ -101,7 +106,7 @@ class TrainingInputs(Inputs):
 
     @functools.cached_property
     def all_sources(self) -> tuple[Source, ...]:
-        """The sources; a single data set is one without a name."""
+        """The sources; a single data set is a source with an empty name."""
         return self.sources or (Source("", self.train_shards, self.eval_shards, 1),)
 
     def has_rows_of(self, other: Inputs) -> bool:
@@ -120,7 +125,7 @@ class TrainingInputs(Inputs):
     def after(self, rows_used: Mapping[str, int]) -> "TrainingInputs":
         if not any(source.identity in rows_used for source in self.all_sources):
             return self
-        sources = tuple(replace(one, first_row=rows_used.get(one.identity, 0)) for one in self.all_sources)
+        sources = tuple(replace(source, first_row=rows_used.get(source.identity, 0)) for source in self.all_sources)
         return replace(self, sources=sources)
 
     def evaluated(self) -> Mapping[str, tuple[Inputs, float]]:
@@ -145,14 +150,14 @@ class TrainingInputs(Inputs):
             )
             if last_passes > self.max_passes:
                 logger.warning(
-                    "The run goes %.1f times through %s, more than --max-passes %g: lower its weight, or train for "
-                    "fewer steps.",
-                    *(last_passes, source.name, self.max_passes),
+                    "The run reads %s %.1f times, more than --max-passes %g: lower its weight, or train for fewer "
+                    "steps.",
+                    *(source.name, last_passes, self.max_passes),
                 )
         return {"sources": "\n".join(lines)} if lines else {}
 
     def identities(self) -> dict[str, Any]:
-        """Collect length, and names and checksums of the shards; of a mixture by source, after their weights."""
+        """Return row length, and names and checksums of the shards; for a mixture {source: [weight, shard, …]}."""
         shards = {"train_shards": _identities(self._trained), "eval_shards": _identities(self._evaluated)}
         return {"max_length": self.max_length, **shards}
 
@@ -172,9 +177,12 @@ class TrainingInputs(Inputs):
         return [shards for _, shards in self._evaluated.values()]
 
     def chunkings(self) -> list[tuple[str, str]]:
-        """List the folders of the shards, and how their rows were cut; of the preflight there may be none."""
-        known = [one for one in (*self.train_sets, *self.eval_sets) if one.paths]
-        return [(one.folder, one.manifest.chunking if one.manifest else "unknown, without a manifest") for one in known]
+        """Return (folder, chunking) of all shards. In the preflight there may be none."""
+        return [
+            (shards.folder, shards.manifest.chunking if shards.manifest else "unknown, without a manifest")
+            for shards in (*self.train_sets, *self.eval_sets)
+            if shards.paths
+        ]
 
     def training_batches(
         self, features: Mapping[str, Feature], context: "tf.distribute.InputContext", *, seed: int, **steps: int
@@ -183,10 +191,13 @@ class TrainingInputs(Inputs):
 
         total = sum(self.interleaving.weights)
         orders = [
-            SampleOrder(one.train.paths, one.train.num_rows_per_shard, seed, -(-self.window_rows * one.weight // total))
-            for one in self.all_sources
+            SampleOrder(
+                *(source.train.paths, source.train.num_rows_per_shard, seed),
+                window_rows=-(-self.window_rows * source.weight // total),
+            )
+            for source in self.all_sources
         ]
-        order = MixtureOrder(orders, self.interleaving, [one.first_row for one in self.all_sources])
+        order = MixtureOrder(orders, self.interleaving, [source.first_row for source in self.all_sources])
         return training_batches(order, features, context, **steps)
 
     def evaluation_batches(
@@ -207,51 +218,55 @@ class TrainingInputs(Inputs):
 
 
 def open_inputs(config: DataConfig, hub_commits: dict[str, str] | None = None) -> TrainingInputs:
-    """Open the inputs of a run and check them as far as manifests, file sizes and the tokenizer's files allow.
+    """Open the inputs of a run, and check manifests, file sizes and the tokenizer.
 
     Args:
-        hub_commits: from which shards on the Hub are, as far as it is known; gains the newest of other revisions.
+        config: the settings.
+        hub_commits: commits to read shards on the Hub from. For other revisions the newest commit is added.
 
     Raises:
-        InputError: shards that are missing, damaged or of another length than asked for; a tokenizer that is not
-            the one the shards were made with; rows to evaluate on that share text with those to train on; of a mixture
-            also weights that do not suit, and sources that share text; shards that the Hub does not have.
-        HubAwayError: shards on the Hub, which is away.
+        InputError: shards are missing or damaged, have another row length than requested, or were made with another
+            tokenizer; validation rows share text with training rows; the Hub does not have the shards; or for a
+            mixture, weights are invalid or sources share text.
+        HubAwayError: shards are on the Hub, which cannot be reached.
     """
     hub_commits = {} if hub_commits is None else hub_commits
     train_folders, weights = source_folders(str(config.train_dataset), "--train-dataset", "train", hub_commits)
     eval_folders, _ = source_folders(config.eval_dataset or "", "--eval-dataset", "validation", hub_commits)
-    # The order of sources that take turns must not depend on that of the flags.
+    # Sources are sorted, because the order of rows must not depend on the order of the flags.
     train_sets = {name: open_shards(folder) for name, folder in sorted(train_folders.items())}
     eval_sets = {name: open_shards(folder) for name, folder in eval_folders.items()}
     is_mixture = "" not in train_sets
     for name, shards in train_sets.items() if is_mixture else ():
-        require(shards.num_rows > 0, "must have rows of each source", f"--train-dataset {name}", shards.folder)
+        require(shards.num_rows > 0, "must have rows", f"--train-dataset {name}", f"{shards.folder} without any")
     eval_sets = {name: shards for name, shards in eval_sets.items() if shards.num_rows or not name}
     if unknown := [name for name in eval_sets if name and name not in train_sets]:
-        known = ", ".join(train_sets) if is_mixture else "only one data set without a name"
-        raise InputError(f"--eval-dataset must name sources of --train-dataset ({known}); received {unknown[0]}.")
+        sources_shown = ", ".join(train_sets) if is_mixture else "only one data set without a name"
+        raise InputError(
+            f"--eval-dataset must name sources of --train-dataset ({sources_shown}); received {unknown[0]}."
+        )
     first = next(iter(train_sets.values()))
     tokenizer_source = config.tokenizer or first.tokenizer_folder
     if tokenizer_source is None:
-        raise InputError(f"--tokenizer is required for shards that came without one; {first.folder} did.")
+        raise InputError(f"--tokenizer is required for shards without a tokenizer; {first.folder} has none.")
     tokenizer = load_tokenizer(tokenizer_source)
-    # That of the manifest, or for shards without one of the first row.
+    # The length in the manifest; for shards without a manifest, the length of the first row.
     manifest = first.manifest
     max_length = manifest.max_length if manifest else len(first_row_ids(first.paths[0]))
     if config.max_length not in (None, max_length):
         raise InputError(
             f"--max-length must be the shards' {max_length} ({first.folder}); received {config.max_length}. "
-            "Leave it out, or prepare shards of that length."
+            "Leave it out, or prepare shards with that length."
         )
     for flag, sets in (("--train-dataset", train_sets), ("--eval-dataset", eval_sets)):
         for shards in sets.values():
             _check_agreement(shards, tokenizer, max_length, flag)
-    for one, other in combinations(train_sets.values(), 2):
-        if shared := _describe_shared(one, other):
+    for shards, other_shards in combinations(train_sets.values(), 2):
+        if shared := _describe_shared(shards, other_shards):
             raise InputError(
-                f"The sources of a mixture must have no text in common; {one.folder} and {other.folder}: {shared}. "
-                "Leave one out, and raise the weight of the other."
+                "The sources of a mixture must have no text in common; "
+                f"{shards.folder} and {other_shards.folder}: {shared}. "
+                "Leave one of them out, and raise the weight of the other."
             )
     for train_shards, eval_shards in product(train_sets.values(), eval_sets.values()):
         check_nothing_is_shared(train_shards, eval_shards)
@@ -269,67 +284,81 @@ def open_inputs(config: DataConfig, hub_commits: dict[str, str] | None = None) -
         given = [flag_of(name) for name in SOURCE_SETTINGS if getattr(config, name) not in (None, [])]
         require(not given, "must name the sources, NAME=DIR …", "--train-dataset", f"one folder and {' '.join(given)}")
         return inputs
-    weights_of, num_epoch_rows = source_weights(config, train_sets, weights)
-    whole = Interleaving.of(list(weights_of.values())).weights
+    weights_by_source, num_epoch_rows = source_weights(config, train_sets, weights)
+    integer_weights = Interleaving.of(list(weights_by_source.values())).weights
     sources = [
         Source(name, shards, eval_sets.get(name), weight)
-        for (name, shards), weight in zip(train_sets.items(), whole, strict=True)
+        for (name, shards), weight in zip(train_sets.items(), integer_weights, strict=True)
     ]
     return replace(inputs, sources=tuple(sources), num_epoch_rows=num_epoch_rows)
 
 
 def _joined(sets: Collection[ShardSet]) -> ShardSet:
-    """Put the shards of several folders together; without a manifest, which is of one."""
+    """Join the shards of several folders. The result has no manifest, because a manifest describes a single folder."""
     if len(sets) == 1:
         return next(iter(sets))
     return ShardSet(
-        folder=", ".join(one.folder for one in sets),
-        paths=tuple(path for one in sets for path in one.paths),
-        num_rows_per_shard=tuple(number for one in sets for number in one.num_rows_per_shard),
-        num_rows=sum(one.num_rows for one in sets),
+        folder=", ".join(shards.folder for shards in sets),
+        paths=tuple(path for shards in sets for path in shards.paths),
+        num_rows_per_shard=tuple(num_rows for shards in sets for num_rows in shards.num_rows_per_shard),
+        num_rows=sum(shards.num_rows for shards in sets),
         manifest=None,
         tokenizer_folder=next(iter(sets)).tokenizer_folder,
     )
 
 
 def check_phases(phases: Sequence[TrainingInputs]) -> None:
-    """Compare the tokenizers and the text of a run's phases; `open_inputs` has compared those within each phase."""
+    """Check that all phases have the same tokenizer, and that none is evaluated on text that another trains on.
+
+    `open_inputs` has already checked each phase by itself.
+
+    Raises:
+        InputError: the phases do not fit together.
+    """
     first = phases[0]
-    for one in phases:
-        if tokenizer_sha256(one.tokenizer) != tokenizer_sha256(first.tokenizer):
+    for phase in phases:
+        if tokenizer_sha256(phase.tokenizer) != tokenizer_sha256(first.tokenizer):
             raise InputError(
-                f"All phases must have shards of one tokenizer; {one.train_shards.folder} is of that in "
-                f"{one.tokenizer_source}, {first.train_shards.folder} of that in {first.tokenizer_source}. Prepare "
-                "them with the same --tokenizer-name-or-path."
+                f"All phases must have shards of the same tokenizer; {phase.train_shards.folder} was made with "
+                f"{phase.tokenizer_source}, {first.train_shards.folder} with {first.tokenizer_source}. Prepare them "
+                "with the same --tokenizer-name-or-path."
             )
-    checked = {(train.folder, other.folder) for one in phases for train in one.train_sets for other in one.eval_sets}
-    for one, phase in product(phases, phases):
-        for train, other in product(one.train_sets, phase.eval_sets):
-            if (train.folder, other.folder) not in checked:
-                check_nothing_is_shared(train, other)
-                checked.add((train.folder, other.folder))
+    checked = {
+        (train.folder, evaluation.folder)
+        for phase in phases
+        for train in phase.train_sets
+        for evaluation in phase.eval_sets
+    }
+    for training_phase, evaluated_phase in product(phases, phases):
+        for train, evaluation in product(training_phase.train_sets, evaluated_phase.eval_sets):
+            if (train.folder, evaluation.folder) not in checked:
+                check_nothing_is_shared(train, evaluation)
+                checked.add((train.folder, evaluation.folder))
 
 
 def _identities(sources: WeightedShards) -> Any:
-    named = {name: [weight, *shard_identities(shards)] for name, (weight, shards) in sources.items()}
-    return named[""][1:] if "" in named else named or None
+    identities = {name: [weight, *shard_identities(shards)] for name, (weight, shards) in sources.items()}
+    return identities[""][1:] if "" in identities else identities or None
 
 
 def _describe_sources(sources: WeightedShards) -> dict[str, Any] | None:
-    """Collect what the manifests say of the rows, without the lists of shards; of a mixture by source."""
-    described = {name: _describe_shards(shards) for name, (_, shards) in sources.items()}
-    if not described or "" in described:
-        return described.get("")
+    """Return the content of the manifests without the lists of shards; for a mixture, by source."""
+    descriptions = {name: _describe_shards(shards) for name, (_, shards) in sources.items()}
+    if not descriptions or "" in descriptions:
+        return descriptions.get("")
     total = sum(weight for weight, _ in sources.values())
+    first = next(iter(descriptions.values()))
     return {
-        **{name: next(iter(described.values())).get(name) for name in ("max_length", "chunking", "tokenizer")},
+        **{name: first.get(name) for name in ("max_length", "chunking", "tokenizer")},
         "totals": {"num_rows": sum(shards.num_rows for _, shards in sources.values())},
-        "sources": {name: {"weight": sources[name][0] / total, **one} for name, one in described.items()},
+        "sources": {
+            name: {"weight": sources[name][0] / total, **description} for name, description in descriptions.items()
+        },
     }
 
 
 def _describe_shards(shards: ShardSet) -> dict[str, Any]:
-    """Collect what a manifest says about its rows, without the list of shards; only their number without a manifest."""
+    """Return the content of a manifest without the list of shards; without a manifest, only the number of rows."""
     if shards.manifest is None:
         return {"totals": {"num_rows": shards.num_rows}}
     return {name: value for name, value in asdict(shards.manifest).items() if name != "shards"}
@@ -340,61 +369,69 @@ def _check_agreement(shards: ShardSet, tokenizer: PreTrainedTokenizerFast, max_l
         if (largest_id := first_row_ids(shards.paths[0]).max()) >= vocabulary_size(tokenizer):
             raise InputError(
                 f"--tokenizer must be the one the shards were made with; the first row of {shards.folder} has the id "
-                f"{largest_id}, and the tokenizer {vocabulary_size(tokenizer)} ids. Name that one."
+                f"{largest_id}, but the tokenizer has only {vocabulary_size(tokenizer)} ids. Pass the right tokenizer."
             )
         return
     if shards.manifest.max_length != max_length:
         raise InputError(
             f"{flag} must have rows as long as the first of --train-dataset, {max_length}; {shards.folder} has "
-            f"{shards.manifest.max_length}. Prepare all with the same --max-length."
+            f"{shards.manifest.max_length}. Prepare all shards with the same --max-length."
         )
     sha256 = tokenizer_sha256(tokenizer)
     if shards.manifest.tokenizer.sha256 != sha256:
         raise InputError(
             f"--tokenizer must be the one the shards were made with; {tokenizer.name_or_path} has hash {sha256[:12]}, "
-            f"the shards in {shards.folder} {shards.manifest.tokenizer.sha256[:12]}. Leave --tokenizer out, or prepare "
-            "the shards again with it."
+            f"the tokenizer of the shards in {shards.folder} has {shards.manifest.tokenizer.sha256[:12]}. Leave "
+            "--tokenizer out, or prepare the shards again with this tokenizer."
         )
 
 
 def check_nothing_is_shared(train_shards: ShardSet, eval_shards: ShardSet) -> None:
-    """Check that no rows to evaluate on are of text that is trained on; warn where that is unknown and may well be."""
+    """Check that validation rows share no text with training rows. Warn if they may, but it is not known.
+
+    Raises:
+        InputError: they share text.
+    """
     folders = f"{eval_shards.folder} and {train_shards.folder}"
     parts = _parts(train_shards, eval_shards)
     shared = _describe_shared(train_shards, eval_shards)
     if len(parts) == 2 and not shared and (reason := describe_possibly_shared_text(*parts)):
-        logger.warning("%s, to evaluate and to train on, may share text, since %s.", folders, reason)
+        logger.warning("Validation and training shards (%s) may share text, since %s.", folders, reason)
     if shared:
         raise InputError(
-            f"--eval-dataset must hold no text of --train-dataset, in any phase; {folders}: {shared}. Evaluate on a "
-            "split that is not trained on, made by the same prepare_tfrecord_shards.py command (--validation-percent, "
-            "--validation-files)."
+            f"--eval-dataset must not contain text of --train-dataset, in any phase; {folders}: {shared}. Evaluate on "
+            "a split that is not trained on, made by the same prepare_tfrecord_shards.py command "
+            "(--validation-percent, --validation-files)."
         )
 
 
 def _parts(*sets: ShardSet) -> list[Part]:
-    return [Part(one.manifest.corpus, one.manifest.split) for one in sets if one.manifest]
+    return [Part(shards.manifest.corpus, shards.manifest.split) for shards in sets if shards.manifest]
 
 
-def _describe_shared(one: ShardSet, other: ShardSet) -> str:
-    parts = _parts(one, other)
-    return _describe_shared_shards(one, other) or (describe_shared_text(*parts) if len(parts) == 2 else "")
+def _describe_shared(shards: ShardSet, other_shards: ShardSet) -> str:
+    parts = _parts(shards, other_shards)
+    return _describe_shared_shards(shards, other_shards) or (describe_shared_text(*parts) if len(parts) == 2 else "")
 
 
 def _describe_shared_shards(train_shards: ShardSet, eval_shards: ShardSet) -> str:
-    """Describe which shards are in both folders, or copies of each other; empty where none is known to be."""
+    """Describe a shard that is in both folders, or a copy of a shard in the other; empty if none is found."""
     sets = (train_shards, eval_shards)
-    here, there = ({path if is_gcs(path) else os.path.realpath(path) for path in one.paths} for one in sets)
-    if shared := sorted(here & there):
+    train_paths, eval_paths = (
+        {path if is_gcs(path) else os.path.realpath(path) for path in shards.paths} for shards in sets
+    )
+    if shared := sorted(train_paths & eval_paths):
         return f"both have the shard {shared[0]}"
     if train_shards.manifest and eval_shards.manifest:
-        of_content = {(one.num_bytes, one.num_tokens, one.crc32c): one.name for one in eval_shards.manifest.shards}
-        for one in train_shards.manifest.shards:
-            if copy := of_content.get((one.num_bytes, one.num_tokens, one.crc32c)):
-                return f"both have the rows of a shard ({copy}, {one.name})"
+        eval_names = {
+            (shard.num_bytes, shard.num_tokens, shard.crc32c): shard.name for shard in eval_shards.manifest.shards
+        }
+        for shard in train_shards.manifest.shards:
+            if copy := eval_names.get((shard.num_bytes, shard.num_tokens, shard.crc32c)):
+                return f"both have the rows of a shard ({copy}, {shard.name})"
     elif not (train_shards.manifest or eval_shards.manifest):
-        names, other_names = (shard_identities(one) for one in sets)
-        first_row, other_first_row = (first_row_ids(one.paths[0]) for one in sets)
+        names, other_names = (shard_identities(shards) for shards in sets)
+        first_row, other_first_row = (first_row_ids(shards.paths[0]) for shards in sets)
         if names == other_names and np.array_equal(first_row, other_first_row):
             return f"both have the rows of {names[0]}"
     return ""

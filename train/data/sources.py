@@ -1,15 +1,16 @@
-"""The sources of a mixture: their folders and weights, and the order in which they take turns.
+"""The sources of a mixture: their folders, their weights, and the order in which their rows alternate.
 
-The order is a pure function of the weights, found at any position: they form a binary tree (Huffman's). At each node
-the rows before position n are divided by rounding: of n rows, floor(n * left / (left + right) + 1/2) go to the left. So
-the source of a position, its place in the source, and the reverse follow by arithmetic, without state, whatever the
-batch, the hosts and the step at which a run resumes.
+The order depends only on the weights, and can be computed at any position. The weights form a binary (Huffman) tree. At
+each node the rows before position n are divided by rounding: of n rows, floor(n * left / (left + right) + 1/2) go to
+the left. So the source of a position, and the row in that source, are computed without state, and vice versa. They do
+not depend on the batch, the hosts, or the step at which a run resumes.
 
-Each rounding is off by at most 1/2, and a source inherits the error of a node above it in proportion to its part of
-that node. In Huffman's tree these parts fall at least as fast as 1/1, 1/2, 1/3, 1/5, 1/8 …, so the first n positions
-hold n * weight rows of a source, give or take 1/2 for two sources and 1.7 for any number. A range of positions is the
-difference of two such counts: off by at most 1 for two sources, 3.4 for any number. With three or more
-sources, at most 1 is not always possible: every order of the weights 11 : 7 : 5 exceeds it within eleven rows.
+Each rounding has an error of at most 1/2, and a source inherits the error of a node above it in proportion to its share
+of that node. In a Huffman tree these shares fall at least as fast as 1/1, 1/2, 1/3, 1/5, 1/8 …. So the first n
+positions contain n * weight rows of a source, with an error of at most 1/2 for two sources and 1.7 for any number of
+sources. A range of positions is the difference of two such counts, so its error is at most 1 for two sources and 3.4
+for any number. With three or more sources, no order keeps the error of all ranges at 1 or less: with the weights 11 : 7
+: 5, every order exceeds it within eleven rows.
 """
 
 import functools
@@ -32,17 +33,22 @@ from mlm_common.storage import open_folder
 from tfrecord_prep.manifest import ShardSet
 from train.config.learning import DataConfig
 
-# By which fractions may miss a sum of 1, as 0.333 three times does.
+# The sum of given fractions may differ from 1 by this, for example 3 * 0.333.
 MAX_ROUNDING = 0.005
-# Weights are whole numbers up to this sum, so that products of two of them fit into 64 bits.
+# Weights are integers with at most this sum, so that the product of two of them fits into 64 bits.
 MAX_SUM = 2**30
 
 
 @dataclass(frozen=True)
 class Source:
-    """A source of a mixture: its shards, and its weight relative to the others' (see `Interleaving`).
+    """A source of a mixture.
 
-    first_row: rows of it that earlier phases used.
+    Attributes:
+        name: its name.
+        train: training shards.
+        evaluation: validation shards, if there are any.
+        weight: weight relative to the other sources, see `Interleaving`.
+        first_row: number of rows that earlier phases used.
     """
 
     name: str
@@ -53,7 +59,7 @@ class Source:
 
     @property
     def identity(self) -> str:
-        """What the rows are; without checksums also the name."""
+        """Text that identifies the rows. If the shards have no checksums, it includes the source's name."""
         return "\n".join([*shard_identities(self.train), *([] if self.train.manifest else [self.name])])
 
     @property
@@ -64,60 +70,65 @@ class Source:
 def source_folders(
     text: str, flag: str, split: Literal["train", "validation"], hub_commits: dict[str, str]
 ) -> tuple[dict[str, str], dict[str, float | None]]:
-    """Find the folders of a split, by source, and the weights of a prepared mixture; the name of a single one is "".
+    """Return the folders of a split, and the weights of a prepared mixture, both by source.
 
-    Those on the Hub are fetched; from which commits, is added to `hub_commits`.
+    Shards on the Hub are downloaded, and their commits are added to `hub_commits`. A single data set has the name "".
     """
     if not text:
         return {}, {}
     folders = named_folders(text, flag)
     if any(path.startswith(HUB_PREFIX) for path in folders.values()):
-        from tfrecord_prep.hub_shards import HubShards  # for such an address alone
+        from tfrecord_prep.hub_shards import HubShards  # only needed for shards on the Hub
 
         hub = HubShards(hub_commits)
         folders = {name: hub.local_folder(path, split) for name, path in folders.items()}
     mixture = read_mixture(folders[""]) if "" in folders else None
     if mixture is None:
         return folders, {}
-    named = {name: getattr(one, split) for name, one in mixture.items()}
-    found = {name: open_folder(folders[""]).path_of(folder) for name, folder in named.items() if folder is not None}
-    require(bool(found), f"must have a folder of {split} shards", flag, folders[""])
-    return found, {name: one.weight for name, one in mixture.items()}
+    names = {name: getattr(source, split) for name, source in mixture.items()}
+    paths = {name: open_folder(folders[""]).path_of(folder) for name, folder in names.items() if folder is not None}
+    require(bool(paths), f"must have a folder of {split} shards", flag, folders[""])
+    return paths, {name: source.weight for name, source in mixture.items()}
 
 
 def source_weights(
     config: DataConfig, shards: Mapping[str, ShardSet], prepared: Mapping[str, float | None]
 ) -> tuple[dict[str, float], int | None]:
-    """Compute the weights of the sources, by the flags, the mixture's file or their rows; and the rows of an epoch."""
+    """Return the weights of the sources, from the flags, the mixture's file, or their numbers of rows.
+
+    Returns:
+        {name: weight}, and the number of rows of an epoch if `--source-passes` sets it, else None.
+    """
     for flag, pairs in (("--source-weights", config.source_weights), ("--source-passes", config.source_passes)):
         if not pairs:
             continue
         given = named_weights(pairs, flag, shards)
         if flag == "--source-passes":
-            rows = {name: given[name] * one.num_rows for name, one in shards.items()}
+            rows = {name: given[name] * shard_set.num_rows for name, shard_set in shards.items()}
             return rows, max(1, round(sum(rows.values())))
         total = sum(given.values())
         require(abs(total - 1) <= MAX_ROUNDING, "must have a sum of 1", flag, f"{total:g}")
         return given, None
     if config.sampling_alpha is not None:
-        return sampling_weights({name: num_tokens_of(one) for name, one in shards.items()}, config.sampling_alpha), None
+        num_tokens = {name: num_tokens_of(shard_set) for name, shard_set in shards.items()}
+        return sampling_weights(num_tokens, config.sampling_alpha), None
     weights = {name: prepared.get(name) for name in shards}
     missing = [name for name, weight in weights.items() if weight is None]
     if 0 < len(missing) < len(weights):
         raise InputError(
-            f"{MIXTURE_NAME} of --train-dataset must give each source a weight, or none; {missing[0]} has none. Pass "
-            "--source-weights or --sampling-alpha."
+            f"{MIXTURE_NAME} of --train-dataset must give a weight to every source or to none; {missing[0]} has none. "
+            "Pass --source-weights or --sampling-alpha."
         )
-    return {name: weights[name] or one.num_rows for name, one in shards.items()}, None
+    return {name: weights[name] or shard_set.num_rows for name, shard_set in shards.items()}, None
 
 
 def num_tokens_of(shards: ShardSet) -> int:
-    """Count the tokens, without padding; rows, where no manifest says them."""
+    """Return the number of tokens without padding; without a manifest, the number of rows."""
     return shards.manifest.totals.num_tokens if shards.manifest else shards.num_rows
 
 
 def shard_identities(shards: ShardSet) -> list[str]:
-    """List what identifies these shards: names, and checksums where a manifest has them."""
+    """Return a text for each shard that identifies it: its name, and its checksum if there is a manifest."""
     if shards.manifest is not None:
         return [f"{shard.name} {shard.crc32c}" for shard in shards.manifest.shards]
     return [path.rsplit("/", 1)[-1] for path in shards.paths]
@@ -125,7 +136,13 @@ def shard_identities(shards: ShardSet) -> list[str]:
 
 @dataclass(frozen=True)
 class Branch:
-    """A node of the tree, as seen from below: the weights of the node and of its parent, and whether it is the left."""
+    """A node of the tree with its link to the parent.
+
+    Attributes:
+        weight: weight of the node.
+        parent_weight: weight of the parent.
+        is_left: the node is the left child of its parent.
+    """
 
     weight: int
     parent_weight: int
@@ -134,13 +151,17 @@ class Branch:
 
 @dataclass(frozen=True)
 class Interleaving:
-    """The order of sources with these weights: whole numbers above 0, of a sum of at most MAX_SUM."""
+    """The order in which the rows of several sources alternate.
+
+    Attributes:
+        weights: integers above 0, with a sum of at most MAX_SUM.
+    """
 
     weights: tuple[int, ...]
 
     @classmethod
     def of(cls, weights: Sequence[float]) -> "Interleaving":
-        """Make it from any weights above 0; whole numbers stay as they are, where their sum allows."""
+        """Create an order from any weights above 0. Integers are not changed unless their sum is too large."""
         total = sum(weights)
         if all(weight == int(weight) for weight in weights) and total <= MAX_SUM:
             return cls(tuple(map(int, weights)))
@@ -149,21 +170,21 @@ class Interleaving:
 
     @functools.cached_property
     def branches(self) -> tuple[tuple[Branch, ...], ...]:
-        """The branches from each source up to the root; none where it is the only one."""
+        """For each source the branches from its leaf up to the root; empty if there is only one source."""
         paths: list[list[Branch]] = [[] for _ in self.weights]
         heap = [(weight, index, [index]) for index, weight in enumerate(self.weights)]
         heapq.heapify(heap)
         while len(heap) > 1:
             right, left = heapq.heappop(heap), heapq.heappop(heap)
             weight = left[0] + right[0]
-            for (part, _, members), is_left in ((left, True), (right, False)):
+            for (child_weight, _, members), is_left in ((left, True), (right, False)):
                 for member in members:
-                    paths[member].append(Branch(part, weight, is_left))
+                    paths[member].append(Branch(child_weight, weight, is_left))
             heapq.heappush(heap, (weight, left[1], left[2] + right[2]))
         return tuple(map(tuple, paths))
 
     def num_rows(self, source: int, position: int) -> int:
-        """Count the rows of a source before a position."""
+        """Return the number of rows of a source before a position."""
         for branch in reversed(self.branches[source]):
             other = branch.parent_weight - branch.weight
             left = branch.weight if branch.is_left else other
@@ -172,7 +193,7 @@ class Interleaving:
         return position
 
     def position(self, source: int, row: int) -> int:
-        """Find the position of a source's row, both counted from 0."""
+        """Return the position of a source's row, both counted from 0."""
         for branch in self.branches[source]:
             row = (branch.parent_weight * (2 * row + 1) - branch.is_left) // (2 * branch.weight)
         return row

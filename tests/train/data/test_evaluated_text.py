@@ -80,7 +80,7 @@ def test_a_run_that_evaluates_on_its_training_text_is_refused(make_split, phases
     evaluated_on = frozenset[str]().union(*(evaluation[1] for _, evaluation in made if evaluation))
     if is_reversed:
         made.reverse()
-    refused = pytest.raises(InputError, match="--eval-dataset must hold no text of --train-dataset")
+    refused = pytest.raises(InputError, match="--eval-dataset must not contain text of --train-dataset")
     with nullcontext() if trained_on.isdisjoint(evaluated_on) else refused:
         check(made)
 

@@ -116,7 +116,7 @@ def test_sources_that_do_not_suit_each_other_are_refused(mixture_shards, tmp_pat
         (f"large={large} long={tmp_path}/long/train", None, "must have rows as long as the first of --train-dat.*, 16"),
         (f"{small} other={tmp_path}/other", None, "--tokenizer must be the one the shards were made with"),
         (whole, f"fo={large}", r"must name sources of --train-dataset \(back, large, small\); received fo"),
-        (whole, f"small={large}", "must hold no text of --train-dataset"),
+        (whole, f"small={large}", "must not contain text of --train-dataset"),
         (pairs(mixture_shards, empty=tmp_path / "empty"), None, r"contains no \*.tfrecord files"),
     ):
         with pytest.raises(InputError, match=message):

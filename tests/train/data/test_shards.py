@@ -34,7 +34,7 @@ def open_parts(train: Path, evaluation: Path | str, **settings: str) -> None:
 def test_rows_that_are_trained_on_are_not_evaluated_on(prepared):
     train, evaluation = prepared / "all" / "train", prepared / "drawn" / "validation"
     message = (
-        "^--eval-dataset must hold no text of --train-dataset, in any phase; .*"
+        "^--eval-dataset must not contain text of --train-dataset, in any phase; .*"
         rf"{evaluation} and {train}: both were made of {prepared}/docs.jsonl \(.*"
         "made by the same prepare_tfrecord_shards.py command"
     )
@@ -70,7 +70,7 @@ def test_shards_without_a_manifest_are_compared_with_each_other(prepared, tmp_pa
         open_parts(tmp_path / "train", tmp_path / "copy", tokenizer=tokenizer)
     ids = {token: index for index, token in enumerate(SPECIAL_TOKENS.values())}
     save_tokenizer(wrapped(Tokenizer(WordLevel(ids, unk_token=SPECIAL_TOKENS["unk"]))), str(tmp_path / "small"))
-    with pytest.raises(InputError, match=r"--tokenizer must be the one .* and the tokenizer 5 ids\."):
+    with pytest.raises(InputError, match=r"--tokenizer must be the one .* but the tokenizer has only 5 ids\."):
         open_parts(tmp_path / "train", tmp_path / "validation", tokenizer=str(tmp_path / "small"))
 
 
