@@ -125,12 +125,12 @@ BAD = {
     "{tmp}/z.py:Task": (
         "from train.tasks.masked_lm import MaskedLanguageModeling as M\nfrom train.data.inputs import Feature as F\n"
         "class Task(M):\n    def features(self, length):\n        return {**super().features(length), 'age': F()}",
-        "--task reads age of each row; received",
+        "--task needs rows with the features age; received",
     ),
     "{tmp}/x.py:Named": (
         "from train.tasks.masked_lm import MaskedLanguageModeling as M\nfrom train.tasks.task import Mean\n"
         "class Named(M):\n    means = (*M.means, Mean('loss_de', 'loss', 'num_masked'))",
-        "--task must not have a figure named loss_…, which are those of the sources; received loss_de.",
+        "--task must not have a metric named loss_…, which is reserved for the losses of sources; received loss_de.",
     ),
 }
 

@@ -68,7 +68,7 @@ def test_an_albert_continues_with_the_order_of_sentences(pair_shards, tmp_path):
 @pytest.mark.parametrize(
     ("folder", "more", "message"),
     [
-        ("shards", BERT, "--objective mlm+nsp needs shards of --chunking segment_pairs; that of"),
+        ("shards", BERT, "--objective mlm+nsp needs shards made with --chunking segment_pairs; the chunking of"),
         ("pair_shards", (), "--objective mlm+nsp needs one of albert, bert, mobilebert; the model is a roberta"),
         ("pair_shards", (*BERT, "--config-overrides", f"{MODEL},type_vocab_size=1"), "distinguishes two segments"),
         ("pair_shards", (*BERT, "--block-attention"), "--block-attention needs shards in which"),

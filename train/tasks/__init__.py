@@ -1,1 +1,1 @@
-"""Pretraining tasks: masked tokens, and questions about pairs of segments."""
+"""Pretraining tasks: predicting masked tokens, and classifying pairs of segments."""

@@ -1,7 +1,7 @@
-"""Heads of networks: over the masked positions only, with its loss; and parts that a custom task puts on a network.
+"""The masked-LM head at the masked positions only, its loss, and parts that a custom task adds to a network.
 
-That of a masked language model (a projection onto the vocabulary) costs as much as several encoder layers, and the loss
-reads it at the masked positions alone.
+The head of a masked language model (a projection onto the vocabulary) costs as much as several encoder layers, and the
+loss needs it only at the masked positions.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,8 @@ from train.model.architectures import DELTA, OWN_HEAD
 from train.model.networks import Network
 from train.runtime.named_scopes import custom_gradient, named
 
-# Added to the logits of padding in the vocabulary: e to it is 0, and 0 times it is 0, as of infinity it would not be.
+# Added to the logits of padding in the vocabulary, so that exp(logit) is 0. It is finite, because 0 * -inf would be
+# NaN.
 NEVER = -1e30
 # As in `train.layers.tpu_functions`, which only a run on a TPU imports.
 NUM_ONES = 8
@@ -27,15 +28,17 @@ NUM_ONES = 8
 def predict_at(
     network: Any, inputs: dict[str, tf.Tensor], positions: tf.Tensor, *, training: bool
 ) -> tuple[Any, tf.Tensor]:
-    """Let a network predict at chosen positions only.
+    """Run a network, with its masked-LM head only at the given positions.
 
     Args:
-        inputs: of the network.
-        positions: int32 (num_predictions,) into the rows laid end to end; a position may occur more than once.
+        network: the network.
+        inputs: inputs of the network.
+        positions: indices into the concatenated rows, int32 (num_predictions,). A position may occur more than once.
+        training: whether dropout is active.
 
     Returns:
-        The outputs of the network, the first of which are the logits, (1, num_predictions, vocabulary), and its
-        encoder's last states of all tokens, (batch, length, hidden).
+        The outputs of the network, of which the first are the logits, (1, num_predictions, vocabulary), and the
+        encoder's last hidden states of all tokens, (batch, length, hidden).
     """
     if isinstance(network, Network):
         outputs = network(inputs, predict_at=positions, training=training)
@@ -45,25 +48,26 @@ def predict_at(
     return outputs, states[-1]
 
 
-# Cross-entropy and accuracy as sums, so that batches and replicas add up exactly.
+# Cross-entropy and accuracy are computed as sums, which can be added up exactly over batches and replicas.
 
 
 @named("loss")
 def masked_lm_loss(
     logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, *, vocabulary_size: int | None = None
 ) -> dict[str, tf.Tensor]:
-    """Add up cross-entropy, correct predictions and number of masked tokens over the slots in use.
+    """Add up cross-entropy, correct predictions and number of masked tokens over all used slots.
 
     Args:
         logits: (…, vocabulary), any float type; the loss is computed in float32.
-        labels: int32 (…).
-        weights: float32 (…), 1 where a slot is used, else 0.
-        vocabulary_size: ids from here on cannot be predicted and get no gradient; by default there are none.
+        labels: ids of the masked tokens, int32 (…).
+        weights: 1 if a slot is used, else 0, float32 (…).
+        vocabulary_size: ids from this one on are padding. They cannot be predicted and get no gradient. Default: the
+            vocabulary has no padding.
 
     Returns:
         Float32 scalars: `loss` (nats), `num_correct`, `num_masked`.
     """
-    # Of the logits as they are: in float32, they would be kept for this alone.
+    # Read the labels' logits before the cast, so that the float32 logits need not be kept in memory for this.
     label_logits = tf.stop_gradient(tf.cast(tf.gather(logits, labels, batch_dims=labels.shape.rank), tf.float32))
     logits = _without_padding(tf.cast(logits, tf.float32), vocabulary_size)
     if runs_unfused():
@@ -79,18 +83,18 @@ def masked_lm_loss(
 
 
 def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_logits: tf.Tensor) -> tf.Tensor:
-    """Compute nats, float32 (num_predictions,), as `sparse_softmax_cross_entropy_with_logits` does.
+    """Compute what `sparse_softmax_cross_entropy_with_logits` does, in nats, float32 (num_predictions,).
 
-    That one reads all logits a second time to find those of the labels.
+    TensorFlow's function reads all logits a second time to find those of the labels.
     """
 
     @custom_gradient
     def compute(logits: tf.Tensor) -> tuple[tf.Tensor, Callable]:
         log_total = tf.reduce_logsumexp(logits, axis=-1)
 
-        def gradient(by_losses: tf.Tensor) -> tf.Tensor:
+        def gradient(loss_gradients: tf.Tensor) -> tf.Tensor:
             probabilities = tf.exp(logits - log_total[..., tf.newaxis])
-            return (probabilities - tf.cast(_is_label(logits, labels), tf.float32)) * by_losses[..., tf.newaxis]
+            return (probabilities - tf.cast(_is_label(logits, labels), tf.float32)) * loss_gradients[..., tf.newaxis]
 
         return log_total - label_logits, gradient
 
@@ -98,14 +102,15 @@ def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_logits: tf.Tensor
 
 
 def _is_first_largest(logits: tf.Tensor, labels: tf.Tensor, label_logits: tf.Tensor) -> tf.Tensor:
-    """Return, as float32 0 or 1 (num_predictions,), where `argmax` of the logits is the label.
+    """Return whether the `argmax` of the logits is the label, as 0 or 1, float32 (num_predictions,).
 
-    A TPU counts by a product the logits that are larger, or equal and before it, in a sixth of the time of an `argmax`.
+    It counts, with a matrix product, the logits that are larger than the label's, or equal and at a lower index. On a
+    TPU this takes a sixth of the time of `argmax`.
     """
     is_before = tf.range(logits.shape[-1]) < labels[..., tf.newaxis]
     limits = label_logits[..., tf.newaxis]
     beats_label = (logits > limits) | ((logits == limits) & is_before)
-    # XLA may compare logits that it has not rounded to bfloat16 with the label's, which it has.
+    # XLA may compare logits that are not rounded to bfloat16 with the label's logit, which is.
     beats_label &= ~_is_label(logits, labels)
     num_better = tf.matmul(tf.cast(beats_label, tf.float32), tf.ones((logits.shape[-1], NUM_ONES)))[..., 0]
     return tf.cast(num_better == 0, tf.float32)
@@ -116,9 +121,9 @@ def _is_label(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
 
 
 def _without_padding(logits: tf.Tensor, vocabulary_size: int | None) -> tf.Tensor:
-    """Give ids from `vocabulary_size` on the probability 0; logits of the same shape.
+    """Return logits of the same shape in which ids from `vocabulary_size` on have the probability 0.
 
-    XLA computes the sum within the softmax, where a slice would be a copy of all logits.
+    XLA fuses this addition with the softmax. A slice would copy all logits instead.
     """
     padded_size = logits.shape[-1]
     if vocabulary_size in (None, padded_size):
@@ -127,7 +132,7 @@ def _without_padding(logits: tf.Tensor, vocabulary_size: int | None) -> tf.Tenso
 
 
 class CustomHead(tf_keras.layers.Layer):
-    """Layers one after the other."""
+    """Layers that are applied one after another."""
 
     def __init__(self, layers: Sequence[tf_keras.layers.Layer]):
         super().__init__(name=OWN_HEAD)
@@ -140,7 +145,7 @@ class CustomHead(tf_keras.layers.Layer):
 
 
 class Delta(tf_keras.layers.Layer):
-    """Zeros at first, to be added to a weight of the network where it is used; the export has their sum."""
+    """A trainable difference from a weight of the network, initially 0. The export contains weight plus difference."""
 
     def __init__(self, weight: tf.Variable, network_name: str):
         super().__init__(name=DELTA)
@@ -151,16 +156,16 @@ class Delta(tf_keras.layers.Layer):
         self.value = self.add_weight(name=self.of_name, shape=self.of_shape, initializer="zeros")
 
     def call(self, ids: tf.Tensor) -> tf.Tensor:
-        """Look up rows of the delta of an embedding: (…, width)."""
+        """Look up rows of the difference from an embedding: (…, width)."""
         return tf.gather(self.value, ids)
 
 
 def mean_state(states: tf.Tensor, attended: tf.Tensor) -> tf.Tensor:
-    """Compute the mean of the states of a row's tokens, float32 (rows, hidden).
+    """Return the mean hidden state of each row's tokens, float32 (rows, hidden).
 
     Args:
-        states: (rows, length, hidden).
-        attended: (rows, length), 0 at padding.
+        states: hidden states, (rows, length, hidden).
+        attended: 0 at padding, (rows, length).
     """
     weights = tf.cast(attended, tf.float32)[..., tf.newaxis]
     totals = tf.reduce_sum(tf.cast(states, tf.float32) * weights, axis=1)
@@ -172,37 +177,48 @@ def put_head(
     make_layers: Callable[[], Sequence[tf_keras.layers.Layer]],
     run: Callable[[dict[str, tf.Tensor]], tf.Tensor],
 ) -> Any:
-    """Put a head on a network, as `network.custom_head`; `run` calls both on rows, which makes the head's weights."""
+    """Add a head to a network, as `network.custom_head`.
+
+    Args:
+        network: the network.
+        make_layers: returns the layers of the head.
+        run: calls the network and the head with rows, which creates the head's weights.
+    """
     ids = tf.cast(network.dummy_inputs["input_ids"], tf.int32)
     rows = {"input_ids": ids, "attention_mask": tf.ones_like(ids), "token_type_ids": tf.zeros_like(ids)}
     return put_part(network, OWN_HEAD, lambda: CustomHead(make_layers()), lambda: run(rows))
 
 
 def put_part(network: Any, name: str, make: Callable[[], Any], run: Callable[[], Any]) -> Any:
-    """Put a part on a network, which is trained and saved with it; return the network.
+    """Add a part to a network, which is trained and saved with it; return the network.
 
     Args:
-        name: of the part and its attribute in the network. A `custom_head` is exported under its name; a part for
-            training only and a delta are not (`train.model.architectures`).
-        make: makes the part, a layer or network of that name.
-        run: calls the part on any rows, which makes its weights.
+        network: the network.
+        name: name of the part, and of its attribute in the network. A `custom_head` is exported under this name; a part
+            for training only and a delta are not exported (see `train.model.architectures`).
+        make: returns the part, a layer or network with this name.
+        run: calls the part with any rows, which creates its weights.
 
     Raises:
-        InputError: weights that would not be found again by their names.
+        InputError: the names of the weights are not unique or not stable.
     """
     if not network.built:
         network(network.dummy_inputs, training=False)
-    # Keras numbers the names of layers, and another network of the task must have the same ones.
+    # Keras numbers the names of layers. Restart the numbers, so that names are the same in every network of the task.
     tf_keras.backend.reset_uids()
     setattr(network, name, make())
     prefix = f"{network.name}/"
     with tf.name_scope(network.name):
         run()
     names = [weight.name for weight in getattr(network, name).weights]
-    wrong = [one for one in names if not one.startswith(f"{prefix}{name}/") or names.count(one) > 1]
+    wrong = [
+        weight_name
+        for weight_name in names
+        if not weight_name.startswith(f"{prefix}{name}/") or names.count(weight_name) > 1
+    ]
     if wrong:
         raise InputError(
-            "The layers of a head must be single ones, no models as tf_keras.Sequential makes them, and differ in "
-            f"their names, so that all weights have different names; one is called {wrong[0]}."
+            "The layers of a head must be single layers, not models such as tf_keras.Sequential, and must have "
+            f"different names, so that all weights have different names; a weight is called {wrong[0]}."
         )
     return network

@@ -1,4 +1,4 @@
-"""Masked language modelling (Devlin et al. 2018): the task. TensorFlow is imported by the methods that compute."""
+"""The masked language modeling task (Devlin et al. 2018). Only the methods that compute import TensorFlow."""
 
 import math
 import shlex
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from train.tasks.masking import MaskedRows
 
-# Sources of a mixture that a summary in one line names.
+# Maximum number of a mixture's sources in a one-line summary.
 MAX_SOURCES = 6
 USAGE = """```python
 from transformers import pipeline
@@ -41,10 +41,15 @@ LIMITS = """It predicts single masked tokens, in texts of at most {max_length} t
 
 
 class MaskedLanguageModeling(PretrainingTask):
-    """Predicts masked tokens, which `rule` chooses in training.
+    """Predicts masked tokens.
 
-    Evaluation masks as BERT does, whatever the training, so that any two runs compare. `baselines` has the loss of
-    guessing by token frequencies alone of each source of a mixture, where it is known.
+    Evaluation always masks like BERT, whatever the masking in training, so that the losses of runs are comparable.
+
+    Attributes:
+        rule: masking in training.
+        evaluation_rule: masking in evaluation.
+        pad_token_id: id of padding.
+        baselines: {source of a mixture: loss of guessing from token frequencies alone, in nats}, where known.
     """
 
     model_class = "TFAutoModelForMaskedLM"
@@ -82,7 +87,7 @@ class MaskedLanguageModeling(PretrainingTask):
         return task
 
     def features(self, length: int) -> dict[str, Feature]:
-        """Name the token ids; rows of padding hold no token that could be masked."""
+        """Return the feature with the token ids. Rows of padding contain no token that could be masked."""
         return {"input_ids": Feature((length,), padding=self.pad_token_id)}
 
     def prepare_batch(self, batch: dict[str, "tf.Tensor"], row_keys: "tf.Tensor") -> "MaskedRows":
@@ -102,9 +107,17 @@ class MaskedLanguageModeling(PretrainingTask):
     def outputs_and_sums(
         self, network: Any, rows: "MaskedRows", inputs: dict[str, "tf.Tensor"], *, training: bool
     ) -> tuple[Any, "tf.Tensor", dict[str, "tf.Tensor"]]:
-        """Return the network's outputs for the rows and further `inputs`, its encoder's, and the sums.
+        """Run the network on masked rows.
 
-        The encoder's last states are those of all tokens, (batch, length, hidden); the sums are over masked tokens.
+        Args:
+            network: the network.
+            rows: the masked rows.
+            inputs: additional inputs of the network.
+            training: whether this is a training step.
+
+        Returns:
+            The network's outputs at the masked tokens; the encoder's last hidden states of all tokens, (batch, length,
+            hidden); and the sums of `masked_lm_loss`.
         """
         import tensorflow as tf
 
@@ -117,19 +130,19 @@ class MaskedLanguageModeling(PretrainingTask):
         attended = tf.cast(rows.input_ids != self.pad_token_id, tf.int32)  # (batch, length)
         inputs = {"input_ids": rows.input_ids, "attention_mask": attended, **inputs}
         outputs, states = predict_at(network, inputs, predictions.positions, training=training)
-        # (1, num_predictions, vocabulary), and (1, num_predictions) twice. Without XLA the first axis stays: in
-        # bfloat16, the gradient of a squeeze would be rounded before it is summed.
+        # (1, num_predictions, vocabulary), and (1, num_predictions) twice. Without XLA the first axis is kept, because
+        # in bfloat16 the gradient of a squeeze would be rounded before it is summed.
         logits, labels, weights = outputs[0], predictions.labels[tf.newaxis], predictions.weights[tf.newaxis]
         if not runs_unfused():
-            logits, labels, weights = (tf.squeeze(one, axis=0) for one in (logits, labels, weights))
+            logits, labels, weights = (tf.squeeze(tensor, axis=0) for tensor in (logits, labels, weights))
         return outputs, states, masked_lm_loss(logits, labels, weights, vocabulary_size=rule.vocabulary_size)
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """Compute loss (nats), masked accuracy, perplexity, and the number of masked tokens."""
+        """Return loss (nats), masked accuracy, perplexity, and the number of masked tokens."""
         return super().figures(sums) | {"num_masked_tokens": int(sums["num_masked"])}
 
     def derived_figures(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Compute the perplexity, e to the loss; infinite where that does not fit a float."""
+        """Return the perplexity, exp(loss); infinite if that does not fit into a float."""
         loss = means["loss"]
         return {"perplexity": math.exp(loss) if loss < 700 else math.inf}
 
@@ -138,9 +151,9 @@ class MaskedLanguageModeling(PretrainingTask):
             f"  {name} {self._beside_baseline(name, loss, shown_loss(loss))}"
             for name, loss in source_losses(figures).items()
         ]
-        more = f"  and {len(sources) - MAX_SOURCES} more sources" if len(sources) > MAX_SOURCES else ""
+        remainder = f"  and {len(sources) - MAX_SOURCES} more sources" if len(sources) > MAX_SOURCES else ""
         summary = f"{super().summarize(figures)}  accuracy {100 * figures['masked_accuracy']:.1f} %"
-        return summary + "".join(sources[:MAX_SOURCES]) + more
+        return summary + "".join(sources[:MAX_SOURCES]) + remainder
 
     def next_command(self, model: str) -> str:
         return f'python train/fill_mask.py --model {shlex.quote(model)} --text "… {MASK} …"'
@@ -163,12 +176,14 @@ class MaskedLanguageModeling(PretrainingTask):
         return f"{shown} ({abs(gain):.2f} {'below' if gain > 0 else 'above'} its baseline)"
 
     def describe_row(self, rows: "MaskedRows", tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
-        original, seen, is_masked = (one[0].numpy() for one in (rows.original_ids, rows.input_ids, rows.is_masked))
-        named = (tokenizer.convert_ids_to_tokens(one[is_masked].tolist()) for one in (original, seen))
+        original, seen, is_masked = (
+            tensor[0].numpy() for tensor in (rows.original_ids, rows.input_ids, rows.is_masked)
+        )
+        tokens = (tokenizer.convert_ids_to_tokens(ids[is_masked].tolist()) for ids in (original, seen))
         mask, num_tokens = tokenizer.mask_token, int((original != self.pad_token_id).sum())
         predicted = [
             token if shown == mask else f"{token} ({'kept' if shown == token else f'seen as {shown}'})"
-            for token, shown in zip(*named, strict=True)
+            for token, shown in zip(*tokens, strict=True)
         ]
         return {
             "first row": tokenizer.decode(original),

@@ -1,6 +1,6 @@
-"""Rows made in-graph: masks drawn, pairs of segments swapped; and the loss of the answers about pairs.
+"""Prepare rows in-graph: draw masks, and swap the segments of pairs. Also the loss of pairs.
 
-All is a pure function of keys of the rows, the same on every device, with and without XLA.
+Everything depends only on the keys and content of the rows, and is the same on every device, with and without XLA.
 """
 
 from typing import NamedTuple
@@ -14,41 +14,42 @@ from train.tasks.masking_rule import MAX_SPAN_TOKENS, MAX_WORD_TOKENS, MaskingRu
 
 
 class MaskedRows(NamedTuple):
-    """Rows with some of their tokens hidden from the model, which has to predict them."""
+    """Rows in which some tokens are hidden from the model, which has to predict them."""
 
     original_ids: tf.Tensor  # int32 (batch, length)
-    input_ids: tf.Tensor  # int32 (batch, length), what the model sees
-    is_masked: tf.Tensor  # bool (batch, length), whether the token must be predicted
+    input_ids: tf.Tensor  # int32 (batch, length), the tokens that the model sees
+    is_masked: tf.Tensor  # bool (batch, length), whether the model must predict the token
 
 
 class Predictions(NamedTuple):
-    """The masked tokens of a batch, in a fixed number of slots; `weights` is 0 at slots that are not used."""
+    """The masked tokens of a batch, in a fixed number of slots."""
 
-    positions: tf.Tensor  # int32 (num_predictions,), into the rows laid end to end
-    labels: tf.Tensor  # int32 (num_predictions,)
-    weights: tf.Tensor  # float32 (num_predictions,)
+    positions: tf.Tensor  # int32 (num_predictions,), indices into the concatenated rows
+    labels: tf.Tensor  # int32 (num_predictions,), ids of the masked tokens
+    weights: tf.Tensor  # float32 (num_predictions,), 1 if the slot is used, else 0
 
 
-# The random streams of a row: of its masks, and of the order of its segments.
+# The random streams of a row: for its masks, and for the order of its segments.
 CHOICE, REPLACEMENT, SPAN, FATE = range(4)
 ORDER = 16
 
-# Lengths of spans, in words: SpanBERT's (Joshi et al. 2019, section 3.1), whose mean is 3.8.
+# Distribution of the lengths of spans, in words: that of SpanBERT (Joshi et al. 2019, section 3.1), with a mean of 3.8.
 SPAN_CONTINUES = 0.8
 MAX_SPAN_WORDS = 10
 
 
 @named("masks")
 def mask_rows(input_ids: tf.Tensor, row_keys: tf.Tensor, rule: MaskingRule) -> MaskedRows:
-    """Mask rows; the masks of each depend on its key and tokens alone.
+    """Mask rows. The masks of a row depend only on its key and its tokens.
 
-    One draw of 32 bits both selects a token and decides its replacement. In a whole word, selected by the bits of its
-    first token, each token is replaced independently, as in BERT's whole-word models; in a span all tokens are replaced
-    alike, as in SpanBERT (Joshi et al. 2019, section 3.1).
+    A single draw of 32 bits selects a token and decides how it is replaced. Words and spans are selected by the draw of
+    their first token. In a whole word, each token is replaced independently, as in BERT's whole-word models. In a span,
+    all tokens are replaced in the same way, as in SpanBERT (Joshi et al. 2019, section 3.1).
 
     Args:
-        input_ids: int32 (batch, length), static shape.
-        row_keys: uint32 (batch, KEY_WORDS).
+        input_ids: int32 (batch, length), with a static shape.
+        row_keys: random keys of the rows, uint32 (batch, KEY_WORDS).
+        rule: which tokens are masked, and how.
     """
     length = input_ids.shape[1:]
     num_ordinary = rule.vocabulary_size - len(rule.special_ids)
@@ -81,25 +82,25 @@ def _first_tokens_of_units(
 
 
 def mask_row_by_content(input_ids: tf.Tensor, rule: MaskingRule) -> MaskedRows:
-    """Mask one row, int32 (length,), as a function of its tokens.
+    """Mask a row, int32 (length,), depending only on its tokens.
 
-    Evaluation uses it: whatever the order, batch size or number of replicas, a row has the same masks.
+    Evaluation uses it, so that a row has the same masks for any order, batch size and number of replicas.
     """
     masked = mask_rows(input_ids[tf.newaxis], key_of_content(input_ids), rule)
     return MaskedRows(*(tensor[0] for tensor in masked))
 
 
 def key_of_content(input_ids: tf.Tensor) -> tf.Tensor:
-    """Make the key of one row, int32 (length,), from its tokens: uint32 (1, KEY_WORDS)."""
+    """Return the random key of a row, int32 (length,), computed from its tokens: uint32 (1, KEY_WORDS)."""
     fingerprint = tf.fingerprint(input_ids[tf.newaxis])  # uint8 (1, 8), FarmHash64
     return tf.bitcast(tf.reshape(fingerprint, (1, KEY_WORDS, 4)), tf.uint32)
 
 
 @named("masks")
 def collect_predictions(rows: MaskedRows, num_predictions: int) -> Predictions:
-    """Collect where the masked tokens are and what they were; those over `num_predictions` are not predicted."""
+    """Return positions and ids of the masked tokens. If there are more than `num_predictions`, the rest is ignored."""
     rank = tf.cumsum(tf.cast(tf.reshape(rows.is_masked, (-1,)), tf.int32))  # (batch * length,)
-    # The n-th masked token is where the rank first reaches n. XLA compiles this to comparisons, not to a sort.
+    # The n-th masked token is at the first position with rank n. XLA compiles this to comparisons, not to a sort.
     positions = tf.searchsorted(rank, tf.range(1, num_predictions + 1))
     is_used = tf.range(num_predictions) < rank[-1]
     positions = tf.where(is_used, positions, 0)
@@ -109,17 +110,18 @@ def collect_predictions(rows: MaskedRows, num_predictions: int) -> Predictions:
 
 @named("fill_in")
 def fill_in(rows: MaskedRows, logits: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
-    """Replace masked tokens by ones drawn from a model's distributions, int32 (batch, length); no gradient flows.
+    """Replace masked tokens by tokens sampled from a model's predictions, int32 (batch, length). No gradient flows.
 
     Args:
-        rows: those over the slots keep their masked tokens as they were.
-        logits: (slots, vocabulary), of a slot of `collect_predictions` each; any float type.
-        draws: uint32 (batch, length), uniform: a token is the first up to which the probabilities reach its draw.
+        rows: masked rows. Masked tokens without a slot keep their original ids.
+        logits: (slots, vocabulary), for the slots of `collect_predictions`; any float type.
+        draws: uniform random bits, uint32 (batch, length). The sampled token is the first whose cumulative probability
+            reaches the draw.
     """
     num_slots = logits.shape[0]
     totals = tf.cumsum(tf.nn.softmax(tf.cast(tf.stop_gradient(logits), tf.float32)), axis=-1)  # (slots, vocabulary)
     bits = tf.gather(tf.reshape(draws, (-1,)), collect_predictions(rows, num_slots).positions)
-    # Exact, above 0 and below 1; the last total is not quite 1.
+    # Exact numbers above 0 and below 1. They are scaled, because rounding makes the last total differ from 1.
     uniform = (tf.cast(tf.bitwise.right_shift(bits, tf.constant(9, tf.uint32)), tf.float32) + 0.5) / 2**23
     limits = uniform * totals[:, -1]
     drawn = tf.reduce_sum(tf.cast(totals < limits[:, tf.newaxis], tf.int32), axis=-1)
@@ -135,58 +137,62 @@ def is_special(input_ids: tf.Tensor, special_ids: tuple[int, ...]) -> tf.Tensor:
 
 
 def _skip_special(ordinary_index: tf.Tensor, special_ids: tuple[int, ...]) -> tf.Tensor:
-    """Find the id of the n-th token that is not special, for n from 0."""
+    """Return the id of the n-th token that is not special, counted from 0."""
     ids = ordinary_index
     for special_id in sorted(special_ids):
         ids += tf.cast(ids >= special_id, tf.int32)
     return ids
 
 
-# Units that are masked as a whole, words or spans of words: for each token, the first token of its unit. They cover
-# every row without gaps, and each is masked or not with the same probability, whatever its size: so the expected
-# fraction of masked tokens is that probability. All is arithmetic on whole rows, without a loop over tokens.
+# The following functions find units (words, or spans of words) that are masked as a whole: for each token, the first
+# token of its unit. Units cover a row without gaps, and each is masked with the same probability, whatever its size. So
+# the expected fraction of masked tokens is that probability. All functions process whole rows, without a loop over
+# tokens.
 
 
 def first_tokens_of_words(input_ids: tf.Tensor, is_special: tf.Tensor, word_starts: np.ndarray) -> tf.Tensor:
-    """Find for each token the position of the first token of its word, int32 (batch, length).
+    """Return, for each token, the position of the first token of its word, int32 (batch, length).
 
-    A word starts where the table says so, at the start of a row, and at and after a special token. A longer one than
-    `MAX_WORD_TOKENS` counts as several words, since in scripts without spaces a word may be a paragraph.
+    A word starts at tokens in the table, at the start of a row, and at and after a special token. A word longer than
+    `MAX_WORD_TOKENS` is divided, because in scripts without spaces a word may be a paragraph.
 
     Args:
         input_ids: int32 (batch, length).
-        is_special: bool (batch, length).
-        word_starts: bool (vocabulary,), whether a word starts with the token.
+        is_special: whether tokens are special, bool (batch, length).
+        word_starts: whether a word starts with the token, bool (vocabulary,).
     """
-    # Not a constant of booleans: TensorFlow writes it in a way that the TPU compiler's parser does not read.
-    begins = tf.gather(tf.constant(word_starts, tf.int8), input_ids) > 0
-    return _first_tokens(begins | _cuts(is_special), MAX_WORD_TOKENS)
+    # The table is not a constant of booleans, because the TPU compiler cannot read how TensorFlow writes these.
+    starts = tf.gather(tf.constant(word_starts, tf.int8), input_ids) > 0
+    return _first_tokens(starts | _forced_starts(is_special), MAX_WORD_TOKENS)
 
 
 def first_tokens_of_spans(words: tf.Tensor, is_special: tf.Tensor, row_keys: tf.Tensor) -> tf.Tensor:
-    """Find for each token the position of the first token of its span, int32 (batch, length).
+    """Return, for each token, the position of the first token of its span, int32 (batch, length).
 
-    Each row is cut into spans of whole words, of random lengths laid end to end. A span ends early at a special token,
-    and after `MAX_SPAN_TOKENS`.
+    Each row is divided into spans of whole words with random lengths. A span ends early at a special token, and after
+    `MAX_SPAN_TOKENS`.
 
     Args:
-        words: of `first_tokens_of_words`.
-        is_special: bool (batch, length).
-        row_keys: uint32 (batch, KEY_WORDS), of the lengths.
+        words: result of `first_tokens_of_words`.
+        is_special: whether tokens are special, bool (batch, length).
+        row_keys: random keys for the lengths, uint32 (batch, KEY_WORDS).
     """
     length = words.shape[1]
     # No row has more spans than tokens.
     ends = tf.cumsum(span_lengths(draw_bits(row_keys, (length,))), axis=1)
-    word = tf.cumsum(tf.cast(words == tf.range(length), tf.int32), axis=1) - 1  # counted in its row, (batch, length)
-    span = tf.searchsorted(ends, word, side="right")  # the number of spans that have ended
-    begins = span != tf.pad(span[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
-    return _first_tokens(begins | _cuts(is_special), MAX_SPAN_TOKENS)
+    word = tf.cumsum(tf.cast(words == tf.range(length), tf.int32), axis=1) - 1  # index in the row, (batch, length)
+    span = tf.searchsorted(ends, word, side="right")  # number of spans that have ended
+    starts = span != tf.pad(span[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+    return _first_tokens(starts | _forced_starts(is_special), MAX_SPAN_TOKENS)
 
 
 def span_lengths(bits: tf.Tensor) -> tf.Tensor:
-    """Make int32 lengths of the shape of `bits`, uniform uint32: geometric, given that they are at most 10.
+    """Return random lengths, int32 of the shape of `bits`, with a geometric distribution truncated at 10.
 
-    Integers are compared, since float draws differ between devices.
+    Integers are compared, because floats drawn from bits differ between devices.
+
+    Args:
+        bits: uniform random bits, uint32.
     """
     longest = SPAN_CONTINUES**MAX_SPAN_WORDS
     exceeds = [(SPAN_CONTINUES**length - longest) / (1 - longest) for length in range(1, MAX_SPAN_WORDS)]
@@ -194,24 +200,29 @@ def span_lengths(bits: tf.Tensor) -> tf.Tensor:
     return 1 + tf.reduce_sum(tf.cast(bits[..., tf.newaxis] < thresholds, tf.int32), axis=-1)
 
 
-def _cuts(is_special: tf.Tensor) -> tf.Tensor:
-    """Return where a unit starts in any case: at and after a special token, and at the start of a row."""
+def _forced_starts(is_special: tf.Tensor) -> tf.Tensor:
+    """Return where a unit must start: at and after a special token, and at the start of a row."""
     return is_special | tf.pad(is_special[:, :-1], ((0, 0), (1, 0)), constant_values=True)
 
 
-def _first_tokens(begins: tf.Tensor, max_tokens: int) -> tf.Tensor:
-    """Find for each token the position of its unit's first, for units that start at `begins`, cut to `max_tokens`."""
-    positions = tf.range(begins.shape[1])
-    first = _latest(begins)
+def _first_tokens(starts: tf.Tensor, max_tokens: int) -> tf.Tensor:
+    """Return, for each token, the position of its unit's first token. Units are divided after `max_tokens`.
+
+    Args:
+        starts: where units start, bool (batch, length).
+        max_tokens: maximum number of tokens of a unit.
+    """
+    positions = tf.range(starts.shape[1])
+    first = _latest(starts)
     return first + (positions - first) // max_tokens * max_tokens
 
 
-def _latest(begins: tf.Tensor) -> tf.Tensor:
-    """Find the latest position up to each token where `begins` holds, as it must at 0: int32 (batch, length)."""
-    length = begins.shape[1]
-    latest = tf.where(begins, tf.range(length), 0)
+def _latest(starts: tf.Tensor) -> tf.Tensor:
+    """Return the latest start at or before each token, int32 (batch, length). `starts` must be true at position 0."""
+    length = starts.shape[1]
+    latest = tf.where(starts, tf.range(length), 0)
     reach = 1
-    while reach < length:  # the maximum over twice as many tokens each time: XLA has no running maximum
+    while reach < length:  # doubles the range of the maximum each time, because XLA has no running maximum
         latest = tf.maximum(latest, tf.pad(latest[:, :-reach], ((0, 0), (reach, 0))))
         reach *= 2
     return latest
@@ -222,23 +233,23 @@ class PairRows(NamedTuple):
 
     masked: MaskedRows
     labels: tf.Tensor  # int32 (batch,), the right answer, 0 or 1
-    weights: tf.Tensor  # float32 (batch,), of its loss relative to that of a masked token; 0 without question
+    weights: tf.Tensor  # float32 (batch,), weight of its loss relative to a masked token's; 0 if there is no question
 
 
 def token_types(input_ids: tf.Tensor, sep_id: int, pad_id: int) -> tf.Tensor:
-    """Return the segment of each token, int32 (batch, length): 1 after the first [SEP]; before, and in padding, 0."""
+    """Return the segment of each token, int32 (batch, length): 1 after the first [SEP], 0 before it and in padding."""
     num_ended = tf.cumsum(tf.cast(input_ids == sep_id, tf.int32), axis=1, exclusive=True)
     return tf.where(input_ids == pad_id, 0, tf.minimum(num_ended, 1))
 
 
 @named("swap")
 def swap_some(input_ids: tf.Tensor, row_keys: tf.Tensor, sep_id: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Swap the segments of half of the rows; which depends on the key of each alone.
+    """Swap the segments of half of the rows. Whether a row is swapped depends only on its key.
 
     Args:
-        input_ids: int32 (batch, length), of rows with two [SEP]; results for others must not be used.
-        row_keys: uint32 (batch, KEY_WORDS).
-        sep_id: of [SEP].
+        input_ids: rows with two [SEP], int32 (batch, length). Results for other rows are meaningless.
+        row_keys: random keys of the rows, uint32 (batch, KEY_WORDS).
+        sep_id: id of [SEP].
 
     Returns:
         The rows, int32 (batch, length), and whether they were swapped, bool (batch,).
@@ -248,12 +259,12 @@ def swap_some(input_ids: tf.Tensor, row_keys: tf.Tensor, sep_id: int) -> tuple[t
 
 
 def swapped(input_ids: tf.Tensor, sep_id: int) -> tf.Tensor:
-    """Turn `[CLS] A [SEP] B [SEP]` into `[CLS] B [SEP] A [SEP]`, whatever follows: int32 (batch, length)."""
+    """Turn `[CLS] A [SEP] B [SEP] …` into `[CLS] B [SEP] A [SEP] …`, int32 (batch, length)."""
     places = tf.range(input_ids.shape[1])
     is_sep = input_ids == sep_id
-    first = tf.argmax(is_sep, axis=1, output_type=tf.int32)[:, tf.newaxis]  # (batch, 1), the earliest one
+    first = tf.argmax(is_sep, axis=1, output_type=tf.int32)[:, tf.newaxis]  # place of the first [SEP], (batch, 1)
     last = tf.reduce_max(tf.where(is_sep, places, 0), axis=1, keepdims=True)
-    middle = last - first  # the new place of the [SEP] between them
+    middle = last - first  # new place of the first [SEP]
     source = tf.where(places < middle, places + first, tf.where(places == middle, first, places - middle))
     source = tf.where((places == 0) | (places >= last), places, source)
     return tf.gather(input_ids, source, axis=1, batch_dims=1)
@@ -261,7 +272,7 @@ def swapped(input_ids: tf.Tensor, sep_id: int) -> tf.Tensor:
 
 @named("pair_loss")
 def pair_losses(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Compute cross-entropy in nats, and whether the larger logit is right, both float32 (batch,).
+    """Return the cross-entropy in nats, and 1 if the larger logit is right, else 0; both float32 (batch,).
 
     Args:
         logits: (batch, 2), any float type; the loss is computed in float32.

@@ -1,4 +1,4 @@
-"""What training masks: rates, the ids they apply to, and what is masked as a whole. It needs no TensorFlow."""
+"""`MaskingRule`: which tokens are masked, and how. Does not import TensorFlow."""
 
 import math
 from dataclasses import dataclass, field
@@ -12,12 +12,13 @@ from mlm_common.tokenizer import WORD_STARTS_FILE, load_word_starts, special_ids
 from train.config.learning import MaskingConfig
 from train.data.shards import TrainingInputs
 
-# How many standard deviations of the number of masked tokens the slots of a batch reach beyond its mean: a batch draws
-# more about once in a hundred million times.
+# A batch has slots for this number of standard deviations above the mean number of masked tokens. About one batch in a
+# hundred million has more masked tokens.
 SLOT_DEVIATIONS = 6
-# Further slots, in units less a token: a batch has few long units, and a small number varies more than the normal.
+# Additional slots for this number of units (minus one token each), because the number of long units in a batch is small
+# and varies more than a normal distribution.
 SPARE_UNITS = 2
-# Longer words and spans are masked in several units: so the number of masked tokens varies little, whatever the text.
+# Longer words and spans are divided, so that the number of masked tokens varies little in any text.
 MAX_WORD_TOKENS = 8
 MAX_SPAN_TOKENS = 20
 
@@ -27,9 +28,17 @@ MAX_UNIT_TOKENS: dict[Masking, int] = {"token": 1, "whole_word": MAX_WORD_TOKENS
 
 @dataclass(frozen=True)
 class MaskingRule:
-    """Rates (BERT, Devlin et al. 2018, section 3.1), the ids they apply to, and what is masked as a whole.
+    """Which tokens are masked, and how (Devlin et al. 2018, BERT, section 3.1).
 
-    word_starts: bool (vocabulary_size,), whether a word starts with an id; words and spans need it.
+    Attributes:
+        mask_token_id: id of [MASK].
+        special_ids: ids that are never masked, and never used as a random token.
+        vocabulary_size: number of ids of the tokenizer.
+        mlm_probability: fraction of the tokens to predict.
+        mask_token_rate: fraction of these that is replaced by [MASK].
+        random_token_rate: fraction of these that is replaced by a random token.
+        masking: what is masked as a unit.
+        word_starts: whether a word starts with the id, bool (vocabulary_size,). Needed for words and spans.
     """
 
     mask_token_id: int
@@ -42,9 +51,9 @@ class MaskingRule:
     word_starts: NDArray[np.bool_] | None = field(default=None, repr=False, compare=False)
 
     def num_prediction_slots(self, num_tokens: int) -> int:
-        """Count the slots for predicted tokens in a batch of `num_tokens`: a fixed number, as XLA needs.
+        """Return the number of slots for predicted tokens in a batch of `num_tokens`. XLA needs a fixed number.
 
-        The variance is that of the worst case, where all units are as long as they may be; in any text it is less.
+        The variance assumes the worst case, in which all units have the maximum length. In real text it is lower.
         """
         max_unit_tokens, probability = MAX_UNIT_TOKENS[self.masking], self.mlm_probability
         deviation = math.sqrt(num_tokens * max_unit_tokens * probability * (1 - probability))
@@ -67,14 +76,14 @@ def masking_rule(inputs: TrainingInputs, masking: MaskingConfig) -> MaskingRule:
 
 
 def _word_starts(inputs: TrainingInputs, masking: MaskingConfig) -> NDArray[np.bool_]:
-    """Read the table saved with the tokenizer; without one, derive it from the tokens."""
+    """Read the table of word starts saved with the tokenizer; if there is none, derive it from the tokens."""
     starts = load_word_starts(inputs.tokenizer_source)
     if starts is None:
         starts = word_starts(inputs.tokenizer)
     if starts is None:
         raise InputError(
-            f"--masking {masking.masking} needs a tokenizer whose tokens show where a word starts, or with a "
-            f"{WORD_STARTS_FILE}; {inputs.tokenizer_source} has neither. Give --masking token, or prepare the shards "
+            f"--masking {masking.masking} needs a tokenizer whose tokens show where a word starts, or that has a "
+            f"{WORD_STARTS_FILE}; {inputs.tokenizer_source} has neither. Use --masking token, or prepare the shards "
             "with a tokenizer of train_unigram.py."
         )
     num_ids = vocabulary_size(inputs.tokenizer)

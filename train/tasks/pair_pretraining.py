@@ -1,4 +1,4 @@
-"""BERT's and ALBERT's objectives: masked tokens and, of a pair of segments, whether the second follows the first."""
+"""The objectives of BERT and ALBERT, masked tokens plus a question about each pair of segments; `task_of`."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -24,9 +24,9 @@ from train.tasks.task import SOURCE_LOSS, CardFigure, Mean, PretrainingTask, Tas
 if TYPE_CHECKING:
     import tensorflow as tf
 
-# What the rows of all shards have.
+# Features in the rows of all shards.
 STANDARD_FEATURES = {"input_ids", "attention_mask"}
-# The label of a pair that does not count.
+# Label of a pair that is not counted.
 NO_LABEL = -100
 EVALUATION = (
     "Over {num_masked_tokens:,} masked tokens of rows that were not trained on, 15 % of each row, always the same, and "
@@ -41,7 +41,7 @@ class PairPretraining(MaskedLanguageModeling):
     """
 
     model_class = "TFAutoModelForPreTraining"
-    pair_name: str  # of the question, in the names of figures
+    pair_name: str  # name of the question, used in the names of metrics
 
     def __init__(self, rule: MaskingRule, pad_token_id: int, sep_token_id: int):
         super().__init__(rule, pad_token_id)
@@ -52,8 +52,8 @@ class PairPretraining(MaskedLanguageModeling):
         for folder, chunking in inputs.chunkings():
             if chunking != PAIRS:
                 raise InputError(
-                    f"--objective mlm+{cls.pair_name} needs shards of --chunking {PAIRS}; that of {folder} is "
-                    f"{chunking}. Prepare them so, or leave the flag out."
+                    f"--objective mlm+{cls.pair_name} needs shards made with --chunking {PAIRS}; the chunking of "
+                    f"{folder} is {chunking}. Prepare the shards again with it, or leave the flag out."
                 )
         ids = special_ids(inputs.tokenizer)
         return cls(masking_rule(inputs, masking), ids["pad"], ids["sep"])
@@ -63,7 +63,7 @@ class PairPretraining(MaskedLanguageModeling):
 
     @abstractmethod
     def ask(self, batch: dict[str, "tf.Tensor"], row_keys: "tf.Tensor") -> tuple["tf.Tensor", ...]:
-        """Return rows, int32 (batch, length), the answers, int32 (batch,), and whether these count, bool (batch,)."""
+        """Return rows, int32 (batch, length), the answers, int32 (batch,), and whether they count, bool (batch,)."""
 
     def prepare_batch(self, batch: dict[str, "tf.Tensor"], row_keys: "tf.Tensor") -> Any:
         import tensorflow as tf
@@ -80,11 +80,11 @@ class PairPretraining(MaskedLanguageModeling):
         from train.tasks.masking import PairRows, key_of_content
 
         batch = {name: feature[tf.newaxis] for name, feature in row.items()}
-        input_ids, labels, counts = (one[0] for one in self.ask(batch, key_of_content(row["input_ids"])))
+        input_ids, labels, counts = (tensor[0] for tensor in self.ask(batch, key_of_content(row["input_ids"])))
         return PairRows(super().prepare_row({"input_ids": input_ids}), labels, tf.cast(counts, tf.float32))
 
     def apply_global_weights(self, rows: Any, add_up: Callable[["tf.Tensor"], "tf.Tensor"]) -> Any:
-        """Weigh the pairs so that, divided by the number of masked tokens, their losses add up to their mean."""
+        """Scale the weights of pairs so that their losses, divided by the number of masked tokens, sum to a mean."""
         import tensorflow as tf
 
         num_masked = add_up(tf.reduce_sum(tf.cast(rows.masked.is_masked, tf.float32)))
@@ -92,7 +92,7 @@ class PairPretraining(MaskedLanguageModeling):
         return rows._replace(weights=rows.weights * tf.math.divide_no_nan(num_masked, num_pairs))
 
     def sums(self, network: Any, rows: Any, *, training: bool) -> dict[str, "tf.Tensor"]:
-        """Add up the losses, and those of both questions apart; see `masked_lm_loss` and `pair_losses`."""
+        """Add up the total loss, and the losses of tokens and of pairs; see `masked_lm_loss` and `pair_losses`."""
         import tensorflow as tf
 
         from train.tasks.masking import pair_losses, token_types
@@ -111,13 +111,13 @@ class PairPretraining(MaskedLanguageModeling):
         }
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """Compute the losses (nats), the accuracies, the perplexity, and the numbers of masked tokens and of pairs."""
+        """Return the losses (nats), the accuracies, the perplexity, and the numbers of masked tokens and of pairs."""
         figures = super().figures(sums)
         loss = figures["mlm_loss"] + figures[f"{self.pair_name}_loss"]
         return figures | {"loss": loss, "num_pairs": int(sums["num_pairs"])}
 
     def derived_figures(self, means: Mapping[str, float]) -> dict[str, float]:
-        return super().derived_figures({"loss": means["mlm_loss"]})  # of masked tokens
+        return super().derived_figures({"loss": means["mlm_loss"]})  # only masked tokens have a perplexity
 
     def summarize(self, figures: Mapping[str, float]) -> str:
         return f"{super().summarize(figures)}  pairs {100 * figures[f'{self.pair_name}_accuracy']:.1f} %"
@@ -147,7 +147,8 @@ def _means(pair_name: str) -> tuple[Mean, ...]:
 
 
 def _card(pair_name: str, title: str, limits: str) -> TaskCard:
-    card, figures = MaskedLanguageModeling.card, {one.name: one for one in MaskedLanguageModeling.card.figures}
+    card = MaskedLanguageModeling.card
+    figures = {figure.name: figure for figure in card.figures}
     return replace(
         card,
         figures=(
@@ -158,14 +159,14 @@ def _card(pair_name: str, title: str, limits: str) -> TaskCard:
             CardFigure(f"{pair_name}_accuracy", f"accuracy, {title}", "accuracy", f"Accuracy, {title}"),
         ),
         loss_unit="nats per masked token, and per pair",
-        predicts_tokens=False,  # the loss is of more than tokens
+        predicts_tokens=False,  # the loss includes more than tokens
         evaluation=EVALUATION,
         limits=f"{card.limits} {limits}",
     )
 
 
 class NextSentencePrediction(PairPretraining):
-    """Asks whether the second segment follows the first: 1 where it is of another document (Devlin et al. 2018)."""
+    """Asks whether the second segment follows the first; 1 if it is from another document (Devlin et al. 2018)."""
 
     pair_name = "nsp"
     means = _means("nsp")
@@ -176,9 +177,9 @@ class NextSentencePrediction(PairPretraining):
 
 
 class SentenceOrderPrediction(PairPretraining):
-    """Asks whether the segments were swapped: 1 where they were (Lan et al. 2019, ALBERT).
+    """Asks whether the segments were swapped; 1 if they were (Lan et al. 2019, ALBERT).
 
-    Pairs of different documents have no order, and are not asked about.
+    Pairs from different documents have no order, so there is no question about them.
     """
 
     pair_name = "sop"
@@ -197,7 +198,7 @@ class SentenceOrderPrediction(PairPretraining):
 
 
 # Attributes that a custom task must have.
-NEEDED = ("model_class", "means", "card")
+REQUIRED_ATTRIBUTES = ("model_class", "means", "card")
 # The values of `--objective`.
 OBJECTIVES: dict[str, type[MaskedLanguageModeling]] = {
     "mlm": MaskedLanguageModeling,
@@ -207,11 +208,15 @@ OBJECTIVES: dict[str, type[MaskedLanguageModeling]] = {
 
 
 def task_of(config: TrainingConfig, inputs: TrainingInputs) -> PretrainingTask:
-    """Make the task of a run, or of one of its phases; InputError if its inputs do not suit it."""
+    """Return the task of a run, or of one of its phases.
+
+    Raises:
+        InputError: the task does not fit the inputs or the settings.
+    """
     task = _custom_task(config, inputs) or OBJECTIVES[config.model.objective].of(inputs, config.masking)
     metric = config.data.metric_for_best.removeprefix("eval_")
-    known = ["loss", *(f"{SOURCE_LOSS}{name}" for name in inputs.evaluated() if name)]
-    require(metric in known, f"must be one of {', '.join(known)}", "--metric-for-best", config.data.metric_for_best)
+    metrics = ["loss", *(f"{SOURCE_LOSS}{name}" for name in inputs.evaluated() if name)]
+    require(metric in metrics, f"must be one of {', '.join(metrics)}", "--metric-for-best", config.data.metric_for_best)
     task.metric, task.errors = metric, (metric,)
     return task
 
@@ -221,17 +226,18 @@ def _custom_task(config: TrainingConfig, inputs: TrainingInputs) -> PretrainingT
     if name is None:
         return None
     require(objective == "mlm", "cannot be combined with --task", "--objective", objective)
-    kind = load_class(name, PretrainingTask, NEEDED)  # type: ignore[type-abstract]
-    task = kind.of(inputs, config.masking)
+    task_class = load_class(name, PretrainingTask, REQUIRED_ATTRIBUTES)  # type: ignore[type-abstract]
+    task = task_class.of(inputs, config.masking)
     task.identity, task.adds_weights = {"task": identity_of(name)}, True
-    of_sources = [mean.name for mean in task.means if mean.name.startswith(SOURCE_LOSS)]
-    rule = f"must not have a figure named {SOURCE_LOSS}…, which are those of the sources"
-    require(not of_sources, rule, "--task", ", ".join(of_sources))
-    needed = MaskedLanguageModeling.model_class
-    rule = f"must have the model_class {needed} with --score-pairs or --score-words"
-    require(task.model_class == needed or not config.data.is_scored, rule, "--task", task.model_class)
-    if more := task.features(inputs.max_length).keys() - STANDARD_FEATURES:
-        for shards in (one for one in (*inputs.train_sets, *inputs.eval_sets) if one.paths):
-            lacking = sorted(more - feature_names(next(read_records(read_file(shards.paths[0])))))
-            require(not lacking, f"reads {', '.join(lacking)} of each row", "--task", f"{shards.folder} without")
+    reserved_names = [mean.name for mean in task.means if mean.name.startswith(SOURCE_LOSS)]
+    rule = f"must not have a metric named {SOURCE_LOSS}…, which is reserved for the losses of sources"
+    require(not reserved_names, rule, "--task", ", ".join(reserved_names))
+    masked_lm_class = MaskedLanguageModeling.model_class
+    rule = f"must have the model_class {masked_lm_class} with --score-pairs or --score-words"
+    require(task.model_class == masked_lm_class or not config.data.is_scored, rule, "--task", task.model_class)
+    if features := task.features(inputs.max_length).keys() - STANDARD_FEATURES:
+        for shards in (shards for shards in (*inputs.train_sets, *inputs.eval_sets) if shards.paths):
+            missing = sorted(features - feature_names(next(read_records(read_file(shards.paths[0])))))
+            rule = f"needs rows with the features {', '.join(missing)}"
+            require(not missing, rule, "--task", f"{shards.folder} without them")
     return task

@@ -1,4 +1,4 @@
-"""The interface of a task, so that loop, step, pipelines and evaluation work for every task, custom ones included."""
+"""`Task`: the interface between a task and the training loop, which works for every task, including custom ones."""
 
 import hashlib
 import importlib.util
@@ -22,15 +22,21 @@ if TYPE_CHECKING:
     from train.config.learning import MaskingConfig, ModelConfig
     from train.data.shards import TrainingInputs
 
-# Begins the names of the figures that are the loss of one source of a mixture.
+# Prefix of metrics that are the loss of one source of a mixture.
 SOURCE_LOSS = "loss_"
-# Of the file of a custom task.
+# Name of the module made from the file of a custom task.
 MODULE_NAME = "task_of_the_user"
 Kind = TypeVar("Kind")
 
 
 class Mean(NamedTuple):
-    """A figure that is one sum, `total`, divided by another, `weight`, by their names; 0 where that is 0."""
+    """A metric that is the quotient of two sums; 0 if the weight is 0.
+
+    Attributes:
+        name: name of the metric.
+        total: name of the sum that is divided.
+        weight: name of the sum that it is divided by.
+    """
 
     name: str
     total: str
@@ -38,7 +44,15 @@ class Mean(NamedTuple):
 
 
 class CardFigure(NamedTuple):
-    """A figure of evaluations, as the card of a model shows it; `metric_type` and `metric_name` are the Hub's words."""
+    """A metric of evaluations, as a model card shows it.
+
+    Attributes:
+        name: name of the metric.
+        title: title in the table of the card.
+        metric_type: the Hub's type of the metric, for the card's metadata.
+        metric_name: name in the card's metadata.
+        num_decimals: number of decimals shown.
+    """
 
     name: str
     title: str
@@ -49,21 +63,28 @@ class CardFigure(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskCard:
-    """The task's part of a model card. Plain data: `run.json` records it, and export needs no task.
+    """The task's part of a model card. It is plain data in `run.json`, so that an export does not need the task.
 
-    Texts are templates of `str.format`.
+    `usage`, `procedure`, `evaluation` and `limits` are templates for `str.format`.
 
-    model_kind, training_verb: what the model is, and what was done to it, as within a sentence.
-    start_words: the words after the verb where the model did not start from scratch.
-    pipeline_tag, library: the Hub's words for the task (https://huggingface.co/tasks) and for what opens the model.
-    predicts_tokens: the loss compares with that of a guess from the frequencies of the tokens.
-    usage: lines that use the {model}, at its {revision}, on the {sentence} of `--hub-example` or on an example in them,
-        of at most {max_length} tokens; without them the card has lines that load it.
-    procedure: {title: text} of the training, of {the sections of the settings}.
-    evaluation: what was evaluated, of {the figures}.
-    limits: what the model is not for, of {max_length}.
-    files: {name: content} of further files of text in the export.
-    weight_files: {name: {name of a weight in it: that of the exported model}} of further files of weights.
+    Attributes:
+        model_kind: what the model is, such as "masked language model"; used within a sentence.
+        task_name: name of the task.
+        pipeline_tag: the Hub's name of the task (https://huggingface.co/tasks).
+        figures: metrics that the card shows.
+        loss_unit: unit of the loss.
+        predicts_tokens: the loss is comparable with the loss of guessing from token frequencies.
+        training_verb: how the model was trained, such as "pretrained"; used within a sentence.
+        start_words: words between the verb and the base model, such as "from", if training did not start from scratch.
+        tags: tags on the Hub.
+        usage: code that uses {model} at {revision}, with {sentence} (of `--hub-example`) or its own example, of at most
+            {max_length} tokens. None shows code that only loads the model.
+        procedure: {title: text} about the training; fields are sections of the settings, such as {masking}.
+        evaluation: how the model was evaluated; fields are metrics.
+        limits: limits of the model; the field is {max_length}.
+        library: the Hub's name of the library that opens the model.
+        files: {name: content} of additional text files in the export.
+        weight_files: {name: {name of a weight in the file: its name in the exported model}} of additional weight files.
     """
 
     model_kind: str
@@ -85,26 +106,27 @@ class TaskCard:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "TaskCard":
-        """Read the card of a `task_record`, from JSON or not."""
+        """Return the card from the dictionary in a `task_record`, which may come from JSON."""
         return cls(**{**record, "figures": tuple(CardFigure(*figure) for figure in record["figures"])})
 
 
 class Task(ABC):
-    """What is learned: its features, class of model, losses and figures, and what a model's card says of it.
+    """What is learned: the features, the class of the model, losses and metrics, and the task's part of a model card.
 
-    model_class: the class of transformers that is built, by name.
-    means: figures of training and evaluation. The first is the loss that is minimised: its total, summed over the
-        rows of the whole global batch, divided by its weight.
-    card: the task for the readers of a model's card.
-    metric: the figure by which evaluations are compared.
-    guess: what a guess without the text would score, by figure.
-    identity: what identifies a custom task, for the fingerprint of a run.
-    errors: figures of which lower values are better.
-    allows_new_head: weights of the head that the checkpoint to start from lacks, or has in another shape, are
-        initialized randomly; else such a checkpoint is refused.
-    adds_weights: `adapt_network` puts weights on the network, which are counted once it is built.
-    couples_rows: the loss of a row depends on the other rows. Then `sums` in training is `sums_of_outputs` of
-        `outputs`, so that a batch that is cut into micro-batches keeps its loss.
+    Attributes:
+        model_class: name of the transformers class to build.
+        means: metrics of training and evaluation. The first is the loss to minimize: its total, summed over the rows of
+            the whole global batch, divided by its weight.
+        card: the task's part of a model card.
+        metric: the metric by which evaluations are compared.
+        guess: {metric: value that a guess without reading the text would reach}.
+        identity: identifies a custom task in the fingerprint of a run.
+        errors: metrics of which lower values are better.
+        allows_new_head: if the checkpoint to start from lacks weights of the head, or has other shapes, they are
+            initialized randomly. Otherwise such a checkpoint is an error.
+        adds_weights: `adapt_network` adds weights to the network, so weights can only be counted after it is built.
+        couples_rows: the loss of a row depends on other rows. Then the loss in training is computed with `outputs` and
+            `sums_of_outputs`, so that it does not depend on the division into micro-batches.
     """
 
     metric: str = "loss"
@@ -120,19 +142,19 @@ class Task(ABC):
 
     @abstractmethod
     def features(self, length: int) -> dict[str, Feature]:
-        """Name what is read from each record of a row of `length` tokens."""
+        """Return the features to read from each record, for rows of `length` tokens."""
 
     def adapt_network(self, network: Any) -> Any:
-        """Change a network of `model_class` in place as `sums` needs it, and return it."""
+        """Change a network of `model_class` in place so that `sums` can use it, and return it."""
         return network
 
     def prepare_batch(self, batch: dict[str, "tf.Tensor"], row_keys: "tf.Tensor") -> Any:  # noqa: ARG002
-        """Make the rows that `sums` takes from a training batch, in-graph: all random draws are here.
+        """Prepare a training batch for `sums`, in-graph. All random draws of a task are made here.
 
         Args:
             batch: {feature: (rows, …)}.
-            row_keys: uint32 (rows, KEY_WORDS) for `train.layers.random_bits`, others at each step. A row depends on
-                its key alone, so that it does not matter how the global batch is cut.
+            row_keys: random keys for `train.layers.random_bits`, uint32 (rows, KEY_WORDS), different at each step. The
+                draws for a row must depend only on its key, so that the division of the global batch does not matter.
 
         Returns:
             A structure of tensors (rows, …).
@@ -140,90 +162,103 @@ class Task(ABC):
         return batch
 
     def prepare_row(self, row: dict[str, "tf.Tensor"]) -> Any:
-        """Make from one row of evaluation what `prepare_batch` makes from many; a function of the row alone."""
+        """Prepare a validation row for `sums`. The result must depend only on the row."""
         return row
 
     def apply_global_weights(self, rows: Any, add_up: Callable[["tf.Tensor"], "tf.Tensor"]) -> Any:  # noqa: ARG002
-        """Put into rows of `prepare_batch` what needs sums over the global batch, such as weights of several losses.
+        """Add values that depend on the whole global batch, such as weights of losses, to the rows of `prepare_batch`.
 
-        `add_up` adds up a tensor over all replicas; the rows are those of one.
+        Args:
+            rows: rows of one replica.
+            add_up: sums a tensor over all replicas.
         """
         return rows
 
     @abstractmethod
     def sums(self, network: Any, rows: Any, *, training: bool) -> dict[str, "tf.Tensor"]:
-        """Run the network on rows of `prepare_batch` or `prepare_row`, and add up losses, hits and counts.
+        """Run the network on rows of `prepare_batch` or `prepare_row`, and add up losses, correct answers and counts.
 
-        Batches and replicas must add up exactly, so these are float32 sums over the rows, those that `means` names
-        among them, as scalars. Rows of padding must count for nothing. In an evaluation there may also be values for
-        each row, (rows, …), for figures that are not sums.
+        Returns:
+            Sums over the rows, float32 scalars, which can be added up over batches and replicas. They must include the
+            sums named in `means`, and rows of padding must not contribute. An evaluation may also return values for
+            each row, (rows, …), for metrics that are not sums.
         """
 
     def outputs(self, network: Any, rows: Any, *, training: bool) -> "tf.Tensor":
-        """Compute what the loss of training needs of each row, float32 (rows, …), where `couples_rows`."""
+        """Return the outputs that the training loss needs for each row, float32 (rows, …). Used if `couples_rows`."""
         raise NotImplementedError
 
     def sums_of_outputs(self, outputs: "tf.Tensor", rows: Any) -> dict[str, "tf.Tensor"]:
-        """Add up, from `outputs` of all rows of this replica, what `sums` does in training, where `couples_rows`."""
+        """Return what `sums` returns, given the `outputs` of all rows of this replica. Used if `couples_rows`."""
         raise NotImplementedError
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """Compute the figures of an evaluation from what `sums` gave, over all rows, in float64; `loss` is one of them.
+        """Return the metrics of an evaluation. `loss` must be one of them.
 
-        Values for each row come batch after batch, those of padding too.
+        Args:
+            sums: results of `sums`, added up over all rows in float64. Values for each row are concatenated, including
+                those of padding.
         """
         means = {name: float(sums[total] / sums[weight]) if sums[weight] else 0.0 for name, total, weight in self.means}
         return means | self.derived_figures(means)
 
     def derived_figures(self, means: Mapping[str, float]) -> dict[str, float]:  # noqa: ARG002
-        """Compute the figures that follow from the means, of training or of evaluation."""
+        """Return metrics that can be computed from the means of training or evaluation."""
         return {}
 
     def score(self, figures: Mapping[str, float]) -> float:
-        """Compute the score by which evaluations are compared, higher is better; the best checkpoint is kept."""
+        """Return the score by which evaluations are compared; higher is better. The best checkpoint is kept."""
         return -figures["loss"]
 
     def summarize(self, figures: Mapping[str, float]) -> str:
-        """Summarize an evaluation in a few words, as in `loss 5.92  accuracy 14.5 %`."""
+        """Summarize an evaluation in a few words, such as `loss 5.92  accuracy 14.5 %`."""
         return f"loss {shown_loss(figures['loss'])}"
 
     def next_command(self, model: str) -> str | None:  # noqa: ARG002
-        """Return the command that tries out the exported model in the folder `model`; None where there is none."""
+        """Return a command that tries the exported model in the folder `model`; None if there is none."""
         return None
 
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
-        """Describe the figures of the last evaluation, human-readable: {title: text}."""
+        """Return human-readable lines about the metrics of the last evaluation, {title: text}."""
         return {f"validation {name.replace('_', ' ')}": f"{value:.4f}" for name, value in figures.items()}
 
     def describe_row(self, rows: Any, tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
-        """Show the first of the rows that `prepare_batch` made: {title: text}."""
+        """Return human-readable lines about the first row of `prepare_batch`, {title: text}."""
         return {"first row": tokenizer.decode(rows["input_ids"][0])}
 
     def num_predictions(self, num_tokens: int) -> int:  # noqa: ARG002
-        """Count the positions of a batch of `num_tokens` that go through a masked-LM head.
+        """Return the number of positions of a batch of `num_tokens` that go through a masked-LM head.
 
-        They enter the count of operations; those of other heads, which are few, do not.
+        It is used to count operations. Other heads need few operations, which are not counted.
         """
         return 0
 
 
 class PretrainingTask(Task):
-    """What `run_mlm.py` learns from rows of shards; a custom one is a subclass in a file of its author."""
+    """A task of `run_mlm.py`, which learns from rows of shards. Custom tasks are subclasses in the user's file."""
 
     @classmethod
     @abstractmethod
     def of(cls, inputs: "TrainingInputs", masking: "MaskingConfig") -> "PretrainingTask":
-        """Make the task of a run, or of one of its phases; InputError if its inputs do not suit it."""
+        """Return the task of a run, or of one of its phases.
+
+        Raises:
+            InputError: the task does not fit the inputs.
+        """
 
     def score(self, figures: Mapping[str, float]) -> float:
         return -figures.get(self.metric, figures["loss"])
 
     def check_model(self, model_config: "PretrainedConfig", settings: "ModelConfig") -> None:
-        """Raise InputError where a model, or a setting of one, does not suit the task; by default all do."""
+        """Check that a model and its settings fit the task. By default all do.
+
+        Raises:
+            InputError: they do not.
+        """
 
 
 def source_losses(figures: Mapping[str, Any]) -> dict[str, float]:
-    """Return the losses of the sources of a mixture among the figures of an evaluation, by source."""
+    """Return the losses of a mixture's sources from the metrics of an evaluation, {source: loss}."""
     return {name.removeprefix(SOURCE_LOSS): value for name, value in figures.items() if name.startswith(SOURCE_LOSS)}
 
 
@@ -232,7 +267,7 @@ def shown_loss(loss: float) -> str:
 
 
 def task_record(task: Task | type[Task]) -> dict[str, Any]:
-    """Collect the task's part of `run.json`: all that is needed to export a checkpoint and to plot its metric."""
+    """Return the task's part of `run.json`: what is needed to export a checkpoint and to plot its metric."""
     guess = task.guess.get(task.metric)
     return {
         "model_class": task.model_class,
@@ -244,10 +279,17 @@ def task_record(task: Task | type[Task]) -> dict[str, Any]:
 
 
 def load_class(task: str, base: type[Kind], needed: tuple[str, ...] = ()) -> type[Kind]:
-    """Run the file of `FILE.py:CLASS`, and return that class.
+    """Execute the file of `FILE.py:CLASS`, and return the class.
 
-    The file's folder is not searched for modules, so that only its code and installed packages are run. InputError if
-    there is no such class, or it is not a subclass of `base` with all its methods and the `needed` attributes.
+    The file's folder is not searched for modules, so that only the file and installed packages are executed.
+
+    Args:
+        task: value of `--task`.
+        base: required base class.
+        needed: required attributes.
+
+    Raises:
+        InputError: there is no such class, it is not a subclass of `base`, or it lacks methods or attributes.
     """
     path, _, name = task.rpartition(":")
     if not Path(path).is_file():
@@ -256,27 +298,29 @@ def load_class(task: str, base: type[Kind], needed: tuple[str, ...] = ()) -> typ
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[MODULE_NAME] = module  # dataclasses look their module up
+    sys.modules[MODULE_NAME] = module  # dataclasses look up their module
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise InputError(f"--task: running {path} failed with {reason}") from error
-    found = getattr(module, name, None)
-    if not isinstance(found, type):
-        classes = (one for one in vars(module).values() if isinstance(one, type) and one.__module__ == MODULE_NAME)
-        known = ", ".join(one.__name__ for one in classes) or "no classes"
-        raise InputError(f"--task: {path} has no class {name}; it has {known}.")
-    if not issubclass(found, base):
+    task_class = getattr(module, name, None)
+    if not isinstance(task_class, type):
+        classes = (
+            value for value in vars(module).values() if isinstance(value, type) and value.__module__ == MODULE_NAME
+        )
+        class_names = ", ".join(value.__name__ for value in classes) or "no classes"
+        raise InputError(f"--task: {path} has no class {name}; it has {class_names}.")
+    if not issubclass(task_class, base):
         raise InputError(f"--task: {name} in {path} is not a subclass of {base.__module__}.{base.__name__}.")
-    if lacking := sorted(getattr(found, "__abstractmethods__", ())):
+    if lacking := sorted(getattr(task_class, "__abstractmethods__", ())):
         raise InputError(f"--task: {name} in {path} lacks these methods: {', '.join(lacking)}.")
-    if lacking := [one for one in needed if not hasattr(found, one)]:
+    if lacking := [attribute for attribute in needed if not hasattr(task_class, attribute)]:
         raise InputError(f"--task: {name} in {path} lacks these attributes: {', '.join(lacking)}.")
-    return found
+    return task_class
 
 
 def identity_of(task: str) -> str:
-    """Name the class and the content of its file, by which a run is known; the file itself may move."""
+    """Return a text that identifies a custom task: the class and the hash of its file. The file may be moved."""
     path, _, name = task.rpartition(":")
     return f"{name} {hashlib.sha256(Path(path).read_bytes()).hexdigest()}"
