@@ -146,7 +146,7 @@ class Checkpoints:
             kind = PermanentError if isinstance(error, InputError) else RunFailedError
             raise kind(
                 f"A checkpoint could not be written to {self._store.folder}: {error}; {kept}. Fix the cause, then run "
-                "the same command again: it resumes from there."
+                "the same command again to continue."
             ) from error
 
     def discard_after(self, step: int) -> None:

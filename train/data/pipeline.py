@@ -279,7 +279,7 @@ def training_batches(
     def read_shard(shard: tf.Tensor) -> tf.Tensor:
         size = shard[1]
         records = tf.data.TFRecordDataset(paths[shard[0]]).take(size + 1).batch(size + 1).get_single_element()
-        message = "shards must hold as many rows as their names say; prepare them again"
+        message = "shards must contain as many rows as their names say; prepare them again"
         with tf.control_dependencies([tf.debugging.assert_equal(tf.size(records, tf.int64), size, message)]):
             return tf.identity(records)
 

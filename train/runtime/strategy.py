@@ -91,7 +91,7 @@ def _connect_tpu(config: HardwareConfig) -> tf.distribute.Strategy:
         return resolver
 
     connected = _in_thread(initialize, "connect-tpu")
-    fix = "Check that it is READY, --tpu-zone and --gcp-project, that tensorflow-tpu is installed (pip list)"
+    fix = "Check that it is READY, that --tpu-zone and --gcp-project fit, that tensorflow-tpu is installed (pip list)"
     if config.tpu_name == "local":
         fix = f"{pjrt_settings.describe_attempts()} {pjrt_settings.ADVICE} Check that tensorflow-tpu is installed"
     fix += ", and that no other process holds it."
