@@ -9,8 +9,8 @@ Each rounding has an error of at most 1/2, and a source inherits the error of a 
 of that node. In a Huffman tree these shares fall at least as fast as 1/1, 1/2, 1/3, 1/5, 1/8 …. So the first n
 positions contain n * weight rows of a source, with an error of at most 1/2 for two sources and 1.7 for any number of
 sources. A range of positions is the difference of two such counts, so its error is at most 1 for two sources and 3.4
-for any number. With three or more sources, no order keeps the error of all ranges at 1 or less: with the weights 11 : 7
-: 5, every order exceeds it within eleven rows.
+for any number. With three or more sources, no order keeps the error of all ranges at 1 or less: with the weights
+11 : 7 : 5, every order exceeds it within eleven rows.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""`PretrainingModel`: a transformers model with its training and evaluation steps."""
+"""`PretrainingModel`: a network with its task, and its training and evaluation steps."""
 
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +37,7 @@ Sums = dict[str, tf.Tensor]
 
 
 class PretrainingModel(tf_keras.Model):
-    """A network with its task, and its training and evaluation steps.
+    """The Keras model that is trained and evaluated.
 
     A training step takes `global_batch_rows` rows, which the replicas divide equally. Each replica processes its rows
     in `num_micro_batches` micro-batches. The loss is summed and then divided by its weight in the whole global batch,
@@ -47,7 +47,7 @@ class PretrainingModel(tf_keras.Model):
     model's code would add seconds to each start.
 
     Args:
-        network: the transformers model.
+        network: the network to train.
         task: what is learned.
         seed: seed of masks and dropout.
         num_micro_batches: number of micro-batches per replica and step.
