@@ -31,8 +31,8 @@ class HardwareConfig(Bounded):
     )
     bfloat16: bool = flag(
         False,
-        "Compute in bfloat16. Weights, optimizer and loss stay in float32. On CPUs with instructions for bfloat16 only "
-        "matrix products use it and XLA is off, which is faster.",
+        "Compute in bfloat16. Weights, optimizer and loss stay in float32. On CPUs with instructions for bfloat16, by "
+        "default only matrix products use it, without XLA, which is faster.",
     )
     pjrt: Literal["auto", "on", "off"] = changeable(
         "auto",

@@ -84,7 +84,10 @@ class PairPretraining(MaskedLanguageModeling):
         return PairRows(super().prepare_row({"input_ids": input_ids}), labels, tf.cast(counts, tf.float32))
 
     def apply_global_weights(self, rows: Any, add_up: Callable[["tf.Tensor"], "tf.Tensor"]) -> Any:
-        """Scale the weights of pairs so that their losses, divided by the number of masked tokens, sum to a mean."""
+        """Scale the weights of pairs so that their losses, divided by the number of masked tokens, sum to a mean.
+
+        The sum over the global batch is then the mean loss of a pair.
+        """
         import tensorflow as tf
 
         num_masked = add_up(tf.reduce_sum(tf.cast(rows.masked.is_masked, tf.float32)))
