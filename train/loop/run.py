@@ -1,4 +1,4 @@
-"""`Run` and `Phase`, which can be checked and planned without TensorFlow; the content of run.json; the printed plan."""
+"""`Run` and `Phase`, which can be checked and planned without TensorFlow, and the content of run.json."""
 
 import dataclasses
 import functools
