@@ -1,15 +1,16 @@
-"""Install the project into its environment, `.venv`, beside whatever else the machine has installed.
+"""Install the project into an environment of its own, `.venv`.
 
-    python3 install.py                     # what suits this machine: its TPU, else its GPU, else its CPU
-    python3 install.py --with finetuning   # and more
+    python3 install.py                     # for this machine's TPU, or else its GPU, or else its CPU
+    python3 install.py --with finetuning   # with additional packages
     python3 install.py --extra preflight   # into .venv-preflight
-    MLM_EXTRA=tpu python3 install.py       # where the devices do not show what the machine has
+    MLM_EXTRA=tpu python3 install.py       # if install.py does not recognize the machine's devices
 
-It uses uv, which it gets from PyPI if it is missing, or else pip. It needs nothing but Python, and changes no other
-package: notebook services have hundreds, among them other versions of TensorFlow, transformers and NumPy.
+It needs nothing but Python, and changes no package outside the environment: notebook services have installed hundreds,
+among them other versions of TensorFlow, transformers and NumPy. It uses uv, which it downloads from PyPI if necessary,
+or pip if that fails.
 """
 
-# Python 3.8 must get as far as the error that asks for a newer one.
+# So that Python 3.8 can run this file up to the error that asks for a newer version.
 from __future__ import annotations
 
 import argparse
@@ -32,10 +33,10 @@ PROJECT_NAME = "mlm-pretraining"
 DECLARED_FILE = PROJECT_FOLDER / "pyproject.toml"
 UV_FOLDER = PROJECT_FOLDER / "build" / "uv"
 LOG_FILE = PROJECT_FOLDER / "build" / "install.log"
-# In an environment: what was installed, written last.
+# File in an environment that says what was installed; written last.
 RECORD_FILE = "installed.json"
 EXTRA_VARIABLE = "MLM_EXTRA"
-# What an environment is made for, and what its packages are.
+# The main extras, one per environment, and their packages.
 EXTRAS = {
     "cpu": "TensorFlow for the CPU (about 0.5 GB)",
     "gpu": "TensorFlow and CUDA for the GPU (about 3.5 GB)",
@@ -44,16 +45,16 @@ EXTRAS = {
     "jax-cuda": "TensorFlow for the CPU, and JAX and CUDA for the GPU (about 3.5 GB)",
     "preflight": "TensorFlow and the TPU's compiler (about 0.8 GB)",
 }
-# pyproject.toml says the same to uv and pip.
+# The same as `requires-python` in pyproject.toml.
 OLDEST_PYTHON, FIRST_PYTHON_TOO_NEW = (3, 10), (3, 14)
 PYTHON_RANGE = "Python 3.10, 3.11, 3.12 or 3.13"
-# Those of train/runtime/machines.py, which cannot be imported before the project is installed.
+# The same as in train/runtime/machines.py, which cannot be imported before the project is installed.
 TPU_DEVICE_PATTERNS = ("accel*", "vfio/[0-9]*")
-# What the Python of a TPU VM has where Google made its image for TensorFlow.
+# One of these is installed in Google's images of TPU VMs for TensorFlow.
 TENSORFLOW_OF_IMAGES = ("tensorflow", "tensorflow-tpu", "tf-nightly-tpu")
-# Installed without its dependencies, which would replace the TPU's TensorFlow with that for the CPU.
+# Installed without its dependencies, which would replace TensorFlow for the TPU with that for the CPU.
 TF_KERAS_FOR_TPU = "tf-keras>=2.20,<2.21"
-# What services set for their environment, and what would lead uv or the new interpreter there.
+# Variables that notebook services set, and that would point uv or the new interpreter to other packages.
 FOREIGN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "UV_SYSTEM_PYTHON", "UV_CONSTRAINT", "UV_OVERRIDE", "UV_PRERELEASE")
 TERMINAL_POLL_SECONDS, HEARTBEAT_SECONDS = 0.2, 30.0
 NUM_LOG_LINES_SHOWN = 8
@@ -61,25 +62,25 @@ INDENT = " " * 7
 
 
 class InstallError(Exception):
-    """The environment cannot be made; the message says why and what to do."""
+    """The environment cannot be created; the message says why, and what to do."""
 
 
 class CommandError(InstallError):
-    """A command failed; the message has its last lines and the file with all of them."""
+    """A command failed; the message has its last lines, and the name of the file with its whole output."""
 
 
 def find_place(environment: Mapping[str, str] = os.environ) -> str:
-    """Return `Colab`, `Kaggle` or `this machine`, by the variables that the services set."""
+    """Return `Colab`, `Kaggle` or `this machine`, according to the environment variables that the services set."""
     if "COLAB_RELEASE_TAG" in environment:
         return "Colab"
     return "Kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in environment else "this machine"
 
 
 def find_extra(devices: Path = Path("/dev")) -> str:
-    """Choose what `MLM_EXTRA` says, else what suits the device files of the kernel's drivers.
+    """Return the extra that `MLM_EXTRA` names, or else the one for the device files on this machine.
 
-    For a TPU that is `jax-tpu`, since JAX reaches every TPU; or `tpu` where the Python that runs this has TensorFlow,
-    as in Google's images for it.
+    For a TPU that is `jax-tpu`, because JAX works on every TPU; or `tpu` if the Python that runs this has TensorFlow,
+    as in Google's images for TensorFlow.
     """
     if EXTRA_VARIABLE in os.environ:
         return os.environ[EXTRA_VARIABLE]
@@ -97,7 +98,7 @@ def _is_installed(package: str) -> bool:
 
 
 def default_environment(extra: str) -> str:
-    """Name the folder of an extra's environment; only the preflight's packages exclude the others'."""
+    """Return the folder for an extra. The preflight has its own, because its packages conflict with the others."""
     return ".venv-preflight" if extra == "preflight" else ".venv"
 
 
@@ -107,69 +108,69 @@ def is_environment_of_the_project() -> bool:
 
 
 def say_at_once(text: str) -> None:
-    """Print a line, also into a file that someone watches."""
+    """Print a line and flush it, for a reader who follows the output in a file."""
     print(text, flush=True)
 
 
 def install(
     extra: str | None = None,
     environment: str | Path | None = None,
-    more: Sequence[str] = (),
+    additional: Sequence[str] = (),
     say: Callable[[str], None] = say_at_once,
 ) -> str:
-    """Make the environment, or bring it up to date, and return the path of its interpreter.
+    """Create the environment, or bring it up to date, and return the path of its interpreter.
 
-    The interpreter that runs this is returned as it is when the project is installed for it, and no extra is named.
-    Otherwise the variables that lead to other packages are taken out of this process's environment.
+    If no extra is named and the interpreter that runs this already has the project installed, it is returned. Otherwise
+    the variables that point to other packages are removed from this process's environment.
 
     Args:
-        extra: one of `EXTRAS`; by default what suits the machine. `cpu` accepts an environment for a GPU or TPU.
-        environment: folder, relative to the project's; by default `default_environment`.
-        more: other extras of pyproject.toml, such as `test`.
+        extra: one of `EXTRAS`. Default: the one for this machine. `cpu` accepts an environment for a GPU or TPU.
+        environment: folder, relative to the project's. Default: `default_environment`.
+        additional: other extras of pyproject.toml, such as `test`.
         say: prints a line.
 
     Raises:
         ValueError: there is no such extra.
-        InstallError: the environment could not be made.
+        InstallError: the environment could not be created.
     """
-    if extra is None and not more and is_environment_of_the_project():
+    if extra is None and not additional and is_environment_of_the_project():
         say(f"{find_place()}: {sys.executable} has the project installed")
         return sys.executable
     extra = extra or find_extra()
     if extra not in EXTRAS:
         raise ValueError(f"{EXTRA_VARIABLE} must be one of {', '.join(EXTRAS)}; received {extra!r}.")
     declared = re.findall(r"^([a-z-]+) = \[", DECLARED_FILE.read_text(encoding="utf-8"), flags=re.M)
-    for name in more:
+    for name in additional:
         if name not in declared:
             raise ValueError(f"--with must name extras of pyproject.toml; received {name!r}.")
     for name in FOREIGN_VARIABLES:
-        os.environ.pop(name, None)  # also for the commands that the interpreter is to run
+        os.environ.pop(name, None)  # also for the commands that the interpreter will run
     folder = PROJECT_FOLDER / (environment or default_environment(extra))
     python = folder / "bin" / "python"
     installed = _read_record(folder)
-    extra, wanted = _extras_to_install(installed, extra, more)
-    record = {"project": str(PROJECT_FOLDER), "declared": _hash_of_declared_file(), "extras": wanted}
+    extra, extras = _extras_to_install(installed, extra, additional)
+    record = {"project": str(PROJECT_FOLDER), "declared": _hash_of_declared_file(), "extras": extras}
     if installed == record and _is_usable(python):
         say(f"{_shown(folder)} is up to date.")
         return str(python)
     reason = _reason_to_replace(folder, installed, extra)
     if reason:
         if not (folder / "pyvenv.cfg").exists():
-            raise InstallError(f"{_shown(folder)} is no Python environment. Name another with --environment.")
+            raise InstallError(f"{_shown(folder)} is not a Python environment. Name another folder with --environment.")
         say(f"Replacing {_shown(folder)}: {reason}.")
         shutil.rmtree(folder)
-    others = f" with {', '.join(wanted[1:])}" if wanted[1:] else ""
+    others = f" with {', '.join(extras[1:])}" if extras[1:] else ""
     packages = f"{EXTRAS[extra]} and this project{others}"
-    say(f"Installing {packages} into {_shown(folder)}: a minute or two on a fast connection.")
+    say(f"Installing {packages} into {_shown(folder)}. This takes a minute or two on a fast connection.")
     with contextlib.suppress(FileNotFoundError):
-        (folder / RECORD_FILE).unlink()  # until all is installed
-    _install_with_uv_or_pip(folder, extra, wanted, say)
+        (folder / RECORD_FILE).unlink()  # until everything is installed
+    _install_with_uv_or_pip(folder, extra, extras, say)
     (folder / RECORD_FILE).write_text(json.dumps(record), encoding="utf-8")
     return str(python)
 
 
 def add_extra(python: str, extra: str) -> None:
-    """Install into an environment what another extra of the project needs, such as `finetuning`.
+    """Install the packages of another extra of the project, such as `finetuning`, into an environment.
 
     Raises:
         InstallError: a package could not be installed.
@@ -177,29 +178,29 @@ def add_extra(python: str, extra: str) -> None:
     _install_packages(_find_uv(say_at_once), Path(python), ["--editable", f".[{extra}]"])
 
 
-def _extras_to_install(installed: dict[str, Any], extra: str, more: Sequence[str]) -> tuple[str, list[str]]:
-    """Return what the environment is for, and all its extras, those that it has among them."""
-    before = installed.get("extras", [])
-    if extra == "cpu" and before:
-        extra = before[0]
-    return extra, [extra, *sorted({name for name in before if name not in EXTRAS} | set(more))]
+def _extras_to_install(installed: dict[str, Any], extra: str, additional: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the main extra of the environment, and all of its extras including those that it already has."""
+    existing = installed.get("extras", [])
+    if extra == "cpu" and existing:
+        extra = existing[0]
+    return extra, [extra, *sorted({name for name in existing if name not in EXTRAS} | set(additional))]
 
 
 def _reason_to_replace(folder: Path, installed: dict[str, Any], extra: str) -> str | None:
-    """Return why an environment cannot be built upon; None where it can, or there is none."""
+    """Return why an existing environment cannot be reused; None if it can, or if there is none."""
     if not folder.exists() or not any(folder.iterdir()):
         return None
     version = _version_of(folder / "bin" / "python")
     if version is None:
         return "its Python is missing"
     if not _is_supported(version):
-        return f"its Python is {version[0]}.{version[1]}, and {PYTHON_RANGE} is needed"
+        return f"its Python is {version[0]}.{version[1]}, but {PYTHON_RANGE} is needed"
     if not installed:
         return None
     if installed["project"] != str(PROJECT_FOLDER):
-        return "it was made for another folder"
-    before = installed["extras"][0]
-    return None if (before, extra) == ("cpu", "gpu") or before == extra else f"it is for {before}, not {extra}"
+        return "it was created for another folder"
+    existing = installed["extras"][0]
+    return None if (existing, extra) == ("cpu", "gpu") or existing == extra else f"it is for {existing}, not {extra}"
 
 
 def _install_with_uv_or_pip(folder: Path, extra: str, extras: Sequence[str], say: Callable[[str], None]) -> None:
@@ -218,20 +219,20 @@ def _install_with_uv_or_pip(folder: Path, extra: str, extras: Sequence[str], say
         except CommandError as error:
             say(f"{error}\nTrying pip instead of uv.")
     if not _has_pip(python):
-        shutil.rmtree(folder, ignore_errors=True)  # what uv may have left
+        shutil.rmtree(folder, ignore_errors=True)  # uv may have left an incomplete environment
         _make_with_venv(folder)
     for options in packages:
         _install_packages(None, python, options)
 
 
 def _make_with_uv(uv: str, folder: Path) -> None:
-    is_fit = _is_supported(sys.version_info)
-    # Where this Python does not fit, uv takes another of the machine's, or fetches one.
-    wanted = _base_python() if is_fit else _python_specifier()
+    is_supported = _is_supported(sys.version_info)
+    # If this Python is not supported, uv uses another one on the machine, or downloads one.
+    python = _base_python() if is_supported else _python_specifier()
     try:
-        run_with_progress([uv, "venv", "--seed", "--python", wanted, str(folder)])
+        run_with_progress([uv, "venv", "--seed", "--python", python, str(folder)])
     except CommandError as error:
-        raise error if is_fit else InstallError(_wrong_python()) from error
+        raise error if is_supported else InstallError(_wrong_python()) from error
 
 
 def _make_with_venv(folder: Path) -> None:
@@ -253,10 +254,13 @@ def _install_packages(uv: str | None, python: Path, options: Sequence[str]) -> N
 
 
 def _find_uv(say: Callable[[str], None]) -> str | None:
-    """Find uv, or get it from PyPI: it is faster than pip, and needs no `venv`, which Colab lacks. None without it."""
-    found = shutil.which("uv") or shutil.which("uv", path=str(UV_FOLDER / "bin"))
-    if found is None:
-        # Into a folder of the project: also allowed where the system's Python may not be changed.
+    """Return the path of uv, after downloading it from PyPI if it is missing; None if that fails.
+
+    uv is faster than pip, and does not need the module `venv`, which Colab lacks.
+    """
+    uv = shutil.which("uv") or shutil.which("uv", path=str(UV_FOLDER / "bin"))
+    if uv is None:
+        # Install it into a folder of the project, since the packages of the system's Python may be write-protected.
         try:
             run_with_progress(
                 [sys.executable, "-m", "pip", "install", "--retries", "1", "--target", str(UV_FOLDER), "uv"]
@@ -264,12 +268,12 @@ def _find_uv(say: Callable[[str], None]) -> str | None:
         except CommandError:
             say("uv could not be installed; using pip, which takes longer.")
             return None
-        found = str(UV_FOLDER / "bin" / "uv")
-    return found
+        uv = str(UV_FOLDER / "bin" / "uv")
+    return uv
 
 
 def _base_python() -> str:
-    """Return this interpreter; within an environment the one that it was made with."""
+    """Return this interpreter or, within an environment, the one that created the environment."""
     return str(getattr(sys, "_base_executable", sys.executable))
 
 
@@ -295,13 +299,13 @@ def _is_usable(python: Path) -> bool:
 
 
 def _version_of(python: Path) -> tuple[int, ...] | None:
-    """Ask an interpreter for its version; None where it does not run."""
-    show = "import sys; print(*sys.version_info[:2])"
+    """Return the version of an interpreter; None if it does not run."""
+    program = "import sys; print(*sys.version_info[:2])"
     try:
-        shown = subprocess.run([str(python), "-c", show], stdout=subprocess.PIPE, check=True).stdout
+        output = subprocess.run([str(python), "-c", program], stdout=subprocess.PIPE, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return None
-    return tuple(map(int, shown.split()))
+    return tuple(map(int, output.split()))
 
 
 def _has_pip(python: Path) -> bool:
@@ -327,18 +331,18 @@ def _shown(path: Path) -> str:
 
 
 def run_with_progress(command: Sequence[str], log: Path = LOG_FILE, status: Callable[[], str] | None = None) -> None:
-    """Run a command with its output in a file, and show how it gets on.
+    """Run a command in the project's folder with its output in a file, and show its progress.
 
-    On a terminal one line shows the seconds and the status, and is erased at the end; elsewhere such a line is printed
-    every 30 seconds.
+    A terminal shows the elapsed seconds and the status in one line, which is erased at the end. Elsewhere such a line
+    is printed every 30 seconds.
 
     Args:
-        command: run in the project's folder.
-        log: gets its output.
-        status: what to show; by default the last line of the output.
+        command: the command and its arguments.
+        log: the file for its output.
+        status: returns the status to show. Default: the last line of the output.
 
     Raises:
-        CommandError: it ended with another status than 0.
+        CommandError: the command ended with a status other than 0.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     is_terminal = sys.stdout.isatty()
@@ -355,7 +359,7 @@ def run_with_progress(command: Sequence[str], log: Path = LOG_FILE, status: Call
             pass
         except KeyboardInterrupt:
             print(f"\n{INDENT}Stopping. Press Ctrl-C again to end at once.", flush=True)
-            process.wait()  # a terminal sends Ctrl-C to it, too
+            process.wait()  # a terminal sends Ctrl-C to the command, too
             raise
         seconds = time.monotonic()
         text = f"{INDENT}{seconds - started_seconds:3.0f} s  {(status or (lambda: last_line(log)))() or 'starting'}"
@@ -374,7 +378,7 @@ def run_with_progress(command: Sequence[str], log: Path = LOG_FILE, status: Call
 
 
 def last_line(path: Path) -> str:
-    """Read the last line of a file that is being written to."""
+    """Return the last line with text in a file that is being written to."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 4096))
         lines = file.read().decode(errors="replace").replace("\r", "\n").split("\n")
@@ -384,14 +388,14 @@ def last_line(path: Path) -> str:
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--extra", choices=EXTRAS, help="What to install. Default: what suits the machine.")
+    parser.add_argument("--extra", choices=EXTRAS, help="What to install for. Default: this machine's devices.")
     parser.add_argument(
         "--with",
-        dest="more",
+        dest="additional",
         nargs="+",
         default=[],
         metavar="NAME",
-        help="Also: finetuning, beam, wandb, mlflow, trackio, docs, legacy, test.",
+        help="Additional packages: finetuning, beam, wandb, mlflow, trackio, docs, legacy, test.",
     )
     parser.add_argument(
         "--environment", metavar="DIR", help="Folder of the environment. Default: .venv, or .venv-preflight."
@@ -403,15 +407,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Install, and say how to activate the environment."""
     arguments = build_parser().parse_args(argv)
     try:
-        python = install(arguments.extra or find_extra(), arguments.environment, arguments.more)
+        python = install(arguments.extra or find_extra(), arguments.environment, arguments.additional)
     except (ValueError, InstallError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
     except KeyboardInterrupt:
-        print("Stopped. Run the same command again to go on.", file=sys.stderr)
+        print("Stopped. Run the same command again to continue.", file=sys.stderr)
         return 130
     print(f"Activate it: source {_shown(Path(python).parent / 'activate')}")
-    if not arguments.more and arguments.extra != "preflight":
+    if not arguments.additional and arguments.extra != "preflight":
         print("next: python quickstart.py")
     return 0
 

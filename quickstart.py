@@ -1,9 +1,9 @@
-"""Install, then train a tiny model from text to filled-in words, with the four commands that a user types.
+"""Install the project, then train a tiny model from text to filled-in words, with the four commands that a user types.
 
     make quickstart
     python3 quickstart.py
 
-What the commands print goes to OUTPUT_DIR/*.log; here is shown what came out of them. It needs nothing but Python.
+It needs nothing but Python. The output of the commands goes to OUTPUT_DIR/*.log; only their results are shown.
 """
 
 from __future__ import annotations
@@ -36,11 +36,14 @@ NUM_PREDICTIONS = 3
 
 
 class QuickStart:
-    """The stages, each a command with its log, in one folder of output.
+    """The stages, each of which runs a command and shows its result.
 
     Args:
-        folder: gets everything.
-        num_steps: of the training.
+        folder: the folder for all results and logs.
+        num_steps: number of training steps.
+
+    Attributes:
+        python: interpreter that runs the commands.
     """
 
     def __init__(self, folder: Path, num_steps: int):
@@ -56,8 +59,8 @@ class QuickStart:
                 *("--vocab-size", "4096", "--max-bytes", "4000000", "--output-dir", self._path("tokenizer")),
             )
         num_bytes = self._read("tokenizer/report.json")["input"]["num_bytes"]
-        show = [self.python, "-c", SHOW_TOKENS, self._path("tokenizer/tokenizer.json"), SENTENCE]
-        tokens = subprocess.run(show, stdout=subprocess.PIPE, encoding="utf-8", check=True).stdout.strip()
+        command = [self.python, "-c", SHOW_TOKENS, self._path("tokenizer/tokenizer.json"), SENTENCE]
+        tokens = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=True).stdout.strip()
         say(f'read {num_bytes / 1e6:.0f} MB of text. "{SENTENCE}" becomes {tokens}')
 
     def write_shards(self) -> None:
@@ -69,7 +72,7 @@ class QuickStart:
             )
         num_rows = [self._read(f"shards/{split}/manifest.json")["totals"]["num_rows"] for split in SPLITS]
         first_row = re.search(r"first row.*?(\[CLS\].+)", log.read_text(encoding="utf-8"))
-        example = f" The first begins: {first_row[1]}" if first_row else ""
+        example = f" The first starts: {first_row[1]}" if first_row else ""
         say(
             textwrap.shorten(
                 f"{num_rows[0]:,} rows to train on, {num_rows[1]:,} to validate.{example}", 90, placeholder=" …"
@@ -79,14 +82,14 @@ class QuickStart:
     def train_model(self) -> None:
         """Train the model, and show how its loss falls."""
         baseline = self._read("shards/validation/manifest.json")["unigram_entropy_nats"]
-        records: list[dict[str, Any]] = []
+        lines: list[dict[str, Any]] = []
 
-        def show_new() -> str:
-            everything = self._metrics()
-            for record in everything[len(records) :]:
-                if record["split"] == "validation":
-                    show_line(f"step {record['step']:>6,}   validation loss {record['loss']:.2f}")
-            records[:] = everything
+        def show_new_losses() -> str:
+            all_lines = self._metrics()
+            for line in all_lines[len(lines) :]:
+                if line["split"] == "validation":
+                    show_line(f"step {line['step']:>6,}   validation loss {line['loss']:.2f}")
+            lines[:] = all_lines
             return install.last_line(self._log("train/run_mlm.py"))
 
         with stage(f"4/4  Training: a ModernBERT of 1.7 million parameters, {self._num_steps:,} steps"):
@@ -95,22 +98,22 @@ class QuickStart:
                 *("train/run_mlm.py", "--preset", "tiny-cpu", "--train-dataset", self._path("shards/train")),
                 *("--eval-dataset", self._path("shards/validation"), "--max-steps", str(self._num_steps)),
                 *("--output-dir", self._path("model")),
-                status=show_new,
+                status=show_new_losses,
             )
-            show_new()
-        last = next(record for record in reversed(records) if record["split"] == "validation")
+            show_new_losses()
+        last = next(line for line in reversed(lines) if line["split"] == "validation")
         gain = baseline - last["loss"]
         context = f", {gain:.2f} below guessing: learned from context" if gain > 0 else ""
         say(f"validation loss {last['loss']:.2f} (perplexity {math.exp(last['loss']):.0f}){context}")
 
     def fill_masks(self) -> None:
-        """Fill three masks, and show the likeliest words."""
+        """Fill three masks, and show the most likely words."""
         print("\nWhat the model fills in for [MASK]:", flush=True)
         log = self._run("train/fill_mask.py", "--model", self._path("model/export"))
-        found = read_predictions(log.read_text(encoding="utf-8"))
-        width = max(len(sentence) for sentence, _ in found)
-        for sentence, predictions in found:
-            words = "   ".join(f"{token} {share:.0f} %" for share, token in predictions[:NUM_PREDICTIONS])
+        filled = read_predictions(log.read_text(encoding="utf-8"))
+        width = max(len(sentence) for sentence, _ in filled)
+        for sentence, predictions in filled:
+            words = "   ".join(f"{token} {percentage:.0f} %" for percentage, token in predictions[:NUM_PREDICTIONS])
             print(f"{sentence:<{width}}   {words}")
 
     def _run(self, script: str, *flags: str, status: Callable[[], str] | None = None) -> Path:
@@ -128,7 +131,7 @@ class QuickStart:
         return json.loads((install.PROJECT_FOLDER / self._folder / name).read_text(encoding="utf-8"))
 
     def _metrics(self) -> list[dict[str, Any]]:
-        """Read what the training has written so far; its last line may be incomplete."""
+        """Return the lines of the training log so far, without an incomplete last line."""
         path = install.PROJECT_FOLDER / self._folder / "model" / "metrics.jsonl"
         if not path.exists():
             return []
@@ -140,7 +143,7 @@ SPLITS = ("train", "validation")
 
 @contextmanager
 def stage(title: str) -> Iterator[None]:
-    """Print what a stage does, and at its end how long it took."""
+    """Print the title of a stage and, at its end, how long it took."""
     print(title, flush=True)
     started_seconds = time.monotonic()
     yield
@@ -148,7 +151,7 @@ def stage(title: str) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Print below the title of a stage, in lines that fit."""
+    """Print a text below the title of a stage, wrapped and indented."""
     for paragraph in text.splitlines():
         print(
             textwrap.fill(paragraph, NUM_COLUMNS, initial_indent=install.INDENT, subsequent_indent=install.INDENT),
@@ -162,19 +165,19 @@ def show_line(text: str) -> None:
 
 
 def read_predictions(text: str) -> list[tuple[str, list[tuple[float, str]]]]:
-    """Read what fill_mask.py prints: [(sentence, [(percentage, token)])]."""
-    found: list[tuple[str, list[tuple[float, str]]]] = []
+    """Parse the output of fill_mask.py, and return [(sentence, [(percentage, token)])]."""
+    filled: list[tuple[str, list[tuple[float, str]]]] = []
     for line in text.splitlines():
         prediction = re.match(r"\s*([\d.]+) ?%\s+(.*)", line)
-        if prediction and found:
-            found[-1][1].append((float(prediction[1]), prediction[2].strip()))
+        if prediction and filled:
+            filled[-1][1].append((float(prediction[1]), prediction[2].strip()))
         elif "[MASK]" in line:
-            found.append((line.strip(), []))
-    return found
+            filled.append((line.strip(), []))
+    return filled
 
 
 def closing_lines(folder: Path, python: str) -> str:
-    """Say where everything is, and what to type next."""
+    """Return the last lines to print: where the results are, and what to type next."""
     activate = Path(python).parent / "activate"
     if install.PROJECT_FOLDER in activate.parents:
         activate = activate.relative_to(install.PROJECT_FOLDER)
@@ -191,15 +194,21 @@ Then train on your own text: README.md, "Your own text"."""
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output-dir", default=OUTPUT_FOLDER, metavar="DIR", help="Gets everything (%(default)s).")
-    parser.add_argument("--max-steps", type=int, default=NUM_STEPS, metavar="N", help="Steps to train (%(default)s).")
+    parser.add_argument(
+        "--output-dir", default=OUTPUT_FOLDER, metavar="DIR", help="Folder for all results (%(default)s)."
+    )
+    parser.add_argument(
+        "--max-steps", type=int, default=NUM_STEPS, metavar="N", help="Number of training steps (%(default)s)."
+    )
     parser.add_argument("--environment", metavar="DIR", help="Environment to install into. Default: .venv.")
-    parser.add_argument("--python", metavar="FILE", help="Interpreter that has the packages; nothing is installed.")
+    parser.add_argument(
+        "--python", metavar="FILE", help="Use this interpreter, which has the packages, and install nothing."
+    )
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Go through all stages."""
+    """Run all stages."""
     arguments = build_parser().parse_args(argv)
     quick_start = QuickStart(Path(arguments.output_dir), arguments.max_steps)
     try:

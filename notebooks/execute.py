@@ -1,11 +1,12 @@
-"""Run the notebooks with their quick settings and keep their outputs, as they are committed.
+"""Run the notebooks with their quick settings, and save them with their outputs, to be committed.
 
     python notebooks/execute.py            # all three, about ten minutes on two cores
-    python notebooks/execute.py finetune   # one, from what the others left in runs/
+    python notebooks/execute.py finetune   # a single one, with the models that other runs left in runs/
 
-`finetune` and `compare_runs` need the model of `make quickstart`: run that before.
+`finetune` and `compare_runs` need the model of `make quickstart`, so run that first.
 
-Each notebook's metadata then has the hash of its cells, and of the code that drew its pictures: a test compares them.
+The metadata of each notebook then contains a hash of its cells, and one of the code that draws its plots. A test checks
+that these hashes are up to date.
 """
 
 import ast
@@ -25,7 +26,7 @@ from PIL import Image
 
 NOTEBOOKS = Path(__file__).resolve().parent
 PROJECT = NOTEBOOKS.parent
-# In the order in which each finds what the one before has made.
+# In an order in which each notebook finds the models that it needs.
 SETTINGS = {
     "pretrain_mlm_tpu": {"MLM_QUICK": "1", "MLM_WORK": "runs/walkthrough"},
     "finetune": {"MLM_INIT_FROM": "runs/quickstart/model", "MLM_WORK": "runs/finetune"},
@@ -38,13 +39,13 @@ DRAWING_CODE = ("mlm_common/figures.py", "tokenizer_training/report.py", "train/
 
 
 def cells_sha256(notebook: Any) -> str:
-    """Hash the code of all cells."""
+    """Return the hash of the code of all cells."""
     codes = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     return hashlib.sha256("\0".join(codes).encode()).hexdigest()
 
 
 def drawing_code_sha256() -> str:
-    """Hash the functions that draw the pictures of the notebooks: those that have axes or a figure."""
+    """Return the hash of the functions that draw the plots in the notebooks: those that mention axes or a figure."""
     digest = hashlib.sha256()
     for name in DRAWING_CODE:
         source = (PROJECT / name).read_text(encoding="utf-8")
@@ -56,7 +57,7 @@ def drawing_code_sha256() -> str:
 
 
 def without_outputs(notebook: Any) -> Any:
-    """Take the outputs away, in place, and return the notebook."""
+    """Remove the outputs in place, and return the notebook."""
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
@@ -64,7 +65,7 @@ def without_outputs(notebook: Any) -> Any:
 
 
 def execute(name: str) -> None:
-    """Run a notebook and write it with its outputs."""
+    """Run a notebook, and save it with its outputs."""
     path = NOTEBOOKS / f"{name}.ipynb"
     os.environ.update(SETTINGS[name])
     notebook = without_outputs(nbformat.read(path, as_version=4))
@@ -88,7 +89,7 @@ def execute(name: str) -> None:
 
 
 def joined_streams(outputs: Sequence[Any]) -> list[Any]:
-    """Join what was printed piece by piece, so that all states of a progress bar are in one line."""
+    """Join consecutive outputs of one stream, so that all states of a progress bar are in one line."""
     joined: list[Any] = []
     for output in outputs:
         if joined and output.output_type == joined[-1].output_type == "stream" and output.name == joined[-1].name:
@@ -99,23 +100,23 @@ def joined_streams(outputs: Sequence[Any]) -> list[Any]:
 
 
 def smaller_picture(png: str) -> str:
-    """Write a PNG, in base64, with a palette, which plots need no more than: a third of the size."""
-    picture, written = Image.open(io.BytesIO(base64.b64decode(png))), io.BytesIO()
-    picture.convert("RGB").quantize(NUM_COLORS, dither=Image.Dither.NONE).save(written, "PNG", optimize=True)
-    return base64.b64encode(written.getvalue()).decode()
+    """Convert a PNG, in base64, to a palette, which is enough for plots and takes a third of the space."""
+    picture, smaller = Image.open(io.BytesIO(base64.b64decode(png))), io.BytesIO()
+    picture.convert("RGB").quantize(NUM_COLORS, dither=Image.Dither.NONE).save(smaller, "PNG", optimize=True)
+    return base64.b64encode(smaller.getvalue()).decode()
 
 
 def plain(text: str) -> str:
-    """Leave out this machine's folders, and all but the last state of progress bars."""
+    """Remove this machine's folders from a text, and all states of progress bars but the last."""
     environment = Path(sys.executable).parent.parent
     for folder, name in ((f"{PROJECT}/", ""), (str(environment), ".venv"), (str(Path.home()), "~")):
         text = text.replace(folder, name)
-    text = re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", text).replace("\r\n", "\n")  # as terminals end lines
+    text = re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", text).replace("\r\n", "\n")  # terminals end lines with \r\n
     return "\n".join(line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.split("\n"))
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the notebooks that are named, or all."""
+    """Run the notebooks named in `argv`, or all of them."""
     for name in argv or SETTINGS:
         print(name, flush=True)
         execute(name)

@@ -1,4 +1,4 @@
-"""Show what a model gets: a row of shards, the same row masked, and the tokens to predict."""
+"""Show the input of a model: a row of the shards, the same row masked, and the tokens to predict."""
 
 from train.config.learning import DataConfig, MaskingConfig
 from train.data.pipeline import evaluation_batches
@@ -7,10 +7,10 @@ from train.tasks.masked_lm import MaskedLanguageModeling
 
 
 def show_masked_row(shards: str) -> None:
-    """Print the first validation row, local or gs://, as text, as masked in evaluation, and what is to be predicted.
+    """Print the first validation row as text, the row as it is masked for evaluation, and the tokens to predict.
 
     Args:
-        shards: the folder with `train/` and `validation/`.
+        shards: the folder with `train/` and `validation/`, local or gs://.
     """
     inputs = open_inputs(DataConfig(train_dataset=f"{shards}/train", eval_dataset=f"{shards}/validation"))
     task = MaskedLanguageModeling.of(inputs, MaskingConfig())

@@ -1,7 +1,7 @@
-"""What the notebooks need in their own kernel, which may have none of the project's packages: its cells and pictures.
+"""Helpers for the kernel of a notebook, which may lack the project's packages: run cells, show plots, watch a training.
 
-The project runs in processes of its environment, by the interpreter that `install.install` returns. So nothing depends
-on what the kernel has installed or imported, and a TPU, which one process holds at a time, is free after each cell.
+The project runs in separate processes, with the interpreter that `install.install` returns. So nothing depends on what
+the kernel has installed or imported. A TPU, which only one process can use at a time, is free again after each cell.
 """
 
 import shlex
@@ -19,18 +19,18 @@ NUM_LINES_SHOWN = 20
 
 
 def use_environment(python: str) -> None:
-    """Let `%%project` cells run in the project's environment, and failures of `!command` stop a cell.
+    """Run `%%project` cells in the project's environment, and let a failed `!command` stop a cell.
 
-    A cell with `%%project ARGUMENTS` at its head is a program of its own, with these in its `sys.argv`. What it prints
-    is shown, and left in the variable `printed`.
+    A cell that starts with `%%project ARGUMENTS` runs as a separate program with these arguments in its `sys.argv`. Its
+    output is shown, and stored in the variable `printed`.
 
     Args:
-        python: interpreter of the environment.
+        python: interpreter of the project's environment.
     """
     shell: Any = get_ipython()
 
     def project(line: str, cell: str) -> None:
-        # Not by standard input: a program that has no file may start processes, one that is `<stdin>` may not.
+        # Passed by `-c`, not by standard input: a program from `<stdin>` cannot start worker processes.
         command = [python, "-c", cell, *shlex.split(line)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8") as process:
             lines = [_echo(text) for text in process.stdout or ()]
@@ -48,26 +48,26 @@ def use_environment(python: str) -> None:
 
 
 def show(python: str, path: str) -> None:
-    """Show a PNG file of the project, local or gs://."""
+    """Show a PNG file, local or gs://, which the project's interpreter reads."""
     done = subprocess.run([python, "-c", READ_BYTES, path], stdout=subprocess.PIPE, check=True)
     display(Image(done.stdout))
 
 
 def watch(python: str, command: str, run_folder: str, *, interval_seconds: float = 15.0) -> None:
-    """Run a command that trains, while a picture of its loss is drawn again at intervals.
+    """Run a training command, and meanwhile redraw the plot of its loss at intervals.
 
-    Interrupting the cell asks the training to stop, which saves a checkpoint.
+    If the cell is interrupted, the training saves a checkpoint and stops.
 
     Args:
         python: interpreter of the project's environment.
-        command: a script of the project and its flags, as in a shell.
-        run_folder: the `--output-dir` in it.
-        interval_seconds: between two pictures.
+        command: a script of the project with its flags, as in a shell.
+        run_folder: the `--output-dir` in the command.
+        interval_seconds: time between two plots.
 
     Raises:
         RuntimeError: the command failed; its last lines are shown.
     """
-    view = display(HTML("Starting; the first figures are there in a minute or so."), display_id=True)
+    view = display(HTML("Starting; the first plot appears in about a minute."), display_id=True)
     with tempfile.TemporaryDirectory() as name:
         log, picture = Path(name, "log.txt"), Path(name, "loss.png")
         with log.open("w", encoding="utf-8") as output:
@@ -91,7 +91,7 @@ def _echo(text: str) -> str:
 
 def _check(status: int | None) -> None:
     if status:
-        raise RuntimeError(f"What ran above ended with status {status}; it says why.")
+        raise RuntimeError(f"The command above ended with status {status}; its output says why.")
 
 
 def _ended(process: subprocess.Popen[bytes], timeout_seconds: float) -> bool:
@@ -103,6 +103,6 @@ def _ended(process: subprocess.Popen[bytes], timeout_seconds: float) -> bool:
 
 
 def _redraw(view: Any, draw: list[str], picture: Path) -> None:
-    # It fails as long as there is nothing to draw.
+    # The command fails as long as there is nothing to draw.
     if subprocess.run(draw, capture_output=True, check=False).returncode == 0:
         view.update(Image(picture.read_bytes()))

@@ -1,25 +1,25 @@
-"""Stage 3, the training. `run_mlm.py` and `train.loop.lifecycle` tell the story of a run from its flags to its export.
+"""Stage 3: training. Read `run_mlm.py` and `train.loop.lifecycle` first; they take a run from its flags to its export.
 
-Its folders in reading order, each of which imports only from those before it:
+The folders in reading order; each imports only from those above it:
 
     config/         all settings of a run, and where they come from
     runtime/        the run's folder, plan, machines, strategy, hooks between steps, and how it stops
-    data/           shards opened and checked, a stateless shuffle, tf.data
+    data/           opening and checking shards, a stateless shuffle, tf.data
     layers/         random bits, dropout, attention and matrix products that suit the TPU
     model/          configuration, presets, architectures, weights to start from
-    tasks/          what is learned: masked tokens, pairs of segments; their masks and losses
+    tasks/          pretraining objectives: masked tokens, pairs of segments; their masks and losses
     step/           forward, backward, accumulation, clipping; optimizers, the learning rate; evaluation
-    checkpoints/    written by a thread, checked when read; the identity of a run, and where it resumes
+    checkpoints/    writing in a thread, checking on read; the identity of a run, and where it resumes
     metrics/        log, plots, throughput, progress bar
     publishing/     the export in PyTorch layout, the model card, pushes to the Hub
-    scoring/        what a model is worth without fine-tuning: bits per byte, words, minimal pairs
-    loop/           a run and its phases, its life from check to export, and what is done between its steps
-    checks/         what is checked before you pay for a TPU, for doctor.py and tpu_preflight.py
+    scoring/        scores without fine-tuning: bits per byte, words, minimal pairs
+    loop/           a run and its phases, its life from check to export, and hooks between steps
+    checks/         checks before you pay for a TPU, used by doctor.py and tpu_preflight.py
 
 The other commands are export.py, fill_mask.py, score_mlm.py, compare_runs.py and convert_bert.py.
 
-This module prepares the environment for TensorFlow and transformers, which read it when they are first imported. Import
-it before `tensorflow`, `tf_keras` and transformers' TF classes. It imports none of them itself.
+This module sets environment variables that TensorFlow and transformers read on their first import. Import it before
+`tensorflow`, `tf_keras` and transformers' TF classes. It imports none of them itself.
 """
 
 import ctypes
@@ -30,24 +30,24 @@ from pathlib import Path
 
 from mlm_common.cli.imports import set_up_imports
 
-# In /dev: TPUs of either kind; NVIDIA's GPUs, those of WSL and AMD.
+# Device files in /dev: TPUs (two drivers); GPUs of NVIDIA, in WSL, and of AMD.
 TPUS = ("accel*", "vfio/[0-9]*")
 ACCELERATORS = ("nvidia*", "dxg", "kfd", *TPUS)
-# glibc's M_ARENA_MAX, M_MMAP_THRESHOLD and M_TOP_PAD: a single heap, which keeps a GiB of what is freed. Older versions
-# refuse a threshold above 32 MiB; if none were set, M_TOP_PAD would fix it at 128 KiB.
+# glibc's M_ARENA_MAX, M_MMAP_THRESHOLD (twice) and M_TOP_PAD: use a single heap that keeps up to 1 GiB of freed memory.
+# Older versions reject a threshold above 32 MiB, so that one is set first: without any, M_TOP_PAD fixes it at 128 KiB.
 MALLOC_OPTIONS = ((-8, 1), (-3, 2**25), (-3, 2**30), (-2, 2**30))
 
 
 def prepare_environment() -> None:
-    """Set the variables that TensorFlow and transformers read when they are imported."""
-    os.environ["TF_USE_LEGACY_KERAS"] = "1"  # for the TensorFlow classes of transformers 4, which are Keras 2 classes
+    """Set the environment variables that TensorFlow and transformers read on their first import."""
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"  # the TensorFlow classes of transformers 4 are Keras 2 classes
     if importlib.util.find_spec("tensorflow"):
-        os.environ["FORCE_TF_AVAILABLE"] = "1"  # transformers 4 does not know TensorFlow as `tensorflow-tpu`
+        os.environ["FORCE_TF_AVAILABLE"] = "1"  # transformers 4 does not recognize TensorFlow as `tensorflow-tpu`
     # On a machine with only a CPU, the libraries log errors about a missing GPU: `failed call to cuInit`.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2" if has_accelerator() else "3")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     if not has_accelerator(TPUS):
-        # Else TensorFlow for TPUs asks a metadata server for minutes while it is imported, and ends if there is none.
+        # Otherwise TensorFlow for TPUs polls a metadata server for minutes during its import, and exits without one.
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     set_up_imports()
     if not has_accelerator():
@@ -55,7 +55,10 @@ def prepare_environment() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let the next step on a CPU reuse the memory that the last one freed: Linux clears new pages first."""
+    """Let each step on a CPU reuse the memory that the previous step freed.
+
+    New memory is slower, because Linux clears its pages first.
+    """
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         for parameter, value in MALLOC_OPTIONS:
             mallopt(parameter, value)
@@ -66,7 +69,7 @@ def has_accelerator(patterns: tuple[str, ...] = ACCELERATORS) -> bool:
 
 
 def has_bfloat16_instructions() -> bool:
-    """Return whether this machine's CPU multiplies in bfloat16, where Linux tells."""
+    """Return whether this machine's CPU multiplies in bfloat16, according to Linux; False on other systems."""
     path = Path("/proc/cpuinfo")
     return path.exists() and bool(re.search(r"\b(avx512_bf16|amx_bf16)\b", path.read_text(encoding="utf-8")))
 
@@ -74,7 +77,7 @@ def has_bfloat16_instructions() -> bool:
 def multiplies_in_bfloat16() -> bool:
     """Return whether a run here can multiply in bfloat16 without XLA.
 
-    On a GPU, TensorFlow would also add up the gradients of biases in it, and lose most of their terms.
+    False on a GPU: there TensorFlow would also sum the gradients of biases in bfloat16, and lose most of their terms.
     """
     return has_bfloat16_instructions() and not has_accelerator()
 

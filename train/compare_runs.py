@@ -26,20 +26,20 @@ from train.tasks.task import SOURCE_LOSS
 logger = logging.getLogger(__name__)
 
 FORMATS = (".png", ".svg")
-NOT_KNOWN = "-"
+UNKNOWN = "-"
 MAX_NAME_IN_TABLE = 22
 TITLES = ("run", "steps", "tokens", "tokens/s", "hours", "train", "valid", "best", "gain")
 LEGEND = """train, valid, best: training loss, last and best validation loss ({unit})
-gain: how far the last evaluation is below the frequency baseline of the run's validation rows"""
+gain: frequency baseline of the run's validation rows minus the last validation loss"""
 
 BITS = "bits_per_byte"
 BITS_LEGEND = """
-bits/byte: of words of the validation rows (--score-words); compares across tokenizers, on the same text"""
+bits/byte: of words of the validation rows (--score-words); comparable across tokenizers on the same text"""
 
 
 @dataclass(frozen=True)
 class CompareConfig:
-    """Which runs are compared."""
+    """The runs to compare."""
 
     FLAG_GROUP = "Runs"
 
@@ -62,9 +62,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     log_start(__file__)
     runs = read_runs(config.runs)
     for path, run in zip(config.runs, runs, strict=True):
-        with RunFolder(path).guarded_record():  # whatever the table and the plot look up
+        with RunFolder(path).guarded_record():  # read now what the table and the plot need, so errors name the file
             _ = (
-                _figures(run),
+                _table_row(run),
                 run.model,
                 run.num_steps,
                 run.mask_note,
@@ -73,11 +73,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(comparison_table(runs))
     if any(run.sources for run in runs):
         print(f"\n{source_table(runs)}")
-    what, of_groups = group_comparable(runs)
-    for text in filter(None, (of_groups, describe_mask_rates(runs))):
-        logger.warning("%s", text)
+    differences, groups_warning = group_comparable(runs)
+    for warning in filter(None, (groups_warning, describe_mask_rates(runs))):
+        logger.warning("%s", warning)
     if config.picture is not None:
-        note = f"Different {what}: compare each run with its baseline, not with the others." if what else ""
+        note = (
+            f"Different {differences}: compare each run with its baseline, not with the others." if differences else ""
+        )
         folder, name = folder_and_name(config.picture)
         folder.write_bytes(name, draw_runs(runs, note, PurePath(name).suffix[1:]))
 
@@ -85,11 +87,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 def comparison_table(runs: Sequence[RunCurves]) -> str:
     metrics = {run.metric.title for run in runs}
     titles = (*TITLES, metrics.pop() if len(metrics) == 1 else "score")
-    rows = [titles, *map(_figures, runs)]
-    bits = [next((one[BITS] for one in reversed(run.of_split(VALIDATION)) if BITS in one), None) for run in runs]
+    rows = [titles, *map(_table_row, runs)]
+    scores = [next((line[BITS] for line in reversed(run.of_split(VALIDATION)) if BITS in line), None) for run in runs]
     legend = LEGEND
-    if any(one is not None for one in bits):
-        cells = ("bits/byte", *(NOT_KNOWN if one is None else f"{one:.3f}" for one in bits))
+    if any(score is not None for score in scores):
+        cells = ("bits/byte", *(UNKNOWN if score is None else f"{score:.3f}" for score in scores))
         rows = [(*row, cell) for row, cell in zip(rows, cells, strict=True)]
         legend += BITS_LEGEND
     unit = " or ".join(dict.fromkeys(run.card.loss_unit for run in runs))
@@ -100,7 +102,7 @@ def source_table(runs: Sequence[RunCurves]) -> str:
     rows = []
     for source in dict.fromkeys(source for run in runs for source in run.sources):
         losses = [(run.of_split(VALIDATION) or [{}])[-1].get(f"{SOURCE_LOSS}{source}") for run in runs]
-        rows.append((source, *(NOT_KNOWN if loss is None else f"{loss:.4f}" for loss in losses)))
+        rows.append((source, *(UNKNOWN if loss is None else f"{loss:.4f}" for loss in losses)))
     return "\n".join(_aligned([("source", *(short_name(run.name, MAX_NAME_IN_TABLE) for run in runs)), *rows]))
 
 
@@ -113,24 +115,29 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def group_comparable(runs: Sequence[RunCurves]) -> tuple[str, str]:
-    """Say in what evaluations differ, and which validation losses compare, by groups; nothing where all do."""
+    """Group the evaluated runs so that validation losses are comparable within each group.
+
+    Returns:
+        The names of what differs between groups, and a warning that lists the groups. Both are empty if all runs are
+        comparable.
+    """
     groups: list[list[RunCurves]] = []
-    for run in (one for one in runs if one.of_split(VALIDATION)):
-        group = next((group for group in groups if not _differing(group[0], run)), None)
+    for run in (run for run in runs if run.of_split(VALIDATION)):
+        group = next((group for group in groups if not _differences(group[0], run)), None)
         if group is None:
             groups.append(group := [])
         group.append(run)
     if len(groups) < 2:
         return "", ""
-    differing = {name for group in groups for name in _differing(groups[0][0], group[0])}
-    what = " and ".join(", ".join(name for name in COMPARED if name in differing).rsplit(", ", 1))
-    names = (", ".join(run.name for run in group) for group in groups)
-    listed = "; ".join(f"group {number}: {of_group}" for number, of_group in enumerate(names, 1))
-    return what, f"these runs have different {what}: their losses do not compare ({listed})"
+    names = {name for group in groups for name in _differences(groups[0][0], group[0])}
+    differences = " and ".join(", ".join(name for name in COMPARED if name in names).rsplit(", ", 1))
+    runs_of_groups = (", ".join(run.name for run in group) for group in groups)
+    listed = "; ".join(f"group {number}: {run_names}" for number, run_names in enumerate(runs_of_groups, 1))
+    return differences, f"these runs have different {differences}, so their losses are not comparable ({listed})"
 
 
 def describe_mask_rates(runs: Sequence[RunCurves]) -> str:
-    """Say which training losses do not compare, since other percentages are masked; nothing where all do."""
+    """Return a warning if the runs mask different percentages, so training losses are not comparable; empty if not."""
     groups: dict[str, list[str]] = {}
     for run in runs:
         if run.mask_rates:
@@ -138,13 +145,13 @@ def describe_mask_rates(runs: Sequence[RunCurves]) -> str:
     if len(groups) < 2:
         return ""
     listed = "; ".join(f"{rates}: {', '.join(names)}" for rates, names in groups.items())
-    return f"these runs mask different percentages in training: their training losses do not compare ({listed})"
+    return f"these runs mask different percentages in training, so their training losses are not comparable ({listed})"
 
 
 def _eval_rows(run: RunCurves) -> Any:
-    """Look up what identifies the rows to evaluate on: shards with checksums, or a data set, or a hash of the rows."""
+    """Return what identifies a run's validation rows: shards with checksums, a data set, or a hash of the rows."""
     eval_data, fingerprint = run.record["eval_data"] or {}, run.record.get("fingerprint", {})
-    if eval_data.get("dataset_name") and run.is_finetuned:  # the same examples, whatever the tokenizer
+    if eval_data.get("dataset_name") and run.is_finetuned:  # the examples do not depend on the tokenizer
         limit = run.record["settings"]["data"].get("max_eval_samples")
         return {**eval_data, "totals": None, "max_eval_samples": limit}
     names = ("eval_shards", "eval_rows")
@@ -157,7 +164,7 @@ def _tokenizer(run: RunCurves) -> Any:
     return None if run.is_finetuned else ((run.record["eval_data"] or {}).get("tokenizer") or {}).get("sha256")
 
 
-# What must be the same for the validation losses of two runs to compare. The masks follow from rows and tokenizer.
+# The validation losses of two runs are comparable if all of these agree. Rows and tokenizer determine the masks.
 COMPARED: dict[str, Callable[[RunCurves], Any]] = {
     "tasks": lambda run: run.card.task_name,
     "validation rows": _eval_rows,
@@ -165,31 +172,31 @@ COMPARED: dict[str, Callable[[RunCurves], Any]] = {
 }
 
 
-def _differing(one: RunCurves, other: RunCurves) -> list[str]:
-    """Name what of `COMPARED` differs; of a record that was on the Hub, hashes are compared."""
-    pairs = {name: (value_of(one), value_of(other)) for name, value_of in COMPARED.items()}
-    return [name for name, (value, others) in pairs.items() if not (is_same(value, others) or is_same(others, value))]
+def _differences(run: RunCurves, other: RunCurves) -> list[str]:
+    """Return the names in `COMPARED` whose values differ; a record from the Hub may hold hashes of values."""
+    pairs = {name: (value_of(run), value_of(other)) for name, value_of in COMPARED.items()}
+    return [name for name, (left, right) in pairs.items() if not (is_same(left, right) or is_same(right, left))]
 
 
-def _figures(run: RunCurves) -> tuple[str, ...]:
+def _table_row(run: RunCurves) -> tuple[str, ...]:
     train, validation = run.of_split(TRAIN), run.of_split(VALIDATION)
     step = run.lines[-1]["step"]
     rate, entropy = run.tokens_per_second, run.unigram_entropy_nats
     last = validation[-1] if validation else {}
     score = last.get(run.metric.name)
-    shown_score = NOT_KNOWN
+    shown_score = UNKNOWN
     if score is not None:
         shown_score = f"{score:.1%}".replace("%", " %") if run.metric.name == ACCURACY.name else f"{score:.4g}"
     return (
         short_name(run.name, MAX_NAME_IN_TABLE),
         f"{step:,}",
         short_number(run.tokens_after(step)),
-        short_number(rate) if rate else NOT_KNOWN,
+        short_number(rate) if rate else UNKNOWN,
         f"{run.training_seconds(step) / 3600:.2f}",
-        f"{train[-1]['loss']:.4f}" if train else NOT_KNOWN,
-        f"{last['loss']:.4f}" if last else NOT_KNOWN,
-        f"{min(line['loss'] for line in validation):.4f}" if validation else NOT_KNOWN,
-        f"{entropy - last['loss']:.4f}" if last and entropy is not None else NOT_KNOWN,
+        f"{train[-1]['loss']:.4f}" if train else UNKNOWN,
+        f"{last['loss']:.4f}" if last else UNKNOWN,
+        f"{min(line['loss'] for line in validation):.4f}" if validation else UNKNOWN,
+        f"{entropy - last['loss']:.4f}" if last and entropy is not None else UNKNOWN,
         shown_score,
     )
 

@@ -1,4 +1,4 @@
-"""Convert a TF1 checkpoint of Google's BERT or ALBERT, or one of Model Garden's BERT, for PyTorch and --init-from."""
+"""Convert a checkpoint of Google's BERT or ALBERT (TF1) or of Model Garden's BERT for PyTorch and --init-from."""
 
 try:
     from mlm_common.cli.command_line import command, log_start
@@ -18,18 +18,19 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "checkpoint",
-        help="Folder with the checkpoint, its configuration and its vocabulary, a .zip of one, or the path of one of "
-        "several checkpoints without .index. Local or gs://. The state of its optimizer is skipped.",
+        help="Folder with the checkpoint, its configuration and its vocabulary; or a .zip of such a folder; or, if the "
+        "folder has several checkpoints, the path of one without .index. Local or gs://. The optimizer's state is "
+        "skipped.",
     )
     parser.add_argument("output", help="Folder of the model, local or gs://.")
     parser.add_argument(
         "--do-lower-case",
         action=argparse.BooleanOptionalAction,
-        help="Lower-case all text, or not; required if no file name says cased or uncased.",
+        help="Whether the model lower-cases text. Required if no file name contains cased or uncased.",
     )
     parser.add_argument("--bert-config", help="Configuration file, if it is not in the folder of the checkpoint.")
     parser.add_argument(
-        "--vocabulary", help="vocab.txt, or SentencePiece's .model, if it is not in the folder of the checkpoint."
+        "--vocabulary", help="vocab.txt or SentencePiece .model, if it is not in the folder of the checkpoint."
     )
     add_verbose_flag(parser)
     return parser
@@ -41,23 +42,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     log_start(__file__)
     output = open_folder(arguments.output)
     output.check_writable()
-    from train.publishing.google_checkpoint import read_google_checkpoint  # transformers, not for --help
+    from train.publishing.google_checkpoint import read_google_checkpoint  # imports transformers, not needed for --help
 
-    read = read_google_checkpoint(
+    checkpoint = read_google_checkpoint(
         arguments.checkpoint,
         config=arguments.bert_config,
         vocabulary=arguments.vocabulary,
         do_lower_case=arguments.do_lower_case,
     )
-    from train.publishing.pytorch_format import exported_tokenizer, pytorch_config, write_model  # TensorFlow
+    # Imports TensorFlow, so only after the checkpoint has been read.
+    from train.publishing.pytorch_format import exported_tokenizer, pytorch_config, write_model
 
-    tokenizer = exported_tokenizer(read.tokenizer, read.config, read.config.max_position_embeddings)
+    config = checkpoint.config
+    tokenizer = exported_tokenizer(checkpoint.tokenizer, config, config.max_position_embeddings)
     with output.staging() as local_folder:
-        write_model(local_folder, read.weights, pytorch_config(read.config, read.class_name), tokenizer)
+        write_model(local_folder, checkpoint.weights, pytorch_config(config, checkpoint.class_name), tokenizer)
         output.upload_folder(local_folder)
-    if read.left_out:
-        print(f"not converted, since they belong to other heads: {', '.join(read.left_out)}")
-    print(f"{read.class_name} of {read.config.vocab_size:,} tokens: {arguments.output}")
+    if checkpoint.left_out:
+        print(f"not converted, because they belong to other heads: {', '.join(checkpoint.left_out)}")
+    print(f"{checkpoint.class_name} with a vocabulary of {config.vocab_size:,} tokens: {arguments.output}")
 
 
 if __name__ == "__main__":

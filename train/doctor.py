@@ -1,8 +1,9 @@
-"""Check the installation, the machine and, with a run's flags, all that the run will need, before it costs hours.
+"""Check the installation, the machine and everything that a run will need, before the run costs hours.
 
 Accepts all flags of run_mlm.py: run the same command line with doctor.py instead. Without flags it checks the
-installation and the machine; with --output-dir alone also the run in that folder, of pretraining or of fine-tuning.
-Each line is ok, warning or error, and says how to fix it; the exit status is 1 with an error, 2 for bad flags.
+installation and the machine. With --output-dir alone it also checks the run in that folder, from pretraining or
+fine-tuning. Each line starts with ok, warning or error; warnings and errors say how to fix them. The exit status is 1
+after an error, 2 for bad flags.
 """
 
 try:
@@ -18,8 +19,8 @@ try:
     from train.runtime.run_folder import RunFolder
 except ModuleNotFoundError as missing:
     print(
-        f"error    Python         {missing}. Activate the project's environment (source .venv/bin/activate) or make "
-        "one: python3 install.py"
+        f"error    Python         {missing}. Activate the project's environment (source .venv/bin/activate) or create "
+        "it: python3 install.py"
     )
     raise SystemExit(1) from None
 import shutil
@@ -53,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     config, _ = parse_run_flags(argv, __doc__)
     print_all(all_findings(config))
     if not _has_run(config):
-        print("Pass the flags of a run (run_mlm.py's) to check its shards, buckets, model and Hub repository as well.")
+        print(
+            "To check a run's shards, buckets, model and Hub repository as well, pass its flags (those of run_mlm.py)."
+        )
 
 
 def _has_run(config: TrainingConfig) -> bool:
@@ -62,10 +65,10 @@ def _has_run(config: TrainingConfig) -> bool:
 
 def all_findings(config: TrainingConfig) -> Iterator[Finding]:
     has_errors = False
-    of_machine = (findings_of(subject, check, config) for subject, check in MACHINE)
-    of_inputs = (findings_of("bucket", check_buckets, config), findings_of("Hub", check_hub, config))
-    for finding in chain(of_installation(), *of_machine, *of_inputs):
-        # Without its TPU here, all the rest of a run can be checked.
+    on_machine = (findings_of(subject, check, config) for subject, check in MACHINE)
+    on_services = (findings_of("bucket", check_buckets, config), findings_of("Hub", check_hub, config))
+    for finding in chain(installation_findings(), *on_machine, *on_services):
+        # On a machine without the run's TPU, the run can still be checked.
         has_errors |= finding.status == "error" and finding.subject != "TPU"
         yield finding
     if not _has_run(config):
@@ -76,23 +79,24 @@ def all_findings(config: TrainingConfig) -> Iterator[Finding]:
         yield from findings_of("run", check_run, config)
 
 
-def of_installation() -> Iterator[Finding]:
+def installation_findings() -> Iterator[Finding]:
     installed = machine.installed_packages()
     return chain.from_iterable(findings_of(subject, check, installed) for subject, check in INSTALLATION)
 
 
 def cloud_folders(config: TrainingConfig) -> dict[str, Folder]:
+    """Return the run's folders in Cloud Storage, by the flag (and phase) that names them."""
     paths: dict[str, str | None] = {}
     for phase in phases_of(config):
-        of_phase = f" of phase `{phase.name}`" if phase.name else ""
-        paths |= {f"{flag}{of_phase}": path for flag, path in phase.config.data.folders().items()}
+        suffix = f" of phase `{phase.name}`" if phase.name else ""
+        paths |= {f"{flag}{suffix}": path for flag, path in phase.config.data.folders().items()}
     paths["--output-dir"] = config.run.output_dir
     folders = {flag: open_folder(path) for flag, path in paths.items() if path}
     return {flag: folder for flag, folder in folders.items() if not folder.is_local}
 
 
 def check_buckets(config: TrainingConfig) -> Iterator[Finding]:
-    """Check that each folder in Cloud Storage can be read, and written if a run writes to it; compare the regions."""
+    """Check that each folder in Cloud Storage is readable, the output writable, and all in the TPU's region."""
     folders = cloud_folders(config)
     for flag, folder in folders.items():
         num_files = len(folder.list_files())
@@ -102,21 +106,21 @@ def check_buckets(config: TrainingConfig) -> Iterator[Finding]:
         else:
             yield Finding("ok", "bucket", f"{flag} {folder} can be read, {num_files} files")
     zone = config.hardware.tpu_zone or (read_metadata("instance/zone", 2.0) or "").rpartition("/")[2]
-    for bucket in sorted({GCS_PREFIX + bucket_and_name(one.path)[0] for one in folders.values()}):
+    for bucket in sorted({GCS_PREFIX + bucket_and_name(folder.path)[0] for folder in folders.values()}):
         if zone:
             yield from _check_region(bucket, zone.rpartition("-")[0])
 
 
 def _check_region(bucket: str, region: str) -> Iterator[Finding]:
-    """Compare the region of a bucket with the TPU's; one that is in several regions is not compared."""
-    from mlm_common.storage import gcs  # Google's packages, for gs:// paths alone
+    """Warn if a bucket is in another region than the TPU; accept a multi-region bucket."""
+    from mlm_common.storage import gcs  # Google's packages, needed only for gs:// paths
 
     try:
         with gcs.explained_errors(bucket):
             details = gcs.blob_at(f"{bucket}/x").bucket
             details.reload()
     except (InputError, FileNotFoundError):
-        return  # the account may read the files, but not the bucket's own data
+        return  # the account may read the files, but not the bucket's metadata
     location = details.location.lower()
     if "-" in location and location != region:
         text = f"{bucket} is in {location}, the TPU in {region}: reading is slow, and traffic is billed."
@@ -133,11 +137,11 @@ def check_run(config: TrainingConfig) -> Iterator[Finding]:
 
 
 def check_folder(config: TrainingConfig) -> Iterator[Finding]:
-    """Check which run the folder contains, of pretraining or fine-tuning, and that its newest checkpoint is intact."""
+    """Report which run --output-dir contains, and check that its newest checkpoint is intact."""
     folder = RunFolder(config.run.output_dir) if config.run.output_dir else None
     if folder is None or not folder.has_run():
         return
-    # Not at the top: that a package is broken must be a line of the doctor.
+    # Imported here, so that the doctor reports a broken package in a line of its output.
     from train.checkpoints.store import CheckpointStore, DamagedCheckpointError, newest_record
 
     newest = newest_record(folder)
@@ -151,7 +155,7 @@ def check_folder(config: TrainingConfig) -> Iterator[Finding]:
         store.read_arrays(newest)
     except DamagedCheckpointError as damage:
         text = f"the newest checkpoint of {folder}, {store.path(newest.step)}, is damaged: {damage}."
-        yield Finding("warning", "run", text, "A run resumes from the one before it, if there is one.")
+        yield Finding("warning", "run", text, "The run will resume from the previous checkpoint, if there is one.")
         return
     exported = "exported" if folder.has_export() else "not exported yet"
     steps = f"saved after step {newest.step:,} of {newest.plan['num_steps']:,}, intact, {exported}"
@@ -161,29 +165,38 @@ def check_folder(config: TrainingConfig) -> Iterator[Finding]:
 def check_hub(config: TrainingConfig) -> Iterator[Finding]:
     repository = config.hub.repository()
     if repository is not None:
-        from train.loop.lifecycle import check_can_push  # transformers, which may be broken
+        from train.loop.lifecycle import check_can_push  # imports transformers, which may be broken
 
         check_can_push(config.hub)
         yield Finding("ok", "Hub", f"the token may write to {repository.repo_id}")
 
 
 def check_disk(config: TrainingConfig, num_parameters: int, num_with_one_moment: int) -> Finding:
-    """Check the room for checkpoints and export; those for Cloud Storage are made in the folder for temporary files."""
+    """Check that the disk has room for the checkpoints and the export.
+
+    For an output folder in Cloud Storage they are first written to the folder for temporary files.
+    """
     output_dir = config.run.output_dir
     is_local = output_dir is None or open_folder(output_dir).is_local
-    wanted = Path(output_dir or ".").absolute()
-    folder = next(one for one in (wanted, *wanted.parents) if one.exists()) if is_local else Path(tempfile.gettempdir())
+    if is_local:
+        path = Path(output_dir or ".").absolute()
+        folder = next(parent for parent in (path, *path.parents) if parent.exists())
+    else:
+        folder = Path(tempfile.gettempdir())
     free_bytes = shutil.disk_usage(folder).free
-    # The newest, that of the lowest loss, and the one being written.
+    # In addition to the newest ones: the best checkpoint, and the one being written.
     num_checkpoints = config.run.keep_checkpoints + 2 if is_local else 1
-    num_numbers = num_checkpoints * num_in_checkpoint(num_parameters, num_with_one_moment) + num_parameters
-    needed_bytes = num_numbers * FLOAT32_BYTES
-    needs = f"the run writes up to {_gb(needed_bytes)}: {num_checkpoints} checkpoints and the export"
-    text = f"{_gb(free_bytes)} free in {folder.resolve()}; {needs}"
+    num_floats = num_checkpoints * num_in_checkpoint(num_parameters, num_with_one_moment) + num_parameters
+    needed_bytes = num_floats * FLOAT32_BYTES
+    need = f"the run writes up to {_gb(needed_bytes)}: {num_checkpoints} checkpoints and the export"
+    text = f"{_gb(free_bytes)} free in {folder.resolve()}; {need}"
     if free_bytes >= needed_bytes:
         return Finding("ok", "disk", text)
-    more = "or keep fewer with --keep-checkpoints 1" if is_local else "(or with TMPDIR)"
-    return Finding("error", "disk", f"{text}.", f"Free some space, name a larger disk with --output-dir {more}.")
+    if is_local:
+        fix = "Free some space, point --output-dir to a larger disk, or keep fewer checkpoints: --keep-checkpoints 1."
+    else:
+        fix = "Free some space, or point TMPDIR or --output-dir to a larger disk."
+    return Finding("error", "disk", f"{text}.", fix)
 
 
 def _gb(num_bytes: int) -> str:
@@ -191,13 +204,17 @@ def _gb(num_bytes: int) -> str:
 
 
 def print_all(findings: Iterable[Finding]) -> None:
-    """Print findings as they come; RunFailedError if one of them was an error."""
+    """Print findings as they arrive, then their counts.
+
+    Raises:
+        RunFailedError: a finding was an error.
+    """
     counts = Counter[str]()
     for finding in findings:
         counts[finding.status] += 1
         print(finding, flush=True)
-    numbers = [f"{counts[kind]} {kind}{'s' * (counts[kind] != 1)}" for kind in ("warning", "error")]
-    print(f"\n{counts['ok']} ok, {', '.join(numbers)}", flush=True)
+    problems = [f"{counts[kind]} {kind}{'s' * (counts[kind] != 1)}" for kind in ("warning", "error")]
+    print(f"\n{counts['ok']} ok, {', '.join(problems)}", flush=True)
     if counts["error"]:
         raise RunFailedError("Some checks failed; each error line says how to fix it.")
 

@@ -1,4 +1,4 @@
-"""Export a checkpoint of a run, or another saved model, for PyTorch; push it to the Hub if you ask for it."""
+"""Export a checkpoint of a run, or another saved model, for PyTorch; optionally push it to the Hub."""
 
 try:
     from mlm_common.cli.command_line import command, log_start
@@ -42,18 +42,19 @@ def build_parser() -> argparse.ArgumentParser:
         "checkpoint",
         nargs="+",
         help="OUTPUT_DIR of run_mlm.py for its newest checkpoint, OUTPUT_DIR/checkpoints/step-… for another, or a "
-        "folder or Hub id with config.json and weights. Local or gs://. Several with --average.",
+        "folder or Hub id with config.json and weights. Folders may be local or gs://. With --average: several.",
     )
     parser.add_argument("output", help="Folder of the export, local or gs://.")
     parser.add_argument(
         "--average",
         action="store_true",
-        help="Export the mean of the weights of several checkpoints of a run, evaluated on its validation rows first.",
+        help="Average the weights of several checkpoints of a run, evaluate the average on the run's validation rows, "
+        "and export it.",
     )
     parser.add_argument(
         "--best",
         action="store_true",
-        help="Of OUTPUT_DIR, export the checkpoint with the best evaluation instead of the newest.",
+        help="Export the checkpoint of OUTPUT_DIR with the best evaluation instead of the newest.",
     )
     parser.add_argument("--push", metavar="USER/NAME", help="Also push the folder to this repository on the Hub.")
     parser.add_argument("--private", action="store_true", help="Make the repository private when it is created.")
@@ -66,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--formats",
         default="pytorch",
-        help="Formats to write, separated by commas: pytorch (model.safetensors, always), tf (tf_model.h5).",
+        help="Formats to write, separated by commas: pytorch (model.safetensors, required), tf (tf_model.h5).",
     )
     parser.add_argument("--tokenizer", help="Folder or Hub id of the tokenizer, if it has moved since the run.")
     add_verbose_flag(parser)
@@ -74,49 +75,58 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def average_checkpoints(paths: Sequence[str], tokenizer: str | None) -> tuple["SavedModel", str]:
-    """Average the weights of checkpoints of one phase of a run; evaluate the mean on the run's validation rows.
+    """Average the weights of checkpoints of one phase of a run, and evaluate the average on the run's validation rows.
 
-    Weights of the end of a run, averaged, often have a lower loss than the last ones (Izmailov et al. 2018), as long as
-    the learning rate has not yet decayed. Return the model, with the log of the last checkpoint and the evaluation, and
-    a line on how it compares with it.
+    The average of several late checkpoints often has a lower loss than the last checkpoint (Izmailov et al. 2018), if
+    the learning rate has not yet decayed.
+
+    Returns:
+        The averaged model, with the log of the last checkpoint plus the new evaluation; and a line for the user that
+        compares its loss with the last checkpoint's.
 
     Raises:
-        InputError: they are no checkpoints, or of different runs or phases; or the run's shards are missing.
+        InputError: a path is not a checkpoint, the checkpoints come from different runs or phases, or the run's shards
+            are missing.
     """
     import numpy as np
 
     from train.publishing.saved_model import read_saved_model
 
-    checkpoints = sorted((read_saved_model(path, tokenizer) for path in paths), key=lambda one: one.snapshot.step)
-    of_run = {(one.run_folder and one.run_folder.path, str(one.record and one.record["plan"])) for one in checkpoints}
-    steps = [one.snapshot.step for one in checkpoints]
-    if len(of_run) != 1 or checkpoints[0].record is None or len(set(steps)) < 2:
+    checkpoints = sorted((read_saved_model(path, tokenizer) for path in paths), key=lambda saved: saved.snapshot.step)
+    phases = {
+        (saved.run_folder and saved.run_folder.path, str(saved.record and saved.record["plan"]))
+        for saved in checkpoints
+    }
+    steps = [saved.snapshot.step for saved in checkpoints]
+    if len(phases) != 1 or checkpoints[0].record is None or len(set(steps)) < 2:
         raise InputError(f"--average needs different checkpoints of one phase of one run; received {' '.join(paths)}.")
     last = checkpoints[-1]
     means = {
-        # In float64, so that the mean of equal weights is that weight.
-        name: np.mean([one.snapshot.arrays[name] for one in checkpoints], axis=0, dtype=np.float64).astype(array.dtype)
+        # In float64, so that the mean of equal weights is exactly that weight.
+        name: np.mean([saved.snapshot.arrays[name] for saved in checkpoints], axis=0, dtype=np.float64).astype(
+            array.dtype
+        )
         for name, array in last.snapshot.arrays.items()
     }
     assert last.record is not None
     last.record["averaged_steps"] = steps
     lines = [line for line in last.snapshot.metrics if (line["step"], line["split"]) != (steps[-1], VALIDATION)]
-    before = next((line for line in last.snapshot.metrics if line not in lines), None)
-    told = f"average of the steps {', '.join(f'{step:,}' for step in steps)}"
-    if figures := _evaluate(last, means):
-        lines.append({"step": steps[-1], "split": VALIDATION, **figures})
-        told += f": validation loss {figures['loss']:.4f}"
-        told += f"; {before['loss']:.4f} at step {steps[-1]:,}" if before else ""
-    return replace(last, snapshot=replace(last.snapshot, arrays=means, metrics=lines)), told
+    last_evaluation = next((line for line in last.snapshot.metrics if line not in lines), None)
+    summary = f"average of the steps {', '.join(f'{step:,}' for step in steps)}"
+    if evaluation := _evaluate(last, means):
+        lines.append({"step": steps[-1], "split": VALIDATION, **evaluation})
+        summary += f": validation loss {evaluation['loss']:.4f}"
+        summary += f"; {last_evaluation['loss']:.4f} at step {steps[-1]:,}" if last_evaluation else ""
+    return replace(last, snapshot=replace(last.snapshot, arrays=means, metrics=lines)), summary
 
 
 def best_checkpoint(path: str) -> str:
-    """Return the path of a run's checkpoint with the best evaluation, the earliest of equal ones.
+    """Return the path of a run's checkpoint with the best evaluation; the earliest one if several are equally good.
 
-    Of a run with phases only the newest one counts: losses of others are of other masks and rows.
+    In a run with phases only the newest phase counts, because other phases may evaluate other rows with other masks.
 
     Raises:
-        InputError: it is no run, none of its checkpoints was evaluated, or one is damaged.
+        InputError: the folder is not a run, none of its checkpoints was evaluated, or one is damaged.
     """
     store = CheckpointStore(RunFolder(path).checkpoints)
     try:
@@ -134,7 +144,7 @@ def best_checkpoint(path: str) -> str:
 
 
 def _evaluate(saved: "SavedModel", weights: "dict[str, np.ndarray]") -> dict[str, float] | None:
-    """Evaluate other weights of a run's model; None where the run has no validation rows."""
+    """Evaluate a run's model with other weights; return None if the run has no validation rows."""
     from train.loop.lifecycle import Pretraining
     from train.loop.trainer import Trainer
     from train.runtime.preemption import StopRequest
@@ -143,12 +153,13 @@ def _evaluate(saved: "SavedModel", weights: "dict[str, np.ndarray]") -> dict[str
 
     assert saved.record is not None
     settings = saved.record["settings"]
-    # The phase is a run by itself here, on the shards that are recorded.
-    here: dict[str, Any] = {"phases": None, "overwrite_output_dir": False, "report_to": []}
-    settings = {**settings, "run": settings["run"] | here}
-    if settings["hardware"]["bfloat16"] and not multiplies_in_bfloat16():  # unlike the run's machine
+    # Open the phase as a run without phases, on the recorded shards.
+    without_phases: dict[str, Any] = {"phases": None, "overwrite_output_dir": False, "report_to": []}
+    settings = {**settings, "run": settings["run"] | without_phases}
+    # This machine may lack what the run's machine had: bfloat16 instructions, TPUs.
+    if settings["hardware"]["bfloat16"] and not multiplies_in_bfloat16():
         settings["hardware"] = settings["hardware"] | {"jit_compile": None}
-    if not tpu_devices():  # nor those that the run had
+    if not tpu_devices():
         settings["hardware"] = settings["hardware"] | {"no_tpu": True}
     config = TrainingConfig(*(kind(**settings[name]) for name, kind in zip(settings, SUBJECTS, strict=True)))
     run = Pretraining().open_run(config, Cluster())
@@ -173,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not formats <= set(FORMATS) or "pytorch" not in formats:
         raise InputError(f"--formats must be pytorch, or pytorch,tf; received {arguments.formats}.")
     if arguments.average != (len(arguments.checkpoint) > 1):
-        rule = "--average needs two checkpoints at least, and an OUTPUT; several checkpoints need --average"
+        rule = "--average needs at least two checkpoints and an OUTPUT; several checkpoints need --average"
         raise InputError(f"{rule}; received {' '.join((*arguments.checkpoint, arguments.output))}.")
     require(not (arguments.best and arguments.average), "cannot be combined with --average", "--best", True)
     output = open_folder(arguments.output)
@@ -185,11 +196,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     paths = [best_checkpoint(path) for path in arguments.checkpoint] if arguments.best else arguments.checkpoint
     for path in paths:
         find_checkpoint(path)
-    from train.publishing.saved_model import read_saved_model  # TensorFlow, not for bad input
+    from train.publishing.saved_model import read_saved_model  # imports TensorFlow, not needed for bad input
 
     if arguments.average:
-        saved, told = average_checkpoints(paths, arguments.tokenizer)
-        print(told)
+        saved, summary = average_checkpoints(paths, arguments.tokenizer)
+        print(summary)
     else:
         saved = read_saved_model(paths[0], arguments.tokenizer)
     saved.publish(output, repository, with_tf_weights="tf" in formats)

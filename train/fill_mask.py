@@ -52,54 +52,65 @@ class FillMaskConfig(Bounded):
 
 
 def fill_masks(folder: str, sentences: Sequence[str], top_k: int = 5) -> list[list[dict[str, Any]]]:
-    """Predict the `top_k` most likely tokens for the one `[MASK]` of each sentence, the most likely first.
+    """Predict the `top_k` most likely tokens for the one `[MASK]` of each sentence.
 
-    The folder is of a run or of an exported model, local or `gs://`, or a model on the Hub. Runs on torch where it is
-    installed, else on TensorFlow. Returns the dicts of `transformers.FillMaskPipeline`.
+    Runs on PyTorch if it is installed, otherwise on TensorFlow.
+
+    Args:
+        folder: a run or an exported model, local or `gs://`; or the id of a model on the Hub.
+        sentences: each contains `[MASK]` exactly once.
+        top_k: number of predictions per sentence.
+
+    Returns:
+        For each sentence, the predictions as dicts of `transformers.FillMaskPipeline`, the most likely first.
+
+    Raises:
+        InputError: the model cannot be read, or a sentence does not contain exactly one `[MASK]` or is too long.
     """
     with _loadable(folder) as local_folder:
         tokenizer = load_tokenizer(local_folder)
         if top_k > vocabulary_size(tokenizer):
-            raise InputError(f"--top-k must be at most {vocabulary_size(tokenizer)}, the vocabulary; received {top_k}.")
+            size = vocabulary_size(tokenizer)
+            raise InputError(f"--top-k must be at most {size}, the size of the vocabulary; received {top_k}.")
         texts = [_with_mask_token(sentence, tokenizer) for sentence in sentences]
         from transformers.utils import is_torch_available
 
-        if is_torch_available():  # it is imported here, and not for bad input
+        if is_torch_available():  # imported here, because bad input does not need it
             from transformers import AutoModelForMaskedLM, FillMaskPipeline
 
             with guarded_read(local_folder, "the folder of a masked language model"):
                 model = AutoModelForMaskedLM.from_pretrained(local_folder)
-            # Not `pipeline("fill-mask", …)`, which loads the model itself.
+            # `pipeline("fill-mask", …)` would load the model itself.
             fill = FillMaskPipeline(model=model, tokenizer=tokenizer)
         else:
-            from train.model.from_pretrained import load_model  # TensorFlow
+            from train.model.from_pretrained import load_model  # imports TensorFlow
 
             model = load_model(local_folder)
             fill = partial(_fill, model, tokenizer)
         largest_id = max(max(tokenizer(text)["input_ids"]) for text in texts)
         if largest_id >= model.config.vocab_size:
             raise InputError(
-                f"The tokenizer in {folder} must be the model's, which has {model.config.vocab_size} ids; it gives the "
-                f"id {largest_id}."
+                f"The tokenizer in {folder} does not belong to the model: the model has {model.config.vocab_size} ids, "
+                f"and the tokenizer gives the id {largest_id}."
             )
         return [fill(text, top_k=top_k) for text in texts]
 
 
 def _fill(model: Any, tokenizer: Any, text: str, top_k: int) -> list[dict[str, Any]]:
-    """Do with a TensorFlow model what FillMaskPipeline does with one of PyTorch."""
+    """Compute what FillMaskPipeline returns, with a TensorFlow model."""
     import tensorflow as tf
 
     encoded = tokenizer(text)
     logits = model({name: tf.constant([ids]) for name, ids in encoded.items()}, training=False)[0][0]  # (length, ids)
     ids = encoded["input_ids"]
-    place = ids.index(tokenizer.mask_token_id)
-    scores, tokens = tf.math.top_k(tf.nn.softmax(tf.cast(logits[place], tf.float32)), top_k)
+    position = ids.index(tokenizer.mask_token_id)
+    scores, tokens = tf.math.top_k(tf.nn.softmax(tf.cast(logits[position], tf.float32)), top_k)
     return [
         {
             "score": score,
             "token": token,
             "token_str": tokenizer.decode([token]),
-            "sequence": tokenizer.decode([*ids[:place], token, *ids[place + 1 :]], skip_special_tokens=True),
+            "sequence": tokenizer.decode([*ids[:position], token, *ids[position + 1 :]], skip_special_tokens=True),
         }
         for score, token in zip(scores.numpy().tolist(), tokens.numpy().tolist(), strict=True)
     ]
@@ -107,6 +118,7 @@ def _fill(model: Any, tokenizer: Any, text: str, top_k: int) -> list[dict[str, A
 
 @contextmanager
 def _loadable(folder: str) -> Iterator[str]:
+    """Yield the local folder or Hub id to load the model from, once its configuration and weights are checked."""
     check_folder_or_hub(folder, "--model")
     with local_or_hub(exported_model(folder)) as name:
         from train.model.pretrained_files import find_weights, read_masked_lm_config

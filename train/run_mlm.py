@@ -15,11 +15,11 @@ from train.runtime.supervisor import supervise_if_asked
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Read the settings, then train; `train_run` is the whole story: check, connect, build, restore, fit, publish."""
+    """Read the settings, then train. `train_run` shows all steps: check, connect, build, restore, fit, publish."""
     config = parse_training_config(argv, __doc__)
     supervise_if_asked(config.run, __file__, argv)
     log_start(__file__)
-    from train.loop.lifecycle import Pretraining, train_run  # transformers, not for --help
+    from train.loop.lifecycle import Pretraining, train_run  # imports transformers, not needed for --help
 
     train_run(config, Pretraining())
 

@@ -1,4 +1,4 @@
-"""Score masked language models without fine-tuning: bits per byte and words of a text, minimal pairs of sentences."""
+"""Score masked language models without fine-tuning, by bits per byte and words of a text and by minimal pairs."""
 
 try:
     from mlm_common.cli.command_line import command, log_start, parse_arguments
@@ -9,7 +9,6 @@ except ModuleNotFoundError:
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING
 
 from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import Bounded, flag, require
@@ -24,25 +23,22 @@ from train.runtime.run_folder import RunFolder, exported_model
 from train.scoring.pairs import num_equal_pairs, read_pairs
 from train.scoring.texts import draw_units, find_words
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True)
 class ScoreConfig(Bounded):
-    """The models, and what they are scored on."""
+    """The models, and the texts and minimal pairs to score them on."""
 
     FLAG_GROUP = "Models and texts"
 
     model: list[str] = flag(
         list,
-        "Runs (OUTPUT_DIR of run_mlm.py), exported models, local or gs://, or models on the Hub.",
+        "Runs (OUTPUT_DIR of run_mlm.py) or exported models, local or gs://, or models on the Hub.",
         metavar="MODEL",
         is_usual=True,
     )
     run: str | None = flag(
         None,
-        "A run (OUTPUT_DIR of run_mlm.py), of which its newest checkpoint is scored.",
+        "A run (OUTPUT_DIR of run_mlm.py) whose newest checkpoint is scored, instead of its export.",
         metavar="DIR",
         is_usual=True,
     )
@@ -52,44 +48,44 @@ class ScoreConfig(Bounded):
     )
     text: list[str] = flag(
         list,
-        "Files or quoted globs of text that none of the models was trained on: .txt, .jsonl, .csv, .parquet, local or "
-        "gs://.",
+        "Files or quoted globs with text that none of the models was trained on: .txt, .jsonl, .csv or .parquet, local "
+        "or gs://.",
         metavar="FILE",
         is_usual=True,
     )
     minimal_pairs: list[str] = flag(
         list,
-        "Files in BLiMP's form: lines of JSON with sentence_good and sentence_bad, and perhaps field and "
-        "linguistics_term; also .gz.",
+        "Files in BLiMP's format, also as .gz: lines of JSON with sentence_good and sentence_bad, and optionally field "
+        "and linguistics_term.",
         metavar="FILE",
         is_usual=True,
     )
     output: str | None = flag(
         None,
-        "Also write scores, errors and comparisons to this .json file, local or gs://, and what each model answered "
-        "beside it: what is there already is not computed again. In the folder of a run, scores.json is for its model "
-        "card.",
+        "Also write scores, standard errors and comparisons to this .json file, local or gs://. The models' answers go "
+        "into a second file next to it, so that they are not computed again. A run's model card shows the scores in "
+        "OUTPUT_DIR/scores.json.",
         metavar="FILE",
     )
     num_words: int = flag(2000, "Number of words to draw from the text.", at_least=2)
     sample_by: SampleBy | None = flag(
-        DEFAULT_SAMPLE_BY, "What one document of a .txt file is: no row has tokens of two of them."
+        DEFAULT_SAMPLE_BY, "What one document of a .txt file is. A row never has tokens of two documents."
     )
     text_column: str = flag("text", "Column or JSON key with the text.")
-    max_length: int = flag(512, "Longest row, in tokens; at most what the model reads.", at_least=16)
+    max_length: int = flag(512, "Longest row, in tokens; capped at the longest row that the model reads.", at_least=16)
     left_to_right: bool = flag(
         False,
-        "Mask what follows in the same word as well as the token itself (Kauf and Ivanova 2023), so that the rest of a "
-        "word does not give a token away.",
+        "Mask not only the scored token but also the tokens after it in the same word (Kauf and Ivanova 2023), so that "
+        "the rest of a word does not give the token away.",
     )
     random_networks: int = flag(
         8,
-        "Networks with random weights beside each model: 500 words and 1,000 pairs each. With fewer, only a larger "
-        "difference from them counts as one.",
+        "Number of networks with random weights to compare each model with. Each is scored on 500 words and 1,000 "
+        "pairs. With fewer networks, only a larger difference counts as significant.",
         at_least=2,
     )
-    seed: int = flag(42, "Seed of the draw of words.")
-    tpu_name: str | None = flag(None, "TPU to compute on: local on a TPU VM, otherwise its name or grpc:// address.")
+    seed: int = flag(42, "Random seed for drawing the words.")
+    tpu_name: str | None = flag(None, "TPU to compute on: `local` on a TPU VM, otherwise its name or grpc:// address.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,7 +102,7 @@ class ScoreConfig(Bounded):
 def main(argv: Sequence[str] | None = None) -> None:
     (config,) = parse_arguments((ScoreConfig,), argv, __doc__, needed=("model",))
     log_start(__file__)
-    from train.scoring.queries import Material, Reader  # transformers, not for --help
+    from train.scoring.queries import Material, Reader  # imports transformers, not needed for --help
 
     for model in config.model:
         check_folder_or_hub(model, "--model")
@@ -137,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     readers = [read(model, exported_model(model)) for model in config.model]
     show_tpu(HardwareConfig(tpu_name=config.tpu_name))  # before TensorFlow is imported
-    from train.publishing.saved_model import transformers_folder  # not for bad input
+    from train.publishing.saved_model import transformers_folder  # not needed for bad input
     from train.runtime.machines import Cluster
     from train.runtime.strategy import connect
     from train.runtime.tensorflow_runtime import TensorFlowRuntime
@@ -151,13 +147,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     texts = [reader.texts for reader in readers]
     units = draw_units(documents, texts, config.num_words, config.seed) if documents else []
     material = Material(documents, units, pairs)
-    questions = [reader.ask(material) for reader in readers]
+    questions_by_model = [reader.ask(material) for reader in readers]
     runtime = TensorFlowRuntime(connect(HardwareConfig(tpu_name=config.tpu_name), Cluster()))
     folder, name = folder_and_name(config.output) if config.output else (None, "")
     kept = KeptAnswers(folder, name.replace(".json", ".answers.json"))
-    scored = [score_models(of_model, material, runtime, kept, config.random_networks) for of_model in questions]
+    scored = [
+        score_models(questions, material, runtime, kept, config.random_networks) for questions in questions_by_model
+    ]
     num_equal = num_equal_pairs(pairs)
-    # Files come first: what reads the tables may have ended.
+    # Write files before printing: printing fails if the program that reads this one's output has ended.
     if folder is not None:
         folder.write_json(name, {"left_to_right": config.left_to_right, **as_json(scored, num_equal)})
     if config.picture is not None:

@@ -1,7 +1,7 @@
-"""Will it fit? Ask the TPU's compiler, without a TPU, before you pay for one.
+"""Check whether a run fits on a TPU, with the TPU's compiler but without a TPU, before you pay for one.
 
-Accepts all flags of run_mlm.py; says whether the run compiles and fits, and how long it would take. Memory and time are
-modelled by the compiler, not measured.
+Accepts all flags of run_mlm.py. Prints whether the run compiles and fits, and how long it would take. Memory and time
+are estimates by the compiler, not measurements.
 """
 
 try:
@@ -34,11 +34,11 @@ class PreflightConfig:
     )
     vocab_size: int | None = flag(
         None,
-        "Size of the vocabulary. With --max-length it replaces --train-dataset, and the shards of --phases, so that "
-        "you can ask before you have shards.",
+        "Size of the vocabulary. Together with --max-length it replaces --train-dataset and the shards of --phases, so "
+        "you can run this check before you have shards.",
     )
-    operations: bool = flag(False, "Also name the most expensive operations.")
-    compiler_python: str | None = flag(None, "Interpreter that has jax and libtpu, if not this one.")
+    operations: bool = flag(False, "Also print the most expensive operations.")
+    compiler_python: str | None = flag(None, "Python interpreter that has jax and libtpu. Default: this one.")
 
     def __post_init__(self) -> None:
         if not self.topology:
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     config, settings = parse_run_flags(argv, __doc__, PreflightConfig, needed=("topology",))
     log_start(__file__)
     tpu = tpu_slice(str(settings.topology))
-    from train.checks.preflight.report import open_run, print_plan  # transformers, not for --help
+    from train.checks.preflight.report import open_run, print_plan  # imports transformers, not needed for --help
     from train.runtime.plan import warn_of_other_batch
 
     run = open_run(config, settings.vocab_size)
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     python = settings.compiler_python or sys.executable
     check_compiler(python)
-    from train.checks.preflight import preflight as stages  # TensorFlow, once the shards have been checked
+    from train.checks.preflight import preflight as stages  # imports TensorFlow, so only after the shards are checked
 
     print_answer = stages.print_largest_batch if settings.find_batch_size else stages.print_step
     for phase, plan in zip(run.phases, plans, strict=True):
@@ -73,5 +73,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # whose allocator gives no memory back
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # oneDNN's allocator never returns memory
     run_as_script(main)

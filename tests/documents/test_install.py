@@ -175,7 +175,7 @@ def test_an_environment_of_a_wrong_interpreter_is_replaced(interpreter, commands
     python.write_text(interpreter, encoding="utf-8")
     python.chmod(0o755)
     assert make(tmp_path / "environment", "--extra", "cpu") == 1  # it may be anything
-    assert "is no Python environment" in capsys.readouterr().err
+    assert "is not a Python environment" in capsys.readouterr().err
     (tmp_path / "environment" / "pyvenv.cfg").touch()
     assert make(tmp_path / "environment", "--extra", "cpu") == 0
     assert f"Replacing {tmp_path / 'environment'}: its Python is " in capsys.readouterr().out

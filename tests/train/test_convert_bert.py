@@ -87,7 +87,10 @@ def test_the_newest_checkpoint_of_a_training(bert, bert_variables, tmp_path, run
     source = write_google_checkpoint(tmp_path / "cased", bert_variables, google_settings(bert.config))
     bias = np.array([5, 6], np.float32)
     write_variables(source / "model.ckpt-20", bert_variables | {"cls/seq_relationship/output_bias": bias})
-    assert "has bert_model.ckpt, model.ckpt-20: give the path of one" in run(main, source, tmp_path / "out").refusal
+    assert (
+        "has bert_model.ckpt, model.ckpt-20. Pass the path of one of them"
+        in run(main, source, tmp_path / "out").refusal
+    )
     (source / "checkpoint").write_text(
         'model_checkpoint_path: "/tpu/model.ckpt-20"\nall_model_checkpoint_paths: "a"\n', encoding="utf-8"
     )
@@ -108,7 +111,7 @@ def test_heads_that_are_not_there(bert, bert_variables, tmp_path, run):
         assert read_json(tmp_path / name / "config.json")["architectures"] == [name]
         weights = load_file(tmp_path / name / "model.safetensors")
         assert {key.split(".")[0] for key in weights} == ({"bert", "cls"} if "Masked" in name else {"bert"})
-    assert "not converted, since they belong to other heads: output_bias, output_weights" in outcome.out
+    assert "not converted, because they belong to other heads: output_bias, output_weights" in outcome.out
 
 
 def without(name: str) -> Callable[[Variables], Variables]:
@@ -117,18 +120,18 @@ def without(name: str) -> Callable[[Variables], Variables]:
 
 CUT = "cls/predictions/transform/dense/kernel"
 WRONG = [
-    (without(CUT), {}, WORDPIECES, f"missing: {CUT}$"),
-    (lambda all_of_it: all_of_it | {"bert/extra": np.ones(3, "f")}, {}, WORDPIECES, "unknown: bert/extra$"),
+    (without(CUT), {}, WORDPIECES, rf"missing: {CUT}\.$"),
+    (lambda all_of_it: all_of_it | {"bert/extra": np.ones(3, "f")}, {}, WORDPIECES, r"unknown: bert/extra\.$"),
     (None, {"num_hidden_layers": 1}, WORDPIECES, "unknown: bert/encoder/layer_1/attention/output/.* 11 more"),
-    (None, {"max_position_embeddings": 64}, WORDPIECES, r"position_embeddings \(32, 32\), not \(64, 32\)$"),
+    (None, {"max_position_embeddings": 64}, WORDPIECES, r"position_embeddings \(32, 32\), not \(64, 32\)\.$"),
     (None, {"hidden_act": "linear"}, WORDPIECES, "received linear. Set hidden_act to gelu in .*bert_config.json"),
     (None, {"hidden_size": "32"}, WORDPIECES, "hidden_size must be a whole number above 0; .* has '32'"),
-    (None, {}, [one if one[0] == "[" else str(id(one)) for one in WORDPIECES], "must have letters"),
+    (None, {}, [one if one[0] == "[" else str(id(one)) for one in WORDPIECES], "must contain letters"),
     (None, {"num_attention_heads": 5}, WORDPIECES, "num_attention_heads must divide hidden_size"),
     (None, {"vocab_size": 199}, WORDPIECES[:-1], r"word_embeddings \(200, 32\), not \(199, 32\)"),
-    (None, {}, WORDPIECES[:-1], "must have the 200 tokens of the configuration; .* has 199"),
-    (None, {}, ["a", *WORDPIECES[1:]], r"must have \[PAD\]; "),
-    (lambda _: {"electra/embeddings/word_embeddings": np.ones(3, "f")}, {}, WORDPIECES, "are: electra/embeddings"),
+    (None, {}, WORDPIECES[:-1], "must have 200 tokens, as the configuration says; .* has 199"),
+    (None, {}, ["a", *WORDPIECES[1:]], r"must contain \[PAD\]; "),
+    (lambda _: {"electra/embeddings/word_embeddings": np.ones(3, "f")}, {}, WORDPIECES, "contains electra/embeddings"),
     (lambda _: {"_CHECKPOINTABLE_OBJECT_GRAPH": np.array("x")}, {}, WORDPIECES, "cased must be a checkpoint"),
 ]  # fmt: skip
 
@@ -174,20 +177,26 @@ def test_files_that_are_missing_or_damaged_are_refused(bert, bert_variables, tmp
     cases = [
         ((tmp_path / "nothing",), "there is no .*nothing.index"),
         ((tmp_path / "empty",), "there is no .*empty.index"),
-        ((tmp_path / "broken.zip",), "must be a whole .zip"),
-        ((tmp_path / "none.zip",), "CHECKPOINT must name a file"),
-        ((source,), rf"in {source}; there are bert_config.json, config.json. Name it with --bert-config"),
-        ((source, "--bert-config", source / "config.json"), "must have vocab_size, hidden_size"),
+        ((tmp_path / "broken.zip",), "must be a complete .zip"),
+        ((tmp_path / "none.zip",), "CHECKPOINT must name an existing file"),
+        (
+            (source,),
+            rf"{source}, the .*; it has bert_config.json, config.json. Name the file with --bert-config",
+        ),
+        ((source, "--bert-config", source / "config.json"), "must contain vocab_size, hidden_size"),
         ((source, "--bert-config", source / "vocab.txt"), "--bert-config: .*vocab.txt must be a file of JSON; "),
         ((source, *config), "Pass --do-lower-case or --no-do-lower-case"),
-        ((source, *config, "--do-lower-case", "--vocabulary", source / "v.txt"), "--vocabulary must name a file"),
+        (
+            (source, *config, "--do-lower-case", "--vocabulary", source / "v.txt"),
+            "--vocabulary must name an existing file",
+        ),
     ]
     for (place, *flags), message in cases:
         assert re.search(message, run(main, place, tmp_path / "out", *flags).refusal)
     for path in (data, index):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
         refused = run(main, source, tmp_path / "out", *config, "--do-lower-case")
-        assert "must be a checkpoint with all of its files whole" in refused.refusal
+        assert "must be a checkpoint whose files are all complete" in refused.refusal
     assert not list((tmp_path / "out").glob("*"))
 
 

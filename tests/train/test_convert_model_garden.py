@@ -67,8 +67,11 @@ def replace_encoder(_: Any) -> Any:
 
 WRONG = [
     (project_embeddings, "unknown: .*_embedding_projection/bias/.ATTRIBUTES/VARIABLE_VALUE, "),
-    (empty_pooler, "missing: bert/pooler/dense/bias, bert/pooler/dense/kernel$"),
-    (replace_encoder, "must hold a BertEncoder of Model Garden, .*cased are: global_step, model, optimizer, save_"),
+    (empty_pooler, r"missing: bert/pooler/dense/bias, bert/pooler/dense/kernel\.$"),
+    (
+        replace_encoder,
+        "must contain a BertEncoder of Model Garden, .*cased contains global_step, model, optimizer, save_",
+    ),
 ]
 
 

@@ -193,9 +193,9 @@ def test_records_of_a_run_that_are_damaged(finished_run, shards, run, tmp_path):
         assert f"{damaged} Restore it from a backup" in run(command, *flags).refusal
     (folder / "run.json").write_bytes(record)
     (folder / "metrics.jsonl").write_bytes(log[:50])
-    assert "metrics.jsonl has no whole line yet. Try again later." in run(compare, "--runs", folder).refusal
+    assert "metrics.jsonl has no complete line yet. Try again later." in run(compare, "--runs", folder).refusal
     (folder / "metrics.jsonl").write_bytes(b"\xff\n" + log)
-    assert "metrics.jsonl has no whole line yet" in run(compare, "--runs", folder).refusal
+    assert "metrics.jsonl has no complete line yet" in run(compare, "--runs", folder).refusal
     (folder / "metrics.jsonl").write_bytes(log + b'{"step": 7, "split": "train", "loss": "1.0"}\n')
     assert run(compare, "--runs", folder).status == 0
 

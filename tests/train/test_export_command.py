@@ -89,7 +89,7 @@ def test_what_cannot_be_exported(finished_run, tmp_path, run):
         ((finished_run, out, "--formats", "tf"), "must be pytorch, or pytorch,tf"),
         ((last, last, out, "--average"), "needs different checkpoints of one phase of one run"),
         ((last, finished_run / "export", out, "--average"), "needs different checkpoints of one phase"),
-        ((last, out, "--average"), "--average needs two checkpoints at least"),
+        ((last, out, "--average"), "--average needs at least two checkpoints"),
         ((last, last, out), "several checkpoints need --average"),
     ):
         assert message in run(main, *arguments).refusal

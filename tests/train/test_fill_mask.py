@@ -48,7 +48,7 @@ def test_a_mask_token_of_another_look_is_filled(export, tmp_path):
         ("[MASK] [MASK]", 5, "has 2"),
         ("[MASK] of [MASK] of [MASK]", 5, "has 3"),
         ("[MASK]" + " of" * 60, 5, "at most 60 tokens; .* has 63"),
-        (SENTENCE, VOCABULARY + 1, r"--top-k must be at most \d+, the vocabulary"),
+        (SENTENCE, VOCABULARY + 1, r"--top-k must be at most \d+, the size of the vocabulary"),
     ],
 )
 def test_bad_input_is_refused(sentence, top_k, message, export):

@@ -136,7 +136,7 @@ def test_more_steps_resume_with_the_new_schedule(finished_run, shards, tmp_path,
     assert [line["step"] for line in logged(tmp_path / "run")][-2:] == [8, 8]
     assert read_json(tmp_path / "run" / "run.json")["earlier_schedules"] == [[6, 6]]
     card = (tmp_path / "run" / "export" / "README.md").read_text(encoding="utf-8")
-    assert "| earlier schedules | steps 1 to 6 with the schedule of 6 steps |" in card
+    assert "| earlier schedules | steps 1 to 6 with the schedule of a run of 6 steps |" in card
     refused = run(main, *run_flags(shards, tmp_path / "run", "--max-steps", "5"))
     assert "The run would end after step 5, but its newest checkpoint" in refused.refusal
 

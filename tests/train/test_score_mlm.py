@@ -148,7 +148,7 @@ def test_scores_in_the_folder_of_a_run_are_on_the_card_of_the_scored_weights(fin
     assert "bits per byte, n = 8 |" in card
     not_differing = [one["measure"] for one in scores["differences"] if "random" in one["from"] and not one["differs"]]
     assert f"The model does not differ from random weights in: {', '.join(not_differing)}." in card
-    assert "The rest of a word is masked with each of its tokens." in card
+    assert "With each scored token, the tokens after it in the same word are masked, too." in card
     assert "secret" not in card
     assert str(tmp_path) not in card
     unscored = card_of(finished_run, "unscored")
@@ -156,7 +156,7 @@ def test_scores_in_the_folder_of_a_run_are_on_the_card_of_the_scored_weights(fin
     scores_path.write_text("[1]", encoding="utf-8")
     with caplog.at_level("WARNING"):
         assert card_of(scored_run, "damaged") == unscored
-    assert "scores.json is no file of score_mlm.py" in caplog.text
+    assert "scores.json is not a file of score_mlm.py" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_scores_in_the_folder_of_a_run_are_on_the_card_of_the_scored_weights(fin
         (["--text", "missing.txt"], "--text: no file matches missing.txt"),
         (["--text", "table.tsv"], "--text takes files ending in .txt"),
         (["--text", "empty.txt"], "empty.txt"),
-        (["--text", "dots.txt"], "--text must have words; none was found"),
+        (["--text", "dots.txt"], "--text must contain words; none was found"),
         (["--text", "dots.txt", "--output", "scores.csv"], "--output must end in .json; received scores.csv"),
     ],
 )
@@ -232,7 +232,7 @@ def test_a_field_of_another_type_is_refused_before_models_are_scored(field, coun
     rows = [{"sentence_good": "a", "sentence_bad": "b", "field": one} for one in (None, "syntax", field)]
     path = write_jsonl(tmp_path / "pairs.jsonl", *rows)
     outcome = run(main, "--model", counted, "--minimal-pairs", path)
-    assert "pairs.jsonl, line 3: field is no text" in outcome.refusal
+    assert "pairs.jsonl, line 3: field is not a string" in outcome.refusal
 
 
 @pytest.mark.slow

@@ -61,9 +61,9 @@ def test_words_of_rows_are_asked_for_whole(shards):
             assert starts[row[first]] or special[row[first - 1]]
             assert starts[row[stop]] or special[row[stop]]
     sample = draw_sample([], 20, of_split, tokenizer, len(rows[0]))
-    assert [query.item for query in sample.of_words] == list(range(len(sample.word_bytes)))
-    for query in sample.of_words:
-        assert [one.targets[0] for one in sample.of_tokens if one.item == query.item] == query.targets
+    assert [query.item for query in sample.word_queries] == list(range(len(sample.word_bytes)))
+    for query in sample.word_queries:
+        assert [one.targets[0] for one in sample.token_queries if one.item == query.item] == query.targets
         text = tokenizer.decode(query.targets).strip()
         first = query.positions[0]
         has_space = first == 0 or not special[query.ids[first - 1]]  # which a document's first word has not

@@ -1,1 +1,1 @@
-"""What is checked before a TPU is paid for: the machine and the run (doctor), memory and time (preflight)."""
+"""Checks before you pay for a TPU: of the machine and the run (doctor), of memory and time (preflight)."""

@@ -1,10 +1,10 @@
-"""Checks of the installed packages, of TensorFlow, GPUs and the TPU; and the lines in which the doctor reports.
+"""Checks of the installed packages, of TensorFlow, GPUs and the TPU; and the lines in which the doctor reports them.
 
-What imports TensorFlow runs in a separate process, and so may crash or hang.
+Code that imports TensorFlow may crash or hang, so it runs in a separate process:
 
     python -m train.checks.machine TASK
 
-is that process: it reads a pickled `TrainingConfig` on standard input, and prints a JSON object as the last line.
+It reads a pickled `TrainingConfig` from standard input, and prints a JSON object as the last line.
 """
 
 import contextlib
@@ -50,7 +50,14 @@ Status = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor; a warning is of what does not stop a run, but is not intended, slow, or soon fails."""
+    """One line of the doctor.
+
+    Attributes:
+        status: `warning` for what does not stop a run but is probably a mistake, slow, or about to fail.
+        subject: what was checked.
+        text: the result of the check.
+        fix: how to fix it.
+    """
 
     status: Status
     subject: str
@@ -62,10 +69,10 @@ class Finding:
 
 
 def findings_of(subject: str, check: Callable[..., Iterable[Finding]], *arguments: Any) -> Iterator[Finding]:
-    """Yield what a check finds; whatever it raises is an error of the subject, and the end of this check alone."""
+    """Yield the findings of a check. An exception becomes an error of this subject, and does not stop other checks."""
     try:
         yield from check(*arguments)
-    except (InputError, RunFailedError) as error:  # messages that say how to fix it
+    except (InputError, RunFailedError) as error:  # their messages say how to fix it
         yield Finding("error", subject, str(error))
     except Exception as error:
         text = f"could not be checked: {type(error).__name__}: {error}. Fix the errors above first."
@@ -85,21 +92,21 @@ TENSORFLOW_BUILDS = {
 }
 TPU_BUILD = "tensorflow-tpu"
 TF_KERAS = "tf-keras"
-INSTALL = "run python3 install.py in the checkout, which makes an environment that fits this machine."
-TPU_INSTALL = "Make the environment again: rm -rf .venv && python3 install.py --extra tpu"
+INSTALL = "run python3 install.py in the checkout, which creates an environment for this machine."
+TPU_INSTALL = "Create the environment again: rm -rf .venv && python3 install.py --extra tpu"
 REINSTALL = "Reinstall the packages named above; if that does not help, start over with python3 install.py."
 PROGRAM = "train.checks.machine"
-TIMEOUT_SECONDS = 300.0  # importing TensorFlow from a cold disk takes a minute and more
+TIMEOUT_SECONDS = 300.0  # importing TensorFlow from a cold disk takes more than a minute
 
 
 def installed_packages(path: Sequence[str] | None = None) -> dict[str, Distribution]:
-    """List {normalized name: distribution}, of several the first on the path, which is the one imported."""
-    found: dict[str, Distribution] = {}
+    """Return {normalized name: distribution}; if there are several of a name, the one that Python imports."""
+    installed: dict[str, Distribution] = {}
     for distribution in distributions(path=list(sys.path if path is None else path)):
         name = distribution.metadata["Name"]
-        if name:  # else what an interrupted installation left behind
-            found.setdefault(canonicalize_name(name), distribution)
-    return found
+        if name:  # an interrupted installation leaves distributions without a name
+            installed.setdefault(canonicalize_name(name), distribution)
+    return installed
 
 
 def tensorflow_builds(installed: dict[str, Distribution]) -> list[str]:
@@ -116,22 +123,21 @@ def check_python(installed: dict[str, Distribution], version: str = platform.pyt
     if version in SpecifierSet(supported):
         yield Finding("ok", "Python", f"{version}, {sys.executable}")
     else:
-        fix = "Run python3 install.py, which makes an environment with a Python that fits."
-        yield Finding(
-            "error", "Python", f"must be {supported}, as TensorFlow's packages are; {sys.executable} is {version}.", fix
-        )
+        fix = "Run python3 install.py, which creates an environment with a supported Python."
+        text = f"must be {supported}, the versions that TensorFlow supports; {sys.executable} is {version}."
+        yield Finding("error", "Python", text, fix)
 
 
 def check_requirements(installed: dict[str, Distribution]) -> Iterator[Finding]:
     requirements = _requirements(installed, PROJECT)
     all_fit = True
-    for name, wanted in requirements.items():
-        found = installed.get(name)
-        if found is None or not _fits(found, wanted):
+    for name, specifier in requirements.items():
+        package = installed.get(name)
+        if package is None or not _fits(package, specifier):
             all_fit = False
-            state = f"{found.version} is installed" if found else "it is not installed"
-            text = f"{name}{wanted} is needed; {state}."
-            yield Finding("error", "packages", text, _pip_install(installed, f"{name}{wanted}"))
+            state = f"{package.version} is installed" if package else "it is not installed"
+            text = f"{name}{specifier} is needed; {state}."
+            yield Finding("error", "packages", text, _pip_install(installed, f"{name}{specifier}"))
     if requirements and all_fit:
         yield Finding("ok", "packages", f"all {len(requirements)} that the project needs, in versions it can use")
 
@@ -142,22 +148,20 @@ def check_tensorflow_build(installed: dict[str, Distribution]) -> Iterator[Findi
         yield Finding("error", "TensorFlow", "is not installed.", f"To install it, {INSTALL}")
     elif len(builds) > 1:
         names = " and ".join(f"{name} {installed[name].version}" for name in builds)
-        text = (
-            f"{names} are both installed. They contain the same files, so the one installed last overwrote the other."
-        )
+        text = f"{names} are both installed. They contain the same files, so the later one overwrote the other."
         fix = TPU_INSTALL if TPU_BUILD in builds else f"pip uninstall -y {' '.join(builds)}, then {INSTALL}"
         yield Finding("error", "TensorFlow", text, fix)
     else:
         build, version, extra = builds[0], installed[builds[0]].version, TENSORFLOW_BUILDS[builds[0]]
-        wanted = _requirements(installed, PROJECT, extra).get(build, "") if extra else ""
+        specifier = _requirements(installed, PROJECT, extra).get(build, "") if extra else ""
         if extra is None:
             text = f"{build} {version} is not a build that this project is tested with."
             yield Finding("warning", "TensorFlow", text, f"pip uninstall -y {build}, then {INSTALL}")
-        elif _fits(installed[build], wanted):
+        elif _fits(installed[build], specifier):
             yield Finding("ok", "TensorFlow", f"{build} {version}")
         else:
-            text = f"{build}{wanted} is needed; {version} is installed."
-            yield Finding("error", "TensorFlow", text, _pip_install(installed, f"{build}{wanted}"))
+            text = f"{build}{specifier} is needed; {version} is installed."
+            yield Finding("error", "TensorFlow", text, _pip_install(installed, f"{build}{specifier}"))
 
 
 def check_tf_keras(installed: dict[str, Distribution]) -> Iterator[Finding]:
@@ -166,46 +170,62 @@ def check_tf_keras(installed: dict[str, Distribution]) -> Iterator[Finding]:
         return
     minor = _minor(installed[builds[0]].version)
     fix = _pip_install(installed, f"{TF_KERAS}=={minor}.*")
-    found = installed.get(TF_KERAS)
-    if found is None:
-        text = "is not installed; the models that are trained here are tf-keras models."
+    tf_keras = installed.get(TF_KERAS)
+    if tf_keras is None:
+        text = "is not installed; the models that this project trains are tf-keras models."
         yield Finding("error", TF_KERAS, text, fix)
-    elif _minor(found.version) != minor:
-        yield Finding("error", TF_KERAS, f"must have TensorFlow's version {minor}; {found.version} is installed.", fix)
+    elif _minor(tf_keras.version) != minor:
+        text = f"must have TensorFlow's version {minor}; {tf_keras.version} is installed."
+        yield Finding("error", TF_KERAS, text, fix)
     else:
-        yield Finding("ok", TF_KERAS, f"{found.version}, matches TensorFlow")
+        yield Finding("ok", TF_KERAS, f"{tf_keras.version}, matches TensorFlow")
 
 
 def _pip_install(installed: dict[str, Distribution], requirement: str) -> str:
-    """Return the command that installs a package; on a TPU VM pip could replace the TPU's TensorFlow by another."""
+    """Return the command that installs a package.
+
+    On a TPU VM that is install.py, because pip may replace TensorFlow for TPUs with another build.
+    """
     return TPU_INSTALL if TPU_BUILD in installed else f"pip install '{requirement}'"
 
 
 def _requirements(installed: dict[str, Distribution], name: str, extra: str = "") -> dict[str, str]:
-    """Read {normalized name: version specifier} of what a package needs here, or with that extra."""
+    """Return {normalized name: version specifier} of what a package needs on this machine, with an extra if named."""
     texts = (installed[name].requires or ()) if name in installed else ()
-    needed = (one for one in map(Requirement, texts) if one.marker is None or one.marker.evaluate({"extra": extra}))
-    return {canonicalize_name(one.name): str(one.specifier) for one in needed}
+    requirements = (
+        requirement
+        for requirement in map(Requirement, texts)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+    )
+    return {canonicalize_name(requirement.name): str(requirement.specifier) for requirement in requirements}
 
 
-def _fits(distribution: Distribution, wanted: str) -> bool:
-    return SpecifierSet(wanted).contains(distribution.version, prereleases=True)
+def _fits(distribution: Distribution, specifier: str) -> bool:
+    return SpecifierSet(specifier).contains(distribution.version, prereleases=True)
 
 
 def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def ask_tensorflow(task: str, config: TrainingConfig, doing: str, fix: str) -> dict[str, Any]:
-    """Run a task of `TASKS` in a separate process, and read its answer; InputError if it was refused.
+def ask_tensorflow(task: str, config: TrainingConfig, activity: str, fix: str) -> dict[str, Any]:
+    """Run a task of `TASKS` in a separate process, and return its answer.
 
-    RunFailedError says that `doing` the task crashed, failed, or did not end in time, and how to `fix` that.
+    Args:
+        task: name of the task.
+        config: the settings, for the task.
+        activity: what the task does, as the first words of an error message.
+        fix: what to do about a failure, as the end of an error message.
+
+    Raises:
+        InputError: the task raised an error that explains itself.
+        RunFailedError: the process crashed, failed, or did not end in time.
     """
     logger.info("Loading TensorFlow …")
     try:
         answer = ask_module(PROGRAM, task, given=pickle.dumps(config), seconds=TIMEOUT_SECONDS)
     except ChildFailedError as error:
-        raise RunFailedError(f"{doing} {error} {fix}") from error
+        raise RunFailedError(f"{activity} {error} {fix}") from error
     if "refused" in answer:
         raise InputError(answer["refused"])
     return answer
@@ -221,20 +241,19 @@ def check_gpus(config: TrainingConfig, devices: Path = Path("/dev")) -> Iterator
     num_gpus = len(list(devices.glob("nvidia[0-9]*")))
     if not num_gpus or config.hardware.wants_tpu:
         return
-    if seen := ask_tensorflow("list_gpus", config, "looking for GPUs", REINSTALL)["gpus"]:
-        yield Finding("ok", "GPU", f"TensorFlow sees {len(seen)}")
+    if gpus := ask_tensorflow("list_gpus", config, "looking for GPUs", REINSTALL)["gpus"]:
+        yield Finding("ok", "GPU", f"TensorFlow sees {len(gpus)}")
     elif ask_tensorflow("name_runtime", config, "choosing the runtime", "")["runtime"] == "jax":
-        yield Finding(
-            "ok", "GPU", f"the machine has {num_gpus}; TensorFlow sees none, and a run computes on them by JAX"
-        )
+        text = f"the machine has {num_gpus}; TensorFlow sees none, so a run uses them through JAX"
+        yield Finding("ok", "GPU", text)
     else:
         text = f"the machine has {num_gpus}, but TensorFlow sees none, so a run would train on the CPU."
-        fix = f"Install what reaches them: {INSTALL_FOR['GPU']}. Check with nvidia-smi that the driver works."
+        fix = f"Install a library that can use them: {INSTALL_FOR['GPU']}. Check with nvidia-smi that the driver works."
         yield Finding("warning", "GPU", text, fix)
 
 
 def check_tpu(config: TrainingConfig) -> Iterator[Finding]:
-    if tpu_devices() and not config.hardware.no_tpu:  # which JAX takes by itself if TensorFlow has none
+    if tpu_devices() and not config.hardware.no_tpu:  # without --tpu-name, a run may use the TPU through JAX
         config = replace(config, hardware=choose_runtime(config.hardware)[0])
     name, has_tpu_build = config.hardware.tpu_name, TPU_BUILD in tensorflow_builds(installed_packages())
     on_jax = config.hardware.runtime == "jax"
@@ -245,17 +264,18 @@ def check_tpu(config: TrainingConfig) -> Iterator[Finding]:
     if name == "local":
         check_tpu_devices(config.hardware)
         if not has_tpu_build and not on_jax:
-            text = f"--runtime tensorflow needs {TPU_BUILD}; the installed TensorFlow is the one for CPUs and GPUs."
-            yield Finding("error", "TPU", text, f"{TPU_INSTALL}; or leave --runtime out: JAX needs no {TPU_BUILD}.")
+            text = f"--runtime tensorflow needs {TPU_BUILD}; the installed TensorFlow is the build for CPUs and GPUs."
+            fix = f"{TPU_INSTALL}; or leave out --runtime: JAX works without {TPU_BUILD}."
+            yield Finding("error", "TPU", text, fix)
             return
         if holders := processes_that_hold(tpu_devices()):
             names = ", ".join(f"{number} ({command})" for number, command in holders.items())
-            text = f"is in use by process {names}; only one process can use it."
+            text = f"is in use by process {names}; only one process can use it at a time."
             yield Finding("error", "TPU", text, "End that process: kill NUMBER")
             return
         if not on_jax:
             show_tpu(config.hardware)
-    fix = "Restart the TPU VM. If that does not help, check its runtime version: it must fit the TPU's type."
+    fix = "Restart the TPU VM. If that does not help, check that the VM's runtime version fits the type of the TPU."
     try:
         answer = ask_tensorflow("connect_jax" if on_jax else "connect_tpu", config, f"connecting to {name}", fix)
     except (InputError, RunFailedError) as error:
@@ -263,40 +283,41 @@ def check_tpu(config: TrainingConfig) -> Iterator[Finding]:
         if name == "local" and not on_jax and (config.hardware.pjrt == "off" or not is_newer_tpu()):
             yield _with_pjrt()
         return
-    by = ", by JAX" if on_jax else ""
-    yield Finding("ok", "TPU", f"{describe_tpu() if name == 'local' else name}, {answer['num_replicas']} replicas{by}")
+    runtime = ", by JAX" if on_jax else ""
+    kind = describe_tpu() if name == "local" else name
+    yield Finding("ok", "TPU", f"{kind}, {answer['num_replicas']} replicas{runtime}")
 
 
 def _with_pjrt() -> Finding:
-    """Try the way that the run would not."""
+    """Try to connect with TensorFlow's PJRT settings, which the run would not use."""
     try:
         num_cores = try_to_connect(with_pjrt=True)
     except ChildFailedError as error:
         return Finding("warning", "TPU", f"A trial of TensorFlow's PJRT settings {error}", ADVICE)
-    return Finding("warning", "TPU", f"With --pjrt on, TensorFlow finds its {num_cores} cores.", "Pass --pjrt on.")
+    return Finding("warning", "TPU", f"With --pjrt on, TensorFlow finds the {num_cores} cores.", "Pass --pjrt on.")
 
 
 def _unused_tpu(config: TrainingConfig, has_tpu_build: bool) -> Finding:
     if tpu_devices() and not config.hardware.no_tpu:
         text = f"this machine has one ({describe_tpu()}), but without --tpu-name a run trains on the CPU."
-        is_reached = has_tpu_build or look(config.hardware).jax_has_device
-        missing = "" if is_reached else f" Nothing that is installed reaches it; install one: {INSTALL_FOR['TPU']}."
-        return Finding("warning", "TPU", text, f"Pass --tpu-name local.{missing}")
+        is_usable = has_tpu_build or look(config.hardware).jax_has_device
+        install = "" if is_usable else f" No installed library can use the TPU; install one: {INSTALL_FOR['TPU']}."
+        return Finding("warning", "TPU", text, f"Pass --tpu-name local.{install}")
     if tpu_devices():
         return Finding("ok", "TPU", f"{describe_tpu()}; not used, because of --no-tpu")
     if has_tpu_build:
         text = f"{TPU_BUILD} is installed, but this machine has no TPU (no /dev/accel*, no /dev/vfio/*)."
-        fix = "On Colab, choose a TPU runtime; on a TPU VM, the runtime version for its type."
+        fix = "On Colab, choose a TPU runtime; on a TPU VM, choose the runtime version for its type."
         return Finding("warning", "TPU", text, f"{fix} Otherwise train on the CPU.")
     return Finding("ok", "TPU", "none on this machine; a run trains on the GPU or CPU")
 
 
 def processes_that_hold(devices: list[Path]) -> dict[int, str]:
-    """Find {process id: command} of the processes that have one of these files open, as far as this user may see."""
+    """Return {process id: command} of the processes visible to this user that have one of these files open."""
     names = {str(device) for device in devices}
     holders = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             if any(str(file.readlink()) in names for file in (folder / "fd").iterdir()):
                 command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 holders[int(folder.name)] = command.strip()[:80]
@@ -341,7 +362,7 @@ def list_jax_devices(_config: TrainingConfig) -> dict[str, Any]:
 
 
 def connect_jax(config: TrainingConfig) -> dict[str, Any]:
-    """Claim the TPU through JAX as a run does."""
+    """Connect to the TPU through JAX, as a run does."""
     return {"num_replicas": len(jax_devices(config.hardware, Cluster()))}
 
 
@@ -351,14 +372,14 @@ def name_runtime(config: TrainingConfig) -> dict[str, Any]:
 
 
 def connect_tpu(config: TrainingConfig) -> dict[str, Any]:
-    """Claim the TPU as a run does, for as long as this process lives."""
+    """Connect to the TPU as a run does; it is taken for as long as this process lives."""
     from train.runtime.strategy import connect
 
     return {"num_replicas": connect(config.hardware, Cluster()).num_replicas_in_sync}
 
 
 def check_run(config: TrainingConfig) -> dict[str, Any]:
-    """Make the checks of `run_mlm.py --dry-run` but those of the TPU, read a shard with TensorFlow, build the model."""
+    """Check a run as `run_mlm.py --dry-run` does, except for the TPU; also read a shard, and build the model."""
     import tensorflow as tf
 
     from train.data.shards import TrainingInputs
@@ -385,7 +406,7 @@ def check_run(config: TrainingConfig) -> dict[str, Any]:
 
 
 def _read_shard(path: str) -> None:
-    """Read from a shard with TensorFlow's own client, which finds credentials in its own way."""
+    """Read a byte of a shard with TensorFlow, whose client for Cloud Storage looks for credentials in its own way."""
     import tensorflow as tf
 
     try:
@@ -393,14 +414,15 @@ def _read_shard(path: str) -> None:
             file.read(1)
     except tf.errors.OpError as error:
         raise InputError(
-            f"TensorFlow must be able to read the shards; {path} gave {type(error).__name__}: {error.message[:200]} It "
-            "uses no account where it finds no credentials: run `gcloud auth application-default login`, or name a "
-            "service account's key by GOOGLE_APPLICATION_CREDENTIALS; on a TPU VM give its account access."
+            f"TensorFlow must be able to read the shards; {path} gave {type(error).__name__}: {error.message[:200]} If "
+            "TensorFlow finds no credentials, it reads anonymously: run `gcloud auth application-default login`, or "
+            "name the key of a service account in GOOGLE_APPLICATION_CREDENTIALS; on a TPU VM, give the VM's account "
+            "access."
         ) from error
 
 
-OF_DEVICES = (list_gpus, list_devices, list_jax_devices, name_runtime, connect_jax, connect_tpu)
-TASKS = {task.__name__: task for task in (import_libraries, *OF_DEVICES, check_run)}
+DEVICE_TASKS = (list_gpus, list_devices, list_jax_devices, name_runtime, connect_jax, connect_tpu)
+TASKS = {task.__name__: task for task in (import_libraries, *DEVICE_TASKS, check_run)}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What a TPU's runtimes say of themselves: versions of the PJRT API, variables of the environment, devices seen."""
+"""Checks of the runtimes on a TPU: versions of the PJRT API, environment variables, visible devices."""
 
 import importlib.util
 import os
@@ -23,15 +23,15 @@ from train.runtime.pjrt_settings import (
 )
 from train.runtime.runtime_choice import INSTALL
 
-# Beside TPU_*, what decides which library and which platform a runtime takes.
+# Variables besides TPU_* that influence which library and which platform a runtime uses.
 VARIABLES = (*FIXED, LIBRARY_VARIABLE, XLA_VARIABLE, "JAX_PLATFORMS", "LIBTPU_INIT_ARGS", "XLA_FLAGS")
-# Kaggle's image sets it, beside others, so that libtpu asks no metadata server.
+# One of the variables that Kaggle's image sets to keep libtpu from asking a metadata server.
 KAGGLE_VARIABLE = "TPU_PROCESS_ADDRESSES"
 HOSTS_VARIABLE = "TPU_WORKER_HOSTNAMES"
 
 
 def check_pjrt(_config: TrainingConfig) -> Iterator[Finding]:
-    """Compare the PJRT API that TensorFlow was built for with libtpu's; newer minor versions are meant to work."""
+    """Check that libtpu's PJRT API is not older than the one TensorFlow was built for; a newer one should work."""
     library = library_path()
     fix = TPU_INSTALL if has_tensorflow_for_tpus() else f"Install one: {INSTALL['TPU']}."
     if library is None:
@@ -39,18 +39,18 @@ def check_pjrt(_config: TrainingConfig) -> Iterator[Finding]:
             yield Finding("warning", "PJRT", "no libtpu.so is installed; a TPU needs it.", fix)
         return
     try:
-        of_library = library_api_version(library)
+        library_version = library_api_version(library)
     except ChildFailedError as error:
         text = f"{library} was asked for the version of its PJRT API, and {error}"
         yield Finding("warning", "PJRT", text, fix)
         return
-    of_tensorflow = tensorflow_api_version() if has_tensorflow_for_tpus() else None
-    text = f"the API of libtpu {installed_version('libtpu')} is {of_library}, {library}"
-    if of_tensorflow is None:
+    tensorflow_version = tensorflow_api_version() if has_tensorflow_for_tpus() else None
+    text = f"the API of libtpu {installed_version('libtpu')} is {library_version}, {library}"
+    if tensorflow_version is None:
         yield Finding("ok", "PJRT", text)
         return
-    text = f"TensorFlow was built for the API {of_tensorflow}; {text}"
-    if _numbers(of_library) < _numbers(of_tensorflow):
+    text = f"TensorFlow was built for the API {tensorflow_version}; {text}"
+    if _numbers(library_version) < _numbers(tensorflow_version):
         yield Finding("warning", "PJRT", f"{text}. It should not be older.", TPU_INSTALL)
     else:
         yield Finding("ok", "PJRT", text)
@@ -63,26 +63,26 @@ def _numbers(version: str) -> list[int]:
 def check_tpu_variables(_config: TrainingConfig) -> Iterator[Finding]:
     names = [name for name in sorted(os.environ) if name.startswith("TPU_") or name in VARIABLES]
     if not tpu_devices():
-        names = [name for name in names if name != NO_METADATA_VARIABLE]  # which the project sets
+        names = [name for name in names if name != NO_METADATA_VARIABLE]  # this project sets it
     if names:
         text = ", ".join(f"{name}={os.environ[name]}" for name in names)
         if os.environ.get(KAGGLE_VARIABLE) == "local":
-            text += f" ({KAGGLE_VARIABLE}=local is of Kaggle's image: one process has all chips, as here)"
+            text += f" (Kaggle's image sets {KAGGLE_VARIABLE}=local: one process has all chips, as here)"
         yield Finding("ok", "environment", text)
     if tpu_devices() and (num_hosts := os.environ.get(HOSTS_VARIABLE, "").count(",") + 1) > 1:
-        text = f"{HOSTS_VARIABLE} names {num_hosts} hosts, for all of which libtpu waits."
-        fix = "Start the doctor, as the run, on all of them; TensorFlow uses one. See docs/tpu/start.md."
+        text = f"{HOSTS_VARIABLE} names {num_hosts} hosts; libtpu waits for all of them."
+        fix = "Start the doctor, like the run, on all hosts; TensorFlow uses one. See docs/tpu/start.md."
         yield Finding("warning", "environment", text, fix)
 
 
 def check_runtime(config: TrainingConfig) -> Iterator[Finding]:
-    """Name the runtime that a run would have; on a machine with a GPU TensorFlow is asked for it."""
+    """Report the runtime that a run would use; on a machine with a GPU this depends on what TensorFlow sees."""
     answer = ask_tensorflow("name_runtime", config, "choosing the runtime", "")
     yield Finding("ok", "runtime", f"--runtime {answer['runtime']}: {answer['reason']}")
 
 
 def check_platforms(config: TrainingConfig) -> Iterator[Finding]:
-    """List the devices that TensorFlow and JAX see; each looks in a process of its own, which claims them meanwhile."""
+    """List the devices that TensorFlow and JAX see, each in a separate process, because it claims the devices."""
     if not has_accelerator():
         return
     for name, task in (("TensorFlow", "list_devices"), ("JAX", "list_jax_devices")):
@@ -90,13 +90,13 @@ def check_platforms(config: TrainingConfig) -> Iterator[Finding]:
             yield Finding("ok", "devices", f"{name} is not installed")
             continue
         try:
-            seen = ask_tensorflow(task, config, f"asking {name} for its devices", "")["devices"]
+            devices = ask_tensorflow(task, config, f"asking {name} for its devices", "")["devices"]
         except (InputError, RunFailedError) as error:
             yield Finding("warning", "devices", str(error))
             continue
-        listed = ", ".join(f"{number} {kind}" for kind, number in sorted(Counter(seen).items()))
-        # What libtpu shows to TensorFlow where it has the chips for PJRT alone (googlecolab/colabtools#5717).
-        if "TPU_SYSTEM" in seen and "TPU" not in seen:
+        listed = ", ".join(f"{number} {kind}" for kind, number in sorted(Counter(devices).items()))
+        # This is what TensorFlow sees if libtpu offers the chips only through PJRT (googlecolab/colabtools#5717).
+        if "TPU_SYSTEM" in devices and "TPU" not in devices:
             text = f"{name} sees {listed}: the TPU's system without its cores."
             yield Finding("warning", "devices", text, "Try --pjrt on, or another version of libtpu.")
         else:

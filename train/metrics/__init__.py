@@ -1,1 +1,1 @@
-"""What is measured: the log and its pictures, evaluation, throughput, profiles."""
+"""The log and its plots, trackers, the progress bar, and the comparison of runs."""

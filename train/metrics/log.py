@@ -1,7 +1,7 @@
-"""The log of a run: lines of figures, written in the background to `metrics.jsonl`, TensorBoard's files and a plot.
+"""The log of a run: lines of numbers, written in the background to `metrics.jsonl`, TensorBoard's files and a plot.
 
-Each file is brought up to date with all lines, whatever was missing before; it is known to have what its last update
-that succeeded has left there. So nothing is lost by one that failed.
+Each update of a file receives all lines and writes those that are missing since the last successful update. So a failed
+update loses nothing.
 """
 
 import contextlib
@@ -31,16 +31,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EVENTS_PREFIX = "events.out.tfevents."
-# What the first record of an event file says; without it TensorBoard ignores the start of a session.
+# Version in the first record of an event file; without it TensorBoard ignores the start of a session.
 EVENTS_VERSION = "brain.Event:2"
 TRAIN, VALIDATION = TENSORBOARD_SPLITS
 ROLLBACK = "rollback"
-# Errors of a disk or of Cloud Storage, whose messages say all; of any other the place is shown, too.
+# Errors of a disk or of Cloud Storage, whose messages say enough. For others the place in the code is shown, too.
 STORAGE_ERRORS = (OSError, InputError, RunFailedError)
 
 
 class Line(dict[str, Any]):
-    """A line of `metrics.jsonl`, {"step": …, "split": …, figures …}; `seconds` is when it was made."""
+    """A line of `metrics.jsonl`: {"step": …, "split": …, metrics …}.
+
+    Attributes:
+        seconds: time of creation, in seconds since 1970.
+    """
 
     def __init__(self, content: dict[str, Any]):
         super().__init__(content)
@@ -52,15 +56,21 @@ Unwritten = Sequence[dict[str, Any]]
 
 
 class Follower(LatestItemWorker[Callable[[], None]]):
-    """Updates a file or a tracker with the log, in a thread, so that training waits for no disk or server.
+    """Updates a file or a tracker with the log, in a thread, so that training never waits for a disk or server.
 
-    Each update carries all lines, so it makes up for one that failed. Of failures in a row, the first is a warning.
+    Each update has all lines, so it also writes what a failed update did not. Only the first of several failures in a
+    row is logged as a warning.
+
+    Attributes:
+        target: the file or tracker.
+        has_failed: whether the last update failed.
+        num_failures: number of updates that failed.
     """
 
-    def __init__(self, place: Any):
+    def __init__(self, target: Any):
         super().__init__(self._try)
-        self.place = place
-        self.has_failed = False  # the last update
+        self.target = target
+        self.has_failed = False
         self.num_failures = 0
 
     def _try(self, update: Callable[[], None]) -> None:
@@ -70,22 +80,21 @@ class Follower(LatestItemWorker[Callable[[], None]]):
         except Exception as error:
             if not self.has_failed:
                 reason = error if isinstance(error, STORAGE_ERRORS) else error_summary(error)
-                logger.warning(
-                    "%s could not be updated; training continues, and it is tried again: %s", self.place, reason
-                )
+                message = "%s could not be updated; training continues, and the update is tried again: %s"
+                logger.warning(message, self.target, reason)
             self.has_failed = True
             self.num_failures += 1
         else:
             if self.has_failed:
-                logger.info("%s is up to date again", self.place)
+                logger.info("%s is up to date again", self.target)
             self.has_failed = False
 
 
 class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
-    """Lines of a run, kept in memory; files and trackers follow them, each in a thread.
+    """The lines of a run, kept in memory. Each file and tracker is updated by a thread of its own.
 
-    To be used as a context around the training, whose end waits for the threads and sums up what failed. Only the chief
-    of several workers writes.
+    Use it as a context around the training: the exit waits for the threads and reports what failed. Only the chief of
+    several workers writes.
     """
 
     def __init__(
@@ -101,66 +110,70 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
         self._file = MetricsFile(folder.files)
         self._tensorboard = TensorBoardFiles(folder.tensorboard)
         self._trackers = [Follower(tracker) for tracker in trackers]
-        self._of_lines = [Follower(self._file), Follower(self._tensorboard), *self._trackers]
+        self._line_followers = [Follower(self._file), Follower(self._tensorboard), *self._trackers]
         self._curve = Follower(LossCurve(folder.files, draw_lines))
 
     @property
     def tensorboard_folder(self) -> str:
-        """The local folder of event files, which are copied to the run's folder."""
+        """The local folder of the event files, from which they are copied to the run's folder."""
         return self._tensorboard.local_folder
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.flush()
         self._submit(self._trackers, is_complete=kind is None)
-        followers = [*self._of_lines, self._curve]
+        followers = [*self._line_followers, self._curve]
         idle = wait_for(followers, seconds_to_end(kind))
-        failed = [one for one in idle if one.has_failed]
-        for follower in failed:  # no later update makes up for the last one
+        failed = [follower for follower in idle if follower.has_failed]
+        for follower in failed:  # there will be no later update, so try the last one again
             follower.submit(follower.last_update)
         wait_for(failed, seconds_to_end(kind))
-        behind = [one for one in followers if one.has_failed or one not in idle]
-        for follower in behind:
-            follower.drop_waiting()  # what cannot be written now is left to the next start
-        if behind:
+        outdated = [follower for follower in followers if follower.has_failed or follower not in idle]
+        for follower in outdated:
+            follower.drop_waiting()  # the next start of the run writes what cannot be written now
+        if outdated:
+            targets = ", ".join(str(follower.target) for follower in outdated)
             logger.warning(
-                "the log is not complete: %s not up to date (%d of %d lines are in the files); the next start of this "
+                "the log is incomplete: %s not up to date (%d of %d lines are in the files); the next start of this "
                 "run writes what is missing",
-                *(", ".join(str(one.place) for one in behind), self.num_written, len(self.lines)),
+                *(targets, self.num_written, len(self.lines)),
             )
-        elif num_failures := sum(one.num_failures for one in followers):
-            logger.warning("writes of the log that failed: %d; no line is missing now", num_failures)
+        elif num_failures := sum(follower.num_failures for follower in followers):
+            logger.warning("failed writes of the log: %d; no line is missing now", num_failures)
 
     def wait(self) -> None:
-        """Wait until all that was submitted so far is written, or has failed."""
-        wait_for([*self._of_lines, self._curve], END_SECONDS)
+        """Wait until everything submitted so far is written or has failed."""
+        wait_for([*self._line_followers, self._curve], END_SECONDS)
 
     @property
     def num_written(self) -> int:
-        """The number of the first lines that are in the files for sure."""
-        return min(num_shared(self.lines, self._file.there), num_shared(self.lines, self._tensorboard.there))
+        """Number of lines, from the first one, that are known to be in the files."""
+        return min(num_shared(self.lines, self._file.written), num_shared(self.lines, self._tensorboard.written))
 
     def restore(
         self, step: int, num_rollbacks: int = 0, *, num_written: int | None = None, unwritten: Unwritten = ()
     ) -> None:
-        """Take up the lines of an earlier process up to `step`, and of its first `num_rollbacks` rollbacks.
+        """Continue with the lines of an earlier process, up to `step`.
 
-        When the state of this step was saved, `num_written` lines were in the files for sure (None: not known), and
-        the `unwritten` ones came after them.
+        Args:
+            step: the step of the checkpoint from which the run resumes.
+            num_rollbacks: number of rollbacks, from the first one, whose lines are kept.
+            num_written: number of lines known to be in the files when the checkpoint was saved; None if unknown.
+            unwritten: the lines after these, which the checkpoint carries.
         """
-        there = self._file.read()
-        num_written = len(there) if num_written is None else min(num_written, len(there))
-        self.lines = _completed(there, num_written, unwritten)
+        lines = self._file.read()
+        num_written = len(lines) if num_written is None else min(num_written, len(lines))
+        self.lines = _completed(lines, num_written, unwritten)
         self.rewind_to(step, num_rollbacks)
         self._tensorboard.begin(self.lines[:num_written], step)
         self.flush()
 
     def rewind_to(self, step: int, num_rollbacks: int = 0) -> None:
-        """Drop the lines of steps after `step`, which will be repeated, and of all rollbacks but the first ones."""
+        """Drop the lines of steps after `step`, which will be repeated, and of rollbacks after the first ones."""
         rollbacks = [line for line in self.lines if line["split"] == ROLLBACK][:num_rollbacks]
         self.lines = [
             line
             for line in self.lines
-            if (line["step"] <= step if line["split"] != ROLLBACK else any(line is one for one in rollbacks))
+            if (line["step"] <= step if line["split"] != ROLLBACK else any(line is kept for kept in rollbacks))
         ]
 
     def find(self, step: int, split: str) -> dict[str, Any] | None:
@@ -170,7 +183,7 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
         self.lines.append(Line({"step": step, "split": split, **figures}))
 
     def flush(self) -> None:
-        self._submit(self._of_lines)
+        self._submit(self._line_followers)
 
     def draw(self) -> None:
         self._submit([self._curve])
@@ -178,46 +191,50 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
     def _submit(self, followers: Sequence[Follower], **options: Any) -> None:
         if self.is_chief:
             for follower in followers:
-                follower.submit(functools.partial(follower.place.update, tuple(self.lines), **options))
+                follower.submit(functools.partial(follower.target.update, tuple(self.lines), **options))
 
 
 def wait_for(followers: Sequence[Follower], seconds: float) -> list[Follower]:
-    """Wait for all of them together; return those for which nothing is left to do."""
+    """Wait up to `seconds` for all followers together; return those that have finished."""
     end_seconds = time.monotonic() + seconds
-    return [one for one in followers if one.wait(end_seconds - time.monotonic())]
+    return [follower for follower in followers if follower.wait(end_seconds - time.monotonic())]
 
 
 def read_metrics(folder: RunFolder, num_written: int | None = None, unwritten: Unwritten = ()) -> list[Line]:
-    """Read the lines of the `metrics.jsonl` of a run, completed by those that a checkpoint carries."""
+    """Read the lines of a run's `metrics.jsonl`, and add the unwritten lines that a checkpoint carries."""
     return _completed(MetricsFile(folder.files).read(), num_written, unwritten)
 
 
-def _completed(there: list[Line], num_written: int | None, unwritten: Unwritten) -> list[Line]:
-    """Put the lines that were not written at one time after those that were, unless they are there."""
-    if not unwritten or there[num_written:][: len(unwritten)] == list(unwritten):
-        return there
-    return there[:num_written] + [Line(line) for line in unwritten]
+def _completed(lines: list[Line], num_written: int | None, unwritten: Unwritten) -> list[Line]:
+    """Insert a checkpoint's unwritten lines after the first `num_written` lines, unless the file has them by now."""
+    if not unwritten or lines[num_written:][: len(unwritten)] == list(unwritten):
+        return lines
+    return lines[:num_written] + [Line(line) for line in unwritten]
 
 
 def num_shared(lines: Lines, others: Lines) -> int:
-    """Count the lines with which both begin, the same objects."""
+    """Count the lines at the start that are the same objects in both."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], zip(lines, others, strict=False)))
 
 
 class MetricsFile:
-    """`metrics.jsonl`; `there` are the lines that are in it for sure."""
+    """The file `metrics.jsonl`.
+
+    Attributes:
+        written: the lines that are known to be in the file.
+    """
 
     def __init__(self, folder: Folder):
-        self.there: Lines = ()
+        self.written: Lines = ()
         self._folder = folder
-        self._is_whole = True
+        self._is_whole = True  # whether the file has exactly the lines `written`
         self._damaged: bytes | None = None  # content of a file with an unreadable line
 
     def __str__(self) -> str:
         return self._folder.path_of(METRICS_NAME)
 
     def read(self) -> list[Line]:
-        """Read the lines before the first damaged one; a last line that a kill left in part is dropped silently."""
+        """Read the lines before the first damaged one; silently drop an incomplete last line, as a kill leaves it."""
         with guarded_read(str(self), "the log of a run"):
             content = self._folder.read_bytes(METRICS_NAME) if self._folder.exists(METRICS_NAME) else b""
         text = content[: content.rfind(b"\n") + 1]
@@ -225,42 +242,46 @@ class MetricsFile:
         if None in lines:
             self._damaged = content
             logger.warning("%s: line %d is damaged; only the lines before it are used", self, lines.index(None) + 1)
-        self.there = [Line(line) for line in takewhile(bool, lines) if line]
+        self.written = [Line(line) for line in takewhile(bool, lines) if line]
         self._is_whole = text == content and self._damaged is None
-        return list(self.there)
+        return list(self.written)
 
     def update(self, lines: Lines) -> None:
-        """Write the lines that are missing; all of them, where others are there."""
-        num_there = num_shared(lines, self.there)
-        is_to_append = self._is_whole and num_there == len(self.there)
-        if is_to_append and num_there == len(lines):
+        """Append the missing lines; write the whole file if it contains other lines."""
+        num_written = num_shared(lines, self.written)
+        is_to_append = self._is_whole and num_written == len(self.written)
+        if is_to_append and num_written == len(lines):
             return
-        self._is_whole = False  # until it is known what has become of it
-        if self._damaged is not None:  # keep it under a new name
+        self._is_whole = False  # until the write has succeeded
+        if self._damaged is not None:  # keep the damaged file under a new name
             names = map(DAMAGED_METRICS_NAME.format, count(1))
             name = next(name for name in names if not self._folder.exists(name))
             self._folder.write_bytes(name, self._damaged)
             self._damaged = None
             logger.warning("the damaged file was kept as %s", self._folder.path_of(name))
         if is_to_append:
-            # A kill leaves at most a part of a line at the end, which the next start drops.
-            self._folder.append_text(METRICS_NAME, as_text(lines[num_there:]), before=as_text(lines[:num_there]))
+            # A kill leaves at most an incomplete line at the end, which the next start drops.
+            self._folder.append_text(METRICS_NAME, as_text(lines[num_written:]), before=as_text(lines[:num_written]))
         else:
             self._folder.write_text(METRICS_NAME, as_text(lines))
-        self.there, self._is_whole = lines, True
+        self.written, self._is_whole = lines, True
 
 
 class TensorBoardFiles:
-    """Event files in a folder for each split, so that TensorBoard shows training and validation in one chart.
+    """Event files, one folder per split, so that TensorBoard shows training and validation in one chart.
 
-    For Cloud Storage they are local ones, which are uploaded. `there` are the lines whose points are there for sure.
+    For a run in Cloud Storage, local files are written and uploaded.
+
+    Attributes:
+        written: the lines whose points are known to be in the files.
+        local_folder: the local folder of the event files.
     """
 
     def __init__(self, folder: Folder):
-        self.there: Lines = ()
+        self.written: Lines = ()
         self._folder = folder
         self._staging = contextlib.ExitStack()
-        # Other programs may put files there, too, for TensorBoard.
+        # Other parts of the program, such as the profiler, also write files for TensorBoard to this folder.
         self.local_folder = self._staging.enter_context(folder.staging())
         self._splits = {
             split: EventFiles(folder.subfolder(split), Path(self.local_folder, split)) for split in TENSORBOARD_SPLITS
@@ -271,13 +292,13 @@ class TensorBoardFiles:
         return str(self._folder)
 
     def begin(self, lines: Lines, step: int) -> None:
-        """Take note of what earlier processes have left: these lines, and whatever came after `step`.
+        """Record what earlier processes wrote: these lines, and possibly points of steps after `step`.
 
-        Where the files were deleted, the new ones get all lines.
+        If the files were deleted, the new files get all lines.
         """
         if not any(files.names() for files in self._splits.values()):
             lines = ()
-        self.there = lines
+        self.written = lines
         for split, files in self._splits.items():
             files.begin(_of_split(lines, split), step)
 
@@ -285,28 +306,31 @@ class TensorBoardFiles:
         for split, files in self._splits.items():
             files.update(_of_split(lines, split))
         if not self._folder.is_local:
-            # One after the other: the end of the process waits for pools of threads.
+            # Upload one after the other, because the process cannot end while a pool of threads is busy.
             for name in finished_files(Path(self.local_folder)):
                 path = Path(self.local_folder, name)
                 num_bytes = path.stat().st_size
                 if self._uploaded_bytes.get(name) != num_bytes:
                     self._folder.upload_file(str(path), name.as_posix())
                     self._uploaded_bytes[name] = num_bytes
-        self.there = lines
+        self.written = lines
 
 
 class EventFiles:
-    """An event file of this process, and another after each failure, with the points of the lines of one split.
+    """The event files of one split: one for this process, and another one after each failure.
 
-    Where points are rewritten, TensorBoard is told to drop the earlier ones, of this process and of others. It finds
-    the files in `folder`; they are written in `local_folder`.
+    If points are rewritten, a record tells TensorBoard to drop the earlier ones, of this process and of others.
+
+    Args:
+        folder: the folder in which TensorBoard finds the files.
+        local_folder: the folder in which they are written.
     """
 
     def __init__(self, folder: Folder, local_folder: Path):
         self._folder, self._local_folder = folder, local_folder
         self._writer: Any = None
         self._added: Lines = ()
-        self._doubtful_step: int | None = None  # points from it on may be there, or not
+        self._doubtful_step: int | None = None  # points from this step on may or may not be in the files
 
     def names(self) -> set[str]:
         names = {*self._folder.list_files(), *(path.name for path in self._local_folder.glob("*"))}
@@ -319,7 +343,7 @@ class EventFiles:
         try:
             self._add(lines)
         except BaseException:
-            if self._writer is not None:  # the next update opens another file
+            if self._writer is not None:  # the next update opens a new file
                 with contextlib.suppress(OSError):
                     self._writer.close()
             self._writer = None
@@ -333,11 +357,11 @@ class EventFiles:
             return  # a split without lines has no folder
         num_added = num_shared(lines, self._added)
         new, stale = lines[num_added:], self._added[num_added:]
-        is_to_forget = bool(stale) or self._doubtful_step is not None
+        must_drop = bool(stale) or self._doubtful_step is not None
         steps = [self._doubtful_step, *(line["step"] for line in (*stale, *new))]
         self._doubtful_step = min((step for step in steps if step is not None), default=None)
-        if is_to_forget:
-            # TensorBoard heeds all starts but the first, so that one of the first process counts, too.
+        if must_drop:
+            # TensorBoard ignores the first start that it reads, so the first process writes one as well.
             self._write(time.time(), self._doubtful_step, session_log=SessionLog(status=SessionLog.START))
             new = [line for line in lines if line["step"] >= self._doubtful_step]
         for line in new:
@@ -357,10 +381,11 @@ class EventFiles:
         self._writer.write(Event(wall_time=seconds, step=step, **content).SerializeToString())
 
     def _new_writer(self) -> Any:
-        """Open an event file that TensorBoard, which reads files in the order of their names, reads after all others.
+        """Open an event file that TensorBoard reads after all others.
 
-        A name begins with a second that no other has. TensorBoard's writer counts the files of a second, and `.10`
-        sorts before `.9`; a clock that is behind would give an earlier second.
+        TensorBoard reads files in the order of their names, so the name starts with a later second than all others.
+        Names of TensorBoard's own writer would not do: it numbers the files of a second, but `.10` sorts before `.9`,
+        and a clock that is behind gives an earlier second.
         """
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -373,7 +398,13 @@ class EventFiles:
 
 @dataclass
 class LossCurve:
-    """The plot of the loss in a folder, whose content `draw` makes."""
+    """The plot of the loss.
+
+    Attributes:
+        folder: the run's folder.
+        draw: returns the plot of lines as PNG.
+        drawn: the lines that were drawn last.
+    """
 
     folder: Folder
     draw: Callable[[Lines], bytes]
@@ -383,7 +414,7 @@ class LossCurve:
         return self.folder.path_of(LOSS_CURVE_NAME)
 
     def update(self, lines: Lines) -> None:
-        """Draw the lines, unless they are the ones that were drawn last."""
+        """Draw the lines, unless they have not changed since the last time."""
         if lines != self.drawn:
             self.folder.write_bytes(LOSS_CURVE_NAME, self.draw(lines))
             self.drawn = lines
@@ -404,6 +435,6 @@ def _parse(text: bytes) -> dict[str, Any] | None:
         return None
     is_line = isinstance(line, dict) and isinstance(line.get("step"), int) and isinstance(line.get("split"), str)
     if is_line and line["split"] in TENSORBOARD_SPLITS:
-        figures = (value for name, value in line.items() if name != "split")
-        is_line = "loss" in line and all(isinstance(value, int | float) for value in figures)
+        values = (value for name, value in line.items() if name != "split")
+        is_line = "loss" in line and all(isinstance(value, int | float) for value in values)
     return line if is_line else None

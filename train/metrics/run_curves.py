@@ -1,4 +1,4 @@
-"""Curves of runs: what each has recorded of its loss, its time and its tokens, and the plots of it."""
+"""The recorded loss, time and tokens of runs, and plots of them."""
 
 import functools
 import itertools
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 MAX_NAME = 30
-# Of architectures by their `model_type`, as their papers write them.
+# Names of architectures as their papers write them, by `model_type`.
 TITLES = {
     "albert": "ALBERT", "bert": "BERT", "camembert": "CamemBERT", "convbert": "ConvBERT", "deberta-v2": "DeBERTa-v2",
     "distilbert": "DistilBERT", "electra": "ELECTRA", "mobilebert": "MobileBERT", "modernbert": "ModernBERT",
@@ -46,7 +46,14 @@ TITLES = {
 
 
 class Metric(NamedTuple):
-    """The figure beside the loss that says how good a model is; `guess`: what a guess without the text would score."""
+    """The score, besides the loss, that says how good a model is.
+
+    Attributes:
+        name: its name in `metrics.jsonl`.
+        title: its name for readers.
+        guess: the score of a guess that does not read the text; None if unknown.
+        lower_is_better: whether a lower score is better.
+    """
 
     name: str
     title: str
@@ -54,9 +61,9 @@ class Metric(NamedTuple):
     lower_is_better: bool = False
 
 
-# Of tasks whose only figures are losses.
+# The metric of tasks whose cards list only losses.
 ACCURACY = Metric("masked_accuracy", "accuracy")
-# Of runs of version 0.3, which had no other task and recorded none.
+# The task of runs of version 0.3, which had only this one and did not record it.
 MASKED_LM_CARD = TaskCard(
     model_kind="masked language model",
     task_name="Masked language modeling",
@@ -71,7 +78,10 @@ MASKED_LM_CARD = TaskCard(
 class RunCurves:
     """What a run has recorded so far.
 
-    record: its `run.json`. lines: its `metrics.jsonl`, by step.
+    Attributes:
+        name: a short name that distinguishes the run from the other ones.
+        record: the run's `run.json`.
+        lines: the lines of its `metrics.jsonl`, by step.
     """
 
     name: str
@@ -80,15 +90,18 @@ class RunCurves:
 
     @property
     def unigram_entropy_nats(self) -> float | None:
-        """The best loss of a guess from the frequencies of the validation rows; None where the loss is another one."""
+        """The lowest possible loss of a guess from token frequencies on the validation rows, in nats.
+
+        None if the loss is not that of masked tokens.
+        """
         eval_data = self.record["eval_data"] or {}
         return eval_data.get("unigram_entropy_nats") if self.card.predicts_tokens else None
 
     def source_entropy_nats(self, source: str) -> float | None:
-        """The same of one source of a mixture; None where the loss is not that of masked tokens alone."""
-        described = ((self.record["eval_data"] or {}).get("sources") or {}).get(source) or {}
-        is_of_tokens = self.card.predicts_tokens and not any("mlm_loss" in line for line in self.lines)
-        return described.get("unigram_entropy_nats") if is_of_tokens else None
+        """The same for one source of a mixture; None if the loss is not that of masked tokens alone."""
+        source_data = ((self.record["eval_data"] or {}).get("sources") or {}).get(source) or {}
+        is_token_loss = self.card.predicts_tokens and not any("mlm_loss" in line for line in self.lines)
+        return source_data.get("unigram_entropy_nats") if is_token_loss else None
 
     @property
     def sources(self) -> list[str]:
@@ -96,7 +109,7 @@ class RunCurves:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The median over the lines of training; None before there is one."""
+        """The median over the training lines; None before the first one."""
         rates = [line["tokens_per_second"] for line in self.of_split(TRAIN) if "tokens_per_second" in line]
         return statistics.median(rates) if rates else None
 
@@ -110,36 +123,38 @@ class RunCurves:
 
     @property
     def metric(self) -> Metric:
-        """The metric that checkpoints are compared by; where that is the loss, the first other one."""
-        # Perplexity says the same as the loss.
-        titles = {one.name: one.title for one in self.card.figures if one.name not in ("loss", "perplexity")}
+        """The metric that decides which checkpoint is best; if that is the loss, the first other metric of the task."""
+        # Perplexity is left out, because it is a function of the loss.
+        figures = (figure for figure in self.card.figures if figure.name not in ("loss", "perplexity"))
+        titles = {figure.name: figure.title for figure in figures}
         task = self.record.get("task", {})
         name = task.get("metric", "loss")
         if name != "loss":
             title = titles.get(name, name.replace("_", " "))
             return Metric(name, title, task.get("guess"), bool(task.get("lower_is_better")))
-        return next((Metric(*one) for one in titles.items()), ACCURACY)
+        return next((Metric(name, title) for name, title in titles.items()), ACCURACY)
 
     @property
     def model(self) -> str:
         """The model in a few words: its preset, architecture and number of parameters."""
-        kind = self.record.get("model_config", {}).get("model_type", "")
-        number = self.record.get("num_parameters")
-        about = [TITLES.get(kind, kind), f"{short_number(number)} parameters" if number else ""]
-        described = ", ".join(filter(None, about)) or self.name
+        model_type = self.record.get("model_config", {}).get("model_type", "")
+        num_parameters = self.record.get("num_parameters")
+        size = f"{short_number(num_parameters)} parameters" if num_parameters else ""
+        description = ", ".join(filter(None, (TITLES.get(model_type, model_type), size))) or self.name
         settings = self.record.get("settings", {}).get("model", {})
-        is_of_preset = settings.get("preset") and not (settings["init_from"] or settings["pretrained_model_config"])
-        return f"{settings['preset']} ({described})" if is_of_preset else described
+        is_preset = settings.get("preset") and not (settings["init_from"] or settings["pretrained_model_config"])
+        return f"{settings['preset']} ({description})" if is_preset else description
 
     @property
     def mask_rates(self) -> list[float]:
-        """The fraction of the tokens that training masks, of one phase after the other; none for other tasks."""
+        """The fractions of tokens that training masks, in the order of the phases; empty for tasks without masks."""
         settings = [phase.get("settings", {}) for phase in self.record.get("phases") or [self.record]]
-        return list(dict.fromkeys(one["masking"]["mlm_probability"] for one in settings if "masking" in one))
+        masking = (phase_settings["masking"] for phase_settings in settings if "masking" in phase_settings)
+        return list(dict.fromkeys(phase_masking["mlm_probability"] for phase_masking in masking))
 
     @property
     def mask_note(self) -> str:
-        """Why training and validation are not equally hard; nothing where both mask the same number of tokens."""
+        """Why training and validation are not equally hard; empty if both mask the same fraction of tokens."""
         rates = self.mask_rates
         if not rates or rates == [EVALUATION_MLM_PROBABILITY]:
             return ""
@@ -163,23 +178,23 @@ class RunCurves:
         return [line for line in self.lines if line["split"] == split]
 
     def training_seconds(self, step: int) -> float:
-        """Add up the time that the steps up to `step` took, as far as it was measured; evaluations are not in it."""
+        """Return the measured time of the steps up to `step`, without evaluations."""
         return float(np.interp(step, *self._clock))
 
     @functools.cached_property
     def _clock(self) -> tuple[list[int], list[float]]:
-        """The steps of the lines of training, and the seconds that training had taken by then."""
+        """The steps of the training lines, and the seconds of training up to each of them."""
         lines = self.of_split(TRAIN)
         steps = [0, *(line["step"] for line in lines)]
         seconds = [
-            (step - before) * line.get("step_seconds", 0.0)
-            for line, (before, step) in zip(lines, pairwise(steps), strict=True)
+            (step - previous_step) * line.get("step_seconds", 0.0)
+            for line, (previous_step, step) in zip(lines, pairwise(steps), strict=True)
         ]
         return steps, [0.0, *accumulate(seconds)]
 
 
 def read_runs(folders: Sequence[str]) -> list[RunCurves]:
-    """Read the runs in these output folders, each named by what tells its folder from the others."""
+    """Read the runs in these output folders; name each by the part of its path that differs from the others'."""
     runs = [RunFolder(folder) for folder in folders]
     for folder in runs:
         if not folder.files.exists(METRICS_NAME):
@@ -191,7 +206,7 @@ def read_runs(folders: Sequence[str]) -> list[RunCurves]:
     for name, folder in zip(_short_names(folders), runs, strict=True):
         lines = read_metrics(folder)
         if not lines:
-            raise InputError(f"--runs: {folder.files.path_of(METRICS_NAME)} has no whole line yet. Try again later.")
+            raise InputError(f"--runs: {folder.files.path_of(METRICS_NAME)} has no complete line yet. Try again later.")
         curves.append(RunCurves(name, folder.read_record(), lines))
     return curves
 
@@ -214,22 +229,22 @@ def _short_names(folders: Sequence[str]) -> list[str]:
 
 
 RUN_INCHES, SCORED_RUN_INCHES, RUNS_INCHES = (8, 4.5), (10, 4.5), (12, 5)
-# Labels of more runs are beside the plot.
+# Up to this many runs are labelled within the plot, more of them next to it.
 MAX_LABELS_WITHIN = 3
-# Losses of more sources are not drawn.
+# Losses of sources are drawn only for up to this many sources.
 MAX_SOURCES = 4
-# A line with more points has no markers.
+# Lines with up to this many points have markers.
 MAX_MARKERS = 40
 BASELINE = "frequency baseline"
-# Seconds of a unit, and its name.
+# Units of time: seconds, and name.
 TIME_UNITS = ((3600, "hours"), (60, "minutes"))
 Points = list[tuple[float, float]]
 
 
 def draw_run(run: RunCurves, file_format: str = "png") -> bytes:
-    """Draw the loss in training and validation over the steps, and the metric beside it if the run fine-tunes a model.
+    """Draw training and validation loss over the steps and, for a fine-tuned model, the metric in a second panel.
 
-    Dotted lines are the loss of a guess from the token frequencies alone, and the metric of a guess without the text.
+    Dotted lines show the loss of a guess from token frequencies alone, and the metric of a guess without the text.
     """
     is_scored = run.is_finetuned and bool(_points(run, VALIDATION, run.metric.name))
     with new_figure(figsize=SCORED_RUN_INCHES if is_scored else RUN_INCHES) as figure:
@@ -244,36 +259,35 @@ def draw_run(run: RunCurves, file_format: str = "png") -> bytes:
         if not is_scored:
             _put_tokens_on_top(run, panels[0])
         set_titles(figure, _title(run), _subtitle(run), run.mask_note if run.of_split(VALIDATION) else "")
-        for axes, of_axes in zip(panels, labels, strict=True):
-            label_ends(axes, of_axes)
+        for axes, panel_labels in zip(panels, labels, strict=True):
+            label_ends(axes, panel_labels)
         return image_of(figure, file_format)
 
 
 def draw_runs(runs: Sequence[RunCurves], note: str = "", file_format: str = "png") -> bytes:
-    """Draw the losses of several runs over tokens and over time, each run in a color; of one run as `draw_run` does.
+    """Draw the losses of several runs over tokens and over time, one color per run; a single run as `draw_run` does.
 
-    Validation is a bold line with the run's name at its end, training a faint one. The dotted line of the same color is
-    the loss of a guess from the token frequencies alone.
-    `note` is for the reader, under the plot.
+    The bold line with the run's name at its end is validation, the faint line training. The dotted line of the same
+    color is the loss of a guess from token frequencies alone. `note` is printed under the plot.
     """
     if len(runs) == 1:
         return draw_run(runs[0], file_format)
     with new_figure(figsize=RUNS_INCHES) as figure:
         over_tokens, over_time = figure.subplots(1, 2, sharey=True)
         longest_seconds = max(run.training_seconds(_last_step(run)) for run in runs)
-        size, unit = next((one for one in TIME_UNITS if longest_seconds >= 2 * one[0]), (1, "seconds"))
+        size, unit = next((unit for unit in TIME_UNITS if longest_seconds >= 2 * unit[0]), (1, "seconds"))
         panels: tuple[tuple[Axes, str, Callable[[RunCurves, int], float]], ...] = (
             (over_tokens, "tokens, padding included", RunCurves.tokens_after),
             (over_time, f"{unit} of training", lambda run, step: run.training_seconds(step) / size),
         )
         labels = []
-        for axes, what, place in panels:
+        for axes, x_label, x_of_step in panels:
             without_box(axes)
-            axes.set_xlabel(what)
+            axes.set_xlabel(x_label)
             colors = itertools.cycle(COLORS)
-            of_axes = [_draw_one_of_several(run, axes, next(colors), place) for run in runs]
+            panel_labels = [_draw_one_of_several(run, axes, next(colors), x_of_step) for run in runs]
             axes.set_xlim(left=0)
-            labels.append([*filter(None, of_axes), *_draw_baselines(runs, axes)])
+            labels.append([*filter(None, panel_labels), *_draw_baselines(runs, axes)])
         units = dict.fromkeys(run.card.loss_unit for run in runs)
         over_tokens.set_ylabel(f"loss, {' or '.join(units)}")
         over_tokens.xaxis.set_major_formatter(lambda value, _: short_number(value))
@@ -303,12 +317,14 @@ def _draw_losses(run: RunCurves, axes: "Axes") -> list[EndLabel]:
     if entropy := run.unigram_entropy_nats:
         axes.axhline(entropy, linestyle=":", color=COLORS[1])
         labels.append(EndLabel(max(1, _last_step(run)), entropy, f"{BASELINE} {entropy:.2f}", COLORS[1]))
-    for before, line in itertools.pairwise(run.of_split(TRAIN)):
-        if before.get("phase") != line.get("phase"):
-            axes.axvline(before["step"], linewidth=0.8, color=MUTED, alpha=FAINT_ALPHA)
-            name, place = run.phase_name(line.get("phase", 1)), (before["step"], 1)
+    for previous_line, line in itertools.pairwise(run.of_split(TRAIN)):
+        if previous_line.get("phase") != line.get("phase"):
+            axes.axvline(previous_line["step"], linewidth=0.8, color=MUTED, alpha=FAINT_ALPHA)
+            name, position = run.phase_name(line.get("phase", 1)), (previous_line["step"], 1)
             style: dict[str, Any] = {"va": "top", "color": MUTED, "size": NOTE_POINTS}
-            axes.annotate(name, place, (4, 0), xycoords=("data", "axes fraction"), textcoords="offset points", **style)
+            axes.annotate(
+                name, position, (4, 0), xycoords=("data", "axes fraction"), textcoords="offset points", **style
+            )
     axes.set_ylabel(f"loss, {run.card.loss_unit}")
     return labels
 
@@ -333,19 +349,19 @@ def _draw_metric(run: RunCurves, axes: "Axes") -> list[EndLabel]:
 
 
 def _draw_one_of_several(
-    run: RunCurves, axes: "Axes", color: str, place: Callable[[RunCurves, int], float]
+    run: RunCurves, axes: "Axes", color: str, x_of_step: Callable[[RunCurves, int], float]
 ) -> EndLabel | None:
-    """Draw one run, and return the label of its validation, else of its training; None for a run without a loss."""
+    """Draw one run; return the label of its validation curve, or else of its training curve; None without any loss."""
     label = None
     for split in (TRAIN, VALIDATION):
-        if points := [(place(run, int(step)), loss) for step, loss in _points(run, split, "loss")]:
+        if points := [(x_of_step(run, int(step)), loss) for step, loss in _points(run, split, "loss")]:
             _draw_line(axes, points, color, is_main=split == VALIDATION)
             label = EndLabel(*points[-1], f"{short_name(run.name)} {shown_loss(points[-1][1])}", color)
     return label
 
 
 def _draw_baselines(runs: Sequence[RunCurves], axes: "Axes") -> list[EndLabel]:
-    """Draw the frequency baseline of each run in its color; where all have the same, one with a label."""
+    """Draw the frequency baseline of each run in the run's color; if all runs have the same, draw it once, labelled."""
     entropies = [run.unigram_entropy_nats for run in runs]
     if len({*entropies}) == 1 and (entropy := entropies[0]) is not None:
         axes.axhline(entropy, linestyle=":", color=MUTED)
@@ -365,7 +381,7 @@ def _draw_line(axes: "Axes", points: Points, color: str, *, is_main: bool) -> No
 
 
 def _put_tokens_on_top(run: RunCurves, axes: "Axes") -> None:
-    """Add a second axis with the tokens after each step, which need not be in proportion: phases differ."""
+    """Add a second axis with the number of tokens; in a run with phases it is not proportional to the step."""
     from matplotlib.ticker import MaxNLocator
 
     ends = [phase["num_steps"] for phase in run.record["plan"].get("before", ())]
@@ -402,13 +418,13 @@ def _subtitle(run: RunCurves) -> str:
 
 
 def _points(run: RunCurves, split: str, name: str) -> Points:
-    """Collect (step, figure) from the lines of a split that have this figure as a finite number."""
+    """Return (step, value) for the lines of a split in which the metric `name` is a finite number."""
     values = [(line["step"], line.get(name)) for line in run.of_split(split)]
     return [(step, value) for step, value in values if value is not None and math.isfinite(value)]
 
 
 def _best(run: RunCurves, metric: Metric) -> tuple[float, float]:
-    """Find the step and metric of the best evaluation; of equal ones that with the lower loss, then the earlier one."""
+    """Return (step, score) of the best evaluation; among equal ones the one with the lowest loss, then the earliest."""
     sign = -1 if metric.lower_is_better else 1
     losses = dict(_points(run, VALIDATION, "loss"))
     return max(

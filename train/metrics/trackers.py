@@ -1,7 +1,8 @@
-"""Send the log of a run to trackers, named as in transformers: Weights & Biases, MLflow, Trackio.
+"""Send the log of a run to trackers: Weights & Biases, MLflow, Trackio. Names are those of transformers.
 
-`trackers/NAME.json` in the folder of a run has the id of the run in the tracker, and the last steps that were sent. So
-a resumed run continues there, without a step twice; after a divergence the tracker keeps the abandoned steps.
+`trackers/NAME.json` in the run's folder contains the id of the run in the tracker, and the last step of each split that
+was sent. So a resumed run continues the tracker's run and sends no step twice. After a divergence the tracker keeps the
+abandoned steps.
 """
 
 import importlib
@@ -19,21 +20,28 @@ from mlm_common.storage import Folder
 from train.config.settings import RunSettings
 from train.runtime.run_folder import TENSORBOARD_SPLITS, TRACKERS_FOLDER, RunFolder
 
-# Where the tracker's environment variable names no other.
+# Project in the tracker, unless its environment variable names another one.
 PROJECT = "mlm-pretraining"
-# By default wandb waits at the end for as long as its server is away.
+# How long the end of a run waits for wandb's server; by default wandb waits until the server answers.
 WANDB_FINISH_SECONDS = 100.0
-# The most that MLflow takes.
+# Limits of MLflow.
 PARAMS_PER_REQUEST, PARAM_CHARACTERS = 100, 500
 
 
 class OpenRun(NamedTuple):
-    """A run of a tracker: the last step that it has of each split, None if it cannot say; how to send and to end it."""
+    """A run in a tracker.
+
+    Attributes:
+        run_id: its id in the tracker.
+        steps: the last step of each split that the tracker has; None if the tracker does not report it.
+        send: sends metrics: `send(metrics, step, seconds_since_1970)`.
+        finish: ends the run: `finish(is_training_complete)`.
+    """
 
     run_id: str
     steps: dict[str, int] | None
-    send: Callable[[dict[str, float], int, float], object]  # figures, step, seconds since 1970
-    finish: Callable[[bool], object]  # whether the training is complete
+    send: Callable[[dict[str, float], int, float], object]
+    finish: Callable[[bool], object]
 
 
 def open_wandb(run_id: str | None, run_name: str, settings: dict[str, Any]) -> OpenRun:
@@ -51,9 +59,10 @@ def open_wandb(run_id: str | None, run_name: str, settings: dict[str, Any]) -> O
         reinit="finish_previous",
         settings=wandb.Settings(console="off", finish_timeout=WANDB_FINISH_SECONDS),
     )
-    steps = dict.fromkeys(TENSORBOARD_SPLITS, run.step - 1) if run.resumed else None  # offline nothing is known
+    # wandb does not report the step of a run that is new or offline.
+    steps = dict.fromkeys(TENSORBOARD_SPLITS, run.step - 1) if run.resumed else None
     return OpenRun(
-        run.id, steps, lambda figures, step, _: run.log(figures, step), lambda done: run.finish(int(not done))
+        run.id, steps, lambda metrics, step, _: run.log(metrics, step), lambda is_done: run.finish(int(not is_done))
     )
 
 
@@ -72,56 +81,66 @@ def open_mlflow(run_id: str | None, run_name: str, settings: dict[str, Any]) -> 
             client.log_batch(run_id, params=params[first : first + PARAMS_PER_REQUEST])
     client.update_run(run_id, status="RUNNING")
 
-    def send(figures: dict[str, float], step: int, seconds: float) -> None:
-        client.log_batch(
-            run_id, [Metric(name, float(one), round(seconds * 1000), step) for name, one in figures.items()]
-        )
+    def send(metrics: dict[str, float], step: int, seconds: float) -> None:
+        milliseconds = round(seconds * 1000)
+        client.log_batch(run_id, [Metric(name, float(value), milliseconds, step) for name, value in metrics.items()])
+
+    def finish(is_done: bool) -> None:
+        client.set_terminated(run_id, "FINISHED" if is_done else "KILLED")
 
     histories = {split: client.get_metric_history(run_id, f"{split}/loss") for split in TENSORBOARD_SPLITS}
-    steps = {split: max(one.step for one in history) for split, history in histories.items() if history}
-    return OpenRun(run_id, steps, send, lambda done: client.set_terminated(run_id, "FINISHED" if done else "KILLED"))
+    steps = {split: max(metric.step for metric in history) for split, history in histories.items() if history}
+    return OpenRun(run_id, steps, send, finish)
 
 
 def open_trackio(run_id: str | None, run_name: str, settings: dict[str, Any]) -> OpenRun:
     import trackio
 
-    run_id = run_id or f"{run_name}-{uuid.uuid4().hex[:8]}"  # it knows runs by their names
+    run_id = run_id or f"{run_name}-{uuid.uuid4().hex[:8]}"  # Trackio identifies runs by their names
     project = os.environ.get("TRACKIO_PROJECT", PROJECT)
     run = trackio.init(project, name=run_id, resume="allow", config=settings, embed=False)
-    return OpenRun(run_id, None, lambda figures, step, _: run.log(figures, step), lambda _: run.finish())
+    return OpenRun(run_id, None, lambda metrics, step, _: run.log(metrics, step), lambda _: run.finish())
 
 
-# What each imports, some of it only when it is first used.
+# Modules of each tracker, including those that it imports only on first use.
 MODULES = {"wandb": ("wandb", "wandb.apis.public"), "mlflow": ("mlflow",), "trackio": ("trackio",)}
 OPENERS = {"wandb": open_wandb, "mlflow": open_mlflow, "trackio": open_trackio}
 
 
 class Tracker:
-    """Sends the log to a tracker, which shows `run_name` and `settings`; `NAME.json` is in the folder."""
+    """Sends the log to a tracker.
+
+    Args:
+        name: name of the tracker.
+        folder: the folder of `NAME.json`.
+        run_name: name of the run that the tracker shows.
+        settings: settings of the run that the tracker shows.
+    """
 
     def __init__(self, name: str, folder: Folder, run_name: str, settings: dict[str, Any]) -> None:
-        self._name, self._folder, self._about = name, folder, (run_name, settings)
+        self._name, self._folder, self._run_name, self._settings = name, folder, run_name, settings
         self._run: OpenRun | None = None
-        self._sent: dict[str, Any] = {}  # id of the run, last steps
+        self._sent: dict[str, Any] = {}  # content of `NAME.json`: id of the run, last steps
 
     def __str__(self) -> str:
         return self._name
 
     def update(self, lines: Sequence[Any], *, is_complete: bool | None = None) -> None:
-        """Send the lines that are missing and, where it is given, end the tracker's run as complete or not."""
+        """Send the missing lines; if `is_complete` is not None, also end the tracker's run, as complete or not."""
         file = f"{self._name}.json"
         if not self._sent and self._folder.exists(file):
             self._sent = json.loads(self._folder.read_text(file))
-        run, self._run = self._run, None  # after an error it is opened again, and says what it has
+        run, self._run = self._run, None  # so that after an error the run is opened again, to see what the tracker has
         if run is None:
-            run = OPENERS[self._name](self._sent.get("id"), *self._about)
+            run = OPENERS[self._name](self._sent.get("id"), self._run_name, self._settings)
             self._sent = {"id": run.run_id, "steps": self._sent.get("steps", {}) if run.steps is None else run.steps}
         try:
             for line in lines:
                 step, split = line["step"], line["split"]
                 if split in TENSORBOARD_SPLITS and step > self._sent["steps"].get(split, -1):
-                    names = [name for name, one in line.items() if name != "step" and isinstance(one, int | float)]
-                    run.send({f"{split}/{name}": line[name] for name in names}, step, line.seconds)
+                    numbers = {name: value for name, value in line.items() if isinstance(value, int | float)}
+                    metrics = {f"{split}/{name}": value for name, value in numbers.items() if name != "step"}
+                    run.send(metrics, step, line.seconds)
                     self._sent["steps"][split] = step
         finally:
             self._folder.write_json(file, self._sent)
@@ -132,19 +151,22 @@ class Tracker:
 
 
 def open_trackers(config: RunSettings, folder: RunFolder) -> list[Tracker]:
-    """Import the trackers of `--report-to`, and make what sends the log and the settings of the run to them."""
-    # Not in their threads: Python 3.11 fails when two threads parse code, and TensorFlow parses that of the step.
+    """Import the trackers of `--report-to`, and return the objects that send the run's log and settings to them."""
+    # Import here, not in the threads: Python 3.11 fails if two threads parse code, and TensorFlow parses the step's.
     for module in (module for name in config.run.report_to for module in MODULES[name]):
-        with suppress(Exception):  # the thread gets it again, and warns
+        with suppress(Exception):  # the tracker's thread raises it again, and warns
             importlib.import_module(module)
-    settings = {f"{subject}.{name}": value for subject, of in config.as_dict().items() for name, value in of.items()}
-    about = config.run.run_name or PurePath(folder.path).name, settings
-    return [Tracker(name, folder.files.subfolder(TRACKERS_FOLDER), *about) for name in config.run.report_to]
+    settings = {
+        f"{subject}.{name}": value for subject, values in config.as_dict().items() for name, value in values.items()
+    }
+    run_name = config.run.run_name or PurePath(folder.path).name
+    records = folder.files.subfolder(TRACKERS_FOLDER)
+    return [Tracker(name, records, run_name, settings) for name in config.run.report_to]
 
 
 def check_trackers(names: Sequence[str]) -> None:
     """Raise InputError if the package of a tracker is not installed, without importing it."""
     for name in names:
         spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:  # a folder of that name, as wandb makes, is no package
+        if spec is None or spec.origin is None:  # no origin: a mere folder of that name, such as wandb creates
             raise InputError(f"--report-to {name} needs a package that is missing: python3 install.py --with {name}")

@@ -1,4 +1,4 @@
-"""The figures of training, step by step: timed, read from the device, checked and logged, with the progress bar."""
+"""The metrics of training: timed, read from the device, checked and logged, with the progress bar."""
 
 import logging
 import math
@@ -22,18 +22,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Lines of training whose median a loss is compared with.
+# Number of training lines whose median the next loss is compared with.
 NUM_LOSSES_BEFORE = 5
 
-# At most 80 columns, with the state as its description.
+# Format of the progress bar, at most 80 columns wide. `desc` is loss, speed and time left.
 BAR = "train {percentage:3.0f}% |{bar:10}| {n}/{total}  {desc}"
 COMPILING = "compiling the first step …"
 
 
 class TrainingDivergedError(PermanentError):
-    """Loss or gradients are not finite, or the loss has risen too far: `nonfinite` or `spike` is the reason.
+    """The loss or a gradient is not finite, or the loss has risen too far.
 
-    step, good_step: the last step to blame, and the last one that is above suspicion.
+    Attributes:
+        reason: `nonfinite` or `spike`.
+        step: the last step that may have caused it.
+        good_step: the last step that cannot have caused it.
     """
 
     def __init__(self, message: str, *, reason: str, step: int, good_step: int):
@@ -42,9 +45,13 @@ class TrainingDivergedError(PermanentError):
 
 
 class Clock:
-    """Times the training of this process: each interval of the log, and all steps after the first, which compiles.
+    """Times this process: each interval of the log, and all steps but the first, which includes compiling.
 
-    `full_speed_step_seconds` is what a step would take if all replicas computed at their peak; None if not known.
+    Args:
+        plan: the plan of the phase.
+        start_step: the step after which this process starts.
+        num_eval_rows: number of rows of an evaluation.
+        full_speed_step_seconds: time of a step if all replicas computed at peak speed; None if unknown.
     """
 
     def __init__(
@@ -52,39 +59,42 @@ class Clock:
     ):
         self._plan, self._step = plan, start_step
         self._full_speed_step_seconds = full_speed_step_seconds
-        self._interval_since_seconds = time.perf_counter()
-        self._since_seconds: float | None = None  # the last call of `advance`
-        self._num_steps = 0  # timed ones, and their time
+        self._interval_start_seconds = time.perf_counter()
+        self._advanced_seconds: float | None = None  # time of the last call of `advance`
+        self._num_steps = 0  # number of timed steps, and their time
         self._seconds = 0.0
         self._evaluation_steps = plan.evaluation_cost(num_eval_rows)
-        self._evaluation_seconds: float | None = None  # of the last one
+        self._evaluation_seconds: float | None = None  # duration of the last evaluation
 
     def advance(self, step: int) -> None:
         now_seconds = time.perf_counter()
-        if self._since_seconds is not None:
+        if self._advanced_seconds is not None:
             self._num_steps += step - self._step
-            self._seconds += now_seconds - self._since_seconds
-        self._step, self._since_seconds = step, now_seconds
+            self._seconds += now_seconds - self._advanced_seconds
+        self._step, self._advanced_seconds = step, now_seconds
 
     @contextmanager
     def stopped(self, *, is_evaluation: bool = False) -> Iterator[None]:
+        """Stop the clock within this context."""
         started_seconds = time.perf_counter()
         yield
         seconds = time.perf_counter() - started_seconds
-        self._interval_since_seconds += seconds
-        if self._since_seconds is not None:
-            self._since_seconds += seconds
+        self._interval_start_seconds += seconds
+        if self._advanced_seconds is not None:
+            self._advanced_seconds += seconds
         if is_evaluation:
             self._evaluation_seconds = seconds
 
     def figures(self, num_steps: int, wait_seconds: float) -> dict[str, float]:
-        """Compute the rates of the `num_steps` steps since the last call, in which so long was waited for input.
+        """Return the speed of the steps since the last call.
 
-        Without a clock around the input, `wait_seconds` is NaN, and its share is left out.
+        Args:
+            num_steps: number of these steps.
+            wait_seconds: time during them spent waiting for input; NaN if it was not measured.
         """
         now_seconds = time.perf_counter()
-        seconds = now_seconds - self._interval_since_seconds
-        self._interval_since_seconds = now_seconds
+        seconds = now_seconds - self._interval_start_seconds
+        self._interval_start_seconds = now_seconds
         step_seconds = seconds / num_steps
         figures = {
             "step_seconds": round(step_seconds, 6),
@@ -98,17 +108,17 @@ class Clock:
 
     @property
     def step_seconds(self) -> float | None:
-        """Mean time of a step; None before one was timed."""
+        """Mean time of a step; None before the first timed step."""
         return self._seconds / self._num_steps if self._seconds else None
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens trained on per second, padding included; None before a step was timed."""
+        """Tokens trained on per second, including padding; None before the first timed step."""
         return self._plan.batch_tokens * self._num_steps / self._seconds if self._seconds else None
 
     @property
     def seconds_left(self) -> float | None:
-        """Time that the rest of the run takes, its evaluations included; None before a step was timed."""
+        """Estimated time until the end of the run, including evaluations; None before the first timed step."""
         step_seconds = self.step_seconds
         if step_seconds is None:
             return None
@@ -124,7 +134,7 @@ class TrainingBar:
 
     def __init__(self, plan: Plan, clock: Clock, start_step: int, *, is_chief: bool):
         self._plan, self._clock, self._is_chief = plan, clock, is_chief
-        self._loss: float | None = None  # of the newest line of the log
+        self._loss: float | None = None  # loss of the newest line of the log
         self._bar = tqdm(
             total=plan.num_steps, initial=start_step, bar_format=BAR, disable=None if is_chief else True, leave=True
         )
@@ -133,15 +143,15 @@ class TrainingBar:
             if is_chief and self._bar.disable:
                 logger.info("Compiling the first step …")
 
-    def show(self, doing: str) -> None:
-        self._bar.set_description_str(doing)
+    def show(self, activity: str) -> None:
+        self._bar.set_description_str(activity)
 
     def advance(self, step: int) -> None:
         self._bar.set_description_str(self._state(), refresh=False)
         self._bar.update(step - self._bar.n)
 
     def log(self, step: int, loss: float) -> None:
-        """Show the loss of a line of the log; where there is no bar, as a line."""
+        """Show the loss of a line of the log; print it as a line if there is no bar."""
         self._loss = loss
         self.show(self._state())
         if self._is_chief and self._bar.disable:
@@ -165,7 +175,7 @@ class TrainingBar:
             self._bar.write(text)
 
     def _state(self) -> str:
-        """Write loss, speed and time left, as far as they are known."""
+        """Return loss, speed and time left; leave out what is not known yet."""
         speed, seconds = self._clock.tokens_per_second, self._clock.seconds_left
         parts = [
             f"loss {shown_loss(self._loss)}" if self._loss is not None else "",
@@ -177,9 +187,19 @@ class TrainingBar:
 
 @dataclass
 class TrainingLog:
-    """Reads the figures of an interval of steps from the device and writes them, with the progress bar.
+    """Reads the metrics of an interval of steps from the device, and writes them to the log and the progress bar.
 
-    start_step, logged_step: step that this process starts after, and the last one before it with a line in the log.
+    Attributes:
+        model: the model that is trained.
+        log: the log of the run.
+        plan: the plan of the phase.
+        start_step: the step after which this process starts.
+        logged_step: the last step with a training line in the log.
+        num_skipped_rows: number of rows skipped since the start of the run.
+        take_wait_seconds: returns, and resets, the time spent waiting for input.
+        max_loss_rise: rise of the loss, in nats, that counts as a divergence; None for no limit.
+        num_eval_rows: number of rows of an evaluation.
+        full_speed_step_seconds: time of a step at peak speed; None if unknown.
     """
 
     model: "PretrainingModel"
@@ -214,7 +234,7 @@ class TrainingLog:
         return self._clock.step_seconds
 
     def check_finite(self) -> None:
-        """Raise TrainingDivergedError if loss or gradient of a step were not finite; those from it on were not made."""
+        """Raise TrainingDivergedError if the loss or a gradient was not finite; later steps did not change anything."""
         optimizer = self.model.optimizer
         self.model.runtime.pull(self.model.figures)
         if not optimizer.is_stopped:
@@ -222,25 +242,25 @@ class TrainingLog:
         step = int(optimizer.iterations.numpy()) + 1
         means = ", ".join(f"{metric.name} {float(metric.result()):g}" for metric in self.model.metrics)
         raise TrainingDivergedError(
-            f"Loss and gradients must stay finite; those of step {step:,} were not ({means}, over the steps since "
-            f"{self.logged_step:,}). That step was not made, and nothing was saved after it. Start a new run with a "
-            "lower --learning-rate or a longer warmup, or resume with --on-nonfinite skip.",
+            f"The loss or a gradient of step {step:,} is not finite ({means}; means over the steps since "
+            f"{self.logged_step:,}). The weights were not updated, and nothing was saved after that. Start a new run "
+            "with a lower --learning-rate or a longer warmup, or resume with --on-nonfinite skip.",
             reason="nonfinite",
             step=step,
             good_step=step - 1,
         )
 
     def _check_rise(self, step: int, loss: float) -> None:
-        first_step = self.plan.first_step  # rows and masks of another phase have another loss
+        first_step = self.plan.first_step  # losses of other phases are not comparable: rows and masks differ
         lines = (line for line in self.log.lines if line["split"] == TRAIN and line["step"] > first_step)
         losses = [line["loss"] for line in lines][-NUM_LOSSES_BEFORE:]
         if self.max_loss_rise is None or len(losses) < NUM_LOSSES_BEFORE:
             return
-        before = statistics.median(losses)
-        if loss > before + self.max_loss_rise:
+        previous_loss = statistics.median(losses)
+        if loss > previous_loss + self.max_loss_rise:
             raise TrainingDivergedError(
-                f"The loss must not rise by more than --max-loss-rise {self.max_loss_rise:g} nats; that of the steps "
-                f"{self.logged_step + 1:,} to {step:,} is {loss:.4f}, after {before:.4f} (median of "
+                f"The loss rose by more than --max-loss-rise {self.max_loss_rise:g} nats: it is {loss:.4f} in steps "
+                f"{self.logged_step + 1:,} to {step:,}, and was {previous_loss:.4f} before (median of "
                 f"{NUM_LOSSES_BEFORE} lines). Start a new run with a lower --learning-rate or a longer warmup, or "
                 "resume with --on-nonfinite skip.",
                 reason="spike",
@@ -249,7 +269,11 @@ class TrainingLog:
             )
 
     def write_train(self, step: int) -> None:
-        """Write the means over the steps since the last call; TrainingDivergedError if not finite or risen too far."""
+        """Write the means over the steps since the last call.
+
+        Raises:
+            TrainingDivergedError: the loss or a gradient was not finite, or the loss rose by more than allowed.
+        """
         self.check_finite()
         figures = {metric.name: float(metric.result()) for metric in self.model.metrics}
         self._check_rise(step, figures["loss"])
@@ -258,7 +282,7 @@ class TrainingLog:
         figures["learning_rate"] = float(self.model.optimizer.learning_rate.numpy())
         figures["epoch"] = round(self.plan.row_after(step, self.num_skipped_rows) / self.plan.num_rows, 4)
         wait_seconds = self.take_wait_seconds()
-        # Of the steps since the last line, those before the start are not on this clock.
+        # The clock did not time those steps since the last line that an earlier process made.
         figures |= self._clock.figures(step - max(self.logged_step, self.start_step), wait_seconds)
         self.log.add(step, TRAIN, figures | self._phase)
         self.log.flush()

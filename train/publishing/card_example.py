@@ -1,6 +1,6 @@
-"""Choose the example on the card of a masked language model: a sentence of the validation text with one word masked.
+"""Choose the example sentence of a model card: a sentence of the validation text with one word masked.
 
-Text of a corpus leaves this machine only if the corpus is known to be public.
+Text of a corpus is published only if the corpus is known to be public.
 """
 
 import functools
@@ -26,13 +26,13 @@ from train.config.settings import MASK
 
 logger = logging.getLogger(__name__)
 
-# For the built-in corpus, Python's docstrings.
+# Example for the built-in corpus, which consists of Python docstrings.
 BUILTIN_EXAMPLE = f"Return a {MASK} of strings."
-# If no sentence may be shown.
-PLACEHOLDER = f"Replace this text by a sentence with one {MASK}."
+# Shown if no sentence of the corpus may be published.
+PLACEHOLDER = f"Replace this text with a sentence with one {MASK}."
 NUM_ROWS = 200
 MIN_CHARACTERS, MAX_CHARACTERS = 25, 100
-# Words after the first, of four letters and more.
+# A word of at least four letters.
 WORD = regex.compile(r"(?<!\p{L})\p{L}{4,}+")
 # Letters, spaces and the usual punctuation: no numbers, addresses or markup.
 PLAIN_SENTENCE = regex.compile(r"[\p{Lu}\p{Lo}][\p{L}\p{M} ,;:'\u2019-]+\p{STerm}")
@@ -40,7 +40,7 @@ TIMEOUT_SECONDS = 10
 
 
 def example_of(record: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast) -> str | None:
-    """Return a sentence with one mask for the card of a run; None if the user gave none and none may be shown."""
+    """Return a sentence with one mask for a run's card; None if the user gave none and none may be published."""
     hub = record["settings"]["hub"]
     if hub["hub_example"] is not None:
         return hub["hub_example"]
@@ -55,24 +55,24 @@ def example_of(record: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast) ->
 
 @functools.lru_cache(maxsize=8)
 def is_public(dataset: str | None) -> bool:
-    """Return whether anyone may read a data set of the Hub: it is found without a token, and is not gated."""
+    """Return whether anyone may read a data set of the Hub: it is visible without a token, and is not gated."""
     from huggingface_hub import HfApi, constants
 
     if dataset is None or constants.HF_HUB_OFFLINE:
         return False
     try:
-        found = HfApi(token=False).dataset_info(dataset, timeout=TIMEOUT_SECONDS)
-    except Exception as error:  # for whatever reason it is not found
+        info = HfApi(token=False).dataset_info(dataset, timeout=TIMEOUT_SECONDS)
+    except Exception as error:  # whatever the reason, it is not known to be public
         logger.debug("%s is not known to be public: %s", dataset, error)
         return False
-    return not found.private and not found.gated
+    return not info.private and not info.gated
 
 
 @functools.lru_cache(maxsize=8)
 def _first_example(folder: str, tokenizer: PreTrainedTokenizerFast) -> str | None:
     try:
         records = read_records(read_file(open_shards(folder).paths[0]))
-        rows = (decode_feature(one, "input_ids") for one in itertools.islice(records, NUM_ROWS))
+        rows = (decode_feature(record, "input_ids") for record in itertools.islice(records, NUM_ROWS))
         return find_example(rows, tokenizer)
     except (InputError, RunFailedError, OSError, ValueError, IndexError, KeyError) as error:
         logger.debug("no example from %s: %s", folder, error)
@@ -80,13 +80,13 @@ def _first_example(folder: str, tokenizer: PreTrainedTokenizerFast) -> str | Non
 
 
 def find_example(rows: Iterable[NDArray[np.integer]], tokenizer: PreTrainedTokenizerFast) -> str | None:
-    """Find the first plain sentence in rows of token ids in which a whole word can be masked; mask its longest word.
+    """Return the first plain sentence in rows of token ids with its longest one-token word masked.
 
-    The model predicts the word as one token. There is no `<unk>` in the sentence.
+    Sentences that contain `<unk>` or no one-token word are skipped; None if no sentence is left.
     """
     for row in rows:
         for text in _documents(row, tokenizer):
-            # A row may start or end within a sentence; `PLAIN_SENTENCE` refuses most parts.
+            # A row may start or end within a sentence; `PLAIN_SENTENCE` rejects most fragments.
             for sentence in sentences_of(text, "punctuation"):
                 if masked := _masked(sentence, tokenizer):
                     return masked
@@ -94,23 +94,24 @@ def find_example(rows: Iterable[NDArray[np.integer]], tokenizer: PreTrainedToken
 
 
 def _documents(row: NDArray[np.integer], tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
-    """Decode the text between special tokens in a row, without stretches that contain `<unk>`."""
+    """Yield the decoded text between special tokens of a row; skip stretches that contain `<unk>`."""
     ids = special_ids(tokenizer)
     unknown = ids.pop("unk")
     is_text = ~np.isin(row, list(ids.values()))
     bounds = np.flatnonzero(np.diff(np.concatenate([[False], is_text, [False]]).astype(np.int8)))
     for begin, end in bounds.reshape(-1, 2):
-        # A stretch at the start of a row may start within a word.
+        # Skip a stretch at the start of the row, which may start within a word.
         if begin > 0 and unknown not in row[begin:end]:
             yield tokenizer.decode(row[begin:end], clean_up_tokenization_spaces=False)
 
 
 def _masked(sentence: str, tokenizer: PreTrainedTokenizerFast) -> str | None:
-    """Mask the longest one-token word of a sentence; None if there is none, or the sentence is not plain."""
+    """Mask the longest one-token word of a sentence; None if it has none, or the sentence is not plain."""
     if not MIN_CHARACTERS <= len(sentence) <= MAX_CHARACTERS or not PLAIN_SENTENCE.fullmatch(sentence):
         return None
     ids = tokenizer(sentence, add_special_tokens=False)["input_ids"]
-    for begin, end in sorted((word.span() for word in WORD.finditer(sentence, 1)), key=lambda span: span[0] - span[1]):
+    words = (word.span() for word in WORD.finditer(sentence, 1))  # from 1: never mask the first word
+    for begin, end in sorted(words, key=lambda span: span[0] - span[1]):
         text = f"{sentence[:begin]}{tokenizer.mask_token}{sentence[end:]}"
         masked = tokenizer(text, add_special_tokens=False)["input_ids"]
         changed = [new for old, new in zip(ids, masked, strict=False) if old != new]

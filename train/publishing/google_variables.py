@@ -1,9 +1,9 @@
-"""Map the variables of Google's checkpoints of BERT and ALBERT, by their names in TF1, to weights in PyTorch.
+"""Map the variables of Google's BERT and ALBERT checkpoints to weights in PyTorch, by their names in TF1.
 
 Names and shapes are those of `modeling.py` and `run_pretraining.py` in google-research/bert and google-research/albert.
-A TensorFlow 2 checkpoint of Model Garden is read under these names: it contains a graph of objects, the attributes of
-the root, theirs, and so on down to the variables. They are those of `BertEncoder`, `BertEncoderV2`, `BertPretrainerV2`
-and their layers in official/nlp/modeling of tensorflow/models.
+A TensorFlow 2 checkpoint of Model Garden stores a graph of objects instead: the attributes of a root object, their
+attributes, and so on down to the variables. `read_object_graph` gives these variables their TF1 names. The objects are
+`BertEncoder`, `BertEncoderV2`, `BertPretrainerV2` and their layers in official/nlp/modeling of tensorflow/models.
 """
 
 import math
@@ -17,18 +17,18 @@ from transformers import PretrainedConfig
 
 from mlm_common.errors import InputError
 
-# Optimizer state: google-research/bert's and albert's, NVIDIA's with its loss scaling, tf.train.AdamOptimizer.
+# Optimizer state of google-research/bert and albert, of NVIDIA (with loss scaling), and of tf.train.AdamOptimizer.
 OPTIMIZER_STATE = re.compile(
     r"(^|/)(adam_[mv]|lamb_[mv]|Adam(_1)?|AdamWeightDecayOptimizer\w*|LAMB\w*)(/|$)"
     r"|^(global_step|beta[12]_power|loss_scale|current_loss_scale|good_steps|num_good_steps)$"
 )
 # The heads of run_classifier.py and run_squad.py.
 FINE_TUNING_HEADS = ("output_weights", "output_bias", "cls/squad/output_weights", "cls/squad/output_bias")
-# The matrix of the head for pairs, stored in PyTorch's layout.
+# The matrix of the head for pairs; it is already stored in PyTorch's layout.
 PAIR_WEIGHTS = "cls/seq_relationship/output_weights"
 # Prefix of all names in modules of TF Hub.
 HUB_PREFIX = "module/"
-# Only in the names of ALBERT's layers.
+# Occurs only in the names of ALBERT's layers.
 ALBERT_MARK = "/inner_group_"
 NUM_SHOWN = 5
 
@@ -36,9 +36,10 @@ NUM_SHOWN = 5
 class Variables(NamedTuple):
     """The variables of a checkpoint.
 
-    shapes: {name: shape}.
-    read: reads a variable by name.
-    left_out: names of variables of other heads, not in `shapes`.
+    Attributes:
+        shapes: {name: shape}.
+        read: reads a variable by name.
+        left_out: names of variables of other heads, which are not in `shapes`.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -54,15 +55,16 @@ class Weight(NamedTuple):
     is_transposed: bool = False
 
 
-Weights = dict[str, Weight]  # by the names of the variables
+Weights = dict[str, Weight]  # by the name of the variable
 
 
 class Conversion(NamedTuple):
     """How a checkpoint is converted.
 
-    weights: of the variables that are used.
-    left_out: variables of a fine-tuned head.
-    model_class: name of the PyTorch class after that of its architecture.
+    Attributes:
+        weights: the weight that each used variable becomes.
+        left_out: names of the variables of a fine-tuned head, which are not used.
+        model_class: the PyTorch class without the name of the architecture, such as `ForMaskedLM`.
     """
 
     weights: Weights
@@ -71,45 +73,55 @@ class Conversion(NamedTuple):
 
 
 def model_type_of(variables: Collection[str], checkpoint: str) -> str:
-    """Return whether a checkpoint is a `bert` or an `albert`; an InputError where it is neither."""
+    """Return the type of a checkpoint, `bert` or `albert`; raise an InputError if it is neither."""
     names = {name.removeprefix(HUB_PREFIX) for name in variables}
     if "bert/embeddings/word_embeddings" not in names:
         shown = listed(sorted(name for name in names if not OPTIMIZER_STATE.search(name)))
         raise InputError(
-            "A checkpoint of Google's BERT or ALBERT holds bert/embeddings/word_embeddings; in "
-            f"{checkpoint} are: {shown}."
+            "A checkpoint of Google's BERT or ALBERT must contain bert/embeddings/word_embeddings; "
+            f"{checkpoint} contains {shown}."
         )
     return "albert" if any(ALBERT_MARK in name for name in names) else "bert"
 
 
 def plan_conversion(shapes: Mapping[str, tuple[int, ...]], config: PretrainedConfig, checkpoint: str) -> Conversion:
-    """Find the weight for each variable, {name: shape}; the encoder must be complete, each head complete or missing.
+    """Find the weight that each variable becomes.
 
-    An InputError names variables that are missing, unknown, or of another shape than the configuration says.
+    The encoder must be complete, and each head must be complete or absent.
+
+    Args:
+        shapes: the checkpoint's variables, {name: shape}.
+        config: the model's configuration, which determines the expected variables and shapes.
+        checkpoint: the path, for error messages.
+
+    Raises:
+        InputError: variables are missing, unknown, or of a shape that does not fit the configuration.
     """
     encoder, masked_lm_head, pair_head = TABLES[config.model_type](config)
-    found = {name.removeprefix(HUB_PREFIX): name for name in shapes if not OPTIMIZER_STATE.search(name)}
+    full_names = {name.removeprefix(HUB_PREFIX): name for name in shapes if not OPTIMIZER_STATE.search(name)}
+    names = full_names.keys()
     expected, model_class = encoder, "Model"
-    if found.keys() & (masked_lm_head.keys() | pair_head.keys()):
+    if names & (masked_lm_head.keys() | pair_head.keys()):
         expected, model_class = expected | masked_lm_head, "ForMaskedLM"
-    if found.keys() & pair_head.keys():
+    if names & pair_head.keys():
         expected, model_class = expected | pair_head, "ForPreTraining"
-    left_out = sorted(found.keys() & set(FINE_TUNING_HEADS))
-    wrong = {
-        "missing": sorted(expected.keys() - found.keys()),
-        "unknown": sorted(found.keys() - expected.keys() - set(left_out)),
+    left_out = sorted(names & set(FINE_TUNING_HEADS))
+    problems = {
+        "missing": sorted(expected.keys() - names),
+        "unknown": sorted(names - expected.keys() - set(left_out)),
         "of another shape": [
-            f"{name} {tuple(shapes[found[name]])}, not {weight.shape}"
+            f"{name} {tuple(shapes[full_names[name]])}, not {weight.shape}"
             for name, weight in expected.items()
-            if name in found and tuple(shapes[found[name]]) != weight.shape
+            if name in names and tuple(shapes[full_names[name]]) != weight.shape
         ],
     }
-    if any(wrong.values()):
+    if any(problems.values()):
         raise InputError(
-            f"The variables must be those that the configuration says, of a {config.model_type}; in {checkpoint} are "
-            + "; ".join(f"{kind}: {listed(names)}" for kind, names in wrong.items() if names)
+            f"The variables in {checkpoint} do not fit its configuration of a {config.model_type}; "
+            + "; ".join(f"{kind}: {listed(variables)}" for kind, variables in problems.items() if variables)
+            + "."
         )
-    return Conversion({found[name]: weight for name, weight in expected.items()}, left_out, model_class)
+    return Conversion({full_names[name]: weight for name, weight in expected.items()}, left_out, model_class)
 
 
 def listed(names: Sequence[str]) -> str:
@@ -138,7 +150,7 @@ def _embeddings(config: PretrainedConfig, name: str, width: int) -> Weights:
 
 
 def _masked_lm_head(config: PretrainedConfig, name: str, dense: str, norm: str, width: int) -> Weights:
-    """Return the weights of the head; its matrix is the embedding, of `width` columns."""
+    """Return the weights of the head without its matrix, which is the word embedding with `width` columns."""
     scope = "cls/predictions"
     bias = {f"{scope}/output_bias": Weight(f"{name}.bias", (config.vocab_size,))}
     transform = _dense(f"{scope}/transform/dense", f"{name}.{dense}", config.hidden_size, width)
@@ -190,14 +202,14 @@ def _albert(config: PretrainedConfig) -> tuple[Weights, Weights, Weights]:
     return encoder, head, _pair_head(config, "sop_classifier.classifier")
 
 
-# They return the weights of the encoder, of the masked-LM head, and of the head for pairs.
+# Functions of a configuration that return the weights of the encoder, of the masked-LM head and of the head for pairs.
 TABLES = {"bert": _bert, "albert": _albert}
 
 
-# The name of the graph among the variables, which only a checkpoint of TensorFlow 2 has.
+# The name under which a TensorFlow 2 checkpoint stores its graph of objects among the variables; TF1 has none.
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 ROOT = 0
-# Possible places of a part: its attribute or, in functional models of older checkpoints, its number.
+# Possible paths of an object: by attribute or, in the functional models of older checkpoints, by number.
 ENCODERS = ("encoder", "model/encoder_network", "model/encoder", "model/layer_with_weights-0", "model", "")
 EMBEDDINGS = {
     "word_embeddings": ("_embedding_layer/embeddings", "layer_with_weights-0/embeddings"),
@@ -217,25 +229,31 @@ TRANSFORMER_LAYER = {
 }
 MASKED_LM_HEADS = ("masked_lm", "model/masked_lm")
 MASKED_LM_HEAD = {"transform/dense": ("dense",), "transform/LayerNorm": ("layer_norm",), "output_bias": ("bias",)}
-# The head for pairs has its own pooler, and the encoder's is not trained.
+# The head for pairs has a pooler of its own; the encoder's pooler is then untrained.
 PAIR_POOLER = "next_sentence.pooler_dense"
 PAIR_HEADS = "model/classification_heads"
-OF_A_LAYER = ("kernel", "bias", "gamma", "beta")
-# Never part of a model.
-STATE_OF_TRAINING = ("optimizer", "global_step", "save_counter")
+LAYER_VARIABLES = ("kernel", "bias", "gamma", "beta")
+# Attributes that are never part of a model.
+TRAINING_STATE = ("optimizer", "global_step", "save_counter")
 
 
 class ObjectGraph:
-    """Objects by number: their attributes, which lead to other objects, and the keys of those that are variables."""
+    """The objects of a checkpoint, referred to by number.
+
+    Attributes:
+        children: for each object, {attribute: number of the object it refers to}.
+        keys: for each object that is a variable, its key in the checkpoint; otherwise "".
+    """
 
     def __init__(self, serialized: bytes):
         from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
         nodes = TrackableObjectGraph.FromString(serialized).nodes
         self.children = [{child.local_name: child.node_id for child in node.children} for node in nodes]
-        self.keys = [next((one.checkpoint_key for one in node.attributes), "") for node in nodes]
+        self.keys = [next((value.checkpoint_key for value in node.attributes), "") for node in nodes]
 
     def find(self, start: int | None, *paths: str) -> int | None:
+        """Follow each path of attributes from an object; return the first object reached, None if there is none."""
         for path in paths:
             node = start
             for name in filter(None, path.split("/")):
@@ -244,44 +262,47 @@ class ObjectGraph:
                 return node
         return None
 
-    def find_all(self, start: int | None, scope: str, places: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-        found = {f"{scope}/{name}": self.find(start, *paths) for name, paths in places.items()}
-        return {name: node for name, node in found.items() if node is not None}
+    def find_all(self, start: int | None, scope: str, paths: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
+        """Return {`scope`/name: object} for the names in `paths` of which a path leads to an object."""
+        nodes = {f"{scope}/{name}": self.find(start, *paths_of_name) for name, paths_of_name in paths.items()}
+        return {name: node for name, node in nodes.items() if node is not None}
 
     def keys_below(self, start: int | None) -> set[str]:
-        """Return the keys of all variables below an object, without the state of training."""
-        found: set[int] = set()
-        waiting = [] if start is None else [start]
-        while waiting:
-            node = waiting.pop()
-            if node not in found:
-                found.add(node)
-                waiting += [child for name, child in self.children[node].items() if name not in STATE_OF_TRAINING]
-        return {self.keys[node] for node in found} - {""}
+        """Return the keys of all variables below an object, except the training state."""
+        visited: set[int] = set()
+        pending = [] if start is None else [start]
+        while pending:
+            node = pending.pop()
+            if node not in visited:
+                visited.add(node)
+                pending += [child for name, child in self.children[node].items() if name not in TRAINING_STATE]
+        return {self.keys[node] for node in visited} - {""}
 
 
 def read_object_graph(reader: Any, checkpoint: str) -> Variables:
-    """Name the variables of an object checkpoint as google-research/bert does; unknown ones keep their keys."""
+    """Return the variables of an object checkpoint under their names in google-research/bert.
+
+    Unknown variables of the model keep their keys as names.
+    """
     graph = ObjectGraph(reader.get_tensor(OBJECT_GRAPH))
     candidates = [graph.find(ROOT, path) for path in ENCODERS]
     encoders = [node for node in candidates if graph.find(node, *EMBEDDINGS["word_embeddings"]) is not None]
     if not encoders:
         raise InputError(
-            "An object checkpoint of TensorFlow 2 must hold a BertEncoder of Model Garden, as encoder or model; in "
-            f"{checkpoint} are: {listed(sorted(graph.children[ROOT]))}. Use Google's TF1 files of the same model, or a "
-            "conversion for PyTorch, which --init-from reads as it is."
+            "An object checkpoint of TensorFlow 2 must contain a BertEncoder of Model Garden, as encoder or model; "
+            f"{checkpoint} contains {listed(sorted(graph.children[ROOT]))}. Use Google's TF1 files of the same model, "
+            "or a conversion for PyTorch, which --init-from reads directly."
         )
-    parts = _parts(graph, encoders[0])
-    keys = {name: graph.keys[node] for name, node in parts.items() if graph.keys[node]}
-    for part, node in parts.items():
-        keys |= {
-            f"{part}/{name}": graph.keys[child] for name, child in graph.children[node].items() if name in OF_A_LAYER
-        }
-    others = graph.keys_below(ROOT) - set(keys.values())
-    of_model = graph.keys_below(encoders[0]) | graph.keys_below(graph.find(ROOT, *MASKED_LM_HEADS))
+    nodes = _named_objects(graph, encoders[0])
+    keys = {name: graph.keys[node] for name, node in nodes.items() if graph.keys[node]}
+    for scope, node in nodes.items():
+        variables = {name: child for name, child in graph.children[node].items() if name in LAYER_VARIABLES}
+        keys |= {f"{scope}/{name}": graph.keys[child] for name, child in variables.items()}
+    unnamed_keys = graph.keys_below(ROOT) - set(keys.values())
+    model_keys = graph.keys_below(encoders[0]) | graph.keys_below(graph.find(ROOT, *MASKED_LM_HEADS))
     if graph.find(ROOT, PAIR_POOLER) is not None:
-        of_model -= graph.keys_below(graph.find(encoders[0], "_pooler_layer"))
-    keys |= {key: key for key in others & of_model}
+        model_keys -= graph.keys_below(graph.find(encoders[0], "_pooler_layer"))
+    keys |= {key: key for key in unnamed_keys & model_keys}
     shapes = reader.get_variable_to_shape_map()
     shapes = {name: _matrix_shape(name, shapes[key]) for name, key in keys.items()}
 
@@ -289,32 +310,32 @@ def read_object_graph(reader: Any, checkpoint: str) -> Variables:
         array = reader.get_tensor(keys[name])
         return (array.T if name == PAIR_WEIGHTS else array).reshape(shapes[name])
 
-    return Variables(shapes, read, sorted(others - of_model))
+    return Variables(shapes, read, sorted(unnamed_keys - model_keys))
 
 
-def _parts(graph: ObjectGraph, encoder: int | None) -> dict[str, int]:
-    """Return {name in google-research/bert: object} of the layers, and of variables outside layers."""
-    parts = graph.find_all(encoder, "bert/embeddings", EMBEDDINGS)
+def _named_objects(graph: ObjectGraph, encoder: int | None) -> dict[str, int]:
+    """Return {name in google-research/bert: object} for all layers, and for variables outside layers."""
+    nodes = graph.find_all(encoder, "bert/embeddings", EMBEDDINGS)
     for index in count():
         numbered = f"layer_with_weights-{len(EMBEDDINGS) + index}"
         layer = graph.find(encoder, f"_transformer_layers/{index}", numbered)
         if graph.find(layer, "_attention_layer") is None:
             break
-        parts |= graph.find_all(layer, f"bert/encoder/layer_{index}", TRANSFORMER_LAYER)
-    parts |= graph.find_all(encoder, "bert/pooler", {"dense": ("_pooler_layer", numbered)})
-    parts |= graph.find_all(graph.find(ROOT, *MASKED_LM_HEADS), "cls/predictions", MASKED_LM_HEAD)
+        nodes |= graph.find_all(layer, f"bert/encoder/layer_{index}", TRANSFORMER_LAYER)
+    nodes |= graph.find_all(encoder, "bert/pooler", {"dense": ("_pooler_layer", numbered)})
+    nodes |= graph.find_all(graph.find(ROOT, *MASKED_LM_HEADS), "cls/predictions", MASKED_LM_HEAD)
     pair_pooler, pair_heads = graph.find(ROOT, PAIR_POOLER), graph.find(ROOT, PAIR_HEADS)
     if pair_pooler is not None:
-        parts["bert/pooler/dense"] = pair_pooler
+        nodes["bert/pooler/dense"] = pair_pooler
         for head in graph.children[pair_heads].values() if pair_heads is not None else ():
             if graph.find(head, "dense") == pair_pooler:
-                places = {"output_weights": ("out_proj/kernel",), "output_bias": ("out_proj/bias",)}
-                parts |= graph.find_all(head, "cls/seq_relationship", places)
-    return parts
+                paths = {"output_weights": ("out_proj/kernel",), "output_bias": ("out_proj/bias",)}
+                nodes |= graph.find_all(head, "cls/seq_relationship", paths)
+    return nodes
 
 
 def _matrix_shape(name: str, shape: list[int]) -> tuple[int, ...]:
-    """Return the shape in google-research/bert; in Keras' attention the heads are a separate axis."""
+    """Return a variable's shape in google-research/bert; Keras' attention has a separate axis for the heads."""
     last = name.rpartition("/")[2]
     if name == PAIR_WEIGHTS:
         return tuple(reversed(shape))

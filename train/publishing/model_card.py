@@ -1,4 +1,4 @@
-"""Fill the template `model_card.md` from the record of a run: what a model is, and how it was made.
+"""Fill the template `model_card.md` from the record of a run.
 
 Metadata: https://huggingface.co/docs/hub/model-cards#model-card-metadata.
 """
@@ -31,16 +31,16 @@ logger = logging.getLogger(__name__)
 
 TEMPLATE = Path(__file__).with_suffix(".md")
 PLOTS = {LOSS_CURVE_NAME: "Loss over the steps", CONFUSION_NAME: "Rows by label and prediction"}
-# The newest evaluations are shown.
+# A card shows at most this many evaluations, the newest ones.
 MAX_EVALUATIONS = 10
 
-# Settings of a phase that other columns of the table of phases, or other sections, describe.
+# Settings of a phase without a column of their own: other columns of the table of phases, or other sections, show them.
 DESCRIBED_OTHERWISE = frozenset({
     "train_dataset", "eval_dataset", "max_length", "max_steps", "num_epochs", "global_batch_size",
     "per_replica_batch_size", "gradient_accumulation_steps", "learning_rate", "schedule", "warmup_steps",
     "warmup_ratio", "config_overrides",
 })  # fmt: skip
-# For a task that has no usage.
+# Code for a task that has no `usage`.
 LOADING = """```python
 from transformers import {auto_class}, AutoTokenizer
 
@@ -56,9 +56,14 @@ def model_card(
     files: Collection[str],
     scores: Mapping[str, Any] | None = None,
 ) -> str:
-    """Write the README.md of a model: metadata for the Hub, then text, with the plots among the `files` beside it.
+    """Return the text of a model's README.md: metadata for the Hub, then sections for readers.
 
-    The scores are of `read_scores` in `train.publishing.publisher`.
+    Args:
+        record: the run's `run.json`.
+        tokenizer: the tokenizer that is exported with the model.
+        snapshot: the model, and the log of its training.
+        files: names of the files in the export; plots among them are shown on the card.
+        scores: result of `read_scores` in `train.publishing.publisher`, if the model was scored.
     """
     hub, task, step = record["settings"]["hub"], TaskCard.from_record(record["task"]["card"]), snapshot.step
     name = hub["hub_model_id"].partition("/")[2] if hub["hub_model_id"] else task.model_kind.capitalize()
@@ -86,20 +91,20 @@ def model_card(
 
 
 def check_card(record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, config: PretrainedConfig) -> None:
-    """Build the card of each phase from placeholder figures, and warn if that fails, or of what a pushed card lacks.
+    """Build the card of each phase with placeholder numbers; warn if that fails, or if a pushed card lacks something.
 
-    Before the training, so that nothing about the card is news at its end.
+    Called before training, so that all problems of the card are known before training starts.
     """
     hub, task = record["settings"]["hub"], TaskCard.from_record(record["task"]["card"])
     try:
         if hub["hub_model_id"] and task.predicts_tokens and _example(record, task, tokenizer) is None:
             logger.warning(
-                "The model card has no example sentence: text of a corpus that is not known to be public is never "
-                "published. Give one in the language of the model: --hub-example 'A sentence with one %s.'",
+                "The model card has no example sentence, because text of a corpus that is not known to be public is "
+                "never published. Pass one in the language of the model: --hub-example 'A sentence with one %s.'",
                 MASK,
             )
         if hub["hub_model_id"] and not hub["hub_language"]:
-            logger.warning("The model card does not state a language. Give it, for example: --hub-language de")
+            logger.warning("The model card does not state a language. Pass it, for example: --hub-language de")
         names = [figure.name for figure in task.figures]
         names += [name for _, name, _, _ in Formatter().parse(task.evaluation) if name]
         lines: list[dict[str, Any]] = []
@@ -109,7 +114,7 @@ def check_card(record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, confi
                 lines.append({"step": step, "split": "validation", "phase": index + 1} | dict.fromkeys(names, 1))
             model_card(record_of_phase(record, index), tokenizer, ModelSnapshot("", config, {}, step, lines), PLOTS)
     except Exception as error:
-        message = "the model's card cannot be built, so the export would have a minimal one: %s"
+        message = "the model card cannot be built, so the export will have a minimal one: %s"
         logger.warning(message, error_summary(error))
 
 
@@ -121,23 +126,23 @@ def _metadata(
     example: str | None,
     evaluation: dict[str, Any] | None,
 ) -> str:
-    """Write the YAML metadata by which the Hub finds and shows the model.
+    """Return the YAML metadata that the Hub uses to find and show the model.
 
-    Only a model that was fine-tuned has a `base_model`: the Hub would call any model with one a fine-tune of it. The
-    evaluation is the model's result; None if its step was not evaluated.
+    Only a fine-tuned model names a `base_model`, because the Hub lists any model with one as a fine-tune of it.
+    `evaluation` is the evaluation at the model's step; None if there was none.
     """
     hub = record["settings"]["hub"]
     data_sets = (phase["train_data"] or {} for phase in _phases(record))
-    sources = (one for data in data_sets for one in data.get("sources", {"": data}).values())
-    corpora = (one.get("corpus", {}) for one in sources)
-    named = [*map(hub_dataset, corpora), _hub_examples(record["train_data"])]
+    sources = (source for data in data_sets for source in data.get("sources", {"": data}).values())
+    corpora = (source.get("corpus", {}) for source in sources)
+    dataset_names = [*map(hub_dataset, corpora), _hub_examples(record["train_data"])]
     data = huggingface_hub.ModelCardData(
         library_name=task.library,
         base_model=_base_model(record) if task.training_verb != "pretrained" else None,
         pipeline_tag=task.pipeline_tag,
         language=hub["hub_language"] or None,
         license=hub["hub_license"],
-        datasets=list(dict.fromkeys(filter(None, named))) or None,
+        datasets=list(dict.fromkeys(filter(None, dataset_names))) or None,
         tags=[*task.tags, "tensorboard"],
         mask_token=tokenizer.mask_token,
         widget=[{"text": example}] if example else None,
@@ -148,12 +153,13 @@ def _metadata(
 
 
 def _base_model(record: dict[str, Any]) -> str | None:
-    """Return the model of the Hub that a run started from; None where that was a folder."""
+    """Return the Hub id of the model that a run started from; None if it started from a folder or from scratch."""
     init_from = record["settings"]["model"]["init_from"]
     return init_from if init_from and HUB_ID.fullmatch(init_from) and not Path(init_from).exists() else None
 
 
 def _hub_examples(data: Mapping[str, Any] | None) -> str | None:
+    """Return the Hub id of the examples that a model was fine-tuned or evaluated on; None if they are files."""
     name = (data or {}).get("dataset_name")
     return name if name and HUB_ID.fullmatch(name) else None
 
@@ -162,7 +168,7 @@ def _eval_results(record: dict[str, Any], task: TaskCard, evaluation: dict[str, 
     eval_data = _eval_data(record, evaluation)
     settings = eval_data.get("corpus", {}).get("settings", {}) or eval_data
     dataset = hub_dataset(eval_data.get("corpus", {})) or _hub_examples(eval_data)
-    about: dict[str, Any] = {
+    shared: dict[str, Any] = {
         "task_type": task.pipeline_tag,
         "task_name": task.task_name,
         "dataset_type": dataset or "text",
@@ -173,7 +179,7 @@ def _eval_results(record: dict[str, Any], task: TaskCard, evaluation: dict[str, 
     }
     return [
         huggingface_hub.EvalResult(
-            **about,
+            **shared,
             metric_type=figure.metric_type,
             metric_name=figure.metric_name,
             metric_value=round(evaluation[figure.name], 4),
@@ -191,17 +197,18 @@ def _opening(record: dict[str, Any], task: TaskCard, step: int, *, was_best: boo
         start = f"{task.start_words} `{base_model}`{revision}"
     elif init_from is not None:
         start = f"{task.start_words} a local checkpoint"  # its path is private
-    place = f"step {step:,} of {num_steps:,}"
-    note = "" if step == num_steps else f" **Training is not finished: {place}.**"
+    progress = f"step {step:,} of {num_steps:,}"
+    note = "" if step == num_steps else f" **Training is not finished: {progress}.**"
     if was_best:
-        note = f" This is the checkpoint of {place}, which had the best evaluation."
-    if steps := record.get("averaged_steps"):
-        note += f" Its weights are the mean of those after the steps {', '.join(f'{one:,}' for one in steps)}."
+        note = f" This is the checkpoint of {progress}, which had the best evaluation."
+    if averaged := record.get("averaged_steps"):
+        steps = ", ".join(f"{averaged_step:,}" for averaged_step in averaged)
+        note += f" Its weights are the average of the checkpoints of steps {steps}."
     return f"A {task.model_kind}, {task.training_verb} {start}.{note}"
 
 
 def _example(record: dict[str, Any], task: TaskCard, tokenizer: PreTrainedTokenizerFast) -> str | None:
-    """Return the sentence for code that needs one, with the tokenizer's mask token; None without any."""
+    """Return the example sentence, with the tokenizer's mask token; None if the card needs none or has none."""
     example = example_of(record, tokenizer) if task.usage and "{sentence}" in task.usage else None
     return example.replace(MASK, tokenizer.mask_token) if example else None
 
@@ -211,7 +218,7 @@ def _usage(record: dict[str, Any], task: TaskCard, sentence: str) -> str:
     packages = "torch transformers" if task.library == "transformers" else f"torch transformers {task.library}"
     where = "" if hub["hub_model_id"] else " Run it in the folder of this card."
     return f"It needs PyTorch: `pip install {packages}`.{where}\n\n" + (task.usage or LOADING).format(
-        # JSON's strings are Python's, with double quotes.
+        # A JSON string is also a Python string, with double quotes.
         model=json.dumps(hub["hub_model_id"] or "."),
         revision=f", revision={json.dumps(hub['hub_revision'])}" if hub["hub_revision"] else "",
         sentence=json.dumps(sentence, ensure_ascii=False),
@@ -221,25 +228,26 @@ def _usage(record: dict[str, Any], task: TaskCard, sentence: str) -> str:
 
 
 def _corpora(record: dict[str, Any]) -> str:
-    """Describe the text of each phase, once for phases that share theirs."""
-    phases_of: dict[str, list[str]] = {}
+    """Describe the text of each phase; phases with the same text are described together."""
+    phases_by_corpus: dict[str, list[str]] = {}
     for index, phase in enumerate(_phases(record), start=1):
-        phases_of.setdefault(_corpus(phase), []).append(str(index))
-    if len(phases_of) == 1:
-        return next(iter(phases_of))
-    return "\n\n".join(f"In phase {' and '.join(indices)}:\n\n{table}" for table, indices in phases_of.items())
+        phases_by_corpus.setdefault(_corpus(phase), []).append(str(index))
+    if len(phases_by_corpus) == 1:
+        return next(iter(phases_by_corpus))
+    return "\n\n".join(f"In phase {' and '.join(indices)}:\n\n{table}" for table, indices in phases_by_corpus.items())
 
 
 def _corpus(phase: dict[str, Any]) -> str:
-    """Describe the text: its source, revision, license, size; of files their number, since paths are private."""
+    """Describe a phase's text: source, revision, license and size. Files are counted, since their paths are private."""
     data = phase["train_data"]
     corpus, totals = data.get("corpus"), data["totals"]
     if sources := data.get("sources"):
+        counts = ("num_rows", "num_tokens")
         return _table(
             ("source", "of the rows read", "rows", "tokens"),
             [
-                [name, f"{one['weight']:.2%}", *(f"{one['totals'].get(of, 0):,}" for of in ("num_rows", "num_tokens"))]
-                for name, one in sources.items()
+                [name, f"{source['weight']:.2%}", *(f"{source['totals'].get(count, 0):,}" for count in counts)]
+                for name, source in sources.items()
             ],
         )
     if corpus is None:
@@ -250,17 +258,17 @@ def _corpus(phase: dict[str, Any]) -> str:
     elif dataset := hub_dataset(corpus):
         config = f", configuration `{settings['dataset_config']}`" if settings["dataset_config"] else ""
         rows["source"] = f"`{dataset}`{config}, split `{settings['split']}`"
-        rows["revision"] = settings["dataset_revision"] or "not fixed: the main branch at that time"
+        rows["revision"] = settings["dataset_revision"] or "not fixed; the main branch at the time of preparation"
     elif files := corpus.get("data_files"):
         num_megabytes = sum(file["num_bytes"] for file in files) / 1e6
         rows["source"] = f"{len(files):,} files of the author, {num_megabytes:,.1f} MB"
     return _properties(
         {
             **rows,
-            "license": "not recorded; see the source of the corpus",
+            "license": "not recorded; see the source",
             **({"documents": f"{totals['num_documents']:,}"} if totals["num_documents"] else {}),
             "tokens": f"{totals['num_tokens']:,}",
-            "rows": f"{totals['num_rows']:,} of {data['max_length']} tokens, packed with `{data['chunking']}`",
+            "rows": f"{totals['num_rows']:,} rows of {data['max_length']} tokens (chunking: `{data['chunking']}`)",
         }
     )
 
@@ -280,7 +288,7 @@ def _procedure(record: dict[str, Any], task: TaskCard, step: int) -> str:
         *([f"weight decay {optimization['weight_decay_rate']}"] if "weight_decay_rate" not in varying else []),
         *([clipping] if "max_grad_norm" not in varying else []),
     ]
-    of_one_phase = {
+    one_phase_rows = {
         "epochs": f"{step * plan['global_batch_rows'] / plan['num_rows']:.2f}",
         "batch": f"{plan['global_batch_rows']:,} rows = {batch_tokens(plan):,} tokens per step",
         **{title: text.format(**settings) for title, text in task.procedure.items()},
@@ -289,7 +297,7 @@ def _procedure(record: dict[str, Any], task: TaskCard, step: int) -> str:
     rows = {
         "steps": f"{step:,}",
         "tokens seen": f"{tokens_after(plan, step):,}, padding included",
-        **({} if "phases" in record else of_one_phase),
+        **({} if "phases" in record else one_phase_rows),
         **_earlier_schedules(record),
         "optimizer": ", ".join(optimizer),
         "precision": "bfloat16, weights in float32" if settings["hardware"]["bfloat16"] else "float32",
@@ -299,12 +307,12 @@ def _procedure(record: dict[str, Any], task: TaskCard, step: int) -> str:
         "software": ", ".join(f"{name} {version}" for name, version in record["versions"].items()),
     }
     if settings["model"]["block_attention"] and "block_attention" not in varying:
-        rows["attention"] = "within each document of a row, as if it were alone in it"
+        rows["attention"] = "only within each document of a row"
     return _properties(rows)
 
 
 def _phases_table(record: dict[str, Any], task: TaskCard) -> str:
-    """Describe what differs between the phases of a run; empty without any."""
+    """Return a table of the settings that differ between the phases of a run; empty if it has no phases."""
     varying, rows = _varying(record, task), []
     for index, phase in enumerate(record.get("phases", ()), start=1):
         plan, settings = phase["plan"], _phase_settings(phase)
@@ -325,13 +333,13 @@ def _phases_table(record: dict[str, Any], task: TaskCard) -> str:
 
 
 def _varying(record: dict[str, Any], task: TaskCard) -> list[str]:
-    """Return the settings that differ between phases, without those that the card describes elsewhere."""
+    """Return the names of the settings that differ between phases, except those that the card shows elsewhere."""
     settings = [_phase_settings(phase) for phase in _phases(record)]
     procedure = "".join(task.procedure.values())
     return [
         name
         for name in sorted((PER_PHASE | OVERRIDES_PER_PHASE) - DESCRIBED_OTHERWISE)
-        if f"[{name}]" not in procedure and any(one.get(name) != settings[0].get(name) for one in settings)
+        if f"[{name}]" not in procedure and any(phase.get(name) != settings[0].get(name) for phase in settings)
     ]
 
 
@@ -343,13 +351,13 @@ def _phase_settings(phase: dict[str, Any]) -> dict[str, Any]:
 
 
 def _earlier_schedules(record: dict[str, Any]) -> dict[str, str]:
-    """Say which steps followed the schedule of another length of the run, which was made longer or shorter since.
+    """Return a row of the card on steps that followed the schedule of a longer or shorter run; empty if none did.
 
-    Nothing where all steps followed the last one.
+    There are such steps if the run was lengthened or shortened when it was resumed.
     """
     texts, first_step = [], record["plan"].get("first_schedule_step", 0) + 1
     for last_step, num_steps in record.get(EARLIER_SCHEDULES, ()):
-        texts.append(f"steps {first_step:,} to {last_step:,} with the schedule of {num_steps:,} steps")
+        texts.append(f"steps {first_step:,} to {last_step:,} with the schedule of a run of {num_steps:,} steps")
         first_step = last_step + 1
     return {"earlier schedules": "; ".join(texts)} if texts else {}
 
@@ -365,7 +373,7 @@ def _eval_data(record: dict[str, Any], line: Mapping[str, Any]) -> dict[str, Any
 
 
 def _evaluation(record: dict[str, Any], task: TaskCard, evaluations: Sequence[dict[str, Any]], step: int) -> str:
-    """Write the newest evaluations, with their data, and whether one is of the model after `step`."""
+    """Return the newest evaluations, by evaluation data, with a note if none of them is of the model after `step`."""
     if not evaluations:
         return "The model was not evaluated."
     newest_step, parts = evaluations[-1]["step"], []
@@ -390,33 +398,33 @@ def _evaluation(record: dict[str, Any], task: TaskCard, evaluations: Sequence[di
         ]
         sources = [f"loss of {name}" for name in source_losses(lines[-1])]
         if sources:
-            text += " The figures are means over the sources, by their weights."
+            text += " Scores without the name of a source are means over the sources, weighted by their shares."
         parts += [text, _table(("step", *(figure.title for figure in task.figures), *sources), rows)]
     return "\n\n".join(parts)
 
 
 def _scores(scores: Mapping[str, Any] | None) -> str:
-    """Write what the model scored without fine-tuning, beside its controls; empty if it was not scored."""
+    """Return the model's scores without fine-tuning, with its controls; empty if it was not scored."""
     if scores is None:
         return ""
-    of_model = scores["scores"]["this model"]
-    rows = [[title, *(_score(one[name]) for name in of_model)] for title, one in scores["scores"].items()]
+    model_scores = scores["scores"]["this model"]
+    rows = [[title, *(_score(values[name]) for name in model_scores)] for title, values in scores["scores"].items()]
     text = (
         "Scores without fine-tuning, ± standard error: bits per byte of a text (lower is better), the fraction of its "
-        "words that are guessed when masked, and the fraction of minimal pairs of which the correct sentence is more "
-        "probable. Random weights: such networks before training, ± their standard deviation. No context: a guess from "
-        "the frequencies of tokens; of pairs, the sentence with fewer tokens."
+        "words that the model guesses when they are masked, and the fraction of minimal pairs in which it prefers the "
+        "correct sentence. Random weights: the same network before training, ± standard deviation over several. No "
+        "context: a guess from token frequencies alone; for pairs, the sentence with fewer tokens."
     )
     if scores["left_to_right"]:
-        text += " The rest of a word is masked with each of its tokens."
+        text += " With each scored token, the tokens after it in the same word are masked, too."
     for control, names in scores["chance"].items():
         text += f" The model does not differ from {control} in: {', '.join(names)}."
-    header = ("", *(f"{name}, n = {one['items']:,}" for name, one in of_model.items()))
+    header = ("", *(f"{name}, n = {score['items']:,}" for name, score in model_scores.items()))
     return f"\n\n{text}\n\n{_table(header, rows)}"
 
 
 def _score(score: Mapping[str, Any]) -> str:
-    """Write a score with its error, which is not known where it is of one item."""
+    """Return a score with its standard error, which is unknown if there was only one item."""
     error = score["standard_error"]
     return f"{score['value']:.3f}" + ("" if error is None else f" ± {error:.3f}")
 

@@ -1,7 +1,8 @@
-"""Export a model with its card to a folder, local or `gs://`, and push it to the Hub, also while it trains.
+"""Export a model with its card to a folder, local or `gs://`, and push it to the Hub, also during training.
 
-With it goes the newest checkpoint, to a branch of its own, from which the run resumes on another machine. Its records
-are redacted: what a run needs to resume stays, what tells where it was made does not.
+With `--hub-strategy checkpoint` the newest checkpoint is pushed as well, to a separate branch, so that the run can
+resume on another machine. Its records are redacted: they keep what a run needs to resume, but not the names of paths,
+buckets and machines.
 """
 
 import hashlib
@@ -63,16 +64,16 @@ from train.tasks.task import TaskCard
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS_BRANCH = "checkpoints"
-# Fields of `run.json` that are published as they are.
+# Fields of `run.json` that are published unchanged.
 PUBLIC_FIELDS = ("commit", "versions", "hardware", "computation", "hub_revision", "task", "plan")
-# Where transformers keeps the folder that a configuration came from.
+# The key under which transformers stores the folder that a configuration was read from.
 CONFIG_SOURCE = "_name_or_path"
 
 
 def push_newest_checkpoint(
     run: RunFolder, repository: HubRepository, *, publish_details: bool, stop_retries: threading.Event | None = None
 ) -> None:
-    """Push the run's newest checkpoint, if any, with its record and log, in one commit that deletes the one before."""
+    """Push the run's newest checkpoint, if any, its record and log, in one commit that deletes the previous one."""
     store = CheckpointStore(run.checkpoints)
     steps = store.steps()
     if not steps:
@@ -87,7 +88,9 @@ def push_newest_checkpoint(
                 checkpoint, record = published_checkpoint(checkpoint), published_run(record)
             open_folder(copy).write_bytes(data_name, run.files.read_bytes(data_name))
         except (FileNotFoundError, DamagedCheckpointError) as error:
-            logger.info("the checkpoint of step %d is not pushed, a newer one replaced it: %s", steps[-1], error)
+            logger.info(
+                "the checkpoint of step %d is not pushed, because a newer one replaced it: %s", steps[-1], error
+            )
             return
         files: dict[str, Path | bytes] = {
             data_name: Path(copy, data_name),
@@ -107,7 +110,7 @@ def push_newest_checkpoint(
 
 
 def published_run(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Redact a `run.json`; hashes of what is compared when the run is resumed stay."""
+    """Redact a `run.json`; replace private values that are compared on resume by their hashes."""
     published = _published_phase(record)
     if "phases" in record:
         published["phases"] = [_published_phase(phase) for phase in record["phases"]]
@@ -138,7 +141,9 @@ def _published_data(data: Mapping[str, Any]) -> dict[str, Any]:
         return published_manifest(data)
     if "sources" not in data:
         return {"totals": data["totals"]}
-    sources = {name: {"weight": one["weight"], **_published_data(one)} for name, one in data["sources"].items()}
+    sources = {
+        name: {"weight": source["weight"], **_published_data(source)} for name, source in data["sources"].items()
+    }
     return {**data, "sources": sources}
 
 
@@ -147,26 +152,26 @@ def _published_settings(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, 
 
 
 def resume_from_hub(run: RunFolder, config: HubConfig, cluster: Cluster) -> None:
-    """Download what `push_newest_checkpoint` pushed to the run's folder, unless it already has a run."""
+    """Download to the run's folder what `push_newest_checkpoint` pushed, unless the folder already contains a run."""
     if cluster.num_workers > 1:
         raise InputError(
-            f"--resume-from-hub is for one worker; received TF_CONFIG with {cluster.num_workers}. Copy the files of "
-            f"the branch {CHECKPOINTS_BRANCH} to --output-dir before they start."
+            f"--resume-from-hub works with one worker only; received TF_CONFIG with {cluster.num_workers}. Copy the "
+            f"files of the branch {CHECKPOINTS_BRANCH} to --output-dir before the workers start."
         )
     if run.has_run():
-        logger.info("%s has a run, so none is fetched from the Hub", run)
+        logger.info("%s already contains a run, so none is downloaded from the Hub", run)
         return
     with _run_on_hub(config, f"{CHECKPOINTS_FOLDER}/*", METRICS_NAME) as copy:
         paths = [path.relative_to(copy) for path in Path(copy).rglob("*") if path.is_file()]
-        wanted = [path for path in paths if not path.parts[0].startswith(".")]
-        # The run's record last: without it the folder holds no run.
-        for path in sorted(wanted, key=lambda path: path.name == RECORD_NAME):
+        paths = [path for path in paths if not path.parts[0].startswith(".")]
+        # Upload the run's record last: until it is there, the folder does not count as a run.
+        for path in sorted(paths, key=lambda path: path.name == RECORD_NAME):
             run.files.upload_file(str(Path(copy, path)), path.as_posix())
-    logger.info("fetched a checkpoint from the branch %s of %s", CHECKPOINTS_BRANCH, config.hub_model_id)
+    logger.info("downloaded a checkpoint from the branch %s of %s", CHECKPOINTS_BRANCH, config.hub_model_id)
 
 
 def record_on_hub(config: HubConfig) -> dict[str, Any]:
-    """Read the `run.json` that is on the Hub with the newest checkpoint."""
+    """Read the `run.json` that was pushed to the Hub with the newest checkpoint."""
     with _run_on_hub(config) as copy:
         record: dict[str, Any] = json.loads(Path(copy, RECORD_NAME).read_text(encoding="utf-8"))
         return record
@@ -174,41 +179,43 @@ def record_on_hub(config: HubConfig) -> dict[str, Any]:
 
 @contextmanager
 def _run_on_hub(config: HubConfig, *patterns: str) -> Iterator[str]:
-    """Download the record of the run on the Hub, and its files of these patterns, to a folder that is deleted again."""
+    """Download the `run.json` on the Hub, and the files that match the patterns, to a temporary folder; yield it."""
     configure_sessions()
     with tempfile.TemporaryDirectory(prefix="checkpoint-") as copy:
         try:
-            fetch = partial(huggingface_hub.snapshot_download, str(config.hub_model_id), revision=CHECKPOINTS_BRANCH)
-            repeat(lambda: fetch(local_dir=copy, allow_patterns=[*patterns, RECORD_NAME]), ())
+            download = partial(huggingface_hub.snapshot_download, str(config.hub_model_id), revision=CHECKPOINTS_BRANCH)
+            repeat(lambda: download(local_dir=copy, allow_patterns=[*patterns, RECORD_NAME]), ())
             if not Path(copy, RECORD_NAME).exists():
                 raise FileNotFoundError(f"it lacks {RECORD_NAME}.")
         except (OSError, ValueError) as error:
             raise hub_error(
                 f"--resume-from-hub needs a checkpoint on the branch {CHECKPOINTS_BRANCH} of {config.hub_model_id}, "
-                f"where --hub-strategy checkpoint puts it: {one_line(error)} Leave the flag out to start from scratch.",
+                f"where --hub-strategy checkpoint pushes it: {one_line(error)} Leave it out to start from scratch.",
                 error,
             ) from error
         yield copy
 
 
 EVENTS_MARK = "tfevents"
-# If the card cannot be built.
+# Written if the card cannot be built.
 MINIMAL_CARD = """---
 library_name: transformers
 ---
 
-The model's card could not be built: the log of its training or export says why.
+The model card could not be built; the log of the training or export says why.
 """
-# How long a run that ends early may go on pushing; a spot machine has half of it.
+# How long a run that ends early may go on pushing. A preempted spot machine has only half of this time.
 GRACE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Publisher:
-    """Exports and pushes the model of a run.
+    """Exports the model of a run, and pushes it to the Hub.
 
-    run_folder: has the plots and TensorBoard files that go with it.
-    record: `run.json`; its settings say what is pushed, and where.
+    Attributes:
+        run_folder: the run's folder, whose plots and TensorBoard files are exported with the model.
+        record: the `run.json`; its settings say what to push, and to which repository.
+        tokenizer: the tokenizer to export with the model.
     """
 
     run_folder: RunFolder
@@ -220,7 +227,14 @@ class Publisher:
     ) -> None:
         """Export a model to the run's folder, and push it if the run's settings name a repository.
 
-        `--hub-tag` is for the last one. HubPushError if the push did not succeed; the export is complete.
+        Args:
+            snapshot: the model.
+            title: message of the commit.
+            is_last: whether this is the run's final model, which gets `--hub-tag`.
+            stop_retries: when set, a push that failed is not tried again.
+
+        Raises:
+            HubPushError: the push did not succeed; the export is complete.
         """
         export, hub = self.run_folder.export, HubConfig(**self.record["settings"]["hub"])
         repository = hub.repository()
@@ -244,7 +258,7 @@ class Publisher:
     def write(self, snapshot: ModelSnapshot, folder: str) -> list[str]:
         """Write a model to a local folder, with its card and log, and return the names of the files.
 
-        A card that cannot be built costs nothing: a minimal one is written, and a warning logged.
+        If the card cannot be built, a minimal one is written, with a warning.
         """
         names = export_model(
             snapshot,
@@ -260,7 +274,7 @@ class Publisher:
             card = model_card(self.record, self.tokenizer, snapshot, files, scores)
         except Exception as error:
             logger.warning(
-                "the model's card cannot be built, so %s is a minimal one: %s", CARD_NAME, error_summary(error)
+                "the model card cannot be built, so %s is a minimal one: %s", CARD_NAME, error_summary(error)
             )
             card = MINIMAL_CARD
         files[CARD_NAME] = mark_card(card).encode()
@@ -270,7 +284,7 @@ class Publisher:
 
 
 def write_task_files(card: TaskCard, folder: str) -> list[str]:
-    """Write what else the task has in an export, beside the model in the folder; return the names of the files."""
+    """Write the task's additional files to the folder of an exported model; return their names."""
     for name, content in card.files.items():
         open_folder(folder).write_text(name, content)
     for name, weights in card.weight_files.items():
@@ -281,7 +295,7 @@ def write_task_files(card: TaskCard, folder: str) -> list[str]:
 
 
 def read_log_files(run: RunFolder) -> dict[str, bytes]:
-    """Read the plots and TensorBoard's files, {name in the export: content}; what fails is a warning."""
+    """Return the plots and TensorBoard files of a run, {name in the export: content}; only warn if reading fails."""
     files = {}
     try:
         for name in (LOSS_CURVE_NAME, CONFUSION_NAME):
@@ -291,36 +305,45 @@ def read_log_files(run: RunFolder) -> dict[str, bytes]:
             events = run.tensorboard.subfolder(split)
             names = [name for name in sorted(events.list_files()) if EVENTS_MARK in name]
             for number, name in enumerate(names):
-                # TensorFlow's names contain the host name.
+                # The original names contain the name of the host.
                 path = f"{EVENTS_FOLDER}/{split}/events.out.{EVENTS_MARK}.{number:05d}"
                 files[path] = events.read_bytes(name)
     except (InputError, RunFailedError, OSError) as error:
-        logger.warning("the export is made without some files of the log: %s", error)
+        logger.warning("the export lacks some files of the log: %s", error)
     return files
 
 
 def read_scores(run: RunFolder, weights: Path) -> dict[str, Any] | None:
-    """Read what `train/score_mlm.py` wrote into the folder of a run, if that is of these weights.
+    """Read the scores that `train/score_mlm.py` wrote to a run's folder, if they belong to these weights.
 
-    Return None without scores; a damaged file is a warning. Otherwise left_to_right: as it was scored; scores: {"this
-    model" or control: {measure: {value, standard_error, items}}}; chance: {control: measures that do not differ}.
+    Args:
+        run: the run's folder.
+        weights: the file of the exported weights.
+
+    Returns:
+        None if there are no scores or, with a warning, if their file is damaged. Otherwise a dict with:
+        left_to_right: whether the rest of a word was masked with each token;
+        scores: {"this model" or control: {measure: {value, standard_error, items}}};
+        chance: {control: measures in which the model does not differ from it}.
     """
     if not run.files.exists(SCORES_NAME):
         return None
     sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
     try:
         content = json.loads(run.files.read_text(SCORES_NAME))
-        model = next((one for one in content["models"] if one["weights_sha256"] == sha256), None)
+        model = next((entry for entry in content["models"] if entry["weights_sha256"] == sha256), None)
         if model is None:
-            logger.info("%s is not of these weights, so the card has no scores", run.files.path_of(SCORES_NAME))
+            path = run.files.path_of(SCORES_NAME)
+            logger.info("the scores in %s belong to other weights, so the card has no scores", path)
             return None
-        # Names are paths, and parts are named by the files of pairs: neither is published.
+        # Leave out what is private: names of models are paths, and parts are named after the files of pairs.
         titles = {name: name.rpartition(", ")[2] for name in model["controls"]}
+        differences = content["differences"]
         chance: dict[str, list[str]] = {}
-        for one in content["differences"]:
-            if one["of"] == model["name"] and one["from"] in titles and not one["differs"]:
-                chance.setdefault(titles[one["from"]], []).append(one["measure"])
-        measures = dict.fromkeys(one["measure"] for one in content["differences"])
+        for difference in differences:
+            if difference["of"] == model["name"] and difference["from"] in titles and not difference["differs"]:
+                chance.setdefault(titles[difference["from"]], []).append(difference["measure"])
+        measures = dict.fromkeys(difference["measure"] for difference in differences)
         scores = {
             title: {measure: content["scores"][name][measure] for measure in measures}
             for name, title in ({model["name"]: "this model"} | titles).items()
@@ -328,12 +351,12 @@ def read_scores(run: RunFolder, weights: Path) -> dict[str, Any] | None:
         return {"left_to_right": content["left_to_right"], "scores": scores, "chance": chance}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         path = run.files.path_of(SCORES_NAME)
-        logger.warning("the card has no scores, since %s is no file of score_mlm.py: %r", path, error)
+        logger.warning("the card has no scores, because %s is not a file of score_mlm.py: %r", path, error)
         return None
 
 
 def steps_of_pushes(config: HubConfig, plan: Plan) -> tuple[int, ...]:
-    """Return the steps after which a model is pushed within a phase, without its last step."""
+    """Return the steps of a phase after which the model is pushed, except the phase's last step."""
     if config.hub_model_id is None or config.hub_strategy == "end":
         return ()
     if config.hub_strategy in ("steps", "checkpoint"):
@@ -344,13 +367,17 @@ def steps_of_pushes(config: HubConfig, plan: Plan) -> tuple[int, ...]:
 
 
 class PushToHub:
-    """Pushes the model while it is trained, without holding up or ending the training.
+    """Pushes the model during training, without delaying or ending the training.
 
-    The weights are copied on the training thread; another thread exports and uploads. While a push runs the next one
-    waits, and of those that wait only the newest is kept. A push that fails is a warning. Use it as a context around
-    `fit`: its end waits for the running push, after an exception also for the one that waits, both together at most
-    `GRACE_SECONDS`. The last state is not pushed here. A worker that does not push has no publisher; the `steps` after
-    which to push are the same on all workers.
+    The training thread copies the weights; another thread exports and uploads them. Only one push runs at a time, and
+    only the newest queued push is kept. A push that fails only causes a warning. Use this object as a context around
+    `fit`. On exit it waits for the running push or, after an exception, at most `GRACE_SECONDS` for the running and the
+    queued push. The final model is not pushed here.
+
+    Args:
+        publisher: None on a worker that does not push.
+        steps: steps after which to push; the same on all workers.
+        log: the log to publish with the model.
     """
 
     def __init__(self, publisher: Publisher | None, steps: tuple[int, ...], log: MetricsLog):
@@ -360,38 +387,37 @@ class PushToHub:
 
     def __enter__(self) -> "PushToHub":
         if self.steps:
-            huggingface_hub.utils.disable_progress_bars()  # they would disturb that of the training
+            huggingface_hub.utils.disable_progress_bars()  # they would disturb the progress bar of the training
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
-            self._pushes.drop_waiting()  # the run's last state is about to follow
+            self._pushes.drop_waiting()  # the final model is about to be pushed instead
             with supervisor.keep_reporting("push"):
                 self._pushes.wait()
         elif not self._pushes.wait(GRACE_SECONDS):
             self._pushes.drop_waiting()
-            logger.warning("the last push to the Hub was given up: it did not end within %.0f s", GRACE_SECONDS)
+            logger.warning("gave up the last push to the Hub, which did not finish within %.0f s", GRACE_SECONDS)
         if self._failed_steps:
             steps = ", ".join(f"{step:,}" for step in self._failed_steps)
-            logger.warning("pushes to the Hub that failed while training: those of the steps %s", steps)
+            logger.warning("pushes to the Hub that failed during training: steps %s", steps)
 
     def push(self, model: Any, step: int) -> None:
-        # After a step that was not finite no weights change any more, and the run is about to end.
         if self._publisher is None:
             return
         model.runtime.pull(model.optimizer.figures)
-        if model.optimizer.is_stopped:
+        if model.optimizer.is_stopped:  # a step was not finite: weights stopped changing, and the run is about to end
             return
         started_seconds = time.perf_counter()
         with model.runtime.on_host(model.network.variables):
             self._pushes.submit(take_snapshot(model.network, step, self._log.lines))
-        logger.info("step %d goes to the Hub; copied in %.3f s", step, time.perf_counter() - started_seconds)
+        logger.info("pushing step %d to the Hub; copied in %.3f s", step, time.perf_counter() - started_seconds)
 
     def _push(self, snapshot: ModelSnapshot) -> None:
         assert self._publisher is not None
         message = f"Step {snapshot.step:,}"
         try:
             self._publisher.publish(snapshot, message, is_last=False, stop_retries=self._pushes.newer_waits)
-        except Exception as error:  # of the Hub, the disk, Cloud Storage, or the network
+        except Exception as error:  # from the Hub, the disk, Cloud Storage or the network
             self._failed_steps.append(snapshot.step)
-            logger.warning("step %d is not on the Hub; training continues. %s", snapshot.step, error)
+            logger.warning("step %d was not pushed to the Hub; training continues. %s", snapshot.step, error)

@@ -1,7 +1,7 @@
 """Export a model as a folder that transformers 4 and 5 open in PyTorch with the auto class of its head.
 
-The weights are renamed and transposed to the layout of the PyTorch class (`train.model.weight_names`); torch is not
-needed. Format: https://huggingface.co/docs/safetensors.
+The weights are renamed and transposed to the layout of the PyTorch class (`train.model.weight_names`). This does not
+need torch. Format: https://huggingface.co/docs/safetensors.
 """
 
 import copy
@@ -33,18 +33,20 @@ from train.model.architectures import (
 )
 from train.model.weight_names import pytorch_name, to_pytorch, variables_within
 
-# For transformers' BERT tokenizer, which would lower the case without it.
+# Settings that transformers' BERT tokenizer needs: without them it would lower-case all text.
 CASE_SETTINGS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
 
 
 @dataclass(frozen=True)
 class ModelSnapshot:
-    """A copy of a TF model, and of the log of its training, which further training does not change.
+    """A copy of a TF model and of its training log, which further training does not change.
 
-    class_name: of the PyTorch class.
-    arrays: {name of a weight in TF, prefixed with the model's name: values}.
-    step: after which the model was copied.
-    metrics: all lines of `metrics.jsonl` so far.
+    Attributes:
+        class_name: name of the PyTorch class.
+        config: the model's configuration.
+        arrays: {name of a weight in TF, prefixed with the model's name: values}.
+        step: the step after which the model was copied.
+        metrics: all lines of `metrics.jsonl` up to then.
     """
 
     class_name: str
@@ -55,7 +57,7 @@ class ModelSnapshot:
 
 
 def take_snapshot(model: Any, step: int = 0, metrics: Sequence[dict[str, Any]] = ()) -> ModelSnapshot:
-    """Copy a built network, with its weights, to host memory; that takes most of the time."""
+    """Copy a built network with its weights to host memory."""
     check_architecture(model.config)
     arrays = {
         f"{model.name}/{name}": np.asarray(variable.numpy()) for name, variable in variables_within(model).items()
@@ -64,12 +66,13 @@ def take_snapshot(model: Any, step: int = 0, metrics: Sequence[dict[str, Any]] =
 
 
 def num_parameters(snapshot: ModelSnapshot, vocabulary_size: int) -> int:
-    number = 0
+    """Count the parameters of the exported model, without padding of the vocabulary and weights for training only."""
+    count = 0
     for name, array in snapshot.arrays.items():
         if {DELTA, TRAINING_ONLY}.isdisjoint(name.split("/")):
             axis = vocabulary_axis(name, snapshot.config.model_type)
-            number += array.size if axis is None else array.size // array.shape[axis] * vocabulary_size
-    return number
+            count += array.size if axis is None else array.size // array.shape[axis] * vocabulary_size
+    return count
 
 
 def export_model(
@@ -80,15 +83,20 @@ def export_model(
     model_max_length: int,
     vocabulary_size: int | None = None,
 ) -> list[str]:
-    """Write the model and its tokenizer to a local folder, each file replaced in one step, `config.json` last.
+    """Write the model and its tokenizer to a local folder; replace each file atomically, `config.json` last.
 
-    The tokenizer is saved as `PreTrainedTokenizerFast`, under which transformers 4 and 5 read the same ids from its
-    `tokenizer.json`. Returns the names of the files.
+    The tokenizer is saved as a `PreTrainedTokenizerFast`, because transformers 4 and 5 then compute the same ids from
+    its `tokenizer.json`.
 
     Args:
-        model: a built network, of `train.model.build.new_network`, or a snapshot.
-        model_max_length: the most tokens that the model can take; longer texts are truncated to it on demand.
-        vocabulary_size: number of ids to keep, without the model's padding; by default all.
+        model: a network built by `train.model.build.new_network`, or a snapshot.
+        tokenizer: the model's tokenizer.
+        folder: the local folder; created if it does not exist.
+        model_max_length: the longest input of the model, in tokens; the tokenizer truncates longer texts on request.
+        vocabulary_size: number of ids to keep, without the padding of the model's vocabulary. Default: all.
+
+    Returns:
+        The names of the files.
     """
     snapshot = model if isinstance(model, ModelSnapshot) else take_snapshot(model)
     return write_model(
@@ -102,9 +110,13 @@ def export_model(
 def write_model(
     folder: str, weights: dict[str, np.ndarray], config: PretrainedConfig, tokenizer: PreTrainedTokenizerFast
 ) -> list[str]:
-    """Write a PyTorch model to a local folder, each file replaced in one step, `config.json` last; return the names.
+    """Write a PyTorch model to a local folder; replace each file atomically, `config.json` last; return their names.
 
-    Takes what `pytorch_weights`, `pytorch_config` and `exported_tokenizer` return.
+    Args:
+        folder: the local folder; created if it does not exist.
+        weights: result of `pytorch_weights`.
+        config: result of `pytorch_config`.
+        tokenizer: result of `exported_tokenizer`.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".export-", suffix=PARTIAL_SUFFIX) as staging:
@@ -118,10 +130,10 @@ def write_model(
 
 
 def pytorch_weights(model: Any, vocabulary_size: int | None = None) -> dict[str, np.ndarray]:
-    """Return {name in the PyTorch class: float32 array in its layout} of all weights of the model or snapshot.
+    """Return the weights of a network or snapshot, {name in the PyTorch class: float32 array in its layout}.
 
-    Those for training only are left out, and deltas are added to the weights that they are of.
-    The first `vocabulary_size` ids are kept; by default all.
+    Weights for training only are left out, and each delta is added to the weight that it changes. Only the first
+    `vocabulary_size` ids are kept; by default all.
     """
     snapshot = model if isinstance(model, ModelSnapshot) else take_snapshot(model)
     model_type = snapshot.config.model_type
@@ -133,19 +145,19 @@ def pytorch_weights(model: Any, vocabulary_size: int | None = None) -> dict[str,
         if name.startswith(left_out):
             continue
         if name in weights:
-            raise ValueError(f"Two variables of the TF model are both {name} in PyTorch.")
+            raise ValueError(f"Two variables of the TF model have the same name in PyTorch: {name}.")
         array = to_pytorch(tf_name, values, model_type)
         if vocabulary_size is not None:
             array = cut_vocabulary(array, vocabulary_axis(name, model_type), vocabulary_size)
         weights[name] = np.ascontiguousarray(array, dtype=np.float32)
-    for name in [one for one in weights if one.startswith(f"{DELTA}.")]:
-        changed = name.removeprefix(f"{DELTA}.")
-        weights[changed] = weights[changed] + weights.pop(name)
+    for delta_name in [name for name in weights if name.startswith(f"{DELTA}.")]:
+        name = delta_name.removeprefix(f"{DELTA}.")
+        weights[name] = weights[name] + weights.pop(delta_name)
     return with_both_biases(weights, model_type)
 
 
 def pytorch_config(config: PretrainedConfig, class_name: str, vocabulary_size: int | None = None) -> PretrainedConfig:
-    """Return the configuration of a PyTorch class, with `vocabulary_size` ids; by default all."""
+    """Return the configuration for a PyTorch class, with `vocabulary_size` ids; by default all."""
     config = copy.deepcopy(config)
     config.vocab_size = vocabulary_size or config.vocab_size
     config.architectures = [class_name]
@@ -160,7 +172,7 @@ def pytorch_config(config: PretrainedConfig, class_name: str, vocabulary_size: i
 def exported_tokenizer(
     tokenizer: PreTrainedTokenizerFast, config: PretrainedConfig, model_max_length: int
 ) -> PreTrainedTokenizerFast:
-    """Return the tokenizer to save beside a model: with its length limit and the inputs of its architecture."""
+    """Return the tokenizer to save with a model, with the model's length limit and the inputs of its architecture."""
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_truncation()
     backend.no_padding()

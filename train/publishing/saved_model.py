@@ -1,4 +1,4 @@
-"""Saved models, read and exported: checkpoints of a run, also those of `--save-at-words`, or transformers' formats."""
+"""Read and export saved models: checkpoints of a run, also those of `--save-at-words`, and transformers' formats."""
 
 import json
 import logging
@@ -34,7 +34,7 @@ from train.tasks.pair_pretraining import NextSentencePrediction
 
 logger = logging.getLogger(__name__)
 
-# Prefix of the weights in a checkpoint, which also has moments and means.
+# Prefix of the weights in a checkpoint, which also contains moments and means.
 WEIGHTS_PREFIX = "model/"
 
 
@@ -42,8 +42,13 @@ WEIGHTS_PREFIX = "model/"
 class SavedModel:
     """A saved model.
 
-    model_class: the auto class of transformers with its head.
-    run_folder, record: the run that made it, and its `run.json`; None for a folder in transformers' formats.
+    Attributes:
+        snapshot: the weights, the configuration and the training log.
+        tokenizer: the model's tokenizer.
+        model_max_length: the longest input, in tokens.
+        model_class: name of the auto class of transformers that has the model's head.
+        run_folder: folder of the run that trained the model; None for a folder in transformers' formats.
+        record: that run's `run.json`; None for a folder in transformers' formats.
     """
 
     snapshot: ModelSnapshot
@@ -54,9 +59,9 @@ class SavedModel:
     record: dict[str, Any] | None = None
 
     def write(self, folder: str, repository: HubRepository | None) -> list[str]:
-        """Write the model, with its card, plot and TensorBoard files if they are known; return the names of the files.
+        """Write the model to a local folder and return the names of the files.
 
-        `repository` is the one that the card names.
+        A model of a run gets its card, plots and TensorBoard files as well. The card names the `repository`.
         """
         if self.run_folder is None or self.record is None:
             length, size = self.model_max_length, vocabulary_size(self.tokenizer)
@@ -67,7 +72,7 @@ class SavedModel:
         return Publisher(self.run_folder, self.record, self.tokenizer).write(self.snapshot, folder)
 
     def publish(self, output: Folder, repository: HubRepository | None, *, with_tf_weights: bool = False) -> None:
-        """Write the export of the model to a folder, and push it to a repository if one is given.
+        """Export the model to a folder, and push it to `repository` if there is one.
 
         Raises:
             HubPushError: the push did not succeed; the export is complete.
@@ -83,7 +88,7 @@ class SavedModel:
 
 
 def write_tf_weights(folder: str, model_class: str) -> str:
-    """Write TensorFlow's weights from the export in `folder`, so that both are equal; return the name of the file."""
+    """Convert the exported weights in `folder` to TensorFlow's format; return the name of the file."""
     with tempfile.TemporaryDirectory(dir=folder, suffix=PARTIAL_SUFFIX) as staging:
         write_h5(Path(staging, TF2_WEIGHTS_NAME), take_snapshot(load_model(folder, model_class)).arrays)
         Path(staging, TF2_WEIGHTS_NAME).replace(Path(folder, TF2_WEIGHTS_NAME))
@@ -92,7 +97,7 @@ def write_tf_weights(folder: str, model_class: str) -> str:
 
 @contextmanager
 def transformers_folder(path: str) -> Iterator[str]:
-    """Yield what transformers can load: as `local_or_hub`, but of a checkpoint of a run an export made for the time."""
+    """Yield a local folder or Hub id that transformers can load; a checkpoint is exported to a temporary folder."""
     if not CHECKPOINT_NAME.fullmatch(path.rpartition("/")[2]):
         with local_or_hub(path) as folder:
             yield folder
@@ -105,15 +110,18 @@ def transformers_folder(path: str) -> Iterator[str]:
 
 
 def read_saved_model(path: str, tokenizer: str | None = None) -> SavedModel:
-    """Read the model saved at `path`, local or `gs://`; InputError if it is missing or damaged.
+    """Read the model saved at `path`.
 
     Args:
         path: `OUTPUT_DIR/checkpoints/step-…` of a run, `OUTPUT_DIR` for its newest checkpoint, or a folder or Hub id
-            with config.json and weights.
-        tokenizer: folder or Hub id, if it is no longer where the run found it.
+            with config.json and weights; local or `gs://`.
+        tokenizer: folder or Hub id of the tokenizer, if it has moved since the run.
+
+    Raises:
+        InputError: the model is missing or damaged.
     """
-    found = find_checkpoint(path)
-    return _read_folder(path, tokenizer) if found is None else _read_checkpoint(*found, tokenizer)
+    checkpoint = find_checkpoint(path)
+    return _read_folder(path, tokenizer) if checkpoint is None else _read_checkpoint(*checkpoint, tokenizer)
 
 
 def _read_checkpoint(run_folder: RunFolder, step: int, tokenizer_name: str | None) -> SavedModel:
@@ -131,7 +139,8 @@ def _read_checkpoint(run_folder: RunFolder, step: int, tokenizer_name: str | Non
         record = record_of_phase(run_folder.read_record(), phase_index(checkpoint.plan))
         if tokenizer_name is None and record["tokenizer"] == REDACTED:
             raise InputError(
-                f"--tokenizer is required: the {RECORD_NAME} in {run_folder} was on the Hub, and names none."
+                f"--tokenizer is required, because the {RECORD_NAME} in {run_folder} comes from the Hub and does not "
+                "name a tokenizer."
             )
         config = make_config(record["model_config"])
         model_class = record["task"]["model_class"]
@@ -160,7 +169,7 @@ def _read_folder(path: str, tokenizer_name: str | None) -> SavedModel:
 
 
 def _class_of(config: PretrainedConfig) -> str:
-    """Return the auto class with the heads of a folder's model: for masked tokens, or also for pairs."""
+    """Return the auto class that has the heads of a folder's model: for masked tokens, or for these and pairs."""
     architecture = ARCHITECTURES.get(config.model_type)
     has_pair_head = architecture is not None and architecture.has_pair_head
     names = config.architectures or ()
@@ -172,11 +181,15 @@ def _class_of(config: PretrainedConfig) -> str:
 class ExportsAtWords(AbstractContextManager["ExportsAtWords"]):
     """Exports checkpoints to `OUTPUT_DIR/words/chck_…`, and pushes each to the branch of that name.
 
-    A thread does so as soon as a checkpoint is written, without holding up the training. `chck_….json`, written last,
-    says what was exported and pushed, so nothing is done twice, and a restarted run does what is left. What fails is a
-    warning, and is repeated with the next of these checkpoints. Use it as a context around `fit`.
+    A thread does this as soon as a checkpoint is written, without delaying the training. `chck_….json`, written last,
+    says what was exported and pushed. So nothing is done twice, and a restarted run does what is missing. A failure
+    only causes a warning, and is tried again with the next of these checkpoints. Use this object as a context around
+    `fit`.
 
-    `steps` is {step: number of words, as given}; without a repository nothing is pushed.
+    Args:
+        run: the run's folder.
+        steps: {step: number of words, as the user wrote it}.
+        repository: where to push; None to push nothing.
     """
 
     def __init__(self, run: RunFolder, steps: dict[int, str], repository: HubRepository | None) -> None:
@@ -187,7 +200,7 @@ class ExportsAtWords(AbstractContextManager["ExportsAtWords"]):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            self._worker.drop_waiting()  # it is left to the next start
+            self._worker.drop_waiting()  # the next start exports it
             self._worker.wait(STOP_SECONDS)
         else:
             with supervisor.keep_reporting("publish"):
@@ -197,33 +210,33 @@ class ExportsAtWords(AbstractContextManager["ExportsAtWords"]):
         self._worker.submit(step)
 
     def make(self, up_to_step: int) -> None:
-        """Export and push the checkpoints up to a step for which that was not done.
+        """Export and push the checkpoints up to a step that were not yet exported and pushed.
 
         Raises:
             HubPushError: a push did not succeed; its export is complete.
             InputError: a checkpoint is damaged.
         """
-        written = self._store.steps()
+        saved_steps = self._store.steps()
         for step, words in self._steps.items():
-            if step > up_to_step or step not in written:
+            if step > up_to_step or step not in saved_steps:
                 continue
-            name, made = f"chck_{words}", self._description(step)
+            name, description = f"chck_{words}", self._description(step)
             file = f"{name}.json"
-            if not self._files.exists(file) or json.loads(self._files.read_text(file)) != made:
+            if not self._files.exists(file) or json.loads(self._files.read_text(file)) != description:
                 branch = self._repository and replace(self._repository, branch=name, tag=None)
                 read_saved_model(self._store.path(step)).publish(self._files.subfolder(name), branch)
-                self._files.write_json(file, made)
+                self._files.write_json(file, description)
                 logger.info("the model after %s words, step %d, is in %s", words, step, self._files.path_of(name))
 
     def _try(self, step: int) -> None:
         try:
             self.make(step)
-        except Exception as error:  # of the Hub, the disk, Cloud Storage, or the network
-            logger.warning("a model at a number of words is not complete; training continues. %s", error)
+        except Exception as error:  # from the Hub, the disk, Cloud Storage or the network
+            logger.warning("a model of --save-at-words is not complete; training continues. %s", error)
 
     def _description(self, step: int) -> dict[str, Any]:
-        """Describe what is exported and pushed; a checkpoint that was replaced after a divergence is another one."""
+        """Describe what is exported and pushed, with a checksum: a divergence may replace a checkpoint."""
         crc32c = None
-        with suppress(DamagedCheckpointError):  # which exporting it explains
+        with suppress(DamagedCheckpointError):  # exporting the checkpoint will raise it again
             crc32c = self._store.read_record(step).crc32c
         return {"step": step, "crc32c": crc32c, "repository": self._repository and self._repository.repo_id}

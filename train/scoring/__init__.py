@@ -1,1 +1,1 @@
-"""What a masked language model is worth without fine-tuning: its scores, and what chance would have scored."""
+"""Scores of masked language models without fine-tuning, and the scores that chance would reach."""

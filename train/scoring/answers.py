@@ -1,4 +1,4 @@
-"""What models answer: how probable each finds the tokens that were masked, and how many it finds more probable."""
+"""Ask models about masked tokens: how probable is the right token, and how many tokens are more probable?"""
 
 import bisect
 from collections.abc import Callable, Iterator, Sequence
@@ -17,11 +17,15 @@ TOKENS_PER_BATCH = 8192
 
 
 class Batch(NamedTuple):
-    """Queries of similar length for one replica; static shapes for each length.
+    """Queries of similar length for one replica, with static shapes for each length.
 
-    ids: int32 (rows, length).
-    positions, targets: int32 (slots,), places in the rows laid end to end, and the ids that were there.
-    queries: int32 (slots,), the number of the query that each slot belongs to; -1 in slots that are not used.
+    A slot is one masked token that is asked for.
+
+    Attributes:
+        ids: int32 (rows, length).
+        positions: int32 (slots,), position of each slot's token in the rows laid end to end.
+        targets: int32 (slots,), the id that was masked.
+        queries: int32 (slots,), number of the query that the slot belongs to; -1 in unused slots.
     """
 
     ids: NDArray[np.int32]
@@ -31,13 +35,13 @@ class Batch(NamedTuple):
 
 
 class QueriedModel:
-    """A masked language model on the devices of a runtime; each replica answers other batches.
+    """A masked language model on the devices of a runtime; each replica answers different batches.
 
     Args:
-        network: a masked language model, of `train.model.build.new_network`.
-        runtime: that it was built for. Each host answers all queries, so that all have the answers.
-        num_ids: of the tokenizer; what the vocabulary has beyond, as padding, is no answer.
-        pad_token_id: of the tokenizer.
+        network: a masked language model, built by `train.model.build.new_network`.
+        runtime: the runtime that it was built for. Each host answers all queries, so that all hosts have all answers.
+        num_ids: number of ids of the tokenizer. Ids beyond it, which pad the model's vocabulary, are no answers.
+        pad_token_id: the tokenizer's id for padding.
     """
 
     def __init__(self, network: Any, runtime: Runtime, num_ids: int, pad_token_id: int) -> None:
@@ -52,63 +56,70 @@ class QueriedModel:
         tokens_per_batch: int = TOKENS_PER_BATCH,
         advance: Callable[[int], object] = no_progress,
     ) -> Answers:
-        """Answer all queries, their rows padded to the next of the lengths; a program is compiled for each.
+        """Answer all queries.
 
-        `advance` is called with numbers of queries as they are answered.
+        Args:
+            queries: the queries, in any order.
+            lengths: lengths to which rows are padded. A program is compiled for each.
+            tokens_per_batch: number of tokens that a replica reads at once.
+            advance: called with the number of queries in each batch once they are answered.
         """
         nats, ranks = np.zeros(len(queries)), np.zeros(len(queries), np.int32)
         batches = list(_batches(queries, lengths, tokens_per_batch, self.pad_token_id))
         num_replicas = self.runtime.num_local_replicas
         while batches:
-            # Batches of one length at once; the last replicas may repeat one.
+            # Take one batch per replica, all of one length; if there are too few, the last replicas repeat a batch.
             shape = batches[0].ids.shape
-            number = next((n for n, one in enumerate(batches[:num_replicas]) if one.ids.shape != shape), num_replicas)
-            now, batches = batches[:number], batches[number:]
-            dealt = now + now[-1:] * (num_replicas - len(now))
-            inputs = [self.runtime.deal(values.__getitem__) for values in zip(*(one[:3] for one in dealt), strict=True)]
-            answered = self._answer(*inputs)
-            for batch, its_nats, its_ranks in zip(now, *(values[: len(now)] for values in answered), strict=True):
+            first_batches = enumerate(batches[:num_replicas])
+            number = next((index for index, batch in first_batches if batch.ids.shape != shape), num_replicas)
+            current, batches = batches[:number], batches[number:]
+            per_replica = current + current[-1:] * (num_replicas - len(current))
+            columns = zip(*(batch[:3] for batch in per_replica), strict=True)
+            answers = self._answer(*(self.runtime.deal(values.__getitem__) for values in columns))
+            answers = (values[: len(current)] for values in answers)
+            for batch, batch_nats, batch_ranks in zip(current, *answers, strict=True):
                 is_used = batch.queries >= 0
-                np.add.at(nats, batch.queries[is_used], np.asarray(its_nats)[is_used])
-                np.maximum.at(ranks, batch.queries[is_used], np.asarray(its_ranks)[is_used])
+                np.add.at(nats, batch.queries[is_used], np.asarray(batch_nats)[is_used])
+                np.maximum.at(ranks, batch.queries[is_used], np.asarray(batch_ranks)[is_used])
                 advance(len(np.unique(batch.queries[is_used])))
         return Answers(nats, ranks)
 
     def _answer_batch(
         self, ids: tf.Tensor, positions: tf.Tensor, targets: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:  # (rows, length), (slots,), (slots,)
+        """Return for each slot the nats and the rank of its target."""
         attended = tf.cast(ids != self.pad_token_id, tf.int32)
         inputs = {"input_ids": ids, "attention_mask": attended}
         outputs, _ = predict_at(self.network, inputs, positions, training=False)
         logits = tf.cast(outputs[0][0], tf.float32)[:, : self.num_ids]  # (slots, ids)
-        of_targets = tf.gather(logits, targets, batch_dims=1)  # (slots,)
-        num_better = tf.reduce_sum(tf.cast(logits > of_targets[:, tf.newaxis], tf.int32), axis=-1)
-        return tf.reduce_logsumexp(logits, axis=-1) - of_targets, num_better
+        target_logits = tf.gather(logits, targets, batch_dims=1)  # (slots,)
+        num_better = tf.reduce_sum(tf.cast(logits > target_logits[:, tf.newaxis], tf.int32), axis=-1)
+        return tf.reduce_logsumexp(logits, axis=-1) - target_logits, num_better
 
 
 def _batches(
     queries: Sequence[Query], lengths: Sequence[int], tokens_per_batch: int, pad_token_id: int
 ) -> Iterator[Batch]:
-    """Cut the queries into batches, the shortest first; the last of a length is filled up with rows of padding."""
+    """Divide the queries into batches, the shortest first; fill the last batch of a length with rows of padding."""
     order = sorted(range(len(queries)), key=lambda number: len(queries[number].ids))
     most_targets = max((len(query.targets) for query in queries), default=1)
-    at = 0
-    while at < len(order):
-        length = lengths[bisect.bisect_left(lengths, len(queries[order[at]].ids))]
+    num_placed = 0
+    while num_placed < len(order):
+        length = lengths[bisect.bisect_left(lengths, len(queries[order[num_placed]].ids))]
         num_rows = max(1, tokens_per_batch // length)
         num_slots = max(min(2, most_targets) * num_rows, most_targets)  # few words have more than two tokens
         ids = np.full((num_rows, length), pad_token_id, np.int32)
         slots = np.zeros((3, num_slots), np.int32)
         slots[2] = -1
         row = slot = 0
-        while row < num_rows and at < len(order):
-            query = queries[order[at]]
+        while row < num_rows and num_placed < len(order):
+            query = queries[order[num_placed]]
             num_targets = len(query.targets)
             if len(query.ids) > length or slot + num_targets > num_slots:
                 break
             ids[row, : len(query.ids)] = query.ids
-            place = slice(slot, slot + num_targets)
-            slots[0, place] = row * length + np.asarray(query.positions)
-            slots[1, place], slots[2, place] = query.targets, order[at]
-            row, slot, at = row + 1, slot + num_targets, at + 1
+            query_slots = slice(slot, slot + num_targets)
+            slots[0, query_slots] = row * length + np.asarray(query.positions)
+            slots[1, query_slots], slots[2, query_slots] = query.targets, order[num_placed]
+            row, slot, num_placed = row + 1, slot + num_targets, num_placed + 1
         yield Batch(ids, *slots)

@@ -1,7 +1,7 @@
-"""What models and their controls answered, kept in a file: scoring that was killed continues with the next model.
+"""Measure models and their controls, and keep the results in a file, so that a killed scoring continues where it was.
 
-The controls say what chance would score: networks of the same architecture with random weights, several since each has
-its luck, and a guess that knows how frequent each token is, but nothing of the rest of the row.
+The controls show what chance would score. One is networks of the same architecture with random weights; several, since
+a single one may be lucky. The other is a guess that knows the frequency of each token but ignores the row.
 """
 
 import functools
@@ -28,16 +28,19 @@ from train.scoring.answers import QueriedModel
 from train.scoring.queries import Answers, Material, Query, Questions, lengths_up_to, total_by_item
 
 NO_TOKEN = np.iinfo(np.int32).max
-# What each random network is asked: other units and pairs than the next, since more networks say more than more items.
+# Each random network is asked about at most this many units and pairs, drawn for it: a larger number of networks tells
+# more than a larger number of items.
 MAX_RANDOM_UNITS, MAX_RANDOM_PAIRS = 500, 1000
 
 
 class Measured(NamedTuple):
-    """What one model answered.
+    """The measurements of one model.
 
-    sentences: float64 (sentences,), nats of each sentence of the pairs.
-    units: float64 (units,), nats of the tokens of each unit, masked one by one.
-    ranks: int32 (units,), ids more probable than the right one, of the worst token of the words masked as a whole.
+    Attributes:
+        sentences: float64 (sentences,), nats of each sentence of the pairs.
+        units: float64 (units,), nats of each unit, whose tokens are masked one by one.
+        ranks: int32 (units,), number of ids more probable than the right one when all words of the unit are masked at
+            once; that of the unit's worst token.
     """
 
     sentences: NDArray[np.float64]
@@ -46,7 +49,7 @@ class Measured(NamedTuple):
 
 
 class RandomNetwork(NamedTuple):
-    """What a network with random weights was asked, and answered."""
+    """A network with random weights: the questions it was asked, and its measurements."""
 
     questions: Questions
     material: Material
@@ -54,7 +57,7 @@ class RandomNetwork(NamedTuple):
 
 
 class KeptAnswers:
-    """Measurements in a file of JSON, by a hash of what was asked and of the weights; without a file only in memory."""
+    """Measurements, by a hash of the questions and of the model's weights; kept in a JSON file if there is a folder."""
 
     def __init__(self, folder: Folder | None, name: str) -> None:
         self._folder, self._name = folder, name
@@ -68,7 +71,7 @@ class KeptAnswers:
                     self._kept[key] = Measured(*(np.array(kept[part], dtype) for part, dtype in parts))
 
     def get(self, key: str, measure: Callable[[], Measured]) -> Measured:
-        """Look up what is kept under the key; if nothing is, measure and keep it."""
+        """Return the measurements kept under the key; if there are none, measure and keep them."""
         if key not in self._kept:
             self._kept[key] = measure()
             if self._folder is not None:
@@ -81,9 +84,10 @@ class KeptAnswers:
 
 
 class Measurer:
-    """Asks questions of models of one architecture, in one network: the programs are compiled once.
+    """Measures models of one architecture in a single network, so that its programs are compiled only once.
 
-    weights_sha256: hash of the `model.safetensors` of each model that was measured; None where it has no such file.
+    Attributes:
+        weights_sha256: hash of the `model.safetensors` of each measured model; None for a model without this file.
     """
 
     def __init__(self, questions: Questions, material: Material, runtime: Runtime, kept: KeptAnswers) -> None:
@@ -91,7 +95,7 @@ class Measurer:
         self._model: QueriedModel | None = None
         self.weights_sha256: dict[str, str | None] = {}
 
-    def of_models(self) -> dict[str, Measured]:
+    def measure_models(self) -> dict[str, Measured]:
         measured = {}
         for name, path in self._questions.models.items():
             with transformers_folder(path) as folder:
@@ -108,8 +112,8 @@ class Measurer:
                 )
         return measured
 
-    def of_random_weights(self, num_networks: int) -> list[RandomNetwork]:
-        """Measure networks as the model would be before its training, each on some of the units and pairs."""
+    def measure_random_networks(self, num_networks: int) -> list[RandomNetwork]:
+        """Measure networks like the model before its training, each on a random choice of the units and pairs."""
         questions, material = self._questions, self._material
         networks = []
         with transformers_folder(next(iter(questions.models.values()))) as folder:
@@ -123,15 +127,15 @@ class Measurer:
                         (len(material.pairs), MAX_RANDOM_PAIRS),
                     )
                 )
-                asked, of_material = questions.part(units, pairs), material.part(units, pairs)
+                questions_part, material_part = questions.part(units, pairs), material.part(units, pairs)
                 build = functools.partial(
                     build_network, config, ModelConfig(), vocabulary_size=len(questions.frequencies), seed=seed
                 )
                 label = f"{questions.name}, random weights, network {seed + 1} of {num_networks}"
                 measured = self._measure(
-                    label, folder, build, [f"random {seed}"], questions=asked, material=of_material
+                    label, folder, build, [f"random {seed}"], questions=questions_part, material=material_part
                 )
-                networks.append(RandomNetwork(asked, of_material, measured))
+                networks.append(RandomNetwork(questions_part, material_part, measured))
         return networks
 
     def _measure(
@@ -144,7 +148,7 @@ class Measurer:
         questions: Questions,
         material: Material,
     ) -> Measured:
-        queries = (questions.of_sentences, questions.of_tokens, questions.of_words)
+        queries = (questions.sentence_queries, questions.token_queries, questions.word_queries)
         costs = (questions.sentence_nats.tolist(), questions.unit_nats.tolist())
         key = hashlib.sha256(json.dumps((questions.max_length, *queries, *costs)).encode())
         key.update(Path(str(find_file(folder, "config.json"))).read_bytes())
@@ -161,37 +165,41 @@ class Measurer:
             with progress_bar(label, " masked rows", sum(map(len, queries))) as bar:
                 lengths = lengths_up_to(questions.max_length)
                 answer = functools.partial(self._model.answer, lengths=lengths, advance=bar.update)
-                return measured_of(questions, material, answer)
+                return measure_with(questions, material, answer)
 
         return self._kept.get(key.hexdigest(), measure)
 
 
-def measured_of(questions: Questions, material: Material, answer: Callable[[Sequence[Query]], Answers]) -> Measured:
-    """Ask everything of what answers; what the tokenizer cannot read costs its spelling, and is no word guessed."""
+def measure_with(questions: Questions, material: Material, answer: Callable[[Sequence[Query]], Answers]) -> Measured:
+    """Measure a model, or a control, by its function `answer`.
+
+    Text that the tokenizer cannot read costs the nats to spell it, and does not count as a guessed word.
+    """
     ranks = np.full(len(material.units), NO_TOKEN, np.int32)
-    for query, rank in zip(questions.of_words, answer(questions.of_words).ranks, strict=True):
+    for query, rank in zip(questions.word_queries, answer(questions.word_queries).ranks, strict=True):
         ranks[query.item] = rank
-    of_tokens, of_sentences = answer(questions.of_tokens), answer(questions.of_sentences)
+    token_nats, sentence_nats = answer(questions.token_queries).nats, answer(questions.sentence_queries).nats
     return Measured(
-        questions.sentence_nats + total_by_item(questions.of_sentences, of_sentences.nats, 2 * len(material.pairs)),
-        questions.unit_nats + total_by_item(questions.of_tokens, of_tokens.nats, len(material.units)),
+        questions.sentence_nats + total_by_item(questions.sentence_queries, sentence_nats, 2 * len(material.pairs)),
+        questions.unit_nats + total_by_item(questions.token_queries, token_nats, len(material.units)),
         ranks,
     )
 
 
 def measure_by_frequency(questions: Questions, material: Material) -> Measured:
-    """Measure a guess without context: from the frequencies of tokens; of sentences, by their number of tokens."""
-    by_token = measured_of(questions, material, functools.partial(by_frequency, frequencies=questions.frequencies))
-    num_tokens = total_by_item(questions.of_sentences, np.ones(len(questions.of_sentences)), 2 * len(material.pairs))
-    return by_token._replace(sentences=num_tokens)
+    """Measure a guess without context: words by the frequency of their tokens, sentences by their number of tokens."""
+    measured = measure_with(questions, material, functools.partial(by_frequency, frequencies=questions.frequencies))
+    queries = questions.sentence_queries
+    num_tokens = total_by_item(queries, np.ones(len(queries)), 2 * len(material.pairs))
+    return measured._replace(sentences=num_tokens)
 
 
 def by_frequency(queries: Sequence[Query], frequencies: NDArray[np.float64]) -> Answers:
-    """Answer as one would who knows how frequent each token is, and nothing of the rest of the row."""
+    """Answer from the frequency of each token alone, ignoring the rest of the row."""
     with np.errstate(divide="ignore"):
-        of_ids = -np.log(frequencies)
-    num_better = np.searchsorted(np.sort(of_ids), of_ids).astype(np.int32)
+        nats_of_id = -np.log(frequencies)
+    num_better = np.searchsorted(np.sort(nats_of_id), nats_of_id).astype(np.int32)
     return Answers(
-        np.array([of_ids[query.targets].sum() for query in queries]),
+        np.array([nats_of_id[query.targets].sum() for query in queries]),
         np.array([num_better[query.targets].max() for query in queries], np.int32),
     )

@@ -1,4 +1,4 @@
-"""Minimal pairs of sentences, in BLiMP's form (Warstadt et al. 2020): JSON lines, compressed or not."""
+"""Minimal pairs of sentences, in BLiMP's format (Warstadt et al. 2020): JSON lines, compressed or not."""
 
 import gzip
 import json
@@ -13,14 +13,14 @@ from mlm_common.storage.guard import guarded_read
 
 logger = logging.getLogger(__name__)
 
-# Keys of a line, and the fields of `Pair` that they fill; BLiMP has no `linguistics_term` in some copies, but a `UID`.
+# Keys of a line, in the order of the fields of `Pair`. Some copies of BLiMP have `UID` instead of `linguistics_term`.
 SENTENCES = ("sentence_good", "sentence_bad")
 FIELD, TERMS = "field", ("linguistics_term", "UID")
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A sentence that speakers accept, and one nearly like it that they do not; equal in 7 pairs of BLiMP's 67,000."""
+    """A sentence that speakers accept, and a similar one that they reject. Seven of BLiMP's 67,000 pairs are equal."""
 
     good: str
     bad: str
@@ -29,17 +29,17 @@ class Pair:
 
 
 def read_pairs(paths: Sequence[str], flag: str = "--minimal-pairs") -> list[Pair]:
-    """Read files in BLiMP's form, .gz or not, local or `gs://`; log how many pairs have two equal sentences.
+    """Read files in BLiMP's format, .gz or not, local or `gs://`; warn of pairs of two equal sentences.
 
     Raises:
-        InputError: a file that is missing or has another form.
+        InputError: a file is missing or has another format.
     """
     pairs = []
     for path in paths:
         with guarded_read(path, "a file of JSON lines", flag=flag):
             content = read_file(path)
             text = (gzip.decompress(content) if path.endswith(".gz") else content).decode("utf-8-sig")
-        for number, line in enumerate(text.split("\n"), 1):  # JSON may have other separators of lines within texts
+        for number, line in enumerate(text.split("\n"), 1):  # JSON strings may contain other line separators
             if line.strip():
                 try:
                     pairs.append(_parse(line))
@@ -49,10 +49,10 @@ def read_pairs(paths: Sequence[str], flag: str = "--minimal-pairs") -> list[Pair
                         f"{number:,}: {error}: {line[:80]}"
                     ) from error
     if not pairs:
-        raise InputError(f"{flag} must name files with pairs; {', '.join(paths)} have none.")
+        raise InputError(f"{flag} must name files that contain pairs; {', '.join(paths)} have none.")
     if num_equal := num_equal_pairs(pairs):
         logger.warning(
-            "minimal pairs of two equal sentences: %d of %s. Each counts as half right.", num_equal, f"{len(pairs):,}"
+            "%d of %s minimal pairs have two equal sentences. Each counts as half right.", num_equal, f"{len(pairs):,}"
         )
     return pairs
 
@@ -62,10 +62,10 @@ def num_equal_pairs(pairs: Sequence[Pair]) -> int:
 
 
 def _parse(line: str) -> Pair:
-    """Make a pair of a line; ValueError, with the reason, for a line of another form."""
+    """Parse a line; raise a ValueError with the reason if it has another format."""
     row = json.loads(line)
     if not isinstance(row, dict):
-        raise ValueError("no object")
+        raise ValueError("not a JSON object")
     term = next(filter(None, (_text(row, key) for key in TERMS)), "")
     good, bad = (_text(row, key) for key in SENTENCES)
     missing = [key for key, sentence in zip(SENTENCES, (good, bad), strict=True) if not sentence]
@@ -79,7 +79,7 @@ def _text(row: dict[str, Any], key: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise ValueError(f"{key} is no text")
+        raise ValueError(f"{key} is not a string")
     try:
         value.encode()
     except UnicodeEncodeError as error:

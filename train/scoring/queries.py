@@ -1,8 +1,8 @@
-"""What a model is asked, about units of a text and minimal pairs: rows with masked tokens, and what these were.
+"""Queries about units of a text and minimal pairs: rows with masked tokens, and the tokens that were masked.
 
 A text is scored by pseudo-log-likelihood (Salazar et al. 2020): each of its tokens is masked alone, and the logarithms
-of their probabilities are added. Where a word has several tokens, the rest of it gives away the masked one; within-word
-left to right (Kauf and Ivanova 2023) also masks the tokens of the word that follow.
+of their probabilities are added. If a word has several tokens, the other ones give the masked one away. The variant
+"within-word left to right" (Kauf and Ivanova 2023) therefore also masks the tokens that follow in the word.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,13 +23,13 @@ from train.scoring.texts import EncodedText, TextEncoder, Unit, byte_lengths, to
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# `<unk>` says that a word is unknown, not which. To spell it takes 8 bits per byte, if all bytes are equally probable.
+# `<unk>` does not say which word it stands for. Spelling it costs 8 bits per byte if all bytes are equally likely.
 NATS_PER_UNREAD_BYTE = np.log(256)
 
 
 @dataclass(frozen=True)
 class Material:
-    """What every model is asked: units of `documents`, and pairs; either may be empty."""
+    """What all models are asked about: units of `documents`, and minimal pairs. Either may be empty."""
 
     documents: Sequence[str]
     units: Sequence[Unit]
@@ -37,23 +37,28 @@ class Material:
 
     @property
     def num_bytes(self) -> NDArray[np.float64]:
-        """Bytes of each unit."""
+        """Number of bytes of each unit."""
         texts = (self.documents[unit.document][unit.start : unit.stop] for unit in self.units)
         return np.array([len(text.encode()) for text in texts], np.float64)
 
     @property
     def has_word(self) -> NDArray[np.bool_]:
-        """Whether each unit has a word; one of dots alone has none."""
+        """For each unit, whether it contains a word; a unit of dots, for example, does not."""
         return np.array([unit.word_start < unit.word_stop for unit in self.units], np.bool_)
 
     def part(self, units: NDArray[np.int64], pairs: NDArray[np.int64]) -> "Material":
-        return replace(self, units=[self.units[one] for one in units], pairs=[self.pairs[one] for one in pairs])
+        """Return the units and pairs with these numbers."""
+        return replace(self, units=[self.units[unit] for unit in units], pairs=[self.pairs[pair] for pair in pairs])
 
 
 class Query(NamedTuple):
-    """A row, with masks, and what was at some of them.
+    """A row with masked tokens, some of which are asked for.
 
-    item: number of the sentence or unit that it belongs to.
+    Attributes:
+        item: number of the sentence or unit that the query belongs to.
+        ids: the ids of the row, with masks.
+        positions: positions in the row that are asked for.
+        targets: the ids that were masked there.
     """
 
     item: int
@@ -63,10 +68,11 @@ class Query(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What was answered.
+    """The answers to queries.
 
-    nats: float64 (queries,), minus the logarithm of the probability of each query's targets.
-    ranks: int32 (queries,), how many ids are more probable than the target, of the worst target of each query.
+    Attributes:
+        nats: float64 (queries,), negative log-probability of each query's targets.
+        ranks: int32 (queries,), number of ids more probable than the target; that of the query's worst target.
     """
 
     nats: NDArray[np.float64]
@@ -75,43 +81,47 @@ class Answers(NamedTuple):
 
 @dataclass(frozen=True)
 class Questions:
-    """All that is asked of one model, or of checkpoints of one run.
+    """Everything that one model, or the checkpoints of one run, are asked.
 
-    name: as it was given.
-    models: {name: folder with its files, Hub id, or checkpoint of a run}; all have the same tokenizer.
-    max_length: tokens of the longest row.
-    of_sentences: for each token of each sentence of the pairs.
-    of_tokens, of_words: for each token of each unit, and for the words of each as a whole.
-    sentence_nats, unit_nats: float64 (sentences,), (units,), what it costs to spell what the tokenizer cannot read.
-    places: int64 (units,), tokens before each unit in its row.
-    frequencies: float64 (ids,), of the tokens in the documents.
-    unread: what the tokenizer cannot read of the documents.
+    Attributes:
+        name: the model or run, as the user named it.
+        models: {name: folder of a model, Hub id, or checkpoint of a run}; all have the same tokenizer.
+        max_length: length of the longest row, in tokens.
+        pad_token_id: the tokenizer's id for padding.
+        sentence_queries: a query for each token of each sentence of the pairs.
+        token_queries: a query for each token of each unit.
+        word_queries: a query for each unit, with all of its words masked.
+        sentence_nats: float64 (sentences,), nats to spell the text of each sentence that the tokenizer cannot read.
+        unit_nats: float64 (units,), the same for each unit.
+        offsets: int64 (units,), number of tokens before each unit in its row.
+        frequencies: float64 (ids,), relative frequency of each id in the documents.
+        unread: fraction of the documents that the tokenizer cannot read.
     """
 
     name: str
     models: dict[str, str]
     max_length: int
     pad_token_id: int
-    of_sentences: list[Query]
-    of_tokens: list[Query]
-    of_words: list[Query]
+    sentence_queries: list[Query]
+    token_queries: list[Query]
+    word_queries: list[Query]
     sentence_nats: NDArray[np.float64]
     unit_nats: NDArray[np.float64]
-    places: NDArray[np.int64]
+    offsets: NDArray[np.int64]
     frequencies: NDArray[np.float64]
     unread: "Unread"
 
     def part(self, units: NDArray[np.int64], pairs: NDArray[np.int64]) -> "Questions":
-        """Return those about some units and pairs, which are numbered from 0."""
+        """Return the questions about the units and pairs with these numbers, renumbered from 0."""
         sentences = np.stack([2 * pairs, 2 * pairs + 1], axis=1).ravel()
         return replace(
             self,
-            of_sentences=_renumbered(self.of_sentences, sentences),
-            of_tokens=_renumbered(self.of_tokens, units),
-            of_words=_renumbered(self.of_words, units),
+            sentence_queries=_renumbered(self.sentence_queries, sentences),
+            token_queries=_renumbered(self.token_queries, units),
+            word_queries=_renumbered(self.word_queries, units),
             sentence_nats=self.sentence_nats[sentences],
             unit_nats=self.unit_nats[units],
-            places=self.places[units],
+            offsets=self.offsets[units],
         )
 
 
@@ -121,25 +131,26 @@ def _renumbered(queries: Sequence[Query], items: NDArray[np.int64]) -> list[Quer
 
 
 class Unread(NamedTuple):
-    """Fractions that a tokenizer cannot read: of the tokens, those that are `<unk>`; of the bytes, those lost."""
+    """The fractions of a text that a tokenizer cannot read: `<unk>` among its tokens, lost bytes among its bytes."""
 
     tokens: float
     bytes: float
 
 
 class Reader:
-    """How one model reads documents and pairs.
+    """Reads documents and pairs with the tokenizer of one model.
 
     Args:
-        name: as it was given.
-        folder: with its configuration and tokenizer, or its Hub id.
-        documents, pairs: what it reads.
-        max_length: tokens of the longest row, if the model reads as many.
-        left_to_right: mask the rest of a word with each of its tokens.
-        checkpoints: {name: path}, of the run that the model in `folder` is of, if those are scored instead.
+        name: the model or run, as the user named it.
+        folder: folder with the model's configuration and tokenizer, or its Hub id.
+        documents: the texts to read.
+        pairs: the minimal pairs to read.
+        max_length: length of the longest row, in tokens; less if the model reads only shorter rows.
+        left_to_right: with each token, also mask those that follow in its word.
+        checkpoints: {name: path}, checkpoints of the run of the model in `folder`, to score these instead.
 
     Raises:
-        InputError: it is no model for masked tokens, or cannot read the pairs.
+        InputError: the model is not a masked language model, or cannot read the pairs.
     """
 
     def __init__(
@@ -165,9 +176,9 @@ class Reader:
         self._of_sentences, self._sentence_nats = self._asker.about_pairs(pairs)
 
     def ask(self, material: Material) -> Questions:
-        """Make the questions about what it reads."""
+        """Return the questions to the model about the material."""
         asker = self._asker
-        of_tokens, of_words, places = asker.about_units(self.texts, material.units)
+        token_queries, word_queries, offsets = asker.about_units(self.texts, material.units)
         counts = np.zeros(asker.num_ids)
         unread_nats = 0.0
         for document, text in zip(self._documents, self.texts, strict=True):
@@ -181,11 +192,11 @@ class Reader:
             asker.max_length,
             asker.pad,
             self._of_sentences,
-            of_tokens,
-            of_words,
+            token_queries,
+            word_queries,
             self._sentence_nats,
             np.array([self._nats_of_unread(unit) for unit in material.units], np.float64),
-            np.array(places, np.int64),
+            np.array(offsets, np.int64),
             frequencies,
             Unread(float(frequencies[asker.encoder.unk_id]), unread_nats / NATS_PER_UNREAD_BYTE / num_bytes),
         )
@@ -200,9 +211,12 @@ def nats_to_spell(text: str, unread: NDArray[np.bool_]) -> float:
 
 
 class Asker:
-    """Makes the queries for one tokenizer.
+    """Builds queries for one tokenizer.
 
-    max_length: tokens of a row, with the two special ones at its ends.
+    Args:
+        tokenizer: the tokenizer.
+        max_length: length of the longest row in tokens, including the special tokens at its start and end.
+        left_to_right: with each token, also mask those that follow in its word.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast", max_length: int, *, left_to_right: bool) -> None:
@@ -212,13 +226,15 @@ class Asker:
         self.start, self.end, self.mask, self.pad = ids["cls"], ids["sep"], ids["mask"], ids["pad"]
         self.word_starts = word_starts(tokenizer) if left_to_right else None
         if left_to_right and self.word_starts is None:
-            raise InputError("--left-to-right needs a tokenizer whose tokens show where a word starts; this has none.")
+            raise InputError("--left-to-right needs a tokenizer whose tokens show where words start; these do not.")
 
     def about_pairs(self, pairs: Sequence[Pair]) -> tuple[list[Query], NDArray[np.float64]]:
-        """Ask for each token of each sentence, the good one of each pair first.
+        """Build a query for each token of each sentence, the good sentence of each pair first.
 
-        Pairs whose sentences have the same tokens are a tie, whatever the model; nothing is asked about them. Also
-        return what it costs to spell what the tokenizer cannot read of each sentence.
+        There are no queries for pairs whose sentences have the same tokens, because they are a tie for every model.
+
+        Returns:
+            The queries; and float64 (sentences,), the nats to spell the text that the tokenizer cannot read.
 
         Raises:
             InputError: a sentence is longer than the model's rows, or has no token.
@@ -231,7 +247,7 @@ class Asker:
             for sentence, (ids, *_) in zip(sentences, encoded, strict=True):
                 if not 0 < len(ids) <= self.max_length - 2:
                     raise InputError(
-                        f"Minimal pairs must have sentences of 1 to {self.max_length - 2} tokens, as the model reads; "
+                        f"Sentences of minimal pairs must have 1 to {self.max_length - 2} tokens, the model's limit; "
                         f"{sentence[:60]!r} has {len(ids)}."
                     )
             if np.array_equal(encoded[0].ids, encoded[1].ids):
@@ -244,34 +260,37 @@ class Asker:
     def about_units(
         self, texts: Sequence[EncodedText], units: Sequence[Unit]
     ) -> tuple[list[Query], list[Query], list[int]]:
-        """Ask for each token of each unit, then for its words as a whole, if the tokenizer can read them.
+        """Build queries for each token of each unit, and for the unit's words as a whole.
 
-        Documents are cut into rows as long as the model reads; the row of a unit that a cut would divide ends with it.
-        Also return the number of tokens before each unit in its row.
+        Documents are cut into rows of the model's maximum length. A unit that a cut would divide gets a row that ends
+        with it. There is no query for words that the tokenizer cannot read.
+
+        Returns:
+            The queries for tokens, the queries for words, and the number of tokens before each unit in its row.
         """
         single: list[Query] = []
         whole: list[Query] = []
-        places: list[int] = []
+        offsets: list[int] = []
         room = self.max_length - 2
         for item, unit in enumerate(units):
             text = texts[unit.document]
             first, stop = tokens_of(text, unit)
             begin = max(first // room * room, stop - room)
-            places.append(max(first - begin, 0))
-            if stop - first > room:  # more tokens than a row has: in parts
+            offsets.append(max(first - begin, 0))
+            if stop - first > room:  # the unit is longer than a row: ask about it in parts
                 for begin in range(first, stop, room):
                     row = text.ids[begin : begin + room].tolist()
                     single += self._each(item, row, 0, min(room, stop - begin))
                 continue
             row = text.ids[begin : begin + room].tolist()
             single += self._each(item, row, first - begin, stop - begin)
-            of_words = (text.stops[first:stop] > unit.word_start) & (text.starts[first:stop] < unit.word_stop)
-            positions = (first - begin + 1 + np.flatnonzero(of_words)).tolist()
+            is_in_word = (text.stops[first:stop] > unit.word_start) & (text.starts[first:stop] < unit.word_stop)
+            positions = (first - begin + 1 + np.flatnonzero(is_in_word)).tolist()
             targets = [row[position - 1] for position in positions]
             is_unread = self.encoder.unk_id in targets or text.unread[unit.word_start : unit.word_stop].any()
             if positions and not is_unread:
                 whole.append(Query(item, self._masked(row, positions), positions, targets))
-        return single, whole, places
+        return single, whole, offsets
 
     def _each(self, item: int, ids: list[int], first: int, stop: int) -> Iterator[Query]:
         for index in range(first, stop):
@@ -291,7 +310,7 @@ class Asker:
 
 
 def lengths_up_to(max_length: int) -> list[int]:
-    """List lengths of rows for which programs are compiled: few, and a third of the tokens is padding at most."""
+    """Return the lengths of rows for which programs are compiled: few, but at most a third of the tokens is padding."""
     lengths = [half * 2**power for power in range(2, 20) for half in (2, 3)]
     return [*(length for length in lengths if length < max_length), max_length]
 

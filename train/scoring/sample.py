@@ -1,4 +1,4 @@
-"""What a model in training is asked at each evaluation: pairs, and words of the validation shards."""
+"""Scores at each evaluation during training: minimal pairs, and words of the validation shards."""
 
 import functools
 import itertools
@@ -23,43 +23,54 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# One score of these has a standard error of at most 2.5%.
+# Number of pairs, so that the standard error of their score is at most 2.5%.
 MAX_PAIRS = 400
 SEED = 0
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What a model in training is asked at each evaluation, always the same.
+    """The queries that a model in training is asked at each evaluation; they are always the same.
 
-    of_sentences: for each token of the sentences of the pairs, the good one of each first.
-    sentence_nats: float64 (sentences,), what it costs to spell what the tokenizer cannot read.
-    of_tokens, of_words: for each token of each word, and for each word as a whole.
-    word_bytes: float64 (words,), with the space before each word.
+    Attributes:
+        sentence_queries: a query for each token of the sentences of the pairs, the good sentence of each pair first.
+        sentence_nats: float64 (sentences,), nats to spell the text that the tokenizer cannot read.
+        token_queries: a query for each token of each word.
+        word_queries: a query for each word as a whole.
+        word_bytes: float64 (words,), number of bytes of each word, including the space before it.
     """
 
-    of_sentences: list[Query]
+    sentence_queries: list[Query]
     sentence_nats: NDArray[np.float64]
-    of_tokens: list[Query]
-    of_words: list[Query]
+    token_queries: list[Query]
+    word_queries: list[Query]
     word_bytes: NDArray[np.float64]
 
     def figures(
         self, answer: Callable[[Sequence[Query], Sequence[int], int], Answers], max_length: int, tokens_per_batch: int
     ) -> dict[str, float]:
-        """Score what answers: `pairs_accuracy`, `bits_per_byte` and `word_accuracy`, those that are asked for."""
+        """Score a model by its function `answer`.
+
+        Args:
+            answer: answers queries, given the lengths of rows and the number of tokens in a batch.
+            max_length: length of the longest row, in tokens.
+            tokens_per_batch: number of tokens in a batch.
+
+        Returns:
+            `pairs_accuracy` if there are pairs; `bits_per_byte` and `word_accuracy` if there are words.
+        """
         figures = {}
         if num_sentences := len(self.sentence_nats):
-            longest = max((len(query.ids) for query in self.of_sentences), default=0)  # none are asked about ties
-            length = next(one for one in lengths_up_to(max_length) if one >= longest)
-            nats = answer(self.of_sentences, [length], tokens_per_batch).nats
-            totals = self.sentence_nats + total_by_item(self.of_sentences, nats, num_sentences)
+            longest = max((len(query.ids) for query in self.sentence_queries), default=0)  # ties have no queries
+            length = next(length for length in lengths_up_to(max_length) if length >= longest)
+            nats = answer(self.sentence_queries, [length], tokens_per_batch).nats
+            totals = self.sentence_nats + total_by_item(self.sentence_queries, nats, num_sentences)
             good, bad = totals.reshape(-1, 2).T
             figures["pairs_accuracy"] = float(np.mean(np.where(good == bad, 0.5, good < bad)))
-        if self.of_words:
-            nats = answer(self.of_tokens, [max_length], tokens_per_batch).nats
+        if self.word_queries:
+            nats = answer(self.token_queries, [max_length], tokens_per_batch).nats
             figures["bits_per_byte"] = float(nats.sum() / np.log(2) / self.word_bytes.sum())
-            ranks = answer(self.of_words, [max_length], tokens_per_batch).ranks
+            ranks = answer(self.word_queries, [max_length], tokens_per_batch).ranks
             figures["word_accuracy"] = float(np.mean(ranks == 0))
         return figures
 
@@ -71,7 +82,7 @@ def draw_sample(
     tokenizer: "PreTrainedTokenizerFast",
     max_length: int,
 ) -> Sample:
-    """Draw at most `MAX_PAIRS` pairs, and a word of each of `num_words` rows from all over the shards.
+    """Draw at most `MAX_PAIRS` pairs, and one word from each of `num_words` rows that are spread over the shards.
 
     Raises:
         InputError: a sentence is longer than the rows; or the tokenizer does not show where words start.
@@ -79,14 +90,14 @@ def draw_sample(
     random = np.random.default_rng(SEED)
     drawn = np.sort(random.choice(len(pairs), min(MAX_PAIRS, len(pairs)), replace=False))
     asker = Asker(tokenizer, max_length, left_to_right=False)
-    of_sentences, sentence_nats = asker.about_pairs([pairs[index] for index in drawn])
-    of_tokens: list[Query] = []
-    of_words: list[Query] = []
+    sentence_queries, sentence_nats = asker.about_pairs([pairs[index] for index in drawn])
+    token_queries: list[Query] = []
+    word_queries: list[Query] = []
     word_bytes: list[int] = []
     if num_words and shards is not None:
         starts = word_starts(tokenizer)
         if starts is None:
-            raise InputError("--score-words needs a tokenizer whose tokens show where a word starts; this has none.")
+            raise InputError("--score-words needs a tokenizer whose tokens show where words start; these do not.")
         special = np.zeros(vocabulary_size(tokenizer), np.bool_)
         special[list(special_token_ids(tokenizer))] = True
         mask = int(tokenizer.mask_token_id)
@@ -96,14 +107,14 @@ def draw_sample(
             if spans := word_spans(row, starts, special):
                 first, stop = spans[random.integers(len(spans))]
                 ask = functools.partial(_masked, len(word_bytes), row, mask)
-                of_tokens += [ask([position]) for position in range(first, stop)]
-                of_words.append(ask(list(range(first, stop))))
-                text_begins = int(np.append(0, np.flatnonzero(special[row[:first]]) + 1)[-1])
-                # A row that begins within a document lacks what is before its first word; any token will do.
-                before = row[text_begins:first] if first else row[:1]
-                with_word = np.concatenate([before, row[first:stop]])
-                word_bytes.append(max(1, _num_bytes(tokenizer, with_word) - _num_bytes(tokenizer, before)))
-    return Sample(of_sentences, sentence_nats, of_tokens, of_words, np.array(word_bytes, np.float64))
+                token_queries += [ask([position]) for position in range(first, stop)]
+                word_queries.append(ask(list(range(first, stop))))
+                text_start = int(np.append(0, np.flatnonzero(special[row[:first]]) + 1)[-1])
+                # Count the word's bytes in context. If the word starts the row, any token serves as the context.
+                context = row[text_start:first] if first else row[:1]
+                with_word = np.concatenate([context, row[first:stop]])
+                word_bytes.append(max(1, _num_bytes(tokenizer, with_word) - _num_bytes(tokenizer, context)))
+    return Sample(sentence_queries, sentence_nats, token_queries, word_queries, np.array(word_bytes, np.float64))
 
 
 def _num_bytes(tokenizer: "PreTrainedTokenizerFast", ids: NDArray[np.int64]) -> int:
@@ -114,26 +125,26 @@ def _warn_of_unknown(rows: Sequence[NDArray[np.int64]], unk_id: int) -> None:
     num_unknown, num_ids = sum(int((row == unk_id).sum()) for row in rows), sum(map(len, rows))
     if num_unknown:
         logger.warning(
-            "%.1f%% of the tokens that --score-words draws from are <unk>. Words with one are not scored: shards do "
-            "not have their text.",
+            "%.1f%% of the tokens that --score-words draws from are <unk>. Words with <unk> are not scored, because "
+            "shards do not contain their text.",
             100 * num_unknown / num_ids,
         )
 
 
 def rows_from_all_over(shards: ShardSet, num_rows: int) -> list[NDArray[np.int64]]:
-    """Read the token ids of every n-th row, `num_rows` in all; all rows where there are fewer."""
-    wanted = set(np.linspace(0, shards.num_rows - 1, min(num_rows, shards.num_rows)).astype(int).tolist())
+    """Read the token ids of `num_rows` evenly spaced rows; of all rows if there are fewer."""
+    numbers = set(np.linspace(0, shards.num_rows - 1, min(num_rows, shards.num_rows)).astype(int).tolist())
     rows, first = [], 0
     for path, num_in_shard in zip(shards.paths, shards.num_rows_per_shard, strict=True):
-        if wanted.intersection(range(first, first + num_in_shard)):
+        if numbers.intersection(range(first, first + num_in_shard)):
             records = enumerate(read_records(read_file(path)), first)
-            rows += [decode_feature(record, "input_ids") for number, record in records if number in wanted]
+            rows += [decode_feature(record, "input_ids") for number, record in records if number in numbers]
         first += num_in_shard
     return rows
 
 
 def word_spans(row: NDArray[np.int64], starts: NDArray[np.bool_], special: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Find the words of a row, as whole-word masking takes them, without those that a row's end may have cut."""
+    """Return (first, stop) of the words of a row, as whole-word masking does, but not of words that its end may cut."""
     is_special = special[row]
     begins = np.flatnonzero(starts[row] | is_special | np.append(False, is_special[:-1]))
     return [(int(first), int(stop)) for first, stop in itertools.pairwise(begins) if not is_special[first]]

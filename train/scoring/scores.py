@@ -1,8 +1,8 @@
-"""The scores of models, with standard errors, what chance would have scored, and which of two is better.
+"""Compute scores of models with standard errors, scores by chance, and comparisons of two models.
 
 Loss per token depends on the tokenizer: one that cuts text into few tokens has a high loss for each. Bits per byte of
-the text and whole words do not. A score also says little without that of networks before their training: of BLiMP's
-pairs such a network gets more or less than half right, by its luck.
+the text, and the fraction of words guessed, do not depend on it. A score also says little without the scores of
+untrained networks: by luck, such a network gets more or less than half of BLiMP's pairs right.
 """
 
 import math
@@ -23,20 +23,24 @@ LOWER_IS_BETTER = (BITS_PER_BYTE,)
 RANDOM_WEIGHTS, NO_CONTEXT = "random weights", "no context"
 BETTER, WORSE, NO_DIFFERENCE = "better", "worse", "no difference"
 NORMAL_95 = 1.96
-# Student's t for 1 to 10 degrees of freedom: a larger value, of either sign, is chance in one case of twenty.
+# Student's t for 1 to 10 degrees of freedom: by chance, one absolute value in twenty is larger.
 STUDENT_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 NUM_QUARTERS = 4
 
 
 @dataclass(frozen=True)
 class Score:
-    """A mean, or a quotient of sums, over items that were drawn; or the mean of networks that were drawn.
+    """The score of a model, a mean or a quotient of sums over sampled items; or the mean score of sampled networks.
 
-    standard_error: of the value; infinite for one item. For networks, their standard deviation: the question is where
-    another such network would be.
-    errors: (items,), how far each item is from `value`; by them scores of the same items are compared. Those of
-    networks, (networks,).
-    num_networks: 0 if the items are words or pairs.
+    Attributes:
+        value: the score.
+        standard_error: standard error of the value; infinite for one item. For networks it is their standard deviation,
+            because the question is where another such network would be.
+        errors: (items,), deviation of each item from `value`, with which scores of the same items are compared. For
+            networks: (networks,).
+        num_items: number of items.
+        is_fraction: whether the value is a fraction between 0 and 1.
+        num_networks: number of networks; 0 for the score of a model.
     """
 
     value: float
@@ -49,9 +53,12 @@ class Score:
 
 @dataclass(frozen=True)
 class Scored:
-    """What one model, or one of the controls beside it, scored.
+    """The scores of one model or control.
 
-    scores: {measure: score}. parts: {measure: {part of the items: score}}.
+    Attributes:
+        name: name of the model or control.
+        scores: {measure: score}.
+        parts: {measure: {part of the items: score}}.
     """
 
     name: str
@@ -61,10 +68,14 @@ class Scored:
 
 @dataclass(frozen=True)
 class ScoredModels:
-    """A model, or checkpoints of one run, first to last; and the controls beside them.
+    """The scores of a model, or of the checkpoints of one run, and of their controls.
 
-    weights_sha256: {model: hash of its `model.safetensors`, None without one}.
-    unread: what their tokenizer cannot read of the text.
+    Attributes:
+        models: scores of the model, or of the checkpoints in the order of their steps.
+        random_weights: mean scores of untrained networks of the same architecture.
+        no_context: scores of a guess without context.
+        weights_sha256: {model: hash of its `model.safetensors`; None for a model without this file}.
+        unread: fraction of the text that their tokenizer cannot read.
     """
 
     models: list[Scored]
@@ -80,29 +91,34 @@ class ScoredModels:
 
 @dataclass(frozen=True)
 class Comparison:
-    """By how much a score is above another one, and whether that is more than chance.
+    """The difference between the scores of a model and a baseline, and whether it is more than chance.
 
-    value, standard_error: of the difference.
-    degrees_of_freedom: of the items, or of the networks, that the error was estimated from.
+    Attributes:
+        measure: the measure that is compared.
+        model: name of the model.
+        baseline: name of the other model or control.
+        value: the model's score minus the baseline's.
+        standard_error: standard error of the difference.
+        degrees_of_freedom: number of items, or networks, from which the error was estimated, minus 1.
     """
 
     measure: str
-    of: str
-    beside: str
+    model: str
+    baseline: str
     value: float
     standard_error: float
     degrees_of_freedom: int
 
     @property
     def verdict(self) -> str:
-        """Say which is better; by chance in at most one of twenty comparisons of equals."""
+        """Whether the model is better or worse; for equally good models, wrong in at most one comparison of twenty."""
         if not abs(self.value) > student_95(self.degrees_of_freedom) * self.standard_error:
             return NO_DIFFERENCE
         return BETTER if (self.value < 0) == (self.measure in LOWER_IS_BETTER) else WORSE
 
 
 def student_95(degrees_of_freedom: int) -> float:
-    """Return the 97.5% quantile of Student's t; by its expansion (Abramowitz and Stegun 26.7.5) from 11 on."""
+    """Return the 97.5% quantile of Student's t; from 11 degrees of freedom by Abramowitz and Stegun's 26.7.5."""
     if degrees_of_freedom < 1:
         return math.inf
     if degrees_of_freedom <= len(STUDENT_95):
@@ -112,20 +128,20 @@ def student_95(degrees_of_freedom: int) -> float:
 
 
 def fraction_of(values: Values) -> Score:
-    """Average values from 0 to 1."""
+    """Return the mean of values between 0 and 1, as a score."""
     value = float(values.mean())
     return Score(value, _standard_error(values, is_fraction=True), values - value, len(values), is_fraction=True)
 
 
 def quotient_of(numerators: Values, denominators: Values) -> Score:
-    """Divide sum by sum; the errors are those of its linear approximation (Cochran 1977, section 2.11)."""
+    """Return sum divided by sum, as a score; the errors are those of its linear approximation (Cochran 1977, 2.11)."""
     value = float(numerators.sum() / denominators.sum())
     errors = (numerators - value * denominators) / denominators.mean()
     return Score(value, _standard_error(errors, is_fraction=False), errors, len(errors), is_fraction=False)
 
 
 def spread_of(scores: Sequence[Score]) -> Score:
-    """Average the scores of networks, with the standard deviation between them."""
+    """Return the mean of the scores of networks, with the standard deviation between them."""
     values = np.array([score.value for score in scores])
     value, num_items = float(values.mean()), round(np.mean([score.num_items for score in scores]))
     spread = float(np.std(values, ddof=1)) if len(values) > 1 else math.inf
@@ -142,19 +158,20 @@ def _standard_error(errors: Values, *, is_fraction: bool) -> float:
 
 
 def _smallest_error(num_items: int) -> float:
-    """Return the error of a fraction of 0 or 1, where the usual one is 0: that of Wilson's interval (1927)."""
+    """Return the error of a fraction of 0 or 1 by Wilson's interval (1927); the usual estimate would be 0."""
     return NORMAL_95 / (2 * (num_items + NORMAL_95**2))
 
 
 def score_models(
     questions: Questions, material: Material, runtime: Runtime, kept: KeptAnswers, num_networks: int
 ) -> ScoredModels:
-    """Score the models that the questions are for, and beside them networks with random weights and mere guesses."""
+    """Score the models that the questions are for, networks with random weights, and guesses without context."""
     measurer = Measurer(questions, material, runtime, kept)
-    models = [_scored(name, questions, material, one) for name, one in measurer.of_models().items()]
+    measured_models = measurer.measure_models()
+    models = [_scored(name, questions, material, measured) for name, measured in measured_models.items()]
     return ScoredModels(
         models,
-        _scored_networks(f"{questions.name}, {RANDOM_WEIGHTS}", measurer.of_random_weights(num_networks)),
+        _scored_networks(f"{questions.name}, {RANDOM_WEIGHTS}", measurer.measure_random_networks(num_networks)),
         _scored(f"{questions.name}, {NO_CONTEXT}", questions, material, measure_by_frequency(questions, material)),
         measurer.weights_sha256,
         questions.unread,
@@ -162,19 +179,22 @@ def score_models(
 
 
 def _scored_networks(name: str, networks: Sequence[RandomNetwork]) -> Scored:
-    scored = [_scored(name, *network) for network in networks]
+    scored_networks = [_scored(name, *network) for network in networks]
+    by_measure: dict[str, list[Score]] = defaultdict(list)
     by_part: dict[str, dict[str, list[Score]]] = defaultdict(lambda: defaultdict(list))
-    for one in scored:
-        for title, parts in one.parts.items():
+    for scored in scored_networks:
+        for measure, score in scored.scores.items():
+            by_measure[measure].append(score)
+        for title, parts in scored.parts.items():
             for part, score in parts.items():
                 by_part[title][part].append(score)
     return Scored(
         name,
+        {measure: spread_of(scores) for measure, scores in by_measure.items()},
         {
-            measure: spread_of([one.scores[measure] for one in scored if measure in one.scores])
-            for measure in dict.fromkeys(measure for one in scored for measure in one.scores)
+            title: {part: spread_of(scores) for part, scores in sorted(parts.items())}
+            for title, parts in by_part.items()
         },
-        {title: {part: spread_of(ones) for part, ones in sorted(parts.items())} for title, parts in by_part.items()},
     )
 
 
@@ -187,7 +207,7 @@ def _scored(name: str, questions: Questions, material: Material, measured: Measu
         if (has_word := material.has_word).any():
             for measure, num_guesses in ((FIRST_GUESS, 1), (FIVE_GUESSES, 5)):
                 scores[measure] = fraction_of((measured.ranks[has_word] < num_guesses).astype(np.float64))
-        quarters = NUM_QUARTERS * questions.places // questions.max_length
+        quarters = NUM_QUARTERS * questions.offsets // questions.max_length
         parts[f"{BITS_PER_BYTE}, by place in the row"] = {
             f"quarter {number + 1}": quotient_of(bits[quarters == number], num_bytes[quarters == number])
             for number in range(NUM_QUARTERS)
@@ -198,51 +218,56 @@ def _scored(name: str, questions: Questions, material: Material, measured: Measu
         preferred = np.where(good == bad, 0.5, (good < bad).astype(np.float64))
         scores[PAIRS] = fraction_of(preferred)
         for kind in ("field", "term"):
-            members = defaultdict(list)
+            numbers = defaultdict(list)
             for number, pair in enumerate(material.pairs):
-                members[getattr(pair, kind)].append(number)
+                numbers[getattr(pair, kind)].append(number)
             parts[f"{PAIRS}, by {kind}"] = {
-                part: fraction_of(preferred[of_part]) for part, of_part in sorted(members.items()) if part
+                part: fraction_of(preferred[part_numbers]) for part, part_numbers in sorted(numbers.items()) if part
             }
     return Scored(name, scores, parts)
 
 
 def comparisons(models: Sequence[ScoredModels]) -> list[Comparison]:
-    """Compare each model with its controls and the models before it, a checkpoint with the one before; by measure."""
-    compared: list[Comparison] = []
+    """Compare each model, in each measure, with its controls and with earlier models.
+
+    A model is compared with all models before it; a checkpoint after the first only with the previous checkpoint.
+    """
+    results: list[Comparison] = []
     for index, group in enumerate(models):
-        before = [(earlier.models[-1], earlier) for earlier in models[:index]]
+        baselines = [(earlier.models[-1], earlier) for earlier in models[:index]]
         for model in group.models:
             for measure in model.scores:
-                compared.append(_beside_networks(measure, model, group))
-                compared.append(_beside(measure, (model, group), (group.no_context, None)))
-                compared += [_beside(measure, (model, group), other) for other in before]
-            before = [(model, group)]
-    return compared
+                results.append(_compare_with_networks(measure, model, group))
+                results.append(_compare(measure, (model, group), (group.no_context, None)))
+                results += [_compare(measure, (model, group), baseline) for baseline in baselines]
+            baselines = [(model, group)]
+    return results
 
 
-def _beside_networks(measure: str, model: Scored, group: ScoredModels) -> Comparison:
-    """Compare a model with random networks: whether it could be one more of them."""
+def _compare_with_networks(measure: str, model: Scored, group: ScoredModels) -> Comparison:
+    """Compare a model with random networks, as if it were one more of them."""
     score, networks = model.scores[measure], group.random_weights.scores[measure]
     error = math.hypot(networks.standard_error * math.sqrt(1 + 1 / networks.num_networks), score.standard_error)
     difference = score.value - networks.value
     return Comparison(measure, model.name, group.random_weights.name, difference, error, networks.num_networks - 1)
 
 
-def _beside(measure: str, one: tuple[Scored, ScoredModels], other: tuple[Scored, ScoredModels | None]) -> Comparison:
-    """Compare two scores item by item, so that what they share cancels.
+def _compare(
+    measure: str, model: tuple[Scored, ScoredModels], baseline: tuple[Scored, ScoredModels | None]
+) -> Comparison:
+    """Compare two scores item by item, so that errors that they share cancel.
 
-    Where a model does not differ from random networks, neither does its difference to others say more than their luck:
-    their spread is added.
+    If one of them does not differ from random networks, its difference from the other may be the luck of its initial
+    weights. The spread of random networks is then added to the error.
     """
-    (of, _), (beside, _) = one, other
-    errors = of.scores[measure].errors - beside.scores[measure].errors
-    error = _standard_error(errors, is_fraction=of.scores[measure].is_fraction)
+    score, baseline_score = model[0].scores[measure], baseline[0].scores[measure]
+    errors = score.errors - baseline_score.errors
+    error = _standard_error(errors, is_fraction=score.is_fraction)
     degrees_of_freedom = len(errors) - 1
-    for model, group in (one, other):
-        if group is not None and _beside_networks(measure, model, group).verdict == NO_DIFFERENCE:
+    for scored, group in (model, baseline):
+        if group is not None and _compare_with_networks(measure, scored, group).verdict == NO_DIFFERENCE:
             networks = group.random_weights.scores[measure]
             error = math.hypot(error, networks.standard_error)
             degrees_of_freedom = min(degrees_of_freedom, networks.num_networks - 1)
-    difference = of.scores[measure].value - beside.scores[measure].value
-    return Comparison(measure, of.name, beside.name, difference, error, degrees_of_freedom)
+    difference = score.value - baseline_score.value
+    return Comparison(measure, model[0].name, baseline[0].name, difference, error, degrees_of_freedom)

@@ -23,68 +23,78 @@ from train.scoring.scores import (
 )
 
 NUM_CONTROLS = 2
-# Behind the score of a model that is better, or worse, than both its controls.
+# Printed after the score of a model that is better, or worse, than both of its controls.
 MARKS = {BETTER: " *", WORSE: " !"}
-INCHES_A_PANEL, INCHES_HIGH = 3.2, 2.8
+PANEL_WIDTH_INCHES, HEIGHT_INCHES = 3.2, 2.8
 
 
 def as_text(models: Sequence[ScoredModels], num_equal_pairs: int = 0) -> str:
-    """Write tables in Markdown: scores, those of parts, and comparisons; of several checkpoints the scores alone."""
-    compared = comparisons(models)
-    all_scored = [one for group in models for one in (*group.models, *group.controls)]
+    """Return Markdown tables of all scores and, except for checkpoints of a run, of scores by part and comparisons."""
+    results = comparisons(models)
+    all_scored = [scored for group in models for scored in (*group.models, *group.controls)]
     measures = list(all_scored[0].scores)
     marks = {
-        (model.name, measure): _mark(model.name, measure, group, compared)
+        (model.name, measure): _mark(model.name, measure, group, results)
         for group in models
         for model in group.models
         for measure in measures
     }
     rows = [
-        [one.name, *(_cell(one.scores.get(measure)) + marks.get((one.name, measure), "") for measure in measures)]
-        for one in all_scored
+        [
+            scored.name,
+            *(_cell(scored.scores.get(measure)) + marks.get((scored.name, measure), "") for measure in measures),
+        ]
+        for scored in all_scored
     ]
     tables = [_table(["model", *measures], rows)]
-    whole = [group for group in models if len(group.models) == 1]
-    columns = [one for group in whole for one in (*group.models, *group.controls)]
+    single_models = [group for group in models if len(group.models) == 1]
+    columns = [scored for group in single_models for scored in (*group.models, *group.controls)]
     for title in columns[0].parts if columns else ():
-        parts = dict.fromkeys(part for one in columns for part in one.parts.get(title, {}))
-        rows = [[part, *(_cell(one.parts.get(title, {}).get(part)) for one in columns)] for part in parts]
+        parts = dict.fromkeys(part for scored in columns for part in scored.parts.get(title, {}))
+        rows = [[part, *(_cell(scored.parts.get(title, {}).get(part)) for scored in columns)] for part in parts]
         tables.append(_table([title, *_short_names(columns)], rows))
-    shown = {model.name for group in whole for model in group.models}
-    names = list(dict.fromkeys((one.of, one.beside) for one in compared if one.of in shown))
-    if names:
-        by_names = {(one.of, one.beside, one.measure): one for one in compared}
+    single_names = {model.name for group in single_models for model in group.models}
+    by_names = {
+        (result.model, result.baseline, result.measure): result for result in results if result.model in single_names
+    }
+    pairs = list(dict.fromkeys((model, baseline) for model, baseline, _ in by_names))
+    if pairs:
         rows = [
             [
-                f"{of} compared with {beside.removeprefix(f'{of}, ')}",
-                *(_verdict(by_names[of, beside, measure]) for measure in measures),
+                f"{model} compared with {baseline.removeprefix(f'{model}, ')}",
+                *(_verdict(by_names[model, baseline, measure]) for measure in measures),
             ]
-            for of, beside in names
+            for model, baseline in pairs
         ]
         tables.append(_table(["model", *measures], rows))
     return "\n\n".join([*tables, "\n".join(f"- {note}" for note in _notes(models, num_equal_pairs))])
 
 
 def _short_names(columns: Sequence[Scored]) -> list[str]:
-    """Name columns without the folders that all models share, and a single model not at all."""
-    names = [one.name for one in columns]
+    """Return the names of columns without the folders that all models share; a single model is just "model"."""
+    names = [scored.name for scored in columns]
     if len(names) == 1 + NUM_CONTROLS:
         return ["model", *(name.removeprefix(f"{names[0]}, ") for name in names[1:])]
     num_shared = os.path.commonprefix(names).rfind("/") + 1  # noqa: RUF071 (cut at a slash)
     return [name[num_shared:] for name in names]
 
 
-def _mark(name: str, measure: str, group: ScoredModels, compared: Sequence[Comparison]) -> str:
+def _mark(name: str, measure: str, group: ScoredModels, results: Sequence[Comparison]) -> str:
+    """Return the mark of a model's score, if its comparisons with both controls have the same verdict."""
     controls = [control.name for control in group.controls]
-    of_both = {one.verdict for one in compared if (one.of, one.measure) == (name, measure) and one.beside in controls}
-    return MARKS.get(of_both.pop(), "") if len(of_both) == 1 else ""
+    verdicts = {
+        result.verdict
+        for result in results
+        if (result.model, result.measure) == (name, measure) and result.baseline in controls
+    }
+    return MARKS.get(verdicts.pop(), "") if len(verdicts) == 1 else ""
 
 
 def _notes(models: Sequence[ScoredModels], num_equal_pairs: int) -> list[str]:
     num_networks = next(iter(models[0].random_weights.scores.values())).num_networks
     notes = [
         f"*: better than both {RANDOM_WEIGHTS} and {NO_CONTEXT}; !: worse than both",
-        f"±: standard error over words or pairs; of {RANDOM_WEIGHTS}, standard deviation of {num_networks} networks",
+        f"±: standard error over words or pairs; for {RANDOM_WEIGHTS}, standard deviation of {num_networks} networks",
     ]
     if num_equal_pairs:
         notes.append(f"pairs of two equal sentences: {num_equal_pairs:,}, each counted as half right")
@@ -92,8 +102,8 @@ def _notes(models: Sequence[ScoredModels], num_equal_pairs: int) -> list[str]:
         if group.unread.bytes or group.unread.tokens:
             notes.append(
                 f"{', '.join(model.name for model in group.models)}: {100 * group.unread.tokens:.1f}% of the text's "
-                f"tokens are <unk>; {100 * group.unread.bytes:.1f}% of its bytes cannot be read, which cost 8 bits "
-                "each, and no word with one counts as right"
+                f"tokens are <unk>; {100 * group.unread.bytes:.1f}% of its bytes cannot be read: each of these costs 8 "
+                "bits, and no word that contains one counts as right"
             )
     return notes
 
@@ -105,15 +115,15 @@ def _cell(score: Score | None) -> str:
     return f"{score.value:.3f}{error}"
 
 
-def _verdict(compared: Comparison) -> str:
-    error = f" ± {compared.standard_error:.4f}" if math.isfinite(compared.standard_error) else ""
-    if compared.verdict == NO_DIFFERENCE:
-        return f"{NO_DIFFERENCE} ({compared.value:+.4f}{error})"
-    return f"{compared.verdict} by {abs(compared.value):.4f}{error}"
+def _verdict(result: Comparison) -> str:
+    error = f" ± {result.standard_error:.4f}" if math.isfinite(result.standard_error) else ""
+    if result.verdict == NO_DIFFERENCE:
+        return f"{NO_DIFFERENCE} ({result.value:+.4f}{error})"
+    return f"{result.verdict} by {abs(result.value):.4f}{error}"
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Write a table in Markdown, its columns aligned."""
+    """Return a Markdown table with aligned columns."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines = [header, ["-" * width for width in widths], *rows]
     return "\n".join(
@@ -122,9 +132,9 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def as_json(models: Sequence[ScoredModels], num_equal_pairs: int = 0) -> dict[str, Any]:
-    """Collect scores, errors and comparisons for a file, and by which weights a model is known.
+    """Return scores, errors and comparisons for a JSON file, with hashes of the models' weights.
 
-    The standard error of a mean of one item is not known: null.
+    The standard error of a mean of one item is unknown; it is null.
     """
 
     def finite(number: float) -> float | None:
@@ -136,33 +146,33 @@ def as_json(models: Sequence[ScoredModels], num_equal_pairs: int = 0) -> dict[st
 
     return {
         "models": [
-            {"name": one.name, "weights_sha256": group.weights_sha256[one.name]}
+            {"name": model.name, "weights_sha256": group.weights_sha256[model.name]}
             | {"controls": [control.name for control in group.controls]}
             | {"unknown_tokens": group.unread.tokens, "unread_bytes": group.unread.bytes}
             for group in models
-            for one in group.models
+            for model in group.models
         ],
         "equal_pairs": num_equal_pairs,
         "scores": {
-            one.name: {measure: record(score) for measure, score in one.scores.items()}
-            | {title: {part: record(score) for part, score in parts.items()} for title, parts in one.parts.items()}
+            scored.name: {measure: record(score) for measure, score in scored.scores.items()}
+            | {title: {part: record(score) for part, score in parts.items()} for title, parts in scored.parts.items()}
             for group in models
-            for one in (*group.models, *group.controls)
+            for scored in (*group.models, *group.controls)
         },
         "differences": [
-            {"measure": one.measure, "of": one.of, "from": one.beside, "value": one.value}
-            | {"standard_error": finite(one.standard_error), "degrees_of_freedom": one.degrees_of_freedom}
-            | {"verdict": one.verdict, "differs": one.verdict != NO_DIFFERENCE}
-            for one in comparisons(models)
+            {"measure": result.measure, "of": result.model, "from": result.baseline, "value": result.value}
+            | {"standard_error": finite(result.standard_error), "degrees_of_freedom": result.degrees_of_freedom}
+            | {"verdict": result.verdict, "differs": result.verdict != NO_DIFFERENCE}
+            for result in comparisons(models)
         ],
     }
 
 
 def draw_curve(scored: ScoredModels, file_format: str) -> bytes:
-    """Draw each score of the checkpoints, with its 95% interval, over the step; controls as dotted lines."""
+    """Draw each score of the checkpoints over the step, with its 95% interval; dotted lines show the controls."""
     steps = [int(re.sub(r"\D", "", model.name.rpartition(", step ")[2])) for model in scored.models]
     measures = list(scored.models[0].scores)
-    with new_figure(figsize=(INCHES_A_PANEL * len(measures), INCHES_HIGH)) as figure:
+    with new_figure(figsize=(PANEL_WIDTH_INCHES * len(measures), HEIGHT_INCHES)) as figure:
         for axes, measure in zip(figure.subplots(1, len(measures), squeeze=False)[0], measures, strict=True):
             scores = [model.scores[measure] for model in scored.models]
             values = [score.value for score in scores]

@@ -1,8 +1,7 @@
-"""Texts cut into units that every tokenizer cuts, too: each token of each model is in one unit.
+"""Divide texts into units such that no token of any model crosses a boundary between units.
 
-So the bits of all units of a text are those of all its tokens, each once, and every model is asked for the same
-characters. Where the tokens of a model cross the end of a word, as those of several Chinese characters do, the words
-that they cross are one unit.
+So each token of each model belongs to exactly one unit, and all models are asked for the same characters. If a token
+crosses the end of a word, such as a token of several Chinese characters, the words that it crosses form one unit.
 """
 
 import functools
@@ -23,10 +22,10 @@ from mlm_common.tokenizer import plain_text_tokenizer_json
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# Scripts without spaces between words, where each character counts as one: East Asian ones, and those whose words only
-# a dictionary finds (class SA of Unicode's line breaking, such as Thai).
+# Scripts without spaces between words, whose characters count as words: East Asian scripts, and those that need a
+# dictionary to find words (class SA of Unicode's line breaking, such as Thai).
 _WITHOUT_SPACES = r"\p{Han}\p{Hiragana}\p{Katakana}\u3040-\u30ff\p{Line_Break=SA}"
-# A character of these with its combining marks, or else letters, marks and digits up to what is none.
+# Either one character of these scripts with its combining marks, or a sequence of other letters, marks and digits.
 WORD = regex.compile(
     rf"(?V1)[[{_WITHOUT_SPACES}]&&[\p{{L}}\p{{N}}]]\p{{M}}*"
     rf"|[[\p{{L}}\p{{N}}_]--[{_WITHOUT_SPACES}]][[\w\p{{N}}]--[{_WITHOUT_SPACES}]]*"
@@ -36,11 +35,14 @@ _VISIBLE = "LNPS"
 
 
 class EncodedText(NamedTuple):
-    """How a tokenizer reads a text.
+    """A text as a tokenizer reads it.
 
-    ids: int32 (tokens,).
-    starts, stops: int64 (tokens,), the first character of each token, and the one after its last. Starts never fall.
-    unread: bool (characters,), what `<unk>` stands for, and letters, digits and signs that no token stands for.
+    Attributes:
+        ids: int32 (tokens,).
+        starts: int64 (tokens,), the first character of each token; they never decrease.
+        stops: int64 (tokens,), the character after the last one of each token.
+        unread: bool (characters,), whether the character belongs to `<unk>`, or is a letter, digit or sign that
+            belongs to no token.
     """
 
     ids: NDArray[np.int32]
@@ -50,9 +52,10 @@ class EncodedText(NamedTuple):
 
 
 class TextEncoder:
-    """Reads texts as stage 2 does: no text makes special tokens.
+    """Encodes texts as stage 2 does: text never becomes a special token.
 
-    unk_id: of `<unk>`.
+    Attributes:
+        unk_id: the id of `<unk>`.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast") -> None:
@@ -68,12 +71,12 @@ class TextEncoder:
         starts, stops = _spread_bytes(text, np.maximum.accumulate(spans[:, 0]), spans[:, 1])
         stops = np.maximum(starts, stops)
         unread = _covered(len(text), starts[ids == self.unk_id], stops[ids == self.unk_id])
-        for place in np.flatnonzero(~_covered(len(text), starts, stops)):
-            unread[place] |= self._is_lost(text[place])
+        for position in np.flatnonzero(~_covered(len(text), starts, stops)):
+            unread[position] |= self._is_lost(text[position])
         return EncodedText(ids, starts, stops, unread)
 
     def _find_whether_lost(self, character: str) -> bool:
-        """Return whether a character outside all tokens was dropped; else it became part of one, as a mark does."""
+        """Return whether a character outside all tokens was dropped; otherwise it became part of one, as marks do."""
         is_visible = unicodedata.category(character)[0] in _VISIBLE
         return is_visible and self._ids_of_space.issuperset(
             self._tokenizer.encode(character, add_special_tokens=False).ids
@@ -81,7 +84,7 @@ class TextEncoder:
 
 
 def byte_lengths(text: str) -> NDArray[np.int64]:
-    """Count the bytes of each character in UTF-8: int64 (characters,)."""
+    """Return the number of bytes of each character in UTF-8: int64 (characters,)."""
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     return 1 + np.sum([codes > limit for limit in (0x7F, 0x7FF, 0xFFFF)], axis=0, dtype=np.int64)
 
@@ -89,10 +92,11 @@ def byte_lengths(text: str) -> NDArray[np.int64]:
 def _spread_bytes(
     text: str, starts: NDArray[np.int64], stops: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Give each token of a single byte the character it belongs to.
+    """Assign each token of a single byte to its character.
 
-    `tokenizers` gives all byte tokens of several unknown characters in a row the place of the whole row. If they are as
-    many as its bytes, the characters follow from these; otherwise, as after a normalization, the places stay.
+    For several unknown characters in a row, `tokenizers` gives all their byte tokens the span of the whole sequence. If
+    the number of tokens is the number of bytes, the characters can be told from these. Otherwise, as after a
+    normalization, the spans stay as they are.
     """
     is_new = np.append(True, (np.diff(starts) != 0) | (np.diff(stops) != 0))
     firsts = np.append(np.flatnonzero(is_new), len(starts))
@@ -108,7 +112,7 @@ def _spread_bytes(
 
 
 def _covered(length: int, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mark the places from a start to its stop, without the latter: bool (length,)."""
+    """Return which positions lie in a span from a start to before its stop: bool (length,)."""
     changes = np.zeros(length + 1, np.int64)
     np.add.at(changes, np.minimum(starts, length), 1)
     np.add.at(changes, np.minimum(np.maximum(starts, stops), length), -1)
@@ -116,10 +120,14 @@ def _covered(length: int, starts: NDArray[np.int64], stops: NDArray[np.int64]) -
 
 
 class Unit(NamedTuple):
-    """Characters of a text that are asked for together: a word, with the spaces and signs beside it.
+    """Characters of a text that are asked for together: a word with the adjacent spaces and signs, or several words.
 
-    start, stop: places in the document; its units follow one another, from its first character to its last.
-    word_start, word_stop: from the first character of its first word to the last of its last one; equal without a word.
+    Attributes:
+        document: number of the document.
+        start: position of the first character; the units of a document cover it without gaps.
+        stop: position after the last character.
+        word_start: position of the first character of the first word.
+        word_stop: position after the last character of the last word; equals `word_start` if there is no word.
     """
 
     document: int
@@ -130,25 +138,29 @@ class Unit(NamedTuple):
 
 
 def find_words(documents: Sequence[str]) -> list[NDArray[np.int64]]:
-    """Find the words of each document, int64 (words, 2); InputError if there are none."""
+    """Return the (start, stop) of the words of each document, int64 (words, 2).
+
+    Raises:
+        InputError: no document contains a word.
+    """
     words = [
         np.array([match.span() for match in WORD.finditer(document)], np.int64).reshape(-1, 2) for document in documents
     ]
     if not any(map(len, words)):
-        raise InputError("--text must have words; none was found.")
+        raise InputError("--text must contain words; none was found.")
     return words
 
 
 def draw_units(
     documents: Sequence[str], readings: Sequence[Sequence[EncodedText]], num_units: int, seed: int
 ) -> list[Unit]:
-    """Draw different units of the documents, all with the same probability; all units where there are fewer.
+    """Draw units of the documents, without replacement and all with the same probability.
 
     Args:
-        documents: texts; a document without words is one unit.
-        readings: how each tokenizer reads each of the documents.
-        num_units: how many to draw.
-        seed: of the draw.
+        documents: the texts; a document without words is one unit.
+        readings: for each tokenizer, the documents as it reads them.
+        num_units: number of units to draw; if there are fewer, all are returned.
+        seed: seed of the random draw.
     """
     units = []
     for number, (document, words) in enumerate(zip(documents, find_words(documents), strict=True)):
@@ -163,25 +175,25 @@ def draw_units(
         bounds = (words[first_words, 0], words[last_words, 1]) if len(words) else (starts, starts)
         columns = (np.full(len(starts), number), starts, np.append(ends, len(document)), *bounds)
         units.append(np.stack(columns, axis=1))
-    everything = np.concatenate(units)
-    chosen = np.random.default_rng(seed).choice(len(everything), size=min(num_units, len(everything)), replace=False)
-    return [Unit(*row) for row in everything[np.sort(chosen)].tolist()]
+    all_units = np.concatenate(units)
+    drawn = np.random.default_rng(seed).choice(len(all_units), size=min(num_units, len(all_units)), replace=False)
+    return [Unit(*row) for row in all_units[np.sort(drawn)].tolist()]
 
 
 def _ends_of_words(document: str, words: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Find where each word but the last ends, with the signs behind it up to a space: int64 (words - 1,)."""
+    """Return the end of each word but the last, including the signs after it up to a space: int64 (words - 1,)."""
     spaces = np.array([match.start() for match in re.finditer(r"\s", document)] + [len(document)])
     next_space = spaces[np.searchsorted(spaces, words[:-1, 1])]
     return np.where(next_space < words[1:, 0], next_space, words[:-1, 1])
 
 
 def _is_crossed(encoded: EncodedText, length: int) -> NDArray[np.bool_]:
-    """Return for each place in a text whether a token begins before and ends after it: bool (length,)."""
+    """Return for each position in a text whether a token starts before and ends after it: bool (length,)."""
     return _covered(length, encoded.starts + 1, encoded.stops)
 
 
 def tokens_of(encoded: EncodedText, unit: Unit) -> tuple[int, int]:
-    """Find the tokens that begin in a unit, as (first, stop)."""
+    """Return (first, stop) of the tokens that start in a unit."""
     first = np.searchsorted(encoded.starts, unit.start) if unit.start else 0
     stop = np.searchsorted(encoded.starts, unit.stop) if unit.stop < len(encoded.unread) else len(encoded.ids)
     return int(first), int(stop)

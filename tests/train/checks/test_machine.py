@@ -68,7 +68,7 @@ def test_gpus_that_tensorflow_does_not_see(tmp_path, monkeypatch):
     )
     (line,) = machine.check_gpus(config_of(), tmp_path)
     assert line.status == "ok"
-    assert line.text.endswith("and a run computes on them by JAX")
+    assert line.text.endswith("so a run uses them through JAX")
     monkeypatch.undo()
     one = "[type('Device', (), {'name': kind})]"
     modules(tmp_path, monkeypatch, tensorflow____init__=config.format(one))
@@ -124,7 +124,7 @@ def test_a_tpu_that_another_process_holds(device):
         holder.stdout.readline()
         line = only_error(found(machine.check_tpu, LOCAL))
         assert f"is in use by process {holder.pid} ({sys.executable} -c" in line
-        assert line.endswith("only one process can use it. End that process: kill NUMBER")
+        assert line.endswith("only one process can use it at a time. End that process: kill NUMBER")
         holder.communicate(timeout=30)
 
 
@@ -180,7 +180,7 @@ def site(tmp_path) -> Path:
         (
             "tf-keras",
             {},
-            "is not installed; the models that are trained here are tf-keras models. pip install 'tf-keras",
+            "is not installed; the models that this project trains are tf-keras models. pip install 'tf-keras",
         ),
         ("", {"tensorflow-tpu": "2.20.0"}, "tensorflow 2.21.0 and tensorflow-tpu 2.20.0 are both installed. … rm -rf"),
         ("tensorflow", {"tensorflow-tpu": "2.20.0"}, "must have TensorFlow's version 2.20; 2.21.0 is installed. … rm"),

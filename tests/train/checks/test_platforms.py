@@ -28,7 +28,7 @@ def lines_of(check, *flags: str) -> list[str]:
 @needs_compiler
 @pytest.mark.parametrize(
     ("minor", "status", "end"),
-    [(69, "warning", "It should not be older. Make the environment again"), (73, "ok", ""), (100, "ok", "")],
+    [(69, "warning", "It should not be older. Create the environment again"), (73, "ok", ""), (100, "ok", "")],
 )
 def test_both_versions_of_the_pjrt_api(minor, status, end, tpu_machine, tmp_path, monkeypatch):
     tpu_machine("vfio/0", TPU_LIBRARY_PATH=str(compiled_libtpu(tmp_path, minor)))
@@ -59,13 +59,13 @@ def test_the_variables_of_kaggle_are_printed_and_explained(tpu_machine):
     tpu_machine("vfio/0", **KAGGLE)
     (line,) = lines_of(platforms.check_tpu_variables)
     assert all(f"{name}={value}" in line for name, value in KAGGLE.items())
-    assert line.endswith("(TPU_PROCESS_ADDRESSES=local is of Kaggle's image: one process has all chips, as here)")
+    assert line.endswith("(Kaggle's image sets TPU_PROCESS_ADDRESSES=local: one process has all chips, as here)")
 
 
 def test_a_host_of_several_is_warned(tpu_machine):
     tpu_machine("vfio/0", TPU_WORKER_HOSTNAMES="10.0.0.1,10.0.0.2")
     _, warning = lines_of(platforms.check_tpu_variables)
-    assert warning.startswith("warning environment TPU_WORKER_HOSTNAMES names 2 hosts, for all of which libtpu waits")
+    assert warning.startswith("warning environment TPU_WORKER_HOSTNAMES names 2 hosts; libtpu waits for all of them")
 
 
 def test_without_a_tpu_nothing_is_said_of_one(tpu_machine, monkeypatch):
@@ -104,7 +104,7 @@ def test_what_both_frameworks_see(tpu_machine, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        (FINDS_EIGHT, "warning TPU With --pjrt on, TensorFlow finds its 8 cores. Pass --pjrt on."),
+        (FINDS_EIGHT, "warning TPU With --pjrt on, TensorFlow finds the 8 cores. Pass --pjrt on."),
         (NO_PLATFORM, "warning TPU A trial of TensorFlow's PJRT settings failed: RuntimeError: No TPU platform found."),
         ("os.kill(os.getpid(), 11)", "warning TPU A trial of TensorFlow's PJRT settings crashed (SIGSEGV)"),
     ],
@@ -150,13 +150,13 @@ def test_a_tpu_that_jax_alone_reaches(flags, tpu_machine, monkeypatch):
     if "local" in flags:
         (line,) = lines_of(machine.check_tpu, "--tpu-name", "local", "--runtime", "tensorflow")
         assert line.startswith("error TPU --runtime tensorflow needs tensorflow-tpu; ")
-        assert line.endswith("or leave --runtime out: JAX needs no tensorflow-tpu.")
+        assert line.endswith("or leave out --runtime: JAX works without tensorflow-tpu.")
     monkeypatch.setattr(runtime_choice, "is_installed", lambda _: False)
     monkeypatch.setattr(runtime_choice, "find_spec", lambda _: None)
     (line,) = lines_of(machine.check_tpu, *flags.split())
     if not flags:
         assert line.startswith("warning TPU this machine has one (v5litepod-1, ")
-        assert "reaches it; install one: python install.py --extra jax-tpu, or tensorflow-tpu: " in line
+        assert "can use the TPU; install one: python install.py --extra jax-tpu, or tensorflow-tpu: " in line
         return
     assert re.match("error x --(tpu-name local|runtime jax) needs .*install.py --extra jax-tpu", line)
 

@@ -103,7 +103,7 @@ def test_a_stopped_run_does_not_wait_for_a_stalled_bucket(cloud, caplog, monkeyp
     with pytest.raises(InterruptedError), log:
         raise InterruptedError
     assert time.perf_counter() - started_seconds < 30  # the client would wait for a minute
-    assert "the log is not complete" in caplog.text
+    assert "the log is incomplete" in caplog.text
     assert "(0 of 4 lines are in the files); the next start of this run writes what is missing" in caplog.text
     saved = {"num_written": log.num_written, "unwritten": json.loads(json.dumps(log.lines))}
     cloud.release()
@@ -141,8 +141,8 @@ def test_a_write_that_fails_is_made_up_for_and_told(place, name, tmp_path, monke
         add(log, 3)
     assert steps_in(tmp_path) == points(tmp_path) == [1, 2, 3]
     assert (tmp_path / "loss.png").exists()
-    assert caplog.text.count("could not be updated; training continues, and it is tried again: [Errno 28]") == 1
-    assert "writes of the log that failed: 1; no line is missing now" in caplog.text
+    assert caplog.text.count("could not be updated; training continues, and the update is tried again: [Errno 28]") == 1
+    assert "failed writes of the log: 1; no line is missing now" in caplog.text
 
 
 def test_a_last_write_that_fails_is_tried_once_more(tmp_path, monkeypatch):
@@ -239,8 +239,11 @@ def test_a_programming_error_is_told_once_and_costs_only_its_file(file, tmp_path
     assert [kind for kind, name in written.items() if not (tmp_path / name).exists()] == [file]
     path = tmp_path / written[file].partition("/")[0]
     error = "TypeError: unsupported operand type(s) for +: 'NoneType' and 'int' (test_log.py, line "
-    assert caplog.text.count(f"{path} could not be updated; training continues, and it is tried again: {error}") == 1
-    assert f"the log is not complete: {path} not up to date" in caplog.text
+    assert (
+        caplog.text.count(f"{path} could not be updated; training continues, and the update is tried again: {error}")
+        == 1
+    )
+    assert f"the log is incomplete: {path} not up to date" in caplog.text
 
 
 def test_lines_in_a_checkpoint_are_written_at_the_next_start(tmp_path):

@@ -52,11 +52,11 @@ def test_runs_are_grouped_by_what_they_were_evaluated_on(tmp_path):
     a, b, c, d, e = read_runs([f"{tmp_path}/{name}" for name in "abcde"])
     assert group_comparable([a, b, e]) == ("", "")  # the last one was not evaluated
     assert group_comparable([a, c, b, d])[1] == (
-        "these runs have different validation rows and tokenizers: their losses do not compare "
+        "these runs have different validation rows and tokenizers, so their losses are not comparable "
         "(group 1: a, b; group 2: c, d)"
     )
     assert describe_mask_rates([a, c]) == ""
-    assert "training losses do not compare (15 %: a, c; 30 %: b)" in describe_mask_rates([a, b, c])
+    assert "training losses are not comparable (15 %: a, c; 30 %: b)" in describe_mask_rates([a, b, c])
 
 
 def test_records_of_the_hub_and_of_version_0_3_compare(tmp_path):
@@ -97,7 +97,7 @@ def test_the_command_on_a_real_run(finished_run, tmp_path, run, caplog):
     other = write_run(tmp_path / "other")
     outcome = run(main, "--runs", finished_run, other, "--picture", tmp_path / "runs.svg")
     assert "other" in outcome.out.splitlines()[2]
-    warning = "these runs have different validation rows and tokenizers: their losses do not compare (group 1: "
+    warning = "these runs have different validation rows and tokenizers, so their losses are not comparable (group 1: "
     assert warning in caplog.text
     drawn = (tmp_path / "runs.svg").read_text(encoding="utf-8")
     assert "Different validation rows and tokenizers: compare each run with its baseline" in drawn

@@ -102,7 +102,7 @@ def test_a_tracker_that_hangs_holds_up_nothing(tmp_path, monkeypatch, caplog):
     with log:
         log.add(1, TRAIN, {"loss": 1.0})
         log.flush()
-        log._of_lines[0].wait()
+        log._line_followers[0].wait()
     assert [line["step"] for line in read_metrics(folder)] == [1]
     assert "wandb not up to date (" in caplog.text
     released.set()

@@ -210,7 +210,7 @@ def test_a_card_is_checked_before_training(name, caplog):
     del (broken.get("phases") or [broken])[-1]["settings"]["optimization"]["schedule"]
     check_card(broken, tiny_tokenizer(), config)
     line = caplog.messages[-1]
-    assert "card cannot be built, so the export would have a minimal one: KeyError: 'schedule' (model_card.py" in line
+    assert "card cannot be built, so the export will have a minimal one: KeyError: 'schedule' (model_card.py" in line
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -323,7 +323,8 @@ def test_of_the_best_checkpoint_of_a_run_that_went_on():
 def test_the_steps_of_another_schedule_are_named():
     """Also in the card that is made of the record on the Hub."""
     of = record() | {"earlier_schedules": [[118, 1913], [200, 300]]}
-    steps = "steps 1 to 118 with the schedule of 1,913 steps; steps 119 to 200 with the schedule of 300 steps"
+    earlier = "steps 1 to 118 with the schedule of a run of 1,913 steps"
+    steps = f"{earlier}; steps 119 to 200 with the schedule of a run of 300 steps"
     row = f"| earlier schedules | {steps} |"
     assert row in card(of)
     assert row in card(as_published(of) | {name: of[name] for name in ("settings", "train_data", "eval_data", "task")})

@@ -65,7 +65,7 @@ def test_unreadable_log_files_are_left_out_of_an_export(cloud, caplog):
     assert not caplog.text
     cloud.fault("tfevents.2", status=403)
     assert set(read_log_files(run)) == {"loss.png"}
-    assert "the export is made without some files of the log" in caplog.text
+    assert "the export lacks some files of the log" in caplog.text
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_a_run_that_fails_ends_in_bounded_time(hub_here, publisher, model, monke
     pushing = while_training(publisher)
     with pytest.raises(ZeroDivisionError):
         fail_after_pushes(pushing, model, 1, 2)
-    assert "the last push to the Hub was given up" in caplog.text
+    assert "gave up the last push to the Hub" in caplog.text
     hub_here.release()
     assert pushing._pushes.wait(60)
     assert "Step 2" not in titles(hub_here)
@@ -142,8 +142,8 @@ def test_pushes_that_fail_are_warnings(hub_here, publisher, model, caplog):
     with while_training(publisher) as pushing:
         pushing.push(model, 1)
         assert pushing._pushes.wait(60)
-    assert "step 1 is not on the Hub; training continues. The push to alice/tiny failed: 403" in caplog.text
-    assert "pushes to the Hub that failed while training: those of the steps 1" in caplog.text
+    assert "step 1 was not pushed to the Hub; training continues. The push to alice/tiny failed: 403" in caplog.text
+    assert "pushes to the Hub that failed during training: steps 1" in caplog.text
 
 
 def test_a_card_that_fails_costs_neither_export_nor_push(hub_here, publisher, model, caplog):
@@ -155,5 +155,5 @@ def test_a_card_that_fails_costs_neither_export_nor_push(hub_here, publisher, mo
         assert pushed[name] == export.read_bytes(name)
     HfApi()._validate_yaml(card := pushed["README.md"].decode())
     assert ModelCard(card).data.library_name == "transformers"
-    message = "the model's card cannot be built, so README.md is a minimal one: KeyError: 'schedule' ("
+    message = "the model card cannot be built, so README.md is a minimal one: KeyError: 'schedule' ("
     assert caplog.text.count(message) == 1

@@ -14,14 +14,14 @@ PAIR = {"sentence_good": "a", "sentence_bad": "b"}
     ("lines", "message"),
     [
         ([{"sentence_good": "a"}], "pairs.jsonl, line 1: no sentence_bad"),
-        ([PAIR, {"sentence_good": "a", "sentence_bad": 1}], "line 2: sentence_bad is no text"),
+        ([PAIR, {"sentence_good": "a", "sentence_bad": 1}], "line 2: sentence_bad is not a string"),
         ([PAIR | {"sentence_good": ""}], "line 1: no sentence_good"),
-        ([PAIR | {"field": ["syntax"]}], "line 1: field is no text"),
-        ([PAIR, PAIR | {"linguistics_term": 5}], "line 2: linguistics_term is no text"),
-        ([PAIR | {"UID": {}}], "line 1: UID is no text"),
+        ([PAIR | {"field": ["syntax"]}], "line 1: field is not a string"),
+        ([PAIR, PAIR | {"linguistics_term": 5}], "line 2: linguistics_term is not a string"),
+        ([PAIR | {"UID": {}}], "line 1: UID is not a string"),
         ([PAIR | {"sentence_bad": "b\ud800"}], r"line 1: sentence_bad is not valid Unicode: U\+D800 is half of a"),
         ([PAIR | {"field": "\udfff"}], r"line 1: field is not valid Unicode: U\+DFFF"),
-        ([["a", "b"]], "line 1: no object"),
+        ([["a", "b"]], "line 1: not a JSON object"),
         ([], "have none"),
     ],
 )
@@ -42,7 +42,7 @@ def test_pairs_of_two_equal_sentences_are_read_and_counted(tmp_path, caplog):
     pairs = read_pairs([str(path)])
     assert [(pair.good, pair.bad) for pair in pairs] == [("a", "b"), ("a", "a")]
     assert num_equal_pairs(pairs) == 1
-    assert "minimal pairs of two equal sentences: 1 of 2. Each counts as half right." in caplog.text
+    assert "1 of 2 minimal pairs have two equal sentences. Each counts as half right." in caplog.text
 
 
 def test_a_missing_field_and_null_are_no_field(tmp_path):

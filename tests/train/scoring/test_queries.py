@@ -133,5 +133,5 @@ def test_the_tokens_of_a_word_are_found_for_every_kind(kind):
 
 
 def test_a_sentence_longer_than_the_rows_is_refused():
-    with pytest.raises(InputError, match="1 to 6 tokens, as the model reads; 'the of the of the of the' has 7"):
+    with pytest.raises(InputError, match="1 to 6 tokens, the model's limit; 'the of the of the of the' has 7"):
         Asker(TOKENIZER, 8, left_to_right=False).about_pairs([pair_of("the of the of the of the", "of")])

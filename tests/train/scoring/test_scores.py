@@ -86,7 +86,7 @@ def group(name, score, networks, no_context=None, measure="pairs"):
 
 
 def verdicts(*groups):
-    return {(one.of, one.beside): one.verdict for one in comparisons(groups)}
+    return {(comparison.model, comparison.baseline): comparison.verdict for comparison in comparisons(groups)}
 
 
 def test_two_networks_that_know_nothing_differ_in_at_most_one_of_twenty_comparisons():

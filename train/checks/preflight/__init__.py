@@ -1,1 +1,1 @@
-"""The training step, compiled by the TPU's compiler on any machine: memory and modelled time."""
+"""Compile the training step with the TPU compiler on any machine, and report memory and estimated time."""

@@ -1,13 +1,13 @@
-"""What a TPU program costs, by its text: cycles of the compiled HLO by kind of layer, and bytes between replicas.
+"""Compute the cost of a TPU program from its text: cycles of the compiled HLO, and bytes sent between replicas.
 
-libtpu writes beside each operation the `estimated_cycles` of its cost model, and the name of the TensorFlow operation
-that it comes from. Operations that are fused count for the one whose result is written. Not estimated are copies that
-run during the computation, lookups and sums in tables (gather, scatter), and what goes between replicas. Not counted
-are branches named as hardly ever taken.
+libtpu annotates each operation with the `estimated_cycles` of its cost model, and with the name of the TensorFlow
+operation that it comes from. Fused operations count for the one whose result is written. There are no estimates for
+copies that run during the computation, lookups and sums in tables (gather, scatter), and communication between
+replicas. Branches marked as rarely taken are not counted.
 
-What the replicas send each other is counted in the StableHLO that goes to the compiler. Its time is modelled as the
-bytes over what the links of a chip carry, which is the least it can take: nothing is known of latency, nor of what
-overlaps with computation.
+The bytes that replicas send each other are counted in the StableHLO that the compiler reads. Their time is estimated as
+bytes divided by the bandwidth of a chip's links. That is a lower bound without latency; how much of it overlaps with
+computation is unknown.
 """
 
 import math
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from train.checks.preflight.tpu_compiler import TpuSlice
 
-# The first pattern that is found in an operation's name says what it belongs to.
+# The kind of an operation is the first one whose pattern occurs in the operation's name.
 KINDS = {
     "sum over replicas": r"XlaAllReduce|all-reduce|all_reduce",
     "optimizer": r"(^|/)optimizer(_#)?/|AdamW|AdamWeightDecay|global_norm",
@@ -32,7 +32,7 @@ KINDS = {
     "copies": r"^copy|^bitcast|^transpose|^slice|^convert|^broadcast",
 }
 OTHER = "other"
-# Names for parts of memory, and a 64-bit integer taken apart.
+# Calls that take no time: they name parts of memory, or split a 64-bit integer.
 FREE_CALLS = re.compile(r'custom_call_target="(ConcatBitcast|AllocateBuffer|Sharding|X64\w*)"')
 NOT_ESTIMATED = ("fusion", "gather", "scatter", "custom-call", "sort", "rng")
 
@@ -40,22 +40,23 @@ COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.-]+) \(.*\{$")
 INSTRUCTION = re.compile(r"^  (?:ROOT )?%?(?P<name>[\w.-]+) = (?P<shape>.*?) ?\b(?P<opcode>[a-z][a-z0-9-]*)\(")
 CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 OP_NAME = re.compile(r'op_name="([^"]*)"')
-# libtpu drops the turns of a loop it knows; a loop that counts from 0 compares with their number, or the most of them.
+# The text does not say how often a loop repeats. A loop that counts up from 0 compares its counter with the number of
+# repetitions, or with the largest possible number.
 CONDITION = re.compile(r"\bcondition=%?([\w.-]+)")
 COUNTS_UP = re.compile(r" compare\(.*%([\w.-]+)\), direction=LT")
-NUM_TURNS = re.compile(r"%([\w.-]+) = s32\[\]\S* constant\((\d+)\)")
+INT_CONSTANT = re.compile(r"%([\w.-]+) = s32\[\]\S* constant\((\d+)\)")
 CALLED = re.compile(r"\b(?:body|to_apply|calls|true_computation|false_computation)=%?([\w.-]+)")
-RARELY_TAKEN = re.compile(r'op_name="[^"]*/rarely/')  # the scope `RARELY`
+RARELY_TAKEN = re.compile(r'op_name="[^"]*/rarely/')  # operations in the scope `RARELY`
 FUSED = re.compile(r"\bcalls=%?([\w.-]+)")
 
-# How often the bytes of a tensor leave a chip, but for its own part of them: a sum is a scatter and a gather.
+# How often a chip sends the bytes of a tensor, except the chip's own part. A sum is a scatter followed by a gather.
 PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
-# Bytes a second that all links of a chip send together. v2 and v3: four links of 496 and 656 Gbit/s (Jouppi et al.
+# Bytes per second that all links of a chip send together. v2 and v3: four links of 496 and 656 Gbit/s (Jouppi et al.
 # 2020, "A Domain-Specific Supercomputer for Training Deep Neural Networks"); v4: six of 50 GB/s (Jouppi et al. 2023,
-# arXiv 2304.01433); v5e, v5p and v6e: 1,600, 4,800 and 3,200 Gbit/s (cloud.google.com/tpu/docs/v5e, v5p and v6e, which
-# now write sent and received bytes together, twice as many).
+# arXiv 2304.01433); v5e, v5p and v6e: 1,600, 4,800 and 3,200 Gbit/s (cloud.google.com/tpu/docs/v5e, v5p and v6e; these
+# pages now add sent and received bytes, which doubles the numbers).
 INTERCONNECT_BYTES_PER_SECOND = {"v2": 248e9, "v3": 328e9, "v4": 300e9, "v5e": 200e9, "v5p": 600e9, "v6e": 400e9}
-# The types come after the last of an operation's attributes, and after what adds up, if it has that.
+# The types follow the attributes of the operation and, for a sum, the function that adds.
 COLLECTIVE = re.compile(
     r"stablehlo\.(?P<name>all_reduce|reduce_scatter|all_gather|all_to_all)\"?\(.*?"
     r" : \(tensor<(?P<operand>[^>]*)>\) -> tensor<(?P<result>[^>]*)>",
@@ -66,7 +67,7 @@ ELEMENT_BITS = re.compile(r"\d+$")
 
 @dataclass(frozen=True)
 class Operation:
-    """Operations of one name, over all layers and turns of loops."""
+    """All operations of one name, added up over layers and repetitions of loops."""
 
     name: str
     kind: str
@@ -75,11 +76,12 @@ class Operation:
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Modelled cycles of one run of a program.
+    """Estimated cycles of one run of a program.
 
-    operations: most expensive first.
-    num_not_estimated: operations that take time and have no estimate.
-    num_loops_of_unknown_length: loops whose turns cannot be told from the text; they count as one.
+    Attributes:
+        operations: the operations, most expensive first.
+        num_not_estimated: number of operations that take time but have no estimate.
+        num_loops_of_unknown_length: number of loops whose repetitions cannot be read from the text; they count once.
     """
 
     operations: tuple[Operation, ...]
@@ -99,7 +101,7 @@ class StepCosts:
 
 
 def step_costs(hlo: str) -> StepCosts:
-    """Add up the costs of a compiled module, given as text; the body of a loop counts once for each of its turns."""
+    """Add up the costs of a compiled module, given as text; the body of a loop counts as often as it is repeated."""
     computations, entry = _computations(hlo)
     cycles: Counter[str] = Counter()
     num_not_estimated = num_unknown = 0
@@ -108,7 +110,7 @@ def step_costs(hlo: str) -> StepCosts:
         if instruction is None:
             continue
         opcode, estimate = instruction["opcode"], CYCLES.search(line)
-        if opcode == "while" and _num_turns(line, computations) is None:
+        if opcode == "while" and _num_repetitions(line, computations) is None:
             num_unknown += 1
         if estimate:
             cycles[_name(line, instruction["name"], computations)] += num_times * int(estimate[1])
@@ -119,12 +121,12 @@ def step_costs(hlo: str) -> StepCosts:
 
 
 def kind_of(name: str) -> str:
-    """Find the kind of layer that an operation of this name belongs to, a key of `KINDS` or `OTHER`."""
+    """Return the kind of an operation by its name: a key of `KINDS`, or `OTHER`."""
     return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name)), OTHER)
 
 
 def _computations(hlo: str) -> tuple[dict[str, list[str]], str]:
-    """Split a module into the lines of each computation by its name, and the name of the one that is run."""
+    """Return the lines of each computation of a module, by name, and the name of the computation that is run."""
     computations: dict[str, list[str]] = {}
     entry = ""
     lines: list[str] = []
@@ -136,47 +138,47 @@ def _computations(hlo: str) -> tuple[dict[str, list[str]], str]:
         else:
             lines.append(line)
     if not entry:
-        raise ValueError("a compiled HLO module has a line that begins with ENTRY")
+        raise ValueError("a compiled HLO module must have a line that starts with ENTRY")
     return computations, entry
 
 
 def _lines_run(computations: dict[str, list[str]], name: str, num_times: int) -> Iterator[tuple[str, int]]:
-    """Yield the lines of a computation, and of those that it runs, with how often each is run."""
+    """Yield the lines of a computation and of those that it calls, each with the number of times that it is run."""
     for line in computations.get(name, ()):
         yield line, num_times
         instruction = INSTRUCTION.match(line)
         if instruction and instruction["opcode"] in ("while", "call", "conditional", "async-start"):
-            num_turns = _num_turns(line, computations) or 1
+            num_repetitions = _num_repetitions(line, computations) or 1
             for called in CALLED.findall(line):
                 if any(map(RARELY_TAKEN.search, computations.get(called, ()))):
                     continue
-                yield from _lines_run(computations, called, num_times * num_turns)
+                yield from _lines_run(computations, called, num_times * num_repetitions)
 
 
-def _num_turns(line: str, computations: dict[str, list[str]]) -> int | None:
-    """Find the turns of a loop that counts from 0 to a constant, or at most to it; None for another, or no loop."""
+def _num_repetitions(line: str, computations: dict[str, list[str]]) -> int | None:
+    """Return how often a loop is repeated at most, if it counts from 0 to a constant; None otherwise."""
     condition = CONDITION.search(line)
     lines = computations.get(condition[1], []) if condition else []
-    constants = {found[1]: int(found[2]) for found in map(NUM_TURNS.search, lines) if found}
-    limits = {found[1] for found in map(COUNTS_UP.search, lines) if found and found[1] in constants}
+    constants = {match[1]: int(match[2]) for match in map(INT_CONSTANT.search, lines) if match}
+    limits = {match[1] for match in map(COUNTS_UP.search, lines) if match and match[1] in constants}
     return constants[limits.pop()] if len(limits) == 1 else None
 
 
-def _name(line: str, own_name: str, computations: dict[str, list[str]]) -> str:
-    """Find the TensorFlow name behind an operation, numbers (of layers, of repeated names) as `#`.
+def _name(line: str, hlo_name: str, computations: dict[str, list[str]]) -> str:
+    """Return the TensorFlow name of an operation, with `#` for its numbers (of layers, of repeated names).
 
-    A fusion without one has that of the last named operation in it; failing that, its HLO name.
+    A fusion without a TensorFlow name gets the last one among its operations; if there is none, its HLO name.
     """
-    found = OP_NAME.search(line)
+    match = OP_NAME.search(line)
     fused = FUSED.search(line)
-    if found is None and fused:
-        names = [OP_NAME.search(inner) for inner in computations.get(fused[1], ())]
-        found = next((name for name in reversed(names) if name), None)
-    return re.sub(r"\d+", "#", found[1] if found else own_name.rstrip("0123456789."))
+    if match is None and fused:
+        matches = [OP_NAME.search(fused_line) for fused_line in computations.get(fused[1], ())]
+        match = next((fused_match for fused_match in reversed(matches) if fused_match), None)
+    return re.sub(r"\d+", "#", match[1] if match else hlo_name.rstrip("0123456789."))
 
 
 def collective_bytes(stablehlo: str) -> dict[str, int]:
-    """Add up the bytes of the whole tensors that go between replicas, by operation, in a module given as text."""
+    """Return the bytes of all tensors that replicas exchange, by operation, in a module given as text."""
     sizes: Counter[str] = Counter()
     for match in COLLECTIVE.finditer(stablehlo):
         sizes[match["name"]] += max(_num_bytes(match["operand"]), _num_bytes(match["result"]))
@@ -184,7 +186,7 @@ def collective_bytes(stablehlo: str) -> dict[str, int]:
 
 
 def sent_bytes(collectives: dict[str, int], tpu: TpuSlice) -> float:
-    """Compute the bytes that each chip sends, of what `collective_bytes` returns."""
+    """Return the number of bytes that each chip sends, given the result of `collective_bytes`."""
     return sum(PASSES[name] * size for name, size in collectives.items()) * (1 - 1 / tpu.num_chips)
 
 
@@ -193,7 +195,7 @@ def sending_seconds(collectives: dict[str, int], tpu: TpuSlice) -> float:
 
 
 def _num_bytes(tensor: str) -> int:
-    """Count the bytes of a type, as in `96x768xf32`."""
+    """Return the number of bytes of a tensor of this type, such as `96x768xf32`."""
     *sizes, element = tensor.split("x")
     bits = ELEMENT_BITS.search(element)
     return math.prod(map(int, sizes)) * (int(bits[0]) // 8 if bits else 1)

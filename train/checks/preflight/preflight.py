@@ -1,6 +1,6 @@
-"""The preflight of one run: its train step built as `run_mlm.py` builds it, lowered, compiled for a TPU, reported.
+"""The preflight of a run: build its train step as `run_mlm.py` does, lower it, compile it for a TPU, and report.
 
-Lowered is to StableHLO, the compiler's input, made by TensorFlow on a machine without a TPU.
+Lowering translates the step to StableHLO, the compiler's input. TensorFlow can do this on a machine without a TPU.
 """
 
 import logging
@@ -36,7 +36,7 @@ SAVE_MEMORY = "--gradient-checkpointing, --bfloat16 and, on several replicas, --
 
 @dataclass(frozen=True)
 class Preflight:
-    """A phase of a run whose step can be compiled for a slice, at any number of rows."""
+    """A phase of a run, whose step can be compiled for a slice and any number of rows."""
 
     phase: Phase
     plan: Plan
@@ -45,7 +45,7 @@ class Preflight:
     compiler_python: str
 
     def num_micro_batches(self, rows: int) -> int:
-        """Count the batches of `rows` rows whose gradients are summed in one step."""
+        """Return the number of batches of `rows` rows whose gradients are summed in one step."""
         optimization = self.phase.config.optimization
         if optimization.global_batch_size is None:
             return optimization.gradient_accumulation_steps
@@ -85,7 +85,7 @@ class Preflight:
         )
 
     def _num_steps(self, rows: int) -> int | None:
-        """Count the steps of the planned run; None if not known, or if the rows do not fill a batch."""
+        """Return the number of steps of the planned run; None if unknown, or if the data has less than one batch."""
         optimization, inputs = self.phase.config.optimization, self.phase.inputs
         if optimization.max_steps is not None:
             return optimization.max_steps
@@ -96,10 +96,18 @@ class Preflight:
 
 
 def build_preflight(phase: Phase, plan: Plan, tpu: TpuSlice, compiler_python: str, **hardware: Any) -> Preflight:
-    """Build the model of a phase as it is on a TPU, but for these settings of the hardware, and make its preflight."""
-    tf.config.set_visible_devices([], "GPU")  # a step that is lowered on a GPU holds the GPU's operations
-    given = phase.config.hardware
-    on_tpu = replace(given, tpu_name=given.tpu_name or "local", no_tpu=False, **hardware)
+    """Return the preflight of a phase, with its model built as on a TPU.
+
+    Args:
+        phase: the phase.
+        plan: the plan of the phase on this slice.
+        tpu: the slice.
+        compiler_python: a Python interpreter that has jax and libtpu.
+        hardware: settings of `HardwareConfig` that override the phase's.
+    """
+    tf.config.set_visible_devices([], "GPU")  # a step lowered on a GPU would contain operations for GPUs
+    settings = phase.config.hardware
+    on_tpu = replace(settings, tpu_name=settings.tpu_name or "local", no_tpu=False, **hardware)
     config: RunSettings = replace(cast(Any, phase.config), hardware=on_tpu)
     runtime = TensorFlowRuntime(tf.distribute.get_strategy())
     model = build_model(config, phase.inputs, phase.task, phase.model_config, plan, runtime)
@@ -107,9 +115,12 @@ def build_preflight(phase: Phase, plan: Plan, tpu: TpuSlice, compiler_python: st
 
 
 def print_step(preflight: Preflight, *, with_operations: bool = False) -> None:
-    """Print what the compiler says of the step as configured; `with_operations` as of `print_report`.
+    """Compile the step as configured, and print the report.
 
-    With a sharded optimizer, the step without one is compiled after it, for comparison.
+    If the optimizer is sharded, also compile the step without sharding, and print its report for comparison.
+
+    Raises:
+        RunFailedError: the step does not fit, or does not compile.
     """
     rows = preflight.phase.config.optimization.per_replica_batch_size
     try:
@@ -117,7 +128,9 @@ def print_step(preflight: Preflight, *, with_operations: bool = False) -> None:
     except DoesNotFitError as error:
         raise RunFailedError(_does_not_fit(preflight, rows, error)) from error
     print_report(report, with_operations=with_operations)
-    print(f"\nWith --modelled-step-ms {report.seconds * 1e3:.3g} the run prints what it has measured beside this.")
+    print(
+        f"\nWith --modelled-step-ms {report.seconds * 1e3:.3g} the run compares the measured time with this estimate."
+    )
     if preflight.model.optimizer.sharding:
         print_without_sharding(_step_without_sharding(preflight, rows))
 
@@ -131,13 +144,18 @@ def _step_without_sharding(preflight: Preflight, rows: int) -> StepReport | Does
 
 
 def print_largest_batch(preflight: Preflight, *, with_operations: bool = False) -> None:
-    tried: dict[int, StepReport | DoesNotFitError] = {}
+    """Search for the largest per-replica batch that fits, and print its report and all batches that were compiled.
+
+    Raises:
+        RunFailedError: not even the smallest batch fits, or the step does not compile.
+    """
+    outcomes: dict[int, StepReport | DoesNotFitError] = {}
 
     def measure(rows: int) -> MemoryUse:
         try:
-            report = tried[rows] = preflight.step_report(rows)
+            report = outcomes[rows] = preflight.step_report(rows)
         except DoesNotFitError as error:
-            tried[rows] = error
+            outcomes[rows] = error
             logger.info("%d rows: %s", rows, error)
             return MemoryUse(False, error.needed_bytes, preflight.state_bytes, error.limit_bytes)
         logger.info("%d rows fit: %.2f GiB", rows, report.compiled.memory_bytes / 2**30)
@@ -145,20 +163,20 @@ def print_largest_batch(preflight: Preflight, *, with_operations: bool = False) 
         return MemoryUse(True, report.compiled.memory_bytes, preflight.state_bytes, limit_bytes)
 
     largest = largest_fitting(measure, preflight.phase.config.optimization.per_replica_batch_size)
-    report = tried.get(largest or 0)
+    report = outcomes.get(largest or 0)
     if not isinstance(report, StepReport):
         raise RunFailedError(
-            f"Not even {ROWS_UNIT} rows of {preflight.phase.inputs.max_length} tokens fit a "
-            f"{preflight.tpu.replica_unit} of {preflight.tpu.name}. {tried[ROWS_UNIT]} Use a smaller model or shorter "
-            f"rows. {SAVE_MEMORY}"
+            f"Not even {ROWS_UNIT} rows of {preflight.phase.inputs.max_length} tokens fit into a "
+            f"{preflight.tpu.replica_unit} of {preflight.tpu.name}. {outcomes[ROWS_UNIT]} Use a smaller model or "
+            f"shorter rows. {SAVE_MEMORY}"
         )
     answer = f"The largest batch that fits is --per-replica-batch-size {largest}."
     print_report(report, answer, with_operations=with_operations)
-    print_batches(tried)
+    print_batches(outcomes)
 
 
 def _does_not_fit(preflight: Preflight, rows: int, error: DoesNotFitError) -> str:
-    """Say by how much a step of that many rows does not fit, and which batch would, by a line through its memory."""
+    """Return a message with the memory that the step lacks, and the batch that would fit by linear extrapolation."""
     gib, unit = 2**30, preflight.tpu.replica_unit
     needs = f"It does not fit: {error.needed_bytes / gib:.1f} of {error.limit_bytes / gib:.1f} GiB per {unit}"
     room_bytes, state_bytes = error.limit_bytes - preflight.state_bytes, preflight.state_bytes
@@ -167,21 +185,27 @@ def _does_not_fit(preflight: Preflight, rows: int, error: DoesNotFitError) -> st
     if not largest:
         return f"{needs}, and a smaller batch hardly helps: use a smaller model or shorter rows. {SAVE_MEMORY}"
     total = rows * preflight.num_micro_batches(rows)
-    same = max(fewer for fewer in range(1, largest + 1) if total % fewer == 0)
-    accumulation = f" --gradient-accumulation-steps {total // same}"
+    divisor = max(fewer for fewer in range(1, largest + 1) if total % fewer == 0)
+    accumulation = f" --gradient-accumulation-steps {total // divisor}"
     if preflight.phase.config.optimization.global_batch_size is not None:
-        accumulation = ""  # it follows
+        accumulation = ""  # it follows from --global-batch-size
     return (
         f"{needs}; the largest per-replica batch that fits is about {largest} rows (--find-batch-size finds it). "
-        f"--per-replica-batch-size {same}{accumulation} keeps the global batch. {SAVE_MEMORY}"
+        f"--per-replica-batch-size {divisor}{accumulation} keeps the global batch. {SAVE_MEMORY}"
     )
 
 
 def lower_train_step(model: PretrainingModel, *, num_rows: int, length: int, num_replicas: int) -> str:
-    """Lower `model.train_step` on rows of `length` tokens, the part of one of `num_replicas`, to StableHLO text.
+    """Lower `model.train_step` for one replica of `num_replicas` to StableHLO text.
 
-    Variables are arguments, and results that take the argument's memory where the step assigns them. The values of the
-    model's are lost: the compiler that runs next needs the memory.
+    Variables become arguments; those that the step assigns are also results, in the memory of the argument. The values
+    of the model's variables are lost, because the compiler that runs next needs the memory.
+
+    Args:
+        model: the model.
+        num_rows: number of rows of the replica.
+        length: length of the rows, in tokens.
+        num_replicas: number of replicas.
     """
     empty([*model.variables, *model.optimizer.variables])
     give_memory_back()

@@ -1,6 +1,6 @@
-"""The part of a preflight without TensorFlow: its run, of shards or of numbers, its plan, and the report on a step.
+"""The part of a preflight that needs no TensorFlow: opening the run, with or without shards, its plan, and the report.
 
-Every time in the report is modelled by the compiler.
+All times in the report are estimates of the compiler.
 """
 
 import functools
@@ -23,14 +23,14 @@ from train.loop.run import Run
 from train.runtime.machines import GIB, Cluster
 
 NUM_OPERATIONS = 10
-# Replaces the tokenizer's folder.
+# Stands for the tokenizer's folder if there are no shards.
 SYNTHETIC = "(synthetic)"
-# Without shards: more than any batch has, and steps for the schedule, which does not change what a step costs.
+# Number of rows if there are no shards: more than any batch. It influences the schedule, but not the cost of a step.
 ASSUMED_NUM_ROWS = 10**12
 # docs/tpu/preflight.md has the comparison.
 KNOWN_ERROR = (
-    "Published times of two programs on a v4 are within about 20 % of such a model, one above and one below it; on a "
-    "v6e it is known no better than to a factor of two."
+    "For two programs on a v4, published times are within about 20 % of such estimates, one above and one below; on a "
+    "v6e the estimates may be off by a factor of two."
 )
 
 
@@ -48,20 +48,20 @@ def print_plan(run: Run, tpu: TpuSlice) -> None:
             lines["run"] = f"{counted(plan.num_phase_steps, 'step')}, {plan.num_tokens:,} tokens"
         for title, text in lines.items():
             print(f"{title:<20} {text}")
-    print("\nNothing was compiled. Without --dry-run, the TPU's compiler says if it fits and how long it takes.")
+    print("\nNothing was compiled. Without --dry-run, the TPU's compiler says whether it fits and how long it takes.")
 
 
 def synthetic_inputs(*, max_length: int, vocab_size: int) -> TrainingInputs:
-    """Make inputs of that row length and vocabulary, without any row.
+    """Return inputs with this row length and vocabulary size, but without rows.
 
-    The tokenizer has the project's special ids, and made-up words for the rest of its vocabulary.
+    The tokenizer has the project's special tokens, and made-up words for the rest of its vocabulary.
     """
     if vocab_size <= len(SPECIAL_TOKENS):
         raise InputError(f"--vocab-size must be above the {len(SPECIAL_TOKENS)} special tokens; received {vocab_size}.")
     vocabulary = {token: index for index, token in enumerate(SPECIAL_TOKENS.values())}
     vocabulary |= {f"▁word{index}": index for index in range(len(vocabulary), vocab_size)}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL_TOKENS["unk"]))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()  # so that whole words can be masked: each token is one
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()  # makes each token a word, so that whole words can be masked
     names = {f"{name}_token": token for name, token in SPECIAL_TOKENS.items()}
     return TrainingInputs(
         train_shards=ShardSet("", (), (), num_rows=ASSUMED_NUM_ROWS, manifest=None, tokenizer_folder=None),
@@ -77,8 +77,8 @@ def _inputs(config: TrainingConfig, vocab_size: int | None) -> TrainingInputs:
     if config.data.train_dataset is not None and (vocab_size is None or config.run.phases is None):
         if vocab_size is not None:
             raise InputError(
-                f"--vocab-size is only for asking without shards; received {vocab_size} and --train-dataset, whose "
-                "vocabulary is known. Leave one of them out."
+                f"--vocab-size is only for a preflight without shards; received {vocab_size} and --train-dataset, "
+                "whose vocabulary is known. Leave out one of them."
             )
         return open_inputs(config.data)
     if max_length is None or vocab_size is None:
@@ -91,12 +91,19 @@ def _inputs(config: TrainingConfig, vocab_size: int | None) -> TrainingInputs:
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step, compiled, of `num_micro_batches` times (rows, length) per replica.
+    """The compiled step of a slice.
 
-    needed_flops: operations that the model needs on one replica; None if not known.
-    num_steps: of the planned run; None if not known.
-    collectives: of `collective_bytes`.
-    num_epochs: of the planned run, where its steps follow from them.
+    Attributes:
+        tpu: the slice.
+        compiled: the result of the compiler.
+        costs: estimated cycles of the step.
+        rows: rows of a micro-batch on one replica.
+        length: length of the rows, in tokens.
+        num_micro_batches: number of micro-batches in a step.
+        needed_flops: floating-point operations that the model needs on one replica; None if unknown.
+        num_steps: number of steps of the planned run; None if unknown.
+        collectives: result of `collective_bytes`.
+        num_epochs: number of epochs of the planned run, if it determines the number of steps.
     """
 
     tpu: TpuSlice
@@ -116,7 +123,8 @@ class StepReport:
 
     @property
     def num_flops(self) -> float:
-        """Operations of a replica's step as compiled: the compiler counts the loop over micro-batches as one turn."""
+        """Floating-point operations of one replica's step as compiled."""
+        # The compiler counts the body of the loop over micro-batches only once.
         return self.compiled.num_flops * self.num_micro_batches
 
     @property
@@ -129,14 +137,20 @@ class StepReport:
 
     @property
     def peak_fraction(self) -> float | None:
-        """Modelled fraction of the peak that the model's operations take (MFU)."""
+        """Estimated fraction of the peak speed that the model's operations use (MFU); None if unknown."""
         if self.needed_flops is None:
             return None
         return self.needed_flops / self.seconds / self.tpu.chip.peak_flops_per_second
 
 
 def print_report(report: StepReport, answer: str = "", *, with_operations: bool = False) -> None:
-    """Print whether a step fits, or an `answer`, and how long the run takes; its figures, and what its time goes to."""
+    """Print the report on a step: whether it fits, the time of the run, memory, speed, and cycles by kind of layer.
+
+    Args:
+        report: the compiled step.
+        answer: printed first, instead of whether the step fits.
+        with_operations: whether to print the most expensive operations as well.
+    """
     versions = ", ".join(f"{name} {version}" for name, version in report.compiled.versions.items())
     print(f"{answer or fits(report)} {planned_time(report)}")
     print(f"Modelled by the TPU's compiler ({versions}); nothing here was measured on a TPU.")
@@ -149,7 +163,7 @@ def print_report(report: StepReport, answer: str = "", *, with_operations: bool 
         print(f"{_percent(num_cycles, costs)}  {num_cycles / 1e6:8.2f} M  {kind}")
     if not with_operations:
         return
-    print(f"\nthe {NUM_OPERATIONS} most expensive operations, each with what is fused into it, over all layers")
+    print(f"\nthe {NUM_OPERATIONS} most expensive operations, over all layers, each with the operations fused into it")
     for kind in costs.cycles_by_kind:
         for operation in costs.operations[:NUM_OPERATIONS]:
             if operation.kind == kind:
@@ -161,16 +175,16 @@ def fits(report: StepReport) -> str:
     if compiled.memory_bytes <= limit_bytes:
         used = max(compiled.memory_bytes / GIB, 0.1)  # "0.0" would look like an error
         return f"It fits: {used:.1f} of {limit_bytes / GIB:.1f} GiB per {unit}."
-    # Near the limit the parts together can be more than the chip has.
+    # Parts that are not in use at the same time can share memory, so together they can exceed the chip's memory.
     return f"It only just fits into the {limit_bytes / GIB:.1f} GiB per {unit}: leave some room."
 
 
 def planned_time(report: StepReport) -> str:
     num_steps = report.num_steps or 1000
-    what = f"{num_steps:,} steps"
+    run = f"{num_steps:,} steps"
     if report.num_epochs is not None:
-        what = f"{counted(report.num_epochs, 'epoch')} ({what})"
-    return f"{what} would take {about(num_steps * report.seconds)} (modelled)."
+        run = f"{counted(report.num_epochs, 'epoch')} ({run})"
+    return f"{run} would take {about(num_steps * report.seconds)} (modelled)."
 
 
 def counted(number: int, noun: str) -> str:
@@ -190,7 +204,6 @@ def report_lines(report: StepReport) -> dict[str, str]:
     tpu, compiled, costs = report.tpu, report.compiled, report.costs
     limit_bytes = tpu.chip.usable_memory_bytes
     free_bytes = limit_bytes - compiled.memory_bytes
-    # Near the limit the parts together can be more than the chip has.
     in_use = f": at most {compiled.peak_bytes / GIB:.2f} are in use at one time" if compiled.peak_bytes else ""
     room = f"{free_bytes / GIB:.2f} free" if free_bytes >= 0 else f"which the compiler accepts{in_use}"
     needed = f", {report.needed_flops / 1e12:.3g} that the model needs" if report.needed_flops else ""
@@ -202,7 +215,7 @@ def report_lines(report: StepReport) -> dict[str, str]:
         "operations": f"{report.num_flops / 1e12:.3g} TFLOP per replica and step as compiled{needed}",
         "modelled step time": f"{two_digits(report.seconds * 1e3)} ms: {costs.num_cycles / 1e6:.1f} million cycles at "
         f"{tpu.chip.clock_hertz / 1e9:.2f} GHz",
-        "  not in it": "what goes between chips, waiting for input, "
+        "  not in it": "communication between chips, waiting for input, "
         f"{costs.num_not_estimated} operations without an estimate (mostly table lookups)",
         "between chips": between_chips(report),
         "modelled tokens/s": f"{two_digits(report.slice_tokens_per_second / tpu.num_chips)} per chip, "
@@ -213,7 +226,8 @@ def report_lines(report: StepReport) -> dict[str, str]:
         "replica",
     }
     if costs.num_loops_of_unknown_length:
-        lines["loops"] = f"{costs.num_loops_of_unknown_length} of unknown length count as one turn: the time is too low"
+        number = costs.num_loops_of_unknown_length
+        lines["loops"] = f"{number} of unknown length count as one repetition, so the time is too low"
     return lines
 
 
@@ -228,39 +242,43 @@ def between_chips(report: StepReport) -> str:
     )
 
 
-def print_without_sharding(whole: StepReport | DoesNotFitError) -> None:
-    """Print, below the report of a step with `--shard-optimizer`, the figures that it changes, of the step without."""
+def print_without_sharding(outcome: StepReport | DoesNotFitError) -> None:
+    """Print the report of a step without `--shard-optimizer`, except for the lines that it shares with the one with."""
     print("\nthe same step without --shard-optimizer")
-    if isinstance(whole, DoesNotFitError):
-        print(whole)
+    if isinstance(outcome, DoesNotFitError):
+        print(outcome)
         return
-    lines = report_lines(whole)
+    lines = report_lines(outcome)
     for title in list(lines)[list(lines).index("step") + 1 :]:
         print(f"{title:<20} {lines[title]}")
 
 
-def print_batches(tried: Mapping[int, StepReport | DoesNotFitError]) -> None:
-    """Print a line for each batch that was compiled, by its rows, and which was the fastest; one of them fits."""
+def print_batches(outcomes: Mapping[int, StepReport | DoesNotFitError]) -> None:
+    """Print a line for each batch that was compiled, and which one is the fastest.
+
+    Args:
+        outcomes: {rows per replica: report, or why it does not fit}; at least one batch fits.
+    """
     print("\nrows per replica   GiB   modelled ms   modelled tokens/s per chip")
-    for rows, outcome in sorted(tried.items()):
+    for rows, outcome in sorted(outcomes.items()):
         if isinstance(outcome, DoesNotFitError):
             print(f"{rows:16d} {outcome.needed_bytes / GIB:5.2f}   does not fit")
         else:
             tokens_per_second = outcome.slice_tokens_per_second / outcome.tpu.num_chips
             memory_gib, milliseconds = outcome.compiled.memory_bytes / GIB, outcome.seconds * 1e3
             print(f"{rows:16d} {memory_gib:5.2f} {two_digits(milliseconds):>13} {two_digits(tokens_per_second):>28}")
-    reports = [outcome for outcome in tried.values() if isinstance(outcome, StepReport)]
+    reports = [outcome for outcome in outcomes.values() if isinstance(outcome, StepReport)]
     fastest = max(reports, key=lambda report: report.slice_tokens_per_second)
     if fastest.rows < max(report.rows for report in reports):
         print(
-            f"\nThe largest batch is not the fastest: close to the limit the compiler recomputes what it cannot keep. "
-            f"Of these, {fastest.rows} rows are the fastest; raise --gradient-accumulation-steps to keep the global "
-            "batch."
+            f"\nThe largest batch is not the fastest: close to the limit the compiler recomputes what it cannot keep "
+            f"in memory. {fastest.rows} rows are the fastest of these; raise --gradient-accumulation-steps to keep the "
+            "global batch."
         )
 
 
 def short_name(name: str) -> str:
-    """Shorten an operation's name to its end, and whether it belongs to the gradient."""
+    """Shorten an operation's name to its last parts, and prefix it with "gradient of" if it belongs to the gradient."""
     first = name.split(";")[0]
     return ("gradient of " if "gradient_tape" in first else "") + "/".join(first.split("/")[-4:])
 

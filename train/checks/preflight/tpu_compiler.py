@@ -1,8 +1,8 @@
 """Compile a train step with the TPU's compiler, without a TPU, for any slice; find the largest batch that fits.
 
-PyPI's `libtpu` holds the compiler that a TPU VM uses; JAX's ahead-of-time interface
-(https://docs.jax.dev/en/latest/aot.html) drives it for a TPU that is only described. What it answers is modelled:
-memory is what it allocates, cycles are from its cost model.
+The package `libtpu` on PyPI contains the compiler that a TPU VM uses. JAX's ahead-of-time interface
+(https://docs.jax.dev/en/latest/aot.html) runs it for a TPU given only by its description. The results are estimates:
+memory is what the compiler allocates, and cycles come from its cost model.
 """
 
 import json
@@ -25,20 +25,20 @@ from train.runtime.machines import Chip, chip_of, num_replicas_of
 logger = logging.getLogger(__name__)
 
 PROGRESS_SECONDS = 30
-# The rows of a batch are padded to the eight sublanes of a TPU's registers.
+# A TPU pads the rows of a batch to a multiple of eight, the sublanes of its registers.
 ROWS_UNIT = 8
 FIX_MISSING = (
     "Install it (Linux on x86-64): python3 install.py --extra preflight, then source .venv-preflight/bin/activate and "
     "run this again; or name an interpreter that has both with --compiler-python."
 )
-# What libtpu writes when a program is too large: what it needs, and what the chip has.
+# Messages of libtpu for a program that is too large, with the memory that it needs and the memory of the chip.
 OUT_OF_MEMORY = (
     re.compile(
         r"total memory required[^(]*\((?P<needed>[\d.]+[KMGT]?)\) exceeds available HBM \((?P<limit>[\d.]+\w?)\)"
     ),
     re.compile(r"Used (?P<needed>[\d.]+[KMGT]?) of (?P<limit>[\d.]+[KMGT]?) hbm"),
 )
-# libtpu only compiles: it looks for no TPU, on this machine or through the metadata server.
+# Keep libtpu from looking for a TPU, on this machine or through the metadata server: here it only compiles.
 COMPILER_ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "JAX_PLATFORMS": "cpu",
@@ -47,7 +47,8 @@ COMPILER_ENVIRONMENT = {
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-# The sizes that Google offers, as in the names: cores up to v5p, else chips (cloud.google.com/tpu/docs/v2 to v6e).
+# The sizes that Google offers, by generation, as in the names of slices: cores for v2, v3, v4 and v5p, chips for v5e
+# and v6e (cloud.google.com/tpu/docs/v2 to v6e).
 SIZES = {
     "v2": (8, 32, 128, 256, 512),
     "v3": (8, 32, 64, 128, 256, 512, 1024, 2048),
@@ -57,16 +58,21 @@ SIZES = {
     "v6e": (1, 4, 8, 16, 32, 64, 128, 256),
 }
 SLICES = ", ".join(f"{generation}-{'/'.join(map(str, sizes))}" for generation, sizes in SIZES.items())
-# Two cores of a chip are two replicas.
+# Generations in which the two cores of a chip are two replicas.
 GENERATIONS_OF_TWO_REPLICAS = ("v2", "v3")
 
 
 @dataclass(frozen=True)
 class TpuSlice:
-    """A slice.
+    """A slice: a group of TPU chips that is rented together.
 
-    compiler_name: what libtpu calls its topology, as in `v5e:2x4`.
-    chip_config: libtpu's name for how the cores of a chip work together; "megacore" makes one replica of two.
+    Attributes:
+        name: Google's name, such as `v5e-8`.
+        chip: the kind of its chips.
+        num_replicas: number of replicas.
+        num_chips: number of chips.
+        compiler_name: libtpu's name of the topology, such as `v5e:2x4`.
+        chip_config: libtpu's name for how the cores of a chip work together; `megacore` joins two to one replica.
     """
 
     name: str
@@ -78,7 +84,7 @@ class TpuSlice:
 
     @property
     def replica_unit(self) -> str:
-        """What has a replica's memory: a `core` of a v2 or v3, else a whole `chip`."""
+        """The unit that a replica runs on and whose memory it has: a `core` for v2 and v3, otherwise a `chip`."""
         return "core" if self.chip.generation in GENERATIONS_OF_TWO_REPLICAS else "chip"
 
 
@@ -98,9 +104,9 @@ def tpu_slice(name: str) -> TpuSlice:
 
 
 def _shape(generation: str, num_chips: int) -> str:
-    """Lay the chips out in each dimension: the nearest to a square or a cube, as Google's slices are."""
+    """Return the number of chips in each dimension, as near to a square or a cube as possible, like Google's slices."""
     num_doublings = int(math.log2(num_chips))
-    if generation not in ("v4", "v5p"):  # whose chips are linked in three dimensions
+    if generation not in ("v4", "v5p"):  # the chips of v4 and v5p are linked in three dimensions, others in two
         doublings = [num_doublings // 2, num_doublings - num_doublings // 2]
     elif num_doublings <= 2:
         doublings = [num_doublings - num_doublings // 2, num_doublings // 2, 0]  # one host: 2x2x1
@@ -111,12 +117,20 @@ def _shape(generation: str, num_chips: int) -> str:
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """The compiler's results for one replica's program; its figures are modelled.
+    """The compiler's results for the program of one replica; all numbers are estimates.
 
-    argument_bytes: weights, optimizer and input rows. alias_bytes: outputs that take an argument's place.
-    peak_bytes: the most that is in use at one time; of a tiny program more than its parts, of a large one less. None
-        where jax does not tell, which is in Python 3.10.
-    num_flops, num_bytes_accessed: as the compiler counts them, with the body of a loop counted once.
+    Attributes:
+        argument_bytes: weights, optimizer and input rows.
+        output_bytes: the results.
+        alias_bytes: results that are written to the memory of an argument.
+        temp_bytes: temporary arrays.
+        generated_code_bytes: the program.
+        peak_bytes: the most that is in use at one time: more than the sum of the parts in a tiny program, less in a
+            large one. None if jax does not report it, as for Python 3.10.
+        num_flops: floating-point operations, with the body of a loop counted once.
+        num_bytes_accessed: bytes read and written, counted in the same way.
+        hlo: text of the compiled program.
+        versions: versions of jax and libtpu.
     """
 
     argument_bytes: int
@@ -132,7 +146,7 @@ class CompiledStep:
 
     @property
     def memory_bytes(self) -> int:
-        """The chip's memory that the parts of the step take together."""
+        """The memory of all parts of the step together."""
         return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes + self.generated_code_bytes
 
 
@@ -166,10 +180,17 @@ def check_compiler(python: str) -> None:
 def compile_for_tpu(
     stablehlo: str, tpu: TpuSlice, *, python: str = sys.executable, what: str = "the step"
 ) -> CompiledStep:
-    """Compile one replica's program, the `main` of a module, for minutes; progress is logged under the name `what`.
+    """Compile the program of one replica, which takes minutes; log the progress.
 
-    DoesNotFitError if it needs more memory than the chip has, RunFailedError if it does not compile. `python` is an
-    interpreter that has jax and libtpu.
+    Args:
+        stablehlo: text of the module, whose `main` is the program.
+        tpu: the slice to compile for.
+        python: a Python interpreter that has jax and libtpu.
+        what: name of the program in the log.
+
+    Raises:
+        DoesNotFitError: the program needs more memory than the chip has.
+        RunFailedError: the program does not compile.
     """
     with tempfile.TemporaryDirectory(prefix="tpu-compiler-") as name:
         folder = Path(name)
@@ -185,7 +206,7 @@ def compile_for_tpu(
 
 
 def _environment() -> dict[str, str]:
-    """Make the compiler's environment: this one's, without the path of TensorFlow's libtpu."""
+    """Return the environment for the compiler: this process's, without the path of TensorFlow's libtpu."""
     inherited = {name: value for name, value in os.environ.items() if name != "TPU_LIBRARY_PATH"}
     return inherited | COMPILER_ENVIRONMENT
 
@@ -203,15 +224,15 @@ def _run_compiler(command: list[str], folder: Path, what: str) -> dict:
                 except subprocess.TimeoutExpired:
                     logger.info("compiling %s: %.0f s", what, time.monotonic() - started_seconds)
         finally:
-            process.kill()  # where this process was interrupted
+            process.kill()  # if this process was interrupted
             process.wait()
         result_path = folder / RESULT_NAME
         if status or not result_path.exists():
             messages.seek(0)
-            said = messages.read().strip()[-2000:]
-            logger.warning("The last messages of the TPU's compiler:\n%s", said)
-            reason = "it was killed, and this machine may have too little memory for it" if status < 0 else ""
-            reason = reason or said.rpartition("\n")[2] or "it said nothing"
+            output = messages.read().strip()[-2000:]
+            logger.warning("The last messages of the TPU's compiler:\n%s", output)
+            reason = "it was killed; this machine may have too little memory for it" if status < 0 else ""
+            reason = reason or output.rpartition("\n")[2] or "it printed nothing"
             raise RunFailedError(f"The TPU's compiler ended with status {status}: {reason}")
     return json.loads(result_path.read_text(encoding="utf-8"))
 
@@ -225,7 +246,7 @@ def _error(message: str) -> RunFailedError:
 
 
 def _num_bytes(text: str) -> int:
-    number, unit = re.fullmatch(r"([\d.]+)([KMGT]?)", text).groups()  # type: ignore[union-attr]  # what the pattern lets in
+    number, unit = re.fullmatch(r"([\d.]+)([KMGT]?)", text).groups()  # type: ignore[union-attr]  # matched before
     return int(float(number) * UNITS[unit])
 
 
@@ -233,7 +254,11 @@ def _num_bytes(text: str) -> int:
 class MemoryUse:
     """The memory that a batch needs.
 
-    fixed_bytes: the part that does not grow with the batch (weights, optimizer); used_bytes: all.
+    Attributes:
+        fits: whether the batch fits.
+        used_bytes: all memory that it needs.
+        fixed_bytes: the part of it that does not grow with the batch (weights, optimizer).
+        limit_bytes: the memory available.
     """
 
     fits: bool
@@ -243,11 +268,14 @@ class MemoryUse:
 
 
 def largest_fitting(measure: Callable[[int], MemoryUse], first_rows: int) -> int | None:
-    """Find the largest multiple of `ROWS_UNIT` rows that fits; None when not even so many do.
+    """Find the largest multiple of `ROWS_UNIT` rows that fits; None if not even `ROWS_UNIT` rows fit.
 
-    Memory grows nearly by the same amount with every row, so each guess follows the line through the two largest
-    batches known to fit; the answer is the one that fits while the next larger one has been seen not to. `measure`
-    compiles the step of a number of rows; it is called once for each number.
+    Memory grows by nearly the same amount with every row, so each guess extrapolates from the two largest batches known
+    to fit. The search ends when a batch fits and the next larger one is known not to fit.
+
+    Args:
+        measure: compiles the step for a number of rows, and returns its memory; called once for each number.
+        first_rows: number of rows to try first.
     """
     fitting: dict[int, MemoryUse] = {}
     too_large: int | None = None
@@ -264,23 +292,24 @@ def largest_fitting(measure: Callable[[int], MemoryUse], first_rows: int) -> int
             return largest * ROWS_UNIT or None
         guess = _predict(fitting, use, guess)
         if guess <= largest:
-            # Near the limit the compiler recomputes to save memory, so more may fit than the line says.
+            # Near the limit the compiler recomputes to save memory, so more may fit than predicted.
             guess = largest + stride
             stride *= 2
         if too_large is None:
-            guess = min(guess, 4 * largest)  # far from what is known the line is not
+            guess = min(guess, 4 * largest)  # an extrapolation is not reliable far from the known batches
         elif guess >= too_large:
             guess = (largest + too_large) // 2
 
 
 def _predict(fitting: dict[int, MemoryUse], latest: MemoryUse, latest_guess: int) -> int:
-    known = max(fitting, default=latest_guess)
-    use = fitting.get(known, latest)
-    slope_bytes = (use.used_bytes - use.fixed_bytes) / known
+    """Predict the largest batch that fits, in units of `ROWS_UNIT` rows, by linear extrapolation."""
+    largest = max(fitting, default=latest_guess)
+    use = fitting.get(largest, latest)
+    slope_bytes = (use.used_bytes - use.fixed_bytes) / largest
     if len(fitting) >= 2:
-        small = sorted(fitting)[-2]
-        # At least a quarter of the average: where the compiler recomputes, a larger batch may even take less.
-        slope_bytes = max((use.used_bytes - fitting[small].used_bytes) / (known - small), slope_bytes / 4)
+        smaller = sorted(fitting)[-2]
+        # At least a quarter of the average slope: if the compiler recomputes, a larger batch may even need less memory.
+        slope_bytes = max((use.used_bytes - fitting[smaller].used_bytes) / (largest - smaller), slope_bytes / 4)
     if slope_bytes <= 0:
-        return 2 * known
-    return known + int((latest.limit_bytes - use.used_bytes) // slope_bytes)
+        return 2 * largest
+    return largest + int((latest.limit_bytes - use.used_bytes) // slope_bytes)

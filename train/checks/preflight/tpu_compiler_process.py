@@ -1,9 +1,9 @@
-"""Compile one StableHLO module for a TPU that need not exist here; run by `tpu_compiler` in a separate process.
+"""Compile a StableHLO module for a TPU, on a machine that need not have one; run by `tpu_compiler` as a process.
 
     python tpu_compiler_process.py v5e:2x4 default 8 step.mlir FOLDER
 
-writes FOLDER/result.json, and FOLDER/compiled.hlo when the step compiles. The interpreter needs jax and libtpu and none
-of this project's modules: libtpu, which has the TPU's compiler, and TensorFlow each need their own process.
+It writes FOLDER/result.json and, if the step compiles, FOLDER/compiled.hlo. The interpreter needs jax and libtpu, but
+no module of this project. It is a separate process because libtpu, which has the compiler, clashes with TensorFlow.
 """
 
 import json
@@ -19,13 +19,17 @@ MEMORY_FIELDS = ("argument", "output", "alias", "temp", "generated_code")
 
 
 def host_bounds(topology: str) -> list[int]:
-    """Count the chips of a host in each dimension; `v5e:1x1` has one, and the default does not divide it."""
+    """Return the number of chips of a host in each dimension: libtpu's default, or fewer if the topology is smaller."""
     sizes = [int(size) for size in topology.partition(":")[2].split("x")]
     return [min(most, size) for most, size in zip(LARGEST_HOST, (*sizes, 1), strict=False)]
 
 
 def compile_module(topology: str, chip_config: str, num_replicas: int, module_path: Path) -> Any:
-    """Compile one replica's program; jax's JaxRuntimeError says that it does not compile, or does not fit."""
+    """Compile the program of one replica.
+
+    Raises:
+        JaxRuntimeError: the program does not compile, or does not fit.
+    """
     import numpy as np
     from jax._src import compiler
     from jax._src.interpreters import mlir as jax_mlir
@@ -47,7 +51,7 @@ def compile_module(topology: str, chip_config: str, num_replicas: int, module_pa
     )
     with jax_mlir.make_ir_context():
         module = ir.Module.parse(module_path.read_text(encoding="utf-8"))
-        # It gives the module in the form that this jax's compiler reads: older ones, as bytes.
+        # `backend_compile_and_load` passes the module in the form that this jax's compiler reads; in older ones, bytes.
         client = devices[0].client
         return compiler.backend_compile_and_load(client, module, xla_client.DeviceList(devices), options, ())
 
@@ -63,7 +67,7 @@ def main(topology: str, chip_config: str, num_replicas: str, module_path: str, f
     else:
         memory, cost = executable.get_compiled_memory_stats(), executable.cost_analysis()
         result |= {f"{name}_bytes": getattr(memory, f"{name}_size_in_bytes") for name in MEMORY_FIELDS}
-        result["peak_bytes"] = getattr(memory, "peak_memory_in_bytes", None)  # jax 0.6 does not tell
+        result["peak_bytes"] = getattr(memory, "peak_memory_in_bytes", None)  # jax 0.6 does not report it
         result |= {"num_flops": cost["flops"], "num_bytes_accessed": cost["bytes accessed"]}
         Path(folder, HLO_NAME).write_text(executable.hlo_modules()[0].to_string(), encoding="utf-8")
     Path(folder, RESULT_NAME).write_text(json.dumps(result), encoding="utf-8")

@@ -89,7 +89,7 @@ def test_a_step_before_there_are_shards(compiler, run):
     assert printed.startswith(
         "It fits: 4.5 of 15.8 GiB per chip. 1,000 steps would take less than a minute (modelled).\n"
     )
-    assert "Published times of two programs on a v4 are within about 20 %" in printed
+    assert "For two programs on a v4, published times are within about 20 %" in printed
     milliseconds = re.search(r"\nWith --modelled-step-ms ([\d.e-]+) the run prints", printed)[1]
     assert re.search(r"modelled step time +([\d.e-]+) ms", printed)[1] == two_digits(float(milliseconds))
     assert "4 rows x 16 tokens x 2 micro-batches x 8 replicas = 1,024 tokens" in printed
@@ -168,7 +168,7 @@ def test_the_largest_batch_is_searched(compiler, run):
             ["--per-replica-batch-size", "8", "--global-batch-size", "64"],
             ["82.5 of 15.8 GiB per chip, and a"],
         ),
-        (10 * GIB, ["--find-batch-size"], ["Not even 8 rows of 16 tokens fit a chip of v5e-8"]),
+        (10 * GIB, ["--find-batch-size"], ["Not even 8 rows of 16 tokens fit into a chip of v5e-8"]),
     ],
 )
 def test_a_step_that_does_not_fit(compiler, run, monkeypatch, bytes_per_row, more, messages):
@@ -184,7 +184,7 @@ def test_a_step_that_does_not_fit(compiler, run, monkeypatch, bytes_per_row, mor
     [
         ("--topology v5e-8 --max-length 16", "before you have shards, --max-length and --vocab-size"),
         ("--topology v5e-8 --vocab-size 16", "before you have shards, --max-length and --vocab-size"),
-        ("--topology v5e-8 --train-dataset x --vocab-size 16", "only for asking without shards"),
+        ("--topology v5e-8 --train-dataset x --vocab-size 16", "only for a preflight without shards"),
         ("--topology v9-8 --max-length 16 --vocab-size 100", "there is no TPU slice v9-8. The slices are v2-8"),
         ("--max-length 16 --vocab-size 100", "--topology is required"),
         ("--topology v5e-8 --max-length 16 --vocab-size 5", "--vocab-size must be above the 5"),
@@ -285,7 +285,7 @@ def test_what_is_printed_of_a_step(capsys):
         shown = "attention      layer_._#/attention/self/Softmax" in capsys.readouterr().out
         assert shown == with_operations
     print_batches({16: report(), 24: report(rows=24, num_micro_batches=2)})
-    assert "Of these, 16 rows are the fastest; raise --gradient-accumulation-steps" in capsys.readouterr().out
+    assert "16 rows are the fastest of these; raise --gradient-accumulation-steps" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("quick_lowering", "compiler")
