@@ -52,6 +52,7 @@ PAGES_OF_FILES = {
     "recipes": "reference/recipes.md",
     "mlm_common/errors.py": "reference/exit_statuses.md",
     "CONTRIBUTING.md": "design/contributing.md",
+    "CHANGELOG.md": "design/changelog.md",
     "benchmarks/speedrun/README.md": "design/speedrun.md",
 }
 PRESETS = PROJECT / "train" / "model" / "presets"

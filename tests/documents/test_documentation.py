@@ -35,7 +35,7 @@ COMMAND_LINES = sorted(
 NO_PATH = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"NO_MKDOCS_2_WARNING": "1"}
 # Pages that the build of the site makes from the code.
 GENERATED = re.compile(
-    r"docs/(?:design/(?:contributing|speedrun)|reference/(?:index|presets|recipes|exit_statuses|commands/\w+))\.md"
+    r"docs/(?:design/(?:contributing|changelog|speedrun)|reference/(?:index|presets|recipes|exit_statuses|commands/\w+))\.md"
 )
 BENCHMARKS = tuple(sorted({word for line in COMMAND_LINES for word in line.split() if word.startswith("benchmarks/")}))
 
