@@ -18,7 +18,7 @@ PYTHON_ENVIRONMENT = build/$(notdir $(PYTHON))
 # What `make test-legacy` runs, in an environment of its own: what needs TensorFlow classes, and what differs there.
 LEGACY_TESTS ?= tests/train/model tests/train/test_export_command.py tests/train/step/test_optimizer.py \
 	tests/train/tasks/test_gathered_head.py tests/train/publishing/test_pytorch_format.py \
-	tests/train/publishing/test_push_to_hub.py tests/mlm_common/test_tokenizer.py
+	tests/train/publishing/test_push_to_hub.py tests/train/test_pair_objectives.py tests/mlm_common/test_tokenizer.py
 # What `make test-newest` takes the newest of: all that pyproject.toml gives an upper bound.
 NEWEST = datasets google-cloud-storage huggingface-hub tensorboard tensorflow tf-keras tokenizers transformers
 

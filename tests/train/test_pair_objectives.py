@@ -10,7 +10,7 @@ from tests.fixtures.arrays import logits_of
 from tests.fixtures.read_in_pytorch import read_in_pytorch, write_expected
 from tests.fixtures.results import read_json
 from tests.fixtures.same_run import logged
-from tests.fixtures.tiny_models import padded_batch, tiny_model, tiny_tokenizer
+from tests.fixtures.tiny_models import of_transformers_4, padded_batch, tiny_model, tiny_tokenizer
 from tests.fixtures.tiny_pairs import BERT
 from tests.fixtures.tiny_run import MODEL, NUM_STEPS, run_flags
 from train.export import main as export
@@ -51,6 +51,7 @@ def test_its_file_is_for_all_classes(pair_run, tmp_path):
 
 
 @pytest.mark.slow
+@of_transformers_4
 @pytest.mark.usefixtures("one_device", "eagerly")
 def test_an_albert_continues_with_the_order_of_sentences(pair_shards, tmp_path):
     config = {"model_type": "albert", "embedding_size": 16, "num_hidden_groups": 1, "max_position_embeddings": 16}
