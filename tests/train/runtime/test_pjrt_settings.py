@@ -90,7 +90,7 @@ def test_a_trial_that_finds_the_tpu_is_followed(tpu_machine, libtpu, tmp_path, m
     modules(tmp_path, monkeypatch, tensorflow____init__=TENSORFLOW.format(seen))
     with caplog.at_level(logging.INFO):
         pjrt_settings.show_tpu(LOCAL)
-    assert "by which it found 8 TPU cores" in caplog.text
+    assert "with them it found 8 TPU cores" in caplog.text
     own, _, rest = os.environ["TF_XLA_FLAGS"].partition(" ")
     assert (own, rest) == ("--tf_mlir_enable_mlir_bridge=false", " ".join(pjrt_settings.XLA_FLAGS[1:]))
     assert [os.environ[name] for name in VARIABLES[:3]] == ["MY", "true", str(libtpu)]

@@ -44,7 +44,7 @@ def test_marks_tell_words_where_no_table_was_saved(tmp_path):
 
 
 def test_tokenizers_that_do_not_tell_words_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"--masking whole_word needs .* has neither\. Give --masking token"):
+    with pytest.raises(InputError, match=r"--masking whole_word needs .* has neither\. Use --masking token"):
         rule_of("words", tmp_path)
     with pytest.raises(InputError, match=r"each of the tokenizer's \d+ ids; .* has 7"):
         rule_of("unigram", tmp_path, lambda starts: starts[:7])
