@@ -1,1 +1,1 @@
-"""What every stage uses: corpus, tokenizer, command line, storage, the Hub, worker processes, plots, errors."""
+"""Code that every stage uses: corpus, tokenizer, command line, storage, the Hub, worker processes, plots, errors."""

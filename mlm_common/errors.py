@@ -11,34 +11,33 @@ EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_PERMANENT = 3
 EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: a shutdown request; the same command resumes
-EXIT_INTERRUPTED = 128 + signal.SIGINT  # as shells say it
-# The same command would end in the same way, or was ended by a person.
+EXIT_INTERRUPTED = 128 + signal.SIGINT  # the status that shells report for a process ended by SIGINT
+# After these a retry makes no sense: the same command would end in the same way, or a person ended it.
 FINAL_STATUSES = frozenset({0, EXIT_BAD_INPUT, EXIT_PERMANENT, EXIT_INTERRUPTED})
-# What the documentation says of each.
+# The meaning of each status, for the documentation.
 MEANINGS = {
-    0: "The command has finished.",
-    EXIT_FAILED: "It failed, and another try may succeed: a lost TPU, a server that does not answer, a crash.",
-    EXIT_BAD_INPUT: "Bad input. The line says what is wrong, what was received, and how to fix it.",
-    EXIT_PERMANENT: "It would fail again: the training diverged, writing is forbidden, an input file is damaged.",
-    EXIT_STOPPED: "It was asked to stop, and everything is saved. Run the same command again to continue.",
-    EXIT_INTERRUPTED: "Ctrl-C. Run the same command again to continue.",
+    0: "The command finished.",
+    EXIT_FAILED: "The command failed, but a retry may succeed: a TPU was lost, a server did not answer, or it crashed.",
+    EXIT_BAD_INPUT: "Bad input. The message says what is wrong, what was received, and how to fix it.",
+    EXIT_PERMANENT: (
+        "The command failed and would fail again: training diverged, writing is forbidden, or an input file is damaged."
+    ),
+    EXIT_STOPPED: "A shutdown was requested, and everything is saved. Run the same command again to continue.",
+    EXIT_INTERRUPTED: "Ctrl-C was pressed. Run the same command again to continue.",
 }
 
 
 class InputError(ValueError):
-    """Bad input: the message says what is wrong, what was received, and how to fix it.
+    """Bad input. The message says what is wrong, what was received, and how to fix it.
 
-    It ends the command with that line.
+    The command prints the message in one line and ends.
     """
 
     exit_status = EXIT_BAD_INPUT
 
 
 class RunFailedError(RuntimeError):
-    """The run failed: the message says what happened, what is kept, and how to resume.
-
-    A retry may succeed.
-    """
+    """The run failed, but a retry may succeed. The message says what happened, what is kept, and how to resume."""
 
     exit_status = EXIT_FAILED
 
@@ -72,16 +71,18 @@ def retry_call(
     least_wait_seconds: Callable[[Exception], float] = lambda _error: 0.0,
     stop_event: threading.Event | None = None,
 ) -> Result:
-    """Call the function until it succeeds, at most once more than there are delays; the last error is raised.
+    """Call the function until it succeeds, and raise the last error if all retries fail.
 
-    google.api_core.retry has no event that ends its waits, no number of tries, and no `Retry-After`.
+    `google.api_core.retry` is not enough: it has no event that ends its waits, no maximum number of attempts, and does
+    not support `Retry-After`.
 
     Args:
-        delays_seconds: before each further try.
-        is_transient: returns whether to retry after an error; other errors are raised at once.
-        on_failure: called with the error and the wait before the next try.
-        least_wait_seconds: returns the shortest wait that an error asks for.
-        stop_event: ends a wait and the retries.
+        function: what to call.
+        delays_seconds: wait before each retry; their number is the maximum number of retries.
+        is_transient: returns whether to retry after an error. Other errors are raised at once.
+        on_failure: called with the error and the wait in seconds before the next attempt.
+        least_wait_seconds: returns the shortest wait that an error allows.
+        stop_event: if set by another thread, ends the current wait and the retries.
     """
     stop_event = stop_event or threading.Event()
     for delay_seconds in delays_seconds:

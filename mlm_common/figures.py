@@ -1,4 +1,4 @@
-"""Draw plots to files, in one style."""
+"""Draw plots in a common style and return them as image files."""
 
 import io
 import os
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 # Twice the usual resolution, so that plots are sharp on current screens.
 DOTS_PER_INCH = 200
-# Distinct for color-blind readers (Okabe and Ito 2008); the yellow is darker, for text.
+# Colors that color-blind readers can tell apart (Okabe and Ito 2008). The yellow is darker, so that text is legible.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7b3f9e", "#4d4d4d")
 MUTED = "#6b7280"
 FAINT_ALPHA = 0.35
 TITLE_POINTS, TEXT_POINTS, NOTE_POINTS = 12, 9, 8
-# Average width of bold text over its font size.
+# Average width of a character of bold text, relative to the font size.
 CHARACTER_WIDTH = 0.62
 LABEL_OFFSET_POINTS = 6
-# Height of a line of text over its font size.
+# Height of a line of text, relative to the font size.
 LINE_HEIGHT = 1.25
 
 
 class EndLabel(NamedTuple):
-    """The label of a line, at its last point."""
+    """The label of a line, placed at the line's last point (x, y)."""
 
     x: float
     y: float
@@ -37,14 +37,14 @@ class EndLabel(NamedTuple):
 
 @contextmanager
 def new_figure(**settings: Any) -> Iterator["Figure"]:
-    """Yield an empty matplotlib figure with these settings; its look does not depend on the environment."""
-    # A notebook sets its backend, which may be missing where its commands run; the import would fail.
+    """Yield an empty matplotlib figure with these settings. Its look does not depend on the environment."""
+    # A notebook sets a backend that may be missing in the environment of its commands; the import would then fail.
     os.environ.pop("MPLBACKEND", None)
     from matplotlib import style
     from matplotlib.figure import Figure
 
-    # Characters that no font has are boxes in the plot; matplotlib warns of each of them. For good: plots are drawn in
-    # threads, too, where `catch_warnings` is not safe.
+    # Characters that no font has appear as boxes, and matplotlib warns about each. The filter stays for good, because
+    # plots are also drawn in threads, where `catch_warnings` is not safe.
     warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
     # Without a salt the ids in SVG files are random.
     with style.context(["default", {"svg.hashsalt": "plot", "font.size": TEXT_POINTS}]):
@@ -52,7 +52,7 @@ def new_figure(**settings: Any) -> Iterator["Figure"]:
 
 
 def image_of(figure: "Figure", file_format: str = "png") -> bytes:
-    """Write a figure as `png` or `svg`; the same figure gives the same bytes."""
+    """Return a figure as the bytes of a `png` or `svg` file. The same figure gives the same bytes."""
     image = io.BytesIO()
     metadata = {"Date": None} if file_format == "svg" else None
     figure.savefig(image, format=file_format, dpi=DOTS_PER_INCH, metadata=metadata)
@@ -60,7 +60,7 @@ def image_of(figure: "Figure", file_format: str = "png") -> bytes:
 
 
 def set_titles(figure: "Figure", title: str, subtitle: str = "", note: str = "") -> None:
-    """Write the title in bold and the subtitle over the figure, and the note under it, each in lines that fit."""
+    """Write a bold title and a subtitle above the figure and a note below it, wrapped to the figure's width."""
     from matplotlib.text import Annotation
 
     points = figure.get_figwidth() * 72
@@ -68,7 +68,7 @@ def set_titles(figure: "Figure", title: str, subtitle: str = "", note: str = "")
         "\n".join(textwrap.wrap(text, max(20, int(points / size / CHARACTER_WIDTH))))
         for text, size in ((title, TITLE_POINTS), (subtitle, TEXT_POINTS), (note, NOTE_POINTS))
     )
-    # Empty lines of the title leave room for the subtitle, which has another font size.
+    # Empty lines after the title leave room for the subtitle, which has a different font size.
     room = "\n" * (subtitle.count("\n") + 1) if subtitle else ""
     place: dict[str, Any] = {"x": 0.01, "ha": "left"}
     above = figure.suptitle(f"{title}{room}", size=TITLE_POINTS, weight="bold", **place)
@@ -79,7 +79,7 @@ def set_titles(figure: "Figure", title: str, subtitle: str = "", note: str = "")
 
 
 def without_box(axes: "Axes") -> None:
-    """Keep only the bottom line of the axes' box, and draw faint horizontal lines behind the data."""
+    """Remove the box around the axes except its bottom line, and draw faint horizontal lines behind the data."""
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(MUTED)
@@ -92,10 +92,15 @@ def without_box(axes: "Axes") -> None:
 
 
 def label_ends(axes: "Axes", labels: Sequence[EndLabel], *, in_column: bool = False) -> None:
-    """Write each label at its line's end, moved up or down so that labels do not overlap.
+    """Write each label at the end of its line, moved up or down so that labels do not overlap.
 
-    Call it after everything else is drawn and the limits of the axes are set. With `in_column` all labels are to the
-    right of the axes, with faint lines to them, so that they cover no data.
+    Call this after everything else is drawn and the limits of the axes are set.
+
+    Args:
+        axes: where to write.
+        labels: the labels.
+        in_column: put all labels to the right of the axes, connected to their lines by faint lines, so that they cover
+            no data.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -131,18 +136,25 @@ def label_ends(axes: "Axes", labels: Sequence[EndLabel], *, in_column: bool = Fa
 
 
 def spread(centers: Sequence[float], height: float, low: float, high: float) -> list[float]:
-    """Move intervals of one height apart until none overlap, as little as possible (least squares).
+    """Move intervals of equal height apart, as little as possible (least squares), until they no longer overlap.
 
-    Centers outside the range from `low` to `high` are moved into it.
+    Args:
+        centers: centers of the intervals.
+        height: height of each interval.
+        low: lowest center allowed; lower ones are moved up.
+        high: highest center allowed; higher ones are moved down.
+
+    Returns:
+        The new centers, in the order of `centers`.
     """
     order = sorted(range(len(centers)), key=lambda index: centers[index])
-    # Blocks of intervals that touch, as (sum of the first position that each would choose, their number).
+    # Blocks of touching intervals, as (sum of the block positions that its intervals prefer, number of intervals).
     blocks: list[tuple[float, int]] = []
     for rank, index in enumerate(order):
         block = (centers[index] - rank * height, 1)
         while blocks and blocks[-1][0] / blocks[-1][1] > block[0] / block[1]:
-            before = blocks.pop()
-            block = (before[0] + block[0], before[1] + block[1])
+            below = blocks.pop()
+            block = (below[0] + block[0], below[1] + block[1])
         blocks.append(block)
     bases = [total / number for total, number in blocks for _ in range(number)]
     moved = {}
@@ -153,7 +165,7 @@ def spread(centers: Sequence[float], height: float, low: float, high: float) -> 
 
 
 def _overlapping(intervals: Sequence[tuple[float, float]]) -> list[list[int]]:
-    """Group the indices of intervals that overlap, directly or through others."""
+    """Group the indices of intervals that overlap, directly or through other intervals."""
     groups: list[list[int]] = []
     end = float("-inf")
     for index in sorted(range(len(intervals)), key=lambda index: intervals[index]):

@@ -1,14 +1,17 @@
-"""Lock an output folder, local or `gs://`: two runs in one folder would destroy each other's files.
+"""Lock an output folder, local or `gs://`, because two runs in the same folder would destroy each other's files.
 
-The owner is the run whose record is the file `.owner/000001.json` in the folder, or of several such files the one with
-the highest number. The file contains a random token, and a thread rewrites it every few seconds (the heartbeat). A
-second run that sees it change is refused. If it has not changed for a minute by the second run's clock, or its process
-has ended, the second run takes over: it creates the file of the next number, which only one of several runs can do (on
-Cloud Storage by a precondition on the generation), and deletes the others before it touches the folder.
+The owner of a folder has a record in its subfolder `.owner`, such as `.owner/000001.json`. If there are several
+records, the one with the highest number counts. The record contains a random token, and a thread of the owner rewrites
+it every few seconds (the heartbeat).
 
-The owner and its worker processes look for the token before each write in the folder (see `check_locks`): a run that
-was stopped or cut off, and wakes up after a takeover, ends at once. Nothing else ends it: an owner that cannot write
-its heartbeat for a while continues.
+A second run that sees the record change is refused. If the record does not change for a minute, measured by the second
+run's clock, or if the owner's process has ended, the second run takes over. It creates the record with the next number,
+which only one of several runs can do (on Cloud Storage by a precondition on the generation). Then it deletes the other
+records, before it touches anything else in the folder.
+
+The owner and its worker processes check their token before each write to the folder (see `check_locks`). So a run that
+was suspended or cut off, and wakes up after a takeover, ends at once. Nothing else ends an owner: it continues even if
+it cannot write its heartbeat for a while.
 """
 
 import contextlib
@@ -36,22 +39,25 @@ from mlm_common.storage.folder import OWNER_FOLDER, explained_refusals, locks
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 10.0
-# Many heartbeats long: a run that computes, or waits for its storage, must not be taken for dead.
+# Many heartbeats long, because a run that is computing or waiting for its storage must not be taken for dead.
 DEAD_AFTER_SECONDS = 60.0
 POLLS_WHILE_WAITING = 60
 RELEASE_SECONDS = 5.0
 
 
 class FolderLostError(PermanentError):
-    """The folder belongs to another run, which took it over while this one sent no heartbeat."""
+    """Another run took over the folder while this one sent no heartbeat."""
 
 
 @dataclass(frozen=True)
 class FolderLock:
-    """Identifies a run among all others in its folder; its worker processes get it, too.
+    """The lock of a run on its folder. Its worker processes get a copy.
 
-    name, token: of the file in `.owner/`, and in it.
-    ends_process: end the process if the folder is lost, whatever its threads are doing.
+    Attributes:
+        path: the folder.
+        name: name of the run's record in `.owner/`.
+        token: random token in the record.
+        ends_process: whether to end the process if the folder is lost, whatever its threads are doing.
     """
 
     path: str
@@ -60,15 +66,18 @@ class FolderLock:
     ends_process: bool = True
 
     def check(self) -> None:
-        """Check that the folder still belongs to this run; if not, end the process, or raise FolderLostError."""
+        """Check that the folder still belongs to this run.
+
+        If it does not, end the process if `ends_process`, else raise FolderLostError.
+        """
         if not self.is_held():
-            fate = f"has no {OWNER_FOLDER}/ of it any more"
+            fate = f"its record in {self.path}/{OWNER_FOLDER} is gone"
             with contextlib.suppress(OSError, RunFailedError, InputError):
-                if there := _read_owners(_owners(self.path)):
-                    fate = f"was taken over by {_describe_newest(there)}"
+                if texts := _read_owners(_owners(self.path)):
+                    fate = f"{self.path} was taken over by {_describe_newest(texts)}"
             error = FolderLostError(
-                f"The folder must belong to this run; {self.path} {fate}. This run has stopped, and has written "
-                "nothing to it since then."
+                f"This run has lost its output folder: {fate}. It has stopped, and has written nothing to the folder "
+                "since then."
             )
             if self.ends_process:
                 _end_process(error)
@@ -81,13 +90,13 @@ class FolderLock:
             return False
 
     def guard(self) -> None:
-        """Make this process, a worker of the owner, check before each write in the folder."""
+        """Make this process, a worker of the owner, check the lock before each write to the folder."""
         if self.path not in locks or locks[self.path].token != self.token:
             locks[self.path] = self
 
 
 def owner_of(path: str) -> FolderLock | None:
-    """Return the lock of this process on the folder that contains `path`, for its workers, if it has one."""
+    """Return a copy, for worker processes, of this process's lock on the folder that contains `path`, if it has one."""
     owner: FolderLock
     for owner in locks.values():
         if f"{path}/".startswith(f"{owner.path}/"):
@@ -103,16 +112,17 @@ def locked_folder(
     dead_after_seconds: float = DEAD_AFTER_SECONDS,
     ends_process: bool = True,
 ) -> Iterator[FolderLock]:
-    """Lock the folder, which is created if it is missing, within the context, and release it at the end.
+    """Lock a folder within the context. It is created if it is missing.
 
     Args:
-        heartbeat_seconds: between two heartbeats.
-        dead_after_seconds: without a heartbeat, after which an owner counts as dead.
-        ends_process: end the process with `FolderLostError.exit_status` when the folder is lost; else raise the error
-            at the next write.
+        path: the folder, local or `gs://`.
+        heartbeat_seconds: time between two heartbeats.
+        dead_after_seconds: time without a heartbeat after which an owner counts as dead.
+        ends_process: if the folder is lost, end the process at once with `FolderLostError.exit_status`. Otherwise the
+            error is raised at the next write.
 
     Raises:
-        InputError: it belongs to a run that is alive, or this user may not take it over.
+        InputError: the folder belongs to a run that is alive, or this user has no permission to take it over.
     """
     path = path.rstrip("/")
     is_new = not open_folder(path).exists()
@@ -137,10 +147,10 @@ def _take(path: str, dead_after_seconds: float, ends_process: bool) -> tuple[Fol
     owners = _owners(path)
     token = secrets.token_hex(16)
     while True:
-        found = _read_owners(owners)
-        if found and not _has_ended(owners, found, dead_after_seconds):
-            continue  # another run came, or the folder is free now
-        number = max(map(_number, found), default=0) + 1
+        old_texts = _read_owners(owners)
+        if old_texts and not _have_ended(owners, old_texts, dead_after_seconds):
+            continue  # the owner was replaced by another run, or has released the folder
+        number = max(map(_number, old_texts), default=0) + 1
         name = f"{number:06d}.json"
         record = {
             "token": token,
@@ -157,31 +167,37 @@ def _take(path: str, dead_after_seconds: float, ends_process: bool) -> tuple[Fol
             owners.create_text(name, _as_text(record))
         except (FileExistsError, FileNotFoundError):  # another run was faster, or has just deleted the local folder
             continue
-        # The records that were thought dead are unchanged, and no other run took over meanwhile.
-        there = _read_owners(owners)
-        if all(there.get(other, text) == text for other, text in found.items()) and max(there, key=_number) == name:
-            owners.delete_files(other for other in there if other != name)
+        # Check again that the records of dead owners are unchanged, and that no other run has taken over meanwhile.
+        texts = _read_owners(owners)
+        if all(texts.get(other, text) == text for other, text in old_texts.items()) and max(texts, key=_number) == name:
+            owners.delete_files(other for other in texts if other != name)
             return FolderLock(path, name, token, ends_process), record
         owners.delete_files([name])
 
 
-def _has_ended(owners: Folder, found: Mapping[str, str], dead_after_seconds: float) -> bool:
-    """Return whether the owners found are dead, which may take long; False if there are others by then."""
-    newest = _describe_newest(found)
-    if all(_is_surely_dead(_parse(text)) for text in found.values()):
+def _have_ended(owners: Folder, old_texts: Mapping[str, str], dead_after_seconds: float) -> bool:
+    """Return whether the owners with these records are dead; wait for a heartbeat if that is not certain.
+
+    Returns False if the records were replaced or deleted while waiting.
+
+    Raises:
+        InputError: an owner sent a heartbeat.
+    """
+    newest = _describe_newest(old_texts)
+    if all(_is_surely_dead(_parse(text)) for text in old_texts.values()):
         logger.info("%s: taking over from a run that has ended (%s)", owners.path, newest)
         return True
     logger.warning("%s has the record of %s; waiting up to %.0f s for a heartbeat", owners, newest, dead_after_seconds)
     waits_until_seconds = time.monotonic() + dead_after_seconds
     while time.monotonic() < waits_until_seconds:
         time.sleep(dead_after_seconds / POLLS_WHILE_WAITING)
-        there = _read_owners(owners)
-        if there == found:
+        texts = _read_owners(owners)
+        if texts == old_texts:
             continue
-        if any(text != there.get(name, text) for name, text in found.items()):
+        if any(text != texts.get(name, text) for name, text in old_texts.items()):
             raise InputError(
                 f"--output-dir must belong to one run at a time; {owners.path.rpartition('/')[0]} belongs to "
-                f"{_describe_newest(there)}. Wait for its end, stop it, or name another folder."
+                f"{_describe_newest(texts)}. Wait until it ends, stop it, or name another folder."
             )
         return False
     logger.warning(
@@ -191,7 +207,7 @@ def _has_ended(owners: Folder, found: Mapping[str, str], dead_after_seconds: flo
 
 
 def _send_heartbeats(owner: FolderLock, record: dict[str, Any], has_ended: threading.Event, seconds: float) -> None:
-    """Write heartbeats until the end, and end the process if the folder was lost."""
+    """Write heartbeats until `has_ended` is set, and check after each that the folder was not lost."""
     owners = _owners(owner.path)
     is_failing = False
     while not has_ended.wait(seconds):
@@ -205,7 +221,7 @@ def _send_heartbeats(owner: FolderLock, record: dict[str, Any], has_ended: threa
             pass
         except (OSError, RunFailedError, InputError) as error:
             if not is_failing:
-                logger.warning("no heartbeat can be written to %s; the run continues: %s", owners, error)
+                logger.warning("cannot write a heartbeat to %s; the run continues: %s", owners, error)
             is_failing = True
             continue
         with contextlib.suppress(FolderLostError, OSError, RunFailedError, InputError):
@@ -214,7 +230,7 @@ def _send_heartbeats(owner: FolderLock, record: dict[str, Any], has_ended: threa
 
 
 def _release(owner: FolderLock, is_new: bool) -> None:
-    """Delete the record, and local folders that were created for it and are empty."""
+    """Delete the record, and the local folders that were created for the lock, if they are empty."""
     owners = _owners(owner.path)
     try:
         if owner.is_held():
@@ -254,7 +270,7 @@ def _number(name: str) -> int:
 
 
 def _now() -> str:
-    """Return the time for people to read; nothing is judged by it."""
+    """Return the time as text, for human readers only: no decision depends on it."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
@@ -263,7 +279,7 @@ def _as_text(record: Mapping[str, Any]) -> str:
 
 
 def _parse(text: str) -> dict[str, Any]:
-    """Read a record; one that was cut off by a kill is empty."""
+    """Parse a record; return an empty one if a kill cut it off."""
     try:
         record = json.loads(text)
     except ValueError:
@@ -272,7 +288,7 @@ def _parse(text: str) -> dict[str, Any]:
 
 
 def _describe_newest(records: Mapping[str, str]) -> str:
-    """Describe the run of the record with the highest number, of {name: text}."""
+    """Describe the run with the highest record number; `records` is {name: text}."""
     record = _parse(records[max(records, key=_number)])
     if not record:
         return "an unknown run"
@@ -283,7 +299,7 @@ def _describe_newest(records: Mapping[str, str]) -> str:
 
 
 def _is_surely_dead(record: Mapping[str, Any]) -> bool:
-    """Return whether the process of that record has ended, as far as this machine can know."""
+    """Return whether the process of a record has certainly ended; False if this machine cannot know."""
     system, pid = record.get("system"), record.get("pid")
     if system is None or system != _system() or not isinstance(pid, int):
         return False
@@ -297,7 +313,7 @@ def _is_surely_dead(record: Mapping[str, Any]) -> bool:
 
 
 def _system() -> str | None:
-    """Return a name for this boot of this machine and its namespace of process ids; None if they are unknown."""
+    """Return a name for this boot of this machine and its namespace of process ids; None if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{platform.node()} {boot} {Path('/proc/self/ns/pid').readlink()}"
@@ -306,9 +322,9 @@ def _system() -> str | None:
 
 
 def _process_started(pid: int) -> str | None:
-    """Return when a process was started, in ticks since boot, which tells it from a later process with its id.
+    """Return the start time of a process in ticks since boot, which distinguishes it from later ones with its id.
 
-    None if it has ended (a zombie waits for its parent), or if that is unknown.
+    None if the process has ended (even if it is a zombie that waits for its parent), or if the time is unknown.
     """
     try:
         state, *fields = (

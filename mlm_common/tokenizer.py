@@ -1,4 +1,4 @@
-"""Load, save and hash tokenizers; their special tokens, and which tokens begin a word."""
+"""Load, save and hash tokenizers, and look up their special tokens and which tokens start a word."""
 
 import codecs
 import hashlib
@@ -20,20 +20,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerFast
 
-# In the order of their ids. The RoBERTa family expects padding at id 1, and the start and end of a text at 0 and 2.
+# The special tokens of tokenizers trained here, by id. The RoBERTa family expects padding at id 1, and the tokens for
+# the start and end of a text at 0 and 2.
 SPECIAL_TOKENS = {"cls": "[CLS]", "pad": "<pad>", "sep": "[SEP]", "unk": "<unk>", "mask": "[MASK]"}
-# The tokens that spell characters without a token, by their names in SentencePiece and `tokenizers`.
+# The tokens of the 256 bytes, which spell characters without a token. SentencePiece and `tokenizers` use these names.
 BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
-# The tokens that pad a vocabulary.
+# The tokens that pad a vocabulary to a round size.
 UNUSED_TOKEN = re.compile(r"<unused\d+>")
-# The class that `tokenizer_config.json` names, and what transformers 5 calls it, which 4 cannot load.
+# The class that `tokenizer_config.json` names, and its name in transformers 5, which version 4 cannot load.
 FAST_TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 NEWER_FAST_TOKENIZER_CLASS = "TokenizersBackend"
-# What transformers 5 writes there of how it loaded the tokenizer.
+# Keys of `tokenizer_config.json` in which transformers 5 notes how it loaded the tokenizer.
 KEYS_OF_LOADING = ("backend", "is_local", "local_files_only")
 NO_TRUNCATION_OR_PADDING = {"truncation": None, "padding": None}
 WORD_STARTS_FILE = "word_starts.npy"
-# Names of the files of `save_tokenizer`; those of the vocabulary depend on the class of the tokenizer.
+# Names of the files that `save_tokenizer` writes. The files of the vocabulary depend on the class of the tokenizer.
 TOKENIZER_FILES = re.compile(
     r"(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json|vocab\.txt|merges\.txt|[\w.-]+\.model"
     r"|chat_template\.jinja|word_starts\.npy"
@@ -42,7 +43,7 @@ VOCABULARY_FILES = re.compile(r"tokenizer\.json|vocab\.json|vocab\.txt|[\w.-]+\.
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
-# Written by train_unigram.py next to its tokenizer: how it was made, and its quality.
+# Files that train_unigram.py writes next to a tokenizer: how it was made, and its quality.
 RECORD_FILE = "training.json"
 REPORT_FILE = "report.json"
 PLOT_FILE = "report.png"
@@ -50,11 +51,15 @@ WHITE_SPACE = " \t\n\v\f\r"
 
 
 def load_tokenizer(name_or_path: str, *, needs_special_tokens: bool = True) -> "PreTrainedTokenizerFast":
-    """Load the tokenizer in a local or `gs://` folder, or of a model on the Hub.
+    """Load a fast tokenizer.
+
+    Args:
+        name_or_path: a local or `gs://` folder, or the id of a model on the Hub.
+        needs_special_tokens: whether the tokenizer must have five different tokens for cls, pad, sep, unk and mask.
 
     Raises:
-        InputError: there is none, it is not a fast one, or, of the five special tokens that it needs, it lacks one or
-            two share an id.
+        InputError: there is no such tokenizer, it is not a fast one, it lacks a special token, or two of them share an
+            id.
         HubAwayError: the Hub cannot be reached.
     """
     check_folder_or_hub(name_or_path)
@@ -63,11 +68,14 @@ def load_tokenizer(name_or_path: str, *, needs_special_tokens: bool = True) -> "
     longest = tokenizer.model_max_length
     if not isinstance(longest, int | float) or longest != longest // 1:
         raise InputError(
-            f"model_max_length in the tokenizer_config.json of {name_or_path} must be a number of tokens; it is "
+            f"model_max_length in the tokenizer_config.json of {name_or_path} must be a whole number of tokens; it is "
             f"{longest!r}. Correct it, or save the tokenizer again."
         )
     if not tokenizer.is_fast:
-        raise InputError(f"The tokenizer must be a fast one (with a {TOKENIZER_FILE}); {name_or_path} is not.")
+        raise InputError(
+            f"The tokenizer must be a fast one, with a {TOKENIZER_FILE}; {name_or_path} is a slow one. Convert it, or "
+            "train one with train_unigram.py."
+        )
     missing = [name for name, token_id in special_ids(tokenizer).items() if token_id is None]
     if missing and needs_special_tokens:
         raise InputError(
@@ -80,39 +88,43 @@ def load_tokenizer(name_or_path: str, *, needs_special_tokens: bool = True) -> "
 
 
 def _check_different(tokenizer: "PreTrainedTokenizerFast", shown_name: str) -> None:
-    """Check that no two of the five special tokens share an id: padding, for one, is recognized by its id."""
+    """Check that no two of the five special tokens share an id, because padding and others are recognized by their ids.
+
+    Raises:
+        InputError: two of them share an id.
+    """
     roles: dict[int, list[str]] = {}
     for name, token_id in special_ids(tokenizer).items():
         roles.setdefault(token_id, []).append(name)
     if shared := [f"{' and '.join(names)} are both id {token_id}" for token_id, names in roles.items() if names[1:]]:
         raise InputError(
-            f"The tokenizer must have five different tokens for cls, pad, sep, unk and mask; of {shown_name} "
+            f"The tokenizer must have five different tokens for cls, pad, sep, unk and mask; in {shown_name} "
             f"{', '.join(shared)}. Add tokens, such as `tokenizer.add_special_tokens({{'pad_token': '<pad>'}})`, and "
             "save it, or train one with train_unigram.py."
         )
 
 
 def _load(name: str, shown_name: str) -> "PreTrainedTokenizerFast":
-    """Load a tokenizer; without importing all of transformers if a folder names its class."""
+    """Load a tokenizer. If its folder names a class that is known, do not import all of transformers."""
     if Path(name).is_dir():
         _check_files(Path(name), shown_name)
     try:
         config = Path(name, CONFIG_FILE)
-        named = json.loads(config.read_text("utf-8")).get("tokenizer_class") if config.is_file() else None
-        if named in (FAST_TOKENIZER_CLASS, NEWER_FAST_TOKENIZER_CLASS):
+        class_name = json.loads(config.read_text("utf-8")).get("tokenizer_class") if config.is_file() else None
+        if class_name in (FAST_TOKENIZER_CLASS, NEWER_FAST_TOKENIZER_CLASS):
             from transformers import PreTrainedTokenizerFast
 
             return PreTrainedTokenizerFast.from_pretrained(name)
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # a file that is missing or malformed shows as nearly any exception
+    except Exception as error:  # a missing or malformed file can raise nearly any exception
         _check_contents(Path(name), shown_name)
         raise hub_error(f"The tokenizer {shown_name} cannot be loaded: {one_line(error)}", error) from error
 
 
 def _check_files(folder: Path, shown_name: str) -> None:
-    """Check that a folder has a vocabulary that does not begin with a byte-order mark, and no Git LFS pointers."""
+    """Check that a folder has a vocabulary, without a byte-order mark, and no Git LFS pointers instead of files."""
     if not any(VOCABULARY_FILES.fullmatch(path.name) for path in folder.iterdir()):
         nested = next((path.name for path in sorted(folder.iterdir()) if Path(path, TOKENIZER_FILE).is_file()), None)
         hint = f"; did you mean {shown_name.rstrip('/')}/{nested}?" if nested else "."
@@ -121,27 +133,31 @@ def _check_files(folder: Path, shown_name: str) -> None:
         is_read = VOCABULARY_FILES.fullmatch(path.name) or path.name == CONFIG_FILE
         if is_read and (start_of_file(path) or b"").startswith(LFS_POINTER_START):
             raise InputError(
-                f"{shown_name}/{path.name} must be a file of a tokenizer; it is a Git LFS pointer, not the file. Fetch "
-                "the file itself: `git lfs pull`."
+                f"{shown_name}/{path.name} must be a file of a tokenizer; it is a Git LFS pointer. Fetch the file "
+                "itself with `git lfs pull`."
             )
     words = Path(folder, "vocab.txt")
     if not Path(folder, TOKENIZER_FILE).exists() and (start_of_file(words) or b"").startswith(codecs.BOM_UTF8):
         raise InputError(
-            f"{shown_name}/vocab.txt must begin with a token; it begins with a byte-order mark. Remove it: "
+            f"{shown_name}/vocab.txt must start with a token; it starts with a byte-order mark. Remove the mark with "
             f"`sed -i '1s/^\\xef\\xbb\\xbf//' {words.name}`."
         )
 
 
 def _check_contents(folder: Path, shown_name: str) -> None:
-    """Raise an InputError that names the first damaged file of a tokenizer that cannot be loaded."""
+    """Look for the damaged file of a tokenizer that cannot be loaded.
+
+    Raises:
+        InputError: names the first damaged file.
+    """
     from tokenizers import Tokenizer
 
     names = [path.name for path in sorted(folder.iterdir())] if folder.is_dir() else []
-    for name in [one for one in names if TOKENIZER_FILES.fullmatch(one) and one.endswith(".json")]:
+    for name in [name for name in names if TOKENIZER_FILES.fullmatch(name) and name.endswith(".json")]:
         try:
             content = json.loads((folder / name).read_text("utf-8"))
             if not isinstance(content, dict | list):
-                raise TypeError("it is no object of JSON")
+                raise TypeError("it is not a JSON object")
             if name == TOKENIZER_FILE:
                 Tokenizer.from_file(str(folder / name))
         except Exception as error:  # `tokenizers` raises nothing more specific
@@ -149,11 +165,14 @@ def _check_contents(folder: Path, shown_name: str) -> None:
 
 
 def plain_text_tokenizer_json(tokenizer_json: str) -> str:
-    """Make a `tokenizer.json` with the same ids, whose special tokens no text can produce.
+    """Return a `tokenizer.json` with the same ids, but whose special tokens no text can produce.
 
-    `encode_special_tokens` of `tokenizers` is not enough: a unigram model has the special tokens in its vocabulary, and
-    still finds them in text. Here they get names that text does not contain, with a hash of the tokenizer. The merges
-    of BPE that make or use one are left out.
+    `encode_special_tokens` of `tokenizers` is not enough: a unigram model has the special tokens in its vocabulary, so
+    it still finds them in text. Here they are renamed with a hash of the tokenizer, which no text contains. BPE merges
+    that produce or use a special token are removed.
+
+    Args:
+        tokenizer_json: content of `tokenizer.json`.
 
     Raises:
         InputError: `tokenizers` cannot load the result.
@@ -187,8 +206,9 @@ def plain_text_tokenizer_json(tokenizer_json: str) -> str:
     except Exception as error:  # `tokenizers` raises nothing more specific
         names = ", ".join(sorted(special_tokens))
         raise InputError(
-            f"The tokenizer must work without its special tokens ({names}), which no text may produce; `tokenizers` "
-            f"cannot load it: {error}. Train one with train_unigram.py, or remove what refers to them from its model."
+            f"No text may produce the special tokens of the tokenizer ({names}), but `tokenizers` cannot load its "
+            f"model without them: {error}. Train one with train_unigram.py, or remove what refers to them from the "
+            "model."
         ) from error
     return changed
 
@@ -204,52 +224,52 @@ def special_ids(tokenizer: "PreTrainedTokenizerFast") -> dict[str, int]:
 
 
 def role_tokens(tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:
-    """Return the arguments of a tokenizer's class that name its special tokens, those without a role included."""
+    """Return the arguments of a tokenizer's class that name its special tokens, including those without a role."""
     added = tokenizer.added_tokens_decoder
 
     def as_added(token: str) -> Any:
         return added.get(tokenizer.convert_tokens_to_ids(token), token)
 
     roles = {f"{name}_token": getattr(tokenizer, f"{name}_token") for name in (*SPECIAL_TOKENS, "bos", "eos")}
-    # Their names in transformers 4 and 5.
+    # Special tokens without a role have these names in transformers 4 and 5.
     others = getattr(tokenizer, "additional_special_tokens", None) or getattr(tokenizer, "extra_special_tokens", None)
     named = {name: as_added(token) for name, token in roles.items() if token is not None}
     return named | ({"additional_special_tokens": list(map(as_added, others))} if others else {})
 
 
 def special_token_ids(tokenizer: "PreTrainedTokenizerFast") -> set[int]:
-    """Return the ids of all special tokens, those without a role included."""
+    """Return the ids of all special tokens, including those without a role."""
     added = tokenizer.added_tokens_decoder
     return {token_id for token_id in added if added[token_id].special} | set(tokenizer.all_special_ids)
 
 
 def vocabulary_size(tokenizer: "PreTrainedTokenizerFast") -> int:
-    """Return the number of rows that an embedding needs: the largest id + 1, since ids may be missing."""
+    """Return the number of rows that an embedding needs: the largest id + 1, because ids may have gaps."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
 def tokenizer_sha256(tokenizer: "PreTrainedTokenizerFast") -> str:
-    """Hash everything that decides which ids a text gets, and the special ids: a SHA-256 in hex.
+    """Return a SHA-256, in hexadecimal, of everything that decides which ids a text gets, and of the special ids.
 
-    Saving, loading, truncation and padding do not change it.
+    Saving, loading, truncation and padding do not change the hash.
     """
-    # `tokenizers` may change the last bit of a score when it reads its own file, so scores count to six decimals.
+    # `tokenizers` may change the last bit of a score when it reads its own file, so scores are rounded to six decimals.
     backend = json.loads(tokenizer.backend_tokenizer.to_str(), parse_float=lambda digits: f"{float(digits):.6f}")
-    if _adds_nothing(backend["post_processor"]):  # transformers 5 puts one where there is none
+    if _adds_nothing(backend["post_processor"]):  # transformers 5 adds such a post-processor where there is none
         backend["post_processor"] = None
     record = {"backend": backend | NO_TRUNCATION_OR_PADDING, "special_ids": special_ids(tokenizer)}
     return hashlib.sha256(json.dumps(record, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _adds_nothing(post_processor: dict[str, Any] | None) -> bool:
-    """Return whether it only numbers the texts of a pair, as `tokenizers` does without one."""
+    """Return whether a post-processor only numbers the texts of a pair, which `tokenizers` does by default."""
     sequences = [{"Sequence": {"id": name, "type_id": number}} for number, name in enumerate("AB")]
     nothing = {"type": "TemplateProcessing", "single": sequences[:1], "pair": sequences, "special_tokens": {}}
     return post_processor in (None, nothing)
 
 
 def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: str) -> None:
-    """Save the tokenizer's files, and its `word_starts`, in a local or `gs://` folder, each replaced in one step."""
+    """Save the files of a tokenizer and its `word_starts` to a local or `gs://` folder. Each file is all or nothing."""
     import numpy as np
 
     tokenizer.backend_tokenizer.no_truncation()
@@ -257,7 +277,7 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: str) -> None:
     starts = word_starts(tokenizer)
     destination = open_folder(folder)
     if starts is None:
-        destination.delete_files([WORD_STARTS_FILE])  # of an earlier tokenizer
+        destination.delete_files([WORD_STARTS_FILE])  # an earlier tokenizer may have left one
     with tempfile.TemporaryDirectory() as temporary_folder:
         write_tokenizer(tokenizer, temporary_folder)
         if starts is not None:
@@ -267,7 +287,7 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: str) -> None:
 
 
 def write_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: str) -> None:
-    """Write the files of a tokenizer to a local folder, as transformers 4 does: 5 reads them as well."""
+    """Write the files of a tokenizer to a local folder in the format of transformers 4, which 5 also reads."""
     tokenizer.save_pretrained(folder)
     path, roles_path = Path(folder, CONFIG_FILE), Path(folder, SPECIAL_TOKENS_FILE)
     config = {key: value for key, value in json.loads(path.read_text("utf-8")).items() if key not in KEYS_OF_LOADING}
@@ -282,20 +302,27 @@ def write_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: str) -> None:
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write it as transformers does."""
+    """Write a JSON file with the formatting of transformers."""
     path.write_text(json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def word_starts(tokenizer: "PreTrainedTokenizerFast") -> "NDArray[np.bool_] | None":
-    """Return for each id whether its token begins a word, (vocabulary_size,), or None if tokens do not show it.
+    """Return for each id whether its token starts a word; None if the tokens do not show where words start.
 
-    With Metaspace a token that starts with the mark of a space (`▁`) begins a word, with ByteLevel one that starts with
-    white space (`Ġ`, `Ċ`), with WordPiece one without the prefix of continued words (`##`). Word-level models, BPE that
-    marks the ends of words (`</w>`), and tokenizers that drop spaces do not show it.
+    How a token shows that it starts a word depends on the tokenizer:
 
-    Special tokens begin a word, but `<unk>` does not if the mark is a token by itself, since then it comes before
-    `<unk>`, too. Bytes and ids without a token do not. The mark of a text's first word may be missing: what follows a
-    special token begins a word in any case.
+    - Metaspace: it starts with the mark of a space (`▁`).
+    - ByteLevel: it starts with white space (`Ġ`, `Ċ`).
+    - WordPiece: it lacks the prefix of continued words (`##`).
+
+    Word-level models, BPE that marks the ends of words (`</w>`), and tokenizers that drop spaces do not show it.
+
+    Special tokens start a word. `<unk>` does not if the mark is a token by itself, because the mark then also precedes
+    `<unk>`. Tokens of single bytes and ids without a token do not start a word. The first word of a text may lack the
+    mark, so callers must treat the token after a special token as the start of a word.
+
+    Returns:
+        One truth value per id, (vocabulary_size,), or None.
     """
     import numpy as np
 
@@ -315,7 +342,11 @@ def word_starts(tokenizer: "PreTrainedTokenizerFast") -> "NDArray[np.bool_] | No
 
 
 def load_word_starts(folder: str) -> "NDArray[np.bool_] | None":
-    """Load the table saved with a tokenizer, (vocabulary_size,), if there is one; an InputError if it is damaged."""
+    """Load the table of `word_starts` that was saved with a tokenizer, (vocabulary_size,), if there is one.
+
+    Raises:
+        InputError: the table is damaged.
+    """
     import numpy as np
 
     files = open_folder(folder)
@@ -325,7 +356,7 @@ def load_word_starts(folder: str) -> "NDArray[np.bool_] | None":
     with guarded_read(path, "one truth value per id, as saved with the tokenizer", hint=hint):
         starts = np.lib.format.read_array(io.BytesIO(files.read_bytes(WORD_STARTS_FILE)), allow_pickle=False)
         if starts.dtype != np.bool_ or starts.ndim != 1:
-            raise ValueError(f"it holds {starts.dtype} of shape {starts.shape}")
+            raise ValueError(f"it contains {starts.dtype} values of shape {starts.shape}")
     return starts
 
 
@@ -343,7 +374,7 @@ def _marks(settings: dict[str, Any]) -> str:
 
 
 def steps_of(component: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """List the steps of a component of `tokenizer.json`: none, one, or those of a sequence, which may be nested."""
+    """List the steps of a component of `tokenizer.json`, which may be missing, a single step, or a nested sequence."""
     if component is None or component["type"] != "Sequence":
         return [component] if component else []
     (members,) = (value for value in component.values() if isinstance(value, list))
@@ -352,7 +383,7 @@ def steps_of(component: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 def _lacks_prefix(model: dict[str, Any]) -> Callable[[str], bool] | None:
     prefix = model.get("continuing_subword_prefix")
-    # Tokens of single bytes have no prefix, wherever in a word they are.
+    # With byte fallback the missing prefix shows nothing: tokens of single bytes have none, even inside a word.
     if not prefix or model.get("byte_fallback"):
         return None
     return lambda token: not token.startswith(prefix)

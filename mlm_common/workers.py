@@ -25,27 +25,28 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# One item being worked on and one waiting: a worker never waits for the reader, unless reading is the slower part.
+# One item in progress and one in the queue, so that a worker waits only if reading items is the bottleneck.
 ITEMS_PER_WORKER = 2
-# The longest that Ctrl-C waits for a result.
+# The longest time that Ctrl-C takes to have an effect while the process waits for a result.
 POLL_SECONDS = 0.5
 
 
 def num_cores(system: Path = Path("/")) -> int:
-    """Count the cores that this process may use: those it is bound to, and no more than the quotas of its containers.
+    """Count the cores that this process may use, limited by its CPU affinity and by the quotas of its containers.
 
-    `system` is the root of the file system.
+    Args:
+        system: root of the file system.
     """
     num_bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = []
-    with contextlib.suppress(OSError, ValueError):  # not on Linux, or in a form that we do not know
+    with contextlib.suppress(OSError, ValueError):  # not on Linux, or in an unknown format
         for folder in _control_groups(system):
             quotas += _cpu_quota(folder)
     return max(1, min([num_bound, *map(math.ceil, quotas)]))
 
 
 def _control_groups(system: Path) -> Iterator[Path]:
-    """Yield the folder of each control group of this process that may have a CPU quota, and those above it.
+    """Yield the folders of the control groups of this process that may have a CPU quota, and of their ancestors.
 
     See cgroups(7), and proc(5) for mountinfo.
     """
@@ -60,11 +61,11 @@ def _control_groups(system: Path) -> Iterator[Path]:
                 continue
             top = system / mount_point.lstrip("/")
             folder = top / path.removeprefix(root.rstrip("/")).lstrip("/")
-            yield from [folder, *(one for one in folder.parents if one.is_relative_to(top))]
+            yield from [folder, *(parent for parent in folder.parents if parent.is_relative_to(top))]
 
 
 def _cpu_quota(group: Path) -> list[float]:
-    """Read how many cores a control group may use, of version 2 or 1; empty if as many as there are."""
+    """Return the number of cores that a control group (version 2 or 1) may use; empty if there is no limit."""
     for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             quota, period = " ".join((group / name).read_text(encoding="ascii") for name in names).split()
@@ -75,17 +76,17 @@ def _cpu_quota(group: Path) -> list[float]:
 def map_in_order(
     function: Callable[[Item], Result], items: Iterable[Item], num_processes: int, hint: str
 ) -> Iterator[Result]:
-    """Yield `function(item)` for each item, in order, as `Workers` that are needed once."""
+    """Yield `function(item)` for each item, in order, with `Workers` that exist only for this call."""
     with Workers(num_processes, hint) as workers:
         yield from workers.map_in_order(function, items)
 
 
 class Workers:
-    """Worker processes, started when there is work for two; they end with the context.
+    """Worker processes, which are started when there are items for two of them, and end with the context.
 
     Args:
-        num_processes: how many; one means this process.
-        hint: what to change if a worker was killed for lack of memory.
+        num_processes: number of workers. With 1 the work is done in this process.
+        hint: sentence that says what to change if a worker was killed for lack of memory.
     """
 
     def __init__(self, num_processes: int, hint: str) -> None:
@@ -101,11 +102,13 @@ class Workers:
             self._pool.shutdown(cancel_futures=True)
 
     def map_in_order(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """Yield `function(item)` for each item, in order; a single one is worked on here, if no worker waits for it.
+        """Yield `function(item)` for each item, in order.
+
+        A single item is processed in this process unless workers are already running.
 
         Args:
-            function: a function of a module, or a `functools.partial` of one.
-            items: taken as results leave, so that at most two a worker are held.
+            function: top-level function of a module, or a `functools.partial` of one.
+            items: read as results are consumed, so that at most two items per worker are in memory.
 
         Raises:
             InputError: a worker was killed.
@@ -119,7 +122,7 @@ class Workers:
                 yield from self._map_in_pool(function, chain(first, items))
 
     def _map_in_pool(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        # Spawned, since a fork copies the locks of the threads that this process has.
+        # Workers are spawned, because a fork would copy the locks of this process's threads.
         self._pool = self._pool or ProcessPoolExecutor(
             self._num_processes, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_worker
         )
@@ -134,15 +137,15 @@ class Workers:
                 yield _result(in_flight.popleft())
         except BrokenProcessPool as error:
             raise InputError(
-                f"A worker was killed, most likely for lack of memory, with {self._num_processes} at work. {self._hint}"
+                f"One of {self._num_processes} workers was killed, most likely for lack of memory. {self._hint}"
             ) from error
 
 
 @contextlib.contextmanager
 def _without_main_module(function: Callable[..., Any]) -> Iterator[None]:
-    """Let workers that are started meanwhile not run the script of this process again, unless the function is from it.
+    """Keep workers that are started meanwhile from running the main script again, unless the function is defined in it.
 
-    It may do its work without `if __name__ == "__main__"`, or be no file.
+    The script may lack `if __name__ == "__main__"`, or may not be a file at all.
     """
     while isinstance(function, partial):
         function = function.func
@@ -156,7 +159,7 @@ def _without_main_module(function: Callable[..., Any]) -> Iterator[None]:
 
 
 def _result(future: Future[Result]) -> Result:
-    """Wait for a result; Ctrl-C takes effect between two waits: within a call of a future it may leave a lock taken."""
+    """Wait for a result. Ctrl-C takes effect between two waits, because within one it could leave a lock acquired."""
     while True:
         with interrupts_put_off():
             if wait([future], timeout=POLL_SECONDS).done:
@@ -169,7 +172,7 @@ def _begin_worker() -> None:
 
 
 def _end_with_parent() -> None:
-    """Kill this worker when its parent is killed: a restarted run must have the folder to itself."""
+    """Kill this worker when its parent has ended, so that a restarted run has the folder to itself."""
     parent = multiprocessing.parent_process()
     if parent:
         parent.join()
@@ -178,7 +181,7 @@ def _end_with_parent() -> None:
 
 @contextlib.contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Block Ctrl-C: a worker that is started meanwhile inherits that, until it ignores Ctrl-C."""
+    """Block Ctrl-C. Workers that are started meanwhile inherit the block, until they set Ctrl-C to be ignored."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -188,7 +191,7 @@ def _interrupts_blocked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _single_threaded_tokenizers() -> Iterator[None]:
-    """Keep `tokenizers`, here and in processes started meanwhile, from starting a thread per core."""
+    """Keep `tokenizers`, here and in processes that are started meanwhile, from starting a thread per core."""
     variable = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(variable)
     os.environ[variable] = "false"
@@ -203,7 +206,7 @@ def _single_threaded_tokenizers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupts_put_off() -> Iterator[None]:
-    """Delay Ctrl-C and SIGTERM until the end; outside the main thread they take effect elsewhere anyway."""
+    """Delay Ctrl-C and SIGTERM until the end of the context. Does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -223,24 +226,25 @@ def interrupts_put_off() -> Iterator[None]:
             signal.raise_signal(received_number)
 
 
-# How long a command waits for its threads at its end: longer than one try of Cloud Storage's client.
+# The time that a command waits for its threads when it ends. It is longer than one try of Cloud Storage's client.
 END_SECONDS = 150.0
-# After a stop or an error: whoever stopped the command may be about to kill it.
+# The same after a shutdown request or an error. It is short, because the command may be about to be killed.
 STOP_SECONDS = 5.0
 
 
 def seconds_to_end(error_type: type[BaseException] | None) -> float:
-    """Return how long a context may wait for its thread, by the exception that ends the context."""
+    """Return how long a context may wait for its thread when it ends; `error_type` is the exception that ended it."""
     return END_SECONDS if error_type is None else STOP_SECONDS
 
 
 class LatestItemWorker(Generic[Item]):
-    """Calls `handle` in a daemon thread, one item at a time; while it is busy, a newer item replaces the waiting one.
-
-    `newer_waits` is set while an item waits, so that `handle` can end early what the next item makes useless.
+    """Calls `handle` in a daemon thread, one item at a time. While it is busy, a new item replaces the waiting one.
 
     Args:
-        handle: its exceptions are logged, and the next item follows.
+        handle: processes an item. Its exceptions are logged, and the thread continues with the next item.
+
+    Attributes:
+        newer_waits: set while an item waits, so that `handle` can stop work that the waiting item makes useless.
     """
 
     def __init__(self, handle: Callable[[Item], None]):
@@ -252,7 +256,7 @@ class LatestItemWorker(Generic[Item]):
         self._thread: threading.Thread | None = None
 
     def submit(self, item: Item) -> None:
-        """Handle the item next, instead of the one that waits."""
+        """Let the item wait for processing; it replaces an item that is already waiting."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="latest-item", daemon=True)
             self._thread.start()
@@ -262,13 +266,14 @@ class LatestItemWorker(Generic[Item]):
             self._changed.notify_all()
 
     def drop_waiting(self) -> None:
-        """Drop the item that waits, and let the current one end early."""
+        """Drop the waiting item, and set `newer_waits` so that the current one ends early."""
         with self._changed:
             self._waiting = None
             self.newer_waits.set()
             self._changed.notify_all()
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until all items are processed; return False after the time-out."""
         with self._changed:
             return self._changed.wait_for(lambda: self._waiting is None and not self._is_busy, timeout_seconds)
 
@@ -278,7 +283,7 @@ class LatestItemWorker(Generic[Item]):
             try:
                 self._handle(item)
             except Exception:  # the thread must survive for the next item
-                logger.exception("work in the background failed")
+                logger.exception("background work failed")
             with self._changed:
                 self._is_busy = False
                 self._changed.notify_all()

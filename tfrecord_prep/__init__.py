@@ -1,8 +1,13 @@
 """Stage 2: tokenize text and write it as TFRecord shards with a manifest.
 
-In reading order: `prepare_tfrecord_shards` is the command; `split` plans a split, has its partitions worked on, here or
-by `beam_pipeline`, and sums them up; `partition` turns documents into shards with `encoding`, `segment_pairs`,
-`chunking` and `records`; `split_folder` and `manifest` are the files of a split. `verify` reads all of it again, and
-`hub_shards` publishes it, and fetches what was published. `import_bert_tfrecords` is a command that makes shards of the
-files of BERT's create_pretraining_data.py.
+Read the modules in this order:
+
+- `prepare_tfrecord_shards`: the command.
+- `split`: plans a split, has its partitions processed by local workers or by `beam_pipeline`, and sums up the results.
+- `partition`: turns documents into shards, with `encoding`, `segment_pairs`, `chunking` and `records`.
+- `split_folder` and `manifest`: the files in the folder of a split.
+- `duplicates`: finds documents that occur more than once.
+- `verify`: reads all shards again and compares them with their manifests.
+- `hub_shards`: pushes shards to the Hub and fetches them from there.
+- `import_bert_tfrecords`: a second command, which imports the files of BERT's create_pretraining_data.py.
 """

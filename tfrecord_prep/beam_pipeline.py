@@ -1,7 +1,7 @@
-"""Work on the partitions of a split with Apache Beam: in processes of this machine, or on Dataflow.
+"""Process the partitions of a split with Apache Beam, on this machine or on Dataflow.
 
-Beam gets the list of partitions, and no text: a worker reads the byte ranges of a partition and writes its shards and
-its sidecar.
+Beam gets only the list of partitions, not their text. Each worker reads the byte ranges of a partition and writes its
+shards and its sidecar.
 """
 
 import importlib.util
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Documents that workers cannot read themselves become part of the pipeline, which Dataflow limits to 10 MB.
+# Documents that workers cannot read from files become part of the pipeline's description, which Dataflow limits to
+# 10 MB.
 MAX_INLINE_BYTES = 4 << 20
 REQUIRED_BY_DATAFLOW = ("project", "region", "temp_location")
 
-# Beam may give a process several partitions at once, but its remembered words and memory are for one.
+# Beam may give a process several partitions at once. The process has memory, and a cache of tokenized words, for one.
 _one_at_a_time = threading.Lock()
 
 
@@ -39,43 +40,46 @@ def check_beam(config: PrepareConfig, corpus: Corpus) -> "PipelineOptions":
     Raises:
         InputError: apache_beam is not installed, Beam does not know an option, or Dataflow could not read the corpus.
     """
-    needed = ["apache_beam"] + ["google.cloud.dataflow"] * (config.runner == DATAFLOW_RUNNER)
-    if not all(map(importlib.util.find_spec, needed)):
+    modules = ["apache_beam"] + ["google.cloud.dataflow"] * (config.runner == DATAFLOW_RUNNER)
+    if not all(map(importlib.util.find_spec, modules)):
         raise InputError(f"--runner {config.runner} needs Apache Beam: python3 install.py --with beam")
     from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
     from apache_beam.runners.runner import create_runner
 
     options = _pipeline_options(config)
     if config.runner != DATAFLOW_RUNNER:
-        logging.getLogger("apache_beam").setLevel(logging.CRITICAL)  # its many lines hide what this run says
+        logging.getLogger("apache_beam").setLevel(logging.CRITICAL)  # its many lines would hide this run's messages
     else:
         given = options.get_all_options()
         missing = [f"--{name}" for name in REQUIRED_BY_DATAFLOW if not given.get(name)]
         if missing:
-            raise InputError(f"Dataflow needs {', '.join(missing)}: give --beam-options='--project=… --region=… …'.")
-        offline = _pipeline_options(config, "--dry_run=true")  # else the validator asks Cloud Storage
+            raise InputError(f"Dataflow needs {', '.join(missing)}. Pass --beam-options='--project=… --region=… …'.")
+        offline = _pipeline_options(config, "--dry_run=true")  # otherwise the validator sends requests to Cloud Storage
         if problems := PipelineOptionsValidator(offline, create_runner(DATAFLOW_RUNNER)).validate():
-            raise InputError(f"--beam-options do not suit Dataflow: {' '.join(' '.join(problems).split())}")
+            raise InputError(f"Dataflow rejects --beam-options: {' '.join(' '.join(problems).split())}")
         files = [file for source in corpus.sources.values() for file in source.files]
         local = [file.name for file in files if file.is_local]
         if local:
-            raise InputError(f"Dataflow's machines read gs:// files only; --data-files and others name {local[0]}.")
+            raise InputError(
+                f"Dataflow's machines can read gs:// files only; the corpus has the local file {local[0]}. Copy it to "
+                "a bucket, or pass --runner local."
+            )
     return options
 
 
 def work_with_beam(
     work: SplitWork, partitions: Iterable[NumberedPartition], options: "PipelineOptions"
 ) -> Iterator[int]:
-    """Yield the number of each partition, in order, once all of them are complete.
+    """Process all partitions, then yield the number of each, in order.
 
     Raises:
-        InputError: too many documents that workers cannot read by themselves, or what `work_on_partition` raises.
+        InputError: too many documents that workers cannot read from files. Also whatever `work_on_partition` raises.
         RunFailedError: the pipeline failed.
     """
     numbered = list(_without_much_text(partitions))
     if numbered:
         _run_pipeline(work, numbered, options)
-    yield from (one.index for one in numbered)
+    yield from (partition.index for partition in numbered)
 
 
 def work_in_worker(numbered: NumberedPartition, work: SplitWork) -> None:
@@ -84,17 +88,20 @@ def work_in_worker(numbered: NumberedPartition, work: SplitWork) -> None:
         work_on_partition(work, numbered)
 
 
-def _pipeline_options(config: PrepareConfig, *more: str) -> "PipelineOptions":
+def _pipeline_options(config: PrepareConfig, *extra_flags: str) -> "PipelineOptions":
     from apache_beam.options.pipeline_options import PipelineOptions
 
     defaults = ["--number_of_worker_harness_threads=1"]
     if config.runner != DATAFLOW_RUNNER:
         defaults = ["--direct_running_mode=multi_processing", f"--direct_num_workers={config.num_processes}"]
-    flags = [*defaults, *shlex.split(config.beam_options), *more, f"--runner={config.runner}"]
+    flags = [*defaults, *shlex.split(config.beam_options), *extra_flags, f"--runner={config.runner}"]
     options = PipelineOptions(flags, save_main_session=False)  # workers need nothing of the program's main module
     unknown = options.get_all_options(retain_unknown_options=True).keys() - options.get_all_options().keys()
     if unknown:
-        raise InputError(f"--beam-options must be options that Beam knows; unknown: {', '.join(sorted(unknown))}.")
+        raise InputError(
+            f"--beam-options has options that Apache Beam does not know: {', '.join(sorted(unknown))}. Check their "
+            "spelling."
+        )
     return options
 
 
@@ -104,8 +111,8 @@ def _without_much_text(partitions: Iterable[NumberedPartition]) -> Iterator[Numb
         num_bytes += sum(len(item.encode()) for item in numbered.partition if not isinstance(item, ByteRange))
         if num_bytes > MAX_INLINE_BYTES:
             raise InputError(
-                f"Beam's workers read files by themselves, and take at most {MAX_INLINE_BYTES:,} bytes of documents "
-                "from elsewhere: give --data-files without --limit, or --runner local."
+                "Apache Beam's workers cannot read this corpus themselves, and can be sent at most "
+                f"{MAX_INLINE_BYTES:,} bytes of documents. Pass --data-files without --limit, or --runner local."
             )
         yield numbered
 
@@ -121,11 +128,11 @@ def _run_pipeline(work: SplitWork, numbered: list[NumberedPartition], options: "
     pipeline = beam.Pipeline(runner=runner, options=options)
     partitions = pipeline | "partitions" >> beam.Create(numbered) | "spread" >> beam.Reshuffle()
     _ = partitions | "write shards" >> beam.Map(work_in_worker, work)
-    how_to_resume = f"The complete partitions in {work.folder} stay: run the same command again."
+    how_to_resume = f"The complete partitions in {work.folder} are kept. Run the same command again to continue."
     try:
         state = pipeline.run().wait_until_finish()
-    except Exception as error:  # the runners have no class of errors in common
-        described = "".join(traceback.format_exception_only(error))  # of a worker's error its traceback, as text
+    except Exception as error:  # the runners' errors have no common class
+        described = "".join(traceback.format_exception_only(error))  # contains the traceback of the worker, as text
         message = re.search(r"\bInputError: (.+?)(?: \[while running|\n|$)", described)
         if message:
             raise InputError(message[1]) from error

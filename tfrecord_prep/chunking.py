@@ -1,4 +1,7 @@
-"""Cut tokenized documents into rows of one length: every token goes into exactly one row."""
+"""Cut tokenized documents into rows of equal length.
+
+Every token goes into exactly one row, except in `cut_segment_pairs`.
+"""
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
@@ -12,18 +15,18 @@ from tfrecord_prep.encoding import TokenBatch
 from tfrecord_prep.manifest import PAIRS
 from tfrecord_prep.segment_pairs import PairRule, Pairs, draw_pairs
 
-# Numbers of passages in the order of the rows, (num_arranged,), and the number of passages up to the end of each row,
-# (num_rows,).
+# The indices of the passages in the order of the rows, (num_arranged,), and the number of passages up to the end of
+# each row, (num_rows,).
 Arrangement = tuple[NDArray[np.int64], NDArray[np.int64]]
 
-# Passages are packed, and random segments drawn, in windows of this many tokens: 2,048 rows of 512, or 128 of 8,192. In
-# a smaller window fewer passages fit together; a larger one would take more memory than 25 MB.
+# Passages are packed, and random segments are drawn, within windows of this many tokens: 2,048 rows of 512 tokens, or
+# 128 rows of 8,192. A smaller window would leave more padding. A larger one would take more than 25 MB of memory.
 WINDOW_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Framing:
-    """The ids around and after the text."""
+    """The ids of the tokens that start a row, end a segment, and pad a row."""
 
     cls_id: int
     sep_id: int
@@ -32,27 +35,38 @@ class Framing:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of one length, some of which may end in padding."""
+    """Rows of equal length, some of which may end in padding.
 
-    input_ids: NDArray[np.int32]  # (num_rows, max_length)
-    num_tokens_per_row: NDArray[np.int64]  # (num_rows,): ids before the padding
-    next_sentence_labels: NDArray[np.int64] | None = None  # (num_rows,): of pairs of segments
+    Attributes:
+        input_ids: ids, including padding; (num_rows, max_length).
+        num_tokens_per_row: number of ids before the padding; (num_rows,).
+        next_sentence_labels: `RANDOM_NEXT` or `IS_NEXT` for rows of segment pairs, otherwise None; (num_rows,).
+    """
+
+    input_ids: NDArray[np.int32]
+    num_tokens_per_row: NDArray[np.int64]
+    next_sentence_labels: NDArray[np.int64] | None = None
 
 
 def cut_concat(batches: Iterable[TokenBatch], framing: Framing, max_length: int) -> Iterator[Rows]:
-    """Yield `[CLS] document [SEP] [CLS] document [SEP] …` cut every `max_length` ids; only the last row is padded.
+    """Yield `[CLS] document [SEP] [CLS] document [SEP] …`, cut every `max_length` ids. Only the last row is padded.
 
-    As in the run_mlm examples of transformers, which drop the last row, though. `batches` are the documents' ids; a
-    document ends at the end of the last one.
+    The run_mlm examples of transformers do the same, but drop the last row.
+
+    Args:
+        batches: ids of the documents. The last batch ends with the end of a document.
+        framing: ids of [CLS], [SEP] and padding.
+        max_length: ids per row.
     """
     return _cut(_framed(batches, [framing.cls_id], [framing.sep_id]), max_length, framing.pad_id)
 
 
 def cut_full_sentences(batches: Iterable[TokenBatch], framing: Framing, max_length: int) -> Iterator[Rows]:
-    """Yield rows `[CLS] … [SEP]`, filled across the borders of documents, with a `[SEP]` at each border.
+    """Yield rows `[CLS] … [SEP]` that continue across the ends of documents, with a `[SEP]` between two documents.
 
-    The FULL-SENTENCES format of RoBERTa (https://arxiv.org/abs/1907.11692, section 4.2), filled by tokens rather than
-    by sentences, so that only the last row is padded. Arguments as in `cut_concat`.
+    This is the FULL-SENTENCES format of RoBERTa (https://arxiv.org/abs/1907.11692, section 4.2), except that rows are
+    filled by tokens rather than by sentences, so that only the last row is padded. The arguments are those of
+    `cut_concat`.
     """
     stream = _framed(batches, [framing.sep_id], [], is_open=True)
     for inner in _cut(stream, max_length - 2, framing.pad_id):
@@ -65,10 +79,11 @@ def cut_full_sentences(batches: Iterable[TokenBatch], framing: Framing, max_leng
 
 
 def cut_documents(batches: Iterable[TokenBatch], framing: Framing, max_length: int) -> Iterator[Rows]:
-    """Yield rows of as many documents in order as fit, each framed by `[CLS]` and `[SEP]`; any row may be padded.
+    """Yield rows of as many documents as fit, in order, each framed by `[CLS]` and `[SEP]`. Any row may be padded.
 
-    The DOC-SENTENCES format of RoBERTa (section 4.2), with several short documents in a row. A longer document is cut
-    into framed passages of a row each, of which the last may share a row. Arguments as in `cut_concat`.
+    This is the DOC-SENTENCES format of RoBERTa (section 4.2), except that several short documents share a row. A
+    document longer than a row is cut into framed passages that fill a row each. Its last passage may share a row with
+    the next documents. The arguments are those of `cut_concat`.
     """
     yield from _cut_passages(batches, framing, max_length, _arrange_in_order)
 
@@ -84,13 +99,19 @@ def cut_packed(batches: Iterable[TokenBatch], framing: Framing, max_length: int)
 def cut_segment_pairs(
     batches: Iterable[TokenBatch], framing: Framing, max_length: int, rule: PairRule | None = None
 ) -> Iterator[Rows]:
-    """Yield a row `[CLS] A [SEP] B [SEP]` for each pair of `draw_pairs`; any row may be padded.
+    """Yield a row `[CLS] A [SEP] B [SEP]` for each pair of `draw_pairs`. Any row may be padded.
 
-    Random segments are drawn within a million tokens. Arguments as in `cut_concat`; batches without sentences have one
-    per document. Text that does not fit a row is left out, and random segments are in two rows.
+    Random segments come from the same window of a million tokens. Text that does not fit a row is left out, and random
+    segments occur in two rows.
+
+    Args:
+        batches: as in `cut_concat`. If they have no sentences, each document counts as one sentence.
+        framing: ids of [CLS], [SEP] and padding.
+        max_length: ids per row.
+        rule: probabilities; default: those of BERT.
     """
     rule = rule or PairRule()
-    ids = np.empty(0, np.int32)  # from the start of the first document that is in no row yet
+    ids = np.empty(0, np.int32)  # starts with the first document that is not in a row yet
     document_ends, sentence_ends = np.empty(0, np.int64), np.empty(0, np.int64)
     num_done = 0
     for batch in chain(batches, [None]):
@@ -123,9 +144,9 @@ CHUNKINGS: dict[str, Callable[..., Iterator[Rows]]] = {
 def _framed(
     batches: Iterable[TokenBatch], before: list[int], after: list[int], is_open: bool = False
 ) -> Iterator[NDArray[np.int32]]:
-    """Yield the ids with `before` at the start of each document and `after` at its end.
+    """Yield the ids with `before` inserted at the start of each document and `after` at its end.
 
-    With `is_open` the first document has already started.
+    If `is_open`, the first document counts as already started, and gets no `before`.
     """
     for batch in batches:
         ends = batch.document_ends
@@ -133,28 +154,28 @@ def _framed(
         begins = begins[begins < len(batch.ids)]
         positions = np.concatenate([*[ends] * len(after), *[begins] * len(before)])
         values = np.repeat(after + before, [len(ends)] * len(after) + [len(begins)] * len(before))
-        yield np.insert(batch.ids, positions, values)  # at equal positions in this order
+        yield np.insert(batch.ids, positions, values)  # keeps the order of values at equal positions
         is_open = bool(ends[-1] < len(batch.ids)) if len(ends) else is_open or len(batch.ids) > 0
 
 
 def _cut(stream: Iterable[NDArray[np.int32]], length: int, pad_id: int) -> Iterator[Rows]:
-    """Yield the stream in rows of `length`, of which only the last is padded."""
-    rest = np.empty(0, np.int32)
+    """Yield the stream in rows of `length` ids. Only the last row is padded."""
+    remaining = np.empty(0, np.int32)
     for ids in stream:
-        ids = np.append(rest, ids)
+        ids = np.append(remaining, ids)
         num_rows = len(ids) // length
         yield Rows(ids[: num_rows * length].reshape(num_rows, length), np.full(num_rows, length))
-        rest = ids[num_rows * length :]
-    if len(rest):
+        remaining = ids[num_rows * length :]
+    if len(remaining):
         row = np.full((1, length), pad_id, np.int32)
-        row[0, : len(rest)] = rest
-        yield Rows(row, np.array([len(rest)]))
+        row[0, : len(remaining)] = remaining
+        yield Rows(row, np.array([len(remaining)]))
 
 
 def _passage_ends(document_ends: NDArray[np.int64], num_ids: int, length: int) -> NDArray[np.int64]:
-    """Find the ends of passages of `length` ids, or fewer at the end of a document; (num_passages,).
+    """Return the ends of passages of `length` ids, or fewer at the end of a document; (num_passages,).
 
-    Of a document that does not end within the `num_ids`, only full passages are counted.
+    A document that does not end within the first `num_ids` ids contributes only its full passages.
     """
     begin_of_open = document_ends[-1] if len(document_ends) else 0
     end_of_full = begin_of_open + (num_ids - begin_of_open) // length * length
@@ -168,8 +189,8 @@ def _passage_ends(document_ends: NDArray[np.int64], num_ids: int, length: int) -
 def _cut_passages(
     batches: Iterable[TokenBatch], framing: Framing, max_length: int, arrange: Callable[..., Arrangement]
 ) -> Iterator[Rows]:
-    """Yield rows of framed passages in the arrangement of `arrange`, which is called as `pack`."""
-    ids = np.empty(0, np.int32)  # from the start of the first passage that is in no row yet
+    """Yield rows of framed passages, arranged by `arrange`, which has the signature of `pack`."""
+    ids = np.empty(0, np.int32)  # starts with the first passage that is not in a row yet
     document_ends = np.empty(0, np.int64)
     for batch in chain(batches, [None]):
         if batch is not None:
@@ -184,7 +205,10 @@ def _cut_passages(
 
 
 def _arrange_in_order(lengths: NDArray[np.int64], max_length: int, *, is_all: bool) -> Arrangement:
-    """Put as many passages in order into each row as fit; without `is_all` the last row is used only if it is full."""
+    """Put as many passages into each row as fit, in order.
+
+    Unless `is_all`, more passages follow, so the last row is returned only if it is full.
+    """
     ends = np.cumsum(lengths)
     row_ends: list[int] = []
     num_passages, limit = 0, max_length
@@ -198,9 +222,10 @@ def _arrange_in_order(lengths: NDArray[np.int64], max_length: int, *, is_all: bo
 
 
 def _window_documents(document_ends: NDArray[np.int64], *, is_all: bool) -> int:
-    """Count the documents of the next window: the fewest that fill it, at least two; 0 if there are not enough yet.
+    """Return the number of documents in the next window: the fewest that fill it, but at least two.
 
-    A document that would be alone at the end joins the window before.
+    Returns 0 if there are not enough documents yet. A last document that would be alone in its window joins the
+    previous window.
     """
     num_documents = max(2, int(np.searchsorted(document_ends, WINDOW_TOKENS)) + 1)
     if len(document_ends) >= num_documents + 2:
@@ -211,11 +236,11 @@ def _window_documents(document_ends: NDArray[np.int64], *, is_all: bool) -> int:
 def _rows_of_pairs(ids: NDArray[np.int32], pairs: Pairs, framing: Framing, max_length: int) -> Rows:
     begins, ends_in_ids = pairs.begins.ravel(), pairs.ends.ravel()
     lengths = ends_in_ids - begins  # (2 * num_pairs,)
-    ends = np.cumsum(lengths)  # in the text of the rows
+    ends = np.cumsum(lengths)  # ends of the segments in `text`
     text = _gathered(ids, begins, lengths)
     positions = np.concatenate([ends, (ends - lengths)[::2]])
     values = np.repeat([framing.sep_id, framing.cls_id], [len(ends), len(ends) // 2])
-    stream = np.insert(text, positions, values)  # at the same place [SEP], then [CLS]
+    stream = np.insert(text, positions, values)  # at equal positions [SEP] comes first, then [CLS]
     return _filled(stream, lengths.reshape(-1, 2).sum(axis=1) + 3, framing, max_length, pairs.labels)
 
 
@@ -229,11 +254,11 @@ def _rows_of_passages(
 ) -> Rows:
     begins = np.append(0, passage_ends[:-1])[order]
     lengths = passage_ends[order] - begins
-    ends = np.cumsum(lengths)  # in the text as it is arranged
+    ends = np.cumsum(lengths)  # ends of the passages in `text`
     text = _gathered(ids, begins, lengths)
     positions = np.concatenate([ends, ends - lengths])
     values = np.repeat([framing.sep_id, framing.cls_id], len(ends))
-    stream = np.insert(text, positions, values)  # at the same place [SEP], then [CLS]
+    stream = np.insert(text, positions, values)  # at equal positions [SEP] comes first, then [CLS]
     return _filled(stream, np.diff(ends[row_ends - 1] + 2 * row_ends, prepend=0), framing, max_length)
 
 
@@ -249,27 +274,28 @@ def _filled(
     max_length: int,
     labels: NDArray[np.int64] | None = None,
 ) -> Rows:
-    """Make rows of the given numbers of tokens of a stream, and pad them."""
+    """Cut a stream into rows with the given numbers of tokens, and pad them."""
     rows = np.full((len(num_tokens_per_row), max_length), framing.pad_id, np.int32)
     rows[np.arange(max_length) < num_tokens_per_row[:, None]] = stream
     return Rows(rows, num_tokens_per_row, labels)
 
 
 def pack(lengths: NDArray[np.int64], max_length: int, *, is_all: bool) -> Arrangement:
-    """Arrange passages in rows, window by window, depending on the lengths in the window alone.
+    """Arrange passages in rows with little padding, window by window.
 
-    The passages of a row stay in order, and the rows are in the order of their first passages.
+    The arrangement of a window depends only on the lengths of its passages. The passages of a row stay in order, and
+    the rows are sorted by their first passages.
 
     Args:
-        lengths: tokens of each passage, 1 to `max_length`; (num_passages,).
+        lengths: number of tokens of each passage, 1 to `max_length`; (num_passages,).
         max_length: tokens per row.
-        is_all: no passages follow; else those of the last, incomplete window are not arranged.
+        is_all: whether no passages follow. Otherwise the passages of the last, incomplete window are not arranged.
     """
     ends = np.append(0, np.cumsum(lengths))
     orders, row_ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     begin = 0
     while begin < len(lengths):
-        end = int(np.searchsorted(ends, ends[begin] + WINDOW_TOKENS))  # with the passage that fills it
+        end = int(np.searchsorted(ends, ends[begin] + WINDOW_TOKENS))  # includes the passage that fills the window
         if end > len(lengths) and not is_all:
             break
         rows = best_fit(lengths[begin:end].tolist(), max_length)
@@ -280,17 +306,20 @@ def pack(lengths: NDArray[np.int64], max_length: int, *, is_all: bool) -> Arrang
 
 
 def best_fit(lengths: list[int], max_length: int) -> NDArray[np.int64]:
-    """Choose a row for each passage, identified by its first passage; (num_passages,).
+    """Choose a row for each passage, by best fit decreasing (Johnson 1973).
 
-    Best fit decreasing (Johnson 1973): the longest remaining passage goes into the fullest row that has room for it.
+    The longest remaining passage goes into the fullest row that has room for it.
+
+    Returns:
+        The index of the first passage in the row of each passage; (num_passages,).
     """
     rows = np.empty(len(lengths), np.int64)
     open_rows: list[tuple[int, int]] = []  # (space, row), sorted
     num_rows = 0
     for passage in sorted(range(len(lengths)), key=lambda passage: -lengths[passage]):
-        found = bisect_left(open_rows, (lengths[passage], 0))
-        if found < len(open_rows):
-            space, row = open_rows.pop(found)
+        fullest = bisect_left(open_rows, (lengths[passage], 0))
+        if fullest < len(open_rows):
+            space, row = open_rows.pop(fullest)
         else:
             space, row = max_length, num_rows
             num_rows += 1

@@ -10,7 +10,7 @@ from mlm_common.workers import num_cores
 from tfrecord_prep.manifest import PAIRS
 from tfrecord_prep.segment_pairs import PairRule
 
-# Two of a row's ids are framing; fewer than six others would leave rows that are mostly framing.
+# [CLS] and [SEP] take two ids of each row. With fewer than six ids of text, much of a row would be such framing.
 MIN_LENGTH = 8
 MIN_PARTITION_BYTES = 1 << 10
 LOCAL_RUNNER = "local"
@@ -19,10 +19,10 @@ DATAFLOW_RUNNER = "DataflowRunner"
 
 @dataclass(frozen=True)
 class PrepareConfig(Bounded):
-    """How text becomes shards.
+    """How text becomes shards: each field is a flag, whose help text describes it.
 
     Raises:
-        InputError: a setting is missing or out of its range.
+        InputError: a setting is missing, out of range, or does not go with another one.
     """
 
     FLAG_GROUP = "Shards"
@@ -34,7 +34,7 @@ class PrepareConfig(Bounded):
         is_usual=True,
     )
     output_dir: str | None = flag(
-        None, "Folder for the shards, local or gs://; each split of the corpus gets a folder in it.", is_usual=True
+        None, "Folder for the shards, local or gs://. Each split of the corpus gets a subfolder.", is_usual=True
     )
     max_length: int = flag(
         512,
@@ -45,17 +45,18 @@ class PrepareConfig(Bounded):
     chunking: Literal["concat", "full_sentences", "documents", "packed", "segment_pairs"] = flag(
         "concat",
         "How documents become rows. concat: [CLS] document [SEP], one after the other, cut every --max-length "
-        "tokens. full_sentences: as RoBERTa, each row is framed, with [SEP] between documents. documents: as many "
-        "whole documents as fit, in order, then padding; only a document longer than a row is cut. packed: the "
-        "same, but documents that fit together are combined, with hardly any padding. segment_pairs: as BERT, "
-        "[CLS] A [SEP] B [SEP], where B follows A or comes from another document, with a next_sentence_label for "
-        "--objective mlm+nsp; use it to reproduce BERT, since RoBERTa found no gain in it.",
+        "tokens. full_sentences: as in RoBERTa, each row starts with [CLS] and ends with [SEP], and [SEP] separates "
+        "documents. documents: each row has as many whole documents as fit, in order, then padding; only a document "
+        "longer than a row is cut. packed: like documents, but documents are reordered so that hardly any padding is "
+        "needed. segment_pairs: as in BERT, [CLS] A [SEP] B [SEP], where B follows A or comes from another document, "
+        "with a next_sentence_label for --objective mlm+nsp. Use segment_pairs to reproduce BERT; RoBERTa found no "
+        "gain in it.",
         is_usual=True,
     )
     sentences_by: Literal["punctuation", "line"] = flag(
         "punctuation",
-        "With --chunking segment_pairs: what a sentence is. punctuation: a line, or a part of one that ends in . "
-        "! ? or similar. line: a line, as in the text files of google-research/bert.",
+        "With --chunking segment_pairs: how to find sentences. punctuation: a sentence ends at . ! ? or similar, and "
+        "at the end of a line. line: each line is a sentence, as in the text files of google-research/bert.",
     )
     random_share: float = flag(
         0.5,
@@ -66,38 +67,42 @@ class PrepareConfig(Bounded):
     )
     shard_size: int | None = flag(
         None,
-        "Rows per shard, at most. Default: 16,384, or fewer of rows over 512 tokens: shards stay under 30 MB.",
+        "Maximum number of rows per shard. Default: 16,384, or fewer if rows have more than 512 tokens, so that a "
+        "shard stays under 30 MB.",
         at_least=1,
     )
     partition_bytes: int | None = flag(
         None,
-        "Bytes of the corpus per unit of work. A resumed run does not repeat finished units, and the last row of "
-        "each is padded. Default: 1 to 64 MiB, by the size of the corpus. A file that cannot be cut (.gz, .csv, "
-        ".json) and a row group of .parquet are one unit, unless there are so few that the main process reads "
-        "them and cuts the text.",
+        "Bytes of the corpus per unit of work. A resumed run does not repeat finished units. The last row of each "
+        "unit is padded. Default: 1 to 64 MiB, depending on the size of the corpus. A file that cannot be cut (.gz, "
+        ".csv, .json) is one unit, and so is a row group of .parquet. If there are few of these, the main process "
+        "reads them and cuts the text instead.",
         at_least=MIN_PARTITION_BYTES,
     )
     num_workers: int | None = flag(
         None,
-        "Number of worker processes; the result does not depend on it. Default: one per core.",
+        "Number of worker processes. The result does not depend on it. Default: one per core.",
         is_usual=True,
         at_least=1,
     )
     runner: Literal["local", "DirectRunner", "DataflowRunner"] = flag(
         "local",
-        "What does the work. local: processes on this machine. DirectRunner and DataflowRunner: Apache Beam on "
-        "this machine and on Google Cloud; install it with `python3 install.py --with beam`. The shards are the same.",
+        "Where the work runs. local: in processes on this machine. DirectRunner: with Apache Beam on this machine. "
+        "DataflowRunner: with Apache Beam on Google Cloud. Install Beam with `python3 install.py --with beam`. The "
+        "shards are the same.",
     )
     beam_options: str = flag(
         "",
-        "Options for Apache Beam, as one argument: --beam-options='--project=… --region=… --temp_location=gs://…'.",
+        "Options for Apache Beam, quoted as one argument: --beam-options='--project=… --region=… "
+        "--temp_location=gs://…'.",
         metavar="TEXT",
     )
     drop_duplicates: bool = flag(
         False,
-        "Leave out documents whose text was seen before, in the same or another source: in validation, then test, then "
-        "the rest, so that nothing is trained on that is evaluated on. Upper and lower case, Unicode's compatible "
-        "forms (NFKC) and runs of white space make no difference. The text is read twice.",
+        "Keep one copy of each document, even if it occurs in several sources: the copy in a validation split if there "
+        "is one, otherwise the copy in a test split, otherwise the first. So no evaluation text is trained on. Texts "
+        "are equal if they differ only in case, white space, or compatible forms of Unicode (NFKC). The corpus is read "
+        "twice.",
         is_usual=True,
     )
     overwrite: bool = flag(False, "Replace shards in --output-dir that were made with other settings.", is_usual=True)
@@ -106,19 +111,18 @@ class PrepareConfig(Bounded):
     )
     hub_private: bool = flag(False, "Make the repository private when it is created.", group="Hub")
     hub_revision: str | None = flag(
-        None, "Branch to push to; created if it does not exist. Default: main.", group="Hub"
+        None, "Branch to push to. It is created if it does not exist. Default: main.", group="Hub"
     )
     publish_details: bool = flag(
         False,
-        "Do not redact the paths of the corpus (files, folders and buckets) in manifest.json. Default: these are "
-        "redacted.",
+        "Publish the paths of the corpus (files, folders and buckets) in manifest.json. Default: they are redacted.",
         group="Hub",
     )
     dry_run: bool = flag(False, "Check everything, print the plan, and stop.", is_usual=True)
     verify: bool = flag(
         False,
-        "Write nothing: read all shards in --output-dir again, compare every record, row and sum with the "
-        "manifests, and stop at the first difference. Needs no other flag.",
+        "Only check existing shards: read all shards in --output-dir, compare every record, row and sum with the "
+        "manifests, and stop at the first difference. Writes nothing, and needs no other flag.",
     )
 
     def __post_init__(self) -> None:
@@ -140,15 +144,21 @@ class PrepareConfig(Bounded):
 
     def _check_runner(self) -> None:
         if self.beam_options and self.runner == LOCAL_RUNNER:
-            raise InputError("--beam-options are for Apache Beam; --runner local does the work without it.")
+            raise InputError(
+                "--beam-options needs Apache Beam; received it with --runner local. Pass --runner DirectRunner or "
+                "DataflowRunner."
+            )
         if self.runner != DATAFLOW_RUNNER:
             return
         if open_folder(str(self.output_dir)).is_local:
-            raise InputError(f"Dataflow's machines write to gs:// only; received --output-dir {self.output_dir}.")
+            raise InputError(
+                f"--runner {DATAFLOW_RUNNER} needs an --output-dir in gs://, because its machines cannot write "
+                f"elsewhere; received {self.output_dir}."
+            )
         if self.num_workers is not None:
             raise InputError(
-                "--num-workers is for this machine's processes; for Dataflow's machines give "
-                f"--beam-options='--num_workers={self.num_workers} --max_num_workers=…'."
+                "--num-workers sets the number of processes on this machine, not of Dataflow's machines. Pass "
+                f"--beam-options='--num_workers={self.num_workers} --max_num_workers=…' instead."
             )
 
     @property

@@ -1,9 +1,11 @@
-"""Find the documents whose text was seen before, by hashes of all of them, made in the partitions of the shards.
+"""Find documents that occur more than once, by the hashes of their text.
 
-Texts are equal if they are after Unicode's NFKC, case folding, and with each run of white space as one space. Of equal
-documents the first stays, in the order of `in_order_of_precedence`: those that models are evaluated on come first. A
-blank document is equal to none. Until all splits are complete the hashes are in a folder beside them: workers anywhere
-can write there, and an interrupted run does not repeat them.
+Two texts are equal if they are the same after Unicode's NFKC, case folding, and replacing each run of white space by
+one space. The first of equal documents is kept, in the order of `in_order_of_precedence`, which starts with the splits
+that models are evaluated on. Blank documents are never duplicates.
+
+Workers write one file of hashes per partition to a folder next to the splits. The files stay until all splits are
+complete, so an interrupted run does not hash the text again.
 """
 
 import hashlib
@@ -24,18 +26,18 @@ from mlm_common.storage import open_folder, read_file
 FOLDER_NAME = ".duplicates"
 HASH_BYTES = 16
 NUM_READERS = 8
-# Sorting takes three times the memory of the hashes, so a sixteenth of them is sorted at a time.
+# Sorting takes three times the memory of what it sorts, so the hashes are sorted one sixteenth at a time.
 NUM_BUCKETS = 16
 
 
 def hash_document(text: str) -> bytes:
-    """Hash the normalized text; zeros for a blank one."""
+    """Hash the normalized text; return zeros for a blank text."""
     normalized = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
     return hashlib.blake2b(normalized.encode(), digest_size=HASH_BYTES).digest() if normalized else bytes(HASH_BYTES)
 
 
 def hashes_name(index: int, sha256: str) -> str:
-    """Name the file of the hashes of partition `index`, whose content has this hash."""
+    """Return the name of the file with the hashes of partition `index`, whose `partition_sha256` is `sha256`."""
     return f"{index:05d}-{sha256}"
 
 
@@ -44,13 +46,20 @@ def write_hashes(folder: str, name: str, documents: Iterable[str]) -> None:
 
 
 def in_order_of_precedence(mixture: Mixture) -> list[tuple[str, str]]:
-    """List (source, split): validation of all sources, in their order, then test, then the splits to train on."""
+    """List (source, split): the validation splits of all sources, then their test splits, then their training splits.
+
+    The sources stay in their order.
+    """
     parts = [(name, split) for name, corpus in mixture.corpora.items() for split in corpus.split_names]
     return sorted(parts, key=lambda part: [*HELD_OUT_SPLITS, part[1]].index(part[1]))
 
 
 def texts_compared(mixture: Mixture) -> dict[tuple[str, str], dict[str, str]]:
-    """Identify, for each (source, split), the text that decides what is left out of it: {SOURCE/SPLIT: hash}."""
+    """Identify the text that each split is compared with to find duplicates.
+
+    Returns:
+        {(source, split): {SOURCE/SPLIT: hash}}, with the hashes of the splits before it and of itself.
+    """
     compared: dict[str, str] = {}
     result = {}
     for name, split in in_order_of_precedence(mixture):
@@ -62,9 +71,14 @@ def texts_compared(mixture: Mixture) -> dict[tuple[str, str], dict[str, str]]:
 
 
 def find_duplicates(paths: Mapping[str, Sequence[str]]) -> dict[str, dict[int, bytes]]:
-    """Read files of hashes, {key: paths by partition}, in order, and find the documents that were seen before.
+    """Read files of hashes and find the documents that occurred before.
 
-    Return for each key and number of a partition with such documents a byte for each document: 1 if it was seen.
+    Args:
+        paths: {key: paths of the files by partition number}, in the order of precedence.
+
+    Returns:
+        {key: {partition number: flags}}, with one byte per document, 1 for a document that occurred before. Partitions
+        without such documents are left out.
     """
     hashes, ends = bytearray(), [0]
     with ThreadPoolExecutor(NUM_READERS) as pool:
@@ -73,16 +87,23 @@ def find_duplicates(paths: Mapping[str, Sequence[str]]) -> dict[str, dict[int, b
             ends.append(len(hashes) // HASH_BYTES)
     is_duplicate = are_seen(np.frombuffer(hashes, np.uint8).reshape(-1, HASH_BYTES))
     flags = (is_duplicate[start:end] for start, end in pairwise(ends))
-    by_key = {key: dict(enumerate(islice(flags, len(of_key)))) for key, of_key in paths.items()}
-    return {key: {index: one.tobytes() for index, one in of_key.items() if one.any()} for key, of_key in by_key.items()}
+    flags_by_key = {key: dict(enumerate(islice(flags, len(key_paths)))) for key, key_paths in paths.items()}
+    return {
+        key: {index: is_copy.tobytes() for index, is_copy in key_flags.items() if is_copy.any()}
+        for key, key_flags in flags_by_key.items()
+    }
 
 
 def are_seen(hashes: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return for each hash, (num_documents, HASH_BYTES), whether one before is equal; (num_documents,)."""
+    """Return for each hash whether an equal one comes before it; (num_documents,).
+
+    Args:
+        hashes: (num_documents, HASH_BYTES). A hash of zeros, of a blank document, is never a duplicate.
+    """
     seen = np.zeros(len(hashes), bool)
     for bucket in range(NUM_BUCKETS):
         numbers = np.flatnonzero(hashes[:, 0] % NUM_BUCKETS == bucket)
         words = hashes[numbers].view(np.uint64)
-        order = np.lexsort(words.T)  # stable: of equal hashes the first stays first
+        order = np.lexsort(words.T)  # stable: the first of equal hashes stays first
         seen[numbers[order[1:]]] = (words[order[1:]] == words[order[:-1]]).all(axis=1)
     return seen & hashes.any(axis=1)

@@ -1,6 +1,6 @@
-"""Tokenize documents in bounded memory, whatever their length, and each frequent word only once.
+"""Tokenize documents of any length in bounded memory, and tokenize each frequent word only once.
 
-A text can be cut without a change of its ids at the space between two words, for most tokenizers.
+With most tokenizers, cutting a text at the space between two words does not change its ids.
 """
 
 import functools
@@ -20,35 +20,39 @@ from tokenizers import Tokenizer
 from mlm_common.corpus.text_files import grouped
 from mlm_common.tokenizer import steps_of
 
-# An encoding of `tokenizers` is hundreds of times the size of its text, so little is kept in that form.
+# The encodings that `tokenizers` returns are hundreds of times the size of their text, so few exist at a time.
 CHARACTERS_AT_ONCE = 1 << 18
 MAX_CHARACTERS_WITHOUT_BOUNDARY = 1 << 20
-# Bounds the remembered words of a process: about 150,000 short ones, in 30 MB. Fewer would be tokenized more often, and
-# with more of them workers on large corpora would take more memory than those on small ones.
+# Limit of the words that a process remembers: about 150,000 short words in 30 MB. With a lower limit words would be
+# tokenized again more often. With a higher one the memory of a worker would grow with the corpus.
 MAX_REMEMBERED_CHARACTERS = 6 << 20
 CHARACTERS_PER_ENTRY = 32  # memory of an entry in addition to its characters
-# Marks a document's first word, which has no space before it. Half of a surrogate pair, which no valid text has.
+# Marks a document's first word, which has no space before it. It is half of a surrogate pair, so no valid text has it.
 _FIRST = "\ud800"
 
-# Letters and symbols in Unicode's terms that normalizers remove or replace by a space: the mark of a word's start, the
-# replacement character, and two letters that were combining marks before Unicode 12.
+# Characters that Unicode calls letters or symbols, but that normalizers remove or replace by a space: SentencePiece's
+# mark of a word's start, the replacement character, and two letters that were combining marks before Unicode 12.
 _NOT_VISIBLE = "▁\ufffd\u1cf2\u1cf3"
-# Characters beyond these, such as emoji, just end no word.
+# Only these characters are considered. A space beside any other character, such as an emoji, is never a boundary.
 _BASIC_PLANE = range(0x10000)
-# These change a word by itself, whatever is before and after the spaces around it.
+# These normalizers change each word independently of its neighbours.
 _WORD_NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents", "BertNormalizer", "Precompiled"}
-# A run of characters of one class, such as white space.
+# Patterns that match a run of characters of one class, such as white space.
 _RUN = re.compile(r"\[[^\[\]]+\]\+|\\s\+| \{2,\}| \+")
 _WORD_PRE_TOKENIZERS = {"WhitespaceSplit", "Whitespace", "BertPreTokenizer"}
 
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """A part of the stream of documents' ids, without framing.
+    """Part of the stream of ids of all documents, without [CLS] and [SEP].
 
-    `document_ends` are the positions in `ids` where documents with ids end, some of which began in an earlier batch;
-    `num_documents` counts all that end here, also those without ids. `sentence_ends` are the ends of sentences, if
-    documents are cut into them; each end of a document is one.
+    Attributes:
+        ids: the ids; (num_ids,).
+        document_ends: positions in `ids` where documents end, except documents without ids; (num_ends,). The first
+            of these documents may have started in an earlier batch.
+        num_documents: number of documents that end in this batch, including those without ids.
+        sentence_ends: positions in `ids` where sentences end, including the ends of documents; (num_sentence_ends,).
+            None if documents are not cut into sentences.
     """
 
     ids: NDArray[np.int32]  # (num_ids,)
@@ -60,41 +64,42 @@ class TokenBatch:
 def encode_documents(
     tokenizer_json: str, documents: Iterable[str], sentences_of: Callable[[str], list[str]] | None = None
 ) -> Iterator[TokenBatch]:
-    """Yield the ids of documents, some hundred thousand characters at a time.
+    """Yield the ids of documents in batches of a few hundred thousand characters.
 
-    A longer document is cut at the space between two words, which does not change its ids if the tokenizer treats each
-    word by itself; if a million characters have no such space, it is cut within a word.
+    A longer document is cut at a space between two words. This does not change its ids if the tokenizer treats each
+    word independently. If a million characters contain no such space, the document is cut within a word.
 
     Args:
-        tokenizer_json: what `plain_text_tokenizer_json` returned.
-        documents: texts; those of white space only have no ids.
-        sentences_of: cuts a document into sentences, at least one; each is encoded by itself.
+        tokenizer_json: result of `plain_text_tokenizer_json`.
+        documents: texts; a text of white space only has no ids.
+        sentences_of: cuts a document into one or more sentences, which are encoded separately. None to encode
+            documents whole.
     """
     encoder = _encoder(tokenizer_json)
-    num_open_ids = 0  # of the document that no batch has ended yet
+    num_open_ids = 0  # ids so far of the document that has not ended yet
     num_open_sentence_ids = 0
-    passages_of_all = _passages(documents, sentences_of or (lambda document: [document]))
-    sized = ((passage, len(passage.text) + 1) for passage in passages_of_all)  # blank documents have a size, too
+    all_passages = _passages(documents, sentences_of or (lambda document: [document]))
+    sized = ((passage, len(passage.text) + 1) for passage in all_passages)  # + 1, so that blank documents have a size
     for passages in grouped(sized, CHARACTERS_AT_ONCE):
         ids_of_passages = encoder.encode([passage.text for passage in passages])
         ids = np.frombuffer(b"".join(ids_of_passages), np.int32)
         ends_of_passages = np.cumsum([len(ids) for ids in ids_of_passages]) // ids.itemsize
         ends = ends_of_passages[[passage.ends_document for passage in passages]]
         sentence_ends = ends_of_passages[[passage.ends_sentence for passage in passages]]
-        with_ids = _with_ids(sentence_ends, num_open_sentence_ids) if sentences_of else None
-        yield TokenBatch(ids, _with_ids(ends, num_open_ids), len(ends), with_ids)
+        nonempty_sentence_ends = _without_empty(sentence_ends, num_open_sentence_ids) if sentences_of else None
+        yield TokenBatch(ids, _without_empty(ends, num_open_ids), len(ends), nonempty_sentence_ends)
         num_open_ids = len(ids) - ends[-1] if len(ends) else len(ids) + num_open_ids
         num_open_sentence_ids = len(ids) - sentence_ends[-1] if len(sentence_ends) else len(ids) + num_open_sentence_ids
 
 
-def _with_ids(ends: NDArray[np.int64], num_open_ids: int) -> NDArray[np.int64]:
-    """Keep the ends of texts with ids; `num_open_ids` ids of the first are in an earlier batch."""
+def _without_empty(ends: NDArray[np.int64], num_open_ids: int) -> NDArray[np.int64]:
+    """Drop the ends of texts without ids. The first text has `num_open_ids` ids in earlier batches."""
     return ends[ends > np.concatenate([[-num_open_ids], ends])[:-1]]
 
 
 @dataclass(frozen=True)
 class _Passage:
-    """A sentence, or a part of a long one; a document that is not cut into sentences is one."""
+    """A sentence, or a part of a long sentence. A document that is not cut into sentences counts as one sentence."""
 
     text: str
     ends_sentence: bool
@@ -110,8 +115,8 @@ def _passages(documents: Iterable[str], sentences_of: Callable[[str], list[str]]
                 end = _end_of_passage(sentence, start)
                 yield _Passage(sentence[start:end], ends_sentence=False, ends_document=False)
                 start = end
-            rest = "" if sentence.isspace() else sentence[start:]
-            yield _Passage(rest, ends_sentence=True, ends_document=number == len(sentences))
+            last = "" if sentence.isspace() else sentence[start:]
+            yield _Passage(last, ends_sentence=True, ends_document=number == len(sentences))
 
 
 def _end_of_passage(document: str, start: int) -> int:
@@ -129,10 +134,10 @@ def _encoder(tokenizer_json: str) -> "Encoder":
 
 
 class Encoder:
-    """A tokenizer that remembers words; a process needs one.
+    """A tokenizer with a cache of words. Use one per process.
 
-    When the recently used words reach their limit, they replace the older ones, which are forgotten: so frequent words
-    stay, however many rare ones come.
+    The cache has two generations. When the recent words reach their limit, they become the older words, and the
+    previous older words are forgotten. So frequent words stay in the cache, no matter how many rare words occur.
     """
 
     def __init__(self, tokenizer_json: str) -> None:
@@ -143,7 +148,7 @@ class Encoder:
         self._num_characters = 0  # of `_ids_of_word`
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
-        """Encode each text as the bytes of its ids, int32; by word if the tokenizer allows it."""
+        """Encode each text, word by word if the tokenizer allows it; return the int32 ids of each text as bytes."""
         if not self._by_word:
             return self._encode_whole(texts)
         words_of_texts = [word_boundary().split(text) for text in texts]
@@ -169,10 +174,11 @@ class Encoder:
 
 @functools.cache
 def word_boundary() -> re.Pattern[str]:
-    """Compile the pattern of the single space between two words.
+    """Compile the pattern of a single space between two words.
 
-    Neither the last character of the first nor the first of the second can become white space or nothing by
-    normalization. Such characters are letters, digits, punctuation and symbols, and combining marks after them.
+    Normalization must not remove the characters on both sides of the space, nor turn them into white space. So the
+    space must follow a letter, digit, punctuation mark or symbol, with up to two combining marks after it, and the
+    next character must be a letter, digit, punctuation mark or symbol.
     """
     visible = _character_class(_visible_characters())
     marks = filter(lambda character: unicodedata.category(character)[0] == "M", map(chr, _BASIC_PLANE))
@@ -182,7 +188,7 @@ def word_boundary() -> re.Pattern[str]:
 
 
 def last_word_boundary(text: str, start: int, end: int) -> int | None:
-    """Find the last boundary in `text[start + 1 : end]`, if there is one."""
+    """Return the position of the last word boundary in `text[start + 1 : end]`, if there is one."""
     pattern = word_boundary()
     space = text.rfind(" ", start + 1, end)
     while space >= 0:
@@ -203,7 +209,7 @@ def _is_visible(character: str) -> bool:
 
 
 def _character_class(characters: Iterable[str]) -> str:
-    """Write the characters, which must be sorted, as the ranges of a regular expression's set."""
+    """Write sorted characters as the ranges of a character class, without its brackets."""
     ranges: list[list[int]] = []
     for code in map(ord, characters):
         if ranges and ranges[-1][1] == code - 1:
@@ -214,10 +220,13 @@ def _character_class(characters: Iterable[str]) -> str:
 
 
 def tokenizes_by_word(tokenizer_json: str) -> bool:
-    """Return whether the ids of a text are those of its words, each with the space before it.
+    """Return whether encoding a text gives the same ids as encoding its words separately.
 
-    True only for the kinds of normalizers and pre-tokenizers known to work so, those of SentencePiece, BERT and GPT-2
-    among them. The tokenizer is one of `plain_text_tokenizer_json`.
+    Each word includes the space before it. The result is True only for kinds of normalizers and pre-tokenizers that are
+    known to work this way, including those of SentencePiece, BERT and GPT-2.
+
+    Args:
+        tokenizer_json: result of `plain_text_tokenizer_json`.
     """
     settings = json.loads(tokenizer_json)
     return (

@@ -1,12 +1,12 @@
-"""Shards on the Hub: pushed to a data set repository, and fetched by `hub:NAMESPACE/NAME[/FOLDER][@REVISION]`.
+"""Push shards to a data set repository on the Hub, and fetch them by `hub:NAMESPACE/NAME[/FOLDER][@REVISION]`.
 
-A push is several commits, so that it may be of any size: first the card; then of each split one that deletes the old
-manifest and stale files, the shards, some at a time, and at last tokenizer and manifest. Given again after a failure,
-the same command continues: what is on the Hub already is neither sent nor committed.
+A push makes several commits, so that it can be of any size. The first commit adds the card. Then for each split one
+commit deletes the old manifest and stale files, several commits add the shards, and a last commit adds the tokenizer
+and the manifest. After a failure the same command continues: files that are already on the Hub are not sent again.
 
-What is fetched is copied to huggingface_hub's cache, and checked there. A revision is resolved to its commit once, so
-that all folders, and later starts of a run, are of one state of the repository. The manifest of a folder is put into
-the cache last, as on the Hub: with it, all is there, and the Hub is not asked again.
+Fetched files are copied to huggingface_hub's cache and checked there. A revision is resolved to its commit only once,
+so that all folders, and later starts of a run, see the same state of the repository. The manifest of a folder is the
+last file to be cached. Once it is in the cache, the folder is complete and the Hub is not asked again.
 """
 
 import json
@@ -56,10 +56,10 @@ ADDRESS = re.compile(rf"{HUB_PREFIX}({hub.REPO_ID.pattern})(?:/([\w./-]*\w))?(?:
 COMMIT = re.compile(r"[0-9a-f]{40}")
 NUM_DOWNLOADS = 8
 
-# The Hub advises at most 100; this many files of a gs:// folder are copied to this machine at a time.
+# The Hub recommends at most 100 files per commit. Files in gs:// are copied to this machine in groups of this size.
 FILES_PER_COMMIT = 50
 
-# In a split's folder on the Hub: what a push sends, and the next one deletes where it is stale.
+# The files that a push sends to a split's folder on the Hub, and that a later push deletes if they are stale.
 SPLIT_FILES = (
     rf"{MANIFEST_NAME}|{MANAGED_SHARD_NAME.pattern.strip('^$')}|{TOKENIZER_FOLDER_NAME}/({TOKENIZER_FILES.pattern})"
 )
@@ -82,16 +82,23 @@ without it is not complete.
 
 
 def push_shards(output_dir: str, folders: Sequence[str], repository: HubRepository, *, publish_details: bool) -> None:
-    """Push complete splits, whose `folders` are SPLIT or SOURCE/SPLIT, a card, and last `mixture.json` if there is one.
+    """Push a card, complete splits and, last, `mixture.json` if there is one.
 
-    After a HubPushError splits without a manifest on the Hub are not complete there.
+    Args:
+        output_dir: output folder of the preparation, local or `gs://`.
+        folders: SPLIT or SOURCE/SPLIT of each split.
+        repository: where to push.
+        publish_details: whether to publish the paths of the corpus in the manifests.
+
+    Raises:
+        HubPushError: the push failed. Splits without a manifest on the Hub are incomplete there.
     """
     configure_sessions()
     folder, api = open_folder(output_dir), huggingface_hub.HfApi()
     manifests = {name: read_manifest(folder.path_of(name)) for name in folders}
     card = dataset_card(repository.repo_id, manifests).encode()
     try:
-        # By the card the repository is known as this project's if the push stops after it.
+        # The card comes first: it marks the repository as this project's, even if the push stops right after it.
         _repeat(lambda: commit_to_branch(api, repository, "Add the card", files={CARD_NAME: card}))
         for name, manifest in manifests.items():
             _push_split(api, output_dir, name, manifest, repository, publish_details=publish_details)
@@ -125,15 +132,15 @@ def _push_split(
         return
 
     def add(message: str, paths: list[str], contents: Mapping[str, bytes]) -> None:
-        """Commit files of the output folder, of a `gs://` one by way of copies on this machine, and others.
+        """Commit files of the output folder (copied to this machine first if it is in `gs://`) and other contents.
 
-        These commits do not read the branch first: its listing may be long.
+        Does not read the branch first, because its list of files may be long.
         """
         with output.local_copy(paths) as copy:
             files: dict[str, Path | bytes] = {path: Path(copy, path) for path in paths} | dict(contents)
             commit = partial(api.create_commit, revision=repository.branch, **repository.address)
             new = huggingface_hub.CommitOperationAdd
-            # Each try has new operations: those of a commit whose answer was lost cannot be used again.
+            # Each attempt makes new operations, because operations cannot be reused after a commit without an answer.
             _repeat(lambda: commit(operations=[new(*file) for file in files.items()], commit_message=message))
 
     shards = [f"{split}/{shard.name}" for shard in manifest.shards]
@@ -152,16 +159,16 @@ def _repeat(function: Callable[[], Result]) -> Result:
 
 
 def dataset_card(repo_id: str, manifests: Mapping[str, Manifest]) -> str:
-    """Write the README.md of a repository with these splits, by their folders."""
+    """Return the README.md of a repository with these splits; `manifests` are keyed by the folders of the splits."""
     first, name = next(iter(manifests.values())), repo_id.partition("/")[2]
-    sources = " ".join(dict.fromkeys(_describe_text(one.corpus) for one in manifests.values()))
+    sources = " ".join(dict.fromkeys(_describe_text(manifest.corpus) for manifest in manifests.values()))
     metadata = huggingface_hub.DatasetCardData(
         pretty_name=name, task_categories=["fill-mask"], tags=["tfrecord", "tokenized", "masked-lm"]
     )
     splits = [
-        f"| {folder} | {one.totals.num_documents:,} | {one.totals.num_tokens:,} | {one.totals.num_rows:,} "
-        f"| {len(one.shards):,} |"
-        for folder, one in manifests.items()
+        f"| {folder} | {manifest.totals.num_documents:,} | {manifest.totals.num_tokens:,} "
+        f"| {manifest.totals.num_rows:,} | {len(manifest.shards):,} |"
+        for folder, manifest in manifests.items()
     ]
     return CARD.format(
         metadata=metadata.to_yaml(),
@@ -177,52 +184,59 @@ def dataset_card(repo_id: str, manifests: Mapping[str, Manifest]) -> str:
 def _describe_text(corpus: Mapping[str, Any]) -> str:
     settings = corpus["settings"]
     if settings["dataset_name"] == BUILTIN:
-        return "Its text: docstrings of Python's standard library and of installed packages."
+        return "The text is the docstrings of Python's standard library and of installed packages."
     if dataset := hub_dataset(corpus):
         revision = settings["dataset_revision"]
-        return f"Its text: `{dataset}`" + (
-            f", revision `{revision}`." if revision else ", its main branch at the time."
-        )
-    return "Its text is not named here: it came from files."
+        state = f"revision `{revision}`" if revision else "the main branch at the time"
+        return f"The text is the data set `{dataset}`, {state}."
+    return "The text came from files that are not named here."
 
 
 @dataclass(frozen=True)
 class HubShards:
-    """Fetches folders of shards; `commits` are those of `NAMESPACE/NAME@REVISION`, known before or found here.
+    """Fetches folders of shards from the Hub.
 
-    A record that a run has fetched from the Hub has the `redacted_hash` of these names instead.
+    Attributes:
+        commits: {NAMESPACE/NAME@REVISION: commit}. It may have commits from an earlier start of the run, and commits
+            that are resolved here are added. In a run's record that was fetched from the Hub, each name is replaced by
+            its `redacted_hash`.
     """
 
     commits: dict[str, str] = field(default_factory=dict)
 
     def local_folder(self, path: str, split: Split) -> str:
-        """Return the folder in the cache with the shards at an address, all of them fetched; other paths as they are.
+        """Fetch the shards at a `hub:` address and return their folder in the cache. Return other paths unchanged.
 
-        Without FOLDER that is the folder `split` of the repository or, where it has a `mixture.json`, a folder with
-        that file and the folders of this split of its sources. A HubAwayError if the Hub cannot be reached, and
-        something is not in the cache.
+        An address without FOLDER means the folder `split` of the repository. If the repository has a `mixture.json`,
+        it means the folder of that file, and this split of all sources is fetched.
+
+        Raises:
+            InputError: the address is malformed, or the Hub has no such data set, revision or complete split.
+            HubAwayError: a file is not in the cache, and the Hub cannot be reached.
         """
         if not path.startswith(HUB_PREFIX):
             return path
         match = ADDRESS.fullmatch(path)
         if match is None:
-            raise InputError(f"Shards on the Hub must be hub:NAMESPACE/NAME[/FOLDER][@REVISION]; received {path}.")
+            raise InputError(
+                f"The address of shards on the Hub must be hub:NAMESPACE/NAME[/FOLDER][@REVISION]; received {path}."
+            )
         repo_id, folder, revision = match[1], match[2], match[3] or hub.MAIN_BRANCH
         configure_sessions()
-        disable_progress_bars("huggingface_hub.http_get")  # one per file
+        disable_progress_bars("huggingface_hub.http_get")  # there would be one for each file
         try:
             name = f"{repo_id}@{revision}"
-            known = self.commits.get(name) or self.commits.pop(redacted_hash(name), None)
-            commit = self.commits[name] = known or _commit(repo_id, revision)
-            return _Commit(path, repo_id, commit).fetched(folder, split)
+            known_commit = self.commits.get(name) or self.commits.pop(redacted_hash(name), None)
+            commit = self.commits[name] = known_commit or _commit(repo_id, revision)
+            return _Commit(path, repo_id, commit).fetch(folder, split)
         except InputError:
             raise
         except errors.RevisionNotFoundError as error:
             raise InputError(f"{path}: {repo_id} has no branch, tag or commit {revision}.") from error
         except errors.RepositoryNotFoundError as error:  # also if its terms were not accepted
             raise InputError(
-                f"{path}: the Hub shows you no data set {repo_id}. Check the name; if it is private or gated, log in "
-                "with `hf auth login`, or set HF_TOKEN, as a user who may read it."
+                f"{path}: the Hub shows you no data set {repo_id}. Check the name. If the data set is private or "
+                "gated, log in with `hf auth login` as a user who may read it, or set HF_TOKEN."
             ) from error
         except (OSError, ValueError) as error:
             raise hub_error(f"{path} cannot be fetched: {one_line(error)}", error) from error
@@ -237,18 +251,19 @@ def _commit(repo_id: str, revision: str) -> str:
 
 @dataclass(frozen=True)
 class _Commit:
-    """A state of a repository; `path` is the address in errors."""
+    """A commit of a repository; `path` is the address to name in errors."""
 
     path: str
     repo_id: str
     commit: str
 
-    def fetched(self, folder: str | None, split: Split) -> str:
+    def fetch(self, folder: str | None, split: Split) -> str:
+        """Fetch a folder, or this split of all sources if `folder` is None; return the path in the cache."""
         if folder is None and (mixture_path := self.find(MIXTURE_NAME)):
             root = str(Path(mixture_path).parent)
             for source in (read_mixture(root) or {}).values():
-                if (of_source := getattr(source, split)) is not None:
-                    self.fetched(of_source, split)
+                if (source_folder := getattr(source, split)) is not None:
+                    self.fetch(source_folder, split)
             return root
         folder = folder or split
         manifest_name = f"{folder}/{MANIFEST_NAME}"
@@ -258,7 +273,7 @@ class _Commit:
         return str(Path(in_cache).parent)
 
     def fetch_split(self, folder: str) -> None:
-        """Fetch all files of a split but the manifest."""
+        """Fetch all files of a split except the manifest."""
         api, manifest_name = huggingface_hub.HfApi(), f"{folder}/{MANIFEST_NAME}"
         try:
             listing = partial(api.list_repo_tree, self.repo_id, folder, revision=self.commit, repo_type="dataset")
@@ -269,7 +284,7 @@ class _Commit:
         if manifest_name not in names:
             raise InputError(
                 f"{self.path}: {self.repo_id} has no {manifest_name} in commit {self.commit[:12]}. Name the folder of "
-                f"a complete split, as --push-to-hub of prepare_tfrecord_shards.py makes it: hub:{self.repo_id}/FOLDER."
+                f"a complete split that prepare_tfrecord_shards.py --push-to-hub pushed: hub:{self.repo_id}/FOLDER."
             )
         shards = self.read_manifest(manifest_name).shards
         num_bytes = sum(shard.num_bytes for shard in shards if self.in_cache(f"{folder}/{shard.name}") is None)
@@ -278,7 +293,7 @@ class _Commit:
         num_free_bytes = shutil.disk_usage(cache).free
         if num_bytes > num_free_bytes:
             raise InputError(
-                f"{self.path} needs {num_bytes / 1e9:,.1f} GB in {cache}, where {num_free_bytes / 1e9:,.1f} GB are "
+                f"{self.path} needs {num_bytes / 1e9:,.1f} GB in {cache}, but only {num_free_bytes / 1e9:,.1f} GB are "
                 "free. Set HF_HOME to a folder on a larger disk."
             )
         for name in sorted(names):
@@ -290,7 +305,7 @@ class _Commit:
                 bar.update(shard.num_bytes)
 
     def read_manifest(self, name: str) -> Manifest:
-        """Read it past the cache."""
+        """Read the manifest without adding it to the cache."""
         repository = HubRepository(self.repo_id, "dataset")
         text = _repeat(lambda: read_file(huggingface_hub.HfApi(), repository, self.commit, name))
         return parse_manifest(text, f"{name} of {self.path}")
@@ -300,13 +315,13 @@ class _Commit:
         if f"{google_crc32c.value(copy.read_bytes()):08x}" != shard.crc32c:
             copy.resolve().unlink()
             raise InputError(
-                f"{self.path}: {folder}/{shard.name} does not have the checksum of the manifest. Run the command "
-                "again; if it fails again, the shards must be pushed again."
+                f"{self.path}: {folder}/{shard.name} does not have the checksum in the manifest. Run the command "
+                "again. If it still fails, push the shards again."
             )
         return shard
 
     def find(self, name: str) -> str | None:
-        """Fetch a file, and return its path in the cache; None if the commit has none."""
+        """Fetch a file and return its path in the cache; None if the commit does not have the file."""
         is_known_missing = not isinstance(self._look_up(name), str | None)
         try:
             return None if is_known_missing else self.download(name)
@@ -314,7 +329,7 @@ class _Commit:
             return None
 
     def download(self, name: str) -> str:
-        """Fetch a file unless it is in the cache, and return its path there."""
+        """Fetch a file unless it is in the cache; return its path there."""
 
         def download() -> str:
             try:
@@ -325,8 +340,8 @@ class _Commit:
         return _repeat(download)
 
     def in_cache(self, name: str) -> str | None:
-        found = self._look_up(name)
-        return found if isinstance(found, str) else None
+        path = self._look_up(name)
+        return path if isinstance(path, str) else None
 
     def _look_up(self, name: str) -> object:
         return huggingface_hub.try_to_load_from_cache(self.repo_id, name, revision=self.commit, repo_type="dataset")

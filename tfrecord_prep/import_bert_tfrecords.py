@@ -1,8 +1,9 @@
 """Import TFRecord files of BERT's create_pretraining_data.py, whose tokens are masked, as shards of segment pairs.
 
-The files are Google's, NVIDIA's or Model Garden's: input_ids, input_mask, segment_ids, masked_lm_positions,
-masked_lm_ids and next_sentence_labels. The masked tokens are put back, since run_mlm.py masks other ones in each epoch.
-Each file is read twice: checked, then written. Stopped at any time, the same command continues where it was.
+The files may come from Google's, NVIDIA's or Model Garden's version. They need the features input_ids, input_mask,
+segment_ids, masked_lm_positions, masked_lm_ids and next_sentence_labels. The masked tokens are restored, because
+run_mlm.py masks different tokens in each epoch. Each file is read twice, first to check it and then to convert it. If
+the command is stopped, run it again: it continues where it was.
 """
 
 try:
@@ -62,7 +63,7 @@ from tfrecord_prep.split_folder import check_folder, recorded_plan
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# Features that are as long as a row, those that are as long as its predictions, and the label.
+# Features with one value per token, features with one value per prediction, and the label.
 IDS, MASK, SEGMENTS = "input_ids", "input_mask", "segment_ids"
 POSITIONS, MASKED_IDS = "masked_lm_positions", "masked_lm_ids"
 LABELS = "next_sentence_labels"
@@ -71,31 +72,35 @@ RECORDS_AT_ONCE = 1024
 
 @dataclass(frozen=True)
 class ImportConfig(Bounded):
-    """Which files become shards, and where."""
+    """Which files to import, and where to write the shards."""
 
     FLAG_GROUP = "Import"
 
     data_files: list[str] = flag(
-        list, "Files or quoted globs of TFRecord files, local or gs://, also compressed by gzip.", is_usual=True
+        list, "TFRecord files or quoted globs, local or gs://. They may be compressed with gzip.", is_usual=True
     )
     tokenizer_name_or_path: str | None = flag(
         None,
-        "Folder (local or gs://) or Hub id of the WordPiece tokenizer that the files were made with, such as "
+        "WordPiece tokenizer that the files were made with: a folder (local or gs://), a Hub id such as "
         "google-bert/bert-base-uncased, or the output of convert_bert.py.",
         metavar="DIR",
         is_usual=True,
     )
     output_dir: str | None = flag(
-        None, "Folder for the shards, local or gs://; they go to the folder --split in it.", is_usual=True
+        None, "Folder for the shards, local or gs://. They go to the subfolder named by --split.", is_usual=True
     )
     split: str = flag("train", "Name of the split to write, such as train or validation.", is_usual=True)
     drop_duplicates: bool = flag(
         False,
-        "Leave out rows that are the same as an earlier one but for their masks, as the passes of --dupe_factor make "
-        "of short documents. They are counted in any case.",
+        "Leave out rows that differ from an earlier row only in their masks. --dupe_factor makes such rows from short "
+        "documents. They are counted even without this flag.",
         is_usual=True,
     )
-    shard_size: int | None = flag(None, "Rows per shard, at most. Default: 16,384 of up to 512 tokens.", at_least=1)
+    shard_size: int | None = flag(
+        None,
+        "Maximum number of rows per shard. Default: 16,384, or fewer if rows have more than 512 tokens.",
+        at_least=1,
+    )
     num_workers: int | None = flag(None, "Number of worker processes. Default: one per core.", at_least=1)
     overwrite: bool = flag(False, "Replace shards in --output-dir that were made with other settings.")
 
@@ -107,7 +112,7 @@ class ImportConfig(Bounded):
 
 
 class RecordFiles(Corpus):
-    """Files of records, each of which is a partition."""
+    """A corpus of TFRecord files, each of which is one partition."""
 
     def has_byte_ranges(self, *_: object) -> bool:
         return True
@@ -126,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     output.check_writable()
     tokenizer = load_tokenizer(str(config.tokenizer_name_or_path))
     kind = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["type"]
-    require(kind == "WordPiece", "must be a WordPiece one, as BERT's", "--tokenizer-name-or-path", kind)
+    require(kind == "WordPiece", "must be a WordPiece tokenizer, like BERT's", "--tokenizer-name-or-path", kind)
     corpus = find_records(config)
     folder, hashes_folder = output.path_of(config.split), output.path_of(f"{HASHES_NAME}/{config.split}")
     before = {} if config.overwrite else recorded_plan(folder) or {}
@@ -152,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def find_records(config: ImportConfig) -> RecordFiles:
-    patterns = [absolute_pattern(one) for one in config.data_files]
+    patterns = [absolute_pattern(pattern) for pattern in config.data_files]
     files = find_files(patterns, "--data-files", is_text=False)
     corpus = CorpusConfig(data_files=patterns, split=config.split)
     record = {"settings": dataclasses.asdict(corpus), "data_files": [file_record(file) for file in files]}
@@ -162,20 +167,29 @@ def find_records(config: ImportConfig) -> RecordFiles:
 def plan_fields(
     config: ImportConfig, tokenizer: "PreTrainedTokenizerFast", corpus: RecordFiles, before: dict[str, Any]
 ) -> dict[str, Any]:
-    """Make the fields of the manifest that are known beforehand, as in JSON; rows are as long as the first one.
+    """Return the fields of the manifest that are known in advance, as JSON values.
 
-    `before` is the plan of the shards in the folder, whose size stays unless another is given.
+    The length of the first record becomes the `max_length` of all rows.
+
+    Args:
+        config: settings of the command.
+        tokenizer: tokenizer that the files were made with.
+        corpus: the files.
+        before: plan of the shards that are already in the folder; empty if there are none. Its shard size is kept
+            unless a flag sets another.
     """
     files = corpus.files(config.split)
-    found = next(((file, record) for file in files for record in records_of(file)), None)
-    if found is None:
+    first_record = next(((file, record) for file in files for record in records_of(file)), None)
+    if first_record is None:
         names = ", ".join(short_path(file.name) for file in files[:3]) + (", …" if len(files) > 3 else "")
-        raise InputError(f"--data-files must have records; there is none in {names}.")
+        raise InputError(f"--data-files must have records; there are none in {names}.")
+    file, record = first_record
     try:
-        max_length = len(decode_feature(found[1], IDS))
+        max_length = len(decode_feature(record, IDS))
     except (IndexError, KeyError, ValueError) as error:
-        rule = f"is not of create_pretraining_data.py: its first record has no {IDS}."
-        raise InputError(f"{found[0].name} {rule}") from error
+        raise InputError(
+            f"{file.name} is not a file of create_pretraining_data.py: its first record has no {IDS}."
+        ) from error
     checksums = hashlib.sha256("".join(str(file.checksum) for file in files).encode()).hexdigest()
     fields = {
         "format_version": FORMAT_VERSION,
@@ -192,15 +206,19 @@ def plan_fields(
 
 
 def look_for_duplicates(plan: SplitPlan, corpus: RecordFiles, engine: Engine, config: ImportConfig) -> dict[int, bytes]:
-    """Check and hash all rows, count those that are the same as an earlier one, and return those to leave out."""
+    """Check and hash all rows, print the number of duplicates, and return the rows to leave out.
+
+    Returns:
+        {partition number: flags} as in `find_duplicates`; empty without --drop-duplicates.
+    """
     duplicates = find_duplicates({plan.folder: hash_split(plan, corpus, engine)})[plan.folder]
-    what = "left out" if config.drop_duplicates else "kept; --drop-duplicates leaves them out"
-    print(f"{sum(map(sum, duplicates.values())):,} rows are the same as an earlier one ({what})")
+    consequence = "left out" if config.drop_duplicates else "kept; --drop-duplicates leaves them out"
+    print(f"{sum(map(sum, duplicates.values())):,} rows are the same as an earlier row ({consequence})")
     return duplicates if config.drop_duplicates else {}
 
 
 def work_on_file(work: SplitWork, numbered: NumberedPartition) -> int:
-    """Hash the rows of a file, or write those that are not left out; return its number, as `work_on_partition`."""
+    """Hash the rows of a file, or write those that are not left out; return the number of its partition."""
     if work.owner is not None:
         work.owner.guard()
     (byte_range,) = numbered.partition
@@ -213,7 +231,7 @@ def work_on_file(work: SplitWork, numbered: NumberedPartition) -> int:
     is_left_out = np.frombuffer(read_file(numbered.duplicates) if numbered.duplicates else b"", bool)
     tally = Tally(work, int(is_left_out.sum()))
     kept = without_rows(restored, is_left_out) if len(is_left_out) else restored
-    return write_partition(numbered, tally.of_pairs(kept), tally, work, BadRows()).index
+    return write_partition(numbered, tally.count_pairs(kept), tally, work, BadRows()).index
 
 
 def hash_rows(rows: Rows) -> bytes:
@@ -232,7 +250,11 @@ def without_rows(all_rows: Iterable[Rows], is_left_out: NDArray[np.bool_]) -> It
 
 
 def records_of(file: StoredFile) -> Iterator[bytes]:
-    """Yield the serialized examples of a file; an InputError says where it is damaged."""
+    """Yield the serialized examples of a file, which may be compressed with gzip.
+
+    Raises:
+        InputError: the file is damaged; the message says where.
+    """
     with guarded_read(file.name, "a complete TFRecord file"), file.open() as raw:
         buffered = io.BufferedReader(raw, raw.read_ahead_bytes)
         is_compressed = buffered.peek(2)[:2] == b"\x1f\x8b"
@@ -240,18 +262,20 @@ def records_of(file: StoredFile) -> Iterator[bytes]:
 
 
 def restored_rows(work: SplitWork, file: StoredFile) -> Iterator[Rows]:
-    """Yield the rows of a file, some at a time, with the masked tokens put back.
+    """Yield the rows of a file in batches, with the masked tokens restored.
 
     Raises:
-        InputError: a record of another form, of another length, or not of the tokenizer; says which.
+        InputError: a record has another format or length, or was not made with the tokenizer. The message names it.
     """
     records, first = records_of(file), 0
     while examples := list(itertools.islice(records, RECORDS_AT_ONCE)):
         try:
             rows, problems = _restored(work, examples)
         except (IndexError, KeyError, ValueError) as error:
-            place = f"{file.name}, in the records from {first:,} on"
-            raise InputError(f"{place}: {error}. They must be those of create_pretraining_data.py.") from error
+            raise InputError(
+                f"{file.name}, in the records from {first:,} on: {error}. The records must come from "
+                "create_pretraining_data.py."
+            ) from error
         for problem, is_bad in problems.items():
             if is_bad.any():
                 raise InputError(f"{file.name}, record {first + int(np.argwhere(is_bad)[0, 0]):,}: {problem}.")
@@ -260,12 +284,16 @@ def restored_rows(work: SplitWork, file: StoredFile) -> Iterator[Rows]:
 
 
 def _restored(work: SplitWork, examples: Sequence[bytes]) -> tuple[Rows, dict[str, NDArray[np.bool_]]]:
-    """Put the masked tokens back; return the rows, and {what is wrong: where}, each (num_rows, 1 or more)."""
+    """Restore the masked tokens.
+
+    Returns:
+        The rows, and {problem: mask of the rows or ids that have it}, (num_rows, 1) or (num_rows, length).
+    """
     length, special = work.max_length, work.special_ids
     ids, mask, segments = (decode_rows(examples, name, length) for name in (IDS, MASK, SEGMENTS))
     labels = decode_rows(examples, LABELS, 1)[:, 0]
     num_predictions = len(decode_feature(examples[0], POSITIONS))
-    positions = decode_rows(examples, POSITIONS, num_predictions)  # 0 where none is predicted: [CLS] never is
+    positions = decode_rows(examples, POSITIONS, num_predictions)  # 0 is [CLS], never predicted: marks unused slots
     masked_ids = decode_rows(examples, MASKED_IDS, num_predictions)
     is_outside = (positions < 0) | (positions >= length)
     rows, slots = np.nonzero((positions > 0) & ~is_outside)
@@ -277,13 +305,13 @@ def _restored(work: SplitWork, examples: Sequence[bytes]) -> tuple[Rows, dict[st
     last_ids = ids[np.arange(len(ids)), num_tokens.clip(1, length) - 1]
     is_framed = (ids[:, 0] == special["cls"]) & (last_ids == special["sep"]) & (is_end.sum(axis=1) == 2)
     problems = {
-        f"a masked position is outside the {length} of the row": is_outside,
+        f"a masked position is outside the row of {length} tokens": is_outside,
         f"an id is outside the vocabulary of {size:,} of --tokenizer-name-or-path": (ids < 0) | (ids >= size),
         "input_mask is not ones, then zeros": mask != is_token,
-        "it is not [CLS] A [SEP] B [SEP], with the ids of --tokenizer-name-or-path": ~is_framed[:, None],
-        "the padding is not that of --tokenizer-name-or-path": (ids == special["pad"]) == is_token,
+        "it is not [CLS] A [SEP] B [SEP] with the ids of --tokenizer-name-or-path": ~is_framed[:, None],
+        "its padding is not the padding id of --tokenizer-name-or-path": (ids == special["pad"]) == is_token,
         "segment_ids are not 0 in A and 1 in B": segments != is_second,
-        "a [MASK] is left that no masked_lm_ids replaces": ids == special["mask"],
+        "it has a [MASK] without a value in masked_lm_ids": ids == special["mask"],
         f"{LABELS} is neither 0 nor 1": ((labels < 0) | (labels > 1))[:, None],
     }
     return Rows(ids.astype(np.int32), num_tokens, labels), problems

@@ -1,4 +1,7 @@
-"""The manifest of a folder of shards: what is in them; it is written last, and checked before shards are read."""
+"""The manifest of a folder of shards, which describes their content.
+
+It is written last and checked before the shards are read.
+"""
 
 import dataclasses
 import functools
@@ -21,23 +24,23 @@ from mlm_common.storage.guard import guarded_read
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
-PLAN_NAME = "plan.json"  # instead of the manifest while shards are written
+PLAN_NAME = "plan.json"  # exists instead of the manifest while shards are being written
 TOKENIZER_FOLDER_NAME = "tokenizer"
 
-# Values of `chunking`: the one whose rows are pairs of segments, with a `next_sentence_label`.
+# The value of `chunking` whose rows are pairs of segments with a `next_sentence_label`.
 PAIRS = "segment_pairs"
-# In these a [SEP] ends every document and every framed passage, and is nowhere else: so the ids alone say which tokens
-# of a row are of one document.
+# The values of `chunking` with a [SEP] at the end of every document or framed passage, and nowhere else. So the ids of
+# a row show which tokens belong to the same document.
 SEPARATED_CHUNKINGS = ("concat", "full_sentences", "documents", "packed")
-# Values of `next_sentence_label`, as in google-research/bert and transformers: the second segment is of another
+# Values of `next_sentence_label`, as in google-research/bert and transformers: the second segment comes from another
 # document, or follows the first.
 RANDOM_NEXT, IS_NEXT = 1, 0
 
-# The last number of a name is its number of rows: the rule of transformers' TPU tutorial, whose trainer reads it so.
+# The last number in the name of a shard is its number of rows, as in the TPU tutorial of transformers.
 NUM_ROWS_IN_NAME = re.compile(r"-\d+-(\d+)\.tfrecord$")
-# The tutorial's names have two numbers, those of this project three: partition, shard, rows.
+# Names in this project have three numbers: partition, shard, rows. Names in the tutorial have two.
 MANAGED_SHARD_NAME = re.compile(r"^dataset-\d{5,}-\d{5,}-\d+\.tfrecord$")
-# Fields of the manifest that are published as they are.
+# Fields of the manifest that are published unchanged.
 PUBLIC_FIELDS = (
     "format_version", "split", "max_length", "chunking", "sentences_by", "random_share", "shard_size",
     "partition_bytes", "tokenizer", "shards", "totals", "unigram_entropy_nats", "versions", "deduplicated",
@@ -50,7 +53,15 @@ _types_of: Callable[[type], dict[str, Any]] = functools.cache(get_type_hints)
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """One shard: `num_tokens` counts ids that are not padding, `crc32c` is of the whole file, in hexadecimal."""
+    """One shard.
+
+    Attributes:
+        name: file name in the folder of the split.
+        num_rows: number of rows.
+        num_tokens: number of ids that are not padding.
+        num_bytes: size of the file.
+        crc32c: checksum of the whole file, in hexadecimal.
+    """
 
     name: str
     num_rows: int
@@ -61,7 +72,13 @@ class ShardRecord:
 
 @dataclass(frozen=True)
 class TokenizerRecord:
-    """The tokenizer that made the ids; `special_ids` has the keys cls, pad, sep, unk, mask."""
+    """The tokenizer that made the ids.
+
+    Attributes:
+        sha256: hash returned by `tokenizer_sha256`.
+        vocabulary_size: number of ids.
+        special_ids: ids by the keys cls, pad, sep, unk and mask.
+    """
 
     sha256: str
     vocabulary_size: int
@@ -70,11 +87,18 @@ class TokenizerRecord:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over a split; `num_tokens` counts ids that are not padding, framing included.
+    """Sums over a split.
 
-    `num_words` counts words of the text by white space; 0 in manifests of before it was counted. With pairs of
-    segments, one per row, `num_random_pairs` of them have a second segment that does not follow the first, and
-    `num_documents_without_pair` documents with text are in none.
+    Attributes:
+        num_documents: number of documents, including blank ones.
+        num_blank_documents: number of documents without text.
+        num_tokens: number of ids that are not padding, including [CLS] and [SEP].
+        num_padding_tokens: number of ids that are padding.
+        num_rows: number of rows.
+        num_random_pairs: number of segment pairs whose second segment comes from another document.
+        num_documents_without_pair: number of documents with text that gave no segment pair.
+        num_words: number of words of the text, separated by white space; 0 in older manifests, which lack it.
+        num_duplicate_documents: number of duplicates that were left out; they are not in `num_documents`.
     """
 
     num_documents: int
@@ -85,7 +109,7 @@ class Totals:
     num_random_pairs: int = 0
     num_documents_without_pair: int = 0
     num_words: int = 0
-    num_duplicate_documents: int = 0  # left out, and not among `num_documents`
+    num_duplicate_documents: int = 0
 
     def __add__(self, other: "Totals") -> "Totals":
         sums = map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other))
@@ -94,11 +118,26 @@ class Totals:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What is in the folder of a split and how it was made: equal settings and corpus make an equal manifest.
+    """What the folder of a split contains, and how it was made. Equal settings and text give equal manifests.
 
-    `bad_rows` are the rows of the corpus that were skipped. `sentences_by` (how documents were cut into sentences) and
-    `random_share` (the fraction of pairs that should be random) are those of pairs of segments, else None. Where
-    duplicates are dropped, `deduplicated` has the hashes of the splits up to this one in which they are looked for.
+    Attributes:
+        format_version: version of this format.
+        split: name of the split.
+        max_length: ids per row.
+        chunking: how documents were cut into rows, a key of `CHUNKINGS`.
+        sentences_by: how documents were cut into sentences; None unless the rows are segment pairs.
+        random_share: probability of a random second segment; None unless the rows are segment pairs.
+        shard_size: maximum number of rows per shard.
+        partition_bytes: size of a partition of the corpus.
+        tokenizer: tokenizer that made the ids.
+        corpus: record of the corpus.
+        shards: all shards, in order.
+        totals: sums over the split.
+        bad_rows: rows of the corpus that were skipped because they cannot be read.
+        unigram_entropy_nats: loss of guessing by token frequencies alone.
+        versions: versions of the libraries.
+        deduplicated: {SOURCE/SPLIT: hash} of the splits that were searched for duplicates of this one, including
+            itself; None if duplicates were kept.
     """
 
     format_version: int = FORMAT_VERSION
@@ -121,7 +160,16 @@ class Manifest:
 
 @dataclass(frozen=True)
 class ShardSet:
-    """A complete folder of shards, ready to be read; the tutorial's shards have no manifest."""
+    """A complete folder of shards, ready to be read.
+
+    Attributes:
+        folder: folder of the split.
+        paths: paths of the shards.
+        num_rows_per_shard: number of rows of each shard.
+        num_rows: number of rows of all shards.
+        manifest: the manifest; None for shards made by the TPU tutorial of transformers.
+        tokenizer_folder: folder of the tokenizer that made the ids, if it is stored with the shards.
+    """
 
     folder: str
     paths: tuple[str, ...]
@@ -132,7 +180,7 @@ class ShardSet:
 
 
 def write_manifest(folder: str, manifest: Manifest) -> None:
-    """Write `folder/manifest.json`, which declares the folder complete: the last file to be written."""
+    """Write `folder/manifest.json`. It must be the last file to be written, because it declares the folder complete."""
     record = dataclasses.asdict(manifest)
     if manifest.deduplicated is None:
         del record["deduplicated"], record["totals"]["num_duplicate_documents"]
@@ -150,10 +198,10 @@ def read_manifest(folder: str) -> Manifest:
 
 
 def parse_manifest(content: bytes | str, path: str) -> Manifest:
-    """Make a manifest of the content of its file; `path` is for errors.
+    """Parse the content of a manifest file; `path` is named in errors.
 
     Raises:
-        InputError: it is not JSON, of another format version, or lacks fields.
+        InputError: the content is not JSON, has another format version, or lacks fields.
     """
     hint = "Prepare the shards again with --overwrite."
     with guarded_read(path, "a manifest: JSON with the fields of docs/reference/shards.md", hint=hint):
@@ -171,66 +219,79 @@ def parse_manifest(content: bytes | str, path: str) -> Manifest:
 
 def _listed(fields: dict[str, Any], key: str) -> list[Any]:
     if not isinstance(fields[key], list):
-        raise ValueError(f"its {key} must be a list, and is {fields[key]!r:.60}")
+        raise ValueError(f"its {key} must be a list, but is {fields[key]!r:.60}")
     return fields[key]
 
 
 def _record(kind: type[Record], fields: dict[str, Any], key: str) -> Record:
-    """Make a record of the object under a key; a ValueError names a value that is missing or has another type."""
+    """Convert the JSON object under a key into a dataclass.
+
+    Raises:
+        ValueError: a value is missing or has the wrong type; the message names it.
+    """
     values = fields[key]
     if not isinstance(values, dict):
-        raise ValueError(f"its {key} must be an object, and is {values!r:.60}")
+        raise ValueError(f"its {key} must be an object, but is {values!r:.60}")
     prefix = f"{key}." if key else ""
     kinds = _types_of(kind)
-    for one in dataclasses.fields(kind):  # type: ignore[arg-type]
-        if one.name in values:
-            _check_value(values[one.name], kinds[one.name], prefix + one.name)
-        elif one.default is dataclasses.MISSING:
-            raise ValueError(f"it has no {prefix}{one.name}")
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if field.name in values:
+            _check_value(values[field.name], kinds[field.name], prefix + field.name)
+        elif field.default is dataclasses.MISSING:
+            raise ValueError(f"it has no {prefix}{field.name}")
     return kind(**values)
 
 
 def _check_value(value: Any, kind: Any, key: str) -> None:
-    """Raise a ValueError for a value that is not of a type of the dataclasses above; numbers are 0 or more."""
-    kinds = [one for one in get_args(kind) if one is not type(None)]
+    """Check the type of a JSON value; numbers must be 0 or more.
+
+    Args:
+        value: the value.
+        kind: type of its field in one of the dataclasses above.
+        key: where the value is, for errors.
+
+    Raises:
+        ValueError: the value does not have this type.
+    """
+    kinds = [argument for argument in get_args(kind) if argument is not type(None)]
     if type(None) in get_args(kind):
         if value is not None:
             _check_value(value, kinds[0], key)
     elif get_origin(kind) is dict:
         if not isinstance(value, dict):
-            raise ValueError(f"its {key} must be an object, and is {value!r:.60}")
+            raise ValueError(f"its {key} must be an object, but is {value!r:.60}")
         for name, item in value.items():
             _check_value(item, kinds[1], f"{key}.{name}")
     elif kind is str and not isinstance(value, str):
-        raise ValueError(f"its {key} must be text, and is {value!r:.60}")
+        raise ValueError(f"its {key} must be text, but is {value!r:.60}")
     elif kind is int and not (type(value) is int and value >= 0):
-        raise ValueError(f"its {key} must be a whole number from 0 on, and is {value!r:.60}")
+        raise ValueError(f"its {key} must be a whole number of at least 0, but is {value!r:.60}")
     elif kind is float and not (type(value) in (int, float) and 0 <= value < math.inf):
-        raise ValueError(f"its {key} must be a number from 0 on, and is {value!r:.60}")
+        raise ValueError(f"its {key} must be a number of at least 0, but is {value!r:.60}")
 
 
 def published_manifest(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Summarize a `manifest.json` for publishing; counts and checksums stay, which verify the shards."""
+    """Redact a `manifest.json` for publishing. Counts and checksums stay, so that the shards can be verified."""
     published = {name: record[name] for name in PUBLIC_FIELDS if name in record}
     published["corpus"] = published_corpus(record["corpus"])
     return published | {"bad_rows": published_bad_rows(record.get("bad_rows"))}
 
 
 def entropy_nats(counts: NDArray[np.int64]) -> float:
-    """Compute the entropy of the distribution with these counts: the loss of predicting by frequency alone."""
+    """Return the entropy of the distribution with these counts, which is the loss of predicting by frequency alone."""
     probabilities = counts[counts > 0] / counts.sum()
     return float((probabilities * np.log(1 / probabilities)).sum())
 
 
 def open_shards(folder: str) -> ShardSet:
-    """Check the shards of a split's folder, local or `gs://`, by listing it; no shard is opened.
+    """Check the shards of a split's folder, local or `gs://`, by listing it. No shard is opened.
 
-    Names, sizes and counts are compared with the manifest. A folder without a manifest, made by the tutorial's method,
-    is accepted with the counts in the names.
+    The names and sizes of the files are compared with the manifest. A folder without a manifest that was made as in the
+    TPU tutorial of transformers is accepted; the numbers of rows are taken from the names.
 
     Raises:
-        InputError: no shards; an unfinished preparation; a shard that is missing, truncated, unknown to the manifest,
-            or of another count.
+        InputError: the folder has no shards, its preparation is unfinished, or a shard is missing, truncated, or not
+            in the manifest.
     """
     files = open_folder(folder)
     sizes_bytes = files.list_files()
@@ -257,8 +318,8 @@ def open_shards(folder: str) -> ShardSet:
 def _num_rows_in_names(folder: str, names: list[str], has_plan: bool) -> list[int]:
     if has_plan or any(MANAGED_SHARD_NAME.match(name) for name in names):
         raise InputError(
-            f"Shards must come with the manifest that is written last; {folder} has none, so its preparation "
-            "did not end. Run prepare_tfrecord_shards.py again with the same flags: it resumes where it stopped."
+            f"{folder} has no {MANIFEST_NAME}, which is written last, so its preparation did not finish. Run "
+            "prepare_tfrecord_shards.py again with the same flags: it resumes where it stopped."
         )
     if not names:
         if not (is_gcs(folder) or looks_local(folder)):
@@ -268,21 +329,25 @@ def _num_rows_in_names(folder: str, names: list[str], has_plan: bool) -> list[in
         raise InputError(
             f"{folder} contains no *.tfrecord files. Pass the folder of one split, such as work/shards/train."
         )
-    found = [NUM_ROWS_IN_NAME.search(name) for name in names]
-    if None in found:
+    matches = [NUM_ROWS_IN_NAME.search(name) for name in names]
+    if None in matches:
         raise InputError(
-            f"Shards without a manifest must be named dataset-SHARD-ROWS.tfrecord; {folder} holds "
-            f"{names[found.index(None)]}. Prepare the shards again."
+            f"Shards without a manifest must be named dataset-SHARD-ROWS.tfrecord; {folder} contains "
+            f"{names[matches.index(None)]}. Prepare the shards again."
         )
-    return [int(match[1]) for match in found if match]
+    return [int(match[1]) for match in matches if match]
 
 
 def _check_against_listing(folder: Folder, manifest: Manifest, sizes_bytes: dict[str, int]) -> None:
-    stated = {shard.name: shard.num_bytes for shard in manifest.shards}
-    for name in sorted(stated | sizes_bytes):
-        if stated.get(name) != sizes_bytes.get(name):
-            here, there = (f"{one[name]:,} bytes" if name in one else "no such file" for one in (sizes_bytes, stated))
+    recorded_sizes_bytes = {shard.name: shard.num_bytes for shard in manifest.shards}
+    for name in sorted(recorded_sizes_bytes | sizes_bytes):
+        if recorded_sizes_bytes.get(name) != sizes_bytes.get(name):
+            actual, recorded = (
+                f"{sizes[name]:,} bytes" if name in sizes else "no such file"
+                for sizes in (sizes_bytes, recorded_sizes_bytes)
+            )
             raise InputError(
-                f"A folder must have the shards of its manifest; {folder.path_of(name)}: {here}, in the manifest "
-                f"{there}. Copy the folder again from where it was made, or prepare it again with --overwrite."
+                f"A folder must have exactly the shards of its manifest; {folder.path_of(name)}: {actual}, in the "
+                f"manifest {recorded}. Copy the folder again from where it was made, or prepare it again with "
+                "--overwrite."
             )

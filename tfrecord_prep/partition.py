@@ -1,4 +1,7 @@
-"""Turn a partition of the corpus, the unit of work, into shards: a function of its documents and the settings."""
+"""Turn a partition of the corpus, which is the unit of work, into shards.
+
+The shards depend only on the documents of the partition and on the settings.
+"""
 
 import functools
 from collections.abc import Iterable, Iterator
@@ -26,9 +29,13 @@ from tfrecord_prep.split_folder import PartitionResult, write_sidecar
 
 @dataclass(frozen=True)
 class NumberedPartition:
-    """A partition with its number in the split and its `partition_sha256`.
+    """A partition and what identifies it.
 
-    `duplicates` is the path of a file that says which documents are left out, as `find_duplicates` returns it.
+    Attributes:
+        index: number of the partition in the split, from 0 on.
+        sha256: hash returned by `partition_sha256`.
+        partition: byte ranges or documents.
+        duplicates: path of a file with one byte per document, 1 for a document to leave out; None to keep all.
     """
 
     index: int
@@ -39,10 +46,23 @@ class NumberedPartition:
 
 @dataclass(frozen=True)
 class SplitWork:
-    """All that a process needs to work on partitions: where documents are read, and what they become.
+    """Everything that a worker needs to process partitions of one split.
 
-    `tokenizer_json` is what `plain_text_tokenizer_json` returned; `sentences_by` and `random_share` are used by pairs
-    of segments only. With a `hashes_folder` the documents become hashes there, for `find_duplicates`, and no shards.
+    Attributes:
+        corpus: settings of the corpus to read.
+        split_name: name of the split.
+        folder: folder of the split, to which shards are written.
+        tokenizer_json: result of `plain_text_tokenizer_json`.
+        vocabulary_size: number of ids of the tokenizer.
+        special_ids: ids by the keys cls, pad, sep, unk and mask.
+        chunking: key of `CHUNKINGS`.
+        max_length: tokens per row.
+        shard_size: maximum number of rows per shard.
+        sentences_by: how to find sentences; only for pairs of segments.
+        random_share: fraction of random pairs; only for pairs of segments.
+        owner: lock of the output folder. A worker stops if its owner has lost it.
+        hashes_folder: folder for hashes of documents. If it is set, hashes for `find_duplicates` are written instead
+            of shards.
     """
 
     corpus: CorpusConfig
@@ -61,7 +81,11 @@ class SplitWork:
 
 
 class Tally:
-    """Counts documents, and the ids of their text without unknown tokens; of pairs of segments what is in the rows."""
+    """Counts the documents, words and ids of a partition while they pass through.
+
+    `id_counts` excludes special tokens. For pairs of segments it counts the ids in the rows, which leave out some text
+    and repeat some; otherwise it counts the ids of the documents.
+    """
 
     def __init__(self, work: SplitWork, num_duplicates: int) -> None:
         self._work = work
@@ -69,30 +93,34 @@ class Tally:
         self.num_documents = self.num_blank_documents = self.num_random_pairs = self.num_words = 0
         self.id_counts = np.zeros(work.vocabulary_size, np.int64)
 
-    def of_documents(self, documents: Iterable[str]) -> Iterator[str]:
+    def count_documents(self, documents: Iterable[str]) -> Iterator[str]:
         for document in documents:
             self.num_words += len(document.split())
             yield document
 
-    def of_batches(self, batches: Iterable[TokenBatch]) -> Iterator[TokenBatch]:
-        """Yield the batches; an InputError is raised for special tokens in the text."""
+    def count_batches(self, batches: Iterable[TokenBatch]) -> Iterator[TokenBatch]:
+        """Count the documents and ids of the batches, and yield the batches unchanged.
+
+        Raises:
+            InputError: the tokenizer turned text into a special token.
+        """
         special_ids = self._work.special_ids
         for batch in batches:
             self.num_documents += batch.num_documents
             self.num_blank_documents += batch.num_documents - len(batch.document_ends)
             counts = np.bincount(batch.ids, minlength=len(self.id_counts))
             counts[special_ids["unk"]] = 0
-            if found := [name for name, special_id in special_ids.items() if counts[special_id]]:
+            if special_names := [name for name, special_id in special_ids.items() if counts[special_id]]:
                 raise InputError(
-                    "A tokenizer may not turn text into special tokens; --tokenizer-name-or-path made "
-                    f"{', '.join(found)} of it. Train a tokenizer with train_unigram.py, or choose another one."
+                    "A tokenizer must not turn text into special tokens; the one of --tokenizer-name-or-path produced "
+                    f"{', '.join(special_names)}. Train a tokenizer with train_unigram.py, or choose another one."
                 )
             if self._work.chunking != PAIRS:
                 self.id_counts += counts
             yield batch
 
-    def of_pairs(self, all_rows: Iterable[Rows]) -> Iterator[Rows]:
-        """Yield the rows of pairs, which leave out some text and repeat some."""
+    def count_pairs(self, all_rows: Iterable[Rows]) -> Iterator[Rows]:
+        """Count the ids and the random pairs in rows of segment pairs, and yield the rows unchanged."""
         for rows in all_rows:
             self.num_random_pairs += 0 if rows.next_sentence_labels is None else int(rows.next_sentence_labels.sum())
             self.id_counts += np.bincount(rows.input_ids.ravel(), minlength=len(self.id_counts))
@@ -101,7 +129,11 @@ class Tally:
 
 
 def work_on_partition(work: SplitWork, numbered: NumberedPartition) -> int:
-    """Read, tokenize, cut and write one partition; return its number. A FolderLostError if the folder is lost."""
+    """Read, tokenize, cut and write one partition, or write the hashes of its documents; return its number.
+
+    Raises:
+        FolderLostError: another process has taken over the output folder.
+    """
     if work.owner is not None:
         work.owner.guard()
     bad_rows = BadRows()
@@ -115,10 +147,15 @@ def work_on_partition(work: SplitWork, numbered: NumberedPartition) -> int:
 def build_partition(
     numbered: NumberedPartition, documents: Iterable[str], work: SplitWork, bad_rows: BadRows
 ) -> PartitionResult:
-    """Tokenize and cut the documents of a partition, and write them as `write_partition` does.
+    """Tokenize and cut the documents of a partition, and write them with `write_partition`.
 
-    Memory does not depend on the number of documents, and a document takes no more than its text. `bad_rows` are those
-    that are skipped while the documents are read.
+    Memory does not grow with the number of documents. A long document takes little more than its text.
+
+    Args:
+        numbered: the partition.
+        documents: texts of the partition.
+        work: settings of the split.
+        bad_rows: rows of the corpus that were skipped; it fills up while `documents` are read.
 
     Raises:
         InputError: the tokenizer turned text into a special token.
@@ -130,21 +167,24 @@ def build_partition(
     if numbered.duplicates is not None:
         is_duplicate = read_file(numbered.duplicates)
         num_duplicates = sum(is_duplicate)
-        documents = (text for text, is_one in zip(documents, is_duplicate, strict=True) if not is_one)
+        documents = (text for text, is_copy in zip(documents, is_duplicate, strict=True) if not is_copy)
     tally = Tally(work, num_duplicates)
-    batches = tally.of_batches(encode_documents(work.tokenizer_json, tally.of_documents(documents), by_sentence))
+    batches = tally.count_batches(encode_documents(work.tokenizer_json, tally.count_documents(documents), by_sentence))
     rule = {"rule": PairRule(random_share=work.random_share)} if has_pairs else {}
     rows = CHUNKINGS[work.chunking](batches, framing, work.max_length, **rule)
-    return write_partition(numbered, tally.of_pairs(rows) if has_pairs else rows, tally, work, bad_rows)
+    return write_partition(numbered, tally.count_pairs(rows) if has_pairs else rows, tally, work, bad_rows)
 
 
 def write_partition(
     numbered: NumberedPartition, rows: Iterable[Rows], tally: Tally, work: SplitWork, bad_rows: BadRows
 ) -> PartitionResult:
-    """Write the rows of a partition, which the tally counts, and its sidecar last; return what was written."""
+    """Write the rows of a partition as shards and then its sidecar, which declares the partition complete.
+
+    The tally must count the rows while they are read from `rows`.
+    """
     shards = write_shards(work.folder, numbered.index, rows, work.shard_size)
     num_rows, num_tokens = sum(shard.num_rows for shard in shards), sum(shard.num_tokens for shard in shards)
-    # Only a single document of one sentence can be in no pair.
+    # Every other partition has a pair: only a single document of one sentence has nothing to be paired with.
     is_without_pair = work.chunking == PAIRS and not num_rows
     totals = Totals(
         num_documents=tally.num_documents,
@@ -163,7 +203,10 @@ def write_partition(
 
 
 def write_shards(folder: str, partition: int, rows: Iterable[Rows], shard_size: int) -> tuple[ShardRecord, ...]:
-    """Write the rows of a partition in shards of `shard_size` rows or, the last one, fewer; none is held in memory."""
+    """Write the rows of a partition in shards of `shard_size` rows; the last shard may have fewer.
+
+    Rows are streamed to the file, so no shard is held in memory.
+    """
     records: list[ShardRecord] = []
     destination = open_folder(folder)
     with ExitStack() as files, ThreadPoolExecutor(1) as finisher:
@@ -176,13 +219,13 @@ def write_shards(folder: str, partition: int, rows: Iterable[Rows], shard_size: 
             records.append(shard.record(f"dataset-{partition:05d}-{len(records):05d}-{shard.num_rows}.tfrecord"))
             return finisher.submit(shard.finish, records[-1].name)
 
-        for some in rows:
+        for batch in rows:
             start = 0
-            while start < len(some.input_ids):
+            while start < len(batch.input_ids):
                 shard = shard or _Shard(files.enter_context(destination.new_file()))
-                end = min(start + shard_size - shard.num_rows, len(some.input_ids))
-                labels = None if some.next_sentence_labels is None else some.next_sentence_labels[start:end]
-                shard.write(Rows(some.input_ids[start:end], some.num_tokens_per_row[start:end], labels))
+                end = min(start + shard_size - shard.num_rows, len(batch.input_ids))
+                labels = None if batch.next_sentence_labels is None else batch.next_sentence_labels[start:end]
+                shard.write(Rows(batch.input_ids[start:end], batch.num_tokens_per_row[start:end], labels))
                 if shard.num_rows == shard_size:
                     finished, shard = finish(shard), None
                 start = end

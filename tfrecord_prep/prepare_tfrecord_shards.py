@@ -1,8 +1,8 @@
-"""Prepare TFRecord shards: tokenize a corpus, cut it into rows of one length, and write them with a manifest.
+"""Prepare TFRecord shards: tokenize a corpus, cut it into rows of equal length, and write them with a manifest.
 
-Each split of the corpus becomes a folder OUTPUT_DIR/SPLIT, which run_mlm.py reads; of several sources, a folder
-OUTPUT_DIR/SOURCE/SPLIT, and OUTPUT_DIR/mixture.json lists them. By default the text is that which the tokenizer was
-trained on. Stopped at any time, even killed, the same command continues where it was.
+Each split of the corpus becomes a folder OUTPUT_DIR/SPLIT, which run_mlm.py reads. With several sources the folders are
+OUTPUT_DIR/SOURCE/SPLIT, and OUTPUT_DIR/mixture.json lists them. The default corpus is the one that the tokenizer was
+trained on. If the command is stopped or killed, run it again: it continues where it was.
 """
 
 try:
@@ -48,9 +48,9 @@ logger = logging.getLogger(__name__)
 
 NUM_BAD_ROWS_SHOWN = 5
 WORKERS_HINT = "Use fewer --num-workers, or a smaller --partition-bytes."
-# The default of run_qa.py for a question and a part of its paragraph.
+# The default length of run_qa.py, which fits a question and a part of its paragraph.
 QUESTION_ANSWERING_LENGTH = 384
-# 2,000 steps of the smallest preset, some minutes.
+# Ten passes over this many rows are 2,000 steps of the smallest preset, which take a few minutes.
 MOST_ROWS_READ_TEN_TIMES = 6_400
 
 
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into one line, and the exit status of a run that can be continued."""
+    """On Ctrl-C or SIGTERM print one line and exit with the status of a run that can be continued."""
     try:
         yield
     except KeyboardInterrupt:
@@ -81,12 +81,15 @@ def stoppable() -> Iterator[None]:
 
 
 def prepare(corpus_config: CorpusConfig, sources: SourcesConfig, config: PrepareConfig, workers: Workers) -> None:
-    """Check the rest, write the splits, and push them if requested."""
+    """Check the corpus and the output folder, write the splits, and push them if requested."""
     tokenizer = load_tokenizer(str(config.tokenizer_name_or_path))
     mixture = open_recorded_mixture(corpus_config, sources, str(config.tokenizer_name_or_path))
     output = open_folder(str(config.output_dir))
     if output.exists(MANIFEST_NAME):
-        raise InputError(f"--output-dir gets a folder for each split; {output} is one of them. Name the one above it.")
+        raise InputError(
+            f"--output-dir must be the parent of the splits' folders; {output} is the folder of one split. Name its "
+            "parent."
+        )
     if "" in mixture.corpora and output.exists(MIXTURE_NAME):
         raise InputError(f"{output} contains the shards of several sources. Choose another --output-dir.")
     engines = {name: choose_engine(config, corpus, workers) for name, corpus in mixture.corpora.items()}
@@ -110,7 +113,7 @@ def prepare(corpus_config: CorpusConfig, sources: SourcesConfig, config: Prepare
     if "" not in mixture.corpora:
         write_mixture(str(output), mixture_sources(mixture))
     if repository is not None:
-        from tfrecord_prep.hub_shards import push_shards  # for this flag alone; each worker imports this module
+        from tfrecord_prep.hub_shards import push_shards  # here, because each worker imports this module
 
         folders = [plan.place for plan in plans]
         push_shards(str(output), folders, repository, publish_details=config.publish_details)
@@ -120,17 +123,21 @@ def prepare(corpus_config: CorpusConfig, sources: SourcesConfig, config: Prepare
 def look_for_duplicates(
     plans: Sequence[SplitPlan], mixture: Mixture, engines: Mapping[str, Engine]
 ) -> dict[str, dict[int, bytes]]:
-    """Hash all splits, unless they are complete, and return what `find_duplicates` says of each, by its folder."""
+    """Hash the documents of all splits and find the duplicates.
+
+    Returns:
+        The result of `find_duplicates`, by the folder of the split; empty if all splits are already complete.
+    """
     if all(plan.is_complete for plan in plans):
         return {}
-    by_part = {(plan.source, plan.split_name): plan for plan in plans}
-    in_order = [by_part[part] for part in in_order_of_precedence(mixture)]
-    hashes = {plan.folder: hash_split(plan, mixture.corpora[plan.source], engines[plan.source]) for plan in in_order}
-    return find_duplicates(hashes)
+    plan_of_part = {(plan.source, plan.split_name): plan for plan in plans}
+    in_order = [plan_of_part[part] for part in in_order_of_precedence(mixture)]
+    paths = {plan.folder: hash_split(plan, mixture.corpora[plan.source], engines[plan.source]) for plan in in_order}
+    return find_duplicates(paths)
 
 
 def mixture_sources(mixture: Mixture) -> dict[str, MixtureSource]:
-    """List the folders of the sources, relative to that of the mixture."""
+    """List the folders of the sources, relative to the folder of the mixture."""
     return {
         name: MixtureSource(
             train=f"{name}/{corpus.config.split}",
@@ -142,10 +149,13 @@ def mixture_sources(mixture: Mixture) -> dict[str, MixtureSource]:
 
 
 def open_recorded_mixture(given: CorpusConfig, sources: SourcesConfig, tokenizer_folder: str) -> Mixture:
-    """Open the corpus or sources given, else those the tokenizer was trained on; warn of splits that it has seen.
+    """Open the corpus or sources given by flags or, if there are none, those that the tokenizer was trained on.
+
+    Warns if the tokenizer was trained on text of a validation or test split.
 
     Raises:
-        InputError: none was given, and none is recorded, or its files have changed; or what `open_mixture` raises.
+        InputError: no corpus was given, and the tokenizer's record names none or its files have changed. Also
+            whatever `open_mixture` raises.
     """
     record = tokenizer_record(tokenizer_folder)
     recorded = corpora_of(record)
@@ -153,15 +163,20 @@ def open_recorded_mixture(given: CorpusConfig, sources: SourcesConfig, tokenizer
         mixture = open_mixture(given, sources)
     else:
         to_open: dict[str, Record | None] = {**recorded} or {"": None}
-        corpora = {name: _reopen_corpus(given, tokenizer_folder, one, name) for name, one in to_open.items()}
+        corpora = {
+            name: _reopen_corpus(given, tokenizer_folder, corpus_record, name)
+            for name, corpus_record in to_open.items()
+        }
         mixture = Mixture(corpora, record.get("source_weights", {}))
-    trained_on = [Part(one, one["settings"]["split"]) for one in recorded.values()]
-    held_out = [(split, Part(one.record, split)) for one in mixture.corpora.values() for split in one.split_names[1:]]
+    trained_on = [Part(corpus_record, corpus_record["settings"]["split"]) for corpus_record in recorded.values()]
+    held_out = [
+        (split, Part(corpus.record, split)) for corpus in mixture.corpora.values() for split in corpus.split_names[1:]
+    ]
     for split, part in held_out:
-        if any(describe_shared_text(one, part) for one in trained_on):
+        if any(describe_shared_text(trained_part, part) for trained_part in trained_on):
             logger.warning(
                 "The tokenizer was trained on documents of the split `%s`, because train_unigram.py was not run with "
-                "the same --%s-percent and --seed: results on that split will look a little too good.",
+                "the same --%s-percent and --seed. Results on that split will be slightly too good.",
                 split,
                 split,
             )
@@ -169,31 +184,37 @@ def open_recorded_mixture(given: CorpusConfig, sources: SourcesConfig, tokenizer
 
 
 def _reopen_corpus(given: CorpusConfig, tokenizer_folder: str, record: Record | None, name: str) -> Corpus:
-    """Open the tokenizer's corpus, without its limit; other flags that are given replace recorded settings."""
+    """Open the corpus that the tokenizer was trained on.
+
+    Flags that are given replace recorded settings. The recorded limit is ignored.
+    """
     if record is None or not names_its_text(record):
         raise InputError(
-            "A corpus is needed: --dataset-name (`builtin` needs no download) or --data-files; "
-            f"{tokenizer_folder} contains no {RECORD_FILE} that names one."
+            f"No corpus was given, and {tokenizer_folder} contains no {RECORD_FILE} that names one. Pass --data-files "
+            "or --dataset-name (`builtin` needs no download)."
         )
     config = dataclasses.replace(corpus_config_from_record(record), **{"limit": None} | given.settings_given)
     words: list[Any] = []
     for setting, value in config.settings_given.items():
         words += [flag_of(setting), *(value if isinstance(value, list) else [value])]
-    of = f" as {name}" if name else ""
-    logger.info("Using the corpus that the tokenizer was trained on%s: %s", of, shlex.join(map(str, words)))
+    as_source = f" as {name}" if name else ""
+    logger.info("Using the corpus that the tokenizer was trained on%s: %s", as_source, shlex.join(map(str, words)))
     corpus = open_corpus(config)
     if changes := describe_changed_sources(record, corpus.record):
         raise InputError(
-            f"The corpus of {tokenizer_folder} has changed since its tokenizer was trained: {changes}. Restore it, or "
-            "name the corpus to prepare with --data-files or --dataset-name."
+            f"The corpus has changed since the tokenizer in {tokenizer_folder} was trained on it: {changes}. Restore "
+            "it, or name the corpus to prepare with --data-files or --dataset-name."
         )
     if corpus.record.get(BUILTIN) != record.get(BUILTIN):
-        logger.warning("The built-in text is not what the tokenizer was trained on: Python or packages differ.")
+        logger.warning(
+            "The built-in text differs from the text that the tokenizer was trained on, because Python or the "
+            "installed packages differ."
+        )
     return corpus
 
 
 def tokenizer_record(tokenizer_folder: str) -> Record:
-    """Read what is recorded of the tokenizer and of what it was trained on; empty if nothing is.
+    """Read the record of a tokenizer, which names the text that it was trained on; empty if there is no record.
 
     Raises:
         InputError: the record is damaged.
@@ -218,7 +239,7 @@ def choose_engine(config: PrepareConfig, corpus: Corpus, workers: Workers) -> En
 
 
 def find_repository(config: PrepareConfig) -> HubRepository | None:
-    """Find the repository on the Hub to push to, if any, and check that it can be written to."""
+    """Return the repository on the Hub to push to, if any, after checking that it is writable."""
     if config.push_to_hub is None:
         return None
     branch, private = config.hub_revision or MAIN_BRANCH, config.hub_private
@@ -234,11 +255,11 @@ def describe_plan(config: PrepareConfig, plans: Sequence[SplitPlan]) -> str:
     lines = [
         f"tokenizer   {config.tokenizer_name_or_path}, {fields['tokenizer']['vocabulary_size']:,} tokens",
         f"rows        {config.max_length} tokens, --chunking {config.chunking}, {size}",
-        f"workers     {workers}, each on {fields['partition_bytes'] / 1e6:,.1f} MB of the corpus at a time",
+        f"workers     {workers}, each with {fields['partition_bytes'] / 1e6:,.1f} MB of the corpus at a time",
     ]
     if config.push_to_hub:
         lines.append(f"pushed to   {config.push_to_hub}, a data set repository")
-    states = {True: "already complete with these settings, stays as it is", False: "to be written"}
+    states = {True: "already complete with these settings, left unchanged", False: "to be written"}
     lines += [f"{plan.split_name:11s} {plan.folder}: {states[plan.is_complete]}" for plan in plans]
     if config.max_length < QUESTION_ANSWERING_LENGTH:
         lines.append(
@@ -251,8 +272,8 @@ def describe_plan(config: PrepareConfig, plans: Sequence[SplitPlan]) -> str:
 def describe_split(folder: str, manifest: Manifest) -> str:
     totals, bad_rows = manifest.totals, manifest.bad_rows
     num_rows, num_padding, num_blank = totals.num_rows, totals.num_padding_tokens, totals.num_blank_documents
-    padding = f"{num_padding:,} tokens, {100 * num_padding / (num_rows * manifest.max_length):.2f} %"
-    pairs = f"{num_rows:,}, {100 * totals.num_random_pairs / num_rows:.1f} % of them random"
+    padding = f"{num_padding:,} tokens, {100 * num_padding / (num_rows * manifest.max_length):.2f}%"
+    pairs = f"{num_rows:,}, {100 * totals.num_random_pairs / num_rows:.1f}% of them random"
     if totals.num_documents_without_pair:
         pairs += f"; {totals.num_documents_without_pair:,} documents gave none"
     rows = {
@@ -273,9 +294,9 @@ def describe_split(folder: str, manifest: Manifest) -> str:
 
 
 def describe_next(output_dir: str, plans: Sequence[SplitPlan], num_rows: int) -> str:
-    """Write the command that trains a model on `num_rows` rows: the smallest preset, which every machine can run."""
+    """Return the command that trains the smallest preset, which every machine can run, on `num_rows` rows."""
     folders = {plan.split_name: output_dir if plan.source else plan.folder for plan in plans}
-    # One pass would be too few steps on a small corpus, and days on a large one.
+    # One pass would be too few steps on a small corpus, and would take days on a large one.
     length = ["--num-epochs", "10"] if num_rows <= MOST_ROWS_READ_TEN_TIMES else ["--max-steps", "1000"]
     flags = ["--preset", "tiny-cpu", *length, "--train-dataset", next(iter(folders.values()))]
     if VALIDATION in folders and plans[0].split_name != VALIDATION:

@@ -1,8 +1,9 @@
 """Write and read TFRecord files of `tf.train.Example` records, without TensorFlow.
 
-A record has two features, both int64 lists of `max_length` values: `input_ids`, and `attention_mask`, which is 1 before
-the padding and 0 in it. A pair of segments has a third, `next_sentence_label`, of one value. Formats:
-https://www.tensorflow.org/tutorials/load_data/tfrecord (framing) and
+A record has two features, both int64 lists of `max_length` values: `input_ids`, and `attention_mask`, which is 1 for
+tokens and 0 for padding. The record of a segment pair has a third feature, `next_sentence_label`, with one value.
+
+The formats are described in https://www.tensorflow.org/tutorials/load_data/tfrecord (framing) and
 https://protobuf.dev/programming-guides/encoding (messages).
 """
 
@@ -30,9 +31,9 @@ def encode_rows(
     """Encode rows as the content of a TFRecord file, with one record per row.
 
     Args:
-        input_ids: none negative; (num_rows, max_length).
-        num_tokens_per_row: ids before the padding; (num_rows,).
-        next_sentence_labels: of pairs of segments, 0 or 1; (num_rows,).
+        input_ids: non-negative ids; (num_rows, max_length).
+        num_tokens_per_row: number of ids before the padding; (num_rows,).
+        next_sentence_labels: 0 or 1 for segment pairs, None for other rows; (num_rows,).
     """
     max_length = input_ids.shape[1]
     packed_ids, sizes_bytes = _packed_varints(input_ids)
@@ -51,12 +52,16 @@ def encode_rows(
 
 
 def read_records(content: bytes | io.BufferedIOBase) -> Iterator[bytes]:
-    """Yield the serialized examples of a TFRecord file, in order; a ValueError says at which byte it is damaged."""
+    """Yield the serialized examples of a TFRecord file, in order.
+
+    Raises:
+        ValueError: the file is damaged; the message says at which byte.
+    """
     file: io.BufferedIOBase = io.BytesIO(content) if isinstance(content, bytes) else content
     start = 0
     while header := file.read(12):
         if len(header) < 12 or _masked_crc32c(header[:8]) != header[8:]:
-            raise ValueError(f"no record begins at byte {start}")
+            raise ValueError(f"no record starts at byte {start}")
         num_bytes = int.from_bytes(header[:8], "little")
         record = file.read(num_bytes)
         if _masked_crc32c(record) != file.read(4):
@@ -66,12 +71,16 @@ def read_records(content: bytes | io.BufferedIOBase) -> Iterator[bytes]:
 
 
 def decode_feature(example: bytes, key: str) -> NDArray[np.int64]:
-    """Decode one int64 feature of a serialized example, (number of values,); a KeyError if it has none."""
+    """Decode an int64 feature of a serialized example; (num_values,).
+
+    Raises:
+        KeyError: the example does not have the feature.
+    """
     return _unpacked_varints(_packed_feature(example, key))
 
 
 def feature_names(example: bytes) -> set[str]:
-    """List the features of a serialized example."""
+    """Return the names of the features of a serialized example."""
     return {_fields(entry)[0][1].decode() for _, entry in _fields(_fields(example)[0][1])}
 
 
@@ -81,16 +90,18 @@ def first_row_ids(path: str) -> NDArray[np.int64]:
 
 
 def decode_rows(examples: Sequence[bytes], key: str, max_length: int) -> NDArray[np.int64]:
-    """Decode one int64 feature of many serialized examples; (number of examples, max_length).
+    """Decode an int64 feature of many serialized examples; (num_examples, max_length).
 
-    A ValueError says which example is malformed, lacks the feature, or has another number of values.
+    Raises:
+        ValueError: an example is malformed, lacks the feature, or has a different number of values. The message says
+            which example.
     """
     packed = []
     for row, example in enumerate(examples):
         try:
             packed.append(_packed_feature(example, key))
         except (IndexError, KeyError, ValueError) as error:
-            raise ValueError(f"row {row} is no example with {key}") from error
+            raise ValueError(f"row {row} is not an example with {key}") from error
     joined = b"".join(packed)
     num_ended = np.append(0, np.cumsum(np.frombuffer(joined, np.uint8) < 0x80))
     num_values = np.diff(num_ended[np.cumsum([0, *map(len, packed)])])
@@ -109,7 +120,7 @@ def _packed_feature(example: bytes, key: str) -> bytes:
 
 
 def _packed_varints(rows: NDArray[np.int32]) -> tuple[bytes, NDArray[np.int64]]:
-    """Encode all values as varints, row after row, and the size of each row in bytes; (num_rows,)."""
+    """Encode all values as varints, row by row; return them and the number of bytes of each row, (num_rows,)."""
     num_bytes = np.ones(rows.shape, np.int8)
     for shift in range(7, 32, 7):
         num_bytes += rows >= 1 << shift
@@ -146,13 +157,13 @@ def _field(number: int, content: bytes) -> bytes:
 
 
 def _feature(key: bytes, packed_values: bytes) -> bytes:
-    """Encode the entry of `Features` that holds an int64 list: {key: Feature(int64_list=Int64List(value=…))}."""
+    """Encode an entry of `Features` with an int64 list: {key: Feature(int64_list=Int64List(value=…))}."""
     int64_list = _field(1, packed_values)
     return _field(1, _field(1, key) + _field(2, _field(3, int64_list)))
 
 
 def _fields(message: bytes) -> list[tuple[int, bytes]]:
-    """Split a message into its fields, all of which have a length: (number, content)."""
+    """Split a message into its fields (number, content). All fields must be length-delimited."""
     fields, position = [], 0
     while position < len(message):
         number = message[position] >> 3
@@ -176,6 +187,6 @@ def _framed(record: bytes) -> bytes:
 
 
 def _masked_crc32c(data: bytes) -> bytes:
-    """Compute the checksum as TFRecord stores it: rotated and shifted, since checksums of checksums are weak."""
+    """Compute the checksum as TFRecord stores it: rotated, plus a constant, because a CRC of data with CRCs is weak."""
     crc = google_crc32c.value(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + _CRC_MASK_DELTA) & 0xFFFFFFFF)

@@ -1,6 +1,7 @@
-"""Draw pairs of segments, on which BERT is trained: a text and what follows it, or a passage of another document.
+"""Draw the pairs of segments that BERT is trained on: a text, and its continuation or a passage of another document.
 
-The rule is that of google-research/bert (create_pretraining_data.py); draws come from a hash of the document.
+The rule is that of google-research/bert (create_pretraining_data.py). The random numbers are seeded with a hash of the
+document.
 """
 
 import hashlib
@@ -17,9 +18,9 @@ from numpy.typing import NDArray
 from tfrecord_prep.manifest import IS_NEXT, RANDOM_NEXT
 
 SentencesBy = Literal["punctuation", "line"]
-# The end of a sentence in Unicode's terms, or an ellipsis, with closing quotes and brackets: before white space and
-# anything but a small letter; in Chinese and Japanese anywhere. German quotes close with characters that Unicode calls
-# initial (Pi).
+# The end of a sentence: one of Unicode's sentence terminators or an ellipsis, then closing quotes and brackets. White
+# space and anything but a lower-case letter must follow, except after Chinese and Japanese full stops. The quotes
+# include those that Unicode calls initial (Pi), because German closes quotations with them.
 SENTENCE_END = regex.compile(
     r"""[\p{STerm}…]+[\p{Pe}\p{Pf}\p{Pi}"']*(?=\s+\P{Ll})|[\u3002\uff01\uff1f\uff61]+[\p{Pe}\p{Pf}"']*"""
 )
@@ -27,10 +28,13 @@ SENTENCE_END = regex.compile(
 
 @dataclass(frozen=True)
 class PairRule:
-    """Google's probabilities.
+    """Probabilities for drawing pairs; the defaults are BERT's.
 
-    short_share: that the pairs of a document are shorter than a row, so that a model also learns from short ones.
-    random_share: that the second segment of a pair is random, if it could be either.
+    Attributes:
+        short_share: probability that the pairs of a document are shorter than a row, so that a model also learns from
+            short pairs.
+        random_share: probability that the second segment of a pair comes from another document, if the chunk has a
+            continuation.
     """
 
     short_share: float = 0.1
@@ -38,11 +42,17 @@ class PairRule:
 
 
 class Pairs(NamedTuple):
-    """Pairs of segments, each a range of ids."""
+    """Pairs of segments, each of which is a range of ids.
 
-    begins: NDArray[np.int64]  # (num_pairs, 2)
-    ends: NDArray[np.int64]  # (num_pairs, 2)
-    labels: NDArray[np.int64]  # (num_pairs,)
+    Attributes:
+        begins: positions of the first ids; (num_pairs, 2).
+        ends: positions after the last ids; (num_pairs, 2).
+        labels: `RANDOM_NEXT` or `IS_NEXT`; (num_pairs,).
+    """
+
+    begins: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    labels: NDArray[np.int64]
 
 
 Range = tuple[int, int]
@@ -56,22 +66,24 @@ def draw_pairs(
     rule: PairRule,
     first_document: int = 0,
 ) -> Pairs:
-    """Draw the pairs of documents, in order; they depend on the documents alone.
+    """Draw the pairs of all documents, in order. They depend only on the documents and their numbers.
 
-    A document is cut into chunks of sentences that fill a row. The first sentences of a chunk, at least one, are the
-    first segment. The second is the others, or a passage of another document that is as long; then the others begin the
-    next chunk. For a chunk of one sentence it is always such a passage. Segments that are too long lose tokens at both
-    ends. Without another document there are no random segments, and no pairs of single sentences.
+    Each document is cut into chunks of sentences that fill a row. The first segment of a pair is the first sentences of
+    a chunk, at least one. The second segment is the remaining sentences, or a passage of another document of about that
+    length; in this case the remaining sentences start the next chunk. A chunk of a single sentence always gets a
+    passage of another document. Segments that are too long lose tokens at both ends. If there is only one document, no
+    segment is random, and chunks of a single sentence give no pair.
 
     Args:
-        ids: of the documents, concatenated; (num_ids,).
-        sentence_ends: ends of the sentences, the last of each document included; (num_sentences,).
-        document_ends: (num_documents,).
-        max_tokens: of both segments together.
-        first_document: number of the first document; equal documents of other numbers are drawn differently.
+        ids: concatenated ids of the documents; (num_ids,).
+        sentence_ends: ends of all sentences, including the last one of each document; (num_sentences,).
+        document_ends: ends of the documents; (num_documents,).
+        max_tokens: maximum number of ids of both segments together.
+        rule: probabilities.
+        first_document: number of the first document. Equal documents with different numbers get different pairs.
     """
     ends = sentence_ends.tolist()
-    bounds = [0, *(np.searchsorted(sentence_ends, document_ends) + 1).tolist()]  # the documents' first sentences
+    bounds = [0, *(np.searchsorted(sentence_ends, document_ends) + 1).tolist()]  # first sentence of each document
     begins_of_documents = [0, *document_ends.tolist()]
     pairs: list[tuple[Range, Range, int]] = []
     for document in range(len(document_ends)):
@@ -90,9 +102,9 @@ def _key(ids: NDArray[np.int32], number: int) -> int:
 def _pairs_of_document(
     document: int, ends: Sequence[int], bounds: Sequence[int], max_tokens: int, rule: PairRule, draw: random.Random
 ) -> Iterator[tuple[Range, Range, int]]:
-    """Yield first segment, second segment and label; sentences are counted over all documents."""
+    """Yield first segment, second segment and label. Sentences are numbered across all documents."""
 
-    def place(sentence: int) -> int:
+    def begin_of(sentence: int) -> int:
         return ends[sentence - 1] if sentence else 0
 
     num_tokens = max_tokens
@@ -100,16 +112,16 @@ def _pairs_of_document(
         num_tokens = 2 + _integer(draw, max_tokens - 1)
     sentence, stop = bounds[document], bounds[document + 1]
     while sentence < stop:
-        end = min(bisect_left(ends, place(sentence) + num_tokens, sentence, stop) + 1, stop)
+        end = min(bisect_left(ends, begin_of(sentence) + num_tokens, sentence, stop) + 1, stop)
         num_sentences = end - sentence
         middle = sentence + 1 + (_integer(draw, num_sentences - 1) if num_sentences > 1 else 0)
-        first = (place(sentence), place(middle))
+        first = (begin_of(sentence), begin_of(middle))
         is_random = (num_sentences == 1 or draw.random() < rule.random_share) and len(bounds) > 2
         if is_random:
             second = _passage_of_another(document, ends, bounds, num_tokens - (first[1] - first[0]), draw)
             sentence = middle
         else:
-            second = (place(middle), place(end))
+            second = (begin_of(middle), begin_of(end))
             sentence = end
         if second[0] < second[1]:
             yield *_shortened(first, second, max_tokens, draw), RANDOM_NEXT if is_random else IS_NEXT
@@ -118,7 +130,7 @@ def _pairs_of_document(
 def _passage_of_another(
     document: int, ends: Sequence[int], bounds: Sequence[int], num_tokens: int, draw: random.Random
 ) -> Range:
-    """Draw another document, and of it a sentence and those after it, until they have `num_tokens` or it ends."""
+    """Draw another document and a sentence in it; extend it until it has `num_tokens` ids or the document ends."""
     other = _integer(draw, len(bounds) - 2)
     other += other >= document
     first, stop = bounds[other], bounds[other + 1]
@@ -129,7 +141,7 @@ def _passage_of_another(
 
 
 def _shortened(first: Range, second: Range, max_tokens: int, draw: random.Random) -> tuple[Range, Range]:
-    """Remove tokens from random ends: of the longer segment, then of both in turn, the second first."""
+    """Remove tokens from random ends: from the longer segment first, then alternating, starting with the second."""
     lengths = first[1] - first[0], second[1] - second[0]
     excess = max(0, sum(lengths) - max_tokens)
     from_longer = min(excess, abs(lengths[0] - lengths[1]))
@@ -143,14 +155,17 @@ def _cut_at_both_ends(segment: Range, num_tokens: int, draw: random.Random) -> R
 
 
 def _integer(draw: random.Random, num_values: int) -> int:
-    """Draw from 0 to `num_values` - 1; Python promises that it is the same in all its versions."""
+    """Draw an integer from 0 to `num_values` - 1.
+
+    Uses `random()`, because Python guarantees that its results are the same in all versions.
+    """
     return int(draw.random() * num_values)
 
 
 def sentences_of(text: str, by: SentencesBy) -> list[str]:
-    """Cut a text into sentences, without the white space between them; a blank text is one empty sentence.
+    """Cut a text into sentences, without the white space between them. A blank text is one empty sentence.
 
-    With `by="line"` each line is a sentence; with `by="punctuation"` a line may have several.
+    With `by="line"` each line is one sentence. With `by="punctuation"` a line may have several sentences.
     """
     sentences = [sentence.strip() for line in text.split("\n") for sentence in _sentences_of_line(line, by)]
     return [sentence for sentence in sentences if sentence] or [""]

@@ -1,4 +1,4 @@
-"""Prepare one split of the corpus: plan it, have its partitions worked on, show the progress, write the manifest."""
+"""Prepare one split of the corpus: plan it, process its partitions, show the progress, and write the manifest."""
 
 import contextlib
 import dataclasses
@@ -64,27 +64,34 @@ logger = logging.getLogger(__name__)
 LIBRARIES = ("mlm-pretraining", "tokenizers", "transformers", "datasets", "numpy")
 SHOWN_CHARACTERS = 200
 SHOWN_COLUMNS = 100
-# Settings and fields of the manifest that only pairs of segments have.
+# Settings, and fields of the manifest, that are used for pairs of segments only.
 PAIR_SETTINGS = ("sentences_by", "random_share")
-# A hundred partitions and more keep all workers busy to the end. Smaller ones would be padded rows and files of a few
-# rows; larger ones would be work lost when a worker dies, and memory where documents are sent to the workers.
+# A hundred or more partitions keep all workers busy to the end. Smaller partitions would waste more rows on padding and
+# make shards of a few rows. Larger ones would lose more work when a worker dies, and take more memory when documents
+# are sent to the workers.
 NUM_PARTITIONS = 128
 MIN_DEFAULT_BYTES = 1 << 20
 MAX_DEFAULT_BYTES = 64 << 20
 DEFAULT_BYTES = 4 << 20  # if the size of the corpus is unknown
-# A window of training's shuffle holds whole shards.
+# Default shard size for rows of up to this length. Shards are small, because training holds whole ones to shuffle them.
 SHARD_ROWS, ROW_LENGTH = 16384, 512
 
-# Works on numbered partitions, each by `work_on_partition`, and yields the number of each that is complete.
+# Calls `work_on_partition` on each partition, somewhere, and yields the numbers of the partitions that are complete.
 Engine = Callable[[SplitWork, Iterable[NumberedPartition]], Iterable[int]]
 
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """What will be written for one split of a source, whose name is empty where there is one corpus only.
+    """What will be written for one split of a source.
 
-    `fields` are the fields of its manifest that are known beforehand, as in JSON; `tokenizer_json` is what
-    `plain_text_tokenizer_json` returned. `hashes_folder` is for `find_duplicates`.
+    Attributes:
+        source: name of the source; empty if there is only one corpus.
+        split_name: name of the split.
+        folder: folder of the split.
+        hashes_folder: folder for the files of `find_duplicates`.
+        fields: the fields of the manifest that are known in advance, as JSON values.
+        is_complete: whether the folder is already complete with these settings.
+        tokenizer_json: result of `plain_text_tokenizer_json`.
     """
 
     source: str
@@ -97,18 +104,22 @@ class SplitPlan:
 
     @property
     def place(self) -> str:
-        """The split's folder in --output-dir."""
+        """The split's folder, relative to --output-dir."""
         return f"{self.source}/{self.split_name}".lstrip("/")
 
 
 def plan_mixture(config: PrepareConfig, tokenizer: "PreTrainedTokenizerFast", mixture: Mixture) -> list[SplitPlan]:
-    """Plan each split of each source, after a check of its folder; raises what `plan_splits` and its checks raise."""
+    """Check the folder of each split of each source, and plan the split.
+
+    Raises:
+        InputError: whatever `plan_splits` and `check_other_splits` raise.
+    """
     deduplicated = texts_compared(mixture) if config.drop_duplicates else {}
     plans = []
     for source in mixture.corpora:
-        of_source = plan_splits(config, tokenizer, mixture, source, deduplicated)
-        check_other_splits(of_source)
-        plans += of_source
+        source_plans = plan_splits(config, tokenizer, mixture, source, deduplicated)
+        check_other_splits(source_plans)
+        plans += source_plans
     return plans
 
 
@@ -119,16 +130,23 @@ def plan_splits(
     source: str,
     deduplicated: Mapping[tuple[str, str], dict[str, str]],
 ) -> list[SplitPlan]:
-    """Plan each split of a source, after a check of its folder; without duplicates to drop `deduplicated` is empty.
+    """Check the folder of each split of a source, and plan the split.
+
+    Args:
+        config: settings of the command.
+        tokenizer: the tokenizer.
+        mixture: all sources.
+        source: name of the source.
+        deduplicated: result of `texts_compared`; empty if duplicates are kept.
 
     Raises:
-        InputError: a folder contains other shards, or damaged ones, and --overwrite is not given; or what
-            `plain_text_tokenizer_json` raises.
+        InputError: a folder contains shards of other settings or damaged shards, and --overwrite is not given. Also
+            whatever `plain_text_tokenizer_json` raises.
     """
     corpus = mixture.corpora[source]
     tokenizer_json = plain_text_tokenizer_json(tokenizer.backend_tokenizer.to_str())
-    output, within = open_folder(str(config.output_dir)), f"{source}/" if source else ""
-    before = {} if config.overwrite else recorded_plan(output.path_of(within + corpus.config.split)) or {}
+    output, source_prefix = open_folder(str(config.output_dir)), f"{source}/" if source else ""
+    before = {} if config.overwrite else recorded_plan(output.path_of(source_prefix + corpus.config.split)) or {}
     shared = {
         "format_version": FORMAT_VERSION,
         "max_length": config.max_length,
@@ -140,26 +158,27 @@ def plan_splits(
     }
     plans = []
     for name in corpus.split_names:
-        folder, hashes_folder = output.path_of(within + name), output.path_of(f"{FOLDER_NAME}/{within}{name}")
-        known = {"split": name, "corpus": record_of_split(corpus.record, name)} | shared
-        known |= {"deduplicated": deduplicated[source, name]} if deduplicated else {}
-        fields = json.loads(json.dumps(known))
+        place = source_prefix + name
+        folder, hashes_folder = output.path_of(place), output.path_of(f"{FOLDER_NAME}/{place}")
+        values = {"split": name, "corpus": record_of_split(corpus.record, name)} | shared
+        values |= {"deduplicated": deduplicated[source, name]} if deduplicated else {}
+        fields = json.loads(json.dumps(values))
         is_complete = not config.overwrite and check_folder(folder, fields)
         plans.append(SplitPlan(source, name, folder, hashes_folder, fields, is_complete, tokenizer_json))
     return plans
 
 
 def made_with(tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:
-    """Make the fields of a manifest that say with what the ids were made: the tokenizer, and versions of libraries."""
+    """Return the fields `tokenizer` and `versions` of a manifest, which record what made the ids."""
     record = TokenizerRecord(tokenizer_sha256(tokenizer), vocabulary_size(tokenizer), special_ids(tokenizer))
-    return {"tokenizer": dataclasses.asdict(record), "versions": {one: version(one) for one in LIBRARIES}}
+    return {"tokenizer": dataclasses.asdict(record), "versions": {library: version(library) for library in LIBRARIES}}
 
 
 def check_other_splits(plans: Sequence[SplitPlan]) -> None:
-    """Check that no other folder of a split beside those of a source has text that is in its plans, too.
+    """Check that existing splits next to the planned ones, which this command will not write, share no text with them.
 
     Raises:
-        InputError: one has, or was made of the same files.
+        InputError: an existing split shares text with a planned one, or was made from the same files.
     """
     output, planned = folder_and_name(plans[0].folder)[0], {plan.split_name for plan in plans}
     for name in sorted({CorpusConfig.split, *HELD_OUT_SPLITS} - planned):
@@ -170,21 +189,21 @@ def check_other_splits(plans: Sequence[SplitPlan]) -> None:
             parts = Part(existing["corpus"], name), Part(plan.fields["corpus"], plan.split_name)
             if shared := describe_shared_text(*parts):
                 raise InputError(
-                    f"Splits in one folder must not share text; {folder} is not of this preparation, and {shared}. "
-                    "Prepare all splits with one command, choose another --output-dir, or delete that folder."
+                    f"Splits in the same folder must not share text; {folder} comes from another preparation, and "
+                    f"{shared}. Prepare all splits with one command, choose another --output-dir, or delete {folder}."
                 )
 
 
 def hash_split(plan: SplitPlan, corpus: Corpus, engine: Engine) -> list[str]:
-    """Write a file of hashes for each partition, unless an earlier run did; return their paths, by partition."""
+    """Write a file of hashes for each partition, unless an earlier run wrote it; return the paths by partition."""
     names: list[str] = []
     folder = open_folder(plan.hashes_folder)
     existing = folder.list_files()
 
     def number(index: int, partition: Partition) -> NumberedPartition | None:
-        one = NumberedPartition(index, partition_sha256(plan.fields, partition), partition)
-        names.append(hashes_name(index, one.sha256))
-        return None if names[-1] in existing else one
+        numbered = NumberedPartition(index, partition_sha256(plan.fields, partition), partition)
+        names.append(hashes_name(index, numbered.sha256))
+        return None if names[-1] in existing else numbered
 
     work = dataclasses.replace(_work_on(plan, corpus), hashes_folder=plan.hashes_folder)
     with failures_named(plan.folder):
@@ -194,12 +213,12 @@ def hash_split(plan: SplitPlan, corpus: Corpus, engine: Engine) -> list[str]:
 
 @contextlib.contextmanager
 def failures_named(folder: str) -> Iterator[None]:
-    """Name the folder of a split, and say how to continue, when a file in it cannot be written."""
+    """Turn failures to write into a RunFailedError that names the folder of the split and says how to continue."""
     try:
         yield
     except (OSError, CloudStorageError) as error:
         raise RunFailedError(
-            f"{folder} was not completed: {error}. Its complete partitions stay. Fix this and run the same command "
+            f"{folder} was not completed: {error}. Its complete partitions are kept. Fix this and run the same command "
             "again: it resumes from there."
         ) from error
 
@@ -226,12 +245,21 @@ def _work_through(
     number: Callable[[int, Partition], NumberedPartition | None],
     title: str,
 ) -> BadRows:
-    """Have the partitions of a split worked on, but for those that `number` says are complete, and show the progress.
+    """Process the partitions of a split with the engine, and show the progress.
 
-    Return the rows that this process could not read; those of byte ranges are in the sidecars.
+    Args:
+        plan: plan of the split.
+        corpus: corpus of the split.
+        work: what the workers need.
+        engine: processes partitions.
+        number: prepares a partition, given its number; returns None for a partition that is already complete.
+        title: title of the progress bar.
+
+    Returns:
+        The rows that this process could not read. Rows that a worker could not read are in the sidecars.
     """
     bad_rows, partition_bytes = BadRows(), plan.fields["partition_bytes"]
-    sizes_bytes: dict[int, int] = {}  # as stored, or of documents in UTF-8
+    sizes_bytes: dict[int, int] = {}  # of byte ranges as stored, of documents in UTF-8
 
     def missing() -> Iterator[NumberedPartition]:
         for index, partition in enumerate(corpus.partitions(plan.split_name, partition_bytes, bad_rows)):
@@ -258,10 +286,17 @@ def prepare_split(
     engine: Engine,
     duplicates: Mapping[int, bytes],
 ) -> None:
-    """Write the folder of a split, the manifest last; complete partitions of an earlier run stay, if they are right.
+    """Write the folder of a split, the manifest last.
 
-    In a complete folder only what a killed run left behind is deleted. `duplicates` are those that `find_duplicates`
-    returns for the split.
+    Partitions that an earlier run completed with the same settings and text are kept. If the whole folder is complete,
+    only the leftovers of a killed run are deleted.
+
+    Args:
+        plan: plan of the split.
+        corpus: corpus of the split.
+        tokenizer: the tokenizer; it is saved with the shards.
+        engine: processes partitions.
+        duplicates: result of `find_duplicates` for the split; empty to keep all documents.
 
     Raises:
         InputError: a document cannot be read, there is no text at all, or a worker was killed.
@@ -281,7 +316,7 @@ def prepare_split(
             if complete.get(index) == sha256[index]:
                 return None
             if index in complete:
-                files.delete_files([sidecar_name(index)])  # before the shards that it names are replaced
+                files.delete_files([sidecar_name(index)])  # first, because the shards that it names will be replaced
             if index not in duplicates:
                 return NumberedPartition(index, sha256[index], partition)
             flags_folder.write_bytes(f"{index:05d}", duplicates[index])
@@ -289,16 +324,23 @@ def prepare_split(
 
         bad_rows = _work_through(plan, corpus, _work_on(plan, corpus), engine, number, f"Writing {plan.place}")
         manifest = _sum_up(plan, sha256, bad_rows)
-        named = {shard.name for shard in manifest.shards}
-        files.delete_files([name for name in files.list_files() if name.endswith(".tfrecord") and name not in named])
+        kept = {shard.name for shard in manifest.shards}
+        files.delete_files([name for name in files.list_files() if name.endswith(".tfrecord") and name not in kept])
         write_manifest(plan.folder, manifest)
         finish_folder(plan.folder)
 
 
 def _sum_up(plan: SplitPlan, sha256: Mapping[int, str], bad_rows: BadRows) -> Manifest:
-    """Sum up all partitions, whose hashes are `sha256`, for the manifest; add their bad rows to `bad_rows`.
+    """Sum up the results of all partitions in a manifest, and add their bad rows to `bad_rows`.
 
-    Without any text the folder is cleared, and an InputError raised.
+    Args:
+        plan: plan of the split.
+        sha256: `partition_sha256` of each partition, by its number.
+        bad_rows: rows that the main process could not read.
+
+    Raises:
+        InputError: the split has no text; its folder is cleared.
+        RunFailedError: a partition is missing.
     """
     shards: list[ShardRecord] = []
     totals = Totals(0, 0, 0, 0, 0)
@@ -314,23 +356,23 @@ def _sum_up(plan: SplitPlan, sha256: Mapping[int, str], bad_rows: BadRows) -> Ma
         num_complete += 1
     if num_complete != len(sha256):
         raise RunFailedError(
-            f"{plan.folder} has only {num_complete:,} complete partitions of {len(sha256):,}. Run the command again."
+            f"Only {num_complete:,} of {len(sha256):,} partitions in {plan.folder} are complete. Run the command again."
         )
     if not id_counts.any():
         clear_folder(plan.folder)
         raise InputError(
-            f"A split must hold text; {plan.place} has {totals.num_documents:,} documents, and none of them gave "
-            "a token that the tokenizer knows (see --text-column, --limit, --validation-percent, --test-percent, "
-            "--drop-duplicates)"
-            + (", or a pair, which takes two sentences or documents." if plan.fields["chunking"] == PAIRS else ".")
+            f"A split must have text; none of the {totals.num_documents:,} documents of {plan.place} gave a token that "
+            "the tokenizer knows"
+            + (", or a pair, which takes two sentences or documents" if plan.fields["chunking"] == PAIRS else "")
+            + ". Check --text-column, --limit, --validation-percent, --test-percent and --drop-duplicates."
         )
-    known = plan.fields | {"tokenizer": TokenizerRecord(**plan.fields["tokenizer"])}
+    fields = plan.fields | {"tokenizer": TokenizerRecord(**plan.fields["tokenizer"])}
     entropy = entropy_nats(id_counts)
-    return Manifest(**known, shards=tuple(shards), totals=totals, bad_rows=bad_rows, unigram_entropy_nats=entropy)
+    return Manifest(**fields, shards=tuple(shards), totals=totals, bad_rows=bad_rows, unigram_entropy_nats=entropy)
 
 
 def describe_first_row(folder: str, tokenizer: "PreTrainedTokenizerFast") -> str:
-    """Decode the start of a split's first row, read from its shard, on a few indented lines."""
+    """Read the first row of a split from its shard, and return the start of its text on a few indented lines."""
     input_ids = first_row_ids(open_shards(folder).paths[0]).tolist()
     text = " ".join(tokenizer.decode(input_ids, clean_up_tokenization_spaces=False).split())
     shortened = text[:SHOWN_CHARACTERS] + "…" * (len(text) > SHOWN_CHARACTERS)
@@ -338,12 +380,12 @@ def describe_first_row(folder: str, tokenizer: "PreTrainedTokenizerFast") -> str
 
 
 def default_shard_size(max_length: int) -> int:
-    """Choose a number of rows per shard, so that long rows take no more than those of `ROW_LENGTH` tokens."""
+    """Choose a number of rows per shard such that shards of long rows are no larger than others."""
     return max(1, SHARD_ROWS * ROW_LENGTH // max(ROW_LENGTH, max_length))
 
 
 def default_partition_bytes(corpus: Corpus) -> int:
-    """Choose a size of partitions by the size of the corpus."""
+    """Choose the size of partitions from the size of the corpus."""
     num_bytes = sum(file.num_bytes for file in corpus.files(corpus.config.split))
     if not num_bytes or corpus.config.limit:
         return DEFAULT_BYTES

@@ -1,9 +1,11 @@
-"""The folder of a split in every state: empty, complete, unfinished, or of other settings.
+"""The folder of a split in every state: empty, unfinished, complete, or with shards of other settings.
 
-An unfinished folder has `plan.json`, written first: the fields of the manifest that are known beforehand. Then come
-shards, and a sidecar for each partition that is complete. At the end `manifest.json` is written, and plan and sidecars
-are deleted. So a kill at any moment leaves a folder that does not look complete, and the next run knows what is done.
-A sidecar has a hash of what its partition was made of: after a file was fixed only its partitions are rebuilt.
+The first file is `plan.json`, with the fields of the manifest that are known in advance. Then come the shards, and a
+sidecar for each complete partition. At the end `manifest.json` is written, and plan and sidecars are deleted. So a
+folder never looks complete when the command was killed, and the next run knows which partitions are done.
+
+A sidecar has a hash of what its partition was made of. After a file of the corpus was fixed, only the partitions of
+this file are rebuilt.
 """
 
 import base64
@@ -49,17 +51,23 @@ Plan = dict[str, Any]  # as read from JSON
 
 SIDECAR_NAME = re.compile(r"^partition-(\d{5,})\.json$")
 NUM_READERS = 8
-# What tokenizes and cuts; `datasets` also reads, if the corpus is a data set.
+# Libraries that tokenize and cut text. If the corpus is a data set, `datasets` reads it and counts, too.
 LIBRARIES_OF_SHARDS = ("mlm-pretraining", "tokenizers")
-# Settings of a corpus that say where its text is.
+# Settings of a corpus that name the place of its text.
 PLACES = ("dataset_name", *FILES_KEYS)
 
 
 @dataclass(frozen=True)
 class PartitionResult:
-    """What was written for partition number `index`; `sha256` is that of `partition_sha256`.
+    """What was written for a partition.
 
-    `id_counts` is of the text, without framing and unknown tokens.
+    Attributes:
+        index: number of the partition in the split, from 0 on.
+        sha256: hash returned by `partition_sha256`.
+        shards: shards of the partition, in order.
+        totals: sums over the partition.
+        bad_rows: rows of the corpus that were skipped.
+        id_counts: count of each id in the text, without special tokens; (vocabulary_size,).
     """
 
     index: int
@@ -67,21 +75,23 @@ class PartitionResult:
     shards: tuple[ShardRecord, ...]
     totals: Totals
     bad_rows: BadRows
-    id_counts: NDArray[np.int64]  # (vocabulary_size,)
+    id_counts: NDArray[np.int64]
 
 
 def check_folder(folder: str, plan: Plan) -> bool:
-    """Return whether the folder of a split is complete; existing shards must be of the settings of the plan.
+    """Return whether the folder of a split is complete, after checking that its shards fit the plan.
 
-    A complete folder may have been made with other versions; an unfinished one also with other states of the files.
-    Shards of other settings, of unknown origin, or damaged ones are an InputError.
+    Other versions of libraries are accepted. In an unfinished folder the files of the corpus may have changed.
+
+    Raises:
+        InputError: existing shards were made with other settings, were not made by this command, or are damaged.
     """
     names = open_folder(folder).list_files()
     hint = "Choose another --output-dir, or pass --overwrite to replace them."
-    is_complete, found = MANIFEST_NAME in names, recorded_plan(folder)
-    if found and (differences := describe_plan_differences(found, plan, is_complete=is_complete)):
+    is_complete, recorded = MANIFEST_NAME in names, recorded_plan(folder)
+    if recorded and (differences := describe_plan_differences(recorded, plan, is_complete=is_complete)):
         shards = "shards" if is_complete else "unfinished shards"
-        raise InputError(f"{folder} contains {shards} of other settings: {differences}. {hint}")
+        raise InputError(f"{folder} contains {shards} with other settings: {differences}. {hint}")
     if is_complete:
         open_shards(folder)
         return True
@@ -92,10 +102,10 @@ def check_folder(folder: str, plan: Plan) -> bool:
 
 
 def recorded_plan(folder: str) -> Plan | None:
-    """Read the manifest of a folder, or the plan of an unfinished one; None without shards of this command.
+    """Read the manifest of a folder or, if it is unfinished, its plan; None if it has neither.
 
     Raises:
-        InputError: manifest or plan cannot be read.
+        InputError: the manifest or the plan cannot be read.
     """
     files = open_folder(folder)
     names = files.list_files()
@@ -107,23 +117,26 @@ def recorded_plan(folder: str) -> Plan | None:
         return dict(json.loads(files.read_text(PLAN_NAME)))
 
 
-def describe_plan_differences(found: Plan, asked: Plan, *, is_complete: bool) -> str:
-    """Describe how a plan differs from that of existing shards in the settings; empty if it does not.
+def describe_plan_differences(recorded: Plan, requested: Plan, *, is_complete: bool) -> str:
+    """Describe how the settings of two plans differ; empty if they do not.
 
-    In an unfinished folder the same files may have changed.
+    Args:
+        recorded: plan or manifest of the existing shards.
+        requested: plan of this command.
+        is_complete: whether the folder of the shards is complete. If not, files of the corpus may have changed.
     """
-    corpora = [found["corpus"], asked["corpus"]]
-    has_bad_rows = is_complete and found["bad_rows"]["num_rows"] > 0
+    corpora = [recorded["corpus"], requested["corpus"]]
+    has_bad_rows = is_complete and recorded["bad_rows"]["num_rows"] > 0
     places = [[corpus["settings"][name] for name in PLACES] for corpus in corpora]
     if not is_complete and places[0] == places[1]:
         corpora = [_without_files(corpus) for corpus in corpora]
     settings = {"deduplicated": None} | {
-        key: value for key, value in asked.items() if key not in ("corpus", "versions")
+        key: value for key, value in requested.items() if key not in ("corpus", "versions")
     }
     if not is_complete:
-        del settings["deduplicated"]  # what is left out is part of the hash of a partition
+        del settings["deduplicated"]  # the hash of a partition already covers its duplicates
     changes = describe_changes(*corpora, has_bad_rows=has_bad_rows)
-    return "; ".join(filter(None, (changes, describe_differences(found, settings))))
+    return "; ".join(filter(None, (changes, describe_differences(recorded, settings))))
 
 
 def _without_files(corpus: Record) -> Record:
@@ -136,10 +149,15 @@ def _versions(plan: Plan) -> dict[str, str]:
 
 
 def partition_sha256(plan: Plan, partition: Partition, duplicates: bytes = b"") -> str:
-    """Hash what a partition is made of: settings, versions, and the content of its byte ranges or documents.
+    """Hash everything that decides the shards of a partition: settings, versions, and its byte ranges or documents.
 
-    It does not depend on where the files are, nor on the others; and most partitions have no bad rows. `duplicates`
-    says which documents are left out, as `find_duplicates` returns it.
+    The hash depends neither on the folder of the files nor on other files. It leaves out the setting for bad rows,
+    because most partitions have none.
+
+    Args:
+        plan: plan of the split.
+        partition: byte ranges or documents.
+        duplicates: flags of the documents to leave out, from `find_duplicates`; empty to keep all documents.
     """
     corpus = identity(_without_files(plan["corpus"]))
     settings = plan | {"corpus": corpus, "versions": _versions(plan)}
@@ -157,9 +175,11 @@ def partition_sha256(plan: Plan, partition: Partition, duplicates: bytes = b"") 
 
 
 def begin_folder(folder: str, plan: Plan) -> dict[int, str]:
-    """Prepare the folder for the shards of a plan, and return {number: `partition_sha256`} of complete partitions.
+    """Prepare the folder for the shards of a plan, and return the hashes of the partitions that are kept.
 
-    These are all that an unfinished folder has; their hashes say which are of this plan. Everything else is deleted.
+    Returns:
+        {number: `partition_sha256`} of all complete partitions of an unfinished folder. The caller decides by the
+        hashes which of them fit the plan. Everything else in the folder is deleted.
     """
     files = open_folder(folder)
     sizes_bytes = files.list_files()
@@ -172,27 +192,27 @@ def begin_folder(folder: str, plan: Plan) -> dict[int, str]:
     complete: dict[int, str] = {}
     shards: set[str] = set()
     for result in read_results(folder):
-        is_there = all(sizes_bytes.get(shard.name) == shard.num_bytes for shard in result.shards)
-        if is_there and (may_have_bad_rows or not result.bad_rows.num_rows):
+        has_all_shards = all(sizes_bytes.get(shard.name) == shard.num_bytes for shard in result.shards)
+        if has_all_shards and (may_have_bad_rows or not result.bad_rows.num_rows):
             complete[result.index] = result.sha256
             shards.update(shard.name for shard in result.shards)
     stale = [name for name in sizes_bytes if sidecar_index(name) not in {None, *complete}]
-    files.delete_files(stale)  # before the shards that they name
+    files.delete_files(stale)  # sidecars go first, before the shards that they name
     files.delete_files([name for name in sizes_bytes if name.endswith(".tfrecord") and name not in shards])
     _delete_partials(folder)
-    files.write_json(PLAN_NAME, plan)  # files of the corpus may have changed
-    logger.info("%s is unfinished: its %d complete partitions stay", folder, len(complete))
+    files.write_json(PLAN_NAME, plan)  # again, because files of the corpus may have changed
+    logger.info("%s is unfinished: its %d complete partitions are kept", folder, len(complete))
     changes = describe_changes(before["corpus"], plan["corpus"])
     versions = describe_differences({"versions": _versions(before)}, {"versions": _versions(plan)})
     if changes := "; ".join(filter(None, (changes, versions))):
         logger.warning(
-            "Corpus or versions have changed since; the partitions that this affects are rebuilt: %s", changes
+            "The corpus or the versions of libraries have changed, so the affected partitions are rebuilt: %s", changes
         )
     return complete
 
 
 def finish_folder(folder: str) -> None:
-    """Delete what only an unfinished folder has: the plan last, so that there are no sidecars without it."""
+    """Delete the files that only an unfinished folder has. The plan goes last, so that no sidecar is without a plan."""
     files = open_folder(folder)
     files.delete_files([name for name in files.list_files() if sidecar_index(name) is not None])
     files.delete_files([PLAN_NAME])
@@ -200,7 +220,7 @@ def finish_folder(folder: str) -> None:
 
 
 def clear_folder(folder: str) -> None:
-    """Delete the manifest, the sidecars, then the shards, so that nothing ever looks complete, and last the plan."""
+    """Delete manifest, sidecars, shards and plan, in this order, so that the folder never looks complete."""
     files = open_folder(folder)
     names = files.list_files()
     files.delete_files([MANIFEST_NAME])
@@ -215,7 +235,7 @@ def read_results(folder: str) -> Iterator[PartitionResult]:
     names = [name for name in open_folder(folder).list_files() if sidecar_index(name) is not None]
     names.sort(key=lambda name: sidecar_index(name) or 0)
     with ThreadPoolExecutor(NUM_READERS) as pool:
-        for start in range(0, len(names), NUM_READERS):  # few at a time, since each has the counts of all ids
+        for start in range(0, len(names), NUM_READERS):  # a few at a time, because each has the counts of all ids
             yield from filter(None, pool.map(partial(read_sidecar, folder), names[start : start + NUM_READERS]))
 
 
@@ -224,13 +244,13 @@ def sidecar_name(index: int) -> str:
 
 
 def sidecar_index(name: str) -> int | None:
-    """Return the number of the partition in the name of a sidecar, None for another file."""
+    """Return the number of the partition from the name of its sidecar; None for any other file."""
     match = SIDECAR_NAME.match(name)
     return int(match[1]) if match else None
 
 
 def write_sidecar(folder: str, result: PartitionResult) -> None:
-    """Write `partition-{index}.json`, the last file of a partition, which declares it complete."""
+    """Write `partition-{index}.json`. It must be the last file of a partition, because it declares it complete."""
     record = {
         "sha256": result.sha256,
         "shards": [dataclasses.asdict(shard) for shard in result.shards],
@@ -259,7 +279,7 @@ def read_sidecar(folder: str, name: str) -> PartitionResult | None:
 
 
 def _delete_partials(folder: str) -> None:
-    """Delete what killed writes left in the folder, and the probe of a killed `check_writable` above it."""
+    """Delete partial files that killed writes left in the folder, and the probe that `check_writable` left above it."""
     files, parent = open_folder(folder), folder_and_name(folder)[0]
     for place, prefix in ((files, ""), (files.subfolder(TOKENIZER_FOLDER_NAME), ""), (parent, PROBE_PREFIX)):
         place.delete_partial_files(prefix)

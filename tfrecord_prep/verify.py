@@ -1,4 +1,7 @@
-"""Read all shards of a preparation again and compare them with their manifests; nothing else is needed for it."""
+"""Read all shards of a preparation again and compare them with their manifests.
+
+Only the output folder is needed, not the corpus.
+"""
 
 import dataclasses
 import glob
@@ -35,32 +38,39 @@ from tfrecord_prep.records import LABEL_KEY, decode_rows, read_records
 
 
 def split_folders(output_dir: str) -> list[str]:
-    """Find the folders of splits in `output_dir`, complete or not; it may itself be one.
+    """Find the folders of splits in `output_dir`, complete or not. `output_dir` may itself be the folder of a split.
 
-    A RunFailedError if they are of several sources, which no `mixture.json` lists.
+    Raises:
+        InputError: there is no such folder.
+        RunFailedError: the folders belong to several sources but there is no `mixture.json`, or it lists a folder that
+            is missing.
     """
     if {MANIFEST_NAME, PLAN_NAME} & open_folder(output_dir).list_files().keys():
         return [output_dir]
     pattern = glob.escape(output_dir.rstrip("/"))
     names = [f"{depth}/{name}" for depth in ("*", "*/*") for name in (MANIFEST_NAME, PLAN_NAME)]
-    found = [file.name for name in names for file in find_stored_files(f"{pattern}/{name}")]
-    folders = sorted({name.rpartition("/")[0] for name in found})
+    files = [file.name for name in names for file in find_stored_files(f"{pattern}/{name}")]
+    folders = sorted({name.rpartition("/")[0] for name in files})
     mixture = read_mixture(output_dir)
-    if mixture is None and any(one.removeprefix(output_dir).strip("/").count("/") for one in folders):
+    if mixture is None and any(folder.removeprefix(output_dir).strip("/").count("/") for folder in folders):
         raise RunFailedError(
-            f"{output_dir} has no {MIXTURE_NAME}, which the preparation of several sources writes last. Run that "
-            "again, or pass the folder of one source."
+            f"{output_dir} has no {MIXTURE_NAME}, which the preparation of several sources writes last. Run the "
+            "preparation again, or pass the folder of one source."
         )
-    listed = [one for source in (mixture or {}).values() for one in (source.train, source.validation) if one]
-    if missing := [one for one in listed if open_folder(output_dir).path_of(one) not in folders]:
+    listed = [folder for source in (mixture or {}).values() for folder in (source.train, source.validation) if folder]
+    if missing := [folder for folder in listed if open_folder(output_dir).path_of(folder) not in folders]:
         raise RunFailedError(f"{output_dir} has no {missing[0]}, which {MIXTURE_NAME} lists.")
-    if not found:
+    if not files:
         raise InputError(f"--verify needs the --output-dir of a preparation; {output_dir} has no */{MANIFEST_NAME}.")
     return folders
 
 
 def verify_split(folder: str, num_processes: int) -> str:
-    """Check the folder of one split, and describe what was checked; a RunFailedError is the first difference."""
+    """Check the folder of one split, and describe what was checked.
+
+    Raises:
+        RunFailedError: something differs from the manifest; the message names the first difference.
+    """
     tokenizer_folder = open_folder(folder).path_of(TOKENIZER_FOLDER_NAME)
     try:
         shards = open_shards(folder)
@@ -75,9 +85,9 @@ def verify_split(folder: str, num_processes: int) -> str:
         raise RunFailedError(f"{tokenizer_folder} is not the tokenizer of the manifest.")
     starts = word_starts(tokenizer)
     if saved_starts is not None and (starts is None or not np.array_equal(saved_starts, starts)):
-        raise RunFailedError(f"{tokenizer_folder}/{WORD_STARTS_FILE} does not fit the tokenizer: delete it.")
+        raise RunFailedError(f"{tokenizer_folder}/{WORD_STARTS_FILE} does not fit the tokenizer. Delete this file.")
     id_counts, num_random_pairs = np.zeros(manifest.tokenizer.vocabulary_size, np.int64), 0
-    without_lists = dataclasses.replace(manifest, shards=(), corpus={})  # sent to a worker with each shard
+    without_lists = dataclasses.replace(manifest, shards=(), corpus={})  # small, as workers get it with each shard
     check = partial(check_shard, folder, without_lists)
     with progress_bar(f"Verifying {folder}", " shards", len(manifest.shards)) as bar:
         for counts, num_random in map_in_order(check, manifest.shards, num_processes, "Use fewer --num-workers."):
@@ -86,11 +96,11 @@ def verify_split(folder: str, num_processes: int) -> str:
             bar.update()
     _check_totals(folder, manifest, id_counts, num_random_pairs)
     bad_rows = manifest.bad_rows
-    left_out = f" Rows of the corpus that cannot be read: {bad_rows.describe()}." if bad_rows.num_rows else ""
+    skipped = f" Skipped rows of the corpus that cannot be read: {bad_rows.describe()}." if bad_rows.num_rows else ""
     return (
-        f"{folder}: right. Checked {len(manifest.shards):,} shards, {manifest.totals.num_rows:,} rows, "
+        f"{folder}: correct. Checked {len(manifest.shards):,} shards, {manifest.totals.num_rows:,} rows, "
         f"{manifest.totals.num_tokens:,} tokens: checksums of files and records, counts, ids, padding, sums, the "
-        "tokenizer's hash and the words' starts." + left_out
+        "tokenizer's hash and the words' starts." + skipped
     )
 
 
@@ -99,26 +109,32 @@ def _check_totals(folder: str, manifest: Manifest, id_counts: NDArray[np.int64],
     num_padding = int(id_counts[special_ids["pad"]])
     text_counts = id_counts.copy()
     text_counts[list(special_ids.values())] = 0
-    found = {
+    actual_totals = {
         "num_rows": int(id_counts.sum()) // manifest.max_length,
         "num_tokens": int(id_counts.sum()) - num_padding,
         "num_padding_tokens": num_padding,
         "num_random_pairs": num_random_pairs,
     }
-    for name, value in found.items():
-        if getattr(manifest.totals, name) != value:
-            stated = getattr(manifest.totals, name)
-            raise RunFailedError(f"{folder}/{MANIFEST_NAME} has {name} {stated:,}; the shards have {value:,}.")
-    entropy = entropy_nats(text_counts)
-    if not np.isclose(manifest.unigram_entropy_nats, entropy, rtol=1e-12):
-        stated = manifest.unigram_entropy_nats
-        raise RunFailedError(f"{folder}/{MANIFEST_NAME} has unigram_entropy_nats {stated}; the shards have {entropy}.")
+    for name, value in actual_totals.items():
+        recorded = getattr(manifest.totals, name)
+        if recorded != value:
+            raise RunFailedError(f"{folder}/{MANIFEST_NAME} has {name} {recorded:,}; the shards have {value:,}.")
+    entropy, recorded = entropy_nats(text_counts), manifest.unigram_entropy_nats
+    if not np.isclose(recorded, entropy, rtol=1e-12):
+        raise RunFailedError(
+            f"{folder}/{MANIFEST_NAME} has unigram_entropy_nats {recorded}; the shards have {entropy}."
+        )
 
 
 def check_shard(folder: str, manifest: Manifest, shard: ShardRecord) -> tuple[NDArray[np.int64], int]:
-    """Check a shard; count each id in it, padding included, (vocabulary_size,), and its random pairs.
+    """Check a shard against the manifest.
 
-    A RunFailedError names the first difference, with file and row (counted from 0).
+    Returns:
+        The count of each id in the shard, including padding, (vocabulary_size,), and the number of random pairs.
+
+    Raises:
+        RunFailedError: the shard is damaged or differs from the manifest. The message names the first difference, with
+            its file and row (counted from 0).
     """
     files = open_folder(folder)
     path, data = files.path_of(shard.name), files.read_bytes(shard.name)
@@ -146,7 +162,7 @@ def check_shard(folder: str, manifest: Manifest, shard: ShardRecord) -> tuple[ND
         f"{LABEL_KEY} is neither 0 nor 1": (labels < 0) | (labels > 1),
         f"an id is outside the vocabulary of {size:,}": (input_ids < 0) | (input_ids >= size),
         "padding is not where the attention mask is 0": (input_ids == special_ids["pad"]) == is_token,
-        "text holds the mask token": input_ids == special_ids["mask"],
+        "the text contains the mask token": input_ids == special_ids["mask"],
     }
     for problem, is_bad in problems.items():
         if is_bad.any():

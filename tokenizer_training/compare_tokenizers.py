@@ -1,4 +1,4 @@
-"""Compare tokenizers on your text: tokens per word, bytes per token, and what they lose, file by file."""
+"""Compare tokenizers on each of your files: tokens per word, bytes per token, and words that they do not preserve."""
 
 try:
     from mlm_common.cli.command_line import command, log_start, parse_arguments
@@ -31,28 +31,28 @@ TITLES = (
 
 @dataclass(frozen=True)
 class CompareConfig(Bounded):
-    """Which tokenizers are compared, on how much text."""
+    """Which tokenizers to compare, and on how much text."""
 
     FLAG_GROUP = "Tokenizers"
 
     tokenizers: list[str] = flag(
         list,
-        "Folders of tokenizers or models, local or gs://, or names on the Hub.",
+        "Folders of tokenizers or models, local or gs://, or their names on the Hub.",
         metavar="TOKENIZER",
         is_positional=True,
     )
-    max_bytes: int = flag(2_000_000, "Bytes of text to measure on, of each file, from all over it.", at_least=1)
-    output: str | None = flag(None, "Also write all figures to this .json file, local or gs://.", metavar="FILE")
+    max_bytes: int = flag(2_000_000, "Bytes of text of each file to measure on, sampled from all over it.", at_least=1)
+    output: str | None = flag(None, "Also write all numbers to this .json file, local or gs://.", metavar="FILE")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(bool(self.tokenizers), "is required, or several", "TOKENIZER", "none")
+        require(bool(self.tokenizers), "is required; name one or more", "TOKENIZER", "none")
         require(self.output is None or self.output.endswith(".json"), "must end in .json", "--output", self.output)
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Load the tokenizers, measure each on each file, print tables, and write the file if one is named."""
+    """Measure each tokenizer on each file, print tables, and write the numbers to a file if requested."""
     config, corpus_config = parse_arguments(
         (CompareConfig, CorpusConfig), argv, __doc__, needed=("tokenizers", "data_files")
     )
@@ -60,27 +60,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.output is not None:
         folder, name = folder_and_name(config.output)
         folder.check_writable()
-    tokenizers = {one: load_tokenizer(one, needs_special_tokens=False) for one in config.tokenizers}
-    figures: dict[str, dict[str, dict[str, Any]]] = {}
+    tokenizers = {path: load_tokenizer(path, needs_special_tokens=False) for path in config.tokenizers}
+    measures: dict[str, dict[str, dict[str, Any]]] = {}
     for part, texts in texts_by_file(corpus_config, config.max_bytes):
-        figures[part] = {one: measure(tokenizer, texts) for one, tokenizer in tokenizers.items()}
-        print(table(part, figures[part]), end="\n\n", flush=True)
+        measures[part] = {path: measure(tokenizer, texts) for path, tokenizer in tokenizers.items()}
+        print(table(part, measures[part]), end="\n\n", flush=True)
     if config.output is not None:
-        folder.write_json(name, figures)
+        folder.write_json(name, measures)
 
 
 def texts_by_file(config: CorpusConfig, max_bytes: int) -> Iterator[tuple[str, list[str]]]:
-    """Yield each file of the corpus, or the split of a data set, with passages from all over it."""
+    """Yield the name of each file, or of the split of a data set, with passages from all over it."""
     corpus = open_corpus(config)
-    alone = replace(config, dataset_name=None, dataset_config=None, dataset_revision=None)
-    parts = {file.name: replace(alone, data_files=[file.name]) for file in corpus.files(config.split)}
-    for part, of_part in (parts or {config.split: config}).items():
-        documents = open_corpus(of_part).sampled_documents(config.split, max_bytes)
+    without_dataset = replace(config, dataset_name=None, dataset_config=None, dataset_revision=None)
+    parts = {file.name: replace(without_dataset, data_files=[file.name]) for file in corpus.files(config.split)}
+    for part, part_config in (parts or {config.split: config}).items():
+        documents = open_corpus(part_config).sampled_documents(config.split, max_bytes)
         yield part, draw_passages(documents, config.seed, max_bytes)
 
 
 def measure(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> dict[str, Any]:
-    """Measure as `train_unigram.py` reports it, and count the words that encoding and decoding do not give back."""
+    """Measure a tokenizer as `train_unigram.py` does, and count the words that change when encoded and decoded."""
     backend = plain_text_backend(tokenizer)
     num_lost = 0
     for text, encoding in zip(texts, encode_all(backend, texts), strict=True):
@@ -94,20 +94,20 @@ def measure(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> dict[
     }
 
 
-def table(part: str, figures: dict[str, dict[str, Any]]) -> str:
-    """Write the figures of a file as a table in Markdown."""
-    (num_words,) = {one["num_words"] for one in figures.values()}
+def table(part: str, measures: dict[str, dict[str, Any]]) -> str:
+    """Return the measures of all tokenizers on a file as a Markdown table."""
+    (num_words,) = {values["num_words"] for values in measures.values()}
     rows = [TITLES, ["---"] + ["---:"] * (len(TITLES) - 1)]
     rows += [
         (
             name,
-            f"{one['vocabulary_size']:,}",
-            f"{one['tokens_per_word']:.2f}",
-            f"{one['characters_per_token']:.2f}",
-            f"{one['bytes_per_token']:.2f}",
-            *(f"{one[rate]:.2%}" for rate in ("unknown_rate", "byte_rate", "lost_word_rate")),
+            f"{values['vocabulary_size']:,}",
+            f"{values['tokens_per_word']:.2f}",
+            f"{values['characters_per_token']:.2f}",
+            f"{values['bytes_per_token']:.2f}",
+            *(f"{values[rate]:.2%}" for rate in ("unknown_rate", "byte_rate", "lost_word_rate")),
         )
-        for name, one in figures.items()
+        for name, values in measures.items()
     ]
     return "\n".join([f"{part}, {num_words:,} words:", "", *(f"| {' | '.join(row)} |" for row in rows)])
 

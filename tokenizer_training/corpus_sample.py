@@ -1,11 +1,12 @@
-"""Count the words of a corpus in one reading: a seeded sample of bounded size, and some passages held out of it.
+"""Count the words of a corpus in a single pass: draw a random sample of bounded size, and hold out some passages.
 
-A word is counted in segments, cut where the script changes from letters to signs and back. SentencePiece allows no
-token across such a change, so the segments lose nothing, and they are half as many: "word", "word," and "(word)" share
-theirs. A segment that begins a word carries the mark `▁`.
+A word is counted in segments: it is cut where letters change to signs or back. SentencePiece allows no token across
+such a change, so nothing is lost, and there are half as many distinct segments as words: "word", "word," and "(word)"
+share a segment. A segment that starts a word carries the mark `▁`.
 
-In the sum of several sources each has the part that its weight says, or bytes^alpha (Conneau et al. 2020, section 3.1),
-whatever its size: the words of a source that has too little text count several times, as if it were read again.
+If there are several sources, the counts are scaled so that each source has a fixed share of the sum: its weight, or
+bytes^alpha (Conneau et al. 2020, section 3.1). The words of a source with too little text count several times, as if
+the text were read again.
 """
 
 import functools
@@ -28,21 +29,28 @@ from tokenizer_training.config import WORD_MARK, NormalizationConfig, make_norma
 if TYPE_CHECKING:
     from mlm_common.corpus.sources import Mixture  # slow to import for workers
 
-# What is drawn, skipped or counted at a time: less than a second of a worker's time, and little memory to send.
+# Blocks of this size are drawn, skipped or counted as a whole. Counting one takes a worker less than a second.
 BLOCK_BYTES = 4 << 20
-# A small sample, too, is from this many places in the text.
+# Even a small sample comes from this number of places in the text.
 MIN_BLOCKS = 64
-# Dropping the rarest segments takes as long as counting a block, so it is not done after each.
+# Dropping the rarest segments takes as long as counting a block, so it is not done after every block.
 EXCESS_BEFORE_DROPPING = 1.5
 HELD_OUT_BYTES = 2_000_000
 HELD_OUT_FRACTION = 0.05
-# The sign ー is of no script, but part of words in kana; SentencePiece counts it among the letters, too.
+# Characters that belong to no script. The sign ー is excluded: it is part of words in kana, and SentencePiece treats it
+# as a letter, too.
 SIGN = r"[\p{Script=Common}--\u30fc]"
 
 
 @dataclass
 class WordCounts:
-    """Counts of segments and of the characters in them, and the number of whole words."""
+    """Counts of the words of a text.
+
+    Attributes:
+        segments: number of occurrences of each segment.
+        characters: number of occurrences of each character in the segments.
+        num_words: number of words.
+    """
 
     segments: Counter[str] = field(default_factory=Counter)
     characters: Counter[str] = field(default_factory=Counter)
@@ -54,13 +62,13 @@ class WordCounts:
         self.num_words += other.num_words
 
     def halve(self, generator: random.Random) -> None:
-        """Halve all counts, the odd ones rounded up or down by chance: what half of the text would have given."""
+        """Halve all counts, as if only half of the text had been read. Odd counts are randomly rounded up or down."""
         self.segments = _halved(self.segments, generator)
         self.characters = _halved(self.characters, generator)
         self.num_words //= 2
 
     def scaled(self, times: float) -> "WordCounts":
-        """Return the counts of so many copies of the text, 1 or more, rounded."""
+        """Return the rounded counts of `times` copies of the text; `times` may be a fraction above 1."""
 
         def scale(counts: Counter[str]) -> Counter[str]:
             return Counter({key: round(count * times) for key, count in counts.items()})
@@ -68,10 +76,14 @@ class WordCounts:
         return WordCounts(scale(self.segments), scale(self.characters), round(self.num_words * times))
 
     def keep_most_frequent(self, max_characters: int) -> int:
-        """Drop the rarest segments until those left have at most `max_characters` together; return how many."""
+        """Drop the rarest segments until the others have at most `max_characters` in all.
+
+        Returns:
+            The number of segments that were dropped.
+        """
         if self.num_distinct_characters <= max_characters:
             return 0
-        # Among equally frequent ones a checksum decides; the alphabet would leave one end of itself out.
+        # Equally frequent segments are sorted by a checksum. Alphabetical order would drop the end of the alphabet.
         by_rank = sorted(
             self.segments, key=lambda segment: (-self.segments[segment], zlib.crc32(segment.encode()), segment)
         )
@@ -81,24 +93,24 @@ class WordCounts:
         return len(by_rank) - num_kept
 
     def pop_segments(self) -> Iterator[tuple[str, int]]:
-        """Yield the segments with their counts, and remove them: training needs the memory."""
+        """Yield the segments with their counts, and remove them to free memory for the training."""
         while self.segments:
             yield self.segments.popitem()
 
     @property
     def num_distinct_characters(self) -> int:
-        """Characters of all segments, each segment counted once; memory and training time are proportional to it."""
+        """Number of characters of all distinct segments; memory and time of the training are proportional to it."""
         return sum(map(len, self.segments))
 
 
 def count_words(texts: Sequence[str], config: NormalizationConfig) -> WordCounts:
-    """Count the words in a block of texts. A word may not be cut between two texts."""
+    """Count the words in a block of texts. No word may continue from one text to the next."""
     normalize, cut = _normalizer(config), segment_cutter(config.split_digits)
     words: Counter[str] = Counter()
     for text in texts:
         words.update(text.split())
     counts = WordCounts()
-    # Each distinct word is normalized once, by itself, which is the same as normalizing the text.
+    # Each distinct word is normalized only once. Normalizing words separately gives the same as normalizing the text.
     for word, count in words.items():
         for part in filter(None, normalize(word).split(" ")):
             counts.num_words += count
@@ -109,20 +121,20 @@ def count_words(texts: Sequence[str], config: NormalizationConfig) -> WordCounts
 
 
 def count_characters(segments: Counter[str]) -> Counter[str]:
-    """Count the characters of counted segments, the mark of a word's start included."""
+    """Count the characters of counted segments, including the mark of a word's start."""
     lengths = np.fromiter(map(len, segments), np.int64, len(segments))
     counts = np.fromiter(segments.values(), np.int64, len(segments))
     characters = np.frombuffer("".join(segments).encode("utf-32-le"), np.uint32)
-    found, index = np.unique(characters, return_inverse=True)
-    totals = np.bincount(index, weights=np.repeat(counts, lengths), minlength=len(found))
-    return Counter({chr(code): int(total) for code, total in zip(found.tolist(), totals.tolist(), strict=True)})
+    codes, index = np.unique(characters, return_inverse=True)
+    totals = np.bincount(index, weights=np.repeat(counts, lengths), minlength=len(codes))
+    return Counter({chr(code): int(total) for code, total in zip(codes.tolist(), totals.tolist(), strict=True)})
 
 
 @functools.lru_cache(maxsize=2)
 def segment_cutter(split_digits: bool) -> Callable[[str], list[str]]:
-    """Return a function that cuts a word with its mark into segments, each digit by itself if `split_digits`.
+    """Return a function that cuts a marked word into segments; with `split_digits` each digit is a segment.
 
-    The mark `▁` belongs to the segment after it, combining marks to the one before.
+    The mark `▁` belongs to the segment after it. Combining marks belong to the segment before them.
     """
     import regex
 
@@ -146,7 +158,16 @@ def _halved(counts: Counter[str], generator: random.Random) -> Counter[str]:
 
 
 class HeldOut:
-    """A seeded sample of passages from all over the text, at most `max_bytes`; `rest` yields the others."""
+    """A random sample of passages from all over the text.
+
+    Args:
+        generator: source of the random numbers.
+        max_bytes: maximum size of the sample.
+        fraction: fraction of the passages to hold out. It is halved whenever the sample would become too large.
+
+    Attributes:
+        passages: the sample.
+    """
 
     def __init__(self, generator: random.Random, max_bytes: int = HELD_OUT_BYTES, fraction: float = HELD_OUT_FRACTION):
         self._generator = generator
@@ -159,8 +180,8 @@ class HeldOut:
     def passages(self) -> list[str]:
         return [passage for _, passage in self._kept]
 
-    def rest(self, passages: Iterable[str]) -> Iterator[str]:
-        """Yield the passages that are not held out; when too much is held out, some of it is yielded after all."""
+    def others(self, passages: Iterable[str]) -> Iterator[str]:
+        """Hold out some passages, and yield the others. If too much is held out, some of it is yielded after all."""
         for passage in passages:
             draw = self._generator.random()
             if draw >= self._fraction or not passage.strip():
@@ -176,7 +197,16 @@ class HeldOut:
 
 
 class BlockSample:
-    """Draws blocks so that what is counted stays under `max_bytes`; the rate is halved each time it would not."""
+    """Draws blocks of text such that the counted sample stays below `max_bytes`.
+
+    Args:
+        generator: source of the random numbers.
+        max_bytes: maximum size of the sample.
+
+    Attributes:
+        rate: probability of drawing a block. It is halved whenever the sample becomes too large.
+        num_bytes: size of the sample.
+    """
 
     def __init__(self, generator: random.Random, max_bytes: int) -> None:
         self._generator = generator
@@ -185,7 +215,7 @@ class BlockSample:
         self.num_bytes = 0
 
     def draw(self, groups: Iterable[list[str]]) -> Iterator[tuple[list[str], bool]]:
-        """Yield passages to count, and whether to halve the counts then, since the sample became too large."""
+        """Yield passages to count, and whether to halve all counts afterwards because the sample became too large."""
         for passages in groups:
             if self._generator.random() >= self.rate:
                 continue
@@ -199,7 +229,13 @@ class BlockSample:
 
 @dataclass(frozen=True)
 class CorpusSample:
-    """The counted sample, the passages held out, and `record`, of values that JSON has: what was read and used."""
+    """The counted sample of a corpus.
+
+    Attributes:
+        counts: counts of the sample.
+        held_out: passages that were not counted.
+        record: amounts of text that were read and used, as JSON values.
+    """
 
     counts: WordCounts
     held_out: list[str]
@@ -217,17 +253,20 @@ def sample_corpus(
     num_processes: int,
     on_bytes: Callable[[int], object] = no_progress,
 ) -> CorpusSample:
-    """Count a sample of the documents, in memory that their length and number do not change.
+    """Count a sample of the documents in memory that does not grow with their length and number.
 
-    It is the same for any number of processes. A sample of half of the text is made by halving the counts of all words:
-    one reading is enough, whatever the length of the corpus.
+    The result does not depend on the number of processes. When the sample becomes too large, the counts of all words
+    are halved, as if only half of the text had been sampled. So a single pass is enough for a corpus of any size.
 
     Args:
-        documents: read once, in one process; the workers count.
-        max_bytes: of text that is counted.
-        max_distinct_characters: of all different segments together; the rarest segments are dropped.
-        hold_out: whether to keep passages out of the counts, for measuring.
-        on_bytes: called with the size of each document read.
+        documents: texts. They are read once, in this process; workers count.
+        config: how to normalize words.
+        max_bytes: maximum size of the counted text.
+        max_distinct_characters: maximum number of characters of all distinct segments. The rarest segments are dropped.
+        seed: seed of the sample.
+        hold_out: whether to leave some passages out of the counts, so that the tokenizer can be measured on them.
+        num_processes: number of workers.
+        on_bytes: called with the size of each document that was read.
 
     Raises:
         InputError: a document cannot be read, or a worker was killed.
@@ -246,7 +285,7 @@ def sample_corpus(
             yield text
 
     block_bytes = min(BLOCK_BYTES, max_bytes // MIN_BLOCKS)
-    blocks = sample.draw(grouped_by_size(held_out.rest(cut_passages(counted_documents())), block_bytes))
+    blocks = sample.draw(grouped_by_size(held_out.others(cut_passages(counted_documents())), block_bytes))
     counts = WordCounts()
     num_dropped = 0
     count = partial(_count_block, config)
@@ -268,9 +307,9 @@ def sample_corpus(
 
 
 def draw_passages(documents: Iterable[str], seed: int, max_bytes: int = HELD_OUT_BYTES) -> list[str]:
-    """Draw a seeded sample of passages over all documents, `max_bytes` at most: all of them where there is room."""
+    """Draw a random sample of passages from all documents, or all passages if they have at most `max_bytes`."""
     held_out = HeldOut(random.Random(seed), max_bytes, fraction=1.0)
-    for _ in held_out.rest(cut_passages(documents)):
+    for _ in held_out.others(cut_passages(documents)):
         pass
     return held_out.passages
 
@@ -281,18 +320,29 @@ def _count_block(config: NormalizationConfig, block: tuple[list[str], bool]) -> 
 
 
 def max_bytes_of(mixture: "Mixture", max_bytes: int, alpha: float | None) -> dict[str, int]:
-    """Divide `max_bytes` of text among the sources; undivided if their sizes are known only once they are read."""
+    """Return how many bytes to sample from each source.
+
+    `max_bytes` is divided by the weights or sizes of the sources. If sizes are not known before the sources are read,
+    each source gets `max_bytes`.
+    """
     files = {name: corpus.files(corpus.config.split) for name, corpus in mixture.corpora.items()}
     if not mixture.weights and not all(files.values()):
         return dict.fromkeys(files, max_bytes)
-    sizes = {name: sum(file.num_bytes for file in found) for name, found in files.items()}
+    sizes = {name: sum(file.num_bytes for file in source_files) for name, source_files in files.items()}
     return {name: max(1, round(share * max_bytes)) for name, share in _shares(mixture, sizes, alpha).items()}
 
 
 def shares_of(
     mixture: "Mixture", samples: Mapping[str, CorpusSample], max_bytes: Mapping[str, int], alpha: float | None
 ) -> dict[str, float]:
-    """Compute the part of each source, by its weight or the size of its text, of which `max_bytes` was sampled."""
+    """Compute the share of each source in the sum of all counts, from its weight or the size of its text.
+
+    Args:
+        mixture: the sources.
+        samples: sample of each source.
+        max_bytes: result of `max_bytes_of`, with which the sources were sampled.
+        alpha: exponent of the size; None for 1.
+    """
     sizes = {}
     for name, corpus in mixture.corpora.items() if not mixture.weights else ():
         fraction = corpus.sampled_fraction(corpus.config.split, max_bytes[name])
@@ -309,17 +359,18 @@ def _shares(mixture: "Mixture", sizes: Mapping[str, float], alpha: float | None)
 def combine_samples(
     samples: Mapping[str, CorpusSample], shares: Mapping[str, float], max_distinct_characters: int
 ) -> tuple[CorpusSample, dict[str, dict[str, Any]]]:
-    """Add up the counts of the sources so that each has its share, and each text counts once or more.
+    """Add up the counts of the sources, scaled so that each source has its share and counts at least once.
 
     Args:
-        shares: of the sources, which sum to 1.
-        max_distinct_characters: of all different segments together; the rarest are dropped.
+        samples: sample of each source.
+        shares: shares of the sources, which sum to 1.
+        max_distinct_characters: maximum number of characters of all distinct segments. The rarest segments are dropped.
 
     Returns:
-        the sum, and for each source what the report says of it.
+        The sum, and the entry of each source for the report.
     """
     num_bytes = {name: int(sample.record["num_sampled_bytes"]) for name, sample in samples.items()}
-    total = max(num_bytes[name] / shares[name] for name in samples)  # whose text is most for its share counts once
+    total = max(num_bytes[name] / shares[name] for name in samples)  # the source that attains the maximum counts once
     counts, record, inputs = WordCounts(), Counter[str](), {}
     for name, sample in samples.items():
         times = shares[name] * total / num_bytes[name] if num_bytes[name] else 1.0

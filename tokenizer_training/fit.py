@@ -1,4 +1,4 @@
-"""How many tokens a text takes: per word or, where words are not separated by spaces, characters per token."""
+"""Measure how well tokens fit a text: tokens per word or, if spaces do not separate words, characters per token."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,20 +10,25 @@ from mlm_common.tokenizer import plain_text_tokenizer_json
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# Encodings are many times the size of their text, so few are kept at a time.
+# Encodings are many times the size of their text, so only a few are in memory at a time.
 TEXTS_AT_ONCE = 64
-# Text with fewer spaces than this has no words to count: reads of DNA, for one.
+# Text with more characters per space, such as DNA sequences, has no words to count.
 MAX_CHARACTERS_PER_WORD = 15.0
-# A smaller part of a source has no figure of its own.
+# A smaller part of a source (its texts with spaces, or those without) is not reported.
 MIN_FRACTION = 0.05
 SCRIPTS_WITHOUT_SPACES = ("Han", "Hiragana", "Katakana", "Bopomofo", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan", "Yi")
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Counts of one source's texts, of those that separate words by spaces or of the others.
+    """Counts of the texts of a source that separate words by spaces, or of its other texts.
 
-    `num_characters` includes white space. `source` is empty for a single corpus.
+    Attributes:
+        source: name of the source; empty for a single corpus.
+        has_spaces: whether the texts separate words by spaces.
+        num_words: number of words, separated by white space.
+        num_characters: number of characters, including white space.
+        num_tokens: number of tokens.
     """
 
     source: str
@@ -42,30 +47,31 @@ class Fit:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return what `report.json` has: the figure that means something, and what it was measured on."""
+        """The entry of `report.json`: the counts, and the ratio that is meaningful for these texts."""
         ratio = "tokens_per_word" if self.has_spaces else "characters_per_token"
         return vars(self) | {ratio: getattr(self, ratio)}
 
 
 def fit_of(record: Mapping[str, Any]) -> Fit:
+    """Convert an entry of `report.json` back to a `Fit`."""
     return Fit(**{name: record[name] for name in Fit.__dataclass_fields__})
 
 
 def describe_fits(fits: Sequence[Fit]) -> str:
-    """Write the figures of one source, each with its part of the text if there are several."""
+    """Describe the ratios of a source; if there are two, each with its fraction of the text."""
     total = sum(fit.num_characters for fit in fits)
     parts = [f" ({fit.num_characters / total:.0%} of the text)" if len(fits) > 1 else "" for fit in fits]
-    return ", ".join(_figure(fit) + part for fit, part in zip(fits, parts, strict=True))
+    return ", ".join(_describe_ratio(fit) + part for fit, part in zip(fits, parts, strict=True))
 
 
-def _figure(fit: Fit) -> str:
+def _describe_ratio(fit: Fit) -> str:
     if fit.has_spaces:
         return f"{fit.tokens_per_word:.2f} tokens per word"
     return f"{fit.characters_per_token:.2f} characters per token"
 
 
 def measure_fits(tokenizer: "PreTrainedTokenizerFast", texts_by_source: Mapping[str, Sequence[str]]) -> list[Fit]:
-    """Measure each source, with one figure for texts that separate words by spaces and one for the others."""
+    """Measure each source: once on its texts that separate words by spaces, and once on its other texts."""
     return [fit for source, texts in texts_by_source.items() for fit in _fits_of_source(tokenizer, source, texts)]
 
 
@@ -93,7 +99,7 @@ def _measure(tokenizer: "PreTrainedTokenizerFast", source: str, has_spaces: bool
 
 
 def separates_words(text: str) -> bool:
-    """Return whether at least half of the letters are of scripts that separate words by spaces."""
+    """Return whether at least half of the letters belong to scripts that separate words by spaces."""
     letter, without_spaces = _patterns()
     return 2 * len(without_spaces.findall(text)) <= len(letter.findall(text))
 

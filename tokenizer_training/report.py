@@ -1,4 +1,4 @@
-"""Report on a tokenizer, so that its user can judge it: figures and examples, as JSON, as text and as a picture."""
+"""Report on the quality of a tokenizer: measures and examples as JSON, as text and as a plot."""
 
 import json
 import re
@@ -40,18 +40,18 @@ EXAMPLE_CHARACTERS = 80
 LINE_COLUMNS = 120
 LABEL_COLUMNS = 12
 
-# Of the picture.
+# Size of the plot, and height of a source's row in it.
 INCHES = (9.0, 3.6)
-ROW_INCHES = 0.42  # of a source
+ROW_INCHES = 0.42
 MAX_ROWS = 24
 DARK = "#1f2937"
-# Neighbors differ, and dark text can be read on each.
+# Background colors of tokens. Neighbors differ, and dark text is readable on each.
 TOKEN_COLORS = ("#bfdbfe", "#fde68a", "#bbf7d0", "#fbcfe8", "#ddd6fe")
-# So long that most sentences fit on a line, each token with a little space around it.
+# Lengths of sentences that fit on a line of the plot, with a little space around each token.
 SENTENCE_CHARACTERS = (30, 70)
 SENTENCE_POINTS, TOKEN_POINTS, SPACE_POINTS = 10.5, 4.5, 5.0
 NUM_CANDIDATES = 200
-# The parts of the scale of tokens per word: where each ends, what it means, and its color.
+# The zones of the scale of tokens per word: the end of the zone, its meaning, and its color.
 ZONES = (
     (1.5, "good: most words are a single token", "#86efac"),
     (2.0, "usual for a small vocabulary, or a language of long words", "#d9f99d"),
@@ -62,11 +62,21 @@ ZONES = (
 
 @dataclass(frozen=True)
 class TokenizerQuality:
-    """Measured on `num_texts` texts of `num_bytes` bytes of UTF-8 in all; words are separated by white space,
-    which is among the characters.
+    """How well a tokenizer fits some texts. A ratio is 0 if its denominator is 0.
 
-    Rates are fractions of all tokens; `unknown_character_rate` is one of the characters that are not white space,
-    after normalization. Without any tokens or words, the figures per token or word are 0.
+    Attributes:
+        num_texts: number of texts.
+        num_bytes: size of the texts in UTF-8.
+        num_words: number of words, separated by white space.
+        num_characters: number of characters, including white space.
+        num_tokens: number of tokens.
+        unknown_rate: fraction of the tokens that are <unk>.
+        unknown_character_rate: fraction of the characters, after normalization and without white space, that are in an
+            <unk>.
+        byte_rate: fraction of the tokens that are single bytes of a character.
+        tokens_per_word: average number of tokens per word, also called fertility.
+        bytes_per_token: average number of bytes per token.
+        characters_per_token: average number of characters per token.
     """
 
     num_texts: int
@@ -77,13 +87,13 @@ class TokenizerQuality:
     unknown_rate: float
     unknown_character_rate: float
     byte_rate: float
-    tokens_per_word: float  # also called fertility
+    tokens_per_word: float
     bytes_per_token: float
     characters_per_token: float
 
 
 def measure_quality(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> TokenizerQuality:
-    """Measure the tokenizer on plain texts: what looks like a special token in them is text, too."""
+    """Measure a tokenizer on plain texts, in which strings that look like special tokens are ordinary text."""
     encodings = encode_all(plain_text_backend(tokenizer), texts)
     id_counts = Counter(chain.from_iterable(encoding.ids for encoding in encodings))
     num_tokens = id_counts.total()
@@ -111,7 +121,7 @@ def measure_quality(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) 
 
 def _num_unknown_characters(tokenizer: "PreTrainedTokenizerFast", normalized_texts: Sequence[str]) -> int:
     backend = plain_text_backend(tokenizer)
-    backend.normalizer = None  # offsets are then those in the normalized text
+    backend.normalizer = None  # so that offsets refer to the normalized text
     unknown_id = tokenizer.unk_token_id
     return sum(
         _num_visible(text[begin:end])
@@ -135,11 +145,16 @@ def report_on(
     held_out: Mapping[str, tuple[str, list[str]]],
     inputs: Mapping[str, dict[str, Any]],
 ) -> tuple[dict[str, Any], bytes]:
-    """Measure the tokenizer on held-out text, and print the report; return it, and its picture as PNG.
+    """Measure a tokenizer on held-out text, and print a report.
 
     Args:
-        held_out: of each source the name of a part of its corpus, and text of that part to measure on.
-        inputs: what the report says of the part of each source in the sample; empty for a single corpus.
+        tokenizer: the tokenizer.
+        sample: sample that it was trained on.
+        held_out: {source: (name of the text, passages to measure on)}.
+        inputs: {source: entry of the report about its share in the sample}; empty for a single corpus.
+
+    Returns:
+        The report as JSON values, and its plot as PNG.
     """
     parts = dict.fromkeys(part for part, _ in held_out.values())
     source = next(iter(parts)) if len(parts) == 1 else "all sources"
@@ -147,10 +162,10 @@ def report_on(
     quality = measure_quality(tokenizer, texts)
     fits = measure_fits(tokenizer, {name: passages for name, (_, passages) in held_out.items()})
     report = build_report(tokenizer, quality, source, texts, sample.counts.characters, sample.record, fits)
-    for name, of_source in inputs.items():
+    for name, source_input in inputs.items():
         part, passages = held_out[name]
         measured = {"part": part} | asdict(measure_quality(tokenizer, passages))
-        report.setdefault("sources", {})[name] = of_source | {"held_out": measured}
+        report.setdefault("sources", {})[name] = source_input | {"held_out": measured}
     print(render_report(report))
     return report, draw_report(report, tokenizer, texts)
 
@@ -164,26 +179,29 @@ def build_report(
     input_record: dict[str, Any],
     fits: Sequence[Fit] | None = None,
 ) -> dict[str, Any]:
-    """Build the report, of values that JSON has; a function of the arguments.
+    """Build the report as JSON values.
 
     Args:
-        source: the split of the corpus that the held-out texts come from, human-readable.
-        texts: examples of segmentations come from all over them.
-        character_counts: of the corpus, after normalization. A character is kept if it is a token: only then is it
-            never unknown or spelled in bytes.
-        fits: of each source; None to measure the texts as one source.
+        tokenizer: the tokenizer.
+        quality: its quality on the held-out texts.
+        source: name of the held-out texts, human-readable.
+        texts: the held-out texts, from all over which examples are taken.
+        character_counts: counts of the characters of the sample, after normalization. The report lists those that are
+            not tokens, because they become <unk> or bytes.
+        input_record: amounts of text that were read and used.
+        fits: measures of each source; None to measure the texts as one source.
     """
     fits = measure_fits(tokenizer, {"": texts}) if fits is None else fits
     kinds = tokens_by_kind(tokenizer)
     ordinary = kinds["single_character"] + kinds["other"]
     return {
         "vocabulary_size": vocabulary_size(tokenizer),
-        "pieces": {f"num_{kind}": len(pieces) for kind, pieces in kinds.items()},
+        "pieces": {f"num_{kind}": len(tokens) for kind, tokens in kinds.items()},
         "input": input_record,
         "characters": _characters(tokenizer, character_counts),
         "held_out": {"part": source} | asdict(quality),
         "fit": [fit.record for fit in fits],
-        "longest_pieces": sorted(ordinary, key=lambda piece: (-len(piece), piece))[:NUM_LONGEST],
+        "longest_pieces": sorted(ordinary, key=lambda token: (-len(token), token))[:NUM_LONGEST],
         "examples": _examples(tokenizer, texts),
     }
 
@@ -201,7 +219,7 @@ def _characters(tokenizer: "PreTrainedTokenizerFast", counts: Mapping[str, int])
 
 
 def _examples(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Segment lines from all over the texts; only words longer than a line are cut."""
+    """Encode some lines from all over the texts. Only words that are longer than a line are cut."""
     lines = [
         line
         for text in _evenly(texts, NUM_EXAMPLES)
@@ -216,21 +234,21 @@ def _examples(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> lis
 
 
 def _evenly(items: Sequence[Item], max_items: int) -> list[Item]:
-    """Pick the middle items of `max_items` equal spans, or all items if there are no more."""
+    """Pick `max_items` items at equal distances, or all items if there are fewer."""
     num_items = min(len(items), max_items)
     return [items[(2 * index + 1) * len(items) // (2 * num_items)] for index in range(num_items)]
 
 
 def render_report(report: Mapping[str, Any]) -> str:
-    """Render the report as a few lines of text, without control characters of terminals."""
+    """Render the report as a few lines of text. Control characters are escaped."""
     characters, held_out = report["characters"], report["held_out"]
     fits: dict[str, list[Fit]] = {}
     for record in report["fit"]:
         fits.setdefault(record["source"], []).append(fit_of(record))
-    # A mean over several sources would mix words with characters.
-    fit = "".join(f"{describe_fits(of_one)}, " for of_one in fits.values() if len(fits) == 1)
+    # With several sources there is no mean, because it could mix tokens per word with characters per token.
+    fit = "".join(f"{describe_fits(source_fits)}, " for source_fits in fits.values() if len(fits) == 1)
     fit += f"{held_out['bytes_per_token']:.2f} bytes per token"
-    has_words = all(fit.has_spaces for of_one in fits.values() for fit in of_one)
+    has_words = all(fit.has_spaces for source_fits in fits.values() for fit in source_fits)
     amount = f"{held_out['num_words']:,} words" if has_words else f"{held_out['num_characters']:,} characters"
     fate = "spelled as bytes" if report["pieces"]["num_byte"] else "that become <unk>"
     dropped = "  ".join(f"{character}:{count:,}" for character, count in characters["most_frequent_dropped"])
@@ -241,13 +259,13 @@ def render_report(report: Mapping[str, Any]) -> str:
         ("rare", f"{characters['num_dropped']:,} characters {fate}:  {dropped}" if dropped else ""),
     ]
     for number, (name, source) in enumerate(report.get("sources", {}).items()):
-        of = source["held_out"]
-        fit = "".join(f"{figures}, " for figures in [describe_fits(fits.get(name, []))] if figures)
-        text = f"{name}: {fit}{of['bytes_per_token']:.2f} bytes per token, {of['unknown_rate']:.4%} unknown; "
+        quality = source["held_out"]
+        fit = "".join(f"{ratios}, " for ratios in [describe_fits(fits.get(name, []))] if ratios)
+        text = f"{name}: {fit}{quality['bytes_per_token']:.2f} bytes per token, {quality['unknown_rate']:.4%} unknown; "
         text += f"{source['share']:.1%} of the sample"
         lines.append(("" if number else "sources", text + f", counted {source['times_counted']:.1f} times"))
     examples = _evenly(report["examples"], NUM_EXAMPLES_SHOWN)
-    lines += [("" if number else "examples", " ".join(one["tokens"])) for number, one in enumerate(examples)]
+    lines += [("" if number else "examples", " ".join(example["tokens"])) for number, example in enumerate(examples)]
     return "\n".join(f"{label:{LABEL_COLUMNS}}{_shortened(_printable(line))}" for label, line in lines if line)
 
 
@@ -267,10 +285,11 @@ def verdict(tokens_per_word: float) -> str:
 
 
 def draw_report(report: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> bytes:
-    """Draw a row for each source, tokens per word on a scale, and a sentence of the texts cut into tokens, as PNG.
+    """Draw tokens per word on a scale, with a row for each source, and a sentence cut into tokens.
 
-    The bytes are the same for the same arguments, version of matplotlib and, for characters that its font lacks,
-    installed fonts.
+    Returns:
+        The plot as PNG. The bytes depend only on the arguments, the version of matplotlib and, if its font lacks some
+        of the characters, the installed fonts.
     """
     held_out, fits = report["held_out"], [fit_of(record) for record in report["fit"]]
     split, _, state = held_out["part"].partition(", ")
@@ -283,20 +302,20 @@ def draw_report(report: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast",
         figure.text(0.03, 1 - 0.32 / height, title, size=15, weight="bold", color=DARK)
         amount = f"{held_out['num_words']:,} words of " if all(fit.has_spaces for fit in fits) else ""
         figure.text(0.03, 1 - 0.61 / height, f"measured on {amount}{source}", size=9.5, color=MUTED)
-        example = 0.72 / height  # its height
-        area = (0.03, example + 0.25 / height, 0.94, 1 - example - 0.95 / height)
+        example_height = 0.72 / height
+        area = (0.03, example_height + 0.25 / height, 0.94, 1 - example_height - 0.95 / height)
         if num_rows > 1:
             _draw_rows(figure.add_axes(area), fits)
         else:
             _draw_fit(figure.add_axes((0.03, 0.27, 0.55, 0.52)), fits[0] if fits else None)
         shown = [text for text in texts if fits and separates_words(text) == fits[0].has_spaces] or texts
         tokens = choose_example(tokenizer, shown, fits[0].tokens_per_word if fits else 0.0)
-        _draw_example(figure.add_axes((0.03, 0.07 / height, 0.94, example)), tokens)
+        _draw_example(figure.add_axes((0.03, 0.07 / height, 0.94, example_height)), tokens)
         return image_of(figure)
 
 
 def _draw_fit(axes: "Axes", fit: Fit | None) -> None:
-    """Draw tokens per word as a number, on a scale, and in words; characters per token if there are no words."""
+    """Draw tokens per word as a number, on a scale and in words. If there are no words, draw characters per token."""
     axes.set_axis_off()
     axes.set(xlim=(1.0, ZONES[-1][0]), ylim=(0, 1))
     if fit is None or not fit.num_words:
@@ -319,7 +338,7 @@ def _draw_fit(axes: "Axes", fit: Fit | None) -> None:
 
 
 def _draw_scale(axes: "Axes", number: float, left: float, width: float, height: float, bar: float) -> None:
-    """Draw the zones of tokens per word as a bar, and a mark at the number."""
+    """Draw the zones of tokens per word as a bar, with a marker at the number."""
     scale, start = width / (ZONES[-1][0] - 1.0), 1.0
     for stop, _, color in ZONES:
         place = left + (start - 1.0) * scale
@@ -330,7 +349,7 @@ def _draw_scale(axes: "Axes", number: float, left: float, width: float, height: 
 
 
 def _draw_rows(axes: "Axes", fits: Sequence[Fit]) -> None:
-    """Draw a row for each source: its name, its number, and where that is on the scale, if it is one of words."""
+    """Draw a row for each source: its name, its ratio and, for tokens per word, the position on the scale."""
     axes.set_axis_off()
     shown = fits[:MAX_ROWS]
     axes.set(xlim=(0, 1), ylim=(-len(shown) + 0.4, 0.6))
@@ -351,7 +370,7 @@ def _draw_rows(axes: "Axes", fits: Sequence[Fit]) -> None:
 
 
 def _draw_example(axes: "Axes", tokens: Sequence[str]) -> None:
-    """Draw a sentence on a line, its tokens in different colors, with space between words."""
+    """Draw a sentence on a line, with its tokens in different colors and space between words."""
     axes.set_axis_off()
     axes.text(0, 0.75, "A sentence, cut into tokens", size=11, color=DARK)
     font = _font_for("".join(tokens))
@@ -374,9 +393,9 @@ def _draw_example(axes: "Axes", tokens: Sequence[str]) -> None:
 
 
 def choose_example(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str], ratio: float) -> list[str]:
-    """Return the tokens of the sentence whose number of tokens per word is nearest to `ratio`.
+    """Return the tokens of the sentence whose number of tokens per word is closest to `ratio`.
 
-    Without sentences of a usual length it is the start of the text; without text there are no tokens.
+    If no sentence has a usual length, the start of the text is used. If there is no text, the result is empty.
     """
     shortest, longest = SENTENCE_CHARACTERS
     ends = re.compile(r"(?<=[.!?…。！？])\s+|(?<=[。！？])")  # noqa: RUF001
@@ -384,12 +403,12 @@ def choose_example(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str], r
     usual = [sentence for sentence in sentences if shortest <= len(sentence) <= longest]
     candidates = usual[:: len(usual) // NUM_CANDIDATES + 1] or [text[:longest] for text in sentences if text][:1]
     encodings = zip(candidates, encode_all(plain_text_backend(tokenizer), candidates), strict=True)
-    near = {abs(len(found.ids) / len(text.split()) - ratio): found for text, found in encodings}
-    return list(near[min(near)].tokens) if near else []
+    by_distance = {abs(len(encoding.ids) / len(text.split()) - ratio): encoding for text, encoding in encodings}
+    return list(by_distance[min(by_distance)].tokens) if by_distance else []
 
 
 def _font_for(text: str) -> "FontProperties | None":
-    """Find a font with all characters of the text: matplotlib's default or, if it lacks some, an installed one."""
+    """Find a font with all characters of a text: matplotlib's default font if possible, else an installed one."""
     from matplotlib.font_manager import FontProperties, fontManager, get_font
 
     characters = {ord(character) for character in text if not character.isspace()} - {ord(WORD_MARK)}
@@ -403,31 +422,31 @@ def _font_for(text: str) -> "FontProperties | None":
 
 
 def tokens_by_kind(tokenizer: "PreTrainedTokenizerFast") -> dict[str, list[str]]:
-    """Group the tokens, by id, under special, byte, unused, single_character and other."""
+    """Group the tokens, sorted by id, by their kind: special, byte, unused, single_character or other."""
     kinds: dict[str, list[str]] = {"special": [], "byte": [], "unused": [], "single_character": [], "other": []}
     special, single_bytes = special_token_ids(tokenizer), byte_ids(tokenizer)
-    for piece, token_id in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
-        if UNUSED_TOKEN.fullmatch(piece):
+    for token, token_id in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
+        if UNUSED_TOKEN.fullmatch(token):
             kind = "unused"
         elif token_id in special:
             kind = "special"
         elif token_id in single_bytes:
             kind = "byte"
         else:
-            kind = "single_character" if len(piece) == 1 else "other"
-        kinds[kind].append(piece)
+            kind = "single_character" if len(token) == 1 else "other"
+        kinds[kind].append(token)
     return kinds
 
 
 def byte_ids(tokenizer: "PreTrainedTokenizerFast") -> set[int]:
-    """Return the ids of the tokens for single bytes, as parts of characters; none if the model has no such tokens."""
+    """Return the ids of the tokens for single bytes of characters; empty if the model has no such tokens."""
     settings = json.loads(tokenizer.backend_tokenizer.to_str())
     names = set(BYTE_TOKENS) if settings["model"].get("byte_fallback") else set()
     if (settings["decoder"] or {}).get("type") == "ByteLevel":
         from tokenizers import pre_tokenizers
 
-        of_ascii = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(ASCII)
-        names |= set(pre_tokenizers.ByteLevel.alphabet()).difference(*(token for token, _ in of_ascii))
+        ascii_tokens = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(ASCII)
+        names |= set(pre_tokenizers.ByteLevel.alphabet()).difference(*(token for token, _ in ascii_tokens))
     return {token_id for token, token_id in tokenizer.get_vocab().items() if token in names}
 
 
@@ -437,7 +456,7 @@ def encode_all(backend: "Tokenizer", texts: Sequence[str]) -> Iterator["Encoding
 
 
 def plain_text_backend(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":
-    """Copy the tokenizer for plain text: no special tokens found or added, no truncation or padding."""
+    """Copy a tokenizer for plain text: it neither finds nor adds special tokens, and does not truncate or pad."""
     from tokenizers import Tokenizer
 
     return Tokenizer.from_str(plain_text_tokenizer_json(tokenizer.backend_tokenizer.to_str()))

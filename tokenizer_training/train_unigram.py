@@ -1,4 +1,4 @@
-"""Train a unigram tokenizer on a corpus, and save it with a report and a record of how it was made."""
+"""Train a unigram tokenizer on a corpus, and save it with a report on its quality and a record of how it was made."""
 
 try:
     from mlm_common.cli.command_line import command, log_start, parse_arguments
@@ -71,27 +71,28 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TUTORIAL_REPOSITORY = "unigram-tokenizer-dataset"
-# Reading is one process's work, and keeps no more than these busy.
+# A single process reads the text, and cannot keep more workers than these busy.
 MAX_COUNTING_PROCESSES = 8
 
-# Text that trains a tokenizer for nothing but itself, and a corpus that suits a first try in short rows.
+# With fewer words the command warns that the tokens will not fit other text.
 FEW_WORDS = 10_000
+# For a smaller corpus the suggested next command makes short rows, as for a first try.
 SMALL_CORPUS_BYTES = 100_000_000
 
-# Before each further try to save; Cloud Storage's client itself repeats each for two minutes.
+# Waits before the retries of saving. Cloud Storage's client already retries each attempt for two minutes.
 SAVE_RETRY_SECONDS = growing_delays(5.0, 5)
 
 RECORDED_PACKAGES = ("mlm-pretraining", "datasets", "numpy", "regex", "sentencepiece", "tokenizers", "transformers")
-# Of `report.json`; its examples are excerpts of the text.
+# The keys of `report.json` that are published. Its examples are excerpts of the text, and are not.
 PUBLIC_FIGURES = ("vocabulary_size", "pieces", "input", "characters", "held_out", "fit", "sources", "longest_pieces")
 
 
 @dataclass(frozen=True)
 class OutputConfig(Bounded):
-    """Where the tokenizer is saved, and how the run works; nothing here changes the tokenizer.
+    """Where to save the tokenizer, and how to run. No setting here changes the tokenizer.
 
     Raises:
-        InputError: no output folder, or a setting out of its range.
+        InputError: there is no output folder, or a setting is out of range.
     """
 
     FLAG_GROUP = "Output"
@@ -102,7 +103,7 @@ class OutputConfig(Bounded):
     )
     num_workers: int | None = flag(
         None,
-        "Number of worker processes; the result does not depend on it. Default: one per core, at most "
+        "Number of worker processes. The result does not depend on it. Default: one per core, but at most "
         f"{MAX_COUNTING_PROCESSES}.",
         is_usual=True,
         at_least=1,
@@ -116,12 +117,12 @@ class OutputConfig(Bounded):
     )
     hub_private: bool = flag(False, "Make the repository private when it is created.", group="Hub")
     hub_revision: str | None = flag(
-        None, "Branch to push to; created if it does not exist. Default: main.", group="Hub"
+        None, "Branch to push to. It is created if it does not exist. Default: main.", group="Hub"
     )
     publish_details: bool = flag(
         False,
-        "Do not redact the paths of the corpus (files, folders and buckets) in training.json and the excerpts of "
-        "its text in report.json. Default: these are redacted.",
+        "Publish the paths of the corpus (files, folders and buckets) in training.json, and the excerpts of its text "
+        "in report.json. Default: they are redacted.",
         group="Hub",
     )
     dry_run: bool = flag(False, "Check everything, print the plan, and stop.", is_usual=True)
@@ -131,7 +132,7 @@ class OutputConfig(Bounded):
         if not self.output_dir:
             raise InputError("--output-dir is required: the folder of the tokenizer, local or gs://BUCKET/NAME.")
         if self.push_to_hub and self.export_to_hub:
-            raise InputError("--push-to-hub cannot be combined with --export-to-hub: both name a repository.")
+            raise InputError("--push-to-hub cannot be combined with --export-to-hub, because both name a repository.")
         for name in ("hub_private", "hub_revision", "publish_details"):
             value, is_pushed = getattr(self, name), bool(self.push_to_hub or self.export_to_hub)
             require(is_pushed or not value, "needs --push-to-hub", flag_of(name), value)
@@ -158,7 +159,7 @@ def make_tokenizer(
     unigram: UnigramConfig,
     output: OutputConfig,
 ) -> None:
-    """Check the rest, train, measure, save, and push if requested."""
+    """Check the corpus and the output folder, train, measure and save the tokenizer, and push it if requested."""
     mixture, alpha = open_mixture(corpus_config, sources), sources.sampling_alpha
     is_needed = alpha is None or ("" not in mixture.corpora and not mixture.weights)
     require(is_needed, "needs --sources without weights", "--sampling-alpha", alpha)
@@ -170,7 +171,7 @@ def make_tokenizer(
     if output.dry_run:
         return
     if is_complete:
-        logger.info("%s already contains this tokenizer; --overwrite trains it again.", output.output_dir)
+        logger.info("%s already contains this tokenizer. Pass --overwrite to train it again.", output.output_dir)
     else:
         bad_rows = BadRows()
         max_bytes = max_bytes_of(mixture, unigram.max_bytes, alpha)
@@ -184,8 +185,8 @@ def make_tokenizer(
         held_out = {name: held_out_text(mixture.corpora[name], samples[name].held_out) for name in samples}
         if (num_words := int(sample.record["num_words"])) < FEW_WORDS:
             logger.warning(
-                "Only %s words to train on: the tokens will fit this text and hardly any other. A megabyte of text, "
-                "about 150,000 words, is a start.",
+                "There are only %s words to train on, so the tokens will fit this text but hardly any other. Use at "
+                "least a megabyte of text, about 150,000 words.",
                 f"{num_words:,}",
             )
         tokenizer = train(sample, normalization, unigram)
@@ -197,12 +198,13 @@ def make_tokenizer(
 
 
 def check_output_folder(folder: str, settings: dict[str, Any]) -> bool:
-    """Return whether the folder contains a complete tokenizer of these settings; one of others is an InputError.
+    """Return whether a folder contains a complete tokenizer with these settings. Versions of packages may differ.
 
-    Versions of packages may differ.
+    Raises:
+        InputError: the folder contains another tokenizer.
     """
-    there = open_folder(folder)
-    files = there.list_files()
+    output = open_folder(folder)
+    files = output.list_files()
     if not {RECORD_FILE, TOKENIZER_FILE} & set(files):
         return False
     if REPORT_FILE in files and RECORD_FILE not in files:
@@ -211,40 +213,41 @@ def check_output_folder(folder: str, settings: dict[str, Any]) -> bool:
     hint = "Choose another --output-dir, or pass --overwrite to replace it."
     if RECORD_FILE not in files:
         raise InputError(f"{folder} already contains a {TOKENIZER_FILE}, without a {RECORD_FILE}. {hint}")
-    with guarded_read(there.path_of(RECORD_FILE), "the record of a tokenizer", hint=hint):
-        found = json.loads(there.read_text(RECORD_FILE))
-        differences, found_sha256 = _differences(found, json.loads(json.dumps(settings))), found["tokenizer_sha256"]
+    with guarded_read(output.path_of(RECORD_FILE), "the record of a tokenizer", hint=hint):
+        record = json.loads(output.read_text(RECORD_FILE))
+        differences = _differences(record, json.loads(json.dumps(settings)))
+        recorded_sha256 = record["tokenizer_sha256"]
     if differences:
         raise InputError(f"The tokenizer in {folder} was trained with other settings: {differences}. {hint}")
     try:
-        is_whole = tokenizer_sha256(load_tokenizer(folder)) == found_sha256
+        is_intact = tokenizer_sha256(load_tokenizer(folder)) == recorded_sha256
     except InputError:
-        is_whole = False
-    if not is_whole:
+        is_intact = False
+    if not is_intact:
         logger.warning("The tokenizer in %s is damaged; training it again.", folder)
-    return is_whole
+    return is_intact
 
 
-def _differences(found: dict[str, Any], asked: dict[str, Any]) -> str:
-    """Describe how the corpus and the settings asked for differ from those recorded; empty if they do not."""
-    before, now, has_bad_rows = corpora_of(found), corpora_of(asked), found["bad_rows"]["num_rows"] > 0
-    both = [(before[name], now[name]) for name in now if name in before]
-    changes = [describe_changes(*corpora, has_bad_rows=has_bad_rows) for corpora in both]
-    if list(before) != list(now):
-        names = [", ".join(filter(None, one)) or "none" for one in (before, now)]
-        changes = ["the sources are {} there, {} are asked for".format(*names)]
-    others = {key: value for key, value in asked.items() if key not in ("corpus", "sources")}
-    return "; ".join(filter(None, [*changes, describe_differences(found, others)]))
+def _differences(recorded: dict[str, Any], requested: dict[str, Any]) -> str:
+    """Describe how the requested corpus and settings differ from the recorded ones; empty if they do not."""
+    old, new, has_bad_rows = corpora_of(recorded), corpora_of(requested), recorded["bad_rows"]["num_rows"] > 0
+    pairs = [(old[name], new[name]) for name in new if name in old]
+    changes = [describe_changes(*corpora, has_bad_rows=has_bad_rows) for corpora in pairs]
+    if list(old) != list(new):
+        names = [", ".join(filter(None, corpora)) or "none" for corpora in (old, new)]
+        changes = ["the sources are {} there, but {} are requested".format(*names)]
+    settings = {key: value for key, value in requested.items() if key not in ("corpus", "sources")}
+    return "; ".join(filter(None, [*changes, describe_differences(recorded, settings)]))
 
 
 def find_repository(output: OutputConfig) -> HubRepository | None:
-    """Find the repository on the Hub to push to, if any, and check that it can be written to."""
+    """Return the repository on the Hub to push to, if any, after checking that it is writable."""
     if not (output.push_to_hub or output.export_to_hub):
         return None
     try:
         repo_id = output.push_to_hub or f"{huggingface_hub.whoami()['name']}/{TUTORIAL_REPOSITORY}"
     except OSError as error:
-        message = f"--export-to-hub needs a login (`hf auth login`): {' '.join(str(error).split())}"
+        message = f"--export-to-hub needs a login on the Hub (`hf auth login`): {' '.join(str(error).split())}"
         raise hub_error(message, error) from error
     branch = output.hub_revision or MAIN_BRANCH
     repository = HubRepository(repo_id, private=output.hub_private, branch=branch)
@@ -265,10 +268,10 @@ def describe_plan(
         f"output      {output.output_dir}" + (f", pushed to {repository.repo_id}" if repository else ""),
     ]
     if without := [name for name, corpus in mixture.corpora.items() if VALIDATION not in corpus.split_names]:
-        of = f" of {', '.join(without)}" if any(without) else ""
+        of_sources = f" of {', '.join(without)}" if any(without) else ""
         lines.append(
-            f"note        No text{of} is set aside to measure the model on later: --validation-percent 2 sets some "
-            "aside."
+            f"note        No text{of_sources} is set aside to evaluate the model on later. Pass --validation-percent 2 "
+            "to set some aside."
         )
     return "\n".join(lines)
 
@@ -282,9 +285,10 @@ def describe_corpus(corpus: Corpus) -> str:
 
 
 def describe_next(output_dir: str, mixture: Mixture) -> str:
-    """Write the command that makes shards of the corpus: in short rows if the corpus is small, as for a first try."""
-    sizes = [file["num_bytes"] for corpus in mixture.corpora.values() for file in corpus.record.get("data_files", ())]
-    is_small = all(one.files(one.config.split) for one in mixture.corpora.values()) and sum(sizes) < SMALL_CORPUS_BYTES
+    """Return the command that makes shards of the corpus, with short rows if the corpus is small."""
+    corpora = mixture.corpora.values()
+    sizes = [file["num_bytes"] for corpus in corpora for file in corpus.record.get("data_files", ())]
+    is_small = all(corpus.files(corpus.config.split) for corpus in corpora) and sum(sizes) < SMALL_CORPUS_BYTES
     flags = ["--tokenizer-name-or-path", output_dir, "--max-length", "128" if is_small else "512"]
     return next_step(
         "tfrecord_prep/prepare_tfrecord_shards.py", [*flags, "--output-dir", folder_beside(output_dir, "shards")]
@@ -299,7 +303,7 @@ def count_sample(
     output: OutputConfig,
     bad_rows: BadRows,
 ) -> CorpusSample:
-    """Read a sample of the corpus and count its words; skipped rows are added to `bad_rows`."""
+    """Read a sample of the corpus, and count its words. Rows that are skipped are added to `bad_rows`."""
     documents = corpus.sampled_documents(corpus.config.split, max_bytes, bad_rows)
     num_bytes = corpus.num_sampled_bytes(corpus.config.split, max_bytes)
     with progress_bar("Reading and counting", "B", num_bytes) as bar:
@@ -321,7 +325,7 @@ def count_sample(
         sample.record["num_sampled_bytes"] / 1e6,
     )
     if bad_rows.num_rows:
-        logger.warning("Rows that cannot be read: %s. See %s.", bad_rows.describe(), RECORD_FILE)
+        logger.warning("Some rows cannot be read: %s. %s lists them.", bad_rows.describe(), RECORD_FILE)
     return sample
 
 
@@ -339,7 +343,14 @@ def train(
 
 
 def held_out_text(corpus: Corpus, held_out: list[str]) -> tuple[str, list[str]]:
-    """Return a split and text of it to measure on, which was trained on only if the corpus is too small.
+    """Choose text to measure the tokenizer on. It was trained on this text only if the corpus is too small.
+
+    Args:
+        corpus: the corpus.
+        held_out: passages that were not trained on.
+
+    Returns:
+        The name of the text, and its passages.
 
     Raises:
         InputError: the validation split has no text.
@@ -348,7 +359,7 @@ def held_out_text(corpus: Corpus, held_out: list[str]) -> tuple[str, list[str]]:
     if VALIDATION in corpus.split_names:
         passages = draw_passages(corpus.sampled_documents(VALIDATION, HELD_OUT_BYTES), seed)
         if not passages:
-            raise InputError("A split must hold text; `validation` has none. Raise --validation-percent.")
+            raise InputError("A split must have text; `validation` has none. Raise --validation-percent.")
         return VALIDATION, passages
     if held_out:
         return f"{split}, held out", held_out
@@ -358,11 +369,12 @@ def held_out_text(corpus: Corpus, held_out: list[str]) -> tuple[str, list[str]]:
 def save_with_record(
     tokenizer: "PreTrainedTokenizerFast", folder: str, settings: dict[str, Any], report: dict[str, Any], plot: bytes
 ) -> None:
-    """Save the tokenizer, its report and plot, and last the record: settings, its hash, versions of packages.
+    """Save the tokenizer, its report and its plot, and last the record: settings, hash, and versions of packages.
 
     Raises:
-        RunFailedError: it could not be saved; names the local folder that keeps it, and how to copy it by hand.
-        PermanentError: the same, where trying again is in vain.
+        RunFailedError: the tokenizer could not be saved. The message names the local folder that keeps it, and says how
+            to copy it by hand.
+        PermanentError: the same, if a retry would also fail.
     """
     versions = {"python": platform.python_version()} | {package: version(package) for package in RECORDED_PACKAGES}
     record = settings | {"tokenizer_sha256": tokenizer_sha256(tokenizer), "versions": versions}
@@ -375,9 +387,9 @@ def save_with_record(
         files.write_json(RECORD_FILE, record)
 
         def save() -> None:
-            output.delete_partial_files()  # of a run that was killed
+            output.delete_partial_files()  # a killed run may have left some
             output.delete_files([RECORD_FILE])
-            output.upload_file(f"{built}/{REPORT_FILE}", REPORT_FILE)  # by which a killed run is recognized
+            output.upload_file(f"{built}/{REPORT_FILE}", REPORT_FILE)  # a report without a record shows a killed run
             output.upload_folder(built, last=RECORD_FILE)
 
         retry_call(
@@ -391,12 +403,12 @@ def save_with_record(
     except (InputError, OSError, RunFailedError) as error:
         if not Path(built, RECORD_FILE).exists():
             shutil.rmtree(built)
-            message = f"The tokenizer could not be written to {built}: {error} Set TMPDIR to use another folder."
+            message = f"The tokenizer could not be written to {built}: {error} Set TMPDIR to another folder."
             raise RunFailedError(message) from error
         copy = f"cp -r {built}/. {shlex.quote(folder)}" if output.is_local else f"gcloud storage cp {built}/* {folder}"
         kind = PermanentError if isinstance(error, InputError) else RunFailedError
         raise kind(
-            f"The tokenizer is trained, but could not be saved in {folder}: {error} It is kept in {built}; copy it by "
+            f"The tokenizer was trained, but could not be saved in {folder}: {error} It is kept in {built}. Copy it by "
             f"hand: {copy}"
         ) from error
     except KeyboardInterrupt:
@@ -407,12 +419,15 @@ def save_with_record(
 
 
 def push_tokenizer(folder: str, repository: HubRepository, *, publish_details: bool) -> None:
-    """Push the files that stage 1 wrote to its folder, local or `gs://`, and no others.
+    """Push the files of a tokenizer's folder, local or `gs://`, that this command wrote, and no others.
 
-    With `publish_details` it pushes `training.json` and `report.json` as they are.
+    Args:
+        folder: folder of the tokenizer.
+        repository: where to push.
+        publish_details: whether to push `training.json` and `report.json` without redacting them.
 
     Raises:
-        HubPushError: it did not succeed.
+        HubPushError: the push failed.
     """
     output = open_folder(folder)
     summaries = {RECORD_FILE: published_record, REPORT_FILE: published_report}
@@ -427,12 +442,13 @@ def push_tokenizer(folder: str, repository: HubRepository, *, publish_details: b
 
 
 def published_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Redact the content of `training.json` for publishing."""
     corpora = {name: published_corpus(corpus) for name, corpus in corpora_of(record).items()}
-    mixed = {name: record[name] for name in ("source_weights", "sampling_alpha") if name in record}
+    mixture_settings = {name: record[name] for name in ("source_weights", "sampling_alpha") if name in record}
     return {
         "tokenizer_sha256": record["tokenizer_sha256"],
         **({"corpus": corpora[""]} if "" in corpora else {"sources": corpora}),
-        **mixed,
+        **mixture_settings,
         "bad_rows": published_bad_rows(record["bad_rows"]),
         "normalization": redact_settings(record["normalization"], [NormalizationConfig]),
         "unigram": redact_settings(record["unigram"], [UnigramConfig]),
@@ -441,6 +457,7 @@ def published_record(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def published_report(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Remove the excerpts of the text from the content of `report.json` for publishing."""
     return {name: report[name] for name in PUBLIC_FIGURES if name in report} | {"examples": []}
 
 

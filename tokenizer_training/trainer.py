@@ -1,8 +1,8 @@
-"""Train a unigram tokenizer (Kudo 2018, "Subword Regularization") on counted words, as a `tokenizers` tokenizer.
+"""Train a unigram tokenizer (Kudo 2018, "Subword Regularization") on counted words.
 
-SentencePiece trains its tokens, called pieces there. Unlike the trainer of `tokenizers`, the same counts give the same
-pieces and scores, it is many times faster, and it returns exactly the requested number of pieces. It runs in a
-separate process, so that Ctrl-C ends it at once, and so that running out of memory ends in an error message.
+SentencePiece trains the tokens, which it calls pieces. Compared with the trainer of `tokenizers`, it is many times
+faster, the same counts give the same pieces and scores, and it returns exactly the requested number of pieces. It runs
+in a separate process, so that Ctrl-C ends it at once, and running out of memory gives an error message.
 """
 
 import contextlib
@@ -37,32 +37,34 @@ from tokenizer_training.corpus_sample import WordCounts
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# Few enough digits that `tokenizers` reads the very number that was written.
+# With so few digits `tokenizers` reads exactly the number that was written.
 SCORE_DECIMALS = 6
-# So low that text that reads like a special token or a byte piece is cut into ordinary pieces.
+# This score is so low that text that looks like a special token or a byte token is cut into ordinary tokens.
 NOT_IN_TEXT_SCORE = -1000.0
-# SentencePiece's own sign for an unknown character cannot become a piece.
+# SentencePiece uses this sign for unknown characters, so it cannot become a piece.
 NEVER_A_PIECE = "▅"
-# A character among the most frequent 512 gets a piece when it occurs five times in a million or more.
+# A character among the 512 most frequent gets a token if it occurs at least five times in a million characters.
 SMALL_ALPHABET = 512
 MIN_LETTER_FREQUENCY = 5e-6
-# A TPU's matrix unit is 128 wide.
+# The vocabulary is a multiple of 128, the width of a TPU's matrix unit.
 VOCABULARY_STEP = 128
-# The default number of pieces per square root of the bytes of text: 8,192 for 25 MB, plus the reserved ones.
+# The default number of trained tokens, divided by the square root of the bytes of text: 8,192 for 25 MB.
 PIECES_PER_SQRT_BYTE = 1.6384
 
-# SentencePiece sums its statistics per thread, so another number of threads gives other last digits.
+# SentencePiece sums its statistics per thread, so the last digits depend on the number of threads.
 NUM_THREADS = 16
-# Of SentencePiece: rounds of EM before each pruning, the fraction of pieces a pruning keeps, and where it stops.
+# Parameters of SentencePiece: rounds of EM before each pruning, fraction of pieces that a pruning keeps, and the final
+# number of pieces relative to the requested one.
 EM_ROUNDS_PER_PRUNING = 2
 SHRINKING_FACTOR = 0.75
 FINAL_EXCESS = 1.1
-# Time and memory are proportional to the seeds; more than 6 seeds per piece did not make better pieces.
+# Time and memory are proportional to the seeds. More than 6 seeds per piece did not improve the pieces.
 SEEDS_PER_PIECE = 8
-# A segment is UTF-8 of a passage of text at most.
+# Limit of SentencePiece's input. A segment is at most a passage of text.
 MAX_SEGMENT_BYTES = 1 << 16
-# SentencePiece's default, --max_sentencepiece_length, and what its suffix array requires.
+# The default of SentencePiece's --max_sentencepiece_length.
 MAX_PIECE_CHARACTERS = 16
+# SentencePiece's suffix array also finds only substrings that occur twice.
 MIN_COUNT = 2
 # Odd constants of SplitMix64 (Steele, Lea and Flood 2014), which spread the bits of a product.
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
@@ -79,27 +81,28 @@ def train_unigram(
     normalization: NormalizationConfig,
     on_round: Callable[[int, int], object] = no_progress,
 ) -> "PreTrainedTokenizerFast":
-    """Train a tokenizer on counted words; the same counts and settings give the same one, bit for bit.
+    """Train a tokenizer on counted words. The same counts and settings give the same tokenizer, bit for bit.
 
     Args:
-        counts: of text normalized with `normalization`; its segments are consumed.
-        num_bytes: size of that text, for the default size of the vocabulary.
-        config: its `vocab_size` is met exactly.
-        on_round: called with the rounds of training that are done, and the expected total.
+        counts: counts of text that was normalized with `normalization`. The segments are consumed.
+        num_bytes: size of that text, from which the default size of the vocabulary follows.
+        config: settings of the vocabulary. Its `vocab_size` is met exactly.
+        normalization: how to normalize text.
+        on_round: called with the number of finished rounds of training, and the expected total.
 
     Raises:
-        InputError: no words; or the words give fewer pieces, or have more characters, than the vocabulary holds.
+        InputError: there are no words, or the vocabulary is too large for the words or too small for the characters.
         RunFailedError: the trainer was killed.
     """
     if not counts.segments:
-        raise InputError("A corpus must hold text; every document of the corpus is blank (see --text-column).")
+        raise InputError("A corpus must have text; every document of the corpus is blank. Check --text-column.")
     alphabet = choose_alphabet(counts.characters, config)
     size = config.vocab_size or _default_vocabulary_size(num_bytes, len(alphabet), config)
     if size <= config.num_reserved + len(alphabet):
         raise InputError(
-            f"--vocab-size must be more than {config.num_reserved + len(alphabet):,}: {len(alphabet):,} characters of "
-            f"this corpus, {config.num_reserved} special tokens and bytes; got {size:,} (a lower --character-coverage "
-            "leaves the rarest characters out)."
+            f"--vocab-size must be more than {config.num_reserved + len(alphabet):,}, because this corpus has "
+            f"{len(alphabet):,} characters, and there are {config.num_reserved} special tokens and bytes; received "
+            f"{size:,}. Raise it, or lower --character-coverage to leave out the rarest characters."
         )
     with tempfile.TemporaryDirectory(prefix="pieces-") as folder:
         write_table(f"{folder}/{SEGMENTS}", _within_alphabet(counts, alphabet))
@@ -108,11 +111,11 @@ def train_unigram(
 
 
 def choose_alphabet(characters: Counter[str], config: UnigramConfig) -> set[str]:
-    """Choose the characters that become pieces.
+    """Choose the characters that become tokens.
 
-    They are the most frequent ones that make up the requested coverage; a small alphabet's rare letters, or German
-    would lose its Ö and English its J; and those of the reserved tokens, so that text that reads like one can be
-    spelled.
+    These are the most frequent characters that make up the requested coverage, ASCII, the rare letters of small
+    alphabets (otherwise German would lose Ö and English J), and the characters of the reserved tokens (so that text
+    that looks like such a token can be spelled).
     """
     by_rank = sorted(characters.keys() - {WORD_MARK}, key=lambda character: (-characters[character], character))
     num_characters = characters.total() - characters[WORD_MARK]
@@ -133,7 +136,7 @@ def _default_vocabulary_size(num_bytes: int, num_characters: int, config: Unigra
 
 
 def _within_alphabet(counts: WordCounts, alphabet: set[str]) -> Iterator[tuple[str, int]]:
-    """Yield the segments, cut at characters outside the alphabet, and each character of the alphabet once."""
+    """Yield the segments, cut at characters that are not in the alphabet, and then each character of the alphabet."""
     to_space = dict.fromkeys(map(ord, counts.characters.keys() - alphabet), " ")
     for segment, count in counts.pop_segments():
         for run in segment.translate(to_space).split(" "):
@@ -150,11 +153,11 @@ def _as_tokenizer(
     from transformers import PreTrainedTokenizerFast
 
     tokens = SPECIAL_TOKENS
-    scores = [(piece, NOT_IN_TEXT_SCORE) for piece in config.reserved_tokens]
+    scores = [(token, NOT_IN_TEXT_SCORE) for token in config.reserved_tokens]
     scores += [(piece, round(score, SCORE_DECIMALS)) for piece, score in pieces]
     num_unused = -len(scores) % (config.pad_vocab_to_multiple_of or 1)
     scores += [(f"<unused{number}>", NOT_IN_TEXT_SCORE) for number in range(num_unused)]
-    ids = {piece: index for index, (piece, _) in enumerate(scores)}
+    ids = {token: index for index, (token, _) in enumerate(scores)}
     backend = Tokenizer(models.Unigram(scores, unk_id=ids[tokens["unk"]], byte_fallback=config.byte_fallback))
     backend.normalizer = make_normalizer(normalization)
     backend.pre_tokenizer = make_pre_tokenizer(normalization)
@@ -174,7 +177,7 @@ def _as_tokenizer(
         pad_token=tokens["pad"],
         sep_token=tokens["sep"],
         unk_token=tokens["unk"],
-        # lstrip: the space before [MASK] belongs to it, as it belongs to the word that it stands for.
+        # lstrip: the space before [MASK] belongs to it, as it would belong to the word that [MASK] stands for.
         mask_token=AddedToken(tokens["mask"], lstrip=True, special=True),
         additional_special_tokens=config.extra_special_tokens,
         model_input_names=["input_ids", "attention_mask"],
@@ -183,7 +186,11 @@ def _as_tokenizer(
 
 
 class TooManyPiecesError(ValueError):
-    """The segments give fewer pieces than requested; `largest` is the number that they give."""
+    """The segments give fewer pieces than requested.
+
+    Attributes:
+        largest: number of pieces that they give.
+    """
 
     def __init__(self, largest: int) -> None:
         super().__init__(f"at most {largest} pieces")
@@ -193,7 +200,7 @@ class TooManyPiecesError(ValueError):
 def _train_vocabulary(
     folder: str, size: int, num_characters: int, config: UnigramConfig, on_round: Callable[[int, int], object]
 ) -> list[tuple[str, float]]:
-    """Train the pieces of a vocabulary of `size`; without a `vocab_size`, of the largest possible one up to it."""
+    """Train the pieces of a vocabulary of this size. If `vocab_size` is not set, the vocabulary may become smaller."""
     while True:
         try:
             return train_pieces(folder, size - config.num_reserved, config.extra_special_tokens, on_round)
@@ -201,7 +208,7 @@ def _train_vocabulary(
             largest = error.largest + config.num_reserved
             if config.vocab_size is not None:
                 raise InputError(
-                    f"--vocab-size can be {largest:,} at most with this corpus; got {config.vocab_size:,}."
+                    f"--vocab-size must be at most {largest:,} with this corpus; received {config.vocab_size:,}."
                 ) from error
             rounded = largest // VOCABULARY_STEP * VOCABULARY_STEP
             size = rounded if rounded > config.num_reserved + num_characters else largest
@@ -210,13 +217,16 @@ def _train_vocabulary(
 def train_pieces(
     folder: str, num_pieces: int, reserved: Collection[str] = (), on_round: Callable[[int, int], object] = no_progress
 ) -> list[tuple[str, float]]:
-    """Train exactly `num_pieces` pieces, with their log probabilities: every character, and what EM finds best.
+    """Train exactly `num_pieces` pieces: every character, and the substrings that EM finds best.
 
     Args:
-        folder: has the table of counted segments, `SEGMENTS`; for temporary files.
-        num_pieces: more than there are characters.
-        reserved: strings that may not become pieces, of two characters or more.
-        on_round: called with the rounds of training that are done, and the expected total.
+        folder: folder with the table of counted segments, `SEGMENTS`. Temporary files are written to it.
+        num_pieces: number of pieces, which must be more than the number of characters.
+        reserved: strings of two or more characters that must not become pieces.
+        on_round: called with the number of finished rounds of training, and the expected total.
+
+    Returns:
+        The pieces with their log probabilities.
 
     Raises:
         TooManyPiecesError: the segments give fewer pieces.
@@ -231,13 +241,13 @@ def train_pieces(
 
 
 def write_table(path: str, rows: Iterable[tuple[str, int]]) -> None:
-    """Write rows of text and count in the format of SentencePiece."""
+    """Write rows of (text, count) in the format of SentencePiece."""
     with Path(path).open("w", encoding="utf-8", newline="\n") as table:
         table.writelines(f"{text}\t{count}\n" for text, count in rows)
 
 
 def train_model(folder: str, num_pieces: int, reserved: Sequence[str]) -> None:
-    """Train SentencePiece on the table in the folder; runs in the separate process."""
+    """Train SentencePiece on the table in the folder. This runs in a separate process."""
     from sentencepiece import SentencePieceTrainer
 
     with Path(folder, SEGMENTS).open(encoding="utf-8", newline="\n") as table:
@@ -253,8 +263,8 @@ def train_model(folder: str, num_pieces: int, reserved: Sequence[str]) -> None:
         model_prefix=f"{folder}/{MODEL}",
         model_type="unigram",
         vocab_size=num_pieces + 1,  # with <unk>
-        character_coverage=1.0,  # rarer characters are gone already
-        normalization_rule_name="identity",  # the segments are normalized, and marked where words begin
+        character_coverage=1.0,  # rare characters are already removed
+        normalization_rule_name="identity",  # the segments are already normalized, with marks where words start
         add_dummy_prefix=False,
         remove_extra_whitespaces=False,
         max_sentence_length=MAX_SEGMENT_BYTES,
@@ -277,24 +287,24 @@ def _run_trainer(arguments: dict[str, object], last_num_pieces: int, on_round: C
     num_rounds = 0
     lines: list[str] = []
     try:
-        with contextlib.suppress(BrokenPipeError), process.stdin:  # the exit status says why it does not read
+        with contextlib.suppress(BrokenPipeError), process.stdin:  # the exit status shows why it does not read
             process.stdin.write(json.dumps(arguments).encode())
         for line in process.stderr:
             lines = [*lines[-9:], line.decode(errors="replace").strip()]
-            if found := re.search(r"EM sub_iter=\d+ size=(\d+)", lines[-1]):
+            if match := re.search(r"EM sub_iter=\d+ size=(\d+)", lines[-1]):
                 num_rounds += 1
-                on_round(num_rounds, num_rounds + _num_rounds_left(int(found[1]), num_rounds, last_num_pieces))
+                on_round(num_rounds, num_rounds + _num_rounds_left(int(match[1]), num_rounds, last_num_pieces))
     except BaseException:
         process.kill()
         raise
     finally:
         status = process.wait()
         process.stderr.close()
-    if status and (found := re.search(r"too high \(\d+\).*<= (\d+)", "\n".join(lines))):
-        raise TooManyPiecesError(int(found[1]) - 1)
+    if status and (match := re.search(r"too high \(\d+\).*<= (\d+)", "\n".join(lines))):
+        raise TooManyPiecesError(int(match[1]) - 1)
     if status < 0:
         raise RunFailedError(
-            f"The trainer was ended by {signal.Signals(-status).name}, most likely because memory ran out; nothing was "
+            f"The trainer was ended by {signal.Signals(-status).name}, most likely because memory ran out. Nothing was "
             "written. Use a smaller --max-bytes or --vocab-size."
         )
     if status:
@@ -302,27 +312,35 @@ def _run_trainer(arguments: dict[str, object], last_num_pieces: int, on_round: C
 
 
 def _num_rounds_left(num_pieces: int, num_rounds: int, last_num_pieces: int) -> int:
-    """Estimate the rounds of EM still to come, given the pieces left after `num_rounds` of them."""
+    """Estimate the number of remaining rounds of EM, from the number of pieces after `num_rounds` rounds."""
     num_left = -num_rounds % EM_ROUNDS_PER_PRUNING
-    # The last pruning, down to that number, is the end.
+    # Training ends with the pruning that would leave at most `last_num_pieces`.
     while (num_pieces := int(SHRINKING_FACTOR * num_pieces)) > last_num_pieces:
         num_left += EM_ROUNDS_PER_PRUNING
     return num_left
 
 
 def seed_pieces(segments: Sequence[str], counts: Sequence[int], max_pieces: int) -> list[tuple[str, int]]:
-    """Find (piece, occurrences) of substrings of 2 to 16 characters, those that cover most characters first.
+    """Find substrings of 2 to 16 characters, as initial pieces for SentencePiece.
 
-    A substring that is always followed by the same character is left out: the longer one stands for it. SentencePiece
-    does so, too, with a suffix array; but given counted words, it takes the number of different words for the
-    occurrences, and leaves out every word that is not part of a longer one.
+    A substring that is always followed by the same character is left out, because the longer substring represents it.
+    SentencePiece could find seeds itself, with a suffix array. But if words are counted, it takes the number of
+    distinct words for the number of occurrences, and leaves out every word that is not part of a longer one.
+
+    Args:
+        segments: distinct segments.
+        counts: number of occurrences of each segment.
+        max_pieces: maximum number of substrings.
+
+    Returns:
+        (substring, number of occurrences), sorted by the number of characters of the text that they cover.
     """
     text = "".join(segments)
     num_characters = np.fromiter(map(len, segments), np.int32, len(segments))
     ends = np.repeat(np.cumsum(num_characters, dtype=np.int32), num_characters)
     weights = np.repeat(np.asarray(counts, np.float64), num_characters)
-    found = list(_right_maximal_substrings(text, ends, weights))
-    starts, lengths, occurrences = (np.concatenate([level[field] for level in found]) for field in range(3))
+    levels = list(_right_maximal_substrings(text, ends, weights))
+    starts, lengths, occurrences = (np.concatenate([level[field] for level in levels]) for field in range(3))
     by_coverage = np.lexsort((starts, lengths, -occurrences * lengths))[:max_pieces]
     table = zip(*(column[by_coverage].tolist() for column in (starts, lengths, occurrences)), strict=True)
     return [(text[start : start + length], count) for start, length, count in table]
@@ -330,24 +348,32 @@ def seed_pieces(segments: Sequence[str], counts: Sequence[int], max_pieces: int)
 
 @dataclass
 class _Substrings:
-    """All substrings of one length: where each occurrence starts, and its group of equal substrings."""
+    """All substrings of one length, grouped by their text.
 
-    starts: NDArray[np.int32]  # (occurrences,)
-    groups: NDArray[np.int32]  # (occurrences,)
-    first: NDArray[np.int64]  # (groups,), index of an occurrence
-    counts: NDArray[np.int64]  # (groups,), occurrences in the text
+    Attributes:
+        starts: position of each occurrence in the concatenated segments; (num_occurrences,).
+        groups: group of each occurrence, which has the same text; (num_occurrences,).
+        first: index of an occurrence of each group; (num_groups,).
+        counts: number of occurrences of each group in the corpus; (num_groups,).
+    """
+
+    starts: NDArray[np.int32]
+    groups: NDArray[np.int32]
+    first: NDArray[np.int64]
+    counts: NDArray[np.int64]
 
 
-Found = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]
+# Starts, lengths and counts of substrings, each (num_substrings,).
+Level = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]
 
 
-def _right_maximal_substrings(text: str, ends: NDArray[np.int32], weights: NDArray[np.float64]) -> Iterator[Found]:
-    """Yield (starts, lengths, counts), each (substrings,), of the frequent substrings of each length.
+def _right_maximal_substrings(text: str, ends: NDArray[np.int32], weights: NDArray[np.float64]) -> Iterator[Level]:
+    """Yield the frequent substrings of each length, except those that are always followed by the same character.
 
     Args:
-        text: all segments, one after the other.
-        ends: (characters,), where the segment of each character ends.
-        weights: (characters,), how often the segment of each character occurs.
+        text: concatenated segments.
+        ends: end of the segment of each character; (num_characters,).
+        weights: number of occurrences of the segment of each character; (num_characters,).
     """
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     starts, hashes = np.arange(len(codes), dtype=np.int32), codes.astype(np.uint64) * _SPREAD
@@ -376,7 +402,7 @@ def _group(starts: NDArray[np.int32], hashes: NDArray[np.uint64], weights: NDArr
     return _Substrings(starts, groups.astype(np.int32), first, counts)
 
 
-def _select(substrings: _Substrings, selected: NDArray[np.bool_], length: int) -> Found:
+def _select(substrings: _Substrings, selected: NDArray[np.bool_], length: int) -> Level:
     selected = selected & (substrings.counts >= MIN_COUNT)
     starts = substrings.starts[substrings.first[selected]]
     return starts, np.full(len(starts), length, np.int32), substrings.counts[selected]

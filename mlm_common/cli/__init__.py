@@ -1,7 +1,7 @@
-"""Command lines: flags as dataclass fields, help in groups, progress and messages on the terminal.
+"""Command lines: flags as dataclass fields, grouped help, and progress and messages on the terminal.
 
-The first import of every script. This module imports nothing that takes time: until it has been imported, Ctrl-C prints
-a traceback.
+Every script imports this module first. It must import nothing that takes time, because Ctrl-C prints a traceback until
+it has been imported.
 """
 
 import os
@@ -12,17 +12,17 @@ from pathlib import Path
 
 PROJECT_FOLDER = Path(__file__).resolve().parents[2]
 COMMAND_FOLDERS = ("tokenizer_training", "tfrecord_prep", "train", "finetuning", "recipes")
-# What stops a command, and its status then: EXIT_INTERRUPTED and EXIT_STOPPED of `mlm_common.errors`.
+# The signals that stop a command, and its exit status then: EXIT_INTERRUPTED and EXIT_STOPPED of `mlm_common.errors`.
 STATUSES = {signal.SIGINT: 130, signal.SIGTERM: 75}
 DEFAULT_HANDLERS = (signal.default_int_handler, signal.SIG_DFL)
 STOPPED_EARLY = b"Stopped.\n"
-# Of Python's command line: `-m NAME`, also joined with other options (`-um NAME`), and options before a value.
+# Options of Python's command line: `-m NAME`, perhaps joined with others (`-um NAME`), and those that take a value.
 _MODULE_OPTION = re.compile("-[bBdEiIOPqsSuvx]*m(.*)")
 OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 def stop_at_once() -> None:
-    """Have Ctrl-C and SIGTERM end the process at once, until a command has begun that has more to do then."""
+    """Make Ctrl-C and SIGTERM end the process at once. A command later replaces these handlers by its own."""
     for number in STATUSES:
         if signal.getsignal(number) in DEFAULT_HANDLERS:
             signal.signal(number, end_early)
@@ -31,14 +31,14 @@ def stop_at_once() -> None:
 def end_early(number: int, _frame: object) -> None:
     try:
         os.write(2, b"\n" * os.isatty(2) + STOPPED_EARLY)
-    finally:  # even if it is closed
+    finally:  # even if standard error is closed
         os._exit(STATUSES[signal.Signals(number)])
 
 
 def script_path() -> Path | None:
-    """Return the path of the script, or of the module, that Python was started with; None without one.
+    """Return the path of the script or module that Python was started with, if any.
 
-    A profiler or a debugger that runs a script is none: it still has to write what it found.
+    A profiler or debugger that runs a script gives None, because it still has to write its results after the script.
     """
     main = sys.modules.get("__main__")
     path, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
@@ -60,7 +60,7 @@ def script_path() -> Path | None:
 
 
 def runs_command() -> bool:
-    """Return whether this process was started for a command of the project."""
+    """Return whether this process was started to run a command of this project."""
     path = script_path()
     if path is not None and path.parent == Path(sys.prefix, "bin").resolve():  # a console script: run-mlm
         name = path.stem.replace("-", "_")

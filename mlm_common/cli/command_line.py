@@ -1,4 +1,4 @@
-"""Run a command: settings from the command line and files, one-line errors, the first and last log lines."""
+"""Run a command: read its settings from flags and files, print errors in one line, and log its start and end."""
 
 import argparse
 import functools
@@ -33,22 +33,22 @@ from mlm_common.storage.guard import guarded_read
 
 logger = logging.getLogger(__name__)
 
-# What exceptions of any library say where a file cannot be written.
+# Texts by which the exceptions of all libraries show that the disk is full.
 DISK_FULL = ("No space left on device", "Disk quota exceeded")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def read_yaml_file(path: str | Path, flag: str) -> Any:
-    """Read a YAML or JSON file (JSON is YAML); errors name `flag`."""
+    """Read a YAML or JSON file; JSON is also valid YAML. Errors name `flag`."""
     with guarded_read(path, "a YAML or JSON file", flag=flag):
         try:
             return yaml.load(Path(path).read_text(encoding="utf-8"), _UniqueKeysLoader)
         except yaml.YAMLError as error:
-            raise InputError(f"{flag} must hold YAML or JSON; {path}: {' '.join(str(error).split())}") from error
+            raise InputError(f"{flag} must be a YAML or JSON file; {path}: {' '.join(str(error).split())}") from error
 
 
 class _UniqueKeysLoader(yaml.SafeLoader):
-    """Refuses a duplicate key, of which YAML would silently take the last value."""
+    """Rejects duplicate keys. PyYAML would silently use the last value."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -61,13 +61,14 @@ class _UniqueKeysLoader(yaml.SafeLoader):
 
 
 def as_settings(content: Any, source: str) -> dict[str, Any]:
-    """Check that a file has a mapping of flag to value, and return it with `_` for `-` in the names."""
+    """Check that the content of a file maps flags to values, and return it with `-` replaced by `_` in the names."""
     if not isinstance(content, dict):
         raise InputError(f"{source} must map flags to values; it contains {content!r}.")
     settings = {str(key).replace("-", "_"): value for key, value in content.items()}
     if len(settings) < len(content):
         raise InputError(
-            f"{source} must name each flag once, with `-` or with `_`; received {', '.join(map(str, content))}."
+            f"{source} must name each flag only once, either with `-` or with `_`; received "
+            f"{', '.join(map(str, content))}."
         )
     return settings
 
@@ -83,17 +84,20 @@ def parse_arguments(
 ) -> tuple[Any, ...]:
     """Make one instance of each dataclass from the command line.
 
-    Every field is a flag, spelled with `-` or `_`. Later sources win: the field's default, `layers` in
-    their order, `--config-file`, the command line.
+    Every field is a flag, spelled with `-` or `_`. A value is taken from the last of these that sets it: the default of
+    the field, `layers` in their order, `--config-file`, the command line.
 
     Args:
-        dataclass_types: their fields are made by `mlm_common.cli.settings.flag`.
-        layers: {flag: returns the settings {field: value} for its value}, such as those of a preset for its name.
+        dataclass_types: dataclasses whose fields are made by `mlm_common.cli.settings.flag`.
+        argv: words of the command line; default: those of this process.
+        description: text at the top of `--help`.
+        layers: {flag: function from its value to settings {field: value}}, such as from the name of a preset to its
+            settings.
         needed: names of the fields that the usage line shows.
-        other_defaults: {field name: whose default it has}, for `--help`, where `layers` decide it.
+        other_defaults: {field name: description of its default} for `--help`, if `layers` decide the default.
 
     Raises:
-        InputError: an unknown flag or key, a value of the wrong type, or a check of the dataclasses that failed.
+        InputError: a flag or key is unknown, a value has the wrong type, or a check of a dataclass failed.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = FlagParser(dataclass_types, description, needed, other_defaults)
@@ -105,18 +109,18 @@ def parse_arguments(
         values = vars(parser.parse_known_args(arguments)[0])
         if value := values[name]:
             layer = _known_and_typed(parser, settings_of(value), f"{name} {value}")
-            left_out = {other for one, other in parser.replaced.items() if values[one] is not None}
+            ignored = {other for field, other in parser.replaced.items() if values[field] is not None}
             owners = {owner for owner, _ in parser.belongs_to.values()}
-            parser.set_defaults(**{one: layer[one] for one in owners & layer.keys() - given.keys()})
+            parser.set_defaults(**{field: layer[field] for field in owners & layer.keys() - given.keys()})
             values = vars(parser.parse_known_args(arguments)[0])
-            left_out |= {one for one, (owner, value) in parser.belongs_to.items() if values[owner] != value}
-            given = {one: layer[one] for one in layer if one not in left_out} | given
+            ignored |= {field for field, (owner, value) in parser.belongs_to.items() if values[owner] != value}
+            given = {field: layer[field] for field in layer if field not in ignored} | given
     parser.set_defaults(**given)
     return parser.parse_dataclasses(arguments)
 
 
 def typed_settings(dataclass_types: Sequence[type], settings: dict[str, Any], source: str) -> dict[str, Any]:
-    """Convert settings of a file, {flag: value}, to settings of the dataclasses, {field name: value}."""
+    """Convert settings from a file, {flag: value}, to settings of the dataclasses, {field name: value}."""
     return _known_and_typed(FlagParser(dataclass_types, None), settings, source)
 
 
@@ -130,7 +134,7 @@ def _known_and_typed(parser: FlagParser, settings: dict[str, Any], source: str) 
 
 
 def _typed(flag: argparse.Action, value: Any, source: str) -> Any:
-    """Convert a setting of a file as the command line converts the words after its flag."""
+    """Convert a setting from a file in the same way as the words after its flag on the command line."""
     kind: Any = flag.type
 
     def convert(item: Any) -> Any:
@@ -146,9 +150,9 @@ def _typed(flag: argparse.Action, value: Any, source: str) -> Any:
 
     if value is None and flag.default is None:
         return None
-    is_whole = isinstance(flag, JoinedWords) and isinstance(value, str)  # as joined already
-    if flag.nargs in ("+", "*") and not is_whole:
-        if isinstance(value, dict):  # NAME=VALUE of the command line
+    is_joined = isinstance(flag, JoinedWords) and isinstance(value, str)
+    if flag.nargs in ("+", "*") and not is_joined:
+        if isinstance(value, dict):  # written as NAME=VALUE on the command line
             lists = {name: item if isinstance(item, list) else [item] for name, item in value.items()}
             value = [f"{name}={convert(item)}" for name, items in lists.items() for item in items]
         words = [convert(item) for item in (value if isinstance(value, list) else [value])]
@@ -157,17 +161,17 @@ def _typed(flag: argparse.Action, value: Any, source: str) -> Any:
 
 
 def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
-    """Make `main` a console command: logging set up, expected errors and Ctrl-C one line on stderr.
+    """Make `main` a console command.
 
-    The command returns the status for `run_as_script`: 0 after success, else one of `mlm_common.errors`. At its end it
-    logs the time and the peak memory.
+    The command sets up logging, prints expected errors and Ctrl-C as one line on standard error, and logs its time and
+    peak memory at the end. It returns the status for `run_as_script`: 0 after success, else one of `mlm_common.errors`.
     """
 
     @functools.wraps(main)
     def run(argv: Sequence[str] | None = None) -> int:
         set_up_console(sys.argv[1:] if argv is None else argv)
         set_up_imports()
-        # Garbage collection during the imports of TensorFlow and transformers takes a second.
+        # By default garbage collection during the imports of TensorFlow and transformers takes a second.
         gc.set_threshold(10_000)
         started_seconds = time.monotonic()
         with interruptible() as interrupts:
@@ -175,7 +179,7 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
                 main(argv)
             except (KeyboardInterrupt, Exception) as error:
                 keep(error)
-                # After an interrupt all other errors are its consequences: C++ and guards turn it into theirs.
+                # After an interrupt any other error is its consequence: C++ code and guards turn it into their errors.
                 if interrupts or isinstance(error, KeyboardInterrupt):
                     return describe_interrupt(interrupts)
                 return _describe_error(error)
@@ -183,29 +187,29 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
         logger.info("Done in %.0f s; peak memory %.2f GB.", seconds, peak_memory_bytes() / 1e9)
         return 0
 
-    run.as_script = functools.partial(run_as_script, run)  # type: ignore[attr-defined] # as pyproject.toml names it
+    run.as_script = functools.partial(run_as_script, run)  # type: ignore[attr-defined] # pyproject.toml names it
     return run
 
 
 def _describe_error(error: Exception) -> int:
-    """Print an expected error in one line, and return its status; raise any other."""
+    """Print an expected error in one line, and return its exit status. Raise any other error."""
     if isinstance(error, InputError | RunFailedError):
-        is_stop = error.exit_status == EXIT_STOPPED  # as requested
+        is_stop = error.exit_status == EXIT_STOPPED  # not an error, but a shutdown request
         print(error if is_stop else f"error: {_with_escapes(str(error))}", file=sys.stderr)
         return error.exit_status
     if not any(reason in str(error) for reason in DISK_FULL):
         raise
-    print(f"error: {' '.join(str(error).split())}. Free some space; then run it again.", file=sys.stderr)
+    print(f"error: {' '.join(str(error).split())}. Free some space, then run the command again.", file=sys.stderr)
     return EXIT_FAILED
 
 
 def _with_escapes(text: str) -> str:
-    """Escape control characters, which a file's name may have: the message stays one line, and moves no cursor."""
-    return _CONTROL.sub(lambda found: repr(found.group())[1:-1], text)
+    """Escape control characters, which file names may contain, so that a message stays one line of plain text."""
+    return _CONTROL.sub(lambda match: repr(match.group())[1:-1], text)
 
 
 def peak_memory_bytes() -> int:
-    """Return the peak memory of this process, or of the largest of its workers."""
+    """Return the peak memory of this process or of its largest worker, whichever is larger."""
     unit_bytes = 1 if sys.platform == "darwin" else 1024
     return (
         max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) * unit_bytes
@@ -213,18 +217,18 @@ def peak_memory_bytes() -> int:
 
 
 def log_start(command_file: str) -> None:
-    """Log where the command was imported from, the project's version and the commit of its checkout."""
+    """Log the file of the command, the version of the project, and the commit of its checkout."""
     path = Path(command_file).resolve()
     shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     logger.info("%s, version %s, commit %s", shown, version("mlm-pretraining"), commit())
 
 
 def commit() -> str:
-    """Return the checkout's commit, with `+changes` if its files differ from it, or `unknown` outside a checkout.
+    """Return the commit of the checkout, followed by `+changes` if tracked files differ from it.
 
-    Files that git does not track, such as a run's output, do not count.
+    Outside a checkout, return `unknown`.
     """
-    git = ["git", "--no-optional-locks", "-C", str(PROJECT_FOLDER)]  # a kill must leave no lock behind
+    git = ["git", "--no-optional-locks", "-C", str(PROJECT_FOLDER)]  # without locks, which a kill would leave behind
     try:
         head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, encoding="utf-8", check=True)
         status = [*git, "status", "--porcelain", "--untracked-files=no"]

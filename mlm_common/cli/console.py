@@ -1,4 +1,4 @@
-"""What a command shows on the terminal: plain lines, progress, numbers, and the next command."""
+"""Output of commands on the terminal: log lines, progress, readable numbers, and the next command to run."""
 
 import argparse
 import io
@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 VERBOSE_FLAG = "--verbose"
 OUR_PACKAGES = ("mlm_common", "tokenizer_training", "tfrecord_prep", "train", "finetuning", "benchmarks", "__main__")
-# TensorFlow's warnings are about its API and the speed of callbacks, which a user cannot change. Those of
-# huggingface_hub are printed by itself, too, and are about failures that it repeats; the last one is an error of ours.
+# Libraries whose warnings are hidden. Those of TensorFlow concern its API and the speed of callbacks, which a user
+# cannot change. Those of huggingface_hub concern failures that it retries; if all retries fail, we report the error.
 QUIET_LIBRARIES = {"absl": logging.ERROR, "tensorflow": logging.ERROR, "huggingface_hub": logging.ERROR}
-# The log levels of TensorFlow and gRPC, in C++; both read them when they are first imported.
+# The variables that set the log levels of TensorFlow's and gRPC's C++ code, which reads them when it is imported.
 VERBOSE_VARIABLES = {"TF_CPP_MIN_LOG_LEVEL": "0", "GRPC_VERBOSITY": "INFO"}
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -33,18 +33,19 @@ SECONDS_BETWEEN_LINES = 10.0
 def add_verbose_flag(parser: argparse.ArgumentParser) -> None:
     """Add the flag that every command accepts; `set_up_console` reads it."""
     parser.add_argument(
-        VERBOSE_FLAG, action="store_true", help="Also show the libraries' messages, and where each line comes from."
+        VERBOSE_FLAG, action="store_true", help="Also show messages of libraries, and the origin of each line."
     )
 
 
 def set_up_console(arguments: Sequence[str]) -> None:
-    """Log to standard error: our lines as they are, warnings and errors of all packages; everything with `--verbose`.
+    """Set up logging to standard error.
 
-    If the process has set up logging already, as in a test, its handlers stay.
+    Without `--verbose`, all messages of this project are shown, but only warnings and errors of other packages. With
+    `--verbose`, everything is shown. If logging is already set up, as in a test, its handlers stay.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # for file names that are not UTF-8
+            stream.reconfigure(errors="backslashreplace")  # file names may not be UTF-8
     handler = logging.StreamHandler()
     if VERBOSE_FLAG in arguments:
         os.environ.update(VERBOSE_VARIABLES)
@@ -54,12 +55,12 @@ def set_up_console(arguments: Sequence[str]) -> None:
         handler.addFilter(_is_for_users)
         for library, level in QUIET_LIBRARIES.items():
             logging.getLogger(library).setLevel(level)
-        os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # if it is not imported yet
+        os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # has an effect only before huggingface_hub is imported
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 class _PlainFormatter(logging.Formatter):
-    """Names the level of warnings and errors only."""
+    """Adds a prefix to warnings and errors only."""
 
     def format(self, record: logging.LogRecord) -> str:
         prefix = "error: " if record.levelno >= logging.ERROR else "warning: "
@@ -71,14 +72,19 @@ def _is_for_users(record: logging.LogRecord) -> bool:
 
 
 class LoggedProgress:
-    """Counts `n` of `total` units, and logs the progress every ten seconds; has the interface of a tqdm bar."""
+    """Logs the progress every ten seconds. It has the interface of a tqdm bar.
+
+    Attributes:
+        total: number of units to process; None if unknown.
+        n: number of units processed so far.
+    """
 
     def __init__(self, phase: str, unit: str, total: int | None, shorten: Callable[[float], str]) -> None:
         self._phase = phase
         self._unit = unit
         self._shorten = shorten  # 8373348 -> "8.37M"
         self._line_seconds = time.monotonic()
-        # The speed is that after the first update, before which a program may be compiled.
+        # The speed is measured from the first update on, because a program may be compiled before it.
         self._first_seconds = self._first_n = 0.0
         self.total = total
         self.n: float = 0
@@ -98,12 +104,18 @@ class LoggedProgress:
         if self.n > self._first_n:
             seconds_left = (now - self._first_seconds) / (self.n - self._first_n) * (self.total - self.n)
             left = f", {max(seconds_left, 0):.0f} s left"
-        logger.info("%s: %.0f %%%s.", self._phase, 100 * self.n / self.total, left)
+        logger.info("%s: %.0f%%%s.", self._phase, 100 * self.n / self.total, left)
 
 
 @contextmanager
 def progress_bar(phase: str, unit: str, total: int | None = None) -> Iterator["tqdm | LoggedProgress"]:
-    """Yield a bar on a terminal, else an object that logs; both count `unit`s, up to `total` if that is known."""
+    """Yield a progress bar on a terminal, and otherwise an object with the same interface that logs the progress.
+
+    Args:
+        phase: title.
+        unit: name of what is counted, with a space in front unless it is a symbol such as B.
+        total: number of units to process; None if unknown.
+    """
     from tqdm import tqdm
 
     with tqdm(desc=phase, total=total, unit=unit, unit_scale=True, disable=None, dynamic_ncols=True) as bar:
@@ -115,11 +127,11 @@ def progress_bar(phase: str, unit: str, total: int | None = None) -> Iterator["t
 
 
 def no_progress(*_: int) -> None:
-    """Do nothing, where a function that shows progress is expected."""
+    """Do nothing. Can be passed where a function that shows progress is expected."""
 
 
 def short_number(number: float) -> str:
-    """Write a number with two or three digits and its unit: 950, 1.7 M, 88 M, 2.1 B."""
+    """Format a number with two or three digits and a unit: 950, 1.7 M, 88 M, 2.1 B."""
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= 0.9995 * size:
             digits = f"{number / size:.1f}".removesuffix(".0") if number < 9.95 * size else f"{number / size:.0f}"
@@ -128,14 +140,14 @@ def short_number(number: float) -> str:
 
 
 def two_digits(number: float) -> str:
-    """Write a number of which little is known with two digits: 150,000, 74, 7.4, 0.00074."""
+    """Format a rough estimate with two significant digits: 150,000, 74, 7.4, 0.00074."""
     rounded = float(f"{number:.2g}")
     places = 1 - math.floor(math.log10(rounded)) if rounded > 0 else 0
     return f"{rounded:,.{max(0, places)}f}"
 
 
 def about(seconds: float) -> str:
-    """Write a time in words, as in `about 9 hours`."""
+    """Describe a duration in words, such as `about 9 hours`."""
     for unit_seconds, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
         if seconds >= 0.95 * unit_seconds:
             count = seconds / unit_seconds
@@ -145,21 +157,21 @@ def about(seconds: float) -> str:
 
 
 def clock_time(seconds: float) -> str:
-    """Write a time as a progress bar does: `0:55`, `3:20:00`, `2.1 d`."""
+    """Format a duration as on a clock: `0:55`, `3:20:00`, `2.1 d`."""
     if seconds >= 86400:
         return f"{seconds / 86400:.1f} d"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, full_seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{hours}:{minutes:02}:{full_seconds:02}" if hours else f"{minutes}:{full_seconds:02}"
 
 
 def next_step(script: str, arguments: Sequence[str]) -> str:
-    """Write the line that says which script of this project to run next (`train/run_mlm.py`), with which arguments."""
+    """Return the line that names the next command: a script such as `train/run_mlm.py`, and its arguments."""
     path = PROJECT_FOLDER / script
     shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     return f"next: {shlex.join(['python', str(shown), *arguments])}"
 
 
 def folder_beside(folder: str, name: str) -> str:
-    """Return the path of the folder `name` beside another one, local or `gs://`."""
+    """Return the path of the folder `name` next to another folder, local or `gs://`."""
     return os.path.join(os.path.dirname(folder.rstrip("/")), name)  # noqa: PTH118, PTH120 (gs:// paths)

@@ -1,4 +1,4 @@
-"""The parser of the commands: flags from dataclasses, help in groups, one line per mistake."""
+"""The command-line parser: makes flags from dataclasses, groups the help, and reports each mistake in one line."""
 
 import argparse
 import dataclasses
@@ -18,7 +18,7 @@ from mlm_common.errors import InputError
 
 USUAL_GROUP, LAST_GROUP = "Usual flags", "Other flags"
 HELP_POSITION = 32
-# By the last word of a name.
+# Placeholders in `--help`, by the last word of the flag's name.
 METAVARS = {
     "dir": "DIR",
     "dataset": "DIR",
@@ -27,7 +27,7 @@ METAVARS = {
     "output": "FILE",
     "task": "FILE.py:CLASS",
 }
-# In the placeholder of a flag that takes paths.
+# Words in the placeholders of flags that take paths.
 PATH_WORDS = {"DIR", "FILE", "MODEL"}
 DASHES = "-\u2013\u2014"  # editors turn two hyphens into a dash
 
@@ -42,9 +42,12 @@ NO_FLAGS = {
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """The type of a flag's value, as argparse's `type`.
+    """The type of a flag's value, to pass to argparse as `type`.
 
-    `name` completes "must be …", `read` converts the text, and `metavar` stands for it in `--help`.
+    Attributes:
+        name: completes the sentence "must be …".
+        read: converts the text; raises ValueError if it cannot.
+        metavar: placeholder in `--help`.
     """
 
     name: str
@@ -81,7 +84,7 @@ def _whole_number_or(word: str, text: str) -> int | str:
 
 
 TEXT = Kind("text", str)
-# transformers' scripts take 3.0 epochs.
+# 3.0 is accepted, because the scripts of transformers accept it for epochs.
 WHOLE_NUMBER = Kind("a whole number", lambda text: int(text.removesuffix(".0")), "N")
 FINITE_NUMBER = Kind("a finite number", _finite, "X")
 TRUE_OR_FALSE = Kind("true or false", _true_or_false, "true|false")
@@ -89,32 +92,34 @@ KINDS: dict[Any, Kind] = {int: WHOLE_NUMBER, float: FINITE_NUMBER, str: TEXT, bo
 
 
 def _kind_of(type_: Any) -> Kind:
-    """Choose how to read a value of a type; of `X | None` and `list[X]` it is an X."""
+    """Choose how to read a value of a type. A value of `X | None` or `list[X]` is read as X."""
     if get_origin(type_) is Literal:
         choices = get_args(type_)
         return Kind(f"one of {', '.join(choices)}", functools.partial(_one_of, choices), "|".join(choices))
-    inner = [one for one in get_args(type_) if one is not NoneType]
+    inner = [argument for argument in get_args(type_) if argument is not NoneType]
     return _kind_of(inner[0]) if inner else KINDS[type_]
 
 
 class JoinedWords(argparse.Action):
-    """Stores several words as one text."""
+    """Stores several words as one text, joined by `joined_words`."""
 
     def __call__(self, _parser: Any, namespace: Any, values: Any, _option: Any = None) -> None:
         setattr(namespace, self.dest, joined_words(values))
 
 
 def joined_words(words: Sequence[str]) -> str:
-    """Join words as a shell would take them; a single one stays as it is, unless it could be taken for NAME=VALUE."""
+    """Join words, quoted as for a shell. A single word stays unchanged, unless it could be taken for NAME=VALUE."""
     return words[0] if len(words) == 1 and "=" not in words[0] else shlex.join(words)
 
 
 class FlagParser(argparse.ArgumentParser):
-    """Makes a flag for each field of dataclasses; `mlm_common.cli.settings.flag` describes fields and groups.
+    """Makes a flag for each field of dataclasses. `mlm_common.cli.settings.flag` describes the fields and groups.
 
-    flags: {field name, or another name of its flag with `_`: its flag}.
-    replaced: {field name: the field that it replaces}.
-    belongs_to: {field name: the field and its value without which a preset's value of it is left out}.
+    Attributes:
+        flags: {name of a field, or another name of its flag, spelled with `_`: argparse's action}.
+        replaced: {field name: name of the field that it replaces}.
+        belongs_to: {field name: (other field, value)}. A preset's value of the field is ignored unless the other field
+            has this value.
     """
 
     def __init__(
@@ -139,7 +144,7 @@ class FlagParser(argparse.ArgumentParser):
         self._group_named(USUAL_GROUP)
         for dataclass_type in dataclass_types:
             types, group = get_type_hints(dataclass_type), getattr(dataclass_type, "FLAG_GROUP", "Flags")
-            self._group_named(group)  # before the groups that single fields name
+            self._group_named(group)  # first, so that it comes before the groups that single fields name
             for field in dataclasses.fields(dataclass_type):
                 if field.init:
                     self._add_flag(field, types[field.name], group)
@@ -148,7 +153,7 @@ class FlagParser(argparse.ArgumentParser):
             "--config-file",
             "--config_file",
             metavar="FILE",
-            help="YAML or JSON file of flags; those you pass override it.",
+            help="YAML or JSON file with flags. Flags on the command line override it.",
         )
         add_verbose_flag(others)
         others.add_argument("-h", "--help", action="help", help="Show this help and exit.")
@@ -161,38 +166,38 @@ class FlagParser(argparse.ArgumentParser):
         return self._groups[title]
 
     def _add_flag(self, field: dataclasses.Field[Any], type_: Any, group_of_class: str) -> None:
-        about, default = field.metadata, field.default
+        metadata, default = field.metadata, field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        names = [f"--{field.name}", flag_of(field.name), *about.get("aliases", ())]
+        names = [f"--{field.name}", flag_of(field.name), *metadata.get("aliases", ())]
         kind = _kind_of(type_)
-        if word := about.get("or_word"):
+        if word := metadata.get("or_word"):
             kind = Kind(f"a whole number or {word}", functools.partial(_whole_number_or, word), f"N|{word}")
-        settings: dict[str, Any] = {"type": kind, "help": about.get("help")}
+        settings: dict[str, Any] = {"type": kind, "help": metadata.get("help")}
         settings |= {"required": True} if default is dataclasses.MISSING else {"default": default}
-        settings["metavar"] = about.get("metavar") or kind.metavar or _metavar(names[-1])
-        if about.get("is_positional"):
+        settings["metavar"] = metadata.get("metavar") or kind.metavar or _metavar(names[-1])
+        if metadata.get("is_positional"):
             names, settings["nargs"] = [field.name], "*"
-        elif about.get("takes_several"):
+        elif metadata.get("takes_several"):
             settings |= {"nargs": "+", "action": JoinedWords}
         elif get_origin(type_) is list:
             settings["nargs"] = "+"
         elif type_ is bool:
             settings |= {"nargs": "?", "const": True}
-        group = self._group_named(USUAL_GROUP if about.get("is_usual") else about.get("group") or group_of_class)
+        group = self._group_named(USUAL_GROUP if metadata.get("is_usual") else metadata.get("group") or group_of_class)
         action = group.add_argument(*dict.fromkeys(names), **settings)
         self.flags |= {name.lstrip("-").replace("-", "_"): action for name in names}
-        self.replaced |= {field.name: about["replaces"]} if "replaces" in about else {}
-        self.belongs_to |= {field.name: about["belongs_to"]} if "belongs_to" in about else {}
+        self.replaced |= {field.name: metadata["replaces"]} if "replaces" in metadata else {}
+        self.belongs_to |= {field.name: metadata["belongs_to"]} if "belongs_to" in metadata else {}
         if type_ is bool and default is True:
-            off: dict[str, Any] = {"action": "store_false", "dest": field.name, "help": about.get("off_help")}
+            off: dict[str, Any] = {"action": "store_false", "dest": field.name, "help": metadata.get("off_help")}
             group.add_argument(f"--no_{field.name}", flag_of(f"no_{field.name}"), **off)
 
     def parse_dataclasses(self, arguments: Sequence[str]) -> tuple[Any, ...]:
         """Make an instance of each dataclass from the command line.
 
         Raises:
-            InputError: an unknown flag, or a value that a flag does not take.
+            InputError: a flag is unknown, or has a value that it does not accept.
         """
         namespace, unknown = self.parse_known_args(list(arguments))
         if unknown:
@@ -200,20 +205,26 @@ class FlagParser(argparse.ArgumentParser):
         values = vars(namespace)
         for action in self.flags.values():
             value = values.get(action.dest)
-            for one in value if isinstance(value, list) else [value]:
-                if isinstance(one, str) and not one.isascii():
-                    _check_unicode(one, action)
+            for item in value if isinstance(value, list) else [value]:
+                if isinstance(item, str) and not item.isascii():
+                    _check_unicode(item, action)
         return tuple(
-            one(**{field.name: values[field.name] for field in dataclasses.fields(one) if field.init})
-            for one in self._dataclass_types
+            dataclass_type(
+                **{field.name: values[field.name] for field in dataclasses.fields(dataclass_type) if field.init}
+            )
+            for dataclass_type in self._dataclass_types
         )
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does; a flag without a value, or with one that it does not take, is an InputError."""
+        """Parse as argparse does.
+
+        Raises:
+            InputError: a flag lacks a value or has one that it does not accept.
+        """
         try:
             return super().parse_known_args(args, namespace)
         except argparse.ArgumentError as error:
-            if error.argument_name is None:  # from Python 3.13 on: a flag that must be given
+            if error.argument_name is None:  # a required flag is missing, in Python 3.13 and later
                 self.error(error.message)
             action = self._option_string_actions[str(error.argument_name).partition("/")[0]]
             if error.message.startswith("expected"):
@@ -221,11 +232,11 @@ class FlagParser(argparse.ArgumentParser):
             raise InputError(f"{_shown_name(action)} {error.message}.") from error
 
     def error(self, message: str) -> Any:
-        """Raise InputError, instead of exiting as argparse does."""
+        """Raise an InputError. argparse would exit."""
         raise InputError(f"{message}. --help lists all flags.")
 
     def _unknown(self, words: Sequence[str]) -> InputError:
-        """Name the first unknown flag and the nearest, or the first of other words."""
+        """Make the error for unknown words: name the first unknown flag and the most similar one, or the first word."""
         for word in words:
             name = word.partition("=")[0]
             if reason := NO_FLAGS.get(name.replace("_", "-")):
@@ -235,24 +246,29 @@ class FlagParser(argparse.ArgumentParser):
         return InputError(f"unexpected argument {words[0]!r}: each value must follow its flag. --help lists all flags.")
 
     def nearest(self, name: str) -> str:
-        """Name the flag that begins with `name` or is most like it, as "; did you mean …?"; empty where none is."""
-        known = {_spelled_with_hyphens(option): option for option in self._option_string_actions if "_" not in option}
+        """Return "; did you mean …?" with the flag that starts with `name` or is most similar; empty if none is."""
+        options = {_spelled_with_hyphens(option): option for option in self._option_string_actions if "_" not in option}
         typed = _spelled_with_hyphens(name)
-        found = next((one for one in known if one.startswith(f"{typed}-")), None) or nearest_name(typed, known)
-        return f"; did you mean {known[found]}?" if found else ""
+        longer = next((spelling for spelling in options if spelling.startswith(f"{typed}-")), None)
+        nearest = longer or nearest_name(typed, options)
+        return f"; did you mean {options[nearest]}?" if nearest else ""
 
 
 def _check_unicode(text: str, action: argparse.Action) -> None:
-    """Refuse text that has bytes which are not UTF-8, or halves of characters; the name of a file may have any."""
+    """Reject a value with bytes that are not UTF-8 or with halves of surrogate pairs, unless it is a path.
+
+    Raises:
+        InputError: the value is not valid Unicode.
+    """
     if PATH_WORDS & set(re.findall("[A-Z]+", str(action.metavar))) or os.path.lexists(text):
         return
     try:
         text.encode()
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
-        what = f"the byte 0x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"half a character, U+{code:04X},"
+        problem = f"the byte 0x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"half a character, U+{code:04X},"
         raise InputError(
-            f"{_shown_name(action)} must be text in UTF-8; {what} in {text!a} is not. Type or convert it again."
+            f"{_shown_name(action)} must be text in UTF-8; {problem} in {text!a} is not. Type it again or convert it."
         ) from error
 
 
@@ -266,7 +282,7 @@ def _metavar(name: str) -> str:
 
 
 def _shown_name(action: argparse.Action) -> str:
-    """Return the spelling of a flag that is shown: with `-`, under its current name."""
+    """Return the name of a flag to show, spelled with `-`."""
     shown = (name for name in action.option_strings if name.startswith("--") and "_" not in name)
     return next(shown, str(action.metavar))
 
@@ -293,11 +309,11 @@ class _HelpFormatter(argparse.HelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text, default = action.help or "", action.default
-        own = "" if default is None or isinstance(default, bool | list) else str(default)
+        shown = "" if default is None or isinstance(default, bool | list) else str(default)
         if isinstance(default, float):
-            own = f"{default:g}"
+            shown = f"{default:g}"
         if action.dest in self._other_defaults:
-            own = ", else ".join(filter(None, [self._other_defaults[action.dest], own]))
-        if not own or "Default:" in text or action.default is argparse.SUPPRESS:
+            shown = ", else ".join(filter(None, [self._other_defaults[action.dest], shown]))
+        if not shown or "Default:" in text or action.default is argparse.SUPPRESS:
             return text
-        return f"{text} (default: {own.replace('%', '%%')})"
+        return f"{text} (default: {shown.replace('%', '%%')})"

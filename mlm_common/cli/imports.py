@@ -1,6 +1,6 @@
-"""How TensorFlow and transformers are imported: announced, without noise, and without what no command here needs.
+"""Control how TensorFlow, PyTorch and transformers are imported: announce it, hide noise, and skip slow extras.
 
-What TensorFlow's C++ libraries print while they are loaded is hidden here, since none of their variables does.
+No environment variable hides all that TensorFlow's C++ libraries print while they are loaded, so it is filtered here.
 """
 
 import contextlib
@@ -19,7 +19,8 @@ from mlm_common.cli.process import check_interrupts
 
 logger = logging.getLogger(__name__)
 
-# Infos and warnings, as absl and TensorFlow write them, and lines of each GPU build. Errors are shown.
+# Patterns of lines to hide: infos and warnings of absl and TensorFlow, and lines that every GPU build prints. Errors
+# are shown.
 NOISE = "|".join(
     (
         r"^WARNING: All log messages before absl::InitializeLog\(\) is called",
@@ -30,16 +31,16 @@ NOISE = "|".join(
     )
 )
 GREP_END_SECONDS = 5.0
-# TensorFlow, Keras and TensorBoard import these if they are installed, which takes a second; nothing here needs that.
+# TensorFlow, Keras and TensorBoard import these packages if they are installed. That takes a second, and is not needed.
 OPTIONAL_PACKAGES = ("fsspec", "jax", "pandas", "scipy")
-# What transformers 5 logs when it is imported; a run needs no PyTorch.
+# The start of a message that transformers 5 logs when it is imported. It is hidden, because a run needs no PyTorch.
 WITHOUT_TORCH = "PyTorch was not found"
 
 
 def set_up_imports() -> None:
-    """Have TensorFlow and transformers imported without noise, and faster, where they are not imported yet.
+    """Make later imports of TensorFlow and transformers fast and quiet.
 
-    The noise is shown if TF_CPP_MIN_LOG_LEVEL is 0 by then.
+    The output of TensorFlow's libraries is shown if TF_CPP_MIN_LOG_LEVEL is 0 when TensorFlow is imported.
     """
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
@@ -51,15 +52,15 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds modules through the other finders, and has their loaders run as `EXECUTED` says."""
+    """Finds the modules in `EXECUTED` through the other finders, and replaces how their loaders execute them."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if name not in EXECUTED:
             return None
-        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next(filter(None, found), None)
+        specs = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, specs), None)
         if spec is not None and spec.loader is not None:
             execute = functools.partial(EXECUTED[name], spec.loader.exec_module)
             spec.loader.exec_module = execute  # type: ignore[method-assign]
@@ -71,7 +72,7 @@ def _execute_tensorflow(execute: Callable[[ModuleType], None], module: ModuleTyp
     shows_noise = os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0"
     with contextlib.nullcontext() if shows_noise else without_noise(), hidden(OPTIONAL_PACKAGES):
         execute(module)
-    check_interrupts()  # in an optional import, which failed
+    check_interrupts()  # an optional import may have caught the KeyboardInterrupt and counted as failed
 
 
 def _execute_torch(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
@@ -81,17 +82,17 @@ def _execute_torch(execute: Callable[[ModuleType], None], module: ModuleType) ->
 
 
 def _execute_import_utils(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
-    """Spare transformers two things that it does when it is imported, which take half a second."""
+    """Skip two things that transformers does when it is imported, which take half a second."""
     execute(module)
-    # The metrics of version 4, which nothing here uses, import scikit-learn and SciPy.
+    # The metrics of version 4, which nothing here uses, would import scikit-learn and SciPy.
     module._sklearn_available = False  # type: ignore[attr-defined]
-    with contextlib.suppress(AttributeError):  # if another release has other functions
-        # It reads the names in each of its 1,400 files twice, for it remembers 128 folders and has 400; and the names
-        # are in the last lines of a file.
+    with contextlib.suppress(AttributeError):  # another release may have other functions
+        # transformers reads the exported names of its 1,400 files twice, because it caches 128 folders but has 400. It
+        # also parses the whole files, although `__all__` is in their last lines.
         read_names = module.fetch__all__
-        of_folder = module.create_import_structure_from_path.__wrapped__
+        read_folder = module.create_import_structure_from_path.__wrapped__
         module.fetch__all__ = lambda text: read_names(text[text.rfind("\n__all__") + 1 :])  # type: ignore[attr-defined]
-        module.create_import_structure_from_path = functools.cache(of_folder)  # type: ignore[attr-defined]
+        module.create_import_structure_from_path = functools.cache(read_folder)  # type: ignore[attr-defined]
 
 
 EXECUTED = {
@@ -103,9 +104,9 @@ EXECUTED = {
 
 @contextmanager
 def hidden(packages: Sequence[str]) -> Iterator[None]:
-    """Let imports of these packages fail as if they were not installed, unless they are imported already.
+    """Make imports of these packages fail as if they were not installed, unless they are already imported.
 
-    An import fails so where `sys.modules` has None for the package.
+    This uses the fact that an import fails if `sys.modules` has None for the package.
     """
     absent = [name for name in packages if name not in sys.modules]
     sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]
@@ -118,7 +119,7 @@ def hidden(packages: Sequence[str]) -> Iterator[None]:
 
 @contextmanager
 def without_noise() -> Iterator[None]:
-    """Filter standard error through grep, which still prints the last lines of a library that aborts."""
+    """Filter standard error through grep. As a separate process, it prints even the last lines before an abort."""
     grep = ["grep", "--text", "--line-buffered", "-vE", NOISE]
     with contextlib.ExitStack() as opened:
         try:
@@ -129,9 +130,9 @@ def without_noise() -> Iterator[None]:
                 stdin=subprocess.PIPE,
                 stdout=stderr,
                 env=os.environ | {"LC_ALL": "C"},
-                start_new_session=True,  # Ctrl-C must not end it first
+                start_new_session=True,  # Ctrl-C must not end grep before this process
             )
-        except OSError:  # no grep, or no standard error
+        except OSError:  # there is no grep or no standard error
             yield
             return
         assert process.stdin is not None
@@ -141,5 +142,5 @@ def without_noise() -> Iterator[None]:
             yield
         finally:
             os.dup2(stderr, 2)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # if a child process keeps it open
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a child process may keep the pipe open
                 process.wait(GREP_END_SECONDS)

@@ -1,7 +1,7 @@
-"""How the process of a command begins, is stopped, and ends.
+"""Start, stop and end the process of a command.
 
-Python would destroy all objects at its end, and TensorFlow's may wait there for their threads, although everything is
-written. So a script ends its process itself.
+A script ends its process itself. Python would first destroy all objects, and those of TensorFlow may then wait for
+their threads, although all results are written.
 """
 
 import atexit
@@ -20,22 +20,22 @@ from mlm_common.cli import DEFAULT_HANDLERS, STATUSES, end_early, script_path, s
 from mlm_common.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED
 
 STOPPING = b"Stopping. Press Ctrl-C again to end at once.\n"
-# What libraries register for the end of a process, such as deleting temporary files, may take this long.
+# Maximum time for the functions that libraries register for the end of a process, such as deleting temporary files.
 EXIT_SECONDS = 2.0
 
 _has_begun = False
-# The error that ended the command: its traceback holds the objects that are not to be destroyed.
+# The error that ended the command. Its traceback keeps alive the objects that must not be destroyed.
 _kept: list[BaseException] = []
-_received: list[int] = []  # signals, by the command that runs
+_received: list[int] = []  # signals that the running command has received
 _loaded_seconds = time.monotonic()
 
 
 def begin_script() -> None:
-    """Set up the process before anything large is imported.
+    """Set up the standard streams and signals of a script, before anything large is imported.
 
-    A standard stream that is closed is opened to go nowhere; else the next file that is opened would get its number.
-    What is written to a pipe whose reader has ended is lost, and the command continues. Ctrl-C and SIGTERM end the
-    process at once, until the command has begun.
+    Closed standard streams are opened on the null device, because the next file to be opened would otherwise get their
+    number. Output to a pipe whose reader has ended is dropped, and the command continues. Ctrl-C and SIGTERM end the
+    process at once until the command starts.
     """
     global _has_begun
     if _has_begun:
@@ -45,30 +45,35 @@ def begin_script() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # which gets the lowest free number
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
     sys.stdout, sys.stderr = _lasting(sys.stdout, 1), _lasting(sys.stderr, 2)
     stop_at_once()
 
 
 def _ignore(_number: int, _frame: object) -> None:
-    """Do nothing; unlike with `signal.SIG_IGN`, a further command in the same script knows that it may be stopped."""
+    """Do nothing. Unlike `signal.SIG_IGN`, it is replaced when another command starts in the same script."""
 
 
 class _LastingFile(io.FileIO):
-    """Writes to a pipe as long as it has a reader, then nowhere."""
+    """Writes to a pipe as long as it has a reader, and drops the output afterwards."""
 
     def write(self, content: Any, /) -> int:
         try:
             return super().write(content)
         except BrokenPipeError:
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.fileno())  # for other threads and libraries, too
+            os.dup2(nowhere, self.fileno())  # has an effect on other threads and libraries, too
             os.close(nowhere)
             return len(content)
 
 
 def _lasting(stream: TextIO | None, number: int) -> TextIO:
-    """Return a stream like this standard stream, for the file of this number, that outlasts the reader of a pipe."""
+    """Return a copy of a standard stream that can be written to even after the reader of its pipe has ended.
+
+    Args:
+        stream: the stream; None if it is closed.
+        number: number of its file.
+    """
     file = _LastingFile(number, "wb", closefd=False)
     if not isinstance(stream, io.TextIOWrapper):
         return io.TextIOWrapper(io.BufferedWriter(file), "utf-8", "backslashreplace", write_through=number == 2)
@@ -85,14 +90,15 @@ def _lasting(stream: TextIO | None, number: int) -> TextIO:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[Sequence[int]]:
-    """Make the first Ctrl-C or SIGTERM raise KeyboardInterrupt, and a Ctrl-C after it kill the process, even in C++.
+    """Make the first Ctrl-C or SIGTERM raise KeyboardInterrupt, and a later Ctrl-C kill the process, even in C++ code.
 
-    Yields the list of the signals received.
+    Yields:
+        The list of received signals, which grows when one arrives.
     """
     before = {number: signal.getsignal(number) for number in STATUSES}
-    of_default = (*DEFAULT_HANDLERS, end_early, _ignore)
-    if threading.current_thread() is threading.main_thread():  # the only one that may handle signals
-        before = {number: handler for number, handler in before.items() if handler in of_default}
+    replaceable = (*DEFAULT_HANDLERS, end_early, _ignore)
+    if threading.current_thread() is threading.main_thread():  # only the main thread may set handlers
+        before = {number: handler for number, handler in before.items() if handler in replaceable}
     else:
         before = {}
 
@@ -102,11 +108,11 @@ def interruptible() -> Iterator[Sequence[int]]:
         is_first = not _received
         _received.append(number)
         if number == signal.SIGINT:
-            os.write(2, b"\n" * os.isatty(2) + STOPPING)  # printing might interrupt a print
+            os.write(2, b"\n" * os.isatty(2) + STOPPING)  # `print` fails if the signal has interrupted a `print`
         if is_first:
             raise KeyboardInterrupt
 
-    if before:  # else they are those of the command that called this one
+    if before:  # otherwise another command called this one, and the signals are its
         _received.clear()
     for number in before:
         signal.signal(number, interrupt)
@@ -114,20 +120,20 @@ def interruptible() -> Iterator[Sequence[int]]:
         yield _received
     finally:
         for number, handler in before.items():
-            # What a script still has to do takes a moment.
+            # A script is about to end, so it ignores signals in its last moments.
             signal.signal(number, _ignore if handler is end_early else handler)
         if before:
             _received.clear()
 
 
 def check_interrupts() -> None:
-    """Raise KeyboardInterrupt again if the command was interrupted, and something may have caught the first one."""
+    """Raise KeyboardInterrupt again if the command was interrupted, because a library may have caught the first one."""
     if _received and threading.current_thread() is threading.main_thread():
         raise KeyboardInterrupt
 
 
 def describe_interrupt(received: Sequence[int]) -> int:
-    """Say that the command was stopped, unless the answer to Ctrl-C has said so, and return its status."""
+    """Print that the command was stopped, unless that was printed after Ctrl-C, and return its exit status."""
     if signal.SIGTERM in received[:1]:
         print("Stopped (received SIGTERM). Run the same command again to continue.", file=sys.stderr)
         return EXIT_STOPPED
@@ -135,7 +141,7 @@ def describe_interrupt(received: Sequence[int]) -> int:
 
 
 def seconds_of_script() -> float | None:
-    """Return how long the script has run, as `time` counts it; None if the process runs none."""
+    """Return how long the process has run, as `time` counts it; None if it does not run a script."""
     if not _has_begun:
         return None
     try:
@@ -147,15 +153,15 @@ def seconds_of_script() -> float | None:
 
 
 def keep(error: BaseException) -> None:
-    """Keep what an error refers to until the process ends, if that is the end of a script."""
+    """Keep alive what an error refers to until the process ends, if the process runs a script."""
     if _has_begun:
         _kept.append(error)
 
 
 def run_as_script(main: Callable[[], int]) -> NoReturn:
-    """Run a command, and end the process with its status as soon as all is written.
+    """Run a command, and end the process with its exit status as soon as all output is written.
 
-    A program that runs a script within its own process gets SystemExit.
+    If another program runs the script within its own process, raise SystemExit instead.
     """
     if script_path() is None:
         sys.exit(main())
@@ -165,7 +171,7 @@ def run_as_script(main: Callable[[], int]) -> NoReturn:
     except SystemExit as error:
         keep(error)
         status = _as_status(error.code)
-    except KeyboardInterrupt:  # in the moment after the command
+    except KeyboardInterrupt:  # may come in the moment after the command
         status = EXIT_INTERRUPTED
     except BaseException as error:
         keep(error)
@@ -175,7 +181,7 @@ def run_as_script(main: Callable[[], int]) -> NoReturn:
 
 
 def _as_status(code: object) -> int:
-    """Return the status for the argument of `sys.exit`, and print it if it is a message."""
+    """Convert the argument of `sys.exit` to an exit status; print it if it is a message."""
     if code is None or isinstance(code, int):
         return int(code or 0)
     print(code, file=sys.stderr)
@@ -183,9 +189,9 @@ def _as_status(code: object) -> int:
 
 
 def end_process(status: int) -> NoReturn:
-    """Flush the streams, run what was registered for the exit, but not for long, and end process and workers."""
+    """Flush the streams, run exit functions for at most `EXIT_SECONDS`, and end the process and its workers."""
     for number in STATUSES:
-        signal.signal(number, signal.SIG_DFL)  # a reader may take its time
+        signal.signal(number, signal.SIG_DFL)  # a signal may end the process while a slow reader blocks the flush
     flush_status = _flush()
     status = status or flush_status
     for number in STATUSES:
@@ -193,19 +199,19 @@ def end_process(status: int) -> NoReturn:
     limit = threading.Timer(EXIT_SECONDS, os._exit, (status,))
     limit.daemon = True
     limit.start()
-    if "multiprocessing" in sys.modules:  # whose own end waits for the workers of a pool that nobody has closed
-        threading.excepthook = lambda _: None  # a thread of the pool may see that its workers were killed
+    if "multiprocessing" in sys.modules:  # its exit function waits for the workers of pools that were not closed
+        threading.excepthook = lambda _: None  # a thread of a pool may raise because its workers were killed
         for worker in sys.modules["multiprocessing"].active_children():
             worker.kill()
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
-    if not flush_status:  # else it has been said
+    if not flush_status:  # otherwise the error has already been printed
         _flush()
     os._exit(status)
 
 
 def _flush() -> int:
-    """Flush the standard streams; return a status if what was printed cannot be written."""
+    """Flush the standard streams; return 0, or another exit status if standard output cannot be written."""
     try:
         sys.stdout.flush()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Settings as fields of dataclasses: each field is a flag with its help text, and rules that its value must meet."""
+"""Settings as fields of dataclasses. Each field is a flag with a help text and rules for its value."""
 
 import dataclasses
 import difflib
@@ -10,9 +10,9 @@ from typing import Any
 from mlm_common.errors import InputError
 
 NUM_DIFFERENCES_SHOWN = 5
-# Marks a setting that may be published although it is text; numbers and choices always may.
+# Marks a setting with text that may be published. Numbers and choices may always be published.
 PUBLIC = "public"
-# The bounds that a number may have, and the words for them.
+# The bounds that a number may have, with the words that describe them.
 BOUNDS = {
     "at_least": ("at least", operator.ge),
     "above": ("above", operator.gt),
@@ -43,20 +43,25 @@ def flag(
     """Make a dataclass field that is a flag.
 
     Args:
-        default: of the field; `list` for an empty one.
-        help_text: of the flag; if it says "Default:", the default is not appended.
+        default: default of the field; `list` for an empty list.
+        help_text: help text of the flag. The default is appended unless the text contains "Default:".
         marks: words by which other modules select settings.
-        alias: another accepted name, that of another program.
-        group: in `--help`; by default the `FLAG_GROUP` of its dataclass.
-        metavar: placeholder of its value in `--help`; by default it follows from type and name.
-        is_usual: whether `--help` lists it first.
-        takes_several: whether a flag of text takes several words, which become one text, quoted as in a shell.
-        or_word: a word that a flag of a whole number also takes.
-        is_positional: whether its values are words of the command line without a flag.
+        alias: another accepted name, used by another program.
+        group: group in `--help`; default: the `FLAG_GROUP` of the dataclass.
+        metavar: placeholder of the value in `--help`; default: derived from type and name.
+        is_usual: whether `--help` lists the flag first.
+        is_positional: whether the values are words of the command line without a flag.
+        takes_several: whether the flag takes several words, which become one text, quoted as for a shell.
+        or_word: a word that the flag accepts instead of a whole number.
         off_help: help text of `--no-…`, for a flag that is on by default.
-        replaces: the field whose value this one stands for: where it is given, a preset's value of that is left out.
-        belongs_to: a field and its value: where that field has another one, a preset's value of this one is left out.
-        at_least, above, at_most, below: bounds of a number, which `--help` shows and `Bounded` checks.
+        replaces: another field that this one replaces. If this flag is given, a preset's value of the other field is
+            ignored.
+        belongs_to: another field and a value. Unless the other field has this value, a preset's value of this field is
+            ignored.
+        at_least: lower bound of a number, which is allowed itself. `--help` shows bounds, and `Bounded` checks them.
+        above: lower bound of a number, which is not allowed itself.
+        at_most: upper bound of a number, which is allowed itself.
+        below: upper bound of a number, which is not allowed itself.
     """
     given = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     bounds = {name: bound for name, bound in given.items() if bound is not None}
@@ -74,7 +79,7 @@ def flag(
         "or_word": or_word,
         "replaces": replaces,
         "belongs_to": belongs_to,
-        "off_help": off_help and off_help.replace("%", "%%"),  # argparse formats its help
+        "off_help": off_help and off_help.replace("%", "%%"),  # argparse formats help texts with %
     }
     metadata: dict[str, Any] = {"help": help_text.replace("%", "%%"), "marks": marks}
     metadata |= {name: value for name, value in options.items() if value}
@@ -84,20 +89,34 @@ def flag(
 
 
 def require(holds: bool, rule: str, flag_name: str, received: object) -> None:
-    """Refuse a setting that breaks a rule, by an InputError with the flag, the rule and what was received."""
+    """Check a rule of a setting.
+
+    Args:
+        holds: whether the setting meets the rule.
+        rule: completes a sentence that starts with the flag, such as `must be at least 1`.
+        flag_name: the flag.
+        received: what was received.
+
+    Raises:
+        InputError: the rule does not hold.
+    """
     if not holds:
         raise InputError(f"{flag_name} {rule}; received {received}.")
 
 
 class Bounded:
-    """A dataclass of settings whose bounds are checked when it is made."""
+    """Base class of settings dataclasses, which checks the bounds of their numbers.
+
+    Raises:
+        InputError: a number is out of its bounds.
+    """
 
     def __post_init__(self) -> None:
-        for one in dataclasses.fields(self):  # type: ignore[arg-type]
-            value, bounds = getattr(self, one.name), one.metadata.get("bounds", {})
-            is_number = value is not None and value != one.metadata.get("or_word")
+        for setting in dataclasses.fields(self):  # type: ignore[arg-type]
+            value, bounds = getattr(self, setting.name), setting.metadata.get("bounds", {})
+            is_number = value is not None and value != setting.metadata.get("or_word")
             is_within = not is_number or all(BOUNDS[name][1](value, bound) for name, bound in bounds.items())
-            require(is_within, f"must be {_describe_bounds(bounds)}", flag_of(one.name), value)
+            require(is_within, f"must be {_describe_bounds(bounds)}", flag_of(setting.name), value)
 
 
 def _describe_bounds(bounds: Mapping[str, float]) -> str:
@@ -110,17 +129,23 @@ def flag_of(name: str) -> str:
 
 
 def nearest_name(name: str, names: Iterable[str]) -> str | None:
-    """Return the name most similar to a mistyped one; None if none is similar."""
+    """Return the name that is most similar to a mistyped name; None if none is similar."""
     return next(iter(difflib.get_close_matches(name, list(names), n=1)), None)
 
 
-def describe_differences(found: dict[str, Any], asked: dict[str, Any]) -> str:
-    """Describe the first settings of `asked`, in JSON's types, that differ in `found`; empty if all are equal."""
-    found_leaves, asked_leaves = dict(_leaves({key: found.get(key) for key in asked})), dict(_leaves(asked))
+def describe_differences(recorded: dict[str, Any], requested: dict[str, Any]) -> str:
+    """Describe the first requested settings that differ from the recorded ones; empty if all are equal.
+
+    Args:
+        recorded: settings as JSON values. Keys that `requested` lacks are ignored.
+        requested: settings as JSON values.
+    """
+    old = dict(_leaves({key: recorded.get(key) for key in requested}))
+    new = dict(_leaves(requested))
     different = [
-        f"{name} is {found_leaves.get(name)!r} there, {asked_leaves.get(name)!r} is asked for"
-        for name in sorted(found_leaves.keys() | asked_leaves.keys())
-        if found_leaves.get(name) != asked_leaves.get(name)
+        f"{name} is {old.get(name)!r} there, but {new.get(name)!r} is requested"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
     ]
     num_more = len(different) - NUM_DIFFERENCES_SHOWN
     return "; ".join(different[:NUM_DIFFERENCES_SHOWN] + [f"and {num_more:,} more"] * (num_more > 0))

@@ -1,1 +1,1 @@
-"""The corpus: text files, a Hub data set or the built-in one, in splits, read in partitions or as a sample."""
+"""The corpus: text files, a Hub data set or the built-in text, divided into splits, read in partitions or sampled."""

@@ -1,8 +1,8 @@
-"""The built-in corpus: real technical English that every installation contains, so that a first run downloads nothing.
+"""The built-in corpus: technical English that every installation contains, so that a first run needs no data set.
 
-It is the docstrings of Python's standard library and of the installed packages, read from the source files with `ast`:
-no code of a package is run. The same Python with the same packages gives the same documents, in the same order. They
-are kept in the user's cache, because extracting them takes half a minute.
+Its text is the docstrings of Python's standard library and of the installed packages. They are read from the source
+files with `ast`, so no code of a package is run. The same Python with the same packages gives the same documents in the
+same order. The documents are kept in the user's cache, because extracting them takes half a minute.
 """
 
 import ast
@@ -30,9 +30,9 @@ logger = logging.getLogger(__name__)
 
 MAX_BYTES = 25_000_000
 MIN_DOCUMENT_CHARACTERS = 100
-# Where fewer of a paragraph's characters (spaces not counted) are letters, it is a table, a formula or code.
+# A paragraph with a smaller fraction of letters, not counting spaces, is taken for a table, a formula or code.
 MIN_LETTER_FRACTION = 0.75
-# Shorter paragraphs may repeat: they are headings such as "Returns:".
+# Shorter paragraphs may occur several times, because they are headings such as "Returns:".
 MIN_UNIQUE_CHARACTERS = 60
 SKIPPED_FOLDERS = frozenset({"test", "tests", "testing", "_vendor", "__pycache__", "site-packages", "dist-packages"})
 FILES_AT_ONCE = 64
@@ -42,10 +42,10 @@ CACHE_NAME = "built-in-corpus.json.gz"
 
 @lru_cache(maxsize=1)
 def read_builtin_corpus() -> tuple[str, ...]:
-    """Return the documents, 100 characters or more each, at most 25 MB in all, in an order that is a fixed shuffle.
+    """Return the documents in a fixed random order: at least 100 characters each, and at most 25 MB in all.
 
-    The first call on a machine extracts them from all files, on all cores; later ones find them in the user's cache, as
-    long as no file has changed.
+    The first call on a machine extracts them from all files, on all cores. Later calls find them in the user's cache,
+    unless a file has changed.
     """
     files = list(python_files([sysconfig.get_path("stdlib"), *_package_folders()]))
     key = _key(files)
@@ -59,26 +59,26 @@ def read_builtin_corpus() -> tuple[str, ...]:
 
 
 def read_files(files: Sequence[str]) -> tuple[str, ...]:
-    """Extract the documents in Python files, behind a progress bar."""
+    """Extract the documents from Python files, and show the progress."""
     unique = set(_without_repeated_paragraphs(_extract_all(files)))
-    # Ordered by hash: a head of it is a fair sample of all packages.
+    # Sorted by hash, so that the first documents are a fair sample of all packages.
     ordered = sorted(unique, key=lambda text: hashlib.blake2b(text.encode(), digest_size=16).digest())
     ends_bytes = accumulate(len(text.encode()) for text in ordered)
     return tuple(text for text, end_bytes in zip(ordered, ends_bytes, strict=True) if end_bytes <= MAX_BYTES)
 
 
 def _key(files: Sequence[str]) -> str:
-    """Hash what decides the documents: Python's version, this module, and each file's path, size and last change."""
+    """Hash what decides the documents: Python's version, this module, and the path, size and time of each file."""
     digest = hashlib.sha256(platform.python_version().encode() + Path(__file__).read_bytes())
     for path in files:
-        status = os.stat(path)  # noqa: PTH116 (thousands of strings)
+        status = os.stat(path)  # noqa: PTH116 (faster for thousands of paths)
         digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 
 def describe_builtin_corpus() -> dict[str, Any]:
-    """Describe what decides the documents: Python's version, and the number and a SHA-256 of the packages' versions."""
-    packages = sorted(f"{found.name}=={found.version}" for found in distributions(path=_package_folders()))
+    """Return the version of Python, the number of packages, and a SHA-256 of their versions, which decide the text."""
+    packages = sorted(f"{package.name}=={package.version}" for package in distributions(path=_package_folders()))
     return {
         "python": platform.python_version(),
         "num_packages": len(packages),
@@ -87,24 +87,24 @@ def describe_builtin_corpus() -> dict[str, Any]:
 
 
 def python_files(folders: Iterable[str]) -> Iterator[str]:
-    """Yield the paths of the modules under each folder, tests left out, in sorted order."""
+    """Yield the paths of the modules in each folder and its subfolders, except tests, in sorted order."""
     for folder in folders:
         for parent, subfolders, names in os.walk(folder):
             subfolders[:] = sorted(name for name in subfolders if name.isidentifier() and name not in SKIPPED_FOLDERS)
             for name in sorted(names):
-                stem, ending = os.path.splitext(name)  # noqa: PTH122 (os.walk gives strings, thousands of them)
+                stem, ending = os.path.splitext(name)  # noqa: PTH122 (faster for thousands of names)
                 if ending == ".py" and stem.isidentifier() and not stem.startswith("test_") and stem[-5:] != "_test":
                     yield f"{parent}/{name}"
 
 
 def extract_documents(path: str) -> list[str]:
-    """Extract the docstrings in a Python file, cleaned, without examples and tables; none where it cannot be parsed."""
+    """Extract the cleaned docstrings of a Python file, without examples and tables; none if it cannot be parsed."""
     source = Path(path).read_bytes()
     if b'"""' not in source and b"'''" not in source:
         return []
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about escapes in other people's strings
+            warnings.simplefilter("ignore")  # `ast` warns about invalid escapes in the strings of packages
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return []
@@ -113,7 +113,7 @@ def extract_documents(path: str) -> list[str]:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[str]:
-    # Descends into statements only: walking every expression would take as long as parsing.
+    # Visits statements only, because visiting every expression would take as long as parsing.
     to_visit: list[ast.AST] = [tree]
     while to_visit:
         node = to_visit.pop()
@@ -125,18 +125,18 @@ def _docstrings(tree: ast.Module) -> Iterator[str]:
 
 
 def _prose(docstring: str) -> str:
-    """Return the paragraphs of prose, without examples, tables, formulas and code."""
+    """Return the paragraphs of prose of a docstring, without examples, tables, formulas and code."""
 
     def is_prose(paragraph: str) -> bool:
         characters = "".join(paragraph.split())
         return ">>>" not in paragraph and sum(map(str.isalpha, characters)) >= MIN_LETTER_FRACTION * len(characters)
 
-    text = docstring.encode("utf-8", "ignore").decode()  # drops lone surrogates, which no file could hold
+    text = docstring.encode("utf-8", "ignore").decode()  # drops unpaired surrogates, which no file can contain
     return "\n\n".join(filter(is_prose, text.split("\n\n"))).strip()
 
 
 def _without_repeated_paragraphs(documents: Iterable[str]) -> Iterator[str]:
-    """Yield the documents less the paragraphs seen before: packages document one argument hundreds of times."""
+    """Yield the documents without paragraphs that occurred before: packages repeat the text of common arguments."""
     seen: set[bytes] = set()
     for document in documents:
         new = []
@@ -153,7 +153,7 @@ def _without_repeated_paragraphs(documents: Iterable[str]) -> Iterator[str]:
 
 def _extract_all(files: Sequence[str]) -> Iterator[str]:
     groups = [files[start : start + FILES_AT_ONCE] for start in range(0, len(files), FILES_AT_ONCE)]
-    # A daemon, such as a worker of multiprocessing.Pool, may not start processes.
+    # A daemon process, such as a worker of multiprocessing.Pool, cannot start processes.
     num_workers = 1 if multiprocessing.current_process().daemon else num_cores()
     phase = f"Reading the docstrings of {len(files):,} Python files"
     with progress_bar(phase, " files", len(files)) as bar:
@@ -165,7 +165,7 @@ def _extract_all(files: Sequence[str]) -> Iterator[str]:
 
 def _extract_group(files: Sequence[str]) -> list[str]:
     was_enabled = gc.isenabled()
-    gc.disable()  # trees have no cycles, and looking for some takes a third of the time
+    gc.disable()  # syntax trees have no cycles, and looking for cycles takes a third of the time
     try:
         return [document for path in files for document in extract_documents(path)]
     finally:

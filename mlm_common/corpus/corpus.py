@@ -1,4 +1,4 @@
-"""The corpus, read the same way by every stage: a Hub data set, files, or the built-in text, in one to three splits."""
+"""The corpus, which every stage reads in the same way: a Hub data set, files or the built-in text, in splits."""
 
 import dataclasses
 import hashlib
@@ -37,27 +37,30 @@ from mlm_common.storage.reading import StoredFile
 
 logger = logging.getLogger(__name__)
 
-# Byte ranges of files, which whoever works on the partition reads, or the documents themselves.
+# Byte ranges of files, which a worker reads, or the documents themselves.
 Partition = list[ByteRange] | list[str]
 
-# Files of wrapped lines are recognized by the first lines of the first .txt files, and by widths in characters.
+# Wrapped lines are recognized in the first lines of the first .txt files.
 NUM_FILES_CHECKED = 4
 NUM_LINES_CHECKED = 500  # per file
-# What is read to find files without blank lines, and to see that each drawn split has text.
+# Number of files and of lines per file that are searched for blank lines, and number of files to name in the warning.
 NUM_FILES_SEARCHED, NUM_LINES_SEARCHED, NUM_NAMES = 64, 2000, 3
+# Number of documents that are read to check that each drawn split has text.
 NUM_DOCUMENTS_DRAWN = 100_000
-MIN_LINES = 20  # fewer are no evidence
-MIN_WIDTH, MAX_WIDTH = 40, 100
-# The fraction of the lines to which the first word of the next line could not have been added.
+MIN_LINES = 20  # fewer lines are no evidence
+MIN_WIDTH, MAX_WIDTH = 40, 100  # characters
+# Lines count as wrapped if at least this fraction of them has no room for the first word of the next line.
 MIN_FULL_FRACTION = 0.7
 MAX_WORD_CHARACTERS = 15
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where documents come from; `files` is empty unless it reads text files.
+    """Where documents come from.
 
-    `read` starts from the first document each time, and adds the rows that it skips to the `BadRows` it is given.
+    Attributes:
+        read: yields all documents, from the first one on, and adds rows that it skips to its argument.
+        files: the text files that `read` reads; empty if it reads something else.
     """
 
     read: Callable[[BadRows], Iterable[str]]
@@ -68,9 +71,11 @@ class Source:
 class Corpus:
     """An opened corpus. Made by `open_corpus`.
 
-    `config` and `record` name what was found: absolute paths, the commit of a data set, what a document of a .txt file
-    is. `record`, of values that JSON has, has the settings and identifies the text (see `identity.py`).
-    `sources` has the main split under `config.split`, and `validation` and `test` where they are not drawn from it.
+    Attributes:
+        config: the settings, completed by absolute paths, the commit of a data set, and `sample_by`.
+        record: the settings and what identifies the text (see `identity.py`), as JSON values.
+        sources: sources by the name of their split: the main split `config.split`, and those of `validation` and
+            `test` that are not drawn from it.
     """
 
     config: CorpusConfig
@@ -79,46 +84,46 @@ class Corpus:
 
     @property
     def split_names(self) -> tuple[str, ...]:
-        """The splits: `config.split`, then `validation` and `test` if requested."""
+        """Names of the splits: `config.split`, then `validation` and `test` if requested."""
         held_out = [split for split in HELD_OUT_SPLITS if self.config.percent_of(split) or split in self.sources]
         return (self.config.split, *(split for split in held_out if split != self.config.split))
 
     def files(self, split_name: str) -> tuple[StoredFile, ...]:
-        """List the text files that are read for a split, if any."""
+        """Return the text files that are read for a split; empty if it does not come from text files."""
         return self._source(split_name).files
 
     def documents(self, split_name: str, bad_rows: BadRows | None = None) -> Iterator[str]:
-        """Read the documents of a split, some perhaps blank; each call reads again, in the same order.
+        """Read the documents of a split, some of which may be blank. Each call reads them again, in the same order.
 
-        With `on_bad_row="skip"` unreadable rows are skipped and added to `bad_rows`; also in the methods below.
+        With `on_bad_row="skip"` unreadable rows are skipped and added to `bad_rows`, here and in the methods below.
 
         Raises:
-            InputError: no such split, or, while iterating, a file that cannot be read.
+            InputError: there is no such split or, while iterating, a file cannot be read.
         """
         limit = self.config.limit if self._has_limit(split_name) else None
         return _documents_of_split(self.config, split_name, self._source(split_name).read(bad_rows or BadRows()), limit)
 
     def partitions(self, split_name: str, partition_bytes: int, bad_rows: BadRows | None = None) -> Iterator[Partition]:
-        """Cut a split into units of work, in order; `read_partition` gives the documents of each.
+        """Cut a split into partitions, which are units of work, in order. `read_partition` reads their documents.
 
-        Where workers can read the files, they are byte ranges of at most `partition_bytes` as stored; a file that
-        cannot be cut, and a row group of Parquet, stays whole, and small files come together. Without files, with few
-        that cannot be cut, or where documents must be counted (`limit`), they are documents, at most `partition_bytes`
-        of text.
+        If workers can read the files, a partition is a list of byte ranges with at most `partition_bytes` as stored. A
+        file that cannot be cut and a row group of Parquet stay whole, and small files share a partition. Otherwise a
+        partition is a list of documents with at most `partition_bytes` of text: if there are no files, if there are
+        few and they cannot be cut, or if documents must be counted for `limit`.
         """
         if not self.has_byte_ranges(split_name, partition_bytes):
             return grouped_by_size(self.documents(split_name, bad_rows), partition_bytes)
         return group_byte_ranges(self.files(split_name), self.config.txt_unit, partition_bytes)
 
     def has_byte_ranges(self, split_name: str, partition_bytes: int) -> bool:
-        """Return whether the partitions are byte ranges of files, which workers read."""
+        """Return whether the partitions are byte ranges of files rather than documents."""
         files = self._files_to_cut(split_name)
         return bool(files) and not is_for_few_workers(files, self.config.txt_unit, partition_bytes)
 
     def sampled_documents(self, split_name: str, max_bytes: int, bad_rows: BadRows | None = None) -> Iterator[str]:
-        """Read documents from all over a split, about twice `max_bytes`; all of a split that has no more.
+        """Read about twice `max_bytes` of documents from all over a split, or the whole split if it is smaller.
 
-        Of files that can be cut only the sample is read; `config.seed` decides it.
+        From files that can be cut only the sample is read. `config.seed` decides the sample.
         """
         byte_ranges = self._sample(split_name, max_bytes)
         if byte_ranges is None:
@@ -126,7 +131,7 @@ class Corpus:
         return read_partition(self.config, split_name, byte_ranges, bad_rows)
 
     def num_sampled_bytes(self, split_name: str, max_bytes: int) -> int | None:
-        """Estimate how many bytes of text `sampled_documents` reads; None if the sizes of the files do not tell."""
+        """Estimate the bytes of text that `sampled_documents` reads; None if the sizes of the files do not show it."""
         files = self._files_to_cut(split_name)
         if not files or any(file.name.endswith((".gz", ".parquet")) for file in files):
             return None
@@ -135,19 +140,20 @@ class Corpus:
         return int(num_bytes * _fraction_of_split(self.config, split_name))
 
     def sampled_fraction(self, split_name: str, max_bytes: int) -> float:
-        """Return which fraction of the split's bytes, as stored, `sampled_documents` reads; 1 for all of it."""
+        """Return the fraction of the split's bytes, as stored, that `sampled_documents` reads."""
         byte_ranges = self._sample(split_name, max_bytes)
         if byte_ranges is None:
             return 1.0
-        return sum(one.num_bytes for one in byte_ranges) / sum(file.num_bytes for file in self.files(split_name))
+        num_sampled_bytes = sum(byte_range.num_bytes for byte_range in byte_ranges)
+        return num_sampled_bytes / sum(file.num_bytes for file in self.files(split_name))
 
     def _sample(self, split_name: str, max_bytes: int) -> list[ByteRange] | None:
-        """Draw the byte ranges to read for a sample; None for all of the split."""
+        """Draw the byte ranges to read for a sample; None to read the whole split."""
         num_bytes = int(2 * max_bytes / _fraction_of_split(self.config, split_name))
         return draw_byte_ranges(self._files_to_cut(split_name), self.config, num_bytes)
 
     def _files_to_cut(self, split_name: str) -> tuple[StoredFile, ...]:
-        """List the files of a split; none if its documents must be counted from the first on."""
+        """Return the files of a split; empty if a limit requires counting its documents from the first one on."""
         return () if self._has_limit(split_name) else self.files(split_name)
 
     def _has_limit(self, split_name: str) -> bool:
@@ -156,17 +162,26 @@ class Corpus:
 
     def _source(self, split_name: str) -> Source:
         if split_name not in self.split_names:
-            raise InputError(f"The corpus has the splits {', '.join(self.split_names)}; got {split_name!r}.")
+            raise InputError(
+                f"The split must be one of {', '.join(self.split_names)}, which the corpus has; received "
+                f"{split_name!r}."
+            )
         return self.sources.get(split_name, self.sources[self.config.split])
 
 
 def read_partition(
     config: CorpusConfig, split_name: str, partition: Partition, bad_rows: BadRows | None = None
 ) -> Iterator[str]:
-    """Yield the documents of a partition of the corpus with these settings; no other files are read.
+    """Yield the documents of a partition. No other files are read.
+
+    Args:
+        config: settings of the corpus.
+        split_name: split that the partition belongs to.
+        partition: byte ranges or documents.
+        bad_rows: gets the rows that are skipped with `on_bad_row="skip"`.
 
     Raises:
-        InputError: a file cannot be read, or a `gs://` one has changed since the corpus was opened.
+        InputError: a file cannot be read, or a `gs://` file has changed since the corpus was opened.
     """
     for item in partition:
         if isinstance(item, ByteRange):
@@ -176,19 +191,19 @@ def read_partition(
 
 
 def open_corpus(config: CorpusConfig) -> Corpus:
-    """Open the corpus after the checks that are cheap: its files, columns, and a first document that is not blank.
+    """Open a corpus after cheap checks: that its files and columns exist, and that some document is not blank.
 
     Raises:
-        InputError: no corpus given; no files match; an unknown file ending; no such data set, split or column; a split
-            without any text; splits that share text; wrapped lines without a `sample_by` that says what a document is.
+        InputError: no corpus is given, no files match, a file ending is unknown, there is no such data set, split or
+            column, a split has no text, splits share text, or lines are wrapped and `sample_by` is not set.
     """
     if not config.is_given:
-        raise InputError("A corpus is needed: --dataset-name (`builtin` needs no download) or --data-files.")
+        raise InputError("No corpus was given. Pass --data-files or --dataset-name (`builtin` needs no download).")
     if config.trust_remote_code:
         logger.warning("--trust-remote-code has no effect: `datasets` does not run code from data sets any more.")
     is_sample_by_chosen = config.sample_by is not None
-    # Absolute paths name the same files wherever the record is read.
-    patterns: dict[str, Any] = {key: [absolute_pattern(one) for one in getattr(config, key)] for key in FILES_KEYS}
+    # The record must name the same files in any working directory, so paths become absolute.
+    patterns: dict[str, Any] = {key: list(map(absolute_pattern, getattr(config, key))) for key in FILES_KEYS}
     config = dataclasses.replace(config, sample_by=config.txt_unit, **patterns)
     dataset = None
     if config.dataset_name not in (None, BUILTIN):
@@ -207,20 +222,20 @@ def open_corpus(config: CorpusConfig) -> Corpus:
     files = [file for source in sources.values() for file in source.files]
     if not is_sample_by_chosen:
         check_lines(files)
-    if config.txt_unit == "paragraph" and (found := describe_unbroken_files(files)):
-        logger.warning("%s", found)
+    if config.txt_unit == "paragraph" and (description := describe_unbroken_files(files)):
+        logger.warning("%s", description)
     for names in combinations(corpus.split_names, 2):
         parts = [Part(record, name) for name in names]
         splits = " and ".join(f"`{name}`" for name in names)
         if shared := describe_shared_text(*parts):
             raise InputError(f"The splits {splits} must not share text; {shared}. Name each file for one split only.")
         if reason := describe_possibly_shared_text(*parts):
-            logger.warning("The splits %s may share text, since %s.", splits, reason)
+            logger.warning("The splits %s may share text, because %s.", splits, reason)
     return corpus
 
 
 def _open_source(config: CorpusConfig, split: str, dataset: Dataset | None, record: dict[str, Any]) -> Source:
-    """Open the source of a split, and add what identifies it to the record."""
+    """Open the source of a split, and add what identifies its text to the record."""
     is_main = split == config.split
     key = "data_files" if is_main else f"{split}_files"
     if getattr(config, key):
@@ -241,7 +256,7 @@ def _open_source(config: CorpusConfig, split: str, dataset: Dataset | None, reco
         with dataset.explained(f", {flag} {name}"):
             yield from dataset_texts(rows, config.text_column, source, handler)
         for file in files:
-            with file.open():  # which fails if it has changed meanwhile
+            with file.open():  # fails if the file has changed meanwhile
                 pass
 
     _check_not_blank(read, f"{config.dataset_name}, {flag} {name},")
@@ -270,16 +285,20 @@ def _source_of_files(
 def _check_not_blank(read: Callable[[BadRows], Iterable[str]], source: str) -> None:
     bad_rows = BadRows()
     if not any(text.strip() for text in read(bad_rows)):
-        left_out = f"; of rows that cannot be read {bad_rows.describe()}" if bad_rows.num_rows else ""
-        raise InputError(f"A corpus must hold text; every document of {source} is blank (see --text-column{left_out}).")
+        skipped = f" Rows that cannot be read: {bad_rows.describe()}." if bad_rows.num_rows else ""
+        raise InputError(f"A corpus must have text; every document of {source} is blank. Check --text-column.{skipped}")
 
 
 def _documents_of_split(
     config: CorpusConfig, split_name: str, documents: Iterable[str], limit: int | None = None
 ) -> Iterator[str]:
-    """Pick the documents of the main files, or of the split's own, that belong to a split: all if it is not drawn.
+    """Yield the documents that belong to a split. If the split is not drawn, these are all documents.
 
-    With a limit it stops after this many documents of `config.split`.
+    Args:
+        config: settings of the corpus.
+        split_name: name of the split.
+        documents: documents of the source that the split is read from.
+        limit: number of documents of `config.split` after which to stop; None to read all.
     """
     is_drawn = split_name == config.split or config.percent_of(split_name) > 0
     if not is_drawn or not any(map(config.percent_of, HELD_OUT_SPLITS)):
@@ -297,7 +316,7 @@ def _documents_of_split(
 
 
 def draw_split(config: CorpusConfig, text: str) -> str:
-    """Draw the split of a document of the main files: a function of its text, the seed and the percentages."""
+    """Draw the split of a document from the main source. It depends only on its text, the seed and the percentages."""
     digest = hashlib.blake2b(text.encode(), digest_size=8, key=str(config.seed).encode()).digest()
     draw = int.from_bytes(digest, "little")
     percent = 0.0
@@ -309,53 +328,53 @@ def draw_split(config: CorpusConfig, text: str) -> str:
 
 
 def _fraction_of_split(config: CorpusConfig, split_name: str) -> float:
-    """Estimate which fraction of the documents that are read for a split belong to it."""
+    """Return the expected fraction of the documents of a split's source that belong to the split."""
     if split_name == config.split:
         return 1 - sum(map(config.percent_of, HELD_OUT_SPLITS)) / 100
     return config.percent_of(split_name) / 100 or 1.0
 
 
 def check_lines(files: Iterable[StoredFile]) -> None:
-    """Check that the lines of the first .txt files may be documents.
+    """Check that the lines of the first .txt files can be documents.
 
     Raises:
-        InputError: they are lines of wrapped paragraphs, as in books.
+        InputError: they look like lines of wrapped paragraphs, as in books.
     """
     texts = [file for file in files if file.name.removesuffix(".gz").endswith(".txt")]
     for file in texts[:NUM_FILES_CHECKED]:
         lines = read_byte_range(ByteRange(file), CorpusConfig(on_bad_row="skip"))
         if are_wrapped(list(islice(lines, NUM_LINES_CHECKED))):
             raise InputError(
-                f"The lines of {file.name} are those of wrapped paragraphs, and by default each line of a .txt file is "
-                "a document: the model would see one line at a time. Pass --sample-by paragraph (blank lines separate "
-                "documents) or --sample-by document (one per file). If each line really is a document, pass "
-                "--sample-by line."
+                f"The lines of {file.name} look like wrapped paragraphs, but by default each line of a .txt file is a "
+                "document, so the model would see one line at a time. Pass --sample-by paragraph if blank lines "
+                "separate documents, --sample-by document if each file is a document, or --sample-by line if each line "
+                "really is a document."
             )
 
 
 def describe_unbroken_files(files: Iterable[StoredFile]) -> str:
-    """Name .txt files without blank lines, each of which is one document; empty if there are none."""
+    """Name the .txt files without blank lines, each of which is one document; empty if there are none."""
     texts = [file for file in files if file.name.removesuffix(".gz").endswith(".txt")][:NUM_FILES_SEARCHED]
-    found = []
+    unbroken = []
     for file in texts:
         lines = list(islice(read_byte_range(ByteRange(file), CorpusConfig(on_bad_row="skip")), NUM_LINES_SEARCHED))
         if len(lines) >= MIN_LINES and all(map(str.strip, lines)):
-            found.append(file)
-    if not found:
+            unbroken.append(file)
+    if not unbroken:
         return ""
-    names = ", ".join(PurePath(file.name).name for file in found[:NUM_NAMES]) + ", …" * (len(found) > NUM_NAMES)
+    names = ", ".join(PurePath(file.name).name for file in unbroken[:NUM_NAMES]) + ", …" * (len(unbroken) > NUM_NAMES)
     return (
-        f"{len(found)} of {len(texts)} .txt files have no blank line ({names}), so each is one document, of up to "
-        f"{max(file.num_bytes for file in found) / 1e6:,.1f} MB. If each line is a paragraph, use --sample-by line for "
-        "them (--sources)."
+        f"{len(unbroken)} of {len(texts)} .txt files have no blank line ({names}), so each is one document, of up to "
+        f"{max(file.num_bytes for file in unbroken) / 1e6:,.1f} MB. If each of their lines is a paragraph, use "
+        "--sample-by line for these files (--sources)."
     )
 
 
 def check_drawn_splits(corpus: Corpus) -> None:
-    """Check that each split that is drawn from the main source has text, as far as the first documents tell.
+    """Check that each split that is drawn from the main source has text, if the source is small.
 
     Raises:
-        InputError: the source is so small that a split has none.
+        InputError: a split has no text.
     """
     config, source = corpus.config, corpus.sources[corpus.config.split]
     empty = [split for split in HELD_OUT_SPLITS if split != config.split and config.percent_of(split)]
@@ -369,17 +388,17 @@ def check_drawn_splits(corpus: Corpus) -> None:
         if not empty or num_main == config.limit:
             break
     if num_read == NUM_DOCUMENTS_DRAWN:
-        return  # too many documents to read them all for this
+        return  # there are too many documents to read all of them for this check
     if empty:
         flag = f"--{empty[0]}-percent"
         raise InputError(
-            f"A split must hold text; `{empty[0]}` has none: {flag} {config.percent_of(empty[0]):g} drew none of "
-            f"{num_documents:,} documents. Raise {flag}, or cut files of text into more documents with --sample-by."
+            f"A split must have text; `{empty[0]}` has none, because {flag} {config.percent_of(empty[0]):g} drew none "
+            f"of {num_documents:,} documents. Raise {flag}, or cut text files into more documents with --sample-by."
         )
 
 
 def are_wrapped(lines: Sequence[str]) -> bool:
-    """Return whether most lines end where the first word of the next line would not have fit."""
+    """Return whether lines look wrapped: most of them have no room for the first word of the next line."""
     widths = sorted(len(line) for line in lines if line.strip())
     if len(widths) < MIN_LINES:
         return False

@@ -1,4 +1,4 @@
-"""A data set that `datasets` reads: of the Hub, a local folder, or what `save_to_disk` wrote."""
+"""A data set that is read with `datasets`: from the Hub, a local folder, or a folder that `save_to_disk` wrote."""
 
 import contextlib
 import dataclasses
@@ -25,22 +25,27 @@ if TYPE_CHECKING:
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 RETRY_DELAYS_SECONDS = (1.0, 2.0, 4.0)
-# What `save_to_disk` writes for several splits, and for one.
+# The files that `save_to_disk` writes for several splits, and for a single one.
 SPLITS_FILE, SAVED_FILES = "dataset_dict.json", ("state.json", "dataset_info.json")
 CACHE_FILES = "cache-*.arrow"
-# Builders of `datasets` for formats that this project reads itself, so that errors name the line.
+# Builders of `datasets` for formats that this project reads itself, so that errors can name the line.
 FILE_BUILDERS = ("csv", "json", "parquet", "text")
-# Settings of a builder that do not change what is in a file.
+# Settings of a builder that do not change how a file is read.
 NAMES_OF_FILES = ("name", "version", "data_dir", "data_files", "description")
-# Types of a column whose values are texts or missing.
+# Types of columns whose values are texts or missing.
 TEXT_TYPES = ("string", "large_string", "string_view", "null")
 
 
 class Dataset:
-    """A data set that `datasets` reads; `commit` is its state on the Hub, None for a local folder."""
+    """A data set that is read with `datasets`.
+
+    Attributes:
+        is_local: whether it is a local folder.
+        commit: its commit on the Hub; None for a local folder.
+    """
 
     def __init__(self, config: CorpusConfig) -> None:
-        """Find the data set, on the Hub at the commit that `dataset_revision` names now."""
+        """Find the data set. On the Hub, `dataset_revision` is resolved to its current commit."""
         check_folder_or_hub(str(config.dataset_name), "--dataset-name")
         self._config, self._name = config, str(config.dataset_name)
         self.is_local = Path(self._name).is_dir()
@@ -61,17 +66,21 @@ class Dataset:
             self.commit = str(repeat(look_up, RETRY_DELAYS_SECONDS).sha)
         builder = find_builder(self._name, self._config.dataset_config, self.commit or revision)
         if not self.is_local:
-            # If the Hub does not answer, `datasets` takes whatever state of the data set is in its cache.
-            wanted, self.commit = self.commit or revision, str(builder.hash)
-            if not COMMIT.fullmatch(self.commit) or wanted not in (None, self.commit):
+            # If the Hub does not answer, `datasets` uses whatever state of the data set is in its cache.
+            requested, self.commit = self.commit or revision, str(builder.hash)
+            if not COMMIT.fullmatch(self.commit) or requested not in (None, self.commit):
                 raise InputError(
-                    f"{self._name} must be read at --dataset-revision {wanted}; the Hub does not answer, and what was "
-                    f"fetched before is {self.commit}. Pass that, or run the command again when the Hub answers."
+                    f"{self._name} at --dataset-revision {requested} is not in the cache, which has {self.commit}, and "
+                    "the Hub does not answer. Pass the cached revision, or run the command again when the Hub answers."
                 )
         return builder
 
     def rows(self, split: str, flag: str) -> Any:
-        """Open a split, a `datasets.Dataset` or `IterableDataset`; an InputError names `flag`."""
+        """Open a split as a `datasets.Dataset` or, with `streaming`, an `IterableDataset`.
+
+        Raises:
+            InputError: there is no such split, or it cannot be loaded; the message names `flag`.
+        """
         if self._saved is not None:
             self._check_split(split, flag, self._saved)
             return self._saved[split]
@@ -82,18 +91,18 @@ class Dataset:
             return self._builder.as_dataset(split=split)
 
     def files(self, split: str) -> list[StoredFile]:
-        """List the files of a split of a local folder, with their checksums; none for the Hub."""
+        """Return the files of a split of a local folder, with their checksums; empty for a data set of the Hub."""
         if not self.is_local:
             return []
         if self._saved is not None:
             paths = [str(file["filename"]) for file in self._saved[split].cache_files]
         else:
             paths = [str(path) for path in (self._builder.config.data_files or {}).get(split, ())]
-        found = [StoredFile(path, Path(path).stat().st_size) for path in paths if Path(path).is_file()]
-        return with_checksums(found)
+        files = [StoredFile(path, Path(path).stat().st_size) for path in paths if Path(path).is_file()]
+        return with_checksums(files)
 
     def text_files(self, split: str, flag: str) -> list[StoredFile]:
-        """List the files of a split of a local folder if `read_byte_range` can read them all; else none."""
+        """Return the files of a split of a local folder if `read_byte_range` can read all of them; otherwise none."""
         if not self.is_local or self._saved is not None:
             return []
         config = self._builder.config
@@ -111,40 +120,40 @@ class Dataset:
         if split not in names:
             raise InputError(f"{flag} must be a split of {self._name}: {', '.join(names)}; received {split!r}.")
 
-    def explained(self, more: str = "") -> contextlib.AbstractContextManager[None]:
-        """Turn any exception of `datasets` into one error that says what was read, and why it cannot be."""
+    def explained(self, more_flags: str = "") -> contextlib.AbstractContextManager[None]:
+        """Turn any exception of `datasets` into an error that says what cannot be loaded, and why."""
         return loading_explained(
             f"--dataset-name {self._name} (--dataset-config {self._config.dataset_config}, --dataset-revision "
-            f"{self._config.dataset_revision}{more}) cannot be loaded"
+            f"{self._config.dataset_revision}{more_flags}) cannot be loaded"
         )
 
 
 @contextlib.contextmanager
 def loading_explained(message: str) -> Iterator[None]:
-    """Turn any exception of `datasets` into one error: the message, and what it has logged of the file or raised."""
+    """Turn any exception of `datasets` into an error: `message`, followed by what `datasets` has logged or raised."""
     with _logged_errors() as logged:
         try:
             yield
         except (InputError, RunFailedError, MemoryError):
             raise
-        except Exception as error:  # files that are missing or malformed show as nearly any exception
+        except Exception as error:  # missing or malformed files can raise nearly any exception
             reason = logged[-1] if logged else str(_root(error)) or type(error).__name__
             raise hub_error(f"{message}: {' '.join(reason.split())[:500]}", error) from error
 
 
 def find_builder(name: str, config: str | None, revision: str | None) -> "DatasetBuilder":
-    """Return what `datasets` reads a data set with; values of several types in a column of JSON are an error.
+    """Return the builder by which `datasets` reads a data set. Values of several types in a JSON column are an error.
 
-    Otherwise one value that is no text turns all texts of its part of a file into JSON, quoted and escaped.
+    By default, a single value that is not text would turn all texts in its part of the file into quoted JSON.
     """
     from datasets import load_dataset_builder
 
-    # Any value but "use_json" has this effect; `datasets` would leave out None.
+    # Any value except "use_json" has this effect; None would not be passed on.
     find_strictly = functools.partial(load_dataset_builder, name, config, revision=revision, on_mixed_types="refuse")
     try:
         builder = load_dataset_builder(name, config, revision=revision)
     except ValueError as error:
-        # Without the Hub, `datasets` finds in its cache only what was fetched with the same settings.
+        # Without the Hub, `datasets` finds in its cache only data that was fetched with the same settings.
         if "Couldn't find cache" not in str(error):
             raise
         return find_strictly()
@@ -156,13 +165,13 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _root(error: BaseException) -> BaseException:
-    """Return what an exception was raised from; `datasets` wraps it in one that says nothing."""
+    """Return the first exception of a chain, because `datasets` wraps it in exceptions that say nothing."""
     return _root(error.__cause__) if error.__cause__ is not None else error
 
 
 @contextlib.contextmanager
 def _logged_errors() -> Iterator[list[str]]:
-    """Collect the errors that `datasets` logs, which name the file, instead of printing them."""
+    """Collect the errors that `datasets` logs instead of printing them. Unlike its exceptions, they name the file."""
     messages: list[str] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
@@ -177,12 +186,16 @@ def _logged_errors() -> Iterator[list[str]]:
 
 
 def saved_splits(folder: str, flag: str) -> "dict[str, Any] | None":
-    """Open a folder that `save_to_disk` wrote: {split: rows}, `train` for a single one; None for another folder.
+    """Open a folder that `save_to_disk` wrote.
 
-    `datasets` would read such a folder with all `cache-*.arrow` files, in which it keeps rows that it computed.
+    `load_dataset` cannot be used for such a folder: it would also read the `cache-*.arrow` files in it, in which
+    `datasets` keeps computed rows.
+
+    Returns:
+        {split: rows}, where a single split is called `train`; None for any other folder.
 
     Raises:
-        InputError: a file of it is damaged; or `datasets` could not find the files of the folder as they are.
+        InputError: a file in the folder is damaged, or the folder is one that `datasets` would read wrongly.
     """
     top = Path(folder)
     if not top.is_dir():
@@ -195,12 +208,12 @@ def saved_splits(folder: str, flag: str) -> "dict[str, Any] | None":
         return {"train": _saved_rows(top, flag)}
     if cached := next(iter(sorted(top.rglob(CACHE_FILES))), None):
         raise InputError(
-            f"{flag} {folder} must have no files of a cache; {cached} is one, beside data that `save_to_disk` wrote. "
-            f"Pass the folder that it wrote, with its {' and '.join(SAVED_FILES)}, or delete the cache."
+            f"{flag} {folder} contains a cache file of `datasets`, {cached}, but is not a folder that `save_to_disk` "
+            f"wrote. Pass that folder, with its {' and '.join(SAVED_FILES)}, or delete the cache files."
         )
     if special := re.findall(r"[][*?]|::", str(top.resolve())):
         raise InputError(
-            f"{flag} must be a path without [ ] * ? and ::, which `datasets` takes for patterns; {folder} has "
+            f"{flag} must be a path without [ ] * ? and ::, which `datasets` treats as patterns; {folder} has "
             f"{special[0]}. Rename the folder, or name its files instead."
         )
     return None
@@ -228,15 +241,15 @@ def _read_through(path: Path) -> None:
 
 
 def dataset_texts(rows: Any, text_column: str, source: str, on_bad_row: BadRowHandler) -> Iterator[str]:
-    """Yield the text of each row of a `datasets` data set, an empty one where the row has none.
+    """Yield the text of each row of a `datasets` data set; an empty text if the row has none.
 
     Raises:
-        InputError: there is no such column, or it holds something else than text; names `source`.
+        InputError: there is no such column, or it contains values that are not text. The message names `source`.
     """
     feature = (rows.features or {}).get(text_column)
     if feature is not None and getattr(feature, "dtype", None) not in TEXT_TYPES:
-        found = "values of several types (Json)" if type(feature).__name__ == "Json" else str(feature)
-        raise InputError(f"--text-column must hold text; {text_column!r} of {source} has {found}.")
+        values = "values of several types (Json)" if type(feature).__name__ == "Json" else str(feature)
+        raise InputError(f"--text-column must name a column of text; {text_column!r} of {source} has {values}.")
 
     def columns() -> Iterator[Any]:
         for table in rows.with_format("arrow").iter(batch_size=ROWS_PER_BATCH):

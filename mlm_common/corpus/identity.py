@@ -1,16 +1,17 @@
-"""Identify the text of a corpus by checksums and a record, compared with others and published; find shared text.
+"""Identify the text of a corpus by a record with checksums, compare and publish such records, and find shared text.
 
-A corpus is recorded next to what was made of it. Files are identified by their content, wherever they are; a data set
-of the Hub by its commit, which is the recorded `dataset_revision`; the built-in text by the versions of Python and the
-packages.
+The record of a corpus is stored next to everything that is made from it. It identifies files by their content, wherever
+they are; a data set of the Hub by its commit, which is the recorded `dataset_revision`; and the built-in text by the
+versions of Python and of the packages.
 
-The checksum of a local file is remembered in the user's cache while the file stays untouched, as `git` does it: by
-device, inode, size, and the times at which content and file last changed, the second of which no program can set. So
-only a new or changed file is read.
+The checksum of a local file is remembered in the user's cache until the file changes, so that only new and changed
+files are read. Like `git`, this module recognizes an unchanged file by its device, inode, size, and the times of the
+last change of its content and of its metadata. No program can set the latter.
 
-Two splits, of one corpus or of two, share text where files have equal content, a .gz file also its decompressed
-content, or where both are of one commit and split of a data set of the Hub: what is trained on must not be evaluated
-on. Splits drawn with the same seed from the same text share nothing, since the draw depends on the text alone.
+Models must not be evaluated on text that they were trained on. So this module finds splits, of the same corpus or of
+two, that share text: if files have equal content (the decompressed content of a .gz file counts, too), or if both are
+the same split of the same commit of a data set of the Hub. Splits that are drawn with the same seed from the same text
+share nothing, because the draw depends only on the text.
 """
 
 import dataclasses
@@ -42,31 +43,32 @@ logger = logging.getLogger(__name__)
 
 Record = dict[str, Any]
 
-# The keys of the files of the main split, of `validation` and of `test` in a record.
+# The keys in a record for the files of the main split, of `validation` and of `test`.
 FILES_KEYS = ("data_files", *(f"{split}_files" for split in HELD_OUT_SPLITS))
-# Where files are, and how a data set is fetched.
+# Settings that do not change the text: where files are, and how a data set is fetched.
 SETTINGS_WITHOUT_INFLUENCE = {*FILES_KEYS, "streaming", "trust_remote_code"}
-# Fields of a file that are published as they are.
+# Fields of a file that are published unchanged.
 PUBLIC_FILE_FIELDS = ("checksum", "content_checksum")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 NUM_SHOWN_CHARACTERS = len("sha256 ") + 12
 
 NUM_READERS = 8
 BLOCK_BYTES = 1 << 20
-# Smaller files are hashed again: that takes no longer than to look them up.
+# Smaller files are hashed again, because that takes no longer than looking them up.
 MIN_REMEMBERED_BYTES = 8 << 20
-# A younger file may change again without another time, in the same tick of the file system's clock.
+# A file that changed more recently may change again within the same tick of the file system's clock, so that its time
+# stays the same.
 MIN_AGE_SECONDS = 2.0
-MANY_BYTES = 10 << 30  # hashing them is announced
-# Without a cache everything is done again: no home, a folder that cannot be written, a damaged file.
+MANY_BYTES = 10 << 30  # if more bytes must be hashed, a message says so
+# Errors that mean that there is no cache: no home, a folder that cannot be written, a damaged file.
 CACHE_ERRORS = (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, zlib.error)
 
-# As `StoredFile` has them: `checksum`, and of a .gz file `content_checksum`.
+# The fields `checksum` and, for a .gz file, `content_checksum` of a `StoredFile`.
 Checksums = dict[str, str | None]
 
 
 def file_record(file: StoredFile) -> Record:
-    """Record a file of the corpus: where it is, and checksums of its content."""
+    """Return the record of a file of the corpus: its path, its size, and the checksums of its content."""
     record: Record = {"path": file.name, "num_bytes": file.num_bytes, "checksum": file.checksum}
     if file.content_checksum:
         record["content_checksum"] = file.content_checksum
@@ -74,7 +76,7 @@ def file_record(file: StoredFile) -> Record:
 
 
 def record_of_split(record: Record, split_name: str) -> Record:
-    """Reduce the record of a corpus to what decides the documents of one split: other settings are the default."""
+    """Reduce the record of a corpus to what decides the documents of a split. Other settings get their defaults."""
     config = corpus_config_from_record(record)
     keys = [f"{split_name}_files"] if config.has_separate_source(split_name) else ["data_files", BUILTIN]
     reduced = {"settings": dataclasses.asdict(config.of_split(split_name))}
@@ -82,9 +84,11 @@ def record_of_split(record: Record, split_name: str) -> Record:
 
 
 def identity(record: Record, *, has_bad_rows: bool = False) -> Record:
-    """Reduce a record to what identifies its text: equal text has an equal identity.
+    """Reduce a record to what identifies its text. Equal text has an equal identity.
 
-    Without bad rows it makes no difference how they are treated.
+    Args:
+        record: record of a corpus.
+        has_bad_rows: whether rows of the corpus cannot be read. If not, the setting for such rows has no influence.
     """
     kept = {name: value for name, value in record["settings"].items() if name not in SETTINGS_WITHOUT_INFLUENCE}
     kept |= {} if has_bad_rows else {"on_bad_row": "fail"}
@@ -94,48 +98,48 @@ def identity(record: Record, *, has_bad_rows: bool = False) -> Record:
     return {"settings": kept} | files | {BUILTIN: record.get(BUILTIN)}
 
 
-def describe_changes(found: Record, asked: Record, *, has_bad_rows: bool = False) -> str:
-    """Describe how the corpus `asked` differs from the recorded one; empty if it does not."""
-    known, wanted = (identity(one, has_bad_rows=has_bad_rows) for one in (found, asked))
-    there, here = ({"corpus": {key: one[key] for key in ("settings", BUILTIN)}} for one in (known, wanted))
-    changes = [describe_differences(there, here)]
-    changes += [change for key in FILES_KEYS for change in _changed_files(key, found.get(key), asked.get(key))]
+def describe_changes(recorded: Record, requested: Record, *, has_bad_rows: bool = False) -> str:
+    """Describe how the requested corpus differs from the recorded one; empty if it does not."""
+    old, new = (identity(record, has_bad_rows=has_bad_rows) for record in (recorded, requested))
+    old_fields, new_fields = ({"corpus": {key: corpus[key] for key in ("settings", BUILTIN)}} for corpus in (old, new))
+    changes = [describe_differences(old_fields, new_fields)]
+    changes += [change for key in FILES_KEYS for change in _changed_files(key, recorded.get(key), requested.get(key))]
     hint = ""
-    if known["settings"]["dataset_revision"] != wanted["settings"]["dataset_revision"]:
-        hint = f" (for the one there: --dataset-revision {known['settings']['dataset_revision']})"
+    if old["settings"]["dataset_revision"] != new["settings"]["dataset_revision"]:
+        hint = f" (to use the revision there, pass --dataset-revision {old['settings']['dataset_revision']})"
     return "; ".join(filter(None, changes)) + hint
 
 
-def describe_changed_sources(found: Record, asked: Record) -> str:
-    """Describe the files that changed, of the splits with the same settings in both records."""
+def describe_changed_sources(recorded: Record, requested: Record) -> str:
+    """Describe the changed files of those splits whose settings are the same in both records."""
 
     def has_same_settings(key: str) -> bool:
         names = ["split"] if key == "data_files" else [key, key.replace("_files", "_split")]
-        return all(found["settings"][name] == asked["settings"][name] for name in names)
+        return all(recorded["settings"][name] == requested["settings"][name] for name in names)
 
-    keys = [key for key in files_keys(found) if key in asked and has_same_settings(key)]
-    return "; ".join(change for key in keys for change in _changed_files(key, found[key], asked[key]))
+    keys = [key for key in files_keys(recorded) if key in requested and has_same_settings(key)]
+    return "; ".join(change for key in keys for change in _changed_files(key, recorded[key], requested[key]))
 
 
 def describe_file(file: Record) -> str:
     return f"{file['path']} ({file['num_bytes']:,} bytes, {file['checksum'][:NUM_SHOWN_CHARACTERS]})"
 
 
-def _changed_files(key: str, found: list[Record] | None, asked: list[Record] | None) -> Iterator[str]:
-    """Describe the first file that differs, and the number of the others."""
-    pairs = enumerate(zip_longest(found or (), asked or ()))
-    different = [(number, one, other) for number, (one, other) in pairs if not _may_be_same(one, other)]
+def _changed_files(key: str, recorded: list[Record] | None, requested: list[Record] | None) -> Iterator[str]:
+    """Describe the first file that differs, and the number of other files that differ."""
+    pairs = enumerate(zip_longest(recorded or (), requested or ()))
+    different = [(number, old, new) for number, (old, new) in pairs if not _may_be_same(old, new)]
     if different:
-        number, one, other = different[0]
-        there, here = (describe_file(file) if file else "missing" for file in (one, other))
-        more = f", and {len(different) - 1:,} more" * (len(different) > 1)
-        yield f"corpus.{key}[{number}] is {there} there, {here} is asked for{more}"
+        number, old, new = different[0]
+        there, here = (describe_file(file) if file else "missing" for file in (old, new))
+        others = f", and {len(different) - 1:,} more" * (len(different) > 1)
+        yield f"corpus.{key}[{number}] is {there} there, but {here} is requested{others}"
 
 
-def _may_be_same(one: Record | None, other: Record | None) -> bool:
-    if one is None or other is None or one["num_bytes"] != other["num_bytes"]:
+def _may_be_same(file: Record | None, other: Record | None) -> bool:
+    if file is None or other is None or file["num_bytes"] != other["num_bytes"]:
         return False
-    (kind, _, value), (other_kind, _, other_value) = one["checksum"].partition(" "), other["checksum"].partition(" ")
+    (kind, _, value), (other_kind, _, other_value) = file["checksum"].partition(" "), other["checksum"].partition(" ")
     return kind != other_kind or value == other_value
 
 
@@ -144,12 +148,12 @@ def files_keys(record: Record) -> list[str]:
 
 
 def is_path(dataset_name: str | None) -> bool:
-    """Return whether a data set is a local folder, even if its path is redacted."""
+    """Return whether the name of a data set is the path of a local folder, which may be redacted."""
     return dataset_name is not None and (dataset_name == REDACTED or Path(dataset_name).is_absolute())
 
 
 def published_corpus(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Redact names of files and folders in the record of a corpus. Its identity stays."""
+    """Redact the names of files and folders in the record of a corpus. Its identity stays the same."""
     published = redact_except(record, [BUILTIN])
     published["settings"] = redact_settings(record["settings"], [CorpusConfig])
     if (name := record["settings"]["dataset_name"]) in (BUILTIN, hub_dataset(record)):
@@ -161,37 +165,37 @@ def published_corpus(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def published_bad_rows(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Keep only the number of bad rows, if they are recorded."""
+    """Reduce the record of bad rows, if there is one, to their number."""
     return {"num_rows": record["num_rows"], "listed": []} if record else None
 
 
 def hub_dataset(record: Mapping[str, Any]) -> str | None:
-    """Return the id of the Hub's data set in the record of a corpus, None for any other corpus, or an empty record."""
+    """Return the id on the Hub of the data set in the record of a corpus; None for another or an empty record."""
     name = record.get("settings", {}).get("dataset_name")
     is_on_hub = name not in (None, BUILTIN) and HUB_ID.fullmatch(name) and not Path(name).exists()
     return name if is_on_hub else None
 
 
 def names_its_text(record: Mapping[str, Any]) -> bool:
-    """Return whether a record says which text it is of: a published one may not."""
+    """Return whether a record names the text of its corpus. In a published record it may be redacted."""
     settings = record["settings"]
     return REDACTED not in [settings["dataset_name"], *(path for key in FILES_KEYS for path in settings[key])]
 
 
 def with_checksums(files: Iterable[StoredFile]) -> list[StoredFile]:
-    """Add checksums, `sha256 HEX`, and the time of the last change to the local files; objects have a checksum.
+    """Add the checksum, `sha256 HEX`, and the time of the last change to local files. Objects already have a checksum.
 
-    A .gz file also gets the checksum of its decompressed content, which is that of the same file uncompressed.
+    A .gz file also gets the checksum of its decompressed content, so that it can be compared with uncompressed files.
 
     Raises:
-        InputError: a file cannot be read, or changes while it is.
+        InputError: a file cannot be read, or changes while it is being read.
     """
-    found = list(files)
-    num_bytes = sum(file.num_bytes for file in found if file.is_local)
+    files = list(files)
+    num_bytes = sum(file.num_bytes for file in files if file.is_local)
     if num_bytes >= MANY_BYTES:
-        logger.info("Hashing the corpus's local files, %.1f GB, but for those hashed before.", num_bytes / 1e9)
+        logger.info("Hashing the local files of the corpus, %.1f GB, except those hashed before.", num_bytes / 1e9)
     with ThreadPoolExecutor(NUM_READERS) as pool:
-        return list(pool.map(_with_checksum, found))
+        return list(pool.map(_with_checksum, files))
 
 
 def _with_checksum(file: StoredFile) -> StoredFile:
@@ -214,8 +218,8 @@ def _with_checksum(file: StoredFile) -> StoredFile:
 
 
 def _state(path: str) -> dict[str, int]:
-    found = Path(path).stat()
-    return {name: getattr(found, f"st_{name}") for name in ("dev", "ino", "size", "mtime_ns", "ctime_ns")}
+    status = Path(path).stat()
+    return {name: getattr(status, f"st_{name}") for name in ("dev", "ino", "size", "mtime_ns", "ctime_ns")}
 
 
 def _checksums(path: str) -> Checksums:
@@ -225,7 +229,7 @@ def _checksums(path: str) -> Checksums:
 
 
 def _content_sha256(path: str) -> str | None:
-    """Hash the decompressed content; None for a damaged file, which is refused when it is read."""
+    """Hash the decompressed content; None for a damaged file, which will be an error when its text is read."""
     try:
         with gzip.open(path) as file:
             return _sha256(file)
@@ -241,33 +245,37 @@ def _sha256(file: io.RawIOBase | gzip.GzipFile) -> str:
 
 
 def cache_folder() -> Path:
-    """Return the folder of what this project keeps between commands; a RuntimeError if the user has no home."""
+    """Return the folder for what this project keeps between commands.
+
+    Raises:
+        RuntimeError: the user has no home.
+    """
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "mlm-pretraining")
 
 
 def recall(name: str, key: Any) -> Any:
-    """Read what was kept in a file of the user's cache under this key; None if nothing was, or the file is damaged."""
+    """Read the value of a file in the user's cache; None if there is none for this key, or the file is damaged."""
     try:
-        found = json.loads(gzip.decompress((cache_folder() / name).read_bytes()))
-        return found["value"] if found["key"] == key else None
+        cached = json.loads(gzip.decompress((cache_folder() / name).read_bytes()))
+        return cached["value"] if cached["key"] == key else None
     except CACHE_ERRORS:
         return None
 
 
 def keep(name: str, key: Any, value: Any) -> None:
-    """Keep a value of JSON's types instead of what the file had; do nothing if the cache cannot be written."""
+    """Write a key and a JSON value to a file in the user's cache, if the cache can be written."""
     content = json.dumps({"key": key, "value": value}, ensure_ascii=False).encode()
     try:
         folder, file_name = folder_and_name(str(cache_folder() / name))
-        folder.delete_partial_files(file_name)  # of a run that was killed
+        folder.delete_partial_files(file_name)  # a killed run may have left some
         folder.write_bytes(file_name, gzip.compress(content, compresslevel=1, mtime=0))
     except CACHE_ERRORS as error:
-        logger.info("%s is not kept for the next command: %s", name, error.__cause__ or error)
+        logger.info("%s was not cached for the next command: %s", name, error.__cause__ or error)
 
 
-# All empty files are equal.
+# The checksum of empty files, which do not count as shared text.
 NO_CONTENT = f"sha256 {hashlib.sha256().hexdigest()}"
-# Settings that decide what a document is, and with the percentages which split it is drawn for.
+# Settings that decide what a document is and, together with the percentages, for which split it is drawn.
 DRAW = ("seed", "sample_by", "text_column", "delimiter")
 
 
@@ -275,8 +283,9 @@ DRAW = ("seed", "sample_by", "text_column", "delimiter")
 class Part:
     """A split of a corpus.
 
-    corpus: the record of the corpus, or what `record_of_split` makes of it.
-    split: the name of the split.
+    Attributes:
+        corpus: record of the corpus, or the result of `record_of_split` for it.
+        split: name of the split.
     """
 
     corpus: Record
@@ -284,7 +293,7 @@ class Part:
 
     @cached_property
     def record(self) -> Record:
-        """The record, reduced to what decides the documents of this split."""
+        """Record of the corpus, reduced to what decides the documents of this split."""
         return record_of_split(self.corpus, self.split)
 
     @cached_property
@@ -293,55 +302,62 @@ class Part:
 
     @cached_property
     def files(self) -> list[Record]:
-        found = [file for key in files_keys(self.record) for file in self.record[key]]
-        return [file for file in found if file["num_bytes"] and file.get("content_checksum") != NO_CONTENT]
+        """Records of the files of this split that are not empty."""
+        files = [file for key in files_keys(self.record) for file in self.record[key]]
+        return [file for file in files if file["num_bytes"] and file.get("content_checksum") != NO_CONTENT]
 
 
-def describe_shared_text(one: Part, other: Part) -> str:
-    """Describe the text that two splits share, or the files that changed in between; empty if none is known."""
-    are_apart = _are_drawn_apart(one, other)
-    if shared := list(_shared_files(one, other, are_apart)):
+def describe_shared_text(part: Part, other: Part) -> str:
+    """Describe the text that two splits share; empty if they share none as far as is known.
+
+    Two different states of the same file or data set count as shared text.
+    """
+    are_apart = _are_drawn_apart(part, other)
+    if shared := list(_shared_files(part, other, are_apart)):
         file, other_file = shared[0]
         source = describe_file(file)
         if other_file["path"] not in (REDACTED, file["path"]):
             source += f" or a copy of it, {other_file['path']}"
         source += f" and {len(shared) - 1:,} more" * (len(shared) > 1)
-    elif _share_dataset(one, other, are_apart):
-        source = str(one.config.dataset_name)
+    elif _share_dataset(part, other, are_apart):
+        source = str(part.config.dataset_name)
     else:
         return ""
-    if one.split == other.split and identity(one.record) == identity(other.record):
-        return f"both are the split `{one.split}` of {source}"
-    return f"both were made of {source}"
+    if part.split == other.split and identity(part.record) == identity(other.record):
+        return f"both are the split `{part.split}` of {source}"
+    return f"both were made from {source}"
 
 
-def describe_possibly_shared_text(one: Part, other: Part) -> str:
-    """Describe why it is unknown whether two splits share text; empty if nothing points to it."""
-    if _are_drawn_apart(one, other):
+def describe_possibly_shared_text(part: Part, other: Part) -> str:
+    """Describe why two splits may share text although this cannot be checked; empty if nothing suggests it."""
+    if _are_drawn_apart(part, other):
         return ""
-    by_name = {_bare_name(file): file for file in other.files}
-    for file in one.files:
-        other_file = by_name.get(_bare_name(file))
+    other_by_name = {_bare_name(file): file for file in other.files}
+    for file in part.files:
+        other_file = other_by_name.get(_bare_name(file))
         if other_file and file["path"] != REDACTED and _may_have_equal_text(file, other_file):
             return f"the checksums of {file['path']} and {other_file['path']} cannot be compared"
-    here, there = one.config.dataset_config, other.config.dataset_config
-    if here != there and _are_one_dataset(one, other) and _hub_split(one) == _hub_split(other):
-        return f"they are of the configurations {here} and {there} of {one.config.dataset_name}"
+    configuration, other_configuration = part.config.dataset_config, other.config.dataset_config
+    are_different = configuration != other_configuration
+    if are_different and _are_same_dataset(part, other) and _hub_split(part) == _hub_split(other):
+        return (
+            f"they come from the configurations {configuration} and {other_configuration} of {part.config.dataset_name}"
+        )
     return ""
 
 
-def _are_drawn_apart(one: Part, other: Part) -> bool:
-    """Return whether equal documents cannot be in both splits, since these are drawn by their text."""
-    (start, stop), (other_start, other_stop) = (part.config.drawn_percents_of(part.split) for part in (one, other))
-    is_one_draw = all(getattr(one.config, name) == getattr(other.config, name) for name in DRAW)
-    return is_one_draw and (stop <= other_start or other_stop <= start)
+def _are_drawn_apart(part: Part, other: Part) -> bool:
+    """Return whether two splits are drawn by their text such that no document can be in both."""
+    (start, stop), (other_start, other_stop) = (each.config.drawn_percents_of(each.split) for each in (part, other))
+    is_same_draw = all(getattr(part.config, name) == getattr(other.config, name) for name in DRAW)
+    return is_same_draw and (stop <= other_start or other_stop <= start)
 
 
-def _shared_files(one: Part, other: Part, are_apart: bool) -> Iterator[tuple[Record, Record]]:
-    """Yield files of both with the same text, and those that changed in between, of which much may be the same."""
+def _shared_files(part: Part, other: Part, are_apart: bool) -> Iterator[tuple[Record, Record]]:
+    """Yield pairs of files of two splits with the same text, or with the same path (an older state of the file)."""
     by_content = {_content(file): file for file in other.files}
     by_path = {file["path"]: file for file in other.files if file["path"] != REDACTED}
-    for file in one.files:
+    for file in part.files:
         if copy := by_content.get(_content(file)):
             if not are_apart:
                 yield file, copy
@@ -350,7 +366,7 @@ def _shared_files(one: Part, other: Part, are_apart: bool) -> Iterator[tuple[Rec
 
 
 def _content(file: Record) -> Any:
-    """Return a key that only files of the same text share."""
+    """Return a key that is equal only for files with the same text."""
     checksum = file.get("content_checksum") or file["checksum"]
     return checksum if checksum.startswith("sha256 ") else (file["num_bytes"], checksum)
 
@@ -360,33 +376,33 @@ def _bare_name(file: Record) -> str:
 
 
 def _may_have_equal_text(file: Record, other: Record) -> bool:
-    """Return whether files of one name may have the same text, although their checksums are of different kinds."""
+    """Return whether two files with the same name may have the same text, although their checksums differ in kind."""
     if file["path"].endswith(".gz") == other["path"].endswith(".gz"):
-        kinds = {one["checksum"].partition(" ")[0] for one in (file, other)}
+        kinds = {each["checksum"].partition(" ")[0] for each in (file, other)}
         return len(kinds) > 1 and file["num_bytes"] == other["num_bytes"]
     zipped, plain = (file, other) if file["path"].endswith(".gz") else (other, file)
     return "content_checksum" not in zipped or not plain["checksum"].startswith("sha256 ")
 
 
-def _share_dataset(one: Part, other: Part, are_apart: bool) -> bool:
+def _share_dataset(part: Part, other: Part, are_apart: bool) -> bool:
     """Return whether two splits were read from the same rows of a data set, or from different states of it."""
-    if not _are_one_dataset(one, other) or one.config.dataset_config != other.config.dataset_config:
+    if not _are_same_dataset(part, other) or part.config.dataset_config != other.config.dataset_config:
         return False
-    if one.config.dataset_name == BUILTIN:
-        return not are_apart or one.record.get(BUILTIN) != other.record.get(BUILTIN)
-    is_one_state = one.config.dataset_revision == other.config.dataset_revision
-    return not is_one_state or (_hub_split(one) == _hub_split(other) and not are_apart)
+    if part.config.dataset_name == BUILTIN:
+        return not are_apart or part.record.get(BUILTIN) != other.record.get(BUILTIN)
+    is_same_state = part.config.dataset_revision == other.config.dataset_revision
+    return not is_same_state or (_hub_split(part) == _hub_split(other) and not are_apart)
 
 
-def _are_one_dataset(one: Part, other: Part) -> bool:
-    """Return whether two splits are of one data set: by its name or, if it was renamed, its commit."""
-    name, other_name = (part.config.dataset_name for part in (one, other))
+def _are_same_dataset(part: Part, other: Part) -> bool:
+    """Return whether two splits come from the same data set, by its name or, in case it was renamed, its commit."""
+    name, other_name = (each.config.dataset_name for each in (part, other))
     if name is None or other_name is None or is_path(name) or is_path(other_name):
-        return False  # a folder is compared by its files
-    is_one_commit = one.config.dataset_revision == other.config.dataset_revision
-    return name == other_name or (is_one_commit and BUILTIN not in (name, other_name))
+        return False  # local folders are compared by their files
+    is_same_commit = part.config.dataset_revision == other.config.dataset_revision
+    return name == other_name or (is_same_commit and BUILTIN not in (name, other_name))
 
 
 def _hub_split(part: Part) -> str:
-    """Return which split of the data set a part was read from."""
+    """Return the split of the data set from which the documents of a part are read."""
     return next(filter(None, map(part.config.hub_split_of, HELD_OUT_SPLITS)), part.config.split)

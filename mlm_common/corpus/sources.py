@@ -1,7 +1,7 @@
-"""Open the corpus of a command: a single one, or a mixture of several sources, each a corpus.
+"""Open the corpus of a command, or a mixture of several sources, each of which is a corpus.
 
-A source has a name, the settings of a corpus, and perhaps a weight. Paths in a file of sources are those of flags:
-relative to the working directory.
+A source has a name, the settings of a corpus, and optionally a weight. Paths in a file of sources are relative to the
+working directory, as on the command line.
 """
 
 from collections.abc import Mapping
@@ -21,9 +21,12 @@ from mlm_common.mixture import HUB_PREFIX, check_names, check_weights, named_pat
 
 @dataclass(frozen=True)
 class Mixture:
-    """Opened corpora by name, in the order of the file; a single corpus without a name is under "".
+    """The opened corpora of a command.
 
-    `weights` has one for each source, or none at all.
+    Attributes:
+        corpora: corpora by the name of their source, in the order in which they were given. The key is "" for a single
+            corpus without a name.
+        weights: weight of each source; empty if no weights were given.
 
     Raises:
         InputError: two sources share text.
@@ -39,27 +42,24 @@ class Mixture:
         for (name, one), (other_name, other) in combinations(parts, 2):
             if name != other_name and (shared := describe_shared_text(one, other)):
                 raise InputError(
-                    f"Sources must not share text; of `{name}` and `{other_name}` {shared}. Name each file for one "
+                    f"Sources must not share text; for `{name}` and `{other_name}`, {shared}. Name each file for one "
                     "source only."
                 )
 
     @property
     def record(self) -> dict[str, Any]:
-        """What is recorded beside that which is made of it, of values that JSON has: `corpora_of` reads it."""
+        """A record of the mixture as JSON values, stored next to the output. `corpora_of` reads it."""
         records = {name: corpus.record for name, corpus in self.corpora.items()}
         return {"corpus": records[""]} if "" in records else {"sources": records, "source_weights": self.weights}
 
 
 def corpora_of(record: Mapping[str, Any]) -> dict[str, Record]:
-    """Return the records of the corpora in a `Mixture.record`, by name; none if it has none."""
+    """Return the records of the corpora in a `Mixture.record`, by name; empty if it has none."""
     return record.get("sources") or ({"": record["corpus"]} if "corpus" in record else {})
 
 
 def check_recorded_mixture(record: Mapping[str, Any], path: str) -> None:
-    """Check what `corpora_of` and others read of a `Mixture.record`, in the file `path`, which may be damaged.
-
-    Any exception means that it is.
-    """
+    """Check a `Mixture.record` that was read from the file `path`. Any exception means that the record is damaged."""
     corpora = corpora_of(record)
     for corpus in corpora.values():
         settings = typed_settings([CorpusConfig], as_settings(corpus["settings"], path), path)
@@ -75,12 +75,16 @@ def check_recorded_mixture(record: Mapping[str, Any], path: str) -> None:
 
 
 def open_mixture(given: CorpusConfig, sources: SourcesConfig) -> Mixture:
-    """Open the corpus `given` or, if there are any, the sources, for which `given` has the defaults.
+    """Open the sources or, if there are none, the single corpus `given`.
+
+    Args:
+        given: settings of the single corpus, or default settings of the sources.
+        sources: the sources, if any.
 
     Raises:
-        InputError: `given` names a corpus beside the sources; their file is not a mapping of names to settings; some
-            sources have weights, and some have none; two sources share text; and, with the name of the source, what
-            `CorpusConfig`, `open_corpus` and `check_drawn_splits` raise.
+        InputError: `given` names a corpus although there are sources, the file of sources does not map names to
+            settings, only some sources have weights, or two sources share text. Also whatever `CorpusConfig`,
+            `open_corpus` and `check_drawn_splits` raise, with the name of the source.
     """
     if sources.sources is None:
         require(not sources.source_weights, "needs --sources", "--source-weights", " ".join(sources.source_weights))
@@ -89,7 +93,7 @@ def open_mixture(given: CorpusConfig, sources: SourcesConfig) -> Mixture:
         return Mixture({"": corpus}, {})
     if given.is_given:
         raise InputError(
-            "--sources cannot be combined with --data-files or --dataset-name: name that corpus among the sources."
+            "--sources cannot be combined with --data-files or --dataset-name. Name that corpus among the sources."
         )
     configs: dict[str, CorpusConfig] = {}
     weights: dict[str, float] = {}
@@ -97,7 +101,7 @@ def open_mixture(given: CorpusConfig, sources: SourcesConfig) -> Mixture:
     where, settings_by_name = _settings_of_sources(sources.sources)
     for name, settings in settings_by_name.items():
         typed = typed_settings([CorpusConfig, SourceWeight], as_settings(settings, where + name), where + name)
-        # Validation or test text that a source names replaces that of `given`.
+        # If a source sets any validation (or test) text, no such setting of `given` applies to it.
         held_out = {key.partition("_")[0] for key in typed} & set(HELD_OUT_SPLITS)
         defaults = {key: value for key, value in given.settings_given.items() if key.partition("_")[0] not in held_out}
         try:
@@ -110,7 +114,7 @@ def open_mixture(given: CorpusConfig, sources: SourcesConfig) -> Mixture:
         weights = named_weights(sources.source_weights, "--source-weights", configs)
     check_weights(weights, where.rstrip(", "))
     if weights and (without := [name for name in configs if name not in weights]):
-        raise InputError(f"Give a weight to all sources, or to none; {', '.join(without)}: none given.")
+        raise InputError(f"Either all sources must have a weight or none; {', '.join(without)} have none.")
     for name, config in configs.items():
         try:
             corpora[name] = open_corpus(config)
@@ -121,20 +125,20 @@ def open_mixture(given: CorpusConfig, sources: SourcesConfig) -> Mixture:
 
 
 def _settings_of_sources(text: str) -> tuple[str, dict[str, Any]]:
-    """Read what --sources names: where a source is named, for errors, and {name: settings}."""
+    """Read the value of --sources; return where its sources are named, for errors, and {name: settings}."""
     files = named_paths(text, "--sources")
     if "" not in files:
         return "--sources ", {name: _corpus_named(words) for name, words in files.items()}
     (path,) = files[""]
     is_file = path.endswith((".yaml", ".yml", ".json")) or Path(path).is_file()
-    require(is_file, "must be NAME=FILES for each source, or a file of YAML", "--sources", path)
+    require(is_file, "must be NAME=FILES for each source, or a YAML file", "--sources", path)
     content = read_yaml_file(path, "--sources")
     if not isinstance(content, dict) or not content:
         rule = "must be a mapping of names to settings, such as `de: {data_files: de/*.txt}`"
         raise InputError(f"--sources {rule}; {path} has {content!r}.")
     for name in content:
         if not isinstance(name, str):
-            raise InputError(f"The names of sources must be text; YAML reads one in {path} as {name!r}: quote it.")
+            raise InputError(f"The names of sources must be text; YAML reads a name in {path} as {name!r}. Quote it.")
     check_names(content, path)
     return f"{path}, ", content
 

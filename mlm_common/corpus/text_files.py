@@ -1,7 +1,7 @@
-"""Files of text, local or `gs://`: find those that patterns name, cut them into byte ranges, and read these.
+"""Find text files, local or `gs://`, by patterns, cut them into byte ranges, and read the ranges.
 
-A byte range is a unit of work for a worker. Byte ranges also make a sample of a corpus, which costs the same whatever
-the size of the corpus. Documents are cut likewise, in passages and groups.
+A byte range is a unit of work for a worker. Byte ranges are also used to sample a corpus at a cost that does not depend
+on its size. Other functions cut documents into passages and groups.
 """
 
 import glob
@@ -42,23 +42,24 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Read one after the other from a disk or in one request each, where seeking takes a small part of the time.
+# Size of the blocks of a sample. In blocks of this size seeking, or sending a request, takes a small part of the time.
 SAMPLE_BLOCK_BYTES = 8 << 20
-# Fewer groups than these, when one of them is larger than it should be, would leave workers without work.
+# With fewer groups than these, and one that is too large, workers would run out of work.
 MIN_GROUPS = 16
-# So that a small sample, too, and one of large row groups, is from all over the corpus.
+# A sample has at least this number of blocks, so that even a small one, or one of large row groups, comes from all over
+# the corpus.
 MIN_SAMPLE_BLOCKS = 64
 MAX_PASSAGE_CHARACTERS = 4096
 
 FORMAT_OF_ENDING = {".txt": "text", ".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 KINDS = {"text": "a text file", "json": "a JSON file", "csv": "a CSV file", "parquet": "a Parquet file"}
-# Bytes at the start of a file that are searched for a zero byte, which no text has (as `git` does).
+# Number of bytes at the start of a file that are searched for a zero byte, which text does not have. `git` does this.
 NUM_BYTES_CHECKED = 8000
 MAX_FORMS_READ = 20
-MAX_LFS_POINTER_BYTES = 1024  # as Git LFS defines it
-# Looked through for the end of a row that has begun before; most rows are shorter.
+MAX_LFS_POINTER_BYTES = 1024  # limit of Git LFS
+# Number of bytes to read at once to find the end of a row. Most rows are shorter.
 ROW_END_BYTES = 1 << 16
-# A last `\r` is left out: whether a `\n` belongs to it is seen with the next read.
+# A `\r` at the end of a block does not match, because only the next block shows whether a `\n` follows it.
 _ROW_END = re.compile(rb"\r\n|\r(?!\Z)|\n")
 
 Item = TypeVar("Item")
@@ -66,9 +67,14 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class ByteRange:
-    """The rows of a file that begin in bytes [start, stop), each to its end; the whole file where `stop` is None.
+    """The rows of a file that start in bytes [start, stop), each up to its end.
 
-    A row of Parquet begins where its row group does.
+    A row of Parquet starts where its row group starts.
+
+    Attributes:
+        file: the file.
+        start: first byte of the range.
+        stop: byte after the range; None for the end of the file.
     """
 
     file: StoredFile
@@ -81,15 +87,15 @@ class ByteRange:
 
 
 def can_be_cut(file: StoredFile, sample_by: str) -> bool:
-    """Return whether rows can be read without those before: each is a line, or in a row group."""
+    """Return whether rows of a file can be read without the rows before them, because they are lines or Parquet."""
     return file.name.endswith((".jsonl", ".parquet")) or (file.name.endswith(".txt") and sample_by == "line")
 
 
 def cut_file(file: StoredFile, sample_by: str, max_bytes: int) -> list[ByteRange]:
-    """Cut the file into ranges of at most `max_bytes`, or one larger row group; one that cannot be cut stays whole.
+    """Cut a file into ranges of at most `max_bytes`. A larger row group, or a file that cannot be cut, is one range.
 
     Raises:
-        InputError: it is not the Parquet that its name says.
+        InputError: the name of the file ends in .parquet, but it is not Parquet.
     """
     if file.num_bytes <= max_bytes or not can_be_cut(file, sample_by):
         return [ByteRange(file)]
@@ -106,35 +112,43 @@ def _is_parquet(file: StoredFile) -> bool:
 
 
 def _row_groups(file: StoredFile) -> list[ByteRange]:
-    """List a range for each row group of a Parquet file; together they are all of its bytes."""
+    """Return a range for each row group of a Parquet file. Together they cover all of its bytes."""
     return [ByteRange(file, *borders) for borders in pairwise([0, *row_group_starts(file)[1:], file.num_bytes])]
 
 
 def group_byte_ranges(files: Sequence[StoredFile], sample_by: str, max_bytes: int) -> Iterator[list[ByteRange]]:
-    """Yield the files in order, in groups of at most `max_bytes`; a file that is larger and cannot be cut is a group.
+    """Yield the byte ranges of files, in order, in groups of at most `max_bytes`.
 
-    A large file's ranges are groups by themselves, small files come together.
+    Each range of a large file is a group. Small files share a group. A larger file that cannot be cut is a group.
     """
     ranges = (byte_range for file in files for byte_range in cut_file(file, sample_by, max_bytes))
     return grouped(((byte_range, byte_range.num_bytes) for byte_range in ranges), max_bytes)
 
 
 def is_for_few_workers(files: Sequence[StoredFile], sample_by: str, max_bytes: int) -> bool:
-    """Return whether the groups are few, and one is larger than `max_bytes` because its file cannot be cut finer."""
+    """Return whether there are few groups, and one is larger than `max_bytes` because its file cannot be cut."""
     groups = list(islice(group_byte_ranges(files, sample_by, max_bytes), MIN_GROUPS))
     is_too_large = any(sum(byte_range.num_bytes for byte_range in group) > max_bytes for group in groups)
     return is_too_large and len(groups) < MIN_GROUPS
 
 
 def draw_byte_ranges(files: Sequence[StoredFile], config: CorpusConfig, num_bytes: int) -> list[ByteRange] | None:
-    """Draw about `num_bytes` of the files, in ranges from all over them, in order; the same for the same seed.
+    """Draw a sample of about `num_bytes` from all over the files.
 
-    The files are taken as one, cut into equally long sections, and a block is drawn from each; if one is Parquet, row
-    groups are drawn, by the size of their text, and blocks of the other files. None if the files have no more bytes
-    than that, or one of them cannot be cut.
+    The concatenated files are cut into sections of equal length, and a block is drawn from each section. If there are
+    Parquet files, row groups, and blocks of the other files, are drawn instead, and only the text of a row group counts
+    as its size.
+
+    Args:
+        files: files of the corpus.
+        config: settings of the corpus. The same seed gives the same sample.
+        num_bytes: size of the sample.
+
+    Returns:
+        The ranges in order; None if the files are not larger than the sample, or if one of them cannot be cut.
 
     Raises:
-        InputError: a file is not the Parquet that its name says, or has no text column.
+        InputError: the name of a file ends in .parquet, but it is not Parquet or has no text column.
     """
     if not all(can_be_cut(file, config.txt_unit) for file in files):
         return None
@@ -153,7 +167,7 @@ def draw_byte_ranges(files: Sequence[StoredFile], config: CorpusConfig, num_byte
 
 
 def _ranges_of_blocks(files: Sequence[StoredFile], blocks: Sequence[int], block_bytes: int) -> Iterator[ByteRange]:
-    """Yield the ranges that make up the blocks, whose numbers are in order."""
+    """Yield the byte ranges of blocks of the concatenated files. The numbers in `blocks` must be in order."""
     ends = list(accumulate(file.num_bytes for file in files))
     index = 0
     for block in blocks:
@@ -170,11 +184,11 @@ def _ranges_of_blocks(files: Sequence[StoredFile], blocks: Sequence[int], block_
 
 
 def _draw_row_groups(files: Sequence[StoredFile], config: CorpusConfig, num_bytes: int) -> list[ByteRange] | None:
-    """Draw row groups, and blocks of files that are not Parquet, `num_bytes` of text but no fewer than 64 of them."""
-    units: list[tuple[ByteRange, int]] = []  # with their bytes of text
+    """Draw row groups of Parquet files, and blocks of other files: `num_bytes` of text, but at least 64 units."""
+    units: list[tuple[ByteRange, int]] = []  # each with its number of bytes of text
     for file in files:
         if _is_parquet(file):
-            # A file without rows has no sizes, but a range all the same.
+            # A file without rows has one range, but no sizes.
             units += zip(_row_groups(file), row_group_text_bytes(file, config.text_column), strict=False)
         else:
             units += [(block, block.num_bytes) for block in cut_file(file, config.txt_unit, SAMPLE_BLOCK_BYTES)]
@@ -185,7 +199,7 @@ def _draw_row_groups(files: Sequence[StoredFile], config: CorpusConfig, num_byte
 
 
 def cut_passages(documents: Iterable[str]) -> Iterator[str]:
-    """Yield the documents in order, one of more than 4,096 characters cut: at spaces, where it has any."""
+    """Yield the documents in order, cut into passages of at most 4,096 characters, at white space if possible."""
     for document in documents:
         start = 0
         while len(document) - start > MAX_PASSAGE_CHARACTERS:
@@ -198,7 +212,10 @@ def cut_passages(documents: Iterable[str]) -> Iterator[str]:
 
 
 def grouped(sized_items: Iterable[tuple[Item, int]], max_size: int) -> Iterator[list[Item]]:
-    """Yield the items of (item, size) in order, in groups of at most `max_size`; a larger item is a group."""
+    """Group items, given as (item, size), in order. The sum of a group's sizes is at most `max_size`.
+
+    An item that is larger than `max_size` is a group.
+    """
     group: list[Item] = []
     group_size = 0
     for item, size in sized_items:
@@ -212,12 +229,13 @@ def grouped(sized_items: Iterable[tuple[Item, int]], max_size: int) -> Iterator[
 
 
 def grouped_by_size(documents: Iterable[str], max_bytes: int) -> Iterator[list[str]]:
-    """Yield the documents in order, in groups of at most `max_bytes` of UTF-8; a larger document is a group."""
-    # One more each, so that blank documents have a size, too.
+    """Group documents, in order. A group has at most `max_bytes` of UTF-8, or is a single larger document."""
+    # One byte is added to each size, so that blank documents have a size, too.
     return grouped(((document, len(document.encode()) + 1) for document in documents), max_bytes)
 
 
 def absolute_pattern(pattern: str) -> str:
+    """Make a local path or glob absolute."""
     if is_gcs(pattern) or Path(pattern).is_absolute():
         return pattern
     folder = str(Path.cwd())
@@ -226,45 +244,53 @@ def absolute_pattern(pattern: str) -> str:
 
 
 def find_files(patterns: list[str], flag: str, *, is_text: bool = True) -> list[StoredFile]:
-    """Find the files that the patterns name, with their checksums; in order, those of a glob sorted.
+    """Find the files that match the patterns, with their checksums, in order. The matches of a glob are sorted.
 
-    A file that links or several patterns name again is listed once, under its first name.
+    A file that is found again, through a link or another pattern, is listed once, under its first name.
+
+    Args:
+        patterns: paths and globs.
+        flag: flag that sets the patterns, for errors.
+        is_text: whether the files must have the ending of a text format that can be read.
 
     Raises:
-        InputError: a pattern without a match, a link to nothing, or a file of text whose ending is not one that can
-            be read; names `flag`.
+        InputError: a pattern has no match, a link points to nothing, or a file has another ending.
     """
     files: dict[str, StoredFile] = {}
     num_found = 0
     for pattern in patterns:
-        found = find_stored_files(pattern)
-        if not found:
+        matches = find_stored_files(pattern)
+        if not matches:
             shown = short_path(pattern)
             if not is_gcs(pattern) and os.path.lexists(pattern):
                 hint = f" Name its files, such as '{shown}/*.txt'." if Path(pattern).is_dir() else ""
                 raise InputError(f"{missing(shown, flag, 'file')}{hint}")
             raise InputError(f"{flag}: no file matches {shown}{did_you_mean(shown) or '.'}")
-        num_found += len(found)
-        for file in found:
+        num_found += len(matches)
+        for file in matches:
             if is_text:
                 _format_of(file.name, flag)
             files.setdefault(os.path.realpath(file.name) if file.is_local else file.name, file)
     if num_found > len(files):
         logger.info(
-            "%s: %s names are files that were named before; each is read once.", flag, f"{num_found - len(files):,}"
+            "%s: %s names refer to files that were already named; each file is read once.",
+            flag,
+            f"{num_found - len(files):,}",
         )
     return with_checksums(files.values())
 
 
 def read_byte_range(byte_range: ByteRange, config: CorpusConfig, bad_rows: BadRows | None = None) -> Iterator[str]:
-    """Yield the texts of a file or of a range of it, in the file's order; an empty one for a row without text.
+    """Yield the texts of a byte range, in order. A row without text gives an empty one.
 
-    Of the settings `text_column`, `sample_by` and `on_bad_row` count. With `on_bad_row="skip"` unreadable rows are
-    skipped and added to `bad_rows`.
+    Args:
+        byte_range: a file or a range of it.
+        config: settings of the corpus, of which `text_column`, `sample_by`, `delimiter` and `on_bad_row` are used.
+        bad_rows: gets the unreadable rows that are skipped with `on_bad_row="skip"`.
 
     Raises:
-        InputError: the file is not what its ending says, is not UTF-8, or lacks the text column. Texts before the
-            error may have been yielded.
+        InputError: the content does not match the ending of the file, is not UTF-8, or lacks the text column. Texts
+            before the error may have been yielded.
         CloudStorageError: Cloud Storage did not answer.
     """
     name, text_column = byte_range.file.name, config.text_column
@@ -275,12 +301,12 @@ def read_byte_range(byte_range: ByteRange, config: CorpusConfig, bad_rows: BadRo
     handler = (bad_rows or BadRows()).handler(config.on_bad_row, name, place)
     with guarded_read(name, _kind(name)), byte_range.file.open() as raw:
         if file_format == "parquet":
-            # Reading further ahead than to the end of the range would be for nothing.
+            # Reading ahead past the end of the range would be a waste.
             block_bytes = min(raw.read_ahead_bytes, max(byte_range.num_bytes, PARQUET_BUFFER_BYTES))
             table: io.BufferedReader[Any] = io.BufferedReader(raw, block_bytes)
             yield from parquet_texts(table, text_column, name, handler, byte_range.start, stop)
             return
-        text = _open_text(raw, byte_range)  # closes the file once nothing refers to it
+        text = _open_text(raw, byte_range)  # closes the file when it is garbage-collected
         if file_format == "text":
             yield from txt_texts(text, config.txt_unit, handler)
         elif file_format == "csv":
@@ -290,10 +316,10 @@ def read_byte_range(byte_range: ByteRange, config: CorpusConfig, bad_rows: BadRo
 
 
 def _open_text(raw: "LocalReader | GcsReader", byte_range: ByteRange) -> io.TextIOWrapper:
-    """Open the rows of a range as text, in which bytes that are not UTF-8 are surrogates.
+    """Open the rows of a range as text. Bytes that are not UTF-8 become surrogates.
 
     Raises:
-        InputError: the file begins as no text does.
+        InputError: the start of the file is not text.
     """
     name, is_csv = byte_range.file.name, _format_of(byte_range.file.name, "--data-files") == "csv"
     if name.endswith(".gz"):
@@ -303,29 +329,30 @@ def _open_text(raw: "LocalReader | GcsReader", byte_range: ByteRange) -> io.Text
         start = raw.read(NUM_BYTES_CHECKED) or b""
         stop = sys.maxsize if byte_range.stop is None else byte_range.stop
         rows = io.BufferedReader(_BlockReader(row_blocks(raw, byte_range.start, stop, raw.read_ahead_bytes)))
-    if not (is_csv and encoding_of_mark(start)):  # Excel's "Unicode text"; a .csv file is read as a whole
+    if not (is_csv and encoding_of_mark(start)):  # Excel writes UTF-16; a .csv file is never cut, so it can be decoded
         _check_start(name, start)
     codec = "utf-8" if byte_range.start else codec_of(start)
     return io.TextIOWrapper(rows, codec, "surrogateescape", "" if is_csv else None)
 
 
 def describe_csv_forms(files: Iterable[StoredFile], delimiter: str | None) -> str:
-    """Say what is between the columns of the first .csv files, if it is not a comma; empty if there are none.
+    """Describe the delimiters of the first .csv files, if they are not commas; empty if there are none.
 
     Raises:
-        InputError: a file may have one of two delimiters, or cannot be read.
+        InputError: two delimiters are possible for a file, or it cannot be read.
     """
     names: dict[str, list[str]] = {}
     for file in islice((file for file in files if _format_of(file.name, "--data-files") == "csv"), MAX_FORMS_READ):
         with guarded_read(file.name, _kind(file.name)), file.open() as raw:
             rows = CsvRows(_open_text(raw, ByteRange(file)), file.name, parse_delimiter(delimiter))
             names.setdefault(DELIMITERS.get(rows.delimiter, f"`{rows.delimiter}`"), []).append(file.name)
-    found = [
-        f"{words} between the columns of {short_path(of[0])}" + (f" and {len(of) - 1:,} more" if of[1:] else "")
-        for words, of in names.items()
+    descriptions = [
+        f"{words} between the columns of {short_path(file_names[0])}"
+        + (f" and {len(file_names) - 1:,} more" if file_names[1:] else "")
+        for words, file_names in names.items()
         if words != DELIMITERS[","]
     ]
-    return "; ".join(found)
+    return "; ".join(descriptions)
 
 
 def _kind(name: str) -> str:
@@ -340,38 +367,47 @@ def has_known_ending(name: str) -> bool:
 def _format_of(name: str, flag: str) -> str:
     if not has_known_ending(name):
         raise InputError(
-            f"{flag} takes files ending in {', '.join(FORMAT_OF_ENDING)} (also .gz, but for .parquet); got {name!r}."
+            f"{flag} needs files that end in {', '.join(FORMAT_OF_ENDING)} (all but .parquet also with .gz); received "
+            f"{name!r}."
         )
     return FORMAT_OF_ENDING[PurePath(name.removesuffix(".gz")).suffix]
 
 
 def _check_start(name: str, start: bytes) -> None:
-    """Raise InputError for the start of a Git LFS pointer, a binary file, or UTF-16, which can pass for UTF-8."""
+    """Check the start of a file. UTF-16 is also rejected, because it could pass for UTF-8.
+
+    Raises:
+        InputError: it is the start of a Git LFS pointer, of a binary file, or of UTF-16.
+    """
     if start.startswith(LFS_POINTER_START):
         raise lfs_pointer(name)
     if encoding_of_mark(start) or b"\0" in start:
         place = "it has a byte-order mark" if encoding_of_mark(start) else f"byte {start.index(0):,} is zero"
-        raise InputError(
-            f"{name} must be UTF-8 text; {place}. {conversion_hint(start)} Or leave it out of --data-files."
-        )
+        raise InputError(f"{name} must be UTF-8 text; {place}. {conversion_hint(start)} Or drop it from --data-files.")
 
 
 def check_no_pointers(files: Iterable[StoredFile]) -> None:
-    """Check that no local file is a Git LFS pointer: of a folder with some nobody would notice."""
+    """Check that no local file is a Git LFS pointer. A few pointers among many files would go unnoticed.
+
+    Raises:
+        InputError: a file is a pointer.
+    """
     small = [file.name for file in files if file.is_local and file.num_bytes < MAX_LFS_POINTER_BYTES]
     if pointers := [name for name in small if (start_of_file(name) or b"").startswith(LFS_POINTER_START)]:
         raise lfs_pointer(pointers[0], len(pointers))
 
 
 def lfs_pointer(name: str, num_files: int = 1) -> InputError:
-    others = f", as are {num_files - 1:,} more" if num_files > 1 else ""
-    return InputError(f"{name} is a Git LFS pointer, not the text{others}. Fetch the files themselves: `git lfs pull`.")
+    others = f" (one of {num_files:,} pointers)" if num_files > 1 else ""
+    return InputError(
+        f"{name} is a Git LFS pointer, not the text{others}. Fetch the files themselves with `git lfs pull`."
+    )
 
 
 def row_blocks(file: io.RawIOBase, start: int, stop: int, block_bytes: int) -> Iterator[bytes]:
-    """Yield the bytes of all rows that begin in bytes [start, stop), in blocks of at most `block_bytes`.
+    """Yield the bytes of all rows that start in bytes [start, stop), in blocks of at most `block_bytes`.
 
-    The last row is read to its end, in blocks of other sizes.
+    The remainder of the last row, after `stop`, comes in blocks of other sizes.
     """
     position = start
     for block in _rest_of_row(file, start):
@@ -389,11 +425,11 @@ def row_blocks(file: io.RawIOBase, start: int, stop: int, block_bytes: int) -> I
 
 
 def _rest_of_row(file: io.RawIOBase, position: int) -> Iterator[bytes]:
-    """Yield the bytes from `position` to the start of the next row; none if a row begins there."""
+    """Yield the bytes from `position` to the start of the next row; none if a row starts at `position`."""
     if position == 0:
         return
     file.seek(position - 1)
-    num_skipped = 1  # the byte before, which may end a row
+    num_skipped = 1  # the byte before `position` is only read because it may end a row
     may_end_here = False
     while block := file.read(num_skipped + ROW_END_BYTES):
         if may_end_here:

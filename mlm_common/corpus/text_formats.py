@@ -1,7 +1,7 @@
-"""Read the texts of a file of each format, one row in memory at a time; skip and list unreadable rows, or raise.
+"""Read the texts of files of each format, with one row in memory at a time. Skip or reject bad rows.
 
-Text, JSON and CSV are read with the standard library: `datasets` guesses the type of a JSON value, so that a text that
-looks like a date comes back as another text, and holds megabytes to give a row.
+Text, JSON and CSV are read with the standard library. `datasets` is not used, because it guesses the types of JSON
+values, so that a text that looks like a date is changed, and because it reads megabytes into memory to return a row.
 """
 
 import io
@@ -24,23 +24,32 @@ if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData, ParquetFile
 
 ROWS_PER_BATCH = 64
-# Of JSON without the text column.
+# If none of this number of first rows of a JSON file has the text column, it is an error.
 NUM_ROWS_CHECKED = 256
-# Parquet holds a column of thousands of rows in one run of bytes, which is read in blocks of this size.
+# Parquet stores a column of thousands of rows in consecutive bytes, which are read in blocks of this size.
 PARQUET_BUFFER_BYTES = 1 << 20
-FIRST_SURROGATE_OF_BYTES = 0xDC80  # what Python's error handler `surrogateescape` makes of the byte 0x80
-MAX_LISTED = 100  # bad rows
+FIRST_SURROGATE_OF_BYTES = 0xDC80  # Python's error handler `surrogateescape` turns the byte 0x80 into this
+MAX_LISTED = 100  # number of bad rows that are listed
 
 
 class BadRowHandler(Protocol):
-    """Called for an unreadable row: the number of its line (or row), the rule it breaks, the problem, how to fix it."""
+    """Function that is called for an unreadable row.
+
+    Its arguments are the number of the line (or row), the rule that the row breaks, the problem, and how to fix it.
+    """
 
     def __call__(self, number: int, rule: str, problem: str, hint: str = "", /) -> None: ...
 
 
 @dataclass(frozen=True)
 class BadRow:
-    """An unreadable row: where it is, and what is wrong with it."""
+    """An unreadable row.
+
+    Attributes:
+        source: file or data set.
+        place: place of the row in the source, such as `line 7`.
+        problem: what is wrong with the row.
+    """
 
     source: str
     place: str
@@ -49,7 +58,12 @@ class BadRow:
 
 @dataclass
 class BadRows:
-    """The number of unreadable rows, and the first 100 of them."""
+    """Unreadable rows that were skipped.
+
+    Attributes:
+        num_rows: number of these rows.
+        listed: the first 100 of them.
+    """
 
     num_rows: int = 0
     listed: list[BadRow] = field(default_factory=list)
@@ -59,14 +73,20 @@ class BadRows:
         self.listed = [*self.listed, *listed][:MAX_LISTED]
 
     def handler(self, on_bad_row: OnBadRow, source: str, place: Callable[[int], str]) -> BadRowHandler:
-        """Return a handler that raises InputError or counts the row; `place` says where line (or row) N is."""
+        """Return the handler for the unreadable rows of a source.
+
+        Args:
+            on_bad_row: `fail` to raise an InputError, `skip` to count and list the row.
+            source: file or data set, for errors.
+            place: describes the place of line (or row) N.
+        """
 
         def handle(number: int, rule: str, problem: str, hint: str = "", /) -> None:
             if on_bad_row == "fail":
                 hint = f"{hint} Or skip" if hint else "Fix it, or skip"
                 raise InputError(
-                    f"{source} must hold {rule}; {place(number)}: {problem}. {hint} unreadable rows with --on-bad-row "
-                    "skip."
+                    f"{source} must contain {rule}; {place(number)}: {problem}. {hint} unreadable rows with "
+                    "--on-bad-row skip."
                 )
             self.num_rows += 1
             if len(self.listed) < MAX_LISTED:
@@ -96,7 +116,7 @@ def txt_texts(file: TextIO, sample_by: str, on_bad_row: BadRowHandler) -> Iterat
 
 
 def _paragraphs(file: TextIO) -> Iterator[tuple[int, str]]:
-    """Yield the number of its first line and the text of each paragraph."""
+    """Yield the number of the first line and the text of each paragraph."""
     for is_blank, numbered in itertools.groupby(enumerate(file, 1), lambda numbered: numbered[1].isspace()):
         if not is_blank:
             number, first_line = next(numbered)
@@ -106,11 +126,18 @@ def _paragraphs(file: TextIO) -> Iterator[tuple[int, str]]:
 def csv_texts(
     file: TextIO, text_column: str, name: str, on_bad_row: BadRowHandler, delimiter: str | None = None
 ) -> Iterator[str]:
-    """Yield the text of each row; the first row names the columns. Without a delimiter it is recognized.
+    """Yield the text of each row of a CSV file, whose first row names the columns.
+
+    Args:
+        file: the file, opened with `newline=""`.
+        text_column: name of the column with the text.
+        name: name of the file, for errors.
+        on_bad_row: called for a row with a wrong number of fields, or that is not UTF-8.
+        delimiter: value of --delimiter; None to recognize the delimiter.
 
     Raises:
         InputError: there is no such column, or two delimiters are possible.
-        CsvError: a quotation mark is out of place, which hides where rows end.
+        CsvError: a misplaced quotation mark hides where rows end.
     """
     rows = CsvRows(file, name, parse_delimiter(delimiter))
     if not rows.names:
@@ -120,8 +147,8 @@ def csv_texts(
     column = rows.names.index(text_column)
     for row in rows:
         if len(row.fields) != len(rows.names):
-            rule = f"CSV with {len(rows.names)} fields per row, as in its first"
-            problem = f"the row that begins here has {len(row.fields)}"
+            rule = f"CSV with {len(rows.names)} fields per row, as in the first row"
+            problem = f"the row that starts here has {len(row.fields)}"
             on_bad_row(row.line, rule, problem, rows.hint)
         elif _is_unicode("".join(row.fields), row.line, on_bad_row):
             yield row.fields[column]
@@ -130,22 +157,29 @@ def csv_texts(
 def json_texts(
     file: TextIO, text_column: str, name: str, on_bad_row: BadRowHandler, part: tuple[int, int | None] = (0, None)
 ) -> Iterator[str]:
-    """Yield the text of each object, an empty one where it has none or null; a row that is a string is a text itself.
+    """Yield the text of each row of a JSON file.
 
-    The file is JSON Lines or, if it is named .json, also one list or object over any number of lines. `part` is the
-    first byte of the rows in the file, and that after them, None for the file's end.
+    An object without the key, or with null, gives an empty text. A row that is a string is the text itself. The file
+    has one row per line or, if its name ends in .json, may also be one list or object over any number of lines.
+
+    Args:
+        file: the rows.
+        text_column: key of the text.
+        name: name of the file, for errors.
+        on_bad_row: called for a row that is not JSON, or whose text is not a string or not Unicode.
+        part: the bytes (start, stop) of the file that the rows come from; None for the end of the file.
 
     Raises:
-        InputError: a file of one list or object is not JSON, or the first rows of a file do not have the key.
+        InputError: a file of one list or object is not JSON, or the first rows of a file lack the key.
     """
     start, stop = part
-    is_found, names = start > 0, dict[str, None]()
+    has_key, names = start > 0, dict[str, None]()
     for num_rows, (number, row) in enumerate(json_rows(file, name, on_bad_row), 1):
         text = row.get(text_column) if isinstance(row, dict) else row
-        if not is_found:
-            is_found = not isinstance(row, dict) or text_column in row
+        if not has_key:
+            has_key = not isinstance(row, dict) or text_column in row
             names |= dict.fromkeys(row if isinstance(row, dict) else ())
-            if not is_found and num_rows == NUM_ROWS_CHECKED:
+            if not has_key and num_rows == NUM_ROWS_CHECKED:
                 raise no_column(names, text_column, name)
         if text is None and isinstance(row, dict):
             yield ""
@@ -154,15 +188,15 @@ def json_texts(
             on_bad_row(number, rule, f"{type(text).__name__} {text!r:.50}")
         elif _is_unicode(text, number, on_bad_row):
             yield text
-    if names and not is_found and stop is None:
+    if names and not has_key and stop is None:
         raise no_column(names, text_column, name)
 
 
 def json_rows(file: TextIO, name: str, on_bad_row: BadRowHandler) -> Iterator[tuple[int, Any]]:
-    """Yield the number of its line and the value of each row; a file named .json may be one list of them.
+    """Yield the line number and the value of each row. A file whose name ends in .json may be one list of rows.
 
     Raises:
-        InputError: a file of one value is not JSON.
+        InputError: a file that is one list or object is not valid JSON.
     """
     lines = enumerate(file, 1)
     if name.removesuffix(".gz").endswith(".json"):
@@ -191,8 +225,9 @@ def _one_json_value(content: str, first_line: int, name: str) -> Any:
         return json.loads(content)
     except json.JSONDecodeError as error:
         raise InputError(
-            f"{name} must hold one JSON object per line, or a list of them; line {first_line + error.lineno - 1}, "
-            f"column {error.colno}: {error.msg}. Fix it, or leave it out of --data-files."
+            f"{name} must contain one JSON object per line, or a list of objects; line "
+            f"{first_line + error.lineno - 1}, column {error.colno}: {error.msg}. Fix the file, or drop it from "
+            "--data-files."
         ) from error
 
 
@@ -204,10 +239,10 @@ def parquet_texts(
     start: int = 0,
     stop: int = sys.maxsize,
 ) -> Iterator[str]:
-    """Yield the text of each row of the row groups that begin in bytes [start, stop), an empty one without a text.
+    """Yield the text of each row in the row groups that start in bytes [start, stop). Null gives an empty text.
 
     Raises:
-        InputError: there is no such column, or it holds something else than text.
+        InputError: there is no such column, or it contains values that are not text.
     """
     table = _parquet_file(file)
     if text_column not in table.schema_arrow.names:
@@ -223,20 +258,22 @@ def parquet_texts(
 
 @lru_cache(maxsize=1 << 16)
 def row_group_starts(file: StoredFile) -> tuple[int, ...]:
-    """Look up the bytes at which the row groups of a Parquet file begin, in order.
+    """Return the positions in bytes at which the row groups of a Parquet file start, in order.
 
     Raises:
-        InputError: the file is not Parquet, or damaged.
+        InputError: the file is not Parquet, or is damaged.
     """
     return tuple(sorted(_row_group_starts(_parquet_metadata(file))))
 
 
 @lru_cache(maxsize=1 << 16)
 def row_group_text_bytes(file: StoredFile, text_column: str) -> tuple[int, ...]:
-    """Look up the uncompressed bytes of the text column in the row groups of a Parquet file, as they begin.
+    """Return the uncompressed size, in bytes, of the text column in each row group of a Parquet file.
+
+    The row groups are in the order of `row_group_starts`.
 
     Raises:
-        InputError: the file is not Parquet, or damaged, or has no such column.
+        InputError: the file is not Parquet, is damaged, or has no such column.
     """
     metadata = _parquet_metadata(file)
     paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
@@ -255,26 +292,40 @@ def _parquet_metadata(file: StoredFile) -> "FileMetaData":
 def _parquet_file(file: Any) -> "ParquetFile":
     from pyarrow.parquet import ParquetFile
 
-    return ParquetFile(file, buffer_size=PARQUET_BUFFER_BYTES, pre_buffer=False)  # else it reads all of a column first
+    return ParquetFile(file, buffer_size=PARQUET_BUFFER_BYTES, pre_buffer=False)  # would read whole columns otherwise
 
 
 def _row_group_starts(metadata: "FileMetaData") -> Iterator[int]:
     for number in range(metadata.num_row_groups):
         first = metadata.row_group(number).column(0)
-        # The offset of the group itself is missing in files of old writers. What is not there is None or 0.
+        # The group starts with its first column. Its own offset is missing in files of old writers. Missing offsets are
+        # None or 0.
         yield min(filter(None, (first.dictionary_page_offset, first.data_page_offset)), default=0)
 
 
 def arrow_texts(
     columns: Iterable[Any], text_column: str, source: str, on_bad_row: BadRowHandler, num_rows_before: int = 0
 ) -> Iterator[str]:
-    """Yield the texts of columns of Arrow, an empty one for null; an InputError for values that are no text."""
+    """Yield the texts of Arrow columns. Null gives an empty text.
+
+    Args:
+        columns: batches of the text column.
+        text_column: name of the column, for errors.
+        source: file or data set, for errors.
+        on_bad_row: called for a text that is not UTF-8.
+        num_rows_before: number of rows of the source before the first batch.
+
+    Raises:
+        InputError: a value is not text.
+    """
     import pyarrow as pa
 
     num_rows = num_rows_before
     for column in columns:
-        if isinstance(column.type, pa.BaseExtensionType):  # whose storage may be text, such as JSON
-            raise InputError(f"--text-column must hold text; {text_column!r} of {source} has {column.type}.")
+        if isinstance(column.type, pa.BaseExtensionType):  # such as JSON, which is stored as text but is not plain text
+            raise InputError(
+                f"--text-column must name a column of text; {text_column!r} of {source} has {column.type}."
+            )
         for number, scalar in enumerate(column, num_rows + 1):
             try:
                 value = scalar.as_py()
@@ -282,14 +333,16 @@ def arrow_texts(
                 on_bad_row(number, "UTF-8 text", f"the byte 0x{error.object[error.start]:02x} is not UTF-8")
                 continue
             if not isinstance(value, str | None):
-                found = f"{text_column!r} of {source} has {type(value).__name__} {value!r:.50}"
-                raise InputError(f"--text-column must hold text; {found}.")
+                raise InputError(
+                    f"--text-column must name a column of text; {text_column!r} of {source} has "
+                    f"{type(value).__name__} {value!r:.50}."
+                )
             yield value or ""
         num_rows += len(column)
 
 
 def _is_unicode(text: str, number: int, on_bad_row: BadRowHandler) -> bool:
-    """Return whether the text of the row at line `number` is valid Unicode; call the handler if not."""
+    """Return whether the text of the row in line `number` is valid Unicode; call the handler if it is not."""
     if text.isascii():
         return True
     try:

@@ -1,7 +1,7 @@
-"""Push files to the Hugging Face Hub, into repositories that are new or were made by this project.
+"""Push files to the Hugging Face Hub, to repositories that are new or were created by this project.
 
-`check_hub_access` finds out before the expensive part of a run whether its push can succeed. A whole push is repeated
-when one of its requests fails. That is safe: one whose answer was lost finds its files unchanged and commits nothing.
+`check_hub_access` checks before the expensive part of a run whether its push can succeed. If a request fails, the whole
+push is repeated. That is safe: if only the answer was lost, the files are already there and nothing is committed again.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import huggingface_hub as hf  # imports its parts when they are used
+import huggingface_hub as hf  # loads its modules lazily
 from huggingface_hub import constants
 
 from mlm_common.errors import InputError, RunFailedError, growing_delays
@@ -27,15 +27,16 @@ logger = logging.getLogger(__name__)
 MAIN_BRANCH = "main"
 REPO_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 REF_NAME = re.compile(r"\w[\w./-]*", re.ASCII)
-# Before each further try of a push; together more than eight minutes.
+# Waits before the retries of a push, more than eight minutes in all.
 RETRY_DELAYS_SECONDS = growing_delays(2.0, 8)
 CHECK_RETRY_DELAYS_SECONDS = growing_delays(1.0, 2)
 
 CARD_NAME = "README.md"
-# By these a branch is known as this project's: its card, a tokenizer's record, the record of a run with checkpoints.
+# {file: text in it} by which a branch is recognized as this project's: in its card, in the record of a tokenizer, or in
+# the record of a run with checkpoints.
 MARKS = {CARD_NAME: "generated_by: mlm-pretraining", "training.json": '"tokenizer_sha256"', "run.json": '"fingerprint"'}
 CHECKSUM_LINE = re.compile(rf"^{MARKS[CARD_NAME]}, checksum \w+\n", re.MULTILINE)
-# What the Hub puts into a new repository: attributes, and a card of metadata alone, or of nothing.
+# Files that the Hub puts into a new repository: attributes, and a card that is empty or has only metadata.
 ATTRIBUTES_NAME = ".gitattributes"
 DEFAULT_CARD = re.compile(r"\s*(---\n((?!---).*\n)*---\s*)?")
 LICENSE_LINES = re.compile(r"^license\w*:.*\n", re.MULTILINE)
@@ -43,17 +44,19 @@ NUM_SHOWN = 3
 
 
 class HubPushError(RunFailedError):
-    """A push that did not succeed: the message names the folder, which is kept, and how to push it again."""
+    """A push failed. The message names the folder, which is kept, and says how to push it again."""
 
 
 @dataclass(frozen=True)
 class HubRepository:
-    """Where on the Hub files go.
+    """Where to push on the Hub.
 
-    repo_id: `NAMESPACE/NAME`; the repository is created when missing.
-    private: whether it is created as private; an existing one stays as it is.
-    branch: created when missing, without the files of the main branch.
-    tag: name for the commit of the last push, if any.
+    Attributes:
+        repo_id: `NAMESPACE/NAME`. The repository is created if it is missing.
+        kind: kind of repository.
+        private: whether to create the repository as private. An existing one is not changed.
+        branch: branch to push to. It is created if it is missing, without the files of the main branch.
+        tag: name of the tag to create for the commit; None for no tag.
     """
 
     repo_id: str
@@ -64,12 +67,18 @@ class HubRepository:
 
     @property
     def address(self) -> dict[str, Any]:
-        """The repository, as huggingface_hub calls it."""
+        """The arguments that name the repository in calls of huggingface_hub."""
         return {"repo_id": self.repo_id, "repo_type": self.kind}
 
 
 class Branch(NamedTuple):
-    """A branch that may be pushed to: the id of its newest commit, the paths of its files, and its card."""
+    """A branch that may be pushed to.
+
+    Attributes:
+        commit: id of its newest commit.
+        paths: paths of its files.
+        card: text of its card; empty if it has none.
+    """
 
     commit: str
     paths: frozenset[str]
@@ -77,13 +86,14 @@ class Branch(NamedTuple):
 
 
 def check_hub_access(repository: HubRepository, *, card: str | None = None) -> None:
-    """Check that a later push to the repository, which need not exist, may succeed.
+    """Check that a later push to a repository can succeed.
 
     Args:
-        card: a README.md, whose metadata the Hub must accept.
+        repository: the repository, which need not exist.
+        card: a README.md, whose metadata the Hub must accept; None to skip this check.
 
     Raises:
-        InputError: id, names, token, repository, branch, tag or card are not what a push needs.
+        InputError: the id, the names, the token, the repository, the branch, the tag or the card is invalid.
         HubAwayError: the Hub cannot be reached.
     """
     repo_id = repository.repo_id
@@ -93,9 +103,11 @@ def check_hub_access(repository: HubRepository, *, card: str | None = None) -> N
         if name is not None and not REF_NAME.fullmatch(name):
             raise InputError(f"{flag} must be a name of letters, digits, and . _ / -; received {name!r}.")
     if constants.HF_HUB_OFFLINE:
-        raise InputError(f"Pushing to {repo_id} needs the Hub; unset HF_HUB_OFFLINE, which blocks it.")
+        raise InputError(f"Pushing to {repo_id} needs the Hub, but HF_HUB_OFFLINE is set. Unset it.")
     if not hf.get_token():
-        raise InputError(f"Pushing to {repo_id} needs a Hub token; log in with `hf auth login`, or set HF_TOKEN.")
+        raise InputError(
+            f"Pushing to {repo_id} needs a Hub token; none was found. Log in with `hf auth login`, or set HF_TOKEN."
+        )
     check_token()
     configure_sessions()
     api = hf.HfApi()
@@ -107,19 +119,27 @@ def check_hub_access(repository: HubRepository, *, card: str | None = None) -> N
     except OSError as error:
         if status_of(error) == 401:
             raise InputError(
-                f"Pushing to {repo_id} needs a valid Hub token; {api.endpoint} refused this one. Log in again with "
+                f"Pushing to {repo_id} needs a valid Hub token; {api.endpoint} rejected this one. Log in again with "
                 "`hf auth login`, or set HF_TOKEN (which overrides the login)."
             ) from error
         message = (
-            f"Pushing to {repo_id} needs the Hub, and {api.endpoint} does not serve it (HF_ENDPOINT names another): "
+            f"Pushing to {repo_id} needs the Hub, and {api.endpoint} cannot be used (HF_ENDPOINT can name another): "
         )
         raise hub_error(message + one_line(error), error) from error
 
 
 def _check_may_write(account: Mapping[str, Any], repo_id: str) -> None:
-    """Raise InputError unless the account and its token may write to the repository, as far as the Hub tells."""
+    """Check that an account and its token may write to a repository, as far as the Hub shows it.
+
+    Args:
+        account: answer of the Hub's `whoami`.
+        repo_id: id of the repository.
+
+    Raises:
+        InputError: they may not.
+    """
     namespace = repo_id.partition("/")[0]
-    roles = {one["name"]: one.get("roleInOrg", "read") for one in account.get("orgs", ())} | {account["name"]: "admin"}
+    roles = {org["name"]: org.get("roleInOrg", "read") for org in account.get("orgs", ())} | {account["name"]: "admin"}
     if roles.get(namespace, "read") == "read":
         writable = ", ".join(sorted(name for name, role in roles.items() if role != "read"))
         raise InputError(f"{account['name']} may not write to {namespace} on the Hub, only to {writable}.")
@@ -133,13 +153,18 @@ def _check_may_write(account: Mapping[str, Any], repo_id: str) -> None:
         )
     if not may_write:
         raise InputError(
-            f"Pushing to {repo_id} needs a Hub token that may write there; this one's role is {token['role']!r}. Make "
-            "one with the role 'write' at https://huggingface.co/settings/tokens, and log in with `hf auth login`."
+            f"Pushing to {repo_id} needs a Hub token that may write there; this token has the role {token['role']!r}. "
+            "Create one with the role 'write' at https://huggingface.co/settings/tokens, and log in with "
+            "`hf auth login`."
         )
 
 
 def _check_card(api: "HfApi", card: str, repository: HubRepository) -> None:
-    """Let the Hub validate the metadata, as it does before each push: there, a refusal would come after the run."""
+    """Let the Hub validate the metadata of a card. It does so before each push, when an error would come after the run.
+
+    Raises:
+        InputError: the Hub rejects the metadata.
+    """
     content = {"content": card, "repoType": repository.kind}
 
     def validate() -> None:
@@ -150,7 +175,7 @@ def _check_card(api: "HfApi", card: str, repository: HubRepository) -> None:
         repeat(validate, CHECK_RETRY_DELAYS_SECONDS)
     except hf.errors.BadRequestError as error:
         raise InputError(
-            "The Hub must accept the card's metadata (--hub-license, --hub-language); it says: "
+            "The Hub rejects the metadata of the card (--hub-license, --hub-language): "
             f"{error.server_message or one_line(error)}"
         ) from error
 
@@ -164,13 +189,20 @@ def _check_existing(api: "HfApi", repository: HubRepository) -> None:
             return  # the push will create it
         raise
     if repository.private and not is_private:
-        raise InputError(f"--hub-private needs a private repository; {repo_id} exists and is public.")
+        raise InputError(
+            f"--hub-private needs a private repository; {repo_id} exists and is public. Name another repository, or "
+            "make it private on the Hub."
+        )
     refs = repeat(lambda: api.list_repo_refs(**repository.address), CHECK_RETRY_DELAYS_SECONDS)
     tags = {tag.name for tag in refs.tags}
     if repository.branch in tags:
-        raise InputError(f"--hub-revision must be a branch; {repository.branch} is a tag of {repo_id}, which is fixed.")
+        raise InputError(
+            f"--hub-revision must be a branch; {repository.branch} is a tag of {repo_id}, which cannot change."
+        )
     if repository.tag in tags:
-        raise InputError(f"--hub-tag must be new; {repo_id} has {repository.tag} already, and a tag is fixed.")
+        raise InputError(
+            f"--hub-tag must be new; {repo_id} already has the tag {repository.tag}, which cannot change. Name another."
+        )
     repeat(lambda: read_branch(api, repository, _start_of_branch(api, repository)), CHECK_RETRY_DELAYS_SECONDS)
 
 
@@ -185,17 +217,19 @@ def push_files(
 ) -> str:
     """Push files in one commit, and return its URL.
 
-    Where nothing has changed no commit is made, and the URL is that of the newest one. Other files of the repository
-    stay. A call that fails for a transient reason is repeated, for eight minutes.
+    If nothing has changed, no commit is made, and the URL is that of the newest commit. Other files of the repository
+    stay. After transient errors the push is repeated for eight minutes.
 
     Args:
         files: {path in the repository: local file, or content}.
-        kept_in: the folder, local or `gs://`, that holds the files when the push has failed.
-        stale: pattern of the paths that are deleted unless they are among the files.
-        stop_retries: set by another thread, it ends the waits between tries.
+        repository: where to push.
+        commit_message: message of the commit.
+        kept_in: folder, local or `gs://`, that has the files if the push fails; named in the error.
+        stale: pattern of paths to delete unless they are among the files.
+        stop_retries: if set by another thread, ends the current wait and the retries.
 
     Raises:
-        HubPushError: it did not succeed, or the repository is not of this project.
+        HubPushError: the push failed, or the repository was not created by this project.
     """
     configure_sessions()
     api = hf.HfApi()
@@ -203,7 +237,7 @@ def push_files(
     def push() -> str:
         commit = commit_to_branch(api, repository, commit_message, files=files, stale=stale)
         if repository.tag is not None:
-            # By the id of the commit, since the branch may have moved.
+            # The tag is set on the id of the commit, because the branch may have moved on.
             api.create_tag(**repository.address, revision=commit.oid, tag=repository.tag, exist_ok=True)
         return str(commit.commit_url)
 
@@ -224,13 +258,20 @@ def commit_to_branch(
     stale: str | None = None,
     kept: Collection[str] = (),
 ) -> "CommitInfo":
-    """Make one commit in a repository of this project, which is created when missing.
+    """Make one commit in a repository of this project, which is created if it is missing.
 
-    A card that was edited on the Hub stays as it is; a license that it names is kept where the new one names none.
+    A card that was edited on the Hub is not replaced. The license of the old card is kept if the new card has none.
 
     Args:
+        api: client of the Hub.
+        repository: the repository.
+        message: message of the commit.
         files: {path in the repository: local file, or content} to add or replace.
-        stale: pattern of the paths that are deleted unless they are among `files` or `kept`.
+        stale: pattern of paths to delete unless they are among `files` or `kept`.
+        kept: paths not to delete.
+
+    Raises:
+        InputError: the repository was not created by this project.
     """
     files = dict(files or {})
     branch = open_branch(api, repository)
@@ -243,7 +284,7 @@ def commit_to_branch(
                 card = card.replace("---\n", "---\n" + "".join(LICENSE_LINES.findall(branch.card)), 1)
             files[CARD_NAME] = mark_card(card).encode()
         else:
-            logger.warning("the %s on the Hub was edited there, so it stays as it is", CARD_NAME)
+            logger.warning("the %s was edited on the Hub, so it is not replaced", CARD_NAME)
             del files[CARD_NAME]
     others = sorted(branch.paths - files.keys() - set(kept))
     deleted = [path for path in others if stale and re.fullmatch(stale, path)]
@@ -254,7 +295,7 @@ def commit_to_branch(
         ],
         commit_message=message,
         revision=repository.branch,
-        # A card that is edited at this moment makes the commit fail; the next try sees the edit.
+        # If the card is edited at this moment, the commit fails, and the next attempt sees the edit.
         parent_commit=branch.commit,
         **repository.address,
     )
@@ -268,7 +309,7 @@ def failed_push(repository: HubRepository, kept_in: str, error: Exception) -> Hu
 
 
 def open_branch(api: "HfApi", repository: HubRepository) -> Branch:
-    """Create the repository and its branch where they are missing, and read the branch."""
+    """Create the repository and the branch if they are missing, and read the branch."""
     api.create_repo(**repository.address, private=repository.private, exist_ok=True)
     start = _start_of_branch(api, repository)
     if start != repository.branch:
@@ -277,7 +318,7 @@ def open_branch(api: "HfApi", repository: HubRepository) -> Branch:
 
 
 def _start_of_branch(api: "HfApi", repository: HubRepository) -> str:
-    """Return the branch if it exists, else the commit that it will start with, the first of the repository."""
+    """Return the branch if it exists, else the commit from which to create it: the first one of the repository."""
     branches = {branch.name for branch in api.list_repo_refs(**repository.address).branches}
     if repository.branch in {MAIN_BRANCH, *branches}:
         return repository.branch
@@ -285,9 +326,13 @@ def _start_of_branch(api: "HfApi", repository: HubRepository) -> str:
 
 
 def read_branch(api: "HfApi", repository: HubRepository, revision: str) -> Branch:
-    """Read what a branch, or a commit, has, and check that it may be pushed to.
+    """Read a branch or commit, and check that it may be pushed to.
 
-    It may if it is as the Hub makes a new one, or has one of the `MARKS`; others may have added files since.
+    It may if it has only the files of a new repository, or has one of the `MARKS`. In a marked branch other people may
+    have added files since.
+
+    Raises:
+        InputError: it may not be pushed to.
     """
     commit = str(api.repo_info(**repository.address, revision=revision).sha)
     paths = frozenset(api.list_repo_files(**repository.address, revision=commit))
@@ -301,14 +346,14 @@ def read_branch(api: "HfApi", repository: HubRepository, revision: str) -> Branc
                 shown += f" and {len(others) - NUM_SHOWN:,} more"
             raise InputError(
                 f"Repository {repository.repo_id} already contains files that this tool did not create ({shown}). "
-                "Name another repository, or with --hub-revision a branch: a new one starts without files. If it is "
-                f"yours, add the line `{MARKS[CARD_NAME]}` to the metadata of its {CARD_NAME}."
+                "Name another repository, or a new branch with --hub-revision, which starts without files. If the "
+                f"repository is yours, add the line `{MARKS[CARD_NAME]}` to the metadata of its {CARD_NAME}."
             )
     return Branch(commit, paths, card)
 
 
 def read_file(api: "HfApi", repository: HubRepository, revision: str, path: str) -> str:
-    """Download a small text file, past the cache of huggingface_hub."""
+    """Download a small text file, without the cache of huggingface_hub."""
     url = hf.hf_hub_url(repository.repo_id, path, repo_type=repository.kind, revision=revision, endpoint=api.endpoint)
     answer = hf.get_session().get(url, headers=hf.utils.build_hf_headers())
     hf.utils.hf_raise_for_status(answer)
@@ -316,10 +361,10 @@ def read_file(api: "HfApi", repository: HubRepository, revision: str, path: str)
 
 
 def mark_card(card: str) -> str:
-    """Return a card with a line in its metadata that says which project wrote it, and the checksum of the rest.
+    """Add a line to the metadata of a card that names this project and has a checksum of the rest of the card.
 
-    Later pushes know by it that the repository is theirs, and that nobody has edited the card.
+    By this line later pushes recognize that the repository is theirs, and whether somebody has edited the card.
     """
-    rest = CHECKSUM_LINE.sub("", card)
-    checksum = hashlib.sha256(rest.encode()).hexdigest()[:16]
-    return rest.replace("\n---\n", f"\n{MARKS[CARD_NAME]}, checksum {checksum}\n---\n", 1)
+    unmarked = CHECKSUM_LINE.sub("", card)
+    checksum = hashlib.sha256(unmarked.encode()).hexdigest()[:16]
+    return unmarked.replace("\n---\n", f"\n{MARKS[CARD_NAME]}, checksum {checksum}\n---\n", 1)

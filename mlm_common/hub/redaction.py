@@ -1,6 +1,6 @@
-"""Redact records before publishing: keep numbers and text known to be public, replace everything else.
+"""Redact records before publishing: keep numbers and text known to be public, and replace everything else.
 
-So paths, buckets, projects and host names stay on this machine, also those in fields that nobody has thought of.
+So paths, buckets, projects and host names do not leave this machine, even if they are in fields added later.
 """
 
 import json
@@ -15,32 +15,33 @@ REDACTED = "(redacted)"
 
 
 def redact(value: Any) -> Any:
-    """Replace text, and what may contain it, by `REDACTED`; numbers, and what is empty, stay."""
+    """Replace text, and values that may contain text, by `REDACTED`. Numbers and empty values stay."""
     if isinstance(value, list | tuple):
         return [redact(item) for item in value]
     return value if isinstance(value, int | float) or not value else REDACTED
 
 
 def redact_except(record: Mapping[str, Any], public: Collection[str]) -> dict[str, Any]:
+    """Redact all values of a record except those with the names `public`."""
     return {name: value if name in public else redact(value) for name, value in record.items()}
 
 
 def redact_settings(settings: Mapping[str, Any], config_classes: Iterable[type]) -> dict[str, Any]:
-    """Redact the settings that are free text and not marked `PUBLIC`."""
+    """Redact the settings that are free text, unless `config_classes` mark them as `PUBLIC`."""
     public: set[str] = set()
     for config_class in config_classes:
         types = get_type_hints(config_class)
-        public |= {one.name for one in fields(config_class) if _is_public(one, types[one.name], settings)}
+        public |= {field.name for field in fields(config_class) if _is_public(field, types[field.name], settings)}
     return redact_except(settings, public)
 
 
 def redacted_hash(value: Any) -> str:
-    """Replace a value by its hash, by which it can still be compared."""
+    """Replace a value by its hash, so that it can still be compared."""
     return f"{REDACTED} {sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()}"
 
 
 def is_same(recorded: Any, value: Any) -> bool:
-    """Return whether a recorded value, or what `redacted_hash` made of it, equals this one."""
+    """Return whether a recorded value equals `value`, or is its `redacted_hash`."""
     return recorded == value or recorded == redacted_hash(value)
 
 

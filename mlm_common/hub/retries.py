@@ -1,7 +1,7 @@
 """Repeat calls of huggingface_hub after transient errors, with growing waits, and give each request a time-out.
 
-huggingface_hub repeats few of its requests, and gives few a time-out. Before its version 1 it sends them by `requests`,
-since then by `httpx` or its successor.
+huggingface_hub itself repeats only few of its requests, and gives few of them a time-out. Before version 1 it sends
+them with `requests`, and since then with `httpx` or its successor.
 """
 
 import functools
@@ -23,33 +23,40 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 CONNECT_TIMEOUT_SECONDS = 30.0
-# Between two bytes of an answer; the Hub may take a minute to commit large files.
+# Maximum time between two bytes of an answer. The Hub may take a minute to commit large files.
 READ_TIMEOUT_SECONDS = 300.0
-# A storage answers an upload at once. The process cannot end earlier, since it waits for huggingface_hub's threads.
+# The same for an upload, which the storage acknowledges at once. It must be short, because a process cannot end before
+# the uploads of huggingface_hub's threads do.
 UPLOAD_READ_TIMEOUT_SECONDS = 60.0
-# The longest wait that an answer's Retry-After is granted.
+# The longest wait that the header Retry-After of an answer can cause.
 MAX_RETRY_AFTER_SECONDS = 900.0
 TRANSIENT_STATUSES = {408, 409, 412, 429, 500, 502, 503, 504}
-# The errors of `requests` and of `httpx` by which an answer did not come, or not whole. Text instead of JSON is the
-# page of a proxy that did not reach the Hub.
+# The errors of `requests` and `httpx` that mean that no answer, or only a part of one, arrived. Text that is not JSON
+# comes from a proxy that did not reach the Hub.
 BROKEN_IN_REQUESTS = ("ConnectionError", "Timeout", "ChunkedEncodingError", "JSONDecodeError")
 BROKEN_IN_HTTPX = ("TimeoutException", "NetworkError", "RemoteProtocolError", "ProxyError")
 
 
 class HubAwayError(RunFailedError):
-    """The Hub, or the network, failed for a transient reason; the message says what it was needed for."""
+    """The Hub or the network failed for a transient reason. The message says what it was needed for."""
 
 
 class NoAnswerError(ConnectionError):
-    """An error of `httpx` as one of the system, as those of `requests` are."""
+    """An error of `httpx`, converted to an OSError, because the errors of `requests` are OSErrors."""
 
 
 def repeat(
     function: Callable[[], Result], delays_seconds: tuple[float, ...], stop_retries: threading.Event | None = None
 ) -> Result:
-    """Call the function until it succeeds, with a wait after each transient error; the last error is raised.
+    """Call a function until it succeeds, with a wait after each transient error, and raise the last error.
 
-    What the function does is ask the Hub, and nothing else. Where no answer of the Hub came, the error is an OSError.
+    Args:
+        function: sends requests to the Hub, and does nothing else that can fail.
+        delays_seconds: waits before the retries.
+        stop_retries: if set by another thread, ends the current wait and the retries.
+
+    Raises:
+        OSError: no answer of the Hub arrived. Also whatever else the function raises.
     """
 
     unanswered: tuple[type[Exception], ...] = (*_broken(), json.JSONDecodeError)
@@ -63,7 +70,7 @@ def repeat(
             raise NoAnswerError(f"{type(error).__name__}: {error}") from error
 
     def log(error: Exception, wait_seconds: float) -> None:
-        logger.warning("The Hub failed, next try in %.0f s: %s", wait_seconds, one_line(error))
+        logger.warning("The Hub failed, trying again in %.0f s: %s", wait_seconds, one_line(error))
 
     return retry_call(
         ask,
@@ -76,37 +83,41 @@ def repeat(
 
 
 def one_line(error: BaseException) -> str:
-    """Write what the error says, and what it was raised from, on one line of bounded length."""
+    """Return the messages of an error and of its cause in one line of bounded length."""
     cause = _cause(error)
     return textwrap.shorten(str(error) if cause in (None, error) else f"{error} {cause}", 300)
 
 
 def status_of(error: BaseException) -> int | None:
-    """Look up the status of the HTTP answer behind the exception, None without one."""
+    """Return the status of the HTTP answer that caused an exception; None if there was no answer."""
     return getattr(_response(error), "status_code", None)
 
 
 def hub_error(message: str, error: BaseException) -> HubAwayError | InputError:
-    """Make the error for a failed request: one that a retry may help if the reason is transient, else bad input."""
+    """Make the error for a failed request: a HubAwayError if the reason is transient, else an InputError."""
     if _is_of_encoding(error):
         check_token()
     return (HubAwayError if is_away(error) else InputError)(message)
 
 
 def is_away(error: BaseException | None) -> bool:
-    """Return whether the exception, or one that it was raised from, means that the Hub is away for a while."""
+    """Return whether an exception, or one that it was raised from, means that the Hub is temporarily unavailable."""
     return error is not None and (_is_transient(error) or is_away(error.__cause__ or error.__context__))
 
 
 def _is_of_encoding(error: BaseException | None) -> bool:
-    """Return whether text could not be sent, as the exception or one that it was raised from says."""
+    """Return whether an exception, or one that it was raised from, means that some text cannot be encoded."""
     return error is not None and (
         isinstance(error, UnicodeEncodeError) or _is_of_encoding(error.__cause__ or error.__context__)
     )
 
 
 def check_token() -> None:
-    """Raise an InputError if the Hub token has a character that none has, and that no request can send."""
+    """Check that the Hub token has no characters that tokens never have and that requests cannot send.
+
+    Raises:
+        InputError: it has one.
+    """
     token = huggingface_hub.get_token() or ""
     wrong = next((character for character in token if not "!" <= character <= "~"), None)
     if wrong is not None:
@@ -118,7 +129,7 @@ def check_token() -> None:
 
 @functools.cache
 def configure_sessions() -> None:
-    """Give all requests of huggingface_hub from now on a time-out."""
+    """Give all later requests of huggingface_hub a time-out."""
     if hasattr(huggingface_hub, "configure_http_backend"):
         huggingface_hub.configure_http_backend(_make_session)
         return
@@ -129,7 +140,7 @@ def configure_sessions() -> None:
 
 def _make_session() -> Any:
     """Make a session of `requests` whose requests have a time-out."""
-    import requests  # a third of the start of a worker process, which needs none of it
+    import requests  # here, because it would take a third of the start of worker processes, which do not need it
     from requests.adapters import HTTPAdapter
 
     class BoundedAdapter(HTTPAdapter):
@@ -146,9 +157,9 @@ def _make_session() -> Any:
 def _bound(request: Any) -> None:
     """Give a request of `httpx` the time-outs that it lacks."""
     read_seconds = _read_seconds(request)
-    ours = {"connect": CONNECT_TIMEOUT_SECONDS, "read": read_seconds, "write": read_seconds}
+    defaults = {"connect": CONNECT_TIMEOUT_SECONDS, "read": read_seconds, "write": read_seconds}
     given = {name: seconds for name, seconds in request.extensions.get("timeout", {}).items() if seconds is not None}
-    request.extensions["timeout"] = ours | given
+    request.extensions["timeout"] = defaults | given
 
 
 def _read_seconds(request: Any) -> float:
@@ -156,7 +167,7 @@ def _read_seconds(request: Any) -> float:
 
 
 def _cause(error: BaseException) -> BaseException | None:
-    """Unwrap the exception; huggingface_hub wraps those of uploads in a RuntimeError."""
+    """Return the exception itself or, if huggingface_hub has wrapped it in a RuntimeError (uploads), its cause."""
     return error.__cause__ if isinstance(error, RuntimeError) else error
 
 
@@ -167,13 +178,13 @@ def _response(error: BaseException) -> Any:
 def _is_transient(error: BaseException) -> bool:
     if constants.HF_HUB_OFFLINE:
         return False
-    # `datasets` and `hf_xet` say only that there was no connection.
+    # `datasets` and `hf_xet` raise plain ConnectionErrors.
     return isinstance(_cause(error), (ConnectionError, *_broken())) or status_of(error) in TRANSIENT_STATUSES
 
 
 @functools.cache
 def _broken() -> tuple[type[Exception], ...]:
-    """Look up the errors in the library that huggingface_hub sends its requests by."""
+    """Return the error classes for missing answers of the library that huggingface_hub sends its requests with."""
     from huggingface_hub.errors import HTTPError  # imports the library
 
     library = sys.modules[HTTPError.__module__]
@@ -182,7 +193,7 @@ def _broken() -> tuple[type[Exception], ...]:
 
 
 def _retry_after_seconds(error: BaseException) -> float:
-    """Read what the answer's header asks for; the Hub states it in seconds."""
+    """Return the wait that the header Retry-After of the answer asks for; the Hub states it in seconds."""
     response = _response(error)
     value = response.headers.get("Retry-After", "0") if response is not None else "0"
     return min(float(value), MAX_RETRY_AFTER_SECONDS) if value.isdigit() else 0.0

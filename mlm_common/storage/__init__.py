@@ -1,8 +1,8 @@
 """Files in a local folder or in Google Cloud Storage (`gs://bucket/name`), read and written the same way.
 
-`open_folder` returns a `Folder` (see `folder.py`): a `LocalFolder` or a `GcsFolder`. `reading.py` finds files by name
-or glob, and reads them from any byte. A missing local path is one line with the nearest match, and never a request to
-the Hub.
+`open_folder` returns a `Folder` (see `folder.py`), which is a `LocalFolder` or a `GcsFolder`. `reading.py` finds files
+by name or glob, and reads them from any byte on. A missing local path is a one-line error that names the most similar
+existing path. It is never looked up on the Hub.
 """
 
 import difflib
@@ -31,31 +31,43 @@ __all__ = [
 ]  # fmt: skip
 
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # at least two letters: one is a drive of Windows
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # at least two letters, because a single one is a drive of Windows
 
 
 def is_gcs(path: str) -> bool:
-    """Return whether the path is in Cloud Storage; an InputError if it is neither local nor `gs://`."""
+    """Return whether the path is in Cloud Storage.
+
+    Raises:
+        InputError: the path is neither local nor `gs://`, or starts with `~/`.
+    """
     if not path.startswith(GCS_PREFIX) and _SCHEME.match(path):
         raise InputError(f"A path must be local or gs://BUCKET/NAME; received {path!r}.")
     if path.startswith("~/"):
         raise InputError(
-            f"The ~ of {path} was not expanded, as in quotes, after = or in a file. Write the path in full."
+            f"The ~ of {path} was not expanded: shells do not expand it in quotes or after =, nor in a file. Write the "
+            "path in full."
         )
     return path.startswith(GCS_PREFIX)
 
 
 def open_folder(path: str) -> Folder:
-    """Open a folder, which need not exist; its path is a local one or `gs://BUCKET/NAME`, else an InputError."""
+    """Return an object for a folder, which need not exist.
+
+    Args:
+        path: a local path or `gs://BUCKET/NAME`.
+
+    Raises:
+        InputError: the path is malformed.
+    """
     if not is_gcs(path):
         return LocalFolder(path)
-    from mlm_common.storage.gcs import GcsFolder  # Google's packages, for these paths alone
+    from mlm_common.storage.gcs import GcsFolder  # here, because it imports Google's packages
 
     return GcsFolder(path)
 
 
 def folder_and_name(path: str) -> tuple[Folder, str]:
-    """Open the folder of the file at `path`, and split off the file's name."""
+    """Return the folder of the file at `path`, and the name of the file."""
     folder, name = os.path.split(path)
     if is_gcs(path) and (not name or len(folder) < len(GCS_PREFIX)):
         raise InputError(f"The path of a file in Cloud Storage must be gs://BUCKET/NAME; received {path!r}.")
@@ -63,15 +75,18 @@ def folder_and_name(path: str) -> tuple[Folder, str]:
 
 
 def read_file(path: str) -> bytes:
+    """Read a file, local or `gs://`."""
     folder, name = folder_and_name(path)
     return folder.read_bytes(name)
 
 
 @contextmanager
 def local_or_hub(name_or_path: str, *, without: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield what transformers can load: a local copy of a `gs://` folder; a local path or a Hub id as it is.
+    """Yield a name that transformers can load: a local copy of a `gs://` folder, or the local path or Hub id itself.
 
-    Files whose names have one of the endings `without` are not copied.
+    Args:
+        name_or_path: a local path, a `gs://` folder or a Hub id.
+        without: endings of the names of files in a `gs://` folder that are not copied.
     """
     folder = open_folder(name_or_path)
     if folder.is_local:
@@ -83,10 +98,10 @@ def local_or_hub(name_or_path: str, *, without: tuple[str, ...] = ()) -> Iterato
 
 
 def looks_local(name: str) -> bool:
-    """Return whether a name can only be a local path, not an id on the Hub or a `gs://` path.
+    """Return whether a name must be a local path rather than an id on the Hub or a `gs://` path.
 
-    Ids on the Hub are NAME or USER/NAME. So a name that starts with `/`, `.` or `~` is a path, as is one with more than
-    one slash, one in an existing folder, or one that exists.
+    Ids on the Hub are NAME or USER/NAME. So a name is a path if it starts with `/`, `.` or `~`, has more than one
+    slash, is in an existing folder, or exists.
     """
     if is_gcs(name):
         return False
@@ -96,56 +111,69 @@ def looks_local(name: str) -> bool:
 
 
 def check_folder_or_hub(name: str, flag: str | None = None) -> None:
-    """Check as `check_folder` a name that looks like a local folder; ids on the Hub and `gs://` paths pass."""
+    """Check that a name that must be a local folder exists. Ids on the Hub and `gs://` paths are not checked.
+
+    Raises:
+        InputError: the folder does not exist; the message starts with `flag`.
+    """
     if looks_local(name):
         check_folder(name, flag)
 
 
 def check_folder(path: str, flag: str | None = None) -> None:
-    """Check that a local folder exists; a `gs://` path passes."""
-    if not is_gcs(path) and not os.path.isdir(path):  # noqa: PTH112 (that of pathlib raises if a parent is unreadable)
+    """Check that a local folder exists. `gs://` paths are not checked.
+
+    Raises:
+        InputError: the folder does not exist; the message starts with `flag`.
+    """
+    if not is_gcs(path) and not os.path.isdir(path):  # noqa: PTH112 (pathlib's is_dir raises if a parent is unreadable)
         raise missing(path, flag, "folder")
 
 
 def check_file(path: str, flag: str | None = None) -> None:
-    if not is_gcs(path) and not os.path.isfile(path):  # noqa: PTH113 (that of pathlib raises if a parent is unreadable)
+    """Check that a local file exists. `gs://` paths are not checked.
+
+    Raises:
+        InputError: the file does not exist; the message starts with `flag`.
+    """
+    if not is_gcs(path) and not os.path.isfile(path):  # noqa: PTH113 (pathlib's is_file raises for unreadable parents)
         raise missing(path, flag, "file")
 
 
 def missing(path: str, flag: str | None = None, kind: Literal["folder", "file"] = "folder") -> InputError:
-    """Make the error for a path without such a folder or file, with the nearest one that exists."""
+    """Make the error for a path without a folder or file of this kind; it names the most similar existing path."""
     start = f"{flag}: there" if flag else "There"
     try:
         Path(path).stat()
     except (FileNotFoundError, NotADirectoryError):
         pass
-    # A parent that cannot be entered, a name that is too long or has a zero byte.
+    # A parent folder cannot be entered, or the name is too long or has a zero byte.
     except (OSError, ValueError) as error:
         return InputError(f"{flag + ': ' if flag else ''}{path!r} cannot be read: {getattr(error, 'strerror', error)}.")
     else:
-        found = "folder" if Path(path).is_dir() else "file" if Path(path).is_file() else "pipe or device"
-        return InputError(f"{start} is no {kind} {path}: it is a {found}.")
+        actual = "folder" if Path(path).is_dir() else "file" if Path(path).is_file() else "pipe or device"
+        return InputError(f"{start} is no {kind} {path}: it is a {actual}.")
     return InputError(f"{start} is no {kind} {path}{did_you_mean(path) or '.'}")
 
 
 def did_you_mean(path: str) -> str:
-    """Write the end of a sentence about a missing path: the existing one with the nearest name, or nothing.
+    """Return "; did you mean …?" with the most similar existing path, or an empty text if there is none.
 
-    Each part of the path that does not exist is replaced by the most similar name beside it.
+    Each part of the path that does not exist is replaced by the most similar name in the same folder.
     """
-    found = Path()
+    nearest = Path()
     for part in Path(path).parts:
-        if not Path(found, part).exists():
-            is_listed = found.is_dir() and os.access(found, os.R_OK)
-            names = sorted(one.name for one in found.iterdir()) if is_listed else []
+        if not Path(nearest, part).exists():
+            is_listed = nearest.is_dir() and os.access(nearest, os.R_OK)
+            names = sorted(child.name for child in nearest.iterdir()) if is_listed else []
             similar = difflib.get_close_matches(part, names, n=1)
             if not similar or is_gcs(path):
                 return ""
             part = similar[0]
-        found = Path(found, part)
-    return f"; did you mean {found}?"
+        nearest = Path(nearest, part)
+    return f"; did you mean {nearest}?"
 
 
 def short_path(path: str) -> str:
-    """Write an absolute path in the working directory as it would be typed there."""
+    """Return an absolute path relative to the working directory, if it is inside it."""
     return os.path.relpath(path) if path.startswith(f"{Path.cwd()}/") else path

@@ -1,9 +1,11 @@
-"""A folder of files: what it can do, local or in Google Cloud Storage, and the local one.
+"""The interface of a folder of files, which may be local or in Google Cloud Storage, and the local implementation.
 
-A write is all or nothing, and replaces an existing file; a local one is written under another name in the same folder,
-then renamed. A missing file is a `FileNotFoundError`. Writing without permission is an `InputError`. In Cloud Storage
-every method raises `InputError` if a person must act (no credentials, no permission, no such bucket, another program
-writing the same object), and `CloudStorageError` if Cloud Storage did not answer during two minutes of retries.
+A write is all or nothing, and replaces an existing file. A local file is written under another name in the same folder
+and then renamed.
+
+A missing file raises `FileNotFoundError`, and writing without permission raises `InputError`. In Cloud Storage every
+method raises `InputError` if a person must act (no credentials, no permission, no such bucket, another program writes
+the same object), and `CloudStorageError` if Cloud Storage did not answer during two minutes of retries.
 """
 
 import errno
@@ -29,24 +31,28 @@ BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 PARTIAL_SUFFIX = ".partial"
 # Prefix of the files that `check_writable` writes.
 PROBE_PREFIX = "writable-"
-# Says who may write to a folder (see `mlm_common.folder_lock`); not part of its content.
+# Subfolder that records who may write to a folder (see `mlm_common.folder_lock`). It is not part of its content.
 OWNER_FOLDER = ".owner"
-# The connection pool of Cloud Storage's client holds ten.
+# The connection pool of Cloud Storage's client has ten connections.
 NUM_TRANSFERS = 8
-# Errors of missing permission.
+# Error numbers that mean missing permission.
 REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class CloudStorageError(RunFailedError):
-    """Cloud Storage did not answer for two minutes of repeated tries, or bytes were changed during the transfer."""
+    """Cloud Storage did not answer during two minutes of retries, or bytes were changed during the transfer."""
 
 
-# {path of a folder: its `FolderLock`, if this process has one}.
+# {path of a folder: the `FolderLock` of this process on it}.
 locks: dict[str, Any] = {}
 
 
 def bucket_and_name(path: str) -> tuple[str, str]:
-    """Split `gs://bucket/name`, else an InputError; the name is empty for a bucket alone."""
+    """Split `gs://bucket/name` into bucket and name. The name is empty if the path is a bucket.
+
+    Raises:
+        InputError: the path is malformed.
+    """
     bucket, _, name = path.removeprefix(GCS_PREFIX).partition("/")
     if not path.startswith(GCS_PREFIX) or not BUCKET.fullmatch(bucket) or name.startswith("/") or "//" in name:
         raise InputError(f"A Cloud Storage path must be gs://BUCKET/NAME, with no empty part; received {path!r}.")
@@ -54,7 +60,7 @@ def bucket_and_name(path: str) -> tuple[str, str]:
 
 
 def check_locks(path: str) -> None:
-    """Check, before a write, that this process may still write to the folders that contain `path`."""
+    """Check before a write that this process still holds its locks on the folders that contain `path`."""
     for folder, lock in list(locks.items()):
         if f"{path}/".startswith(f"{folder}/"):
             lock.check()
@@ -62,7 +68,7 @@ def check_locks(path: str) -> None:
 
 @dataclass(frozen=True)
 class Folder(ABC):
-    """A folder, which need not exist; a `name` in it may contain subfolders: `train/manifest.json`."""
+    """A folder, which need not exist. The `name` of a file may contain subfolders, as in `train/manifest.json`."""
 
     path: str
     is_local: ClassVar[bool]
@@ -78,74 +84,85 @@ class Folder(ABC):
 
     @abstractmethod
     def exists(self, name: str = "") -> bool:
-        """Return whether a file or folder exists (in Cloud Storage a folder exists while it contains a file)."""
+        """Return whether a file or folder exists. In Cloud Storage a folder exists as long as it contains a file."""
 
     @abstractmethod
     def list_files(self) -> dict[str, int]:
-        """Return {name: size in bytes} of the files directly in the folder; empty if it is missing.
+        """Return {name: size in bytes} of the files directly in the folder; empty if the folder is missing.
 
         Leftovers of killed writes are not listed.
         """
 
     @abstractmethod
     def read_bytes(self, name: str) -> bytes:
-        """Read a file; a FileNotFoundError if there is none."""
+        """Read a file.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+        """
 
     def read_text(self, name: str) -> str:
         return self.read_bytes(name).decode("utf-8")
 
     @abstractmethod
     def write_bytes(self, name: str, data: bytes) -> None:
-        """Write a file, all or nothing; missing folders are created."""
+        """Write a file, all or nothing. Missing folders are created."""
 
     def write_text(self, name: str, text: str) -> None:
         self.write_bytes(name, text.encode("utf-8"))
 
     def write_json(self, name: str, record: Any) -> None:
         text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
-        # File names that are not UTF-8 have surrogates in Python; Python escapes them as JSON does.
+        # Python represents file names that are not UTF-8 with surrogates. `backslashreplace` escapes these as in JSON.
         self.write_bytes(name, text.encode("utf-8", "backslashreplace"))
 
     @abstractmethod
     def create_text(self, name: str, text: str) -> None:
-        """Write a UTF-8 file; a FileExistsError if it exists. Of several programs that do so at once only one succeeds.
+        """Create a UTF-8 file. If several programs do so at the same time, only one succeeds.
 
-        A missing local folder is created with the permissions of the folder above it.
+        A missing local folder is created with the permissions of its parent.
+
+        Raises:
+            FileExistsError: the file exists.
         """
 
     @abstractmethod
     def replace_text(self, name: str, text: str, *, before: str) -> None:
-        """Replace the text `before` of a UTF-8 file; a FileNotFoundError if it has another one, or does not exist."""
+        """Replace the text of a UTF-8 file if it still equals `before`.
+
+        Raises:
+            FileNotFoundError: the file has another text, or does not exist.
+        """
 
     @abstractmethod
     def append_text(self, name: str, text: str, *, before: str) -> None:
-        """Append to a UTF-8 file whose text is `before`; a kill may leave a part of the text.
+        """Append to a UTF-8 file whose text is `before`. A kill may leave only a part of the new text.
 
-        An object, which cannot grow, is rewritten.
+        In Cloud Storage, where objects cannot grow, the object is rewritten.
         """
 
     @abstractmethod
     def replacing(self, name: str) -> AbstractContextManager[Path]:
-        """Yield a local path to write to: at the end it becomes the file of that name, after an error it is deleted."""
+        """Yield a local path to write to. At the end it becomes the file of this name; after an error it is deleted."""
 
     @abstractmethod
     def new_file(self) -> "NewFile":
-        """Start a file whose name is known only at its end."""
+        """Start a file that gets its name only when it is complete."""
 
     @abstractmethod
     def upload_file(self, local_path: str, name: str) -> None:
-        """Copy a local file here, all or nothing.
+        """Copy a local file to this folder, all or nothing.
 
-        Nothing is done if both are the same local file; nothing is sent if the object has the same bytes already.
+        Does nothing if both are the same local file, or if the object in Cloud Storage already has the same bytes.
         """
 
     def upload_folder(self, local_folder: str, last: str = "") -> None:
-        """Copy all files of a local folder and its subfolders here, several at once.
+        """Copy all files of a local folder and its subfolders to this folder, several at a time.
 
         Args:
-            local_folder: where the files are; leftovers of killed writes are not copied.
-            last: name of the files, in any subfolder, that are copied after all others: a manifest, which marks its
-                folder as complete.
+            local_folder: folder to copy. Leftovers of killed writes are not copied.
+            last: name of files, in any subfolder, to copy after all others, such as a manifest that marks its folder as
+                complete.
         """
         root = Path(local_folder)
         if not root.is_dir():
@@ -160,7 +177,7 @@ class Folder(ABC):
 
     @abstractmethod
     def delete_files(self, names: Iterable[str]) -> None:
-        """Delete those of the files that exist."""
+        """Delete the files of these names. Missing files are ignored."""
 
     @abstractmethod
     def delete(self) -> None:
@@ -168,26 +185,33 @@ class Folder(ABC):
 
     @abstractmethod
     def delete_partial_files(self, prefix: str = "") -> None:
-        """Delete leftovers directly in the folder, also of other programs: killed writes of names with this prefix."""
+        """Delete what killed writes of names with this prefix left directly in the folder, even of other programs."""
 
     @abstractmethod
     def check_writable(self) -> None:
-        """Check that files can be written and replaced, by a try that leaves nothing behind; else an InputError."""
+        """Check that files can be written and replaced. A file is written on trial, and nothing is left behind.
+
+        Raises:
+            InputError: the folder is not writable.
+        """
 
     @abstractmethod
     def local_copy(self, names: Iterable[str] | None = None) -> AbstractContextManager[str]:
-        """Yield a local folder with all files, or those of these names: itself when local, else a temporary copy.
+        """Yield a local folder with the files of these names, or with all files.
 
-        An InputError if the folder is missing or, in Cloud Storage, empty.
+        A local folder is yielded itself, otherwise a temporary copy.
+
+        Raises:
+            InputError: the folder is missing or, in Cloud Storage, empty.
         """
 
     @abstractmethod
     def staging(self) -> AbstractContextManager[str]:
-        """Yield a local folder for files that `upload_folder` then copies here: itself when local."""
+        """Yield a local folder for files to be uploaded with `upload_folder`. A local folder is yielded itself."""
 
 
 class NewFile(AbstractContextManager["NewFile"]):
-    """A file that is written piece by piece and gets its name last; without `finish` it is deleted."""
+    """A file that is written in parts and gets its name when it is complete. Without `finish` it is deleted."""
 
     _file: BinaryIO
 
@@ -196,10 +220,10 @@ class NewFile(AbstractContextManager["NewFile"]):
 
     @abstractmethod
     def finish(self, name: str) -> None:
-        """Give the file its name, once all of it is stored."""
+        """Store the whole file and give it its name."""
 
     def close(self) -> None:
-        """Delete the file if it has no name."""
+        """Close the file, and delete it if it has no name."""
         self._file.close()
 
     def __exit__(self, *_: object) -> None:
@@ -218,12 +242,13 @@ def finished_files(folder: Path) -> list[Path]:
 
 
 def for_all(function: Callable[[Any], None], items: Iterable[Any]) -> None:
-    """Call `function` on all items, several at once; the first error is raised, and cancels calls not yet started.
+    """Call `function` on all items, several at a time. After an error no more calls are started, and it is raised.
 
-    The `transfer_manager` of google-cloud-storage continues after a failure, and gives all uploads one precondition.
+    The `transfer_manager` of google-cloud-storage does not fit: it continues after a failure, and gives all uploads the
+    same precondition.
     """
     items = list(items)
-    if len(items) == 1:  # without a pool, for whose threads the process would wait at its end
+    if len(items) == 1:  # without a pool, because the process would wait for its threads at the end
         function(items[0])
         return
     with ThreadPoolExecutor(NUM_TRANSFERS) as pool:
@@ -257,13 +282,13 @@ class LocalFolder(Folder):
             path.parent.parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileExistsError):
                 path.parent.mkdir()
-                # Without the sticky bit, so that anyone who may write there may also delete what others left.
+                # Without the sticky bit, anyone who may write to the folder may also delete the files of others.
                 path.parent.chmod(stat.S_IMODE(path.parent.parent.stat().st_mode) & ~stat.S_ISVTX)
             with path.open("x", encoding="utf-8") as file:
                 file.write(text)
 
     def replace_text(self, name: str, text: str, *, before: str) -> None:
-        # In place: renaming would bring back a file that was deleted meanwhile.
+        # Written in place, because renaming a new file would bring back a file that was deleted meanwhile.
         with self._path(name).open("r+", encoding="utf-8") as file:
             if file.read() != before:
                 raise FileNotFoundError(errno.ENOENT, "the file was changed", self.path_of(name))
@@ -327,15 +352,15 @@ class LocalFolder(Folder):
     def check_writable(self) -> None:
         try:
             self.path.encode()
-        except UnicodeEncodeError as error:  # tokenizers and TensorFlow take no other paths
+        except UnicodeEncodeError as error:  # tokenizers and TensorFlow accept only UTF-8 paths
             raise InputError(
-                f"The path of an output must be UTF-8; {os.fsencode(self.path)!r} is not, or PYTHONUTF8 and LC_ALL say "
-                "so. Choose another path, or set PYTHONUTF8=1."
+                f"The path of an output must be UTF-8; {os.fsencode(self.path)!r} is not, or LC_ALL or PYTHONUTF8 make "
+                "Python use another encoding. Choose another path, or set PYTHONUTF8=1."
             ) from error
         path = Path(os.path.normpath(Path(self.path).absolute()))
         existing = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
         try:
-            # Under a random name, so that a second program may do the same.
+            # The random name lets several programs do this at the same time.
             with tempfile.TemporaryDirectory(prefix=f".{PROBE_PREFIX}", suffix=PARTIAL_SUFFIX, dir=existing) as probe:
                 folder = Path(probe) / path.relative_to(existing)
                 folder.mkdir(parents=True, exist_ok=True)
@@ -346,7 +371,7 @@ class LocalFolder(Folder):
     @contextmanager
     def local_copy(self, names: Iterable[str] | None = None) -> Iterator[str]:  # noqa: ARG002
         if not Path(self.path).is_dir():
-            raise InputError(f"The path of a folder is needed; there is no folder {self.path}.")
+            raise InputError(f"There is no folder {self.path}.")
         yield self.path
 
     @contextmanager
@@ -359,7 +384,7 @@ class LocalFolder(Folder):
 
 @contextmanager
 def explained_refusals(folder: str) -> Iterator[None]:
-    """Make errors of missing permission an InputError with a hint; others, such as a full disk, stay as they are."""
+    """Turn errors of missing permission into an InputError with a hint. Others, such as a full disk, are raised."""
     try:
         yield
     except OSError as error:
@@ -370,13 +395,13 @@ def explained_refusals(folder: str) -> Iterator[None]:
 
 def _not_writable(folder: str, error: OSError, place: object) -> InputError:
     return InputError(
-        f"The folder of the output must be writable; {folder} is not: {error.strerror or error} ({place}). Name "
-        "another folder, or change its permissions."
+        f"The output folder must be writable; {folder} is not: {error.strerror or error} ({place}). Name another "
+        "folder, or change its permissions."
     )
 
 
 class _NewLocalFile(NewFile):
-    """A file in the folder, under a name that is not listed until `finish`."""
+    """A file in a local folder, with a temporary name that `list_files` leaves out until `finish`."""
 
     def __init__(self, folder: str) -> None:
         check_locks(folder)

@@ -1,11 +1,15 @@
-"""A folder in Google Cloud Storage, through google-cloud-storage; errors say how to fix them.
+"""A folder in Google Cloud Storage, accessed with google-cloud-storage. Errors say how to fix them.
 
 An upload names the generation of the object that it replaces and carries the CRC32C of its bytes. So a retry after a
-lost answer can neither overwrite another program's object nor leave other bytes
-(https://cloud.google.com/storage/docs/request-preconditions). The client retries transient errors (408, 429, 5xx, lost
-connections) for two minutes; bytes that were changed during a transfer are sent again here. A large file is uploaded in
-parts, several at once (https://cloud.google.com/storage/docs/parallel-composite-uploads): not as a multipart upload of
-the XML API, which takes no precondition.
+lost answer can neither overwrite another program's object nor store wrong bytes
+(https://cloud.google.com/storage/docs/request-preconditions).
+
+The client retries transient errors (408, 429, 5xx, lost connections) for two minutes. This module also repeats
+transfers whose bytes were changed on the way.
+
+A large file is uploaded in parts, several at a time, which Cloud Storage then joins
+(https://cloud.google.com/storage/docs/parallel-composite-uploads). Multipart uploads of the XML API are not used,
+because they do not support preconditions.
 """
 
 import base64
@@ -50,7 +54,7 @@ from mlm_common.storage.folder import (
 PROBE_NAME = ".writable"
 NUM_TRIES_DAMAGED = 3
 BLOCK_BYTES = 1 << 20
-# Files from this size are uploaded in parts; for smaller ones it would not be much faster.
+# Files of at least this size are uploaded in parts. For smaller files parts would not be much faster.
 IN_PARTS_BYTES = 64 << 20
 
 
@@ -87,16 +91,16 @@ class GcsFolder(Folder):
         path, file = self.path_of(name), io.BytesIO(text.encode())
         with explained_errors(path):
             if not _replace(path, 0, _crc32c(file), _sender(file)):
-                raise FileExistsError(errno.EEXIST, "the object is there", path)
+                raise FileExistsError(errno.EEXIST, "the object exists", path)
 
     def replace_text(self, name: str, text: str, *, before: str) -> None:
         path, file = self.path_of(name), io.BytesIO(text.encode())
         with explained_errors(path):
-            there = find_blob(path)
+            current = find_blob(path)
             if (
-                there is None
-                or there.crc32c != _crc32c(io.BytesIO(before.encode()))
-                or not _replace(path, there.generation, _crc32c(file), _sender(file))
+                current is None
+                or current.crc32c != _crc32c(io.BytesIO(before.encode()))
+                or not _replace(path, current.generation, _crc32c(file), _sender(file))
             ):
                 raise FileNotFoundError(errno.ENOENT, "the object was changed", path)
 
@@ -121,11 +125,11 @@ class GcsFolder(Folder):
             self.upload_open_file(file, name)
 
     def upload_open_file(self, file: BinaryIO | mmap.mmap, name: str) -> None:
-        """Upload an open file, all or nothing; an object with the same bytes stays."""
+        """Upload an open file, all or nothing. Does nothing if the object already has the same bytes."""
         _upload(self.path_of(name), file, _sender(file))
 
     def _upload_in_parts(self, path: Path, name: str) -> None:
-        """Copy a local file here, all or nothing: its parts as temporary objects, which Cloud Storage joins."""
+        """Upload a local file, all or nothing, as temporary objects that Cloud Storage joins."""
         folder, slash, last = name.rpartition("/")
         stem = f"{folder}{slash}.{last}.{uuid.uuid4().hex}"
         size = path.stat().st_size
@@ -140,14 +144,14 @@ class GcsFolder(Folder):
 
         def join(blob: Any, **conditions: Any) -> None:
             blob.content_type = "application/octet-stream"
-            blob.compose([blob_at(self.path_of(one)) for one in names], **conditions)
+            blob.compose([blob_at(self.path_of(part_name)) for part_name in names], **conditions)
 
         try:
             with path.open("rb") as file:
                 for_all(upload_part, range(len(starts)))
                 _upload(self.path_of(name), file, join)
         finally:
-            with contextlib.suppress(InputError, CloudStorageError):  # the next run deletes what is left
+            with contextlib.suppress(InputError, CloudStorageError):  # the next run deletes leftovers
                 self.delete_files(names)
 
     def delete_files(self, names: Iterable[str]) -> None:
@@ -177,8 +181,8 @@ class GcsFolder(Folder):
         self.delete_files(names)
 
     def check_writable(self) -> None:
-        # Replacing an object takes the permissions to create and to delete. `testIamPermissions` on the bucket sees
-        # neither grants for some of its objects nor the access scopes of a machine
+        # Replacing an object needs the permissions to create and to delete. `testIamPermissions` on the bucket would
+        # consider neither grants for some of its objects nor the access scopes of the machine
         # (https://cloud.google.com/storage/docs/oauth-scopes).
         self.write_bytes(PROBE_NAME, b"")
         self.delete_files([PROBE_NAME])
@@ -195,13 +199,13 @@ class GcsFolder(Folder):
             yield folder
 
     def _download(self, destination: Path, names: Iterable[str] | None) -> None:
-        """Download the objects of these names, or all of the folder and its subfolders, several at once."""
+        """Download the objects of these names, or all objects in the folder and its subfolders, several at a time."""
         prefix = _listing_prefix(self.path)[1]
 
         def download(blob: Any) -> None:
             path = (destination / blob.name.removeprefix(prefix)).resolve()
             if not path.is_relative_to(destination):
-                raise InputError(f"Names in {self.path} must be those of files; {blob.name!r} leads out of the folder.")
+                raise InputError(f"Objects in {self.path} must have names of files; {blob.name!r} leaves the folder.")
             path.parent.mkdir(parents=True, exist_ok=True)
             with explained_errors(self.path_of(blob.name.removeprefix(prefix))):
                 _again_if_damaged(lambda: blob.download_to_filename(str(path)))
@@ -209,17 +213,17 @@ class GcsFolder(Folder):
         with explained_errors(self.path):
             if names is None:
                 owners = f"{prefix}{OWNER_FOLDER}/"
-                found = _list_objects(self.path)
-                blobs = [blob for blob in found if not blob.name.startswith(owners) and not _is_partial(blob)]
+                objects = _list_objects(self.path)
+                blobs = [blob for blob in objects if not blob.name.startswith(owners) and not _is_partial(blob)]
                 if not blobs:
-                    raise InputError(f"A folder with files is needed; there are none in {self.path}.")
+                    raise InputError(f"There are no files in the folder {self.path}.")
             else:
                 blobs = [blob_at(self.path_of(name)) for name in names]
             for_all(download, blobs)
 
 
 class _NewObject(NewFile):
-    """A temporary file without a name, which even a killed process does not leave behind, until it is uploaded."""
+    """A temporary file that is uploaded when it is complete. It has no name, so not even a kill leaves it behind."""
 
     def __init__(self, folder: GcsFolder) -> None:
         self._folder = folder
@@ -231,10 +235,14 @@ class _NewObject(NewFile):
 
 
 class GcsReader(io.RawIOBase):
-    """One generation of an object, open for reading; each read is one request for exactly its bytes.
+    """One generation of an object, open for reading. Each read is one request for exactly the bytes that are read.
 
-    google-cloud-storage's BlobReader requests the object's size before it seeks, and more bytes than are read.
-    `read_ahead_bytes` is how much to read at once in a sequential read: much, since each read is a request.
+    google-cloud-storage's BlobReader is not used, because it requests the size of the object before it seeks, and more
+    bytes than are read.
+
+    Attributes:
+        read_ahead_bytes: number of bytes to read at once in a sequential read. It is large, because each read is a
+            request.
     """
 
     read_ahead_bytes = 8 << 20
@@ -268,7 +276,7 @@ class GcsReader(io.RawIOBase):
             return 0
         with self._unchanged():
             try:
-                # The stored bytes, and no check of the checksum, which is that of the whole object.
+                # Raw, to get the bytes as stored; without a check, because the checksum is that of the whole object.
                 data = self._blob.download_as_bytes(
                     start=self._position,
                     end=self._position + len(buffer) - 1,
@@ -295,7 +303,16 @@ class GcsReader(io.RawIOBase):
 
 
 def _upload(path: str, file: BinaryIO | mmap.mmap, send: Callable[..., None]) -> None:
-    """Upload one object: `send(blob, if_generation_match=…)` transfers the bytes of the file."""
+    """Upload an object, unless it already has the same bytes.
+
+    Args:
+        path: path of the object.
+        file: content of the object.
+        send: `send(blob, if_generation_match=…)` transfers the bytes of the file.
+
+    Raises:
+        InputError: another program wrote the object at the same time.
+    """
     check_locks(path)
     crc32c = _crc32c(file)
     with explained_errors(path):
@@ -303,22 +320,22 @@ def _upload(path: str, file: BinaryIO | mmap.mmap, send: Callable[..., None]) ->
         if replaced and replaced.crc32c == crc32c:
             return
         if not _replace(path, replaced.generation if replaced else 0, crc32c, send):
-            raise InputError(f"{path} must be written by one program at a time; another one wrote it.")
+            raise InputError(f"Only one program at a time may write {path}; another one wrote it meanwhile.")
 
 
 def _replace(path: str, generation: int, crc32c: str, send: Callable[..., None]) -> bool:
-    """Replace this generation of an object, 0 for none; return whether it was still the current one."""
+    """Replace an object if it still has this generation (0: does not exist); return whether it had."""
     stored = blob_at(path)
     upload = functools.partial(send, stored, if_generation_match=generation)
     try:
         _again_if_damaged(upload)
     except api_errors.PreconditionFailed:
-        # A retry gets this, too, if the first try succeeded and its answer was lost.
+        # A retry gets this error, too, if an earlier attempt succeeded but its answer was lost.
         stored = find_blob(path)
         if not stored or stored.crc32c != crc32c:
             return False
     if stored.crc32c != crc32c:
-        raise CloudStorageError(f"{path} was changed while it was uploaded (CRC32C {stored.crc32c}, not {crc32c}).")
+        raise CloudStorageError(f"{path} changed during the upload: its CRC32C is {stored.crc32c}, not {crc32c}.")
     return True
 
 
@@ -334,7 +351,7 @@ def _sender(file: BinaryIO | mmap.mmap) -> Callable[..., None]:
 
 
 def _again_if_damaged(transfer: Callable[[], Any]) -> Any:
-    """Transfer a whole object, again if its bytes arrive with another checksum."""
+    """Transfer a whole object, and repeat that if its bytes arrive with a wrong checksum."""
     return retry_call(transfer, [0.0] * (NUM_TRIES_DAMAGED - 1), _is_damaged)
 
 
@@ -343,7 +360,7 @@ def _is_damaged(error: Exception) -> bool:
 
 
 def _crc32c(file: BinaryIO | mmap.mmap) -> str:
-    """Compute the checksum as Cloud Storage spells it: base64 of the big-endian CRC32C."""
+    """Compute the checksum in the format of Cloud Storage: base64 of the big-endian CRC32C."""
     checksum = google_crc32c.Checksum()
     file.seek(0)
     while block := file.read(BLOCK_BYTES):
@@ -365,19 +382,19 @@ def _listing_prefix(folder: str) -> tuple[str, str]:
 
 @functools.cache
 def _client(_process_id: int) -> Any:
-    """Make the client of this process: a forked process must not write to its parent's connections."""
+    """Make the client of a process. The cache has one per process, so that a fork gets its own connections."""
     return storage.Client(project=None)  # only creating and listing buckets needs a project
 
 
 def blob_at(path: str) -> Any:
-    """Return the client's handle of an object, which need not exist."""
+    """Return a handle for an object, which need not exist."""
     bucket, name = bucket_and_name(path)
     return _client(os.getpid()).bucket(bucket).blob(name)
 
 
 def find_blob(path: str) -> Any | None:
-    """Return the object as it is now, with its generation and checksum, or None."""
-    blob = blob_at(path)  # a new handle each time: one that was loaded before keeps its generation
+    """Look up the current state of an object, with its generation and checksum; None if it does not exist."""
+    blob = blob_at(path)  # a new handle, because a handle that was loaded before keeps its generation
     try:
         blob.reload()
     except api_errors.NotFound as error:
@@ -388,7 +405,10 @@ def find_blob(path: str) -> Any | None:
 
 
 def list_blobs(bucket: str, prefix: str, **options: Any) -> Iterator[Any]:
-    """List the objects whose names begin so, by name, without the empty ones by which the console shows a folder."""
+    """List the objects whose names start with `prefix`, sorted by name.
+
+    Names that end in a slash are left out: Google's console creates such empty objects to show folders.
+    """
     blobs = _client(os.getpid()).list_blobs(bucket, prefix=prefix, **options)
     return (blob for blob in blobs if not blob.name.endswith("/"))
 
@@ -399,7 +419,7 @@ def is_missing_bucket(error: Exception) -> bool:
 
 @contextmanager
 def explained_errors(path: str) -> Iterator[None]:
-    """Turn the client's exceptions into those that `Folder` names, each with a hint."""
+    """Turn the exceptions of the client into the exceptions that `Folder` documents, with a hint."""
     try:
         yield
     except (api_errors.GoogleAPIError, auth_errors.GoogleAuthError, RequestException, DataCorruption) as error:
@@ -407,7 +427,7 @@ def explained_errors(path: str) -> Iterator[None]:
 
 
 def _explain(path: str, error: Exception) -> Exception:
-    """Make the exception of `Folder` for one of the client's; unless it is known to be final, a retry may help."""
+    """Convert an exception of the client. Unless the error is known to be final, the result is a CloudStorageError."""
     answer = textwrap.shorten(str(error), 300)
     is_transient = getattr(error, "retryable", False) or isinstance(error, auth_errors.TransportError)
     if isinstance(error, auth_errors.GoogleAuthError | api_errors.Unauthorized) and not is_transient:
@@ -420,11 +440,10 @@ def _explain(path: str, error: Exception) -> Exception:
             return FileNotFoundError(errno.ENOENT, "no such object", path)
         bucket = GCS_PREFIX + bucket_and_name(path)[0]
         return InputError(
-            f"{path} needs an existing bucket; there is no {bucket}. Create it with `gcloud storage buckets create "
-            f"{bucket}`."
+            f"The bucket of {path} does not exist. Create it with `gcloud storage buckets create {bucket}`."
         )
     if isinstance(error, api_errors.Forbidden):
-        return InputError(f"{path} needs permission. {_hint_for_refusal(str(error))} ({answer})")
+        return InputError(f"Access to {path} is denied. {_hint_for_refusal(str(error))} ({answer})")
     status = getattr(error, "code", None) or 0
     is_answered = 400 <= status < 500 and status not in (408, 429)
     if is_answered or isinstance(error, DataCorruption):
@@ -433,14 +452,15 @@ def _explain(path: str, error: Exception) -> Exception:
 
 
 def _hint_for_refusal(answer: str) -> str:
-    """Say how to get the permission that Cloud Storage missed."""
+    """Return a sentence that says how to get the missing permission."""
     if re.search(r"(authentication|OAuth2?|Provided) scope", answer):
         return (
-            "The access scopes of this machine forbid it, whatever its account may do: they are set when the machine "
-            "is created, with `--scopes=cloud-platform`."
+            "The access scopes of this machine forbid it, regardless of the permissions of its account. They are set "
+            "when a machine is created: use `--scopes=cloud-platform`."
         )
-    lacking = re.search(r"storage\.objects\.\w+", answer)
+    permission = re.search(r"storage\.objects\.\w+", answer)
+    lacking = f", which lacks {permission[0]}," if permission else ""
     return (
-        f"Grant the account in use{f', which lacks {lacking[0]},' if lacking else ''} the role Storage Object Admin "
-        "(roles/storage.objectAdmin) on the bucket, or to read only Storage Object Viewer (roles/storage.objectViewer)."
+        f"Grant the account in use{lacking} the role Storage Object Admin (roles/storage.objectAdmin) on the bucket "
+        "or, for reading only, Storage Object Viewer (roles/storage.objectViewer)."
     )

@@ -1,4 +1,4 @@
-"""Read files that other programs wrote: an exception of a reader becomes one line with file, reason and hint."""
+"""Turn exceptions from reading files that other programs wrote into one line with the file, the reason and a hint."""
 
 import errno
 import os
@@ -14,26 +14,26 @@ from mlm_common.storage.encodings import conversion_hint
 
 LFS_POINTER_START = b"version https://git-lfs.github.com/spec/"
 MAX_REASON_CHARACTERS = 300
-# Of a disk or of a network's file system that fails.
+# Error numbers of a failing disk or network file system.
 DISK_ERRORS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO)
 
 
 @contextmanager
 def guarded_read(path: str | Path, kind: str, *, flag: str | None = None, hint: str = "") -> Iterator[None]:
-    """Turn any exception of a reader into one InputError that names the file.
+    """Turn any exception of a reader into an InputError that names the file.
 
-    Exceptions that already explain themselves (`InputError`, `RunFailedError`) pass, as does a lack of memory. Every
-    other exception counts as the file's fault: the readers of libraries raise nearly any type for a damaged file.
+    Exceptions that already explain themselves (`InputError`, `RunFailedError`) are not changed, nor is MemoryError.
+    Every other exception is blamed on the file, because readers of libraries raise nearly any type for a damaged file.
 
     Args:
         path: the file, or the folder that a library reads.
-        kind: what the path must be, with its article: `a JSON file`.
-        flag: names the path on the command line.
-        hint: says how to fix it; by default, to make or fetch the file again.
+        kind: what the path must be, with its article, such as `a JSON file`.
+        flag: flag that names the path on the command line.
+        hint: sentence that says how to fix it; default: to create or fetch the file again.
 
     Raises:
         InputError: the body of the `with` statement raised, or the file is a Git LFS pointer, which a reader of text
-            would take for the text.
+            would take for text.
     """
     if _would_wait(path):
         raise missing(str(path), flag, "file")
@@ -48,41 +48,44 @@ def guarded_read(path: str | Path, kind: str, *, flag: str | None = None, hint: 
 
 
 def _would_wait(path: str | Path) -> bool:
-    """Return whether the path is a pipe or a device, whose readers wait for a writer."""
+    """Return whether the path is a pipe or a device, because its reader would wait for a writer."""
     try:
-        mode = os.stat(path).st_mode  # noqa: PTH116  (a path of the Hub or of Cloud Storage is none)
+        mode = os.stat(path).st_mode  # noqa: PTH116  (the name may be a Hub id or a gs:// path)
     except (OSError, ValueError):
         return False
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def unreadable(path: str | Path, kind: str, error: Exception, *, flag: str | None = None, hint: str = "") -> InputError:
-    """Make the error for a path that raised `error` when it was read as `kind`; see `guarded_read`."""
+    """Make the InputError for a path whose reader raised `error`. The other arguments are those of `guarded_read`."""
     if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
         return missing(str(path), flag, "file")
-    reason, own_hint = _reason(Path(path), error)
+    reason, hint_for_reason = _reason(Path(path), error)
     prefix = f"{flag}: " if flag else ""
-    return InputError(f"{prefix}{path} must be {kind}; {reason}. {hint or own_hint or 'Make or fetch it again.'}")
+    hint = hint or hint_for_reason or "Create or fetch it again."
+    return InputError(f"{prefix}{path} must be {kind}; {reason}. {hint}")
 
 
 def _reason(path: Path, error: Exception) -> tuple[str, str]:
-    """Return why the path cannot be read, and the hint that fits this reason; an empty hint if none does."""
+    """Return the reason why the path cannot be read, and a hint for this reason, which may be empty."""
     if isinstance(error, UnicodeDecodeError) and isinstance(error.object, bytes):
         line = error.object.count(b"\n", 0, error.start) + 1
         reason = f"line {line:,} has the byte 0x{error.object[error.start]:02x}, which is not UTF-8"
         return reason, conversion_hint(error.object)
     if isinstance(error, OSError) and error.strerror and error.errno is not None:
-        what = (
-            "the disk, or the network that it is on" if error.errno in DISK_ERRORS else "the path and its permissions"
+        hint = (
+            "Check the disk, or the network of the file system."
+            if error.errno in DISK_ERRORS
+            else "Check the path and its permissions."
         )
-        return error.strerror[0].lower() + error.strerror[1:], f"Check {what}."
+        return error.strerror[0].lower() + error.strerror[1:], hint
     if (refusal := _refusal(path)) is not None:
         return _reason(path, refusal)
     start = start_of_file(path)
     if start == b"":
         return "it is empty", ""
     if start is not None and start.startswith(LFS_POINTER_START):
-        return "it is a Git LFS pointer, not the file", "Fetch the file itself: `git lfs pull`."
+        return "it is a Git LFS pointer", "Fetch the file itself with `git lfs pull`."
     message = textwrap.shorten(str(error) or type(error).__name__, MAX_REASON_CHARACTERS)
     if isinstance(error, KeyError):
         message = f"it has no {message}"
@@ -90,7 +93,7 @@ def _reason(path: Path, error: Exception) -> tuple[str, str]:
 
 
 def _refusal(path: Path) -> OSError | None:
-    """Return the error of opening a local file, which some libraries hide; None if it opens, or is a folder."""
+    """Return the error of opening a local file, because some libraries hide it; None if it opens or is a folder."""
     try:
         if not is_gcs(str(path)) and os.path.lexists(path) and not path.is_dir():
             path.open("rb").close()
@@ -102,7 +105,7 @@ def _refusal(path: Path) -> OSError | None:
 
 
 def start_of_file(path: str | Path) -> bytes | None:
-    """Return up to the first 64 bytes of a local file, or None if it is no file, or cannot be read."""
+    """Return the first 64 bytes of a local file, or all of a shorter one; None if it is not a readable file."""
     try:
         if is_gcs(str(path)) or not Path(path).is_file():
             return None

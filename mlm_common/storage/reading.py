@@ -1,4 +1,4 @@
-"""Find files by name or glob, local or in Cloud Storage, and read them from any byte."""
+"""Find files by name or glob, local or in Cloud Storage, and read them from any byte on."""
 
 import fnmatch
 import glob
@@ -27,7 +27,8 @@ _RECURSIVE = re.compile(r"(?:(?<=/)|^)\*\*(?:/+|$)")
 class LocalReader(io.FileIO):
     """A local file open for reading, without a buffer.
 
-    `read_ahead_bytes` is how much to read at once in a sequential read: little, to save memory.
+    Attributes:
+        read_ahead_bytes: number of bytes to read at once in a sequential read. It is small, to save memory.
     """
 
     read_ahead_bytes = 1 << 20
@@ -35,11 +36,16 @@ class LocalReader(io.FileIO):
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file that was found.
+    """A file that was found, local or in Cloud Storage.
 
-    `generation` identifies the state of a `gs://` object; local files have none. `checksum`, of the whole content, is
-    `crc32c BASE64` for an object. A local file has a checksum, and the time of its last change, once it was hashed; a
-    local .gz file then also has the `content_checksum` of its decompressed content.
+    Attributes:
+        name: local path or `gs://` path.
+        num_bytes: size.
+        generation: state of a `gs://` object; None for a local file.
+        checksum: checksum of the content: `crc32c BASE64` for an object, `sha256 HEX` for a local file, which has none
+            until it is hashed.
+        modified_ns: time of the last change of a local file, in nanoseconds; None until the file is hashed.
+        content_checksum: checksum of the decompressed content of a local .gz file; None until the file is hashed.
     """
 
     name: str
@@ -55,11 +61,12 @@ class StoredFile:
 
     @contextmanager
     def open(self) -> "Iterator[LocalReader | GcsReader]":
-        """Yield the file, open for reading and seeking, as it was when it was found or, if local, hashed.
+        """Yield the file, open for reading and seeking, in the state in which it was found (local files: hashed).
 
         Raises:
-            FileNotFoundError: it no longer exists.
-            InputError: Cloud Storage refuses; or the file was replaced, changed or deleted, perhaps while it was read.
+            FileNotFoundError: the file no longer exists.
+            InputError: Cloud Storage denies access, or the file was replaced, changed or deleted, perhaps while it was
+                being read.
             CloudStorageError: Cloud Storage did not answer.
         """
         if self.generation is None:
@@ -68,14 +75,14 @@ class StoredFile:
                 yield file
                 self._check_unchanged(file)
         else:
-            from mlm_common.storage import gcs  # Google's packages, for objects alone
+            from mlm_common.storage import gcs  # here, because it imports Google's packages
 
             with gcs.explained_errors(self.name):
                 yield gcs.GcsReader(self.name, self.generation, self.num_bytes)
 
     def _check_unchanged(self, file: LocalReader) -> None:
-        found = os.fstat(file.fileno())
-        if self.modified_ns is not None and (found.st_size, found.st_mtime_ns) != (self.num_bytes, self.modified_ns):
+        status = os.fstat(file.fileno())
+        if self.modified_ns is not None and (status.st_size, status.st_mtime_ns) != (self.num_bytes, self.modified_ns):
             raise changed_file(self.name)
 
 
@@ -84,11 +91,11 @@ def changed_file(path: str) -> InputError:
 
 
 def find_stored_files(pattern: str) -> list[StoredFile]:
-    """Find the file of that name or else the files that match it as a glob (`*`, `?`, `[]`, `**`), sorted.
+    """Find the file of this name, or else the files that match it as a glob (`*`, `?`, `[]`, `**`), sorted.
 
     Raises:
-        InputError: a malformed `gs://` path, or Cloud Storage refuses; a link to nothing, or a folder that cannot be
-            entered or listed.
+        InputError: a `gs://` path is malformed, Cloud Storage denies access, a link points to nothing, or a folder
+            cannot be entered or listed.
         CloudStorageError: Cloud Storage did not answer.
     """
     if is_gcs(pattern):
@@ -104,12 +111,16 @@ def _is_file(name: str) -> bool:
         if Path(name).is_symlink():
             raise InputError(f"{name} is a link to {Path(name).readlink()}, which does not exist.") from None
         return False
-    except (OSError, ValueError) as error:  # a folder that cannot be entered, a name that is too long
+    except (OSError, ValueError) as error:  # a folder cannot be entered, or the name is too long
         raise unreadable(name, "a file", error) from error
 
 
 def _check_folders(pattern: str) -> None:
-    """Check that all folders that a glob looks into may be: `glob` skips those that may not."""
+    """Check that all folders that a glob looks into can be listed, because `glob` silently skips those that cannot.
+
+    Raises:
+        InputError: a folder cannot be listed.
+    """
     head, tail = os.path.split(pattern)
     if not head or head == pattern:
         return
@@ -127,23 +138,26 @@ def _check_folders(pattern: str) -> None:
 
 
 def _expand(pattern: str) -> Iterator[str]:
-    """Yield what a local glob matches, as `glob` with `recursive`, but each folder under `**` only once, despite links.
+    """Yield the matches of a local glob. Unlike `glob` with `recursive`, visit each folder under `**` only once.
 
-    A folder there that cannot be read is an InputError.
+    Links could otherwise lead to a folder several times.
+
+    Raises:
+        InputError: a folder cannot be read.
     """
     recursive = _RECURSIVE.search(pattern)
     if recursive is None:
         _check_folders(pattern)
         yield from glob.glob(pattern)  # noqa: PTH207
         return
-    tops, rest = pattern[: recursive.start()], pattern[recursive.end() :] or "*"
+    tops, remainder = pattern[: recursive.start()], pattern[recursive.end() :] or "*"
     for top in glob.glob(tops or "."):  # noqa: PTH207
         for folder in _folders_below(top):
-            yield from _expand(os.path.join(glob.escape(folder), rest))  # noqa: PTH118
+            yield from _expand(os.path.join(glob.escape(folder), remainder))  # noqa: PTH118
 
 
 def _folders_below(top: str) -> Iterator[str]:
-    """Yield the folder and all folders in it that are not hidden; links are followed, no folder comes twice."""
+    """Yield the folder and all folders below it that are not hidden. Links are followed, but no folder comes twice."""
 
     def refuse(error: OSError) -> None:
         raise unreadable(error.filename, "a folder that can be listed", error) from error
@@ -166,22 +180,23 @@ def _find_objects(pattern: str) -> list[StoredFile]:
     bucket, name = bucket_and_name(pattern)
     with gcs.explained_errors(pattern):
         if magic := _MAGIC.search(name):
-            # `match_glob` differs from a local glob: braces are special, hidden names are not, `**` has another rule,
-            # and an object of that very name does not come first.
+            # `match_glob` of Cloud Storage differs from a local glob: braces are special, hidden names are not, `**`
+            # has another rule, and an object with exactly this name is not preferred.
             blobs = {blob.name: blob for blob in gcs.list_blobs(bucket, name[: magic.start()])}
             parts = name.split("/")
-            names = [name] if name in blobs else [one for one in sorted(blobs) if _parts_match(one.split("/"), parts)]
-            found = [blobs[name] for name in names]
+            is_name = name in blobs
+            names = [name] if is_name else [other for other in sorted(blobs) if _parts_match(other.split("/"), parts)]
+            matches = [blobs[match] for match in names]
         else:
-            found = [blob for blob in [gcs.find_blob(pattern) if name else None] if blob]
+            matches = [blob for blob in [gcs.find_blob(pattern) if name else None] if blob]
         return [
             StoredFile(f"{GCS_PREFIX}{bucket}/{blob.name}", blob.size, blob.generation, f"crc32c {blob.crc32c}")
-            for blob in found
+            for blob in matches
         ]
 
 
 def _parts_match(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    """Return whether the parts of a name match those of a pattern by the rules of `glob` with `recursive`."""
+    """Return whether the parts of a name match the parts of a pattern, by the rules of `glob` with `recursive`."""
     if not patterns or not names:
         return not patterns and not names
     if patterns[0] == "**" and len(patterns) == 1:
@@ -190,5 +205,5 @@ def _parts_match(names: Sequence[str], patterns: Sequence[str]) -> bool:
         return True
     if names[0].startswith(".") and not patterns[0].startswith("."):
         return False
-    rest = patterns if patterns[0] == "**" else patterns[1:]
-    return fnmatch.fnmatchcase(names[0], patterns[0]) and _parts_match(names[1:], rest)
+    next_patterns = patterns if patterns[0] == "**" else patterns[1:]
+    return fnmatch.fnmatchcase(names[0], patterns[0]) and _parts_match(names[1:], next_patterns)

@@ -83,7 +83,7 @@ def test_stopped_it_loses_its_folder_and_touches_nothing_later(campaign, name, n
         files = campaign.files(output)
         stopped.send(signal.SIGCONT)
         if stopped.wait() != 0:  # else it had come to its end before
-            check_one_line(stopped, "must belong to this run")
+            check_one_line(stopped, "has lost its output folder")
             assert stopped.wait() == EXIT_PERMANENT
             assert campaign.files(output) == files
             num_lost += 1

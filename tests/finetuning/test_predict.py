@@ -110,7 +110,7 @@ REFUSED = [
     ("embedded", ["--text", "a"], "embeds texts. Use finetuning/search.py, or SentenceTransformer."),
     ("start", ["--text", "a"], "is a masked language model"),
     ("unfinished", ["--text", "a"], "has no export yet. Let the run finish"),
-    ("nowhere", ["--text", "a"], "there is no folder"),
+    ("nowhere", ["--text", "a"], "There is no folder"),
 ]
 
 

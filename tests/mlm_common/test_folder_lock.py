@@ -61,7 +61,7 @@ def test_a_second_run_is_refused_while_the_first_lives(folder):
         status, errors = lines[""].end()
         assert status == EXIT_BAD_INPUT
         assert f"{folder.path} belongs to the run of process {lines['owned'].process.pid} on " in errors
-        for said in (", since 20", ", last heartbeat 20", "Wait for its end, stop it, or name another folder."):
+        for said in (", since 20", ", last heartbeat 20", "Wait until it ends, stop it, or name another folder."):
             assert said in errors
         lines["owned"].ask_to_write()
         assert lines["owned"].line() == "0"
@@ -238,7 +238,7 @@ def test_a_run_whose_signs_of_life_cannot_be_written_goes_on(cloud, caplog):
         while sum("/upload/" in entry["path"] for entry in cloud.requests("POST")) < 8:
             time.sleep(HEARTBEAT_SECONDS)
         folder.write_text("a", "b")
-    assert sum("no heartbeat can be written" in message for message in caplog.messages) == 1
+    assert sum("cannot write a heartbeat" in message for message in caplog.messages) == 1
     assert cloud.objects() == {"output/a": b"b"}
 
 

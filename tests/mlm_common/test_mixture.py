@@ -66,7 +66,7 @@ def test_one_folder_or_several_are_read_by_name():
     for text in ("de=a'b", "work/a en=work/en"):
         with pytest.raises(InputError, match="--train-dataset must be a path, or NAME=PATH for each source; received"):
             named_folders(text, "--train-dataset")
-    with pytest.raises(InputError, match=r"by letters, digits, .* and begin with a letter or digit; received 'größe'"):
+    with pytest.raises(InputError, match=r"of letters, digits, .* and start with a letter or digit; received 'größe'"):
         named_folders("größe=work/a en=work/en", "--train-dataset")
 
 
@@ -82,7 +82,7 @@ def test_two_folders_without_names_are_told_to_be_named(tmp_path):
     for name in ("a", "b", "c d"):
         (tmp_path / name).mkdir()
     one, other = tmp_path / "a", tmp_path / "b"
-    with pytest.raises(InputError, match=rf"--train-dataset takes one path, .* such as a={one} b={other}; received"):
+    with pytest.raises(InputError, match=rf"--train-dataset must be one path, .* such as a={one} b={other}; received"):
         named_folders(f"{one} {other}", "--train-dataset")
     assert named_folders(str(tmp_path / "c d"), "--train-dataset") == {"": str(tmp_path / "c d")}
     assert named_folders(f"{one} nowhere", "--train-dataset") == {"": f"{one} nowhere"}  # which is refused later

@@ -108,7 +108,7 @@ def test_tokenizer_without_a_special_token_is_refused(missing, tmp_path):
 @pytest.mark.parametrize(("one", "other"), list(itertools.combinations(SPECIAL_TOKENS, 2)))
 def test_special_tokens_that_share_an_id_are_refused(one, other, tmp_path):
     save_tokenizer(make_tokenizer(**{f"{one}_token": SPECIAL_TOKENS[other]}), str(tmp_path))
-    with pytest.raises(InputError, match=rf"five different tokens .* of {tmp_path} {one} and {other} are both id \d"):
+    with pytest.raises(InputError, match=rf"five different tokens .* in {tmp_path} {one} and {other} are both id \d"):
         load_tokenizer(str(tmp_path))
     assert load_tokenizer(str(tmp_path), needs_special_tokens=False).is_fast
 
@@ -123,7 +123,7 @@ def test_a_vocabulary_with_a_byte_order_mark_is_refused(tmp_path):
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]
     (tmp_path / "vocab.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8-sig")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}), encoding="utf-8")
-    with pytest.raises(InputError, match=r"vocab\.txt must begin with a token; it begins with a byte-order mark"):
+    with pytest.raises(InputError, match=r"vocab\.txt must start with a token; it starts with a byte-order mark"):
         load_tokenizer(str(tmp_path))
     (tmp_path / "vocab.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
     assert special_ids(load_tokenizer(str(tmp_path))) == {"cls": 2, "pad": 0, "sep": 3, "unk": 1, "mask": 4}
@@ -160,7 +160,7 @@ def test_the_length_of_a_tokenizer_is_a_number(tmp_path, value):
     save_tokenizer(make_tokenizer(), str(tmp_path))
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text("utf-8")) | {"model_max_length": value}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
-    with pytest.raises(InputError, match=r"model_max_length in the tokenizer_config.json of .* must be a number"):
+    with pytest.raises(InputError, match=r"model_max_length in the tokenizer_config.json of .* must be a whole number"):
         load_tokenizer(str(tmp_path))
 
 
@@ -341,7 +341,7 @@ def test_damaged_table_is_refused(tmp_path):
             load_word_starts(str(tmp_path))
     for array in (np.zeros(4), np.zeros((2, 2), np.bool_)):
         np.save(path, array)
-        with pytest.raises(InputError, match=f"it holds {array.dtype} of shape"):
+        with pytest.raises(InputError, match=f"it contains {array.dtype} values of shape"):
             load_word_starts(str(tmp_path))
 
 
@@ -378,7 +378,9 @@ def test_merges_that_make_a_special_token_are_left_out(prefix, has_old_merges):
 def test_a_tokenizer_that_cannot_be_changed_is_refused():
     content = json.loads(trained_bpe().to_str())
     content["model"]["merges"].append(["no", "such"])
-    with pytest.raises(InputError, match=r"must work without its special tokens \(<pad>, .*`no` out of vocab"):
+    with pytest.raises(
+        InputError, match=r"may produce the special tokens of the tokenizer \(<pad>, .*`no` out of vocab"
+    ):
         plain_text_tokenizer_json(json.dumps(content))
 
 

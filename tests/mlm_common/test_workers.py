@@ -76,7 +76,7 @@ def test_a_killed_worker_is_reported_with_a_hint(tmp_path):
             yield NumberedPartition(number, "", [DOCUMENT])
 
     results = work_locally(split_work(tmp_path), partitions(), 2)
-    with pytest.raises(InputError, match=r"A worker was killed.*fewer --num-workers"):
+    with pytest.raises(InputError, match=r"One of 2 workers was killed.*fewer --num-workers"):
         list(results)
 
 

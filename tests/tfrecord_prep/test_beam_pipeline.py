@@ -77,7 +77,7 @@ def test_after_a_row_is_fixed_the_run_resumes(tmp_path, capfd):
     with_beam = flags(source, tmp_path / "beam", *files, *ONE_PROCESS)
     (source / "more.jsonl").write_bytes(good[:-3] + b"!}\n")
     assert main(with_beam) == 2
-    assert "must hold one JSON object per line" in capfd.readouterr().err.strip().splitlines()[-1]
+    assert "must contain one JSON object per line" in capfd.readouterr().err.strip().splitlines()[-1]
     folder = tmp_path / "beam" / "train"
     shards = {path: path.stat().st_mtime_ns for path in folder.glob("dataset-00000-*")}
     assert not (folder / "manifest.json").exists()
@@ -98,7 +98,7 @@ def test_few_documents_go_with_the_pipeline(tmp_path):
     assert read_sidecar(str(tmp_path), "partition-00003.json").totals.num_documents == 1
 
     too_much = (NumberedPartition(number, "a", ["x" * (MAX_INLINE_BYTES // 8)]) for number in range(100))
-    with pytest.raises(InputError, match="give --data-files without --limit, or --runner local"):
+    with pytest.raises(InputError, match="Pass --data-files without --limit, or --runner local"):
         list(work_with_beam(work, too_much, options))
     assert next(too_much).index == 9
 
@@ -156,9 +156,13 @@ def test_dataflow_can_be_given_the_pipeline():
 @pytest.mark.parametrize(
     ("folder", "settings", "message"),
     [
-        ("shards", {"beam_options": "--project=p"}, "--runner local does the work without it"),
-        ("shards", {"runner": "DataflowRunner"}, "write to gs:// only; received --output-dir shards"),
-        ("gs://abc/b", {"runner": "DataflowRunner", "num_workers": 4}, "machines give --beam-options='--num_workers=4"),
+        ("shards", {"beam_options": "--project=p"}, "received it with --runner local"),
+        ("shards", {"runner": "DataflowRunner"}, "needs an --output-dir in gs://, because .*; received shards"),
+        (
+            "gs://abc/b",
+            {"runner": "DataflowRunner", "num_workers": 4},
+            "machines. Pass --beam-options='--num_workers=4",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other(folder, settings, message):

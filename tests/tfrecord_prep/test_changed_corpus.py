@@ -60,7 +60,9 @@ def test_a_split_of_another_preparation_must_not_share_text(source, tmp_path, ru
         (tmp_path / "validation" / "manifest.json").rename(tmp_path / "validation" / "plan.json")
     before = contents(tmp_path)
     line = run(main, *arguments).refusal
-    assert f"{tmp_path}/validation is not of this preparation, and both were made of {source}/docs.jsonl (" in line
+    assert (
+        f"{tmp_path}/validation comes from another preparation, and both were made from {source}/docs.jsonl (" in line
+    )
     assert contents(tmp_path) == before
 
 
@@ -89,7 +91,7 @@ def test_the_corpus_of_the_tokenizer_must_not_have_changed(source, tmp_path, run
     (tmp_path / "trained" / "a.txt").write_text("TEXT of trained\n" * 50, encoding="utf-8")
     refused = run(main, *arguments, "--overwrite")
     assert refused.status == 2
-    changed = f"corpus of {tokenizer} has changed since its tokenizer was trained: corpus.data_files[0] is {tmp_path}"
+    changed = f"since the tokenizer in {tokenizer} was trained on it: corpus.data_files[0] is {tmp_path}"
     assert changed in refused.error
     assert "name the corpus to prepare with --data-files" in refused.error
     assert main([*arguments, "--overwrite", "--data-files", str(tmp_path / "trained" / "a.txt")]) == 0

@@ -133,7 +133,7 @@ def test_the_card_names_no_folder(shards):
     folder = dataclasses.replace(manifest, corpus={"settings": settings})
     assert "private" not in dataset_card(REPO, {"train": folder})
     on_hub = dataclasses.replace(manifest, corpus={"settings": settings | {"dataset_name": "bob/texts"}})
-    assert "Its text: `bob/texts`" in dataset_card(REPO, {"train": on_hub})
+    assert "The text is the data set `bob/texts`" in dataset_card(REPO, {"train": on_hub})
 
 
 ADDRESS = f"hub:{REPO}"

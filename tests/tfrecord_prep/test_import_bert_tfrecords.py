@@ -66,7 +66,7 @@ def test_the_rows_are_those_of_before_the_masks_and_can_be_trained_on(tokenizer,
         pattern = write_files(tmp_path / name, rows)
         assert main(flags(pattern, tokenizer, tmp_path / "out", "--split", name)) == 0
         assert read_instances(tmp_path / "out" / name) == in_order_of_files(rows)
-        assert "right. Checked" in verify_split(str(tmp_path / "out" / name), 1)
+        assert "correct. Checked" in verify_split(str(tmp_path / "out" / name), 1)
     assert capsys.readouterr().out.count("train/run_mlm.py") == 1  # rows for evaluation are not trained on
 
     manifest = open_shards(str(tmp_path / "out" / "train")).manifest
@@ -85,13 +85,13 @@ def test_rows_that_differ_in_their_masks_only_are_counted_and_left_out_if_asked(
     pattern = write_files(tmp_path, [*made, *made[::2]])
     kept = run(main, *flags(pattern, tokenizer, tmp_path / "kept"))
     num_copies = len(made) + len(made[::2]) - len({(tuple(ids), label) for ids, _, label in made})
-    assert f"{num_copies:,} rows are the same as an earlier one (kept" in kept.out
+    assert f"{num_copies:,} rows are the same as an earlier row (kept" in kept.out
     assert main(flags(pattern, tokenizer, tmp_path / "out", "--drop-duplicates")) == 0
     rows = Counter((tuple(ids), label) for ids, _, label in read_instances(tmp_path / "out" / "train"))
     assert rows == Counter({(tuple(ids), label) for ids, _, label in made})
     assert open_shards(str(tmp_path / "out" / "train")).manifest.totals.num_duplicate_documents == num_copies
     refused = run(main, *flags(pattern, tokenizer, tmp_path / "out")).refusal
-    assert "contains shards of other settings: deduplicated" in refused
+    assert "contains shards with other settings: deduplicated" in refused
 
 
 class Killed(BaseException):
@@ -113,7 +113,7 @@ def test_killed_in_the_middle_nothing_is_taken_as_complete(tokenizer, tmp_path, 
         main(flags(pattern, tokenizer, tmp_path / "out"))
     monkeypatch.undo()
     folder = tmp_path / "out" / "train"
-    with pytest.raises(InputError, match="manifest that is written last"):
+    with pytest.raises(InputError, match="its preparation did not finish"):
         open_shards(str(folder))
     first = next(folder.glob("dataset-00000-*.tfrecord"))
     before = first.stat().st_mtime_ns
@@ -131,16 +131,16 @@ PAIR: Instance = ([CLS, 5, 6, SEP, 7, SEP], [0, 0, 0, 0, 1, 1], 0)
     ("changed", "message"),
     [
         ({"masked_lm_ids": [99, 0, 0, 0]}, "record 1: an id is outside the vocabulary of 35"),
-        ({"masked_lm_positions": [24, 0, 0, 0]}, "record 1: a masked position is outside the 24 of the row"),
+        ({"masked_lm_positions": [24, 0, 0, 0]}, "record 1: a masked position is outside the row of 24 tokens"),
         (
             {"masked_lm_positions": [0, 0, 0, 0], "input_ids": [CLS, MASK, 6, SEP, 7, SEP] + [0] * 18},
-            r"\[MASK\] is left",
+            r"it has a \[MASK\] without a value",
         ),
         ({"input_ids": [SEP, 5, 6, SEP, 7, SEP] + [0] * 18}, r"record 1: it is not \[CLS\] A \[SEP\] B \[SEP\]"),
         ({"segment_ids": [0] * 24}, "record 1: segment_ids are not 0 in A and 1 in B"),
         ({"input_mask": [1] * 7 + [0] * 17}, "record 1: it is not"),
         ({"next_sentence_labels": [2]}, "record 1: next_sentence_labels is neither 0 nor 1"),
-        ({"next_sentence_labels": []}, "is no example with next_sentence_labels"),
+        ({"next_sentence_labels": []}, "is not an example with next_sentence_labels"),
         ({"input_ids": [CLS, 5, SEP, 7, SEP]}, "row 1 has 5 values of input_ids, not 24"),
     ],
 )
@@ -167,9 +167,9 @@ def test_files_that_are_compressed_damaged_or_of_another_kind(tokenizer, tmp_pat
     (tmp_path / "notes.txt").write_text("not records", encoding="utf-8")
     for files, named, message in (
         (str(path), tokenizer, "must be a complete TFRecord file; the record at byte"),
-        (str(tmp_path / "notes.txt"), tokenizer, "must be a complete TFRecord file; no record begins at byte 0"),
+        (str(tmp_path / "notes.txt"), tokenizer, "must be a complete TFRecord file; no record starts at byte 0"),
         (str(damaged), tokenizer, "must be a complete TFRecord file; "),
         (str(tmp_path / "*.none"), tokenizer, "--data-files: no file matches"),
-        (str(packed), tmp_path / "unigram", "--tokenizer-name-or-path must be a WordPiece one"),
+        (str(packed), tmp_path / "unigram", "--tokenizer-name-or-path must be a WordPiece tokenizer"),
     ):
         assert message in run(main, *flags(files, named, tmp_path / "out")).refusal

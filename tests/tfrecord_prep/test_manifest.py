@@ -75,7 +75,7 @@ def test_shards_of_the_tutorial_need_no_manifest(tmp_path):
         (lambda folder: (folder / SHARDS[1].name).write_bytes(b"x" * 69), "69 bytes, in the manifest 70 bytes"),
         (lambda folder: (folder / SHARDS[1].name).rename(folder / OTHER), f"{SHARDS[1].name}: no such file, in the "),
         (lambda folder: (folder / OTHER).write_bytes(b"x"), f"{OTHER}: 1 bytes, in the manifest no such file"),
-        (lambda folder: (folder / "manifest.json").unlink(), r"did not end\. Run prepare_tfrecord_shards\.py again"),
+        (lambda folder: (folder / "manifest.json").unlink(), r"did not finish\. Run prepare_tfrecord_shards\.py again"),
     ],
 )
 def test_shards_that_differ_from_the_manifest(folder, spoil, message):
@@ -87,8 +87,8 @@ def test_shards_that_differ_from_the_manifest(folder, spoil, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("plan.json", r"did not end\. Run prepare_tfrecord_shards\.py again with the same flags"),
-        ("rows.tfrecord", r"holds rows\.tfrecord"),
+        ("plan.json", r"did not finish\. Run prepare_tfrecord_shards\.py again with the same flags"),
+        ("rows.tfrecord", r"contains rows\.tfrecord"),
         ("notes.txt", r"empty contains no \*.tfrecord files. Pass the folder of one split"),
     ],
 )
@@ -113,7 +113,7 @@ def edited(path: str, value: object) -> str:
     return json.dumps(record)
 
 
-WHOLE, NUMBER = "must be a whole number from 0 on, and is", "must be a number from 0 on, and is"
+WHOLE, NUMBER = "must be a whole number of at least 0, but is", "must be a number of at least 0, but is"
 
 
 @pytest.mark.parametrize(
@@ -123,12 +123,12 @@ WHOLE, NUMBER = "must be a whole number from 0 on, and is", "must be a number fr
         ("totals.num_tokens", "60", f"its totals.num_tokens {WHOLE} '60'"),
         ("totals.num_words", 1.5, f"its totals.num_words {WHOLE} 1.5"),
         ("totals.num_documents", ..., "it has no totals.num_documents"),
-        ("totals", None, "its totals must be an object, and is None"),
+        ("totals", None, "its totals must be an object, but is None"),
         ("shards.1.num_rows", True, f"its shards[1].num_rows {WHOLE} True"),
-        ("shards.0.crc32c", 7, "its shards[0].crc32c must be text, and is 7"),
+        ("shards.0.crc32c", 7, "its shards[0].crc32c must be text, but is 7"),
         ("shards.0.num_bytes", ..., "it has no shards[0].num_bytes"),
-        ("shards", {}, "its shards must be a list, and is {}"),
-        ("shards", ["a"], "its shards[0] must be an object, and is 'a'"),
+        ("shards", {}, "its shards must be a list, but is {}"),
+        ("shards", ["a"], "its shards[0] must be an object, but is 'a'"),
         ("max_length", "8", f"its max_length {WHOLE} '8'"),
         ("max_length", None, f"its max_length {WHOLE} None"),
         ("random_share", "half", f"its random_share {NUMBER} 'half'"),
@@ -136,7 +136,7 @@ WHOLE, NUMBER = "must be a whole number from 0 on, and is", "must be a number fr
         ("unigram_entropy_nats", float("nan"), f"its unigram_entropy_nats {NUMBER} nan"),
         ("tokenizer.special_ids.pad", "1", f"its tokenizer.special_ids.pad {WHOLE} '1'"),
         ("tokenizer.sha256", ..., "it has no tokenizer.sha256"),
-        ("versions", [], "its versions must be an object, and is []"),
+        ("versions", [], "its versions must be an object, but is []"),
         ("split", ..., "it has no split"),
         ("bad_rows.num_rows", -1, f"its bad_rows.num_rows {WHOLE} -1"),
     ],

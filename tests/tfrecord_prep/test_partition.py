@@ -83,7 +83,7 @@ def test_sidecar_tells_what_was_written(tmp_path):
 
 def test_a_tokenizer_that_makes_special_tokens_of_text_is_refused(tmp_path):
     asked = split_work(tmp_path, special_ids=SPECIAL_IDS | {"mask": 5})
-    with pytest.raises(InputError, match="made mask of it"):
+    with pytest.raises(InputError, match="produced mask"):
         build_partition(0, ["6 5"], asked)
     assert not list(tmp_path.iterdir())
 

@@ -114,7 +114,7 @@ def test_the_default_corpus_is_that_of_the_tokenizer(source, tmp_path, run, capl
     assert contents(tmp_path / "unnamed") == contents(tmp_path / "named")
 
     (folder / "training.json").unlink()
-    assert "A corpus is needed: --dataset-name" in run(main, *unnamed).error
+    assert "that names one. Pass --data-files or --dataset-name" in run(main, *unnamed).error
 
 
 def test_cloud_storage_holds_the_same_bytes(source, tmp_path, cloud):

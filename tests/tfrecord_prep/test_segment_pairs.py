@@ -206,7 +206,7 @@ def test_the_command_writes_pairs(pair_shards, run):
     assert (manifest.chunking, manifest.sentences_by) == ("segment_pairs", "punctuation")
     assert manifest.totals.num_rows > manifest.totals.num_random_pairs > 0
     refused = run(main, *flags(source, out, *more, "--sentences-by", "line"))
-    assert "sentences_by is 'punctuation' there, 'line' is asked for" in refused.error
+    assert "sentences_by is 'punctuation' there, but 'line' is requested" in refused.error
 
 
 def test_random_share(pair_shards, tmp_path, run):

@@ -191,7 +191,7 @@ def test_the_flag_and_the_sources_before_are_part_of_the_settings(source, source
     changed = tmp_path / "sources.yaml"
     changed.write_text(json.dumps({"two": settings["two"], "one": settings["one"]}), encoding="utf-8")
     error = run(main, *mixed(source, changed, output, "--drop-duplicates")).error
-    assert "contains shards of other settings: " in error
+    assert "contains shards with other settings: " in error
     assert contents(output) == contents(prepared)
 
 

@@ -73,7 +73,10 @@ def test_complete_folder_is_left_alone_but_for_remains(prepare, tmp_path):
         assert "already complete with these settings" in prepare(out, *more).out
         assert times(out, "*") == before
     refused = prepare(out / "train")
-    assert f"--output-dir gets a folder for each split; {out}/train is one of them" in refused.error
+    assert (
+        f"--output-dir must be the parent of the splits' folders; {out}/train is the folder of one split"
+        in refused.error
+    )
 
 
 def test_resumed_run_keeps_complete_partitions(prepare, unfinished, tmp_path):
@@ -94,7 +97,7 @@ def test_unfinished_folder_of_other_settings(prepare, unfinished, tmp_path):
     (tmp_path / "docs.txt").write_bytes(CORPUS + b"x")
     before = contents(tmp_path)
     refused = prepare(tmp_path / "out", *unfinished, "--max-length", 32).refusal
-    assert re.search("unfinished shards .*: max_length is 16 there, 32 is asked for.*--overwrite", refused)
+    assert re.search("unfinished shards .*: max_length is 16 there, but 32 is requested.*--overwrite", refused)
     assert contents(tmp_path) == before
     assert_same_as_fresh(prepare, tmp_path, *unfinished, "--max-length", 32, "--overwrite")
 
@@ -105,7 +108,7 @@ def test_after_a_file_changed_only_its_partitions_are_made_again(prepare, tmp_pa
         file.write_bytes(CORPUS)
     files[1].write_bytes(CORPUS.replace(b"x", b"\xff"))
     corpus = ["--data-files", *files]
-    assert f"{files[1]} must hold UTF-8 text" in prepare(tmp_path / "out", *corpus).error
+    assert f"{files[1]} must contain UTF-8 text" in prepare(tmp_path / "out", *corpus).error
     before = times(tmp_path / "out")
     of_first_file = {path for path in before if path.name < "dataset-00005"}
 
@@ -186,7 +189,7 @@ def test_a_run_that_a_bad_row_ended_resumes_with_skip(prepare, tmp_path, caplog)
     assert times(tmp_path / "out", "dataset-00000-*") == before
     # Complete without those rows is not complete with all of them.
     refused = prepare(tmp_path / "out", *files)
-    assert "corpus.settings.on_bad_row is 'skip' there, 'fail' is asked for" in refused.error
+    assert "corpus.settings.on_bad_row is 'skip' there, but 'fail' is requested" in refused.error
 
 
 def test_overwrite_that_was_stopped_resumes(prepare, unfinished, tmp_path):
@@ -217,7 +220,11 @@ def leave_broken_plan(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "more", "message"),
     [
-        (lambda _: None, ["--max-length", 24], r"other settings: max_length is 16 there, 24 is asked for.*--overwrite"),
+        (
+            lambda _: None,
+            ["--max-length", 24],
+            r"other settings: max_length is 16 there, but 24 is requested.*--overwrite",
+        ),
         (lambda folder: next(folder.glob("dataset-00001-*")).write_bytes(b""), [], "0 bytes, in the manifest .*--over"),
         (leave_foreign_shards, [], r"this command did not write, such as dataset-0-1000\.tfrecord.*--overwrite"),
         (leave_broken_plan, [], r"plan\.json must be a plan, a JSON object; .*Delete it to start again"),
@@ -247,12 +254,12 @@ def test_folder_in_the_way(prepare, tmp_path, spoil, more, message):
         ("--output-dir=~/shards", "The ~ of ~/shards was not expanded"),
         ("--data-files ~/*.txt", "The ~ of ~/*.txt was not expanded"),
         # The folder is tried out before anything is read.
-        (f"--output-dir {__file__} --tokenizer-name-or-path /nowhere", "The folder of the output must be writable"),
+        (f"--output-dir {__file__} --tokenizer-name-or-path /nowhere", "The output folder must be writable"),
         ("--tokenizer-name-or-path /nowhere", "/nowhere"),
         ("--data-files /nowhere.txt", "no file matches /nowhere.txt"),
         (
             "--limit 2 --validation-percent 0.001",
-            "A split must hold text; `validation` has none: --validation-percent 0.001 drew none of 2 doc",
+            "A split must have text; `validation` has none, because --validation-percent 0.001 drew none of 2 doc",
         ),
     ],
 )
@@ -324,5 +331,5 @@ def test_a_file_that_becomes_too_large_leaves_nothing_complete(source, tmp_path)
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     said = "/train was not completed: .*File too large.*run the same command again: it resumes from there"
     assert re.search(said, line)
-    with pytest.raises(InputError, match="did not end"):
+    with pytest.raises(InputError, match="did not finish"):
         open_shards(str(tmp_path / "train"))

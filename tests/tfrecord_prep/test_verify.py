@@ -47,7 +47,7 @@ def test_right_folders(prepared, verify, chunking):
     assert found.status == 0
     for line, split in zip(found.out.splitlines(), ("train", "validation"), strict=True):
         totals = read_manifest(str(prepared / chunking / split)).totals
-        assert line.startswith(f"{prepared / chunking / split}: right. Checked ")
+        assert line.startswith(f"{prepared / chunking / split}: correct. Checked ")
         assert f" {totals.num_rows:,} rows, {totals.num_tokens:,} tokens: " in line
     assert verify(prepared / chunking / "validation").out == found.out.splitlines(keepends=True)[1]
 
@@ -57,7 +57,7 @@ def test_folder_on_cloud_storage(prepared, cloud, verify):
         if path.is_file():
             cloud.put(f"run/{path.relative_to(prepared / 'documents')}", path.read_bytes())
     found = verify("gs://test-bucket/run")
-    assert (found.status, found.out.count("right.")) == (0, 2)
+    assert (found.status, found.out.count("correct.")) == (0, 2)
 
 
 def test_no_preparation(tmp_path, verify):
@@ -148,7 +148,7 @@ IS_RIGHT, IS_NOT = b'"strip_right": true', b'"strip_right": false'
     [
         (rewrite_shard, [1, put(2, 5, 48)], SHARD.format(1) + ", row 2: an id is outside the vocabulary of 48"),
         (rewrite_shard, [1, put(3, 5, PAD)], "row 3: padding is not where the attention mask is 0"),
-        (rewrite_shard, [1, put(0, 7, MASK)], "row 0: text holds the mask token"),
+        (rewrite_shard, [1, put(0, 7, MASK)], "row 0: the text contains the mask token"),
         (rewrite_shard, [1, shorten(1, 0)], "row 1: the row is empty"),
         (rewrite_shard, [0, change_word], r"manifest\.json has unigram_entropy_nats"),
         (rewrite_shard, [2, same, {"crc32c": "0" * 8}], SHARD.format(2) + r" has the CRC32C \w{8}, the manifest 0{8}"),
@@ -172,14 +172,14 @@ IS_RIGHT, IS_NOT = b'"strip_right": true', b'"strip_right": false'
         (
             change_file,
             ["tokenizer/word_starts.npy", flip_last],
-            r"word_starts\.npy does not fit the tokenizer: delete it",
+            r"word_starts\.npy does not fit the tokenizer\. Delete this file",
         ),
         (
             change_file,
             ["tokenizer/word_starts.npy", lambda data: data[:-1]],
             r"word_starts\.npy must be one truth value",
         ),
-        (unfinish, [], "validation has none, so its preparation did not end"),
+        (unfinish, [], r"validation has no manifest\.json, which is written last, so its preparation did not finish"),
     ],
 )
 def test_every_difference_is_found(folder, verify, spoil, arguments, problem):

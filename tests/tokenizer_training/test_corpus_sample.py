@@ -90,7 +90,7 @@ def test_held_out_passages_are_not_counted():
 @given(PASSAGES, st.integers(0, 60), st.sampled_from([0.0, 0.3, 1.0]), st.integers(0, 9))
 def test_passages_are_held_out_or_pass(passages, max_bytes, share, seed):
     held_out = HeldOut(random.Random(seed), max_bytes, share)
-    rest = list(held_out.rest(passages))
+    rest = list(held_out.others(passages))
     assert size(held_out.passages) <= max_bytes
     assert Counter(rest) + Counter(held_out.passages) == Counter(passages)
     remaining = iter(passages)
@@ -104,7 +104,7 @@ def test_held_out_passages_are_from_all_over_the_text():
     held: Counter[str] = Counter()
     for seed in range(10):
         held_out = HeldOut(random.Random(seed), max_bytes=NUM_BYTES // 20, fraction=0.5)
-        list(held_out.rest(DOCUMENTS))
+        list(held_out.others(DOCUMENTS))
         # The share is halved until it fits: between half of the room and all of it, give or take.
         assert 0.4 * NUM_BYTES / 20 < size(held_out.passages) <= NUM_BYTES / 20
         held.update(document.split()[0] for document in held_out.passages)

@@ -43,7 +43,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> Run:
 
 def kept_files(error: str) -> set[str]:
     """List the files in the folder that the error names."""
-    (folder,) = re.findall(r"It is kept in ([^;]+); copy it by hand: ", error)
+    (folder,) = re.findall(r"It is kept in (\S+)\. Copy it by hand: ", error)
     return {path.name for path in Path(folder).iterdir()}
 
 

@@ -28,7 +28,10 @@ def test_a_source_too_small_for_its_validation_split_is_named_before_others_are_
     if command is prepare:
         assert run(train, "--data-files", small, "--output-dir", tmp_path / "tok", "--num-workers", 1).status == 0
     refused = run(command, *sources, *more, "--validation-percent", "0.01").refusal
-    assert "--sources en: A split must hold text; `validation` has none: --validation-percent 0.01 drew none" in refused
+    assert (
+        "--sources en: A split must have text; `validation` has none, because --validation-percent 0.01 drew none"
+        in refused
+    )
     assert " of 45 documents." in refused
 
 
@@ -37,9 +40,9 @@ def test_drawn_splits_of_large_corpora_are_not_searched_to_their_end(tmp_path, m
     monkeypatch.setattr(corpus_module, "NUM_DOCUMENTS_DRAWN", 50)
     check_drawn_splits(open_corpus(CorpusConfig(data_files=[file], validation_percent=0.0001)))
     monkeypatch.setattr(corpus_module, "NUM_DOCUMENTS_DRAWN", 500)
-    with pytest.raises(InputError, match=r"`validation` has none: .* of 400 documents"):
+    with pytest.raises(InputError, match=r"`validation` has none, .* of 400 documents"):
         check_drawn_splits(open_corpus(CorpusConfig(data_files=[file], validation_percent=0.0001)))
-    with pytest.raises(InputError, match=r"`test` has none: --test-percent 0\.0001 drew none of"):
+    with pytest.raises(InputError, match=r"`test` has none, because --test-percent 0\.0001 drew none of"):
         check_drawn_splits(
             open_corpus(CorpusConfig(data_files=[file], validation_percent=50, test_percent=0.0001, limit=7))
         )
@@ -68,6 +71,6 @@ def test_a_tokenizer_of_three_lines_gets_a_warning_and_short_rows(tmp_path, run,
     file = write_lines(tmp_path / "a.txt", ["one two three four", "five six seven", "eight nine"])
     found = run(train, "--data-files", file, "--output-dir", tmp_path / "tokenizer", "--num-workers", 1)
     assert found.status == 0
-    assert any(message.startswith("Only 9 words to train on:") for message in caplog.messages)
+    assert any(message.startswith("There are only 9 words to train on") for message in caplog.messages)
     assert "--max-length 128 " in found.out.splitlines()[-1]
     assert json.loads((tmp_path / "tokenizer" / "report.json").read_text(encoding="utf-8"))["input"]["num_words"] == 9

@@ -92,7 +92,7 @@ def test_weights_and_record(sources, tmp_path, run):
     other.write_text(json.dumps({"large": settings["large"]}), encoding="utf-8")
     assert "the sources are large, small there, large are asked" in run(main, *arguments(other, tmp_path / "out")).error
     single = ["--data-files", sources.with_name("large.txt"), "--vocab-size", 900, "--output-dir", tmp_path / "out"]
-    assert "the sources are large, small there, none are asked for" in run(main, *single).error
+    assert "the sources are large, small there, but none are requested" in run(main, *single).error
     both = run(main, *arguments(weighted, tmp_path / "new"), "--sampling-alpha", 0.5)
     assert "--sampling-alpha needs --sources without weights; received 0.5" in both.error
     assert "--sampling-alpha needs --sources without weights" in run(main, *single, "--sampling-alpha", 0.5).error

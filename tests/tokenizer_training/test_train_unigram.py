@@ -186,7 +186,7 @@ def test_skipped_rows_are_counted_and_change_nothing(trained_folder, corpus_file
     with_bad_row = tmp_path / "corpus.jsonl"
     with_bad_row.write_bytes(b'{"text": "\xff"}\n' + corpus_file.read_bytes() + b'{"text": []}\n')
     assert main(arguments(with_bad_row, tmp_path / "tokenizer", "--on-bad-row", "skip")) == 0
-    assert f"Rows that cannot be read: 2 left out, such as {with_bad_row}, line 1: the byte" in caplog.text
+    assert f"Some rows cannot be read: 2 left out, such as {with_bad_row}, line 1: the byte" in caplog.text
     assert (tmp_path / "tokenizer" / "tokenizer.json").read_bytes() == (trained_folder / "tokenizer.json").read_bytes()
     bad_rows = json.loads((tmp_path / "tokenizer" / "training.json").read_text(encoding="utf-8"))["bad_rows"]
     assert bad_rows["num_rows"] == 2
@@ -200,7 +200,7 @@ def test_tokenizer_of_other_settings_is_not_replaced(trained_folder, corpus_file
     other = arguments(corpus_file, folder, "--character-coverage", "0.99", "--seed", "3", "--lowercase")
     refused = run(main, *other).refusal
     for setting in ("corpus.settings.seed is 0 there, 3", "normalization.lowercase is False there, True"):
-        assert f"{setting} is asked for" in refused
+        assert f"{setting} is requested" in refused
     assert "--overwrite" in refused
     assert contents(folder) == contents(trained_folder)
 

@@ -26,7 +26,7 @@ def corpus_file(tmp_path: Path) -> Path:
     ("flags", "message"),
     [
         ("--data-files CORPUS", "--output-dir is required"),
-        ("--output-dir OUT", "A corpus is needed: --dataset-name (`builtin` needs no download) or --data-files"),
+        ("--output-dir OUT", "No corpus was given. Pass --data-files or --dataset-name (`builtin` needs no download)"),
         ("--output-dir OUT --data-files no*.txt", "no file matches no*.txt"),
         ("--output-dir OUT --data-files FOLDER", "it is a folder. Name its files, such as 'FOLDER/*.txt'"),
         (

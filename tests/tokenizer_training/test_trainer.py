@@ -39,11 +39,13 @@ def number_in(message: str) -> int:
 
 def test_largest_and_smallest_vocabulary_of_the_errors_can_be_had():
     lines = generated_lines(100, num_words=100)
-    with pytest.raises(InputError, match=r"--vocab-size can be \d+ at most with this corpus; got 9,000") as caught:
+    with pytest.raises(
+        InputError, match=r"--vocab-size must be at most \d+ with this corpus; received 9,000"
+    ) as caught:
         trained(lines, vocab_size=9000)
     largest = number_in(str(caught.value))
     assert len(trained(lines, vocab_size=largest)) == largest
-    with pytest.raises(InputError, match=rf"--vocab-size can be {largest} at most .* got {largest + 1}"):
+    with pytest.raises(InputError, match=rf"--vocab-size must be at most {largest} .* received {largest + 1}"):
         trained(lines, vocab_size=largest + 1)
 
     smallest_of_settings = 5 + 256 + 1
@@ -51,7 +53,7 @@ def test_largest_and_smallest_vocabulary_of_the_errors_can_be_had():
         trained(lines, vocab_size=smallest_of_settings)
     too_small = number_in(str(caught.value))
     assert smallest_of_settings < too_small < largest
-    with pytest.raises(InputError, match=rf"must be more than {too_small}: .* got {too_small} "):
+    with pytest.raises(InputError, match=rf"must be more than {too_small}, .* received {too_small}\."):
         trained(lines, vocab_size=too_small)
     assert len(trained(lines, vocab_size=too_small + 1)) == too_small + 1
 
@@ -100,7 +102,7 @@ def test_text_without_any_structure():
 
 
 def test_blank_text_is_refused():
-    with pytest.raises(InputError, match=r"must hold text.*--text-column"):
+    with pytest.raises(InputError, match=r"must have text.*--text-column"):
         trained(["", " \x00\ufeff"])
 
 
@@ -178,17 +180,17 @@ def test_extra_special_tokens_get_their_ids_and_stay_whole():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"extra_special_tokens": ["x"]}, r"two or more visible characters, .*; got 'x'"),
-        ({"extra_special_tokens": ["[ENT]", ""]}, "got ''"),
-        ({"extra_special_tokens": ["a b"]}, "got 'a b'"),
-        ({"extra_special_tokens": ["a\u3000b"]}, r"got 'a\\u3000b'"),
-        ({"extra_special_tokens": ["a\x00"]}, r"got 'a\\x00'"),
-        ({"extra_special_tokens": ["\udcff\udcff"]}, r"got '\\udcff\\udcff'"),
-        ({"extra_special_tokens": ["<unused0>"]}, "got '<unused0>'"),
-        ({"extra_special_tokens": ["[ENT]", "[MASK]", "[ENT]"]}, r"must be new ones; got \[ENT\] \[MASK\]"),
-        ({"extra_special_tokens": ["<0x41>"]}, "must be new ones; got <0x41>"),
-        ({"vocab_size": 261}, "must leave room beside 261 special tokens and bytes; got 261"),
-        ({"vocab_size": 6, "byte_fallback": False, "extra_special_tokens": ["[ENT]"]}, "beside 6 special .* got 6"),
+        ({"extra_special_tokens": ["x"]}, r"two or more visible characters, .*; received 'x'"),
+        ({"extra_special_tokens": ["[ENT]", ""]}, "received ''"),
+        ({"extra_special_tokens": ["a b"]}, "received 'a b'"),
+        ({"extra_special_tokens": ["a\u3000b"]}, r"received 'a\\u3000b'"),
+        ({"extra_special_tokens": ["a\x00"]}, r"received 'a\\x00'"),
+        ({"extra_special_tokens": ["\udcff\udcff"]}, r"received '\\udcff\\udcff'"),
+        ({"extra_special_tokens": ["<unused0>"]}, "received '<unused0>'"),
+        ({"extra_special_tokens": ["[ENT]", "[MASK]", "[ENT]"]}, r"must be new tokens; \[ENT\] \[MASK\] already exist"),
+        ({"extra_special_tokens": ["<0x41>"]}, "must be new tokens; <0x41> already exist"),
+        ({"vocab_size": 261}, "must be more than the 261 special tokens and bytes; received 261"),
+        ({"vocab_size": 6, "byte_fallback": False, "extra_special_tokens": ["[ENT]"]}, "the 6 special .* received 6"),
         ({"character_coverage": 99.95}, "must be at least 0.9 and at most 1; received 99.95"),
         ({"character_coverage": float("nan")}, "must be at least 0.9 and at most 1; received nan"),
         ({"pad_vocab_to_multiple_of": 0}, "must be at least 1; received 0"),

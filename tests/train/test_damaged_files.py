@@ -86,7 +86,7 @@ def test_a_run_with_any_damaged_file_is_read_or_refused_in_one_line(data, finish
 
 REFUSALS = {
     "empty": (b"", "must be a whole safetensors file; it is empty"),
-    "pointer": (LFS_POINTER, r"it is a Git LFS pointer, not the file\. Fetch the file itself: `git lfs pull`"),
+    "pointer": (LFS_POINTER, r"it is a Git LFS pointer\. Fetch the file itself with `git lfs pull`"),
     "other": (b"x" * 100, "must be a whole safetensors file; Error while deserializing header"),
 }
 

@@ -168,7 +168,7 @@ def test_scores_in_the_folder_of_a_run_are_on_the_card_of_the_scored_weights(fin
         (["--text", "dots.txt", "--run", "nowhere"], "--run must be the OUTPUT_DIR of a run with checkpoints; rec"),
         (["--minimal-pairs", "pears.jsonl"], "--minimal-pairs: there is no file pears.jsonl"),
         (["--text", "missing.txt"], "--text: no file matches missing.txt"),
-        (["--text", "table.tsv"], "--text takes files ending in .txt"),
+        (["--text", "table.tsv"], "--text needs files that end in .txt"),
         (["--text", "empty.txt"], "empty.txt"),
         (["--text", "dots.txt"], "--text must contain words; none was found"),
         (["--text", "dots.txt", "--output", "scores.csv"], "--output must end in .json; received scores.csv"),

@@ -183,7 +183,7 @@ def test_lines_without_names_and_short_ones(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.doc", "text", "--train-file takes files ending in .tsv, .csv, .jsonl"),
+        ("a.doc", "text", "--train-file needs files that end in .tsv, .csv, .jsonl"),
         ("a.xlsx", "text", r"also in .gz; received .*a\.xlsx\. Save the sheet as \.csv\."),
         ("a.tsv", None, "there is no"),
         ("a.tsv", "", "must name a file with rows"),
@@ -192,14 +192,18 @@ def test_lines_without_names_and_short_ones(tmp_path):
         (
             "a.csv",
             "text,label\na,b,c\n",
-            "must have the 2 columns text, label; line 2 has 3: `a,b,c`. Put texts with commas",
+            "must have the 2 columns text, label; line 2 has 3: `a,b,c`. Put texts that contain commas",
         ),
         (
             "c.csv",
             'text,label\n"a\nb",x\n"c "d",y\n',
-            'row that begins in line 4 has a quotation mark out of place .*`"c',
+            'row that starts in line 4 has a misplaced quotation mark .*`"c',
         ),
-        ("d.csv", "a;b,c;d\n1;2,3;4\n", "commas or semicolons between its columns; line 1 is `a;b,c;d`. Say which"),
+        (
+            "d.csv",
+            "a;b,c;d\n1;2,3;4\n",
+            "commas or semicolons between its columns; line 1 is `a;b,c;d`. Pass --delimiter",
+        ),
         ("e.tsv", "text,label\na,b\n", "must have tabs between its columns; .* name the file .csv"),
         ("g.jsonl", '["a", "b"]\n["c", "d"]\n', 'must be an object, .*; row 1 is not: \\["a", "b"\\]'),
         ("h.jsonl", '[{"a": 1},\n{"a": 2\n]', "line 3, character 1"),

@@ -66,7 +66,7 @@ def test_interrupted_command_says_so_and_no_more(tmp_path):
     assert process.returncode == 130
 
 
-FULL, HINT = "No space left on device", ". Free some space; then run it again.\n"
+FULL, HINT = "No space left on device", ". Free some space, then run the command again.\n"
 
 
 @pytest.mark.parametrize(
@@ -182,9 +182,12 @@ def test_numbers_are_finite(value, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("size: 1\nname: a\nsize: 2", r"must hold YAML or JSON; .*`size` is given twice .* line 3"),
+        ("size: 1\nname: a\nsize: 2", r"must be a YAML or JSON file; .*`size` is given twice .* line 3"),
         ('{"size": 1, "size": 1}', "`size` is given twice"),
-        ("max-size: 1\nmax_size: 2", "must name each flag once, with `-` or with `_`; received max-size, max_size"),
+        (
+            "max-size: 1\nmax_size: 2",
+            "must name each flag only once, either with `-` or with `_`; received max-size, max_size",
+        ),
         ("name: caf\udce9", "must be a YAML or JSON file; line 1 has the byte 0xe9, which is not UTF-8"),
     ],
 )

@@ -149,13 +149,13 @@ def test_lines_every_ten_seconds_where_there_is_no_terminal(monkeypatch, caplog)
         bar.update(1234)
     assert [record.getMessage() for record in caplog.records] == [
         "Reading.",
-        "Reading: 20 %, 40 s left.",
-        "Reading: 40 %, 30 s left.",
-        "Reading: 60 %, 20 s left.",
+        "Reading: 20%, 40 s left.",
+        "Reading: 40%, 30 s left.",
+        "Reading: 60%, 20 s left.",
         "Scoring.",
-        "Scoring: 1 %.",
-        "Scoring: 2 %, 980 s left.",
-        "Scoring: 3 %, 970 s left.",
+        "Scoring: 1%.",
+        "Scoring: 2%, 980 s left.",
+        "Scoring: 3%, 970 s left.",
         "Counting.",
         "Counting: 1.23k words so far.",
     ]

@@ -122,7 +122,7 @@ def test_json_errors_lead_to_the_line(line_end, row, message, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(good * 40 + line_end + row + line_end)
     start = len(good) * 20 - 3
-    with pytest.raises(InputError, match=rf"a.jsonl must hold .*; line 22 after byte {start}: {message}"):
+    with pytest.raises(InputError, match=rf"a.jsonl must contain .*; line 22 after byte {start}: {message}"):
         read_range(path, start, path.stat().st_size)
     with pytest.raises(InputError, match=rf"; line 42: {message}"):
         read_file(path)

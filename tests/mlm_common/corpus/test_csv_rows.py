@@ -105,14 +105,14 @@ def test_one_damaged_row_among_many_does_not_change_the_delimiter():
     lines = ["a,b;c", *["x,y"] * 80, 'z,"a" b', *["x,y"] * 20]
     rows = CsvRows(io.StringIO("\n".join(lines)), "a.csv")
     assert rows.delimiter == ","
-    with pytest.raises(CsvError, match=r"row that begins in line 82 .*`z,\"a\" b`"):
+    with pytest.raises(CsvError, match=r"row that starts in line 82 .*`z,\"a\" b`"):
         list(rows)
 
 
 @pytest.mark.parametrize("num_rows", [5, 5000])
 def test_a_quotation_mark_out_of_place_is_named_with_its_line(num_rows):
     text = "text,label\n" + '"two\nlines",x\n' * num_rows + '"never closed,x\n' + "a,b\n" * 3
-    with pytest.raises(CsvError, match=f"line {2 * num_rows + 2:,} has a quotation mark out of place .*never closed"):
+    with pytest.raises(CsvError, match=f"line {2 * num_rows + 2:,} has a misplaced quotation mark .*never closed"):
         read(text)
 
 
@@ -158,7 +158,7 @@ def test_a_title_that_holds_a_delimiter_is_said(title, delimiter, text, is_named
 def test_a_row_of_another_length_is_no_sign_of_a_title():
     rows = CsvRows(io.StringIO("text,label\na;b,x\nc;d,y\ne;f,g,z\n"), "a.csv")
     assert [rows.problem(row) for row in rows][-1] == "line 4 has 3: `e;f,g,z`"
-    assert rows.hint.startswith("Put texts with commas or line ends in quotation marks")
+    assert rows.hint.startswith("Put texts that contain commas or line ends in quotation marks")
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])

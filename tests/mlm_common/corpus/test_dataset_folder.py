@@ -79,7 +79,7 @@ def test_one_value_that_is_no_text_never_turns_texts_into_json(num_before, value
     message = refusal(tmp_path / "d", streaming=streaming)
     if name == "train.jsonl":
         assert re.search(
-            rf"train\.jsonl must hold text in 'text' .*; line {num_before + 1:,}: {type(value).__name__}", message
+            rf"train\.jsonl must contain text in 'text' .*; line {num_before + 1:,}: {type(value).__name__}", message
         )
         bad_rows = BadRows()
         texts = [row["text"] for row in rows]
@@ -109,7 +109,7 @@ def test_a_column_of_another_type_is_refused(column, found, name, streaming, tmp
         with pa.ipc.new_stream(tmp_path / name, table.schema) as file:
             file.write_table(table)
     message = refusal(tmp_path, streaming=streaming)
-    assert re.search(rf"must hold text; 'text' of .*({found})", message, re.IGNORECASE)
+    assert re.search(rf"must name a column of text; 'text' of .*({found})", message, re.IGNORECASE)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -134,7 +134,7 @@ def test_several_splits_of_save_to_disk(tmp_path):
     assert read(tmp_path / "saved", split="held-out") == ["held out"]
     corpus = open_corpus(CorpusConfig(dataset_name=str(tmp_path / "saved"), validation_split="held-out"))
     assert [list(corpus.documents(split)) for split in corpus.split_names] == [TEXTS, ["held out"]]
-    assert "must have no files of a cache" in refusal(tmp_path)  # whose subfolder it is
+    assert "contains a cache file of `datasets`" in refusal(tmp_path)  # whose subfolder it is
 
 
 @pytest.mark.parametrize(

@@ -106,5 +106,5 @@ def test_a_data_set_is_read_at_the_commit_that_is_recorded(hub_server):
     answers = run_program(hub_server, cases, HF_HUB_OFFLINE="1")
     assert answers[:2] == [[second, ["one", "two"]]] * 2
     for name, answer in zip(("main", other), answers[2:], strict=True):
-        assert f"must be read at --dataset-revision {name}" in answer
-        assert f"fetched before is {second}" in answer
+        assert f"at --dataset-revision {name} is not in the cache" in answer
+        assert f"in the cache, which has {second}" in answer

@@ -110,7 +110,7 @@ def test_held_out_files_are_of_their_own_split_alone(files):
 
 def test_another_commit_is_another_corpus_with_a_hint():
     changes = describe_changes(on_hub(), on_hub(dataset_revision=OTHER_COMMIT))
-    assert f"dataset_revision is '{COMMIT}' there, '{OTHER_COMMIT}' is asked for" in changes
+    assert f"dataset_revision is '{COMMIT}' there, but '{OTHER_COMMIT}' is requested" in changes
     assert f"--dataset-revision {COMMIT}" in changes
     assert describe_changes(on_hub(), on_hub(streaming=True, test_split="test")) == ""
 
@@ -252,7 +252,7 @@ def published(part: Part) -> Part:
 
 
 def names_a_file(shared: str) -> bool:
-    return shared.startswith("both were made of /") and "bytes, sha256 " in shared
+    return shared.startswith("both were made from /") and "bytes, sha256 " in shared
 
 
 @pytest.fixture
@@ -321,7 +321,7 @@ def test_a_compressed_copy_is_found_by_its_content(files, gz_copy):
 def test_data_sets_of_the_hub_are_known_by_commit_and_split():
     assert (
         describe_shared_text(part_on_hub(), part_on_hub("validation", validation_percent=5.0))
-        == "both were made of a/b"
+        == "both were made from a/b"
     )
     assert describe_shared_text(part_on_hub(), part_on_hub("test", test_split="test", dataset_revision=OTHER_COMMIT))
     assert describe_shared_text(part_on_hub(), part_on_hub("validation", name="moved/b", validation_percent=5.0))
@@ -338,7 +338,9 @@ def test_splits_with_redacted_paths_are_compared_by_content(files):
     train, other = (published(part_of(file)) for file in files[:2])
     assert describe_shared_text(train, other) == ""
     assert describe_possibly_shared_text(train, other) == ""
-    assert describe_shared_text(train, published(part_of(files[0], test_percent=5.0))).startswith("both were made of (")
+    assert describe_shared_text(train, published(part_of(files[0], test_percent=5.0))).startswith(
+        "both were made from ("
+    )
     folders = [{"settings": vars(CorpusConfig(dataset_name=f"/{name}")), "data_files": []} for name in "ab"]
     assert describe_shared_text(*(published(Part(folder, "train")) for folder in folders)) == ""
 
@@ -361,7 +363,7 @@ def test_what_checksums_cannot_tell_is_named(files, cloud):
 
 
 def test_configurations_of_a_data_set_may_share_text():
-    reason = "they are of the configurations en and None of a/b"
+    reason = "they come from the configurations en and None of a/b"
     assert describe_possibly_shared_text(part_on_hub(dataset_config="en"), part_on_hub()) == reason
     assert describe_possibly_shared_text(part_on_hub(dataset_config="en"), part_on_hub("test", test_split="test")) == ""
 

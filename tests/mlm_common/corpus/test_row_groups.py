@@ -90,7 +90,7 @@ def test_a_damaged_file_is_named_when_it_is_cut(tmp_path):
         write_numbers(tmp_path / f"{number}.parquet", range(5_000))
     (tmp_path / "2.parquet").write_bytes((tmp_path / "2.parquet").read_bytes()[:-1])
     corpus = open_corpus(CorpusConfig(data_files=[str(tmp_path / "*.parquet")]))
-    with pytest.raises(InputError, match=r"2\.parquet must be a Parquet file; .*\. Make or fetch it again"):
+    with pytest.raises(InputError, match=r"2\.parquet must be a Parquet file; .*\. Create or fetch it again"):
         corpus.has_byte_ranges("train", 5_000)
 
 

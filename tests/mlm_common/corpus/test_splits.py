@@ -80,7 +80,7 @@ def test_limit_counts_main_documents(texts, limit, validation, test):
 
 
 def test_no_such_split():
-    with pytest.raises(InputError, match="has the splits train; got 'test'"):
+    with pytest.raises(InputError, match="must be one of train, which the corpus has; received 'test'"):
         in_memory([]).documents("test")
 
 

@@ -55,7 +55,7 @@ def test_wrong_encoding_names_file_line_byte_and_fix(ending, num_good, tmp_path)
     with pytest.raises(InputError) as caught:
         read_file(name)
     message = str(caught.value)
-    assert message.startswith(f"{name} must hold UTF-8 text")
+    assert message.startswith(f"{name} must contain UTF-8 text")
     number = 1 if ending.startswith("json") and "l" not in ending else num_good + 1 + ("csv" in ending)
     assert f"; line {number:,}: the byte 0xfc is not UTF-8" in message
     assert all(part in message for part in ("iconv -f WINDOWS-1252 -t UTF-8", "--on-bad-row skip"))
@@ -72,7 +72,7 @@ def test_text_is_that_of_pythons_decoder(tmp_path, tail, num_before):
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        with pytest.raises(InputError, match=r"must (be|hold) UTF-8 text"):
+        with pytest.raises(InputError, match=r"must (be|contain) UTF-8 text"):
             read_file(name)
     else:
         text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
@@ -115,7 +115,7 @@ def test_utf16_is_named_and_not_taken_for_text(ending, encoding, tmp_path):
 def test_the_hint_names_an_encoding_that_the_text_may_have(ending, encoding, text, hint, tmp_path):
     content = content_of(ending, [b"plain", text.encode()]).decode().encode(encoding)
     with pytest.raises(
-        InputError, match=rf"must hold UTF-8 text; line \d: the byte 0x.. is not UTF-8\. .*{hint}"
+        InputError, match=rf"must contain UTF-8 text; line \d: the byte 0x.. is not UTF-8\. .*{hint}"
     ) as caught:
         read_file(write(tmp_path / f"a.{ending}", content))
     assert ("ISO-8859-1" in str(caught.value), "WINDOWS-1252" in str(caught.value)) == (False, encoding == "cp1252")
@@ -130,7 +130,7 @@ def test_binary_files(ending, tmp_path):
         b"\x1f\x8b\x08",
         Path(sys.executable).read_bytes()[:9999],
     ):
-        with pytest.raises(InputError, match=rf"a\.{ending} (must (be|hold)|has )"):
+        with pytest.raises(InputError, match=rf"a\.{ending} (must (be|contain)|has )"):
             read_file(write(tmp_path / f"a.{ending}", content))
 
 
@@ -147,7 +147,7 @@ def test_damaged_gzip_files(ending, damage, tmp_path):
     }
     path = tmp_path / f"a.{ending}"
     path.write_bytes(damaged[damage])
-    with pytest.raises(InputError, match=r"must (be a (text|JSON|CSV) file in gzip;|hold)"):
+    with pytest.raises(InputError, match=r"must (be a (text|JSON|CSV) file in gzip;|contain)"):
         read_file(path)
 
 
@@ -156,7 +156,7 @@ def test_damaged_parquet_files(damage, tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": [f"document {number}" for number in range(10_000)]}), path)
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(InputError, match=r"a\.parquet must be a Parquet file; .*\. Make or fetch it again"):
+    with pytest.raises(InputError, match=r"a\.parquet must be a Parquet file; .*\. Create or fetch it again"):
         read_file(path)
 
 
@@ -249,7 +249,7 @@ def read(path: Path, sample_by: SampleBy = "line") -> tuple[list[str], BadRows]:
 @pytest.mark.parametrize("row", [b'{"text": %s}', b'[{"text": %s}]'])
 def test_a_json_value_that_is_not_text_is_a_bad_row(value, row, tmp_path):
     path = write(tmp_path / "a.json", row % value + b"\n")
-    with pytest.raises(InputError, match=r"must hold text in 'text' .*; line 1: \w+ .*--on-bad-row skip"):
+    with pytest.raises(InputError, match=r"must contain text in 'text' .*; line 1: \w+ .*--on-bad-row skip"):
         read_file(path)
     texts, bad_rows = read(path)
     assert (texts, bad_rows.num_rows) == ([], 1)
@@ -285,7 +285,7 @@ def test_the_other_rows_are_read(name, sample_by, content, texts, listed, tmp_pa
     assert list(dict.fromkeys(row.place for row in bad_rows.listed)) == [f"line {number}" for number in listed]
     assert all(problem in row.problem for problem, row in zip(listed.values(), bad_rows.listed, strict=False))
     number, problem = next(iter(listed.items()))
-    says = rf"{name} must hold .*; line {number}: .*{re.escape(problem)}.*--on-bad-row skip"
+    says = rf"{name} must contain .*; line {number}: .*{re.escape(problem)}.*--on-bad-row skip"
     with pytest.raises(InputError, match=says):
         read_file(tmp_path / name, sample_by)
 
@@ -297,7 +297,7 @@ def test_a_parquet_value_that_is_not_utf_8_costs_its_row(tmp_path):
     found, bad_rows = read(tmp_path / "a.parquet")
     assert found == [*(f"text {number}" for number in range(200)), "", "last"]
     assert bad_rows.listed == [BadRow(f"{tmp_path}/a.parquet", "row 201", "the byte 0xff is not UTF-8")]
-    with pytest.raises(InputError, match=r"a\.parquet must hold UTF-8 text; row 201"):
+    with pytest.raises(InputError, match=r"a\.parquet must contain UTF-8 text; row 201"):
         read_file(tmp_path / "a.parquet")
 
 
@@ -305,18 +305,18 @@ def test_a_parquet_value_that_is_not_utf_8_costs_its_row(tmp_path):
     ("name", "content", "message"),
     [
         ("a.jsonl", b'{"title": "a"}\n' * 300, "has title, not 'text'"),
-        ("a.txt", b"a\nb\0\n", "byte 3 is zero.*eave it out of --data-files"),
+        ("a.txt", b"a\nb\0\n", "byte 3 is zero.*drop it from --data-files"),
         (
             "a.csv",
             b'text,n\n"one,1\ntwo,2\n',
-            "row that begins in line 2 has a quotation mark out of place .unexpected end",
+            "row that starts in line 2 has a misplaced quotation mark .unexpected end",
         ),
         (
             "a.csv",
             b'text,n\n"He said "no",\n1\n',
-            "row that begins in line 2 has a quotation mark out of place .* Close each",
+            "row that starts in line 2 has a misplaced quotation mark .* Close each",
         ),
-        ("a.json", b'[\n{"text": "a"},\n{"text" "b"}]', "or a list of them; line 3, column 9"),
+        ("a.json", b'[\n{"text": "a"},\n{"text" "b"}]', "or a list of objects; line 3, column 9"),
         ("a.parquet", b"PAR1", "must be a Parquet file"),
     ],
 )
@@ -335,7 +335,7 @@ def test_all_are_counted_and_the_first_are_listed(tmp_path, monkeypatch):
 
 def test_a_corpus_of_bad_rows_only_is_refused(tmp_path):
     path = write(tmp_path / "a.jsonl", b'{"text": 0}\n' * 4)
-    with pytest.raises(InputError, match=r"is blank \(see --text-column; .* 4 left out, such as .*line 1: int 0\)"):
+    with pytest.raises(InputError, match=r"is blank\. Check --text-column\. .* 4 left out, such as .*line 1: int 0"):
         open_corpus(CorpusConfig(data_files=[str(path)], on_bad_row="skip"))
 
 
@@ -345,5 +345,5 @@ def test_columns_of_csv_are_divided_by_the_delimiter_that_is_named(tmp_path):
     for delimiter, texts in ((",", ["one", "three"]), (";", ["two", "four"])):
         corpus = open_corpus(CorpusConfig(data_files=[str(path)], delimiter=delimiter))
         assert list(corpus.documents("train")) == texts
-    with pytest.raises(InputError, match=r"Say which: --delimiter ',' or --delimiter ';'"):
+    with pytest.raises(InputError, match=r"Pass --delimiter ',' or --delimiter ';'"):
         open_corpus(CorpusConfig(data_files=[str(path)]))

@@ -46,8 +46,8 @@ def push(files: dict[str, bytes] = FILES, repository=REPOSITORY, title: str = "t
 @pytest.mark.parametrize(
     ("token", "repo_id", "message"),
     [
-        ("", REPO, "needs a Hub token; log in with `hf auth login`"),
-        ("hf_unknown", REPO, "refused this one"),
+        ("", REPO, "needs a Hub token; none was found. Log in with `hf auth login`"),
+        ("hf_unknown", REPO, "rejected this one"),
         (HubHandle.read_token, REPO, "role is 'read'"),
         (HubHandle.fine_grained_token, REPO, "role is 'fineGrained'"),
         (HubHandle.fine_grained_token, "alice/allowed", ""),
@@ -105,10 +105,10 @@ def test_access_check_without_a_hub(server, monkeypatch):
     server.fault("whoami")
     check_hub_access(REPOSITORY)
     server.fault("whoami", times=2)
-    with pytest.raises(HubAwayError, match=r"does not serve it.*503"):
+    with pytest.raises(HubAwayError, match=r"cannot be used.*503"):
         check_hub_access(REPOSITORY)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(HubAwayError, match=r"127\.0\.0\.1:9 does not serve it"):
+    with pytest.raises(HubAwayError, match=r"127\.0\.0\.1:9 cannot be used"):
         check_hub_access(REPOSITORY)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match="HF_HUB_OFFLINE"):
@@ -215,7 +215,7 @@ def test_files_and_edits_of_others_stay(server, caplog):
         server.put(REPO, path, content)
     check_hub_access(REPOSITORY)
     push({"README.md": NEWER_CARD, "weights/2": b"2"}, stale=r"weights/\d|model\..*")
-    assert "was edited there, so it stays as it is" in caplog.text
+    assert "was edited on the Hub, so it is not replaced" in caplog.text
     assert stored_files(server) == theirs | {"weights/2": b"2"}
 
 

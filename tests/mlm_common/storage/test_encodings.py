@@ -86,11 +86,11 @@ def test_a_zero_byte_in_a_text_is_to_be_removed(text, number, num_copies):
     rest = [] if num_copies == 1 else [b"long enough\n"]
     with pytest.raises(TextEncodingError, match=rf"^line {index + 1} has a zero byte") as caught:
         decode_text(b"".join([*lines, *rest] * num_copies))
-    assert caught.value.hint == "The rest is text in UTF-8: remove the zero bytes, as `tr -d '\\000'` does."
+    assert caught.value.hint == "The rest is text in UTF-8. Remove the zero bytes, for example with `tr -d '\\000'`."
 
 
 def test_damaged_utf16_and_binary_files_are_said():
-    with pytest.raises(TextEncodingError, match="line 5 is not UTF-16, as the byte-order mark says"):
+    with pytest.raises(TextEncodingError, match="line 5 is not valid UTF-16, which the byte-order mark names"):
         decode_text(GERMAN.encode("utf-16")[:-1] + b"\0\xdc")
     with pytest.raises(TextEncodingError) as caught:
         decode_text(b"\x89PNG\r\n" + bytes(range(256)) * 8)

@@ -29,8 +29,8 @@ def read_json(path):
     ("content", "said"),
     [
         (b'{"a"', "Expecting ':' delimiter: line 1 column 5"),
-        (b"", "it is empty. Make or fetch it again."),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS pointer, not the file. Fetch"),
+        (b"", "it is empty. Create or fetch it again."),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS pointer. Fetch"),
         (
             b'{\n"a": "\xfc"}',
             "line 2 has the byte 0xfc, which is not UTF-8. Save it as UTF-8, or convert it: `iconv -f WINDOWS-1252 -t",
@@ -47,7 +47,7 @@ def test_what_a_file_contains_is_said(tmp_path, content, said):
 def test_a_git_lfs_pointer_is_not_read_as_text(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
     message = message_of(tmp_path / "a.txt", lambda path: path.read_text(encoding="utf-8"), flag="--file")
-    assert message.endswith("it is a Git LFS pointer, not the file. Fetch the file itself: `git lfs pull`.")
+    assert message.endswith("it is a Git LFS pointer. Fetch the file itself with `git lfs pull`.")
 
 
 def test_a_missing_file_and_a_folder_are_said(tmp_path):

@@ -83,11 +83,11 @@ def test_what_is_refused_is_an_error(cloud, hub_here, monkeypatch):
     """A bucket that may not be written to, and a token."""
     cloud.authorize(denied_permissions=["storage.objects.create"])
     line = only_error(found(doctor.check_buckets, bucket_config()))
-    assert "gs://test-bucket/run/.writable needs permission. Grant the account in use, which lacks" in line
+    assert "Access to gs://test-bucket/run/.writable is denied. Grant the account in use, which lacks" in line
     pushing = config_of("--hub-model-id", "alice/model")
     assert [one.text for one in found(doctor.check_hub, pushing)] == ["the token may write to alice/model"]
     monkeypatch.setenv("HF_TOKEN", hub_here.read_token)
-    assert "role is 'read'. Make one with the role 'write'" in only_error(found(doctor.check_hub, pushing))
+    assert "the role 'read'. Create one with the role 'write'" in only_error(found(doctor.check_hub, pushing))
 
 
 def test_a_check_that_breaks_is_an_error_and_ends_alone():

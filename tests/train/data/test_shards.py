@@ -35,7 +35,7 @@ def test_rows_that_are_trained_on_are_not_evaluated_on(prepared):
     train, evaluation = prepared / "all" / "train", prepared / "drawn" / "validation"
     message = (
         "^--eval-dataset must not contain text of --train-dataset, in any phase; .*"
-        rf"{evaluation} and {train}: both were made of {prepared}/docs.jsonl \(.*"
+        rf"{evaluation} and {train}: both were made from {prepared}/docs.jsonl \(.*"
         "made by the same prepare_tfrecord_shards.py command"
     )
     with pytest.raises(InputError, match=message):

@@ -197,5 +197,5 @@ def test_a_tokenizer_from_the_hub_names_no_corpus_to_prepare(tokenizer_folder, t
     (tmp_path / "training.json").write_text(json.dumps(record), encoding="utf-8")
     source = tokenizer_folder.parent
     given = flags(source, tmp_path / "out", "--dry-run", tokenizer=tmp_path, corpus=())
-    assert "A corpus is needed: --dataset-name" in run(prepare, *given).refusal
+    assert "that names one. Pass --data-files or --dataset-name" in run(prepare, *given).refusal
     assert run(prepare, *given, "--data-files", source / "docs.jsonl").status == 0

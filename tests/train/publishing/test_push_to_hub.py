@@ -85,8 +85,8 @@ def test_a_repository_of_others_is_refused_before_the_run(branch, hub_here, shar
     ("flags", "token", "message"),
     [
         ((), HubHandle.read_token, "role is 'read'"),
-        (("--hub-license", "my-own"), HubHandle.write_token, "The Hub must accept the card's metadata"),
-        (("--hub-language", "english"), HubHandle.write_token, "The Hub must accept the card's metadata"),
+        (("--hub-license", "my-own"), HubHandle.write_token, "The Hub rejects the metadata of the card"),
+        (("--hub-language", "english"), HubHandle.write_token, "The Hub rejects the metadata of the card"),
         (("--hub-revision", "a branch"), HubHandle.write_token, "--hub-revision must be a name"),
         (("--resume-from-hub",), HubHandle.write_token, f"needs a checkpoint on the branch checkpoints of {REPO}"),
     ],

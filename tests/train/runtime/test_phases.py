@@ -111,7 +111,7 @@ def test_what_a_phase_may_not_have(tmp_path, settings, rule):
         ("{scale: true, phases: [{max_steps: 3}]}", "must have a `scale` .* received True"),
         ("{scale: 0.1, phases: [{num_epochs: 3}]}", "does not multiply num_epochs; .* scale of 0.1 and num_epochs: 3"),
         ("[{max_steps: 3, max_steps: 4}]", "`max_steps` is given twice"),
-        ("[{max_steps: 3, max-steps: 4}]", "must name each flag once"),
+        ("[{max_steps: 3, max-steps: 4}]", "must name each flag only once"),
         ("[{name: '', max_steps: 3}]", "must have text for the `name` of a phase; received ''"),
     ],
 )
