@@ -21,13 +21,13 @@ from train.runtime.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class SubmissionConfig:
-    """The runs, and the file to write."""
+    """The runs to collect, and the file to write."""
 
-    runs: list[str] = flag(list, "Folders of runs of run_classification.py with --task-name and --do-predict.")
+    runs: list[str] = flag(list, "Folders of run_classification.py runs with --task-name and --do-predict.")
     output: str = flag("glue_submission.zip", "The zip file, local or gs://.")
 
     def __post_init__(self) -> None:
-        require(bool(self.runs), "is required: folders of runs", "--runs", "nothing")
+        require(bool(self.runs), "is required: the folders of the runs", "--runs", "nothing")
         require(self.output.endswith(".zip"), "must end in .zip", "--output", self.output)
 
 
@@ -44,10 +44,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def submission_files(run: str) -> dict[str, str]:
-    """Make {name of a file, without its ending: its text} of the predictions of a run.
+    """Format the predictions of a run for the submission.
+
+    Returns:
+        {name of a submission file, without .tsv: its text}.
 
     Raises:
-        InputError: it is no run of a task of GLUE, or has not predicted.
+        InputError: the folder is not a run of a GLUE task, or the run has no predictions.
     """
     folder = RunFolder(run)
     name = folder.read_record()["settings"]["data"].get("task_name") if folder.has_run() else None
@@ -55,19 +58,21 @@ def submission_files(run: str) -> dict[str, str]:
         raise InputError(f"--runs: {run} is not a run of run_classification.py with --task-name.")
     task, files = GLUE_TASKS[name], {}
     for ending, (_, file) in task.all_tests.items():
-        predictions = f"predict_results_{name}{ending}.txt"
-        if not folder.files.exists(predictions):
-            raise InputError(f"--runs: {run} has no {predictions}. Run its command again with --do-predict.")
-        # A class by the digit that it has in the task's files, a number with three decimals.
+        predictions_file = f"predict_results_{name}{ending}.txt"
+        if not folder.files.exists(predictions_file):
+            raise InputError(f"--runs: {run} has no {predictions_file}. Run its command again with --do-predict.")
+        # A class is written as its digit in the task's files, a number with three decimals.
         digits = {label: str(digit) for digit, label in enumerate(task.label_names)}
-        lines = [line.split("\t") for line in folder.files.read_text(predictions).splitlines()[1:]]
-        rows = [f"{index}\t{digits[one] if digits else f'{float(one):.3f}'}\n" for index, one in lines]
+        lines = [line.split("\t") for line in folder.files.read_text(predictions_file).splitlines()[1:]]
+        rows = [
+            f"{index}\t{digits[prediction] if digits else f'{float(prediction):.3f}'}\n" for index, prediction in lines
+        ]
         files[file] = "index\tprediction\n" + "".join(rows)
     return files
 
 
 def zipped(files: dict[str, str]) -> bytes:
-    """Make a zip file of texts; of the same ones always the same bytes."""
+    """Return the bytes of a zip file of texts. They depend only on the names and texts, not on the time."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in sorted(files.items()):

@@ -23,16 +23,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         folder, name = folder_and_name(config.output)
         folder.check_writable()
     with open_predictor(config) as predictor:
-        kept = predictor.predict()
+        outputs = predictor.predict()
     if config.file is None:
-        print("\n\n".join(predictor.shown(kept)))
+        print("\n\n".join(predictor.format_outputs(outputs)))
         return
-    text, number = predictor.file_text(kept)
+    text, num_predictions = predictor.file_text(outputs)
     if config.output is None:
         print(text, end="")
     else:
         folder.write_text(name, text)
-        print(f"{number:,} predictions  {config.output}")
+        print(f"{num_predictions:,} predictions  {config.output}")
 
 
 if __name__ == "__main__":

@@ -15,15 +15,19 @@ from mlm_common.cli.process import run_as_script
 if TYPE_CHECKING:
     from finetuning.tasks.vectors import TextSearch
 
-# Characters of a text that are printed.
-NUM_SHOWN = 300
+# A longer text is cut to this number of characters when it is printed.
+MAX_PRINTED_CHARACTERS = 300
 
 
 def open_search(**settings: Any) -> "TextSearch":
-    """Open a search for `find`, with the settings of the command: `model`, `corpus` and so on.
+    """Open a search for use from Python; its `find` answers questions.
+
+    Args:
+        settings: fields of `SearchConfig`, which are the flags of the command: `model`, `corpus` and so on.
 
     Raises:
-        InputError: there is no such model, file or column, or the folder has vectors of others.
+        InputError: the model, a file or a column does not exist, or the folder has vectors of another model or of
+            other texts.
         HubAwayError: the Hub cannot be reached.
     """
     from finetuning.tasks.vectors import open_search
@@ -33,19 +37,20 @@ def open_search(**settings: Any) -> "TextSearch":
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Embed what is not embedded yet, and print the nearest texts of each question."""
+    """Embed the texts that have no vectors yet, and print the nearest texts of each question."""
     (config,) = parse_arguments((SearchConfig,), argv, __doc__ or "", needed=("model", "corpus", "question"))
     log_start(__file__)
     search = open_search(**vars(config))
     if not config.question:
         print(f"{len(search.texts):,} vectors  {config.folder}")
         return
-    found = search.find(config.question, config.top_k)
-    for question, nearest in zip(config.question, found, strict=True):
+    answers = search.find(config.question, config.top_k)
+    for question, nearest in zip(config.question, answers, strict=True):
         print(question)
         for text, score in nearest:
-            shown = " ".join(text.split())
-            print(f"{score:8.4f}  {shown if len(shown) <= NUM_SHOWN else f'{shown[:NUM_SHOWN]}…'}")
+            line = " ".join(text.split())
+            is_short = len(line) <= MAX_PRINTED_CHARACTERS
+            print(f"{score:8.4f}  {line if is_short else f'{line[:MAX_PRINTED_CHARACTERS]}…'}")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Masked tokens, and for each row a weak label of its document: which of several folders of shards it comes from.
+"""Train on masked tokens, and on a label of each row: which of several folders of shards its document comes from.
 
     python recipes/document_label.py work/labelled/train books=work/books/train news=work/news/train
     python recipes/document_label.py work/labelled/validation books=work/books/validation news=work/news/validation
     python train/run_mlm.py --task recipes/document_label.py:DocumentLabel --preset tiny-cpu \\
         --train-dataset work/labelled/train --eval-dataset work/labelled/validation --output-dir work/model
 
-The first two commands copy shards and add a feature to each row: the number of its label, in alphabetical order. The
-loss is the mean over masked tokens plus a tenth of the mean over rows. The head reads the mean of the encoder's states.
-The export is a masked language model, with the head in the same file.
+The first two commands copy shards, and add to each row the number of its label in alphabetical order. The loss is the
+mean over masked tokens plus a tenth of the mean over rows. The head's input is the mean of the encoder's states. The
+export is a masked language model, with the head in the same file.
 """
 
 import shlex
@@ -30,11 +30,11 @@ from train.tasks.task import Mean
 
 LABEL, NAMES = "document_label", "labels.txt"
 LABEL_WEIGHT = 0.1
-NO_LABEL = -1  # of rows of padding, and of those that nobody has labelled
+NO_LABEL = -1  # label of rows of padding, and of rows without a label
 
 
 class Rows(NamedTuple):
-    """Masked rows with their labels, int32 (batch,), and the weights of these, float32 (batch,)."""
+    """Masked rows with their labels, int32 (batch,), and the weights of the labels, float32 (batch,)."""
 
     masked: Any
     labels: Any
@@ -42,7 +42,7 @@ class Rows(NamedTuple):
 
 
 class DocumentLabel(MaskedLanguageModeling):
-    """Learns the label of a row beside its masked tokens."""
+    """Learns the label of each row in addition to its masked tokens."""
 
     allows_new_head = True
     names: Sequence[str]
@@ -89,12 +89,16 @@ class DocumentLabel(MaskedLanguageModeling):
         return self.labelled(super().prepare_row(row), row[LABEL])
 
     def labelled(self, masked: Any, labels: Any) -> Rows:
+        """Join masked rows with their labels. Missing labels get the weight 0."""
         import tensorflow as tf
 
         return Rows(masked, tf.maximum(labels, 0), tf.where(labels == NO_LABEL, 0.0, LABEL_WEIGHT))
 
     def apply_global_weights(self, rows: Any, add_up: Callable[[Any], Any]) -> Any:
-        """Weigh the rows so that, divided by the number of masked tokens, their losses are a tenth of their mean."""
+        """Scale the weights of the labels to the number of masked tokens, by which the whole loss is divided later.
+
+        The label loss then contributes a tenth of its mean over rows.
+        """
         import tensorflow as tf
 
         num_masked = add_up(tf.reduce_sum(tf.cast(rows.masked.is_masked, tf.float32)))
@@ -130,18 +134,19 @@ class DocumentLabel(MaskedLanguageModeling):
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Copy the shards of several folders, NAME=DIR …, into one, each row with the number of its label."""
+    """Copy the shards of several folders, NAME=DIR …, into one folder, and add the number of its label to each row."""
     import tensorflow as tf
 
     output_dir, *named = (sys.argv[1:] if argv is None else argv) or [""]
     if len(named) < 2 or not all("=" in word for word in named) or Path(output_dir).exists():
         raise InputError("Name a new folder and two or more folders of shards: OUTPUT_DIR NAME=DIR NAME=DIR …")
     folders = named_folders(shlex.join(named), "NAME=DIR")
-    # The numbers of the labels must not depend on the order of the words.
+    # Sorted, so that the numbers of the labels do not depend on the order of the arguments.
     sources, index = {name: open_shards(folders[name]) for name in sorted(folders)}, 0
-    kinds = {(one.manifest.tokenizer.sha256, one.manifest.max_length) for one in sources.values() if one.manifest}
-    if len(kinds) > 1:
-        raise InputError(f"All folders must be of one tokenizer and one --max-length; {', '.join(sources)} are not.")
+    manifests = [shards.manifest for shards in sources.values() if shards.manifest]
+    if len({(manifest.tokenizer.sha256, manifest.max_length) for manifest in manifests}) > 1:
+        names = ", ".join(sources)
+        raise InputError(f"All folders must have the same tokenizer and the same --max-length; {names} do not.")
     Path(output_dir).mkdir(parents=True)
     for label, shards in enumerate(sources.values()):
         for path, num_rows in zip(shards.paths, shards.num_rows_per_shard, strict=True):

@@ -1,12 +1,13 @@
-"""ELECTRA (Clark et al. 2020): a generator fills in masked tokens, a discriminator finds those that it replaced.
+"""ELECTRA (Clark et al. 2020): a generator fills in masked tokens, and a discriminator finds the replaced tokens.
 
     python train/run_mlm.py --task recipes/replaced_tokens.py:ReplacedTokens \\
         --pretrained-model-config google/electra-small-discriminator --mask-token-rate 1 --random-token-rate 0 \\
         --train-dataset work/shards/train --eval-dataset work/shards/validation --output-dir work/electra
 
-Loss: the generator's per masked token, plus 50 times the discriminator's per token. The discriminator is exported. Both
-share their embeddings. With `:GradientDisentangled` (DeBERTa-v3, He et al. 2021, section 3.3) the
-discriminator's loss does not move the shared table of tokens, but a delta that is added to it for the discriminator.
+The loss is the generator's loss per masked token plus 50 times the discriminator's loss per token. Both share their
+embeddings, and the discriminator is exported. With `:GradientDisentangled` (DeBERTa-v3, He et al. 2021, section 3.3)
+the discriminator's loss does not change the shared token embeddings. Instead, it trains a delta that the discriminator
+adds to them.
 """
 
 import copy
@@ -24,22 +25,23 @@ from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.masking import MaskedRows, fill_in, key_of_content
 from train.tasks.task import CardFigure, Mean, PretrainingTask, TaskCard
 
-# The width of the generator, relative to the discriminator's, and the weight of the discriminator's loss.
+# Width of the generator relative to the discriminator, and weight of the discriminator's loss.
 GENERATOR_SIZE, DISCRIMINATOR_WEIGHT = 0.25, 50.0
-# The random stream of a row for what is filled in; its masks use others (`train.tasks.masking`).
+# Number of the random stream from which a row's tokens are sampled. Its masks use other streams, see
+# `train.tasks.masking`.
 SAMPLE = 32
 
 
 class Rows(NamedTuple):
-    """Masked rows, and what else a step needs of them."""
+    """Masked rows, random bits to sample the replacements, and weights."""
 
     masked: MaskedRows
-    draws: tf.Tensor  # uint32 (batch, length), by which tokens are filled in
-    weights: tf.Tensor  # float32 (batch,), of the discriminator's loss of a token relative to the generator's
+    draws: tf.Tensor  # uint32 (batch, length), random bits with which tokens are sampled
+    weights: tf.Tensor  # float32 (batch,), weight of the discriminator's loss per token, relative to the generator's
 
 
 class ReplacedTokens(PretrainingTask):
-    """Trains an ELECTRA; evaluation masks and fills in by the content of a row."""
+    """Trains an ELECTRA. In evaluations, masks and samples depend only on the content of a row."""
 
     model_class = "TFAutoModelForPreTraining"
     allows_new_head = True  # an export to start from has no generator
@@ -74,7 +76,7 @@ class ReplacedTokens(PretrainingTask):
         return self.masking.features(length)
 
     def adapt_network(self, network: Any) -> Any:
-        """Put a generator on the discriminator, with the same embeddings."""
+        """Add a generator to the discriminator, with shared embeddings."""
         config = copy.deepcopy(network.config)
         head_size = config.hidden_size // config.num_attention_heads
         config.num_attention_heads = max(1, round(GENERATOR_SIZE * config.num_attention_heads))
@@ -82,7 +84,7 @@ class ReplacedTokens(PretrainingTask):
         config.intermediate_size = round(GENERATOR_SIZE * config.intermediate_size)
         generator = MaskedLM(config, name=TRAINING_ONLY)
         put_part(network, TRAINING_ONLY, lambda: generator, lambda: generator(generator.dummy_inputs, training=False))
-        # Only now: its own have been built under its name, as all weights of a part are.
+        # Shared only after the generator is built, because `put_part` requires all of its weights to have its name.
         generator.electra.embeddings = network.electra.embeddings
         return network
 
@@ -96,16 +98,20 @@ class ReplacedTokens(PretrainingTask):
         return Rows(self.masking.prepare_row(row), draws[0], tf.constant(DISCRIMINATOR_WEIGHT))
 
     def apply_global_weights(self, rows: Rows, add_up: Callable[[tf.Tensor], tf.Tensor]) -> Rows:
-        """Weigh the discriminator's loss so that, divided by the number of masked tokens, it is 50 times its mean."""
+        """Scale the discriminator's weights to the number of masked tokens, by which the whole loss is divided later.
+
+        The discriminator's loss then contributes 50 times its mean over tokens.
+        """
         num_masked = add_up(tf.reduce_sum(tf.cast(rows.masked.is_masked, tf.float32)))
         num_tokens = add_up(tf.reduce_sum(self.attended(rows)))
         return rows._replace(weights=rows.weights * tf.math.divide_no_nan(num_masked, num_tokens))
 
     def attended(self, rows: Rows) -> tf.Tensor:
+        """Return 1 for tokens and 0 for padding."""
         return tf.cast(rows.masked.original_ids != self.masking.pad_token_id, tf.float32)  # (batch, length)
 
     def read(self, network: Any, ids: tf.Tensor) -> dict[str, tf.Tensor]:  # noqa: ARG002
-        """Make what the discriminator reads."""
+        """Return the discriminator's input for these token ids."""
         return {"input_ids": ids}
 
     def sums(self, network: Any, rows: Rows, *, training: bool) -> dict[str, tf.Tensor]:
@@ -132,7 +138,7 @@ class ReplacedTokens(PretrainingTask):
 
 
 class GradientDisentangled(ReplacedTokens):
-    """Keeps the discriminator's gradient out of the table of tokens that the generator uses."""
+    """Keeps the discriminator's gradient out of the token embeddings, which the generator uses, too."""
 
     def adapt_network(self, network: Any) -> Any:
         super().adapt_network(network)

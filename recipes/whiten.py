@@ -1,7 +1,7 @@
-"""Whiten the mean states of a model by a dense layer, for `run_embedding.py --init-from … --embedding-dim WIDTH`.
+"""Add a dense layer to a model that whitens its vectors, for `run_embedding.py --init-from … --embedding-dim WIDTH`.
 
-The layer subtracts the mean of the vectors of some texts, and divides each direction by its standard deviation
-(Su et al. 2021), so that training need not begin with spreading them.
+The layer subtracts the mean of the vectors of some texts, and divides each principal direction by its standard
+deviation (Su et al. 2021). Without it, all vectors are similar, and training must first spread them.
 
     python recipes/whiten.py work/model squad/train-v1.1.json.gz work/whitened
     python finetuning/run_embedding.py --init-from work/whitened --embedding-dim 192 --learning-rate 1e-3 …
@@ -30,23 +30,24 @@ from mlm_common.storage import check_folder_or_hub, local_or_hub, open_folder
 from train.runtime.run_folder import exported_model
 
 NUM_TEXTS, BATCH_ROWS = 3_000, 64
-# Added to each deviation, of their mean: directions in which texts hardly differ are mostly noise.
+# Fraction of the mean deviation that is added to each deviation, because directions with small deviations are mostly
+# noise.
 SMOOTHING = 0.1
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="folder of a run or of an export, or a Hub id")
-    parser.add_argument("corpus", help="texts, as search.py takes them, or a --train-file of run_embedding.py")
-    parser.add_argument("output", help="local folder of the new export")
-    parser.add_argument("--max-seq-length", type=int, default=128, help="tokens that are read of each text")
+    parser.add_argument("corpus", help="texts: a --corpus of search.py, or a --train-file of run_embedding.py")
+    parser.add_argument("output", help="local folder for the new export")
+    parser.add_argument("--max-seq-length", type=int, default=128, help="maximum number of tokens per text")
     return parser
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    given = build_parser().parse_args(argv)
-    from finetuning.data.inputs import run_on_rows  # transformers, not for --help
+    arguments = build_parser().parse_args(argv)
+    from finetuning.data.inputs import run_on_rows  # imports transformers, which --help does not need
     from finetuning.loop.model import ReadModel
     from finetuning.tasks.embedding import VECTOR, Embedding, Encoder
     from mlm_common.tokenizer import load_tokenizer, vocabulary_size
@@ -54,25 +55,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     from train.model.pretrained_files import read_config
     from train.publishing.publisher import write_task_files
 
-    texts = read_passages(given.corpus)
+    texts = read_passages(arguments.corpus)
     texts = random.Random(0).sample(texts, min(NUM_TEXTS, len(texts)))
-    check_folder_or_hub(given.model, "MODEL")
-    with local_or_hub(exported_model(given.model)) as folder:
+    check_folder_or_hub(arguments.model, "MODEL")
+    with local_or_hub(exported_model(arguments.model)) as folder:
         model = ReadModel(read_config(folder), load_tokenizer(folder))
-        width, length = model.model_config.hidden_size, given.max_seq_length
+        width, length = model.model_config.hidden_size, arguments.max_seq_length
         most = max_positions(model.model_config) if learns_positions(model.model_config) else None
-        rule = f"must be at most {most}, the longest row that {given.model} can take"
+        rule = f"must be at most {most}, the longest row that {arguments.model} can take"
         require(most is None or length <= most, rule, "--max-seq-length", length)
         rule = f"must have more than {width} texts, the width of the model"
-        require(len(texts) > width, rule, "CORPUS", f"{len(texts)} in {given.corpus}")
-        open_folder(given.output).check_writable()
-        import tensorflow as tf  # not for bad input
+        require(len(texts) > width, rule, "CORPUS", f"{len(texts)} in {arguments.corpus}")
+        open_folder(arguments.output).check_writable()
+        import tensorflow as tf  # takes seconds, so after the checks of the input
 
         from train.model.from_pretrained import load_model
         from train.publishing.pytorch_format import export_model
 
         plain, whitened = (
-            Embedding(Encoder("mean", width, dim, ("", ""), length), 1, EmbeddingOptimization(), **model.of_rows)
+            Embedding(Encoder("mean", width, dim, ("", ""), length), 1, EmbeddingOptimization(), **model.task_arguments)
             for dim in (None, width)
         )
         network = whitened.adapt_network(load_model(folder, whitened.model_class, head_labels={}))
@@ -82,23 +83,23 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     rows, lengths = model.encode_texts((texts,), length), ExamplesConfig(max_seq_length=length).lengths
     step = tf.function(vectors, autograph=False)
-    states = plain.in_order(run_on_rows(step, rows, plain.predicted_features(length), lengths, BATCH_ROWS), VECTOR)
+    states = plain.in_order(run_on_rows(step, rows, plain.prediction_features(length), lengths, BATCH_ROWS), VECTOR)
     kernel, bias = whitening(states.astype(np.float64))
     (layer,) = network.custom_head.layers
     layer.kernel.assign(kernel)
     layer.bias.assign(bias)
     num_ids = vocabulary_size(model.tokenizer)
-    export_model(network, model.tokenizer, given.output, model_max_length=length, vocabulary_size=num_ids)
-    write_task_files(whitened.card, given.output)
-    print(f"{len(texts):,} texts, {width} directions  {given.output}")
-    more = f"--init-from {shlex.quote(given.output)} --embedding-dim {width} --learning-rate 1e-3"
-    print(f"next: python finetuning/run_embedding.py {more} …")
+    export_model(network, model.tokenizer, arguments.output, model_max_length=length, vocabulary_size=num_ids)
+    write_task_files(whitened.card, arguments.output)
+    print(f"{len(texts):,} texts, {width} directions  {arguments.output}")
+    flags = f"--init-from {shlex.quote(arguments.output)} --embedding-dim {width} --learning-rate 1e-3"
+    print(f"next: python finetuning/run_embedding.py {flags} …")
 
 
 def read_passages(path: str) -> list[str]:
-    """Read different texts: of a corpus, the paragraphs of SQuAD or BeIR, or the passages of a table of pairs."""
+    """Read the distinct texts of a corpus, the paragraphs of SQuAD or BeIR, or the passages of a table of pairs."""
     from finetuning.tasks.beir import is_beir, read_documents
-    from finetuning.tasks.pairs import read_parts
+    from finetuning.tasks.pairs import read_splits
     from finetuning.tasks.squad import SQUAD_ENDINGS, NotSquadError, read_paragraphs
     from finetuning.tasks.vectors import read_corpus
 
@@ -106,7 +107,7 @@ def read_passages(path: str) -> list[str]:
         texts = read_documents(path, "CORPUS")
     elif path.endswith(SQUAD_ENDINGS):
         try:
-            texts = [one["context"] for one in read_paragraphs(path, "CORPUS")]
+            texts = [paragraph["context"] for paragraph in read_paragraphs(path, "CORPUS")]
         except NotSquadError:
             texts = read_corpus(path, ())
     else:
@@ -114,7 +115,7 @@ def read_passages(path: str) -> list[str]:
             texts = read_corpus(path, ())
         except InputError as error:
             try:
-                _, *passages = read_parts(EmbeddingData(train_file=path))[0].texts
+                _, *passages = read_splits(EmbeddingData(train_file=path))[0].texts
             except InputError:
                 raise error from None
             texts = [text for column in passages for text in column]
@@ -122,7 +123,11 @@ def read_passages(path: str) -> list[str]:
 
 
 def whitening(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the matrix (width, width) and the bias (width,) that make vectors (texts, width) uncorrelated."""
+    """Compute the kernel (width, width) and the bias (width,) of the dense layer that whitens vectors.
+
+    Args:
+        states: the vectors, (texts, width).
+    """
     mean = states.mean(axis=0)
     _, sizes, directions = np.linalg.svd(states - mean, full_matrices=False)
     deviations = sizes / np.sqrt(len(states))

@@ -30,7 +30,7 @@ from finetuning.config.settings import ClassificationConfig
 from finetuning.config.settings import ClassificationData
 from finetuning.config.settings import parse_finetuning_config
 from finetuning.data.buckets import training_batches
-from finetuning.tasks.classification import read_parts
+from finetuning.tasks.classification import read_splits
 from finetuning.data.inputs import ExampleInputs
 from finetuning.data.inputs import INPUT_IDS
 from finetuning.data.inputs import encode_texts
@@ -70,12 +70,12 @@ def write_start(folder: Path, texts: Sequence[str], settings: dict[str, Any]) ->
 
 def prepare(folder: Path, settings: dict[str, Any]) -> None:
     """Write what all contenders start from."""
-    parts = read_parts(ClassificationData(task_name="sst2", glue_dir=str(folder / "glue")))
+    parts = read_splits(ClassificationData(task_name="sst2", glue_dir=str(folder / "glue")))
     (sentences,) = parts.train.texts
     tokenizer = write_start(folder, sentences, settings)
     labels = np.array([name in ("1", "positive") for name in parts.train.labels or ()], np.int64)
     rows = encode_texts(tokenizer, parts.train.texts, max_length=settings["length"], token_types=False, labels=labels)
-    np.savez(folder / "rows.npz", ids=rows.of_tokens[INPUT_IDS], starts=rows.starts, labels=labels)
+    np.savez(folder / "rows.npz", ids=rows.token_values[INPUT_IDS], starts=rows.starts, labels=labels)
 
 
 def ours(folder: Path, settings: dict[str, Any], flags: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Settings of how a model is fine-tuned: those of pretraining, with defaults that suit a short run, and the losses."""
+"""Settings of the optimization: the settings of pretraining with defaults for short runs, and options of the losses."""
 
 import math
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from mlm_common.cli.settings import PUBLIC, flag, require
 from train.config.learning import ADDED, BATCH, ROUNDING, OptimizationConfig, changeable
 
-# Instead of weights of the classes.
+# The value of --class-weights that computes the weights from the class frequencies.
 BALANCED = "balanced"
 
 
@@ -44,7 +44,7 @@ class FinetuningOptimization(OptimizationConfig):
     layer_lr_decay: float = flag(
         1.0,
         "Layer-wise learning rates: --learning-rate for the head, X times that for the last layer, X² times for the "
-        "one before, and so on down to the embeddings. ELECTRA used 0.8 and 0.9. 1 turns it off.",
+        "layer below it, and so on down to the embeddings. ELECTRA used 0.8 and 0.9. 1 turns it off.",
         ADDED,
         above=0,
         at_most=1,
@@ -53,12 +53,12 @@ class FinetuningOptimization(OptimizationConfig):
 
 @dataclass(frozen=True)
 class SmoothedOptimization(FinetuningOptimization):
-    """Batch, length of the run, optimizer, and the loss of a choice of one."""
+    """Settings of the optimization for tasks with one right class per row."""
 
     label_smoothing: float = flag(
         0.0,
-        "Fraction of each label that the loss of training divides equally among all classes. Evaluations are without "
-        "it.",
+        "Label smoothing: fraction of each label that the training loss divides equally among all classes. The "
+        "evaluation loss does not use it.",
         ADDED,
         at_least=0,
         below=1,
@@ -67,12 +67,13 @@ class SmoothedOptimization(FinetuningOptimization):
 
 @dataclass(frozen=True)
 class ClassOptimization(SmoothedOptimization):
-    """Batch, length of the run, optimizer, and the loss of classes."""
+    """Settings of the optimization for classification and tagging."""
 
     class_weights: list[str] = flag(
         list,
-        "Weights of the classes in the loss of training: balanced, for classes that then count alike however rare, "
-        "or a number for each class, in the order in which --dry-run lists them. Evaluations are without them.",
+        "Weights of the classes in the training loss: balanced, so that rare classes count as much as frequent ones, "
+        "or a number for each class, in the order in which --dry-run lists them. The evaluation loss does not use "
+        "them.",
         ADDED,
         PUBLIC,
         metavar="balanced|X",
@@ -80,9 +81,9 @@ class ClassOptimization(SmoothedOptimization):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        is_right = self.class_weights == [BALANCED] or all(_is_weight(one) for one in self.class_weights)
+        is_valid = self.class_weights == [BALANCED] or all(map(_is_weight, self.class_weights))
         given = " ".join(self.class_weights)
-        require(is_right, f"must be {BALANCED}, or numbers above 0, one per class", "--class-weights", given)
+        require(is_valid, f"must be {BALANCED}, or numbers above 0, one per class", "--class-weights", given)
 
 
 def _is_weight(text: str) -> bool:

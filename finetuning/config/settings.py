@@ -1,6 +1,6 @@
-"""Settings of fine-tuning, and how they are parsed: those of pretraining, with defaults that suit a short run.
+"""Settings of fine-tuning, and their parser. They extend the settings of pretraining, with defaults for short runs.
 
-A name of transformers' `run_glue.py` and `run_classification.py` is the name of the flag here, or is read as well.
+Flags of transformers' `run_glue.py` and `run_classification.py` have the same names here, or are accepted as aliases.
 """
 
 from collections.abc import Sequence
@@ -16,26 +16,27 @@ from mlm_common.storage import check_file
 from train.config.learning import ADDED, BATCH, CHECKPOINTS, PER_WORKER, ModelConfig, changeable, check_task_flag
 from train.config.settings import HardwareConfig, HubConfig, RunConfig, RunSettings
 
-# Where no rows decide: shorter ones are not worth a program; each bucket is twice as long as the one before.
+# Length in tokens of the shortest default bucket; each further bucket is twice as long. Compiling a program for shorter
+# rows would cost more time than it saves.
 SHORTEST_BUCKET = 16
-# Tokens that two windows share by default in rows of 384 (BERT's).
+# Tokens by which two windows overlap by default in rows of 384 tokens, as in BERT.
 DOC_STRIDE = 128
 SIMILAR_LABELS = (
-    "Labels that differ only in white space, case or the form of a whole number: merge them into one class, with the "
-    "name of the most frequent one, or keep them apart. Without it, such labels are refused."
+    "Labels that differ only in white space, case or the form of a whole number: merge them into one class, named "
+    "after the most frequent one, or keep them apart. Default: such labels are an error."
 )
 TPU_COMPILER = "TPU compiler"
-KNOWN_CHOICES = "Default: by the columns of SWAG, RACE or COPA."
+KNOWN_CHOICES = "Default: recognized from the columns of SWAG, RACE or COPA."
 
 
 def fixed(value: Any = None, *marks: str) -> Any:
-    """Make a setting of pretraining that is no flag here, since its value is the only one."""
+    """Override a setting of pretraining by a constant. Fine-tuning has no flag for it."""
     return field(init=False, default=value, metadata={"marks": marks})
 
 
 @dataclass(frozen=True)
 class ExamplesConfig(Bounded):
-    """Where the examples come from, and how long their rows are."""
+    """Where the examples come from, and the lengths of their rows."""
 
     FLAG_GROUP = "Data"
 
@@ -47,24 +48,25 @@ class ExamplesConfig(Bounded):
     )
     validation_file: str | None = changeable(
         None,
-        "Examples for evaluation; they also decide which checkpoint is best. Without it nothing is evaluated.",
+        "Examples for evaluation; they also decide which checkpoint is best. Without them, nothing is evaluated.",
         PER_WORKER,
         is_usual=True,
     )
     test_file: str | None = changeable(None, "Examples to predict, with or without labels.", PER_WORKER)
     dataset_name: str | None = changeable(
         None,
-        "Data set on the Hub, or a folder of one, instead of files. Its splits train, validation and test are used.",
+        "Data set on the Hub, or a local folder of one, instead of files. Its splits train, validation and test are "
+        "used.",
         PUBLIC,
     )
     dataset_config_name: str | None = changeable(None, "Configuration of the data set.", PUBLIC)
     dataset_revision: str | None = changeable(None, "Commit or tag of the data set. Default: the newest.", PUBLIC)
     delimiter: str | None = changeable(
         None,
-        "What is between the columns of .csv files: ',', ';', '|' or tab. Default: recognized by the first rows.",
+        "Character between the columns of .csv files: ',', ';', '|' or tab. Default: recognized from the first rows.",
         metavar="TEXT",
     )
-    do_predict: bool = changeable(False, "Predict the test split; --test-file does so by itself.")
+    do_predict: bool = changeable(False, "Predict the test split. With --test-file it is always predicted.")
     tokenizer_name: str | None = changeable(
         None,
         "Folder or Hub id of the tokenizer. Its vocabulary must be the model's. Default: the tokenizer of --init-from.",
@@ -73,15 +75,16 @@ class ExamplesConfig(Bounded):
     )
     max_seq_length: int = flag(
         128,
-        "Tokens of the longest row. Longer ones are cut; of a pair, the longer text first.",
+        "Maximum number of tokens per row. Longer rows are cut; in a pair, the longer text is cut first.",
         group=BATCH,
         is_usual=True,
         at_least=1,
     )
     length_buckets: list[int] = flag(
         list,
-        "Lengths to which rows are padded, such as 32 64 128; each is compiled once. Default: up to 8 that suit the "
-        "training rows, and --max-seq-length; of embeddings 16, 32, 64 … up to it. With one length, all rows have it.",
+        "Lengths to which rows are padded, such as 32 64 128; the step is compiled once for each. Default: up to 8 "
+        "lengths that suit the training rows, and --max-seq-length; for embeddings 16, 32, 64 … up to "
+        "--max-seq-length.",
         group=BATCH,
     )
     max_train_samples: int | None = flag(None, "Use only the first N training examples.", at_least=1)
@@ -91,15 +94,15 @@ class ExamplesConfig(Bounded):
     def __post_init__(self) -> None:
         super().__post_init__()
         buckets = self.length_buckets
-        is_right = sorted(set(buckets)) == buckets and all(length >= 1 for length in buckets)
-        require(is_right, "must be increasing numbers of tokens", "--length-buckets", buckets)
+        is_valid = sorted(set(buckets)) == buckets and all(length >= 1 for length in buckets)
+        require(is_valid, "must be increasing numbers of tokens", "--length-buckets", buckets)
         parse_delimiter(self.delimiter)
-        reaches = not buckets or buckets[-1] == self.max_seq_length
-        require(reaches, f"must end with --max-seq-length {self.max_seq_length}", "--length-buckets", buckets)
+        ends_right = not buckets or buckets[-1] == self.max_seq_length
+        require(ends_right, f"must end with --max-seq-length {self.max_seq_length}", "--length-buckets", buckets)
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Lengths of rows, in tokens, in ascending order."""
+        """Lengths to which rows may be padded, in tokens, in ascending order."""
         if self.length_buckets:
             return tuple(self.length_buckets)
         doubled = [SHORTEST_BUCKET << power for power in range(self.max_seq_length.bit_length())]
@@ -107,45 +110,46 @@ class ExamplesConfig(Bounded):
 
     @property
     def predicts(self) -> bool:
+        """Whether the run predicts a test split."""
         return self.do_predict or self.test_file is not None
 
     def check_source(self, path: str, flag: str) -> None:
-        """Check that the path exists which a flag such as --train-file names."""
+        """Check that the file exists whose path was given with `flag`, such as --train-file."""
         check_file(path, flag)
 
 
 @dataclass(frozen=True)
 class ClassificationData(ExamplesConfig):
-    """Which texts have which labels."""
+    """Which texts to classify, and how labels are read."""
 
     task_name: Literal["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli"] | None = flag(
         None, "Task of GLUE, with its columns, labels and metrics, from --glue-dir or the Hub."
     )
     glue_dir: str | None = changeable(
-        None, "Folder of the GLUE download, local or gs://, with CoLA/, SST-2/ … of .tsv files.", PER_WORKER
+        None, "Folder of the GLUE download, local or gs://, with .tsv files in CoLA/, SST-2/ …", PER_WORKER
     )
     text_column_names: list[str] = flag(
-        list, "One or two columns with the text. Default: all but the label's and id, idx or index."
+        list, "One or two columns with the text. Default: all but --label-column-name and id, idx or index."
     )
     label_column_name: str = flag("label", "Column with the labels.")
     problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = flag(
         None,
-        "What a label is: one class; several, as a list or separated by --label-separator; or a number. Default: "
-        "several if labels are lists, a number if all are numbers and not all whole, otherwise one class. Labels "
-        "that could be read in two ways are refused.",
+        "What a label is: one class; several classes, as a list or separated by --label-separator; or a number. "
+        "Default: several classes if labels are lists, a number if all are numbers and not all are whole, otherwise "
+        "one class. Ambiguous labels are an error.",
     )
-    label_separator: str = flag(",", "Separates several labels of a row in one text.", metavar="TEXT")
+    label_separator: str = flag(",", "Text between the labels of a row that has several.", metavar="TEXT")
     decimal_separator: Literal[".", ","] = flag(".", "Decimal point or comma of numbers.", ADDED)
     label_lists: Literal["names", "vectors"] | None = flag(
         None,
-        "If labels are lists of 0 and 1 of one length: names (each is the name of a class) or vectors (one place "
-        "per class). Without it, such labels are refused.",
+        "How to read labels that are lists of 0 and 1, all of one length: names (each entry is the name of a class) or "
+        "vectors (one entry per class). Default: such labels are an error.",
         ADDED,
     )
     similar_labels: Literal["merge", "keep"] | None = flag(None, SIMILAR_LABELS, ADDED)
     metric_name: str | None = changeable(
         None,
-        "Metric that decides which checkpoint is best. Default: the first one of the task; for GLUE, the mean of "
+        "Metric that decides which checkpoint is best. Default: the first metric of the task; for GLUE, the mean of "
         "its metrics.",
     )
 
@@ -154,31 +158,31 @@ class ClassificationData(ExamplesConfig):
         sources = {"--task-name": self.task_name, "--train-file": self.train_file, "--dataset-name": self.dataset_name}
         given = [name for name, value in sources.items() if value is not None]
         if len(given) > 1:
-            raise InputError(f"{' and '.join(given)} cannot be combined: each names the examples.")
+            raise InputError(f"{' and '.join(given)} cannot be combined, because each names the examples.")
         require(len(self.text_column_names) <= 2, "must be one or two", "--text-column-names", self.text_column_names)
-        is_of_glue = self.glue_dir is None or self.task_name is not None
-        require(is_of_glue, "needs --task-name", "--glue-dir", self.glue_dir)
+        has_task = self.glue_dir is None or self.task_name is not None
+        require(has_task, "needs --task-name", "--glue-dir", self.glue_dir)
 
 
 @dataclass(frozen=True)
 class TaggingData(ExamplesConfig):
-    """Which words have which tags."""
+    """Which words to tag, and how tags are read."""
 
     text_column_name: str = flag(
-        "tokens", "Column with the words, a list per row. The first column of a .conll file has this name."
+        "tokens", "Column with the words, a list per row. In a .conll file, tokens is the first column."
     )
     label_column_name: str = flag(
-        "ner_tags", "Column with the tags, a list per row. The last column of a .conll file has this name."
+        "ner_tags", "Column with the tags, a list per row. In a .conll file, ner_tags is the last column."
     )
     similar_labels: Literal["merge", "keep"] | None = flag(None, SIMILAR_LABELS, ADDED)
     metric_name: str | None = changeable(
-        None, "Metric that decides which checkpoint is best. Default: F1 of entities; for other tags, accuracy."
+        None, "Metric that decides which checkpoint is best. Default: F1 of entities; without entities, accuracy."
     )
 
 
 @dataclass(frozen=True)
 class QuestionData(ExamplesConfig):
-    """Which questions about which paragraphs, and how an answer is chosen."""
+    """Which questions about which paragraphs to answer, and how an answer is chosen."""
 
     train_file: str | None = changeable(
         None,
@@ -189,52 +193,56 @@ class QuestionData(ExamplesConfig):
     )
     max_seq_length: int = flag(
         384,
-        "Tokens of the longest row: a question and a window of its paragraph. BERT used 384.",
+        "Maximum number of tokens per row, which holds a question and a window of its paragraph. BERT used 384.",
         group=BATCH,
         is_usual=True,
         at_least=1,
     )
     doc_stride: int | None = flag(
         None,
-        "Tokens by which two windows of a paragraph overlap, or differ: see --doc-stride-is. Default: 128, or a third "
-        "of --max-seq-length if that is less.",
+        "Tokens by which two windows of a paragraph overlap, or by which the second starts later: see --doc-stride-is. "
+        "Default: 128, or a third of --max-seq-length if that is less.",
         group=BATCH,
         at_least=1,
     )
     doc_stride_is: Literal["overlap", "step"] = flag(
         "overlap",
-        "Whether --doc-stride is the overlap, as in transformers' run_qa.py, or the step, as in Google's BERT.",
+        "Whether --doc-stride is the overlap of two windows, as in transformers' run_qa.py, or the step from one to "
+        "the next, as in Google's BERT.",
         group=BATCH,
     )
     n_best_size: int = changeable(
-        20, "Tokens considered as start and as end of an answer; also how many answers are listed.", at_least=1
+        20,
+        "Number of tokens considered as start, and as end, of an answer. Also the number of answers that are listed.",
+        at_least=1,
     )
-    max_answer_length: int = changeable(30, "Tokens of the longest answer. BERT used 30.", at_least=1)
+    max_answer_length: int = changeable(30, "Maximum number of tokens of an answer. BERT used 30.", at_least=1)
     null_score_diff_threshold: float = changeable(
         0.0,
-        "For questions that may have no answer: answer with none if its score is higher than the best text's by "
+        'For questions that may have no answer: choose "no answer" if its score exceeds that of the best answer by '
         "more than X.",
     )
 
     @property
     def stride(self) -> int:
+        """`--doc-stride`, or its default."""
         return self.doc_stride or min(DOC_STRIDE, max(1, self.max_seq_length // 3))
 
 
 @dataclass(frozen=True)
 class CustomData(ExamplesConfig):
-    """Which task, and what it reads: the files that are named, or whatever it finds by itself."""
+    """Which custom task to train, and the files that it reads. A task may also find its examples by itself."""
 
     task: str | None = changeable(
         None,
         "The class of your task, a subclass of finetuning.tasks.custom.CustomTask, such as "
-        "recipes/star_ratings.py:StarRatings. The code of this local file is run.",
+        "recipes/star_ratings.py:StarRatings. The code of this local file is executed.",
         PER_WORKER,
         metavar="FILE.py:CLASS",
         is_usual=True,
     )
     metric_name: str | None = changeable(
-        None, "Metric that decides which checkpoint is best. Default: the first one of the task."
+        None, "Metric that decides which checkpoint is best. Default: the first metric of the task."
     )
 
     def __post_init__(self) -> None:
@@ -249,7 +257,7 @@ class FinetunedModel(ModelConfig):
     init_from: str | None = flag(
         None,
         "Model to start from: an export of this project, the folder of a run, or a folder or Hub id with "
-        "config.json, tokenizer, and model.safetensors or tf_model.h5. It may have been fine-tuned before.",
+        "config.json, tokenizer, and model.safetensors or tf_model.h5. It may already be fine-tuned.",
         alias="model_name_or_path",
         metavar="DIR",
         is_usual=True,
@@ -265,42 +273,45 @@ class FinetunedModel(ModelConfig):
 
 @dataclass(frozen=True)
 class FinetuningHardware(HardwareConfig):
-    """What the run computes on; a call from Python makes one step, since the next may have another length."""
+    """The devices of the run. Each call from Python runs one step, because the next step may have another length."""
 
     steps_per_execution: int | None = fixed()
 
     @property
     def max_steps_per_execution(self) -> int:
-        """Steps that one call from Python may make."""
+        """Maximum number of steps that one call from Python may run."""
         return 1
 
 
 @dataclass(frozen=True)
 class FinetuningRun(RunConfig):
-    """Where the run writes, how often, and its seed."""
+    """Where and how often the run writes, and its seed."""
 
     phases: str | None = fixed()
     seed: int = flag(42, "Seed of the new head, the order of examples, and dropout.", at_least=0, below=2**31)
     seeds: list[int] = changeable(
         list,
-        "Train once with each of these seeds, such as 1 2 3, in OUTPUT_DIR/seed-…, and compare their scores in a "
-        "table.",
+        "Train once with each of these seeds, such as 1 2 3, in OUTPUT_DIR/seed-…, and print a table that compares "
+        "their scores.",
     )
     load_best_model_at_end: bool = changeable(
         True,
-        "Export, score and predict with the best checkpoint. This is the default. Each new best is saved, "
-        "whatever --save-steps says.",
+        "Export, score and predict with the best checkpoint. This is the default. Each new best checkpoint is saved, "
+        "regardless of --save-steps.",
         off_help="Export, score and predict with the last checkpoint.",
         group=CHECKPOINTS,
     )
     topology: str | None = changeable(
         None,
-        "With --dry-run: ask the TPU's compiler, without a TPU, whether the step on the longest rows fits this "
-        "slice (v3-8, v5e-8 …) and how fast it would be.",
+        "With --dry-run: compile the step on the longest rows for this slice (v3-8, v5e-8 …), without a TPU, and "
+        "report whether it fits into memory and how fast it would be.",
         group=TPU_COMPILER,
     )
     compiler_python: str | None = changeable(
-        None, "Python that has jax and libtpu, if it is not this one.", metavar="FILE", group=TPU_COMPILER
+        None,
+        "Python interpreter that has jax and libtpu. Default: the one that runs this command.",
+        metavar="FILE",
+        group=TPU_COMPILER,
     )
 
     def __post_init__(self) -> None:
@@ -311,14 +322,14 @@ class FinetuningRun(RunConfig):
 
 @dataclass(frozen=True)
 class FinetuningHub(HubConfig):
-    """Where the export is pushed to, how often, and what its card says that the run does not know."""
+    """Where and how often the export is pushed, and what the user adds to its model card."""
 
     hub_example: str = fixed("[MASK]")
 
 
 @dataclass(frozen=True)
 class FinetuningConfig(RunSettings):
-    """All settings of one run of fine-tuning; each task has its class of `data`."""
+    """All settings of a fine-tuning run. Each task has a subclass, with a class of `data` for that task."""
 
     data: ExamplesConfig
     model: FinetunedModel
@@ -328,13 +339,14 @@ class FinetuningConfig(RunSettings):
     hub: FinetuningHub
 
     def __post_init__(self) -> None:
-        is_one = not self.run.seeds or self.hub.hub_model_id is None
-        require(is_one, "cannot be combined with --hub-model-id, which takes one model", "--seeds", self.run.seeds)
+        has_one_model = not self.run.seeds or self.hub.hub_model_id is None
+        rule = "cannot be combined with --hub-model-id, which takes one model"
+        require(has_one_model, rule, "--seeds", self.run.seeds)
 
 
 @dataclass(frozen=True)
 class ClassificationConfig(FinetuningConfig):
-    """All settings of one run of classification."""
+    """All settings of a classification run."""
 
     data: ClassificationData
     optimization: ClassOptimization
@@ -342,7 +354,7 @@ class ClassificationConfig(FinetuningConfig):
 
 @dataclass(frozen=True)
 class TaggingConfig(FinetuningConfig):
-    """All settings of one run of tagging."""
+    """All settings of a tagging run."""
 
     data: TaggingData
     optimization: ClassOptimization
@@ -350,35 +362,35 @@ class TaggingConfig(FinetuningConfig):
 
 @dataclass(frozen=True)
 class QuestionConfig(FinetuningConfig):
-    """All settings of one run of question answering."""
+    """All settings of a question answering run."""
 
     data: QuestionData
 
 
 @dataclass(frozen=True)
 class CustomConfig(FinetuningConfig):
-    """All settings of one run of a custom task."""
+    """All settings of a run of a custom task."""
 
     data: CustomData
 
 
 @dataclass(frozen=True)
 class ChoiceData(ExamplesConfig):
-    """Which texts are chosen from, and which of them is right."""
+    """Which texts to choose from, and which of them is right."""
 
     context_column_name: str | None = flag(None, f"Column with the text before every choice. {KNOWN_CHOICES}")
     question_column_name: str | None = flag(
         None,
-        f"Column with the beginning of every choice, such as a question; where it has a blank, _, a choice fills it. "
-        f"{KNOWN_CHOICES} Of other columns, choices stand alone.",
+        f"Column with the beginning of every choice, such as a question. If it contains a blank, _, the choice is put "
+        f"there. {KNOWN_CHOICES} With other columns, choices have no beginning.",
     )
     choice_column_names: list[str] = flag(
-        list, f"Columns with the choices: one for each, or one with lists of them. {KNOWN_CHOICES}"
+        list, f"Columns with the choices: one column per choice, or one column of lists. {KNOWN_CHOICES}"
     )
     label_column_name: str | None = flag(
         None,
-        "Column with the right choice: its number from 0, its letter, or the name of its column. Default: label, or "
-        "answer as in RACE.",
+        "Column with the right choice, given as its number from 0, its letter, or the name of its column. Default: "
+        "label, or answer as in RACE.",
     )
     metric_name: str | None = changeable(
         None, "Metric that decides which checkpoint is best: accuracy or loss. Default: accuracy."
@@ -387,7 +399,7 @@ class ChoiceData(ExamplesConfig):
 
 @dataclass(frozen=True)
 class ChoiceConfig(FinetuningConfig):
-    """All settings of one run of multiple choice."""
+    """All settings of a multiple choice run."""
 
     data: ChoiceData
     optimization: SmoothedOptimization
@@ -397,7 +409,11 @@ Settings = TypeVar("Settings", bound=FinetuningConfig)
 
 
 def parse_finetuning_config(config_class: type[Settings], argv: Sequence[str] | None, description: str) -> Settings:
-    """Read the settings of a task given on the command line, over `--config-file` and the defaults."""
+    """Parse the command line of a task. It overrides `--config-file`, which overrides the defaults.
+
+    Raises:
+        InputError: a setting is invalid or missing, or a file does not exist.
+    """
     subjects = config_class.subjects()
     source = "task" if hasattr(subjects["data"], "task") else "train_file"
     needed = ("init_from", source, "output_dir")
@@ -407,7 +423,7 @@ def parse_finetuning_config(config_class: type[Settings], argv: Sequence[str] | 
     require(bool(config.run.output_dir), "is required: the folder of the run", "--output-dir", "nothing")
     if isinstance(config.data, CustomData):
         require(bool(config.data.task), "is required: FILE.py:CLASS, the task", "--task", "nothing")
-    else:  # a custom task may read a folder, or nothing, by these names
+    else:  # these flags of a custom task may name folders, or anything that the task understands
         for name in ("train_file", "validation_file", "test_file"):
             if (path := getattr(config.data, name)) is not None:
                 config.data.check_source(path, flag_of(name))

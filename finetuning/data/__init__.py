@@ -1,1 +1,1 @@
-"""From files of texts and labels to batches of a few static lengths."""
+"""Read files of texts and labels, and make batches of a few static lengths."""

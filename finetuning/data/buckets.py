@@ -1,9 +1,10 @@
-"""Which rows make a batch: of one bucket of lengths each, in an order that is a pure function of seed and pass.
+"""Assign rows to batches by length. The order is a pure function of the seed and the number of the pass.
 
-In each pass over the rows they are permuted, and the rows of a bucket cut into batches in that order. What is left over
-of a bucket joins the next longer one; of the longest, it makes a batch that rows of padding fill up. Then the batches
-are permuted. So each row is used once in a pass, a pass has as many batches as without buckets, and the batch of any
-step is found by arithmetic. The lengths of the buckets follow from the rows, not from the device: a run keeps them.
+A bucket holds the rows that are padded to the same length. In each pass over the data, the rows are permuted, and the
+rows of each bucket are cut into batches in that order. Rows left over from a bucket move to the next longer bucket;
+the last batch of the longest bucket is filled with rows of padding. Then the batches are permuted. So each row is used
+once per pass, a pass has the same number of batches as without buckets, and the batch of any step can be computed
+directly. The bucket lengths depend on the rows, not on the device, so that a run can move between devices.
 """
 
 import hashlib
@@ -13,20 +14,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-# The number of a row of padding in a batch.
+# Row number of padding in a batch.
 PADDING = -1
-# Lengths are multiples of the unit, and at most 8: on a TPU each program takes about a minute to compile.
+# Lengths are multiples of the unit. There are at most 8, because each is compiled, about a minute on a TPU.
 LENGTH_UNIT, MAX_LENGTHS = 4, 8
-# Tokens of padding that a length must save in a pass: a small model on a CPU computes them while another is traced.
+# Tokens of padding that a further length must save per pass. A small model on a CPU computes this number of tokens in
+# the time that tracing one more program takes.
 TOKENS_OF_PROGRAM = 16_384
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches by the numbers of their rows.
+    """The row numbers and the padded length of each batch.
 
-    rows: int32 (batches, batch_rows), `PADDING` where a batch is filled up.
-    lengths: int32 (batches,), the tokens that the rows of each are filled up to.
+    Attributes:
+        rows: int32 (batches, batch_rows), row numbers, or `PADDING`.
+        lengths: int32 (batches,), tokens to which the rows of each batch are padded.
     """
 
     rows: NDArray[np.int32]
@@ -37,21 +40,25 @@ class Batches:
 
 
 def fitted_lengths(row_lengths: NDArray[np.int64], max_length: int) -> list[int]:
-    """Choose the lengths that rows are filled up to, ascending, with the least padding; at most `MAX_LENGTHS` and one.
+    """Choose the lengths to which rows are padded, so that there is little padding.
 
-    The tokens of all rows, padding included, and `TOKENS_OF_PROGRAM` for each length are as few as possible, by dynamic
-    programming.
+    Dynamic programming minimizes the number of tokens of all rows, including padding, plus `TOKENS_OF_PROGRAM` for each
+    length.
 
     Args:
-        row_lengths: the tokens of each row, (rows,), of one row at least.
-        max_length: which no row exceeds; always the last length, since rows of an evaluation may need it.
+        row_lengths: number of tokens of each row, (rows,); at least one row.
+        max_length: maximum number of tokens of a row. It is always the last length, because rows of an evaluation may
+            need it.
+
+    Returns:
+        At most `MAX_LENGTHS` + 1 lengths, ascending.
     """
     ends, counts = np.unique(np.minimum(-(-row_lengths // LENGTH_UNIT) * LENGTH_UNIT, max_length), return_counts=True)
-    num_rows = np.concatenate([[0], np.cumsum(counts)])  # with the first ends
-    # Of a length for the rows from one end to another, (ends + 1, ends + 1).
+    num_rows = np.concatenate([[0], np.cumsum(counts)])  # number of rows up to each end
+    # Cost of one length for the rows between two ends, (ends + 1, ends + 1).
     tokens = (num_rows - num_rows[:, np.newaxis]) * np.concatenate([[0], ends]) + TOKENS_OF_PROGRAM
     tokens = np.where(np.tri(len(num_rows), dtype=bool), np.inf, tokens)
-    least = np.where(num_rows == 0, 0, np.inf)  # tokens of the rows up to each end, with a number of lengths
+    least = np.where(num_rows == 0, 0, np.inf)  # least cost of the rows up to each end, with the lengths so far
     totals, begins = [], []
     for _ in range(MAX_LENGTHS):
         added = least[:, np.newaxis] + tokens
@@ -66,7 +73,7 @@ def fitted_lengths(row_lengths: NDArray[np.int64], max_length: int) -> list[int]
 
 
 def bucket_of_rows(row_lengths: NDArray[np.int64], lengths: Sequence[int]) -> NDArray[np.int64]:
-    """Find for each row the bucket, by its place in the ascending `lengths`, whose length it reaches at most."""
+    """Return the bucket of each row, (rows,): the index of the first of the ascending `lengths` into which it fits."""
     return np.searchsorted(np.asarray(lengths), row_lengths)
 
 
@@ -80,33 +87,40 @@ def training_batches(
     num_batches: int,
     groups: NDArray[np.int32] | None = None,
 ) -> Batches:
-    """Make `num_batches` batches from number `first` on, counted over all passes, of rows with these tokens.
+    """Make the training batches with the numbers `first` to `first + num_batches - 1`, counted over all passes.
 
-    `lengths` are those of the buckets, ascending; the last is that of the longest row at least.
-    No batch has two rows of one of the `groups`, where that can be avoided.
+    Args:
+        row_lengths: number of tokens of each row, (rows,).
+        lengths: of the buckets, ascending; no row is longer than the last.
+        batch_rows: rows per batch.
+        seed: of the permutations.
+        first: number of the first batch.
+        num_batches: number of batches.
+        groups: group number of each row, (rows,). Rows of the same group share a batch only if unavoidable.
     """
     batches_of_pass = -(-len(row_lengths) // batch_rows)
     passes = range(first // batches_of_pass, -(-(first + num_batches) // batches_of_pass))
     keys = [hashlib.sha256(f"{seed}/{number}".encode()).digest()[:16] for number in passes]
-    made = [_pass(row_lengths, lengths, batch_rows, int.from_bytes(key, "little"), groups) for key in keys]
+    batches = [_pass(row_lengths, lengths, batch_rows, int.from_bytes(key, "little"), groups) for key in keys]
     begin = first - passes.start * batches_of_pass
     chosen = slice(begin, begin + num_batches)
     return Batches(
-        np.concatenate([one.rows for one in made])[chosen], np.concatenate([one.lengths for one in made])[chosen]
+        np.concatenate([of_pass.rows for of_pass in batches])[chosen],
+        np.concatenate([of_pass.lengths for of_pass in batches])[chosen],
     )
 
 
 def evaluation_batches(row_lengths: NDArray[np.int64], lengths: Sequence[int], *, batch_rows: int) -> Batches:
-    """Make the batches of an evaluation: every row once, bucket by bucket, the last batch of each filled up."""
+    """Make the batches of an evaluation: every row once, bucket by bucket. Padding fills each bucket's last batch."""
     buckets = bucket_of_rows(row_lengths, lengths)
     rows: list[NDArray[np.int64]] = []
-    of_batches: list[int] = []
+    batch_lengths: list[int] = []
     for bucket, length in enumerate(lengths):
         filled = _filled(np.flatnonzero(buckets == bucket), batch_rows)
         rows.append(filled)
-        of_batches += [length] * (len(filled) // batch_rows)
+        batch_lengths += [length] * (len(filled) // batch_rows)
     joined = np.concatenate(rows).reshape(-1, batch_rows)
-    return Batches(joined.astype(np.int32), np.array(of_batches, np.int32))
+    return Batches(joined.astype(np.int32), np.array(batch_lengths, np.int32))
 
 
 def _pass(
@@ -116,32 +130,33 @@ def _pass(
     key: int,
     groups: NDArray[np.int32] | None,
 ) -> Batches:
+    """Make the batches of a pass over the rows, whose permutations are drawn with `key`."""
     random = np.random.Philox(key=key)
     buckets = bucket_of_rows(row_lengths, lengths)
     order = np.argsort(random.random_raw(len(row_lengths)), kind="stable")
-    filled = [bucket for bucket in range(len(lengths)) if (buckets == bucket).any()]
-    rest = np.array([], np.int64)
+    used_buckets = [bucket for bucket in range(len(lengths)) if (buckets == bucket).any()]
+    left_over = np.array([], np.int64)
     rows: list[NDArray[np.int64]] = []
-    of_batches: list[int] = []
-    for bucket in filled:
-        chosen = np.concatenate([rest, order[buckets[order] == bucket]])
+    batch_lengths: list[int] = []
+    for bucket in used_buckets:
+        chosen = np.concatenate([left_over, order[buckets[order] == bucket]])
         num_full = len(chosen) // batch_rows * batch_rows
-        if bucket == filled[-1]:
+        if bucket == used_buckets[-1]:
             chosen = _filled(chosen, batch_rows)
         else:
-            chosen, rest = chosen[:num_full], chosen[num_full:]
+            chosen, left_over = chosen[:num_full], chosen[num_full:]
         rows.append(chosen if groups is None else _apart(chosen, groups, batch_rows))
-        of_batches += [lengths[bucket]] * (len(chosen) // batch_rows)
-    batch_order = np.argsort(random.random_raw(len(of_batches)), kind="stable")
+        batch_lengths += [lengths[bucket]] * (len(chosen) // batch_rows)
+    batch_order = np.argsort(random.random_raw(len(batch_lengths)), kind="stable")
     joined = np.concatenate(rows).reshape(-1, batch_rows)
-    return Batches(joined[batch_order].astype(np.int32), np.array(of_batches, np.int32)[batch_order])
+    return Batches(joined[batch_order].astype(np.int32), np.array(batch_lengths, np.int32)[batch_order])
 
 
 def _apart(rows: NDArray[np.int64], groups: NDArray[np.int32], batch_rows: int) -> NDArray[np.int64]:
-    """Put each row into the first batch with room that has none of its group; into any, if there is none."""
+    """Put each row into the first batch with room that has no row of its group; if there is none, into any batch."""
     batches: list[list[int]] = [[] for _ in range(len(rows) // batch_rows)]
     first = 0  # the first batch with room
-    after: dict[int, int] = {}  # {group: the batch after the last that has it}
+    after: dict[int, int] = {}  # {group: the number of the batch after the last one that contains the group}
     for row in rows[rows != PADDING].tolist():
         group = int(groups[row])
         place = max(first, after.get(group, 0))
@@ -153,9 +168,10 @@ def _apart(rows: NDArray[np.int64], groups: NDArray[np.int32], batch_rows: int) 
         after[group] = max(place + 1, after.get(group, 0))
         while first < len(batches) and len(batches[first]) == batch_rows:
             first += 1
-    return np.array([one + [PADDING] * (batch_rows - len(one)) for one in batches], np.int64).reshape(-1)
+    filled = [batch + [PADDING] * (batch_rows - len(batch)) for batch in batches]
+    return np.array(filled, np.int64).reshape(-1)
 
 
 def _filled(rows: NDArray[np.int64], batch_rows: int) -> NDArray[np.int64]:
-    """Fill up the last batch with rows of padding."""
+    """Fill the last batch with rows of padding."""
     return np.concatenate([rows, np.full(-len(rows) % batch_rows, PADDING)])

@@ -1,4 +1,4 @@
-"""Tables (files of .tsv, .csv, .jsonl, .parquet, .conll; data sets of the Hub), and the examples read from them."""
+"""Read tables (.tsv, .csv, .jsonl, .parquet and .conll files, or data sets of the Hub) and the examples in them."""
 
 import functools
 import gzip
@@ -24,9 +24,10 @@ SPLITS = ("train", "validation", "test")
 class Table:
     """Columns of equal length.
 
-    name: of the file, or of the data set and its split, for errors.
-    columns: {name: values}, in their order.
-    form: how the file is written, if not with commas and in UTF-8.
+    Attributes:
+        name: of the file, or of the data set and its split, for error messages.
+        columns: {name: values}, in the order of the file.
+        form: delimiter and encoding of the file; empty for commas and UTF-8.
     """
 
     name: str
@@ -34,21 +35,25 @@ class Table:
     form: str = ""
 
     def column(self, name: str, flag: str) -> Sequence[Any]:
+        """Return the values of the column that `flag` names; InputError if there is no such column."""
         if name not in self.columns:
             near = nearest_name(name, self.columns)
             hint = f" Did you mean {near}?" if near else ""
-            known = ", ".join(
-                one if one.strip() == one and one.isprintable() and one else repr(one) for one in self.columns
+            existing = ", ".join(
+                column if column.strip() == column and column.isprintable() and column else repr(column)
+                for column in self.columns
             )
-            raise InputError(f"{flag} must name a column of {self.name}, which has {known}, but no {name}.{hint}")
+            raise InputError(f"{flag} must name a column of {self.name}, which has {existing}, but no {name}.{hint}")
         return self.columns[name]
 
     def first(self, num_rows: int | None) -> "Table":
+        """Return a table of the first rows; of all rows if `num_rows` is None."""
         columns = {name: values[:num_rows] for name, values in self.columns.items()}
         return Table(self.name, columns, self.form)
 
 
 def check_data_file(path: str, flag: str) -> None:
+    """Check that the file exists whose path was given with `flag`."""
     folder, name = folder_and_name(path)
     if not folder.exists(name):
         raise missing(path, flag, "file")
@@ -62,27 +67,30 @@ def read_table(
     skips_short_rows: bool = False,
     delimiter: str | None = None,
 ) -> Table:
-    """Read a file, which `flag` names.
+    """Read a table from a file.
 
-    A .tsv file is divided by tabs and line feeds alone, as GLUE's are: quotes are text. A .csv file may quote. Blank
-    lines of both are skipped where a row has several columns. A text is UTF-8, or what its byte-order mark says.
+    In a .tsv file only tabs and line feeds separate fields, as in GLUE; quotation marks are text. In a .csv file,
+    fields may be quoted. In both, blank lines are skipped if there are several columns. Text files must be UTF-8,
+    unless they have a byte-order mark of another encoding.
 
     Args:
-        path: local or `gs://`, also with .gz at its end.
-        columns: of a .tsv file without a line that names them.
-        skips_short_rows: leave out lines of a .tsv file that have too few columns.
+        path: local or `gs://`, optionally compressed as .gz.
+        flag: the flag that names the file, for error messages.
+        columns: names of the columns of a .tsv file without a header.
+        skips_short_rows: whether to skip lines of a .tsv file that have too few columns.
         delimiter: of a .csv file; None to recognize it.
 
     Raises:
-        InputError: it cannot be read, has no rows, a row with more or fewer columns than the others, or two columns of
-            one name.
+        InputError: the file cannot be read, has no rows, has rows with different numbers of columns, or has two columns
+            with the same name.
     """
     endings = [ending.lower() for ending in PurePath(path).suffixes]
     is_compressed = endings[-1:] == [".gz"]
     ending = "".join(endings[-2:-1] if is_compressed else endings[-1:])
     if ending not in ENDINGS:
         hint = " Save the sheet as .csv." if ending in (".xlsx", ".xls", ".ods", ".numbers") else ""
-        raise InputError(f"{flag} takes files ending in {', '.join(ENDINGS)}, also in .gz; received {path}.{hint}")
+        endings_text = ", ".join(ENDINGS)
+        raise InputError(f"{flag} takes files ending in {endings_text}, optionally with .gz; received {path}.{hint}")
     check_data_file(path, flag)
     form = []
     with guarded_read(path, f"a readable {ending} file", flag=flag):
@@ -90,33 +98,36 @@ def read_table(
         if is_compressed:
             content = gzip.decompress(content)
         if ending == ".parquet":
-            read = read_parquet(path, content)
+            columns_read = read_parquet(path, content)
         else:
             text, encoding = decode_text(content)
             if ending == ".csv":
-                read, found = read_csv(path, text, parse_delimiter(delimiter))
-                form += [] if found == "," else [f"{DELIMITERS.get(found, repr(found))} between columns"]
+                columns_read, used = read_csv(path, text, parse_delimiter(delimiter))
+                form += [] if used == "," else [f"{DELIMITERS.get(used, repr(used))} between columns"]
             elif ending == ".tsv":
-                read = read_tsv(path, text, columns, skips_short_rows=skips_short_rows)
+                columns_read = read_tsv(path, text, columns, skips_short_rows=skips_short_rows)
             else:
-                read = LINE_READERS[ending](path, text.replace("\r\n", "\n").replace("\r", "\n"))
+                columns_read = LINE_READERS[ending](path, text.replace("\r\n", "\n").replace("\r", "\n"))
             form += [] if encoding == UTF8 else [encoding]
-    if not read or not len(next(iter(read.values()))):
+    if not columns_read or not len(next(iter(columns_read.values()))):
         raise InputError(f"{flag} must name a file with rows; {path} has none.")
-    return Table(path, read, ", ".join(form))
+    return Table(path, columns_read, ", ".join(form))
 
 
 def describe_forms(tables: Iterable[Table]) -> dict[str, str]:
-    """Describe in the plan how files are written, if not with commas and in UTF-8."""
+    """Describe delimiters and encodings of files for the printed plan, {title: text}; empty for commas and UTF-8."""
     forms = [f"{table.name}: {table.form}" for table in tables if table.form]
     return {"read as": "; ".join(forms)} if forms else {}
 
 
 def read_hub_tables(name: str, config: str | None, revision: str | None) -> dict[str, Table]:
-    """Read all splits of a data set of the Hub, or of a folder, {split: table}; classes become their names.
+    """Read all splits of a data set of the Hub, or of a folder; class ids become the names of the classes.
+
+    Returns:
+        {split: table}.
 
     Raises:
-        InputError: there is none.
+        InputError: the data set does not exist or cannot be read.
         HubAwayError: the Hub cannot be reached.
     """
     from datasets import ClassLabel, LargeList, List
@@ -142,16 +153,17 @@ def read_hub_tables(name: str, config: str | None, revision: str | None) -> dict
 
 
 def _class_name(names: Sequence[str], value: int | None) -> str | None:
-    return None if value in (None, -1) else names[value]  # -1 stands for no label
+    return None if value in (None, -1) else names[value]  # -1 means no label
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Texts with labels as in a table.
+    """Texts with their labels, as in a table.
 
-    name: of the table.
-    texts: one or two columns.
-    labels: None where there are none.
+    Attributes:
+        name: of the table, for error messages.
+        texts: one or two columns.
+        labels: one per row; None if the table has none.
     """
 
     name: str
@@ -163,18 +175,21 @@ class Examples:
         return len(self.texts[0])
 
     def first(self, num_rows: int | None) -> "Examples":
+        """Return the first examples; all if `num_rows` is None."""
         labels = None if self.labels is None else self.labels[:num_rows]
         return Examples(self.name, tuple(column[:num_rows] for column in self.texts), labels)
 
 
 @dataclass(frozen=True)
-class Parts:
+class Splits:
     """All examples of a run.
 
-    columns: which columns were read as what, {title: text}, for the plan.
-    text_columns: those of the texts.
-    validation: {ending of the names of the figures: examples}; the first is the one that checkpoints are chosen by.
-    tests: {name of the predictions: examples}.
+    Attributes:
+        train: examples to train on.
+        columns: which columns were read, for the printed plan, {title: text}.
+        text_columns: names of the columns of text.
+        validation: {suffix of the result keys: examples}. The first decides which checkpoint is best.
+        tests: {name in the file names of the predictions: examples}.
     """
 
     train: Examples
@@ -185,14 +200,17 @@ class Parts:
 
 
 def read_tables(data: ExamplesConfig, read: Callable[[str, str], Table] | None = None) -> dict[str, Table]:
-    """Read the files or splits that the flags name, {train, validation or test: table}, cut to --max-train-samples etc.
+    """Read the files or the data set of the flags, limited to `--max-train-samples` rows and so on.
 
     Args:
-        data: names them.
-        read: reads a file, which a flag names; by default `read_table`.
+        data: the flags.
+        read: reads a file, given its path and the flag that names it; by default `read_table`.
+
+    Returns:
+        {"train", "validation" or "test": table}.
 
     Raises:
-        InputError: there is nothing to train on, or to predict with --do-predict.
+        InputError: there is no training split, or `--do-predict` is given without a test split.
         HubAwayError: the Hub cannot be reached.
     """
     if data.dataset_name is not None:
@@ -204,11 +222,11 @@ def read_tables(data: ExamplesConfig, read: Callable[[str, str], Table] | None =
         tables = {split: read(path, f"--{split}-file") for split, path in files.items() if path is not None}
     if "train" not in tables:
         rule = "--train-file is required, or a --dataset-name with a split train"
-        of_glue = ", or --task-name for a task of GLUE" if hasattr(data, "task_name") else ""
-        raise InputError(f"{rule}{of_glue}; received {data.dataset_name or 'nothing'}.")
+        or_glue = ", or --task-name for a GLUE task" if hasattr(data, "task_name") else ""
+        raise InputError(f"{rule}{or_glue}; received {data.dataset_name or 'nothing'}.")
     if data.predicts and "test" not in tables:
         raise InputError(
-            f"--do-predict needs a part to predict: --test-file, or a split test; received {', '.join(tables)}."
+            f"--do-predict needs --test-file, or a data set with a split test; received {', '.join(tables)}."
         )
     if not data.predicts:
         tables.pop("test", None)
@@ -217,12 +235,12 @@ def read_tables(data: ExamplesConfig, read: Callable[[str, str], Table] | None =
 
 
 def num_samples(data: ExamplesConfig) -> dict[str, int | None]:
-    """Map each part to the number of its examples that are used; None where all are."""
+    """Return the maximum number of examples of each split; None for all."""
     return {"train": data.max_train_samples, "validation": data.max_eval_samples, "test": data.max_predict_samples}
 
 
 def texts_of(table: Table, names: Sequence[str], flag: str = "--text-column-names") -> tuple[Sequence[str], ...]:
-    """Look up the columns of text, which `flag` names."""
+    """Return the columns of text that `flag` names; InputError if a column does not exist or has other values."""
     columns = tuple(table.column(name, flag) for name in names)
     for name, column in zip(names, columns, strict=True):
         for row, text in enumerate(column, start=1):

@@ -1,6 +1,6 @@
-"""The tasks of GLUE (Wang et al. 2018): their files, columns and metrics, and how its site takes predictions.
+"""The tasks of GLUE (Wang et al. 2018): their files, columns and metrics, and the format of submissions.
 
-Files: the download of https://gluebenchmark.com/tasks, .tsv without quoting.
+The files are those of the download at https://gluebenchmark.com/tasks, which are .tsv without quoting.
 """
 
 import functools
@@ -8,28 +8,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from finetuning.config.settings import ClassificationData
-from finetuning.data.examples import Examples, Parts, Table, read_hub_tables, read_table, texts_of
+from finetuning.data.examples import Examples, Splits, Table, read_hub_tables, read_table, texts_of
 
-# GLUE on the Hub.
+# Id of GLUE on the Hub.
 HUB_NAME = "nyu-mll/glue"
 
 
 @dataclass(frozen=True)
 class GlueTask:
-    """One task.
+    """A task of GLUE.
 
-    folder: in the download.
-    texts: the columns of text.
-    label: their column of labels.
-    metrics: the first score, or the mean of both, is the task's.
-    hub_texts: the columns of text on the Hub.
-    columns: of the files for training and validation that have no line with their names.
-    label_names: the classes as predictions name them, by the digit in the files; empty where the files have the names.
-    validation: {ending of the figures' names: file}, the first of which is the one that a checkpoint is chosen by.
-    tests: {ending of the predictions' name: (file of the download, name in a submission)}; by default one. A file that
-        bears its folder's name is another folder's.
-    skips_short_rows: some lines of its files with labels lack columns, and belong to no example.
-    is_regression: its label is a number.
+    Attributes:
+        folder: name of the task's folder in the download.
+        texts: columns of text in the download.
+        label: column of labels in the download.
+        metrics: the task's score is the first, or the mean if there are two.
+        hub_texts: columns of text on the Hub.
+        columns: names of all columns, if the training and validation files have no header.
+        label_names: names of the classes, indexed by the digit in the files; empty if the files have the names.
+        validation: {suffix of the result keys: file}. The first file decides which checkpoint is best.
+        tests: {suffix in the predictions' file name: (file of the download, name in a submission)}; empty for the usual
+            one test file. A file name with a slash includes its folder.
+        skips_short_rows: whether the labelled files have incomplete lines, which are not examples.
+        is_regression: whether the label is a number.
     """
 
     folder: str
@@ -46,12 +47,13 @@ class GlueTask:
 
     @property
     def all_tests(self) -> Mapping[str, tuple[str, str]]:
+        """`tests`, or the usual one test file."""
         return self.tests or {"": ("test", self.folder)}
 
 
 SENTENCE, PAIR = ("sentence",), ("sentence1", "sentence2")
 ENTAILMENT = ("entailment", "not_entailment")
-# What a model of MNLI also predicts: pairs that show which kinds of inference it knows.
+# GLUE's diagnostic pairs, which models of MNLI predict. They show which kinds of inference a model has learned.
 DIAGNOSTIC = "diagnostic/diagnostic"
 
 GLUE_TASKS = {
@@ -82,7 +84,7 @@ GLUE_TASKS = {
 }  # fmt: skip
 
 
-def read_glue(data: ClassificationData, task: GlueTask) -> Parts:
+def read_glue(data: ClassificationData, task: GlueTask) -> Splits:
     """Read a task from the download or from the Hub."""
     texts, label = (task.hub_texts, "label") if data.glue_dir is None else (task.texts, task.label)
 
@@ -90,15 +92,15 @@ def read_glue(data: ClassificationData, task: GlueTask) -> Parts:
     def hub(config: str) -> dict[str, Table]:
         return read_hub_tables(HUB_NAME, config, data.dataset_revision)
 
-    def part(file: str, limit: int | None, *, has_labels: bool) -> Examples:
+    def read_split(file: str, limit: int | None, *, has_labels: bool) -> Examples:
         if data.glue_dir is None:
-            # On the Hub the diagnostics are a configuration; the other files have the names of its splits, but for dev.
+            # On the Hub the diagnostics are a configuration. The other files are named like its splits, except for dev.
             config, split = ("ax", "test") if file == DIAGNOSTIC else (str(data.task_name), file)
             table = hub(config)[split.replace("dev", "validation")].first(limit)
         else:
             path = f"{data.glue_dir.rstrip('/')}/{file if '/' in file else f'{task.folder}/{file}'}.tsv"
             columns = task.columns if has_labels else None
-            skips = task.skips_short_rows and has_labels  # a prediction of each row to predict is in its place
+            skips = task.skips_short_rows and has_labels  # a submission needs a prediction for every test row
             table = read_table(path, "--glue-dir", columns, skips_short_rows=skips).first(limit)
         labels = table.column(label, "--task-name") if has_labels else None
         if labels is not None and task.label_names:
@@ -106,14 +108,14 @@ def read_glue(data: ClassificationData, task: GlueTask) -> Parts:
         return Examples(table.name, texts_of(table, texts), labels)
 
     tests = task.all_tests if data.predicts else {}
-    train = part("train", data.max_train_samples, has_labels=True)
-    return Parts(
+    train = read_split("train", data.max_train_samples, has_labels=True)
+    return Splits(
         train,
         {"texts": " and ".join(texts), "labels": f"{label} of {train.name}"},
         texts,
-        {ending: part(file, data.max_eval_samples, has_labels=True) for ending, file in task.validation.items()},
+        {ending: read_split(file, data.max_eval_samples, has_labels=True) for ending, file in task.validation.items()},
         {
-            f"{data.task_name}{ending}": part(file, data.max_predict_samples, has_labels=False)
+            f"{data.task_name}{ending}": read_split(file, data.max_predict_samples, has_labels=False)
             for ending, (file, _) in tests.items()
         },
     )

@@ -1,7 +1,8 @@
-"""Encoded examples in memory, rows of differing length laid end to end, and their batches as tf.data.
+"""Encoded examples in memory, and their batches as tf.data.
 
-Each input pipeline (one a host) gives the batches of its replicas, cut out of the global batches: those of a step
-follow each other in the order of the replicas. All is made by operations of TensorFlow, which any host can run.
+Rows have different lengths, and are stored one after the other in one array. Each input pipeline (one per host) yields
+the batches of its replicas, which are slices of the global batches: for each step one batch per replica, in the order
+of the replicas. The pipelines use only TensorFlow operations, so that any host can run them.
 """
 
 import functools
@@ -22,28 +23,30 @@ from train.data.inputs import Feature, Inputs
 if TYPE_CHECKING:
     import tensorflow as tf
 
-# Texts that are encoded at once; those of a batch go over all cores.
+# Number of texts that the tokenizer encodes per call, on all cores.
 TEXTS_AT_ONCE = 10_000
-# Characters by token of a row, from which on the texts of a pair are cut before they are encoded together.
+# Texts of a pair that have more characters per token of the row are cut before they are encoded together.
 LONG_TEXT = 64
 INPUT_IDS, TOKEN_TYPES, INDEX = "input_ids", "token_type_ids", "index"
-# 1 at the tokens of a row, 0 at its padding: by its length, since the padding token may also occur in a text.
+# 1 for tokens, 0 for padding. It follows from the length of the row, because the padding token may occur in a text.
 ATTENTION_MASK = "attention_mask"
 
 
 @dataclass(frozen=True)
 class EncodedRows:
-    """Rows of token ids, and what belongs to their tokens and to them.
+    """Rows of tokens, stored one after the other, with the features of their tokens and of the rows.
 
-    starts: int64 (texts + 1,), where each text begins among the tokens, and where the last ends.
-    of_tokens: {feature: int32 (tokens,)}.
-    of_rows: {feature: (rows, …)}; among them the number of the row, `INDEX`.
-    texts_per_row: texts that a row has, which follow each other; batches of several are (rows, texts, length).
+    Attributes:
+        starts: int64 (texts + 1,), index of the first token of each text, and the number of all tokens at the end.
+        token_values: features of tokens, {feature: int32 (tokens,)}; one is `INPUT_IDS`.
+        row_values: features of rows, {feature: (rows, …)}; one is the number of the row, `INDEX`.
+        texts_per_row: number of consecutive texts that form a row. If there are several, batches have the shape
+            (rows, texts, length).
     """
 
     starts: NDArray[np.int64]
-    of_tokens: Mapping[str, NDArray[np.int32]]
-    of_rows: Mapping[str, NDArray[np.generic]]
+    token_values: Mapping[str, NDArray[np.int32]]
+    row_values: Mapping[str, NDArray[np.generic]]
     texts_per_row: int = field(default=1, kw_only=True)
 
     @property
@@ -57,13 +60,13 @@ class EncodedRows:
 
     @property
     def groups(self) -> NDArray[np.int32] | None:
-        """A number for each row, (rows,); a batch has two rows of one number only where that cannot be avoided."""
+        """Group number of each row, (rows,): rows of the same group share a batch only if unavoidable."""
         return None
 
     @functools.cached_property
     def sha256(self) -> str:
         digest = hashlib.sha256(self.starts.tobytes())
-        for columns in (self.of_tokens, self.of_rows):
+        for columns in (self.token_values, self.row_values):
             for name in sorted(columns):
                 digest.update(f"{name} {columns[name].dtype} {columns[name].shape}".encode())
                 digest.update(np.ascontiguousarray(columns[name]).tobytes())
@@ -71,22 +74,27 @@ class EncodedRows:
 
 
 def join_rows(
-    of_tokens: Mapping[str, Sequence[Sequence[int] | NDArray[np.int32]]], of_rows: Mapping[str, NDArray[np.generic]]
+    token_values: Mapping[str, Sequence[Sequence[int] | NDArray[np.int32]]],
+    row_values: Mapping[str, NDArray[np.generic]],
 ) -> EncodedRows:
-    """Lay rows end to end, and number them: of tokens {feature: rows of int32}, of rows {feature: (rows, …)}."""
-    ids = of_tokens[INPUT_IDS]
+    """Concatenate and number rows.
+
+    Args:
+        token_values: {feature: for each row, the values of its tokens}.
+        row_values: {feature: (rows, …)}.
+    """
+    ids = token_values[INPUT_IDS]
     starts = np.concatenate([[0], np.cumsum([len(row) for row in ids])]).astype(np.int64)
-    joined = {name: np.concatenate([np.asarray(row, np.int32) for row in rows]) for name, rows in of_tokens.items()}
-    return EncodedRows(starts, joined, {**of_rows, INDEX: np.arange(len(ids), dtype=np.int32)})
+    joined = {name: np.concatenate([np.asarray(row, np.int32) for row in rows]) for name, rows in token_values.items()}
+    return EncodedRows(starts, joined, {**row_values, INDEX: np.arange(len(ids), dtype=np.int32)})
 
 
 def check_room(tokenizer: PreTrainedTokenizerFast, max_length: int, *, is_pair: bool = False) -> None:
-    """Check that a row has room for more than special tokens, which are never cut."""
+    """Check that a row of `max_length` tokens can hold more than its special tokens, which are never cut."""
     num_special = tokenizer.num_special_tokens_to_add(pair=is_pair)
     if max_length <= num_special:
-        raise InputError(
-            f"--max-seq-length must be above {num_special}, the special tokens of a row; {max_length} is not."
-        )
+        rule = f"must be above {num_special}, the number of special tokens per row"
+        raise InputError(f"--max-seq-length {rule}; received {max_length}.")
 
 
 def encode_texts(
@@ -97,15 +105,23 @@ def encode_texts(
     token_types: bool,
     labels: NDArray[np.generic] | None = None,
 ) -> EncodedRows:
-    """Encode one or two columns of text with special tokens, cut to `max_length`, of a pair the longer text first."""
+    """Encode one or two columns of text with special tokens.
+
+    Args:
+        tokenizer: encodes the texts.
+        texts: the columns.
+        max_length: maximum number of tokens per row. Longer rows are cut; in a pair, the longer text is cut first.
+        token_types: whether to return token type ids.
+        labels: (rows, …), stored as the feature "label".
+    """
     check_room(tokenizer, max_length, is_pair=len(texts) == 2)
     columns: dict[str, list[NDArray[np.int32]]] = {INPUT_IDS: [], **({TOKEN_TYPES: []} if token_types else {})}
     for start in range(0, len(texts[0]), TEXTS_AT_ONCE):
-        some = [list(column[start : start + TEXTS_AT_ONCE]) for column in texts]
-        if len(some) == 2:
-            some = [[_without_end(tokenizer, text, max_length) for text in column] for column in some]
+        chunk = [list(column[start : start + TEXTS_AT_ONCE]) for column in texts]
+        if len(chunk) == 2:
+            chunk = [[_without_end(tokenizer, text, max_length) for text in column] for column in chunk]
         encoded = tokenizer(
-            *some,
+            *chunk,
             truncation="longest_first",
             max_length=max_length,
             return_token_type_ids=token_types,
@@ -117,26 +133,28 @@ def encode_texts(
 
 
 def _without_end(tokenizer: PreTrainedTokenizerFast, text: str, max_length: int) -> str:
-    """Cut a long text after a word, where it has `max_length` tokens or more.
+    """Cut a long text at the end of a word, after at least `max_length` tokens.
 
-    Of two long texts, `tokenizers` would make a row of each piece of the one with each piece of the other.
+    Otherwise `tokenizers` would make a row for each combination of an overflowing chunk of one text with an overflowing
+    chunk of the other.
     """
     if len(text) <= LONG_TEXT * max_length:
         return text
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     words = encoded.word_ids()
-    place = next((one for one in range(max_length, len(words)) if words[one] != words[one - 1]), None)
-    return text if place is None else text[: encoded["offset_mapping"][place - 1][1]]
+    cut = next((token for token in range(max_length, len(words)) if words[token] != words[token - 1]), None)
+    return text if cut is None else text[: encoded["offset_mapping"][cut - 1][1]]
 
 
 @dataclass(frozen=True)
 class ExampleInputs(Inputs):
-    """Rows to train on, rows to evaluate on, and the lengths that they are filled up to.
+    """Rows to train on, rows to evaluate on, and the lengths to which they are padded.
 
-    lengths: of the buckets, ascending.
-    sources: what `run.json` says of where they come from; `source` in words.
-    more_identities: what else makes the run this one, {name: value}.
-    described: what the plan says of the examples, {title: text}.
+    Attributes:
+        lengths: of the buckets, ascending.
+        sources: origin of the examples, for `run.json`; its `source` is the text for the model card.
+        extra_identities: further values that distinguish this run from others, {name: value}.
+        plan_lines: lines about the examples for the printed plan, {title: text}.
     """
 
     train_rows: EncodedRows
@@ -145,16 +163,16 @@ class ExampleInputs(Inputs):
     tokenizer_source: str
     lengths: tuple[int, ...]
     sources: Mapping[str, Any]
-    more_identities: Mapping[str, str] = field(default_factory=dict)
-    described: Mapping[str, str] = field(default_factory=dict)
+    extra_identities: Mapping[str, str] = field(default_factory=dict)
+    plan_lines: Mapping[str, str] = field(default_factory=dict)
 
     fills_passes: ClassVar[bool] = True
-    # Whether by default the lengths are fitted to the rows.
+    # Whether the lengths are fitted to the rows by default.
     fits_lengths: ClassVar[bool] = True
 
     @property
     def max_length(self) -> int:  # type: ignore[override]
-        """Tokens of the longest row, those it is filled up to included."""
+        """Number of tokens of the longest row, including padding."""
         return self.lengths[-1]
 
     @property
@@ -167,9 +185,9 @@ class ExampleInputs(Inputs):
 
     @functools.cached_property
     def mean_length(self) -> float:  # type: ignore[override]
-        """Tokens of a row to train on, on average, those it is filled up to included."""
-        of_text = np.asarray(self.lengths)[buckets.bucket_of_rows(self.train_rows.lengths, self.lengths)]
-        return float(np.mean(of_text)) * self.train_rows.texts_per_row
+        """Mean number of tokens of a training row, including padding."""
+        padded = np.asarray(self.lengths)[buckets.bucket_of_rows(self.train_rows.lengths, self.lengths)]
+        return float(np.mean(padded)) * self.train_rows.texts_per_row
 
     def identities(self) -> dict[str, Any]:
         return {
@@ -177,28 +195,28 @@ class ExampleInputs(Inputs):
             "train_rows": self.train_rows.sha256,
             "eval_rows": self.eval_rows.sha256 if self.eval_rows else None,
             "tokenizer": tokenizer_sha256(self.tokenizer),
-            **self.more_identities,
+            **self.extra_identities,
         }
 
     def describe(self) -> dict[str, Any]:
-        parts = {"train_data": self.train_rows, "eval_data": self.eval_rows}
+        splits = {"train_data": self.train_rows, "eval_data": self.eval_rows}
         return {
             name: None if rows is None else {**self.sources, "totals": {"num_rows": rows.num_rows}}
-            for name, rows in parts.items()
+            for name, rows in splits.items()
         }
 
     def describe_rows(self) -> dict[str, str]:
-        """Describe what was read as texts and labels, the first example, and how many rows are of which length."""
+        """Describe the columns that were read, the first example, and the numbers and lengths of rows."""
         counts = np.bincount(buckets.bucket_of_rows(self.train_rows.lengths, self.lengths), minlength=len(self.lengths))
         counted = [f"{count:,} up to {length}" for count, length in zip(counts, self.lengths, strict=True) if count]
         evaluated = self.eval_rows.num_rows if self.eval_rows else 0
-        first_row = self.train_rows.of_tokens[INPUT_IDS][: self.train_rows.starts[1]]
+        first_row = self.train_rows.token_values[INPUT_IDS][: self.train_rows.starts[1]]
         num_tokens = self.train_rows.starts[-1]
         rows = f"{self.num_rows:,} to train on, {evaluated:,} to evaluate on"
         return {
-            **self.described,
+            **self.plan_lines,
             "first example": self.tokenizer.decode(first_row),
-            "rows": self.described.get("rows", rows),
+            "rows": self.plan_lines.get("rows", rows),
             "tokens per row": f"{num_tokens / self.num_rows:.1f} on average, {self.mean_length:.1f} with padding; "
             f"rows by length: {', '.join(counted)}",
         }
@@ -228,7 +246,7 @@ class ExampleInputs(Inputs):
     def rows_to_train_on(
         self, batches: buckets.Batches, features: Mapping[str, Feature], context: "tf.distribute.InputContext"
     ) -> "tf.data.Dataset":
-        """Read the rows of batches; each becomes {feature: (rows of a replica, …)}."""
+        """Make batches {feature: (rows of a replica, …)}."""
         return batches_of_rows(self.train_rows, batches, features, context)
 
     def evaluation_batches(
@@ -258,20 +276,21 @@ def batches_of_rows(
     context: "tf.distribute.InputContext",
     prepare_row: "Callable[[dict[str, tf.Tensor]], Any] | None" = None,
 ) -> "tf.data.Dataset":
-    """Make batches {feature: (rows of a replica, …)}; features of tokens are filled up to the length of their batch.
-
-    `ATTENTION_MASK` follows from the lengths of the rows.
+    """Make batches {feature: (rows of a replica, …)}, in which features of tokens are padded to the batch's length.
 
     Args:
-        features: that are read; those of rows of padding are their `padding`.
-        prepare_row: makes each row what the task wants it to be.
+        encoded: the rows.
+        batches: the row numbers and the length of each global batch.
+        features: the features to read, with the values for padding. `ATTENTION_MASK` is computed from the row lengths.
+        context: the input pipeline.
+        prepare_row: converts each row, as `Task.prepare_row` does.
     """
     import tensorflow as tf
 
     from train.data.pipeline import prefetched
 
     def with_padding(values: np.ndarray, feature: Feature) -> tf.Tensor:
-        """Put a row of padding after the last."""
+        """Append a row of padding."""
         values = values.astype(feature.batch_dtype)
         return tf.constant(np.concatenate([values, np.full((1, *values.shape[1:]), feature.padding, values.dtype)]))
 
@@ -279,15 +298,15 @@ def batches_of_rows(
     rows = batches.rows.reshape(len(batches), context.num_input_pipelines, num_replicas, -1)
     pipeline_rows = rows[:, context.input_pipeline_id].reshape(len(batches) * num_replicas, -1)
     replica_rows = pipeline_rows.shape[1]
-    of_tokens = {name: tf.constant(encoded.of_tokens[name]) for name in features if name in encoded.of_tokens}
-    of_rows = {
-        name: with_padding(encoded.of_rows[name], feature)
+    token_values = {name: tf.constant(encoded.token_values[name]) for name in features if name in encoded.token_values}
+    row_values = {
+        name: with_padding(encoded.row_values[name], feature)
         for name, feature in features.items()
-        if name in encoded.of_rows
+        if name in encoded.row_values
     }
     num_texts = encoded.texts_per_row
     shape = (replica_rows, *([num_texts] if num_texts > 1 else []), None)
-    # After the last row one of no tokens: padding.
+    # A row of padding follows the last row; it has no tokens.
     starts = tf.constant(np.append(encoded.starts, np.repeat(encoded.starts[-1], num_texts)))
 
     @tf.autograph.experimental.do_not_convert
@@ -295,19 +314,19 @@ def batches_of_rows(
         rows = tf.where(rows < 0, encoded.num_rows, rows)
         texts = rows if num_texts == 1 else rows[:, tf.newaxis] * num_texts + tf.range(num_texts)
         begins, ends = tf.gather(starts, texts), tf.gather(starts, texts + 1)
-        places = begins[..., tf.newaxis] + tf.cast(tf.range(length), tf.int64)  # (rows, length)
-        is_token = places < ends[..., tf.newaxis]
-        places = tf.where(is_token, places, 0)
+        positions = begins[..., tf.newaxis] + tf.cast(tf.range(length), tf.int64)  # (rows, length)
+        is_token = positions < ends[..., tf.newaxis]
+        positions = tf.where(is_token, positions, 0)
         batch = {}
         for name, feature in features.items():
             if name == ATTENTION_MASK:
                 batch[name] = tf.ensure_shape(tf.cast(is_token, feature.batch_dtype), shape)
-            elif name in of_tokens:
+            elif name in token_values:
                 padding = tf.constant(feature.padding, feature.batch_dtype)
-                values = tf.where(is_token, tf.gather(of_tokens[name], places), padding)
+                values = tf.where(is_token, tf.gather(token_values[name], positions), padding)
                 batch[name] = tf.ensure_shape(values, shape)
-            elif name in of_rows:
-                batch[name] = tf.ensure_shape(tf.gather(of_rows[name], rows), (replica_rows, *feature.shape))
+            elif name in row_values:
+                batch[name] = tf.ensure_shape(tf.gather(row_values[name], rows), (replica_rows, *feature.shape))
         return batch
 
     @tf.autograph.experimental.do_not_convert
@@ -330,9 +349,17 @@ def run_on_rows(
     lengths: Sequence[int],
     batch_rows: int,
 ) -> dict[str, NDArray[Any]]:
-    """Call `step` on all rows in the batches of an evaluation, and join what it returns, also of rows of padding."""
+    """Call `step` on the batches of an evaluation, and concatenate its results, including those of rows of padding.
+
+    Args:
+        step: takes a batch {feature: (rows, …)} and returns {name: (rows, …)}.
+        encoded: the rows.
+        features: the features to read.
+        lengths: of the buckets, ascending.
+        batch_rows: rows per batch.
+    """
     import tensorflow as tf
 
     batches = buckets.evaluation_batches(encoded.lengths, lengths, batch_rows=batch_rows)
-    kept = [step(batch) for batch in batches_of_rows(encoded, batches, features, tf.distribute.InputContext())]
-    return {name: np.concatenate([one[name].numpy() for one in kept]) for name in kept[0]}
+    results = [step(batch) for batch in batches_of_rows(encoded, batches, features, tf.distribute.InputContext())]
+    return {name: np.concatenate([result[name].numpy() for result in results]) for name in results[0]}

@@ -1,4 +1,4 @@
-"""Rows that training shares with the parts that are scored: refused if they are most of a part, else counted."""
+"""Check that validation and test splits do not repeat the training split; few shared rows only cause a warning."""
 
 import logging
 from collections import Counter
@@ -8,37 +8,39 @@ from mlm_common.errors import InputError
 
 logger = logging.getLogger(__name__)
 
-# The fraction of the different texts of a part that may be in the training part, as real data have duplicates.
+# Fraction of a split's distinct texts that may also be in the training split, because real data have duplicates.
 MAX_SHARED = 0.5
 
 
 def check_shared_rows(
     texts: Mapping[str, Sequence[Hashable]], names: Mapping[str, str], unscored: Sequence[str] = ()
 ) -> None:
-    """Check that the parts to evaluate and predict have other texts than the training part.
+    """Check that the other splits have other texts than the training split.
 
-    Texts that the training part repeats, such as short answers or commands, are only counted: any part has them.
+    Texts that occur several times in the training split, such as short answers or commands, are expected in any split,
+    so they never cause an error.
 
     Args:
-        texts: of each row of each part, {train, or a part: texts of the rows}.
-        names: of the tables of the parts.
-        unscored: parts without labels, whose shared rows are only counted.
+        texts: {split: text of each row}, with the key "train" for the training split.
+        names: {split: name of its table}.
+        unscored: splits without labels, for which shared rows only cause a warning.
 
     Raises:
-        InputError: most of the different texts of a part with labels are in exactly one row of the training part.
+        InputError: most of the distinct texts of a labelled split occur in exactly one row of the training split.
     """
-    known = Counter(texts["train"])
-    unrepeated = {text for text, num_rows in known.items() if num_rows == 1}
-    for part in [part for part in texts if part != "train"]:
-        num_rows, num_shared = len(texts[part]), sum(text in known for text in texts[part])
-        different = set(texts[part])
-        if len(different & unrepeated) > MAX_SHARED * len(different) and part not in unscored:
+    train_counts = Counter(texts["train"])
+    unrepeated = {text for text, num_rows in train_counts.items() if num_rows == 1}
+    for split in [split for split in texts if split != "train"]:
+        num_rows, num_shared = len(texts[split]), sum(text in train_counts for text in texts[split])
+        distinct = set(texts[split])
+        if len(distinct & unrepeated) > MAX_SHARED * len(distinct) and split not in unscored:
             raise InputError(
-                f"{names[part]} must have other rows than the training part, {names['train']}; {num_shared:,} of "
-                f"{num_rows:,} are in both, so its scores would say nothing of new texts. Use other rows, or none."
+                f"{num_shared:,} of {num_rows:,} rows of {names[split]} are also in the training split, "
+                f"{names['train']}, so scores on them would not show how the model does on new texts. Use other rows, "
+                "or leave the split out."
             )
         if num_shared:
             logger.warning(
-                "%s of %s rows of %s are also in the training part; scores on them are better than on new texts.",
-                *(f"{num_shared:,}", f"{num_rows:,}", names[part]),
+                "%s of %s rows of %s are also in the training split; scores on them are better than on new texts.",
+                *(f"{num_shared:,}", f"{num_rows:,}", names[split]),
             )

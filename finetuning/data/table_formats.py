@@ -1,4 +1,4 @@
-"""The columns of a table in each format: .csv, .tsv, .jsonl, .conll, .parquet and .txt."""
+"""Readers of each table format: .csv, .tsv, .jsonl, .conll, .parquet and .txt."""
 
 import io
 import json
@@ -16,15 +16,18 @@ logger = logging.getLogger(__name__)
 
 Columns = dict[str, list[Any]]
 
-# What the columns of a .conll file are called, and those of most data sets of the Hub.
+# Names of the columns of a .conll file, as in most data sets of the Hub.
 TOKENS, TAGS = "tokens", "ner_tags"
-# Half of a character, as only escapes of JSON can have it: no tokenizer takes such a text.
+# Half of a surrogate pair, which can occur in JSON escapes only. No tokenizer takes such a text.
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')
 
 
 def read_csv(path: str, text: str, delimiter: str | None) -> tuple[Columns, str]:
-    """Read the columns, and return them and the delimiter; those without name and values are left out, as of Excel."""
+    """Read a .csv file, and return its columns and its delimiter.
+
+    Columns without name and values, which Excel sometimes adds, are left out.
+    """
     rows = CsvRows(io.StringIO(text, newline=""), path, delimiter)
     fields = []
     for row in rows:
@@ -38,7 +41,14 @@ def read_csv(path: str, text: str, delimiter: str | None) -> tuple[Columns, str]
 
 
 def read_tsv(path: str, text: str, names: Sequence[str] | None = None, *, skips_short_rows: bool = False) -> Columns:
-    """Read lines divided by tabs; `names` are those of the columns where no line has them."""
+    """Read a file with tabs between its columns.
+
+    Args:
+        path: of the file, for error messages.
+        text: content of the file.
+        names: names of the columns, if the file has no header.
+        skips_short_rows: whether to skip lines that have too few columns.
+    """
     text = text.replace("\r\n", "\n")
     text = text if "\n" in text else text.replace("\r", "\n")
     lines = text.removesuffix("\n").split("\n") if text else []
@@ -46,11 +56,12 @@ def read_tsv(path: str, text: str, names: Sequence[str] | None = None, *, skips_
     first = 0 if names is not None else 1
     if names is None:
         names = lines[0].split("\t") if lines else []
-        other = next((one for one in DELIMITERS if one in lines[0]), None) if lines and not has_tabs else None
-        if other is not None:
+        may_be_csv = bool(lines) and not has_tabs
+        delimiter = next((sign for sign in DELIMITERS if sign in lines[0]), None) if may_be_csv else None
+        if delimiter is not None:
             raise InputError(
                 f"{path} must have tabs between its columns; its first line is {lines[0]!r:.80}. "
-                f"If {DELIMITERS[other]} are between them, name the file .csv."
+                f"If its columns are separated by {DELIMITERS[delimiter]}, rename the file to .csv."
             )
     _refuse_duplicates(path, names)
     rows, num_short = [], 0
@@ -64,13 +75,17 @@ def read_tsv(path: str, text: str, names: Sequence[str] | None = None, *, skips_
         if len(row) != len(names):
             raise InputError(
                 f"Each line of {path} {_describe_names(names)}; line {number:,} has {len(row)}: {line!r:.80}. "
-                "Quotation marks are text in a .tsv file; if they enclose tabs or line ends, name the file .csv."
+                "In a .tsv file quotation marks are text; if they enclose tabs or line ends, rename the file to .csv."
             )
         rows.append(row)
     if num_short:
-        logger.warning("%s lines of %s have too few columns, and are left out.", f"{num_short:,}", path)
+        logger.warning("Skipped %s lines of %s, which have too few columns.", f"{num_short:,}", path)
     elif any(_QUOTED.fullmatch(field) for row in rows for field in row):
-        logger.warning("%s has texts in quotation marks, which are text in a .tsv file. If not, name it .csv.", path)
+        logger.warning(
+            "%s has fields in quotation marks. In a .tsv file the marks belong to the text; if they only enclose "
+            "fields, rename the file to .csv.",
+            path,
+        )
     return {name: [row[index] for row in rows] for index, name in enumerate(names)}
 
 
@@ -82,11 +97,11 @@ def _describe_names(names: Sequence[str]) -> str:
 def _refuse_duplicates(path: str, names: Sequence[str]) -> None:
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
-        raise InputError(f"Columns must differ in their names; {path} has two called {twice!r}. Rename or drop one.")
+        raise InputError(f"{path} has two columns called {twice!r}. Rename or remove one of them.")
 
 
 def read_jsonl(path: str, text: str) -> Columns:
-    """Read an object a line, or one list of objects; a key that a row lacks is None there."""
+    """Read a file with a JSON object per line, or with one list of objects. Missing keys become None."""
 
     def row_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         _refuse_duplicates(path, [name for name, _ in pairs])
@@ -97,7 +112,7 @@ def read_jsonl(path: str, text: str) -> Columns:
         try:
             rows = json.loads(text, object_pairs_hook=row_of)
         except json.JSONDecodeError as error:
-            if error.msg != "Extra data":  # a list a line
+            if error.msg != "Extra data":  # otherwise there is a list on each line
                 raise ValueError(f"line {error.lineno:,}, character {error.colno:,}: {error.msg}") from error
     if rows is None:
         rows = []
@@ -113,47 +128,47 @@ def read_jsonl(path: str, text: str) -> Columns:
             raise InputError(f"Each text of {path} must be Unicode; row {number:,} has half of a surrogate pair.")
         if not isinstance(row, dict):
             rule = 'must be an object, such as {"text": "a text", "label": "a class"}'
-            raise InputError(f"Each row of {path} {rule}; row {number:,} is not: {json.dumps(row):.60}.")
+            raise InputError(f"Each row of {path} {rule}; row {number:,} is {json.dumps(row):.60}.")
         names |= dict.fromkeys(row)
     return {name: [row.get(name) for row in rows] for name in names}
 
 
 def read_conll(path: str, text: str) -> dict[str, list[Any]]:
-    """Read sentences, a token a line, with its tag as the last of several columns; blank lines divide sentences.
+    """Read sentences with a token per line and blank lines between sentences.
 
-    Columns are divided by tabs where there are any, else by spaces, so that a token may hold other white space. A line
-    that begins with -DOCSTART- belongs to no sentence, nor does a comment: a line that begins with # before a sentence
-    and has another number of columns.
+    If there are several columns, the last one is the tag. Columns are separated by tabs if the file has any, else by
+    spaces, so that a token may contain other white space. Lines that begin with -DOCSTART- are skipped, and so are
+    comments. A comment is a line before a sentence that begins with # and has another number of columns.
     """
     lines = [line.strip(" ") for line in text.split("\n")]
     has_tabs = any("\t" in line for line in lines)
     rows = [line.split("\t") if has_tabs else re.split(" +", line) for line in lines]
-    is_none = [not line.strip("\t") or line.startswith("-DOCSTART-") for line in lines]
-    tokens = [row for row, none in zip(rows, is_none, strict=True) if not none and not row[0].startswith("#")]
+    is_between = [not line.strip("\t") or line.startswith("-DOCSTART-") for line in lines]
+    tokens = [row for row, between in zip(rows, is_between, strict=True) if not between and not row[0].startswith("#")]
     num_columns = len(tokens[0]) if tokens else max(map(len, rows), default=0)
     tags = {row[-1] for row in tokens}
     sentences: list[list[list[str]]] = [[]]
-    for number, (row, none) in enumerate(zip(rows, is_none, strict=True), start=1):
-        is_odd = not none and not sentences[-1] and row[0].startswith("#")
-        if none:
+    for number, (row, between) in enumerate(zip(rows, is_between, strict=True), start=1):
+        may_be_comment = not between and not sentences[-1] and row[0].startswith("#")
+        if between:
             sentences.append([])
-        elif is_odd and len(row) != num_columns:
+        elif may_be_comment and len(row) != num_columns:
             continue
-        elif is_odd and num_columns > 1 and row[-1] not in tags:
+        elif may_be_comment and num_columns > 1 and row[-1] not in tags:
             raise InputError(
-                f"A comment must not look like a token and its tag; line {number:,} of {path} begins with # and ends "
-                f"with {row[-1]!r}, which is no other token's tag. Delete the line if it is a comment."
+                f"Line {number:,} of {path} may be a comment or a token: it begins with #, and ends with {row[-1]!r}, "
+                "which is not the tag of any other token. Delete the line if it is a comment."
             )
         elif len(row) != num_columns:
-            rule = f"must have the number of columns of the first, {num_columns}"
+            rule = f"must have {num_columns} columns, as the first line has"
             raise InputError(f"Each line of {path} {rule}; line {number:,} has {len(row)}.")
         else:
             sentences[-1].append(row)
     sentences = [sentence for sentence in sentences if sentence]
-    read = {TOKENS: [[columns[0] for columns in sentence] for sentence in sentences]}
+    columns = {TOKENS: [[row[0] for row in sentence] for sentence in sentences]}
     if sentences and num_columns > 1:
-        read[TAGS] = [[columns[-1] for columns in sentence] for sentence in sentences]
-    return read
+        columns[TAGS] = [[row[-1] for row in sentence] for sentence in sentences]
+    return columns
 
 
 def read_parquet(path: str, content: bytes) -> Columns:
@@ -168,7 +183,7 @@ def read_lines(path: str, text: str) -> Columns:  # noqa: ARG001
     return {"text": [line.strip() for line in text.split("\n") if line.strip()]}
 
 
-# Those of a text, whose line ends are line feeds.
+# {ending: reader of the path and the text}. The line ends of the text are line feeds.
 LINE_READERS: dict[str, Callable[[str, str], Columns]] = {
     ".conll": read_conll,
     ".json": read_jsonl,

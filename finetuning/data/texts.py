@@ -1,4 +1,4 @@
-"""Rows of several texts: a query and its passages, encoded apart, in batches of a few lengths."""
+"""Rows of several texts: a query and its passages, encoded separately, in batches of a few lengths."""
 
 import functools
 import hashlib
@@ -16,16 +16,18 @@ from train.data.inputs import Feature
 if TYPE_CHECKING:
     import tensorflow as tf
 
-# Begins the names of the passages' features; those of the query have none.
+# Prefix of the names of the passages' features; the query's features have no prefix.
 PASSAGE = "passage_"
 
 
 @dataclass(frozen=True)
 class TextRows(EncodedRows):
-    """Queries as `EncodedRows` holds them, and their passages.
+    """Queries, encoded as in `EncodedRows`, and their passages.
 
-    passages: all different ones.
-    members: int32 (rows, passages of a row), which of them belong to each row, the positive one first.
+    Attributes:
+        passages: all distinct passages.
+        members: int32 (rows, passages of a row), the indices in `passages` of each row's passages; the positive
+            passage comes first.
     """
 
     passages: EncodedRows
@@ -38,13 +40,14 @@ class TextRows(EncodedRows):
 
     @property
     def groups(self) -> NDArray[np.int32]:
+        """The positive passage of each row, (rows,): rows that share it are not negatives of each other."""
         return self.members[:, 0]
 
     @functools.cached_property
     def sha256(self) -> str:
-        queries = EncodedRows(self.starts, self.of_tokens, self.of_rows)
-        parts = (queries.sha256, self.passages.sha256, hashlib.sha256(self.members.tobytes()).hexdigest())
-        return hashlib.sha256("".join(parts).encode()).hexdigest()
+        queries = EncodedRows(self.starts, self.token_values, self.row_values)
+        digests = (queries.sha256, self.passages.sha256, hashlib.sha256(self.members.tobytes()).hexdigest())
+        return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,12 @@ class TextInputs(ExampleInputs):
 
     train_rows: TextRows
 
-    fits_lengths: ClassVar[bool] = False  # each pair of a query's and a passage's length is a program
+    # Each combination of a query length and a passage length is a program to compile, so more lengths would cost more.
+    fits_lengths: ClassVar[bool] = False
 
     @functools.cached_property
     def mean_length(self) -> float:  # type: ignore[override]
-        """Tokens of all texts of a row, on average, with the padding up to the longest text."""
+        """Mean number of tokens of all texts of a row, if each is padded to the row's longest text."""
         return super().mean_length * (1 + self.train_rows.members.shape[1])
 
     def describe_rows(self) -> dict[str, str]:
@@ -67,7 +71,7 @@ class TextInputs(ExampleInputs):
     def rows_to_train_on(
         self, batches: buckets.Batches, features: Mapping[str, Feature], context: "tf.distribute.InputContext"
     ) -> "tf.data.Dataset":
-        """Fill passages up to the bucket of the longest text of a batch, queries to that of the longest query."""
+        """Make batches; passages are padded to the bucket of the batch, queries to the bucket of its longest query."""
         import tensorflow as tf
 
         rows, members = self.train_rows, self.train_rows.members
@@ -76,22 +80,22 @@ class TextInputs(ExampleInputs):
         query_lengths = np.asarray(self.lengths, np.int32)[buckets.bucket_of_rows(longest, self.lengths)]
         chosen = np.where(is_padding[..., np.newaxis], buckets.PADDING, members[batches.rows])
         passages = buckets.Batches(chosen.reshape(len(batches), -1).astype(np.int32), batches.lengths)
-        of_query = {name: one for name, one in features.items() if not name.startswith(PASSAGE)}
-        of_passage = {
-            name.removeprefix(PASSAGE): replace(one, shape=one.shape[1:])
-            for name, one in features.items()
-            if name not in of_query
+        query_features = {name: feature for name, feature in features.items() if not name.startswith(PASSAGE)}
+        passage_features = {
+            name.removeprefix(PASSAGE): replace(feature, shape=feature.shape[1:])
+            for name, feature in features.items()
+            if name not in query_features
         }
 
         @tf.autograph.experimental.do_not_convert
         def join(queries: dict[str, tf.Tensor], passages: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
             shape = (queries[INDEX].shape[0], members.shape[1])
             return queries | {
-                f"{PASSAGE}{name}": tf.reshape(one, (*shape, *[-1] * (one.shape.rank - 1)))  # (rows, passages, length)
-                for name, one in passages.items()
-            }
+                f"{PASSAGE}{name}": tf.reshape(values, (*shape, *[-1] * (values.shape.rank - 1)))
+                for name, values in passages.items()
+            }  # passages: (rows, passages of a row, length)
 
         return tf.data.Dataset.zip(
-            batches_of_rows(rows, buckets.Batches(batches.rows, query_lengths), of_query, context),
-            batches_of_rows(rows.passages, passages, of_passage, context),
+            batches_of_rows(rows, buckets.Batches(batches.rows, query_lengths), query_features, context),
+            batches_of_rows(rows.passages, passages, passage_features, context),
         ).map(join)

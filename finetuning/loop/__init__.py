@@ -1,1 +1,1 @@
-"""A fine-tuning run: its model opened, trained by the loop of pretraining, and its results written."""
+"""A fine-tuning run: open the model, train it with the loop of pretraining, and write the results."""

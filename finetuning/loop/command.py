@@ -1,4 +1,4 @@
-"""What the commands of fine-tuning have in common: the settings are read, then a job makes the run."""
+"""Shared by all fine-tuning commands: parse the settings, then run the job of the task."""
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -11,9 +11,14 @@ from train.runtime.supervisor import supervise_if_asked
 def finetuning_command(
     config_class: type[FinetuningConfig], job: str, file: str, description: str | None
 ) -> Callable[..., int]:
-    """Make the `main` of a command, which returns the exit status.
+    """Make the `main` function of a command, which returns the exit status.
 
-    `job`, MODULE:CLASS, is imported only once the settings are read: `--help` needs no transformers.
+    Args:
+        config_class: class of the settings.
+        job: MODULE:CLASS of the `FinetuningJob`. It is imported after the settings are parsed, so that `--help` does
+            not import transformers.
+        file: path of the command's script.
+        description: for `--help`.
     """
 
     @command

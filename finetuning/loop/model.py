@@ -1,4 +1,4 @@
-"""What a run of fine-tuning starts from: where model and examples lie, the tokenizer, the configuration."""
+"""The starting point of a fine-tuning run: the configuration of the model, its tokenizer, and the run made of them."""
 
 import dataclasses
 import logging
@@ -14,7 +14,7 @@ from finetuning.config.settings import ExamplesConfig, FinetuningConfig
 from finetuning.data.buckets import fitted_lengths
 from finetuning.data.glue import HUB_NAME
 from finetuning.data.inputs import EncodedRows, ExampleInputs, encode_texts
-from finetuning.loop.task import ExampleTask, Part
+from finetuning.loop.task import ExampleTask, Split
 from mlm_common.corpus.identity import HUB_ID
 from mlm_common.errors import InputError
 from mlm_common.storage import check_folder_or_hub, local_or_hub
@@ -38,19 +38,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ReadModel:
-    """The configuration of a model, and the tokenizer that makes its rows."""
+    """The configuration of a model, and the tokenizer that encodes its rows."""
 
     model_config: PretrainedConfig
     tokenizer: PreTrainedTokenizerFast
 
     @property
     def token_types(self) -> bool:
-        """Whether the model tells a first text from a second."""
+        """Whether the model distinguishes a first text from a second by token type ids."""
         return uses_token_types(self.model_config)
 
     @property
-    def of_rows(self) -> dict[str, Any]:
-        """The arguments of an `ExampleTask` that describe its rows."""
+    def task_arguments(self) -> dict[str, Any]:
+        """The arguments of `ExampleTask` that follow from the model."""
         return {"pad_token_id": special_ids(self.tokenizer)["pad"], "token_types": self.token_types}
 
     def encode_texts(
@@ -59,14 +59,23 @@ class ReadModel:
         return encode_texts(self.tokenizer, texts, max_length=max_length, token_types=self.token_types, labels=labels)
 
     def labels_of(self, kind: str) -> dict[int, str] | None:
-        """Return the labels of a model with a head of this kind, {id: name}; None where it has another head."""
+        """Return the labels {id: name} of the model's head, or None if it has no head of this kind.
+
+        Args:
+            kind: as in the name of the model's class, such as `SequenceClassification`.
+        """
         has_head = any(f"For{kind}" in name for name in self.model_config.architectures or ())
         return self.model_config.id2label if has_head else None
 
 
 @dataclass(frozen=True)
 class Start(ReadModel):
-    """The model that a run starts from, its settings, where the tokenizer came from, and a warning for the plan."""
+    """The model to fine-tune, and the settings of the run.
+
+    Attributes:
+        tokenizer_source: folder or Hub id of the tokenizer.
+        note: a warning to log before training, or empty.
+    """
 
     config: FinetuningConfig
     tokenizer_source: str
@@ -76,29 +85,33 @@ class Start(ReadModel):
         self,
         task: ExampleTask,
         train_rows: EncodedRows,
-        validation: Part | None,
+        validation: Split | None,
         cluster: Cluster,
         labels: Mapping[int, str] | None = None,
         identities: Mapping[str, str] | None = None,
-        described: Mapping[str, str] | None = None,
-        recorded: Mapping[str, Any] | None = None,
+        plan_lines: Mapping[str, str] | None = None,
+        run_info: Mapping[str, Any] | None = None,
         inputs_class: type[ExampleInputs] = ExampleInputs,
     ) -> Run:
         """Make the run of a task.
 
         Args:
-            validation: the part that decides which checkpoint is best.
-            labels: what the head tells apart, {id: name}; by default the task makes the head.
-            identities: what else makes it this run, {name: value}.
-            described: what the plan says of the examples, {title: text}.
-            recorded: what `run.json` says of them, for later predictions.
+            task: the task to learn.
+            train_rows: the encoded rows to train on.
+            validation: the split that decides which checkpoint is best, if there is one.
+            cluster: the workers of the run.
+            labels: the outputs of the head, {id: name}. Without them, the task makes the head.
+            identities: further values that distinguish this run from others, {name: value}.
+            plan_lines: lines about the examples for the printed plan, {title: text}.
+            run_info: facts about the examples to store in `run.json`, for later predictions.
+            inputs_class: the class of the input pipeline.
         """
         task.evaluated = validation
         config = self.config
         if self.note:
             logger.warning("%s", self.note)
         if inputs_class.fits_lengths and not config.data.length_buckets:
-            # In the settings, so that they are a part of the run's identity, and predictions have them, too.
+            # Stored in the settings, so that they belong to the run's identity, and predictions use them, too.
             lengths = fitted_lengths(train_rows.lengths, config.data.max_seq_length)
             config = dataclasses.replace(config, data=dataclasses.replace(config.data, length_buckets=lengths))
         data = config.data
@@ -108,9 +121,9 @@ class Start(ReadModel):
             self.tokenizer,
             self.tokenizer_source,
             data.lengths,
-            source_of(data) | dict(recorded or {}),
+            source_of(data) | dict(run_info or {}),
             identities or {},
-            described or {},
+            plan_lines or {},
         )
         resolved = resolve_model_config(config.model, inputs)
         if labels is not None:
@@ -122,55 +135,58 @@ def open_start(config: FinetuningConfig) -> Start:
     """Read the configuration of the model to start from, and its tokenizer.
 
     Raises:
-        InputError: one of them is not there, or the architecture is not supported, or its rows are shorter than
-            --max-seq-length.
+        InputError: the model or the tokenizer does not exist, the architecture is not supported, or the model takes
+            only rows that are shorter than --max-seq-length.
     """
-    data, given = config.data, str(config.model.init_from)
-    check_folder_or_hub(given, "--init-from")
-    init_from = exported_model(given, "--init-from")
+    data, given_name = config.data, str(config.model.init_from)
+    check_folder_or_hub(given_name, "--init-from")
+    init_from = exported_model(given_name, "--init-from")
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, init_from=init_from))
     try:
         with local_or_hub(init_from, without=WEIGHTS_SUFFIXES) as name:
             model_config = read_config(name)
-            model_config.name_or_path = init_from  # not that of a copy
+            model_config.name_or_path = init_from  # not the path of the temporary copy
     except InputError as error:
         raise InputError(f"--init-from: {error}") from error
     check_architecture(model_config)
     check_computable(model_config)
     note = note_of_longer_rows(config, model_config)
-    config = with_positions(config, model_config, given)
-    tokenizer = load_tokenizer(init_from)
+    config = with_positions(config, model_config, given_name)
+    model_tokenizer = load_tokenizer(init_from)
     if data.tokenizer_name is None:
-        return Start(model_config, tokenizer, config, init_from, note)
-    named = load_tokenizer(data.tokenizer_name)
-    if named.get_vocab() != tokenizer.get_vocab():
+        return Start(model_config, model_tokenizer, config, init_from, note)
+    tokenizer = load_tokenizer(data.tokenizer_name)
+    if tokenizer.get_vocab() != model_tokenizer.get_vocab():
         raise InputError(
-            f"--tokenizer-name must have the vocabulary of {init_from}, since what was learned belongs to the ids; "
-            f"{data.tokenizer_name} has another. Leave it out."
+            f"--tokenizer-name must have the vocabulary of {init_from}, because the model has learned its token ids; "
+            f"{data.tokenizer_name} has another vocabulary. Leave the flag out."
         )
-    return Start(model_config, named, config, data.tokenizer_name, note)
+    return Start(model_config, tokenizer, config, data.tokenizer_name, note)
 
 
 def note_of_longer_rows(config: FinetuningConfig, model_config: PretrainedConfig) -> str:
-    """Say that rotary positions extend to rows that are longer than those of pretraining; empty where none are."""
+    """Return a warning if rotary positions are extended to rows longer than in pretraining, else an empty text."""
     positions, longest = max_positions(model_config), config.data.max_seq_length
-    is_asked_for = "max_position_embeddings" in parse_overrides(config.model.config_overrides)
-    if positions is None or longest <= positions or is_asked_for or learns_positions(model_config):
+    is_requested = "max_position_embeddings" in parse_overrides(config.model.config_overrides)
+    if positions is None or longest <= positions or is_requested or learns_positions(model_config):
         return ""
     return (
-        f"The model was pretrained on rows of {positions} tokens, and --max-seq-length is {longest}: the score may be "
-        f"lower. Compare it with that of --max-seq-length {positions}."
+        f"The model was pretrained on rows of {positions} tokens, but --max-seq-length is {longest}, so the score may "
+        f"be lower. Compare it with the score of --max-seq-length {positions}."
     )
 
 
 def with_positions(config: FinetuningConfig, model_config: PretrainedConfig, name: str) -> FinetuningConfig:
-    """Make settings in which the model has positions for the longest rows, if need be by one more override.
+    """Return settings with which the model has positions for the longest rows.
 
-    Rotary positions, which are computed, extend to longer rows. Tables of positions do not, unless `--config-overrides`
-    says so.
+    Rotary positions are computed, so an added override extends them to longer rows. Learned position embeddings are
+    extended only if `--config-overrides` says so.
+
+    Args:
+        name: the model as the user named it, for messages.
 
     Raises:
-        InputError: the rows are longer than a table of positions.
+        InputError: the model has learned position embeddings for fewer tokens than the longest row.
     """
     positions, longest = max_positions(model_config), config.data.max_seq_length
     overrides = config.model.config_overrides
@@ -185,13 +201,13 @@ def with_positions(config: FinetuningConfig, model_config: PretrainedConfig, nam
             f"{name} takes rows of at most {positions} tokens, but --max-seq-length is {longest}. Use --max-seq-length "
             f"{positions}, or pretrain with longer rows (--max-length {longest} of prepare_tfrecord_shards.py)."
         )
-    more = f"max_position_embeddings={longest + position_offset(model_config)}"
-    model = dataclasses.replace(config.model, config_overrides=",".join(filter(None, (overrides, more))))
+    longer = f"max_position_embeddings={longest + position_offset(model_config)}"
+    model = dataclasses.replace(config.model, config_overrides=",".join(filter(None, (overrides, longer))))
     return dataclasses.replace(config, model=model)
 
 
 def source_of(data: ExamplesConfig) -> dict[str, Any]:
-    """Collect what `run.json` says of where the examples come from; `source` is in words for the card."""
+    """Return the origin of the examples for `run.json`; its `source` is the text for the model card."""
     names = ("dataset_name", "dataset_config_name", "dataset_revision")
     source = {name: value for name in names if (value := getattr(data, name)) is not None}
     words = "files of the author"

@@ -1,7 +1,7 @@
-"""What fine-tuning asks of a task, in addition to `train.tasks.task`: predictions, their scores, and their files.
+"""The interface of a fine-tuning task. It extends `train.tasks.task` by predictions, their scores, and their files.
 
-Most tasks have one answer for each row of text, such as a class or a number: a `RowTask`. For classes, the loss of
-training may have weights and smoothed labels.
+Most tasks predict one value for each row of text, such as a class or a number; these are subclasses of `RowTask`. For
+classes, the training loss can have class weights and label smoothing.
 """
 
 import shlex
@@ -24,23 +24,25 @@ if TYPE_CHECKING:
     import tensorflow as tf
     from transformers import PreTrainedTokenizerFast
 
-# The file with the predictions of the validation part, without its ending.
+# Name of the file with the predictions of the validation split, without its ending.
 EVAL_NAME = "eval_predictions"
-# The mean of a task's metrics, where it has several.
+# Name of the mean of a task's metrics, if it has several.
 COMBINED = "combined_score"
-# What the card says of the evaluation.
+# Sentence of the model card about the evaluation.
 ON_ROWS = "On the {num_rows:,} validation rows, which also decided which checkpoint was kept."
 
 
 @dataclass(frozen=True)
-class Part:
+class Split:
     """Examples to evaluate or to predict.
 
-    rows: as the model takes them.
-    examples: by which the task scores them: labels, `Sentences` or `Windows`.
-    file: of their predictions.
-    is_scored: whether the right predictions are known.
-    is_labelled: bool (rows,), for which rows they are known; None for all. If it is given, no loss is computed.
+    Attributes:
+        rows: the encoded rows.
+        examples: what the task needs to score predictions: labels, `Sentences`, `Windows` or `Judged`.
+        file: name of the file for their predictions.
+        is_scored: whether the right predictions are known, at least for some rows.
+        is_labelled: bool (rows,), whether the right prediction of each row is known; None if all are. If it is given,
+            no loss is computed.
     """
 
     rows: EncodedRows
@@ -51,48 +53,53 @@ class Part:
 
 
 class ExampleTask(Task):
-    """Learns from rows of `finetuning.data.inputs`.
+    """A task that learns from rows of `finetuning.data.inputs`.
 
-    metrics: names in `scores_of`; those in `errors` are the lower the better.
-    metric: of them or `loss`, by which checkpoints are compared.
-    evaluated: the part that decides which checkpoint is best.
+    Attributes:
+        metrics: names of the scores that `compute_scores` returns. Lower is better for those in `errors`.
+        metric: the metric by which checkpoints are compared, one of `metrics` or `loss`.
+        evaluated: the split that decides which checkpoint is best.
     """
 
     allows_new_head = True
     metrics: tuple[str, ...]
-    evaluated: Part | None = None
+    evaluated: Split | None = None
 
     def __init__(self, *, pad_token_id: int, token_types: bool):
         self.pad_token_id = pad_token_id
         self.token_types = token_types
 
     @abstractmethod
-    def predicted(self, network: Any, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
-        """Run the network on rows without labels, and keep what the prediction of each row needs, (rows, …)."""
+    def prediction_outputs(self, network: Any, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
+        """Run the network on rows without labels, and return the values that `predictions` needs, (rows, …)."""
 
     @abstractmethod
-    def predictions(self, sums: Mapping[str, Any], part: Part) -> Any:
-        """Make the predictions of a part, in its order, of what `sums` or `predicted` kept of all its rows."""
+    def predictions(self, sums: Mapping[str, Any], split: Split) -> Any:
+        """Return the predictions of a split, in the order of its examples.
+
+        Args:
+            sums: the results of `sums` in an evaluation, or of `prediction_outputs`, over all rows of the split.
+        """
 
     @abstractmethod
-    def scores_of(self, sums: Mapping[str, Any], predictions: Any, part: Part) -> dict[str, float]:
+    def compute_scores(self, sums: Mapping[str, Any], predictions: Any, split: Split) -> dict[str, float]:
         """Compute the scores of predictions, and counts such as `num_rows`."""
 
     @abstractmethod
-    def text_of(self, predictions: Any, part: Part) -> str:
+    def format_predictions(self, predictions: Any, split: Split) -> str:
         """Format predictions as the content of a file."""
 
-    def write_more(self, folder: Folder, predictions: Any, part: Part) -> None:
-        """Write what else shows the predictions of a part; by default nothing."""
+    def write_extra_files(self, folder: Folder, predictions: Any, split: Split) -> None:
+        """Write further files about the predictions of a split, such as a plot. By default there are none."""
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
         assert self.evaluated is not None
-        return self.figures_of(sums, self.predictions(sums, self.evaluated), self.evaluated)
+        return self.compute_figures(sums, self.predictions(sums, self.evaluated), self.evaluated)
 
-    def figures_of(self, sums: Mapping[str, Any], predictions: Any, part: Part) -> dict[str, float]:
-        """Compute loss and scores; where some rows have no label without the loss, which is over all rows."""
-        loss = {"loss": super().figures(sums)["loss"]} if part.is_labelled is None else {}
-        return loss | self.scores_of(sums, predictions, part)
+    def compute_figures(self, sums: Mapping[str, Any], predictions: Any, split: Split) -> dict[str, float]:
+        """Compute loss and scores. The loss is left out if some rows have no label, because it covers all rows."""
+        loss = {"loss": super().figures(sums)["loss"]} if split.is_labelled is None else {}
+        return loss | self.compute_scores(sums, predictions, split)
 
     def score(self, figures: Mapping[str, float]) -> float:
         value = figures[self.metric]
@@ -100,53 +107,62 @@ class ExampleTask(Task):
 
     def summarize(self, figures: Mapping[str, float]) -> str:
         summary, name = super().summarize(figures), self.metric.replace("_", " ")
-        return summary if self.metric == "loss" else f"{summary}  {name} {shown_score(figures[self.metric])}"
+        return summary if self.metric == "loss" else f"{summary}  {name} {format_score(figures[self.metric])}"
 
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
-        rows = {"validation loss": f"{shown_score(figures['loss'])}, of {figures['num_rows']:,} rows"}
+        rows = {"validation loss": f"{format_score(figures['loss'])}, of {figures['num_rows']:,} rows"}
         for name in (*self.metrics, *((COMBINED,) if COMBINED in figures else ())):
-            guess = f"; a guess without the text: {shown_score(self.guess[name])}" if name in self.guess else ""
+            guess = f"; a guess without the text: {format_score(self.guess[name])}" if name in self.guess else ""
             title = f"mean of {len(self.metrics)} scores" if name == COMBINED else name.replace("_", " ")
-            rows[title] = f"{shown_score(figures[name])}{guess}"
+            rows[title] = f"{format_score(figures[name])}{guess}"
         if figures["is_degenerate"]:
             rows["degenerate"] = "all predictions are the same: nothing was learned"
         return rows
 
     def next_command(self, model: str) -> str:
-        """Return the command that predicts with the model, up to what it is to predict."""
+        """Return the command that predicts with the model, without the texts to predict."""
         return f"python finetuning/predict.py --model {shlex.quote(model)}"
 
     def text_features(self, length: int) -> dict[str, Feature]:
-        """Name ids, mask, token types where there are any, and the number of the row, -1 in padding."""
+        """Return the features of a text: ids, attention mask, token types if the model has them, and the row number.
+
+        The row number is -1 for rows of padding.
+        """
         ids, mask, index = Feature((length,), padding=self.pad_token_id), Feature((length,)), Feature(padding=-1)
         token_types = {TOKEN_TYPES: Feature((length,))} if self.token_types else {}
         return {INPUT_IDS: ids, ATTENTION_MASK: mask, **token_types, INDEX: index}
 
-    def predicted_features(self, length: int) -> dict[str, Feature]:
-        """Name what `predicted` reads of each row: the features without those of its label."""
+    def prediction_features(self, length: int) -> dict[str, Feature]:
+        """Return the features that `prediction_outputs` reads: all except those of the label."""
         return self.text_features(length)
 
     def network_inputs(self, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
-        """Make what a network takes, (rows, length) each: ids, which of them are no padding, and token types."""
+        """Select the network's inputs, (rows, length) each: ids, attention mask, and token types if it has them."""
         names = (INPUT_IDS, ATTENTION_MASK, *((TOKEN_TYPES,) if self.token_types else ()))
         return {name: rows[name] for name in names}
 
     @staticmethod
     def first_text(rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> str:
+        """Decode the first of the rows."""
         ids, mask = rows[INPUT_IDS][0].numpy(), rows[ATTENTION_MASK][0].numpy()
         return str(tokenizer.decode(ids[mask > 0]))
 
     @staticmethod
     def in_order(sums: Mapping[str, Any], name: str) -> NDArray[Any]:
-        """Put what an evaluation kept of each row under a name, (rows, …), in the order of the rows."""
+        """Return the values `sums[name]`, (rows, …), in the order of the split's rows and without rows of padding."""
         index = sums[INDEX]
         return sums[name][np.argsort(index, kind="stable")[np.count_nonzero(index < 0) :]]
 
 
 def finetuned_card(
-    model_kind: str, task_name: str, pipeline_tag: str, metrics: Mapping[str, str], **more: Any
+    model_kind: str, task_name: str, pipeline_tag: str, metrics: Mapping[str, str], **fields: Any
 ) -> TaskCard:
-    """Make the card of a fine-tuned model, with the loss and {metric: the Hub's word for it}."""
+    """Make the card of a fine-tuned model, which lists its loss and metrics.
+
+    Args:
+        metrics: {name of a metric: its name on the Hub}.
+        fields: further fields of `TaskCard`.
+    """
     figures = [CardFigure(name, name.replace("_", " "), word, name) for name, word in metrics.items()]
     return TaskCard(
         model_kind,
@@ -155,28 +171,31 @@ def finetuned_card(
         (CardFigure("loss", "loss", "loss", "Loss"), *figures),
         training_verb="fine-tuned",
         start_words="from",
-        **more,
+        **fields,
     )
 
 
-def shown_score(value: float) -> str:
-    """Write a score with four decimals, or four significant digits where it is so small that these would say little."""
+def format_score(value: float) -> str:
+    """Format a score with four decimals, or with four significant digits if it is below 0.001."""
     return f"{value:.4f}" if value == 0 or abs(value) >= 0.001 else f"{value:.4g}"
 
 
 @dataclass(frozen=True)
 class ClassLoss:
-    """Cross-entropy as PyTorch's `CrossEntropyLoss`; evaluations are without it, so that runs compare.
+    """Weighted and smoothed cross-entropy, equal to PyTorch's `CrossEntropyLoss`.
 
-    weights: of the classes, by id.
-    smoothing: the fraction of a label that is divided equally among all classes (Szegedy et al. 2015).
+    It is used in training only, so that evaluation losses of different runs are comparable.
+
+    Attributes:
+        weights: the weight of each class, by id.
+        smoothing: the fraction of a label that is divided equally among all classes (Szegedy et al. 2015).
     """
 
     weights: tuple[float, ...]
     smoothing: float = 0.0
 
     def losses(self, logits: "tf.Tensor", labels: "tf.Tensor") -> tuple["tf.Tensor", "tf.Tensor"]:
-        """Compute the loss of each label and its weight; a mean is the sum of losses divided by that of weights.
+        """Compute the loss and the weight of each label; the mean loss is the sum of losses over the sum of weights.
 
         Args:
             logits: float32 (…, classes).
@@ -190,13 +209,17 @@ class ClassLoss:
 
 
 def class_loss(settings: SmoothedOptimization, names: Sequence[str], labels: NDArray[np.int32]) -> ClassLoss | None:
-    """Make the loss that the flags ask for, by the names of the classes and the labels to train on; None without any.
+    """Make the training loss of `--class-weights` and `--label-smoothing`; None if neither is given.
 
-    `balanced` weighs each class by the mean number of labels of a class divided by the number of its labels, as
-    scikit-learn does.
+    With `balanced`, the weight of a class is the mean number of labels per class divided by the number of labels of
+    this class, as in scikit-learn.
+
+    Args:
+        names: of the classes, by id.
+        labels: class ids to train on, (rows,).
 
     Raises:
-        InputError: weights of other classes, or `balanced` and a class without labels.
+        InputError: the number of weights is wrong, or `balanced` is given and a class has no labels.
     """
     given: Any = getattr(settings, "class_weights", [])
     if not given:
@@ -213,7 +236,7 @@ def class_loss(settings: SmoothedOptimization, names: Sequence[str], labels: NDA
 
 
 def describe_loss(loss: ClassLoss | None, names: Sequence[str]) -> dict[str, str]:
-    """Describe weights of classes in the plan of a run."""
+    """Describe the class weights for the printed plan, {title: text}; empty if all are equal."""
     if loss is None or len(set(loss.weights)) == 1:
         return {}
     listed = [f"{name} {weight:.4g}" for name, weight in zip(names, loss.weights, strict=True)]
@@ -221,16 +244,17 @@ def describe_loss(loss: ClassLoss | None, names: Sequence[str]) -> dict[str, str
 
 
 def is_degenerate(predictions: NDArray[Any]) -> bool:
-    """Return whether all rows have the same prediction: nothing was learned."""
+    """Return whether all rows have the same prediction, which means that nothing was learned."""
     return len(predictions) > 1 and bool((predictions == predictions[0]).all())
 
 
 class RowTask(ExampleTask):
-    """Learns the label of each row; a subclass says by which outputs of a network, and how good these are.
+    """A task that learns one label per row. Subclasses define outputs, loss, predictions and scores.
 
-    label: the feature that holds it.
-    takes_pairs: whether each row is of two texts.
-    class_loss: that of training, where it is not `losses`.
+    Attributes:
+        label: the feature with the label.
+        takes_pairs: whether each row has two texts.
+        class_loss: the training loss, if it is not `losses`.
     """
 
     means: tuple[Mean, ...] = (Mean("loss", "loss", "total_weight"),)
@@ -240,28 +264,28 @@ class RowTask(ExampleTask):
 
     @abstractmethod
     def outputs(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> "tf.Tensor":
-        """Compute what the network says of each row, (rows, …)."""
+        """Compute the outputs of the network for each row, (rows, …), such as logits."""
 
     @abstractmethod
     def losses(self, outputs: "tf.Tensor", labels: "tf.Tensor") -> "tf.Tensor":
-        """Compute the loss of each row, (rows,), of float32 outputs."""
+        """Compute the loss of each row, (rows,), from float32 outputs."""
 
     @abstractmethod
     def predict(self, outputs: NDArray[Any]) -> NDArray[Any]:
-        """Make predictions of outputs (rows, …), in the form of the labels."""
+        """Convert outputs (rows, …) to predictions, which have the form of the labels."""
 
     @abstractmethod
     def scores(self, predictions: NDArray[Any], labels: NDArray[Any]) -> dict[str, float]:
-        """Compute {metric: figure} of predictions."""
+        """Compute the scores of predictions, {metric: value}."""
 
     def counts(self, outputs: "tf.Tensor", labels: "tf.Tensor") -> dict[str, "tf.Tensor"]:  # noqa: ARG002
-        """Compute what else of each row is added up for `means`, {name: (rows,)}."""
+        """Compute further values of each row whose sums `means` uses, {name: (rows,)}."""
         return {}
 
-    def shown(self, label: Any) -> str:
-        """Write a label or a prediction: a number with all its digits, several divided by commas."""
+    def format_label(self, label: Any) -> str:
+        """Format a label or a prediction. Numbers have all their digits; several values are separated by commas."""
         if np.ndim(label):
-            return ",".join(map(self.shown, np.ravel(label)))
+            return ",".join(map(self.format_label, np.ravel(label)))
         # Nine significant digits distinguish all float32 numbers.
         return f"{label:.9g}" if isinstance(label, np.float32) else str(label)
 
@@ -269,7 +293,7 @@ class RowTask(ExampleTask):
         return {**self.text_features(length), "label": self.label}
 
     def sums(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> dict[str, "tf.Tensor"]:
-        """Add up `loss`, `total_weight`, `num_rows` and `counts`; keep the outputs of an evaluation."""
+        """Add up `loss`, `total_weight`, `num_rows` and `counts`. In an evaluation, also return the outputs."""
         import tensorflow as tf
 
         outputs = tf.cast(self.outputs(network, rows, training=training), tf.float32)
@@ -277,29 +301,29 @@ class RowTask(ExampleTask):
         losses, weights = self.losses(outputs, rows["label"]), tf.ones_like(is_row)
         if training and self.class_loss is not None:
             losses, weights = self.class_loss.losses(outputs, rows["label"])
-        of_rows = {"loss": losses, "total_weight": weights, **self.counts(outputs, rows["label"])}
-        sums = {name: tf.reduce_sum(values * is_row) for name, values in of_rows.items()}
+        row_values = {"loss": losses, "total_weight": weights, **self.counts(outputs, rows["label"])}
+        sums = {name: tf.reduce_sum(values * is_row) for name, values in row_values.items()}
         sums["num_rows"] = tf.reduce_sum(is_row)
         return sums if training else sums | {"outputs": outputs, INDEX: rows[INDEX]}
 
-    def predicted(self, network: Any, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
+    def prediction_outputs(self, network: Any, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
         import tensorflow as tf
 
         return {"outputs": tf.cast(self.outputs(network, rows, training=False), tf.float32), INDEX: rows[INDEX]}
 
-    def predictions(self, sums: Mapping[str, Any], part: Part) -> NDArray[Any]:  # noqa: ARG002
+    def predictions(self, sums: Mapping[str, Any], split: Split) -> NDArray[Any]:  # noqa: ARG002
         return self.predict(self.in_order(sums, "outputs"))
 
-    def scores_of(self, sums: Mapping[str, Any], predictions: NDArray[Any], part: Part) -> dict[str, float]:  # noqa: ARG002
-        labels = part.examples
-        if part.is_labelled is not None:
-            predictions, labels = predictions[part.is_labelled], labels[part.is_labelled]
+    def compute_scores(self, sums: Mapping[str, Any], predictions: NDArray[Any], split: Split) -> dict[str, float]:  # noqa: ARG002
+        labels = split.examples
+        if split.is_labelled is not None:
+            predictions, labels = predictions[split.is_labelled], labels[split.is_labelled]
         counts = {"num_rows": len(predictions), "is_degenerate": int(is_degenerate(predictions))}
         return self.scores(predictions, labels) | counts
 
-    def text_of(self, predictions: Iterable[Any], part: Part) -> str:  # noqa: ARG002
+    def format_predictions(self, predictions: Iterable[Any], split: Split) -> str:  # noqa: ARG002
         """Format a header, and a line `index<TAB>prediction` for each row."""
-        lines = [f"{index}\t{self.shown(one)}\n" for index, one in enumerate(predictions)]
+        lines = [f"{index}\t{self.format_label(prediction)}\n" for index, prediction in enumerate(predictions)]
         return "index\tprediction\n" + "".join(lines)
 
     def next_command(self, model: str) -> str:
@@ -308,6 +332,6 @@ class RowTask(ExampleTask):
 
     def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
         label = rows["label"][0].numpy()
-        shown = str(label) if isinstance(label, np.floating) else self.shown(label) or "none"
+        shown = str(label) if isinstance(label, np.floating) else self.format_label(label) or "none"
         weight = f", of weight {self.class_loss.weights[label]:.4g}" if self.class_loss is not None else ""
         return {"first row": self.first_text(rows, tokenizer), "its label": f"{shown}{weight}"}

@@ -1,6 +1,6 @@
-"""What all commands of fine-tuning do beside `train`'s loop: score the best checkpoint, and repeat a run by seeds.
+"""What fine-tuning adds to the training loop of `train`: score the best checkpoint, and repeat a run with other seeds.
 
-Results are files with the names that transformers' scripts give them.
+Result files have the same names as those of transformers' example scripts.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from finetuning.config.settings import Settings
 from finetuning.data.inputs import EncodedRows, ExampleInputs
-from finetuning.loop.task import ExampleTask, Part, shown_score
+from finetuning.loop.task import ExampleTask, Split, format_score
 from mlm_common.errors import InputError
 from mlm_common.storage import Folder, open_folder
 from train.loop import lifecycle
@@ -32,38 +32,41 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Runs the model on rows, for what the task keeps of each: `Task.figures` takes it.
+# Runs the model on rows, and returns the values that `Task.figures` and `ExampleTask.predictions` take.
 Predict = Callable[[EncodedRows], dict[str, NDArray[Any]]]
-# Fewer steps rarely teach a task.
+# Fewer steps are rarely enough to learn a task.
 FEW_STEPS = 50
-# Smaller models, in parameters, learn little at the rates of BERT, and well at this one.
+# Models with fewer parameters learn little at BERT's learning rates, but learn well at this rate.
 SMALL_MODEL, SMALL_MODEL_RATE = 20e6, 5e-4
-# How the names of the figures of `eval_results.json` begin that are no scores, or do not depend on the seed.
+# Prefixes of the keys of `eval_results.json` that are not scores, or do not depend on the seed.
 NO_SCORES = ("eval_samples", "eval_is_", "eval_num_", "eval_guess_", "eval_above_", "epoch")
 
 
 class FinetuningJob(lifecycle.Job[Settings]):
-    """What is special about one command: which run it opens, and the parts that it predicts.
+    """The job of a fine-tuning command. Subclasses open the run and set the splits to evaluate and to predict.
 
-    needs_validation: whether a run without a validation part is an error.
-    validation: {ending of the names of the figures: part}; the first is the one that checkpoints are chosen by.
-    tests: parts to predict; set by `open_run`, like `validation`.
+    Attributes:
+        needs_validation: whether a run without a validation split is an error.
+        validation: {suffix of the result keys: split}, set by `open_run`. The first split decides which checkpoint is
+            best.
+        tests: splits to predict, set by `open_run`.
     """
 
     needs_validation = False
-    validation: dict[str, Part]
-    tests: list[Part]
+    validation: dict[str, Split]
+    tests: list[Split]
 
     def check(self, run: Run) -> None:
         warn_of_little_training(run)
         if self.needs_validation and not run.phases[0].inputs.num_evaluation_batches(1):
             hint = "Use --validation-file, or a data set with a split validation."
-            raise InputError(f"--seeds compares scores and needs a validation part; there is none. {hint}")
+            raise InputError(f"--seeds compares validation scores, but there is no validation split. {hint}")
 
     def print_more(self, run: Run) -> None:
-        """Print what the TPU's compiler says of the step on the longest rows, if asked to.
+        """With `--topology`, print the TPU compiler's report on the step on the longest rows.
 
-        A RunFailedError if the step does not fit, or does not compile.
+        Raises:
+            RunFailedError: the step does not fit into memory, or does not compile.
         """
         settings: Any = run.config.run
         if settings.topology is None:
@@ -74,7 +77,7 @@ class FinetuningJob(lifecycle.Job[Settings]):
         tpu, python = tpu_slice(settings.topology), settings.compiler_python or sys.executable
         check_compiler(python)
         (phase,), (plan,) = run.phases, run.plans(tpu.num_replicas)
-        print(f"\nThe step on rows of {phase.inputs.max_length} tokens, the longest; of shorter ones it is faster.")
+        print(f"\nThe step on the longest rows ({phase.inputs.max_length} tokens); shorter rows are faster:")
         print_step(build_preflight(phase, plan, tpu, python))
 
     def finish(
@@ -83,41 +86,43 @@ class FinetuningJob(lifecycle.Job[Settings]):
         figures: dict[str, float] | None,  # noqa: ARG002  (logged during training, perhaps with other settings)
         stop: "StopRequest",
     ) -> tuple[int, dict[str, float] | None]:
-        """Restore the best checkpoint if asked to, predict, and write predictions and scores."""
+        """Restore the best checkpoint unless `--no-load-best-model-at-end`, and write predictions and scores."""
         from train.runtime.runtime import wait_for_workers
 
         step = trainer.plan.num_steps
         if trainer.phase.config.run.load_best_model_at_end:
-            # The others read what the chief has written.
+            # The other workers read the checkpoints that the chief has written.
             wait_for_workers(trainer.runtime)
             step, _ = trainer.restore_best()
         return step, self.write_results(trainer, step, lambda rows: predict(trainer, stop, rows))
 
     def write_results(self, trainer: "Trainer", step: int, predict: Predict) -> dict[str, float] | None:
-        """Write predictions of the model, and the scores that are computed from these very predictions.
+        """Predict all splits, and write the predictions and the scores that follow from them.
 
-        All workers of a run predict the same rows, and the chief alone writes. Return the figures of the validation
-        part, which the command prints; None without one.
+        All workers predict the same rows, and only the chief writes.
+
+        Returns:
+            The metrics of the validation split, which the command prints; None without a validation split.
         """
         task = trainer.phase.task
         assert isinstance(task, ExampleTask)
-        parts = [("eval", ending, part) for ending, part in self.validation.items()]
-        parts += [("predict", "", part) for part in self.tests]
+        splits = [("eval", ending, split) for ending, split in self.validation.items()]
+        splits += [("predict", "", split) for split in self.tests]
         results: dict[str, dict[str, Any]] = {"eval": {}, "predict": {}}
         predicted, evaluated = [], None
-        for name, ending, part in parts:
-            totals = predict(part.rows)
-            predictions = task.predictions(totals, part)
-            predicted.append((predictions, part))
-            if part.is_scored:
-                figures = task.figures_of(totals, predictions, part)
+        for name, ending, split in splits:
+            totals = predict(split.rows)
+            predictions = task.predictions(totals, split)
+            predicted.append((predictions, split))
+            if split.is_scored:
+                figures = task.compute_figures(totals, predictions, split)
                 results[name] |= {f"{figure}{ending}": value for figure, value in figures.items()}
-                evaluated = figures if part is task.evaluated else evaluated
+                evaluated = figures if split is task.evaluated else evaluated
         if trainer.run.cluster.is_chief:
             folder = trainer.run.folder.files
-            for predictions, part in predicted:
-                folder.write_text(part.file, task.text_of(predictions, part))
-                task.write_more(folder, predictions, part)
+            for predictions, split in predicted:
+                folder.write_text(split.file, task.format_predictions(predictions, split))
+                task.write_extra_files(folder, predictions, split)
             epoch = round(trainer.plan.row_after(step) / trainer.plan.num_rows, 4)
             losses = [line["loss"] for line in trainer.log.lines if line["split"] == TRAIN and line["step"] <= step]
             train = {"num_rows": trainer.phase.inputs.num_rows, "epoch": epoch}
@@ -126,13 +131,13 @@ class FinetuningJob(lifecycle.Job[Settings]):
                 results["eval"] |= {f"guess_{figure}": value for figure, value in task.guess.items()}
                 results["eval"]["epoch"] = epoch
                 if evaluated.get("is_degenerate"):
-                    logger.warning("All predictions of the validation part are the same: nothing was learned.")
+                    logger.warning("All predictions of the validation split are the same: nothing was learned.")
             write_figures(folder, {"train": train, **results})
         return evaluated
 
 
 def warn_of_little_training(run: Run) -> None:
-    """Warn of steps that are too few to learn a task, and of a learning rate for larger models."""
+    """Warn if there are too few steps to learn a task, or if the learning rate suits larger models."""
     if not run.cluster.is_chief:
         return
     plans, phase = run.expected_plans(with_tensorflow=False) or run.plans(1), run.phases[0]
@@ -140,42 +145,44 @@ def warn_of_little_training(run: Run) -> None:
     if num_steps < FEW_STEPS and settings.max_steps is None:
         num_epochs = math.ceil(settings.num_epochs * FEW_STEPS / num_steps)
         logger.warning(
-            "%s steps are few to learn a task. For at least %s, use --num-epochs %s or a smaller batch.",
+            "%s steps are rarely enough to learn a task. For at least %s, use --num-epochs %s or a smaller batch.",
             *(f"{num_steps:,}", FEW_STEPS, f"{num_epochs:,}"),
         )
     counted = count_parameters(phase.model_config)
     if counted is not None and counted.total < SMALL_MODEL and settings.learning_rate < SMALL_MODEL_RATE / 5:
         logger.warning(
-            "--learning-rate %g suits larger models; one of %.1f million parameters learns faster at about %g.",
+            "--learning-rate %g suits larger models; a model of %.1f million parameters learns faster at about %g.",
             *(settings.learning_rate, counted.total / 1e6, SMALL_MODEL_RATE),
         )
 
 
-def write_figures(folder: Folder, parts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write `train_results.json` and `eval_results.json`, and what is in them and more as `all_results.json`.
+def write_figures(folder: Folder, results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write `train_results.json`, `eval_results.json`, and all results together as `all_results.json`.
 
-    The names of the figures of each part, "train", "eval" or "predict", begin with the part's in the files.
+    Args:
+        results: {"train", "eval" or "predict": {metric: value}}. This name becomes the prefix of the keys in the files.
     """
     files: dict[str, dict[str, Any]] = {"all": {}}
-    for part, figures in parts.items():
-        files[part] = {}
+    for split, figures in results.items():
+        files[split] = {}
         for figure, value in figures.items():
             name = figure.replace("num_rows", "samples")
             is_flag = name.startswith("is_degenerate")
-            files[part][name if name == "epoch" else f"{part}_{name}"] = bool(value) if is_flag else value
-        files["all"] |= files[part]
-    for part in ("train", "eval", "all"):
-        if files[part]:
-            folder.write_text(f"{part}_results.json", json.dumps(files[part], indent=4, sort_keys=True) + "\n")
+            files[split][name if name == "epoch" else f"{split}_{name}"] = bool(value) if is_flag else value
+        files["all"] |= files[split]
+    for split in ("train", "eval", "all"):
+        if files[split]:
+            folder.write_text(f"{split}_results.json", json.dumps(files[split], indent=4, sort_keys=True) + "\n")
 
 
 def finetune(config: Settings, new_job: Callable[[], FinetuningJob[Settings]]) -> None:
-    """Make the run of the settings; with `--seeds` one for each, in a separate folder, and the table of all.
+    """Train the run of the settings. With `--seeds`, train one run per seed and print a table of their scores.
 
-    A complete run is not repeated, so the same command resumes after a stop.
+    The run of each seed has a folder of its own. Complete runs are not repeated, so the same command resumes after an
+    interruption.
 
     Raises:
-        InputError: whatever is wrong with the input; with `--seeds` also that there is no validation part.
+        InputError: the input is invalid, or `--seeds` is given without a validation split.
     """
     if not config.run.seeds:
         lifecycle.train_run(config, new_job())
@@ -194,32 +201,42 @@ def finetune(config: Settings, new_job: Callable[[], FinetuningJob[Settings]]) -
     root.write_text("seeds_results.json", json.dumps(table, indent=4) + "\n")
     rows = {}
     for name, figures in table["scores"].items():
-        values = ", ".join(map(shown_score, figures["values"]))
+        values = ", ".join(map(format_score, figures["values"]))
         title = name.removeprefix("eval_").replace("_", " ")
-        rows[title] = f"{shown_score(figures['mean'])}, deviation {shown_score(figures['deviation'])}, of {values}"
+        mean, deviation = format_score(figures["mean"]), format_score(figures["deviation"])
+        rows[title] = f"{mean}, standard deviation {deviation}, of {values}"
     print()
     print_table(rows | {"seeds": ", ".join(map(str, config.run.seeds)), "models": root.path_of("seed-…/export")})
 
 
 def with_seed(config: Settings, seed: int) -> Settings:
+    """Return the settings of the run with one of `--seeds`."""
     output_dir = open_folder(str(config.run.output_dir)).path_of(f"seed-{seed}")
     run: Any = dataclasses.replace(config.run, seed=seed, seeds=[], output_dir=output_dir)
     return dataclasses.replace(config, run=run)
 
 
 def seeds_table(results: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """Collect the scores of runs {seed: content of eval_results.json}: values, mean, and standard deviation (n - 1)."""
+    """Compute the mean and the standard deviation (with n - 1) of each score over the seeds.
+
+    Args:
+        results: {seed: content of eval_results.json}.
+    """
     names = [name for name in next(iter(results.values())) if not name.startswith(NO_SCORES)]
     scores = {}
     for name in names:
-        values = [one[name] for one in results.values()]
+        values = [scores_of_seed[name] for scores_of_seed in results.values()]
         deviation = statistics.stdev(values) if len(values) > 1 else 0.0
         scores[name] = {"values": values, "mean": statistics.mean(values), "deviation": deviation}
     return {"seeds": list(results), "scores": scores}
 
 
 def predict(trainer: "Trainer", stop: "StopRequest", rows: EncodedRows) -> dict[str, NDArray[Any]]:
-    """Run the model on rows of the validation or the test part; a RunStoppedError if it was asked to stop."""
+    """Run the model on rows of a validation or test split.
+
+    Raises:
+        RunStoppedError: a shutdown was requested.
+    """
     from train.runtime.preemption import RunStoppedError
     from train.step.evaluation import build_adder
 
@@ -229,6 +246,6 @@ def predict(trainer: "Trainer", stop: "StopRequest", rows: EncodedRows) -> dict[
     totals = add_up(stop) if add_up is not None else {}
     if totals is None:
         raise RunStoppedError(
-            f"Stopped{stop.in_words} while predicting; training is complete. Run the same command again to continue."
+            f"Stopped{stop.in_words} while predicting; training is complete. Run the same command again to predict."
         )
     return {name: np.asarray(value) for name, value in totals.items()}

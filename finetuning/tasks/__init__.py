@@ -1,1 +1,1 @@
-"""What is learned: examples read and encoded, heads, losses and scores, one task a file."""
+"""The fine-tuning tasks, one per file: reading and encoding of examples, heads, losses and scores."""

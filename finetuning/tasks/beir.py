@@ -1,8 +1,8 @@
-"""Folders in BeIR's format (Thakur et al. 2021), read and scored by BEIR's rules.
+"""Read folders in BeIR's format (Thakur et al. 2021), for evaluation by BeIR's rules.
 
-BEIR leaves the document with a query's id out of the query's ranking. Grades of documents that the corpus lacks stay:
-such documents are never found. Documents may be empty. Documents with equal scores are ranked as trec_eval does, the
-later id first.
+A document with the id of a query is left out of this query's ranking. Grades of documents that the corpus lacks are
+kept; such documents count as not found. Documents may be empty. Documents with equal scores are ranked as in trec_eval,
+the later id first.
 """
 
 import csv
@@ -25,23 +25,23 @@ from mlm_common.storage.guard import guarded_read
 logger = logging.getLogger(__name__)
 
 QUERIES = "queries.jsonl"
-# The files of the grades, the first that exists for each split.
+# Names of the files with the grades; of each split the first that exists is read.
 QRELS = {"train": ("train",), "validation": ("dev", "validation"), "test": ("test",)}
 
 
 def is_beir(path: str) -> bool:
-    """Return whether a path is a folder in BeIR's format, not a file."""
+    """Return whether a path is a folder in BeIR's format."""
     folder = open_folder(path)
     return folder.exists(_stored(folder, CORPUS))
 
 
 def _stored(folder: Folder, name: str) -> str:
-    """Return the name of a file as it is in the folder, where it may be compressed; as it should be if missing."""
-    return next((one for one in (name, f"{name}.gz") if folder.exists(one)), name)
+    """Return the name under which a file is stored, with .gz if it is compressed. A missing file keeps its name."""
+    return next((stored for stored in (name, f"{name}.gz") if folder.exists(stored)), name)
 
 
 def read_documents(path: str, flag: str) -> list[str]:
-    """Read the title and text of each document that is not empty.
+    """Read the documents that are not empty; each is its title and its text.
 
     Raises:
         InputError: the corpus cannot be read, or a line of it has no id or no text.
@@ -51,11 +51,15 @@ def read_documents(path: str, flag: str) -> list[str]:
 
 
 def read_beir(path: str, split: str) -> Judged:
-    """Read the documents of a folder, the queries that have grades, and these grades.
+    """Read the documents of a folder, the queries that have grades, and the grades.
+
+    Args:
+        path: of the folder.
+        split: "train", "validation" or "test".
 
     Raises:
-        InputError: a file is missing or cannot be read; an id stands for two texts; a grade is not a whole number, or
-            is given twice; the query of a grade is missing, or the documents of all grades are.
+        InputError: a file is missing or cannot be read, two texts have the same id, a grade is not a whole number or is
+            given twice, the query of a grade is missing, or all graded documents are missing.
     """
     folder, flag = open_folder(path), f"--{split}-file"
     names = [_stored(folder, f"qrels/{name}.tsv") for name in QRELS[split]]
@@ -63,8 +67,9 @@ def read_beir(path: str, split: str) -> Judged:
     texts = [_stored(folder, name) for name in (CORPUS, QUERIES)]
     for name in (*texts, qrels):
         if not folder.exists(name):
-            of_test = split == "validation" and folder.exists(_stored(folder, "qrels/test.tsv"))
-            hint = " The grades of the test must not choose a checkpoint: use --test-file for them." if of_test else ""
+            hint = ""
+            if split == "validation" and folder.exists(_stored(folder, "qrels/test.tsv")):
+                hint = " The test split must not decide which checkpoint is best; evaluate it with --test-file."
             raise InputError(
                 f"{flag} must be a folder with {CORPUS}, {QUERIES} and {qrels}; {path} has no {name}.{hint}"
             )
@@ -75,9 +80,9 @@ def read_beir(path: str, split: str) -> Judged:
     absent = list(dict.fromkeys(document for _, document in grades if document not in documents))
     if absent:
         if all(document not in documents for _, document in grades):
-            raise InputError(f"{folder.path_of(qrels)} must grade documents of {CORPUS}; it has none of them.")
+            raise InputError(f"{folder.path_of(qrels)} must grade documents of {CORPUS}; it grades none of them.")
         logger.warning(
-            "%s grades %s documents that %s lacks, such as %s. They count as not found, as in BEIR.",
+            "%s grades %s documents that %s lacks, such as %s. They count as not found, as in BeIR.",
             *(folder.path_of(qrels), f"{len(absent):,}", CORPUS, short(absent[0])),
         )
     rows = {name: index for index, name in enumerate(judged)}
@@ -94,7 +99,7 @@ def read_beir(path: str, split: str) -> Judged:
 
 
 def _read_texts(folder: Folder, file: str, flag: str) -> dict[str, str]:
-    """Return {id: text}, in the order of the file; the text of a document begins with its title."""
+    """Return {id: text}, in the order of the file. The text of a document begins with its title."""
     texts: dict[str, str] = {}
     path = folder.path_of(file)
     for line, row in _read_objects(folder, file, flag):
@@ -107,7 +112,10 @@ def _read_texts(folder: Folder, file: str, flag: str) -> dict[str, str]:
             raise InputError(f"{flag}: {key} must be text; line {line:,} of {path} has {short(value)}.")
         text = f"{title or ''} {text}".strip()
         if texts.setdefault(str(name), text) != text:
-            raise InputError(f"{flag}: each _id must be of one text; line {line:,} of {path} repeats {short(name)}.")
+            raise InputError(
+                f"{flag}: texts with the same _id must be equal; line {line:,} of {path} repeats {short(name)} with "
+                "another text."
+            )
     if not texts:
         raise InputError(f"{flag} must be a folder with texts in {file}; {path} has none.")
     return texts
@@ -120,7 +128,7 @@ def _read_objects(folder: Folder, file: str, flag: str) -> Iterator[tuple[int, M
             continue
         try:
             row = json.loads(line)
-            json.dumps(row, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+            json.dumps(row, ensure_ascii=False).encode()  # fails for half of a surrogate pair, which is not valid text
         except (ValueError, RecursionError) as error:
             raise InputError(
                 f"{flag}: each line must be a JSON object; line {number:,} of {folder.path_of(file)} is not: {error}."
@@ -145,10 +153,10 @@ def _read_lines(folder: Folder, file: str, flag: str) -> list[str]:
 def _read_grades(
     folder: Folder, file: str, flag: str, queries: Mapping[str, str], documents: Mapping[str, str]
 ) -> dict[tuple[str, str], float]:
-    """Return {(query, document): grade} of a file with BeIR's three columns or TREC's four, with or without a header.
+    """Read a file of grades, {(query, document): grade}, with or without a header.
 
-    BeIR's columns are separated by tabs: query, document, grade. TREC's second column means nothing, and white space
-    of any kind may separate its columns.
+    BeIR's files have three columns, separated by tabs: query, document and grade. TREC's files have a second column
+    that is ignored, and any white space may separate the columns.
     """
     path, lines = folder.path_of(file), _read_lines(folder, file, flag)
     has_tabs = any("\t" in line for line in lines)
@@ -170,15 +178,15 @@ def _read_grades(
             hint = ""
             if _number(row[-1]) is not None:
                 hint = (
-                    " A grade is 0, 1, 2 and so on, as trec_eval reads it: round the scores, or write a table of pairs "
-                    "and use --score-column-name."
+                    " Grades are whole numbers, as in trec_eval: round the scores, or write a table of pairs and use "
+                    "--score-column-name."
                 )
-            raise InputError(f"{rule}; line {number:,} has {short(row[-1])} as its number.{hint}")
+            raise InputError(f"{rule}; line {number:,} has {short(row[-1])} instead of the number.{hint}")
         if query not in queries:
             raise InputError(f"{rule}; line {number:,} has the query {short(query)}, which {QUERIES} lacks.")
         if grades.setdefault((query, document), grade) != grade:
             raise InputError(
-                f"{rule}, one for each pair; line {number:,} repeats {short(query)} with {short(document)}."
+                f"{rule}, and each pair once; line {number:,} repeats {short(query)} with {short(document)}."
             )
     if not grades:
         raise InputError(f"{flag} must be a folder with grades; {path} has none.")

@@ -1,4 +1,4 @@
-"""Multiple choice: which of several texts follows another, answers a question or completes a sentence."""
+"""Multiple choice: choose which of several texts continues a text, answers a question or completes a sentence."""
 
 import re
 import string
@@ -15,7 +15,7 @@ from finetuning.data.inputs import ATTENTION_MASK, INDEX, INPUT_IDS, EncodedRows
 from finetuning.data.labels import Labels, is_missing
 from finetuning.data.shared_rows import check_shared_rows
 from finetuning.loop.model import ReadModel, open_start
-from finetuning.loop.task import EVAL_NAME, ON_ROWS, Part, class_loss, finetuned_card
+from finetuning.loop.task import EVAL_NAME, ON_ROWS, Split, class_loss, finetuned_card
 from finetuning.loop.training import FinetuningJob
 from finetuning.tasks.classification import TextClassification
 from finetuning.tasks.metrics import baseline, check_packages, scores
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     import tensorflow as tf
     from transformers import PreTrainedTokenizerFast
 
-# COPA's questions, in the words of SuperGLUE (Wang et al. 2019).
+# COPA's questions, as worded by SuperGLUE (Wang et al. 2019).
 QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
-# Underscores that stand for a word: where a question has some, each choice is put there.
+# A blank in a question, written as underscores, which each choice replaces.
 BLANK = re.compile(r"(?<!\w)_+(?!\w)")
 METRICS = ("accuracy",)
-# Of fewer labels, none may be of the first choice by chance.
+# With fewer labels, it may be chance that the first choice is never right.
 MIN_LABELS = 5
 USAGE = """```python
 import torch
@@ -52,7 +52,7 @@ print(choices[int(logits.argmax())])
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table: a context, the beginning of each choice, choices, and the right one."""
+    """Names of the columns with the context, the beginning of each choice, the choices, and the right choice."""
 
     context: str
     question: str | None
@@ -60,7 +60,7 @@ class Columns:
     label: str
 
 
-KNOWN = (
+KNOWN_COLUMNS = (
     Columns("sent1", "sent2", ("ending0", "ending1", "ending2", "ending3"), "label"),  # SWAG
     Columns("article", "question", ("options",), "answer"),  # RACE
     Columns("premise", "question", ("choice1", "choice2"), "label"),  # COPA
@@ -69,10 +69,13 @@ KNOWN = (
 
 @dataclass(frozen=True)
 class Choices:
-    """Contexts, and for each the texts to choose from, all rows the same number of them.
+    """Contexts, and the texts to choose from for each context. All rows have the same number of choices.
 
-    name: of the table.
-    labels: as in the table; None where it has none.
+    Attributes:
+        name: of the table, for error messages.
+        contexts: one per row.
+        choices: the texts to choose from, for each row.
+        labels: as in the table; None if it has none.
     """
 
     name: str
@@ -86,41 +89,47 @@ class Choices:
 
 
 def columns_of(columns: Mapping[str, Any], name: str, data: ChoiceData) -> Columns:
-    """Find out which columns of the table `name` are read as what: those of the flags, else those that are known.
+    """Decide which columns to read: those of the flags, else those of SWAG, RACE or COPA.
+
+    Args:
+        columns: of the table.
+        name: of the table, for error messages.
+        data: the flags.
 
     Raises:
-        InputError: the flags leave columns open that are none of the known ones.
+        InputError: the flags do not name all columns, and the table does not have those of SWAG, RACE or COPA.
     """
-    found = next((one for one in KNOWN if {one.context, *one.choices} <= columns.keys()), None)
-    if found is None:
+    defaults = next((kind for kind in KNOWN_COLUMNS if {kind.context, *kind.choices} <= columns.keys()), None)
+    if defaults is None:
         if not data.context_column_name or not data.choice_column_names:
             raise InputError(
                 f"{name} must have the columns of SWAG, RACE or COPA, or of --context-column-name and "
                 f"--choice-column-names of run_multiple_choice.py; it has {', '.join(columns)}."
             )
-        found = Columns("", None, (), "label")
-    context, label = data.context_column_name or found.context, data.label_column_name or found.label
-    choices = tuple(data.choice_column_names) or found.choices
-    return Columns(context, data.question_column_name or found.question, choices, label)
+        defaults = Columns("", None, (), "label")
+    context, label = data.context_column_name or defaults.context, data.label_column_name or defaults.label
+    choices = tuple(data.choice_column_names) or defaults.choices
+    return Columns(context, data.question_column_name or defaults.question, choices, label)
 
 
 def read_choices(table: Table, columns: Columns, *, needs_labels: bool) -> Choices:
+    """Read contexts, choices and labels of a table; InputError if a column is missing or has other values."""
     (contexts,) = texts_of(table, [columns.context], "--context-column-name")
     if len(columns.choices) == 1:
         lists = table.column(columns.choices[0], "--choice-column-names")
     else:
         lists = list(zip(*texts_of(table, columns.choices, "--choice-column-names"), strict=True))
     for row, choices in enumerate(lists, start=1):
-        is_right = isinstance(choices, list | tuple) and all(isinstance(one, str) for one in choices)
-        if not is_right or len(choices) < 2 or len(choices) != len(lists[0]):
+        are_texts = isinstance(choices, list | tuple) and all(isinstance(choice, str) for choice in choices)
+        if not are_texts or len(choices) < 2 or len(choices) != len(lists[0]):
             raise InputError(
-                f"Column {columns.choices[0]} of {table.name} must hold lists of two or more texts, all of one length; "
-                f"row {row:,} has {choices!r:.200}."
+                f"Column {columns.choices[0]} of {table.name} must hold lists of two or more texts, the same number in "
+                f"each row; row {row:,} has {choices!r:.200}."
             )
     if columns.question is not None:
         (questions,) = texts_of(table, [columns.question], "--question-column-name")
-        pairs = zip((QUESTIONS.get(one, one) for one in questions), lists, strict=True)
-        lists = [[_joined(question, one) for one in row] for question, row in pairs]
+        pairs = zip((QUESTIONS.get(question, question) for question in questions), lists, strict=True)
+        lists = [[_joined(question, choice) for choice in row] for question, row in pairs]
     labels: Sequence[Any] | None = None
     if needs_labels or columns.label in table.columns:
         labels = table.column(columns.label, "--label-column-name")
@@ -137,40 +146,42 @@ def _name(label: Any) -> str:
 
 
 def names_of(train: Choices, columns: Columns, validation_labels: Iterable[Any] = ()) -> tuple[str, ...]:
-    """Name the choices as most labels to train on do: by numbers, letters, or columns.
+    """Return the names of the choices as most training labels write them: numbers, letters, or names of columns.
 
     Raises:
-        InputError: numbers seem to begin with 1: neither training nor validation has a 0.
+        InputError: the labels seem to be numbered from 1, because neither training nor validation labels have a 0.
     """
-    number, labels = train.num_choices, [_name(one) for one in train.labels or ()]
-    letters = tuple(string.ascii_uppercase[:number])
-    forms = (places(number), letters, *([columns.choices] if len(columns.choices) > 1 else []))
-    found = max(forms, key=lambda one: sum(label in one for label in labels))
+    num_choices, labels = train.num_choices, [_name(label) for label in train.labels or ()]
+    letters = tuple(string.ascii_uppercase[:num_choices])
+    forms = (numbers_from_0(num_choices), letters, *([columns.choices] if len(columns.choices) > 1 else []))
+    names = max(forms, key=lambda form: sum(label in form for label in labels))
     has_zero = "0" in labels or "0" in map(_name, validation_labels)
-    if found == places(number) and not has_zero and (len(labels) >= MIN_LABELS or len(set(labels)) > 1):
+    if names == numbers_from_0(num_choices) and not has_zero and (len(labels) >= MIN_LABELS or len(set(labels)) > 1):
         raise InputError(
             f"The choices of {train.name} must be numbered from 0; its labels are {', '.join(sorted(set(labels)))}. "
             f"Write letters, A to {letters[-1]}, or subtract 1 if they are numbered from 1."
         )
-    return found
+    return names
 
 
-def places(number: int) -> tuple[str, ...]:
-    return tuple(map(str, range(number)))
+def numbers_from_0(num_choices: int) -> tuple[str, ...]:
+    """Return the names of choices that are numbered from 0."""
+    return tuple(map(str, range(num_choices)))
 
 
-def check_number(choices: Choices, number: int) -> None:
-    if choices.num_choices != number:
+def check_num_choices(choices: Choices, num_choices: int) -> None:
+    """Check that rows have the number of choices that the model was trained with."""
+    if choices.num_choices != num_choices:
         raise InputError(
-            f"Rows must have {number} choices, as in training; those of {choices.name} have {choices.num_choices}."
+            f"Rows must have {num_choices} choices, as in training; rows of {choices.name} have {choices.num_choices}."
         )
 
 
 def encode_labels(choices: Choices, names: Sequence[str], *, may_be_missing: bool) -> NDArray[np.int32]:
-    """Make labels the numbers of choices, int32 (rows,); -1 where one is missing.
+    """Convert labels to the numbers of the choices, int32 (rows,); -1 for missing labels.
 
     Raises:
-        InputError: a label is none of `names`, or is missing and may not be.
+        InputError: a label is not one of `names`, or is missing although `may_be_missing` is false.
     """
     numbers = {name: number for number, name in enumerate(names)}
     encoded = np.full(len(choices.contexts), -1, np.int32)
@@ -181,19 +192,19 @@ def encode_labels(choices: Choices, names: Sequence[str], *, may_be_missing: boo
         elif not may_be_missing or not (is_missing(label) or name in ("-1", "?")):
             raise InputError(
                 f"Each label must be one of {', '.join(names)}; row {row + 1:,} of {choices.name} has {label!r:.200}. "
-                "Number choices from 0, or use their letters or the names of their columns, in all rows alike."
+                "In all rows, either number the choices from 0, or use their letters, or the names of their columns."
             )
     return encoded
 
 
 class MultipleChoice(TextClassification):
-    """Learns which choice of a row is right, by one number for each choice; rows are (choices, length)."""
+    """Learns which choice of a row is right. The network gives each choice a logit; rows are (choices, length)."""
 
     model_class = "TFAutoModelForMultipleChoice"
 
-    def __init__(self, names: Sequence[str], metric: str | None = None, **of_rows: Any):
+    def __init__(self, names: Sequence[str], metric: str | None = None, **task_arguments: Any):
         labels = Labels("single_label_classification", tuple(names))
-        super().__init__(labels, METRICS, metric, **of_rows)
+        super().__init__(labels, METRICS, metric, **task_arguments)
         self.card = finetuned_card(
             "model that chooses one of several texts",
             "Multiple choice",
@@ -205,10 +216,11 @@ class MultipleChoice(TextClassification):
         )
 
     def text_features(self, length: int) -> dict[str, Feature]:
-        """Name what `TextClassification` does, of each choice."""
+        """Return the features of `TextClassification`; those of tokens are for each choice."""
         shape = (len(self.labels.names), length)
         return {
-            name: replace(one, shape=shape) if one.shape else one for name, one in super().text_features(length).items()
+            name: replace(feature, shape=shape) if feature.shape else feature
+            for name, feature in super().text_features(length).items()
         }
 
     def outputs(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> "tf.Tensor":
@@ -217,8 +229,8 @@ class MultipleChoice(TextClassification):
         with dropping_out_texts(range(len(self.labels.names))):
             return super().outputs(network, rows, training=training)  # (rows, choices)
 
-    def write_more(self, folder: Folder, predictions: NDArray[Any], part: Part) -> None:
-        """Write nothing: which place is taken for which says little."""
+    def write_extra_files(self, folder: Folder, predictions: NDArray[Any], split: Split) -> None:
+        """Write no confusion matrix, because the positions of choices carry no meaning."""
 
     def next_command(self, model: str) -> str:
         return f'{super().next_command(model)} --choices "…" "…"'
@@ -226,18 +238,18 @@ class MultipleChoice(TextClassification):
     def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
         names = (INPUT_IDS, ATTENTION_MASK)
         texts = {
-            f"choice {name}": self.first_text({key: rows[key][:, place] for key in names}, tokenizer)
-            for place, name in enumerate(self.labels.names)
+            f"choice {name}": self.first_text({key: rows[key][:, number] for key in names}, tokenizer)
+            for number, name in enumerate(self.labels.names)
         }
-        return texts | {"right": self.shown(rows["label"][0].numpy())}
+        return texts | {"right": self.format_label(rows["label"][0].numpy())}
 
 
 def encode_choices(model: ReadModel, choices: Choices, max_length: int, labels: NDArray[np.int32]) -> EncodedRows:
-    """Encode each choice after its context, as a pair of texts; rows have one label each."""
+    """Encode each context with each of its choices as a pair of texts. A row has the texts of all its choices."""
     contexts = [context for context, row in zip(choices.contexts, choices.choices, strict=True) for _ in row]
-    texts = model.encode_texts((contexts, [one for row in choices.choices for one in row]), max_length)
-    of_rows: Mapping[str, NDArray[Any]] = {"label": labels, INDEX: np.arange(len(labels), dtype=np.int32)}
-    return replace(texts, of_rows=of_rows, texts_per_row=choices.num_choices)
+    texts = model.encode_texts((contexts, [choice for row in choices.choices for choice in row]), max_length)
+    row_values: Mapping[str, NDArray[Any]] = {"label": labels, INDEX: np.arange(len(labels), dtype=np.int32)}
+    return replace(texts, row_values=row_values, texts_per_row=choices.num_choices)
 
 
 class ChoiceJob(FinetuningJob[ChoiceConfig]):
@@ -248,36 +260,35 @@ class ChoiceJob(FinetuningJob[ChoiceConfig]):
         start, data = open_start(config), config.data
         tables = read_tables(data)
         columns = columns_of(tables["train"].columns, tables["train"].name, data)
-        parts = {split: read_choices(one, columns, needs_labels=split != "test") for split, one in tables.items()}
+        choices = {split: read_choices(table, columns, needs_labels=split != "test") for split, table in tables.items()}
         check_shared_rows(
             {
-                split: [(one, *map(str, row)) for one, row in zip(part.contexts, part.choices, strict=True)]
-                for split, part in parts.items()
+                split: [(context, *map(str, row)) for context, row in zip(read.contexts, read.choices, strict=True)]
+                for split, read in choices.items()
             },
-            {split: part.name for split, part in parts.items()},
-            [split for split, part in parts.items() if part.labels is None],
+            {split: read.name for split, read in choices.items()},
+            [split for split, read in choices.items() if read.labels is None],
         )
-        validation_labels = parts["validation"].labels if "validation" in parts else None
-        names = names_of(parts["train"], columns, validation_labels or ())
+        validation_labels = choices["validation"].labels if "validation" in choices else None
+        names = names_of(choices["train"], columns, validation_labels or ())
 
-        def part(split: str, file: str = "") -> Part:
-            one = parts[split]
-            check_number(one, len(names))
-            labels = encode_labels(one, names, may_be_missing=split == "test")
+        def make_split(split: str, file: str = "") -> Split:
+            check_num_choices(choices[split], len(names))
+            labels = encode_labels(choices[split], names, may_be_missing=split == "test")
             is_labelled = labels >= 0
-            rows = encode_choices(start, one, data.max_seq_length, np.maximum(labels, 0))
-            return Part(rows, labels, file, bool(is_labelled.any()), None if is_labelled.all() else is_labelled)
+            rows = encode_choices(start, choices[split], data.max_seq_length, np.maximum(labels, 0))
+            return Split(rows, labels, file, bool(is_labelled.any()), None if is_labelled.all() else is_labelled)
 
-        train = part("train")
-        self.validation = {"": part("validation", f"{EVAL_NAME}.txt")} if "validation" in parts else {}
-        self.tests = [part("test", "predict_results_test.txt")] if "test" in parts else []
+        train = make_split("train")
+        self.validation = {"": make_split("validation", f"{EVAL_NAME}.txt")} if "validation" in choices else {}
+        self.tests = [make_split("test", "predict_results_test.txt")] if "test" in choices else []
         validation = self.validation.get("")
-        task = MultipleChoice(names, data.metric_name, **start.of_rows)
+        task = MultipleChoice(names, data.metric_name, **start.task_arguments)
         task.class_loss = class_loss(config.optimization, names, train.examples)
         if validation is not None:
             guess = baseline(task.labels, train.examples, validation.rows.num_rows)
             task.guess = scores(METRICS, guess, validation.examples)
-        read_as = (columns.context, *([columns.question] if columns.question else []), *columns.choices)
-        described = {"texts": ", ".join(read_as), "labels": f"{columns.label} of {parts['train'].name}"}
-        described |= {"choices": ", ".join(names), "first label": task.shown(train.examples[0])}
-        return start.run(task, train.rows, validation, cluster, task.labels.by_id, described=described)
+        text_columns = (columns.context, *([columns.question] if columns.question else []), *columns.choices)
+        plan_lines = {"texts": ", ".join(text_columns), "labels": f"{columns.label} of {choices['train'].name}"}
+        plan_lines |= {"choices": ", ".join(names), "first label": task.format_label(train.examples[0])}
+        return start.run(task, train.rows, validation, cluster, task.labels.by_id, plan_lines=plan_lines)

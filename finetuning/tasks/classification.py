@@ -1,4 +1,4 @@
-"""Classification of texts or pairs of texts: one of some classes, several of them, or a number."""
+"""Classification of texts or pairs of texts: one class, several classes, or a number."""
 
 import csv
 import io
@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetuning.config.settings import ClassificationConfig, ClassificationData
-from finetuning.data.examples import Examples, Parts, Table, describe_forms, read_table, read_tables, texts_of
+from finetuning.data.examples import Examples, Splits, Table, describe_forms, read_table, read_tables, texts_of
 from finetuning.data.glue import GLUE_TASKS, read_glue
 from finetuning.data.labels import LabelReading, Labels, find_labels, is_missing
 from finetuning.data.shared_rows import check_shared_rows
 from finetuning.loop.model import Start, open_start
-from finetuning.loop.task import COMBINED, EVAL_NAME, ON_ROWS, Part, RowTask, class_loss, describe_loss, finetuned_card
+from finetuning.loop.task import COMBINED, EVAL_NAME, ON_ROWS, RowTask, Split, class_loss, describe_loss, finetuned_card
 from finetuning.loop.training import FinetuningJob
 from finetuning.tasks.metrics import (
     DEFAULT_METRICS,
@@ -44,18 +44,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Columns that are no text by default.
+# Names of columns that are not read as text by default.
 NO_TEXT = ("id", "idx", "index")
-# What pandas calls the column that it writes its index to: in .csv, where that is read and written again, in .parquet.
+# Names of the column to which pandas writes its index: in a .csv file, in one that was read and written again, and in a
+# .parquet file.
 INDEX_OF_PANDAS = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
-# The Hub's words for metrics.
+# The Hub's names of metrics, where they differ.
 HUB_METRICS = {"f1_macro": "f1", "f1_micro": "f1", "pearson": "pearsonr"}
 NAMES = {
     "single_label_classification": "text classifier",
     "multi_label_classification": "text classifier with several labels per text",
     "regression": "model that rates texts with a number",
 }
-# Lines that use the model, {how many texts a row has: lines}; `.format` is applied to them later.
+# Example texts in the model card's code, {number of texts per row: code}. `.format` is applied to them later.
 TEXTS = {1: '"A text to classify."', 2: '{{"text": "A first text.", "text_pair": "A second text."}}'}
 CLASSES = """```python
 from transformers import pipeline
@@ -74,41 +75,49 @@ for number in rate([TEXT], truncation=True):
 
 
 class TextClassification(RowTask):
-    """Learns the label of a row from its first token, or from what the model pools.
+    """Learns the label of each row with transformers' classification head.
 
     Args:
+        labels: the labels to learn.
         metrics: names in `finetuning.tasks.metrics.metric_functions`.
-        metric: by which checkpoints are compared; by default the first, or of several of GLUE's their mean.
-        num_texts: of each row, 1 or 2.
+        metric: the metric by which checkpoints are compared; by default the first.
+        num_texts: number of texts per row, 1 or 2.
+        task_arguments: of `ExampleTask`.
 
     Raises:
-        InputError: a class whose name does not fit on one line of the predictions.
+        InputError: the name of a class has tabs or several lines, so it does not fit into the file of predictions.
     """
 
     model_class = "TFAutoModelForSequenceClassification"
     errors = ERRORS
 
     def __init__(
-        self, labels: Labels, metrics: tuple[str, ...], metric: str | None = None, *, num_texts: int = 1, **of_rows: Any
+        self,
+        labels: Labels,
+        metrics: tuple[str, ...],
+        metric: str | None = None,
+        *,
+        num_texts: int = 1,
+        **task_arguments: Any,
     ):
-        super().__init__(**of_rows)
-        for one in labels.names:
-            is_one_field = "\t" not in one and len(one.splitlines()) == 1
-            require(is_one_field, "must be one line without tabs (rename it)", "Each label", repr(one))
+        super().__init__(**task_arguments)
+        for name in labels.names:
+            is_one_field = "\t" not in name and len(name.splitlines()) == 1
+            require(is_one_field, "must be one line without tabs (rename it)", "Each label", repr(name))
         self.labels = labels
         self.metrics = metrics
         self.metric = chosen_metric(with_mean(metrics), metric)
         self.takes_pairs = num_texts == 2
         self.is_one_class = labels.problem_type == "single_label_classification"
-        several = labels.problem_type == "multi_label_classification"
-        self.label = Feature((len(labels.names),) if several else (), dtype="int64" if self.is_one_class else "float32")
+        shape = (len(labels.names),) if labels.problem_type == "multi_label_classification" else ()
+        self.label = Feature(shape, dtype="int64" if self.is_one_class else "float32")
         if self.is_one_class:
             self.means = (*self.means, Mean("accuracy", "num_correct", "num_rows"))
         self.card = finetuned_card(
             NAMES[labels.problem_type],
             "Text classification",
             "text-classification",
-            {one: HUB_METRICS.get(one, one) for one in metrics},
+            {name: HUB_METRICS.get(name, name) for name in metrics},
             tags=("text-classification",),
             usage=(NUMBER if labels.problem_type == "regression" else CLASSES).replace("TEXT", TEXTS[num_texts]),
             evaluation=ON_ROWS,
@@ -118,7 +127,7 @@ class TextClassification(RowTask):
         return network(self.network_inputs(rows), training=training).logits
 
     def losses(self, outputs: "tf.Tensor", labels: "tf.Tensor") -> "tf.Tensor":
-        """Compute the loss of each row, (rows,), as the PyTorch classes of transformers do."""
+        """Compute the loss of each row, (rows,), as transformers' PyTorch classes do."""
         import tensorflow as tf
 
         if self.is_one_class:
@@ -138,28 +147,28 @@ class TextClassification(RowTask):
         return predict(outputs, self.labels.problem_type)
 
     def scores(self, predictions: NDArray[Any], labels: NDArray[Any]) -> dict[str, float]:
-        if labels.ndim > 1:  # of classes that only the test part has, none is predicted
+        if labels.ndim > 1:  # classes that only the test split has are never predicted
             predictions = np.pad(predictions, ((0, 0), (0, labels.shape[1] - predictions.shape[1])))
         return scores(self.metrics, predictions, labels)
 
-    def shown(self, label: Any) -> str:
-        """Write a label: a number, the name of a class, or those of several as a line of a .csv file."""
+    def format_label(self, label: Any) -> str:
+        """Format a label: a number, the name of a class, or the names of several classes as a line of a .csv file."""
         if self.is_one_class:
             return self.labels.names[int(label)]
         if self.labels.problem_type == "regression":
-            return super().shown(label)
+            return super().format_label(label)
         line = io.StringIO()
-        names = [name for name, holds in zip(self.labels.names, label, strict=True) if holds]
+        names = [name for name, is_set in zip(self.labels.names, label, strict=True) if is_set]
         csv.writer(line, lineterminator="").writerow(names)
         return line.getvalue()
 
-    def write_more(self, folder: Folder, predictions: NDArray[Any], part: Part) -> None:
-        """Draw which classes are taken for which in the validation part, where each row has one of a few."""
+    def write_extra_files(self, folder: Folder, predictions: NDArray[Any], split: Split) -> None:
+        """Plot the confusion matrix of the validation split, if each row has one of a few classes."""
         names = self.labels.names
-        if part is self.evaluated and self.is_one_class and len(names) <= MAX_PLOTTED_CLASSES:
+        if split is self.evaluated and self.is_one_class and len(names) <= MAX_PLOTTED_CLASSES:
             from sklearn.metrics import confusion_matrix
 
-            counts = confusion_matrix(part.examples, predictions, labels=range(len(names)))
+            counts = confusion_matrix(split.examples, predictions, labels=range(len(names)))
             folder.write_bytes(CONFUSION_NAME, draw_confusion(counts, names))
 
 
@@ -169,68 +178,74 @@ class ClassificationJob(FinetuningJob[ClassificationConfig]):
     def open_run(self, config: ClassificationConfig, cluster: Cluster) -> Run:
         check_packages("sklearn", "scipy")
         start, data = open_start(config), config.data
-        parts = read_parts(data)
-        check_shared_examples(parts.train, parts.validation, parts.tests)
-        labels = _labels(data, parts.train, start)
+        splits = read_splits(data)
+        check_shared_examples(splits.train, splits.validation, splits.tests)
+        labels = _labels(data, splits.train, start)
 
-        def part(examples: Examples, file: str = "", *, is_test: bool = False) -> Part:
+        def make_split(examples: Examples, file: str = "", *, is_test: bool = False) -> Split:
             if examples.labels is not None and is_test:
-                return test_part(examples, examples.labels, file)
+                return make_scored_test_split(examples, examples.labels, file)
             is_scored = examples.labels is not None
-            encoded = labels.nothing(examples.num_rows)
+            encoded = labels.zeros(examples.num_rows)
             if examples.labels is not None:
                 encoded = labels.encode(examples.labels, examples.name)
-            return Part(start.encode_texts(examples.texts, data.max_seq_length, encoded), encoded, file, is_scored)
+            return Split(start.encode_texts(examples.texts, data.max_seq_length, encoded), encoded, file, is_scored)
 
-        def test_part(examples: Examples, values: Sequence[Any], file: str) -> Part:
-            found = labels.encode_to_score(values, examples.name)
-            is_labelled, num_classes = found.is_labelled, len(labels.names)
+        def make_scored_test_split(examples: Examples, values: Sequence[Any], file: str) -> Split:
+            scored = labels.encode_to_score(values, examples.name)
+            is_labelled, num_classes = scored.is_labelled, len(labels.names)
             if not is_labelled.all():
                 counts = f"{len(is_labelled) - is_labelled.sum():,}", f"{len(is_labelled):,}"
-                logger.warning("%s of %s rows of %s have no label, and are not scored.", *counts, examples.name)
-            if found.unseen:
-                more = f" and {len(found.unseen) - 5:,} more" if len(found.unseen) > 5 else ""
-                names = ", ".join(map(repr, found.unseen[:5])) + more
-                logger.warning("%s has labels that training lacks, which count as wrong: %s.", examples.name, names)
-            known = found.encoded
-            if found.unseen:  # no label to compute a loss by
-                known = np.where(known < num_classes, known, 0) if known.ndim == 1 else known[:, :num_classes]
-            rows = start.encode_texts(examples.texts, data.max_seq_length, known)
-            has_loss = is_labelled.all() and not found.unseen
-            return Part(rows, found.encoded, file, bool(is_labelled.any()), None if has_loss else is_labelled)
+                logger.warning("%s of %s rows of %s have no label and are not scored.", *counts, examples.name)
+            if scored.unseen:
+                others = f" and {len(scored.unseen) - 5:,} more" if len(scored.unseen) > 5 else ""
+                names = ", ".join(map(repr, scored.unseen[:5])) + others
+                logger.warning(
+                    "%s has labels that the training split lacks; they count as wrong: %s.", examples.name, names
+                )
+            seen = scored.encoded
+            if scored.unseen:  # the network has no output for these classes, and no loss is computed
+                seen = np.where(seen < num_classes, seen, 0) if seen.ndim == 1 else seen[:, :num_classes]
+            rows = start.encode_texts(examples.texts, data.max_seq_length, seen)
+            has_loss = is_labelled.all() and not scored.unseen
+            return Split(rows, scored.encoded, file, bool(is_labelled.any()), None if has_loss else is_labelled)
 
-        train = part(parts.train)
-        self.validation = {key: part(one, f"{EVAL_NAME}{key}.txt") for key, one in parts.validation.items()}
-        self.tests = [part(one, f"predict_results_{key}.txt", is_test=True) for key, one in parts.tests.items()]
+        train = make_split(splits.train)
+        self.validation = {
+            ending: make_split(examples, f"{EVAL_NAME}{ending}.txt") for ending, examples in splits.validation.items()
+        }
+        self.tests = [
+            make_split(examples, f"predict_results_{name}.txt", is_test=True) for name, examples in splits.tests.items()
+        ]
         validation = next(iter(self.validation.values()), None)
         metrics = GLUE_TASKS[data.task_name].metrics if data.task_name else DEFAULT_METRICS[labels.problem_type]
         metric = data.metric_name or (COMBINED if data.task_name and len(metrics) > 1 else None)
-        task = TextClassification(labels, metrics, metric, num_texts=len(parts.text_columns), **start.of_rows)
+        task = TextClassification(labels, metrics, metric, num_texts=len(splits.text_columns), **start.task_arguments)
         if validation is not None:
             guess = baseline(labels, train.examples, validation.rows.num_rows)
             task.guess = scores(metrics, guess, validation.examples)
-        described = parts.columns | labels.describe(train.examples)
-        described["first label"] = task.shown(train.examples[0]) or "none of the classes"
-        recorded = {"text_columns": list(parts.text_columns)}
+        plan_lines = splits.columns | labels.describe(train.examples)
+        plan_lines["first label"] = task.format_label(train.examples[0]) or "none of the classes"
+        run_info = {"text_columns": list(splits.text_columns)}
         for name in ("class_weights", "label_smoothing"):
             value = getattr(config.optimization, name)
-            rule = f"needs labels of one class; those of {parts.train.name} are another kind ({labels.problem_type})"
+            rule = f"needs one class per row; {splits.train.name} has another kind of label ({labels.problem_type})"
             require(task.is_one_class or not value, rule, flag_of(name), value)
         if task.is_one_class:
             task.class_loss = class_loss(config.optimization, labels.names, train.examples)
-            described |= describe_loss(task.class_loss, labels.names)
-        run = start.run(task, train.rows, validation, cluster, labels.by_id, described=described, recorded=recorded)
+            plan_lines |= describe_loss(task.class_loss, labels.names)
+        run = start.run(task, train.rows, validation, cluster, labels.by_id, plan_lines=plan_lines, run_info=run_info)
         run.phases[0].model_config.problem_type = labels.problem_type
         return run
 
 
 def check_shared_examples(train: Examples, validation: Mapping[str, Examples], tests: Mapping[str, Examples]) -> None:
-    """Check that no part has mostly the texts of the training part."""
-    parts = {"train": train} | {f"eval{key}": one for key, one in validation.items()} | dict(tests)
+    """Check that the validation and test splits do not repeat the training split."""
+    splits = {"train": train} | {f"eval{ending}": examples for ending, examples in validation.items()} | dict(tests)
     check_shared_rows(
-        {key: list(zip(*one.texts, strict=True)) for key, one in parts.items()},
-        {key: one.name for key, one in parts.items()},
-        [key for key, one in parts.items() if one.labels is None],
+        {split: list(zip(*examples.texts, strict=True)) for split, examples in splits.items()},
+        {split: examples.name for split, examples in splits.items()},
+        [split for split, examples in splits.items() if examples.labels is None],
     )
 
 
@@ -247,11 +262,13 @@ def _labels(data: ClassificationData, train: Examples, start: Start) -> Labels:
     return find_labels(train.labels, train.name, reading, start.labels_of("SequenceClassification"))
 
 
-def read_parts(data: ClassificationData) -> Parts:
+def read_splits(data: ClassificationData) -> Splits:
+    """Read the examples of the GLUE task, the files or the data set that the flags name."""
     if data.task_name is not None:
         return read_glue(data, GLUE_TASKS[data.task_name])
     tables = read_tables(data)
-    tables["train"].column(data.label_column_name, "--label-column-name")  # else it would be taken for a text
+    # Check it first: a label column of another name would be taken for a text.
+    tables["train"].column(data.label_column_name, "--label-column-name")
     texts = data.text_column_names or _text_columns(tables["train"], data)
     left_out = [repr(name) for name in tables["train"].columns if name not in (*texts, data.label_column_name)]
     note = f"; not read: {', '.join(left_out)}" if left_out else ""
@@ -261,11 +278,11 @@ def read_parts(data: ClassificationData) -> Parts:
     examples = {split: _examples(table, texts, data, needs_labels=split != "test") for split, table in tables.items()}
     validation = {"": examples["validation"]} if "validation" in examples else {}
     tests = {"test": examples["test"]} if "test" in examples else {}
-    return Parts(examples["train"], columns, texts, validation, tests)
+    return Splits(examples["train"], columns, texts, validation, tests)
 
 
 def read_examples_to_predict(path: str, data: ClassificationData) -> Examples:
-    """Read the texts of a file, which `--file` names, without their labels."""
+    """Read the texts of a `--file` of `predict.py`, without labels."""
     table = read_table(path, "--file", delimiter=data.delimiter)
     return Examples(table.name, texts_of(table, data.text_column_names or _text_columns(table, data)), None)
 
@@ -278,17 +295,18 @@ def _text_columns(table: Table, data: ClassificationData) -> list[str]:
     ]
     require(
         1 <= len(names) <= 2,
-        f"must name the columns of {table.name} with text, unless there are only one or two other than "
+        f"must name the one or two columns of {table.name} with text, because it has more or fewer besides "
         f"{data.label_column_name}",
         "--text-column-names",
         f"nothing, with the columns {', '.join(table.columns)}",
     )
     for name in names:
         if all(str(value).strip().isdecimal() for value in table.columns[name]):
-            others = " ".join(one for one in names if one != name)
+            others = " ".join(other for other in names if other != name)
+            otherwise = f"; if not, --text-column-names {others}." if others else "."
             raise InputError(
-                f"Column {name} of {table.name} holds whole numbers, which are rarely texts. Use --text-column-names "
-                f"{' '.join(names)} if it is one" + (f", --text-column-names {others} if not." if others else ".")
+                f"Column {name} of {table.name} has only whole numbers, so it is probably not text. If it is text, use "
+                f"--text-column-names {' '.join(names)}{otherwise}"
             )
     return names
 

@@ -1,6 +1,6 @@
-"""A custom task: a class in a file of its author, with its data, head and metric.
+"""The base class of custom tasks: a user's class in a Python file, with its data, head and metric.
 
-`recipes/star_ratings.py` is one; `finetuning/run_task.py` runs it.
+`recipes/star_ratings.py` is an example, which `finetuning/run_task.py` trains.
 """
 
 from abc import abstractmethod
@@ -15,7 +15,7 @@ from finetuning.data.examples import SPLITS, Examples, num_samples
 from finetuning.data.inputs import ATTENTION_MASK
 from finetuning.data.shared_rows import check_shared_rows
 from finetuning.loop.model import open_start
-from finetuning.loop.task import EVAL_NAME, ON_ROWS, Part, RowTask, finetuned_card
+from finetuning.loop.task import EVAL_NAME, ON_ROWS, RowTask, Split, finetuned_card
 from finetuning.loop.training import FinetuningJob
 from finetuning.tasks.metrics import chosen_metric
 from mlm_common.cli.settings import require
@@ -44,10 +44,10 @@ LIMITS = """`AutoModel` opens the encoder. The head of the custom task is in `mo
 
 
 class CustomTask(RowTask):
-    """Learns the labels that a subclass reads, by the head that it puts on the encoder.
+    """A task with its own data, head, loss and metrics.
 
-    A subclass has five methods: `read`, `head`, `losses`, `predict` and `scores`. A run is checked before TensorFlow
-    starts, so those that compute import it themselves.
+    A subclass defines five methods: `read`, `head`, `losses`, `predict` and `scores`. A run is checked before
+    TensorFlow is imported, so methods that need TensorFlow must import it themselves.
     """
 
     model_class = "TFAutoModel"
@@ -55,18 +55,30 @@ class CustomTask(RowTask):
 
     @abstractmethod
     def read(self, data: ExamplesConfig) -> Mapping[str, Examples]:
-        """Read {train, validation or test: examples}; each label is a number, or a list of numbers of one length."""
+        """Read the examples.
+
+        Returns:
+            {"train", "validation" or "test": examples}. Each label is a number, or each is a list of the same number of
+            numbers.
+        """
 
     @abstractmethod
     def head(self, config: "PretrainedConfig") -> "Sequence[tf_keras.layers.Layer]":
-        """Make the layers of the head, in their order; the first takes `pooled`, the last gives the outputs."""
+        """Return the layers of the head, in order. The first takes the result of `pooled`, the last makes the outputs.
+
+        Args:
+            config: of the model.
+        """
 
     def pooled(self, states: "tf.Tensor", attended: "tf.Tensor") -> "tf.Tensor":
-        """Make what the head takes of the encoder's states: their mean over the tokens, (rows, hidden).
+        """Compute the input of the head from the encoder's states: by default their mean over the tokens.
 
         Args:
             states: (rows, length, hidden).
-            attended: int32 (rows, length), 0 at padding.
+            attended: int32 (rows, length), 1 for tokens and 0 for padding.
+
+        Returns:
+            (rows, hidden).
         """
         from train.tasks.heads import mean_state
 
@@ -85,9 +97,14 @@ class CustomTask(RowTask):
         )
 
     def see_labels(self, train: NDArray[Any], validation: NDArray[Any] | None, metric: str | None) -> None:
-        """Learn from the labels their form, which metrics there are, and what a guess without the text would score.
+        """Set the attributes that depend on the labels: their form, the metrics, and the scores of a constant guess.
 
-        The guess is the most frequent label, of fractions the mean.
+        The guess is the most frequent label, or the mean if labels have fractions.
+
+        Args:
+            train: labels to train on, (rows, …).
+            validation: labels to evaluate on, (rows, …), if there are any.
+            metric: the value of `--metric-name`.
         """
         values, counts = np.unique(train, axis=0, return_counts=True)
         received = f"{len(train):,} times {values[0].tolist()!s:.200}"
@@ -110,6 +127,7 @@ class CustomTask(RowTask):
 
 
 def load_task(task: str) -> type[CustomTask]:
+    """Load the class that `--task FILE.py:CLASS` names."""
     return load_class(task, CustomTask)  # type: ignore[type-abstract]
 
 
@@ -119,93 +137,101 @@ class CustomJob(FinetuningJob[CustomConfig]):
     def open_run(self, config: CustomConfig, cluster: Cluster) -> Run:
         task_class = load_task(str(config.data.task))
         start, data = open_start(config), config.data
-        task = task_class(**start.of_rows)
+        task = task_class(**start.task_arguments)
         examples = read_examples(task, data)
         labels = read_labels(examples)
         check_shared_rows(
-            {split: list(zip(*one.texts, strict=True)) for split, one in examples.items()},
-            {split: one.name for split, one in examples.items()},
+            {split: list(zip(*read.texts, strict=True)) for split, read in examples.items()},
+            {split: read.name for split, read in examples.items()},
             [split for split in examples if split not in labels],
         )
         task.see_labels(labels["train"], labels.get("validation"), data.metric_name)
 
-        def part(split: str, file: str = "") -> Part:
-            one = examples[split]
+        def make_split(split: str, file: str = "") -> Split:
+            read = examples[split]
             shape, dtype = labels["train"].shape[1:], labels["train"].dtype
-            of_rows = labels[split] if split in labels else np.zeros((one.num_rows, *shape), dtype)
-            rows = start.encode_texts(one.texts, data.max_seq_length, of_rows)
-            return Part(rows, of_rows, file, is_scored=split in labels)
+            encoded = labels[split] if split in labels else np.zeros((read.num_rows, *shape), dtype)
+            rows = start.encode_texts(read.texts, data.max_seq_length, encoded)
+            return Split(rows, encoded, file, is_scored=split in labels)
 
-        self.validation = {"": part("validation", f"{EVAL_NAME}.txt")} if "validation" in examples else {}
-        self.tests = [part("test", "predict_results_test.txt")] if "test" in examples else []
+        self.validation = {"": make_split("validation", f"{EVAL_NAME}.txt")} if "validation" in examples else {}
+        self.tests = [make_split("test", "predict_results_test.txt")] if "test" in examples else []
         identities = {"task": identity_of(str(data.task))}
-        described = _describe(examples["train"], labels["train"]) | {"first label": task.shown(labels["train"][0])}
-        rows, validation = part("train").rows, self.validation.get("")
-        return start.run(task, rows, validation, cluster, identities=identities, described=described)
+        plan_lines = _describe(examples["train"], labels["train"]) | {
+            "first label": task.format_label(labels["train"][0])
+        }
+        rows, validation = make_split("train").rows, self.validation.get("")
+        return start.run(task, rows, validation, cluster, identities=identities, plan_lines=plan_lines)
 
 
 def _describe(examples: Examples, labels: NDArray[np.generic]) -> dict[str, str]:
     kind = "fractions" if labels.dtype.kind == "f" else "whole numbers"
-    each = f"{' x '.join(map(str, labels.shape[1:]))} a row" if labels.ndim > 1 else "one a row"
+    each = f"{' x '.join(map(str, labels.shape[1:]))} per row" if labels.ndim > 1 else "one per row"
     values = np.asarray(labels, np.float64)
     return {
-        "texts": f"{len(examples.texts)} of each row of {examples.name}",
+        "texts": f"{len(examples.texts)} per row of {examples.name}",
         "labels": f"{kind}, {each}, {values.min():.6g} to {values.max():.6g}, mean {values.mean():.6g}",
     }
 
 
 def read_examples(task: CustomTask, data: CustomData) -> dict[str, Examples]:
-    """Let a task read its examples, {train, validation or test: examples}, cut to the numbers of the flags.
+    """Let a task read its examples, and limit them to `--max-train-samples` and so on.
+
+    Returns:
+        {"train", "validation" or "test": examples}.
 
     Raises:
-        InputError: they are no examples, or there are none to train on, or to predict with --do-predict.
+        InputError: the examples are invalid, there are none to train on, or `--do-predict` is given and there are none
+            to predict.
     """
-    name, read = type(task).__name__, task.read(data)
-    parts = {split: read[split] for split in SPLITS if split in read}
-    if "train" not in parts:
-        raise InputError(f"read of {name} must give examples under train; received {', '.join(read) or 'nothing'}.")
-    if data.predicts and "test" not in parts:
-        raise InputError(f"--do-predict needs a part to predict; read of {name} gives {', '.join(parts)}.")
+    method, read = f"{type(task).__name__}.read", task.read(data)
+    splits = {split: read[split] for split in SPLITS if split in read}
+    if "train" not in splits:
+        raise InputError(f"{method} must return a split train; it returned {', '.join(read) or 'nothing'}.")
+    if data.predicts and "test" not in splits:
+        raise InputError(f"--do-predict needs a split test; {method} returned {', '.join(splits)}.")
     if not data.predicts:
-        parts.pop("test", None)
-    for split, one in parts.items():
-        is_text = all(isinstance(text, str) for column in one.texts for text in column)
-        sizes = {len(column) for column in one.texts} | ({len(one.labels)} if one.labels is not None else set())
+        splits.pop("test", None)
+    for split, examples in splits.items():
+        is_text = all(isinstance(text, str) for column in examples.texts for text in column)
+        sizes = {len(column) for column in examples.texts}
+        sizes |= {len(examples.labels)} if examples.labels is not None else set()
         if not is_text or len(sizes) != 1 or 0 in sizes:
             raise InputError(
-                f"read of {name} must give columns of text, and a label for each row; under {split} are "
-                f"{' and '.join(f'{size:,}' for size in sorted(sizes))} of them."
+                f"{method} must return columns of text, and a label for each row; columns and labels of its split "
+                f"{split} have {' and '.join(f'{size:,}' for size in sorted(sizes))} values."
             )
-        if one.labels is None and split != "test":
-            raise InputError(f"read of {name} must give labels to train and evaluate on; under {split} are none.")
+        if examples.labels is None and split != "test":
+            raise InputError(f"{method} must return labels to train and evaluate on; its split {split} has none.")
     limits = num_samples(data)
-    return {split: one.first(limits[split]) for split, one in parts.items()}
+    return {split: examples.first(limits[split]) for split, examples in splits.items()}
 
 
 def read_labels(examples: Mapping[str, Examples]) -> dict[str, NDArray[np.generic]]:
-    """Make the labels of each part that has some arrays, (rows, …): all int32, or float32 where one is a fraction.
+    """Convert the labels of each labelled split to an array (rows, …): int32, or float32 if any label has a fraction.
 
     Raises:
-        InputError: they are not numbers, not of one shape, or do not fit into 32 bits.
+        InputError: labels are not numbers, differ in shape, or do not fit into 32 bits.
     """
     arrays = {}
-    for split, one in examples.items():
-        if one.labels is None:
+    for split, read in examples.items():
+        if read.labels is None:
             continue
         try:
-            array = np.array(list(one.labels))
+            array = np.array(list(read.labels))
         except ValueError:
             array = np.array(None)
         if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
             raise InputError(
-                f"Labels of a task must be numbers, the same number of them for each row; those of {one.name} are not."
+                "Labels of a custom task must be numbers, or lists of the same number of numbers; labels of "
+                f"{read.name} are not."
             )
         arrays[split] = array
     for split, array in arrays.items():
         if array.shape[1:] != arrays["train"].shape[1:]:
             raise InputError(
-                f"Labels must be of one form: of {examples['train'].name} each is {arrays['train'].shape[1:]}, of "
-                f"{examples[split].name} {array.shape[1:]}."
+                f"Labels of all splits must have the same shape; in {examples['train'].name} it is "
+                f"{arrays['train'].shape[1:]}, in {examples[split].name} {array.shape[1:]}."
             )
     has_fractions = any(array.dtype.kind == "f" for array in arrays.values())
     dtype = np.float32 if has_fractions else np.int32
@@ -217,7 +243,7 @@ def _cast(array: NDArray[Any], dtype: Any, name: str) -> NDArray[np.generic]:
         cast = array.astype(dtype)
     for first in map(tuple, np.argwhere(~np.isclose(cast, array, rtol=1e-6, atol=0))):
         raise InputError(
-            f"Labels of a task must fit into 32 bits ({np.dtype(dtype)}); row {first[0] + 1:,} of {name} has "
+            f"Labels of a custom task must fit into 32 bits ({np.dtype(dtype)}); row {first[0] + 1:,} of {name} has "
             f"{array[first]}, which would become {cast[first]}. Use smaller numbers."
         )
     return cast

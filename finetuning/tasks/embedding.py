@@ -1,4 +1,4 @@
-"""Embeddings of texts: the task, its loss in a batch, its scores, and the export that sentence-transformers opens."""
+"""Embeddings of texts: the task, its loss and scores, and the export for sentence-transformers."""
 
 import json
 import logging
@@ -14,10 +14,10 @@ from finetuning.config.embedding import EmbeddingConfig, EmbeddingOptimization
 from finetuning.data.inputs import ATTENTION_MASK, INDEX, INPUT_IDS
 from finetuning.data.texts import PASSAGE, TextInputs
 from finetuning.loop.model import open_start
-from finetuning.loop.task import EVAL_NAME, ExampleTask, Part, finetuned_card, shown_score
+from finetuning.loop.task import EVAL_NAME, ExampleTask, Split, finetuned_card, format_score
 from finetuning.loop.training import FinetuningJob, Predict
 from finetuning.tasks.metrics import check_packages, chosen_metric
-from finetuning.tasks.pairs import SCORE, TEXT, encode_pairs, read_parts
+from finetuning.tasks.pairs import SCORE, TEXT, encode_pairs, read_splits
 from finetuning.tasks.retrieval import METRICS, OTHERS, SCORED_METRICS
 from mlm_common.cli.settings import require
 from train.data.inputs import Feature
@@ -61,7 +61,12 @@ LIMITS = """Vectors are compared by their cosine. It takes texts of at most {max
 class Encoder:
     """How texts become vectors.
 
-    prompts: put before queries and passages.
+    Attributes:
+        pooling: "mean" or "cls".
+        width: of the model's hidden states.
+        embedding_dim: width of the vectors; None for `width`, without a dense layer.
+        prompts: texts put before queries and before passages.
+        max_length: maximum number of tokens per text.
     """
 
     pooling: str
@@ -72,17 +77,18 @@ class Encoder:
 
     @property
     def dim(self) -> int:
+        """Width of the vectors."""
         return self.embedding_dim or self.width
 
     def files(self) -> dict[str, str]:
-        """Make the files by which sentence-transformers computes the same vectors, {name: content}."""
+        """Return the files with which sentence-transformers computes the same vectors, {name: content}."""
         modules = ["Transformer", "Pooling", *(["Dense"] if self.embedding_dim else []), "Normalize"]
         kind = "sentence_transformers.models."
         pooling = {f"pooling_mode_{mode}": mode.startswith(self.pooling) for mode in ("cls_token", "mean_tokens")}
         contents: dict[str, Any] = {
             "modules.json": [
-                {"idx": index, "name": str(index), "path": f"{index}_{one}" if index else "", "type": kind + one}
-                for index, one in enumerate(modules)
+                {"idx": index, "name": str(index), "path": f"{index}_{module}" if index else "", "type": kind + module}
+                for index, module in enumerate(modules)
             ],
             "sentence_bert_config.json": {"max_seq_length": self.max_length, "do_lower_case": False},
             "config_sentence_transformers.json": {
@@ -97,24 +103,24 @@ class Encoder:
         return {name: json.dumps(content, indent=2) + "\n" for name, content in contents.items()}
 
     def weight_files(self) -> dict[str, dict[str, str]]:
-        """Name the weights of the dense layer in its file, and in the model's."""
+        """Return which weights the file of the dense layer has, {file: {name in the file: name in the model}}."""
         weights = {f"linear.{name}": f"{OWN_HEAD}.{DENSE}.{name}" for name in ("weight", "bias")}
         return {"2_Dense/model.safetensors": weights} if self.embedding_dim else {}
 
 
 class Embedding(ExampleTask):
-    """Learns vectors of texts, so that a query and its passage are close, or as close as their score.
+    """Learns vectors of texts. A query gets a vector close to its passage's, or with the cosine that their score says.
 
-    In training a row is a query with its passages; in an evaluation it is one text.
+    In training, a row is a query with its passages. In an evaluation, it is one text.
 
     Args:
         encoder: how texts become vectors.
-        num_passages: of each row to train on.
+        num_passages: number of passages per training row.
         settings: of the loss.
-        has_scores: train cosines to be the scores.
-        metrics: of the texts to evaluate on.
-        metric: by which checkpoints are compared; by default the first.
-        of_rows: as `ExampleTask` takes them.
+        has_scores: whether to learn scores as cosines, instead of contrasting passages.
+        metrics: names of the metrics of an evaluation.
+        metric: the metric by which checkpoints are compared; by default the first.
+        task_arguments: of `ExampleTask`.
     """
 
     model_class = "TFAutoModel"
@@ -128,9 +134,9 @@ class Embedding(ExampleTask):
         has_scores: bool = False,
         metrics: tuple[str, ...] = METRICS,
         metric: str | None = None,
-        **of_rows: Any,
+        **task_arguments: Any,
     ):
-        super().__init__(**of_rows)
+        super().__init__(**task_arguments)
         self.encoder, self.num_passages, self.settings = encoder, num_passages, settings
         self.has_scores, self.metrics, self.metric = has_scores, metrics, chosen_metric(metrics, metric)
         self.couples_rows, self.adds_weights = not has_scores, encoder.embedding_dim is not None
@@ -153,12 +159,12 @@ class Embedding(ExampleTask):
         )
 
     def features(self, length: int) -> dict[str, Feature]:
-        of_query = self.text_features(length) | {TEXT: Feature(padding=-1)}
-        of_passages = {
-            f"{PASSAGE}{name}": Feature((self.num_passages, *one.shape), padding=one.padding)
-            for name, one in self.text_features(length).items()
+        query_features = self.text_features(length) | {TEXT: Feature(padding=-1)}
+        passage_features = {
+            f"{PASSAGE}{name}": Feature((self.num_passages, *feature.shape), padding=feature.padding)
+            for name, feature in self.text_features(length).items()
         }
-        return of_query | ({SCORE: Feature(dtype="float32")} if self.has_scores else {}) | of_passages
+        return query_features | ({SCORE: Feature(dtype="float32")} if self.has_scores else {}) | passage_features
 
     def adapt_network(self, network: Any) -> Any:
         if self.encoder.embedding_dim is None:
@@ -171,7 +177,7 @@ class Embedding(ExampleTask):
         return put_head(network, lambda: [layer], lambda rows: self.vectors(network, rows, training=False))
 
     def vectors(self, network: Any, texts: dict[str, "tf.Tensor"], *, training: bool) -> "tf.Tensor":
-        """Compute the vector of each text, float32 (texts, width), of any length."""
+        """Compute the vector of each text, float32 (texts, width), not scaled to length 1."""
         import tensorflow as tf
 
         from train.tasks.heads import mean_state
@@ -182,38 +188,38 @@ class Embedding(ExampleTask):
         return network.custom_head(pooled, training=training) if self.encoder.embedding_dim else pooled
 
     def outputs(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> "tf.Tensor":
-        """Compute the vectors of a row's texts, float32 (rows, 1 + passages, width).
+        """Compute the vectors of all texts of each row, float32 (rows, 1 + passages, width).
 
-        All texts go through the network at once where the queries have the length of the passages.
+        If queries are padded to the same length as passages, all texts go through the network in one call.
         """
         import tensorflow as tf
 
         from train.layers.random_bits import dropping_out_texts
 
-        queries = {name: one[:, tf.newaxis] for name, one in self.network_inputs(rows).items()}  # (rows, 1, length)
+        queries = {name: ids[:, tf.newaxis] for name, ids in self.network_inputs(rows).items()}  # (rows, 1, length)
         passages = {name: rows[f"{PASSAGE}{name}"] for name in queries}  # (rows, passages, length)
         if queries[INPUT_IDS].shape[2] == passages[INPUT_IDS].shape[2]:
             groups = [(0, {name: tf.concat([queries[name], passages[name]], axis=1) for name in queries})]
         else:
             groups = [(0, queries), (1, passages)]
-        found = []
+        group_vectors = []
         for first, texts in groups:
             num_rows, num_texts = texts[INPUT_IDS].shape[:2]
-            flat = {name: tf.reshape(one, (-1, one.shape[2])) for name, one in texts.items()}
+            flat = {name: tf.reshape(values, (-1, values.shape[2])) for name, values in texts.items()}
             with dropping_out_texts(range(first, first + num_texts)):
                 vectors = self.vectors(network, flat, training=training)
-            found.append(tf.reshape(vectors, (num_rows, num_texts, -1)))
-        return tf.concat(found, axis=1)
+            group_vectors.append(tf.reshape(vectors, (num_rows, num_texts, -1)))
+        return tf.concat(group_vectors, axis=1)
 
     def sums_of_outputs(self, outputs: "tf.Tensor", rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
-        """Add up `loss` and `num_rows`; of contrast also `num_right`, rows whose positive is the nearest passage."""
+        """Add up `loss` and `num_rows`; without scores also `num_right`, the rows whose positive is the closest."""
         import tensorflow as tf
 
         from finetuning.tasks.contrast import contrastive_losses, cosine_losses
 
         is_row = tf.cast(rows[INDEX] >= 0, tf.float32)  # (rows,)
         if self.has_scores:
-            of_rows = {"loss": cosine_losses(outputs, rows[SCORE], self.dims)}
+            row_values = {"loss": cosine_losses(outputs, rows[SCORE], self.dims)}
         else:
             texts = tf.concat([rows[TEXT][:, tf.newaxis], rows[f"{PASSAGE}{INDEX}"]], axis=1)
             losses, is_right = contrastive_losses(
@@ -223,8 +229,8 @@ class Embedding(ExampleTask):
                 dims=self.dims,
                 is_symmetric=self.settings.symmetric_loss,
             )
-            of_rows = {"loss": losses, "num_right": is_right}
-        sums = {name: tf.reduce_sum(values * is_row) for name, values in of_rows.items()}
+            row_values = {"loss": losses, "num_right": is_right}
+        sums = {name: tf.reduce_sum(values * is_row) for name, values in row_values.items()}
         return sums | {"num_rows": tf.reduce_sum(is_row)}
 
     def sums(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> dict[str, "tf.Tensor"]:
@@ -233,25 +239,25 @@ class Embedding(ExampleTask):
         if training:
             return self.sums_of_outputs(self.outputs(network, rows, training=True), rows)
         num_rows = tf.reduce_sum(tf.cast(rows[INDEX] >= 0, tf.float32))
-        return {"num_rows": num_rows, **self.predicted(network, rows)}
+        return {"num_rows": num_rows, **self.prediction_outputs(network, rows)}
 
-    def predicted(self, network: Any, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
+    def prediction_outputs(self, network: Any, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
         from finetuning.tasks.contrast import unit
 
         return {VECTOR: unit(self.vectors(network, rows, training=False)), INDEX: rows[INDEX]}
 
-    def predictions(self, sums: Mapping[str, Any], part: Part) -> NDArray[np.float32]:  # noqa: ARG002
+    def predictions(self, sums: Mapping[str, Any], split: Split) -> NDArray[np.float32]:  # noqa: ARG002
         return self.in_order(sums, VECTOR)
 
-    def figures_of(self, sums: Mapping[str, Any], predictions: Any, part: Part) -> dict[str, float]:
-        return self.scores_of(sums, predictions, part)
+    def compute_figures(self, sums: Mapping[str, Any], predictions: Any, split: Split) -> dict[str, float]:
+        return self.compute_scores(sums, predictions, split)
 
-    def scores_of(self, sums: Mapping[str, Any], predictions: Any, part: Part) -> dict[str, float]:  # noqa: ARG002
-        return part.examples.figures(predictions, self.settings.temperature)
+    def compute_scores(self, sums: Mapping[str, Any], predictions: Any, split: Split) -> dict[str, float]:  # noqa: ARG002
+        return split.examples.figures(predictions, self.settings.temperature)
 
-    def text_of(self, predictions: Any, part: Part) -> str:
-        """Format the scores of each query; of scored pairs their cosines."""
-        judged = part.examples
+    def format_predictions(self, predictions: Any, split: Split) -> str:
+        """Format the metrics of each query, or the cosines of scored pairs, as a table."""
+        judged = split.examples
         columns = {"cosine": judged.cosines(predictions)} if judged.has_scores else judged.searched(predictions)[0]
         lines = ("\t".join(f"{value:.6f}" for value in row) for row in zip(*columns.values(), strict=True))
         return "\n".join(["\t".join(columns), *lines, ""])
@@ -261,13 +267,13 @@ class Embedding(ExampleTask):
 
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
         rows = {"validation": f"{figures['num_queries']:,} queries, {figures['num_passages']:,} passages"}
-        rows |= {name.replace("_", " "): shown_score(figures[name]) for name in self.metrics}
+        rows |= {name.replace("_", " "): format_score(figures[name]) for name in self.metrics}
         first = self.metrics[0]
         for other, words in OTHERS.items():
             if f"{other}_{first}" in figures:
                 low, high = (figures[f"above_{other}_{first}_{end}"] for end in ("low", "high"))
                 verdict = compared(low, high)
-                rows[words] = f"{first.replace('_', ' ')} {shown_score(figures[f'{other}_{first}'])}; {verdict}"
+                rows[words] = f"{first.replace('_', ' ')} {format_score(figures[f'{other}_{first}'])}; {verdict}"
         return rows
 
     def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
@@ -276,7 +282,7 @@ class Embedding(ExampleTask):
 
 
 def compared(low: float, high: float) -> str:
-    """Say in words whether the model is better, given the ends of the 95% interval of its figure minus another."""
+    """Say whether the model is better than another, given the 95% interval of the difference of their metric."""
     if low > 0:
         return f"this model is better by {low:.4f} to {high:.4f} (95% interval)"
     if high < 0:
@@ -288,10 +294,10 @@ class EmbeddingJob(FinetuningJob[EmbeddingConfig]):
     """The job of `run_embedding.py`."""
 
     def open_run(self, config: EmbeddingConfig, cluster: Cluster) -> Run:
-        """Read and encode the texts, and make the task of them.
+        """Read and encode the texts, and make the run.
 
         Raises:
-            InputError: whatever is wrong with texts, scores, tokenizer or model.
+            InputError: texts, scores, the tokenizer or the model are invalid.
         """
         check_packages("scipy", "sklearn")
         data, settings = config.data, config.optimization
@@ -301,17 +307,16 @@ class EmbeddingJob(FinetuningJob[EmbeddingConfig]):
         encoder = Encoder(config.model.pooling, width, config.model.embedding_dim, prompts, data.max_seq_length)
         dims = settings.matryoshka_dims
         require(not dims or dims[-1] <= encoder.dim, f"must be at most {encoder.dim}", "--matryoshka-dims", dims)
-        train, judged = read_parts(data)
+        train, judged = read_splits(data)
         has_scores = train.labels is not None
         require(not (has_scores and settings.symmetric_loss), "needs pairs without scores", "--symmetric-loss", True)
-        parts = {}
-        for split, one in judged.items():
-            given = zip(prompts, (one.queries, one.passages), strict=True)
-            texts = [prompt + text for prompt, some in given for text in some]
-            parts[split] = Part(start.encode_texts((texts,), data.max_seq_length), one, f"{FILES[split]}.txt")
-        validation = parts.get("validation")
+        splits = {}
+        for name, read in judged.items():
+            texts = [prompts[0] + query for query in read.queries] + [prompts[1] + passage for passage in read.passages]
+            splits[name] = Split(start.encode_texts((texts,), data.max_seq_length), read, f"{FILES[name]}.txt")
+        validation = splits.get("validation")
         self.validation = {"": validation} if validation else {}
-        self.tests = [parts["test"]] if "test" in parts else []
+        self.tests = [splits["test"]] if "test" in splits else []
         task = Embedding(
             encoder,
             max(1, len(train.texts) - 1),
@@ -319,15 +324,15 @@ class EmbeddingJob(FinetuningJob[EmbeddingConfig]):
             has_scores=has_scores,
             metrics=validation.examples.metrics if validation else METRICS,
             metric=data.metric_name,
-            **start.of_rows,
+            **start.task_arguments,
         )
         rows = encode_pairs(start, train)
-        described = {"texts": train.name}
+        plan_lines = {"texts": train.name}
         if validation is not None:
-            one = judged["validation"]
-            counted = f"{len(one.queries):,} queries and {len(one.passages):,} passages"
-            described["rows"] = f"{train.num_rows:,} to train on, {counted} to evaluate on"
-        run = start.run(task, rows, validation, cluster, described=described, inputs_class=TextInputs)
+            num_queries, num_passages = len(validation.examples.queries), len(validation.examples.passages)
+            counts = f"{num_queries:,} queries and {num_passages:,} passages"
+            plan_lines["rows"] = f"{train.num_rows:,} to train on, {counts} to evaluate on"
+        run = start.run(task, rows, validation, cluster, plan_lines=plan_lines, inputs_class=TextInputs)
         if data.unsupervised:
             model_config = run.phases[0].model_config
             rates = [getattr(model_config, name) for name in ARCHITECTURES[model_config.model_type].dropouts]
@@ -338,17 +343,17 @@ class EmbeddingJob(FinetuningJob[EmbeddingConfig]):
         task, config = trainer.phase.task, trainer.run.config
         assert isinstance(task, Embedding)
         assert isinstance(config, EmbeddingConfig)
-        parts = [part for part in (*self.validation.values(), *self.tests) if not part.examples.has_scores]
-        if parts and config.data.baselines:
+        splits = [split for split in (*self.validation.values(), *self.tests) if not split.examples.has_scores]
+        if splits and config.data.baselines:
             network, runtime = trainer.model.network, trainer.runtime
             logger.info("Computing the baselines: %s", ", ".join(OTHERS.values()))
-            fresh = new_network(trainer.phase).get_weights()
+            random_weights = new_network(trainer.phase).get_weights()
             with runtime.on_host(network.variables):
-                trained = network.get_weights()
-            set_weights(runtime, network, fresh)
-            for part in parts:
-                part.examples.compare_with(task.predictions(predict(part.rows), part))
-            set_weights(runtime, network, trained)
+                trained_weights = network.get_weights()
+            set_weights(runtime, network, random_weights)
+            for split in splits:
+                split.examples.compare_with(task.predictions(predict(split.rows), split))
+            set_weights(runtime, network, trained_weights)
         figures = super().write_results(trainer, step, predict)
         random = f"random_{task.metrics[0]}"
         if figures is not None and random in figures and figures[task.metrics[0]] < figures[random]:
@@ -356,8 +361,8 @@ class EmbeddingJob(FinetuningJob[EmbeddingConfig]):
                 "The model is worse than random weights: %s %s instead of %s. %s",
                 *(
                     task.metrics[0].replace("_", " "),
-                    shown_score(figures[task.metrics[0]]),
-                    shown_score(figures[random]),
+                    format_score(figures[task.metrics[0]]),
+                    format_score(figures[random]),
                 ),
                 how_to_improve(config, task.encoder.width),
             )
@@ -371,10 +376,10 @@ def set_weights(runtime: "Runtime", network: Any, weights: Sequence[NDArray[Any]
 
 
 def how_to_improve(config: EmbeddingConfig, width: int) -> str:
-    """Say what to do about a model that is worse than random weights."""
+    """Return a hint for a model that is worse than random weights."""
     if config.model.embedding_dim == width:
-        return "If it was whitened, train for more steps, or at a higher --learning-rate such as 1e-3."
-    start, texts = (shlex.quote(str(one)) for one in (config.model.init_from, config.data.train_file or "TEXTS"))
+        return "If it was whitened, train for more steps, or with a higher --learning-rate such as 1e-3."
+    start, texts = (shlex.quote(str(path)) for path in (config.model.init_from, config.data.train_file or "TEXTS"))
     return (
         f"Whiten it first: `python recipes/whiten.py {start} {texts} work/whitened`, then train with `--init-from "
         f"work/whitened --embedding-dim {width} --learning-rate 1e-3`."

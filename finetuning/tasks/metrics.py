@@ -1,4 +1,4 @@
-"""Metrics of classes and numbers, the score of a guess without the text, and a plot of the errors."""
+"""Metrics of classes and numbers, the baseline that ignores the text, and the plot of a confusion matrix."""
 
 import functools
 import importlib.util
@@ -16,44 +16,44 @@ from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
 from mlm_common.figures import image_of, new_figure
 
-# Outside of GLUE; checkpoints are compared by the first one.
+# Metrics of other tasks than GLUE's. The first decides which checkpoint is best.
 DEFAULT_METRICS: dict[ProblemType, tuple[str, ...]] = {
     "single_label_classification": ("accuracy", "f1_macro"),
     "multi_label_classification": ("f1_micro", "f1_macro", "accuracy"),
     "regression": ("pearson", "spearmanr", "mse"),
 }
-# Of more classes a matrix cannot be read.
+# A confusion matrix of more classes is not readable.
 MAX_PLOTTED_CLASSES = 30
-# The lower the better.
+# Metrics for which lower is better.
 ERRORS = ("mse",)
 
 
 def check_packages(*modules: str) -> None:
-    """Check that the modules that compute metrics are installed."""
+    """Check that the packages of these modules, which compute metrics, are installed."""
     for module in modules:
         if importlib.util.find_spec(module) is None:
             raise InputError(f"Metrics need {module}, which is missing: python3 install.py --with finetuning")
 
 
 def with_mean(metrics: Sequence[str]) -> tuple[str, ...]:
-    """Name the metrics, and their mean where `scores` computes one."""
+    """Return the names of the metrics, and of their mean if `scores` computes one."""
     has_mean = len(metrics) > 1 and not set(metrics) & set(ERRORS)
     return (*metrics, COMBINED) if has_mean else tuple(metrics)
 
 
 def chosen_metric(metrics: Sequence[str], name: str | None) -> str:
-    """Choose the metric by which checkpoints are compared: `name`, which --metric-name gives, or the task's first.
+    """Return the metric by which checkpoints are compared: the one of `--metric-name`, else the first of the task.
 
     Raises:
         InputError: the task has no such metric.
     """
-    known = [*metrics, "loss"]
-    require(name in (None, *known), f"must be one of {', '.join(known)}", "--metric-name", name)
+    choices = [*metrics, "loss"]
+    require(name in (None, *choices), f"must be one of {', '.join(choices)}", "--metric-name", name)
     return name or metrics[0]
 
 
 def predict(logits: NDArray[Any], problem_type: ProblemType) -> NDArray[Any]:
-    """Make predictions of logits (rows, labels): a class (rows,), 0 or 1 (rows, labels), or a number (rows,)."""
+    """Convert logits (rows, labels) to class ids (rows,), to 0 and 1 (rows, labels), or to numbers (rows,)."""
     if problem_type == "regression":
         return logits[:, 0]
     if problem_type == "multi_label_classification":
@@ -62,7 +62,10 @@ def predict(logits: NDArray[Any], problem_type: ProblemType) -> NDArray[Any]:
 
 
 def probabilities(logits: NDArray[np.float32], problem_type: ProblemType) -> NDArray[np.float64]:
-    """Compute the probability of each class, (rows, labels): of one class that sum to 1, of several each by itself."""
+    """Compute the probability of each class, (rows, labels).
+
+    They sum to 1 if a row has one class; if it may have several, they are independent.
+    """
     logits = logits.astype(np.float64)
     if problem_type == "multi_label_classification":
         return 1 / (1 + np.exp(-logits))
@@ -71,11 +74,14 @@ def probabilities(logits: NDArray[np.float32], problem_type: ProblemType) -> NDA
 
 
 def scores(metrics: Sequence[str], predictions: NDArray[Any], references: NDArray[Any]) -> dict[str, float]:
-    """Compute metrics in float64, and with several their mean, `combined_score`; a correlation with a constant is 0."""
-    if predictions.dtype == np.float32:  # else numbers would be summed in float32
+    """Compute metrics in float64, and their mean `combined_score` if there are several.
+
+    A correlation with a constant is 0, and so is the F1 of a class that is never predicted.
+    """
+    if predictions.dtype == np.float32:  # otherwise sums would be computed in float32
         predictions, references = predictions.astype(np.float64), references.astype(np.float64)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of constants, and of classes that are not predicted: both are 0
+        warnings.simplefilter("ignore")  # about constants and about classes that are never predicted
         functions = metric_functions()
         computed = {name: float(functions[name](references, predictions)) for name in metrics}
     computed = {name: 0.0 if math.isnan(value) else value for name, value in computed.items()}
@@ -85,7 +91,7 @@ def scores(metrics: Sequence[str], predictions: NDArray[Any], references: NDArra
 
 
 def metric_functions() -> dict[str, Callable[[NDArray[Any], NDArray[Any]], float]]:
-    """Return {name: function of (references, predictions)}, under the names of GLUE's."""
+    """Return {name as in GLUE: function of (references, predictions)}."""
     from scipy import stats
     from sklearn import metrics
 
@@ -102,7 +108,11 @@ def metric_functions() -> dict[str, Callable[[NDArray[Any], NDArray[Any]], float
 
 
 def baseline(labels: Labels, train_labels: NDArray[Any], num_rows: int) -> NDArray[Any]:
-    """Guess without the text: of `num_rows` rows the most frequent class, each class that most rows have, the mean."""
+    """Return the best constant prediction for `num_rows` rows, which ignores the text.
+
+    It is the most frequent class; if rows may have several classes, each class that more than half of the rows have;
+    for numbers the mean.
+    """
     if labels.problem_type == "single_label_classification":
         guess: Any = np.bincount(train_labels, minlength=len(labels.names)).argmax()
     elif labels.problem_type == "multi_label_classification":
@@ -113,7 +123,12 @@ def baseline(labels: Labels, train_labels: NDArray[Any], num_rows: int) -> NDArr
 
 
 def draw_confusion(counts: NDArray[np.int64], names: Sequence[str]) -> bytes:
-    """Draw counts by label and prediction, (classes, classes), as a PNG image: each line as fractions of its class."""
+    """Plot a confusion matrix as a PNG image. Colors show the fraction of each label's rows.
+
+    Args:
+        counts: number of rows by label and prediction, (classes, classes).
+        names: of the classes.
+    """
     fractions = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
     inches = 2.5 + 0.45 * len(names)
     with new_figure(figsize=(inches, inches)) as figure:

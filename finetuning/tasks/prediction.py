@@ -1,4 +1,4 @@
-"""A fine-tuned model opened to predict: with the code, the settings and the row lengths of its training run."""
+"""Open a fine-tuned model and predict with it, with the code, the settings and the row lengths of its training run."""
 
 import dataclasses
 import functools
@@ -24,14 +24,14 @@ from finetuning.data.examples import Examples, read_table
 from finetuning.data.inputs import run_on_rows
 from finetuning.data.labels import Labels, ProblemType
 from finetuning.loop.model import ReadModel
-from finetuning.loop.task import ExampleTask, Part, RowTask
+from finetuning.loop.task import ExampleTask, RowTask, Split
 from finetuning.tasks.choice import (
     Choices,
     MultipleChoice,
-    check_number,
+    check_num_choices,
     columns_of,
     encode_choices,
-    places,
+    numbers_from_0,
     read_choices,
 )
 from finetuning.tasks.classification import TextClassification, read_examples_to_predict
@@ -39,7 +39,7 @@ from finetuning.tasks.custom import load_task
 from finetuning.tasks.metrics import DEFAULT_METRICS, probabilities
 from finetuning.tasks.questions import QuestionAnswering
 from finetuning.tasks.squad import Question, read_questions_to_predict
-from finetuning.tasks.tagging import Sentences, Tagging, encode_sentences, of_words, read_sentences_to_predict
+from finetuning.tasks.tagging import Sentences, Tagging, encode_sentences, read_sentences_to_predict, values_of_words
 from finetuning.tasks.windows import make_windows
 from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
@@ -50,26 +50,27 @@ from train.model.architectures import check_architecture, max_positions
 from train.model.pretrained_files import class_name_of, find_file, read_config
 from train.runtime.run_folder import EXPORT_FOLDER, RunFolder, exported_model
 
-# Rows that are computed at once where no run says how many.
+# Rows per batch for an export without its run.
 BATCH_ROWS = 32
-# Tokens of the longest row of a model without a limit.
+# Maximum number of tokens per row, for a model without a limit.
 DEFAULT_LENGTH = 512
-# Answers and classes that are shown for each text.
+# Maximum number of answers and classes that are printed for each text.
 NUM_SHOWN = 5
-# The first label of a configuration without labels.
+# Name of the first label in a configuration that does not name its labels.
 DEFAULT_LABEL = "LABEL_0"
 
-# What `ExampleTask.predicted` keeps of all rows.
-Kept = Mapping[str, NDArray[Any]]
+# The results of `ExampleTask.prediction_outputs` for all rows.
+Outputs = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class OpenedModel(ReadModel):
-    """A fine-tuned model on this machine.
+    """A fine-tuned model to predict with.
 
-    name: as it was given.
-    folder: local folder or Hub id that transformers can load.
-    record: `run.json` of the run that made it; empty where only the export is known.
+    Attributes:
+        name: as the user gave it.
+        folder: local folder or Hub id that transformers can load.
+        record: content of the training run's `run.json`; empty for an export without its run.
     """
 
     name: str
@@ -86,19 +87,28 @@ class OpenedModel(ReadModel):
         return tuple(names[index] for index in sorted(names))
 
     @property
-    def recorded(self) -> Mapping[str, Any]:
+    def run_info(self) -> Mapping[str, Any]:
+        """What the training run stored about its examples."""
         return self.record.get("train_data") or {}
 
     def settings(self, data_class: type[ExamplesConfig], **changes: Any) -> Any:
-        """Make the `data` settings of its run, with these changes; None changes nothing."""
+        """Return the `data` settings of the training run with changes.
+
+        Args:
+            data_class: class of the settings.
+            changes: {setting: value}. None leaves a setting unchanged.
+
+        Raises:
+            InputError: the model does not take rows as long as `max_seq_length`.
+        """
         settings = self.record["settings"]["data"] if self.record else {}
-        names = {one.name for one in dataclasses.fields(data_class) if one.init}
+        names = {field.name for field in dataclasses.fields(data_class) if field.init}
         settings = {name: value for name, value in settings.items() if name in names and value != REDACTED}
-        settings.pop("delimiter", None)  # that of another file
+        settings.pop("delimiter", None)  # it belongs to the training files
         longest = max_positions(self.model_config)
         if changes.get("max_seq_length") is not None or not settings:
             settings["length_buckets"] = []
-            limits = [one for one in (longest, self.tokenizer.model_max_length) if one is not None]
+            limits = [limit for limit in (longest, self.tokenizer.model_max_length) if limit is not None]
             settings["max_seq_length"] = min(limits) if min(limits) < 1e9 else DEFAULT_LENGTH
         data = data_class(**settings | {name: value for name, value in changes.items() if value is not None})
         if longest is not None and data.max_seq_length > longest:
@@ -108,16 +118,18 @@ class OpenedModel(ReadModel):
 
 
 class Predictor(ABC):
-    """Predicts for what was given on the command line, or for a file; one subclass per kind of model.
+    """Predicts texts of the command line, or a file. Each kind of model has a subclass.
 
-    task, data: as in the training run.
-    part: all rows to predict.
+    Attributes:
+        flag: the flag with the texts to predict.
+        task, data: task and settings, as in the training run.
+        split: all rows to predict.
     """
 
     flag = "--text"
     task: ExampleTask
     data: ExamplesConfig
-    part: Part
+    split: Split
 
     def __init__(self, model: OpenedModel, config: PredictionConfig):
         self.model = model
@@ -125,29 +137,29 @@ class Predictor(ABC):
         self.batch_rows = config.per_replica_batch_size or optimization.get("per_replica_batch_size", BATCH_ROWS)
         self.reads_file = config.file is not None
         if not self.reads_file and not getattr(config, self.flag.removeprefix("--")):
-            raise InputError(f"--model: {model.name} is a {model.class_name}: it needs {self.flag}, or --file.")
+            raise InputError(f"--model: {model.name} is a {model.class_name}, which needs {self.flag}, or --file.")
 
-    def predict(self) -> Kept:
-        """Run the model on all rows, in batches of a few static lengths, as in the evaluations of training."""
+    def predict(self) -> Outputs:
+        """Run the model on all rows, in batches of a few static lengths, as evaluations in training do."""
         import tensorflow as tf
 
         from train.model.from_pretrained import load_model
 
         network = load_model(self.model.folder, self.task.model_class, adapt_network=self.task.adapt_network)
-        rows = self.part.rows
+        rows = self.split.rows
         batch_rows = self.batch_rows if self.reads_file else min(self.batch_rows, rows.num_rows)
-        step = tf.function(functools.partial(self.task.predicted, network), autograph=False)
-        features = self.task.predicted_features(self.data.max_seq_length)
+        step = tf.function(functools.partial(self.task.prediction_outputs, network), autograph=False)
+        features = self.task.prediction_features(self.data.max_seq_length)
         return run_on_rows(step, rows, features, self.data.lengths, batch_rows)
 
     @abstractmethod
-    def shown(self, kept: Kept) -> list[str]:
+    def format_outputs(self, outputs: Outputs) -> list[str]:
         """Format each text of the command line with its predictions and their probabilities."""
 
-    def file_text(self, kept: Kept) -> tuple[str, int]:
-        """Format the predictions as the training command writes them to a file; return also how many they are."""
-        predictions = self.task.predictions(kept, self.part)
-        return self.task.text_of(predictions, self.part), len(predictions)
+    def file_text(self, outputs: Outputs) -> tuple[str, int]:
+        """Format the predictions as the training command does for its file; also return the number of predictions."""
+        predictions = self.task.predictions(outputs, self.split)
+        return self.task.format_predictions(predictions, self.split), len(predictions)
 
 
 class RowPredictor(Predictor):
@@ -156,18 +168,20 @@ class RowPredictor(Predictor):
     task: RowTask
 
     def encode(self, config: PredictionConfig, examples: Examples | None) -> None:
-        given = (config.text, config.text_pair) if config.text_pair else (config.text,)
-        self.texts: tuple[Sequence[str], ...] = given if examples is None else examples.texts
+        """Encode the examples of a file, or the texts of the command line if there is no file."""
+        texts = (config.text, config.text_pair) if config.text_pair else (config.text,)
+        self.texts: tuple[Sequence[str], ...] = texts if examples is None else examples.texts
         labels = np.zeros(len(self.texts[0]), np.int32)
-        self.part = Part(self.model.encode_texts(self.texts, self.data.max_seq_length, labels), labels)
+        self.split = Split(self.model.encode_texts(self.texts, self.data.max_seq_length, labels), labels)
 
-    def shown(self, kept: Kept) -> list[str]:
-        outputs = self.task.in_order(kept, "outputs")
+    def format_outputs(self, outputs: Outputs) -> list[str]:
+        rows = self.task.in_order(outputs, "outputs")
         titles = map(" | ".join, zip(*self.texts, strict=True))
-        return ["\n".join([title, *self.lines(one)]) for title, one in zip(titles, outputs, strict=True)]
+        return ["\n".join([title, *self.lines(row)]) for title, row in zip(titles, rows, strict=True)]
 
     def lines(self, outputs: NDArray[Any]) -> list[str]:
-        return [f"    {self.task.shown(self.task.predict(outputs[np.newaxis])[0])}"]
+        """Format the outputs of a row as lines."""
+        return [f"    {self.task.format_label(self.task.predict(outputs[np.newaxis])[0])}"]
 
 
 class ClassificationPredictor(RowPredictor):
@@ -178,35 +192,34 @@ class ClassificationPredictor(RowPredictor):
 
     def __init__(self, model: OpenedModel, config: PredictionConfig):
         super().__init__(model, config)
-        known = model.recorded.get("text_columns")
-        columns = config.text_column_names or known or None
+        columns_of_run = model.run_info.get("text_columns")
         self.data = model.settings(
             ClassificationData,
             max_seq_length=config.max_seq_length,
-            text_column_names=columns,
+            text_column_names=config.text_column_names or columns_of_run or None,
             delimiter=config.delimiter,
         )
-        needs_pair = known is not None and len(known) == 2
+        needs_pair = columns_of_run is not None and len(columns_of_run) == 2
         if config.text and needs_pair != bool(config.text_pair):
-            verb = "needs --text-pair as well: it was trained on pairs" if needs_pair else "takes single texts"
-            raise InputError(f"--model: {model.name} {verb}.")
+            rule = "was trained on pairs and needs --text-pair" if needs_pair else "takes single texts, not --text-pair"
+            raise InputError(f"--model: {model.name} {rule}.")
         problem_type: ProblemType = model.model_config.problem_type or (
             "regression" if len(model.label_names) == 1 else "single_label_classification"
         )
         labels = Labels(problem_type, model.label_names)
-        self.task = TextClassification(labels, DEFAULT_METRICS[problem_type], **model.of_rows)
+        self.task = TextClassification(labels, DEFAULT_METRICS[problem_type], **model.task_arguments)
         self.encode(config, read_examples_to_predict(config.file, self.data) if config.file else None)
 
     def lines(self, outputs: NDArray[Any]) -> list[str]:
-        """Format the most likely classes; where there may be several all that are likelier than not; or the number."""
+        """Format the number, or the most likely classes; if there may be several, all with a probability above 0.5."""
         labels = self.task.labels
         if labels.problem_type == "regression":
             return [f"{outputs[0]:8.4g}"]
         values = probabilities(outputs[np.newaxis], labels.problem_type)[0]
-        found = [f"{values[index]:8.1%}  {labels.names[index]}" for index in np.argsort(-values, kind="stable")]
+        ranked = [f"{values[index]:8.1%}  {labels.names[index]}" for index in np.argsort(-values, kind="stable")]
         if labels.problem_type == "single_label_classification":
-            return found[:NUM_SHOWN]
-        return found[: int((outputs > 0).sum())] or [f"{'none':>8}  the most likely: {found[0].strip()}"]
+            return ranked[:NUM_SHOWN]
+        return ranked[: int((outputs > 0).sum())] or [f"{'none':>8}  the most likely: {ranked[0].strip()}"]
 
 
 class ChoicePredictor(RowPredictor):
@@ -224,28 +237,30 @@ class ChoicePredictor(RowPredictor):
             columns = columns_of(table.columns, table.name, self.data)
             self.choices = read_choices(table, columns, needs_labels=False)
             if model.record:
-                check_number(self.choices, len(names))
+                check_num_choices(self.choices, len(names))
             elif len(names) != self.choices.num_choices or names[0] == DEFAULT_LABEL:
-                names = places(self.choices.num_choices)  # labels of other models are rarely those of choices
+                # Labels of models that were trained elsewhere rarely name the choices.
+                names = numbers_from_0(self.choices.num_choices)
         else:
-            rule = "for one --text: the texts to choose from"
-            require(len(config.choices) > 1, f"must be two or more {rule}", "--choices", len(config.choices))
+            require(
+                len(config.choices) > 1, "must be two or more texts to choose from", "--choices", len(config.choices)
+            )
             self.choices = Choices("--choices", config.text, [config.choices], None)
-            names = places(len(config.choices))
-        self.task = MultipleChoice(names, **model.of_rows)
+            names = numbers_from_0(len(config.choices))
+        self.task = MultipleChoice(names, **model.task_arguments)
         labels = np.zeros(len(self.choices.contexts), np.int32)
-        self.part = Part(encode_choices(model, self.choices, self.data.max_seq_length, labels), labels)
+        self.split = Split(encode_choices(model, self.choices, self.data.max_seq_length, labels), labels)
 
-    def shown(self, kept: Kept) -> list[str]:
-        """Format the choices, the most likely first, under the text before them."""
-        (outputs,), (choices,) = self.task.in_order(kept, "outputs"), self.choices.choices
-        values = probabilities(outputs[np.newaxis], self.task.labels.problem_type)[0]
-        order = np.argsort(-values, kind="stable")
-        return ["\n".join([self.choices.contexts[0], *(f"{values[one]:8.1%}  {choices[one]}" for one in order)])]
+    def format_outputs(self, outputs: Outputs) -> list[str]:
+        """Format the text, and below it the choices, the most likely first."""
+        (logits,), (choices,) = self.task.in_order(outputs, "outputs"), self.choices.choices
+        values = probabilities(logits[np.newaxis], self.task.labels.problem_type)[0]
+        ranked = [f"{values[number]:8.1%}  {choices[number]}" for number in np.argsort(-values, kind="stable")]
+        return ["\n".join([self.choices.contexts[0], *ranked])]
 
 
 class CustomPredictor(RowPredictor):
-    """Predicts what a custom task makes of its outputs."""
+    """Predicts with a custom task."""
 
     data: CustomData
 
@@ -255,10 +270,10 @@ class CustomPredictor(RowPredictor):
             CustomData, max_seq_length=config.max_seq_length, task=config.task, delimiter=config.delimiter
         )
         if self.data.task is None:
-            hint = "for a custom task, name its class with --task FILE.py:CLASS"
-            what = f"is a {model.class_name}" if model.class_name else "does not say what its head is (`architectures`)"
-            raise InputError(f"--model: {model.name} {what}: {hint}.")
-        self.task = load_task(self.data.task)(**model.of_rows)
+            hint = "If it belongs to a custom task, name the task's class with --task FILE.py:CLASS."
+            kind = f"is a {model.class_name}" if model.class_name else "does not say what its head is (`architectures`)"
+            raise InputError(f"--model: {model.name} {kind}. {hint}")
+        self.task = load_task(self.data.task)(**model.task_arguments)
         examples = None
         if config.file is not None:
             files: dict[str, Any] = {"train_file": config.file, "validation_file": None, "test_file": config.file}
@@ -279,25 +294,25 @@ class TaggingPredictor(Predictor):
             TaggingData, max_seq_length=config.max_seq_length, text_column_name=column, delimiter=config.delimiter
         )
         length, labels = self.data.max_seq_length, Labels("single_label_classification", model.label_names)
-        self.task = Tagging(labels, max_length=length, **model.of_rows)
+        self.task = Tagging(labels, max_length=length, **model.task_arguments)
         if config.file is not None:
             sentences = read_sentences_to_predict(config.file, self.data)
         else:
             sentences = Sentences("--text", [text.split() for text in config.text], None)
         rows = encode_sentences(model.tokenizer, sentences, labels, max_length=length, token_types=model.token_types)
-        self.part = Part(rows, sentences)
+        self.split = Split(rows, sentences)
 
-    def shown(self, kept: Kept) -> list[str]:
+    def format_outputs(self, outputs: Outputs) -> list[str]:
         """Format each sentence as one line per word: probability, tag, word."""
-        sentences = self.part.examples
-        tags, likely = self.task.predictions(kept, self.part), of_words(kept, "probability", sentences, np.nan)
+        sentences, tags = self.split.examples, self.task.predictions(outputs, self.split)
+        likelihoods = values_of_words(outputs, "probability", sentences, np.nan)
         width = max(map(len, self.task.labels.names))
         return [
             "\n".join(
                 f"{'cut off' if np.isnan(probability) else f'{probability:.1%}':>8}  {tag:<{width}}  {word}"
                 for word, tag, probability in zip(*sentence, strict=True)
             )
-            for sentence in zip(sentences.words, tags, likely, strict=True)
+            for sentence in zip(sentences.words, tags, likelihoods, strict=True)
         ]
 
 
@@ -317,28 +332,30 @@ class QuestionPredictor(Predictor):
             doc_stride=config.doc_stride,
             null_score_diff_threshold=threshold,
         )
-        may_have_no_answer = threshold is not None or model.recorded.get("may_have_no_answer", False)
-        self.task = QuestionAnswering(self.data, may_have_no_answer=may_have_no_answer, **model.of_rows)
+        may_have_no_answer = threshold is not None or model.run_info.get("may_have_no_answer", False)
+        self.task = QuestionAnswering(self.data, may_have_no_answer=may_have_no_answer, **model.task_arguments)
         if config.file is not None:
             questions = read_questions_to_predict(config.file, "--file")
         else:
-            given = enumerate(config.question, start=1)
-            questions = [Question(str(number), one.strip(), str(config.context), None) for number, one in given]
+            questions = [
+                Question(str(number), question.strip(), str(config.context), None)
+                for number, question in enumerate(config.question, start=1)
+            ]
         windows = make_windows(model.tokenizer, questions, self.data, token_types=model.token_types)
-        self.part = Part(windows.rows, windows)
+        self.split = Split(windows.rows, windows)
 
-    def shown(self, kept: Kept) -> list[str]:
+    def format_outputs(self, outputs: Outputs) -> list[str]:
         blocks = []
-        answers = self.task.predictions(kept, self.part)
-        for question, answer in zip(self.part.examples.questions, answers, strict=True):
-            found = [f"{one['probability']:8.1%}  {one['text']}" for one in answer.best[:NUM_SHOWN]]
-            blocks.append(
-                "\n".join([question.question, *(found if answer.text else [f"{'none':>8}  no answer found"])])
-            )
+        answers = self.task.predictions(outputs, self.split)
+        for question, answer in zip(self.split.examples.questions, answers, strict=True):
+            lines = [f"{best['probability']:8.1%}  {best['text']}" for best in answer.best[:NUM_SHOWN]]
+            if not answer.text:
+                lines = [f"{'none':>8}  no answer found"]
+            blocks.append("\n".join([question.question, *lines]))
         return blocks
 
 
-# By how the names of the classes of transformers end.
+# {how the name of the transformers class ends: predictor}
 PREDICTORS: dict[str, type[Predictor]] = {
     "ForSequenceClassification": ClassificationPredictor,
     "ForMultipleChoice": ChoicePredictor,
@@ -349,10 +366,10 @@ PREDICTORS: dict[str, type[Predictor]] = {
 
 @contextmanager
 def open_predictor(config: PredictionConfig) -> Iterator[Predictor]:
-    """Open the model of `--model`, and what is to be predicted.
+    """Open the model of `--model`, and read the examples to predict.
 
     Raises:
-        InputError: there is no such model, file, column or task; the model is of another kind than what is given.
+        InputError: the model, a file, a column or a task does not exist, or the flags do not suit the kind of model.
         HubAwayError: the Hub cannot be reached.
     """
     check_folder_or_hub(config.model, "--model")
@@ -368,7 +385,8 @@ def open_predictor(config: PredictionConfig) -> Iterator[Predictor]:
             raise InputError(f"--model: {config.model} is a masked language model. {hint}")
         if find_file(folder, "modules.json") is not None:
             raise InputError(f"--model: {config.model} embeds texts. Use finetuning/search.py, or SentenceTransformer.")
-        kind = next((one for ending, one in PREDICTORS.items() if model.class_name.endswith(ending)), CustomPredictor)
-        if config.choices and kind is not ChoicePredictor:
+        suitable = (predictor for ending, predictor in PREDICTORS.items() if model.class_name.endswith(ending))
+        predictor_class = next(suitable, CustomPredictor)
+        if config.choices and predictor_class is not ChoicePredictor:
             raise InputError(f"--model: {config.model} is a {model.class_name}, which takes no --choices.")
-        yield kind(model, config)
+        yield predictor_class(model, config)

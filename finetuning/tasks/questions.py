@@ -1,4 +1,4 @@
-"""Extractive question answering (Rajpurkar et al. 2016): at which tokens of a paragraph the answer begins and ends."""
+"""Extractive question answering (Rajpurkar et al. 2016): find the first and last token of the answer in a paragraph."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ from finetuning.config.settings import QuestionConfig, QuestionData
 from finetuning.data.inputs import INDEX, INPUT_IDS
 from finetuning.data.shared_rows import check_shared_rows
 from finetuning.loop.model import open_start
-from finetuning.loop.task import ExampleTask, Part
+from finetuning.loop.task import ExampleTask, Split
 from finetuning.loop.training import FinetuningJob
 from finetuning.tasks.squad import baseline, read_questions, scores
 from finetuning.tasks.windows import END, START, Answer, Windows, choose_answers, make_windows
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The logit of padding: e to it is 0.
+# Logit of padding, whose probability becomes 0.
 NEVER = -1e9
 METRICS = ("exact_match", "f1")
-# What the two outputs of the head are called where they need a name.
+# Names of the head's two outputs in the model's configuration.
 ENDS = {0: "start", 1: "end"}
-# How an answer is chosen: evaluations with different values cannot be compared.
+# Settings by which answers are chosen. Scores are comparable only if these are the same.
 ANSWER_SETTINGS = ("n_best_size", "max_answer_length", "null_score_diff_threshold")
-# Written out, since transformers 5 has no pipeline for it.
+# Code for the model card. It does not use a pipeline, because transformers 5 has none for this task.
 USAGE = """```python
 import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
@@ -62,7 +62,13 @@ This reads the first {max_length} tokens; longer texts need several overlapping 
 
 
 class QuestionAnswering(ExampleTask):
-    """Learns where in a paragraph the answer to a question is, or perhaps that there is none."""
+    """Learns where in a paragraph the answer to a question is, and with some data also that there is no answer.
+
+    Args:
+        data: settings of rows and answers.
+        may_have_no_answer: whether some training questions have no answer.
+        task_arguments: of `ExampleTask`.
+    """
 
     model_class = "TFAutoModelForQuestionAnswering"
     metrics = METRICS
@@ -85,8 +91,8 @@ class QuestionAnswering(ExampleTask):
         "match and F1 are in percent.",
     )
 
-    def __init__(self, data: QuestionData, *, may_have_no_answer: bool, **of_rows: Any):
-        super().__init__(**of_rows)
+    def __init__(self, data: QuestionData, *, may_have_no_answer: bool, **task_arguments: Any):
+        super().__init__(**task_arguments)
         self.data = data
         self.may_have_no_answer = may_have_no_answer
 
@@ -94,7 +100,10 @@ class QuestionAnswering(ExampleTask):
         return {**self.text_features(length), START: Feature(), END: Feature()}
 
     def sums(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> dict[str, "tf.Tensor"]:
-        """Add up `loss`, the mean of that of both ends, and `num_rows`; keep the logits of an evaluation."""
+        """Add up `loss`, the mean of the losses of start and end, and `num_rows`.
+
+        In an evaluation, also return the logits.
+        """
         import tensorflow as tf
 
         start, end = self._logits(network, rows, training=training)
@@ -104,18 +113,18 @@ class QuestionAnswering(ExampleTask):
         ]
         is_row = tf.cast(rows[INDEX] >= 0, tf.float32)
         sums = {"loss": tf.reduce_sum(tf.add_n(losses) / 2 * is_row), "num_rows": tf.reduce_sum(is_row)}
-        return sums if training else sums | self._kept(start, end, rows)
+        return sums if training else sums | self._padded(start, end, rows)
 
-    def predicted(self, network: Any, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
-        return self._kept(*self._logits(network, rows, training=False), rows)
+    def prediction_outputs(self, network: Any, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
+        return self._padded(*self._logits(network, rows, training=False), rows)
 
     def _logits(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> tuple["tf.Tensor", "tf.Tensor"]:
-        """Compute the logits of both ends, float32 (rows, length) each."""
+        """Compute the logits of the start and of the end, float32 (rows, length) each."""
         import tensorflow as tf
 
         inputs = self.network_inputs(rows)
         outputs = network(inputs, training=training)
-        # Padding cannot be an answer, so that the loss does not depend on how far a row is filled up.
+        # Padding cannot be an answer, so that the loss does not depend on the padded length.
         is_token = inputs["attention_mask"] > 0
         start, end = (
             tf.where(is_token, tf.cast(logits, tf.float32), NEVER)
@@ -123,18 +132,18 @@ class QuestionAnswering(ExampleTask):
         )
         return start, end
 
-    def _kept(self, start: "tf.Tensor", end: "tf.Tensor", rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
-        """Fill the logits up to the longest rows, since what is kept is of all buckets."""
+    def _padded(self, start: "tf.Tensor", end: "tf.Tensor", rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
+        """Pad the logits to (rows, max_seq_length), so that logits from all buckets can be concatenated."""
         import tensorflow as tf
 
         padding = ((0, 0), (0, self.data.max_seq_length - rows[INPUT_IDS].shape[1]))
-        kept = {"start": start, "end": end}
-        kept = {name: tf.pad(logits, padding, constant_values=NEVER) for name, logits in kept.items()}
-        return kept | {INDEX: rows[INDEX]}
+        outputs = {"start": start, "end": end}
+        outputs = {name: tf.pad(logits, padding, constant_values=NEVER) for name, logits in outputs.items()}
+        return outputs | {INDEX: rows[INDEX]}
 
-    def predictions(self, sums: Mapping[str, Any], part: Part) -> list[Answer]:
+    def predictions(self, sums: Mapping[str, Any], split: Split) -> list[Answer]:
         return choose_answers(
-            part.examples,
+            split.examples,
             self.in_order(sums, "start"),
             self.in_order(sums, "end"),
             num_best=self.data.n_best_size,
@@ -142,19 +151,19 @@ class QuestionAnswering(ExampleTask):
             null_threshold=self.data.null_score_diff_threshold if self.may_have_no_answer else None,
         )
 
-    def scores_of(self, sums: Mapping[str, Any], predictions: list[Answer], part: Part) -> dict[str, float]:  # noqa: ARG002
-        questions = part.examples.questions
-        counts = {"num_rows": part.rows.num_rows, "num_questions": len(questions)}
+    def compute_scores(self, sums: Mapping[str, Any], predictions: list[Answer], split: Split) -> dict[str, float]:  # noqa: ARG002
+        questions = split.examples.questions
+        counts = {"num_rows": split.rows.num_rows, "num_questions": len(questions)}
         return scores(questions, [answer.text for answer in predictions]) | counts
 
-    def text_of(self, predictions: list[Answer], part: Part) -> str:
-        return by_id(part, (answer.text for answer in predictions))
+    def format_predictions(self, predictions: list[Answer], split: Split) -> str:
+        return by_id(split, (answer.text for answer in predictions))
 
-    def write_more(self, folder: Folder, predictions: list[Answer], part: Part) -> None:
-        """Write the best answers to each question, and how much likelier no answer is, where there may be none."""
-        folder.write_text("nbest_predictions.json", by_id(part, (answer.best for answer in predictions)))
+    def write_extra_files(self, folder: Folder, predictions: list[Answer], split: Split) -> None:
+        """Write the best answers to each question, and `null_odds` if questions may have no answer."""
+        folder.write_text("nbest_predictions.json", by_id(split, (answer.best for answer in predictions)))
         if self.may_have_no_answer:
-            folder.write_text("null_odds.json", by_id(part, (answer.null_odds for answer in predictions)))
+            folder.write_text("null_odds.json", by_id(split, (answer.null_odds for answer in predictions)))
 
     def summarize(self, figures: Mapping[str, float]) -> str:
         in_percent = f"F1 {figures['f1']:.2f} %  exact match {figures['exact_match']:.2f} %"
@@ -186,93 +195,105 @@ class QuestionJob(FinetuningJob[QuestionConfig]):
         start, data = open_start(config), config.data
         questions = read_questions(data)
         if data.predicts and not {"test", "validation"} & questions.keys():
-            raise InputError("--do-predict needs questions to predict; received neither --test-file nor validation.")
+            raise InputError(
+                "--do-predict needs questions to predict; received neither a test split nor a validation split."
+            )
         check_shared_rows(
-            {split: [(one.context, one.question) for one in some] for split, some in questions.items()},
+            {
+                split: [(question.context, question.question) for question in of_split]
+                for split, of_split in questions.items()
+            },
             {split: getattr(data, f"{split}_file") or f"{data.dataset_name}, split {split}" for split in questions},
-            ["test"] if any(one.answers is None for one in questions.get("test", ())) else [],
+            ["test"] if any(question.answers is None for question in questions.get("test", ())) else [],
         )
-        may_have_no_answer = any(not one.answers for one in questions["train"])
-        task = QuestionAnswering(data, may_have_no_answer=may_have_no_answer, **start.of_rows)
+        may_have_no_answer = any(not question.answers for question in questions["train"])
+        task = QuestionAnswering(data, may_have_no_answer=may_have_no_answer, **start.task_arguments)
 
-        def part(split: str) -> Part:
-            is_train, some = split == "train", questions[split]
-            windows = make_windows(start.tokenizer, some, data, token_types=start.token_types, to_train=is_train)
+        def make_split(split: str) -> Split:
+            is_train, of_split = split == "train", questions[split]
+            windows = make_windows(start.tokenizer, of_split, data, token_types=start.token_types, to_train=is_train)
             _warn(split, windows, data)
-            # If no question of the test part has an answer, they may have been taken out.
-            has_answers = may_have_no_answer or any(one.answers for one in some)
-            is_scored = split != "test" or (has_answers and all(one.answers is not None for one in some))
-            return Part(windows.rows, windows, "predictions.json", is_scored)
+            # If no question of the test split has an answer, the answers may have been removed.
+            has_answers = may_have_no_answer or any(question.answers for question in of_split)
+            are_known = all(question.answers is not None for question in of_split)
+            is_scored = split != "test" or (has_answers and are_known)
+            return Split(windows.rows, windows, "predictions.json", is_scored)
 
-        train = part("train")
-        self.validation = {"": part("validation")} if "validation" in questions else {}
-        self.tests = [part("test")] if "test" in questions else []
+        train = make_split("train")
+        self.validation = {"": make_split("validation")} if "validation" in questions else {}
+        self.tests = [make_split("test")] if "test" in questions else []
         validation = self.validation.get("")
         if validation is not None:
             guess = baseline(questions["validation"], may_have_no_answer=may_have_no_answer)
             task.guess = {name: guess[name] for name in METRICS}
-        described = _describe(train.examples, validation.examples if validation else None)
-        recorded = {"may_have_no_answer": may_have_no_answer}
-        return start.run(task, train.rows, validation, cluster, ENDS, described=described, recorded=recorded)
+        plan_lines = _describe(train.examples, validation.examples if validation else None)
+        run_info = {"may_have_no_answer": may_have_no_answer}
+        return start.run(task, train.rows, validation, cluster, ENDS, plan_lines=plan_lines, run_info=run_info)
 
     def check(self, run: Run) -> None:
-        """Warn of other settings for answers than those of the kept checkpoints: their scores do not compare."""
+        """Warn if answers are chosen with other settings than for existing checkpoints, whose scores then differ."""
         super().check(run)
         if run.starts_over or not self.validation or not run.cluster.is_chief:
             return
         assert isinstance(run.config, QuestionConfig)
-        now, used = dataclasses.asdict(run.config.data), dict[str, int]()
+        settings, last_steps = dataclasses.asdict(run.config.data), dict[str, int]()
         for record in newest_records(run.folder):
-            then = {name: value for name, value in record.settings["data"].items() if value != REDACTED}
-            used.setdefault(_shown(now | then), record.step)
-        used.pop(_shown(now), None)
-        if used:
+            earlier = {name: value for name, value in record.settings["data"].items() if value != REDACTED}
+            last_steps.setdefault(_flags(settings | earlier), record.step)
+        last_steps.pop(_flags(settings), None)
+        if last_steps:
             logger.warning(
-                "Evaluations %s; later ones, and the final answers and scores, use %s. The best checkpoint is chosen "
-                "by the scores of all evaluations.",
-                *(", ".join(f"up to step {step} used {flags}" for flags, step in used.items()), _shown(now)),
+                "Evaluations %s; later evaluations, and the final answers and scores, use %s. The best checkpoint is "
+                "chosen by the scores of all evaluations.",
+                ", ".join(f"up to step {step} used {flags}" for flags, step in last_steps.items()),
+                _flags(settings),
             )
 
 
-def _shown(data: Mapping[str, Any]) -> str:
+def _flags(data: Mapping[str, Any]) -> str:
+    """Format the settings by which answers are chosen as flags."""
     return " ".join(f"{flag_of(name)} {data[name]}" for name in ANSWER_SETTINGS)
 
 
 def _describe(windows: Windows, validation: Windows | None) -> dict[str, str]:
-    """Describe the questions in the plan, with the first answer to train on as its tokens give it back."""
-    parts = [(windows, "train"), *([(validation, "evaluate")] if validation else [])]
-    rows = [f"{len(one.questions):,} questions → {one.rows.num_rows:,} windows to {verb} on" for one, verb in parts]
-    described = {"rows": "; ".join(rows)}
-    num, num_answered = len(windows.questions), sum(bool(one.answers) for one in windows.questions)
-    described["answers"] = f"{num_answered / num:.1%} of the questions have one"
-    ends = np.asarray(windows.rows.of_rows[END], np.int64)
+    """Describe the questions for the printed plan. The first answer is decoded from the encoded training rows."""
+    uses = {"train": windows} | ({"evaluate": validation} if validation else {})
+    rows = [
+        f"{len(used.questions):,} questions → {used.rows.num_rows:,} windows to {verb} on"
+        for verb, used in uses.items()
+    ]
+    plan_lines = {"rows": "; ".join(rows)}
+    num, num_answered = len(windows.questions), sum(bool(question.answers) for question in windows.questions)
+    plan_lines["answers"] = f"{num_answered / num:.1%} of the questions have one"
+    ends = np.asarray(windows.rows.row_values[END], np.int64)
     row = int(np.argmax(ends > 0))
     if ends[row] > 0:
-        begin, end = windows.rows.starts[row] + np.array([windows.rows.of_rows[START][row], ends[row]])
+        begin, end = windows.rows.starts[row] + np.array([windows.rows.row_values[START][row], ends[row]])
         context = windows.questions[windows.question[row]].context
-        described["first answer"] = context[windows.begins[begin] : windows.ends[end]].strip()
-    return described
+        plan_lines["first answer"] = context[windows.begins[begin] : windows.ends[end]].strip()
+    return plan_lines
 
 
 def _warn(split: str, windows: Windows, data: QuestionData) -> None:
-    """Say how many questions of a part are not used as they are written, and what becomes of them."""
+    """Warn about questions of a split that are too long, or whose answer is in no window."""
     to_train, num = split == "train", len(windows.questions)
     if windows.too_long:
         logger.warning(
-            "%d of %d questions of the %s part are too long for --max-seq-length %d with --doc-stride %d: they are %s. "
-            "Lower --doc-stride, or raise --max-seq-length.",
+            "%d of %d questions of the %s split are too long for --max-seq-length %d with --doc-stride %d, so they are "
+            "%s. Lower --doc-stride, or raise --max-seq-length.",
             *(len(windows.too_long), num, split, data.max_seq_length, data.stride),
             "not trained on" if to_train else "answered with an empty text",
         )
     if windows.not_found:
         logger.warning(
-            "%d of %d questions of the %s part have an answer that is longer than a window or has no token: they %s.",
+            "%d of %d questions of the %s split have an answer that is longer than a window or has no token, so they "
+            "%s.",
             *(len(windows.not_found), num, split),
             "are not trained on" if to_train else "cannot be answered in full",
         )
 
 
-def by_id(part: Part, values: Iterable[Any]) -> str:
-    """Format what was found for each question as JSON, {id: value}."""
-    found = dict(zip((one.id for one in part.examples.questions), values, strict=True))
-    return json.dumps(found, indent=4, ensure_ascii=False) + "\n"
+def by_id(split: Split, values: Iterable[Any]) -> str:
+    """Format a value for each question of a split as JSON, {id: value}."""
+    values_by_id = dict(zip((question.id for question in split.examples.questions), values, strict=True))
+    return json.dumps(values_by_id, indent=4, ensure_ascii=False) + "\n"

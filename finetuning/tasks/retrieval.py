@@ -1,4 +1,4 @@
-"""How well queries find their passages: exact search, metrics of rankings, and how certain a difference is."""
+"""Evaluate retrieval: exact search, metrics of rankings, lexical baselines, and confidence intervals of differences."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 
 from finetuning.tasks.metrics import scores
 
-# Ranks that are looked at; recall counts among the first of these, the others among the first ten.
+# Number of passages that a search returns, the rank to which nDCG and MRR count, and the ranks to which recall counts.
 DEPTH, NUM_FIRST, RECALL_AT = 100, 10, (1, 10, 100)
 RECALLS = {f"recall_at_{rank}": rank for rank in RECALL_AT}
 METRICS = ("ndcg_at_10", "mrr_at_10", *RECALLS)
 SCORED_METRICS = ("spearmanr", "pearson")
-# What a model is compared with, {name in the figures: in words}.
+# Baselines, {name in the result keys: description}.
 OTHERS = {"random": "random encoder", "tfidf": "tf-idf", "bm25": "BM25"}
-# Queries and passages that are compared at once.
+# Number of queries and of passages in a block of a search.
 QUERIES_AT_ONCE, PASSAGES_AT_ONCE = 256, 65_536
-# Of BM25 (Robertson and Zaragoza 2009), as Lucene computes it.
+# Parameters of BM25 (Robertson and Zaragoza 2009), in Lucene's variant.
 K1, B = 1.5, 0.75
-# Samples of the queries, drawn with replacement, from which an interval is read.
+# Number of bootstrap samples of the queries for a confidence interval.
 NUM_SAMPLES = 1_000
 
 # {metric: (queries,)}
@@ -31,35 +31,35 @@ Scores = dict[str, NDArray[np.float64]]
 def search(
     queries: Any, passages: Any, depth: int, temperature: float = 1.0
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Find the passages of each query with the largest products, on the device, in blocks.
+    """Find for each query the passages with the largest dot products, on the device, in blocks.
 
     Args:
         queries: (queries, width), an array, or a sparse matrix of scipy.
         passages: (passages, width), of the same kind.
-        depth: passages to find.
-        temperature: divides the products in the sum.
+        depth: number of passages to find.
+        temperature: by which dot products are divided for the second result.
 
     Returns:
-        The passages, the best first and the earlier of equal ones first, int32 (queries, depth or all passages); and
-        the logarithm of the sum of e to all products, divided by the temperature, (queries,).
+        The passages, best first, int32 (queries, depth or all passages); of equally good passages the earlier comes
+        first. And logsumexp of the dot products with all passages, divided by the temperature, (queries,).
     """
     import tensorflow as tf
     from scipy.sparse import issparse
 
     starts = range(0, queries.shape[0], QUERIES_AT_ONCE)
-    found: list[list[tuple[tf.Tensor, ...]]] = [[] for _ in starts]
+    results: list[list[tuple[tf.Tensor, ...]]] = [[] for _ in starts]  # by block of queries, then of passages
     for first in range(0, passages.shape[0], PASSAGES_AT_ONCE):
         block = passages[first : first + PASSAGES_AT_ONCE]
-        among = block.T if issparse(block) else tf.transpose(tf.cast(block, tf.float32))
-        for of_queries, start in zip(found, starts, strict=True):
-            products = queries[start : start + QUERIES_AT_ONCE] @ among
+        columns = block.T if issparse(block) else tf.transpose(tf.cast(block, tf.float32))
+        for query_results, start in zip(results, starts, strict=True):
+            products = queries[start : start + QUERIES_AT_ONCE] @ columns
             values = tf.cast(products.toarray() if issparse(products) else products, tf.float32)
             best = tf.math.top_k(values, min(depth, values.shape[1]))
             total = tf.reduce_logsumexp(values / temperature, axis=1, keepdims=True)
-            of_queries.append((best.values, best.indices + first, total))
+            query_results.append((best.values, best.indices + first, total))
     ranked, totals = [], []
-    for of_queries in found:
-        values, indices, sums = (tf.concat(parts, axis=1) for parts in zip(*of_queries, strict=True))
+    for query_results in results:
+        values, indices, sums = (tf.concat(blocks, axis=1) for blocks in zip(*query_results, strict=True))
         order = tf.math.top_k(values, min(depth, passages.shape[0])).indices
         ranked.append(tf.gather(indices, order, batch_dims=1))
         totals.append(tf.reduce_logsumexp(sums, axis=1))
@@ -69,44 +69,48 @@ def search(
 def lexical_rankings(
     queries: Sequence[str], passages: Sequence[str], depth: int = DEPTH
 ) -> dict[str, NDArray[np.int32]]:
-    """Rank by the words that texts share, as a search without a model does, {tfidf or bm25: as of `search`}."""
+    """Rank passages by the words they share with the query, by tf-idf and by BM25.
+
+    Returns:
+        {"tfidf" or "bm25": ranked passages, as from `search`}; empty if no passage has a word of two letters.
+    """
     from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 
     words = CountVectorizer(dtype=np.float32)
     try:
-        of_passages = words.fit_transform(passages)
+        passage_counts = words.fit_transform(passages)
     except ValueError:  # no passage has a word of two letters
         return {}
-    of_queries = words.transform(queries)
-    weighted = TfidfTransformer().fit(of_passages)
-    lengths = np.asarray(of_passages.sum(axis=1)).ravel()
-    num_with_word = of_passages.getnnz(axis=0)
-    bm25 = of_passages.tocoo()
+    query_counts = words.transform(queries)
+    tfidf = TfidfTransformer().fit(passage_counts)
+    lengths = np.asarray(passage_counts.sum(axis=1)).ravel()
+    num_with_word = passage_counts.getnnz(axis=0)
+    bm25 = passage_counts.tocoo()
     bm25.data = bm25.data / (bm25.data + K1 * (1 - B + B * lengths[bm25.row] / lengths.mean()))
     bm25.data *= np.log1p((len(passages) - num_with_word + 0.5) / (num_with_word + 0.5))[bm25.col]
 
     return {
-        "tfidf": search(weighted.transform(of_queries), weighted.transform(of_passages), depth)[0],
-        "bm25": search(of_queries, bm25.tocsr(), depth)[0],
+        "tfidf": search(tfidf.transform(query_counts), tfidf.transform(passage_counts), depth)[0],
+        "bm25": search(query_counts, bm25.tocsr(), depth)[0],
     }
 
 
 def ranking_scores(ranked: NDArray[np.int32], relevant: Sequence[Mapping[int, float]]) -> Scores:
-    """Compute each metric for each query with a judged passage, as trec_eval defines them.
+    """Compute each metric for each query that has grades, as trec_eval does.
 
-    Gains are the grades, discounted by the logarithm of the rank; passages of grade 0, and those not judged, are not
-    relevant.
+    The gain of a passage is its grade, discounted by the logarithm of the rank. Passages of grade 0, and passages
+    without a grade, are not relevant.
 
     Args:
-        ranked: passages of each query, the best first.
-        relevant: {passage: grade} of each query.
+        ranked: passages of each query, best first, (queries, depth).
+        relevant: for each query, {passage: grade}.
     """
     discounts = 1 / np.log2(np.arange(2, NUM_FIRST + 2))
     by_query: dict[str, list[float]] = {name: [] for name in METRICS}
-    for found, grades in zip(ranked.tolist(), relevant, strict=True):
+    for passages, grades in zip(ranked.tolist(), relevant, strict=True):
         if not grades:
             continue
-        gains = np.array([max(grades.get(passage, 0.0), 0.0) for passage in found])
+        gains = np.array([max(grades.get(passage, 0.0), 0.0) for passage in passages])
         best = np.sort([max(grade, 0.0) for grade in grades.values()])[::-1]
         ideal = float(best[:NUM_FIRST] @ discounts[: len(best[:NUM_FIRST])])
         first = np.flatnonzero(gains[:NUM_FIRST] > 0)
@@ -119,11 +123,14 @@ def ranking_scores(ranked: NDArray[np.int32], relevant: Sequence[Mapping[int, fl
 
 
 def interval(differences: NDArray[np.float64], seed: int = 0) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Compute the ends of the 95% interval of a mean difference, by a paired bootstrap over queries.
+    """Compute the 95% confidence interval of a mean difference, by a paired bootstrap over queries.
 
     Args:
-        differences: of two systems for each query, (queries,) or (queries, metrics).
+        differences: between two systems, for each query, (queries,) or (queries, metrics).
         seed: of the samples.
+
+    Returns:
+        The lower and the upper end of the interval.
     """
     random, size = np.random.default_rng(seed), len(differences)
     means = [differences[random.integers(size, size=size)].mean(axis=0) for _ in range(NUM_SAMPLES)]
@@ -133,14 +140,17 @@ def interval(differences: NDArray[np.float64], seed: int = 0) -> tuple[NDArray[n
 
 @dataclass(frozen=True)
 class Judged:
-    """Queries, passages, and grades.
+    """Queries, passages, and grades that say which passages are relevant to which queries.
 
-    queries, passages: different texts, or those of a folder in BeIR's form.
-    pairs: int (pairs, 2), a query and a passage; passages from `len(passages)` on are missing, and never found.
-    grades: (pairs,), how relevant the passage is, 0 if it is not; of scored pairs how alike the two are.
-    has_scores: pairs are scored, and passages are not searched.
-    identical: int (queries,), the passage that is the query itself and left out of its ranking; -1 if there is none.
-    others: {name in `OTHERS`: what else found}, to be compared with.
+    Attributes:
+        queries, passages: distinct texts, or the texts of a folder in BeIR's format.
+        pairs: int (pairs, 2), the indices of a query and a passage. An index of `len(passages)` or more is a passage
+            that the corpus lacks, so that it is never found.
+        grades: (pairs,), how relevant the passage is, 0 if it is not; for scored pairs, how similar the two texts are.
+        has_scores: whether pairs are scored. Then their cosines are evaluated, not a search.
+        identical: int (queries,), the passage that is the query itself and is left out of its ranking; -1 if there is
+            none.
+        others: {name in `OTHERS`: metrics of this baseline}, filled by `compare_with`.
     """
 
     queries: Sequence[str]
@@ -153,25 +163,25 @@ class Judged:
 
     @classmethod
     def of(
-        cls, texts: Sequence[Sequence[str]], of_rows: Sequence[float] | None, more_passages: Sequence[str] = ()
+        cls, texts: Sequence[Sequence[str]], row_scores: Sequence[float] | None, more_passages: Sequence[str] = ()
     ) -> "Judged":
-        """Let the first passage of each row be relevant, among all passages of all rows; or score the two texts.
+        """Make grades from rows of texts. The first passage of a row is relevant to its query, unless rows have scores.
 
         Args:
-            texts: columns of queries, passages, and passages that are not relevant.
-            of_rows: the score of each row, if there are any.
-            more_passages: which are searched as well.
+            texts: columns of queries, passages, and hard negatives.
+            row_scores: the score of each row; None without scores.
+            more_passages: further passages to search.
         """
         joined = [*(text for column in texts[1:] for text in column), *more_passages]
         pairs = np.stack([numbered(texts[0]), numbered(joined)[: len(texts[0])]], axis=1)
         queries, passages = (list(dict.fromkeys(column)) for column in (texts[0], joined))
-        if of_rows is not None:
-            return cls(queries, passages, pairs, np.asarray(of_rows, np.float64), has_scores=True)
+        if row_scores is not None:
+            return cls(queries, passages, pairs, np.asarray(row_scores, np.float64), has_scores=True)
         pairs = np.unique(pairs, axis=0)
         return cls(queries, passages, pairs, np.ones(len(pairs)))
 
     def first(self, num_queries: int | None) -> "Judged":
-        """Keep the first queries, all by default, and all passages."""
+        """Return the first queries (all if `num_queries` is None) with all passages."""
         kept = self.pairs[:, 0] < (num_queries or len(self.queries))
         return replace(
             self,
@@ -183,35 +193,39 @@ class Judged:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The names of the figures; recall among as many passages as exist says nothing, and is left out."""
+        """Names of the metrics. Recall at a rank is left out if there are no more passages than that."""
         if self.has_scores:
             return SCORED_METRICS
         return tuple(name for name in METRICS if RECALLS.get(name, 0) < len(self.passages))
 
     @property
     def is_positive(self) -> NDArray[np.bool_]:
-        """Which pairs are relevant and can be found, bool (pairs,)."""
+        """Whether each pair is relevant and can be found, bool (pairs,)."""
         queries, passages = self.pairs.T
         is_found = (self.grades > 0) & (passages < len(self.passages))
         return is_found if self.identical is None else is_found & (passages != self.identical[queries])
 
     @functools.cached_property
     def relevant(self) -> list[dict[int, float]]:
-        """{passage: grade} of each query."""
+        """For each query, {passage: grade}."""
         grades: list[dict[int, float]] = [{} for _ in self.queries]
         for (query, passage), grade in zip(self.pairs.tolist(), self.grades.tolist(), strict=True):
             grades[query][passage] = grade
         return grades
 
     def cosines(self, vectors: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Compute the cosine of each pair from vectors of length 1, of the queries and then of the passages."""
+        """Compute the cosine of each pair, (pairs,).
+
+        Args:
+            vectors: (queries + passages, width), of length 1; those of the queries come first.
+        """
         queries, passages = np.split(vectors, [len(self.queries)])
         return cosines(queries, passages, self.pairs)
 
     def searched(self, vectors: NDArray[np.float32], temperature: float = 1.0) -> tuple[Scores, float]:
-        """Compute the scores of each query from vectors as `cosines` takes them, and the contrastive loss.
+        """Search with vectors, as `cosines` takes them; return the metrics of each query, and the contrastive loss.
 
-        The loss is the mean over relevant passages, with all passages as negatives that are not relevant.
+        The loss is the mean over the relevant pairs. All passages that are not relevant are negatives.
         """
         queries, passages = np.split(vectors, [len(self.queries)])
         ranked, totals = search(queries, passages, self.depth, temperature)
@@ -227,11 +241,11 @@ class Judged:
 
     @property
     def depth(self) -> int:
-        """Passages that a search must find."""
+        """Number of passages that a search must find; one more if the query itself may be among them."""
         return DEPTH if self.identical is None else DEPTH + 1
 
     def ranking_scores(self, ranked: NDArray[np.int32]) -> Scores:
-        """Compute each metric for each query from rankings of `depth` passages."""
+        """Compute each metric for each query from rankings of `depth` passages, (queries, depth)."""
         if self.identical is not None:
             is_other = ranked != self.identical[:, np.newaxis]
             order = np.argsort(~is_other, axis=1, kind="stable")[:, :DEPTH]
@@ -240,13 +254,14 @@ class Judged:
         return {name: by_query[name] for name in self.metrics}
 
     def figures(self, vectors: NDArray[np.float32], temperature: float) -> dict[str, float]:
-        """Compute loss and figures of vectors as `cosines` takes them, and how far they are above `others`."""
+        """Compute loss and metrics of vectors, as `cosines` takes them, and their differences to the baselines."""
         figures: dict[str, float] = {"num_queries": len(self.queries), "num_passages": len(self.passages)}
         if self.has_scores:
             cosines = self.cosines(vectors)
             difference = cosines - self.grades / max(1.0, float(self.grades.max()))
-            found = scores(SCORED_METRICS, cosines, self.grades)
-            return figures | {"loss": float(np.mean(np.square(difference)))} | {m: found[m] for m in SCORED_METRICS}
+            correlations = scores(SCORED_METRICS, cosines, self.grades)
+            figures["loss"] = float(np.mean(np.square(difference)))
+            return figures | {name: correlations[name] for name in SCORED_METRICS}
         by_query, figures["loss"] = self.searched(vectors, temperature)
         figures |= {name: float(values.mean()) for name, values in by_query.items()}
         for other, by_other in self.others.items():
@@ -257,7 +272,11 @@ class Judged:
         return figures
 
     def compare_with(self, random_vectors: NDArray[np.float32]) -> None:
-        """Let `figures` compare with a random encoder, and with searches for words."""
+        """Compute the metrics of the baselines, with which `figures` then compares the model.
+
+        Args:
+            random_vectors: of a random encoder, as `cosines` takes them.
+        """
         self.others["random"], _ = self.searched(random_vectors)
         for name, ranked in lexical_rankings(self.queries, self.passages, self.depth).items():
             self.others[name] = self.ranking_scores(ranked)
@@ -266,11 +285,11 @@ class Judged:
 def cosines(
     queries: NDArray[np.float32], passages: NDArray[np.float32], pairs: NDArray[np.int32]
 ) -> NDArray[np.float64]:
-    """Compute the cosine of each pair (pairs, 2) of vectors of length 1."""
+    """Compute the cosine of each pair (pairs, 2) of vectors of length 1, (pairs,)."""
     return np.einsum("pw,pw->p", queries[pairs[:, 0]], passages[pairs[:, 1]], dtype=np.float64)
 
 
 def numbered(texts: Sequence[str]) -> NDArray[np.int32]:
-    """Number texts by their first appearance, equal ones alike."""
+    """Number texts in the order of their first occurrence, (texts,); equal texts get the same number."""
     numbers: dict[str, int] = {}
     return np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int32)

@@ -1,6 +1,6 @@
-"""Models in the format of sentence-transformers: their settings are read, and vectors computed as their modules do.
+"""Read the settings of models in sentence-transformers' format, and compute vectors as their modules do.
 
-A module or setting that is not supported is refused by its name.
+A module or a setting that is not supported is an error that names it.
 """
 
 import hashlib
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 SETTINGS, MODULES = "config_sentence_transformers.json", "modules.json"
-# The settings of the transformer, the first that exists; only the oldest models have the others.
+# Files with the settings of the transformer; the first that exists is read. Only very old models have another one than
+# the first.
 KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 TRANSFORMER_SETTINGS = tuple(f"sentence_{kind}_config.json" for kind in KINDS)
-# {older setting: pooling}, in the order in which the vectors of several poolings are joined.
+# {setting of older models: pooling}, in the order in which the vectors of several poolings are concatenated.
 OLD_POOLINGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -34,7 +35,7 @@ OLD_POOLINGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
-# The names of a prompt, the first that exists.
+# Names of the prompts of queries and of passages; the first that exists is used.
 QUERY_PROMPTS, PASSAGE_PROMPTS = ("query",), ("document", "passage", "corpus")
 DOT, COSINE = "dot", "cosine"
 
@@ -55,7 +56,10 @@ class Normalize:
 class Dense:
     """A linear layer and an activation.
 
-    weight: (width of the output, width of the input).
+    Attributes:
+        weight: (width of the output, width of the input).
+        bias: (width of the output,), or None.
+        activation: one of `ACTIVATIONS`.
     """
 
     weight: NDArray[np.float32]
@@ -78,17 +82,18 @@ class Dense:
 
 @dataclass(frozen=True)
 class SentenceModel:
-    """How a model makes vectors of texts.
+    """How a model computes vectors of texts.
 
-    transformer: folder of the transformer within the model; empty for the model's.
-    poolings: whose vectors are joined.
-    includes_prompt: whether the prompt's tokens are pooled.
-    layers: after the pooling.
-    prompts: put before queries and passages.
-    max_length: tokens of the longest text; None if the tokenizer's settings decide.
-    is_lower: whether texts are put into lower case.
-    truncate_dim: numbers of a vector that are kept; None for all.
-    similarity: by which vectors are compared, `cosine` or `dot`.
+    Attributes:
+        transformer: subfolder of the transformer; empty if it is in the model's folder itself.
+        poolings: pooling modes, whose vectors are concatenated.
+        includes_prompt: whether the prompt's tokens are pooled, too.
+        layers: applied after pooling.
+        prompts: texts put before queries and before passages.
+        max_length: maximum number of tokens per text; None if the tokenizer's settings decide.
+        is_lower: whether texts are converted to lower case.
+        truncate_dim: use only the first N numbers of a vector; None for all.
+        similarity: how vectors are compared, `cosine` or `dot`.
     """
 
     transformer: str
@@ -103,27 +108,35 @@ class SentenceModel:
 
     @property
     def identity(self) -> list[Any]:
-        """All that decides the vector of a passage, beside transformer and tokenizer, as JSON can hold it."""
-        more = [self.prompts[1], self.max_length, self.is_lower, self.truncate_dim]
-        return [self.poolings, self.includes_prompt, [layer.identity for layer in self.layers], *more]
+        """Everything apart from transformer and tokenizer that determines the vector of a passage, as JSON values."""
+        settings = [self.prompts[1], self.max_length, self.is_lower, self.truncate_dim]
+        return [self.poolings, self.includes_prompt, [layer.identity for layer in self.layers], *settings]
 
     def check_widths(self, hidden_size: int, name: str) -> None:
-        """Check that each Dense layer takes what comes before it; the first what the poolings make of the states."""
+        """Check that the input width of each Dense layer is the width of the vectors before it.
+
+        Args:
+            hidden_size: width of the transformer's states.
+            name: of the model, for error messages.
+        """
         width = hidden_size * len(self.poolings)
         for layer in self.layers:
             if isinstance(layer, Dense):
                 if layer.weight.shape[1] != width:
                     raise InputError(
-                        f"--model: a Dense layer of {name} must take the {width} numbers a text that {hidden_size} a "
-                        f"token make with pooling by {' and '.join(self.poolings)}; it takes {layer.weight.shape[1]}. "
-                        "Use another model."
+                        f"--model: a Dense layer of {name} must take vectors of width {width}, because the hidden size "
+                        f"is {hidden_size} and the pooling {' and '.join(self.poolings)}; it takes width "
+                        f"{layer.weight.shape[1]}. Use another model."
                     )
                 width = layer.weight.shape[0]
 
     def vectors(self, states: "tf.Tensor", mask: "tf.Tensor", prompt_length: "tf.Tensor") -> "tf.Tensor":
-        """Compute vectors, float32 (texts, width), from states (texts, length, hidden) and mask (texts, length).
+        """Compute vectors, float32 (texts, width).
 
-        prompt_length: tokens of the prompt, with the special tokens before it; 0 without a prompt.
+        Args:
+            states: of the transformer, (texts, length, hidden).
+            mask: 1 for tokens, 0 for padding, (texts, length).
+            prompt_length: number of tokens of the prompt, including the special tokens before it; 0 without a prompt.
         """
         import tensorflow as tf
 
@@ -137,7 +150,13 @@ class SentenceModel:
 
 
 def pooled(states: "tf.Tensor", mask: "tf.Tensor", mode: str) -> "tf.Tensor":
-    """Pool states (texts, length, hidden) of the tokens in a mask of 0 and 1 (texts, length); (texts, hidden)."""
+    """Pool states to (texts, hidden).
+
+    Args:
+        states: (texts, length, hidden).
+        mask: 1 for tokens to pool, else 0, (texts, length).
+        mode: a pooling of `OLD_POOLINGS`.
+    """
     import tensorflow as tf
 
     length = tf.shape(mask)[1]
@@ -156,21 +175,25 @@ def pooled(states: "tf.Tensor", mask: "tf.Tensor", mode: str) -> "tf.Tensor":
 
 
 def read_sentence_model(folder: str, name: str) -> SentenceModel:
-    """Read a model in a local folder or on the Hub; `name` is for errors.
+    """Read the settings of a model in a local folder or on the Hub.
+
+    Args:
+        folder: local folder or Hub id.
+        name: of the model, for error messages.
 
     Raises:
-        InputError: it is no model of texts, or a module or setting of it is not supported.
+        InputError: the model does not embed texts, or a module or setting is not supported.
     """
     modules = read_json(folder, MODULES, list)
     if modules is None:
         raise InputError(f"--model: {name} does not embed texts. Train it with finetuning/run_embedding.py first.")
     refuse = _Refusals(name)
-    modules = [refuse.module(one) for one in modules]
+    modules = [refuse.module(module) for module in modules]
     kinds = [kind for kind, _ in modules]
     if kinds[:2] != ["Transformer", "Pooling"]:
         raise refuse.error("modules", ", ".join(kinds), "start with Transformer and Pooling")
-    (_, transformer), (_, pooling), *after = modules
-    settings, of_pooling = read_json(folder, SETTINGS) or {}, read_json(folder, f"{pooling}/config.json") or {}
+    (_, transformer), (_, pooling), *layers = modules
+    settings, pooling_settings = read_json(folder, SETTINGS) or {}, read_json(folder, f"{pooling}/config.json") or {}
     refuse.other(
         SETTINGS,
         settings,
@@ -185,12 +208,12 @@ def read_sentence_model(folder: str, name: str) -> SentenceModel:
         if number is not None and (type(number) is not int or number < 1):
             raise refuse.error(setting, number, "be a whole number above 0")
     sizes = {"word_embedding_dimension", "embedding_dimension"}
-    refuse.other(f"{pooling}/config.json", of_pooling, {*OLD_POOLINGS, *sizes, "pooling_mode", "include_prompt"})
+    refuse.other(f"{pooling}/config.json", pooling_settings, {*OLD_POOLINGS, *sizes, "pooling_mode", "include_prompt"})
     return SentenceModel(
         transformer,
-        _poolings(of_pooling, refuse),
-        of_pooling.get("include_prompt", True),
-        tuple(_read_layer(folder, kind, path, refuse) for kind, path in after if kind != "Dropout"),
+        _poolings(pooling_settings, refuse),
+        pooling_settings.get("include_prompt", True),
+        tuple(_read_layer(folder, kind, path, refuse) for kind, path in layers if kind != "Dropout"),
         _prompts(settings, refuse),
         length,
         is_lower,
@@ -200,14 +223,15 @@ def read_sentence_model(folder: str, name: str) -> SentenceModel:
 
 
 class _Refusals:
-    """Makes the errors about a model's modules and settings."""
+    """Raises errors about a model's modules and settings that are not supported."""
 
     def __init__(self, model: str):
         self.model = model
 
     def error(self, setting: str, value: Any, rule: str) -> InputError:
-        shown = value if isinstance(value, str) else json.dumps(value)
-        return InputError(f"--model: {setting} of {self.model} must {rule}; it is {shown[:100]}. Use another model.")
+        """Return the error that a setting must follow a rule."""
+        text = value if isinstance(value, str) else json.dumps(value)
+        return InputError(f"--model: {setting} of {self.model} must {rule}; it is {text[:100]}. Use another model.")
 
     def module(self, module: Any) -> tuple[str, str]:
         """Return the kind and the folder of an entry of `modules.json`."""
@@ -215,41 +239,49 @@ class _Refusals:
             raise self.error("each module", module, "be an object with a type and a path")
         full_name = str(module.get("type"))
         kind = full_name.rpartition(".")[2]
-        known = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout")
-        if not full_name.startswith("sentence_transformers.") or kind not in known or module.get("kwargs"):
-            raise self.error("each module", full_name, f"be one of sentence-transformers' {', '.join(known)}")
+        supported = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout")
+        if not full_name.startswith("sentence_transformers.") or kind not in supported or module.get("kwargs"):
+            raise self.error("each module", full_name, f"be one of sentence-transformers' {', '.join(supported)}")
         return kind, str(module.get("path") or "")
 
     def other(
-        self, file: str, settings: Mapping[str, Any], known: set[str], only: Mapping[str, Any] | None = None
+        self, file: str, settings: Mapping[str, Any], supported: set[str], only: Mapping[str, Any] | None = None
     ) -> None:
-        """Refuse settings that are not known, unless they are empty; or that have another value than `only` gives."""
+        """Raise InputError if there are other settings than the supported ones.
+
+        Args:
+            file: with the settings, for error messages.
+            settings: to check. Empty settings are accepted.
+            supported: settings that may have any value.
+            only: settings that may only have this value.
+        """
         for key, value in settings.items():
             if key in (only or {}):
                 if value not in (None, (only or {})[key]):
                     raise self.error(f"{key} in {file}", value, f"be {json.dumps((only or {})[key])}")
-            elif key not in known and value not in (None, {}, [], "", False):
+            elif key not in supported and value not in (None, {}, [], "", False):
                 raise self.error(f"{key} in {file}", value, "not be set")
 
 
 def read_json(folder: str, file: str, kind: type[dict] | type[list] = dict) -> Any:
-    """Read a JSON file of a model that holds an object, or a list; None without the file."""
+    """Read a JSON file of a model, which must hold a value of this kind; return None if there is no such file."""
     path = find_file(folder, file)
     if path is None:
         return None
     with guarded_read(path, "a JSON file"):
-        found = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-        if not isinstance(found, kind):
+        content = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        if not isinstance(content, kind):
             raise ValueError(f"it does not hold {'an object' if kind is dict else 'a list'}")
-        return found
+        return content
 
 
 def inside(path: str, file: str) -> str:
+    """Return the path of a file in a subfolder, which may be empty."""
     return f"{path}/{file}" if path else file
 
 
 def _read_transformer(folder: str, path: str, refuse: _Refusals) -> tuple[int | None, bool]:
-    """Read the longest length of a text, if it is set here, and whether texts are put into lower case."""
+    """Read the maximum number of tokens per text, None if not set, and whether texts are converted to lower case."""
     settings: dict[str, Any] = {}
     for name in TRANSFORMER_SETTINGS:
         file = inside(path, name)
@@ -270,21 +302,21 @@ def _read_transformer(folder: str, path: str, refuse: _Refusals) -> tuple[int | 
 
 
 def _poolings(settings: Mapping[str, Any], refuse: _Refusals) -> tuple[str, ...]:
-    given: Any = settings.get("pooling_mode")
-    if given is None:
-        given = [mode for key, mode in OLD_POOLINGS.items() if settings.get(key)] or ["mean"]
-    modes = tuple(given) if isinstance(given, list) else (given,)
+    setting: Any = settings.get("pooling_mode")
+    if setting is None:
+        setting = [mode for key, mode in OLD_POOLINGS.items() if settings.get(key)] or ["mean"]
+    modes = tuple(setting) if isinstance(setting, list) else (setting,)
     if unknown := [mode for mode in modes if mode not in OLD_POOLINGS.values()]:
         raise refuse.error("pooling_mode", unknown[0], f"be one of {', '.join(OLD_POOLINGS.values())}")
     return modes
 
 
 def _prompts(settings: Mapping[str, Any], refuse: _Refusals) -> tuple[str, str]:
-    """Return the prompts of queries and passages: those of these names, or the default one."""
-    given: Any = settings.get("prompts") or {}
-    if not isinstance(given, dict):
-        raise refuse.error("prompts", given, "map names to texts")
-    prompts: dict[Any, str] = {name: str(prompt) for name, prompt in given.items() if prompt is not None}
+    """Return the prompts of queries and of passages: those with the usual names, else the default prompt."""
+    setting: Any = settings.get("prompts") or {}
+    if not isinstance(setting, dict):
+        raise refuse.error("prompts", setting, "map names to texts")
+    prompts: dict[Any, str] = {name: str(prompt) for name, prompt in setting.items() if prompt is not None}
     default = settings.get("default_prompt_name")
     if default is not None and default not in prompts:
         raise refuse.error("default_prompt_name", default, "be the name of a prompt")

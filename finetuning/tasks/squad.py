@@ -1,4 +1,4 @@
-"""Questions about paragraphs as SQuAD has them, read and checked; exact match and F1 as its script computes them."""
+"""Read and check questions in SQuAD's format, and compute exact match and F1 as SQuAD's script does."""
 
 import functools
 import gzip
@@ -22,24 +22,28 @@ from mlm_common.storage.guard import guarded_read
 
 SQUAD_ENDINGS = (".json", ".json.gz")
 COLUMNS = ("id", "question", "context", "answers", "is_impossible")
-# No UTF-8 file can have them; JSON's escapes can.
+# Half of a surrogate pair, which can occur in JSON escapes but not in UTF-8.
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-# Words at the beginning of a paragraph that a guess answers with, whatever the question.
+# The baseline answers every question with the first words of its paragraph, for each of these numbers of words.
 NUM_FIRST_WORDS = (1, 2, 3, 5, 10, 20)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class NotSquadError(InputError):
-    """A file is not of SQuAD's form."""
+    """A file is not in SQuAD's format."""
 
 
 @dataclass(frozen=True)
 class Question:
     """A question about a paragraph.
 
-    answers: texts with the character of the paragraph that each begins at; empty where the paragraph has no answer,
-        None where that is not known.
+    Attributes:
+        id: under which predictions are written.
+        question: its text.
+        context: the paragraph.
+        answers: the right answers, each with the index of its first character in the paragraph. Empty if the paragraph
+            has no answer, None if the answers are unknown.
     """
 
     id: str
@@ -49,30 +53,36 @@ class Question:
 
 
 def read_questions(data: QuestionData) -> dict[str, list[Question]]:
-    """Read {train, validation or test: questions} of the parts that are given.
+    """Read the questions of all splits, {"train", "validation" or "test": questions}.
 
     Raises:
-        InputError: a file, a column or an answer is missing or malformed; an answer that is not in its paragraph; two
-            questions with the same id in a part that is evaluated or predicted.
+        InputError: a file, a column or an answer is missing or malformed, an answer is not in its paragraph, or two
+            questions of a validation or test split have the same id.
         HubAwayError: the Hub cannot be reached.
     """
     if data.dataset_name is None and str(data.train_file).endswith(SQUAD_ENDINGS):
-        # A part to evaluate on is predicted as well, so --do-predict needs no other.
+        # The validation split is predicted, too, so --do-predict does not need a test split.
         tables = read_tables(replace(data, do_predict=False), _read_squad)
     else:
         tables = read_tables(data)
-    parts = {split: _questions(table, needs_answers=split != "test") for split, table in tables.items()}
-    for split, questions in parts.items():
+    splits = {split: _questions(table, needs_answers=split != "test") for split, table in tables.items()}
+    for split, questions in splits.items():
         if split != "train":
             _check_ids(questions, tables[split].name)
-    _check_answered(parts, tables)
-    return parts
+    _check_answered(splits, tables)
+    return splits
 
 
 def read_questions_to_predict(path: str, flag: str) -> list[Question]:
-    """Read the questions of a file, which `flag` names, with or without answers.
+    """Read the questions of a file, with or without answers.
 
-    A .json file that is not of SQuAD's form is a NotSquadError.
+    Args:
+        path: of the file.
+        flag: that names the file, for error messages.
+
+    Raises:
+        NotSquadError: a .json file is not in SQuAD's format.
+        InputError: the file cannot be read, or a question is malformed.
     """
     table = _read_squad(path, flag) if path.endswith(SQUAD_ENDINGS) else read_table(path, flag)
     questions = _questions(table, needs_answers=False)
@@ -81,10 +91,17 @@ def read_questions_to_predict(path: str, flag: str) -> list[Question]:
 
 
 def read_paragraphs(path: str, flag: str) -> list[dict[str, Any]]:
-    """Read the paragraphs of a file in SQuAD's format, which `flag` names: {context: text, qas: its questions}.
+    """Read the paragraphs of a file in SQuAD's format.
+
+    Args:
+        path: of the file.
+        flag: that names the file, for error messages.
+
+    Returns:
+        For each paragraph {"context": its text, "qas": its questions}.
 
     Raises:
-        NotSquadError: the file is of another form.
+        NotSquadError: the file has another format.
     """
     check_data_file(path, flag)
     if not path.endswith(SQUAD_ENDINGS):
@@ -96,29 +113,32 @@ def read_paragraphs(path: str, flag: str) -> list[dict[str, Any]]:
     try:
         articles = json.loads(gzip.decompress(content) if path.endswith(".gz") else content)["data"]
         paragraphs = [
-            {"context": paragraph["context"], "qas": [dict(one) for one in paragraph.get("qas") or ()]}
+            {"context": paragraph["context"], "qas": [dict(entry) for entry in paragraph.get("qas") or ()]}
             for article in articles
             for paragraph in article["paragraphs"]
         ]
     except (ValueError, KeyError, TypeError, AttributeError, OSError, EOFError, zlib.error) as error:
-        raise NotSquadError(f"{flag} must be of SQuAD's form, data, paragraphs, qas; {path}: {error!r}.") from error
-    for number, one in enumerate(paragraphs, start=1):
-        if not isinstance(one["context"], str) or LONE_SURROGATE.search(one["context"]):
+        raise NotSquadError(
+            f"{flag} must be in SQuAD's format, with data, paragraphs and qas; {path} is not: {error!r}."
+        ) from error
+    for number, paragraph in enumerate(paragraphs, start=1):
+        context = paragraph["context"]
+        if not isinstance(context, str) or LONE_SURROGATE.search(context):
             raise InputError(
-                f"The context must be text (Unicode); paragraph {number:,} of {path} has {short(one['context'])}."
+                f"The context must be text (Unicode); paragraph {number:,} of {path} has {short(context)}."
             )
     return paragraphs
 
 
 def _read_squad(path: str, flag: str) -> Table:
     entries = [
-        {**one, "context": paragraph["context"]}
+        {**entry, "context": paragraph["context"]}
         for paragraph in read_paragraphs(path, flag)
-        for one in paragraph["qas"]
+        for entry in paragraph["qas"]
     ]
     if not entries:
         raise InputError(f"{flag} must name a file with questions; {path} has none.")
-    return Table(path, {name: [one.get(name) for one in entries] for name in COLUMNS})
+    return Table(path, {name: [entry.get(name) for entry in entries] for name in COLUMNS})
 
 
 def _questions(table: Table, *, needs_answers: bool) -> list[Question]:
@@ -126,12 +146,12 @@ def _questions(table: Table, *, needs_answers: bool) -> list[Question]:
     missing = [name for name in COLUMNS[:3] if name not in names]
     if missing:
         raise InputError(
-            f"A table of questions needs the columns id, question, context and answers; {table.name} has no "
-            f"{missing[0]}, only {', '.join(table.columns)}."
+            f"A table of questions must have the columns id, question, context and answers; {table.name} has "
+            f"{', '.join(table.columns)}, but no {missing[0]}."
         )
     rows = zip(*(table.columns[name] for name in names), strict=True)
     entries = (dict(zip(names, row, strict=True)) for row in rows)
-    return [_question(one, number, table.name, needs_answers) for number, one in enumerate(entries, start=1)]
+    return [_question(entry, number, table.name, needs_answers) for number, entry in enumerate(entries, start=1)]
 
 
 def _question(entry: Mapping[str, Any], number: int, source: str, needs_answers: bool) -> Question:
@@ -149,17 +169,17 @@ def _question(entry: Mapping[str, Any], number: int, source: str, needs_answers:
         if not text.strip():
             hint = "If the paragraph has no answer, leave the list of answers empty."
             raise InputError(f"Each answer must have text; {place} has {text!r}. {hint}")
-        found = context[start : start + len(text)] if start >= 0 else ""
-        if found != text:
+        text_there = context[start : start + len(text)] if start >= 0 else ""
+        if text_there != text:
             raise InputError(
                 f"Each answer must be in the paragraph at its answer_start, which counts characters from 0; {place} "
-                f"has {short(text)} at {start}, but the paragraph has {short(found)} there."
+                f"has {short(text)} at {start}, but the paragraph has {short(text_there)} there."
             )
     return Question(str(name), entry["question"].strip(), context, answers)
 
 
 def _answers(entry: Mapping[str, Any], place: str) -> tuple[tuple[str, int], ...] | None:
-    """Read the answers of an entry; None where they are not known."""
+    """Read the answers of an entry; None if they are unknown."""
     answers, is_impossible = entry.get("answers"), entry.get("is_impossible")
     if is_impossible not in (None, False, True):
         raise InputError(f"is_impossible must be true or false; {place} has {short(is_impossible)}.")
@@ -172,48 +192,48 @@ def _answers(entry: Mapping[str, Any], place: str) -> tuple[tuple[str, int], ...
         texts, starts = answers.get("text"), answers.get("answer_start")
         if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
             pairs = list(zip(texts, starts, strict=True))
-    elif isinstance(answers, list) and all(isinstance(one, Mapping) for one in answers):
-        pairs = [(one.get("text"), one.get("answer_start")) for one in answers]
+    elif isinstance(answers, list) and all(isinstance(answer, Mapping) for answer in answers):
+        pairs = [(answer.get("text"), answer.get("answer_start")) for answer in answers]
     if pairs is None or not all(isinstance(text, str) and type(start) is int for text, start in pairs):
         raise InputError(
             "answers must be a list of {text, answer_start}, or {text: [...], answer_start: [...]} with lists of equal "
             f"length, each text a string and each answer_start a whole number; {place} has {short(answers)}."
         )
-    # An empty list means that the paragraph has no answer, unless the entry says that it has one.
+    # An empty list means that the paragraph has no answer, unless `is_impossible` is false: then answers are unknown.
     return None if not pairs and is_impossible is not None else tuple(pairs)
 
 
 def _check_ids(questions: Sequence[Question], source: str) -> None:
-    first: dict[str, int] = {}
-    for number, one in enumerate(questions, start=1):
-        if one.id in first:
+    numbers: dict[str, int] = {}
+    for number, question in enumerate(questions, start=1):
+        if question.id in numbers:
             raise InputError(
-                f"Each id of {source} must be unique, since predictions are written by id; questions {first[one.id]:,} "
-                f"and {number:,} both have {short(one.id)}."
+                f"Each id of {source} must be unique, because predictions are written by id; questions "
+                f"{numbers[question.id]:,} and {number:,} both have {short(question.id)}."
             )
-        first[one.id] = number
+        numbers[question.id] = number
 
 
-def _check_answered(parts: Mapping[str, Sequence[Question]], tables: Mapping[str, Table]) -> None:
-    """Refuse parts to train or evaluate on whose answers were taken out."""
-    if not any(one.answers for one in parts["train"]):
+def _check_answered(splits: Mapping[str, Sequence[Question]], tables: Mapping[str, Table]) -> None:
+    """Check that the answers of the training and validation splits have not been removed."""
+    if not any(question.answers for question in splits["train"]):
         raise InputError(f"Some questions to train on must have an answer; none of {tables['train'].name} has one.")
-    has_all = all(one.answers for one in parts["train"])
-    if has_all and "validation" in parts and not any(one.answers for one in parts["validation"]):
+    has_all = all(question.answers for question in splits["train"])
+    if has_all and "validation" in splits and not any(question.answers for question in splits["validation"]):
         raise InputError(
-            f"Some questions to evaluate on must have an answer, as all of {tables['train'].name} have; none of "
-            f"{tables['validation'].name} has one."
+            f"No question of {tables['validation'].name} has an answer, but all of {tables['train'].name} have one. "
+            "Use a file with answers to evaluate on."
         )
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def normalized(text: str) -> str:
-    """Write a text in lower case, without punctuation, articles and superfluous white space."""
+    """Return a text in lower case, without punctuation, articles and superfluous white space."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def f1(prediction: str, answer: str) -> float:
-    """Compute the harmonic mean of precision and recall of words."""
+    """Compute F1 over words, the harmonic mean of their precision and recall."""
     predicted, expected = normalized(prediction).split(), normalized(answer).split()
     if not predicted or not expected:
         return float(predicted == expected)
@@ -225,34 +245,40 @@ def f1(prediction: str, answer: str) -> float:
 
 
 def scores(questions: Sequence[Question], predictions: Sequence[str]) -> dict[str, float]:
-    """Compute `exact_match` and `f1` in per cent of the predictions for these questions, in the same order.
+    """Compute `exact_match` and `f1` in percent.
 
-    Each question counts by the best of its answers. If some questions have no answer, both kinds are scored separately
-    as well (`HasAns_`, `NoAns_`).
+    A prediction is compared with all right answers, and the best score counts. If some questions have no answer,
+    questions with and without answer are also scored separately (`HasAns_`, `NoAns_`).
+
+    Args:
+        questions: with their right answers.
+        predictions: one for each question, in the same order.
     """
     pairs = []
-    for one, given in zip(questions, predictions, strict=True):
-        # Answers that normalization empties do not count, as in SQuAD 2.0's script; without others, no answer is right.
-        expected = [text for text, _ in one.answers or () if normalized(text)] or [""]
-        is_exact = any(normalized(given) == normalized(text) for text in expected)
-        pairs.append((float(is_exact), max(f1(given, text) for text in expected)))
+    for question, prediction in zip(questions, predictions, strict=True):
+        # Answers that are empty once normalized do not count, as in SQuAD 2.0's script. If no other remains, the empty
+        # text is the right answer.
+        expected = [text for text, _ in question.answers or () if normalized(text)] or [""]
+        is_exact = any(normalized(prediction) == normalized(text) for text in expected)
+        pairs.append((float(is_exact), max(f1(prediction, text) for text in expected)))
     values = 100 * np.array(pairs)
-    found = dict(zip(("exact_match", "f1"), values.mean(axis=0).tolist(), strict=True))
-    has_answer = np.array([bool(one.answers) for one in questions])
+    metrics = dict(zip(("exact_match", "f1"), values.mean(axis=0).tolist(), strict=True))
+    has_answer = np.array([bool(question.answers) for question in questions])
     if not has_answer.all():
         for name, chosen in (("HasAns", has_answer), ("NoAns", ~has_answer)):
             if chosen.any():
                 means = values[chosen].mean(axis=0).tolist()
-                found |= {f"{name}_exact": means[0], f"{name}_f1": means[1]}
-    return found
+                metrics |= {f"{name}_exact": means[0], f"{name}_f1": means[1]}
+    return metrics
 
 
 def baseline(questions: Sequence[Question], *, may_have_no_answer: bool) -> dict[str, float]:
-    """Compute the scores of the best guess that ignores the question: the first words of each paragraph, or nothing.
+    """Compute the scores of the best guess that ignores the question.
 
-    Which guess is best, by F1, is chosen on these very questions; nothing is one only with `may_have_no_answer`.
+    The guesses are the first words of each paragraph, and with `may_have_no_answer` also the empty text. The guess with
+    the best F1 on these questions counts.
     """
-    guesses = [[" ".join(one.context.split(None, num)[:num]) for one in questions] for num in NUM_FIRST_WORDS]
+    guesses = [[" ".join(question.context.split(None, num)[:num]) for question in questions] for num in NUM_FIRST_WORDS]
     if may_have_no_answer:
         guesses.append([""] * len(questions))
-    return max((scores(questions, guess) for guess in guesses), key=lambda found: found["f1"])
+    return max((scores(questions, guess) for guess in guesses), key=lambda metrics: metrics["f1"])

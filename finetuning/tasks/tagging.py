@@ -1,4 +1,4 @@
-"""Token classification: sentences whose words have tags, each learned and predicted at the first token of its word."""
+"""Token classification: each word of a sentence has a tag, which is learned and predicted at the word's first token."""
 
 import logging
 import re
@@ -24,7 +24,7 @@ from finetuning.loop.task import (
     EVAL_NAME,
     ClassLoss,
     ExampleTask,
-    Part,
+    Split,
     class_loss,
     describe_loss,
     finetuned_card,
@@ -44,21 +44,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Of tokens that no word begins with.
+# Tag id and word number of tokens that do not begin a word.
 NO_TAG, NO_WORD = -100, -1
 WORD = "word"
-# What a space is in the tokens of SentencePiece and of byte-level BPE.
+# How tokens of SentencePiece and of byte-level BPE write a space.
 SPACE_MARKS = ("▁", "Ġ")
 OUTSIDE = "O"
 ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
 TAG_METRICS = ("accuracy",)
-# How the tags of entities begin, in the schemes IOB1, IOB2, IOE, IOBES and BILOU.
+# Prefixes of entity tags in the schemes IOB1, IOB2, IOE, IOBES and BILOU.
 ENTITY_PREFIXES = ("B-", "I-", "E-", "S-", "L-", "U-")
-# Tags of entities of one kind, which they do not name.
+# Entity tags that do not name a type, because all entities have the same type.
 BARE_TAGS = frozenset("BIESLU")
-# What IOBES, which seqeval reads, has for the tags of BILOU.
+# Prefixes of BILOU, and the equivalents in IOBES, which seqeval reads.
 IOBES_PREFIXES = {"L-": "E-", "U-": "S-", "L": "E", "U": "S"}
-# The same written in other ways: as suffixes, with an underscore, or in lower case.
+# Entity tags in other notations, which seqeval does not read: as suffixes, with an underscore, or in lower case.
 OTHER_ENTITY_TAG = re.compile(r"[BIESLU]_.+|.+[-_][BIESLU]|[bieslu](-.+)?")
 Tags = Sequence[Sequence[str]]
 USAGE = """```python
@@ -73,12 +73,13 @@ for found in tag(text):
 
 @dataclass(frozen=True)
 class Sentences:
-    """Words with their tags as in a table.
+    """Words with their tags, as in a table.
 
-    name: of the table.
-    words: of each sentence.
-    tags: of each sentence; None where there are none.
-    is_to_predict: whether they are of the test part.
+    Attributes:
+        name: of the table, for error messages.
+        words: the words of each sentence.
+        tags: the tags of each sentence; None if the table has none.
+        is_to_predict: whether this is the test split.
     """
 
     name: str
@@ -87,48 +88,51 @@ class Sentences:
     is_to_predict: bool = False
 
     def with_tags_of(self, labels: Labels) -> "Sentences":
-        """Write the tags as `labels` does; in a test part those that training does not have stay, and count as wrong.
+        """Return the sentences with tags written as in `labels`.
+
+        In a test split, tags that the training split does not have are kept; predictions for them count as wrong.
 
         Raises:
-            InputError: a tag that is unknown, or differs from a known one in white space or case alone.
+            InputError: a tag is unknown, or differs from a known tag only in white space or case.
         """
         if self.tags is None:
             return self
         if self.is_to_predict:
-            found = labels.encode_to_score([tag for row in self.tags for tag in row], self.name)
-            if not found.is_labelled.all():
+            scored = labels.encode_to_score([tag for row in self.tags for tag in row], self.name)
+            if not scored.is_labelled.all():
                 logger.warning("%s has words without a tag, so it is predicted but not scored.", self.name)
                 return replace(self, tags=None)
-            if found.unseen:
-                names = ", ".join(map(repr, found.unseen[:5])) + (" …" if len(found.unseen) > 5 else "")
-                logger.warning("%s has tags that training lacks, which count as wrong: %s.", self.name, names)
-            all_names, tags = (*labels.names, *found.unseen), iter(found.encoded)
+            if scored.unseen:
+                names = ", ".join(map(repr, scored.unseen[:5])) + (" …" if len(scored.unseen) > 5 else "")
+                logger.warning("%s has tags that the training split lacks; they count as wrong: %s.", self.name, names)
+            all_names, tags = (*labels.names, *scored.unseen), iter(scored.encoded)
             return replace(self, tags=[[all_names[next(tags)] for _ in row] for row in self.tags])
         encoded = (labels.encode(row, f"{self.name}, sentence {index}") for index, row in enumerate(self.tags, start=1))
         return replace(self, tags=[[labels.names[tag] for tag in row] for row in encoded])
 
 
 def read_sentences(data: TaggingData) -> dict[str, Sentences]:
-    """Read {train, validation or test: sentences}, of those that are named."""
+    """Read the sentences of all splits, {"train", "validation" or "test": sentences}."""
     tables = read_tables(data)
     tables["train"] = _with_words(tables["train"], data)
     return {split: _sentences(table, data, needs_tags=split != "test") for split, table in tables.items()}
 
 
 def _with_words(table: Table, data: TaggingData) -> Table:
-    """Leave out sentences without words, of which nothing can be learned."""
+    """Leave out sentences without words, from which nothing can be learned."""
     kept = [row for row, words in enumerate(table.column(data.text_column_name, "--text-column-name")) if words != []]
     num_empty = len(next(iter(table.columns.values()))) - len(kept)
     if not num_empty:
         return table
-    require(bool(kept), f"must have words in {table.name}", "--text-column-name", f"{num_empty:,} empty sentences")
-    logger.warning("%s sentences of %s have no words, and are left out.", f"{num_empty:,}", table.name)
+    rule = f"must name a column of {table.name} with words"
+    require(bool(kept), rule, "--text-column-name", f"{num_empty:,} empty sentences")
+    logger.warning("Left out %s sentences of %s, which have no words.", f"{num_empty:,}", table.name)
     columns = {name: [values[row] for row in kept] for name, values in table.columns.items()}
     return replace(table, columns=columns)
 
 
 def read_sentences_to_predict(path: str, data: TaggingData) -> Sentences:
-    """Read the words of a file, which `--file` names, without their tags."""
+    """Read the words of a `--file` of `predict.py`, without tags."""
     return replace(_sentences(read_table(path, "--file", delimiter=data.delimiter), data, needs_tags=False), tags=None)
 
 
@@ -158,18 +162,18 @@ def _sentences(table: Table, data: TaggingData, *, needs_tags: bool) -> Sentence
 def encode_sentences(
     tokenizer: PreTrainedTokenizerFast, sentences: Sentences, labels: Labels, *, max_length: int, token_types: bool
 ) -> EncodedRows:
-    """Encode the words of each sentence, with a space between, as text in pretraining was; cut to `max_length`.
+    """Encode each sentence: its words joined by spaces, like text in pretraining, and cut to `max_length` tokens.
 
-    Features of tokens are the ids, `WORD`, the number of the word that begins there or `NO_WORD`, and `label`, its tag
-    or `NO_TAG`.
+    The features of tokens are the ids; `WORD`, the number of the word that begins with the token, or `NO_WORD`; and
+    `label`, the id of that word's tag, or `NO_TAG`.
     """
     check_room(tokenizer, max_length)
     names = (INPUT_IDS, TOKEN_TYPES) if token_types else (INPUT_IDS,)
     columns: dict[str, list[Any]] = {name: [] for name in (*names, WORD, "label")}
     for start in range(0, len(sentences.words), TEXTS_AT_ONCE):
-        some = sentences.words[start : start + TEXTS_AT_ONCE]
+        chunk = sentences.words[start : start + TEXTS_AT_ONCE]
         encoded = tokenizer(
-            [" ".join(sentence) for sentence in some],
+            [" ".join(sentence) for sentence in chunk],
             truncation=True,
             max_length=max_length,
             return_token_type_ids=token_types,
@@ -178,12 +182,13 @@ def encode_sentences(
         )
         for name in names:
             columns[name] += encoded[name]
-        columns[WORD] += [_words_of_tokens(words, one) for words, one in zip(some, encoded.encodings, strict=True)]
+        pairs = zip(chunk, encoded.encodings, strict=True)
+        columns[WORD] += [_words_of_tokens(words, encoding) for words, encoding in pairs]
     ids = {name: index for index, name in enumerate(labels.names)}
     for row, words in enumerate(columns[WORD]):
         tags: Any = np.full(len(words), NO_TAG, np.int32)
         if sentences.tags is not None:
-            # The last is that of `NO_WORD`, for a sentence without words.
+            # The last entry belongs to `NO_WORD`, the index -1, because a sentence may have no words.
             encoded_tags = np.array([*(ids.get(tag, NO_TAG) for tag in sentences.tags[row]), NO_TAG], np.int32)
             tags = np.where(words == NO_WORD, NO_TAG, encoded_tags[words])
         columns["label"].append(tags)
@@ -191,41 +196,48 @@ def encode_sentences(
 
 
 def _words_of_tokens(words: Sequence[str], encoding: Encoding) -> NDArray[np.int32]:
-    """Find for each token the word that begins with it, or `NO_WORD`.
+    """Return for each token the number of the word that begins with it, or `NO_WORD`.
 
-    A token belongs to the word of its last character, since that of some tokenizers begins with the space before it.
+    A token belongs to the word of its last character, because tokens of some tokenizers begin with the space before
+    the word.
     """
-    ends = list(accumulate(len(word) + 1 for word in words))  # after the space that follows
-    found, last = [], NO_WORD
+    ends = list(accumulate(len(word) + 1 for word in words))  # after the space that follows each word
+    numbers, last = [], NO_WORD
     next_offsets = [*encoding.offsets[1:], (0, 0)]
     for token, (begin, end), following in zip(encoding.tokens, encoding.offsets, next_offsets, strict=True):
         word = int(np.searchsorted(ends, end - 1, side="right")) if end > begin else NO_WORD
-        # A lone mark of a space that the text begins with has the offsets of the character after it.
+        # If a text begins with a token that is only a space mark, this token has the offsets of the next character.
         is_mark = token in SPACE_MARKS and following[0] == begin
         is_space = word != NO_WORD and (end == ends[word] or is_mark)
         if word in (NO_WORD, last) or is_space:
-            found.append(NO_WORD)
+            numbers.append(NO_WORD)
         else:
-            found.append(word)
+            numbers.append(word)
             last = word
-    return np.array(found, np.int32)
+    return np.array(numbers, np.int32)
 
 
 class Tagging(ExampleTask):
-    """Learns the tag of each word; `metric`, by default the first, compares checkpoints.
+    """Learns the tag of each word.
+
+    Args:
+        labels: the tags to learn.
+        metric: the metric by which checkpoints are compared; by default the first.
+        max_length: maximum number of tokens per row.
+        task_arguments: of `ExampleTask`.
 
     Raises:
-        InputError: a tag with white space, which divides the tags of a sentence in the predictions.
+        InputError: a tag contains white space, which separates tags in the file of predictions.
     """
 
     model_class = "TFAutoModelForTokenClassification"
     means = (Mean("loss", "loss", "total_weight"), Mean("accuracy", "num_correct", "num_tagged"))
     class_loss: ClassLoss | None = None
 
-    def __init__(self, labels: Labels, metric: str | None = None, *, max_length: int, **of_rows: Any):
-        super().__init__(**of_rows)
-        for one in labels.names:
-            require(one.split() == [one], "must be without white space (rename it)", "Each tag", repr(one))
+    def __init__(self, labels: Labels, metric: str | None = None, *, max_length: int, **task_arguments: Any):
+        super().__init__(**task_arguments)
+        for name in labels.names:
+            require(name.split() == [name], "must be without white space (rename it)", "Each tag", repr(name))
         self.labels = labels
         self.metrics = metrics_of(labels.names)
         self.metric = chosen_metric(self.metrics, metric)
@@ -242,20 +254,20 @@ class Tagging(ExampleTask):
         )
 
     def features(self, length: int) -> dict[str, Feature]:
-        return {**self.predicted_features(length), "label": Feature((length,), padding=NO_TAG)}
+        return {**self.prediction_features(length), "label": Feature((length,), padding=NO_TAG)}
 
-    def predicted_features(self, length: int) -> dict[str, Feature]:
+    def prediction_features(self, length: int) -> dict[str, Feature]:
         return {**self.text_features(length), WORD: Feature((length,), padding=NO_WORD)}
 
-    def predicted(self, network: Any, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
-        """Keep the tag of each token, and its probability."""
+    def prediction_outputs(self, network: Any, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
+        """Return the predicted tag of each token, and its probability."""
         import tensorflow as tf
 
         logits = self._logits(network, rows, training=False)
         tags = tf.argmax(logits, axis=-1, output_type=tf.int32)
         probabilities = tf.reduce_max(tf.nn.softmax(logits), axis=-1)
-        kept = {"tag": self._of_one_length(tags), "probability": self._of_one_length(probabilities)}
-        return kept | self._places(rows)
+        outputs = {"tag": self._padded(tags), "probability": self._padded(probabilities)}
+        return outputs | self._words_and_rows(rows)
 
     def _logits(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> "tf.Tensor":
         """Compute the logits of all tokens, float32 (rows, length, tags)."""
@@ -264,16 +276,16 @@ class Tagging(ExampleTask):
         return tf.cast(network(self.network_inputs(rows), training=training).logits, tf.float32)
 
     def sums(self, network: Any, rows: dict[str, "tf.Tensor"], *, training: bool) -> dict[str, "tf.Tensor"]:
-        """Add up `means` over the words with a tag; keep the tags of an evaluation."""
+        """Add up the totals of `means` over the words that have a tag. In an evaluation, also return the tags."""
         import tensorflow as tf
 
         labels = rows["label"]
         logits = self._logits(network, rows, training=training)  # (rows, length, tags)
         is_tagged = tf.cast(labels != NO_TAG, tf.float32)  # (rows, length)
-        known = tf.maximum(labels, 0)
-        losses, weights = tf.nn.sparse_softmax_cross_entropy_with_logits(known, logits), tf.ones_like(is_tagged)
+        tag_ids = tf.maximum(labels, 0)
+        losses, weights = tf.nn.sparse_softmax_cross_entropy_with_logits(tag_ids, logits), tf.ones_like(is_tagged)
         if training and self.class_loss is not None:
-            losses, weights = self.class_loss.losses(logits, known)
+            losses, weights = self.class_loss.losses(logits, tag_ids)
         predicted = tf.argmax(logits, axis=-1, output_type=tf.int32)
         sums = {
             "loss": tf.reduce_sum(losses * is_tagged),
@@ -281,35 +293,35 @@ class Tagging(ExampleTask):
             "num_correct": tf.reduce_sum(tf.cast(predicted == labels, tf.float32) * is_tagged),
             "num_tagged": tf.reduce_sum(is_tagged),
         }
-        return sums if training else sums | {"tag": self._of_one_length(predicted), **self._places(rows)}
+        return sums if training else sums | {"tag": self._padded(predicted), **self._words_and_rows(rows)}
 
-    def _places(self, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
-        return {WORD: self._of_one_length(rows[WORD], NO_WORD), INDEX: rows[INDEX]}
+    def _words_and_rows(self, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
+        return {WORD: self._padded(rows[WORD], NO_WORD), INDEX: rows[INDEX]}
 
-    def _of_one_length(self, values: "tf.Tensor", padding: int = 0) -> "tf.Tensor":
-        """Fill up to the longest rows, (rows, max_length), since what is kept is of all buckets."""
+    def _padded(self, values: "tf.Tensor", padding: int = 0) -> "tf.Tensor":
+        """Pad to (rows, max_length), so that values from all buckets can be concatenated."""
         import tensorflow as tf
 
         return tf.pad(values, ((0, 0), (0, self.max_length - values.shape[1])), constant_values=padding)
 
-    def predictions(self, sums: Mapping[str, Any], part: Part) -> list[list[str]]:
-        """Make the tags of all words; one that was cut off, or has no token, is outside of all entities."""
+    def predictions(self, sums: Mapping[str, Any], split: Split) -> list[list[str]]:
+        """Return the tags of all words. Words that were cut off, or have no token, get the tag O."""
         outside = self.labels.names.index(OUTSIDE) if OUTSIDE in self.labels.names else 0
-        tags = of_words(sums, "tag", part.examples, outside)
+        tags = values_of_words(sums, "tag", split.examples, outside)
         return [[self.labels.names[tag] for tag in sentence] for sentence in tags]
 
-    def scores_of(self, sums: Mapping[str, Any], predictions: Tags, part: Part) -> dict[str, float]:
-        num_words = sum(map(len, part.examples.words))
-        return scores(self.metrics, predictions, part.examples.tags) | {
+    def compute_scores(self, sums: Mapping[str, Any], predictions: Tags, split: Split) -> dict[str, float]:
+        num_words = sum(map(len, split.examples.words))
+        return scores(self.metrics, predictions, split.examples.tags) | {
             "num_rows": len(predictions),
             "num_words": num_words,
             "num_words_cut_off": num_words - int((sums[WORD] != NO_WORD).sum()),
             "is_degenerate": int(is_degenerate(np.array([tag for sentence in predictions for tag in sentence]))),
         }
 
-    def text_of(self, predictions: Tags, part: Part) -> str:  # noqa: ARG002
-        """Format a line for each sentence, the tags of its words with a space between."""
-        return "".join(" ".join(one) + "\n" for one in predictions)
+    def format_predictions(self, predictions: Tags, split: Split) -> str:  # noqa: ARG002
+        """Format a line for each sentence: the tags of its words, separated by spaces."""
+        return "".join(" ".join(tags) + "\n" for tags in predictions)
 
     def next_command(self, model: str) -> str:
         return f'{super().next_command(model)} --text "…"'
@@ -330,43 +342,44 @@ class Tagging(ExampleTask):
         return {"first row": self.first_text(rows, tokenizer), "its tags": ", ".join(tags)}
 
 
-def of_words(sums: Mapping[str, Any], name: str, sentences: Sentences, default: float) -> list[NDArray[Any]]:
-    """Look up for each word of each sentence what was kept of its first token under `name`; `default` without one."""
+def values_of_words(sums: Mapping[str, Any], name: str, sentences: Sentences, default: float) -> list[NDArray[Any]]:
+    """Return for each sentence the values `sums[name]` of its words' first tokens; `default` for words without one."""
     values = [np.full(len(words), default) for words in sentences.words]
-    for index, words, of_tokens in zip(sums[INDEX], sums[WORD], sums[name], strict=True):
+    for index, words, token_values in zip(sums[INDEX], sums[WORD], sums[name], strict=True):
         if index >= 0:
             begins = words != NO_WORD
-            values[index][words[begins]] = of_tokens[begins]
+            values[index][words[begins]] = token_values[begins]
     return values
 
 
 def metrics_of(tag_names: Sequence[str]) -> tuple[str, ...]:
-    """Choose the metrics of such tags: those of entities if most have a prefix. The first compares checkpoints."""
+    """Return the metrics for tags: metrics of entities if most tags have an entity prefix. The first is the default."""
     is_bare = OUTSIDE in tag_names and {"B", "I"} & set(tag_names) and set(tag_names) <= {OUTSIDE, *BARE_TAGS}
     is_of_entities = is_bare or _are_most(tag_names, lambda name: name.startswith(ENTITY_PREFIXES))
     return ENTITY_METRICS if is_of_entities else TAG_METRICS
 
 
 def hint_of(tag_names: Sequence[str]) -> str | None:
-    """Return a hint where the tags look like those of entities but are not written as seqeval reads them."""
+    """Return a hint if tags look like entity tags in a notation that seqeval does not read."""
     if metrics_of(tag_names) == ENTITY_METRICS or not _are_most(tag_names, OTHER_ENTITY_TAG.fullmatch):
         return None
     example = next(name for name in tag_names if OTHER_ENTITY_TAG.fullmatch(name))
     return (
-        f"Tags such as {example} look like those of entities, but without a prefix as in B-PER they are scored word by "
-        "word, by accuracy alone. Rewrite them as B-PER, I-PER and O for the F1 of entities."
+        f"Tags such as {example} look like tags of entities, but without a prefix as in B-PER they are scored word by "
+        "word, by accuracy only. To get the F1 of entities, rewrite them as B-PER, I-PER and O."
     )
 
 
 def _are_most(tag_names: Sequence[str], holds: Callable[[str], object]) -> bool:
+    """Return whether a condition holds for more than half of the tags other than O."""
     names = [name for name in tag_names if name not in (OUTSIDE, OUTSIDE.lower())]
     return 2 * sum(bool(holds(name)) for name in names) > len(names)
 
 
 def scores(metrics: Sequence[str], predictions: Tags, references: Tags) -> dict[str, float]:
-    """Compute metrics over all words of all sentences; an entity is right if its bounds and its kind are."""
+    """Compute metrics over all words of all sentences. An entity is right if its bounds and its type are right."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # where no entity is predicted: 0
+        warnings.simplefilter("ignore")  # if no entity is predicted; the metric is then 0
         from seqeval import metrics as seqeval
 
         iobes = [_as_iobes(references), _as_iobes(predictions)]
@@ -378,7 +391,7 @@ def _as_iobes(tags: Tags) -> list[list[str]]:
 
 
 def baseline(train_tags: Tags, words: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Guess without the text: for each word the most frequent tag of the training part."""
+    """Return predictions that ignore the text: the most frequent tag of the training split for every word."""
     (tag, _), *_ = Counter(tag for sentence in train_tags for tag in sentence).most_common(1)
     return [[tag] * len(sentence) for sentence in words]
 
@@ -389,45 +402,46 @@ class TaggingJob(FinetuningJob[TaggingConfig]):
     def open_run(self, config: TaggingConfig, cluster: Cluster) -> Run:
         check_packages("seqeval")
         start, data = open_start(config), config.data
-        parts = read_sentences(data)
+        sentences = read_sentences(data)
         check_shared_rows(
-            {split: list(map(tuple, one.words)) for split, one in parts.items()},
-            {split: one.name for split, one in parts.items()},
-            [split for split, one in parts.items() if one.tags is None],
+            {split: list(map(tuple, read.words)) for split, read in sentences.items()},
+            {split: read.name for split, read in sentences.items()},
+            [split for split, read in sentences.items() if read.tags is None],
         )
-        tags = parts["train"].tags
+        train_name, tags = sentences["train"].name, sentences["train"].tags
         assert tags is not None
         flat = [tag for sentence in tags for tag in sentence]
-        known = start.labels_of("TokenClassification")
+        model_labels = start.labels_of("TokenClassification")
         reading = LabelReading("single_label_classification", similar_labels=data.similar_labels)
-        labels = find_labels(flat, parts["train"].name, reading, known)
-        if known is None:
+        labels = find_labels(flat, train_name, reading, model_labels)
+        if model_labels is None:
             labels = replace(labels, names=tuple(sorted(labels.names, key=lambda name: name != OUTSIDE)))
-        encoded = labels.encode(flat, parts["train"].name)
-        described = labels.describe(encoded)
-        described |= {"words": f"{data.text_column_name} of {parts['train'].name}", "tags": data.label_column_name}
+        encoded = labels.encode(flat, train_name)
+        plan_lines = labels.describe(encoded)
+        plan_lines |= {"words": f"{data.text_column_name} of {train_name}", "tags": data.label_column_name}
         is_of_entities = metrics_of(labels.names) == ENTITY_METRICS
-        described["scores"] = "F1 of whole entities" if is_of_entities else "accuracy of words"
-        described["first tags"] = " ".join(map(str, tags[0]))
+        plan_lines["scores"] = "F1 of whole entities" if is_of_entities else "accuracy of words"
+        plan_lines["first tags"] = " ".join(map(str, tags[0]))
         if hint := hint_of(labels.names):
             logger.warning("%s", hint)
 
-        def part(split: str, file: str = "") -> Part:
-            sentences = parts[split].with_tags_of(labels)
+        def make_split(split: str, file: str = "") -> Split:
+            tagged = sentences[split].with_tags_of(labels)
             length, token_types = data.max_seq_length, start.token_types
-            rows = encode_sentences(start.tokenizer, sentences, labels, max_length=length, token_types=token_types)
-            unseen = {tag for row in sentences.tags or () for tag in row} - set(labels.names)
-            has_no_loss = np.ones(len(sentences.words), bool) if unseen else None
-            return Part(rows, sentences, file, is_scored=sentences.tags is not None, is_labelled=has_no_loss)
+            rows = encode_sentences(start.tokenizer, tagged, labels, max_length=length, token_types=token_types)
+            unseen = {tag for row in tagged.tags or () for tag in row} - set(labels.names)
+            # With unseen tags no loss can be computed. `is_labelled` says so, although all sentences are scored.
+            is_labelled = np.ones(len(tagged.words), bool) if unseen else None
+            return Split(rows, tagged, file, is_scored=tagged.tags is not None, is_labelled=is_labelled)
 
-        train = part("train")
-        self.validation = {"": part("validation", f"{EVAL_NAME}.txt")} if "validation" in parts else {}
-        self.tests = [part("test", "predictions.txt")] if "test" in parts else []
+        train = make_split("train")
+        self.validation = {"": make_split("validation", f"{EVAL_NAME}.txt")} if "validation" in sentences else {}
+        self.tests = [make_split("test", "predictions.txt")] if "test" in sentences else []
         validation = self.validation.get("")
-        task = Tagging(labels, data.metric_name, max_length=data.max_seq_length, **start.of_rows)
+        task = Tagging(labels, data.metric_name, max_length=data.max_seq_length, **start.task_arguments)
         task.class_loss = class_loss(config.optimization, labels.names, encoded)
-        described |= describe_loss(task.class_loss, labels.names)
+        plan_lines |= describe_loss(task.class_loss, labels.names)
         if validation is not None:
-            sentences = validation.examples
-            task.guess = scores(task.metrics, baseline(train.examples.tags, sentences.words), sentences.tags)
-        return start.run(task, train.rows, validation, cluster, labels.by_id, described=described)
+            evaluated = validation.examples
+            task.guess = scores(task.metrics, baseline(train.examples.tags, evaluated.words), evaluated.tags)
+        return start.run(task, train.rows, validation, cluster, labels.by_id, plan_lines=plan_lines)

@@ -1,7 +1,7 @@
-"""Vectors of a corpus in a folder, as .npy files of float32, and the search among them.
+"""Embed the texts of a corpus into .npy files of float32 vectors in a folder, and search them.
 
-`vectors.json` is written first and says which model and texts the folder belongs to. Each file is written whole, and
-its vectors depend on its texts alone: an interrupted command continues with the first file that is missing.
+`vectors.json` is written first, and identifies the model and the texts. Each vector file is written atomically, and its
+vectors depend only on its texts. So an interrupted command continues with the first missing file.
 """
 
 import functools
@@ -44,16 +44,20 @@ logger = logging.getLogger(__name__)
 
 RECORD, VECTORS = "vectors.json", "vectors-"
 TITLE, TEXT = "title", "text"
-# Tokens of the longest text, where neither model nor tokenizer has a limit.
+# Maximum number of tokens per text, if neither the model nor the tokenizer has a limit.
 DEFAULT_LENGTH = 512
 
 
 @dataclass(frozen=True)
 class TextEncoder(ReadModel):
-    """A model that embeds texts, opened.
+    """A model that embeds texts, loaded.
 
-    max_length: tokens of the longest text.
-    sha256: of all that decides what the vector of a passage is.
+    Attributes:
+        model: its settings in sentence-transformers' format.
+        max_length: maximum number of tokens per text; longer texts are cut.
+        task: computes the network's inputs.
+        network: the transformer.
+        sha256: digest of everything that determines the vector of a passage.
     """
 
     model: SentenceModel
@@ -64,10 +68,13 @@ class TextEncoder(ReadModel):
 
     @classmethod
     def open(cls, name: str) -> "TextEncoder":
-        """Open the export of a run, or a model of sentence-transformers.
+        """Load the export of a run, or a model of sentence-transformers.
+
+        Args:
+            name: folder of the run, of its export or of the model, or a Hub id.
 
         Raises:
-            InputError: there is no such model, or it has modules or settings that are not supported.
+            InputError: the model does not exist, or it has modules or settings that are not supported.
             HubAwayError: the Hub cannot be reached.
         """
         check_folder_or_hub(name, "--model")
@@ -76,26 +83,27 @@ class TextEncoder(ReadModel):
             if model.transformer:
                 require(
                     Path(folder).is_dir(),
-                    "must be downloaded first, as its transformer is in a folder",
+                    "must be downloaded first, because its transformer is in a subfolder",
                     "--model",
                     name,
                 )
                 folder = str(Path(folder, model.transformer))
-            read = ReadModel(read_config(folder), load_tokenizer(folder))
-            check_architecture(read.model_config)
-            model.check_widths(read.model_config.hidden_size, name)
-            max_length = _max_length(folder, model, read)
-            tokenizer_digest = tokenizer_sha256(read.tokenizer)
+            transformer = ReadModel(read_config(folder), load_tokenizer(folder))
+            check_architecture(transformer.model_config)
+            model.check_widths(transformer.model_config.hidden_size, name)
+            max_length = _max_length(folder, model, transformer)
+            tokenizer_digest = tokenizer_sha256(transformer.tokenizer)
             if model.is_lower:
-                _put_into_lower_case(read.tokenizer)
-            plain = Encoder("mean", read.model_config.hidden_size, None, model.prompts, max_length)
-            task = Embedding(plain, 1, EmbeddingOptimization(), **read.of_rows)
-            from train.model.from_pretrained import load_model  # TensorFlow, not for bad input
+                _add_lower_casing(transformer.tokenizer)
+            plain = Encoder("mean", transformer.model_config.hidden_size, None, model.prompts, max_length)
+            task = Embedding(plain, 1, EmbeddingOptimization(), **transformer.task_arguments)
+            from train.model.from_pretrained import load_model  # imports TensorFlow, so after the checks of the input
 
             network = load_model(folder, task.model_class)
             digest = hashlib.sha256(Path(find_weights(folder).path).read_bytes())
         digest.update(json.dumps([tokenizer_digest, max_length, model.identity]).encode())
-        return cls(read.model_config, read.tokenizer, model, max_length, task, network, digest.hexdigest())
+        config, tokenizer = transformer.model_config, transformer.tokenizer
+        return cls(config, tokenizer, model, max_length, task, network, digest.hexdigest())
 
     @functools.cached_property
     def _step(self) -> Any:
@@ -108,16 +116,25 @@ class TextEncoder(ReadModel):
         return tf.function(vectors, autograph=False)
 
     def encode(self, texts: Sequence[str], prompt: str, batch_rows: int) -> NDArray[np.float32]:
-        """Compute the vectors of texts after a prompt as sentence-transformers does, (texts, width)."""
+        """Compute the vectors of texts as sentence-transformers does, (texts, width).
+
+        Args:
+            texts: to embed.
+            prompt: text put before each of them.
+            batch_rows: texts per batch.
+        """
         rows = self.encode_texts(([prompt + text for text in texts],), self.max_length)
         lengths = ExamplesConfig(max_seq_length=self.max_length).lengths
         step = functools.partial(self._step, prompt_length=self._prompt_length(prompt))
-        kept = run_on_rows(step, rows, self.task.predicted_features(self.max_length), lengths, batch_rows)
-        vectors: NDArray[np.float32] = self.task.in_order(kept, VECTOR)
+        outputs = run_on_rows(step, rows, self.task.prediction_features(self.max_length), lengths, batch_rows)
+        vectors: NDArray[np.float32] = self.task.in_order(outputs, VECTOR)
         return vectors
 
     def _prompt_length(self, prompt: str) -> Any:
-        """Count the tokens of a prompt as sentence-transformers does: with all special tokens but one at the end."""
+        """Count the tokens of a prompt that are not pooled.
+
+        Like sentence-transformers, count all special tokens, except for the last token if it is special.
+        """
         import tensorflow as tf
 
         length = 0
@@ -127,17 +144,21 @@ class TextEncoder(ReadModel):
         return tf.constant(length)
 
 
-def _max_length(folder: str, model: SentenceModel, read: ReadModel) -> int:
-    """Return the length that the model's settings, else its tokenizer's, give, as far as the network can take it."""
-    config = read.model_config
+def _max_length(folder: str, model: SentenceModel, transformer: ReadModel) -> int:
+    """Return the maximum number of tokens per text: that of the model's settings, else of the tokenizer's settings.
+
+    It is never more than the network can take.
+    """
+    config = transformer.model_config
     limits = [max_positions(config) if learns_positions(config) else None, model.max_length]
     if model.max_length is None:
-        of_tokenizer = read_json(folder, "tokenizer_config.json") or {}
-        limits += [of_tokenizer.get("model_max_length"), getattr(config, "max_position_embeddings", None)]
-    return min((int(one) for one in limits if one is not None and one > 0), default=DEFAULT_LENGTH)
+        tokenizer_settings = read_json(folder, "tokenizer_config.json") or {}
+        limits += [tokenizer_settings.get("model_max_length"), getattr(config, "max_position_embeddings", None)]
+    return min((int(limit) for limit in limits if limit is not None and limit > 0), default=DEFAULT_LENGTH)
 
 
-def _put_into_lower_case(tokenizer: Any) -> None:
+def _add_lower_casing(tokenizer: Any) -> None:
+    """Let a tokenizer convert texts to lower case first."""
     from tokenizers import normalizers
 
     tokenizer = tokenizer.backend_tokenizer
@@ -146,10 +167,16 @@ def _put_into_lower_case(tokenizer: Any) -> None:
 
 
 def read_corpus(pattern: str, columns: Sequence[str], delimiter: str | None = None) -> list[str]:
-    """Read the texts of all files that match, those of several columns joined by a space.
+    """Read the texts of all matching files.
+
+    Args:
+        pattern: path or glob of the files.
+        columns: with the text; several are joined by a space. Without them, `title` and `text`, or `text`, or the only
+            column of text.
+        delimiter: of .csv files; None to recognize it.
 
     Raises:
-        InputError: there is no such file or column, a file has no rows, or a value is no text.
+        InputError: a file or a column does not exist, a file has no rows, or a value is not text.
     """
     texts: list[str] = []
     for path in [file.name for file in find_stored_files(pattern)] or [pattern]:
@@ -159,10 +186,10 @@ def read_corpus(pattern: str, columns: Sequence[str], delimiter: str | None = No
             names = [name for name, values in table.columns.items() if isinstance(values[0], str)]
             if len(names) != 1:
                 raise InputError(
-                    f"--text-column-names must name the text of {path}, which has no column text; it has "
-                    f"{', '.join(table.columns)}."
+                    f"--text-column-names must name the column of {path} with the text, because there is no column "
+                    f"text; it has {', '.join(table.columns)}."
                 )
-        if not columns and names[0] == TITLE:  # which a text may lack, as in BeIR's corpora
+        if not columns and names[0] == TITLE:  # titles may be missing, as in BeIR's corpora
             titles = [title or "" for title in table.columns[TITLE]]
             table = Table(table.name, {**table.columns, TITLE: titles})
         texts += [" ".join(filter(None, row)) for row in zip(*texts_of(table, names), strict=True)]
@@ -171,9 +198,13 @@ def read_corpus(pattern: str, columns: Sequence[str], delimiter: str | None = No
 
 @dataclass(frozen=True)
 class TextSearch:
-    """Texts, their vectors, and the model that made them.
+    """Texts that can be searched.
 
-    vectors: float32 (texts, width), as the model makes them.
+    Attributes:
+        encoder: the model.
+        texts: to search.
+        vectors: float32 (texts, width), of the texts.
+        batch_rows: questions per batch.
     """
 
     encoder: TextEncoder
@@ -182,7 +213,11 @@ class TextSearch:
     batch_rows: int
 
     def find(self, questions: Sequence[str], top_k: int = 10) -> list[list[tuple[str, float]]]:
-        """Find the texts that are most similar to each question, with cosines or dot products, the best first."""
+        """Find the texts that are most similar to each question.
+
+        Returns:
+            For each question up to `top_k` texts with their cosine or dot product, the most similar first.
+        """
         if not questions:
             return []
         prompt = self.encoder.model.prompts[0]
@@ -199,6 +234,7 @@ class TextSearch:
 
     @functools.cached_property
     def _compared(self) -> NDArray[np.float32]:
+        """The vectors whose dot product with a question's vector is the similarity."""
         return _unit(self.vectors) if self.encoder.model.similarity == COSINE else self.vectors
 
 
@@ -208,10 +244,11 @@ def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def open_search(config: SearchConfig) -> TextSearch:
-    """Read the texts, open the model, and embed what is not in the folder yet.
+    """Read the texts, load the model, and embed the texts whose vectors are not in the folder yet.
 
     Raises:
-        InputError: there is no such model, file or column, or the folder has vectors of others.
+        InputError: the model, a file or a column does not exist, or the folder has vectors of another model or of other
+            texts.
         HubAwayError: the Hub cannot be reached.
     """
     texts = read_corpus(config.corpus, config.text_column_names, config.delimiter)
@@ -219,16 +256,17 @@ def open_search(config: SearchConfig) -> TextSearch:
     corpus = hashlib.sha256(b"".join(hashlib.sha256(text.encode()).digest() for text in texts)).hexdigest()
     folder = open_folder(config.folder)
     record = {"model": encoder.sha256, "corpus": corpus, "--shard-rows": config.shard_rows}
-    found: Any = {}
+    existing: Any = {}
     if folder.exists(RECORD):
         with guarded_read(folder.path_of(RECORD), "a JSON file", hint="Delete it, and run the command again."):
-            found = dict(json.loads(folder.read_text(RECORD)))
-    if found and found != record and not config.overwrite:
-        others = " and another ".join(name for name in record if found.get(name) != record[name])
+            existing = dict(json.loads(folder.read_text(RECORD)))
+    if existing and existing != record and not config.overwrite:
+        others = " and another ".join(name for name in record if existing.get(name) != record[name])
         raise InputError(
-            f"{folder} has the vectors of another {others}. Use another --vectors-dir, or replace them by --overwrite."
+            f"{folder} has the vectors of another {others}. Use another --vectors-dir, or replace them with "
+            "--overwrite."
         )
-    if found != record:
+    if existing != record:
         folder.check_writable()
         folder.delete_files([name for name in folder.list_files() if name.startswith(VECTORS)])
         folder.write_json(RECORD, record)
@@ -236,29 +274,28 @@ def open_search(config: SearchConfig) -> TextSearch:
 
 
 def embed(folder: Folder, encoder: TextEncoder, texts: Sequence[str], config: SearchConfig) -> NDArray[np.float32]:
-    """Read the vectors of all texts; compute and write the files that are missing."""
-    parts = {
+    """Return the vectors of all texts, (texts, width). Missing files are computed and written."""
+    texts_by_file = {
         f"{VECTORS}{number:05d}.npy": texts[start : start + config.shard_rows]
         for number, start in enumerate(range(0, len(texts), config.shard_rows))
     }
     existing = folder.list_files()
-    missing = {name: part for name, part in parts.items() if name not in existing}
+    missing = {name: file_texts for name, file_texts in texts_by_file.items() if name not in existing}
     vectors: dict[str, NDArray[np.float32]] = {}
-    for name, part in parts.items():
+    for name, file_texts in texts_by_file.items():
         if name not in missing:
             try:
-                vectors[name] = np.load(io.BytesIO(folder.read_bytes(name))).reshape(len(part), -1)
+                vectors[name] = np.load(io.BytesIO(folder.read_bytes(name))).reshape(len(file_texts), -1)
             except (ValueError, EOFError) as error:
                 raise InputError(f"{folder.path_of(name)} is damaged. Delete it, and run the command again.") from error
     if vectors:
         logger.info("%s vectors read from %s", f"{sum(map(len, vectors.values())):,}", folder)
     if missing:
         with progress_bar("Embedding the texts", "text", sum(map(len, missing.values()))) as bar:
-            for name, part in missing.items():
-                found = encoder.encode(part, encoder.model.prompts[1], config.per_replica_batch_size)
+            for name, file_texts in missing.items():
+                vectors[name] = encoder.encode(file_texts, encoder.model.prompts[1], config.per_replica_batch_size)
                 content = io.BytesIO()
-                np.save(content, found)
+                np.save(content, vectors[name])
                 folder.write_bytes(name, content.getvalue())
-                vectors[name] = found
-                bar.update(len(part))
-    return np.concatenate([vectors[name] for name in parts])
+                bar.update(len(file_texts))
+    return np.concatenate([vectors[name] for name in texts_by_file])

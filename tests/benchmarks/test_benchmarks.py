@@ -18,7 +18,7 @@ from benchmarks.generated_text import write_generated_text
 from benchmarks.measured_run import run_measured
 from benchmarks.time_to_quality import message, seconds_to
 from finetuning.config.settings import ClassificationData
-from finetuning.tasks.classification import read_parts
+from finetuning.tasks.classification import read_splits
 from tests.fixtures.other_environments import output_of
 from tests.fixtures.results import read_json, write_jsonl
 from tests.fixtures.same_run import logged
@@ -79,7 +79,7 @@ def test_texts_of_the_stand_in_are_as_long_as_those_of_squad(tmp_path):
 
 def test_sentences_of_the_stand_in_are_as_long_as_those_of_sst2(tmp_path):
     finetune_step.write_stand_in(tmp_path, num_rows=5000)
-    parts = read_parts(ClassificationData(task_name="sst2", glue_dir=str(tmp_path)))
+    parts = read_splits(ClassificationData(task_name="sst2", glue_dir=str(tmp_path)))
     words = [len(text.split()) for text in parts.train.texts[0]]
     assert (len(words), parts.validation[""].num_rows) == (5000, 872)
     # Counted in the 67,349 rows of GLUE's download.

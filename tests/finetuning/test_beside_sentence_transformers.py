@@ -124,7 +124,7 @@ def vectors_of(network: Any, task: Embedding, *, token_types: bool) -> list[np.n
     found = []
     for prompt, texts in zip(task.encoder.prompts, (TEXTS, PASSAGES), strict=True):
         rows = encoded([prompt + text for text in texts], token_types=token_types)
-        kept = run_on_rows(partial(task.predicted, network), rows, task.predicted_features(24), (24,), 3)
+        kept = run_on_rows(partial(task.prediction_outputs, network), rows, task.prediction_features(24), (24,), 3)
         found.append(task.in_order(kept, "vector"))
     return found
 
@@ -199,10 +199,10 @@ def test_losses_and_gradients_are_the_same(theirs, case, lengths):
     task = task_of(encoder, num_passages, has_scores=has_scores, **settings)
     queries = encoded(TEXTS, token_types=True)
     scores = np.array([0.1, 0.9, 0.5, 0.0], np.float32)
-    of_rows = {INDEX: queries.of_rows[INDEX], TEXT: np.arange(4, dtype=np.int32), SCORE: scores}
+    of_rows = {INDEX: queries.row_values[INDEX], TEXT: np.arange(4, dtype=np.int32), SCORE: scores}
     passages = encoded(PASSAGES + NEGATIVES, token_types=True)
     members = np.arange(8, dtype=np.int32).reshape(2, 4).T[:, :num_passages]
-    rows = TextRows(queries.starts, queries.of_tokens, of_rows, passages, members)
+    rows = TextRows(queries.starts, queries.token_values, of_rows, passages, members)
     inputs = TextInputs(rows, None, tiny_tokenizer(), "", lengths, {})
     batches = inputs.training_batches(
         task.features(24), tf.distribute.InputContext(), seed=1, global_batch_rows=4, start_step=0, num_steps=1

@@ -43,7 +43,7 @@ def test_rotary_positions_extend_with_a_warning(model):
     assert positioned(model) == f"max_position_embeddings={LENGTH}"
     assert positioned(model, "--config-overrides", "hidden_size=8") == f"hidden_size=8,max_position_embeddings={LENGTH}"
     note = note_of_longer_rows(config_of(), tiny_config(model))
-    assert "pretrained on rows of 32 tokens, and --max-seq-length is 60" in note
+    assert "pretrained on rows of 32 tokens, but --max-seq-length is 60" in note
     assert positioned(model, length=32) is None
     override = ("--config-overrides", "max_position_embeddings=99")
     assert positioned(model, *override) == override[1]

@@ -21,7 +21,7 @@ from tests.fixtures.tiny_classification import LABELS
 
 
 @pytest.fixture
-def predicted(run: Run) -> Callable[..., str]:
+def prediction_outputs(run: Run) -> Callable[..., str]:
     """Return what the command prints."""
 
     def call(*flags: object) -> str:
@@ -104,7 +104,7 @@ REFUSED = [
     ("classified", ["--text", "a", "--per-replica-batch-size", "0"], "--per-replica-batch-size must be at least 1"),
     ("classified", ["--file", "{}/text.tsv"], "--file: there is no file {}/text.tsv; did you mean {}/texts.tsv?"),
     ("answered", ["--text", "a"], "needs --question, or --file"),
-    ("chosen", ["--text", "a"], "--choices must be two or more for one --text"),
+    ("chosen", ["--text", "a"], "--choices must be two or more texts to choose from"),
     ("chosen", ["--text", "a", "b", "--choices", "c", "d"], "--choices needs one --text"),
     ("classified", ["--text", "a", "--choices", "b", "c"], "ForSequenceClassification, which takes no --choices"),
     ("embedded", ["--text", "a"], "embeds texts. Use finetuning/search.py, or SentenceTransformer."),

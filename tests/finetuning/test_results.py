@@ -15,7 +15,7 @@ from seqeval import metrics as seqeval
 from sklearn import metrics
 
 from finetuning.data.labels import Labels, ProblemType
-from finetuning.loop.task import Part
+from finetuning.loop.task import Split
 from finetuning.run_classification import main
 from finetuning.tasks.classification import ClassificationJob, TextClassification
 from finetuning.tasks.metrics import DEFAULT_METRICS
@@ -105,7 +105,7 @@ def test_scores_of_rows_are_those_of_the_predictions(problem_type, tmp_path):
         task_outputs[file] = totals_of(outputs)
         rows: Any = file
         labels = task.labels.encode(references[file], "a")
-        parts[file] = Part(rows, labels, f"{file}.txt", is_scored="unlabeled" not in file)
+        parts[file] = Split(rows, labels, f"{file}.txt", is_scored="unlabeled" not in file)
     evaluated, mismatched, *tests = parts.values()
     job = ClassificationJob()
     job.validation, job.tests, task.evaluated = {"": evaluated, "_mm": mismatched}, tests, evaluated
@@ -131,7 +131,7 @@ def test_scores_of_rows_are_those_of_the_predictions(problem_type, tmp_path):
 def test_without_validation_or_without_being_chief(is_chief, tmp_path):
     """A test part without labels gets no scores. All workers predict, and one writes."""
     task, rows = task_of("single_label_classification", NAMES), None
-    part = Part(rows, np.arange(3), "predict_results_test.txt", is_scored=not is_chief)  # type: ignore[arg-type]
+    part = Split(rows, np.arange(3), "predict_results_test.txt", is_scored=not is_chief)  # type: ignore[arg-type]
     job = ClassificationJob()
     job.validation, job.tests, task.evaluated = {} if is_chief else {"": part}, [part], part
     trainer = fake_trainer(task, tmp_path, is_chief=is_chief)
@@ -155,7 +155,7 @@ def test_scores_of_tags_are_those_of_the_predictions(tmp_path):
         words = [["w"] * draw.randint(1, 5) for _ in range(30)]
         tags = [draw.choices(names, k=len(sentence)) for sentence in words]
         rows: Any = file
-        parts[file] = Part(rows, Sentences(file, words, tags), f"{file}.txt")
+        parts[file] = Split(rows, Sentences(file, words, tags), f"{file}.txt")
         begins = np.array([[*range(len(one)), *[-1] * (5 - len(one))] for one in words])
         predicted = np.random.default_rng(len(file)).integers(0, 4, begins.shape)
         counts = {
@@ -186,11 +186,11 @@ def test_scores_of_tags_are_those_of_the_predictions(tmp_path):
 def test_predictions_keep_their_digits():
     task = task_of("regression", ("score",))
     values = np.random.default_rng(1).normal(size=1000).astype(np.float32) * np.float32(2e-4)
-    written = [task.shown(one) for one in values]
+    written = [task.format_label(one) for one in values]
     assert [np.float32(one) for one in written] == list(values)
-    assert task.shown(np.float64(1 / 3)) == str(1 / 3)
-    assert task.shown(np.array([[0.1, 2]], np.float32)) == "0.100000001,2"
-    assert task.shown(np.int64(3)) == "3"
+    assert task.format_label(np.float64(1 / 3)) == str(1 / 3)
+    assert task.format_label(np.array([[0.1, 2]], np.float32)) == "0.100000001,2"
+    assert task.format_label(np.int64(3)) == "3"
 
 
 @pytest.mark.parametrize("name", ["a\tb", "a\nb", "a\u2028b", ""])

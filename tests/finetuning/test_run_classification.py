@@ -123,14 +123,14 @@ def test_too_little_training_is_said(tiny_start, tmp_path, run, caplog):
     run(main, *arguments)
     said = caplog.text
     assert (
-        f"{STEPS_OF_PASS} steps are few to learn a task. For at least 50, use --num-epochs 6 or a smaller batch."
-        in said
+        f"{STEPS_OF_PASS} steps are rarely enough to learn a task. For at least 50, use --num-epochs 6 or a "
+        "smaller batch." in said
     )
-    assert "--learning-rate 2e-05 suits larger models; one of " in said
+    assert "--learning-rate 2e-05 suits larger models; a model of " in said
     for more in (["--num-epochs", "6"], ["--max-steps", "3"]):
         caplog.clear()
         run(main, *arguments, *more, "--learning-rate", "5e-4")
-        assert "few to learn" not in caplog.text
+        assert "rarely enough to learn" not in caplog.text
         assert "suits larger" not in caplog.text
 
 

@@ -132,10 +132,10 @@ RATED = '{"a": "x", "b": "y", "s": 1, "n": 7}\n{"a": "x", "b": "z", "s": 0, "n":
 SCORES, SINGLE = "--score-column-name s", "--unsupervised"
 # (content of train.jsonl, flags, what the error says); {} is the folder of the test.
 BAD = [
-    ('{"text": "a"}\n', "", "With --unsupervised single texts are enough."),
+    ('{"text": "a"}\n', "", "With --unsupervised, single texts are enough."),
     (TRAIN, SINGLE, "--unsupervised takes one text per row"),
     ('{"text": "a"}\n{"text": "b"}\n', f"{SINGLE} --dropout 0", "--dropout must be above 0 with --unsupervised"),
-    (ONE_PASSAGE, "", "Different passages must be two or more, the negatives of each other; received 1, query and"),
+    (ONE_PASSAGE, "", "must have two or more different passages, which are each other's negatives."),
     (TRAIN, "--text-column-names query other", "--text-column-names must name a column of"),
     (TRAIN, "--score-column-name score", "--score-column-name must name a column of"),
     ('{"query": "a", "passage": " "}\n', "", "Texts must not be empty; row 1 of"),
@@ -144,14 +144,18 @@ BAD = [
     (
         SCORED,
         "",
-        "s of {}/train.jsonl holds numbers. Use --score-column-name s if they are scores, --text-column-names a",
+        "s of {}/train.jsonl holds numbers. If they are scores, use --score-column-name s; if not, --text-column",
     ),
-    (RATED, "", "Columns s, n of {}/train.jsonl hold numbers. If one has the scores of the rows, name it with --score"),
+    (
+        RATED,
+        "",
+        "Columns s, n of {}/train.jsonl hold numbers. If a column has the scores of the rows, name it with --score",
+    ),
     (RATED, SCORES, "Column n of {}/train.jsonl holds numbers. Name the columns of text: --text-column-names a b."),
     (TRAIN, "--matryoshka-dims 4 64", "--matryoshka-dims must be at most 32"),
     (TRAIN, "--matryoshka-dims 4 4", "--matryoshka-dims must be increasing"),
     (TRAIN, "--metric-name f1", "--metric-name must be one of ndcg_at_10"),
-    (SCORED, SCORES, "Training pairs have scores: --score-column-name must name a column of {}/validation.jsonl"),
+    (SCORED, SCORES, "The training split has scores, so --score-column-name must name a column of {}/validation.jsonl"),
     (SCORED, f"{SCORES} --symmetric-loss --validation-file {{}}/train.jsonl", "--symmetric-loss needs pairs without"),
 ]
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from finetuning.data.labels import Labels
-from finetuning.loop.task import Part
+from finetuning.loop.task import Split
 from finetuning.tasks.tagging import Sentences, Tagging
 from tests.fixtures.finetuned_runs import finetuned, sentences_of
 from tests.fixtures.results import config_of_export, results
@@ -19,7 +19,7 @@ def test_words_are_scored_wherever_their_rows_stand():
     labels = Labels("single_label_classification", ("O", "B-X"))
     sentences = Sentences("a", [["p", "q"], ["r"]], [["O", "B-X"], ["B-X"]])
     task = Tagging(labels, pad_token_id=1, token_types=False, max_length=4)
-    task.evaluated = Part(None, sentences)  # type: ignore[arg-type]
+    task.evaluated = Split(None, sentences)  # type: ignore[arg-type]
     rows = {
         "input_ids": tf.constant([[0, 7, 2], [0, 8, 2], [1, 1, 1]]),
         "attention_mask": tf.constant([[1, 1, 1], [1, 1, 1], [0, 0, 0]]),

@@ -158,7 +158,7 @@ def test_labels_are_whole_numbers_or_rounded_fractions():
     assert labels["validation"].tolist() == np.array([0.1, 16_777_216, -2e-5], np.float32).tolist()
 
 
-NUMBERS = "Labels of a task must be numbers, the same number of them for each row; those of b"
+NUMBERS = "Labels of a custom task must be numbers, or lists of the same number of numbers; labels of b"
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ NUMBERS = "Labels of a task must be numbers, the same number of them for each ro
         ([1, 2], [[1], [1, 2]], NUMBERS),
         ([1, 2], [1.0, float("nan")], NUMBERS),
         ([1, 2], [None, 1], NUMBERS),
-        ([1, 2], [[1, 2], [3, 4]], r"must be of one form: of a each is \(\), of b \(2,\)"),
+        ([1, 2], [[1, 2], [3, 4]], r"must have the same shape; in a it is \(\), in b \(2,\)"),
         ([1, 2], [1, 3_000_000_000], r"32 bits \(int32\); row 2 of b has 3000000000, which would become -1294967296"),
         ([1.5, 1e39], [1, 2], "has 1e[+]39, which would become inf"),
         ([1.5, 1e-60], [1, 2], "has 1e-60, which would become 0.0"),

@@ -91,8 +91,12 @@ BAD = [
     (None, "", "--corpus: there is no file {}/texts.txt"),
     ("\n \n", "", "--corpus must name a file with rows; {}/texts.txt has none."),
     ("a\n", "--text-column-names body", "--text-column-names must name a column of"),
-    ("one\tother\na\tb\n", "--corpus {}/texts.tsv", "must name the text of {}/texts.tsv, which has no column text"),
-    ("a\n", "--corpus {}/*.txt", "--vectors-dir is required where --corpus is a glob"),
+    (
+        "one\tother\na\tb\n",
+        "--corpus {}/texts.tsv",
+        "must name the column of {}/texts.tsv with the text, because",
+    ),
+    ("a\n", "--corpus {}/*.txt", "--vectors-dir is required if --corpus is a glob"),
 ]
 
 

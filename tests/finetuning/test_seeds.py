@@ -48,7 +48,7 @@ def test_seeds_need_a_validation_part(tiny_start, tmp_path, run):
     (tmp_path / "train.csv").write_text("text,label\nthe list,a\nthe file,b\n", encoding="utf-8")
     files = ("--init-from", str(tiny_start / "start"), "--train-file", str(tmp_path / "train.csv"))
     seeds = ("--max-seq-length", "16", "--output-dir", str(tmp_path / "run"), "--seeds", "1", "2")
-    assert "--seeds compares scores and needs a validation part; there is none." in run(main, *files, *seeds).refusal
+    assert "--seeds compares validation scores, but there is no validation split." in run(main, *files, *seeds).refusal
     assert not (tmp_path / "run").exists()
 
 

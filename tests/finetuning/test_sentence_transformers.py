@@ -129,7 +129,7 @@ REFUSED = [
     ("1_Pooling/config.json", "{", "1_Pooling/config.json must be a JSON file"),
     ("1_Pooling/config.json", "[]", "1_Pooling/config.json must be a JSON file; it does not hold an object"),
     ("1_Pooling/config.json", {"pooling_mode": 3}, "pooling_mode of"),
-    ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}, "with pooling by cls and mean; it takes"),
+    ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}, "the pooling cls and mean; it takes"),
     ("modules.json", "{}", "modules.json must be a JSON file; it does not hold a list"),
     ("modules.json", [3], "each module of"),
     ("config_sentence_transformers.json", {"prompts": ["a"]}, "prompts of"),

@@ -76,7 +76,7 @@ def test_training_files_are_read_for_their_passages(tmp_path):
     with pytest.raises(InputError, match="there is no file"):
         read_passages(str(tmp_path / "missing.jsonl"))
     labels = write_jsonl(tmp_path / "nli.jsonl", {"a": "q", "b": "p", "label": "n"})
-    with pytest.raises(InputError, match="has no column text"):
+    with pytest.raises(InputError, match="there is no column text"):
         read_passages(str(labels))
 
 

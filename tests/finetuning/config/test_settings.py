@@ -48,7 +48,7 @@ def test_a_folder_of_folders_in_beirs_format_names_the_first(tmp_path):
             (tmp_path / name / "corpus.jsonl").touch()
         with pytest.raises(InputError) as refused:
             parse_finetuning_config(EmbeddingConfig, flags, "")
-        assert f"without corpus.jsonl. Did you mean {tmp_path}/{hint} command takes one of them." in str(refused.value)
+        assert f"without corpus.jsonl. Did you mean {tmp_path}/{hint} command takes one folder." in str(refused.value)
 
 
 @pytest.mark.parametrize(("length", "stride"), [(384, 128), (512, 128), (128, 42), (24, 8)])

@@ -14,7 +14,7 @@ import pytest
 from finetuning.config.settings import ClassificationData
 from finetuning.data.examples import Table, read_hub_tables, read_table
 from finetuning.data.glue import GLUE_TASKS
-from finetuning.tasks.classification import read_parts
+from finetuning.tasks.classification import read_splits
 from mlm_common.corpus.csv_rows import DELIMITERS
 from mlm_common.errors import InputError
 
@@ -55,7 +55,7 @@ def test_a_task_of_glue_is_read(name, tmp_path):
         path = tmp_path / f"{file}.tsv" if "/" in file else tmp_path / task.folder / f"{file}.tsv"
         write_part(path, HEADERS[name][1], texts)
 
-    parts = read_parts(ClassificationData(task_name=name, glue_dir=str(tmp_path), do_predict=True))
+    parts = read_splits(ClassificationData(task_name=name, glue_dir=str(tmp_path), do_predict=True))
     expected = tuple(list(column) for column in texts.values())
     for examples in (parts.train, *parts.validation.values(), *parts.tests.values()):
         assert tuple(list(column) for column in examples.texts) == expected
@@ -75,7 +75,7 @@ def test_diagnostics_of_the_hub_are_another_configuration(monkeypatch):
         return {split: Table(f"{config} {split}", columns) for split in (("test",) if config == "ax" else splits)}
 
     monkeypatch.setattr("finetuning.data.glue.read_hub_tables", read)
-    parts = read_parts(ClassificationData(task_name="mnli", do_predict=True))
+    parts = read_splits(ClassificationData(task_name="mnli", do_predict=True))
     assert asked == [("nyu-mll/glue", "mnli", None), ("nyu-mll/glue", "ax", None)]
     assert {name: one.name for name, one in parts.tests.items()} == {
         "mnli": "mnli test_matched",
@@ -90,26 +90,26 @@ def data_of(tmp_path: Path, content: str, **settings: object) -> ClassificationD
 
 
 def test_columns_of_other_files(tmp_path):
-    parts = read_parts(data_of(tmp_path, "id\tpremise\tlabel\thypothesis\n7\ta\tx\tb\n"))
+    parts = read_splits(data_of(tmp_path, "id\tpremise\tlabel\thypothesis\n7\ta\tx\tb\n"))
     assert (parts.train.texts, parts.train.labels) == ((["a"], ["b"]), ["x"])
-    named = read_parts(data_of(tmp_path, "a\tb\tc\td\n1\t2\t3\t4\n", text_column_names=["c"], label_column_name="a"))
+    named = read_splits(data_of(tmp_path, "a\tb\tc\td\n1\t2\t3\t4\n", text_column_names=["c"], label_column_name="a"))
     assert (named.train.texts, named.train.labels) == ((["3"],), ["1"])
     several = data_of(tmp_path, "text\tlabel\nt\tx, y\nu\t\n", problem_type="multi_label_classification")
-    assert read_parts(several).train.labels == ["x, y", ""]
+    assert read_splits(several).train.labels == ["x, y", ""]
 
 
 def test_the_index_that_pandas_writes_is_no_text(tmp_path):
     for name in ("", "Unnamed: 0"):
-        parts = read_parts(data_of(tmp_path, f"{name}\ttext\tlabel\n0\ta\tx\n1\tb\ty\n"))
+        parts = read_splits(data_of(tmp_path, f"{name}\ttext\tlabel\n0\ta\tx\n1\tb\ty\n"))
         assert parts.train.texts == (["a", "b"],)
         assert parts.columns == {"texts": f"text; not read: {name!r}", "labels": f"label of {tmp_path / 'a.tsv'}"}
 
 
 def test_whole_numbers_are_texts_only_where_they_are_named(tmp_path):
     content = "row\ttext\tlabel\n0\ta\tx\n1\tb\ty\n"
-    with pytest.raises(InputError, match=r"Column row of .* Use --text-column-names row text if it is"):
-        read_parts(data_of(tmp_path, content))
-    parts = read_parts(data_of(tmp_path, content, text_column_names=["row", "text"]))
+    with pytest.raises(InputError, match=r"Column row of .* If it is text, use --text-column-names row text;"):
+        read_splits(data_of(tmp_path, content))
+    parts = read_splits(data_of(tmp_path, content, text_column_names=["row", "text"]))
     assert parts.train.texts == (["0", "1"], ["a", "b"])
 
 
@@ -117,13 +117,13 @@ def test_a_test_part_may_have_labels(tmp_path):
     for content, labels in (("text\nt\n", None), ("text\tlabel\nt\tx\n", ["x"])):
         (tmp_path / "b.tsv").write_text(content, encoding="utf-8")
         data = data_of(tmp_path, "text\tlabel\nt\tx\n", test_file=str(tmp_path / "b.tsv"))
-        assert read_parts(data).tests["test"].labels == labels
+        assert read_splits(data).tests["test"].labels == labels
 
 
 @pytest.mark.parametrize(
     ("content", "settings", "message"),
     [
-        ("a\tb\tc\tlabel\n1\t2\t3\t4\n", {}, "--text-column-names must name the columns of .* with text"),
+        ("a\tb\tc\tlabel\n1\t2\t3\t4\n", {}, "--text-column-names must name the one or two columns of .* with text"),
         (
             "text\tclass\nt\tx\n",
             {},
@@ -131,12 +131,16 @@ def test_a_test_part_may_have_labels(tmp_path):
         ),
         ("review\tstars\nt\t5\n", {}, "--label-column-name must name a column of .*, which has review, stars, but no"),
         ("text\tlabel\nt\tx\n", {"text_column_names": ["body"]}, "--text-column-names must name a column"),
-        ("text\tlabel\nt\tx\n", {"do_predict": True}, "--do-predict needs a part to predict"),
+        (
+            "text\tlabel\nt\tx\n",
+            {"do_predict": True},
+            "--do-predict needs --test-file, or a data set",
+        ),
     ],
 )
 def test_what_is_missing(tmp_path, content, settings, message):
     with pytest.raises(InputError, match=message):
-        read_parts(data_of(tmp_path, content, **settings))
+        read_splits(data_of(tmp_path, content, **settings))
 
 
 ROWS = [{"text": 'a "b', "label": "x"}, {"text": "c, d", "label": "y"}]
@@ -183,8 +187,8 @@ def test_lines_without_names_and_short_ones(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.doc", "text", "--train-file needs files that end in .tsv, .csv, .jsonl"),
-        ("a.xlsx", "text", r"also in .gz; received .*a\.xlsx\. Save the sheet as \.csv\."),
+        ("a.doc", "text", "--train-file takes files ending in .tsv, .csv, .jsonl"),
+        ("a.xlsx", "text", r"optionally with .gz; received .*a\.xlsx\. Save the sheet as \.csv\."),
         ("a.tsv", None, "there is no"),
         ("a.tsv", "", "must name a file with rows"),
         ("b.tsv", "text\tlabel\n", "must name a file with rows"),
@@ -204,20 +208,24 @@ def test_lines_without_names_and_short_ones(tmp_path):
             "a;b,c;d\n1;2,3;4\n",
             "commas or semicolons between its columns; line 1 is `a;b,c;d`. Pass --delimiter",
         ),
-        ("e.tsv", "text,label\na,b\n", "must have tabs between its columns; .* name the file .csv"),
-        ("g.jsonl", '["a", "b"]\n["c", "d"]\n', 'must be an object, .*; row 1 is not: \\["a", "b"\\]'),
+        ("e.tsv", "text,label\na,b\n", "must have tabs between its columns; .* rename the file to .csv"),
+        ("g.jsonl", '["a", "b"]\n["c", "d"]\n', 'must be an object, .*; row 1 is \\["a", "b"\\]'),
         ("h.jsonl", '[{"a": 1},\n{"a": 2\n]', "line 3, character 1"),
-        ("b.jsonl", '{"text": "a"}\n[1]\n', "row 2 is not"),
+        ("b.jsonl", '{"text": "a"}\n[1]\n', r"row 2 is \[1\]"),
         ("c.jsonl", '{"text": "a"}\n\n{"text": \n', "c.jsonl must be a readable .jsonl file; line 3, character"),
         ("a.parquet", "text", "must be a readable .parquet file"),
         ("a.csv.gz", "text,label\n", "must name a file with rows"),
         ("b.csv.gz", None, "there is no"),
-        ("d.tsv", "text\ttext\tlabel\na\tb\tx\n", "Columns must differ in their names; .* has two called 'text'"),
-        ("d.jsonl", '{"text": "a", "text": "b"}\n', "has two called 'text'"),
+        ("d.tsv", "text\ttext\tlabel\na\tb\tx\n", "has two columns called 'text'. Rename"),
+        ("d.jsonl", '{"text": "a", "text": "b"}\n', "has two columns called 'text'"),
         ("e.jsonl", '{"text": "\\ud800"}\n', "must be Unicode; row 1 has half of a surrogate pair"),
         ("f.jsonl", "[" * 100_000, "must be a readable .jsonl file"),
-        ("a.conll", "a O\nb\n", "must have the number of columns of the first, 2; line 2 has 1"),
-        ("b.conll", "# newdoc\na O\n", "line 1 of .* begins with # and ends with 'newdoc'"),
+        ("a.conll", "a O\nb\n", "must have 2 columns, as the first line has; line 2 has 1"),
+        (
+            "b.conll",
+            "# newdoc\na O\n",
+            "Line 1 of .* may be a comment or a token: it begins with #, and ends with 'newdoc'",
+        ),
     ],
 )
 def test_what_is_no_table(tmp_path, name, content, message):
@@ -251,7 +259,7 @@ def test_keys_of_json_that_rows_lack_are_missing(tmp_path):
     assert read_table(path, "").columns == columns
     path = write(tmp_path / "b.jsonl", '{"text": "a", "label": "x"}\n{"label": "y"}\n')
     with pytest.raises(InputError, match=r"Column text of .* must hold text; row 2 has None"):
-        read_parts(ClassificationData(train_file=path))
+        read_splits(ClassificationData(train_file=path))
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
@@ -274,9 +282,9 @@ def test_a_short_line_of_qqp_moves_no_prediction(tmp_path):
         lines = ["\t".join(names), "\t".join(map(str, range(len(names) - 1))) + "\t1", "7\tonly"]
         (tmp_path / "QQP" / f"{part}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     data = ClassificationData(task_name="qqp", glue_dir=str(tmp_path))
-    assert read_parts(data).train.num_rows == 1
+    assert read_splits(data).train.num_rows == 1
     with pytest.raises(InputError, match="must have the 3 columns id, question1, question2; line 3 has 2"):
-        read_parts(replace(data, do_predict=True))
+        read_splits(replace(data, do_predict=True))
 
 
 def test_a_data_set_of_a_folder(tmp_path, monkeypatch):
@@ -309,7 +317,7 @@ def test_a_long_text_of_a_csv_file(tmp_path):
 def test_two_columns_of_one_name_in_parquet(tmp_path):
     table = pyarrow.table([["a"], ["b"]], names=["text", "text"])
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(InputError, match="has two called 'text'"):
+    with pytest.raises(InputError, match="has two columns called 'text'"):
         read_table(str(tmp_path / "a.parquet"), "--train-file")
 
 

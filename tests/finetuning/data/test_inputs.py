@@ -49,7 +49,7 @@ def test_replicas_share_a_batch(num_hosts):
 
 def test_the_mask_follows_from_the_length_of_a_row():
     """Not from the ids: a text may hold the padding token."""
-    rows = EncodedRows(ROWS.starts, {"input_ids": np.array([10, 1, 20, 1, 22, 1], np.int32)}, ROWS.of_rows)
+    rows = EncodedRows(ROWS.starts, {"input_ids": np.array([10, 1, 20, 1, 22, 1], np.int32)}, ROWS.row_values)
     features = {**FEATURES, "attention_mask": Feature((None,))}  # type: ignore[arg-type]
     first, second = batches_of_rows(rows, BATCHES, features, tf.distribute.InputContext()).as_numpy_iterator()
     assert first["attention_mask"].tolist() == [[1, 0], [1, 1], [0, 0], [0, 0]]
@@ -119,5 +119,5 @@ def test_long_pairs_are_cut_to_the_same_tokens_before_they_are_encoded(make):
     expected = tokenizer(*columns, truncation="longest_first", max_length=max_length)["input_ids"]
     watched = Watched(tokenizer)
     rows = encode_texts(watched, columns, max_length=max_length, token_types=False)
-    assert [one.tolist() for one in np.split(rows.of_tokens["input_ids"], rows.starts[1:-1])] == expected
+    assert [one.tolist() for one in np.split(rows.token_values["input_ids"], rows.starts[1:-1])] == expected
     assert max(map(max, watched.pairs)) < 1_000 < max(map(len, columns[0]))

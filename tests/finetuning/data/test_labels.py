@@ -47,14 +47,19 @@ SINGLE: dict = {"problem_type": "single_label_classification"}
     [
         (["a", "a"], [], "all in a.csv are a", {}),
         ([None, ""], [], "all in a.csv are missing", {}),
-        ([str(index) for index in range(1001)], [], "of at most 1000 classes; those in a.csv are of 1,001", {}),
-        (["a", "b"], ["a", "c"], "must be one of the training part's: a, b; row 2 of b.csv has 'c'", {}),
+        ([str(index) for index in range(1001)], [], "at most 1000 classes; a.csv has 1,001 different labels", {}),
+        (
+            ["a", "b"],
+            ["a", "c"],
+            "Label 'c' in row 2 of b.csv does not occur in the training split, which has a, b",
+            {},
+        ),
         (["a", "b"], ["a", ""], "must have a label; row 2 of b.csv has none", {}),
         ([1.0, 0.0, None], [1, None], "must have a label; row 2 of b.csv has none", {}),
-        ([0.5, 1.5], [1.0, "x"], "must be a number of 32 bits; row 2 of b.csv has 'x'", {}),
-        ([0.5, 1.5], [float("inf")], "must be a number of 32 bits; row 1", {}),
-        ([1e39, 0.5], [1e39], r"must be a number of 32 bits; row 1 of b.csv has 1e\+39", {}),
-        ([["x"], ["y"]], [["q"]], "row 1 of b.csv has 'q'", {}),
+        ([0.5, 1.5], [1.0, "x"], "must be a 32-bit number; row 2 of b.csv has 'x'", {}),
+        ([0.5, 1.5], [float("inf")], "must be a 32-bit number; row 1", {}),
+        ([1e39, 0.5], [1e39], r"must be a 32-bit number; row 1 of b.csv has 1e\+39", {}),
+        ([["x"], ["y"]], [["q"]], "Label 'q' in row 1 of b.csv", {}),
         ([["a"], None], [], "must be a list, or a text.*; row 2 of a.csv has none", MULTI),
         (["a", {"a": 1}], [], "must be a text or a number; row 2 of a.csv has", SINGLE),
         (["a", b"x"], [], "must be a text or a number; row 2 of a.csv has", SINGLE),
@@ -75,19 +80,19 @@ def test_what_are_no_labels(train, values, message, settings):
         (["['a']", "b"], "are lists written as text", SINGLE, [0, 1]),
         ([[0, 1, 0], [1, 0, 0]], "Use --label-lists vectors", {"label_lists": "vectors"}, [[0, 1, 0], [1, 0, 0]]),
         ([[0, 1], [1, 0]], "or --label-lists names", {"label_lists": "names"}, [[1, 1], [1, 1]]),
-        ([["a"], "b"], "must all be lists, or none", MULTI, [[1, 0], [0, 1]]),
+        ([["a"], "b"], "Either all labels must be lists, or none", MULTI, [[1, 0], [0, 1]]),
         (["3,5", "4,0"], "--decimal-separator , for numbers", {"decimal_separator": ","}, [3.5, 4.0]),
-        (["3,5", "4,0"], "are numbers with a decimal comma", SINGLE, [0, 1]),
-        (["1", "0", "nan"], "are numbers but for 'nan' in row 3. Correct", SINGLE, [1, 0, 2]),
-        (["1", "0", "-"], "are numbers but for '-' in row 3. Correct", SINGLE, [1, 0, 2]),
-        (["0.5", "#N/A", "0.25", "n/a"], "are numbers but for '#N/A' in row 2 and 1 more", SINGLE, [2, 0, 1, 3]),
-        (["1.234,5", "3,5"], "are numbers with a decimal comma", SINGLE, [0, 1]),
-        (["1'234.5", "3.5"], 'such as "1\'234.5" are written as people write numbers', SINGLE, [0, 1]),
-        (["5 %", "12%"], "such as '12%' are written as people write numbers", SINGLE, [1, 0]),
+        (["3,5", "4,0"], "may be numbers with a decimal comma", SINGLE, [0, 1]),
+        (["1", "0", "nan"], "are numbers, except for 'nan' in row 3. Correct", SINGLE, [1, 0, 2]),
+        (["1", "0", "-"], "are numbers, except for '-' in row 3. Correct", SINGLE, [1, 0, 2]),
+        (["0.5", "#N/A", "0.25", "n/a"], "are numbers, except for '#N/A' in row 2 and 1 more", SINGLE, [2, 0, 1, 3]),
+        (["1.234,5", "3,5"], "may be numbers with a decimal comma", SINGLE, [0, 1]),
+        (["1'234.5", "3.5"], 'such as "1\'234.5" look like formatted numbers', SINGLE, [0, 1]),
+        (["5 %", "12%"], "such as '12%' look like formatted numbers", SINGLE, [1, 0]),
         (["1\u202f234.50", "1\u202f000.25"], "without thousands separators", SINGLE, [1, 0]),
-        (["x", " x", "X", "y"], r"differ in white space, case", {"similar_labels": "merge"}, [0, 0, 0, 1]),
+        (["x", " x", "X", "y"], r"differ only in white space, case", {"similar_labels": "merge"}, [0, 0, 0, 1]),
         (["x", "X", "x"], r"'x' \(2 times\) and 'X' \(1 times\)", {"similar_labels": "keep"}, [1, 0, 1]),
-        (["1", "1.0", "0"], "the form of a number alone", {"similar_labels": "merge"}, [1, 1, 0]),
+        (["1", "1.0", "0"], "the form of a number: ", {"similar_labels": "merge"}, [1, 1, 0]),
     ],
 )
 def test_labels_with_two_readings_need_a_flag(values, message, settings, expected):
@@ -108,7 +113,7 @@ def test_labels_of_rows_to_predict_may_be_unknown():
     assert found.is_labelled.tolist() == [True, False, False, True, True, False, True, True]
     assert found.encoded[found.is_labelled].tolist() == [1, 2, 0, 3, 2]
     assert found.unseen == ("new", "newer")
-    with pytest.raises(InputError, match=r"row 2 of b\.csv has 'B', where training has 'b'"):
+    with pytest.raises(InputError, match=r"row 2 of b\.csv has 'B', but the training split has 'b'"):
         labels.encode_to_score(["a", "B"], "b.csv")
 
 
@@ -123,7 +128,7 @@ def test_numbers_of_rows_to_predict_may_be_missing_but_not_wrong():
     labels = find_labels([0.5, 1.5], "a.csv", LabelReading())
     found = labels.encode_to_score(["2.5", "n/a", None, "-1"], "b.csv")
     assert (found.encoded.tolist(), found.is_labelled.tolist()) == ([2.5, 0, 0, -1], [True, False, False, True])
-    with pytest.raises(InputError, match=r"must be a number of 32 bits; row 2 of b\.csv has 'x'"):
+    with pytest.raises(InputError, match=r"must be a 32-bit number; row 2 of b\.csv has 'x'"):
         labels.encode_to_score(["1", "x"], "b.csv")
 
 
@@ -142,7 +147,7 @@ def test_one_odd_value_among_numbers_is_refused_with_its_row(numbers, odd, place
     row = place % (len(values) + 1)
     values.insert(row, odd)
     reading = LabelReading(decimal_separator="," if has_comma else ".")
-    with pytest.raises(InputError, match=f"but for {re.escape(repr(odd))} in row {row + 1}\\."):
+    with pytest.raises(InputError, match=f"except for {re.escape(repr(odd))} in row {row + 1}\\."):
         find_labels(values, "a.csv", reading)
 
 

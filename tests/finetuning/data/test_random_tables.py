@@ -161,9 +161,9 @@ def test_a_table_is_read_as_written_or_refused(tiny_start, labels, texts, ending
         return
     rows, found = run.phases[0].inputs.train_rows, run.phases[0].task.labels
     expected = run.phases[0].inputs.tokenizer(texts, truncation=True, max_length=30)["input_ids"]
-    ids = rows.of_tokens["input_ids"]
+    ids = rows.token_values["input_ids"]
     assert [ids[start:end].tolist() for start, end in itertools.pairwise(rows.starts)] == expected
-    encoded, separator = rows.of_rows["label"], flags.get("--decimal-separator", ".")
+    encoded, separator = rows.row_values["label"], flags.get("--decimal-separator", ".")
     described = run.phases[0].inputs.describe_rows()
     assert described["kind of label"]
     assert described["texts"].split(";")[0] == "text"
@@ -228,9 +228,9 @@ def test_tagged_sentences_are_read_as_written_or_refused(tiny_start, sentences, 
     if run is None:
         return
     read, names = run.phases[0].inputs.train_rows, run.phases[0].task.labels.names
-    begun = read.of_tokens["label"] != -100
+    begun = read.token_values["label"] != -100
     flat = [name_of(tag) for row in rows for tag in row["ner_tags"]]
-    learned = [names[tag] for tag in read.of_tokens["label"][begun]]
+    learned = [names[tag] for tag in read.token_values["label"][begun]]
     assert list(map(alike, learned)) == list(map(alike, flat))
     if similar != "merge":
         assert learned == flat

@@ -34,33 +34,33 @@ def test_the_training_file_is_no_other_part(tiny_start, tmp_path, run, command, 
     copy = shutil.copy(train, tmp_path / "copy.jsonl")
     for other in (train, copy):
         refusal = run(command.main, *flags(tiny_start, tmp_path, train, other, part)).refusal
-        assert f"{other} must have other rows than the training part, {train}; 6 of 6 are in both" in refusal
+        assert f"6 of 6 rows of {other} are also in the training split, {train}, so scores" in refusal
 
 
 def test_the_training_questions_are_no_other_part(tiny_start, tmp_path, run):
     write_questions(tmp_path / "train.json", 6, 1)
     train = tmp_path / "train.json"
     refusal = run(run_qa.main, *flags(tiny_start, tmp_path, train, train)).refusal
-    assert f"{train} must have other rows than the training part, {train}; 6 of 6 are in both" in refusal
+    assert f"6 of 6 rows of {train} are also in the training split, {train}, so scores" in refusal
 
 
 def test_a_few_shared_rows_are_counted_and_texts_without_labels_may_all_be_shared(caplog):
     names = {"train": "a.csv", "eval": "b.csv", "test": "c.csv"}
     check_shared_rows({"train": [1, 2, 3], "eval": [3, 4], "test": [1, 2]}, names, ["test"])
-    assert "1 of 2 rows of b.csv are also in the training part" in caplog.text
-    assert "2 of 2 rows of c.csv are also in the training part" in caplog.text
+    assert "1 of 2 rows of b.csv are also in the training split" in caplog.text
+    assert "2 of 2 rows of c.csv are also in the training split" in caplog.text
     caplog.clear()
     check_shared_rows({"train": [1, 2, 3], "eval": [4, 5]}, names)
     assert not caplog.text
-    with pytest.raises(InputError, match=r"b\.csv must have other rows.*; 2 of 3 are in both"):
+    with pytest.raises(InputError, match=r"2 of 3 rows of b\.csv are also in the training split, .* Use other rows"):
         check_shared_rows({"train": [1, 2], "eval": [1, 2, 3]}, names)
 
 
 def test_texts_that_training_repeats_may_all_be_shared(caplog):
     train = ["yes", "no", "stop", "go"] * 5 + ["once"]
     check_shared_rows({"train": train, "eval": ["yes", "go", "once", "go"]}, {"train": "a.csv", "eval": "b.csv"})
-    assert "4 of 4 rows of b.csv are also in the training part" in caplog.text
-    with pytest.raises(InputError, match=r"b\.csv must have other rows.*; 3 of 3 are in both"):
+    assert "4 of 4 rows of b.csv are also in the training split" in caplog.text
+    with pytest.raises(InputError, match=r"3 of 3 rows of b\.csv are also in the training split, .* Use other rows"):
         check_shared_rows(
             {"train": [*train, "twice"], "eval": ["yes", "once", "twice"]}, {"train": "a", "eval": "b.csv"}
         )

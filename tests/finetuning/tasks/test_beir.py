@@ -70,7 +70,7 @@ def test_the_first_line_of_the_grades_is_a_row_unless_it_names_the_columns(tmp_p
         grades.write_text(of_trec.replace("\t", " ") if "   " in of_trec else of_trec, encoding="utf-8")
         assert read_beir(str(folder), "test").relevant == of_header
     grades.write_text("q\td1\tgood\nq\td2\t0\n", encoding="utf-8")
-    with pytest.raises(InputError, match="line 1 has 'good' as its number"):
+    with pytest.raises(InputError, match="line 1 has 'good' instead of the number"):
         read_beir(str(folder), "test")
 
 
@@ -182,13 +182,13 @@ def score_directly(folder: Path) -> dict[str, float]:
 OTHER_TEXT, NO_IDS, NO_TEXT = {"_id": "d2", "text": "bird"}, {"text": "cat"}, {"_id": "d3", "text": None}
 # (documents, queries, grades, what the error says)
 BAD = [
-    ([*CORPUS, OTHER_TEXT], QUERIES, QRELS, "each _id must be of one text; line 3 of"),
-    (CORPUS, [*QUERIES, QUERIES[0] | {"text": "x"}], QRELS, "queries.jsonl repeats '7'."),
-    (CORPUS, QUERIES, [("q", "d9", "1")], "test.tsv must grade documents of corpus.jsonl; it has none of them."),
+    ([*CORPUS, OTHER_TEXT], QUERIES, QRELS, "texts with the same _id must be equal; line 3 of"),
+    (CORPUS, [*QUERIES, QUERIES[0] | {"text": "x"}], QRELS, "queries.jsonl repeats '7' with another text."),
+    (CORPUS, QUERIES, [("q", "d9", "1")], "test.tsv must grade documents of corpus.jsonl; it grades none of them."),
     (CORPUS, QUERIES, [("x", "d1", "1")], "line 2 has the query 'x', which queries.jsonl lacks."),
-    (CORPUS, QUERIES, [*QRELS, ("q", "d1", "1")], "one for each pair; line 4 repeats 'q' with 'd1'."),
-    (CORPUS, QUERIES, [("q", "d1", "good")], "a whole number; line 2 has 'good' as its number."),
-    (CORPUS, QUERIES, [("q", "d1", "0.5")], "a whole number; line 2 has '0.5' as its number. A grade is 0, 1, 2 and"),
+    (CORPUS, QUERIES, [*QRELS, ("q", "d1", "1")], "each pair once; line 4 repeats 'q' with 'd1'."),
+    (CORPUS, QUERIES, [("q", "d1", "good")], "a whole number; line 2 has 'good' instead of the number."),
+    (CORPUS, QUERIES, [("q", "d1", "0.5")], "line 2 has '0.5' instead of the number. Grades are whole numbers"),
     (CORPUS, QUERIES, [("q", "d1")], "line 2 has 2 columns."),
     ([], QUERIES, QRELS, "must be a folder with texts in corpus.jsonl"),
     ([*CORPUS, NO_TEXT], QUERIES, QRELS, "text must be text; line 3 of"),
@@ -215,7 +215,7 @@ def test_a_part_without_grades_is_refused(tmp_path):
 
 def test_grades_of_the_test_do_not_choose_a_checkpoint(tmp_path):
     folder = write_beir(tmp_path / "data", CORPUS, QUERIES, QRELS)
-    with pytest.raises(InputError, match=r"has no qrels/dev\.tsv\. The grades of the test .*: use --test-file"):
+    with pytest.raises(InputError, match=r"has no qrels/dev\.tsv\. The test split must not .* with --test-file"):
         read_beir(str(folder), "validation")
     (folder / "qrels" / "test.tsv").rename(folder / "qrels" / "validation.tsv")
     assert read_beir(str(folder), "validation").relevant == [{1: 2.0, 0: 0.0}]

@@ -8,7 +8,7 @@ import pytest
 
 from finetuning.config.settings import ChoiceData
 from finetuning.data.examples import Table
-from finetuning.tasks.choice import Choices, check_number, columns_of, encode_labels, names_of, read_choices
+from finetuning.tasks.choice import Choices, check_num_choices, columns_of, encode_labels, names_of, read_choices
 from mlm_common.errors import InputError
 
 SWAG = {
@@ -58,10 +58,10 @@ def test_columns_become_choices(table, settings, context, choices, names, label)
     ("table", "message"),
     [
         (OTHER, "t must have the columns of SWAG, RACE or COPA, or of --context-column-name and --choice-column-names"),
-        (RACE | {"options": [["a"]]}, "must hold lists of two or more texts, all of one length; row 1 has"),
+        (RACE | {"options": [["a"]]}, "must hold lists of two or more texts, the same number in each row; row 1 has"),
         (RACE | {"options": ["abc"]}, "must hold lists of two or more texts"),
         (RACE | {"options": [["a", 1]]}, "must hold lists of two or more texts"),
-        (RACE | {"answer": ["D"]}, "Each label must be one of 0, 1, 2; row 1 of t has 'D'. Number choices from 0"),
+        (RACE | {"answer": ["D"]}, "Each label must be one of 0, 1, 2; row 1 of t has 'D'. In all rows, either"),
         (RACE | {"answer": [None]}, "Each label must be one of 0, 1, 2; row 1 of t has None"),
         (RACE | {"article": [None]}, "Column article of t must hold text; row 1 has None"),
         ({**SWAG, "label": ["4"]}, "Each label must be one of 0, 1, 2, 3; row 1 of t has '4'"),
@@ -108,12 +108,12 @@ def test_a_zero_in_validation_shows_that_few_choices_are_numbered_from_zero():
 
 def test_rows_have_one_number_of_choices():
     rows = {name: values * 2 for name, values in RACE.items()}
-    with pytest.raises(InputError, match="all of one length; row 2 has"):
+    with pytest.raises(InputError, match="the same number in each row; row 2 has"):
         read(rows | {"options": [["a", "b", "c"], ["a", "b"]]})
     choices, names = read(rows)
-    check_number(choices, 3)
-    with pytest.raises(InputError, match="Rows must have 4 choices, as in training; those of t have 3"):
-        check_number(choices, 4)
+    check_num_choices(choices, 3)
+    with pytest.raises(InputError, match="Rows must have 4 choices, as in training; rows of t have 3"):
+        check_num_choices(choices, 4)
     assert names == ("A", "B", "C")
 
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from finetuning.data.labels import Labels
-from finetuning.loop.task import Part
+from finetuning.loop.task import Split
 from finetuning.tasks.classification import TextClassification
 
 PAD = 1
@@ -20,7 +20,7 @@ LOGITS = np.array([[1.0, -1.0], [0.5, 2.0], [9.0, 9.0]], np.float32)
 def make_task(problem_type: str, references: list, metrics: tuple[str, ...], num_labels: int = 2) -> TextClassification:
     labels = Labels(problem_type, tuple("abc"[:num_labels]))  # type: ignore[arg-type]
     task = TextClassification(labels, metrics, pad_token_id=PAD, token_types=False)
-    task.evaluated = Part(None, np.array(references))  # type: ignore[arg-type]
+    task.evaluated = Split(None, np.array(references))  # type: ignore[arg-type]
     return task
 
 
@@ -86,6 +86,6 @@ def test_what_is_printed():
 def test_only_rows_with_a_label_are_scored():
     """The loss, which the step computes over all rows, is left out."""
     task = make_task("single_label_classification", [1, 1], ("accuracy",))
-    task.evaluated = Part(None, np.array([1, 1]), is_labelled=np.array([True, False]))  # type: ignore[arg-type]
+    task.evaluated = Split(None, np.array([1, 1]), is_labelled=np.array([True, False]))  # type: ignore[arg-type]
     figures = task.figures(sums_of(task, LOGITS, [0, 0, 0], np.int32))
     assert figures == {"accuracy": 1.0, "num_rows": 1, "is_degenerate": 0}

@@ -83,8 +83,8 @@ def test_entities_that_are_written_another_way_get_a_hint(names):
     assert metrics_of(names) == ("accuracy",)
     hint = hint_of(names)
     assert hint is not None
-    assert f"Tags such as {names[names[0] == 'O']} look like those of entities" in hint
-    assert "Rewrite them as B-PER, I-PER and O" in hint
+    assert f"Tags such as {names[names[0] == 'O']} look like tags of entities" in hint
+    assert "rewrite them as B-PER, I-PER and O" in hint
 
 
 @pytest.mark.parametrize("names", [("O", "B-PER", "I-PER"), ("NOUN", "E-MAIL", "VERB"), ("NN", "NN_S", "ADJ")])

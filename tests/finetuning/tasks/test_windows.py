@@ -32,7 +32,7 @@ def texts_of(windows: Windows) -> dict[str, set[str]]:
     """Collect the answers in the windows of each question."""
     found: dict[str, set[str]] = {one.id: set() for one in windows.questions}
     for row, question in enumerate(windows.question):
-        start, end = windows.rows.of_rows[START][row], windows.rows.of_rows[END][row]
+        start, end = windows.rows.row_values[START][row], windows.rows.row_values[END][row]
         if end:
             first = windows.rows.starts[row]
             one = windows.questions[question]
@@ -46,7 +46,7 @@ def test_answers_come_back(kind):
     windows = make_windows(TOKENIZER, QUESTIONS, replace(DATA, doc_stride_is=kind), token_types=True)
     assert texts_of(windows) == {"a": {"42nd name"}, "b": {"list"}, "c": set()}
     assert windows.rows.lengths.max() == 30
-    types = windows.rows.of_tokens["token_type_ids"]
+    types = windows.rows.token_values["token_type_ids"]
     assert ((windows.begins != OUTSIDE) <= (types == 1)).all()
     rows = np.repeat(windows.question, windows.rows.lengths)
     spans = sorted((begin, end) for row, begin, end in zip(rows, windows.begins, windows.ends, strict=True) if not row)
@@ -65,7 +65,7 @@ def test_windows_are_those_of_transformers():
         stride=5,
         return_overflowing_tokens=True,
     )
-    assert windows.rows.of_tokens["input_ids"].tolist() == [one for row in encoded["input_ids"] for one in row]
+    assert windows.rows.token_values["input_ids"].tolist() == [one for row in encoded["input_ids"] for one in row]
     assert windows.question.tolist() == encoded["overflow_to_sample_mapping"]
 
 
@@ -116,7 +116,7 @@ def test_a_test_part_has_no_answers(tmp_path):
         (squad(is_impossible="no"), "is_impossible must be true or false"),
         (squad(answers=[{"text": "lost", "answer_start": 2}]), "must be in the paragraph at its answer_start"),
         ({"data": []}, "must name a file with questions"),
-        ({"rows": []}, "must be of SQuAD's form"),
+        ({"rows": []}, "must be in SQuAD's format, with data"),
     ],
 )
 def test_what_are_no_questions(tmp_path, content, message):
@@ -163,7 +163,7 @@ def test_a_tokenizer_that_pads():
     padding.backend_tokenizer.enable_padding(length=64)
     expected = make_windows(TOKENIZER, QUESTIONS, DATA, token_types=False)
     found = make_windows(padding, QUESTIONS, DATA, token_types=False)
-    assert found.rows.of_tokens["input_ids"].tolist() == expected.rows.of_tokens["input_ids"].tolist()
+    assert found.rows.token_values["input_ids"].tolist() == expected.rows.token_values["input_ids"].tolist()
     assert padding.backend_tokenizer.padding is not None
 
 
