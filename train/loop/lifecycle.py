@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import huggingface_hub
 
-from mlm_common.hub.push import check_hub_access
+from mlm_common.hub.push import HubPushError, check_hub_access
 from mlm_common.hub.retries import HubAwayError
 from train.config.settings import HubConfig, RunSettings, TrainingConfig, saved_on_tpus
 from train.data.shards import TrainingInputs, check_phases, open_inputs
-from train.loop.report import print_plan, print_start, show_first_rows
+from train.loop.report import describe_exported, print_plan, print_result, print_start, show_first_rows
 from train.loop.run import Phase, Run
 from train.model.config import check_reference_layers, resolve_model_config
 from train.publishing.model_card import check_card
@@ -31,7 +31,7 @@ from train.runtime.machines import Cluster, check_tpu_devices, check_tpu_use, re
 from train.runtime.pjrt_settings import show_tpu
 from train.runtime.plan import naming_phase, phases_of
 from train.runtime.preemption import StopRequest, listening
-from train.runtime.run_folder import RunFolder
+from train.runtime.run_folder import LOSS_CURVE_NAME, RunFolder
 from train.runtime.runtime_choice import choose_runtime, connect, let_tensorflow_free_memory
 from train.tasks.pair_pretraining import task_of
 
@@ -146,11 +146,37 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
                     figures = fit(trainer, stop, pushing)
             step, figures = job.finish(trainer, figures, stop)
         if publisher is not None:
-            trainer.publish(publisher, figures, step)
+            publish(trainer, publisher, figures, step)
             if at_words is not None:
                 with supervisor.keep_reporting("publish", step):
                     at_words.make(trainer.plan.num_steps)  # retry exports that failed during training
         end_together(runtime, run.folder)
+
+
+def publish(trainer: "Trainer", publisher: Publisher, figures: Figures, step: int) -> None:
+    """Export the model of `step`, push it if a repository is named, and print the evaluation and where the files are.
+
+    Raises:
+        HubPushError: the push failed. The export is complete nevertheless.
+    """
+    from train.publishing.pytorch_format import take_snapshot
+
+    run, phase = trainer.run, trainer.phase
+    supervisor.report("export", trainer.plan.num_steps)
+    with trainer.runtime.on_host(trainer.model.network.variables):
+        last = take_snapshot(trainer.model.network, step, trainer.log.lines)
+    where = {
+        **describe_exported(trainer, step),
+        "model": run.folder.export.path,
+        "plot of the loss": run.folder.files.path_of(LOSS_CURVE_NAME),
+    }
+    try:
+        with supervisor.keep_reporting("publish", step):
+            publisher.publish(last, f"{phase.task.card.training_verb.capitalize()} for {step:,} steps")
+    except HubPushError:
+        print_result(phase, figures, where)
+        raise
+    print_result(phase, figures, where)
 
 
 def exports_at_words(run: Run, trainer: "Trainer") -> "ExportsAtWords | None":

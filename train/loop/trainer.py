@@ -11,22 +11,18 @@ import tensorflow as tf
 import tf_keras
 
 from mlm_common.cli.command_line import commit
-from mlm_common.hub.push import HubPushError
 from mlm_common.tokenizer import special_ids, vocabulary_size
 from train.checkpoints.manager import Checkpoints, TrainingState
 from train.checkpoints.resume import ResumePoint, check_checkpoint, installed_versions, resume_point
 from train.checkpoints.store import Arrays, CheckpointRecord, rank
-from train.loop.report import describe_exported, print_result
 from train.loop.run import Run, describe_hardware, describe_run, device_kind
 from train.metrics.log import VALIDATION, MetricsLog
 from train.metrics.run_curves import RunCurves, draw_run
 from train.model.computation import Computation, choose_computation, full_speed_step_seconds
-from train.publishing.publisher import Publisher
-from train.publishing.pytorch_format import take_snapshot
 from train.runtime import supervisor
 from train.runtime.plan import phase_index, schedule_steps
 from train.runtime.preemption import StopRequest
-from train.runtime.run_folder import EARLIER_SCHEDULES, LOSS_CURVE_NAME
+from train.runtime.run_folder import EARLIER_SCHEDULES
 from train.runtime.runtime import Runtime, wait_for_workers
 from train.runtime.strategy import check_agreement
 from train.step.evaluation import build_adder
@@ -39,7 +35,7 @@ logger = logging.getLogger(__name__)
 class Trainer:
     """The compiled model of a phase, with its plan, log and checkpoints.
 
-    Use it in this order: `restore`, then `train.loop.fitting.fit`, then `publish`.
+    Use it in this order: `restore`, `train.loop.fitting.fit`, `train.loop.lifecycle.publish`.
 
     Args:
         run: the run.
@@ -272,28 +268,6 @@ class Trainer:
             key=lambda line: (rank(self.phase.task.score(line), line["loss"]), -line["step"]),
             default=None,
         )
-
-    def publish(self, publisher: Publisher, figures: dict[str, float] | None, step: int | None = None) -> None:
-        """Export the model, push it if a repository is named, and print the evaluation and where the files are.
-
-        Raises:
-            HubPushError: the push failed. The export is complete nevertheless.
-        """
-        supervisor.report("export", self.plan.num_steps)
-        with self.runtime.on_host(self.model.network.variables):
-            last = take_snapshot(self.model.network, step or self.plan.num_steps, self.log.lines)
-        where = {
-            **describe_exported(self, last.step),
-            "model": self.run.folder.export.path,
-            "plot of the loss": self.run.folder.files.path_of(LOSS_CURVE_NAME),
-        }
-        try:
-            with supervisor.keep_reporting("publish", last.step):
-                publisher.publish(last, f"{self.phase.task.card.training_verb.capitalize()} for {last.step:,} steps")
-        except HubPushError:
-            print_result(self.phase, figures, where)
-            raise
-        print_result(self.phase, figures, where)
 
     def batches_from(self, start: ResumePoint) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
         return self.run.batches_from(self.phase, self.plan, start)
