@@ -21,7 +21,7 @@ from tests.fixtures.tiny_classification import LABELS
 
 
 @pytest.fixture
-def prediction_outputs(run: Run) -> Callable[..., str]:
+def predicted(run: Run) -> Callable[..., str]:
     """Return what the command prints."""
 
     def call(*flags: object) -> str:
@@ -105,12 +105,12 @@ REFUSED = [
     ("classified", ["--file", "{}/text.tsv"], "--file: there is no file {}/text.tsv; did you mean {}/texts.tsv?"),
     ("answered", ["--text", "a"], "needs --question, or --file"),
     ("chosen", ["--text", "a"], "--choices must be two or more texts to choose from"),
-    ("chosen", ["--text", "a", "b", "--choices", "c", "d"], "--choices needs one --text"),
+    ("chosen", ["--text", "a", "b", "--choices", "c", "d"], "--choices needs exactly one --text"),
     ("classified", ["--text", "a", "--choices", "b", "c"], "ForSequenceClassification, which takes no --choices"),
     ("embedded", ["--text", "a"], "embeds texts. Use finetuning/search.py, or SentenceTransformer."),
     ("start", ["--text", "a"], "is a masked language model"),
     ("unfinished", ["--text", "a"], "has no export yet. Let the run finish"),
-    ("nowhere", ["--text", "a"], "There is no folder"),
+    ("nowhere", ["--text", "a"], "there is no folder"),
 ]
 
 
