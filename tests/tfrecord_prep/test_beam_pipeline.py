@@ -107,7 +107,7 @@ def test_few_documents_go_with_the_pipeline(tmp_path):
 def test_a_failure_that_is_no_bad_input_says_how_to_resume(tmp_path):
     work = split_work(tmp_path, chunking="none such")
     options = check_beam(in_memory_config(tmp_path), open_corpus(work.corpus))
-    with pytest.raises(RunFailedError, match=r"none such.* run the same command again"):
+    with pytest.raises(RunFailedError, match=r"none such.* Run the same command again"):
         list(work_with_beam(work, [NumberedPartition(0, "a", ["5 6"])], options))
 
 
@@ -115,7 +115,7 @@ def test_a_failure_that_is_no_bad_input_says_how_to_resume(tmp_path):
 @pytest.mark.parametrize(
     ("runner", "beam_options", "message"),
     [
-        ("DirectRunner", "--direct_num_workerz=3", "unknown: direct_num_workerz"),
+        ("DirectRunner", "--direct_num_workerz=3", "does not know: direct_num_workerz"),
         ("DataflowRunner", "--project=p", "needs --region, --temp_location"),
         ("DataflowRunner", GOOGLE.replace("my-project", "My_Project"), "Invalid Project ID"),
         ("DataflowRunner", GOOGLE, "read gs:// files only.*docs.jsonl"),

@@ -69,7 +69,7 @@ def test_a_corpus_is_known_by_content_not_by_place(files, tmp_path, monkeypatch)
     Path("b.txt").write_text("TEXT of b\n" * 10, encoding="utf-8")
     changes = describe_changes(before, record_of("?.txt"))
     assert f"corpus.data_files[1] is {files[1]} (100 bytes, sha256 " in changes
-    assert f" there, {tmp_path}/moved/b.txt (100 bytes, sha256 " in changes
+    assert f" there, but {tmp_path}/moved/b.txt (100 bytes, sha256 " in changes
 
 
 def test_an_object_uploaded_again_is_the_same_corpus(cloud):

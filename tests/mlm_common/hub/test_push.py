@@ -48,8 +48,8 @@ def push(files: dict[str, bytes] = FILES, repository=REPOSITORY, title: str = "t
     [
         ("", REPO, "needs a Hub token; none was found. Log in with `hf auth login`"),
         ("hf_unknown", REPO, "rejected this one"),
-        (HubHandle.read_token, REPO, "role is 'read'"),
-        (HubHandle.fine_grained_token, REPO, "role is 'fineGrained'"),
+        (HubHandle.read_token, REPO, "the role 'read'"),
+        (HubHandle.fine_grained_token, REPO, "the role 'fineGrained'"),
         (HubHandle.fine_grained_token, "alice/allowed", ""),
         (HubHandle.write_token, REPO, ""),
         (HubHandle.write_token, "lab/model", ""),

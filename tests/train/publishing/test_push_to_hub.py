@@ -84,7 +84,7 @@ def test_a_repository_of_others_is_refused_before_the_run(branch, hub_here, shar
 @pytest.mark.parametrize(
     ("flags", "token", "message"),
     [
-        ((), HubHandle.read_token, "role is 'read'"),
+        ((), HubHandle.read_token, "the role 'read'"),
         (("--hub-license", "my-own"), HubHandle.write_token, "The Hub rejects the metadata of the card"),
         (("--hub-language", "english"), HubHandle.write_token, "The Hub rejects the metadata of the card"),
         (("--hub-revision", "a branch"), HubHandle.write_token, "--hub-revision must be a name"),
