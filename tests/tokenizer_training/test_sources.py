@@ -90,7 +90,10 @@ def test_weights_and_record(sources, tmp_path, run):
     assert "trained with other settings: source_weights.large is 1.0 there" in refused.error
     other = tmp_path / "other.yaml"
     other.write_text(json.dumps({"large": settings["large"]}), encoding="utf-8")
-    assert "the sources are large, small there, large are asked" in run(main, *arguments(other, tmp_path / "out")).error
+    assert (
+        "the sources are large, small there, but large are requested"
+        in run(main, *arguments(other, tmp_path / "out")).error
+    )
     single = ["--data-files", sources.with_name("large.txt"), "--vocab-size", 900, "--output-dir", tmp_path / "out"]
     assert "the sources are large, small there, but none are requested" in run(main, *single).error
     both = run(main, *arguments(weighted, tmp_path / "new"), "--sampling-alpha", 0.5)

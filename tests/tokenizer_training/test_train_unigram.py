@@ -199,7 +199,7 @@ def test_tokenizer_of_other_settings_is_not_replaced(trained_folder, corpus_file
     shutil.copytree(trained_folder, folder)
     other = arguments(corpus_file, folder, "--character-coverage", "0.99", "--seed", "3", "--lowercase")
     refused = run(main, *other).refusal
-    for setting in ("corpus.settings.seed is 0 there, 3", "normalization.lowercase is False there, True"):
+    for setting in ("corpus.settings.seed is 0 there, but 3", "normalization.lowercase is False there, but True"):
         assert f"{setting} is requested" in refused
     assert "--overwrite" in refused
     assert contents(folder) == contents(trained_folder)
