@@ -36,7 +36,7 @@ def corpus_file(tmp_path: Path) -> Path:
         ("--output-dir OUT --data-files CORPUS --hub-revision b", "--hub-revision needs --push-to-hub; received b"),
         (
             "--output-dir OUT --data-files CORPUS --sample-by document --validation-percent 1 --vocab-size 300",
-            "`validation` has none, because --validation-percent 1 drew none of 1 documents. Raise --validation-percent, or",
+            "`validation` has none, because --validation-percent 1 drew none of 1 documents. Raise --validation",
         ),
         ("--output-dir CORPUS/below --data-files CORPUS", "must be writable; CORPUS"),
     ],
