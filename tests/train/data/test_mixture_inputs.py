@@ -140,4 +140,4 @@ def test_many_passes_are_warned_of(mixture_shards, caplog):
     assert "weight 50.000%" in text
     assert not caplog.records
     inputs.describe_sources(0, 9 * inputs.num_rows)
-    assert [record.getMessage().split(" through ")[1].split(",")[0] for record in caplog.records] == ["small"]
+    assert [record.getMessage().split()[3] for record in caplog.records] == ["small"]
