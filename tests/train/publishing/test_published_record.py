@@ -180,7 +180,7 @@ def test_a_published_corpus_keeps_its_identity():
     others = (files, folder, record("a", data_files=["a"], sample_by="paragraph"))
     parts = [Part(published_corpus(record_of_split(one, "train")), "train") for one in others]
     assert describe_shared_text(*parts[:2]) == ""
-    assert "made of (redacted) (5 bytes, sha256 a)" in describe_shared_text(parts[0], parts[2])
+    assert "made from (redacted) (5 bytes, sha256 a)" in describe_shared_text(parts[0], parts[2])
 
 
 def test_a_redacted_fingerprint_is_still_compared():
