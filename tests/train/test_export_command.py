@@ -100,7 +100,7 @@ def test_a_checkpoint_of_the_hub_is_exported(finished_run, shards, tmp_path, run
     shutil.copytree(finished_run, tmp_path / "run")
     record = published_run(read_json(finished_run / "run.json"))
     (tmp_path / "run" / "run.json").write_text(json.dumps(record), encoding="utf-8")
-    assert "--tokenizer is required: the run.json in" in run(main, tmp_path / "run", tmp_path / "out").refusal
+    assert "--tokenizer is required, because the run.json in" in run(main, tmp_path / "run", tmp_path / "out").refusal
     assert run(main, tmp_path / "run", tmp_path / "out", "--tokenizer", shards / "train" / "tokenizer").status == 0
     assert contents(tmp_path / "out") == contents(finished_run / "export")
 
@@ -121,7 +121,7 @@ def test_the_mean_of_checkpoints_is_evaluated_and_exported(finished_run, tmp_pat
         of_both = [one[name].astype(np.float64) for one in figures[1:]]
         np.testing.assert_array_equal(mean, np.mean(of_both, axis=0).astype(mean.dtype))
     card = (tmp_path / "mean" / "README.md").read_text(encoding="utf-8")
-    assert "the mean of those after the steps 3, 6" in card
+    assert "the average of the checkpoints of steps 3, 6" in card
     assert found[1] in card
     assert _evaluate(saved[1], saved[1].snapshot.arrays)["loss"] == pytest.approx(logged, abs=1e-6)
 
