@@ -226,4 +226,4 @@ def test_a_worker_that_does_not_see_the_checkpoints_is_an_error(start, of_worker
     for status, _, errors in finish(start(chiefs, others)):
         assert status == 2
         assert "--output-dir must be a folder that all workers share" in errors
-        assert "newest step; here" in errors
+        assert "newest step. On" in errors

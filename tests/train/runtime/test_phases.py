@@ -224,7 +224,7 @@ def test_a_checkpoint_is_of_phases_that_stayed_as_they_were(tmp_path):
     check_checkpoint(record, planned(10, 8, 99)[1])
     with pytest.raises(InputError, match=r"phase 1 ended after step 10 .* and now would end after step 11"):
         check_checkpoint(record, planned(11, 10, 10)[1])
-    with pytest.raises(InputError, match=r"ends after step 14, .* of step 15.* Raise .* of phase 2"):
+    with pytest.raises(InputError, match=r"would end after step 14, .* of step 15.* Raise .* of phase 2"):
         check_checkpoint(record, planned(10, 4, 10)[1])
 
 
