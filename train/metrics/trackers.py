@@ -102,8 +102,13 @@ def open_trackio(run_id: str | None, run_name: str, settings: dict[str, Any]) ->
     return OpenRun(run_id, None, lambda metrics, step, _: run.log(metrics, step), lambda _: run.finish())
 
 
-# Modules of each tracker, including those that it imports only on first use.
-MODULES = {"wandb": ("wandb", "wandb.apis.public"), "mlflow": ("mlflow",), "trackio": ("trackio",)}
+# Modules of each tracker, including those that it imports only on first use. Trackio looks into matplotlib's, and skips a
+# metric while another thread imports it to draw the loss.
+MODULES = {
+    "wandb": ("wandb", "wandb.apis.public"),
+    "mlflow": ("mlflow",),
+    "trackio": ("trackio", "matplotlib.figure"),
+}
 OPENERS = {"wandb": open_wandb, "mlflow": open_mlflow, "trackio": open_trackio}
 
 
