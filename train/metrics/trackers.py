@@ -102,8 +102,8 @@ def open_trackio(run_id: str | None, run_name: str, settings: dict[str, Any]) ->
     return OpenRun(run_id, None, lambda metrics, step, _: run.log(metrics, step), lambda _: run.finish())
 
 
-# Modules of each tracker, including those that it imports only on first use. Trackio looks into matplotlib's, and skips a
-# metric while another thread imports it to draw the loss.
+# Modules of each tracker, including those that it imports only on first use. Trackio uses matplotlib if it is imported,
+# and skips a metric while another thread is importing it to draw the loss.
 MODULES = {
     "wandb": ("wandb", "wandb.apis.public"),
     "mlflow": ("mlflow",),
