@@ -4,8 +4,9 @@
     python benchmarks/train_step_tpu.py --find-batch-size      # hours: several compilations more of each
 
 RoBERTa-base, a batch of 16 rows of 512 tokens on each of 8 replicas, a vocabulary of 32,000. All steps of a run are
-lowered and compiled again; a step takes minutes. Needs the extra `preflight`, or --compiler-python. Cycles do not
-include the sum over replicas, nor operations that the compiler has no estimate for.
+lowered and compiled again; a step takes minutes. Needs the extra `preflight`, or --compiler-python. The tutorial's
+steps also need the extra `legacy`. Cycles do not include the sum over replicas, nor operations that the compiler has no
+estimate for.
 """
 
 import argparse

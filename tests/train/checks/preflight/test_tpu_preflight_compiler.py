@@ -87,14 +87,10 @@ def test_a_newer_compiler_by_its_interpreter(tmp_path_factory, capsys):
 
 def test_the_benchmark_prints_its_tables(python):
     sizes = ["--num-layers=1", "--rows=8", "--length=64", "--vocab-size=1000"]
-    contenders = ["--topologies", "v5e-8", "--contenders", "tutorial-bf16", "ours"]
+    contenders = ["--topologies", "v5e-8", "--contenders", "ours", "ours-no-dropout"]
     printed = printed_by(python, "benchmarks/train_step_tpu.py", *sizes, *contenders)
-    # Steps so small may need no temporaries; then there is no ratio of them.
-    for line in (
-        r"^tutorial-bf16( +[\d.]+){2} +1\.000( +[\d.]+){2}( +1\.000)?( +[\d.]+){2}$",
-        r"^ours( +[\d.]+){7,8}$",
-        r"^attention +[\d.]+ +[\d.]+$",
-    ):
+    # The tutorial's steps, with which the others are compared, need transformers 4.
+    for line in (r"^ours( +[\d.]+){6}$", r"^ours-no-dropout( +[\d.]+){6}$", r"^attention +[\d.]+ +[\d.]+$"):
         assert re.search(line, printed, re.M), printed
 
 
