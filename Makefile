@@ -16,9 +16,10 @@ PYTHON_TESTS ?= tests/documents/test_imports.py tests/documents/test_flags.py te
 	tests/train/runtime/test_jax_runtime.py::test_a_function_may_capture_tensors_and_return_any_structure
 PYTHON_ENVIRONMENT = build/$(notdir $(PYTHON))
 # What `make test-legacy` runs, in an environment of its own: what needs TensorFlow classes, and what differs there.
-LEGACY_TESTS ?= tests/train/model tests/train/tasks/test_gathered_head.py tests/train/test_export_command.py \
-	tests/train/test_pair_objectives.py::test_an_albert_continues_with_the_order_of_sentences \
-	tests/train/publishing/test_pytorch_format.py tests/mlm_common/test_tokenizer.py
+LEGACY_TESTS ?= $(addprefix tests/train/model/test_,$(addsuffix .py,architectures configurations encoder from_pretrained \
+	legacy parameters weight_files weight_names)) tests/train/tasks/test_gathered_head.py \
+	tests/train/test_export_command.py tests/train/publishing/test_pytorch_format.py tests/mlm_common/test_tokenizer.py \
+	tests/train/test_pair_objectives.py::test_an_albert_continues_with_the_order_of_sentences
 # What `make test-newest` takes the newest of: all that pyproject.toml gives an upper bound.
 NEWEST = datasets google-cloud-storage huggingface-hub tensorboard tensorflow tf-keras tokenizers transformers
 
