@@ -208,6 +208,23 @@ def test_tests_that_the_documentation_names_exist():
         assert not test or f"def {test}(" in (PROJECT / path).read_text(encoding="utf-8"), f"{path}::{test}"
 
 
+def test_each_silent_fault_names_a_test_and_says_which_are_slow():
+    """That the tests exist is checked above."""
+    page = (PROJECT / "docs/design/silent_faults.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if re.match(r"\| (?!what went|---)", line)]
+    assert len(rows) > 20
+    for fault, _, tests in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`( \(slow\))?", tests)
+        assert len(named) == tests.count("::") > 0, fault
+        for path, name, slow in named:
+            text = (PROJECT / path).read_text(encoding="utf-8")
+            (decorators,) = re.findall(rf"((?:^@.*\n)*)def {name}\(", text, flags=re.M)
+            is_slow = "@pytest.mark.slow" in decorators or bool(
+                re.search(r"^pytestmark = .*mark\.slow", text, flags=re.M)
+            )
+            assert bool(slow) == is_slow, f"{path}::{name}"
+
+
 @pytest.mark.slow
 def test_the_site_builds(tmp_path, tmp_path_factory):
     """Strictly, in an environment with the extra `docs`; no page loads anything from another server."""

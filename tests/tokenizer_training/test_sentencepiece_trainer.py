@@ -70,6 +70,13 @@ def test_counts_decide(tmp_path):
         assert [piece for piece, _ in table.train(8) if len(piece) > 1] == [frequent]
 
 
+def test_counts_beyond_32_bits_decide(tmp_path):
+    """Counts that wrap to 1 in 32 bits would lose to 1000."""
+    letters = [(letter, 1) for letter in "▁abcdef"]
+    table = Table(tmp_path, [("▁abc", 2**32 + 1), ("▁def", 1000), *letters])
+    assert [piece for piece, _ in table.train(8) if len(piece) > 1] == ["▁abc"]
+
+
 def test_reserved_strings_do_not_become_pieces(tmp_path):
     table = Table(tmp_path, [("▁word", 50), ("sword", 50), ("▁words", 20), *((letter, 1) for letter in "▁words")])
     assert "▁word" in dict(table.train(7))
