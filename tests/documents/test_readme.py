@@ -1,4 +1,4 @@
-"""What README tells a reader to run: in the environment that it names, with the files that it names."""
+"""What the pages tell a newcomer to run: in the environment that they name, with the files that they name."""
 
 import re
 import shlex
@@ -12,14 +12,14 @@ from tests.fixtures.other_environments import output_of
 from tests.fixtures.results import read_json
 
 PROJECT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/tutorials/german.md")
+FINETUNING = "docs/guides/finetuning.md"
 PYTORCH = "python3 -m venv .venv-torch\n.venv-torch/bin/pip install torch transformers\n"
 
 
-def flags_of(script: str, page: str = "README.md", **replaced: str) -> list[str]:
-    """Find the flags of a page's command that runs a script, some of their values replaced."""
+def flags_of(script: str, page: str, **replaced: str) -> list[str]:
+    """Find the flags of a page's first command that runs a script, some of their values replaced."""
     text = (PROJECT / page).read_text(encoding="utf-8")
-    (command,) = re.findall(rf"^python {script} ((?:.*\\\n)*.*)$", text, flags=re.M)
+    command, *_ = re.findall(rf"^python {script} ((?:.*\\\n)*.*)$", text, flags=re.M)
     flags = shlex.split(command.replace("\\\n", " "))
     for name, value in replaced.items():
         flags[flags.index(f"--{name.replace('_', '-')}") + 1] = value
@@ -28,12 +28,10 @@ def flags_of(script: str, page: str = "README.md", **replaced: str) -> list[str]
 
 @pytest.mark.slow
 def test_the_snippet_opens_the_model_in_the_environment_that_it_names(python, finished_run):
-    """README's and the tutorial's, which are the same; but with a sentence that fits the tiny model's rows."""
-    texts = [(PROJECT / page).read_text(encoding="utf-8") for page in PAGES]
-    snippets = [re.findall(r"```python\n(.*?)```", text, flags=re.S) for text in texts]
-    assert snippets[0] == snippets[1]
-    ((snippet,), *_) = snippets
-    assert all(PYTORCH in text[: text.index(snippet)] for text in texts)
+    """But with a sentence that fits the tiny model's rows."""
+    text = (PROJECT / "docs/tutorials/german.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"```python\n(.*?)```", text, flags=re.S)
+    assert PYTORCH in text[: text.index(snippet)]
     for typed, tiny in (("work/model/export", str(finished_run / "export")), ("Er ging in das ", "the ")):
         assert typed in snippet
         snippet = snippet.replace(typed, tiny)
@@ -44,13 +42,15 @@ def test_the_example_of_classification_runs_as_typed(tiny_start, tmp_path, monke
     """But from a tiny model, in a few steps."""
     monkeypatch.chdir(PROJECT)
     output = str(tmp_path / "reviews")
-    flags = flags_of("finetuning/run_classification.py", init_from=str(tiny_start / "start"), output_dir=output)
+    flags = flags_of(
+        "finetuning/run_classification.py", FINETUNING, init_from=str(tiny_start / "start"), output_dir=output
+    )
     flags[flags.index("--max-seq-length") + 1] = "30"
     flags[flags.index("--num-epochs") + 1] = "1"
     run_on_one_device(run_classification.main, [*flags, "--length-buckets", "30"], eagerly=True)
     assert read_json(Path(output) / "all_results.json")["eval_samples"] == 12
     capsys.readouterr()
-    assert predict.main(flags_of("finetuning/predict.py", model=output)) == 0
+    assert predict.main(flags_of("finetuning/predict.py", FINETUNING, model=output)) == 0
     assert {"positive", "negative", "mixed"} <= set(re.findall(r"[a-z]+", capsys.readouterr().out))
 
 
