@@ -6,7 +6,7 @@ All steps of the normalization are stored in `tokenizer.json`.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from mlm_common.cli.settings import PUBLIC, Bounded, flag
+from mlm_common.cli.settings import Bounded, Public, flag
 from mlm_common.corpus.config import SourcesConfig
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import BYTE_TOKENS, SPECIAL_TOKENS, UNUSED_TOKEN
@@ -135,10 +135,9 @@ class UnigramConfig(Bounded):
         "<unk>. This is the default.",
         off_help="Do not add 256 tokens for bytes. Rare characters become <unk>.",
     )
-    extra_special_tokens: list[str] = flag(
+    extra_special_tokens: Public[list[str]] = flag(
         list,
         "Additional special tokens, such as [ENT]. Their ids start at 5, in the order given.",
-        PUBLIC,
         metavar="TOKEN",
     )
     pad_vocab_to_multiple_of: int | None = flag(

@@ -7,10 +7,11 @@ from typing import Literal
 
 from finetuning.config.optimization import FinetuningOptimization
 from finetuning.config.settings import ExamplesConfig, FinetunedModel, FinetuningConfig
-from mlm_common.cli.settings import PUBLIC, flag, require
+from mlm_common.cli.settings import Public, flag, require
 from mlm_common.errors import InputError
 from mlm_common.storage import is_gcs
-from train.config.learning import BATCH, PER_WORKER, ROUNDING, changeable
+from train.config import Changeable, PerWorker, Rounding
+from train.config.learning import BATCH
 
 # The file with the passages in a folder in BeIR's format.
 CORPUS = "corpus.jsonl"
@@ -20,13 +21,12 @@ CORPUS = "corpus.jsonl"
 class EmbeddingData(ExamplesConfig):
     """Which texts are related, and how they are read."""
 
-    train_file: str | None = changeable(
+    train_file: PerWorker[str | None] = flag(
         None,
         "Training rows of a query, a passage that answers it, and optional hard negatives: .tsv, .csv, .jsonl (or "
         ".json) or .parquet; or questions in SQuAD's format, .json or .json.gz; or a folder in BeIR's format, with "
         "corpus.jsonl, queries.jsonl and qrels/, also compressed as .gz. With --unsupervised: one text per row, or a "
         ".txt file with a text per line, or the paragraphs of SQuAD or BeIR. Local or gs://.",
-        PER_WORKER,
         is_usual=True,
     )
     text_column_names: list[str] = flag(
@@ -46,12 +46,12 @@ class EmbeddingData(ExamplesConfig):
         "dropout.",
         is_usual=True,
     )
-    query_prompt: str = flag("", "Text put before each query, such as 'query: '.", PUBLIC)
-    passage_prompt: str = flag("", "Text put before each passage, such as 'passage: '.", PUBLIC)
-    metric_name: str | None = changeable(
+    query_prompt: Public[str] = flag("", "Text put before each query, such as 'query: '.")
+    passage_prompt: Public[str] = flag("", "Text put before each passage, such as 'passage: '.")
+    metric_name: Changeable[str | None] = flag(
         None, "Metric that decides which checkpoint is best. Default: ndcg_at_10; for scored pairs, spearmanr."
     )
-    baselines: bool = changeable(
+    baselines: Changeable[bool] = flag(
         True,
         "After training, compare the model's search results with those of a random encoder with the same tokenizer, "
         "of tf-idf and of BM25.",
@@ -91,11 +91,10 @@ class EmbeddingModel(FinetunedModel):
 class EmbeddingOptimization(FinetuningOptimization):
     """Batch, loss, length of the run, optimizer, and the learning rate over the run."""
 
-    per_replica_batch_size: int = changeable(
+    per_replica_batch_size: Rounding[int] = flag(
         64,
         "Rows per replica at once. The negatives of a query are the passages of all other rows on all replicas; with "
         "--gradient-accumulation-steps, the passages of the whole step.",
-        ROUNDING,
         alias="per_device_train_batch_size",
         group=BATCH,
         is_usual=True,

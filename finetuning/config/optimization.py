@@ -3,8 +3,9 @@
 import math
 from dataclasses import dataclass
 
-from mlm_common.cli.settings import PUBLIC, flag, require
-from train.config.learning import ADDED, BATCH, ROUNDING, OptimizationConfig, changeable
+from mlm_common.cli.settings import Public, flag, require
+from train.config import Added, Changeable, Rounding
+from train.config.learning import BATCH, OptimizationConfig
 
 # The value of --class-weights that computes the weights from the class frequencies.
 BALANCED = "balanced"
@@ -14,16 +15,15 @@ BALANCED = "balanced"
 class FinetuningOptimization(OptimizationConfig):
     """Batch, length of the run, optimizer, and the learning rate over the run."""
 
-    per_replica_batch_size: int = changeable(
+    per_replica_batch_size: Rounding[int] = flag(
         32,
         "Rows per replica at once. BERT used 32. Lower it if memory runs out.",
-        ROUNDING,
         alias="per_device_train_batch_size",
         group=BATCH,
         is_usual=True,
         at_least=1,
     )
-    num_epochs: int = changeable(
+    num_epochs: Changeable[int] = flag(
         3,
         "Passes over the training examples. BERT used 3.",
         alias="num_train_epochs",
@@ -41,11 +41,10 @@ class FinetuningOptimization(OptimizationConfig):
         0.01, "Decoupled weight decay, not applied to biases and layer norms.", alias="weight_decay", at_least=0
     )
     adam_beta2: float = flag(0.999, "Decay of the second moment. BERT used 0.999.", at_least=0, below=1)
-    layer_lr_decay: float = flag(
+    layer_lr_decay: Added[float] = flag(
         1.0,
         "Layer-wise learning rates: --learning-rate for the head, X times that for the last layer, X² times for the "
         "layer below it, and so on down to the embeddings. ELECTRA used 0.8 and 0.9. 1 turns it off.",
-        ADDED,
         above=0,
         at_most=1,
     )
@@ -55,11 +54,10 @@ class FinetuningOptimization(OptimizationConfig):
 class SmoothedOptimization(FinetuningOptimization):
     """Settings of the optimization for tasks with one right class per row."""
 
-    label_smoothing: float = flag(
+    label_smoothing: Added[float] = flag(
         0.0,
         "Label smoothing: fraction of each label that the training loss divides equally among all classes. The "
         "evaluation loss does not use it.",
-        ADDED,
         at_least=0,
         below=1,
     )
@@ -69,13 +67,11 @@ class SmoothedOptimization(FinetuningOptimization):
 class ClassOptimization(SmoothedOptimization):
     """Settings of the optimization for classification and tagging."""
 
-    class_weights: list[str] = flag(
+    class_weights: Added[Public[list[str]]] = flag(
         list,
         "Weights of the classes in the training loss: balanced, so that rare classes count as much as frequent ones, "
         "or a number for each class, in the order in which --dry-run lists them. The evaluation loss does not use "
         "them.",
-        ADDED,
-        PUBLIC,
         metavar="balanced|X",
     )
 

@@ -9,11 +9,12 @@ from typing import Any, Literal, TypeVar
 
 from finetuning.config.optimization import ClassOptimization, FinetuningOptimization, SmoothedOptimization
 from mlm_common.cli.command_line import parse_arguments
-from mlm_common.cli.settings import PUBLIC, Bounded, flag, flag_of, require
+from mlm_common.cli.settings import Bounded, Public, flag, flag_of, require
 from mlm_common.corpus.csv_rows import parse_delimiter
 from mlm_common.errors import InputError
 from mlm_common.storage import check_file
-from train.config.learning import ADDED, BATCH, CHECKPOINTS, PER_WORKER, ModelConfig, changeable, check_task_flag
+from train.config import Added, Changeable, PerWorker
+from train.config.learning import BATCH, CHECKPOINTS, ModelConfig, check_task_flag
 from train.config.settings import HardwareConfig, HubConfig, RunConfig, RunSettings
 
 # Length in tokens of the shortest default bucket; each further bucket is twice as long. Compiling a program for shorter
@@ -29,9 +30,9 @@ TPU_COMPILER = "TPU compiler"
 KNOWN_CHOICES = "Default: recognized from the columns of SWAG, RACE or COPA."
 
 
-def fixed(value: Any = None, *marks: str) -> Any:
+def fixed(value: Any = None) -> Any:
     """Override a setting of pretraining by a constant. Fine-tuning has no flag for it."""
-    return field(init=False, default=value, metadata={"marks": marks})
+    return field(init=False, default=value)
 
 
 @dataclass(frozen=True)
@@ -40,37 +41,33 @@ class ExamplesConfig(Bounded):
 
     FLAG_GROUP = "Data"
 
-    train_file: str | None = changeable(
+    train_file: PerWorker[str | None] = flag(
         None,
         "Training examples: .tsv, .csv, .jsonl (or .json), .parquet or .conll, local or gs://.",
-        PER_WORKER,
         is_usual=True,
     )
-    validation_file: str | None = changeable(
+    validation_file: PerWorker[str | None] = flag(
         None,
         "Examples for evaluation; they also decide which checkpoint is best. Without them, nothing is evaluated.",
-        PER_WORKER,
         is_usual=True,
     )
-    test_file: str | None = changeable(None, "Examples to predict, with or without labels.", PER_WORKER)
-    dataset_name: str | None = changeable(
+    test_file: PerWorker[str | None] = flag(None, "Examples to predict, with or without labels.")
+    dataset_name: Changeable[Public[str | None]] = flag(
         None,
         "Data set on the Hub, or a local folder of one, instead of files. Its splits train, validation and test are "
         "used.",
-        PUBLIC,
     )
-    dataset_config_name: str | None = changeable(None, "Configuration of the data set.", PUBLIC)
-    dataset_revision: str | None = changeable(None, "Commit or tag of the data set. Default: the newest.", PUBLIC)
-    delimiter: str | None = changeable(
+    dataset_config_name: Changeable[Public[str | None]] = flag(None, "Configuration of the data set.")
+    dataset_revision: Changeable[Public[str | None]] = flag(None, "Commit or tag of the data set. Default: the newest.")
+    delimiter: Changeable[str | None] = flag(
         None,
         "Character between the columns of .csv files: ',', ';', '|' or tab. Default: recognized from the first rows.",
         metavar="TEXT",
     )
-    do_predict: bool = changeable(False, "Predict the test split. With --test-file it is always predicted.")
-    tokenizer_name: str | None = changeable(
+    do_predict: Changeable[bool] = flag(False, "Predict the test split. With --test-file it is always predicted.")
+    tokenizer_name: PerWorker[str | None] = flag(
         None,
         "Folder or Hub id of the tokenizer. Its vocabulary must be the model's. Default: the tokenizer of --init-from.",
-        PER_WORKER,
         metavar="DIR",
     )
     max_seq_length: int = flag(
@@ -89,7 +86,7 @@ class ExamplesConfig(Bounded):
     )
     max_train_samples: int | None = flag(None, "Use only the first N training examples.", at_least=1)
     max_eval_samples: int | None = flag(None, "Use only the first N evaluation examples.", at_least=1)
-    max_predict_samples: int | None = changeable(None, "Predict only the first N test examples.", at_least=1)
+    max_predict_samples: Changeable[int | None] = flag(None, "Predict only the first N test examples.", at_least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,8 +122,8 @@ class ClassificationData(ExamplesConfig):
     task_name: Literal["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli"] | None = flag(
         None, "Task of GLUE, with its columns, labels and metrics, from --glue-dir or the Hub."
     )
-    glue_dir: str | None = changeable(
-        None, "Folder of the GLUE download, local or gs://, with .tsv files in CoLA/, SST-2/ …", PER_WORKER
+    glue_dir: PerWorker[str | None] = flag(
+        None, "Folder of the GLUE download, local or gs://, with .tsv files in CoLA/, SST-2/ …"
     )
     text_column_names: list[str] = flag(
         list, "One or two columns with the text. Default: all but --label-column-name and id, idx or index."
@@ -139,15 +136,14 @@ class ClassificationData(ExamplesConfig):
         "one class. Ambiguous labels are an error.",
     )
     label_separator: str = flag(",", "Text between the labels of a row that has several.", metavar="TEXT")
-    decimal_separator: Literal[".", ","] = flag(".", "Decimal point or comma of numbers.", ADDED)
-    label_lists: Literal["names", "vectors"] | None = flag(
+    decimal_separator: Added[Literal[".", ","]] = flag(".", "Decimal point or comma of numbers.")
+    label_lists: Added[Literal["names", "vectors"] | None] = flag(
         None,
         "How to read labels that are lists of 0 and 1, all of one length: names (each entry is the name of a class) or "
         "vectors (one entry per class). Default: such labels are an error.",
-        ADDED,
     )
-    similar_labels: Literal["merge", "keep"] | None = flag(None, SIMILAR_LABELS, ADDED)
-    metric_name: str | None = changeable(
+    similar_labels: Added[Literal["merge", "keep"] | None] = flag(None, SIMILAR_LABELS)
+    metric_name: Changeable[str | None] = flag(
         None,
         "Metric that decides which checkpoint is best. Default: the first metric of the task; for GLUE, the mean of "
         "its metrics.",
@@ -174,8 +170,8 @@ class TaggingData(ExamplesConfig):
     label_column_name: str = flag(
         "ner_tags", "Column with the tags, a list per row. In a .conll file, ner_tags is the last column."
     )
-    similar_labels: Literal["merge", "keep"] | None = flag(None, SIMILAR_LABELS, ADDED)
-    metric_name: str | None = changeable(
+    similar_labels: Added[Literal["merge", "keep"] | None] = flag(None, SIMILAR_LABELS)
+    metric_name: Changeable[str | None] = flag(
         None, "Metric that decides which checkpoint is best. Default: F1 of entities; without entities, accuracy."
     )
 
@@ -184,11 +180,10 @@ class TaggingData(ExamplesConfig):
 class QuestionData(ExamplesConfig):
     """Which questions about which paragraphs to answer, and how an answer is chosen."""
 
-    train_file: str | None = changeable(
+    train_file: PerWorker[str | None] = flag(
         None,
         "Training questions: .json or .json.gz in SQuAD's format, or a .jsonl or .parquet file with the columns id, "
         "question, context and answers; local or gs://.",
-        PER_WORKER,
         is_usual=True,
     )
     max_seq_length: int = flag(
@@ -211,13 +206,13 @@ class QuestionData(ExamplesConfig):
         "the next, as in Google's BERT.",
         group=BATCH,
     )
-    n_best_size: int = changeable(
+    n_best_size: Changeable[int] = flag(
         20,
         "Number of tokens considered as start, and as end, of an answer. Also the number of answers that are listed.",
         at_least=1,
     )
-    max_answer_length: int = changeable(30, "Maximum number of tokens of an answer. BERT used 30.", at_least=1)
-    null_score_diff_threshold: float = changeable(
+    max_answer_length: Changeable[int] = flag(30, "Maximum number of tokens of an answer. BERT used 30.", at_least=1)
+    null_score_diff_threshold: Changeable[float] = flag(
         0.0,
         'For questions that may have no answer: choose "no answer" if its score exceeds that of the best answer by '
         "more than X.",
@@ -233,15 +228,14 @@ class QuestionData(ExamplesConfig):
 class CustomData(ExamplesConfig):
     """Which custom task to train, and the files that it reads. A task may also find its examples by itself."""
 
-    task: str | None = changeable(
+    task: PerWorker[str | None] = flag(
         None,
         "The class of your task, a subclass of finetuning.tasks.custom.CustomTask, such as "
         "recipes/star_ratings.py:StarRatings. The code of this local file is executed.",
-        PER_WORKER,
         metavar="FILE.py:CLASS",
         is_usual=True,
     )
-    metric_name: str | None = changeable(
+    metric_name: Changeable[str | None] = flag(
         None, "Metric that decides which checkpoint is best. Default: the first metric of the task."
     )
 
@@ -264,7 +258,7 @@ class FinetunedModel(ModelConfig):
     )
     preset: str = fixed("")
     objective: Literal["mlm", "mlm+nsp", "mlm+sop"] = fixed("mlm")
-    grow: bool = fixed(False, ADDED)
+    grow: Added[bool] = fixed(False)
     pretrained_model_config: str | None = fixed()
     position_init: Literal["random", "sinusoidal"] = fixed("random")
     block_attention: bool = fixed(False)
@@ -289,25 +283,25 @@ class FinetuningRun(RunConfig):
 
     phases: str | None = fixed()
     seed: int = flag(42, "Seed of the new head, the order of examples, and dropout.", at_least=0, below=2**31)
-    seeds: list[int] = changeable(
+    seeds: Changeable[list[int]] = flag(
         list,
         "Train once with each of these seeds, such as 1 2 3, in OUTPUT_DIR/seed-…, and print a table that compares "
         "their scores.",
     )
-    load_best_model_at_end: bool = changeable(
+    load_best_model_at_end: Changeable[bool] = flag(
         True,
         "Export, score and predict with the best checkpoint. This is the default. Each new best checkpoint is saved, "
         "regardless of --save-steps.",
         off_help="Export, score and predict with the last checkpoint.",
         group=CHECKPOINTS,
     )
-    topology: str | None = changeable(
+    topology: Changeable[str | None] = flag(
         None,
         "With --dry-run: compile the step on the longest rows for this slice (v3-8, v5e-8 …), without a TPU, and "
         "report whether it fits into memory and how fast it would be.",
         group=TPU_COMPILER,
     )
-    compiler_python: str | None = changeable(
+    compiler_python: Changeable[str | None] = flag(
         None,
         "Python interpreter that has jax and libtpu. Default: the one that runs this command.",
         metavar="FILE",
@@ -392,7 +386,7 @@ class ChoiceData(ExamplesConfig):
         "Column with the right choice, given as its number from 0, its letter, or the name of its column. Default: "
         "label, or answer as in RACE.",
     )
-    metric_name: str | None = changeable(
+    metric_name: Changeable[str | None] = flag(
         None, "Metric that decides which checkpoint is best: accuracy or loss. Default: accuracy."
     )
 

@@ -4,14 +4,12 @@ import dataclasses
 import difflib
 import operator
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from mlm_common.errors import InputError
 
 NUM_DIFFERENCES_SHOWN = 5
-# Marks a setting with text that may be published. Numbers and choices may always be published.
-PUBLIC = "public"
 # The bounds that a number may have, with the words that describe them.
 BOUNDS = {
     "at_least": ("at least", operator.ge),
@@ -20,11 +18,31 @@ BOUNDS = {
     "below": ("below", operator.lt),
 }
 
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A statement about a setting, in the annotation of its field."""
+
+    meaning: str
+
+
+PUBLIC = Mark("Its text may be published. Numbers and choices may always be published.")
+Public = Annotated[Value, PUBLIC]
+
+
+def fields_marked(config_class: type, mark: Mark) -> set[str]:
+    """Return the names of the fields of a dataclass whose annotations have a mark."""
+    types = get_type_hints(config_class, include_extras=True)
+    names = [setting.name for setting in dataclasses.fields(config_class)]
+    return {name for name in names if mark in getattr(types[name], "__metadata__", ())}
+
 
 def flag(
     default: Any,
     help_text: str,
-    *marks: str,
+    *,
     alias: str | None = None,
     group: str | None = None,
     metavar: str | None = None,
@@ -45,7 +63,6 @@ def flag(
     Args:
         default: default of the field; `list` for an empty list.
         help_text: help text of the flag. The default is appended unless the text contains "Default:".
-        marks: words by which other modules select settings.
         alias: another accepted name, used by another program.
         group: group in `--help`; default: the `FLAG_GROUP` of the dataclass.
         metavar: placeholder of the value in `--help`; default: derived from type and name.
@@ -81,7 +98,7 @@ def flag(
         "belongs_to": belongs_to,
         "off_help": off_help and off_help.replace("%", "%%"),  # argparse formats help texts with %
     }
-    metadata: dict[str, Any] = {"help": help_text.replace("%", "%%"), "marks": marks}
+    metadata: dict[str, Any] = {"help": help_text.replace("%", "%%")}
     metadata |= {name: value for name, value in options.items() if value}
     if default is list:
         return field(default_factory=list, hash=False, metadata=metadata)

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mlm_common.cli.settings import PUBLIC, Bounded, flag
+from mlm_common.cli.settings import Bounded, Public, flag
 from mlm_common.corpus.csv_rows import parse_delimiter
 from mlm_common.errors import InputError
 
@@ -35,9 +35,9 @@ class CorpusConfig(Bounded):
         "25 MB of docstrings of Python's standard library and the installed packages.",
         is_usual=True,
     )
-    dataset_config: str | None = flag(None, "Configuration of the Hub data set.", PUBLIC)
-    dataset_revision: str | None = flag(
-        None, "Commit, tag or branch of the Hub data set. The commit is recorded. Default: the main branch.", PUBLIC
+    dataset_config: Public[str | None] = flag(None, "Configuration of the Hub data set.")
+    dataset_revision: Public[str | None] = flag(
+        None, "Commit, tag or branch of the Hub data set. The commit is recorded. Default: the main branch."
     )
     data_files: list[str] = flag(
         list,
@@ -47,11 +47,10 @@ class CorpusConfig(Bounded):
     )
     validation_files: list[str] = flag(list, "Files or globs of the validation split, local or gs://.", is_usual=True)
     test_files: list[str] = flag(list, "Files or globs of the test split, local or gs://.")
-    text_column: str = flag("text", "Column or JSON key with the text.", PUBLIC)
-    delimiter: str | None = flag(
+    text_column: Public[str] = flag("text", "Column or JSON key with the text.")
+    delimiter: Public[str | None] = flag(
         None,
         "Character between the columns of .csv files: ',', ';', '|' or tab. Default: recognized from the first rows.",
-        PUBLIC,
         metavar="TEXT",
     )
     sample_by: SampleBy | None = flag(
@@ -60,11 +59,11 @@ class CorpusConfig(Bounded):
         "lines. document: the whole file. Files of wrapped lines, such as books, need a choice. Default: line.",
         is_usual=True,
     )
-    split: str = flag(
-        "train", "Split of the Hub data set to read. For other corpora, the name of the split to write.", PUBLIC
+    split: Public[str] = flag(
+        "train", "Split of the Hub data set to read. For other corpora, the name of the split to write."
     )
-    validation_split: str | None = flag(None, "Split of the Hub data set to use for validation.", PUBLIC)
-    test_split: str | None = flag(None, "Split of the Hub data set to use for testing.", PUBLIC)
+    validation_split: Public[str | None] = flag(None, "Split of the Hub data set to use for validation.")
+    test_split: Public[str | None] = flag(None, "Split of the Hub data set to use for testing.")
     streaming: bool = flag(
         False, "Stream the Hub data set instead of copying it to disk. Local files are always streamed."
     )

@@ -5,11 +5,11 @@ So paths, buckets, projects and host names do not leave this machine, even if th
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import Field, fields
+from dataclasses import fields
 from hashlib import sha256
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from mlm_common.cli.settings import PUBLIC
+from mlm_common.cli.settings import PUBLIC, fields_marked
 
 REDACTED = "(redacted)"
 
@@ -31,7 +31,10 @@ def redact_settings(settings: Mapping[str, Any], config_classes: Iterable[type])
     public: set[str] = set()
     for config_class in config_classes:
         types = get_type_hints(config_class)
-        public |= {field.name for field in fields(config_class) if _is_public(field, types[field.name], settings)}
+        public |= fields_marked(config_class, PUBLIC)
+        public |= {
+            field.name for field in fields(config_class) if settings.get(field.name) in _choices(types[field.name])
+        }
     return redact_except(settings, public)
 
 
@@ -45,9 +48,6 @@ def is_same(recorded: Any, value: Any) -> bool:
     return recorded == value or recorded == redacted_hash(value)
 
 
-def _is_public(setting: Field[Any], type_: Any, settings: Mapping[str, Any]) -> bool:
-    if PUBLIC in setting.metadata.get("marks", ()):
-        return True
+def _choices(type_: Any) -> list[Any]:
     members = [type_, *get_args(type_)]
-    choices = [choice for member in members if get_origin(member) is Literal for choice in get_args(member)]
-    return settings.get(setting.name) in choices
+    return [choice for member in members if get_origin(member) is Literal for choice in get_args(member)]

@@ -12,7 +12,7 @@ from mlm_common.cli.settings import flag_of
 from mlm_common.errors import InputError
 from mlm_common.hub.redaction import REDACTED
 from train.checkpoints.store import CheckpointRecord, SkippedRows
-from train.config.learning import ADDED, MAY_CHANGE, ROUNDING
+from train.config import ADDED, MAY_CHANGE, ROUNDING
 from train.config.settings import RunSettings, default_of, settings_marked
 from train.data.inputs import Inputs
 from train.runtime.plan import Plan, phase_index, schedule_steps

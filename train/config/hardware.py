@@ -5,7 +5,7 @@ from typing import Literal
 
 from mlm_common.cli.settings import Bounded, flag, require
 from train import multiplies_in_bfloat16
-from train.config.learning import ROUNDING, changeable
+from train.config import Changeable, Rounding
 
 # Steps per call from Python on a TPU, where each call costs the host a millisecond or more.
 TPU_STEPS_PER_EXECUTION = 32
@@ -17,63 +17,58 @@ class HardwareConfig(Bounded):
 
     FLAG_GROUP = "Hardware"
 
-    tpu_name: str | None = changeable(
+    tpu_name: Changeable[str | None] = flag(
         None, "TPU to train on: local on a TPU VM, otherwise its name or grpc:// address.", is_usual=True
     )
-    tpu_zone: str | None = changeable(None, "Zone of a TPU given by name.")
-    gcp_project: str | None = changeable(None, "Google Cloud project of a TPU given by name.")
-    no_tpu: bool = changeable(False, "Do not use a TPU, even if --tpu-name is given.")
-    runtime: Literal["auto", "tensorflow", "jax"] = changeable(
+    tpu_zone: Changeable[str | None] = flag(None, "Zone of a TPU given by name.")
+    gcp_project: Changeable[str | None] = flag(None, "Google Cloud project of a TPU given by name.")
+    no_tpu: Changeable[bool] = flag(False, "Do not use a TPU, even if --tpu-name is given.")
+    runtime: Rounding[Literal["auto", "tensorflow", "jax"]] = flag(
         "auto",
         "Library that executes the training step: TensorFlow, or JAX, which supports TPUs and GPUs that the installed "
         "TensorFlow does not. auto: TensorFlow if it supports the device, else JAX.",
-        ROUNDING,
     )
     bfloat16: bool = flag(
         False,
         "Compute in bfloat16. Weights, optimizer and loss stay in float32. On CPUs with instructions for bfloat16, by "
         "default only matrix products use it, without XLA, which is faster.",
     )
-    pjrt: Literal["auto", "on", "off"] = changeable(
+    pjrt: Changeable[Literal["auto", "on", "off"]] = flag(
         "auto",
         "Whether TensorFlow uses a local TPU as a PJRT device. auto: on TPU v5e and later, if a trial in a separate "
         "process finds the TPU that way. on: also on older TPUs; the trial must succeed. off: never.",
     )
-    jit_compile: bool | None = changeable(
+    jit_compile: Rounding[bool | None] = flag(
         None,
         "Compile the step with XLA. Default: true on TPU and GPU, and with --bfloat16 on CPUs without instructions for "
         "it. A run that resumes on the same hardware keeps what it used before.",
-        ROUNDING,
     )
-    tpu_layers: Literal["auto", "on", "off"] = changeable(
+    tpu_layers: Rounding[Literal["auto", "on", "off"]] = flag(
         "auto",
         "TPU-optimized attention with the same weights and results: about a third fewer cycles for roberta-base. "
         "For ModernBERT, BERT, RoBERTa and similar models. auto: on a TPU, if loss and gradients of the first "
         "rows match those of the reference layers. on: without that check. off: the reference layers.",
-        ROUNDING,
     )
-    reference_layers: bool = changeable(
+    reference_layers: Rounding[bool] = flag(
         False,
         "Compute BERT, RoBERTa and similar models with transformers' TensorFlow classes instead of our layers, to "
         "compare the two. Weights, also fresh ones, are the same. Needs transformers 4: python3 install.py --with "
         "legacy.",
-        ROUNDING,
     )
-    shard_optimizer: bool = changeable(
+    shard_optimizer: Rounding[bool] = flag(
         False,
         "Divide the optimizer's moments and the update of the weights among the replicas (ZeRO-1): less memory, fewer "
         "cycles. Checkpoints stay the same. On a TPU, the run first compares a sharded step with an unsharded one, and "
         "trains without sharding if they differ.",
-        ROUNDING,
     )
-    steps_per_execution: int | None = changeable(
+    steps_per_execution: Changeable[int | None] = flag(
         None,
         "Maximum number of steps per call from Python. A call also ends where something is logged, evaluated or saved, "
         "and after about a second. Default: 32 on a TPU, where each call costs a millisecond or more; 1 elsewhere.",
         at_least=1,
     )
 
-    modelled_step_ms: float | None = changeable(
+    modelled_step_ms: Changeable[float | None] = flag(
         None,
         "Milliseconds per step that tpu_preflight.py estimates. A run on a TPU prints them at its end, next to the "
         "measured time.",

@@ -2,18 +2,13 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from mlm_common.cli.settings import PUBLIC, Bounded, flag, flag_of, require
+from mlm_common.cli.settings import Bounded, Public, flag, flag_of, require
 from mlm_common.mixture import named_folders
+from train.config import Added, Changeable, PerWorker, Rounding
 from train.config.presets import DEFAULT_BATCH_ROWS, presets_by_size
 
-# Marks of a setting.
-# MAY_CHANGE: its value may differ when a run resumes; all other settings are part of the run's fingerprint.
-# PER_WORKER: its value may differ between the workers of a run.
-# ROUNDING: its value affects only how sums are rounded.
-# ADDED: older runs do not have it, and count as if they had its default.
-MAY_CHANGE, PER_WORKER, ROUNDING, ADDED = "may_change", "per_worker", "rounding", "added"
 # Evaluation masks this fraction of the tokens, whatever training masks, so that the losses of runs are comparable.
 EVALUATION_MLM_PROBABILITY = 0.15
 # Groups of `--help` that contain settings of several dataclasses.
@@ -30,43 +25,36 @@ MODEL, MIXTURE, BATCH, EVALUATION, CHECKPOINTS, FAULTS = (
 SOURCE_SETTINGS = ("source_weights", "sampling_alpha", "source_passes")
 
 
-def changeable(default: Any, help_text: str, *marks: str, **shown: Any) -> Any:
-    """Return a flag whose value may change when a run resumes; `shown` is passed to `mlm_common.cli.settings.flag`."""
-    return flag(default, help_text, MAY_CHANGE, *marks, **shown)
-
-
 @dataclass(frozen=True)
 class DataConfig(Bounded):
     """Where the rows come from. Row length, vocabulary and special ids are read from the shards' manifest."""
 
     FLAG_GROUP = "Data"
 
-    train_dataset: str | None = changeable(
+    train_dataset: PerWorker[str | None] = flag(
         None,
         "Training shards: the folder OUTPUT_DIR/train that prepare_tfrecord_shards.py wrote, local or gs://. From the "
         "Hub: hub:USER/NAME[/FOLDER][@REVISION]. For a mixture: OUTPUT_DIR of prepare_tfrecord_shards.py --sources, "
         "or several folders, NAME=DIR NAME=DIR …",
-        PER_WORKER,
         metavar="DIR",
         is_usual=True,
         takes_several=True,
     )
-    eval_dataset: str | None = changeable(
+    eval_dataset: PerWorker[str | None] = flag(
         None,
         "Validation shards, in the same form as --train-dataset. Without them there is no validation loss.",
-        PER_WORKER,
         metavar="DIR",
         is_usual=True,
         takes_several=True,
     )
-    source_weights: list[str] = changeable(
+    source_weights: Changeable[list[str]] = flag(
         list,
         "Fraction of the rows to take from each source, NAME=X NAME=X …; the sum must be 1. Default: the weights of "
         "the mixture; if it has none, in proportion to the rows of the sources.",
         metavar="NAME=X",
         group=MIXTURE,
     )
-    sampling_alpha: float | None = changeable(
+    sampling_alpha: Changeable[float | None] = flag(
         None,
         "Instead of --source-weights: take rows from each source in proportion to tokens^X. With X below 1, small "
         "sources are read more often than large ones; XLM-R used 0.3.",
@@ -74,56 +62,55 @@ class DataConfig(Bounded):
         at_least=0,
         at_most=1,
     )
-    source_passes: list[str] = changeable(
+    source_passes: Changeable[list[str]] = flag(
         list,
         "Instead of --source-weights: how many times each source is read per epoch, NAME=X NAME=X …",
         metavar="NAME=X",
         group=MIXTURE,
     )
-    max_passes: float = changeable(10.0, "Warn if a run reads a source more than X times.", group=MIXTURE, above=0)
-    metric_for_best: str = changeable(
+    max_passes: Changeable[float] = flag(
+        10.0, "Warn if a run reads a source more than X times.", group=MIXTURE, above=0
+    )
+    metric_for_best: Changeable[Public[str]] = flag(
         "loss",
         "Validation loss that selects the best checkpoint: `loss`, the weighted mean over the sources, or "
         "`eval_loss_NAME`, the loss of one source.",
-        PUBLIC,
         metavar="NAME",
         group=EVALUATION,
     )
-    tokenizer: str | None = changeable(
+    tokenizer: PerWorker[str | None] = flag(
         None,
         "Folder or Hub id of the tokenizer. Default: the one saved with the training shards.",
-        PER_WORKER,
         metavar="DIR",
     )
-    max_length: int | None = changeable(
+    max_length: Changeable[int | None] = flag(
         None, "Tokens per row. Default: as in the shards; any other value is an error.", group=BATCH
     )
-    score_pairs: str | None = changeable(
+    score_pairs: Changeable[str | None] = flag(
         None,
         "Also score minimal pairs at each evaluation, logged as `pairs_accuracy`. The file has BLiMP's format (JSON "
         "lines, also .gz); at most 400 pairs are used.",
         metavar="FILE",
         group=EVALUATION,
     )
-    score_words: int = changeable(
+    score_words: Changeable[int] = flag(
         0,
         "Also score N words of the validation shards at each evaluation: masked one token at a time (`bits_per_byte`), "
         "and masked as whole words (`word_accuracy`).",
         group=EVALUATION,
         at_least=0,
     )
-    save_at_words: list[str] = changeable(
+    save_at_words: Changeable[list[str]] = flag(
         list,
         "Save and keep checkpoints after these numbers of words, such as 1M 2M 10M, and export them to "
         "OUTPUT_DIR/words/chck_1M … With --hub-model-id, also push them to branches with these names.",
         group=CHECKPOINTS,
         metavar="WORDS",
     )
-    task: str | None = changeable(
+    task: PerWorker[str | None] = flag(
         None,
         "Train your own task instead of --objective: a subclass of train.tasks.task.PretrainingTask in a local file, "
         "such as recipes/replaced_tokens.py:ReplacedTokens. The file is executed.",
-        PER_WORKER,
         metavar="FILE.py:CLASS",
         group=MODEL,
     )
@@ -185,17 +172,15 @@ class ModelConfig(Bounded):
 
     FLAG_GROUP = MODEL
 
-    preset: str = changeable(
+    preset: Changeable[Public[str]] = flag(
         "roberta-base",
         f"Model and training settings to start from, smallest first: {', '.join(presets_by_size())}. `--preset list` "
         "shows them as a table. Flags you pass override it.",
-        PUBLIC,
         is_usual=True,
     )
-    pretrained_model_config: str | None = changeable(
+    pretrained_model_config: PerWorker[str | None] = flag(
         None,
         "Hub id or folder whose config.json defines the model, instead of the preset's model.",
-        PER_WORKER,
         metavar="DIR",
     )
     init_from: str | None = flag(
@@ -204,22 +189,20 @@ class ModelConfig(Bounded):
         "the shards, and model.safetensors or tf_model.h5. The preset then sets only the training settings.",
         metavar="DIR",
     )
-    grow: bool = flag(
+    grow: Added[bool] = flag(
         False,
         "Train the larger model of --preset or --pretrained-model-config, and start it from the weights of the smaller "
         "model of --init-from, repeated. Both must be ModernBERTs, BERTs, RoBERTas or similar models, with attention "
         "heads of the same width.",
-        ADDED,
     )
-    objective: Literal["mlm", "mlm+nsp", "mlm+sop"] = flag(
+    objective: Added[Literal["mlm", "mlm+nsp", "mlm+sop"]] = flag(
         "mlm",
         "What the model learns. mlm: predict masked tokens. mlm+nsp: also whether the second segment follows the "
         "first (BERT). mlm+sop: also whether the two segments were swapped (ALBERT). The last two need shards "
         "made with --chunking segment_pairs, and a bert, albert or mobilebert. Use them to reproduce BERT or to "
         "train the pooler; RoBERTa found no gain from nsp.",
-        ADDED,
     )
-    config_overrides: str | None = changeable(
+    config_overrides: Changeable[str | None] = flag(
         None,
         "Changes to the model's configuration, such as num_hidden_layers=4,hidden_act=gelu_new.",
         metavar="NAME=VALUE,…",
@@ -229,19 +212,17 @@ class ModelConfig(Bounded):
         "How learned position embeddings start: random, as in BERT, or sinusoidal, which helps a small model "
         "learn from neighbouring tokens sooner.",
     )
-    dropout: float | None = changeable(
+    dropout: Changeable[float | None] = flag(
         None, "Dropout of hidden states and attention. Default: as in the model's config.", at_least=0, below=1
     )
-    gradient_checkpointing: bool = changeable(
+    gradient_checkpointing: Rounding[bool] = flag(
         False,
         "Recompute each layer in the backward pass. Activations take far less memory; computation grows by a third.",
-        ROUNDING,
     )
-    block_attention: bool = flag(
+    block_attention: Added[bool] = flag(
         False,
         "Let tokens attend only to tokens of the same document, and count positions from the start of the document. "
         "For ModernBERT, BERT, RoBERTa and similar models.",
-        ADDED,
     )
     pad_vocab_to_multiple_of: int = flag(
         128,
@@ -291,27 +272,25 @@ class OptimizationConfig(Bounded):
     FLAG_GROUP = "Optimizer"
     layer_lr_decay = 1.0  # a flag of fine-tuning
 
-    per_replica_batch_size: int = changeable(
+    per_replica_batch_size: Rounding[int] = flag(
         DEFAULT_BATCH_ROWS,
         "Rows that each replica processes at once. Lower it if you run out of memory.",
-        ROUNDING,
         group=BATCH,
         is_usual=True,
         at_least=1,
     )
-    gradient_accumulation_steps: int = changeable(
-        1, "Number of batches whose gradients are summed for one step.", ROUNDING, group=BATCH, at_least=1
+    gradient_accumulation_steps: Rounding[int] = flag(
+        1, "Number of batches whose gradients are summed for one step.", group=BATCH, at_least=1
     )
-    global_batch_size: int | None = changeable(
+    global_batch_size: Rounding[int | None] = flag(
         None,
         "Rows per step over all replicas; --gradient-accumulation-steps is computed from it.",
-        ROUNDING,
         group=BATCH,
         replaces="gradient_accumulation_steps",
         at_least=1,
     )
-    num_epochs: int = changeable(1, "Passes over the training rows.", group=BATCH, is_usual=True, at_least=1)
-    max_steps: int | None = changeable(
+    num_epochs: Changeable[int] = flag(1, "Passes over the training rows.", group=BATCH, is_usual=True, at_least=1)
+    max_steps: Changeable[int | None] = flag(
         None, "Train for N steps, instead of --num-epochs.", group=BATCH, is_usual=True, at_least=1
     )
     learning_rate: float = flag(1e-4, "Peak learning rate, reached after the warmup.", is_usual=True, above=0)
@@ -340,17 +319,15 @@ class OptimizationConfig(Bounded):
         "--max-grad-norm 0); lamb for global batches of thousands of rows, with about ten times adamw's learning "
         "rate; or muon, which updates hidden matrices with orthogonalized momentum, and everything else like adamw.",
     )
-    muon_learning_rate: float | None = flag(
+    muon_learning_rate: Added[float | None] = flag(
         None,
         "Peak learning rate of the matrices with --optimizer muon. Default: --learning-rate.",
-        ADDED,
         belongs_to=("optimizer", "muon"),
         above=0,
     )
-    muon_momentum: float = flag(
+    muon_momentum: Added[float] = flag(
         0.95,
         "Momentum of the matrices with --optimizer muon.",
-        ADDED,
         belongs_to=("optimizer", "muon"),
         at_least=0,
         below=1,

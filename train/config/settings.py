@@ -7,21 +7,20 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, cast, get_type_hints
 
 from mlm_common.cli.command_line import as_settings, parse_arguments, read_yaml_file
-from mlm_common.cli.settings import PUBLIC, Bounded, flag, flag_of, require
+from mlm_common.cli.settings import Bounded, Mark, Public, fields_marked, flag, flag_of, require
 from mlm_common.errors import InputError
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
+from train.config import Changeable, PerWorker
 from train.config.hardware import HardwareConfig
 from train.config.learning import (
     BATCH,
     CHECKPOINTS,
     EVALUATION,
     FAULTS,
-    PER_WORKER,
     DataConfig,
     MaskingConfig,
     ModelConfig,
     OptimizationConfig,
-    changeable,
 )
 from train.config.presets import names_set_by_presets, preset_table, read_preset
 
@@ -45,120 +44,114 @@ class RunConfig(Bounded):
     FLAG_GROUP = "Output"
     load_best_model_at_end = False  # a flag of fine-tuning
 
-    output_dir: str | None = changeable(
+    output_dir: PerWorker[str | None] = flag(
         None,
         "Folder for everything the run writes, local or gs://: metrics.jsonl, checkpoints/, export/ …",
-        PER_WORKER,
         metavar="DIR",
         is_usual=True,
     )
-    phases: str | None = changeable(
+    phases: PerWorker[str | None] = flag(
         None,
         "YAML file for a run in phases: the settings of the whole run, and for each phase its shards, its number of "
         "steps and other settings that change (examples in recipes/).",
-        PER_WORKER,
         metavar="FILE",
         group=BATCH,
     )
     seed: int = flag(0, "Random seed of initial weights, order of rows and masks.", at_least=0, below=2**31)
-    log_steps: str | int | None = changeable(
+    log_steps: Changeable[Public[str | int | None]] = flag(
         None,
         "Write a line to metrics.jsonl every N steps, or `epoch`. Default: a fiftieth of the run, at most 50 steps.",
-        PUBLIC,
         or_word=EPOCH,
         group=EVALUATION,
         at_least=1,
     )
-    eval_steps: str | int | None = changeable(
+    eval_steps: Changeable[Public[str | int | None]] = flag(
         None,
         "Evaluate every N steps, or `epoch`: after each pass over the training rows, rounded up to whole steps. "
         "Default: at most ten times per run, and in at most a tenth of its time.",
-        PUBLIC,
         or_word=EPOCH,
         group=EVALUATION,
         at_least=1,
     )
-    save_steps: str | int | None = changeable(
+    save_steps: Changeable[Public[str | int | None]] = flag(
         None,
         "Save a checkpoint every N steps, or `epoch`. Default: at each evaluation if --eval-steps is given, else ten "
         "times per run.",
-        PUBLIC,
         or_word=EPOCH,
         group=CHECKPOINTS,
         at_least=1,
     )
-    save_minutes: float | None = changeable(
+    save_minutes: Changeable[float | None] = flag(
         None,
         "Also save a checkpoint every X minutes; 0 turns it off. Default: 15 on a TPU, otherwise off.",
         group=CHECKPOINTS,
         at_least=0,
     )
-    keep_checkpoints: int = changeable(
+    keep_checkpoints: Changeable[int] = flag(
         2,
         "Number of newest checkpoints to keep. The best one is always kept, too.",
         group=CHECKPOINTS,
         at_least=1,
     )
-    resume: Literal["auto", "must", "never"] = changeable(
+    resume: Changeable[Literal["auto", "must", "never"]] = flag(
         "auto",
         "What to do with a run in --output-dir. auto: continue it if it is the same run. must: fail if there is "
         "nothing to resume. never: fail if there is a run.",
         group=CHECKPOINTS,
     )
-    overwrite_output_dir: bool = changeable(
+    overwrite_output_dir: Changeable[bool] = flag(
         False, "Delete the run in --output-dir and start over. Other files in it are kept.", group=CHECKPOINTS
     )
-    on_nonfinite: Literal["stop", "skip"] = changeable(
+    on_nonfinite: Changeable[Literal["stop", "skip"]] = flag(
         "stop",
         "What to do if a loss or gradient is not finite, or the loss rises by --max-loss-rise. stop: end the run. "
         "skip: return to the last good checkpoint and skip the rows since then.",
         group=FAULTS,
     )
-    max_loss_rise: float | None = changeable(
+    max_loss_rise: Changeable[float | None] = flag(
         None,
         "Treat a logged loss as diverged if it exceeds the median of the five before it by more than X nats. Default: "
         "no limit.",
         group=FAULTS,
         above=0,
     )
-    max_rollbacks: int = changeable(
+    max_rollbacks: Changeable[int] = flag(
         3, "With --on-nonfinite skip: stop after N returns to a checkpoint.", group=FAULTS, at_least=0
     )
-    supervise: bool = changeable(
+    supervise: Changeable[bool] = flag(
         False,
         "Train in a child process and restart it after a crash, a lost TPU or maintenance. It resumes from the "
         "newest checkpoint.",
         group=FAULTS,
     )
-    stall_minutes: float = changeable(
+    stall_minutes: Changeable[float] = flag(
         30.0, "With --supervise: restart training if it shows no activity for X minutes.", group=FAULTS, above=0
     )
-    max_retries: int = changeable(
+    max_retries: Changeable[int] = flag(
         5, "With --supervise: give up after N restarts in a row without a new step.", group=FAULTS, at_least=0
     )
-    retry_seconds: float = changeable(
+    retry_seconds: Changeable[float] = flag(
         10.0,
         "With --supervise: wait X seconds before the first restart; the wait doubles with each further one in a row.",
         group=FAULTS,
         above=0,
     )
-    profile: str | None = changeable(
+    profile: Changeable[str | None] = flag(
         None,
         "Trace the steps from START to STOP for TensorBoard's profiler, such as 100:105.",
         metavar="START:STOP",
         group=EVALUATION,
     )
-    report_to: list[str] = changeable(
+    report_to: Changeable[Public[list[str]]] = flag(
         list,
         f"Also send the log to these trackers: {', '.join(TRACKERS)}. Their usual environment variables apply.",
-        PUBLIC,
         metavar="TRACKER",
         group=EVALUATION,
     )
-    run_name: str | None = changeable(
+    run_name: Changeable[str | None] = flag(
         None, "Name of the run in the trackers. Default: the name of --output-dir.", metavar="NAME", group=EVALUATION
     )
-    dry_run: bool = changeable(False, "Check everything, print the plan, and exit.", is_usual=True)
+    dry_run: Changeable[bool] = flag(False, "Check everything, print the plan, and exit.", is_usual=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -186,42 +179,41 @@ class HubConfig(Bounded):
 
     FLAG_GROUP = "Hub"
 
-    hub_model_id: str | None = changeable(
-        None, "Push the export to this repository on the Hub.", PUBLIC, metavar="USER/NAME"
+    hub_model_id: Changeable[Public[str | None]] = flag(
+        None, "Push the export to this repository on the Hub.", metavar="USER/NAME"
     )
-    hub_private: bool = changeable(False, "Make the repository private when it is created.")
-    hub_revision: str | None = changeable(
-        None, "Branch to push to; created if it does not exist. Default: main.", PUBLIC
+    hub_private: Changeable[bool] = flag(False, "Make the repository private when it is created.")
+    hub_revision: Changeable[Public[str | None]] = flag(
+        None, "Branch to push to; created if it does not exist. Default: main."
     )
-    hub_tag: str | None = changeable(None, "Tag for the commit of the last push.", PUBLIC)
-    hub_strategy: Literal["end", "epoch", "steps", "checkpoint"] = changeable(
+    hub_tag: Changeable[Public[str | None]] = flag(None, "Tag for the commit of the last push.")
+    hub_strategy: Changeable[Literal["end", "epoch", "steps", "checkpoint"]] = flag(
         "end",
         "When to push. end: after the last step. epoch: also after each epoch. steps: also every --push-steps "
         "steps. checkpoint: like steps, and also push the newest training checkpoint to the branch `checkpoints`. "
         "Training continues during a push; if pushes fall behind, only the newest is made.",
     )
-    push_steps: int | None = changeable(
+    push_steps: Changeable[int | None] = flag(
         None, "Push every N steps with --hub-strategy steps or checkpoint. Default: at each checkpoint.", at_least=1
     )
-    resume_from_hub: bool = changeable(
+    resume_from_hub: Changeable[bool] = flag(
         False, "If --output-dir has no run, resume from the checkpoint that --hub-strategy checkpoint pushed."
     )
-    publish_details: bool = changeable(
+    publish_details: Changeable[bool] = flag(
         False,
         "Do not redact the records that --hub-strategy checkpoint pushes. Default: paths of shards, run and corpus, "
         "names of buckets, and the TPU's project, name and zone are redacted.",
     )
-    hub_license: str | None = changeable(
-        None, "License for the model card, as the Hub spells it: apache-2.0, mit, cc-by-4.0 …", PUBLIC
+    hub_license: Changeable[Public[str | None]] = flag(
+        None, "License for the model card, as the Hub spells it: apache-2.0, mit, cc-by-4.0 …"
     )
-    hub_language: list[str] = changeable(
-        list, "Languages for the model card: ISO 639 codes such as en de, or multilingual.", PUBLIC, metavar="CODE"
+    hub_language: Changeable[Public[list[str]]] = flag(
+        list, "Languages for the model card: ISO 639 codes such as en de, or multilingual.", metavar="CODE"
     )
-    hub_example: str | None = changeable(
+    hub_example: Changeable[Public[str | None]] = flag(
         None,
         f"Example sentence for the model card, with one {MASK}. Default: a sentence of the validation text; none if "
         "the card is pushed and the corpus is not a public data set of the Hub.",
-        PUBLIC,
         metavar="TEXT",
     )
 
@@ -265,7 +257,7 @@ class RunSettings:
     def as_dict(self) -> dict[str, dict[str, Any]]:
         return asdict(cast(Any, self))
 
-    def without(self, mark: str) -> dict[str, Any]:
+    def without(self, mark: Mark) -> dict[str, Any]:
         """Return the settings that do not have a mark, {subject.name: value}."""
         named = {
             f"{subject}.{name}": value for subject, values in self.as_dict().items() for name, value in values.items()
@@ -299,11 +291,10 @@ def default_of(name: str, config_class: type[RunSettings] = TrainingConfig) -> A
     return next(setting.default for setting in fields(config_class.subjects()[subject]) if setting.name == field_name)
 
 
-def settings_marked(mark: str, config_class: type[RunSettings] = TrainingConfig) -> frozenset[str]:
+def settings_marked(mark: Mark, config_class: type[RunSettings] = TrainingConfig) -> set[str]:
     """Return the names of the settings that have a mark, as `subject.name`."""
     subjects = config_class.subjects().items()
-    settings = {f"{subject}.{setting.name}": setting for subject, config in subjects for setting in fields(config)}
-    return frozenset(name for name, setting in settings.items() if mark in setting.metadata["marks"])
+    return {f"{subject}.{name}" for subject, config in subjects for name in fields_marked(config, mark)}
 
 
 def read_phases_file(path: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -20,7 +20,7 @@ import tensorflow as tf
 from mlm_common.cli.settings import flag_of
 from mlm_common.errors import InputError, RunFailedError
 from train import multiplies_in_bfloat16
-from train.config.learning import PER_WORKER
+from train.config import PER_WORKER
 from train.config.settings import HardwareConfig, RunSettings
 from train.runtime import pjrt_settings, supervisor
 from train.runtime.device_errors import explained_failures

@@ -11,7 +11,7 @@ from tests.fixtures.tiny_models import tiny_tokenizer
 from tfrecord_prep.manifest import ShardSet
 from train.checkpoints.resume import ResumePoint, describe_resume_point, fingerprint, fingerprint_sha256
 from train.checkpoints.store import CheckpointRecord
-from train.config.learning import ADDED, MAY_CHANGE, PER_WORKER, ROUNDING
+from train.config import ADDED, MAY_CHANGE, PER_WORKER, ROUNDING
 from train.config.settings import settings_marked
 
 SHARDS = ShardSet("a", ("a/dataset-0-8.tfrecord",), (8,), num_rows=8, manifest=None, tokenizer_folder=None)
