@@ -48,14 +48,14 @@ SCRIPTS = {
 }
 # What pages link to in the repository, and the site has a page for.
 PAGES_OF_FILES = {
-    "train/model/presets": "reference/presets.md",
+    "train/config/presets": "reference/presets.md",
     "recipes": "reference/recipes.md",
     "mlm_common/errors.py": "reference/exit_statuses.md",
     "CONTRIBUTING.md": "design/contributing.md",
     "CHANGELOG.md": "design/changelog.md",
     "benchmarks/speedrun/README.md": "design/speedrun.md",
 }
-PRESETS = PROJECT / "train" / "model" / "presets"
+PRESETS = PROJECT / "train" / "config" / "presets"
 RECIPES = PROJECT / "recipes"
 # Weights of pages among the search's results, by the beginnings of their paths: what explains comes before what lists.
 SEARCH_WEIGHTS = {"guides/plan": 4.0, "reference/": 0.5, "design/": 0.5}

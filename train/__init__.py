@@ -6,7 +6,7 @@ The folders in reading order; each imports only from those above it:
     runtime/        the run's folder, plan, machines, strategy, hooks between steps, and how it stops
     data/           opening and checking shards, a stateless shuffle, tf.data
     layers/         random bits, dropout, attention and matrix products that suit the TPU
-    model/          configuration, presets, architectures, weights to start from
+    model/          configuration, architectures, weights to start from
     tasks/          pretraining objectives: masked tokens, pairs of segments; their masks and losses
     step/           forward, backward, accumulation, clipping; optimizers, the learning rate; evaluation
     checkpoints/    writing in a thread, checking on read; the identity of a run, and where it resumes

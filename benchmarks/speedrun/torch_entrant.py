@@ -26,7 +26,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-PRESET = Path(__file__).resolve().parents[2] / "train" / "model" / "presets" / "tiny-cpu.yaml"
+PRESET = Path(__file__).resolve().parents[2] / "train" / "config" / "presets" / "tiny-cpu.yaml"
 # For the export and the end of the process.
 SPARE_SECONDS = 3.0
 # The same function in one operation.

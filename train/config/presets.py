@@ -15,7 +15,7 @@ from mlm_common.errors import InputError
 
 # Default number of rows per replica, unless a preset or a flag sets it.
 DEFAULT_BATCH_ROWS = 8
-PRESETS_FOLDER = Path(__file__).resolve().parents[1] / "model" / "presets"
+PRESETS_FOLDER = Path(__file__).resolve().parent / "presets"
 HEADER = ("preset", "parameters", "made for", "batch", "note")
 FOOTNOTE = """Batch: rows per step x tokens per row that the settings are made for. Parameters: with a vocabulary of
 32,000; the tiny presets with 4,096. Modelled: by the TPU's compiler, not measured."""
