@@ -12,7 +12,7 @@ EXIT_BAD_INPUT = 2
 EXIT_PERMANENT = 3
 EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: a shutdown request; the same command resumes
 EXIT_INTERRUPTED = 128 + signal.SIGINT  # the status that shells report for a process ended by SIGINT
-# After these a retry makes no sense: the same command would end in the same way, or a person ended it.
+# After these a retry makes no sense, because the same command would fail again, or because a person ended it.
 FINAL_STATUSES = frozenset({0, EXIT_BAD_INPUT, EXIT_PERMANENT, EXIT_INTERRUPTED})
 # The meaning of each status, for the documentation.
 MEANINGS = {
@@ -30,7 +30,7 @@ MEANINGS = {
 class InputError(ValueError):
     """Bad input. The message says what is wrong, what was received, and how to fix it.
 
-    The command prints the message in one line and ends.
+    The command prints the message on one line and ends.
     """
 
     exit_status = EXIT_BAD_INPUT
@@ -49,7 +49,7 @@ class PermanentError(RunFailedError):
 
 
 def error_summary(error: BaseException) -> str:
-    """Summarize an unexpected error in one line: its type, its message, and the line of code that raised it."""
+    """Summarize an unexpected error on one line: its type, its message, and the line of code that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return " ".join(f"{type(error).__name__}: {error}{place}".split())

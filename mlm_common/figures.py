@@ -37,13 +37,13 @@ class EndLabel(NamedTuple):
 
 @contextmanager
 def new_figure(**settings: Any) -> Iterator["Figure"]:
-    """Yield an empty matplotlib figure with these settings. Its look does not depend on the environment."""
+    """Yield an empty matplotlib figure with these settings. Its appearance does not depend on the environment."""
     # A notebook sets a backend that may be missing in the environment of its commands; the import would then fail.
     os.environ.pop("MPLBACKEND", None)
     from matplotlib import style
     from matplotlib.figure import Figure
 
-    # Characters that no font has appear as boxes, and matplotlib warns about each. The filter stays for good, because
+    # Characters that no font has appear as boxes, and matplotlib warns about each. The filter is never removed, because
     # plots are also drawn in threads, where `catch_warnings` is not safe.
     warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
     # Without a salt the ids in SVG files are random.

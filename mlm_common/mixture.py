@@ -97,7 +97,7 @@ def named_folders(text: str, flag: str) -> dict[str, str]:
 
 
 def named_weights(pairs: Sequence[str], flag: str, names: Collection[str]) -> dict[str, float]:
-    """Read the words after a flag, `NAME=X …`, as a number above 0 for each of the names.
+    """Read the words after a flag, `NAME=X …`, which give a number above 0 for each of the names.
 
     Returns:
         {name: number} in the order of `names`.
@@ -148,7 +148,7 @@ def check_weights(weights: Mapping[str, float], where: str) -> None:
         is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not (is_number and math.isfinite(weight) and weight > 0):
             raise InputError(
-                f"{where} must give each source a weight above 0; received {name}={weight}. To not use a source, leave "
+                f"{where} must give each source a weight above 0; received {name}={weight}. To exclude a source, leave "
                 "it out."
             )
     if weights and min(weights.values()) < MIN_WEIGHT * sum(weights.values()):
@@ -165,7 +165,7 @@ def normalized(weights: Mapping[str, float]) -> dict[str, float]:
 
 
 def sampling_weights(sizes: Mapping[str, float], alpha: float) -> dict[str, float]:
-    """Compute weights in proportion to size^alpha (Conneau et al. 2020) that sum to 1.
+    """Compute weights that are proportional to size^alpha (Conneau et al. 2020) and sum to 1.
 
     Args:
         sizes: sizes of the sources, above 0, in any unit.

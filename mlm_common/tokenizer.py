@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 # The special tokens of tokenizers trained here, by id. The RoBERTa family expects padding at id 1, and the tokens for
 # the start and end of a text at 0 and 2.
 SPECIAL_TOKENS = {"cls": "[CLS]", "pad": "<pad>", "sep": "[SEP]", "unk": "<unk>", "mask": "[MASK]"}
-# The tokens of the 256 bytes, which spell characters without a token. SentencePiece and `tokenizers` use these names.
+# The tokens of the 256 bytes, which spell characters that have no token. SentencePiece and `tokenizers` use these
+# names.
 BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
 # The tokens that pad a vocabulary to a round size.
 UNUSED_TOKEN = re.compile(r"<unused\d+>")

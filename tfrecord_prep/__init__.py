@@ -3,7 +3,7 @@
 Read the modules in this order:
 
 - `prepare_tfrecord_shards`: the command.
-- `split`: plans a split, has its partitions processed by local workers or by `beam_pipeline`, and sums up the results.
+- `split`: plans a split, lets local workers or `beam_pipeline` process its partitions, and sums up the results.
 - `partition`: turns documents into shards, with `encoding`, `segment_pairs`, `chunking` and `records`.
 - `split_folder` and `manifest`: the files in the folder of a split.
 - `duplicates`: finds documents that occur more than once.

@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 MAX_INLINE_BYTES = 4 << 20
 REQUIRED_BY_DATAFLOW = ("project", "region", "temp_location")
 
-# Beam may give a process several partitions at once. The process has memory, and a cache of tokenized words, for one.
+# Beam may give a process several partitions at once, but its memory and its cache of tokenized words suffice for only
+# one partition.
 _one_at_a_time = threading.Lock()
 
 
@@ -48,7 +49,7 @@ def check_beam(config: PrepareConfig, corpus: Corpus) -> "PipelineOptions":
 
     options = _pipeline_options(config)
     if config.runner != DATAFLOW_RUNNER:
-        logging.getLogger("apache_beam").setLevel(logging.CRITICAL)  # its many lines would hide this run's messages
+        logging.getLogger("apache_beam").setLevel(logging.CRITICAL)  # its many log lines would bury this run's messages
     else:
         given = options.get_all_options()
         missing = [f"--{name}" for name in REQUIRED_BY_DATAFLOW if not given.get(name)]
@@ -70,7 +71,7 @@ def check_beam(config: PrepareConfig, corpus: Corpus) -> "PipelineOptions":
 def work_with_beam(
     work: SplitWork, partitions: Iterable[NumberedPartition], options: "PipelineOptions"
 ) -> Iterator[int]:
-    """Process all partitions, then yield the number of each, in order.
+    """Process all partitions, and then yield their numbers in order.
 
     Raises:
         InputError: too many documents that workers cannot read from files. Also whatever `work_on_partition` raises.
@@ -95,7 +96,7 @@ def _pipeline_options(config: PrepareConfig, *extra_flags: str) -> "PipelineOpti
     if config.runner != DATAFLOW_RUNNER:
         defaults = ["--direct_running_mode=multi_processing", f"--direct_num_workers={config.num_processes}"]
     flags = [*defaults, *shlex.split(config.beam_options), *extra_flags, f"--runner={config.runner}"]
-    options = PipelineOptions(flags, save_main_session=False)  # workers need nothing of the program's main module
+    options = PipelineOptions(flags, save_main_session=False)  # workers need nothing from the program's main module
     unknown = options.get_all_options(retain_unknown_options=True).keys() - options.get_all_options().keys()
     if unknown:
         raise InputError(

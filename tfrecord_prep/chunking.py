@@ -15,8 +15,8 @@ from tfrecord_prep.encoding import TokenBatch
 from tfrecord_prep.manifest import PAIRS
 from tfrecord_prep.segment_pairs import PairRule, Pairs, draw_pairs
 
-# The indices of the passages in the order of the rows, (num_arranged,), and the number of passages up to the end of
-# each row, (num_rows,).
+# The indices of the passages in the order in which rows contain them, (num_arranged,), and the number of passages up to
+# the end of each row, (num_rows,).
 Arrangement = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 # Passages are packed, and random segments are drawn, within windows of this many tokens: 2,048 rows of 512 tokens, or
@@ -65,8 +65,8 @@ def cut_full_sentences(batches: Iterable[TokenBatch], framing: Framing, max_leng
     """Yield rows `[CLS] … [SEP]` that continue across the ends of documents, with a `[SEP]` between two documents.
 
     This is the FULL-SENTENCES format of RoBERTa (https://arxiv.org/abs/1907.11692, section 4.2), except that rows are
-    filled by tokens rather than by sentences, so that only the last row is padded. The arguments are those of
-    `cut_concat`.
+    filled token by token rather than sentence by sentence, so that only the last row is padded. The arguments are those
+    of `cut_concat`.
     """
     stream = _framed(batches, [framing.sep_id], [], is_open=True)
     for inner in _cut(stream, max_length - 2, framing.pad_id):
@@ -89,9 +89,9 @@ def cut_documents(batches: Iterable[TokenBatch], framing: Framing, max_length: i
 
 
 def cut_packed(batches: Iterable[TokenBatch], framing: Framing, max_length: int) -> Iterator[Rows]:
-    """Yield rows of framed documents as `cut_documents` does, but combine those that fill a row; little is padded.
+    """Yield rows of framed documents as `cut_documents` does, but combine documents that fill a row, to avoid padding.
 
-    Documents change their order within a million tokens. Arguments as in `cut_concat`.
+    Documents are reordered within a million tokens. Arguments as in `cut_concat`.
     """
     yield from _cut_passages(batches, framing, max_length, pack)
 
@@ -173,7 +173,7 @@ def _cut(stream: Iterable[NDArray[np.int32]], length: int, pad_id: int) -> Itera
 
 
 def _passage_ends(document_ends: NDArray[np.int64], num_ids: int, length: int) -> NDArray[np.int64]:
-    """Return the ends of passages of `length` ids, or fewer at the end of a document; (num_passages,).
+    """Return the ends of passages of `length` ids, or of fewer ids at the end of a document; (num_passages,).
 
     A document that does not end within the first `num_ids` ids contributes only its full passages.
     """
@@ -306,12 +306,12 @@ def pack(lengths: NDArray[np.int64], max_length: int, *, is_all: bool) -> Arrang
 
 
 def best_fit(lengths: list[int], max_length: int) -> NDArray[np.int64]:
-    """Choose a row for each passage, by best fit decreasing (Johnson 1973).
+    """Choose a row for each passage by the best-fit-decreasing rule (Johnson 1973).
 
     The longest remaining passage goes into the fullest row that has room for it.
 
     Returns:
-        The index of the first passage in the row of each passage; (num_passages,).
+        For each passage, the index of the first passage in its row; (num_passages,).
     """
     rows = np.empty(len(lengths), np.int64)
     open_rows: list[tuple[int, int]] = []  # (space, row), sorted

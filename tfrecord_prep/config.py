@@ -22,7 +22,7 @@ class PrepareConfig(Bounded):
     """How text becomes shards: each field is a flag, whose help text describes it.
 
     Raises:
-        InputError: a setting is missing, out of range, or does not go with another one.
+        InputError: a setting is missing, out of range, or incompatible with another one.
     """
 
     FLAG_GROUP = "Shards"
@@ -73,10 +73,10 @@ class PrepareConfig(Bounded):
     )
     partition_bytes: int | None = flag(
         None,
-        "Bytes of the corpus per unit of work. A resumed run does not repeat finished units. The last row of each "
-        "unit is padded. Default: 1 to 64 MiB, depending on the size of the corpus. A file that cannot be cut (.gz, "
-        ".csv, .json) is one unit, and so is a row group of .parquet. If there are few of these, the main process "
-        "reads them and cuts the text instead.",
+        "Number of bytes of the corpus per unit of work. A resumed run does not repeat finished units. The last row "
+        "of each unit is padded. Default: 1 to 64 MiB, depending on the size of the corpus. A file that cannot be cut "
+        "(.gz, .csv, .json) is one unit, and so is a row group of .parquet. If there are few of these, the main "
+        "process reads them and cuts the text instead.",
         at_least=MIN_PARTITION_BYTES,
     )
     num_workers: int | None = flag(
@@ -99,10 +99,10 @@ class PrepareConfig(Bounded):
     )
     drop_duplicates: bool = flag(
         False,
-        "Keep one copy of each document, even if it occurs in several sources: the copy in a validation split if there "
-        "is one, otherwise the copy in a test split, otherwise the first. So no evaluation text is trained on. Texts "
-        "are equal if they differ only in case, white space, or compatible forms of Unicode (NFKC). The corpus is read "
-        "twice.",
+        "Keep one copy of each document, even if it occurs in several sources: the copy in a validation split if "
+        "there is one, otherwise the copy in a test split, otherwise the first. So the model is never trained on "
+        "evaluation text. Texts are equal if they differ only in case, white space, or compatible forms of Unicode "
+        "(NFKC). The corpus is read twice.",
         is_usual=True,
     )
     overwrite: bool = flag(False, "Replace shards in --output-dir that were made with other settings.", is_usual=True)

@@ -1,6 +1,6 @@
-"""Find documents that occur more than once, by the hashes of their text.
+"""Find documents that occur more than once, by comparing hashes of their text.
 
-Two texts are equal if they are the same after Unicode's NFKC, case folding, and replacing each run of white space by
+Two texts are equal if they are the same after Unicode's NFKC, case folding, and replacing each run of white space with
 one space. The first of equal documents is kept, in the order of `in_order_of_precedence`, which starts with the splits
 that models are evaluated on. Blank documents are never duplicates.
 
@@ -26,7 +26,7 @@ from mlm_common.storage import open_folder, read_file
 FOLDER_NAME = ".duplicates"
 HASH_BYTES = 16
 NUM_READERS = 8
-# Sorting takes three times the memory of what it sorts, so the hashes are sorted one sixteenth at a time.
+# Sorting takes three times the memory of the data to be sorted, so the hashes are sorted one sixteenth at a time.
 NUM_BUCKETS = 16
 
 
@@ -95,7 +95,7 @@ def find_duplicates(paths: Mapping[str, Sequence[str]]) -> dict[str, dict[int, b
 
 
 def are_seen(hashes: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return for each hash whether an equal one comes before it; (num_documents,).
+    """Return for each hash whether an equal hash comes before it; (num_documents,).
 
     Args:
         hashes: (num_documents, HASH_BYTES). A hash of zeros, of a blank document, is never a duplicate.

@@ -23,17 +23,17 @@ from mlm_common.tokenizer import steps_of
 # The encodings that `tokenizers` returns are hundreds of times the size of their text, so few exist at a time.
 CHARACTERS_AT_ONCE = 1 << 18
 MAX_CHARACTERS_WITHOUT_BOUNDARY = 1 << 20
-# Limit of the words that a process remembers: about 150,000 short words in 30 MB. With a lower limit words would be
-# tokenized again more often. With a higher one the memory of a worker would grow with the corpus.
+# Limits how many words a process remembers: about 150,000 short words in 30 MB. With a lower limit, words would be
+# tokenized again more often. With a higher limit, the memory of a worker would grow with the corpus.
 MAX_REMEMBERED_CHARACTERS = 6 << 20
 CHARACTERS_PER_ENTRY = 32  # memory of an entry in addition to its characters
 # Marks a document's first word, which has no space before it. It is half of a surrogate pair, so no valid text has it.
 _FIRST = "\ud800"
 
-# Characters that Unicode calls letters or symbols, but that normalizers remove or replace by a space: SentencePiece's
+# Characters that Unicode calls letters or symbols, but that normalizers remove or replace with a space: SentencePiece's
 # mark of a word's start, the replacement character, and two letters that were combining marks before Unicode 12.
 _NOT_VISIBLE = "▁\ufffd\u1cf2\u1cf3"
-# Only these characters are considered. A space beside any other character, such as an emoji, is never a boundary.
+# Only these characters are considered. A space next to any other character, such as an emoji, is never a boundary.
 _BASIC_PLANE = range(0x10000)
 # These normalizers change each word independently of its neighbours.
 _WORD_NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents", "BertNormalizer", "Precompiled"}
@@ -188,7 +188,7 @@ def word_boundary() -> re.Pattern[str]:
 
 
 def last_word_boundary(text: str, start: int, end: int) -> int | None:
-    """Return the position of the last word boundary in `text[start + 1 : end]`, if there is one."""
+    """Return the position of the last word boundary in `text[start + 1 : end]`, or None."""
     pattern = word_boundary()
     space = text.rfind(" ", start + 1, end)
     while space >= 0:

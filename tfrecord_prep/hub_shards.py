@@ -197,9 +197,9 @@ class HubShards:
     """Fetches folders of shards from the Hub.
 
     Attributes:
-        commits: {NAMESPACE/NAME@REVISION: commit}. It may have commits from an earlier start of the run, and commits
-            that are resolved here are added. In a run's record that was fetched from the Hub, each name is replaced by
-            its `redacted_hash`.
+        commits: {NAMESPACE/NAME@REVISION: commit}. Commits from an earlier start of the run may be passed in, and
+            commits that are resolved here are added. In a run's record that was fetched from the Hub, each name is
+            replaced with its `redacted_hash`.
     """
 
     commits: dict[str, str] = field(default_factory=dict)
@@ -223,7 +223,7 @@ class HubShards:
             )
         repo_id, folder, revision = match[1], match[2], match[3] or hub.MAIN_BRANCH
         configure_sessions()
-        disable_progress_bars("huggingface_hub.http_get")  # there would be one for each file
+        disable_progress_bars("huggingface_hub.http_get")  # there would be one progress bar for each file
         try:
             name = f"{repo_id}@{revision}"
             known_commit = self.commits.get(name) or self.commits.pop(redacted_hash(name), None)
@@ -233,7 +233,7 @@ class HubShards:
             raise
         except errors.RevisionNotFoundError as error:
             raise InputError(f"{path}: {repo_id} has no branch, tag or commit {revision}.") from error
-        except errors.RepositoryNotFoundError as error:  # also if its terms were not accepted
+        except errors.RepositoryNotFoundError as error:  # also raised if its terms were not accepted
             raise InputError(
                 f"{path}: the Hub shows you no data set {repo_id}. Check the name. If the data set is private or "
                 "gated, log in with `hf auth login` as a user who may read it, or set HF_TOKEN."

@@ -167,7 +167,7 @@ def find_records(config: ImportConfig) -> RecordFiles:
 def plan_fields(
     config: ImportConfig, tokenizer: "PreTrainedTokenizerFast", corpus: RecordFiles, before: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the fields of the manifest that are known in advance, as JSON values.
+    """Return the fields of the manifest that are known before the rows are read, as JSON values.
 
     The length of the first record becomes the `max_length` of all rows.
 
@@ -265,7 +265,7 @@ def restored_rows(work: SplitWork, file: StoredFile) -> Iterator[Rows]:
     """Yield the rows of a file in batches, with the masked tokens restored.
 
     Raises:
-        InputError: a record has another format or length, or was not made with the tokenizer. The message names it.
+        InputError: a record has a different format or length, or was not made with the tokenizer. The message names it.
     """
     records, first = records_of(file), 0
     while examples := list(itertools.islice(records, RECORDS_AT_ONCE)):

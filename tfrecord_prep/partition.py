@@ -60,7 +60,7 @@ class SplitWork:
         shard_size: maximum number of rows per shard.
         sentences_by: how to find sentences; only for pairs of segments.
         random_share: fraction of random pairs; only for pairs of segments.
-        owner: lock of the output folder. A worker stops if its owner has lost it.
+        owner: lock of the output folder. A worker stops if the owner has lost the lock.
         hashes_folder: folder for hashes of documents. If it is set, hashes for `find_duplicates` are written instead
             of shards.
     """
@@ -184,7 +184,7 @@ def write_partition(
     """
     shards = write_shards(work.folder, numbered.index, rows, work.shard_size)
     num_rows, num_tokens = sum(shard.num_rows for shard in shards), sum(shard.num_tokens for shard in shards)
-    # Every other partition has a pair: only a single document of one sentence has nothing to be paired with.
+    # Every other partition has a pair: only a single document of one sentence cannot be paired with anything.
     is_without_pair = work.chunking == PAIRS and not num_rows
     totals = Totals(
         num_documents=tally.num_documents,

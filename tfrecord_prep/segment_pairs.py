@@ -19,8 +19,8 @@ from tfrecord_prep.manifest import IS_NEXT, RANDOM_NEXT
 
 SentencesBy = Literal["punctuation", "line"]
 # The end of a sentence: one of Unicode's sentence terminators or an ellipsis, then closing quotes and brackets. White
-# space and anything but a lower-case letter must follow, except after Chinese and Japanese full stops. The quotes
-# include those that Unicode calls initial (Pi), because German closes quotations with them.
+# space must follow, and then a character that is not a lower-case letter, except after Chinese and Japanese full stops.
+# The quotes include those that Unicode calls initial (Pi), because German closes quotations with them.
 SENTENCE_END = regex.compile(
     r"""[\p{STerm}…]+[\p{Pe}\p{Pf}\p{Pi}"']*(?=\s+\P{Ll})|[\u3002\uff01\uff1f\uff61]+[\p{Pe}\p{Pf}"']*"""
 )
@@ -141,7 +141,7 @@ def _passage_of_another(
 
 
 def _shortened(first: Range, second: Range, max_tokens: int, draw: random.Random) -> tuple[Range, Range]:
-    """Remove tokens from random ends: from the longer segment first, then alternating, starting with the second."""
+    """Remove tokens from random ends: first from the longer segment, then from both in turn, the second one first."""
     lengths = first[1] - first[0], second[1] - second[0]
     excess = max(0, sum(lengths) - max_tokens)
     from_longer = min(excess, abs(lengths[0] - lengths[1]))

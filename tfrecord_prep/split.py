@@ -64,7 +64,7 @@ logger = logging.getLogger(__name__)
 LIBRARIES = ("mlm-pretraining", "tokenizers", "transformers", "datasets", "numpy")
 SHOWN_CHARACTERS = 200
 SHOWN_COLUMNS = 100
-# Settings, and fields of the manifest, that are used for pairs of segments only.
+# Settings, and fields of the manifest, that are only used for pairs of segments.
 PAIR_SETTINGS = ("sentences_by", "random_share")
 # A hundred or more partitions keep all workers busy to the end. Smaller partitions would waste more rows on padding and
 # make shards of a few rows. Larger ones would lose more work when a worker dies, and take more memory when documents
@@ -76,7 +76,7 @@ DEFAULT_BYTES = 4 << 20  # if the size of the corpus is unknown
 # Default shard size for rows of up to this length. Shards are small, because training holds whole ones to shuffle them.
 SHARD_ROWS, ROW_LENGTH = 16384, 512
 
-# Calls `work_on_partition` on each partition, somewhere, and yields the numbers of the partitions that are complete.
+# Calls `work_on_partition` on each partition, here or on other machines, and yields the numbers of complete partitions.
 Engine = Callable[[SplitWork, Iterable[NumberedPartition]], Iterable[int]]
 
 
@@ -112,7 +112,7 @@ def plan_mixture(config: PrepareConfig, tokenizer: "PreTrainedTokenizerFast", mi
     """Check the folder of each split of each source, and plan the split.
 
     Raises:
-        InputError: whatever `plan_splits` and `check_other_splits` raise.
+        InputError: raised by `plan_splits` or `check_other_splits`.
     """
     deduplicated = texts_compared(mixture) if config.drop_duplicates else {}
     plans = []
@@ -380,12 +380,12 @@ def describe_first_row(folder: str, tokenizer: "PreTrainedTokenizerFast") -> str
 
 
 def default_shard_size(max_length: int) -> int:
-    """Choose a number of rows per shard such that shards of long rows are no larger than others."""
+    """Choose the number of rows per shard so that shards of long rows are no larger than other shards."""
     return max(1, SHARD_ROWS * ROW_LENGTH // max(ROW_LENGTH, max_length))
 
 
 def default_partition_bytes(corpus: Corpus) -> int:
-    """Choose the size of partitions from the size of the corpus."""
+    """Choose the size of the partitions, given the size of the corpus."""
     num_bytes = sum(file.num_bytes for file in corpus.files(corpus.config.split))
     if not num_bytes or corpus.config.limit:
         return DEFAULT_BYTES

@@ -4,8 +4,8 @@ The first file is `plan.json`, with the fields of the manifest that are known in
 sidecar for each complete partition. At the end `manifest.json` is written, and plan and sidecars are deleted. So a
 folder never looks complete when the command was killed, and the next run knows which partitions are done.
 
-A sidecar has a hash of what its partition was made of. After a file of the corpus was fixed, only the partitions of
-this file are rebuilt.
+A sidecar has a hash of everything that its partition was made from. After a file of the corpus has been fixed, only the
+partitions of this file are rebuilt.
 """
 
 import base64
@@ -51,9 +51,10 @@ Plan = dict[str, Any]  # as read from JSON
 
 SIDECAR_NAME = re.compile(r"^partition-(\d{5,})\.json$")
 NUM_READERS = 8
-# Libraries that tokenize and cut text. If the corpus is a data set, `datasets` reads it and counts, too.
+# Libraries that tokenize and cut text. If the corpus is a data set, the version of `datasets`, which reads it, matters
+# as well.
 LIBRARIES_OF_SHARDS = ("mlm-pretraining", "tokenizers")
-# Settings of a corpus that name the place of its text.
+# Settings of a corpus that say where its text is.
 PLACES = ("dataset_name", *FILES_KEYS)
 
 
@@ -118,7 +119,7 @@ def recorded_plan(folder: str) -> Plan | None:
 
 
 def describe_plan_differences(recorded: Plan, requested: Plan, *, is_complete: bool) -> str:
-    """Describe how the settings of two plans differ; empty if they do not.
+    """Describe how the settings of two plans differ; return "" if they do not.
 
     Args:
         recorded: plan or manifest of the existing shards.
@@ -149,7 +150,7 @@ def _versions(plan: Plan) -> dict[str, str]:
 
 
 def partition_sha256(plan: Plan, partition: Partition, duplicates: bytes = b"") -> str:
-    """Hash everything that decides the shards of a partition: settings, versions, and its byte ranges or documents.
+    """Hash everything that determines the shards of a partition: settings, versions, and its byte ranges or documents.
 
     The hash depends neither on the folder of the files nor on other files. It leaves out the setting for bad rows,
     because most partitions have none.
@@ -178,8 +179,8 @@ def begin_folder(folder: str, plan: Plan) -> dict[int, str]:
     """Prepare the folder for the shards of a plan, and return the hashes of the partitions that are kept.
 
     Returns:
-        {number: `partition_sha256`} of all complete partitions of an unfinished folder. The caller decides by the
-        hashes which of them fit the plan. Everything else in the folder is deleted.
+        {number: `partition_sha256`} of all complete partitions of an unfinished folder. The caller compares the hashes
+        to find the partitions that fit the plan. Everything else in the folder is deleted.
     """
     files = open_folder(folder)
     sizes_bytes = files.list_files()
@@ -197,7 +198,7 @@ def begin_folder(folder: str, plan: Plan) -> dict[int, str]:
             complete[result.index] = result.sha256
             shards.update(shard.name for shard in result.shards)
     stale = [name for name in sizes_bytes if sidecar_index(name) not in {None, *complete}]
-    files.delete_files(stale)  # sidecars go first, before the shards that they name
+    files.delete_files(stale)  # sidecars are deleted first, before the shards that they name
     files.delete_files([name for name in sizes_bytes if name.endswith(".tfrecord") and name not in shards])
     _delete_partials(folder)
     files.write_json(PLAN_NAME, plan)  # again, because files of the corpus may have changed
@@ -212,7 +213,10 @@ def begin_folder(folder: str, plan: Plan) -> dict[int, str]:
 
 
 def finish_folder(folder: str) -> None:
-    """Delete the files that only an unfinished folder has. The plan goes last, so that no sidecar is without a plan."""
+    """Delete the files that only an unfinished folder has.
+
+    The plan is deleted last, so that no sidecar is left without a plan.
+    """
     files = open_folder(folder)
     files.delete_files([name for name in files.list_files() if sidecar_index(name) is not None])
     files.delete_files([PLAN_NAME])
@@ -250,7 +254,10 @@ def sidecar_index(name: str) -> int | None:
 
 
 def write_sidecar(folder: str, result: PartitionResult) -> None:
-    """Write `partition-{index}.json`. It must be the last file of a partition, because it declares it complete."""
+    """Write `partition-{index}.json`.
+
+    It must be the last file of a partition, because it marks the partition as complete.
+    """
     record = {
         "sha256": result.sha256,
         "shards": [dataclasses.asdict(shard) for shard in result.shards],

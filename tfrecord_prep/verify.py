@@ -87,7 +87,7 @@ def verify_split(folder: str, num_processes: int) -> str:
     if saved_starts is not None and (starts is None or not np.array_equal(saved_starts, starts)):
         raise RunFailedError(f"{tokenizer_folder}/{WORD_STARTS_FILE} does not fit the tokenizer. Delete this file.")
     id_counts, num_random_pairs = np.zeros(manifest.tokenizer.vocabulary_size, np.int64), 0
-    without_lists = dataclasses.replace(manifest, shards=(), corpus={})  # small, as workers get it with each shard
+    without_lists = dataclasses.replace(manifest, shards=(), corpus={})  # small, because each task gets a copy
     check = partial(check_shard, folder, without_lists)
     with progress_bar(f"Verifying {folder}", " shards", len(manifest.shards)) as bar:
         for counts, num_random in map_in_order(check, manifest.shards, num_processes, "Use fewer --num-workers."):

@@ -1,4 +1,4 @@
-"""Compare tokenizers on each of your files: tokens per word, bytes per token, and words that they do not preserve."""
+"""Compare tokenizers on each of your files: tokens per word, bytes per token, and words that they fail to reproduce."""
 
 try:
     from mlm_common.cli.command_line import command, log_start, parse_arguments
@@ -41,7 +41,9 @@ class CompareConfig(Bounded):
         metavar="TOKENIZER",
         is_positional=True,
     )
-    max_bytes: int = flag(2_000_000, "Bytes of text of each file to measure on, sampled from all over it.", at_least=1)
+    max_bytes: int = flag(
+        2_000_000, "How many bytes of text to measure on, sampled from all parts of each file.", at_least=1
+    )
     output: str | None = flag(None, "Also write all numbers to this .json file, local or gs://.", metavar="FILE")
 
     def __post_init__(self) -> None:
@@ -70,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def texts_by_file(config: CorpusConfig, max_bytes: int) -> Iterator[tuple[str, list[str]]]:
-    """Yield the name of each file, or of the split of a data set, with passages from all over it."""
+    """Yield the name of each file, or of the split of a data set, with passages from all parts of it."""
     corpus = open_corpus(config)
     without_dataset = replace(config, dataset_name=None, dataset_config=None, dataset_revision=None)
     parts = {file.name: replace(without_dataset, data_files=[file.name]) for file in corpus.files(config.split)}

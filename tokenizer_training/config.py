@@ -29,7 +29,7 @@ class NormalizationConfig:
     normalization: Literal["nfkc", "none"] = flag(
         "nfkc",
         "How to normalize characters. nfkc: replace full-width letters, ligatures, superscript digits (10² becomes "
-        "102) and the like by their usual form, as in SentencePiece, ALBERT and XLM-RoBERTa. none: do not change "
+        "102) and the like with their usual form, as in SentencePiece, ALBERT and XLM-RoBERTa. none: do not change "
         "characters. In both cases a run of white space becomes one space.",
     )
     lowercase: bool = flag(
@@ -37,7 +37,7 @@ class NormalizationConfig:
         "Convert all letters to lower case. Without this flag they keep their case, as in RoBERTa and cased BERT.",
     )
     strip_accents: bool = flag(
-        False, "Remove accents and other combining marks. Do not use it for the many languages that need them."
+        False, "Remove accents and other combining marks. Do not use this for the many languages that need them."
     )
     replace_quotes: bool = flag(
         True,
@@ -50,7 +50,7 @@ class NormalizationConfig:
 
 
 def make_normalizer(config: NormalizationConfig) -> "normalizers.Normalizer":
-    """Make the normalizer. It leaves one space between words and none at the end, and treats each word independently.
+    """Make a normalizer that leaves one space between words and none at the end, and treats each word independently.
 
     A space at the start is kept, because text after a special token is normalized separately, and the space shows that
     a word starts there.
@@ -63,7 +63,8 @@ def make_normalizer(config: NormalizationConfig) -> "normalizers.Normalizer":
     if config.strip_accents:
         steps += [normalizers.NFD(), normalizers.StripAccents()]
     if config.strip_accents or (config.lowercase and config.normalization == "nfkc"):
-        # Compose again, because NFD also decomposes Hangul syllables, and some letters are composed in lower case only.
+        # Compose again, because NFD also decomposes Hangul syllables, and some letters have a composed form in lower
+        # case only.
         steps += [normalizers.NFC()]
     if config.replace_quotes:
         steps += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
@@ -72,7 +73,7 @@ def make_normalizer(config: NormalizationConfig) -> "normalizers.Normalizer":
 
 
 def make_pre_tokenizer(config: NormalizationConfig) -> "pre_tokenizers.PreTokenizer":
-    """Make the pre-tokenizer. It cuts text into words with a mark at their start, and into digits if configured."""
+    """Make the pre-tokenizer, which cuts text into words with a mark at their start and, if configured, into digits."""
     from tokenizers import pre_tokenizers
 
     # "first": text that follows a special token without a space, such as the full stop in "[MASK].", gets no mark.
@@ -117,7 +118,7 @@ class UnigramConfig(Bounded):
     vocab_size: int | None = flag(
         None,
         "Number of tokens in the vocabulary, including special tokens and bytes. Default: 32,000 for 400 MB of text or "
-        "more; for less text in proportion to the square root of its size (8,576 for 25 MB), but at least twice the "
+        "more; for less text, proportional to the square root of its size (8,576 for 25 MB), but at least twice the "
         "number of different characters, and a multiple of 128.",
         is_usual=True,
     )
@@ -141,12 +142,12 @@ class UnigramConfig(Bounded):
         metavar="TOKEN",
     )
     pad_vocab_to_multiple_of: int | None = flag(
-        None, "Pad the vocabulary with <unused0>, <unused1>, … to a multiple of N, such as 128.", at_least=1
+        None, "Pad the vocabulary to a multiple of N, such as 128, with <unused0>, <unused1>, ….", at_least=1
     )
     max_bytes: int = flag(
         1_000_000_000,
-        "Maximum number of bytes of text to train on. Of a larger corpus a random half, quarter, … is used. More than "
-        "1 GB hardly changes the tokens.",
+        "Maximum number of bytes of text to train on. From a larger corpus, a random half, quarter, … is used. More "
+        "than 1 GB hardly changes the tokens.",
         at_least=MIN_BYTES,
     )
 
@@ -169,7 +170,7 @@ class UnigramConfig(Bounded):
 
     @property
     def max_distinct_characters(self) -> int:
-        """Maximum number of characters of all distinct segments; memory and time of the training are proportional."""
+        """Maximum number of characters of all distinct segments; memory and time of training grow with it."""
         return max(
             MIN_DISTINCT_CHARACTERS, DISTINCT_CHARACTERS_PER_TOKEN * (self.vocab_size or DEFAULT_VOCABULARY_SIZE)
         )

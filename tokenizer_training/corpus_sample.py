@@ -1,8 +1,8 @@
-"""Count the words of a corpus in a single pass: draw a random sample of bounded size, and hold out some passages.
+"""Count the words of a corpus in a single pass: draw a random sample of limited size, and hold out some passages.
 
-A word is counted in segments: it is cut where letters change to signs or back. SentencePiece allows no token across
-such a change, so nothing is lost, and there are half as many distinct segments as words: "word", "word," and "(word)"
-share a segment. A segment that starts a word carries the mark `▁`.
+A word is counted in segments: it is cut wherever a letter is next to a sign. SentencePiece allows no token across such
+a boundary, so nothing is lost, and there are half as many distinct segments as distinct words: "word", "word," and
+"(word)" share a segment. A segment that starts a word carries the mark `▁`.
 
 If there are several sources, the counts are scaled so that each source has a fixed share of the sum: its weight, or
 bytes^alpha (Conneau et al. 2020, section 3.1). The words of a source with too little text count several times, as if
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Blocks of this size are drawn, skipped or counted as a whole. Counting one takes a worker less than a second.
 BLOCK_BYTES = 4 << 20
-# Even a small sample comes from this number of places in the text.
+# Even a small sample is drawn from at least this many places in the text.
 MIN_BLOCKS = 64
 # Dropping the rarest segments takes as long as counting a block, so it is not done after every block.
 EXCESS_BEFORE_DROPPING = 1.5
@@ -68,7 +68,7 @@ class WordCounts:
         self.num_words //= 2
 
     def scaled(self, times: float) -> "WordCounts":
-        """Return the rounded counts of `times` copies of the text; `times` may be a fraction above 1."""
+        """Return the counts multiplied by `times` and rounded. `times` need not be a whole number."""
 
         def scale(counts: Counter[str]) -> Counter[str]:
             return Counter({key: round(count * times) for key, count in counts.items()})
@@ -76,7 +76,7 @@ class WordCounts:
         return WordCounts(scale(self.segments), scale(self.characters), round(self.num_words * times))
 
     def keep_most_frequent(self, max_characters: int) -> int:
-        """Drop the rarest segments until the others have at most `max_characters` in all.
+        """Drop the rarest segments until the others have at most `max_characters` in total.
 
         Returns:
             The number of segments that were dropped.
@@ -158,7 +158,7 @@ def _halved(counts: Counter[str], generator: random.Random) -> Counter[str]:
 
 
 class HeldOut:
-    """A random sample of passages from all over the text.
+    """A random sample of passages from all parts of the text.
 
     Args:
         generator: source of the random numbers.
@@ -181,7 +181,7 @@ class HeldOut:
         return [passage for _, passage in self._kept]
 
     def others(self, passages: Iterable[str]) -> Iterator[str]:
-        """Hold out some passages, and yield the others. If too much is held out, some of it is yielded after all."""
+        """Hold out some passages, and yield the others. Passages that were held out in excess are yielded later."""
         for passage in passages:
             draw = self._generator.random()
             if draw >= self._fraction or not passage.strip():
@@ -253,13 +253,13 @@ def sample_corpus(
     num_processes: int,
     on_bytes: Callable[[int], object] = no_progress,
 ) -> CorpusSample:
-    """Count a sample of the documents in memory that does not grow with their length and number.
+    """Count a sample of the documents. The memory used does not grow with their length and number.
 
     The result does not depend on the number of processes. When the sample becomes too large, the counts of all words
     are halved, as if only half of the text had been sampled. So a single pass is enough for a corpus of any size.
 
     Args:
-        documents: texts. They are read once, in this process; workers count.
+        documents: texts. They are read once, in this process; workers do the counting.
         config: how to normalize words.
         max_bytes: maximum size of the counted text.
         max_distinct_characters: maximum number of characters of all distinct segments. The rarest segments are dropped.
@@ -320,10 +320,9 @@ def _count_block(config: NormalizationConfig, block: tuple[list[str], bool]) -> 
 
 
 def max_bytes_of(mixture: "Mixture", max_bytes: int, alpha: float | None) -> dict[str, int]:
-    """Return how many bytes to sample from each source.
+    """Return how many bytes to sample from each source: `max_bytes`, divided in proportion to the weights or sizes.
 
-    `max_bytes` is divided by the weights or sizes of the sources. If sizes are not known before the sources are read,
-    each source gets `max_bytes`.
+    If sizes are not known before the sources are read, each source gets `max_bytes`.
     """
     files = {name: corpus.files(corpus.config.split) for name, corpus in mixture.corpora.items()}
     if not mixture.weights and not all(files.values()):

@@ -21,11 +21,11 @@ SCRIPTS_WITHOUT_SPACES = ("Han", "Hiragana", "Katakana", "Bopomofo", "Thai", "La
 
 @dataclass(frozen=True)
 class Fit:
-    """Counts of the texts of a source that separate words by spaces, or of its other texts.
+    """Counts for the texts of a source that separate words with spaces, or for its other texts.
 
     Attributes:
         source: name of the source; empty for a single corpus.
-        has_spaces: whether the texts separate words by spaces.
+        has_spaces: whether the texts separate words with spaces.
         num_words: number of words, separated by white space.
         num_characters: number of characters, including white space.
         num_tokens: number of tokens.
@@ -71,7 +71,7 @@ def _describe_ratio(fit: Fit) -> str:
 
 
 def measure_fits(tokenizer: "PreTrainedTokenizerFast", texts_by_source: Mapping[str, Sequence[str]]) -> list[Fit]:
-    """Measure each source: once on its texts that separate words by spaces, and once on its other texts."""
+    """Measure each source: once on its texts that separate words with spaces, and once on its other texts."""
     return [fit for source, texts in texts_by_source.items() for fit in _fits_of_source(tokenizer, source, texts)]
 
 
@@ -99,7 +99,7 @@ def _measure(tokenizer: "PreTrainedTokenizerFast", source: str, has_spaces: bool
 
 
 def separates_words(text: str) -> bool:
-    """Return whether at least half of the letters belong to scripts that separate words by spaces."""
+    """Return whether at least half of the letters belong to scripts that separate words with spaces."""
     letter, without_spaces = _patterns()
     return 2 * len(without_spaces.findall(text)) <= len(letter.findall(text))
 

@@ -45,7 +45,7 @@ INCHES = (9.0, 3.6)
 ROW_INCHES = 0.42
 MAX_ROWS = 24
 DARK = "#1f2937"
-# Background colors of tokens. Neighbors differ, and dark text is readable on each.
+# Background colors of tokens. Adjacent colors differ, and dark text is readable on each.
 TOKEN_COLORS = ("#bfdbfe", "#fde68a", "#bbf7d0", "#fbcfe8", "#ddd6fe")
 # Lengths of sentences that fit on a line of the plot, with a little space around each token.
 SENTENCE_CHARACTERS = (30, 70)
@@ -54,7 +54,7 @@ NUM_CANDIDATES = 200
 # The zones of the scale of tokens per word: the end of the zone, its meaning, and its color.
 ZONES = (
     (1.5, "good: most words are a single token", "#86efac"),
-    (2.0, "usual for a small vocabulary, or a language of long words", "#d9f99d"),
+    (2.0, "usual for a small vocabulary, or a language with long words", "#d9f99d"),
     (2.5, "high: try more text, or a larger --vocab-size", "#fde68a"),
     (3.0, "very high: is this text like the text it was trained on?", "#fca5a5"),
 )
@@ -185,7 +185,7 @@ def build_report(
         tokenizer: the tokenizer.
         quality: its quality on the held-out texts.
         source: name of the held-out texts, human-readable.
-        texts: the held-out texts, from all over which examples are taken.
+        texts: the held-out texts. Examples are taken from all parts of them.
         character_counts: counts of the characters of the sample, after normalization. The report lists those that are
             not tokens, because they become <unk> or bytes.
         input_record: amounts of text that were read and used.
@@ -219,7 +219,7 @@ def _characters(tokenizer: "PreTrainedTokenizerFast", counts: Mapping[str, int])
 
 
 def _examples(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Encode some lines from all over the texts. Only words that are longer than a line are cut."""
+    """Encode some lines from all parts of the texts. Only words that are longer than a line are cut."""
     lines = [
         line
         for text in _evenly(texts, NUM_EXAMPLES)
@@ -285,7 +285,7 @@ def verdict(tokens_per_word: float) -> str:
 
 
 def draw_report(report: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str]) -> bytes:
-    """Draw tokens per word on a scale, with a row for each source, and a sentence cut into tokens.
+    """Draw the tokens per word on a scale, with a row for each source, and a sentence cut into tokens.
 
     Returns:
         The plot as PNG. The bytes depend only on the arguments, the version of matplotlib and, if its font lacks some
@@ -315,7 +315,10 @@ def draw_report(report: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast",
 
 
 def _draw_fit(axes: "Axes", fit: Fit | None) -> None:
-    """Draw tokens per word as a number, on a scale and in words. If there are no words, draw characters per token."""
+    """Draw the tokens per word as a number, on a scale and in words.
+
+    If there are no words, draw the characters per token.
+    """
     axes.set_axis_off()
     axes.set(xlim=(1.0, ZONES[-1][0]), ylim=(0, 1))
     if fit is None or not fit.num_words:

@@ -71,19 +71,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TUTORIAL_REPOSITORY = "unigram-tokenizer-dataset"
-# A single process reads the text, and cannot keep more workers than these busy.
+# A single process reads the text, which cannot keep more than this number of workers busy.
 MAX_COUNTING_PROCESSES = 8
 
 # With fewer words the command warns that the tokens will not fit other text.
 FEW_WORDS = 10_000
-# For a smaller corpus the suggested next command makes short rows, as for a first try.
+# For a smaller corpus, the suggested next command makes short rows, which suit a first try.
 SMALL_CORPUS_BYTES = 100_000_000
 
 # Waits before the retries of saving. Cloud Storage's client already retries each attempt for two minutes.
 SAVE_RETRY_SECONDS = growing_delays(5.0, 5)
 
 RECORDED_PACKAGES = ("mlm-pretraining", "datasets", "numpy", "regex", "sentencepiece", "tokenizers", "transformers")
-# The keys of `report.json` that are published. Its examples are excerpts of the text, and are not.
+# The keys of `report.json` that are published. Its examples are not, because they are excerpts of the text.
 PUBLIC_FIGURES = ("vocabulary_size", "pieces", "input", "characters", "held_out", "fit", "sources", "longest_pieces")
 
 
@@ -229,7 +229,7 @@ def check_output_folder(folder: str, settings: dict[str, Any]) -> bool:
 
 
 def _differences(recorded: dict[str, Any], requested: dict[str, Any]) -> str:
-    """Describe how the requested corpus and settings differ from the recorded ones; empty if they do not."""
+    """Describe how the requested corpus and settings differ from the recorded ones; return "" if they do not."""
     old, new, has_bad_rows = corpora_of(recorded), corpora_of(requested), recorded["bad_rows"]["num_rows"] > 0
     pairs = [(old[name], new[name]) for name in new if name in old]
     changes = [describe_changes(*corpora, has_bad_rows=has_bad_rows) for corpora in pairs]

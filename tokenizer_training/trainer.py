@@ -37,9 +37,9 @@ from tokenizer_training.corpus_sample import WordCounts
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# With so few digits `tokenizers` reads exactly the number that was written.
+# With no more decimals than this, `tokenizers` reads exactly the number that was written.
 SCORE_DECIMALS = 6
-# This score is so low that text that looks like a special token or a byte token is cut into ordinary tokens.
+# A score so low that text that looks like a special token or a byte token is cut into ordinary tokens instead.
 NOT_IN_TEXT_SCORE = -1000.0
 # SentencePiece uses this sign for unknown characters, so it cannot become a piece.
 NEVER_A_PIECE = "▅"
@@ -58,7 +58,7 @@ NUM_THREADS = 16
 EM_ROUNDS_PER_PRUNING = 2
 SHRINKING_FACTOR = 0.75
 FINAL_EXCESS = 1.1
-# Time and memory are proportional to the seeds. More than 6 seeds per piece did not improve the pieces.
+# Time and memory are proportional to the number of seeds. More than 6 seeds per piece did not improve the pieces.
 SEEDS_PER_PIECE = 8
 # Limit of SentencePiece's input. A segment is at most a passage of text.
 MAX_SEGMENT_BYTES = 1 << 16
@@ -85,7 +85,7 @@ def train_unigram(
 
     Args:
         counts: counts of text that was normalized with `normalization`. The segments are consumed.
-        num_bytes: size of that text, from which the default size of the vocabulary follows.
+        num_bytes: size of that text, which determines the default size of the vocabulary.
         config: settings of the vocabulary. Its `vocab_size` is met exactly.
         normalization: how to normalize text.
         on_round: called with the number of finished rounds of training, and the expected total.
@@ -113,8 +113,8 @@ def train_unigram(
 def choose_alphabet(characters: Counter[str], config: UnigramConfig) -> set[str]:
     """Choose the characters that become tokens.
 
-    These are the most frequent characters that make up the requested coverage, ASCII, the rare letters of small
-    alphabets (otherwise German would lose Ö and English J), and the characters of the reserved tokens (so that text
+    These are the most frequent characters, up to the requested coverage, ASCII, the rare letters of small alphabets
+    (otherwise German would lose Ö and English would lose J), and the characters of the reserved tokens (so that text
     that looks like such a token can be spelled).
     """
     by_rank = sorted(characters.keys() - {WORD_MARK}, key=lambda character: (-characters[character], character))
@@ -177,7 +177,7 @@ def _as_tokenizer(
         pad_token=tokens["pad"],
         sep_token=tokens["sep"],
         unk_token=tokens["unk"],
-        # lstrip: the space before [MASK] belongs to it, as it would belong to the word that [MASK] stands for.
+        # lstrip: the space before [MASK] belongs to the token, as it would belong to the word that [MASK] stands for.
         mask_token=AddedToken(tokens["mask"], lstrip=True, special=True),
         additional_special_tokens=config.extra_special_tokens,
         model_input_names=["input_ids", "attention_mask"],
@@ -217,7 +217,7 @@ def _train_vocabulary(
 def train_pieces(
     folder: str, num_pieces: int, reserved: Collection[str] = (), on_round: Callable[[int, int], object] = no_progress
 ) -> list[tuple[str, float]]:
-    """Train exactly `num_pieces` pieces: every character, and the substrings that EM finds best.
+    """Train exactly `num_pieces` pieces: every character, and the substrings that EM rates best.
 
     Args:
         folder: folder with the table of counted segments, `SEGMENTS`. Temporary files are written to it.
@@ -287,7 +287,8 @@ def _run_trainer(arguments: dict[str, object], last_num_pieces: int, on_round: C
     num_rounds = 0
     lines: list[str] = []
     try:
-        with contextlib.suppress(BrokenPipeError), process.stdin:  # the exit status shows why it does not read
+        # If the trainer has stopped reading, the exit status shows why.
+        with contextlib.suppress(BrokenPipeError), process.stdin:
             process.stdin.write(json.dumps(arguments).encode())
         for line in process.stderr:
             lines = [*lines[-9:], line.decode(errors="replace").strip()]
@@ -324,8 +325,8 @@ def seed_pieces(segments: Sequence[str], counts: Sequence[int], max_pieces: int)
     """Find substrings of 2 to 16 characters, as initial pieces for SentencePiece.
 
     A substring that is always followed by the same character is left out, because the longer substring represents it.
-    SentencePiece could find seeds itself, with a suffix array. But if words are counted, it takes the number of
-    distinct words for the number of occurrences, and leaves out every word that is not part of a longer one.
+    SentencePiece could find seeds itself, with a suffix array. But given counted words, it uses the number of distinct
+    words as the number of occurrences, and leaves out every word that is not part of a longer one.
 
     Args:
         segments: distinct segments.
@@ -352,7 +353,7 @@ class _Substrings:
 
     Attributes:
         starts: position of each occurrence in the concatenated segments; (num_occurrences,).
-        groups: group of each occurrence, which has the same text; (num_occurrences,).
+        groups: group of each occurrence; the occurrences of a group have the same text; (num_occurrences,).
         first: index of an occurrence of each group; (num_groups,).
         counts: number of occurrences of each group in the corpus; (num_groups,).
     """

@@ -12,17 +12,19 @@ from pathlib import Path
 
 PROJECT_FOLDER = Path(__file__).resolve().parents[2]
 COMMAND_FOLDERS = ("tokenizer_training", "tfrecord_prep", "train", "finetuning", "recipes")
-# The signals that stop a command, and its exit status then: EXIT_INTERRUPTED and EXIT_STOPPED of `mlm_common.errors`.
+# The signals that stop a command, with the exit status for each: EXIT_INTERRUPTED and EXIT_STOPPED of
+# `mlm_common.errors`.
 STATUSES = {signal.SIGINT: 130, signal.SIGTERM: 75}
 DEFAULT_HANDLERS = (signal.default_int_handler, signal.SIG_DFL)
 STOPPED_EARLY = b"Stopped.\n"
-# Options of Python's command line: `-m NAME`, perhaps joined with others (`-um NAME`), and those that take a value.
+# Options of Python itself: `-m NAME`, possibly joined with other options (`-um NAME`), and the options that take a
+# value.
 _MODULE_OPTION = re.compile("-[bBdEiIOPqsSuvx]*m(.*)")
 OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 def stop_at_once() -> None:
-    """Make Ctrl-C and SIGTERM end the process at once. A command later replaces these handlers by its own."""
+    """Make Ctrl-C and SIGTERM end the process at once. A command later replaces these handlers with its own."""
     for number in STATUSES:
         if signal.getsignal(number) in DEFAULT_HANDLERS:
             signal.signal(number, end_early)
@@ -38,7 +40,7 @@ def end_early(number: int, _frame: object) -> None:
 def script_path() -> Path | None:
     """Return the path of the script or module that Python was started with, if any.
 
-    A profiler or debugger that runs a script gives None, because it still has to write its results after the script.
+    Under a profiler or debugger the result is None, because that program still has work to do after the script.
     """
     main = sys.modules.get("__main__")
     path, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)

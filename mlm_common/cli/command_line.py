@@ -1,4 +1,4 @@
-"""Run a command: read its settings from flags and files, print errors in one line, and log its start and end."""
+"""Run a command: read its settings from flags and files, print each error on one line, and log its start and end."""
 
 import argparse
 import functools
@@ -33,7 +33,7 @@ from mlm_common.storage.guard import guarded_read
 
 logger = logging.getLogger(__name__)
 
-# Texts by which the exceptions of all libraries show that the disk is full.
+# Texts in exceptions, whatever library raised them, that show that the disk is full.
 DISK_FULL = ("No space left on device", "Disk quota exceeded")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -48,7 +48,7 @@ def read_yaml_file(path: str | Path, flag: str) -> Any:
 
 
 class _UniqueKeysLoader(yaml.SafeLoader):
-    """Rejects duplicate keys. PyYAML would silently use the last value."""
+    """Rejects duplicate keys, for which PyYAML would silently use the last value."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -179,7 +179,8 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
                 main(argv)
             except (KeyboardInterrupt, Exception) as error:
                 keep(error)
-                # After an interrupt any other error is its consequence: C++ code and guards turn it into their errors.
+                # After an interrupt, any other error is a consequence of it: C++ code and guards replace it with their
+                # own errors.
                 if interrupts or isinstance(error, KeyboardInterrupt):
                     return describe_interrupt(interrupts)
                 return _describe_error(error)
@@ -192,7 +193,7 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
 
 
 def _describe_error(error: Exception) -> int:
-    """Print an expected error in one line, and return its exit status. Raise any other error."""
+    """Print an expected error on one line, and return its exit status. Raise any other error."""
     if isinstance(error, InputError | RunFailedError):
         is_stop = error.exit_status == EXIT_STOPPED  # not an error, but a shutdown request
         print(error if is_stop else f"error: {_with_escapes(str(error))}", file=sys.stderr)
@@ -217,7 +218,7 @@ def peak_memory_bytes() -> int:
 
 
 def log_start(command_file: str) -> None:
-    """Log the file of the command, the version of the project, and the commit of its checkout."""
+    """Log the command's file, the project's version, and the commit of the checkout."""
     path = Path(command_file).resolve()
     shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     logger.info("%s, version %s, commit %s", shown, version("mlm-pretraining"), commit())

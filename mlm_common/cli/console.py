@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 VERBOSE_FLAG = "--verbose"
 OUR_PACKAGES = ("mlm_common", "tokenizer_training", "tfrecord_prep", "train", "finetuning", "benchmarks", "__main__")
-# Libraries whose warnings are hidden. Those of TensorFlow concern its API and the speed of callbacks, which a user
-# cannot change. Those of huggingface_hub concern failures that it retries; if all retries fail, we report the error.
+# Libraries whose warnings are hidden. TensorFlow warns about its API and the speed of callbacks, which a user cannot
+# change. huggingface_hub warns about failures that it retries; if all retries fail, we report the error.
 QUIET_LIBRARIES = {"absl": logging.ERROR, "tensorflow": logging.ERROR, "huggingface_hub": logging.ERROR}
 # The variables that set the log levels of TensorFlow's and gRPC's C++ code, which reads them when it is imported.
 VERBOSE_VARIABLES = {"TF_CPP_MIN_LOG_LEVEL": "0", "GRPC_VERBOSITY": "INFO"}
@@ -33,7 +33,7 @@ SECONDS_BETWEEN_LINES = 10.0
 def add_verbose_flag(parser: argparse.ArgumentParser) -> None:
     """Add the flag that every command accepts; `set_up_console` reads it."""
     parser.add_argument(
-        VERBOSE_FLAG, action="store_true", help="Also show messages of libraries, and the origin of each line."
+        VERBOSE_FLAG, action="store_true", help="Also show the messages of libraries, and where each line comes from."
     )
 
 
@@ -41,7 +41,7 @@ def set_up_console(arguments: Sequence[str]) -> None:
     """Set up logging to standard error.
 
     Without `--verbose`, all messages of this project are shown, but only warnings and errors of other packages. With
-    `--verbose`, everything is shown. If logging is already set up, as in a test, its handlers stay.
+    `--verbose`, everything is shown. If logging is already set up, as in a test, its handlers are kept.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -1,4 +1,4 @@
-"""The command-line parser: makes flags from dataclasses, groups the help, and reports each mistake in one line."""
+"""The command-line parser: makes flags from dataclasses, groups the help, and reports each mistake on one line."""
 
 import argparse
 import dataclasses
@@ -144,7 +144,7 @@ class FlagParser(argparse.ArgumentParser):
         self._group_named(USUAL_GROUP)
         for dataclass_type in dataclass_types:
             types, group = get_type_hints(dataclass_type), getattr(dataclass_type, "FLAG_GROUP", "Flags")
-            self._group_named(group)  # first, so that it comes before the groups that single fields name
+            self._group_named(group)  # first, so that it comes before the groups that individual fields name
             for field in dataclasses.fields(dataclass_type):
                 if field.init:
                     self._add_flag(field, types[field.name], group)

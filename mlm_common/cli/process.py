@@ -45,17 +45,20 @@ def begin_script() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is `number`
     sys.stdout, sys.stderr = _lasting(sys.stdout, 1), _lasting(sys.stderr, 2)
     stop_at_once()
 
 
 def _ignore(_number: int, _frame: object) -> None:
-    """Do nothing. Unlike `signal.SIG_IGN`, it is replaced when another command starts in the same script."""
+    """Ignore a signal.
+
+    Unlike `signal.SIG_IGN`, this handler is replaced when another command starts in the same script.
+    """
 
 
 class _LastingFile(io.FileIO):
-    """Writes to a pipe as long as it has a reader, and drops the output afterwards."""
+    """Writes to a pipe as long as the pipe has a reader, and then drops the output."""
 
     def write(self, content: Any, /) -> int:
         try:
@@ -112,7 +115,7 @@ def interruptible() -> Iterator[Sequence[int]]:
         if is_first:
             raise KeyboardInterrupt
 
-    if before:  # otherwise another command called this one, and the signals are its
+    if before:  # otherwise another command called this one, and handles the signals
         _received.clear()
     for number in before:
         signal.signal(number, interrupt)
@@ -120,7 +123,7 @@ def interruptible() -> Iterator[Sequence[int]]:
         yield _received
     finally:
         for number, handler in before.items():
-            # A script is about to end, so it ignores signals in its last moments.
+            # A script is about to end here, so it ignores signals from now on.
             signal.signal(number, _ignore if handler is end_early else handler)
         if before:
             _received.clear()
@@ -171,7 +174,7 @@ def run_as_script(main: Callable[[], int]) -> NoReturn:
     except SystemExit as error:
         keep(error)
         status = _as_status(error.code)
-    except KeyboardInterrupt:  # may come in the moment after the command
+    except KeyboardInterrupt:  # Ctrl-C may be pressed just after the command ends
         status = EXIT_INTERRUPTED
     except BaseException as error:
         keep(error)

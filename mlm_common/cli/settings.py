@@ -151,7 +151,7 @@ def nearest_name(name: str, names: Iterable[str]) -> str | None:
 
 
 def describe_differences(recorded: dict[str, Any], requested: dict[str, Any]) -> str:
-    """Describe the first requested settings that differ from the recorded ones; empty if all are equal.
+    """Describe the first requested settings that differ from the recorded ones; return "" if all are equal.
 
     Args:
         recorded: settings as JSON values. Keys that `requested` lacks are ignored.

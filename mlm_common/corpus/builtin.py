@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 
 MAX_BYTES = 25_000_000
 MIN_DOCUMENT_CHARACTERS = 100
-# A paragraph with a smaller fraction of letters, not counting spaces, is taken for a table, a formula or code.
+# A paragraph in which letters are a smaller fraction of the characters, not counting spaces, is taken for a table, a
+# formula or code.
 MIN_LETTER_FRACTION = 0.75
 # Shorter paragraphs may occur several times, because they are headings such as "Returns:".
 MIN_UNIQUE_CHARACTERS = 60
@@ -68,7 +69,7 @@ def read_files(files: Sequence[str]) -> tuple[str, ...]:
 
 
 def _key(files: Sequence[str]) -> str:
-    """Hash what decides the documents: Python's version, this module, and the path, size and time of each file."""
+    """Hash what determines the documents: Python's version, this module, and the path, size and time of each file."""
     digest = hashlib.sha256(platform.python_version().encode() + Path(__file__).read_bytes())
     for path in files:
         status = os.stat(path)  # noqa: PTH116 (faster for thousands of paths)
@@ -77,7 +78,7 @@ def _key(files: Sequence[str]) -> str:
 
 
 def describe_builtin_corpus() -> dict[str, Any]:
-    """Return the version of Python, the number of packages, and a SHA-256 of their versions, which decide the text."""
+    """Return what determines the text: Python's version, the number of packages, and a SHA-256 of their versions."""
     packages = sorted(f"{package.name}=={package.version}" for package in distributions(path=_package_folders()))
     return {
         "python": platform.python_version(),
@@ -125,7 +126,7 @@ def _docstrings(tree: ast.Module) -> Iterator[str]:
 
 
 def _prose(docstring: str) -> str:
-    """Return the paragraphs of prose of a docstring, without examples, tables, formulas and code."""
+    """Return the paragraphs of prose in a docstring, without examples, tables, formulas and code."""
 
     def is_prose(paragraph: str) -> bool:
         characters = "".join(paragraph.split())
@@ -136,7 +137,10 @@ def _prose(docstring: str) -> str:
 
 
 def _without_repeated_paragraphs(documents: Iterable[str]) -> Iterator[str]:
-    """Yield the documents without paragraphs that occurred before: packages repeat the text of common arguments."""
+    """Yield the documents without paragraphs that occurred before.
+
+    Packages repeat the descriptions of common arguments.
+    """
     seen: set[bytes] = set()
     for document in documents:
         new = []

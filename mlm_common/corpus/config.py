@@ -56,7 +56,7 @@ class CorpusConfig(Bounded):
     sample_by: SampleBy | None = flag(
         None,
         "What counts as one document in a .txt file. line: each line (as in `datasets`). paragraph: text between blank "
-        "lines. document: the whole file. Files of wrapped lines, such as books, need a choice. Default: line.",
+        "lines. document: the whole file. Required if lines are wrapped, as in books. Default: line.",
         is_usual=True,
     )
     split: Public[str] = flag(
@@ -93,7 +93,7 @@ class CorpusConfig(Bounded):
         "What to do with a record that cannot be read. fail: stop and say where it is. skip: leave it out and list it "
         "in the output.",
     )
-    trust_remote_code: bool = flag(False, "Accepted but without effect: data sets are never run as code.")
+    trust_remote_code: bool = flag(False, "Accepted for compatibility; the code of a data set is never run.")
     seed: int = flag(0, "Seed of --validation-percent and --test-percent, and of other draws from the corpus.")
 
     def __post_init__(self) -> None:
@@ -170,7 +170,7 @@ class CorpusConfig(Bounded):
         )
 
     def of_split(self, split: str) -> "CorpusConfig":
-        """Return a copy in which all settings without influence on the documents of a split have their defaults."""
+        """Return a copy in which all settings that do not affect the documents of a split have their defaults."""
         unused = ["streaming", "trust_remote_code"]
         unused += [f"{other}_{origin}" for other in HELD_OUT_SPLITS if other != split for origin in ("files", "split")]
         if self.has_separate_source(split):
@@ -199,7 +199,7 @@ class CorpusConfig(Bounded):
 
 @dataclass(frozen=True)
 class SourcesConfig(Bounded):
-    """Several corpora instead of one, such as languages."""
+    """Several corpora, such as languages, instead of one."""
 
     FLAG_GROUP = "Corpus"
 

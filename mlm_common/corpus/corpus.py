@@ -40,14 +40,14 @@ logger = logging.getLogger(__name__)
 # Byte ranges of files, which a worker reads, or the documents themselves.
 Partition = list[ByteRange] | list[str]
 
-# Wrapped lines are recognized in the first lines of the first .txt files.
+# Only the first lines of the first .txt files are checked for wrapped lines.
 NUM_FILES_CHECKED = 4
 NUM_LINES_CHECKED = 500  # per file
-# Number of files and of lines per file that are searched for blank lines, and number of files to name in the warning.
+# How many files, and how many lines per file, are searched for blank lines; and how many files the warning names.
 NUM_FILES_SEARCHED, NUM_LINES_SEARCHED, NUM_NAMES = 64, 2000, 3
 # Number of documents that are read to check that each drawn split has text.
 NUM_DOCUMENTS_DRAWN = 100_000
-MIN_LINES = 20  # fewer lines are no evidence
+MIN_LINES = 20  # fewer lines prove nothing
 MIN_WIDTH, MAX_WIDTH = 40, 100  # characters
 # Lines count as wrapped if at least this fraction of them has no room for the first word of the next line.
 MIN_FULL_FRACTION = 0.7
@@ -59,7 +59,7 @@ class Source:
     """Where documents come from.
 
     Attributes:
-        read: yields all documents, from the first one on, and adds rows that it skips to its argument.
+        read: yields all documents from the first one on, and appends the rows that it skips to its argument.
         files: the text files that `read` reads; empty if it reads something else.
     """
 
@@ -72,7 +72,7 @@ class Corpus:
     """An opened corpus. Made by `open_corpus`.
 
     Attributes:
-        config: the settings, completed by absolute paths, the commit of a data set, and `sample_by`.
+        config: the settings, completed with absolute paths, the commit of a data set, and `sample_by`.
         record: the settings and what identifies the text (see `identity.py`), as JSON values.
         sources: sources by the name of their split: the main split `config.split`, and those of `validation` and
             `test` that are not drawn from it.
@@ -89,7 +89,7 @@ class Corpus:
         return (self.config.split, *(split for split in held_out if split != self.config.split))
 
     def files(self, split_name: str) -> tuple[StoredFile, ...]:
-        """Return the text files that are read for a split; empty if it does not come from text files."""
+        """Return the text files that are read for a split; none if it does not come from text files."""
         return self._source(split_name).files
 
     def documents(self, split_name: str, bad_rows: BadRows | None = None) -> Iterator[str]:
@@ -131,7 +131,7 @@ class Corpus:
         return read_partition(self.config, split_name, byte_ranges, bad_rows)
 
     def num_sampled_bytes(self, split_name: str, max_bytes: int) -> int | None:
-        """Estimate the bytes of text that `sampled_documents` reads; None if the sizes of the files do not show it."""
+        """Estimate how many bytes of text `sampled_documents` reads; None if the sizes of the files do not tell."""
         files = self._files_to_cut(split_name)
         if not files or any(file.name.endswith((".gz", ".parquet")) for file in files):
             return None
@@ -153,7 +153,7 @@ class Corpus:
         return draw_byte_ranges(self._files_to_cut(split_name), self.config, num_bytes)
 
     def _files_to_cut(self, split_name: str) -> tuple[StoredFile, ...]:
-        """Return the files of a split; empty if a limit requires counting its documents from the first one on."""
+        """Return the files of a split; none if a limit requires counting its documents from the first one on."""
         return () if self._has_limit(split_name) else self.files(split_name)
 
     def _has_limit(self, split_name: str) -> bool:
@@ -353,7 +353,7 @@ def check_lines(files: Iterable[StoredFile]) -> None:
 
 
 def describe_unbroken_files(files: Iterable[StoredFile]) -> str:
-    """Name the .txt files without blank lines, each of which is one document; empty if there are none."""
+    """Return a warning that names .txt files without blank lines, which are one document each; "" if there are none."""
     texts = [file for file in files if file.name.removesuffix(".gz").endswith(".txt")][:NUM_FILES_SEARCHED]
     unbroken = []
     for file in texts:
@@ -398,7 +398,7 @@ def check_drawn_splits(corpus: Corpus) -> None:
 
 
 def are_wrapped(lines: Sequence[str]) -> bool:
-    """Return whether lines look wrapped: most of them have no room for the first word of the next line."""
+    """Return whether lines look wrapped, because most of them have no room for the first word of the next line."""
     widths = sorted(len(line) for line in lines if line.strip())
     if len(widths) < MIN_LINES:
         return False

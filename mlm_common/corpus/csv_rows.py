@@ -1,4 +1,4 @@
-"""Read CSV as written by Excel and other programs: recognize the delimiter, and number the lines of the rows."""
+"""Read CSV as written by Excel and other programs: detect the delimiter, and keep the line number of each row."""
 
 import csv
 import itertools
@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 
 from mlm_common.errors import InputError
 
-# {delimiter: its plural in messages}
+# {delimiter: its name in messages, in the plural}
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
-# The delimiter is recognized from at most this many lines and characters.
+# The delimiter is detected from at most this many lines and characters.
 MAX_LINES, MAX_CHARACTERS = 1000, 1 << 20
-# Limits what a quotation mark that is never closed can take up.
+# Limits how much text a quotation mark that is never closed can take in.
 MAX_FIELD_CHARACTERS = 1 << 30
 MAX_SHOWN_CHARACTERS = 80
-# With the right delimiter more than this fraction of the rows has as many fields as the first. Not all rows need to,
-# because any row can have an error.
+# With the right delimiter, more than this fraction of the rows have as many fields as the first. It is below 1, because
+# any row can have an error.
 MIN_SHARE = 0.5
 MIN_ROWS_BELOW_TITLE = 2  # the names of the columns, and a row
 NAMES_FIRST = "The first row must name the columns: delete a title above it."
@@ -46,8 +46,8 @@ class CsvRows:
     Args:
         lines: lines of the text with their line ends, from a file opened with `newline=""`.
         name: name of the file, for errors.
-        delimiter: the delimiter; None to recognize it from the first rows. A first line such as `sep=;` sets it, too,
-            and does not count as a row.
+        delimiter: the delimiter; None to detect it from the first rows. A first line such as `sep=;` sets it, too, and
+            does not count as a row.
 
     Attributes:
         names: names of the columns; empty if there are no rows.
@@ -81,14 +81,14 @@ class CsvRows:
                 yield replace(row, fields=self._fitted(row.fields))
 
     def _fitted(self, fields: list[str]) -> list[str]:
-        """Return one field per column, if only blank fields have to be dropped or added; else return all fields."""
+        """Return one field per column if only blank fields must be dropped or added; otherwise return all fields."""
         num_names, num_fields = len(self.names), len(fields)
         if any(text.strip() for text in (*fields[num_names:], *self.names[num_fields:])):
             return fields
         return fields[:num_names] + [""] * (num_names - num_fields)
 
     def problem(self, row: CsvRow) -> str | None:
-        """Describe what is wrong with a row whose number of fields differs from that of the first row, else None."""
+        """Describe a row whose number of fields differs from that of the first row; return None for any other row."""
         if len(row.fields) == len(self.names):
             return None
         return f"line {row.line:,} has {len(row.fields)}: `{_shown(row.text)}`"
@@ -126,7 +126,7 @@ def parse_delimiter(value: str | None) -> str | None:
 
 
 def _first_lines(lines: Iterator[str]) -> tuple[list[str], bool]:
-    """Take the lines from which the delimiter is recognized; return them, and whether they are all lines."""
+    """Take the lines from which the delimiter is detected; return them, and whether the text has no more lines."""
     first: list[str] = []
     num_characters = 0
     for line in lines:
@@ -185,7 +185,7 @@ def _delimiters_below_title(lines: Sequence[str], is_whole: bool) -> list[str]:
 
 
 def _check_not_quoted_whole(lines: Sequence[str], is_whole: bool, name: str) -> None:
-    """Check that whole rows are not in quotation marks. Some spreadsheets do that when they save a table again.
+    """Check that whole rows are not in quotation marks. Some spreadsheets add such marks when they save a table again.
 
     Raises:
         InputError: most rows are in quotation marks.
@@ -207,7 +207,7 @@ def _check_not_quoted_whole(lines: Sequence[str], is_whole: bool, name: str) -> 
 
 
 def _share_of_rows(lines: Sequence[str], delimiter: str, is_whole: bool) -> float | None:
-    """Return the fraction of rows with as many fields as the first; None if the first has one field, or is not CSV."""
+    """Return the fraction of rows with as many fields as the first row; None if it has one field or is not CSV."""
     rows = csv.reader(lines, delimiter=delimiter, strict=True)
     num_fields = num_rows = num_equal = 0
     try:

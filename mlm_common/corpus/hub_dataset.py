@@ -32,7 +32,7 @@ CACHE_FILES = "cache-*.arrow"
 FILE_BUILDERS = ("csv", "json", "parquet", "text")
 # Settings of a builder that do not change how a file is read.
 NAMES_OF_FILES = ("name", "version", "data_dir", "data_files", "description")
-# Types of columns whose values are texts or missing.
+# Types of columns whose values are text or missing.
 TEXT_TYPES = ("string", "large_string", "string_view", "null")
 
 
@@ -91,7 +91,7 @@ class Dataset:
             return self._builder.as_dataset(split=split)
 
     def files(self, split: str) -> list[StoredFile]:
-        """Return the files of a split of a local folder, with their checksums; empty for a data set of the Hub."""
+        """Return the files of a split of a local folder, with their checksums; none for a data set on the Hub."""
         if not self.is_local:
             return []
         if self._saved is not None:
@@ -142,7 +142,7 @@ def loading_explained(message: str) -> Iterator[None]:
 
 
 def find_builder(name: str, config: str | None, revision: str | None) -> "DatasetBuilder":
-    """Return the builder by which `datasets` reads a data set. Values of several types in a JSON column are an error.
+    """Return the builder with which `datasets` reads a data set. Values of several types in a JSON column are an error.
 
     By default, a single value that is not text would turn all texts in its part of the file into quoted JSON.
     """
@@ -153,7 +153,7 @@ def find_builder(name: str, config: str | None, revision: str | None) -> "Datase
     try:
         builder = load_dataset_builder(name, config, revision=revision)
     except ValueError as error:
-        # Without the Hub, `datasets` finds in its cache only data that was fetched with the same settings.
+        # When the Hub is unreachable, `datasets` finds only data in its cache that was fetched with the same settings.
         if "Couldn't find cache" not in str(error):
             raise
         return find_strictly()
@@ -165,13 +165,16 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _root(error: BaseException) -> BaseException:
-    """Return the first exception of a chain, because `datasets` wraps it in exceptions that say nothing."""
+    """Return the first exception of a chain, because `datasets` wraps it in exceptions without information."""
     return _root(error.__cause__) if error.__cause__ is not None else error
 
 
 @contextlib.contextmanager
 def _logged_errors() -> Iterator[list[str]]:
-    """Collect the errors that `datasets` logs instead of printing them. Unlike its exceptions, they name the file."""
+    """Collect the errors that `datasets` logs, instead of printing them.
+
+    Unlike the exceptions it raises, they name the file.
+    """
     messages: list[str] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]

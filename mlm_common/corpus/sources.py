@@ -54,12 +54,15 @@ class Mixture:
 
 
 def corpora_of(record: Mapping[str, Any]) -> dict[str, Record]:
-    """Return the records of the corpora in a `Mixture.record`, by name; empty if it has none."""
+    """Return the records of the corpora in a `Mixture.record`, by name; an empty dict if it has none."""
     return record.get("sources") or ({"": record["corpus"]} if "corpus" in record else {})
 
 
 def check_recorded_mixture(record: Mapping[str, Any], path: str) -> None:
-    """Check a `Mixture.record` that was read from the file `path`. Any exception means that the record is damaged."""
+    """Check a `Mixture.record` that was read from the file `path`.
+
+    If it raises any exception, the record is damaged.
+    """
     corpora = corpora_of(record)
     for corpus in corpora.values():
         settings = typed_settings([CorpusConfig], as_settings(corpus["settings"], path), path)
@@ -83,8 +86,8 @@ def open_mixture(given: CorpusConfig, sources: SourcesConfig) -> Mixture:
 
     Raises:
         InputError: `given` names a corpus although there are sources, the file of sources does not map names to
-            settings, only some sources have weights, or two sources share text. Also whatever `CorpusConfig`,
-            `open_corpus` and `check_drawn_splits` raise, with the name of the source.
+            settings, only some sources have weights, or two sources share text. Also any error of `CorpusConfig`,
+            `open_corpus` and `check_drawn_splits`, with the name of the source.
     """
     if sources.sources is None:
         require(not sources.source_weights, "needs --sources", "--source-weights", " ".join(sources.source_weights))

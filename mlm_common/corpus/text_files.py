@@ -1,4 +1,4 @@
-"""Find text files, local or `gs://`, by patterns, cut them into byte ranges, and read the ranges.
+"""Find the text files, local or `gs://`, that match patterns, cut them into byte ranges, and read the ranges.
 
 A byte range is a unit of work for a worker. Byte ranges are also used to sample a corpus at a cost that does not depend
 on its size. Other functions cut documents into passages and groups.
@@ -42,12 +42,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Size of the blocks of a sample. In blocks of this size seeking, or sending a request, takes a small part of the time.
+# Size of the blocks of a sample. With blocks of this size, only a small part of the time is spent on seeking or sending
+# requests.
 SAMPLE_BLOCK_BYTES = 8 << 20
-# With fewer groups than these, and one that is too large, workers would run out of work.
+# With fewer groups than this, one of which is too large, some workers would run out of work.
 MIN_GROUPS = 16
-# A sample has at least this number of blocks, so that even a small one, or one of large row groups, comes from all over
-# the corpus.
+# A sample has at least this number of blocks, so that even a small sample, or a sample of large row groups, comes from
+# all over the corpus.
 MIN_SAMPLE_BLOCKS = 64
 MAX_PASSAGE_CHARACTERS = 4096
 
@@ -126,7 +127,7 @@ def group_byte_ranges(files: Sequence[StoredFile], sample_by: str, max_bytes: in
 
 
 def is_for_few_workers(files: Sequence[StoredFile], sample_by: str, max_bytes: int) -> bool:
-    """Return whether there are few groups, and one is larger than `max_bytes` because its file cannot be cut."""
+    """Return whether there are few groups, one of which is larger than `max_bytes` because its file cannot be cut."""
     groups = list(islice(group_byte_ranges(files, sample_by, max_bytes), MIN_GROUPS))
     is_too_large = any(sum(byte_range.num_bytes for byte_range in group) > max_bytes for group in groups)
     return is_too_large and len(groups) < MIN_GROUPS
@@ -136,8 +137,8 @@ def draw_byte_ranges(files: Sequence[StoredFile], config: CorpusConfig, num_byte
     """Draw a sample of about `num_bytes` from all over the files.
 
     The concatenated files are cut into sections of equal length, and a block is drawn from each section. If there are
-    Parquet files, row groups, and blocks of the other files, are drawn instead, and only the text of a row group counts
-    as its size.
+    Parquet files, the sample consists of row groups and of blocks of the other files instead, and the size of a row
+    group is the size of its text.
 
     Args:
         files: files of the corpus.
@@ -336,7 +337,7 @@ def _open_text(raw: "LocalReader | GcsReader", byte_range: ByteRange) -> io.Text
 
 
 def describe_csv_forms(files: Iterable[StoredFile], delimiter: str | None) -> str:
-    """Describe the delimiters of the first .csv files, if they are not commas; empty if there are none.
+    """Describe the delimiters of the first .csv files, if they are not commas; return "" if all are commas.
 
     Raises:
         InputError: two delimiters are possible for a file, or it cannot be read.

@@ -1,7 +1,7 @@
 """Read the texts of files of each format, with one row in memory at a time. Skip or reject bad rows.
 
 Text, JSON and CSV are read with the standard library. `datasets` is not used, because it guesses the types of JSON
-values, so that a text that looks like a date is changed, and because it reads megabytes into memory to return a row.
+values, which changes texts that look like dates, and because it reads megabytes into memory to return a row.
 """
 
 import io
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData, ParquetFile
 
 ROWS_PER_BATCH = 64
-# If none of this number of first rows of a JSON file has the text column, it is an error.
+# It is an error if none of the first rows of a JSON file, up to this number, has the text column.
 NUM_ROWS_CHECKED = 256
 # Parquet stores a column of thousands of rows in consecutive bytes, which are read in blocks of this size.
 PARQUET_BUFFER_BYTES = 1 << 20
@@ -133,7 +133,7 @@ def csv_texts(
         text_column: name of the column with the text.
         name: name of the file, for errors.
         on_bad_row: called for a row with a wrong number of fields, or that is not UTF-8.
-        delimiter: value of --delimiter; None to recognize the delimiter.
+        delimiter: value of --delimiter; None to detect the delimiter.
 
     Raises:
         InputError: there is no such column, or two delimiters are possible.

@@ -1,1 +1,1 @@
-"""The Hugging Face Hub: check whether a push can succeed, push with retries, and redact records before publishing."""
+"""The Hugging Face Hub: check that a push can succeed, push with retries, and redact records before publishing."""

@@ -32,7 +32,7 @@ RETRY_DELAYS_SECONDS = growing_delays(2.0, 8)
 CHECK_RETRY_DELAYS_SECONDS = growing_delays(1.0, 2)
 
 CARD_NAME = "README.md"
-# {file: text in it} by which a branch is recognized as this project's: in its card, in the record of a tokenizer, or in
+# {file: text in it} that marks a branch as created by this project: in its card, in the record of a tokenizer, or in
 # the record of a run with checkpoints.
 MARKS = {CARD_NAME: "generated_by: mlm-pretraining", "training.json": '"tokenizer_sha256"', "run.json": '"fingerprint"'}
 CHECKSUM_LINE = re.compile(rf"^{MARKS[CARD_NAME]}, checksum \w+\n", re.MULTILINE)
@@ -160,7 +160,8 @@ def _check_may_write(account: Mapping[str, Any], repo_id: str) -> None:
 
 
 def _check_card(api: "HfApi", card: str, repository: HubRepository) -> None:
-    """Let the Hub validate the metadata of a card. It does so before each push, when an error would come after the run.
+    """Let the Hub validate the metadata of a card. The Hub also does this before each push, but an error at that time
+    would come only after the run.
 
     Raises:
         InputError: the Hub rejects the metadata.
@@ -237,7 +238,7 @@ def push_files(
     def push() -> str:
         commit = commit_to_branch(api, repository, commit_message, files=files, stale=stale)
         if repository.tag is not None:
-            # The tag is set on the id of the commit, because the branch may have moved on.
+            # The tag names the id of the commit, because the branch may already have newer commits.
             api.create_tag(**repository.address, revision=commit.oid, tag=repository.tag, exist_ok=True)
         return str(commit.commit_url)
 
@@ -328,8 +329,8 @@ def _start_of_branch(api: "HfApi", repository: HubRepository) -> str:
 def read_branch(api: "HfApi", repository: HubRepository, revision: str) -> Branch:
     """Read a branch or commit, and check that it may be pushed to.
 
-    It may if it has only the files of a new repository, or has one of the `MARKS`. In a marked branch other people may
-    have added files since.
+    A push is allowed if the branch has only the files of a new repository, or has one of the `MARKS`. Other people may
+    since have added files to a marked branch.
 
     Raises:
         InputError: it may not be pushed to.
@@ -363,7 +364,7 @@ def read_file(api: "HfApi", repository: HubRepository, revision: str, path: str)
 def mark_card(card: str) -> str:
     """Add a line to the metadata of a card that names this project and has a checksum of the rest of the card.
 
-    By this line later pushes recognize that the repository is theirs, and whether somebody has edited the card.
+    The line shows later pushes that this project created the repository, and whether somebody has edited the card.
     """
     unmarked = CHECKSUM_LINE.sub("", card)
     checksum = hashlib.sha256(unmarked.encode()).hexdigest()[:16]

@@ -1,6 +1,6 @@
 """Redact records before publishing: keep numbers and text known to be public, and replace everything else.
 
-So paths, buckets, projects and host names do not leave this machine, even if they are in fields added later.
+Paths, buckets, projects and host names therefore never leave this machine, not even in fields that are added later.
 """
 
 import json
@@ -15,14 +15,14 @@ REDACTED = "(redacted)"
 
 
 def redact(value: Any) -> Any:
-    """Replace text, and values that may contain text, by `REDACTED`. Numbers and empty values stay."""
+    """Replace text, and values that may contain text, with `REDACTED`. Numbers and empty values stay."""
     if isinstance(value, list | tuple):
         return [redact(item) for item in value]
     return value if isinstance(value, int | float) or not value else REDACTED
 
 
 def redact_except(record: Mapping[str, Any], public: Collection[str]) -> dict[str, Any]:
-    """Redact all values of a record except those with the names `public`."""
+    """Redact all values of a record except those whose names are in `public`."""
     return {name: value if name in public else redact(value) for name, value in record.items()}
 
 
@@ -39,7 +39,7 @@ def redact_settings(settings: Mapping[str, Any], config_classes: Iterable[type])
 
 
 def redacted_hash(value: Any) -> str:
-    """Replace a value by its hash, so that it can still be compared."""
+    """Replace a value with its hash, so that it can still be compared."""
     return f"{REDACTED} {sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()}"
 
 

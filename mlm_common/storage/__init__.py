@@ -1,8 +1,8 @@
 """Files in a local folder or in Google Cloud Storage (`gs://bucket/name`), read and written the same way.
 
 `open_folder` returns a `Folder` (see `folder.py`), which is a `LocalFolder` or a `GcsFolder`. `reading.py` finds files
-by name or glob, and reads them from any byte on. A missing local path is a one-line error that names the most similar
-existing path. It is never looked up on the Hub.
+by name or glob, and reads them from any byte on. A missing local path causes a one-line error that names the most
+similar existing path. It is never looked up on the Hub.
 """
 
 import difflib

@@ -14,7 +14,7 @@ BYTE_ORDER_MARKS = {
 UTF8 = "UTF-8"
 # Number of bytes from which the encoding is guessed for a hint.
 NUM_BYTES_CHECKED = 1 << 20
-# Categories of characters that are rare in texts, and the largest fraction of them in what is taken for text.
+# Categories of characters that are rare in text, and the largest fraction of them that is still accepted as text.
 NO_TEXT, MAX_ODD_SHARE = ("Cc", "Cn", "Co", "Cs"), 0.01
 # Largest fraction of zero bytes in UTF-8 with stray zeros. UTF-16 has more of them, or has control characters.
 MAX_ZERO_SHARE = 0.1
@@ -38,7 +38,7 @@ class TextEncodingError(ValueError):
 
 
 def encoding_of_mark(start: bytes) -> str | None:
-    """Return the encoding that a byte-order mark names, such as `UTF-16`; None without a mark or with UTF-8's mark."""
+    """Return the encoding that a byte-order mark names, such as `UTF-16`; None if there is no mark, or UTF-8's."""
     return next((name for mark, name in BYTE_ORDER_MARKS.items() if start.startswith(mark)), None)
 
 
@@ -116,7 +116,10 @@ def _encoding_of_zeros(content: bytes) -> str | None:
 
 
 def _blocks_of_text(content: bytes, encoding: str) -> set[int] | None:
-    """Decode bytes, whose last character may be cut off; return the blocks of the characters, None if not text."""
+    """Return the Unicode blocks of the characters in some bytes; None if they are not text.
+
+    The last character may be cut off.
+    """
     try:
         text = codecs.getincrementaldecoder(encoding)().decode(content)
     except UnicodeDecodeError:

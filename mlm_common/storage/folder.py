@@ -118,7 +118,7 @@ class Folder(ABC):
 
     @abstractmethod
     def create_text(self, name: str, text: str) -> None:
-        """Create a UTF-8 file. If several programs do so at the same time, only one succeeds.
+        """Create a UTF-8 file. If several programs create it at the same time, only one succeeds.
 
         A missing local folder is created with the permissions of its parent.
 
@@ -147,7 +147,7 @@ class Folder(ABC):
 
     @abstractmethod
     def new_file(self) -> "NewFile":
-        """Start a file that gets its name only when it is complete."""
+        """Open a file for writing that gets its name only when it is complete."""
 
     @abstractmethod
     def upload_file(self, local_path: str, name: str) -> None:
@@ -185,11 +185,11 @@ class Folder(ABC):
 
     @abstractmethod
     def delete_partial_files(self, prefix: str = "") -> None:
-        """Delete what killed writes of names with this prefix left directly in the folder, even of other programs."""
+        """Delete what killed writes of any program have left directly in the folder, for names with this prefix."""
 
     @abstractmethod
     def check_writable(self) -> None:
-        """Check that files can be written and replaced. A file is written on trial, and nothing is left behind.
+        """Check that files can be written and replaced. This writes a test file and deletes it again.
 
         Raises:
             InputError: the folder is not writable.
@@ -384,7 +384,10 @@ class LocalFolder(Folder):
 
 @contextmanager
 def explained_refusals(folder: str) -> Iterator[None]:
-    """Turn errors of missing permission into an InputError with a hint. Others, such as a full disk, are raised."""
+    """Turn errors about missing permission into an InputError with a hint.
+
+    Other errors, such as a full disk, are raised.
+    """
     try:
         yield
     except OSError as error:

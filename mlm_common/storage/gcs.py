@@ -1,11 +1,11 @@
-"""A folder in Google Cloud Storage, accessed with google-cloud-storage. Errors say how to fix them.
+"""A folder in Google Cloud Storage, accessed with google-cloud-storage. Error messages say how to fix the problem.
 
 An upload names the generation of the object that it replaces and carries the CRC32C of its bytes. So a retry after a
 lost answer can neither overwrite another program's object nor store wrong bytes
 (https://cloud.google.com/storage/docs/request-preconditions).
 
 The client retries transient errors (408, 429, 5xx, lost connections) for two minutes. This module also repeats
-transfers whose bytes were changed on the way.
+transfers whose bytes arrived changed.
 
 A large file is uploaded in parts, several at a time, which Cloud Storage then joins
 (https://cloud.google.com/storage/docs/parallel-composite-uploads). Multipart uploads of the XML API are not used,
@@ -54,13 +54,13 @@ from mlm_common.storage.folder import (
 PROBE_NAME = ".writable"
 NUM_TRIES_DAMAGED = 3
 BLOCK_BYTES = 1 << 20
-# Files of at least this size are uploaded in parts. For smaller files parts would not be much faster.
+# Files of at least this size are uploaded in parts. For smaller files, uploading in parts would not be much faster.
 IN_PARTS_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class GcsFolder(Folder):
-    """A bucket, or its objects whose names start with the folder's."""
+    """A bucket, or the objects in it whose names start with the folder's name."""
 
     is_local = False
 
@@ -382,7 +382,7 @@ def _listing_prefix(folder: str) -> tuple[str, str]:
 
 @functools.cache
 def _client(_process_id: int) -> Any:
-    """Make the client of a process. The cache has one per process, so that a fork gets its own connections."""
+    """Make the client of a process. The cache holds one client per process, so that a fork gets its own connections."""
     return storage.Client(project=None)  # only creating and listing buckets needs a project
 
 

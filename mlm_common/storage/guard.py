@@ -1,4 +1,4 @@
-"""Turn exceptions from reading files that other programs wrote into one line with the file, the reason and a hint."""
+"""Turn exceptions while reading files that other programs wrote into one line with the file, the reason and a hint."""
 
 import errno
 import os
@@ -23,7 +23,8 @@ def guarded_read(path: str | Path, kind: str, *, flag: str | None = None, hint: 
     """Turn any exception of a reader into an InputError that names the file.
 
     Exceptions that already explain themselves (`InputError`, `RunFailedError`) are not changed, nor is MemoryError.
-    Every other exception is blamed on the file, because readers of libraries raise nearly any type for a damaged file.
+    Every other exception is blamed on the file, because libraries raise nearly any type of exception for a damaged
+    file.
 
     Args:
         path: the file, or the folder that a library reads.
@@ -93,7 +94,7 @@ def _reason(path: Path, error: Exception) -> tuple[str, str]:
 
 
 def _refusal(path: Path) -> OSError | None:
-    """Return the error of opening a local file, because some libraries hide it; None if it opens or is a folder."""
+    """Return the error of opening a local file, which some libraries hide; None if the file opens or is a folder."""
     try:
         if not is_gcs(str(path)) and os.path.lexists(path) and not path.is_dir():
             path.open("rb").close()

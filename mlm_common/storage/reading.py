@@ -116,7 +116,7 @@ def _is_file(name: str) -> bool:
 
 
 def _check_folders(pattern: str) -> None:
-    """Check that all folders that a glob looks into can be listed, because `glob` silently skips those that cannot.
+    """Check that all folders that a glob looks into can be listed, because `glob` silently skips the others.
 
     Raises:
         InputError: a folder cannot be listed.
@@ -157,7 +157,10 @@ def _expand(pattern: str) -> Iterator[str]:
 
 
 def _folders_below(top: str) -> Iterator[str]:
-    """Yield the folder and all folders below it that are not hidden. Links are followed, but no folder comes twice."""
+    """Yield the folder and all folders below it that are not hidden.
+
+    Links are followed, but each folder is yielded only once.
+    """
 
     def refuse(error: OSError) -> None:
         raise unreadable(error.filename, "a folder that can be listed", error) from error
