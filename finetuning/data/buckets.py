@@ -1,4 +1,4 @@
-"""Assign rows to batches by length. The order is a pure function of the seed and the number of the pass.
+"""Assign rows to batches by length. The order depends only on the seed and the number of the pass.
 
 A bucket holds the rows that are padded to the same length. In each pass over the data, the rows are permuted, and the
 rows of each bucket are cut into batches in that order. Rows left over from a bucket move to the next longer bucket;
@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-# Row number of padding in a batch.
+# The row number that stands for padding in a batch.
 PADDING = -1
-# Lengths are multiples of the unit. There are at most 8, because each is compiled, about a minute on a TPU.
+# Lengths are multiples of the unit. There are at most 8, because compiling a program for each length takes about a
+# minute on a TPU.
 LENGTH_UNIT, MAX_LENGTHS = 4, 8
-# Tokens of padding that a further length must save per pass. A small model on a CPU computes this number of tokens in
-# the time that tracing one more program takes.
+# Number of padding tokens that an additional length must save per pass. A small model on a CPU computes this number of
+# tokens in the time that tracing one more program takes.
 TOKENS_OF_PROGRAM = 16_384
 
 
@@ -58,7 +59,7 @@ def fitted_lengths(row_lengths: NDArray[np.int64], max_length: int) -> list[int]
     # Cost of one length for the rows between two ends, (ends + 1, ends + 1).
     tokens = (num_rows - num_rows[:, np.newaxis]) * np.concatenate([[0], ends]) + TOKENS_OF_PROGRAM
     tokens = np.where(np.tri(len(num_rows), dtype=bool), np.inf, tokens)
-    least = np.where(num_rows == 0, 0, np.inf)  # least cost of the rows up to each end, with the lengths so far
+    least = np.where(num_rows == 0, 0, np.inf)  # lowest cost of the rows up to each end, using the lengths so far
     totals, begins = [], []
     for _ in range(MAX_LENGTHS):
         added = least[:, np.newaxis] + tokens
@@ -91,9 +92,9 @@ def training_batches(
 
     Args:
         row_lengths: number of tokens of each row, (rows,).
-        lengths: of the buckets, ascending; no row is longer than the last.
+        lengths: lengths of the buckets, ascending; no row is longer than the last.
         batch_rows: rows per batch.
-        seed: of the permutations.
+        seed: seed of the permutations.
         first: number of the first batch.
         num_batches: number of batches.
         groups: group number of each row, (rows,). Rows of the same group share a batch only if unavoidable.

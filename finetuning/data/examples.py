@@ -25,7 +25,7 @@ class Table:
     """Columns of equal length.
 
     Attributes:
-        name: of the file, or of the data set and its split, for error messages.
+        name: name of the file, or of the data set and its split, for error messages.
         columns: {name: values}, in the order of the file.
         form: delimiter and encoding of the file; empty for commas and UTF-8.
     """
@@ -47,13 +47,13 @@ class Table:
         return self.columns[name]
 
     def first(self, num_rows: int | None) -> "Table":
-        """Return a table of the first rows; of all rows if `num_rows` is None."""
+        """Return a table of the first rows, or of all rows if `num_rows` is None."""
         columns = {name: values[:num_rows] for name, values in self.columns.items()}
         return Table(self.name, columns, self.form)
 
 
 def check_data_file(path: str, flag: str) -> None:
-    """Check that the file exists whose path was given with `flag`."""
+    """Check that the file that was given with `flag` exists."""
     folder, name = folder_and_name(path)
     if not folder.exists(name):
         raise missing(path, flag, "file")
@@ -78,7 +78,7 @@ def read_table(
         flag: the flag that names the file, for error messages.
         columns: names of the columns of a .tsv file without a header.
         skips_short_rows: whether to skip lines of a .tsv file that have too few columns.
-        delimiter: of a .csv file; None to recognize it.
+        delimiter: delimiter of a .csv file; None to detect it.
 
     Raises:
         InputError: the file cannot be read, has no rows, has rows with different numbers of columns, or has two columns
@@ -161,7 +161,7 @@ class Examples:
     """Texts with their labels, as in a table.
 
     Attributes:
-        name: of the table, for error messages.
+        name: name of the table, for error messages.
         texts: one or two columns.
         labels: one per row; None if the table has none.
     """
@@ -200,7 +200,7 @@ class Splits:
 
 
 def read_tables(data: ExamplesConfig, read: Callable[[str, str], Table] | None = None) -> dict[str, Table]:
-    """Read the files or the data set of the flags, limited to `--max-train-samples` rows and so on.
+    """Read the files or the data set that the flags name, limited to `--max-train-samples` rows and so on.
 
     Args:
         data: the flags.

@@ -22,13 +22,13 @@ class GlueTask:
         folder: name of the task's folder in the download.
         texts: columns of text in the download.
         label: column of labels in the download.
-        metrics: the task's score is the first, or the mean if there are two.
+        metrics: one or two metrics. The task's score is the first, or the mean of both.
         hub_texts: columns of text on the Hub.
         columns: names of all columns, if the training and validation files have no header.
         label_names: names of the classes, indexed by the digit in the files; empty if the files have the names.
         validation: {suffix of the result keys: file}. The first file decides which checkpoint is best.
         tests: {suffix in the predictions' file name: (file of the download, name in a submission)}; empty for the usual
-            one test file. A file name with a slash includes its folder.
+            single test file. A file name with a slash includes its folder.
         skips_short_rows: whether the labelled files have incomplete lines, which are not examples.
         is_regression: whether the label is a number.
     """
@@ -47,13 +47,14 @@ class GlueTask:
 
     @property
     def all_tests(self) -> Mapping[str, tuple[str, str]]:
-        """`tests`, or the usual one test file."""
+        """`tests`, or by default the usual single test file."""
         return self.tests or {"": ("test", self.folder)}
 
 
 SENTENCE, PAIR = ("sentence",), ("sentence1", "sentence2")
 ENTAILMENT = ("entailment", "not_entailment")
-# GLUE's diagnostic pairs, which models of MNLI predict. They show which kinds of inference a model has learned.
+# GLUE's diagnostic pairs, which are predicted with models for MNLI. They show which kinds of inference a model has
+# learned.
 DIAGNOSTIC = "diagnostic/diagnostic"
 
 GLUE_TASKS = {

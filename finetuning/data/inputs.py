@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 # Number of texts that the tokenizer encodes per call, on all cores.
 TEXTS_AT_ONCE = 10_000
-# Texts of a pair that have more characters per token of the row are cut before they are encoded together.
+# Texts of a pair that have more characters than this per token of the row are cut before they are encoded together.
 LONG_TEXT = 64
 INPUT_IDS, TOKEN_TYPES, INDEX = "input_ids", "token_type_ids", "index"
-# 1 for tokens, 0 for padding. It follows from the length of the row, because the padding token may occur in a text.
+# 1 for tokens, 0 for padding. It is derived from the length of the row, because the padding token may occur in a text.
 ATTENTION_MASK = "attention_mask"
 
 
@@ -37,7 +37,7 @@ class EncodedRows:
     """Rows of tokens, stored one after the other, with the features of their tokens and of the rows.
 
     Attributes:
-        starts: int64 (texts + 1,), index of the first token of each text, and the number of all tokens at the end.
+        starts: int64 (texts + 1,), index of the first token of each text, followed by the number of all tokens.
         token_values: features of tokens, {feature: int32 (tokens,)}; one is `INPUT_IDS`.
         row_values: features of rows, {feature: (rows, …)}; one is the number of the row, `INDEX`.
         texts_per_row: number of consecutive texts that form a row. If there are several, batches have the shape
@@ -151,7 +151,7 @@ class ExampleInputs(Inputs):
     """Rows to train on, rows to evaluate on, and the lengths to which they are padded.
 
     Attributes:
-        lengths: of the buckets, ascending.
+        lengths: lengths of the buckets, ascending.
         sources: origin of the examples, for `run.json`; its `source` is the text for the model card.
         extra_identities: further values that distinguish this run from others, {name: value}.
         plan_lines: lines about the examples for the printed plan, {title: text}.
@@ -167,7 +167,7 @@ class ExampleInputs(Inputs):
     plan_lines: Mapping[str, str] = field(default_factory=dict)
 
     fills_passes: ClassVar[bool] = True
-    # Whether the lengths are fitted to the rows by default.
+    # Whether the default lengths are fitted to the rows.
     fits_lengths: ClassVar[bool] = True
 
     @property
@@ -355,7 +355,7 @@ def run_on_rows(
         step: takes a batch {feature: (rows, …)} and returns {name: (rows, …)}.
         encoded: the rows.
         features: the features to read.
-        lengths: of the buckets, ascending.
+        lengths: lengths of the buckets, ascending.
         batch_rows: rows per batch.
     """
     import tensorflow as tf

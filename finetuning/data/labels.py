@@ -1,7 +1,7 @@
 """Read the labels of a table: one class per row, several classes, or a number. All tasks and formats use this reader.
 
-`find_labels` decides from the training split what the labels are. Ambiguous labels are an error that names the flag
-which resolves it.
+`find_labels` decides from the training split what the labels are. Ambiguous labels cause an error that names the flag
+that resolves the ambiguity.
 """
 
 import functools
@@ -46,7 +46,7 @@ _WHOLE = re.compile(r"[+-]?(0|[1-9]\d*)(\.0*)?", re.ASCII)
 
 @dataclass(frozen=True)
 class LabelReading:
-    """The flags that say how to read ambiguous labels. With None, the values decide."""
+    """The flags that say how to read ambiguous labels. If a flag is None, the values decide."""
 
     problem_type: ProblemType | None = None
     label_separator: str = ","
@@ -60,7 +60,7 @@ class Labels:
     """The labels that a model learns to predict.
 
     Attributes:
-        problem_type: in transformers' terms.
+        problem_type: kind of problem, in transformers' terms.
         names: names of the classes, by id; a single name if the label is a number.
         reading: the flags with which the labels were read.
     """
@@ -78,7 +78,7 @@ class Labels:
         """Convert labels to an array.
 
         Args:
-            values: of the column of labels.
+            values: values of the column of labels.
             where: name of the table, for error messages.
 
         Returns:
@@ -96,7 +96,7 @@ class Labels:
     def encode_to_score(self, values: Sequence[Any], where: str) -> "ScoredLabels":
         """Convert labels of rows to predict to an array, as `encode` does, but allow missing labels and unseen classes.
 
-        A label is missing if it is empty, or `-1` or `?` and that is not the name of a class. A class that the training
+        A label is missing if it is empty, or if it is `-1` or `?` and no class has that name. A class that the training
         split does not have gets an id above those of the training classes, so that every prediction for it is wrong.
 
         Raises:
@@ -186,9 +186,9 @@ class Labels:
         """Return the id of a class.
 
         Args:
-            value: in the table.
-            place: of the value, for error messages.
-            seen: {name: id} of all classes so far. If it is given, an unknown class is added to it with the next id.
+            value: value in the table.
+            place: place of the value, for error messages.
+            seen: {name: id} of all classes so far. If it is given, an unknown class is added with the next id.
         """
         name = label_name(value, place)
         class_id = self._ids.get(name)
@@ -235,7 +235,7 @@ def find_labels(
     """Decide what kind of labels the training split has, and collect its classes.
 
     Args:
-        values: of the column of labels.
+        values: values of the column of labels.
         where: name of the table, for error messages.
         reading: the flags that say how to read ambiguous labels.
         model_labels: {id: name} of the model to start from. If it has the same names, its ids are kept.
@@ -259,7 +259,7 @@ def find_labels(
     if len(counts) > MAX_CLASSES:
         raise InputError(
             f"Labels must have at most {MAX_CLASSES} classes; {where} has {len(counts):,} different labels. Name the "
-            "column of the labels by --label-column-name, or use --problem-type regression for numbers."
+            "column of the labels with --label-column-name, or use --problem-type regression for numbers."
         )
     names = _without_similar(counts, where, reading)
     if (len(names) < 2 and problem_type == "single_label_classification") or not names:
@@ -280,12 +280,12 @@ def label_name(value: Any, place: str) -> str:
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a table has nothing where a label should be."""
+    """Return whether a value of a table means that there is no label."""
     return value is None or (isinstance(value, str) and not value.strip()) or (value != value) is True
 
 
 def _problem_type(values: Sequence[Any], where: str, reading: LabelReading) -> ProblemType:
-    """Decide what kind of label the values are; InputError if they are ambiguous."""
+    """Decide what kind of labels the values are; raise InputError if they are ambiguous."""
     rows = [row for row, value in enumerate(values, start=1) if not is_missing(value)]
     values = [values[row - 1] for row in rows]
     num_lists = sum(_is_list(value) for value in values)

@@ -1,4 +1,4 @@
-"""Check that validation and test splits do not repeat the training split; few shared rows only cause a warning."""
+"""Check that validation and test splits do not repeat the training split. A few shared rows only cause a warning."""
 
 import logging
 from collections import Counter
@@ -15,7 +15,7 @@ MAX_SHARED = 0.5
 def check_shared_rows(
     texts: Mapping[str, Sequence[Hashable]], names: Mapping[str, str], unscored: Sequence[str] = ()
 ) -> None:
-    """Check that the other splits have other texts than the training split.
+    """Check that the texts of the other splits differ from those of the training split.
 
     Texts that occur several times in the training split, such as short answers or commands, are expected in any split,
     so they never cause an error.

@@ -18,7 +18,7 @@ Columns = dict[str, list[Any]]
 
 # Names of the columns of a .conll file, as in most data sets of the Hub.
 TOKENS, TAGS = "tokens", "ner_tags"
-# Half of a surrogate pair, which can occur in JSON escapes only. No tokenizer takes such a text.
+# Half of a surrogate pair, which can occur in JSON escapes only. No tokenizer accepts such a text.
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')
 
@@ -44,7 +44,7 @@ def read_tsv(path: str, text: str, names: Sequence[str] | None = None, *, skips_
     """Read a file with tabs between its columns.
 
     Args:
-        path: of the file, for error messages.
+        path: path of the file, for error messages.
         text: content of the file.
         names: names of the columns, if the file has no header.
         skips_short_rows: whether to skip lines that have too few columns.

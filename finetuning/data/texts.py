@@ -56,7 +56,8 @@ class TextInputs(ExampleInputs):
 
     train_rows: TextRows
 
-    # Each combination of a query length and a passage length is a program to compile, so more lengths would cost more.
+    # A program is compiled for each combination of a query length and a passage length, so more lengths would cost
+    # more.
     fits_lengths: ClassVar[bool] = False
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""Shared by all fine-tuning commands: parse the settings, then run the job of the task."""
+"""What all fine-tuning commands share: parsing the settings, and then running the job of the task."""
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -18,7 +18,7 @@ def finetuning_command(
         job: MODULE:CLASS of the `FinetuningJob`. It is imported after the settings are parsed, so that `--help` does
             not import transformers.
         file: path of the command's script.
-        description: for `--help`.
+        description: text at the top of `--help`.
     """
 
     @command

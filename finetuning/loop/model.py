@@ -1,4 +1,4 @@
-"""The starting point of a fine-tuning run: the configuration of the model, its tokenizer, and the run made of them."""
+"""The starting point of a fine-tuning run: the model's configuration and tokenizer, and the run made from them."""
 
 import dataclasses
 import logging
@@ -45,12 +45,12 @@ class ReadModel:
 
     @property
     def token_types(self) -> bool:
-        """Whether the model distinguishes a first text from a second by token type ids."""
+        """Whether the model distinguishes the first text of a pair from the second by token type ids."""
         return uses_token_types(self.model_config)
 
     @property
     def task_arguments(self) -> dict[str, Any]:
-        """The arguments of `ExampleTask` that follow from the model."""
+        """The arguments of `ExampleTask` that the model determines."""
         return {"pad_token_id": special_ids(self.tokenizer)["pad"], "token_types": self.token_types}
 
     def encode_texts(
@@ -62,7 +62,7 @@ class ReadModel:
         """Return the labels {id: name} of the model's head, or None if it has no head of this kind.
 
         Args:
-            kind: as in the name of the model's class, such as `SequenceClassification`.
+            kind: kind of head, as in the name of the model's class, such as `SequenceClassification`.
         """
         has_head = any(f"For{kind}" in name for name in self.model_config.architectures or ())
         return self.model_config.id2label if has_head else None

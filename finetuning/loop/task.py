@@ -1,4 +1,4 @@
-"""The interface of a fine-tuning task. It extends `train.tasks.task` by predictions, their scores, and their files.
+"""The interface of a fine-tuning task. It extends `train.tasks.task` with predictions, their scores, and their files.
 
 Most tasks predict one value for each row of text, such as a class or a number; these are subclasses of `RowTask`. For
 classes, the training loss can have class weights and label smoothing.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EVAL_NAME = "eval_predictions"
 # Name of the mean of a task's metrics, if it has several.
 COMBINED = "combined_score"
-# Sentence of the model card about the evaluation.
+# Sentence about the evaluation in the model card.
 ON_ROWS = "On the {num_rows:,} validation rows, which also decided which checkpoint was kept."
 
 
@@ -56,7 +56,7 @@ class ExampleTask(Task):
     """A task that learns from rows of `finetuning.data.inputs`.
 
     Attributes:
-        metrics: names of the scores that `compute_scores` returns. Lower is better for those in `errors`.
+        metrics: names of the scores that `compute_scores` returns. For the scores in `errors`, lower is better.
         metric: the metric by which checkpoints are compared, one of `metrics` or `loss`.
         evaluated: the split that decides which checkpoint is best.
     """
@@ -215,7 +215,7 @@ def class_loss(settings: SmoothedOptimization, names: Sequence[str], labels: NDA
     this class, as in scikit-learn.
 
     Args:
-        names: of the classes, by id.
+        names: names of the classes, by id.
         labels: class ids to train on, (rows,).
 
     Raises:
@@ -279,7 +279,7 @@ class RowTask(ExampleTask):
         """Compute the scores of predictions, {metric: value}."""
 
     def counts(self, outputs: "tf.Tensor", labels: "tf.Tensor") -> dict[str, "tf.Tensor"]:  # noqa: ARG002
-        """Compute further values of each row whose sums `means` uses, {name: (rows,)}."""
+        """Compute further values of each row, {name: (rows,)}, whose sums `means` uses."""
         return {}
 
     def format_label(self, label: Any) -> str:

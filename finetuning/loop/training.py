@@ -1,4 +1,4 @@
-"""What fine-tuning adds to the training loop of `train`: score the best checkpoint, and repeat a run with other seeds.
+"""What fine-tuning adds to the loop of `train`: scoring the best checkpoint, and repeating a run with other seeds.
 
 Result files have the same names as those of transformers' example scripts.
 """
@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 
 # Runs the model on rows, and returns the values that `Task.figures` and `ExampleTask.predictions` take.
 Predict = Callable[[EncodedRows], dict[str, NDArray[Any]]]
-# Fewer steps are rarely enough to learn a task.
+# Fewer steps than this are rarely enough to learn a task.
 FEW_STEPS = 50
-# Models with fewer parameters learn little at BERT's learning rates, but learn well at this rate.
+# Models with fewer parameters than this learn little at BERT's learning rates, but learn well at this rate.
 SMALL_MODEL, SMALL_MODEL_RATE = 20e6, 5e-4
 # Prefixes of the keys of `eval_results.json` that are not scores, or do not depend on the seed.
 NO_SCORES = ("eval_samples", "eval_is_", "eval_num_", "eval_guess_", "eval_above_", "epoch")
@@ -160,7 +160,8 @@ def write_figures(folder: Folder, results: Mapping[str, Mapping[str, Any]]) -> N
     """Write `train_results.json`, `eval_results.json`, and all results together as `all_results.json`.
 
     Args:
-        results: {"train", "eval" or "predict": {metric: value}}. This name becomes the prefix of the keys in the files.
+        results: {"train", "eval" or "predict": {metric: value}}. The outer keys become prefixes of the keys in the
+            files.
     """
     files: dict[str, dict[str, Any]] = {"all": {}}
     for split, figures in results.items():
@@ -176,7 +177,9 @@ def write_figures(folder: Folder, results: Mapping[str, Mapping[str, Any]]) -> N
 
 
 def finetune(config: Settings, new_job: Callable[[], FinetuningJob[Settings]]) -> None:
-    """Train the run of the settings. With `--seeds`, train one run per seed and print a table of their scores.
+    """Carry out the training run that the settings describe.
+
+    With `--seeds`, do one run per seed and print a table of scores.
 
     The run of each seed has a folder of its own. Complete runs are not repeated, so the same command resumes after an
     interruption.

@@ -25,7 +25,7 @@ from mlm_common.storage.guard import guarded_read
 logger = logging.getLogger(__name__)
 
 QUERIES = "queries.jsonl"
-# Names of the files with the grades; of each split the first that exists is read.
+# Names of the files with the grades. For each split, the first existing file is read.
 QRELS = {"train": ("train",), "validation": ("dev", "validation"), "test": ("test",)}
 
 
@@ -54,7 +54,7 @@ def read_beir(path: str, split: str) -> Judged:
     """Read the documents of a folder, the queries that have grades, and the grades.
 
     Args:
-        path: of the folder.
+        path: path of the folder.
         split: "train", "validation" or "test".
 
     Raises:

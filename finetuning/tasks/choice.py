@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 # COPA's questions, as worded by SuperGLUE (Wang et al. 2019).
 QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
-# A blank in a question, written as underscores, which each choice replaces.
+# A blank in a question, written as underscores, which is replaced with each choice.
 BLANK = re.compile(r"(?<!\w)_+(?!\w)")
 METRICS = ("accuracy",)
-# With fewer labels, it may be chance that the first choice is never right.
+# With fewer labels, the first choice may be wrong everywhere by chance.
 MIN_LABELS = 5
 USAGE = """```python
 import torch
@@ -72,10 +72,10 @@ class Choices:
     """Contexts, and the texts to choose from for each context. All rows have the same number of choices.
 
     Attributes:
-        name: of the table, for error messages.
+        name: name of the table, for error messages.
         contexts: one per row.
         choices: the texts to choose from, for each row.
-        labels: as in the table; None if it has none.
+        labels: one per row, as in the table; None if the table has none.
     """
 
     name: str
@@ -89,11 +89,11 @@ class Choices:
 
 
 def columns_of(columns: Mapping[str, Any], name: str, data: ChoiceData) -> Columns:
-    """Decide which columns to read: those of the flags, else those of SWAG, RACE or COPA.
+    """Decide which columns to read: the columns that flags name, or else those of SWAG, RACE or COPA.
 
     Args:
-        columns: of the table.
-        name: of the table, for error messages.
+        columns: columns of the table.
+        name: name of the table, for error messages.
         data: the flags.
 
     Raises:
@@ -146,7 +146,7 @@ def _name(label: Any) -> str:
 
 
 def names_of(train: Choices, columns: Columns, validation_labels: Iterable[Any] = ()) -> tuple[str, ...]:
-    """Return the names of the choices as most training labels write them: numbers, letters, or names of columns.
+    """Return the names of the choices in the form that most training labels use: numbers, letters, or names of columns.
 
     Raises:
         InputError: the labels seem to be numbered from 1, because neither training nor validation labels have a 0.
@@ -216,7 +216,7 @@ class MultipleChoice(TextClassification):
         )
 
     def text_features(self, length: int) -> dict[str, Feature]:
-        """Return the features of `TextClassification`; those of tokens are for each choice."""
+        """Return the features of `TextClassification`, with a row of tokens for each choice."""
         shape = (len(self.labels.names), length)
         return {
             name: replace(feature, shape=shape) if feature.shape else feature
@@ -230,7 +230,7 @@ class MultipleChoice(TextClassification):
             return super().outputs(network, rows, training=training)  # (rows, choices)
 
     def write_extra_files(self, folder: Folder, predictions: NDArray[Any], split: Split) -> None:
-        """Write no confusion matrix, because the positions of choices carry no meaning."""
+        """Do not write a confusion matrix, because the positions of choices carry no meaning."""
 
     def next_command(self, model: str) -> str:
         return f'{super().next_command(model)} --choices "…" "…"'

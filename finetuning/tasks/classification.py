@@ -46,10 +46,10 @@ logger = logging.getLogger(__name__)
 
 # Names of columns that are not read as text by default.
 NO_TEXT = ("id", "idx", "index")
-# Names of the column to which pandas writes its index: in a .csv file, in one that was read and written again, and in a
-# .parquet file.
+# Names of the column to which pandas writes its index: in a .csv file, in a .csv file that pandas read and wrote again,
+# and in a .parquet file.
 INDEX_OF_PANDAS = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
-# The Hub's names of metrics, where they differ.
+# The Hub's names of metrics, where they differ from ours.
 HUB_METRICS = {"f1_macro": "f1", "f1_micro": "f1", "pearson": "pearsonr"}
 NAMES = {
     "single_label_classification": "text classifier",
@@ -82,10 +82,10 @@ class TextClassification(RowTask):
         metrics: names in `finetuning.tasks.metrics.metric_functions`.
         metric: the metric by which checkpoints are compared; by default the first.
         num_texts: number of texts per row, 1 or 2.
-        task_arguments: of `ExampleTask`.
+        task_arguments: arguments of `ExampleTask`.
 
     Raises:
-        InputError: the name of a class has tabs or several lines, so it does not fit into the file of predictions.
+        InputError: the name of a class has tabs or several lines, so it cannot be written to the file of predictions.
     """
 
     model_class = "TFAutoModelForSequenceClassification"
@@ -295,7 +295,7 @@ def _text_columns(table: Table, data: ClassificationData) -> list[str]:
     ]
     require(
         1 <= len(names) <= 2,
-        f"must name the one or two columns of {table.name} with text, because it has more or fewer besides "
+        f"must name the one or two columns of text in {table.name}, because it has more or fewer besides "
         f"{data.label_column_name}",
         "--text-column-names",
         f"nothing, with the columns {', '.join(table.columns)}",

@@ -20,8 +20,8 @@ def gather_rows(rows: tf.Tensor) -> tf.Tensor:
     """Gather the rows of all replicas, (rows, …) to (rows of the global batch, …), in the order of the replicas.
 
     Not every kind of device can concatenate over replicas, or differentiate a sum over them, but all can sum. So each
-    replica places its rows among zeros, and these are summed. The gradient is the sum of all replicas' gradients, of
-    which each replica takes the slice of its rows.
+    replica puts its rows into an array of zeros, and the arrays are summed. The gradient is the sum of all replicas'
+    gradients, and each replica takes the slice that belongs to its rows.
     """
     replica = tf.distribute.get_replica_context()
     if replica.num_replicas_in_sync == 1:
@@ -42,9 +42,9 @@ def gather_rows(rows: tf.Tensor) -> tf.Tensor:
 
 
 def in_any(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
-    """Return bool (i, j), true where first[i, k] and second[k, j] are true for any k.
+    """Return bool (i, j), true if there is a k for which first[i, k] and second[k, j] are both true.
 
-    It is computed as a matrix product, which is fast on a TPU.
+    The computation is a matrix product, which is fast on a TPU.
     """
     return tf.matmul(tf.cast(first, tf.float32), tf.cast(second, tf.float32)) > 0.5
 
@@ -62,9 +62,9 @@ def contrastive_losses(
         vectors: float32 (rows, 1 + passages, width) of this replica: query, positive, hard negatives.
         texts: int32 (rows, 1 + passages), numbers that are equal for equal texts. Queries and passages are numbered
             independently; -1 in rows of padding.
-        temperature: by which cosines are divided.
+        temperature: number by which cosines are divided.
         dims: widths. The loss is the sum of the losses of the first N numbers of each vector, for each of these N.
-        is_symmetric: whether to average it with the loss of choosing the query of each positive.
+        is_symmetric: whether to average the loss with that of choosing the query of each positive.
 
     Returns:
         The loss of each row, (rows,), and 1 where the positive has the largest logit with the last of `dims`, else 0,

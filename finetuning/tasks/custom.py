@@ -58,8 +58,8 @@ class CustomTask(RowTask):
         """Read the examples.
 
         Returns:
-            {"train", "validation" or "test": examples}. Each label is a number, or each is a list of the same number of
-            numbers.
+            {"train", "validation" or "test": examples}. Either each label is a number, or each label is a list of
+            numbers, and all lists have the same length.
         """
 
     @abstractmethod
@@ -67,11 +67,11 @@ class CustomTask(RowTask):
         """Return the layers of the head, in order. The first takes the result of `pooled`, the last makes the outputs.
 
         Args:
-            config: of the model.
+            config: configuration of the model.
         """
 
     def pooled(self, states: "tf.Tensor", attended: "tf.Tensor") -> "tf.Tensor":
-        """Compute the input of the head from the encoder's states: by default their mean over the tokens.
+        """Compute the input of the head from the encoder's states, by default their mean over the tokens.
 
         Args:
             states: (rows, length, hidden).
@@ -223,8 +223,8 @@ def read_labels(examples: Mapping[str, Examples]) -> dict[str, NDArray[np.generi
             array = np.array(None)
         if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
             raise InputError(
-                "Labels of a custom task must be numbers, or lists of the same number of numbers; labels of "
-                f"{read.name} are not."
+                "Labels of a custom task must be numbers, or lists of numbers that all have the same length; labels "
+                f"of {read.name} are not."
             )
         arrays[split] = array
     for split, array in arrays.items():

@@ -63,7 +63,7 @@ class Encoder:
 
     Attributes:
         pooling: "mean" or "cls".
-        width: of the model's hidden states.
+        width: width of the model's hidden states.
         embedding_dim: width of the vectors; None for `width`, without a dense layer.
         prompts: texts put before queries and before passages.
         max_length: maximum number of tokens per text.
@@ -103,24 +103,26 @@ class Encoder:
         return {name: json.dumps(content, indent=2) + "\n" for name, content in contents.items()}
 
     def weight_files(self) -> dict[str, dict[str, str]]:
-        """Return which weights the file of the dense layer has, {file: {name in the file: name in the model}}."""
+        """Return which weights the dense layer's file contains, {file: {name in the file: name in the model}}."""
         weights = {f"linear.{name}": f"{OWN_HEAD}.{DENSE}.{name}" for name in ("weight", "bias")}
         return {"2_Dense/model.safetensors": weights} if self.embedding_dim else {}
 
 
 class Embedding(ExampleTask):
-    """Learns vectors of texts. A query gets a vector close to its passage's, or with the cosine that their score says.
+    """Learns vectors of texts.
+
+    Either a query and its passage get close vectors, or the cosine of two texts becomes their score.
 
     In training, a row is a query with its passages. In an evaluation, it is one text.
 
     Args:
         encoder: how texts become vectors.
         num_passages: number of passages per training row.
-        settings: of the loss.
+        settings: settings of the loss.
         has_scores: whether to learn scores as cosines, instead of contrasting passages.
         metrics: names of the metrics of an evaluation.
         metric: the metric by which checkpoints are compared; by default the first.
-        task_arguments: of `ExampleTask`.
+        task_arguments: arguments of `ExampleTask`.
     """
 
     model_class = "TFAutoModel"
@@ -282,7 +284,7 @@ class Embedding(ExampleTask):
 
 
 def compared(low: float, high: float) -> str:
-    """Say whether the model is better than another, given the 95% interval of the difference of their metric."""
+    """Say whether the model is better than a baseline, given the 95% interval of the difference of their metrics."""
     if low > 0:
         return f"this model is better by {low:.4f} to {high:.4f} (95% interval)"
     if high < 0:

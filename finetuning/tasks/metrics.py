@@ -16,13 +16,13 @@ from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
 from mlm_common.figures import image_of, new_figure
 
-# Metrics of other tasks than GLUE's. The first decides which checkpoint is best.
+# Metrics of tasks outside GLUE. The first decides which checkpoint is best.
 DEFAULT_METRICS: dict[ProblemType, tuple[str, ...]] = {
     "single_label_classification": ("accuracy", "f1_macro"),
     "multi_label_classification": ("f1_micro", "f1_macro", "accuracy"),
     "regression": ("pearson", "spearmanr", "mse"),
 }
-# A confusion matrix of more classes is not readable.
+# A confusion matrix with more classes is unreadable.
 MAX_PLOTTED_CLASSES = 30
 # Metrics for which lower is better.
 ERRORS = ("mse",)
@@ -42,7 +42,7 @@ def with_mean(metrics: Sequence[str]) -> tuple[str, ...]:
 
 
 def chosen_metric(metrics: Sequence[str], name: str | None) -> str:
-    """Return the metric by which checkpoints are compared: the one of `--metric-name`, else the first of the task.
+    """Return the metric by which checkpoints are compared: `--metric-name`, or else the task's first metric.
 
     Raises:
         InputError: the task has no such metric.
@@ -110,8 +110,8 @@ def metric_functions() -> dict[str, Callable[[NDArray[Any], NDArray[Any]], float
 def baseline(labels: Labels, train_labels: NDArray[Any], num_rows: int) -> NDArray[Any]:
     """Return the best constant prediction for `num_rows` rows, which ignores the text.
 
-    It is the most frequent class; if rows may have several classes, each class that more than half of the rows have;
-    for numbers the mean.
+    The prediction is the most frequent class; if rows may have several classes, all classes that more than half of the
+    rows have; for numbers, the mean.
     """
     if labels.problem_type == "single_label_classification":
         guess: Any = np.bincount(train_labels, minlength=len(labels.names)).argmax()
@@ -127,7 +127,7 @@ def draw_confusion(counts: NDArray[np.int64], names: Sequence[str]) -> bytes:
 
     Args:
         counts: number of rows by label and prediction, (classes, classes).
-        names: of the classes.
+        names: names of the classes.
     """
     fractions = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
     inches = 2.5 + 0.45 * len(names)

@@ -92,7 +92,7 @@ def _read_questions(path: str, flag: str) -> tuple[list[Question], list[str]] | 
         contexts = [paragraph["context"] for paragraph in read_paragraphs(path, flag)]
     except NotSquadError:
         return None
-    # Unknown answers, None, are accepted: the paragraph is then assumed to answer the question.
+    # Questions with unknown answers (None) are kept, on the assumption that the paragraph answers them.
     questions = [question for question in read_questions_to_predict(path, flag) if question.answers != ()]
     require(bool(questions), "must have a question with an answer", flag, path)
     return questions, contexts
@@ -130,7 +130,7 @@ def _beir_pairs(path: str, flag: str) -> dict[str, Sequence[str]]:
 
 
 def _text_columns(table: Table, data: EmbeddingData, *, is_single: bool) -> list[str]:
-    """Choose the columns of text: those of the flag, or queries, passages, and columns called negative.
+    """Choose the columns of text: those that the flag names, or else queries, passages, and columns called negative.
 
     Raises:
         InputError: the columns are ambiguous, some hold numbers, or their names look like texts, so that the table
@@ -153,11 +153,14 @@ def _text_columns(table: Table, data: EmbeddingData, *, is_single: bool) -> list
     if numbers:
         texts = f"--text-column-names {' '.join(name for name in columns if name not in numbers) or 'NAME NAME'}"
         if data.score_column_name is not None:
-            hint = f"Name the columns of text: {texts}."
+            hint = f"Name the columns of text with {texts}."
         elif len(numbers) == 1:
             hint = f"If they are scores, use --score-column-name {numbers[0]}; if not, {texts}."
         else:
-            hint = f"If a column has the scores of the rows, name it with --score-column-name; name the texts: {texts}."
+            hint = (
+                "If a column holds the scores of the rows, name it with --score-column-name; name the columns of text "
+                f"with {texts}."
+            )
         columns_hold = "Column {} of {} holds" if len(numbers) == 1 else "Columns {} of {} hold"
         raise InputError(f"{columns_hold.format(', '.join(numbers), table.name)} numbers. {hint}")
     negatives = [name for name in columns if NEGATIVE.fullmatch(name)]

@@ -68,7 +68,7 @@ class OpenedModel(ReadModel):
     """A fine-tuned model to predict with.
 
     Attributes:
-        name: as the user gave it.
+        name: name of the model, as the user gave it.
         folder: local folder or Hub id that transformers can load.
         record: content of the training run's `run.json`; empty for an export without its run.
     """
@@ -104,7 +104,7 @@ class OpenedModel(ReadModel):
         settings = self.record["settings"]["data"] if self.record else {}
         names = {field.name for field in dataclasses.fields(data_class) if field.init}
         settings = {name: value for name, value in settings.items() if name in names and value != REDACTED}
-        settings.pop("delimiter", None)  # it belongs to the training files
+        settings.pop("delimiter", None)  # it describes the training files
         longest = max_positions(self.model_config)
         if changes.get("max_seq_length") is not None or not settings:
             settings["length_buckets"] = []
@@ -118,7 +118,7 @@ class OpenedModel(ReadModel):
 
 
 class Predictor(ABC):
-    """Predicts texts of the command line, or a file. Each kind of model has a subclass.
+    """Predicts for texts on the command line, or for a file. Each kind of model has a subclass.
 
     Attributes:
         flag: the flag with the texts to predict.
@@ -154,7 +154,7 @@ class Predictor(ABC):
 
     @abstractmethod
     def format_outputs(self, outputs: Outputs) -> list[str]:
-        """Format each text of the command line with its predictions and their probabilities."""
+        """Format each text on the command line with its predictions and their probabilities."""
 
     def file_text(self, outputs: Outputs) -> tuple[str, int]:
         """Format the predictions as the training command does for its file; also return the number of predictions."""
@@ -168,7 +168,7 @@ class RowPredictor(Predictor):
     task: RowTask
 
     def encode(self, config: PredictionConfig, examples: Examples | None) -> None:
-        """Encode the examples of a file, or the texts of the command line if there is no file."""
+        """Encode the examples of a file, or the texts on the command line if there is no file."""
         texts = (config.text, config.text_pair) if config.text_pair else (config.text,)
         self.texts: tuple[Sequence[str], ...] = texts if examples is None else examples.texts
         labels = np.zeros(len(self.texts[0]), np.int32)

@@ -37,7 +37,7 @@ NEVER = -1e9
 METRICS = ("exact_match", "f1")
 # Names of the head's two outputs in the model's configuration.
 ENDS = {0: "start", 1: "end"}
-# Settings by which answers are chosen. Scores are comparable only if these are the same.
+# The settings that determine how answers are chosen. Scores are comparable only if these are equal.
 ANSWER_SETTINGS = ("n_best_size", "max_answer_length", "null_score_diff_threshold")
 # Code for the model card. It does not use a pipeline, because transformers 5 has none for this task.
 USAGE = """```python
@@ -62,12 +62,12 @@ This reads the first {max_length} tokens; longer texts need several overlapping 
 
 
 class QuestionAnswering(ExampleTask):
-    """Learns where in a paragraph the answer to a question is, and with some data also that there is no answer.
+    """Learns where in a paragraph the answer to a question is, and for some data sets also when there is no answer.
 
     Args:
         data: settings of rows and answers.
         may_have_no_answer: whether some training questions have no answer.
-        task_arguments: of `ExampleTask`.
+        task_arguments: arguments of `ExampleTask`.
     """
 
     model_class = "TFAutoModelForQuestionAnswering"
@@ -231,7 +231,7 @@ class QuestionJob(FinetuningJob[QuestionConfig]):
         return start.run(task, train.rows, validation, cluster, ENDS, plan_lines=plan_lines, run_info=run_info)
 
     def check(self, run: Run) -> None:
-        """Warn if answers are chosen with other settings than for existing checkpoints, whose scores then differ."""
+        """Warn if the settings for choosing answers have changed since existing checkpoints were scored."""
         super().check(run)
         if run.starts_over or not self.validation or not run.cluster.is_chief:
             return
@@ -251,7 +251,7 @@ class QuestionJob(FinetuningJob[QuestionConfig]):
 
 
 def _flags(data: Mapping[str, Any]) -> str:
-    """Format the settings by which answers are chosen as flags."""
+    """Format the settings that determine how answers are chosen as flags."""
     return " ".join(f"{flag_of(name)} {data[name]}" for name in ANSWER_SETTINGS)
 
 

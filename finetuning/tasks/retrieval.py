@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from finetuning.tasks.metrics import scores
 
-# Number of passages that a search returns, the rank to which nDCG and MRR count, and the ranks to which recall counts.
+# Number of passages that a search returns, the last rank that nDCG and MRR count, and the last ranks that recall
+# counts.
 DEPTH, NUM_FIRST, RECALL_AT = 100, 10, (1, 10, 100)
 RECALLS = {f"recall_at_{rank}": rank for rank in RECALL_AT}
 METRICS = ("ndcg_at_10", "mrr_at_10", *RECALLS)
@@ -37,17 +38,17 @@ def search(
         queries: (queries, width), an array, or a sparse matrix of scipy.
         passages: (passages, width), of the same kind.
         depth: number of passages to find.
-        temperature: by which dot products are divided for the second result.
+        temperature: number by which dot products are divided for the second result.
 
     Returns:
-        The passages, best first, int32 (queries, depth or all passages); of equally good passages the earlier comes
-        first. And logsumexp of the dot products with all passages, divided by the temperature, (queries,).
+        The passages, best first, int32 (queries, depth or all passages), with equally good passages in their original
+        order; and the logsumexp of the dot products with all passages, divided by the temperature, (queries,).
     """
     import tensorflow as tf
     from scipy.sparse import issparse
 
     starts = range(0, queries.shape[0], QUERIES_AT_ONCE)
-    results: list[list[tuple[tf.Tensor, ...]]] = [[] for _ in starts]  # by block of queries, then of passages
+    results: list[list[tuple[tf.Tensor, ...]]] = [[] for _ in starts]  # by block of queries, then by block of passages
     for first in range(0, passages.shape[0], PASSAGES_AT_ONCE):
         block = passages[first : first + PASSAGES_AT_ONCE]
         columns = block.T if issparse(block) else tf.transpose(tf.cast(block, tf.float32))
@@ -126,8 +127,8 @@ def interval(differences: NDArray[np.float64], seed: int = 0) -> tuple[NDArray[n
     """Compute the 95% confidence interval of a mean difference, by a paired bootstrap over queries.
 
     Args:
-        differences: between two systems, for each query, (queries,) or (queries, metrics).
-        seed: of the samples.
+        differences: differences between two systems, for each query, (queries,) or (queries, metrics).
+        seed: seed of the samples.
 
     Returns:
         The lower and the upper end of the interval.
@@ -146,7 +147,8 @@ class Judged:
         queries, passages: distinct texts, or the texts of a folder in BeIR's format.
         pairs: int (pairs, 2), the indices of a query and a passage. An index of `len(passages)` or more is a passage
             that the corpus lacks, so that it is never found.
-        grades: (pairs,), how relevant the passage is, 0 if it is not; for scored pairs, how similar the two texts are.
+        grades: (pairs,), how relevant the passage is, 0 if it is irrelevant; for scored pairs, how similar the two
+            texts are.
         has_scores: whether pairs are scored. Then their cosines are evaluated, not a search.
         identical: int (queries,), the passage that is the query itself and is left out of its ranking; -1 if there is
             none.
@@ -193,7 +195,7 @@ class Judged:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics. Recall at a rank is left out if there are no more passages than that."""
+        """Names of the metrics. Recall at a rank is left out if the number of passages is not above that rank."""
         if self.has_scores:
             return SCORED_METRICS
         return tuple(name for name in METRICS if RECALLS.get(name, 0) < len(self.passages))
@@ -241,7 +243,7 @@ class Judged:
 
     @property
     def depth(self) -> int:
-        """Number of passages that a search must find; one more if the query itself may be among them."""
+        """Number of passages that a search must find, plus one if the query itself may be among them."""
         return DEPTH if self.identical is None else DEPTH + 1
 
     def ranking_scores(self, ranked: NDArray[np.int32]) -> Scores:
@@ -275,7 +277,7 @@ class Judged:
         """Compute the metrics of the baselines, with which `figures` then compares the model.
 
         Args:
-            random_vectors: of a random encoder, as `cosines` takes them.
+            random_vectors: vectors of a random encoder, as `cosines` takes them.
         """
         self.others["random"], _ = self.searched(random_vectors)
         for name, ranked in lexical_rankings(self.queries, self.passages, self.depth).items():

@@ -1,6 +1,6 @@
 """Read the settings of models in sentence-transformers' format, and compute vectors as their modules do.
 
-A module or a setting that is not supported is an error that names it.
+An unsupported module or setting causes an error that names it.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 SETTINGS, MODULES = "config_sentence_transformers.json", "modules.json"
-# Files with the settings of the transformer; the first that exists is read. Only very old models have another one than
+# Files with the settings of the transformer; the first that exists is read. Only very old models use a file other than
 # the first.
 KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 TRANSFORMER_SETTINGS = tuple(f"sentence_{kind}_config.json" for kind in KINDS)
@@ -108,7 +108,7 @@ class SentenceModel:
 
     @property
     def identity(self) -> list[Any]:
-        """Everything apart from transformer and tokenizer that determines the vector of a passage, as JSON values."""
+        """Everything that determines the vector of a passage, apart from transformer and tokenizer, as JSON values."""
         settings = [self.prompts[1], self.max_length, self.is_lower, self.truncate_dim]
         return [self.poolings, self.includes_prompt, [layer.identity for layer in self.layers], *settings]
 
@@ -117,7 +117,7 @@ class SentenceModel:
 
         Args:
             hidden_size: width of the transformer's states.
-            name: of the model, for error messages.
+            name: name of the model, for error messages.
         """
         width = hidden_size * len(self.poolings)
         for layer in self.layers:
@@ -134,7 +134,7 @@ class SentenceModel:
         """Compute vectors, float32 (texts, width).
 
         Args:
-            states: of the transformer, (texts, length, hidden).
+            states: states of the transformer, (texts, length, hidden).
             mask: 1 for tokens, 0 for padding, (texts, length).
             prompt_length: number of tokens of the prompt, including the special tokens before it; 0 without a prompt.
         """
@@ -179,7 +179,7 @@ def read_sentence_model(folder: str, name: str) -> SentenceModel:
 
     Args:
         folder: local folder or Hub id.
-        name: of the model, for error messages.
+        name: name of the model, for error messages.
 
     Raises:
         InputError: the model does not embed texts, or a module or setting is not supported.
@@ -223,13 +223,13 @@ def read_sentence_model(folder: str, name: str) -> SentenceModel:
 
 
 class _Refusals:
-    """Raises errors about a model's modules and settings that are not supported."""
+    """Raises errors about unsupported modules and settings of a model."""
 
     def __init__(self, model: str):
         self.model = model
 
     def error(self, setting: str, value: Any, rule: str) -> InputError:
-        """Return the error that a setting must follow a rule."""
+        """Return the error for a setting that breaks a rule."""
         text = value if isinstance(value, str) else json.dumps(value)
         return InputError(f"--model: {setting} of {self.model} must {rule}; it is {text[:100]}. Use another model.")
 
@@ -247,11 +247,11 @@ class _Refusals:
     def other(
         self, file: str, settings: Mapping[str, Any], supported: set[str], only: Mapping[str, Any] | None = None
     ) -> None:
-        """Raise InputError if there are other settings than the supported ones.
+        """Raise InputError if there are unsupported settings.
 
         Args:
-            file: with the settings, for error messages.
-            settings: to check. Empty settings are accepted.
+            file: file with the settings, for error messages.
+            settings: settings to check. Empty settings are accepted.
             supported: settings that may have any value.
             only: settings that may only have this value.
         """

@@ -39,7 +39,7 @@ class Question:
     """A question about a paragraph.
 
     Attributes:
-        id: under which predictions are written.
+        id: the key of the question in the files of predictions.
         question: its text.
         context: the paragraph.
         answers: the right answers, each with the index of its first character in the paragraph. Empty if the paragraph
@@ -77,8 +77,8 @@ def read_questions_to_predict(path: str, flag: str) -> list[Question]:
     """Read the questions of a file, with or without answers.
 
     Args:
-        path: of the file.
-        flag: that names the file, for error messages.
+        path: path of the file.
+        flag: flag that names the file, for error messages.
 
     Raises:
         NotSquadError: a .json file is not in SQuAD's format.
@@ -94,8 +94,8 @@ def read_paragraphs(path: str, flag: str) -> list[dict[str, Any]]:
     """Read the paragraphs of a file in SQuAD's format.
 
     Args:
-        path: of the file.
-        flag: that names the file, for error messages.
+        path: path of the file.
+        flag: flag that names the file, for error messages.
 
     Returns:
         For each paragraph {"context": its text, "qas": its questions}.
@@ -215,7 +215,7 @@ def _check_ids(questions: Sequence[Question], source: str) -> None:
 
 
 def _check_answered(splits: Mapping[str, Sequence[Question]], tables: Mapping[str, Table]) -> None:
-    """Check that the answers of the training and validation splits have not been removed."""
+    """Check that the training and validation splits have not been stripped of their answers."""
     if not any(question.answers for question in splits["train"]):
         raise InputError(f"Some questions to train on must have an answer; none of {tables['train'].name} has one.")
     has_all = all(question.answers for question in splits["train"])
@@ -251,7 +251,7 @@ def scores(questions: Sequence[Question], predictions: Sequence[str]) -> dict[st
     questions with and without answer are also scored separately (`HasAns_`, `NoAns_`).
 
     Args:
-        questions: with their right answers.
+        questions: the questions, with their right answers.
         predictions: one for each question, in the same order.
     """
     pairs = []

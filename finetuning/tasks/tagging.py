@@ -58,7 +58,7 @@ ENTITY_PREFIXES = ("B-", "I-", "E-", "S-", "L-", "U-")
 BARE_TAGS = frozenset("BIESLU")
 # Prefixes of BILOU, and the equivalents in IOBES, which seqeval reads.
 IOBES_PREFIXES = {"L-": "E-", "U-": "S-", "L": "E", "U": "S"}
-# Entity tags in other notations, which seqeval does not read: as suffixes, with an underscore, or in lower case.
+# Entity tags in notations that seqeval does not read: with suffixes, with an underscore, or in lower case.
 OTHER_ENTITY_TAG = re.compile(r"[BIESLU]_.+|.+[-_][BIESLU]|[bieslu](-.+)?")
 Tags = Sequence[Sequence[str]]
 USAGE = """```python
@@ -76,7 +76,7 @@ class Sentences:
     """Words with their tags, as in a table.
 
     Attributes:
-        name: of the table, for error messages.
+        name: name of the table, for error messages.
         words: the words of each sentence.
         tags: the tags of each sentence; None if the table has none.
         is_to_predict: whether this is the test split.
@@ -206,7 +206,8 @@ def _words_of_tokens(words: Sequence[str], encoding: Encoding) -> NDArray[np.int
     next_offsets = [*encoding.offsets[1:], (0, 0)]
     for token, (begin, end), following in zip(encoding.tokens, encoding.offsets, next_offsets, strict=True):
         word = int(np.searchsorted(ends, end - 1, side="right")) if end > begin else NO_WORD
-        # If a text begins with a token that is only a space mark, this token has the offsets of the next character.
+        # If a text begins with a token that consists only of a space mark, this token has the offsets of the next
+        # character.
         is_mark = token in SPACE_MARKS and following[0] == begin
         is_space = word != NO_WORD and (end == ends[word] or is_mark)
         if word in (NO_WORD, last) or is_space:
@@ -224,7 +225,7 @@ class Tagging(ExampleTask):
         labels: the tags to learn.
         metric: the metric by which checkpoints are compared; by default the first.
         max_length: maximum number of tokens per row.
-        task_arguments: of `ExampleTask`.
+        task_arguments: arguments of `ExampleTask`.
 
     Raises:
         InputError: a tag contains white space, which separates tags in the file of predictions.
@@ -343,7 +344,7 @@ class Tagging(ExampleTask):
 
 
 def values_of_words(sums: Mapping[str, Any], name: str, sentences: Sentences, default: float) -> list[NDArray[Any]]:
-    """Return for each sentence the values `sums[name]` of its words' first tokens; `default` for words without one."""
+    """Return for each sentence the values `sums[name]` of its words' first tokens, or `default` if a word has none."""
     values = [np.full(len(words), default) for words in sentences.words]
     for index, words, token_values in zip(sums[INDEX], sums[WORD], sums[name], strict=True):
         if index >= 0:
@@ -377,9 +378,12 @@ def _are_most(tag_names: Sequence[str], holds: Callable[[str], object]) -> bool:
 
 
 def scores(metrics: Sequence[str], predictions: Tags, references: Tags) -> dict[str, float]:
-    """Compute metrics over all words of all sentences. An entity is right if its bounds and its type are right."""
+    """Compute metrics over all words of all sentences.
+
+    An entity counts as right if its bounds and its type are right.
+    """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # if no entity is predicted; the metric is then 0
+        warnings.simplefilter("ignore")  # seqeval warns if no entity is predicted; the metric is then 0
         from seqeval import metrics as seqeval
 
         iobes = [_as_iobes(references), _as_iobes(predictions)]

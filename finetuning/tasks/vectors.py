@@ -50,7 +50,7 @@ DEFAULT_LENGTH = 512
 
 @dataclass(frozen=True)
 class TextEncoder(ReadModel):
-    """A model that embeds texts, loaded.
+    """A loaded model that embeds texts.
 
     Attributes:
         model: its settings in sentence-transformers' format.
@@ -119,7 +119,7 @@ class TextEncoder(ReadModel):
         """Compute the vectors of texts as sentence-transformers does, (texts, width).
 
         Args:
-            texts: to embed.
+            texts: texts to embed.
             prompt: text put before each of them.
             batch_rows: texts per batch.
         """
@@ -145,7 +145,7 @@ class TextEncoder(ReadModel):
 
 
 def _max_length(folder: str, model: SentenceModel, transformer: ReadModel) -> int:
-    """Return the maximum number of tokens per text: that of the model's settings, else of the tokenizer's settings.
+    """Return the maximum number of tokens per text, which the model's settings give, or else the tokenizer's settings.
 
     It is never more than the network can take.
     """
@@ -158,7 +158,7 @@ def _max_length(folder: str, model: SentenceModel, transformer: ReadModel) -> in
 
 
 def _add_lower_casing(tokenizer: Any) -> None:
-    """Let a tokenizer convert texts to lower case first."""
+    """Make a tokenizer convert texts to lower case before anything else."""
     from tokenizers import normalizers
 
     tokenizer = tokenizer.backend_tokenizer
@@ -171,9 +171,9 @@ def read_corpus(pattern: str, columns: Sequence[str], delimiter: str | None = No
 
     Args:
         pattern: path or glob of the files.
-        columns: with the text; several are joined by a space. Without them, `title` and `text`, or `text`, or the only
-            column of text.
-        delimiter: of .csv files; None to recognize it.
+        columns: columns with the text; several are joined by a space. If no columns are given: `title` and `text`, or
+            `text`, or the only column of text.
+        delimiter: delimiter of .csv files; None to detect it.
 
     Raises:
         InputError: a file or a column does not exist, a file has no rows, or a value is not text.
@@ -202,7 +202,7 @@ class TextSearch:
 
     Attributes:
         encoder: the model.
-        texts: to search.
+        texts: texts to search.
         vectors: float32 (texts, width), of the texts.
         batch_rows: questions per batch.
     """

@@ -105,15 +105,15 @@ def make_windows(
 
 
 def _encodings(backend: Any, questions: Sequence[Question], data: QuestionData) -> Iterator[list[Any]]:
-    """Yield for each question the encodings of its windows; an empty list if no token is left for its paragraph.
+    """Yield for each question the encodings of its windows; an empty list if there is no room for its paragraph.
 
     Args:
         backend: a tokenizer of the library `tokenizers`. Its truncation and padding are changed.
-        questions: to encode.
+        questions: questions to encode.
         data: settings of the windows.
     """
     backend.no_truncation()
-    backend.no_padding()  # otherwise each question would get the length of the longest
+    backend.no_padding()  # otherwise each question would be padded to the length of the longest
     shared = data.stride if data.doc_stride_is == "overlap" else 0
     alone = backend.encode_batch([(question.question, "") for question in questions])
     rooms = [data.max_seq_length - len(encoding.ids) for encoding in alone]
@@ -155,7 +155,7 @@ def answer_positions(question: Question, windows: Sequence[NDArray[np.int32]]) -
     White space at the ends of the answer is ignored, and so are characters at its ends that no token covers.
 
     Args:
-        question: with its answers.
+        question: the question, with its answers.
         windows: for each window, the characters of the paragraph that its tokens cover, (tokens, 2).
 
     Returns:
@@ -190,7 +190,7 @@ class Answer:
     """The answer to a question.
 
     Attributes:
-        text: of the answer; empty if the model finds that the paragraph has none.
+        text: text of the answer; empty if the model decides that the paragraph has none.
         best: the best answers, {text, probability, start_logit, end_logit}, by descending score.
         null_odds: score of "no answer" minus the score of the best text.
     """
@@ -212,7 +212,7 @@ def choose_answers(
     """Choose the best answer to each question among all its windows; the empty text if it has no window.
 
     Args:
-        windows: of all questions.
+        windows: windows of all questions.
         start_logits, end_logits: (rows, length), in the order of the windows.
         num_best: number of tokens per window that may begin an answer, and that may end one; also the number of answers
             to return per question.

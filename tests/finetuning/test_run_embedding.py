@@ -149,9 +149,9 @@ BAD = [
     (
         RATED,
         "",
-        "Columns s, n of {}/train.jsonl hold numbers. If a column has the scores of the rows, name it with --score",
+        "Columns s, n of {}/train.jsonl hold numbers. If a column holds the scores of the rows, name it with --score",
     ),
-    (RATED, SCORES, "Column n of {}/train.jsonl holds numbers. Name the columns of text: --text-column-names a b."),
+    (RATED, SCORES, "Column n of {}/train.jsonl holds numbers. Name the columns of text with --text-column-names a b."),
     (TRAIN, "--matryoshka-dims 4 64", "--matryoshka-dims must be at most 32"),
     (TRAIN, "--matryoshka-dims 4 4", "--matryoshka-dims must be increasing"),
     (TRAIN, "--metric-name f1", "--metric-name must be one of ndcg_at_10"),

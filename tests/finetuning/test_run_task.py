@@ -158,7 +158,7 @@ def test_labels_are_whole_numbers_or_rounded_fractions():
     assert labels["validation"].tolist() == np.array([0.1, 16_777_216, -2e-5], np.float32).tolist()
 
 
-NUMBERS = "Labels of a custom task must be numbers, or lists of the same number of numbers; labels of b"
+NUMBERS = "Labels of a custom task must be numbers, or lists of numbers that all have the same length; labels of b"
 
 
 @pytest.mark.parametrize(
