@@ -65,7 +65,7 @@ class QuickStart:
 
     def write_shards(self) -> None:
         """Write the shards, and show the first row."""
-        with stage("3/4  Shards: cuts the text into rows of 64 tokens, 2 % of it for validation"):
+        with stage("3/4  Shards: cuts the text into rows of 64 tokens, 2% of it for validation"):
             log = self._run(
                 *("tfrecord_prep/prepare_tfrecord_shards.py", "--tokenizer-name-or-path", self._path("tokenizer")),
                 *("--max-length", "64", "--output-dir", self._path("shards")),
@@ -113,7 +113,7 @@ class QuickStart:
         filled = read_predictions(log.read_text(encoding="utf-8"))
         width = max(len(sentence) for sentence, _ in filled)
         for sentence, predictions in filled:
-            words = "   ".join(f"{token} {percentage:.0f} %" for percentage, token in predictions[:NUM_PREDICTIONS])
+            words = "   ".join(f"{token} {percentage:.0f}%" for percentage, token in predictions[:NUM_PREDICTIONS])
             print(f"{sentence:<{width}}   {words}")
 
     def _run(self, script: str, *flags: str, status: Callable[[], str] | None = None) -> Path:
@@ -168,7 +168,7 @@ def read_predictions(text: str) -> list[tuple[str, list[tuple[float, str]]]]:
     """Parse the output of fill_mask.py, and return [(sentence, [(percentage, token)])]."""
     filled: list[tuple[str, list[tuple[float, str]]]] = []
     for line in text.splitlines():
-        prediction = re.match(r"\s*([\d.]+) ?%\s+(.*)", line)
+        prediction = re.match(r"\s*([\d.]+)%\s+(.*)", line)
         if prediction and filled:
             filled[-1][1].append((float(prediction[1]), prediction[2].strip()))
         elif "[MASK]" in line:

@@ -3,7 +3,7 @@
     python benchmarks/start.py --quickstart runs/quickstart --beside ../other-checkout
 
 The run trains the quick start's model on its shards, and is timed from the start of the process to the end of the first
-step. Stage 2 prepares half a megabyte of text, 2 % of it for validation. The checkouts take turns.
+step. Stage 2 prepares half a megabyte of text, 2% of it for validation. The checkouts take turns.
 """
 
 import argparse

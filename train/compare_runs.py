@@ -186,7 +186,7 @@ def _table_row(run: RunCurves) -> tuple[str, ...]:
     score = last.get(run.metric.name)
     shown_score = UNKNOWN
     if score is not None:
-        shown_score = f"{score:.1%}".replace("%", " %") if run.metric.name == ACCURACY.name else f"{score:.4g}"
+        shown_score = f"{score:.1%}" if run.metric.name == ACCURACY.name else f"{score:.4g}"
     return (
         short_name(run.name, MAX_NAME_IN_TABLE),
         f"{step:,}",

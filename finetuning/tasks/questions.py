@@ -166,7 +166,7 @@ class QuestionAnswering(ExampleTask):
             folder.write_text("null_odds.json", by_id(split, (answer.null_odds for answer in predictions)))
 
     def summarize(self, figures: Mapping[str, float]) -> str:
-        in_percent = f"F1 {figures['f1']:.2f} %  exact match {figures['exact_match']:.2f} %"
+        in_percent = f"F1 {figures['f1']:.2f}%  exact match {figures['exact_match']:.2f}%"
         return f"loss {shown_loss(figures['loss'])}  {in_percent}"
 
     def next_command(self, model: str) -> str:
@@ -175,9 +175,9 @@ class QuestionAnswering(ExampleTask):
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
         number = f"{figures['num_questions']:,} questions in {figures['num_rows']:,} windows"
         names = [name for name in figures if name in METRICS or "Ans_" in name]
-        guess = {name: f"; a guess without the question: {self.guess[name]:.2f} %" for name in METRICS}
+        guess = {name: f"; a guess without the question: {self.guess[name]:.2f}%" for name in METRICS}
         return {"validation loss": f"{figures['loss']:.4f}, of {number}"} | {
-            name.replace("_", " "): f"{figures[name]:.2f} %{guess.get(name, '')}" for name in names
+            name.replace("_", " "): f"{figures[name]:.2f}%{guess.get(name, '')}" for name in names
         }
 
     def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:

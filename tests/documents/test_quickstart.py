@@ -21,7 +21,7 @@ Return a [MASK] of strings.
     9.2%  tuple
 
 The first [MASK] is the name of the file.
-   12.0 %  argument
+   12.0%  argument
 """
 
 

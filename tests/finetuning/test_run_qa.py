@@ -71,7 +71,7 @@ def test_scores_are_those_of_the_predictions(answered, tmp_path, run):
         second = assert_scored_by_its_predictions(tmp_path / "run", tmp_path / "validation.json")
         assert all(second.values()) if setting[1] == "1000" else not any(second.values())
         exact_match = results(tmp_path / "run", "eval")["eval_exact_match"]
-        assert f"exact match            {exact_match:.2f} %" in outcome.out
+        assert f"exact match            {exact_match:.2f}%" in outcome.out
 
 
 @pytest.mark.usefixtures("one_device")

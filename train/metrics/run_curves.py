@@ -217,7 +217,7 @@ def short_name(name: str, max_length: int = MAX_NAME) -> str:
 
 
 def percentage(fraction: float) -> str:
-    return f"{100 * fraction:.3g} %"
+    return f"{100 * fraction:.3g}%"
 
 
 def _short_names(folders: Sequence[str]) -> list[str]:

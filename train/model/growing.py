@@ -130,5 +130,5 @@ def grown(
             fresh.append(f"{name} from {shape[axis]:,} on")
     initialized = f"; initialized randomly: {', '.join(fresh)}" if fresh else ""
     percentage = 100 * num_taken / num_weights
-    logger.info("tiled from --init-from: %.2f %% of %s weights%s", percentage, f"{num_weights:,}", initialized)
+    logger.info("tiled from --init-from: %.2f%% of %s weights%s", percentage, f"{num_weights:,}", initialized)
     return weights

@@ -34,7 +34,7 @@ MASKING = (
     "{masking[random_token_rate]:.0%} random, the rest kept"
 )
 EVALUATION = (
-    "Over {num_masked_tokens:,} masked tokens of rows that were not trained on, 15 % of each row, always the same."
+    "Over {num_masked_tokens:,} masked tokens of rows that were not trained on, 15% of each row, always the same."
 )
 LIMITS = """It predicts single masked tokens, in texts of at most {max_length} tokens. To other uses it
   must be trained further."""
@@ -152,7 +152,7 @@ class MaskedLanguageModeling(PretrainingTask):
             for name, loss in source_losses(figures).items()
         ]
         remainder = f"  and {len(sources) - MAX_SOURCES} more sources" if len(sources) > MAX_SOURCES else ""
-        summary = f"{super().summarize(figures)}  accuracy {100 * figures['masked_accuracy']:.1f} %"
+        summary = f"{super().summarize(figures)}  accuracy {100 * figures['masked_accuracy']:.1f}%"
         return summary + "".join(sources[:MAX_SOURCES]) + remainder
 
     def next_command(self, model: str) -> str:

@@ -29,7 +29,7 @@ STANDARD_FEATURES = {"input_ids", "attention_mask"}
 # Label of a pair that is not counted.
 NO_LABEL = -100
 EVALUATION = (
-    "Over {num_masked_tokens:,} masked tokens of rows that were not trained on, 15 % of each row, always the same, and "
+    "Over {num_masked_tokens:,} masked tokens of rows that were not trained on, 15% of each row, always the same, and "
     "{num_pairs:,} pairs. The loss is the sum of both."
 )
 
@@ -123,7 +123,7 @@ class PairPretraining(MaskedLanguageModeling):
         return super().derived_figures({"loss": means["mlm_loss"]})  # only masked tokens have a perplexity
 
     def summarize(self, figures: Mapping[str, float]) -> str:
-        return f"{super().summarize(figures)}  pairs {100 * figures[f'{self.pair_name}_accuracy']:.1f} %"
+        return f"{super().summarize(figures)}  pairs {100 * figures[f'{self.pair_name}_accuracy']:.1f}%"
 
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
         loss, accuracy = figures[f"{self.pair_name}_loss"], figures[f"{self.pair_name}_accuracy"]

@@ -211,7 +211,7 @@ class Task(ABC):
         return -figures["loss"]
 
     def summarize(self, figures: Mapping[str, float]) -> str:
-        """Summarize an evaluation in a few words, such as `loss 5.92  accuracy 14.5 %`."""
+        """Summarize an evaluation in a few words, such as `loss 5.92  accuracy 14.5%`."""
         return f"loss {shown_loss(figures['loss'])}"
 
     def next_command(self, model: str) -> str | None:  # noqa: ARG002

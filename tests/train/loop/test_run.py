@@ -18,7 +18,7 @@ FIGURES = {"loss": 5.89, "perplexity": 361.0, "masked_accuracy": 0.145, "num_mas
 
 def test_the_next_command_is_one_that_parses(capsys):
     task = MaskedLanguageModeling.__new__(MaskedLanguageModeling)
-    assert task.summarize(FIGURES) == "loss 5.89  accuracy 14.5 %"
+    assert task.summarize(FIGURES) == "loss 5.89  accuracy 14.5%"
     phase: Any = SimpleNamespace(task=task, inputs=SimpleNamespace(unigram_entropy_nats=6.41))
     print_result(phase, FIGURES, {"exported": "step 3 of 3", "model": "my runs/it's/export"})
     printed = capsys.readouterr().out

@@ -35,7 +35,7 @@ def test_the_plot_names_the_model_and_labels_each_line(tmp_path):
         "validation 5.25",
         "frequency baseline 6.00",
         "tokens, padding included",
-        "Validation masks 15 % of the tokens, training 30 %. Validation is easier: more of the text is visible.",
+        "Validation masks 15% of the tokens, training 30%. Validation is easier: more of the text is visible.",
     } <= set(shown)
 
 

@@ -140,14 +140,14 @@ def test_without_a_terminal_there_are_lines(capsys, caplog):
         bar = bar_of(1100, fake_clock(584_000.0, 200.0))
         bar.advance(21)
         bar.log(22, 6.853)
-        bar.write_evaluation(22, "loss 5.92  accuracy 14.5 %")
-        bar.write_evaluation(1100, "loss 3.41  accuracy 40.0 %")
+        bar.write_evaluation(22, "loss 5.92  accuracy 14.5%")
+        bar.write_evaluation(1100, "loss 3.41  accuracy 40.0%")
         bar.close()
     assert caplog.messages == ["Compiling the first step …", "step 22 of 1,100  loss 6.85  584 k tok/s  3:20 left"]
     printed, errors = capsys.readouterr()
     assert printed.splitlines() == [
-        "step 22  validation loss 5.92  accuracy 14.5 %  (3:20 left)",
-        "step 1,100  validation loss 3.41  accuracy 40.0 %",
+        "step 22  validation loss 5.92  accuracy 14.5%  (3:20 left)",
+        "step 1,100  validation loss 3.41  accuracy 40.0%",
     ]
     assert "\r" not in printed + errors
 

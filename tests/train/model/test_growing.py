@@ -88,7 +88,7 @@ def test_layers_are_repeated_and_the_rest_is_named(tmp_path, caplog):
         assert_all_equal(layer.weights, small[index // 2].weights)
     (message,) = caplog.messages
     num_weights = model.count_params() - 56 * (32 + 1)  # without padding of the vocabulary
-    fraction = f"{100 * (1 - 18 * 32 / num_weights):.2f} %"
+    fraction = f"{100 * (1 - 18 * 32 / num_weights):.2f}%"
     rest = "roberta/embeddings/position_embeddings/embeddings:0 from 32 on"
     assert message == f"tiled from --init-from: {fraction} of {num_weights:,} weights; initialized randomly: {rest}"
 

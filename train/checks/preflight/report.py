@@ -29,7 +29,7 @@ SYNTHETIC = "(synthetic)"
 ASSUMED_NUM_ROWS = 10**12
 # docs/tpu/preflight.md has the comparison.
 KNOWN_ERROR = (
-    "For two programs on a v4, published times are within about 20 % of such estimates, one above and one below; on a "
+    "For two programs on a v4, published times are within about 20% of such estimates, one above and one below; on a "
     "v6e the estimates may be off by a factor of two."
 )
 
@@ -222,7 +222,7 @@ def report_lines(report: StepReport) -> dict[str, str]:
         f"{two_digits(report.slice_tokens_per_second)} for the slice",
         "modelled MFU": "not known for this architecture"
         if report.peak_fraction is None
-        else f"{two_digits(100 * report.peak_fraction)} % of {tpu.chip.peak_flops_per_second / 1e12:.1f} TFLOP/s per "
+        else f"{two_digits(100 * report.peak_fraction)}% of {tpu.chip.peak_flops_per_second / 1e12:.1f} TFLOP/s per "
         "replica",
     }
     if costs.num_loops_of_unknown_length:
@@ -284,4 +284,4 @@ def short_name(name: str) -> str:
 
 
 def _percent(num_cycles: int, costs: StepCosts) -> str:
-    return f"{100 * num_cycles / costs.num_cycles:5.1f} %"
+    return f"{100 * num_cycles / costs.num_cycles:5.1f}%"

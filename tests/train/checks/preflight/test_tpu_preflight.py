@@ -89,11 +89,11 @@ def test_a_step_before_there_are_shards(compiler, run):
     assert printed.startswith(
         "It fits: 4.5 of 15.8 GiB per chip. 1,000 steps would take less than a minute (modelled).\n"
     )
-    assert "For two programs on a v4, published times are within about 20 %" in printed
+    assert "For two programs on a v4, published times are within about 20%" in printed
     milliseconds = re.search(r"\nWith --modelled-step-ms ([\d.e-]+) the run compares", printed)[1]
     assert re.search(r"modelled step time +([\d.e-]+) ms", printed)[1] == two_digits(float(milliseconds))
     assert "4 rows x 16 tokens x 2 micro-batches x 8 replicas = 1,024 tokens" in printed
-    assert re.search(r"75\.0 %      0\.00 M  attention\n 25\.0 %      0\.00 M  optimizer", printed)
+    assert re.search(r"75\.0%      0\.00 M  attention\n 25\.0%      0\.00 M  optimizer", printed)
 
 
 @pytest.mark.usefixtures("quick_lowering")
