@@ -1,12 +1,12 @@
-"""Our train step on an accelerator, executed by JAX, beside PyTorch's ModernBERT on the same device.
+"""Compare our train step, executed by JAX on an accelerator, with PyTorch's ModernBERT on the same device.
 
     python benchmarks/accelerator_step.py lower FOLDER --shards runs/quickstart/shards
     python benchmarks/accelerator_step.py run FOLDER
 
-`lower`, on any machine with TensorFlow, writes a few megabytes: the steps of roberta-base and modernbert-base, with the
-reference layers, with those that suit a TPU, and those with Muon; and 300 steps of the quick start's model with the
-losses that the CPU has. `run`, on the machine with the accelerator, needs JAX and NumPy and no TensorFlow; PyTorch is
-measured where torch is installed. It writes FOLDER/results.json. For a TPU, lower with `--tpu`.
+`lower` runs on any machine with TensorFlow, and writes a few megabytes: the steps of roberta-base and modernbert-base,
+with the reference layers, with the TPU-optimized layers, and with Muon; and 300 steps of the quick start's model, with
+their losses on the CPU. `run` runs on the machine with the accelerator; it needs JAX and NumPy, but not TensorFlow, and
+measures PyTorch if torch is installed. It writes FOLDER/results.json. For a TPU, lower with `--tpu`.
 """
 
 import argparse
@@ -18,14 +18,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
+# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.rounds import PEERS, MeasuredProgram, Times, measure_in_turns, start_program
 from benchmarks.tables import median_and_range, print_table
 
 OURS, TORCH = "accelerator_program.py", "accelerator_torch.py"
-# Ways to compute attention in PyTorch; the second, for GPUs, leaves out what is beyond the reach of local layers.
+# Ways to compute attention in PyTorch. The second, for GPUs, skips positions outside the window of local layers.
 TORCH_ATTENTION = ("sdpa", "flex_attention")
 VARIANTS = {
     "reference layers": ("--tpu-layers", "off"),
@@ -35,11 +35,11 @@ VARIANTS = {
 VOCAB_SIZE = 32_000
 ROWS = (16, 64)
 PRESETS = ("roberta-base", "modernbert-base")
-# Relative differences of the first losses from the CPU's that are allowed. Later, another order of sums moves them by
-# up to 1%, on another version of XLA for the same CPU too.
+# Largest allowed relative differences of the first losses from those on the CPU. Later losses differ by up to 1% merely
+# because sums are computed in another order, even between versions of XLA on the same CPU.
 TOLERANCES = {"short-float32": 1e-4, "short-bfloat16": 1e-2}
 NUM_FOLLOWED_STEPS = 50
-# Of one device in bfloat16, operations a second; by a part of JAX's name of its kind.
+# {part of JAX's name for a kind of device: peak operations per second of one device in bfloat16}.
 PEAKS = {
     "H100": 989e12,
     "H200": 989e12,
@@ -90,7 +90,7 @@ def write_index(folder: Path, steps: dict[str, Any]) -> None:
 
 
 def losses_of(folder: Path, name: str, environment: dict[str, str]) -> list[float]:
-    """Make the steps of a short run and return their losses."""
+    """Run the steps of a short run and return their losses."""
     command = [sys.executable, str(PEERS / OURS), str(folder), name, "--losses"]
     output = subprocess.check_output(command, env={**os.environ, **environment}, encoding="utf-8")
     return list(json.loads(output.splitlines()[-1]))
@@ -141,7 +141,7 @@ def run(folder: Path, arguments: argparse.Namespace) -> None:
 def figures_of(
     step: dict[str, Any], times: list[Times], figures: dict[str, float], peak: float | None, settings: dict[str, int]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return what is written of a step, and the cells of its row."""
+    """Return the results of a step to write to the file, and the cells of its row in the table."""
     seconds = [one.seconds / settings["steps_per_round"] for one in times]
     (num_rows, length), _ = next(iter(step["batch"].values()))
     rates = [num_rows * length / one for one in seconds]
@@ -160,20 +160,26 @@ def figures_of(
 
 
 def main() -> None:
-    """Do one half."""
+    """Run the half of the benchmark that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("half", choices=("lower", "run"))
     parser.add_argument("folder", type=Path)
     lowering = parser.add_argument_group("lower")
-    lowering.add_argument("--shards", help="Folder of train/, rows of real text.")
-    lowering.add_argument("--num-steps", type=int, default=300, help="Of the short runs.")
+    lowering.add_argument("--shards", help="Folder with train/, shards of real text.")
+    lowering.add_argument("--num-steps", type=int, default=300, help="Number of steps of the short runs.")
     lowering.add_argument("--tpu", action="store_true", help="Lower for a TPU.")
-    lowering.add_argument("--tiny", action="store_true", help="Tiny models, to try the benchmark.")
+    lowering.add_argument("--tiny", action="store_true", help="Use tiny models, to try out the benchmark.")
     running = parser.add_argument_group("run")
-    running.add_argument("--only", nargs="+", help="Presets and rows to time, as in modernbert-base-64.")
-    running.add_argument("--torch-attention", nargs="+", choices=TORCH_ATTENTION, help="Default: sdpa; on GPUs both.")
-    running.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=VARIANTS, help="Of ours.")
-    running.add_argument("--start-together", action="store_true", help="Compile all at once; then their times are off.")
+    running.add_argument("--only", nargs="+", help="Presets and numbers of rows to time, such as modernbert-base-64.")
+    running.add_argument(
+        "--torch-attention", nargs="+", choices=TORCH_ATTENTION, help="Default: sdpa, or both on GPUs."
+    )
+    running.add_argument(
+        "--variants", nargs="*", default=list(VARIANTS), choices=VARIANTS, help="Variants of our step."
+    )
+    running.add_argument(
+        "--start-together", action="store_true", help="Compile all steps at once, which distorts times."
+    )
     running.add_argument("--rounds", type=int, default=5)
     running.add_argument("--steps-per-round", type=int, default=20)
     running.add_argument("--without-torch", action="store_true")

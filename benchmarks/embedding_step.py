@@ -1,12 +1,12 @@
-"""Training embeddings on the CPU: pairs a second of run-embedding, and of sentence-transformers' trainer on PyTorch.
+"""Compare the speed of training embeddings on the CPU: run-embedding, and sentence-transformers' trainer on PyTorch.
 
     python benchmarks/embedding_step.py --squad-file squad/train-v1.1.json.gz
 
-Both train the same model on the same questions and paragraphs in batches of as many, in float32 on all cores, with
-the same loss. They are processes that run rounds of steps in turns, so that the machine's other load falls on both;
-tracing, compiling and the first steps are not counted. Without `--squad-file` the pairs are a stand-in: made-up words,
-as many as in SQuAD. PyTorch runs in an environment of its own, which is made in a temporary folder where
-`--torch-python` names none.
+Both train the same model on the same questions and paragraphs in batches of equal size, in float32 on all cores, with
+the same loss. They are processes that take turns at running rounds of steps, so that other load on the machine affects
+both equally; tracing, compiling and the first steps are not counted. Without `--squad-file` the texts are made-up
+words, with the lengths of SQuAD's texts. PyTorch runs in a separate environment, which is created in a temporary folder
+unless `--torch-python` names one.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
+# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
@@ -37,7 +37,7 @@ from benchmarks.rounds import (
 from benchmarks.tables import median_and_range, print_machine, print_table, ratios_of_rounds
 
 OURS, TRAINER = "embedding_contenders.py", "embedding_trainer.py"
-# What each contender is: program, and its own flags.
+# {contender: (program, additional flags)}.
 CONTENDERS = {
     "ours": (OURS, []),
     "ours with XLA": (OURS, ["--jit-compile=true"]),
@@ -51,7 +51,7 @@ BYTES_PER_PAIR = 1_200
 
 
 def write_stand_in(path: Path, num_rows: int) -> None:
-    """Write pairs of made-up words, with SQuAD's lengths."""
+    """Write pairs of texts of made-up words, with the lengths of SQuAD's texts."""
     generator = np.random.default_rng(0)
     write_generated_text(path.with_suffix(".txt"), num_rows * BYTES_PER_PAIR)
     words = path.with_suffix(".txt").read_text(encoding="ascii").split()
@@ -65,7 +65,7 @@ def write_stand_in(path: Path, num_rows: int) -> None:
 
 
 def write_squad(path: Path, squad_file: str, num_rows: int) -> None:
-    """Write questions of SQuAD, drawn from all of its file, with their paragraphs."""
+    """Write questions drawn at random from SQuAD's file, with their paragraphs."""
     from finetuning.tasks.squad import read_questions_to_predict
 
     questions = read_questions_to_predict(squad_file, "--squad-file")
@@ -83,7 +83,7 @@ def start(name: str, folder: Path, settings: dict[str, Any], torch_python: str) 
 
 
 def print_results(times: dict[str, list[Times]], num_pairs: int) -> None:
-    """Print pairs a second of each, and the medians of the rounds' ratios of the first to the others."""
+    """Print the pairs per second of each contender, and the median ratios of the first one's speed to the others."""
     rows = []
     for name, rounds in times.items():
         milliseconds = statistics.median(1000 * one.cpu_seconds / num_pairs for one in rounds)
@@ -98,7 +98,7 @@ def print_results(times: dict[str, list[Times]], num_pairs: int) -> None:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--squad-file", help="Questions in SQuAD's format; without it a stand-in.")
+    parser.add_argument("--squad-file", help="Questions in SQuAD's format. Default: made-up words.")
     parser.add_argument("--num-rows", type=int, default=20_000, help="Pairs to train on.")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=["ours", "sentence-transformers"])
     add_step_flags(parser, vocab_size=8192, batch_rows=32, length=256, rounds=8, steps_per_round=10, warmup_steps=5)

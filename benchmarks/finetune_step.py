@@ -1,13 +1,14 @@
-"""Fine-tuning on the CPU: examples a second of run-classification, transformers' Trainer and its TensorFlow script.
+"""Compare the speed of fine-tuning on the CPU: run-classification, and transformers' Trainer and TensorFlow script.
 
     python benchmarks/finetune_step.py --glue-dir work/glue
 
-All train the same classifier on the rows of SST-2 in batches of as many, in float32 on all cores. They are processes
-that run rounds of steps in turns, so that the machine's other load falls on all; tracing, compiling and the first steps
-are not counted. `trainer` is PyTorch's, whose rows are filled up to the longest of their batch; with `grouped` rows of
-like length come together (`group_by_length`). `tf script` fills all rows up to the longest of all, `tf script dynamic`
-to that of the batch. Without `--glue-dir` the sentences are a stand-in: made-up words, as many to a sentence as SST-2
-has. PyTorch runs in an environment of its own, which is made in a temporary folder where `--torch-python` names none.
+All train the same classifier on the rows of SST-2 in batches of equal size, in float32 on all cores. They are processes
+that take turns at running rounds of steps, so that other load on the machine affects all equally; tracing, compiling
+and the first steps are not counted. `trainer` uses PyTorch, and pads rows to the longest row of their batch; `trainer
+grouped` puts rows of similar length into a batch (`group_by_length`). `tf script` pads all rows to the longest row of
+the data, `tf script dynamic` to the longest row of the batch. Without `--glue-dir` the sentences are made-up words,
+with the lengths of SST-2's sentences. PyTorch runs in a separate environment, which is created in a temporary folder
+unless `--torch-python` names one.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
+# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
@@ -39,7 +40,7 @@ from benchmarks.rounds import (
 )
 from benchmarks.tables import median_and_range, print_machine, print_table, ratios_of_rounds
 
-# What each contender is: program, and its own flags.
+# {contender: (program, additional flags)}.
 OURS, TRAINER = "finetune_contenders.py", "finetune_trainer.py"
 CONTENDERS = {
     "ours": (OURS, ["ours"]),
@@ -51,7 +52,7 @@ CONTENDERS = {
     "tf script dynamic": (OURS, ["script", "--dynamic"]),
 }
 DEFAULT_CONTENDERS = ["ours", "trainer", "trainer grouped", "tf script", "tf script dynamic"]
-# {share of SST-2's sentences to train on: the words that they have at most}, counted in GLUE's download.
+# {fraction of SST-2's training sentences: their maximum number of words}, counted in GLUE's download.
 WORDS_OF_SENTENCES = {
     0.0: 1, 0.1: 2, 0.2: 3, 0.3: 4, 0.4: 5, 0.5: 7, 0.6: 9, 0.7: 12, 0.8: 15, 0.9: 21, 0.95: 26, 0.99: 36, 1.0: 52,
 }  # fmt: skip
@@ -60,7 +61,7 @@ BYTES_PER_SENTENCE = 100
 
 
 def write_stand_in(folder: Path, num_rows: int) -> None:
-    """Write SST-2's files with sentences of made-up words, as many to a sentence as in SST-2, and labels at random."""
+    """Write files like SST-2's, with made-up words, sentences of SST-2's lengths, and random labels."""
     generator = np.random.default_rng(0)
     write_generated_text(folder / "text", (num_rows + NUM_DEV_ROWS) * BYTES_PER_SENTENCE)
     words = (folder / "text").read_text(encoding="ascii").split()
@@ -73,7 +74,7 @@ def write_stand_in(folder: Path, num_rows: int) -> None:
 
 
 def prepare(folder: Path, glue_dir: str | None, num_rows: int, settings: dict[str, Any]) -> NDArray[np.int64]:
-    """Write glue/, tokenizer/, start/, a model to start from, and rows.npz; return the tokens of each row."""
+    """Write glue/, tokenizer/, rows.npz, and the initial model start/; return the number of tokens of each row."""
     if glue_dir:
         shutil.copytree(Path(glue_dir) / "SST-2", folder / "glue" / "SST-2")
     else:
@@ -93,7 +94,7 @@ def start(name: str, folder: Path, settings: dict[str, Any], torch_python: str) 
 
 
 def tokens_of_rows(names: list[str], lengths: NDArray[np.int64], settings: dict[str, Any]) -> dict[str, float]:
-    """Compute for each contender how many tokens a row has on average, padding included."""
+    """Compute for each contender the average number of tokens per row, including padding."""
     from finetuning.data.buckets import bucket_of_rows, fitted_lengths
 
     batch_rows = settings["batch_rows"]
@@ -113,7 +114,7 @@ def tokens_of_rows(names: list[str], lengths: NDArray[np.int64], settings: dict[
 
 
 def print_results(times: dict[str, list[Times]], num_rows: int, tokens: dict[str, float]) -> None:
-    """Print examples a second of each, and the medians of the rounds' ratios of the first to the others."""
+    """Print the examples per second of each contender, and the median ratios of the first one's speed to the others."""
     rows = []
     for name, rounds in times.items():
         rates = [num_rows / one.seconds for one in rounds]
@@ -128,7 +129,7 @@ def print_results(times: dict[str, list[Times]], num_rows: int, tokens: dict[str
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--glue-dir", help="Folder with SST-2/, of GLUE's download; without it a stand-in.")
+    parser.add_argument("--glue-dir", help="Folder of GLUE's download with SST-2/. Default: made-up words.")
     parser.add_argument("--num-rows", type=int, default=NUM_ROWS, help="Rows of the stand-in.")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=DEFAULT_CONTENDERS)
     add_step_flags(parser, vocab_size=8192, batch_rows=32, rounds=12, steps_per_round=40, warmup_steps=20)

@@ -1,10 +1,10 @@
-"""Text of made-up words, as much as is wanted, in which new words keep coming as in real text.
+"""Generate any amount of text of made-up words, in which new words keep appearing as in real text.
 
     python benchmarks/generated_text.py --megabytes 1000 --output text.txt
 
-A word's rank follows the law of Zipf and Mandelbrot without an end, and its spelling is a hash of its rank. The two
-constants give a word's frequency and the growth of the vocabulary of English Wikipedia, or a little more: 30 MB have
-150,000 different words, and ten times as much text has five times as many.
+The rank of a word follows the Zipf-Mandelbrot law without an upper limit, and its spelling is a hash of its rank. With
+the two constants, the frequencies of words and the growth of the vocabulary are similar to English Wikipedia's, or
+slightly higher: 30 MB have 150,000 different words, and ten times as much text has five times as many words.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 TAIL_EXPONENT = 0.4
 RANK_SHIFT = 6.0
 MAX_RANK = 1 << 62
-# A word has one more syllable from each of these ranks on.
+# From each of these ranks on, words have one more syllable.
 LONGER_FROM_RANKS = (1, 100, 5_000, 1_000_000)
 WORDS_PER_PARAGRAPH = 100
 PARAGRAPHS_AT_ONCE = 5_000
@@ -42,7 +42,7 @@ _SHIFT = np.uint64(31)
 
 
 def write_generated_text(path: Path, num_bytes: int, seed: int = 0) -> None:
-    """Write `num_bytes` of text, a paragraph a line; a shorter text is the head of a longer one of the same seed."""
+    """Write `num_bytes` of text, one paragraph per line. Texts with the same seed start with the same text."""
     with path.open("wb") as file:
         for text in _texts(seed):
             file.write(text[: num_bytes - file.tell()])
@@ -51,7 +51,7 @@ def write_generated_text(path: Path, num_bytes: int, seed: int = 0) -> None:
 
 
 def _texts(seed: int) -> Iterator[bytes]:
-    """Yield text without an end, 3 MB at a time."""
+    """Yield an endless text, 3 MB at a time."""
     generator = np.random.default_rng(seed)
     num_words = PARAGRAPHS_AT_ONCE * WORDS_PER_PARAGRAPH
     while True:
@@ -64,7 +64,7 @@ def _texts(seed: int) -> Iterator[bytes]:
 
 
 def _spell(ranks: NDArray[np.uint64]) -> Iterator[NDArray[np.int64]]:
-    """Yield indexes of the words' first syllables, of their second ones, and so on, (words,) each."""
+    """Yield the indices of the words' first syllables, then of their second syllables, and so on, (words,) each."""
     num_syllables = np.uint64(len(PARTS) - FIRST_SYLLABLE)
     hashes = ranks * _SPREAD
     for first_rank in LONGER_FROM_RANKS:

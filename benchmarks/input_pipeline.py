@@ -1,12 +1,13 @@
-"""The trainer's input against that of transformers' TPU tutorial: rows a second of CPU, and memory (Linux).
+"""Compare the trainer's input pipeline with that of transformers' TPU tutorial: rows per CPU second, memory (Linux).
 
     python benchmarks/input_pipeline.py
     python benchmarks/input_pipeline.py --contenders ours --length 8192 --num-rows 24000 --shard-rows 1024
 
-Each run is a fresh process that reads an epoch; the figures are medians of runs in turns. A second of CPU is one of all
-threads together, from the first batch on, so it does not depend on what else the machine does. Memory is what the input
-holds at its peak beyond what TensorFlow took before, and the whole process's. The rows are of random ids, unless a
-folder of shards is given; more of them than the tutorial's shuffle buffer holds.
+Each run is a new process that reads an epoch. The contenders take turns, and the results are medians over their runs.
+CPU seconds are the sum over all threads, counted from the first batch on, so they do not depend on other load on the
+machine. Memory is the peak of the whole process, and this peak minus the memory that TensorFlow used before. Unless a
+folder of shards is given, the rows have random ids, and there are more rows than fit into the tutorial's shuffle
+buffer.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
+# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.measured_run import MeasuredRun, run_measured
@@ -33,7 +34,7 @@ HEADER = "input|runs|rows/CPU s|(from-to)|tokens/CPU s|first batch s|input MB|pr
 
 @dataclass(frozen=True)
 class Figures:
-    """What one run gives."""
+    """The results of one run."""
 
     rows_per_cpu_second: float
     first_batch_seconds: float
@@ -42,7 +43,7 @@ class Figures:
 
 
 def figures(run: MeasuredRun) -> Figures:
-    """Read what a run that ended well measured."""
+    """Read the results of a successful run."""
     read = json.loads(run.lines[-1][1])
     start_seconds = run.seconds_of_line(START_LINE)
     before = max(sample.num_bytes for sample in run.samples if sample.seconds < start_seconds)
@@ -52,7 +53,7 @@ def figures(run: MeasuredRun) -> Figures:
 
 
 def compare(folder: str, arguments: argparse.Namespace) -> dict[str, list[Figures]]:
-    """Measure runs of each contender, which take turns."""
+    """Measure several runs of each contender. The contenders take turns."""
     results: dict[str, list[Figures]] = {name: [] for name in arguments.contenders}
     flags = [f"--length={arguments.length}", f"--batch-rows={arguments.batch_rows}"]
     for _ in range(arguments.repeats):
@@ -66,7 +67,7 @@ def compare(folder: str, arguments: argparse.Namespace) -> dict[str, list[Figure
 
 
 def row(name: str, runs: Sequence[Figures], length: int) -> list[str]:
-    """Make the cells of a contender's line."""
+    """Make the cells of a contender's row."""
     rates = [run.rows_per_cpu_second for run in runs]
     return [
         name,
@@ -80,7 +81,7 @@ def row(name: str, runs: Sequence[Figures], length: int) -> list[str]:
 
 
 def print_ratios(results: dict[str, list[Figures]]) -> None:
-    """Print what decides: medians of the paired runs' ratios."""
+    """Print the median ratios of paired runs."""
     ratios = [*itertools.product(("ours", "ours-masked"), ("tutorial", "tutorial-unmasked"))]
     for ours, theirs in (*ratios, ("ours-10", "ours"), ("ours-100", "ours")):
         if pairs := list(zip(results.get(ours, []), results.get(theirs, []), strict=False)):
@@ -92,15 +93,17 @@ def print_ratios(results: dict[str, list[Figures]]) -> None:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shards", help="Folder of shards of --length. Default: random ones, in a temporary folder.")
-    parser.add_argument("--num-rows", type=int, default=400_000, help="Rows to make where no shards are given.")
     parser.add_argument(
-        "--shard-rows", type=int, default=1024, help="Rows a shard; each source must have a shard at least."
+        "--shards", help="Folder of shards with rows of --length. Default: random shards in a temporary folder."
     )
-    parser.add_argument("--length", type=int, default=512, help="Tokens a row.")
-    parser.add_argument("--batch-rows", type=int, default=256, help="Rows a batch.")
+    parser.add_argument("--num-rows", type=int, default=400_000, help="Rows to make if no shards are given.")
+    parser.add_argument(
+        "--shard-rows", type=int, default=1024, help="Rows per shard; each source must have at least one shard."
+    )
+    parser.add_argument("--length", type=int, default=512, help="Tokens per row.")
+    parser.add_argument("--batch-rows", type=int, default=256, help="Rows per batch.")
     parser.add_argument("--vocab-size", type=int, default=16_000)
-    parser.add_argument("--repeats", type=int, default=3, help="Runs of each.")
+    parser.add_argument("--repeats", type=int, default=3, help="Runs of each contender.")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     arguments = parser.parse_args()
     print_machine()

@@ -1,4 +1,4 @@
-"""Run a command and measure it: seconds, and the memory that it and its children hold together (Linux)."""
+"""Run a command and measure its time, and the memory that it and its children use together (Linux)."""
 
 import re
 import subprocess
@@ -10,13 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SAMPLING_SECONDS = 0.02
-# The kernel walks a process's pages to tell its memory; a sample waits this many times as long as the last one took.
+# Measuring memory is slow, because the kernel walks the pages of the process. The pause before a sample is this many
+# times the duration of the last sample.
 PAUSE_PER_SAMPLE = 10
 
 
 @dataclass(frozen=True)
 class MemorySample:
-    """The memory of each process at a time, the command's own first; pages that several share count once (PSS)."""
+    """The memory of each process at some time, the command's first.
+
+    Pages that processes share are counted once (PSS).
+    """
 
     seconds: float
     process_bytes: tuple[int, ...]
@@ -28,7 +32,7 @@ class MemorySample:
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """What a command took: its exit status, its memory over time, and (seconds, line) of all that it wrote."""
+    """The results of a command: exit status, duration, memory over time, and its output as (seconds, line)."""
 
     status: int
     seconds: float
@@ -37,7 +41,7 @@ class MeasuredRun:
 
     @property
     def peak(self) -> MemorySample:
-        """The sample in which all processes together held most memory."""
+        """The sample in which the processes together used the most memory."""
         return max(self.samples, key=lambda sample: sample.num_bytes, default=MemorySample(0.0, ()))
 
     @property
@@ -45,12 +49,12 @@ class MeasuredRun:
         return "\n".join(line for _, line in self.lines)
 
     def seconds_of_line(self, pattern: str) -> float:
-        """Find when the command wrote the first line in which the pattern is found; its end if there is none."""
+        """Return when the command wrote the first line that matches the pattern, or when it ended if none does."""
         return next((seconds for seconds, line in self.lines if re.search(pattern, line)), self.seconds)
 
 
 def run_measured(arguments: Sequence[str]) -> MeasuredRun:
-    """Run a command to its end, whatever its exit status, and return what it took and wrote."""
+    """Run a command to its end, whatever its exit status, and return its measurements and output."""
     start_seconds = time.perf_counter()
     samples: list[MemorySample] = []
     lines: list[tuple[float, str]] = []
@@ -86,7 +90,7 @@ def run_measured(arguments: Sequence[str]) -> MeasuredRun:
 
 
 def run_and_tell(label: str, command: Sequence[str]) -> MeasuredRun:
-    """Run and measure a command, with a line about it on standard error, and the end of what it wrote if it failed."""
+    """Run and measure a command, and report it on standard error; if it failed, with the end of its output."""
     run = run_measured(command)
     print(f"{label}: {run.seconds:.1f} s, {run.peak.num_bytes / 1e6:,.0f} MB", file=sys.stderr)
     if run.status:
@@ -102,7 +106,7 @@ def _family(pid: int) -> list[int]:
             for children in Path(f"/proc/{pid}/task").glob("*/children")
             for child in children.read_text(encoding="utf-8").split()
         ]
-    except OSError:  # it has ended meanwhile
+    except OSError:  # the process has ended
         return [pid]
     return [pid, *(descendant for child in children for descendant in _family(child))]
 

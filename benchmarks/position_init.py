@@ -1,4 +1,4 @@
-"""How soon a small RoBERTa leaves the unigram plateau, with its positions started at random and as sinusoids.
+"""Measure how soon a small RoBERTa leaves the unigram plateau, with random and with sinusoidal initial positions.
 
     python benchmarks/position_init.py --shards runs/quickstart/shards
 
@@ -20,7 +20,7 @@ STARTS = ("random", "sinusoidal")
 
 
 def validation_losses(shards: str, start: str, num_steps: int) -> dict[int, float]:
-    """Train one run and read its {step: validation loss, nats}."""
+    """Train a model and return {step: validation loss in nats}."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
         datasets = ["--train-dataset", f"{shards}/train", "--eval-dataset", f"{shards}/validation"]

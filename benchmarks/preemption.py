@@ -1,12 +1,13 @@
-"""How long a preempted run takes to save: from the notice to the last byte of its checkpoint in Cloud Storage.
+"""Measure how long a preempted run takes to save, from the notice to the last byte of its checkpoint in Cloud Storage.
 
     python benchmarks/preemption.py
 
-A run of BERT-base, with its optimizer 1.3 GB, trains on this machine and writes to the tests' stand-in of Cloud Storage
-on loopback, a process of its own that reads the body of each request at a given rate. Its metadata server then says
-that the machine is preempted. A Spot VM has 30 seconds from there
-(https://cloud.google.com/compute/docs/instances/preemptible). `copied` is when weights and moments are off the device,
-and `whole` when the checkpoint's record is there, without which there is no checkpoint.
+A run trains BERT-base (1.3 GB with its optimizer) on this machine, and writes to the tests' stand-in for Cloud Storage,
+a separate process on loopback that reads the body of each request at a given rate. Then the metadata server of the
+stand-in reports that the machine is preempted. A Spot VM has 30 seconds from this notice
+(https://cloud.google.com/compute/docs/instances/preemptible). `copied` is the time at which weights and moments have
+been copied from the device, and `whole` the time at which the checkpoint's record, which makes the checkpoint valid,
+has been written.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
+# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.random_inputs import write_random_shards, write_tokenizer
@@ -36,14 +37,17 @@ HEADER = "MB/s a stream|runs|step s|copied s|(from-to)|whole s|(from-to)|ended s
 
 
 def object_sizes(server: ServerProcess) -> dict[str, int]:
-    """List the objects of the run's checkpoints with their bytes."""
+    """Return {name: size in bytes} of the objects in the run's checkpoints."""
     url = f"{server.url}/storage/v1/b/{BUCKET}/o?prefix=run/checkpoints/"
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url) as answer:
         return {one["name"]: int(one["size"]) for one in json.load(answer).get("items", [])}
 
 
 def preempt(server: ServerProcess, flags: list[str], bytes_per_second: float) -> tuple[dict[str, float], int]:
-    """Run until it is preempted; return {what: seconds, after the notice but for the step} and a checkpoint's bytes."""
+    """Train until the run is preempted; return {event: seconds after the notice} and the bytes of a checkpoint.
+
+    The entry "step" is the duration of a step.
+    """
     server.control("reset")
     server.control("make_bucket", bucket=BUCKET)
     server.control("rate", bytes_per_second=bytes_per_second)

@@ -1,11 +1,10 @@
-"""Stage 2 against the method of transformers' TPU tutorial and the bare tokenizer, and its speed and memory as the
-corpus grows (Linux).
+"""Compare stage 2 with transformers' TPU tutorial and with the tokenizer alone, and measure how it scales (Linux).
 
     python benchmarks/prepare.py --train-file train.jsonl.gz --tokenizer tokenizer
 
-Each run is a fresh process, the contenders take turns, and the figures are medians, in seconds and in millions of bytes
-of all processes together. Ours is the whole command. Without a tokenizer, stage 1 trains one first.
-The second part runs ours on more and more generated text (see generated_text.py).
+Each run is a new process, and the contenders take turns. The results are medians: seconds, and the megabytes of all
+processes together. `ours` is the whole command. If no tokenizer is given, stage 1 first trains one. The second part
+runs our command on increasing amounts of generated text (see generated_text.py).
 """
 
 import argparse
@@ -15,7 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
+# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.generated_text import write_generated_text
@@ -46,7 +45,7 @@ def our_command(text_file: str, tokenizer: str, output: str, arguments: argparse
 
 
 def compare_speed(tokenizer: str, arguments: argparse.Namespace) -> None:
-    """Run all methods in turns, and print their table and what decides."""
+    """Run all methods in turns, and print a table and the median ratios."""
     runs: dict[str, list[MeasuredRun]] = {OURS: [], TUTORIAL: [], TOKENIZER: []}
     for _ in range(arguments.repeats):
         for name, done in runs.items():
@@ -62,14 +61,17 @@ def compare_speed(tokenizer: str, arguments: argparse.Namespace) -> None:
 
 
 def speed_row(name: str, runs: Sequence[MeasuredRun]) -> list[str]:
-    """Make the cells of a method's line."""
+    """Make the cells of a method's row."""
     seconds = [run.seconds for run in runs]
     peak_bytes = statistics.median(run.peak.num_bytes for run in runs)
     return [name, str(len(runs)), *median_and_range(seconds, ".2f"), f"{peak_bytes / 1e6:,.0f}"]
 
 
 def show_growth(tokenizer: str | None, arguments: argparse.Namespace) -> None:
-    """Run ours on more and more generated text, and print a table; `after start` leaves out start-up and ending."""
+    """Run our command on increasing amounts of generated text, and print a table.
+
+    `after start` leaves out the startup.
+    """
     rows: list[list[str]] = []
     first: MeasuredRun | None = None
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
@@ -88,7 +90,7 @@ def show_growth(tokenizer: str | None, arguments: argparse.Namespace) -> None:
 
 
 def growth_row(num_megabytes: float, run: MeasuredRun, first: MeasuredRun) -> list[str]:
-    """Make the cells of a line: throughput of the whole command, and from the plan that it prints to its end."""
+    """Make the cells of a row, with the throughput of the whole command, and of its part after printing the plan."""
     working_seconds = run.seconds - run.seconds_of_line(r"^workers ")
     rates = [f"{num_megabytes / NUM_PROCESSES / seconds:.2f}" for seconds in (run.seconds, working_seconds)]
     peak = f"{run.peak.num_bytes / 1e6:,.0f}"
@@ -109,15 +111,17 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--train-file", help="Corpus with the key `text`: .jsonl or .jsonl.gz.")
-    parser.add_argument("--tokenizer", help="Folder of train-unigram. Default: one is trained.")
-    parser.add_argument("--only", choices=("speed", "memory"), help="Which part. Default: both.")
-    parser.add_argument("--vocab-size", type=int, default=16_000, help="Pieces of a tokenizer that is trained.")
-    parser.add_argument("--length", type=int, default=512, help="Tokens a row.")
+    parser.add_argument("--tokenizer", help="Folder of a tokenizer of train-unigram. Default: train one.")
+    parser.add_argument("--only", choices=("speed", "memory"), help="The part to run. Default: both.")
+    parser.add_argument(
+        "--vocab-size", type=int, default=16_000, help="Vocabulary size of the tokenizer if one is trained."
+    )
+    parser.add_argument("--length", type=int, default=512, help="Tokens per row.")
     parser.add_argument("--repeats", type=int, default=5, help="Runs of each method.")
     parser.add_argument("--generated-megabytes", type=float, nargs="+", default=[30, 300, 1000])
     arguments = parser.parse_args()
     if arguments.only != "memory" and not arguments.train_file:
-        parser.error("--train-file is needed, but for --only memory")
+        parser.error("--train-file is required, except with --only memory")
     print_machine()
     if arguments.only != "memory":
         with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:

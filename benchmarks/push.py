@@ -1,12 +1,12 @@
-"""What pushing to the Hub costs a run: the time for which training stands still, and the step time meanwhile.
+"""Measure what pushing to the Hub costs a run: how long training is interrupted, and how long steps take meanwhile.
 
     python benchmarks/push.py
 
-A model of 110 million parameters (BERT-base) is trained on rows of random ids, in rounds of a few steps: in one round
-nothing is pushed, in the next a push begins with its first step. The Hub is the tests' stand-in on loopback, a process
-of its own. `stall` is what `PushToHub` takes on the training thread; `copy` is reading all weights from the
-device and nothing else. On a CPU export and upload share the cores with the training, so the steps of that time are
-slower than those on an accelerator would be; `CPU s of a push` says by how much.
+A model with 110 million parameters (BERT-base) is trained on rows of random ids, in rounds of a few steps, of which
+every second round starts with a push. The Hub is the tests' stand-in, a separate process on loopback. `stall` is the
+time that `PushToHub` takes on the training thread; `copy` is the time for reading all weights from the device. On a
+CPU, export and upload share the cores with the training, so the steps during a push are slowed down more than on an
+accelerator; `CPU s of a push` shows by how much.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
+# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import train  # noqa: F401, I001  (before TensorFlow)
@@ -34,7 +34,7 @@ NUM_STEPS = 100_000
 
 
 def reach(server: ServerProcess, folder: str) -> None:
-    """Lead huggingface_hub, which is not imported yet, to the stand-in."""
+    """Make huggingface_hub, which is not imported yet, use the stand-in."""
     assert "huggingface_hub" not in sys.modules or os.environ.get("HF_ENDPOINT") == server.url
     os.environ |= {"HF_ENDPOINT": server.url, "HF_TOKEN": WRITE_TOKEN, "HF_HOME": folder, "HF_HUB_DISABLE_XET": "1"}
 
@@ -59,7 +59,7 @@ def build(folder: str, arguments: argparse.Namespace) -> tuple[Any, Any]:
 
 
 class Steps:
-    """Makes steps one by one, each waited for."""
+    """Runs steps one by one, and waits for each."""
 
     def __init__(self, trainer: Any):
         self.trainer = trainer
@@ -67,14 +67,14 @@ class Steps:
         self._iterator = iter(trainer.runtime.distribute(trainer.batches_from(trainer.start)))
 
     def step(self) -> float:
-        """Make a step and return its seconds."""
+        """Run a step and return its duration in seconds."""
         started_seconds = time.perf_counter()
         self._run_steps(self._iterator)
         self.trainer.model.optimizer.iterations.numpy()
         return time.perf_counter() - started_seconds
 
     def copy(self) -> float:
-        """Measure the seconds of reading all weights."""
+        """Return how many seconds it takes to read all weights."""
         started_seconds = time.perf_counter()
         arrays = [variable.numpy() for variable in self.trainer.model.network.weights]
         assert sum(array.nbytes for array in arrays) > 0
@@ -82,7 +82,7 @@ class Steps:
 
 
 def measure(steps: Steps, pushing: Any, num_rounds: int, steps_per_round: int) -> dict[str, list[float]]:
-    """Measure {what: seconds} of all rounds."""
+    """Measure all rounds; return {what was measured: seconds in each round or step}."""
     figures: dict[str, list[float]] = {name: [] for name in ("plain", "pushing", "stall", "copy", "push CPU")}
     for number in range(num_rounds):
         plain_start = Times.now()

@@ -1,4 +1,4 @@
-"""Shards of random ids, and a tokenizer of the size of their vocabulary."""
+"""Write shards of random ids, and a tokenizer with the same vocabulary size."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ SHARD_ROWS = 16_384
 def write_random_shards(
     folder: Path, num_rows: int, length: int, vocab_size: int, shard_rows: int = SHARD_ROWS
 ) -> None:
-    """Write shards of full rows, named by their rows."""
+    """Write shards of rows without padding, with the number of rows in their names."""
     generator = np.random.default_rng(0)
     for number, start in enumerate(range(0, num_rows, shard_rows)):
         shape = min(shard_rows, num_rows - start), length
@@ -22,13 +22,13 @@ def write_random_shards(
 
 
 def write_shard(folder: Path, number: int, rows: NDArray[np.int32]) -> None:
-    """Write full rows, (rows, length), as a shard."""
+    """Write rows without padding, (rows, length), as a shard."""
     path = folder / f"dataset-{number:05d}-{len(rows)}.tfrecord"
     path.write_bytes(encode_rows(rows, np.full(len(rows), rows.shape[1])))
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Write tokenizer/ with a vocabulary of that size."""
+    """Write tokenizer/ with a vocabulary of this size."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 

@@ -1,11 +1,12 @@
-"""Settings of a preset compared by what they learn: each arm at several seeds, at equal CPU seconds or equal steps.
+"""Compare variants of a preset's settings by their validation loss, with several seeds, after equal CPU time or steps.
 
     python benchmarks/recipes.py --results recipes.jsonl --cpu-seconds 240
 
-recipes.yaml, or the file named by `--arms`, lists arms: {name: flags of run_mlm.py}. The others are compared with the
-first. All are evaluated on the same rows with the same masks. Results are appended to a file, so a queue that was
-stopped goes on where it was. A seed stands for the same first weights and the same rows in all arms, so differences to
-the first arm are taken seed by seed: an arm is better or worse where their mean is more than twice its standard error.
+recipes.yaml, or the file named by `--arms`, lists the variants (arms): {name: flags of run_mlm.py}. The first arm is
+the baseline. All arms are evaluated on the same rows with the same masks. Results are appended to a file, so a queue
+that was stopped continues where it was. A seed determines the initial weights and the rows in all arms, so the
+difference to the first arm is computed for each seed. An arm counts as better or worse if the mean difference is more
+than twice its standard error.
 """
 
 import argparse
@@ -20,13 +21,13 @@ from typing import Any
 
 import yaml
 
-# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
+# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.rounds import MeasuredProgram, start_program
 from benchmarks.tables import print_machine, print_table
 
-# Rows are evaluated with BERT's share of masks, whatever an arm trains with.
+# Rows are evaluated with BERT's fraction of masked tokens, whatever fraction an arm trains with.
 EVALUATION_FLAGS = ["--mlm-probability", "0.15"]
 NUM_COST_ROUNDS, STEPS_PER_COST_ROUND = 5, 10
 PLANNED_STEPS = 10_000
@@ -34,7 +35,7 @@ NUM_STANDARD_ERRORS = 2
 
 
 def start(arguments: argparse.Namespace, flags: Sequence[str], num_steps: int, **settings: int) -> MeasuredProgram:
-    """Start an arm and return it after its first step, with which it compiles."""
+    """Start an arm and return it after its first step, which includes compilation."""
     given = [
         *("ours", arguments.shards, "--preset", arguments.preset, "--flags", json.dumps(list(flags))),
         *("--evaluation-flags", json.dumps(EVALUATION_FLAGS)),
@@ -43,7 +44,7 @@ def start(arguments: argparse.Namespace, flags: Sequence[str], num_steps: int, *
 
 
 def cost_of_steps(arguments: argparse.Namespace, arms: Sequence[Sequence[str]]) -> list[float]:
-    """Measure the CPU seconds of a step of each arm, in turns."""
+    """Measure the CPU seconds per step of each arm, in turns."""
     rounds_settings = {"steps_per_round": STEPS_PER_COST_ROUND, "evaluates": False}
     programs = [start(arguments, flags, PLANNED_STEPS, **rounds_settings) for flags in arms]
     try:
@@ -69,7 +70,7 @@ def length_of(arguments: argparse.Namespace) -> str:
 
 
 def run_queue(arguments: argparse.Namespace, arms: dict[str, list[str]], results: list[dict[str, Any]]) -> None:
-    """Make the runs that the results lack, the seeds of all arms before the next seed, and append each to the file."""
+    """Do the runs that are missing in the results, seed by seed for all arms, and append each to the file."""
     first = next(iter(arms.values()))
     cost = {str(result["flags"]): result["step_cpu_seconds"] for result in results}
     for seed in range(1, arguments.num_seeds + 1):
@@ -79,7 +80,8 @@ def run_queue(arguments: argparse.Namespace, arms: dict[str, list[str]], results
             num_steps = arguments.steps
             if num_steps is None:
                 if str(flags) not in cost:
-                    # Beside the first arm's, of which one measurement counts for all.
+                    # Costs are relative to a single measurement of the first arm, because the machine's speed may
+                    # change.
                     measured = cost_of_steps(arguments, [first] if flags == first else [first, flags])
                     cost.setdefault(str(first), measured[0])
                     cost[str(flags)] = cost[str(first)] * measured[-1] / measured[0]
@@ -102,14 +104,14 @@ def run_queue(arguments: argparse.Namespace, arms: dict[str, list[str]], results
 
 
 def verdict(difference: float, error: float) -> str:
-    """Judge a difference in loss by its standard error, NaN of a single seed."""
+    """Judge a difference in loss by its standard error, which is NaN for a single seed."""
     if math.isnan(error) or abs(difference) <= NUM_STANDARD_ERRORS * error:
         return "cannot tell"
     return "better" if difference < 0 else "worse"
 
 
 def table_of(results: list[dict[str, Any]], arms: Sequence[str]) -> list[list[str]]:
-    """Make a row for each arm: steps, CPU ms a step, mean loss, mean difference to the first, its error, a verdict."""
+    """Make a row for each arm: steps, CPU ms per step, mean loss, mean difference to the first arm, error, verdict."""
     losses = {name: {one["seed"]: one["loss"] for one in results if one["arm"] == name} for name in arms}
     first, *_ = losses.values()
     rows = []
@@ -129,25 +131,27 @@ def table_of(results: list[dict[str, Any]], arms: Sequence[str]) -> list[list[st
 
 
 def main() -> None:
-    """Make the runs that are missing and print the table."""
+    """Do the missing runs and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--arms",
         default=str(Path(__file__).with_suffix(".yaml")),
         metavar="FILE",
-        help="YAML, {name: flags of run_mlm.py}; the others are compared with the first. Default: recipes.yaml.",
+        help="YAML file, {name: flags of run_mlm.py}. The first arm is the baseline. Default: recipes.yaml.",
     )
     parser.add_argument("--shards", default="runs/quickstart/shards", help="Folder with train/ and validation/.")
     parser.add_argument("--preset", default="tiny-cpu")
-    parser.add_argument("--results", required=True, help="File to which a line is appended for each run, .jsonl.")
+    parser.add_argument("--results", required=True, help="File (.jsonl) to which a line is appended for each run.")
     parser.add_argument("--num-seeds", type=int, default=5)
     length = parser.add_mutually_exclusive_group(required=True)
     length.add_argument("--steps", type=int, help="Steps of each arm.")
-    length.add_argument("--cpu-seconds", type=float, help="CPU seconds of each arm, by the measured cost of its steps.")
+    length.add_argument(
+        "--cpu-seconds", type=float, help="CPU seconds of each arm, converted to steps by their measured cost."
+    )
     arguments = parser.parse_args()
     listed = yaml.safe_load(Path(arguments.arms).read_text(encoding="utf-8"))
     if not isinstance(listed, dict) or not all(isinstance(flags, str) for flags in listed.values()):
-        parser.error(f"{arguments.arms} must map names of arms to flags of run_mlm.py, each in one string.")
+        parser.error(f"{arguments.arms} must map names of arms to flags of run_mlm.py, each given as one string.")
     arms = {str(name): shlex.split(flags) for name, flags in listed.items()}
     path = Path(arguments.results)
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
@@ -156,7 +160,7 @@ def main() -> None:
     except ValueError as error:
         parser.error(f"{path} must hold a JSON object on each line: {error}. Remove the line that was cut off.")
     for other in {result["length"] for result in results} - {length_of(arguments)}:
-        parser.error(f"{path} has runs of {other}; received {length_of(arguments)}. Give another file.")
+        parser.error(f"{path} has runs of {other}; received {length_of(arguments)}. Use a different file.")
     print_machine()
     run_queue(arguments, arms, results)
     print_table("arm|seeds|steps|CPU ms a step|loss|difference|error|verdict", table_of(results, list(arms)))

@@ -1,11 +1,12 @@
-"""What resuming and saving cost: time to the first step, early and late in a run; checkpoint bytes; stall per save.
+"""Measure what resuming and saving cost: time to the first step, checkpoint size, and how long each save stalls.
 
     python benchmarks/resume.py
 
-The first table starts a tiny model on many rows from a checkpoint of step 100 and from one of a late step, in turns:
-from the start of the process to the end of its first step. The late checkpoint is the early one under another step,
-since all else follows from the step by arithmetic. The second table saves a BERT-base with its optimizer, as run-mlm
-does and by TensorFlow's CheckpointManager: the stall is how long training waits, whole is when the files are complete.
+For the first table, a tiny model is resumed on many rows, in turns from a checkpoint of step 100 and from a checkpoint
+of a late step. The time is measured from the start of the process to the end of its first step. The late checkpoint is
+a copy of the early one with another step number, because everything else is computed from the step. For the second
+table, BERT-base and its optimizer are saved by run-mlm and by TensorFlow's CheckpointManager. `stall` is how long
+training waits, and `whole` is when the files are complete.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
+# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
@@ -43,7 +44,10 @@ SAVE_HEADER = "saved by|saves|MB|stall s|(from-to)|whole s"
 
 @contextmanager
 def training(flags: list[str], checkout: Path = PROJECT) -> Iterator[tuple[subprocess.Popen[bytes], Iterator[str]]]:
-    """Start run-mlm and give the process and the reports of what it does, as they come; it is killed at the end."""
+    """Start run-mlm, and yield the process and its progress reports as they arrive.
+
+    The process is killed at the end.
+    """
     reading, writing = os.pipe()
     environment = os.environ | {supervisor.PIPE_VARIABLE: str(writing), "PYTHONPATH": str(checkout)}
     script = str(checkout / "train" / "run_mlm.py")
@@ -60,7 +64,7 @@ def training(flags: list[str], checkout: Path = PROJECT) -> Iterator[tuple[subpr
 
 
 def seconds_to_first_step(flags: list[str], step: int, checkout: Path = PROJECT) -> float:
-    """Measure how long a process takes from its start to the end of its first step, which must be after `step`."""
+    """Measure how long a process takes from its start to the end of its first step, which must be `step` + 1."""
     start_seconds = time.perf_counter()
     with training(flags, checkout) as (_, reports):
         for report in reports:
@@ -71,7 +75,7 @@ def seconds_to_first_step(flags: list[str], step: int, checkout: Path = PROJECT)
 
 
 def prepare_runs(folder: Path, flags_of: Callable[[Path], list[str]], late_step: int) -> dict[int, Path]:
-    """Make two runs, stopped at an early and at a late step: {step: folder}."""
+    """Make two runs that were stopped at an early and at a late step; return {step: folder}."""
     from mlm_common.storage import open_folder
     from train.checkpoints.store import CheckpointStore
 
@@ -95,7 +99,7 @@ def prepare_runs(folder: Path, flags_of: Callable[[Path], list[str]], late_step:
 
 
 def show_starts(folder: Path, arguments: argparse.Namespace) -> None:
-    """Print how long starts take."""
+    """Print how long it takes to start from each checkpoint."""
     shards = folder / "shards"
     shards.mkdir()
     write_random_shards(shards, arguments.num_rows, arguments.length, arguments.vocab_size)
@@ -121,7 +125,7 @@ def show_starts(folder: Path, arguments: argparse.Namespace) -> None:
 
 
 def show_saves(folder: Path, arguments: argparse.Namespace) -> None:
-    """Print what saving a BERT-base costs."""
+    """Print what saving BERT-base costs."""
     import tensorflow as tf
     from transformers import AutoConfig
 
@@ -175,12 +179,12 @@ def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--num-rows", type=int, default=300_000, help="Rows of the data set.")
-    parser.add_argument("--length", type=int, default=64, help="Tokens a row.")
+    parser.add_argument("--length", type=int, default=64, help="Tokens per row.")
     parser.add_argument("--vocab-size", type=int, default=1000)
-    parser.add_argument("--late-step", type=int, default=100_000, help="The late step to start after.")
+    parser.add_argument("--late-step", type=int, default=100_000, help="Step number of the late checkpoint.")
     parser.add_argument("--repeats", type=int, default=3, help="Starts from each checkpoint.")
-    parser.add_argument("--num-layers", type=int, default=12, help="Layers of the BERT that is saved.")
-    parser.add_argument("--saves", type=int, default=5, help="How often it is saved.")
+    parser.add_argument("--num-layers", type=int, default=12, help="Layers of the BERT to save.")
+    parser.add_argument("--saves", type=int, default=5, help="How often to save it.")
     arguments = parser.parse_args()
     print_machine()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:

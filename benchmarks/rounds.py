@@ -1,8 +1,8 @@
-"""Programs that are measured in turns: each stays alive and runs a round of steps when it is told to.
+"""Measure programs in turns: each stays alive, and runs a round of steps when it is told to.
 
-The machine's other load then falls on all of them alike, so the ratios of a round's times mean something where the
-times do not. A program calls `Rounds.step_done` after each step; nothing but the standard library is imported here,
-since programs of other environments import it. Those that need PyTorch run in an environment without TensorFlow.
+Other load on the machine then affects all programs equally, so the ratios of their times in a round are meaningful even
+if the times are not. A program calls `Rounds.step_done` after each step. This module imports only the standard library,
+because programs in other environments import it, such as programs with PyTorch but without TensorFlow.
 """
 
 import argparse
@@ -22,10 +22,10 @@ TORCH_REQUIREMENTS = ("torch==2.13.0", "transformers==4.57.*", "accelerate==1.*"
 
 
 class Times(NamedTuple):
-    """What a round took."""
+    """The duration of a round."""
 
     seconds: float
-    cpu_seconds: float  # over all cores; other load on the machine hardly changes it
+    cpu_seconds: float  # sum over all cores; other load on the machine hardly affects it
 
     @staticmethod
     def now() -> "Times":
@@ -33,9 +33,9 @@ class Times(NamedTuple):
 
 
 class Rounds:
-    """In a program that is measured: counts its steps, and waits after each round for the next.
+    """Used in a measured program: counts its steps, and waits for the next round after each round.
 
-    `figures`, called after each round, returns what is reported of it besides; it is not in the round's time.
+    `figures` is called after each round, outside the measured time, and returns further values to report.
     """
 
     def __init__(self, steps_per_round: int, warmup_steps: int, figures: Callable[[], dict[str, float]] = dict):
@@ -45,7 +45,10 @@ class Rounds:
         self.start = Times.now()
 
     def step_done(self) -> None:
-        """Count a step. After the last of a round report its time, and wait; does not return after the last round."""
+        """Count a step.
+
+        After the last step of a round, report the time and wait. Does not return after the last round.
+        """
         self.num_left -= 1
         if self.num_left:
             return
@@ -58,7 +61,7 @@ class Rounds:
 
 
 class MeasuredProgram:
-    """A running program, as the one that measures sees it."""
+    """A running program, from the point of view of the measuring process."""
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]):
         self.name = name
@@ -68,7 +71,10 @@ class MeasuredProgram:
         )
 
     def wait(self) -> Times:
-        """Wait for the end of the round that runs, at first the warmup, for its times; its figures are in `figures`."""
+        """Wait for the end of the current round, which is first the warmup.
+
+        Return its times, and store its values in `figures`.
+        """
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith('{"' + READY):
@@ -98,9 +104,9 @@ def start_program(
     *,
     wait: bool = True,
 ) -> MeasuredProgram:
-    """Start a program of peers/, by the interpreter with PyTorch where one is named; return it after its warmup."""
+    """Start a program in peers/, with the interpreter for PyTorch if one is given; return it after its warmup."""
     environment = dict(os.environ)
-    if torch_python:  # where these would make transformers look for TensorFlow
+    if torch_python:  # there these variables would make transformers look for TensorFlow
         environment = {
             key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "FORCE_TF_AVAILABLE")
         }
@@ -119,9 +125,9 @@ def print_start(program: MeasuredProgram) -> None:
 def measure_in_turns(
     start: Callable[[str], MeasuredProgram], names: Sequence[str], num_rounds: int, *, started_warm: bool = True
 ) -> dict[str, list[Times]]:
-    """Measure {name: times of each round}; print what the programs report of their start.
+    """Return {name: times of each round}, and print what the programs report about their start.
 
-    started_warm: `start` waits for the warmup. Else all of them warm up at once.
+    If `started_warm`, `start` waits for the warmup. Otherwise all programs warm up at the same time.
     """
     programs = []
     try:
@@ -144,7 +150,7 @@ def measure_in_turns(
 
 
 def add_step_flags(parser: argparse.ArgumentParser, **defaults: int) -> None:
-    """Add the flags for the model's size, its batches and the rounds, with these defaults."""
+    """Add the flags for model size, batches and rounds, with these defaults."""
     defaults = {"num_layers": 4, "hidden_size": 256, "num_heads": 4, "length": 128, **defaults}
     for name, default in defaults.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
@@ -167,7 +173,7 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def make_torch_environment(folder: Path, *more: str) -> str:
-    """Install PyTorch, transformers and more packages in a new environment and return its interpreter."""
+    """Install PyTorch, transformers and further packages in a new environment, and return its interpreter."""
     venv.create(folder, with_pip=True)
     interpreter = str(folder / "bin" / "python")
     subprocess.run([interpreter, "-m", "pip", "install", "--quiet", *TORCH_REQUIREMENTS, *more], check=True)

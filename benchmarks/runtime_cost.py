@@ -1,11 +1,11 @@
-"""What the runtimes cost: the start of a run, the host's time for a step, and memory; by TensorFlow and by JAX.
+"""Measure what the runtimes TensorFlow and JAX cost: startup, host time per step, and memory.
 
     python benchmarks/runtime_cost.py
 
-Each run is a process of run-mlm with a model of many layers that compute next to nothing. It is timed from its start to
-its first step, then over the steps after the warmup. The host's time is the CPU time of Python's thread; on a CPU both
-runtimes do a part of the computing there. Memory is that of the process after those steps. The runs take turns; those
-of JAX begin without a cache of compiled programs, and with it.
+Each run is a process of run-mlm with a model of many tiny layers. It is timed from its start to its first step, and
+then over the steps after the warmup. Host time is the CPU time of Python's thread; on a CPU both runtimes also do a
+part of the computation in this thread. Memory is measured in the process after these steps. The runs take turns. JAX
+runs twice, first without a cache of compiled programs, and then with it.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
+# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.measured_run import memory_of
@@ -29,7 +29,7 @@ from train.runtime import supervisor
 
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 NUM_ROWS, LENGTH, VOCAB_SIZE, BATCH_ROWS = 20_000, 16, 1000, 8
-# {name: flags}; the last finds what the one before has compiled.
+# {name: flags}. The last run uses the programs that the previous run has compiled.
 RUNS = {
     "TensorFlow": ["--runtime", "tensorflow"],
     "TensorFlow with XLA": ["--runtime", "tensorflow", "--jit-compile", "true"],
@@ -40,7 +40,7 @@ HEADER = "run|starts|s to first step|(from-to)|step: ms|(from-to)|host: ms|(from
 
 
 class Cost(NamedTuple):
-    """What a run took; the times of a step in seconds."""
+    """What a run cost. Step and host seconds are per step."""
 
     start_seconds: float
     step_seconds: float
@@ -49,7 +49,7 @@ class Cost(NamedTuple):
 
 
 def measure(flags: Sequence[str], num_steps: int, warmup_steps: int) -> Cost:
-    """Train until so many steps after the warmup are made."""
+    """Train until `num_steps` steps after the warmup are done."""
     seconds = {}
     host_seconds = {}
     begun_seconds = time.perf_counter()
@@ -84,13 +84,13 @@ def cells_of(name: str, costs: Sequence[Cost]) -> list[str]:
 
 
 def main() -> None:
-    """Print the table, and JAX beside TensorFlow."""
+    """Print the table, and the ratios of JAX to TensorFlow."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--num-layers", type=int, default=12)
     parser.add_argument("--hidden-size", type=int, default=32)
-    parser.add_argument("--num-steps", type=int, default=500, help="Steps that are timed.")
-    parser.add_argument("--warmup-steps", type=int, default=50, help="Steps before them.")
-    parser.add_argument("--rounds", type=int, default=5, help="Starts of each run.")
+    parser.add_argument("--num-steps", type=int, default=500, help="Number of timed steps.")
+    parser.add_argument("--warmup-steps", type=int, default=50, help="Number of steps before the timed steps.")
+    parser.add_argument("--rounds", type=int, default=5, help="Number of times each run is started.")
     arguments = parser.parse_args()
     size = arguments.hidden_size
     model = f"num_hidden_layers={arguments.num_layers},hidden_size={size},intermediate_size={size}"

@@ -1,4 +1,4 @@
-"""How long commands take to start: a run up to its first step, and stage 2 on a small text; beside another checkout.
+"""Measure how long commands take to start, compared with another checkout: a run up to its first step, and stage 2.
 
     python benchmarks/start.py --quickstart runs/quickstart --beside ../other-checkout
 
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
+# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.generated_text import write_generated_text

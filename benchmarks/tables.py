@@ -1,4 +1,4 @@
-"""What benchmarks print: the machine, tables of plain text, medians with their range."""
+"""Print the machine, plain-text tables, and medians with their ranges, in all benchmarks."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ def print_machine() -> None:
 
 
 def print_table(header: str, rows: Iterable[Sequence[str]]) -> None:
-    """Print rows of cells below their header, divided at `|`: the first column to the left, the others to the right."""
+    """Print rows of cells below a header whose titles are separated by `|`. Only the first column is left-aligned."""
     table = [header.split("|"), *rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
@@ -22,12 +22,12 @@ def print_table(header: str, rows: Iterable[Sequence[str]]) -> None:
 
 
 def median_and_range(values: Sequence[float], form: str) -> list[str]:
-    """Write two cells: the median, and the lowest and highest value, each in a format such as `.2f`."""
+    """Return two cells: the median, and the lowest and highest value, in a format such as `.2f`."""
     return [f"{statistics.median(values):{form}}", f"({min(values):{form}}-{max(values):{form}})"]
 
 
 def ratios_of_rounds(one: Sequence[Times], other: Sequence[Times]) -> list[str]:
-    """Write three cells: how many times as fast as the other one is, and the same by CPU seconds."""
+    """Return three cells: how many times as fast `one` is as `other`, with the range, and the same by CPU seconds."""
     pairs = list(zip(one, other, strict=True))
     cpu_ratio = statistics.median(theirs.cpu_seconds / ours.cpu_seconds for ours, theirs in pairs)
     return [*median_and_range([theirs.seconds / ours.seconds for ours, theirs in pairs], ".2f"), f"{cpu_ratio:.2f}"]

@@ -1,12 +1,12 @@
-"""Validation loss over training time on the CPU: presets of ours, transformers' Trainer on PyTorch, the TPU tutorial.
+"""Compare validation loss over training time on the CPU: our presets, transformers' Trainer, and the TPU tutorial.
 
     python benchmarks/time_to_quality.py --shards runs/quickstart/shards --picture curves.svg
 
-Same shards, tokenizer, size of the model, and time: the speed of each recipe is measured first, and each is then
-planned for as many steps as fit into `--minutes`. They train in rounds, in turns, so that the machine's other load
-falls on all; evaluation (the same masked rows, float32) and compilation are not counted. All use all cores.
-peers/quality_contenders.py and peers/quality_trainer.py say what each recipe is. PyTorch runs in an environment of its
-own, which is made in a temporary folder where `--torch-python` names none.
+All recipes use the same shards, tokenizer, model size, training time, and all cores. The speed of each recipe is
+measured first, and its number of steps is the number that fits into `--minutes`. The recipes take turns at training for
+a round, so that other load on the machine affects all equally. Evaluation (on the same masked rows, in float32) and
+compilation are not counted. peers/quality_contenders.py and peers/quality_trainer.py define the recipes. PyTorch runs
+in a separate environment, which is created in a temporary folder unless `--torch-python` names one.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
+# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.rounds import PEERS, MeasuredProgram, make_torch_environment, start_program
@@ -39,9 +39,9 @@ from mlm_common.figures import (
 from tfrecord_prep.manifest import open_shards
 
 NUM_SPEED_ROUNDS, STEPS_PER_SPEED_ROUND = 5, 10
-PLANNED_STEPS = 10_000  # of which speed is measured on the first; as many as make XLA worth its while
+PLANNED_STEPS = 10_000  # speed is measured on the first of these; there are enough to make XLA worthwhile
 PICTURE_INCHES = (11, 5)
-# Presets of about one size.
+# Presets of about the same size.
 ROBERTA, MODERNBERT = "tiny-roberta-cpu", "tiny-cpu"
 TRAINER = "trainer"
 
@@ -51,7 +51,7 @@ class Recipe(NamedTuple):
 
     program: str
     preset: str
-    # Settings of the model beside the preset's, for `TRAINER`.
+    # Model settings that override the preset's, for `TRAINER`.
     model: Mapping[str, Any] = MappingProxyType({})
 
     @property
@@ -68,7 +68,7 @@ RECIPES = {
     "ours-roberta": Recipe("ours", ROBERTA),
     "ours-modernbert": Recipe("ours", MODERNBERT),
 }
-# As the plot names them.
+# Names of the recipes in the plot.
 LABELS = {
     "tutorial": "RoBERTa, TPU tutorial",
     "tutorial-tuned": "RoBERTa, TPU tutorial with our batch and rate",
@@ -83,7 +83,7 @@ Curve = list[tuple[float, float]]  # seconds trained, validation loss in nats
 
 
 class Contest(NamedTuple):
-    """What all recipes need to start: the shards, a folder for what is handed to PyTorch, and its interpreter."""
+    """What all recipes need to start: the shards, a folder for files that PyTorch reads, and PyTorch's interpreter."""
 
     shards: str
     folder: Path
@@ -108,7 +108,7 @@ class Contest(NamedTuple):
 
 
 def step_seconds(contest: Contest, names: list[str]) -> dict[str, float]:
-    """Measure the median seconds of a step of each recipe, in turns."""
+    """Measure the median seconds per step of each recipe, in turns."""
     programs = [contest.start(name, PLANNED_STEPS, STEPS_PER_SPEED_ROUND, evaluates=False) for name in names]
     try:
         rounds = [[program.run_round().seconds for program in programs] for _ in range(NUM_SPEED_ROUNDS)]
@@ -140,7 +140,7 @@ def losses_over_time(contest: Contest, num_rounds: int, steps_per_round: dict[st
 
 
 def seconds_to(loss: float, curve: Curve) -> float | None:
-    """Find when a curve first comes to a loss, between rounds by a straight line; None if it never does."""
+    """Return when a curve first reaches a loss, interpolated linearly between rounds; None if it never does."""
     before: tuple[float, float] | None = None
     for at_seconds, at_loss in curve:
         if at_loss <= loss:
@@ -152,7 +152,7 @@ def seconds_to(loss: float, curve: Curve) -> float | None:
 
 
 def print_results(curves: dict[str, Curve], entropy: float) -> None:
-    """Print the curves, and when each of ours comes to the final loss of each other recipe."""
+    """Print the curves, and when each of our recipes reaches the final loss of each other recipe."""
     columns = "|".join(f"{name} s|loss" for name in curves)
     print_table(
         f"round|{columns}",
@@ -167,11 +167,11 @@ def print_results(curves: dict[str, Curve], entropy: float) -> None:
         total_seconds, final_loss = curves[other][-1]
         needed = seconds_to(final_loss, curves[one])
         share = "never" if needed is None else f"after {needed:.0f} s, {needed / total_seconds:.2f} of its time"
-        print(f"{one} comes to the final loss of {other}, {final_loss:.3f}, {share}")
+        print(f"{one} reaches the final loss of {other}, {final_loss:.3f}, {share}")
 
 
 def message(curves: dict[str, Curve]) -> tuple[str, str]:
-    """Say when our ModernBERT reaches the final loss of the others of its size: the title names the best of them."""
+    """Say when our ModernBERT reaches the final loss of the other ModernBERTs; the title names the best of them."""
     ours = curves.get(OURS, [])
     others = [name for name in curves if RECIPES[name].preset == MODERNBERT and not RECIPES[name].is_ours]
     sentences = []
@@ -191,7 +191,7 @@ def message(curves: dict[str, Curve]) -> tuple[str, str]:
 
 
 def draw(curves: dict[str, Curve], entropy: float, path: str) -> None:
-    """Draw the losses over the seconds: ours as lines, the others dashed or dotted, each architecture in its color."""
+    """Draw loss over time: our recipes as solid lines, the others dashed or dotted, with a color per architecture."""
     colors = {ROBERTA: COLORS[0], MODERNBERT: COLORS[1]}
     with new_figure(figsize=PICTURE_INCHES) as figure:
         axes = figure.subplots()
@@ -215,21 +215,21 @@ def draw(curves: dict[str, Curve], entropy: float, path: str) -> None:
 
 
 def main() -> None:
-    """Print the table, and draw the plot if asked to."""
+    """Print the table, and draw the plot if requested."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shards", default="runs/quickstart/shards", help="Folder with train/ and validation/.")
     parser.add_argument("--minutes", type=float, default=5, help="Training time of each recipe.")
-    parser.add_argument("--our-minutes", type=float, help="Training time of ours, if it is to be another.")
-    parser.add_argument("--rounds", type=int, default=20, help="Turns, each with an evaluation.")
+    parser.add_argument("--our-minutes", type=float, help="Training time of our recipes, if different.")
+    parser.add_argument("--rounds", type=int, default=20, help="Number of rounds, each followed by an evaluation.")
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
     parser.add_argument(
-        "--torch-python", help="Interpreter of an environment with torch, transformers 4.57, accelerate."
+        "--torch-python", help="Interpreter of an environment with torch, transformers 4.57 and accelerate."
     )
     parser.add_argument("--picture", help="File to draw the curves to, .svg or .png.")
     arguments = parser.parse_args()
     manifest = open_shards(f"{arguments.shards}/validation").manifest
     if manifest is None:
-        parser.error(f"--shards must be of prepare_tfrecord_shards.py; {arguments.shards} has no manifest.")
+        parser.error(f"--shards must be written by prepare_tfrecord_shards.py; {arguments.shards} has no manifest.")
     names, entropy = arguments.recipes, manifest.unigram_entropy_nats
     print_machine()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
@@ -242,7 +242,7 @@ def main() -> None:
         speed = step_seconds(contest, names)
         steps_per_round = {}
         for name, seconds in speed.items():
-            print(f"{name}: {1000 * seconds:.1f} ms a step", file=sys.stderr)
+            print(f"{name}: {1000 * seconds:.1f} ms per step", file=sys.stderr)
             minutes = arguments.our_minutes if RECIPES[name].is_ours and arguments.our_minutes else arguments.minutes
             steps_per_round[name] = max(1, round(minutes * 60 / seconds / arguments.rounds))
         curves = losses_over_time(contest, arguments.rounds, steps_per_round)

@@ -1,11 +1,11 @@
-"""Stage 1 against the trainers of `tokenizers` and SentencePiece, and its memory as the corpus grows (Linux).
+"""Compare stage 1 with the trainers of `tokenizers` and SentencePiece, and measure how its memory scales (Linux).
 
     python benchmarks/tokenizer_training.py --train-file train.jsonl.gz --valid-file valid.jsonl.gz
 
-Each run is a fresh process; the figures are medians, in seconds and in millions of bytes of all processes together.
-Ours is the whole command, which reads the files as they are; its peers are given the paragraphs as a text file.
-Quality is measured on the paragraphs of the file for validation, the same way for all. The memory is shown on
-generated text (see generated_text.py).
+Each run is a new process. The results are medians: seconds, and the megabytes of all processes together. `ours` is the
+whole command, which reads the original files; the other trainers get the paragraphs in a text file. Quality is measured
+in the same way for all, on the paragraphs of the validation file. Memory is measured on generated text (see
+generated_text.py).
 """
 
 import argparse
@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
+# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.generated_text import write_generated_text
@@ -45,7 +45,7 @@ MEMORY_HEADER = "text MB|reading s|training s|all s|MB/s|reading MB|training MB|
 
 @dataclass
 class Contender:
-    """A trainer: its command, given the size of the vocabulary and a path to write; and what reads its output."""
+    """A trainer. `command` makes its command from a vocabulary size and an output path; `load` loads its output."""
 
     name: str
     num_repeats: int
@@ -62,7 +62,7 @@ def our_command(files: Iterable[str], valid_files: Iterable[str], vocab_size: in
 def contenders(
     train_file: str, valid_file: str, text_file: str, num_repeats: int, num_trainer_repeats: int
 ) -> list[Contender]:
-    """List ours, which reads the corpus, and its peers, which read its paragraphs in a text file."""
+    """List our trainer, which reads the corpus, and the other trainers, which read its paragraphs from a text file."""
     ours = partial(our_command, [train_file], [valid_file])
 
     def peer(name: str) -> Callable[[int, str], list[str]]:
@@ -86,7 +86,7 @@ def load_backend(path: str) -> "PreTrainedTokenizerFast":
 
 
 def load_sentencepiece(path: str) -> "PreTrainedTokenizerFast":
-    """Load the pieces of a SentencePiece model in a tokenizer that cuts text into words as ours does."""
+    """Load the pieces of a SentencePiece model into a tokenizer that cuts text into words as ours does."""
     from sentencepiece import SentencePieceProcessor
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
@@ -101,7 +101,7 @@ def load_sentencepiece(path: str) -> "PreTrainedTokenizerFast":
 
 @dataclass
 class Result:
-    """The runs of a contender with one vocabulary size, and the quality of its tokenizer if it made one."""
+    """The runs of a contender with one vocabulary size, and the quality of its tokenizer, if it wrote one."""
 
     runs: list[MeasuredRun] = field(default_factory=list)
     num_pieces: int = 0
@@ -117,13 +117,13 @@ class Result:
 
     @property
     def failure(self) -> str:
-        """What to say if any of the runs failed; a panic is how a program in Rust stops itself."""
+        """The word to print if any run failed. A Rust program that stops on an error panics."""
         failed = [run for run in self.runs if run.status]
         return "" if not failed else "PANICKED" if any("panicked" in run.output for run in failed) else "FAILED"
 
 
 def paragraphs(file: str) -> Iterable[str]:
-    """Yield the lines of all documents, but for blank ones."""
+    """Yield the lines of all documents, except blank lines."""
     (stored,) = find_files([file], "--valid-file")
     for document in read_byte_range(ByteRange(stored), CorpusConfig()):
         yield from filter(str.strip, document.splitlines())
@@ -151,7 +151,7 @@ def compare_with_peers(arguments: argparse.Namespace) -> None:
 def run_in_turns(
     by_size: dict[int, list[Contender]], texts: Sequence[str], folder: str
 ) -> dict[int, dict[str, Result]]:
-    """Measure the results by vocabulary size and contender, with the quality on the texts; outputs go to the folder."""
+    """Return the results by vocabulary size and contender. Quality is measured on `texts`; outputs go to the folder."""
     results = {size: {each.name: Result() for each in each_size} for size, each_size in by_size.items()}
     turns = [(size, each) for size, each_size in by_size.items() for each in each_size]
     for repeat in range(max(each.num_repeats for _, each in turns)):
@@ -171,7 +171,7 @@ def run_in_turns(
 
 
 def print_peers(results: dict[str, Result]) -> None:
-    """Print a line for each contender, and what decides."""
+    """Print a row for each contender, and the ratios to the other trainers."""
     print_table(PEERS_HEADER, [peer_row(name, result) for name, result in results.items() if result.runs])
     ours = results[OURS]
     peers = [results[name] for name in (BARE_TRAINER, SENTENCEPIECE)]
@@ -188,7 +188,7 @@ def print_peers(results: dict[str, Result]) -> None:
 
 
 def peer_row(name: str, result: Result) -> list[str]:
-    """Make the cells of a contender's line."""
+    """Make the cells of a contender's row."""
     seconds = [run.seconds for run in result.runs]
     measured = [str(len(seconds)), *median_and_range(seconds, ".1f")]
     quality = ["-"] * 5
@@ -199,7 +199,7 @@ def peer_row(name: str, result: Result) -> list[str]:
 
 
 def show_memory(arguments: argparse.Namespace) -> None:
-    """Run ours on more and more generated text, and print a table."""
+    """Run our command on increasing amounts of generated text, and print a table."""
     vocab_size = arguments.vocab_sizes[0]
     rows: list[list[str]] = []
     first_peak_bytes = 0
@@ -219,7 +219,7 @@ def show_memory(arguments: argparse.Namespace) -> None:
 
 
 def memory_row(num_megabytes: float, run: MeasuredRun, first_peak_bytes: int) -> list[str]:
-    """Make the cells of a line: seconds and peak memory of each phase, and the processes at the highest peak."""
+    """Make the cells of a row: seconds and peak memory of each phase, and each process's memory at the peak."""
     reading, training = run.seconds_of_line(r"Reading and counting\.$"), run.seconds_of_line(r"Training\.$")
     peaks = [
         max((sample.num_bytes for sample in run.samples if start <= sample.seconds < end), default=0)
@@ -236,15 +236,17 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--train-file", help="Corpus with the key or column `text`, such as .jsonl.gz.")
-    parser.add_argument("--valid-file", help="The same, to measure quality on.")
-    parser.add_argument("--only", choices=("peers", "memory"), help="Which part. Default: both.")
-    parser.add_argument("--vocab-sizes", type=int, nargs="+", default=[16_000, 32_000], help="Memory: the first one.")
-    parser.add_argument("--repeats", type=int, default=3, help="Runs of ours and of SentencePiece.")
-    parser.add_argument("--trainer-repeats", type=int, default=3, help="Runs of the UnigramTrainer, which takes long.")
+    parser.add_argument("--valid-file", help="Corpus of the same form, to measure quality on.")
+    parser.add_argument("--only", choices=("peers", "memory"), help="The part to run. Default: both.")
+    parser.add_argument(
+        "--vocab-sizes", type=int, nargs="+", default=[16_000, 32_000], help="The first is used for memory."
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="Runs of our trainer and of SentencePiece.")
+    parser.add_argument("--trainer-repeats", type=int, default=3, help="Runs of the UnigramTrainer, which is slow.")
     parser.add_argument("--generated-megabytes", type=float, nargs="+", default=[30, 100, 300, 1000])
     arguments = parser.parse_args()
     if arguments.only != "memory" and not (arguments.train_file and arguments.valid_file):
-        parser.error("--train-file and --valid-file are needed, but for --only memory")
+        parser.error("--train-file and --valid-file are required, except with --only memory")
     print_machine()
     if arguments.only != "memory":
         compare_with_peers(arguments)

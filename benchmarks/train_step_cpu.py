@@ -1,14 +1,14 @@
-"""Training on the CPU: tokens a second of run-mlm, of transformers' TPU tutorial, and of a PyTorch loop.
+"""Compare the speed of training on the CPU: run-mlm, transformers' TPU tutorial, and a PyTorch loop.
 
     python benchmarks/train_step_cpu.py
 
-All train the same architecture on the same rows, of random ids, on all cores, in float32 where the name has no other
-type. They are processes that run rounds of a few steps in turns, so that the machine's other load falls on all;
-compilation and the first steps are not counted. CPU seconds are those of all cores together: other load changes them
-less. `ours` and `torch gathered` compute the head over the masked positions only, the others over all. By default those
-in bfloat16 run only on CPUs with instructions for it. PyTorch runs in an environment of its own, which is made in a
-temporary folder where `--torch-python` names none. `taskset -c 0` before the command gives figures of one core, which
-other load disturbs least.
+All train the same architecture on the same rows of random ids, on all cores, in float32 unless the name says otherwise.
+They are processes that take turns at running rounds of a few steps, so that other load on the machine affects all
+equally; compilation and the first steps are not counted. CPU seconds are the sum over all cores, which other load
+affects less. `ours` and `torch gathered` compute the head for masked positions only, the others for all positions. By
+default the contenders in bfloat16 run only on CPUs with instructions for it. PyTorch runs in a separate environment,
+which is created in a temporary folder unless `--torch-python` names one. `taskset -c 0` before the command measures a
+single core, which is least disturbed by other load.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
+# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
@@ -38,7 +38,7 @@ from mlm_common.tokenizer import SPECIAL_TOKENS
 from train import multiplies_in_bfloat16
 
 NUM_ROWS, SHARD_ROWS = 8192, 1024
-# What each contender is: program, and its own flags.
+# {contender: (program, additional flags)}.
 TENSORFLOW, TORCH = "train_step_contenders.py", "train_step_torch.py"
 CONTENDERS = {
     "tutorial": (TENSORFLOW, ["tutorial"]),
@@ -58,7 +58,7 @@ RATIOS = [
 
 
 def write_inputs(folder: Path, length: int, vocab_size: int) -> None:
-    """Write rows.npy, the same rows as shards, and tokenizer/ with a vocabulary of that size."""
+    """Write rows.npy, the same rows as shards, and tokenizer/ with a vocabulary of this size."""
     rows = np.random.default_rng(0).integers(len(SPECIAL_TOKENS), vocab_size, (NUM_ROWS, length), np.int32)
     np.save(folder / "rows.npy", rows)
     for number, part in enumerate(np.split(rows, NUM_ROWS // SHARD_ROWS)):
@@ -75,7 +75,7 @@ def start(name: str, folder: Path, settings: dict[str, Any], torch_python: str) 
 
 
 def print_results(times: dict[str, list[Times]], num_steps: int, num_tokens: int) -> None:
-    """Print tokens a second of each, and the medians of the rounds' ratios."""
+    """Print the tokens per second of each contender, and the median ratios of their speeds."""
     rows = []
     for name, rounds in times.items():
         rates = [num_steps * num_tokens / one.seconds for one in rounds]

@@ -1,12 +1,12 @@
-"""Our train step against that of transformers' TPU tutorial, as the TPU's compiler models them; no TPU is needed.
+"""Compare our train step with that of transformers' TPU tutorial by the TPU compiler's cost model, without a TPU.
 
     python benchmarks/train_step_tpu.py
-    python benchmarks/train_step_tpu.py --find-batch-size      # hours: several compilations more of each
+    python benchmarks/train_step_tpu.py --find-batch-size      # hours, because each step is compiled several times
 
-RoBERTa-base, a batch of 16 rows of 512 tokens on each of 8 replicas, a vocabulary of 32,000. All steps of a run are
-lowered and compiled again; a step takes minutes. Needs the extra `preflight`, or --compiler-python. The tutorial's
-steps also need the extra `legacy`. Cycles do not include the sum over replicas, nor operations that the compiler has no
-estimate for.
+The model is RoBERTa-base with a vocabulary of 32,000, and the batch has 16 rows of 512 tokens on each of 8 replicas.
+Lowering and compiling a step takes minutes. Needs the extra `preflight`, or --compiler-python. The tutorial's steps
+also need the extra `legacy`. The cycles do not include the sum over replicas, nor operations for which the compiler has
+no estimate.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-# Before this script's own folder, where tokenizer_training.py goes by the name of the package.
+# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.peers.tpu_step_contenders import CONTENDERS, add_size_flags
@@ -46,7 +46,7 @@ def compiled(name: str, rows: int, tpu: TpuSlice, arguments: argparse.Namespace)
     """Compile a contender's step.
 
     Raises:
-        DoesNotFitError: it needs more memory than the chip has.
+        DoesNotFitError: the step needs more memory than the chip has.
     """
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         path = Path(folder, "step.mlir")
@@ -64,7 +64,7 @@ def compiled(name: str, rows: int, tpu: TpuSlice, arguments: argparse.Namespace)
 
 
 def compiled_at(tpu: TpuSlice, arguments: argparse.Namespace) -> dict[str, Compiled]:
-    """Ask what the compiler says of each contender at the rows asked for; those that do not fit are left out."""
+    """Compile the step of each contender with `--rows` rows; leave out contenders whose step does not fit."""
     results: dict[str, Compiled] = {}
     for name in arguments.contenders:
         try:
@@ -110,7 +110,10 @@ def print_kinds(results: Mapping[str, Compiled]) -> None:
 
 
 def largest_batch(name: str, step: CompiledStep, tpu: TpuSlice, arguments: argparse.Namespace) -> int | None:
-    """Find the largest multiple of 8 rows that fits; the step already compiled tells what does not grow with them."""
+    """Find the largest multiple of 8 rows that fits.
+
+    The compiled `step` shows how much memory does not depend on the rows.
+    """
 
     def measure(rows: int) -> MemoryUse:
         limit_bytes = tpu.chip.usable_memory_bytes
@@ -128,25 +131,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--topologies", nargs="+", default=["v5e-8", "v3-8"])
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
-    parser.add_argument("--rows", type=int, default=16, help="Rows a replica.")
-    parser.add_argument("--find-batch-size", action="store_true", help="Search the largest batch of each, too.")
-    parser.add_argument("--keep-hlo", help="Folder to write the compiled programs to; made if it is missing.")
+    parser.add_argument("--rows", type=int, default=16, help="Rows per replica.")
+    parser.add_argument(
+        "--find-batch-size", action="store_true", help="Also search for the largest batch of each step."
+    )
+    parser.add_argument("--keep-hlo", help="Folder for the compiled programs, which is created if it is missing.")
     parser.add_argument("--compiler-python", default=sys.executable, help="Interpreter that has jax and libtpu.")
     add_size_flags(parser)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     if arguments.keep_hlo:
-        Path(arguments.keep_hlo).mkdir(parents=True, exist_ok=True)  # before the compiler takes its minutes
+        Path(arguments.keep_hlo).mkdir(parents=True, exist_ok=True)  # before the compiler runs for minutes
     check_compiler(arguments.compiler_python)
     for tpu in map(tpu_slice, arguments.topologies):
         results = compiled_at(tpu, arguments)
         versions = ", ".join(f"{k} {v}" for k, v in next(iter(results.values()))[0].versions.items()) if results else ""
-        print(f"\n{tpu.name}, {arguments.rows} x {arguments.length} a replica, modelled by the compiler ({versions})")
+        print(f"\n{tpu.name}, {arguments.rows} x {arguments.length} per replica, modelled by the compiler ({versions})")
         print_steps(results, tpu)
         print_kinds(results)
         if arguments.find_batch_size:
             for name, (step, _) in results.items():
-                print(f"{name}: largest batch that fits {largest_batch(name, step, tpu, arguments)} rows a replica")
+                largest = largest_batch(name, step, tpu, arguments)
+                print(f"{name}: the largest batch that fits has {largest} rows per replica")
         sys.stdout.flush()
 
 

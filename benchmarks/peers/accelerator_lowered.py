@@ -1,7 +1,7 @@
-"""Train steps lowered for accelerator_step.py, with what it takes to execute them where there is no TensorFlow.
+"""Lower train steps for accelerator_step.py, so that they can be executed without TensorFlow.
 
-Import `train` before it. Of a step NAME are written: NAME.mlir.gz, NAME.npz with the values that it begins with, and
-its entry for the index.
+Import `train` before this module. For a step NAME it writes NAME.mlir.gz, NAME.npz with the initial values, and the
+entry of the step in the index.
 """
 
 import gzip
@@ -25,7 +25,8 @@ from train.runtime.machines import Cluster
 from train.runtime.tensorflow_runtime import TensorFlowRuntime
 from train.step.train_step import build_model
 
-# Of larger variables, but for the short run's, only the spread is kept; how long a step takes does not depend on them.
+# For larger variables only the standard deviation is stored, except in short runs, because the duration of a step does
+# not depend on the values.
 MAX_KEPT_VALUES = 4096
 
 

@@ -1,9 +1,9 @@
-"""A step that accelerator_step.py has lowered, executed by JAX on one device; needs JAX and NumPy, and no TensorFlow.
+"""Execute a step that accelerator_step.py has lowered with JAX, on one device. Needs JAX and NumPy, but not TensorFlow.
 
     python benchmarks/peers/accelerator_program.py FOLDER NAME --settings '{"steps_per_round": 20}'
 
-Prints seconds of rounds of steps, as benchmarks/rounds.py describes. With `--losses`, makes the steps whose rows are in
-the folder instead, and prints their losses.
+Prints the seconds of each round of steps, as benchmarks/rounds.py describes. With `--losses`, it instead runs the steps
+whose rows are in the folder, and prints their losses.
 """
 
 import argparse
@@ -17,9 +17,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-# Else JAX would take most of the device's memory, and leave none to the programs that are measured beside it.
+# Otherwise JAX would take most of the device's memory, and leave too little for the other measured programs.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-# The benchmarks are no package that is installed.
+# The benchmarks are not an installed package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import jax
@@ -42,7 +42,7 @@ class Step:
         self.entry = json.loads((folder / "index.json").read_text(encoding="utf-8"))["steps"][name]
         self.arrays = np.load(folder / f"{name}.npz")
         text = gzip.decompress((folder / f"{name}.mlir.gz").read_bytes()).decode()
-        self.compile_seconds: list[float] = []  # without JAX's cache, and from it
+        self.compile_seconds: list[float] = []  # without JAX's cache, and with it
         with TemporaryDirectory() as cache:
             jax.config.update("jax_compilation_cache_dir", cache)
             for _ in range(2):
@@ -74,7 +74,7 @@ class Step:
             yield {name: array[number] for name, array in rows.items()}
 
     def make(self, batch: Batch) -> Any:
-        """Begin a step; return its loss, as it will be on the device."""
+        """Start a step; return its loss, which the device may still be computing."""
         placed = [place([batch[name]], self._sharding) for name in sorted(batch)]
         results = self._program.execute([*placed, *self._state])
         for result, parameter in self._program.assigned.items():
@@ -83,7 +83,7 @@ class Step:
 
 
 def main() -> None:
-    """Make steps until the other side ends, or print the losses of a short run."""
+    """Run steps until the measuring process ends this one, or print the losses of a short run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("name")
@@ -104,7 +104,7 @@ def main() -> None:
         host_ms = 1e3 * min(host_seconds)
         return {"compile_seconds": compiled, "cached_seconds": cached, "peak_bytes": peak_bytes, "host_ms": host_ms}
 
-    # A round waits for the device, once.
+    # A round waits for the device only once.
     rounds = Rounds(steps_per_round=1, warmup_steps=1, figures=figures)
     while True:
         for _ in range(num_steps):

@@ -1,10 +1,11 @@
-"""PyTorch's ModernBERT beside a step of accelerator_step.py, on the same device; needs torch and transformers.
+"""Train PyTorch's ModernBERT for comparison with a step of accelerator_step.py. Needs torch and transformers.
 
     python benchmarks/peers/accelerator_torch.py FOLDER NAME \\
         --settings '{"steps_per_round": 20, "attention": "sdpa"}'
 
-The same shape, full rows of as many random ids and as many predictions; `sparse_prediction`, which computes the head
-for masked tokens only; PyTorch's fused attention, autocast to bfloat16, `torch.compile`, fused AdamW, clipping.
+The model and the batch have the same shape as in our step, with rows of random ids and the same number of predictions.
+This program uses `sparse_prediction`, which computes the head for masked tokens only, PyTorch's fused attention,
+autocast to bfloat16, `torch.compile`, fused AdamW, and gradient clipping.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-# The benchmarks are no package that is installed.
+# The benchmarks are not an installed package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
@@ -26,7 +27,7 @@ MASK_ID = 4
 
 
 def main() -> None:
-    """Make steps until the other side ends."""
+    """Run steps until the measuring process ends this one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("name")
@@ -45,7 +46,7 @@ def main() -> None:
     ((shape, _),) = entry["batch"].values()
     ids = torch.randint(5, entry["vocab_size"], shape, device=device)
     is_masked = torch.zeros(shape, dtype=torch.bool, device=device).flatten()
-    # As many in each step, so that nothing is compiled anew.
+    # The number of masked tokens is the same in each step, so that nothing is compiled again.
     is_masked[torch.randperm(ids.numel(), device=device)[: round(0.3 * ids.numel())]] = True
     is_masked = is_masked.reshape(shape)
     inputs, labels = ids.masked_fill(is_masked, MASK_ID), ids.masked_fill(~is_masked, IGNORED)

@@ -1,4 +1,4 @@
-"""The TensorFlow side of benchmarks/embedding_step.py: it trains embeddings, in rounds.
+"""The TensorFlow side of benchmarks/embedding_step.py, which trains embeddings in rounds.
 
     python benchmarks/peers/embedding_contenders.py ours FOLDER --settings '{"length": 256, …}'
 
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# The benchmarks are no package that is installed.
+# The benchmarks are not an installed package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import train  # noqa: F401, I001  (before TensorFlow)
@@ -28,7 +28,7 @@ from train.loop.trainer import Trainer
 
 
 def prepare(folder: Path, settings: dict[str, Any]) -> None:
-    """Write what both sides start from."""
+    """Write the files that both sides start from."""
     lines = (folder / "pairs.jsonl").read_text(encoding="utf-8").splitlines()
     write_start(folder, [text for line in lines for text in json.loads(line).values()], settings)
 
@@ -40,7 +40,7 @@ def ours(folder: Path, settings: dict[str, Any], flags: list[str]) -> None:
 
 
 def new_pairs_of_lengths(trainer: Trainer) -> Sequence[int]:
-    """Find the first step with each pair of lengths, of queries and passages."""
+    """Find the first step with each combination of query length and passage length."""
     inputs, plan = trainer.phase.inputs, trainer.plan
     assert isinstance(inputs, TextInputs)
     rows = inputs.train_rows
@@ -59,10 +59,10 @@ def new_pairs_of_lengths(trainer: Trainer) -> Sequence[int]:
 
 
 def main() -> None:
-    """Write what both sides start from, or train until the other side ends."""
+    """Write the files that both sides start from, or train until the measuring process ends this one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("program", choices=["prepare", "ours"])
-    parser.add_argument("folder", type=Path, help="With pairs.jsonl.")
+    parser.add_argument("folder", type=Path, help="Folder with pairs.jsonl.")
     parser.add_argument("--settings", type=json.loads, required=True, help="JSON: model, length, batch_rows, …")
     arguments, flags = parser.parse_known_args()
     if arguments.program == "prepare":

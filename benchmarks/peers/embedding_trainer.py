@@ -1,9 +1,10 @@
-"""Sentence-transformers' trainer on PyTorch, in rounds, for benchmarks/embedding_step.py.
+"""Train in rounds with sentence-transformers' trainer on PyTorch, for benchmarks/embedding_step.py.
 
     python benchmarks/peers/embedding_trainer.py FOLDER --settings '{"batch_rows": 32, …}'
 
-FOLDER is of `embedding_contenders.py prepare`. It trains as the documentation of `MultipleNegativesRankingLoss` does:
-mean pooling, a scale of 20, no duplicates in a batch, fused AdamW, each column filled up to its longest text.
+FOLDER was written by `embedding_contenders.py prepare`. The training follows the documentation of
+`MultipleNegativesRankingLoss`: mean pooling, a scale of 20, no duplicates in a batch, fused AdamW, and each column
+padded to its longest text.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-# The benchmarks are no package that is installed.
+# The benchmarks are not an installed package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
@@ -31,9 +32,9 @@ from benchmarks.rounds import Rounds
 
 
 def main() -> None:
-    """Train until the other side ends."""
+    """Train until the measuring process ends this one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="Of embedding_contenders.py.")
+    parser.add_argument("folder", type=Path, help="Folder that embedding_contenders.py wrote.")
     parser.add_argument("--settings", type=json.loads, required=True, help="JSON: length, batch_rows, rounds.")
     arguments = parser.parse_args()
     folder, settings = arguments.folder, arguments.settings

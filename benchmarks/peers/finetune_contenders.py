@@ -1,11 +1,11 @@
-"""The TensorFlow programs that benchmarks/finetune_step.py compares: they fine-tune a classifier, in rounds.
+"""The TensorFlow programs that benchmarks/finetune_step.py compares, which fine-tune a classifier in rounds.
 
     python benchmarks/peers/finetune_contenders.py ours FOLDER --settings '{"length": 128, …}'
 
-`prepare` writes FOLDER/tokenizer, FOLDER/start, a model with random weights, and FOLDER/rows.npz, from FOLDER/glue.
-`ours` is `run_classification.py`. `script` trains as transformers' examples/tensorflow/text-classification do: by
-`prepare_tf_dataset`, `create_optimizer`, compile and fit; all rows are filled up to the longest of all, as a TPU needs
-it, or with `--dynamic` each batch to its longest.
+`prepare` reads FOLDER/glue, and writes FOLDER/tokenizer, FOLDER/rows.npz, and FOLDER/start, a model with random
+weights. `ours` is `run_classification.py`. `script` trains as transformers' examples/tensorflow/text-classification do,
+with `prepare_tf_dataset`, `create_optimizer`, `compile` and `fit`. It pads all rows to the longest row of the data, as
+a TPU requires, or with `--dynamic` to the longest row of the batch.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-# The benchmarks are no package that is installed.
+# The benchmarks are not an installed package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import train  # noqa: F401, I001  (before TensorFlow)
@@ -45,7 +45,7 @@ from train.model.build import build_network
 from train.publishing.pytorch_format import export_model
 
 NUM_LABELS = 2
-# Of transformers' script and of ours: rate, passes, and share of the steps to warm up.
+# Settings of both transformers' script and ours. WARMUP_RATIO is the fraction of the steps used for warmup.
 LEARNING_RATE, NUM_EPOCHS, WARMUP_RATIO = 2e-5, 3, 0.1
 
 
@@ -69,7 +69,7 @@ def write_start(folder: Path, texts: Sequence[str], settings: dict[str, Any]) ->
 
 
 def prepare(folder: Path, settings: dict[str, Any]) -> None:
-    """Write what all contenders start from."""
+    """Write the files that all contenders start from."""
     parts = read_splits(ClassificationData(task_name="sst2", glue_dir=str(folder / "glue")))
     (sentences,) = parts.train.texts
     tokenizer = write_start(folder, sentences, settings)
@@ -94,8 +94,8 @@ def train_in_rounds(
 ) -> None:
     """Train as the command of a job does, with its log, and without validation.
 
-    `new_shapes` returns the steps whose shapes no step before has: they are made first, so that nothing is compiled in
-    a round.
+    `new_shapes` returns the steps at which a new shape occurs. These steps are run first, so that nothing is compiled
+    during a round.
     """
     with tempfile.TemporaryDirectory(prefix="benchmark-") as output_dir:
         config = parse_finetuning_config(
@@ -167,10 +167,10 @@ CONTENDERS = {"ours": ours, "script": script}
 
 
 def main() -> None:
-    """Write what the contenders start from, or train until the other side ends."""
+    """Write the files that the contenders start from, or train until the measuring process ends this one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("program", choices=["prepare", *CONTENDERS])
-    parser.add_argument("folder", type=Path, help="With glue/.")
+    parser.add_argument("folder", type=Path, help="Folder with glue/.")
     parser.add_argument("--settings", type=json.loads, required=True, help="JSON: model, length, batch_rows, …")
     arguments, flags = parser.parse_known_args()
     if arguments.program == "prepare":

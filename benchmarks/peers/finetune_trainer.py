@@ -1,10 +1,10 @@
-"""Transformers' Trainer on PyTorch, in rounds, for benchmarks/finetune_step.py; needs torch and accelerate.
+"""Train in rounds with transformers' Trainer on PyTorch, for benchmarks/finetune_step.py. Needs torch and accelerate.
 
     python benchmarks/peers/finetune_trainer.py FOLDER --settings '{"batch_rows": 32, …}'
 
-FOLDER is of `finetune_contenders.py prepare`. It trains as examples/pytorch/text-classification/run_glue.py does with
-`--pad_to_max_length False`: the default attention and fused AdamW, batches filled up to their longest row. With
-`--group` rows of like length come together.
+FOLDER was written by `finetune_contenders.py prepare`. The training follows
+examples/pytorch/text-classification/run_glue.py with `--pad_to_max_length False`: the default attention, fused AdamW,
+and batches padded to their longest row. With `--group`, rows of similar length share a batch.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# The benchmarks are no package that is installed.
+# The benchmarks are not an installed package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
@@ -32,7 +32,7 @@ from benchmarks.rounds import Rounds
 
 
 class Rows(torch.utils.data.Dataset):
-    """Rows as the tokenizer encodes them, of their own lengths."""
+    """Rows as the tokenizer encodes them, without padding."""
 
     def __init__(self, rows: dict[str, np.ndarray]):
         self.ids = [row.tolist() for row in np.split(rows["ids"], rows["starts"][1:-1])]
@@ -47,11 +47,11 @@ class Rows(torch.utils.data.Dataset):
 
 
 def main() -> None:
-    """Train until the other side ends."""
+    """Train until the measuring process ends this one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="Of finetune_contenders.py.")
+    parser.add_argument("folder", type=Path, help="Folder that finetune_contenders.py wrote.")
     parser.add_argument("--settings", type=json.loads, required=True, help="JSON: batch_rows, rounds.")
-    parser.add_argument("--group", action="store_true", help="Rows of like length in a batch.")
+    parser.add_argument("--group", action="store_true", help="Put rows of similar length into a batch.")
     arguments = parser.parse_args()
     folder, settings = arguments.folder, arguments.settings
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "start")

@@ -4,8 +4,8 @@
 
 `tutorial` is the input of transformers' TPU tutorial: a TFRecordDataset whose records are parsed one by one, a shuffle
 buffer of 2**18 rows, then batches that the collator of transformers masks. `ours` is the input of run-mlm, which draws
-masks on the device that trains; `ours-masked` draws the same masks on the host. `tutorial-unmasked` lacks the masks.
-`ours-10` and `ours-100` are `ours` where the shards are of as many sources of a mixture.
+the masks on the training device; `ours-masked` draws the same masks on the host. `tutorial-unmasked` lacks the masks.
+`ours-10` and `ours-100` are `ours` with the shards divided among 10 and 100 sources of a mixture.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# The benchmarks are no package that is installed.
+# The benchmarks are not an installed package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 START_LINE = "TensorFlow is ready."
 TUTORIAL_BUFFER_ROWS = 1 << 18
-# Ids of the special tokens as train-unigram numbers them.
+# Ids of the special tokens in tokenizers of train-unigram.
 CLS_ID, PAD_ID, SEP_ID, UNK_ID, MASK_ID = range(5)
 
 
@@ -66,7 +66,7 @@ def tutorial_batches(
 def our_batches(
     shards: "ShardSet", length: int, batch_rows: int, vocab_size: int, is_masked: bool, num_sources: int = 1
 ) -> "tf.data.Dataset":
-    """Build one epoch of batches of run-mlm's defaults, as `MaskedRows` where masked on the host."""
+    """Build one epoch of batches with run-mlm's defaults; `MaskedRows` if they are masked on the host."""
     import tensorflow as tf
 
     from train.config.learning import DataConfig
@@ -88,7 +88,7 @@ def our_batches(
         {"input_ids": Feature((length,))},
         global_batch_rows=batch_rows,
         start_step=0,
-        # More than is read: at the end as much has been read ahead as at the first batch.
+        # More steps than are read, so that at the end as many batches have been read ahead as at the first batch.
         num_steps=2 * (shards.num_rows // batch_rows),
     )
     if not is_masked:
@@ -116,7 +116,7 @@ CONTENDERS: dict[str, tuple[Any, bool]] = {
 
 
 def main() -> None:
-    """Read an epoch, and print seconds and rows as JSON in the last line; CPU seconds are from the first batch on."""
+    """Read an epoch, and print seconds and rows as JSON in the last line. CPU seconds count from the first batch on."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("contender", choices=CONTENDERS)
     parser.add_argument("folder")
@@ -130,7 +130,7 @@ def main() -> None:
 
     shards = open_shards(arguments.folder)
     make_batches, is_masked = CONTENDERS[arguments.contender]
-    # The first use of a graph takes memory that belongs to no contender.
+    # The first use of a graph allocates memory that should not count for any contender.
     next(iter(tf.data.Dataset.range(1).map(lambda value: value + 1)))
     time.sleep(0.3)  # so that memory is sampled now
     print(START_LINE, flush=True)

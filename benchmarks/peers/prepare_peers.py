@@ -1,10 +1,10 @@
-"""What stage 2 is compared with, as programs: `tutorial`, and `tokenizer`, which is the limit.
+"""The programs that stage 2 is compared with: `tutorial`, and `tokenizer`, whose speed is an upper bound.
 
     python benchmarks/peers/prepare_peers.py tutorial train.jsonl.gz tokenizer output
 
 `tutorial` is the method of transformers' TPU tutorial in two processes: `datasets` tokenizes and groups a thousand
-documents at a time, dropping what does not fill a row, and a loop writes a tf.train.Example a row. `tokenizer` is the
-bare tokenizer over the same documents on all cores, which throws the ids away.
+documents at a time, dropping tokens that do not fill a row, and a loop writes a tf.train.Example per row. `tokenizer`
+runs only the tokenizer on the same documents, on all cores, and throws the ids away.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""The recipes that time_to_quality.py and recipes.py compare: they train on shards in rounds, each evaluated.
+"""The recipes that time_to_quality.py and recipes.py compare. They train on shards in rounds, and evaluate after each.
 
     python benchmarks/peers/quality_contenders.py ours SHARDS --settings '{"num_steps": 1000, …}'
 
-`tutorial` is the recipe of transformers' TPU tutorial: its input, head, optimizer and its flags' defaults, with the
-sizes of the preset's model. `tutorial-tuned` has the preset's model configuration, batch and peak rate besides. Both
+`tutorial` is the recipe of transformers' TPU tutorial: its input, head, optimizer and default flags, with the sizes of
+the preset's model. `tutorial-tuned` also uses the preset's model configuration, batch size and peak learning rate. Both
 need the extra `legacy`. `ours` is `run_mlm.py --preset`.
 """
 
@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-# The benchmarks are no package that is installed.
+# The benchmarks are not an installed package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import train  # noqa: F401, I001  (before TensorFlow)
@@ -45,17 +45,17 @@ TUTORIAL_STEPS_PER_WARMUP_STEP = 20
 
 
 def our_config(shards: str, preset: str, num_steps: int, output_dir: str, *flags: str) -> TrainingConfig:
-    """Make the settings of `run_mlm.py` on a folder with train/ and validation/, with more flags."""
+    """Make the settings of `run_mlm.py` for a folder with train/ and validation/, and additional flags."""
     datasets = ["--train-dataset", f"{shards}/train", "--eval-dataset", f"{shards}/validation"]
     run = ["--preset", preset, "--max-steps", str(num_steps), "--output-dir", f"{output_dir}/run"]
     return parse_training_config([*datasets, *run, *flags], "")
 
 
 def rounds_of(trainer: Trainer, settings: dict[str, Any], evaluator: Trainer | None = None) -> Rounds:
-    """Make rounds that end with an evaluation of the trainer's model if the settings ask for it.
+    """Make rounds that, if the settings request it, end with an evaluation of the trainer's model.
 
     Args:
-        evaluator: evaluates that model by its own settings; by default the trainer does.
+        evaluator: evaluates that model with different settings; default: the trainer.
     """
     if evaluator:
         evaluator.model.network = trainer.model.network
@@ -92,7 +92,7 @@ def tutorial(run: Run, settings: dict[str, Any], *, is_tuned: bool = False) -> N
     batch_rows = optimization.per_replica_batch_size if is_tuned else TUTORIAL_BATCH_ROWS
     assert isinstance(phase.inputs, TrainingInputs)
     batches = tutorial_batches(phase.inputs.train_shards, phase.inputs.max_length, batch_rows, model.config.vocab_size)
-    # Our evaluation, of the tutorial's model.
+    # Our evaluation is applied to the tutorial's model.
     trainer = our_trainer(run)
     gather_before_head(model)
     trainer.model.network = model
@@ -101,7 +101,7 @@ def tutorial(run: Run, settings: dict[str, Any], *, is_tuned: bool = False) -> N
 
 
 def stock_config(preset: PretrainedConfig) -> PretrainedConfig:
-    """Make a configuration with the sizes and ids of the preset's, and transformers' defaults for the rest."""
+    """Make a configuration with the preset's sizes and ids, and transformers' defaults for everything else."""
     names = [*SIZES, *(name for name in preset.to_dict() if name.endswith("_token_id"))]
     return type(preset)(**{name: getattr(preset, name) for name in names})
 
@@ -115,15 +115,15 @@ CONTENDERS: dict[str, Contender] = {
 
 
 def main() -> None:
-    """Train until the other side ends."""
+    """Train until the measuring process ends this one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("contender", choices=CONTENDERS, help="The tutorials need the extra `legacy`.")
     parser.add_argument("shards", help="Folder with train/ and validation/.")
     parser.add_argument("--preset", required=True)
     parser.add_argument("--settings", type=json.loads, required=True, help="num_steps, steps_per_round, evaluates.")
-    parser.add_argument("--flags", type=json.loads, default=[], help="Of run_mlm.py, for `ours`.")
+    parser.add_argument("--flags", type=json.loads, default=[], help="Flags of run_mlm.py, for `ours`.")
     parser.add_argument(
-        "--evaluation-flags", type=json.loads, default=[], help="Those that evaluate `ours`, if others."
+        "--evaluation-flags", type=json.loads, default=[], help="Flags for evaluating `ours`, if different."
     )
     arguments = parser.parse_args()
     settings = arguments.settings

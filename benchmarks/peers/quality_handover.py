@@ -1,9 +1,9 @@
-"""What benchmarks/peers/quality_trainer.py needs of shards and a preset, written for a program without TensorFlow.
+"""Write the parts of shards and a preset that benchmarks/peers/quality_trainer.py needs, because it has no TensorFlow.
 
     python benchmarks/peers/quality_handover.py SHARDS PRESET FOLDER
 
-FOLDER gets `train.npy`, int32 (rows, length); `validation.npz`, the rows as our evaluation masks them; `tokenizer/`;
-and `recipe.json`, the preset's model and settings.
+The files in FOLDER are `train.npy`, int32 (rows, length); `validation.npz`, the rows as our evaluation masks them;
+`tokenizer/`; and `recipe.json`, the preset's model and settings.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-# The benchmarks are no package that is installed.
+# The benchmarks are not an installed package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import train  # noqa: F401, I001  (before TensorFlow)
@@ -32,7 +32,7 @@ READ_ROWS = 256
 
 
 def masked_rows(phase: Phase, shards: ShardSet) -> MaskedRows:
-    """Read all rows of shards, masked as our evaluation does it: arrays (rows, length)."""
+    """Read all rows of shards, masked as in our evaluation, into arrays (rows, length)."""
     features = phase.task.features(phase.inputs.max_length)
     batches = evaluation_batches(shards, features, phase.task.prepare_row, global_batch_rows=READ_ROWS)
     columns = zip(*batches.as_numpy_iterator(), strict=True)
@@ -40,9 +40,9 @@ def masked_rows(phase: Phase, shards: ShardSet) -> MaskedRows:
 
 
 def recipe(phase: Phase) -> dict[str, object]:
-    """Collect what a program that trains the same model by the same settings has to know."""
+    """Collect what another program must know to train the same model with the same settings."""
     return {
-        # What fills the vocabulary up for a TPU is not in it.
+        # The vocabulary size without padding for a TPU.
         "model": settings_of(phase.model_config) | {"vocab_size": vocabulary_size(phase.inputs.tokenizer)},
         "optimization": asdict(phase.config.optimization),
         "mlm_probability": phase.config.as_dict()["masking"]["mlm_probability"],
@@ -53,8 +53,8 @@ def main() -> None:
     """Write the files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shards", help="Folder with train/ and validation/.")
-    parser.add_argument("preset", help="Whose model and settings are handed over.")
-    parser.add_argument("folder", type=Path, help="Gets the files.")
+    parser.add_argument("preset", help="Preset whose model and settings are written.")
+    parser.add_argument("folder", type=Path, help="Folder for the files.")
     arguments = parser.parse_args()
     folder = arguments.folder
     with tempfile.TemporaryDirectory(prefix="benchmark-") as output_dir:

@@ -1,10 +1,11 @@
-"""Transformers' Trainer on PyTorch, in rounds, for benchmarks/time_to_quality.py; needs torch and accelerate.
+"""Train in rounds with transformers' Trainer on PyTorch, for benchmarks/time_to_quality.py. Needs torch and accelerate.
 
     python benchmarks/peers/quality_trainer.py FOLDER --settings '{"num_steps": 1000, …}'
 
-FOLDER is of benchmarks/peers/quality_handover.py. It trains as examples/pytorch/language-modeling/run_mlm.py does: the
-default attention and fused AdamW, the head over all positions, masks by DataCollatorForLanguageModeling; with the
-preset's model, batch, rate and the other settings of its optimizer.
+FOLDER was written by benchmarks/peers/quality_handover.py. The training follows
+examples/pytorch/language-modeling/run_mlm.py: the default attention, fused AdamW, the head over all positions, and
+masks drawn by DataCollatorForLanguageModeling. Model, batch size, learning rate and the other settings of the optimizer
+are the preset's.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# The benchmarks are no package that is installed.
+# The benchmarks are not an installed package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
@@ -32,12 +33,12 @@ from transformers import (
 from benchmarks.rounds import Rounds
 
 EVALUATION_ROWS = 32
-# The tanh form of GELU in one operation, where the preset's name for it is one of six.
+# The tanh form of GELU as one operation. transformers computes the preset's activation, the same function, in six.
 FUSED_ACTIVATIONS = {"gelu_new": "gelu_pytorch_tanh"}
 
 
 class Rows(torch.utils.data.Dataset):
-    """Rows as run_mlm.py prepares them, with the masks that the tokenizer makes."""
+    """Rows as run_mlm.py prepares them, with the tokenizer's attention mask and special tokens mask."""
 
     def __init__(self, input_ids: np.ndarray, tokenizer: PreTrainedTokenizerFast):
         self.input_ids = input_ids
@@ -56,7 +57,7 @@ class Rows(torch.utils.data.Dataset):
         return {name: column[index].tolist() for name, column in columns.items()}
 
 
-# Of fine-tuning, as the examples of both libraries train.
+# Settings of fine-tuning, as in the examples of both libraries.
 TRAINING: dict[str, Any] = {
     "num_train_epochs": 3, "learning_rate": 2e-5, "warmup_ratio": 0.1, "weight_decay": 0.01, "save_strategy": "no",
     "report_to": "none", "disable_tqdm": True, "use_cpu": True,
@@ -74,7 +75,7 @@ class RoundsCallback(TrainerCallback):
 
 
 def training_arguments(recipe: dict[str, Any], num_steps: int, output_dir: str) -> TrainingArguments:
-    """Say to the Trainer what the preset's settings say to run_mlm.py."""
+    """Convert the preset's settings to the Trainer's arguments."""
     settings = recipe["optimization"]
     schedule, options, num_warmup_steps = settings["schedule"], {}, settings["warmup_steps"]
     if num_warmup_steps is None:
@@ -127,11 +128,11 @@ def evaluation_loss(model: torch.nn.Module, rows: dict[str, np.ndarray]) -> floa
 
 
 def main() -> None:
-    """Train until the other side ends."""
+    """Train until the measuring process ends this one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="Of quality_handover.py.")
+    parser.add_argument("folder", type=Path, help="Folder that quality_handover.py wrote.")
     parser.add_argument("--settings", type=json.loads, required=True, help="num_steps, steps_per_round, evaluates.")
-    parser.add_argument("--model", type=json.loads, default={}, help="Settings of the model beside the preset's.")
+    parser.add_argument("--model", type=json.loads, default={}, help="Model settings that override the preset's.")
     arguments = parser.parse_args()
     folder, settings = arguments.folder, arguments.settings
     recipe = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))

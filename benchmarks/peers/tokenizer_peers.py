@@ -1,9 +1,9 @@
-"""The trainers that ours is compared with, as programs: `unigram-trainer` of `tokenizers`, and `sentencepiece`.
+"""The programs that our trainer is compared with: `unigram-trainer` of `tokenizers`, and `sentencepiece`.
 
     python benchmarks/peers/tokenizer_peers.py sentencepiece text.txt 16000 model
 
-Both read a text file with one paragraph a line. `unigram-trainer` does what transformers' TPU tutorial does, with NFKC
-before it, as SentencePiece has; `sentencepiece` has its default settings, but leaves no paragraph out for its length.
+Both read a text file with one paragraph per line. `unigram-trainer` does what transformers' TPU tutorial does, preceded
+by NFKC as in SentencePiece; `sentencepiece` uses its default settings, but accepts paragraphs of any length.
 """
 
 import argparse
@@ -47,7 +47,7 @@ TRAINERS = {"unigram-trainer": train_with_tokenizers, "sentencepiece": train_wit
 
 
 def main() -> None:
-    """Train one."""
+    """Train a tokenizer with the trainer that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("trainer", choices=TRAINERS)
     parser.add_argument("text_file", type=Path)

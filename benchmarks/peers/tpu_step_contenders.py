@@ -1,32 +1,33 @@
-"""The train steps that train_step_tpu.py compares, each lowered to StableHLO by a process of its own.
+"""Lower one of the train steps that train_step_tpu.py compares to StableHLO.
 
     python benchmarks/peers/tpu_step_contenders.py tutorial-bf16 --rows 16 --output step.mlir
 
-The tutorial's step is that of transformers' examples/tensorflow/language-modeling-tpu/run_mlm.py: `compile` and `fit`
-of the TF class with the optimizer of `create_optimizer`, the loss inside the model, logits at every position, and masks
-made by the input pipeline (so they are no part of its step). Ours are what run_mlm.py runs with the flags given here.
+The tutorial's step is the one in transformers' examples/tensorflow/language-modeling-tpu/run_mlm.py: `compile` and
+`fit` of the TF class with the optimizer of `create_optimizer`, the loss inside the model, and logits at every position.
+The input pipeline makes the masks, so they are not part of the step. Our steps are those of run_mlm.py with the flags
+given below.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-# The benchmarks are no package that is installed.
+# The benchmarks are not an installed package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import train  # noqa: F401  (before TensorFlow)
 
 TUTORIAL = {"tutorial-float32": "float32", "tutorial-bf16": "mixed_bfloat16"}
-ON_TPU = ("--tpu-name", "local", "--bfloat16")  # the model computes there in the ways that suit it
+ON_TPU = ("--tpu-name", "local", "--bfloat16")  # so the model uses the TPU-optimized layers
 BASE = ("--preset", "roberta-base", *ON_TPU)
 TPU_SHAPED = ("--preset", "roberta-base-tpu-shaped", *ON_TPU)
-# Flags of run_mlm.py; batch and accumulation are the benchmark's.
+# Flags of run_mlm.py. The benchmark sets batch size and accumulation.
 OURS = {
     "ours": (*BASE, "--dropout", "0.1"),
     "ours-no-dropout": (*BASE, "--dropout", "0"),
     "ours-tpu-shaped": (*TPU_SHAPED, "--dropout", "0.1"),
     "ours-tpu-shaped-no-dropout": (*TPU_SHAPED, "--dropout", "0"),
-    # With as many predictions as the others.
+    # With the same number of predictions as the other steps.
     "modernbert": ("--preset", "modernbert-base", *ON_TPU, "--mlm-probability", "0.15"),
     "modernbert-tpu-shaped": ("--preset", "modernbert-base-tpu-shaped", *ON_TPU, "--mlm-probability", "0.15"),
 }
@@ -54,7 +55,7 @@ def lower_tutorial(policy: str, sizes: argparse.Namespace) -> str:
         num_train_steps=100_000, num_warmup_steps=5_000, init_lr=1e-4, weight_decay_rate=0.001
     )
     model.compile(optimizer=optimizer, metrics=["accuracy"])
-    optimizer._create_all_weights(model.trainable_variables)  # its `fit` makes them before the step is traced
+    optimizer._create_all_weights(model.trainable_variables)  # `fit` creates them before the step is traced
 
     spec = tf.TensorSpec((sizes.rows, sizes.length), tf.int32)
     batch = dict.fromkeys(("input_ids", "attention_mask", "labels"), spec)
@@ -82,17 +83,17 @@ def lower_ours(flags: tuple[str, ...], sizes: argparse.Namespace) -> str:
 
 
 def add_size_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say how large a step is."""
-    parser.add_argument("--length", type=int, default=512, help="Tokens a row.")
+    """Add the flags for the size of a step."""
+    parser.add_argument("--length", type=int, default=512, help="Tokens per row.")
     parser.add_argument("--vocab-size", type=int, default=32_000)
-    parser.add_argument("--num-layers", type=int, help="Fewer than the model's, to try the benchmark.")
+    parser.add_argument("--num-layers", type=int, help="Fewer layers, to try out the benchmark.")
 
 
 def main() -> None:
     """Write the step."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("contender", choices=CONTENDERS)
-    parser.add_argument("--rows", type=int, default=16, help="Rows a replica.")
+    parser.add_argument("--rows", type=int, default=16, help="Rows per replica.")
     parser.add_argument("--num-replicas", type=int, default=8)
     parser.add_argument("--output", required=True, help="File to write.")
     add_size_flags(parser)
@@ -100,7 +101,7 @@ def main() -> None:
 
     import tensorflow as tf
 
-    tf.config.set_visible_devices([], "GPU")  # a step that is lowered on a GPU holds the GPU's operations
+    tf.config.set_visible_devices([], "GPU")  # a step that is lowered on a GPU contains operations for GPUs
     if arguments.contender in TUTORIAL:
         text = lower_tutorial(TUTORIAL[arguments.contender], arguments)
     else:

@@ -1,9 +1,9 @@
-"""The TensorFlow programs that benchmarks/train_step_cpu.py compares: they train on a folder of shards, in rounds.
+"""The TensorFlow programs that benchmarks/train_step_cpu.py compares, which train on a folder of shards in rounds.
 
     python benchmarks/peers/train_step_contenders.py ours FOLDER --settings '{"length": 128, …}'
 
-`tutorial` trains as transformers' TPU tutorial does: its input (a shuffle buffer, records parsed one by one, masks of
-the collator), the head over all positions, its optimizer, compile and fit. `ours` is `run_mlm.py`.
+`tutorial` trains as transformers' TPU tutorial does, with its input (a shuffle buffer, records parsed one by one, masks
+from the collator), the head over all positions, its optimizer, `compile` and `fit`. `ours` is `run_mlm.py`.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# The benchmarks are no package that is installed.
+# The benchmarks are not an installed package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import train  # noqa: F401, I001  (before TensorFlow)
@@ -35,7 +35,7 @@ NUM_STEPS = 100_000
 class RoundsCallback(tf_keras.callbacks.Callback):
     """Counts the steps of `fit`."""
 
-    _supports_tf_logs = True  # or Keras would read the logs of each step from the device
+    _supports_tf_logs = True  # otherwise Keras would read the logs of each step from the device
 
     def __init__(self, rounds: Rounds):
         super().__init__()
@@ -46,7 +46,7 @@ class RoundsCallback(tf_keras.callbacks.Callback):
 
 
 def tutorial(folder: str, settings: dict[str, Any], rounds: Rounds, _: list[str]) -> None:
-    """Train as the tutorial's run_mlm.py does, by its default flags."""
+    """Train as the tutorial's run_mlm.py does with its default flags."""
     from transformers import RobertaConfig, TFAutoModelForMaskedLM, create_optimizer
 
     model = TFAutoModelForMaskedLM.from_config(
@@ -87,7 +87,7 @@ def our_trainer(run: Run) -> Trainer:
 
 
 def fit_in_rounds(trainer: Trainer, rounds: Rounds) -> None:
-    """Fit with a callback more, which counts the steps."""
+    """Train with an additional callback that counts the steps."""
     model_fit = trainer.model.fit
 
     def fit_with_callback(*args: Any, callbacks: list[Any], **options: Any) -> Any:
@@ -101,10 +101,10 @@ CONTENDERS = {"tutorial": tutorial, "ours": ours}
 
 
 def main() -> None:
-    """Train until the other side ends."""
+    """Train until the measuring process ends this one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("contender", choices=CONTENDERS)
-    parser.add_argument("folder", help="Shards, with tokenizer/.")
+    parser.add_argument("folder", help="Folder with shards and tokenizer/.")
     parser.add_argument("--settings", type=json.loads, required=True, help="JSON: model, length, batch_rows, rounds.")
     arguments, flags = parser.parse_known_args()
     CONTENDERS[arguments.contender](arguments.folder, arguments.settings, Rounds(**arguments.settings["rounds"]), flags)

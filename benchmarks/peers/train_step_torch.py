@@ -1,9 +1,9 @@
-"""The PyTorch program that benchmarks/train_step_cpu.py compares, in an environment with torch and transformers.
+"""The PyTorch program that benchmarks/train_step_cpu.py measures. Needs torch and transformers.
 
-Transformers' RobertaForMaskedLM in its default form (its attention is PyTorch's fused one), the masks of transformers'
-collator, AdamW in its fused form, clipping and a linear schedule as in transformers' Trainer. The rows are in memory.
-With `--gather` the head runs over the masked positions only, which transformers does not offer; with `--bfloat16` the
-forward pass is under autocast, as with `Trainer`'s `bf16`.
+It trains transformers' RobertaForMaskedLM in its default form, with PyTorch's fused attention, the masks of
+transformers' collator, fused AdamW, and gradient clipping and a linear schedule as in transformers' Trainer. The rows
+are in memory. With `--gather` the head is computed for masked positions only, which transformers does not offer; with
+`--bfloat16` the forward pass runs under autocast, as with `bf16` of the Trainer.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# The benchmarks are no package that is installed.
+# The benchmarks are not an installed package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
@@ -43,14 +43,14 @@ def masked(rows: torch.Tensor, vocab_size: int) -> tuple[torch.Tensor, torch.Ten
 def gathered_loss(
     model: RobertaForMaskedLM, inputs: torch.Tensor, attended: torch.Tensor, labels: torch.Tensor
 ) -> torch.Tensor:
-    """Compute the loss with the head over the masked positions only."""
+    """Compute the loss, with the head applied to masked positions only."""
     hidden = model.roberta(input_ids=inputs, attention_mask=attended).last_hidden_state  # (rows, length, hidden)
     is_masked = labels != IGNORED
     return torch.nn.functional.cross_entropy(model.lm_head(hidden[is_masked]), labels[is_masked])
 
 
 def train(rows: np.ndarray, settings: dict[str, Any], rounds: Rounds, is_gathered: bool, bfloat16: bool) -> None:
-    """Train until the other side ends."""
+    """Train until the measuring process ends this one."""
     torch.manual_seed(0)
     model = RobertaForMaskedLM(
         RobertaConfig(**settings["model"], pad_token_id=PAD_ID, bos_token_id=CLS_ID, eos_token_id=SEP_ID)
@@ -81,12 +81,12 @@ def train(rows: np.ndarray, settings: dict[str, Any], rounds: Rounds, is_gathere
 
 
 def main() -> None:
-    """Train until the other side ends."""
+    """Train until the measuring process ends this one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("rows", help="NumPy file of int32 (rows, length).")
     parser.add_argument("--settings", type=json.loads, required=True, help="JSON: model, length, batch_rows, rounds.")
-    parser.add_argument("--gather", action="store_true", help="Head over the masked positions only.")
-    parser.add_argument("--bfloat16", action="store_true", help="Forward pass under autocast.")
+    parser.add_argument("--gather", action="store_true", help="Compute the head for masked positions only.")
+    parser.add_argument("--bfloat16", action="store_true", help="Run the forward pass under autocast.")
     arguments = parser.parse_args()
     rows, rounds = np.load(arguments.rows), Rounds(**arguments.settings["rounds"])
     train(rows, arguments.settings, rounds, arguments.gather, arguments.bfloat16)

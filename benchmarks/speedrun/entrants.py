@@ -30,7 +30,7 @@ class Entrant(NamedTuple):
 
     @property
     def is_planned(self) -> bool:
-        """Whether the program has to be told its number of steps."""
+        """Whether the program must be given its number of steps."""
         return "{steps}" in self.command
 
     def arguments(self, values: Mapping[str, object]) -> list[str]:
@@ -39,14 +39,14 @@ class Entrant(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What a process and its children took."""
+    """The time that a process and its children took."""
 
     seconds: float
     cpu_seconds: float
 
 
 def read_entrants(path: Path) -> dict[str, Entrant]:
-    """Read the entrants of a YAML file; InputError where one is not as it must be."""
+    """Read the entrants of a YAML file; InputError if an entry is malformed."""
     with guarded_read(path, "a YAML file", flag="--entrants-file"):
         read = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(read, dict):
@@ -69,7 +69,7 @@ def read_entrants(path: Path) -> dict[str, Entrant]:
 
 
 def run_limited(command: Sequence[str], log: Path, seconds: float) -> Measured:
-    """Run a command on two cores, its output in a file; InputError if it fails, or takes more than these seconds."""
+    """Run a command on two cores, with its output in a file; InputError if it fails, or takes longer than `seconds`."""
     cores = sorted(os.sched_getaffinity(0))[:NUM_CORES]
     if len(cores) < NUM_CORES:
         raise InputError(f"The speedrun needs {NUM_CORES} cores; this process may use {len(cores)}.")
@@ -93,7 +93,7 @@ def run_limited(command: Sequence[str], log: Path, seconds: float) -> Measured:
     except subprocess.TimeoutExpired:
         status = None
     finally:
-        # Also what it has started, such as a process that would train on.
+        # Also kill its children, such as a process that would go on training.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

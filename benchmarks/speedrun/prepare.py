@@ -1,10 +1,11 @@
-"""Prepare the data of the speedrun: text, tokenizer, shards, and the same rows as arrays.
+"""Prepare the data of the speedrun: text, tokenizer, shards, and the rows of the shards as arrays.
 
     python benchmarks/speedrun/prepare.py work/speedrun/data
 
-The folder gets packages/, text/SPLIT.jsonl, tokenizer/, shards/train and shards/validation, and rows/: `train.npy`,
-int32 (rows, 64), and `validation_NAME.npy`: `input_ids`, `original_ids` and `is_masked` of the rows of validation, as
-our evaluation masks 15% of their tokens. Text, tokenizer and rows are checked by SHA-256.
+The folder then contains packages/, text/SPLIT.jsonl, tokenizer/, shards/train, shards/validation and rows/. In rows/
+are `train.npy`, int32 (rows, 64), and `validation_NAME.npy` for the names `input_ids`, `original_ids` and `is_masked`:
+the rows of the validation split, in which our evaluation has masked 15% of the tokens. The SHA-256 of text, tokenizer
+and rows is checked.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-# The benchmarks are no package that is installed.
+# The benchmarks are not an installed package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.speedrun import text
@@ -29,11 +30,13 @@ SHA256 = {
     "rows/validation_is_masked.npy": "e37e80a113aacdc1e8516fff5f1640d0b861227f7e12658a89c13da1721d8f2e",
 }
 LAST_WRITTEN = "rows/validation_is_masked.npy"
-CHANGED = "Delete the folder and prepare it again; if that is no help, this version of the project does not fit."
+CHANGED = (
+    "Delete the folder and prepare it again. If that does not help, this version of the project makes different data."
+)
 
 
 def prepare_text(folder: Path) -> None:
-    """Download the packages and write the text, checked."""
+    """Download the packages, write the text, and check both."""
     for name in ("packages", "text"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     for packages in text.PACKAGES.values():
@@ -61,7 +64,7 @@ def write_tokens(folder: Path) -> None:
 
 
 def write_rows(folder: Path) -> None:
-    """Write the rows of the shards as arrays, those of validation with their masks."""
+    """Write the rows of the shards as arrays; for the validation split with their masks."""
     import numpy as np
 
     import train  # noqa: F401  (before TensorFlow)
@@ -84,7 +87,7 @@ def write_rows(folder: Path) -> None:
 
 
 def prepare(folder: Path, make_text: Callable[[Path], None] = prepare_text) -> None:
-    """Prepare what is missing in a folder of data."""
+    """Prepare the parts that are missing in a folder of data."""
     make_text(folder)
     if not (folder / "shards" / "train" / "manifest.json").exists():
         write_tokens(folder)
@@ -93,10 +96,10 @@ def prepare(folder: Path, make_text: Callable[[Path], None] = prepare_text) -> N
 
 
 def check_data(folder: Path) -> None:
-    """Raise InputError unless the folder has the speedrun's data, unchanged."""
+    """Raise InputError unless the folder contains the unchanged data of the speedrun."""
     if not (folder / LAST_WRITTEN).exists():
         command = f"python benchmarks/speedrun/prepare.py {folder}"
-        raise InputError(f"data must be a folder of prepare.py; received {folder}. Run: {command}")
+        raise InputError(f"data must be a folder that prepare.py wrote; received {folder}. Run: {command}")
     text.check_text(folder / "text")
     for name, expected in SHA256.items():
         text.check_sha256(folder / name, expected, CHANGED)
@@ -105,7 +108,7 @@ def check_data(folder: Path) -> None:
 def main() -> None:
     """Prepare the folder, and check it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="Gets the data, 120 MB.")
+    parser.add_argument("folder", type=Path, help="Folder for the data, 120 MB.")
     arguments = parser.parse_args()
     try:
         prepare(arguments.folder)

@@ -1,8 +1,8 @@
-"""Run entrants of the speedrun in turns, score what they export, and print the table.
+"""Run the entrants of the speedrun in turns, score the models that they export, and print a table.
 
     python benchmarks/speedrun/race.py work/speedrun/data work/speedrun/runs --torch-python venv/bin/python
 
-README.md beside this file has the rules. Results are kept in the folder of runs: the same command continues.
+The rules are in README.md in this folder. Results are kept in the folder of runs, so the same command continues.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# The benchmarks are no package that is installed.
+# The benchmarks are not an installed package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.rounds import TORCH_REQUIREMENTS
@@ -27,8 +27,8 @@ from mlm_common.errors import InputError
 from mlm_common.storage.guard import guarded_read
 
 NUM_WORDS = 4000
-# Steps of the runs from which the number of steps is planned; the first, which reads libraries from the disk, is not
-# timed. And how much of the budget is planned for.
+# The number of steps is planned from the speed of runs with these numbers of steps. The first run only reads the
+# libraries from disk. The plan uses this fraction of the budget.
 SPEED_STEPS = (20, 20, 120)
 PLANNED_FRACTION = 0.95
 TORCH = f"an interpreter with {' '.join(TORCH_REQUIREMENTS)}"
@@ -49,7 +49,7 @@ def check_export(output: Path, data: Path) -> Path:
 
 
 def score(export: Path, data: Path, folder: Path) -> dict[str, Any]:
-    """Score an export by score_mlm.py: {value, standard_error} of bits per byte."""
+    """Score an export with score_mlm.py; return {value, standard_error} of bits per byte."""
     command = [sys.executable, str(PROJECT / "train" / "score_mlm.py"), "--model", str(export)]
     command += ["--text", str(data / "text" / f"{SCORED}.jsonl"), "--max-length", str(ROW_LENGTH)]
     command += ["--num-words", str(NUM_WORDS), "--random-networks", "2", "--output", str(folder / "score.json")]
@@ -65,11 +65,11 @@ class Race:
     """Runs entrants, and keeps their results.
 
     Args:
-        data: of prepare.py.
-        runs: gets a folder for each run.
+        data: folder that prepare.py wrote.
+        runs: folder in which each run gets a folder.
         torch_python: an interpreter with PyTorch.
         seconds: the budget of a run.
-        num_steps: of entrants that have to be told; 0: plan it.
+        num_steps: number of steps of entrants that must be given one; 0 to plan it.
     """
 
     def __init__(self, data: Path, runs: Path, torch_python: str, seconds: float, num_steps: int):
@@ -84,7 +84,7 @@ class Race:
         return entrant.arguments(dict(zip(PLACEHOLDERS, values, strict=True)))
 
     def plan(self, entrant: Entrant) -> int:
-        """Return how many steps fit into the budget, measured by short runs and kept; 0 if it need not be known."""
+        """Return how many steps fit into the budget, as measured in short runs; 0 if the entrant needs no plan."""
         if self.num_steps or not entrant.is_planned:
             return self.num_steps
         path = self.folder(entrant) / "plan.json"
@@ -100,14 +100,16 @@ class Race:
             start_seconds = times[1] - SPEED_STEPS[1] * step_seconds
             fitting = int((PLANNED_FRACTION * self.seconds - start_seconds) / step_seconds) if step_seconds > 0 else 0
             if fitting < 1:
-                raise InputError(f"has no step in {self.seconds:g} s: its start and end take {start_seconds:.0f} s.")
+                raise InputError(
+                    f"has no time for a step in {self.seconds:g} s: its start and end take {start_seconds:.0f} s."
+                )
             plan = {"steps": fitting, "step_seconds": step_seconds, "start_seconds": start_seconds}
             path.write_text(json.dumps(plan), encoding="utf-8")
         with guarded_read(path, "a plan of this program", hint="Delete it."):
             return int(json.loads(path.read_text(encoding="utf-8"))["steps"])
 
     def run(self, entrant: Entrant, seed: int) -> None:
-        """Run an entrant, score it and keep the result, if there is none yet."""
+        """Run an entrant, score it and store the result, unless there already is a result."""
         folder = self.folder(entrant) / f"seed-{seed}"
         if (folder / "result.json").exists():
             return
@@ -124,7 +126,7 @@ class Race:
         (folder / "result.json").write_text(json.dumps({**result, "steps": num_steps}), encoding="utf-8")
 
     def results(self, entrant: Entrant) -> list[dict[str, Any]]:
-        """Read the results of all seeds that have been run."""
+        """Read the results of all finished seeds."""
         results = []
         for path in sorted(self.folder(entrant).glob("seed-*/result.json")):
             with guarded_read(path, "a result of this program", hint="Delete it, and run the race again."):
@@ -148,22 +150,22 @@ def print_results(race: Race, entrants: Sequence[Entrant]) -> None:
 
 def _chosen(known: Mapping[str, Entrant], name: str) -> Entrant:
     if name not in known:
-        raise InputError(f"--entrants must be of {', '.join(known)}; received {name}.")
+        raise InputError(f"--entrants must be among {', '.join(known)}; received {name}.")
     return known[name]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run what has not been run, and print the table."""
+    """Do the missing runs, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", type=Path, help="Folder of prepare.py.")
-    parser.add_argument("runs", type=Path, help="Gets a folder for each run.")
+    parser.add_argument("data", type=Path, help="Folder that prepare.py wrote.")
+    parser.add_argument("runs", type=Path, help="Folder in which each run gets a folder.")
     parser.add_argument("--entrants", nargs="+", metavar="NAME", help="Default: all.")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--seconds", type=float, default=120, help="Budget of a process, from its start to its end.")
-    parser.add_argument("--steps", type=int, default=0, help="Of entrants that are told their steps. Default: planned.")
+    parser.add_argument("--steps", type=int, default=0, help="Steps of entrants that need a number. Default: planned.")
     parser.add_argument("--entrants-file", type=Path, default=Path(__file__).with_name("entrants.yaml"))
     parser.add_argument("--torch-python", default="", help="Interpreter of an environment with PyTorch.")
-    parser.add_argument("--any-data", action="store_true", help="Do not check that the data is the speedrun's.")
+    parser.add_argument("--any-data", action="store_true", help="Skip the check of the data.")
     arguments = parser.parse_args(argv)
     data, runs = arguments.data.resolve(), arguments.runs.resolve()
     try:

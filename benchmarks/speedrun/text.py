@@ -1,7 +1,7 @@
 """The speedrun's text: docstrings of pinned packages from PyPI, in three splits of whole packages.
 
-The packages are downloaded by pip, never installed, and none of their code is run. Their archives and the text of each
-split are checked by SHA-256, so everybody trains and scores on the same bytes.
+The packages are downloaded by pip, never installed, and none of their code is run. The SHA-256 of their archives and of
+the text of each split is checked, so everybody trains and scores on the same bytes.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from mlm_common.errors import InputError
 from mlm_common.storage.guard import guarded_read
 
 TRAIN, VALIDATION, SCORED = SPLITS = ("train", "validation", "scored")
-# Wheels of Python alone, the same for every platform: {split: {file: SHA-256}}.
+# Pure Python wheels, which are the same for every platform: {split: {file: SHA-256}}.
 PACKAGES = {
     TRAIN: {
         "bokeh-3.7.3-py3-none-any.whl": "b0e79dd737f088865212e4fdcb0f3b95d087f0f088bf8ca186a300ab1641e2c7",
@@ -49,13 +49,14 @@ PACKAGES = {
         "nltk-3.9.1-py3-none-any.whl": "4fa26829c5b00715afe3061398a8989dc643b92ce7dd93fb4585a70930d168a1",
     },
 }
-# Of the files of `write_text`.
+# SHA-256 of the files that `write_text` writes.
 TEXT_SHA256 = {
     TRAIN: "f835c1f1d522b55027acbc4553da953a47932f4238f29303ea0cb0ca6290384a",
     VALIDATION: "49ebe7be4e03d4122b0b785785f771319073bfd94020e27a35a4405c876fdc69",
     SCORED: "61e1142df5c724be0adbfaba167a96c2a475e206817bd0edd216974d8078160d",
 }
-# Documents held out share no run of so many words with the training text, as GPT-3's authors defined it.
+# Held-out documents share at most this many consecutive words with the training text. GPT-3's authors used the same
+# rule.
 MAX_SHARED_WORDS = 12
 
 
@@ -68,11 +69,11 @@ def check_sha256(path: Path, expected: str, hint: str) -> None:
 
 
 def download(folder: Path, packages: Mapping[str, str]) -> None:
-    """Download wheels into a folder by pip, those that are missing; check all of them."""
+    """Download the missing wheels into a folder with pip, and check all wheels."""
     missing = [name for name in packages if not (folder / name).exists()]
     if missing:
         wanted = ["==".join(name.split("-")[:2]) for name in missing]
-        # For one version of Python, so that all versions get the same files.
+        # Always for the same version of Python, so that everybody gets the same files.
         options = ["--no-deps", "--only-binary", ":all:", "--python-version", "3.11", "--dest", str(folder)]
         command = [sys.executable, "-m", "pip", "download", "--quiet", *options, *wanted]
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
@@ -92,7 +93,7 @@ def read_wheels(wheels: Iterable[Path]) -> tuple[str, ...]:
             with guarded_read(wheel, "a wheel"), zipfile.ZipFile(wheel) as archive:
                 names = [name for name in archive.namelist() if name.endswith(".py")]
                 archive.extractall(Path(folder, wheel.name.split("-")[0]), names)
-        # Subfolders that are no identifiers hold no modules.
+        # Subfolders whose names are not identifiers contain no modules.
         return read_files(list(python_files(sorted(str(path) for path in Path(folder).iterdir()))))
 
 
@@ -103,7 +104,7 @@ def runs_of_words(document: str) -> Iterator[tuple[str, ...]]:
 
 
 def without_shared(documents: Iterable[str], others: Iterable[str]) -> list[str]:
-    """Drop the documents that share more than `MAX_SHARED_WORDS` words in a row with one of the others."""
+    """Drop the documents that share more than `MAX_SHARED_WORDS` consecutive words with one of the others."""
     documents = list(documents)
     known = {run for document in documents for run in runs_of_words(document)}
     shared = {run for other in others for run in runs_of_words(other) if run in known}
@@ -111,7 +112,7 @@ def without_shared(documents: Iterable[str], others: Iterable[str]) -> list[str]
 
 
 def write_text(wheels: Path, folder: Path) -> None:
-    """Write SPLIT.jsonl for each split, lines of JSON with `text`, from a folder of the wheels."""
+    """Extract the text of each split from a folder of wheels; write it to SPLIT.jsonl as lines {"text": …}."""
     documents = {split: read_wheels(wheels / name for name in PACKAGES[split]) for split in SPLITS}
     for split, texts in documents.items():
         kept = texts if split == TRAIN else without_shared(texts, documents[TRAIN])
@@ -120,6 +121,6 @@ def write_text(wheels: Path, folder: Path) -> None:
 
 
 def check_text(folder: Path) -> None:
-    """Raise InputError unless the text of each split is as it was when the first record was set."""
+    """Raise InputError unless the text of each split is the same as when the first record was set."""
     for split, expected in TEXT_SHA256.items():
         check_sha256(folder / f"{split}.jsonl", expected, "Delete the folder of data, and prepare it again.")

@@ -1,9 +1,10 @@
-"""A ModernBERT of the preset's sizes in PyTorch, as its best users would train it; needs torch and transformers.
+"""Train a ModernBERT of the preset's size with PyTorch as an expert would. Needs torch and transformers.
 
     python benchmarks/speedrun/torch_entrant.py DATA OUTPUT --seed 0 --seconds 120 --optimizer muon
 
-The head runs over masked tokens only (`sparse_prediction`), attention is PyTorch's fused one, rows are packed, and the
-schedule follows the clock: it warms up, then falls to 0 at the end of the budget, so no second is left over.
+The head is computed for masked tokens only (`sparse_prediction`), attention is PyTorch's fused implementation, and rows
+are packed. The learning rate follows the clock: it warms up, and then falls to 0 at the end of the budget, so that no
+second is wasted.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-# The benchmarks are no package that is installed.
+# The benchmarks are not an installed package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
@@ -27,14 +28,14 @@ from transformers import (
 )
 
 PRESET = Path(__file__).resolve().parents[2] / "train" / "config" / "presets" / "tiny-cpu.yaml"
-# For the export and the end of the process.
+# Time for the export and the end of the process.
 SPARE_SECONDS = 3.0
-# The same function in one operation.
+# The same function as the preset's activation, but computed in one operation.
 FUSED = "gelu_pytorch_tanh"
 
 
 def process_seconds() -> float:
-    """Return the seconds since this process was started, imports included (Linux)."""
+    """Return the seconds since this process was started, including imports (Linux)."""
     started_ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK")
 
@@ -50,7 +51,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> ModernBertForMaskedLM:
 
 
 def build_optimizers(model: ModernBertForMaskedLM, flags: argparse.Namespace) -> list[torch.optim.Optimizer]:
-    """Build AdamW, and with --optimizer muon Muon for the matrices of the layers and of the head's dense layer."""
+    """Build AdamW and, with --optimizer muon, Muon for the matrices of the layers and of the head's dense layer."""
     in_muon = {
         name: weights
         for name, weights in model.named_parameters()
@@ -79,7 +80,7 @@ def build_optimizers(model: ModernBertForMaskedLM, flags: argparse.Namespace) ->
 
 
 def batches(rows: np.ndarray, batch_rows: int, seed: int) -> Iterable[torch.Tensor]:
-    """Yield batches of int64 (rows, length), forever: each epoch in a new order."""
+    """Yield batches, int64 (rows, length), without end, in a new order in each epoch."""
     order = np.random.default_rng(seed)
     while True:
         shuffled = order.permutation(len(rows))
@@ -94,7 +95,7 @@ def train(model: ModernBertForMaskedLM, tokenizer: PreTrainedTokenizerFast, flag
     optimizers = build_optimizers(model, flags)
     peaks = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
     begin, end = process_seconds(), flags.seconds - SPARE_SECONDS
-    planned_seconds = max(end - begin, 1e-3)  # the imports may have taken all
+    planned_seconds = max(end - begin, 1e-3)  # the imports may have used up the budget
     model.train()
     for step, rows in enumerate(batches(np.load(flags.data / "rows" / "train.npy"), flags.batch_rows, flags.seed)):
         done = step / flags.max_steps if flags.max_steps else (process_seconds() - begin) / planned_seconds
@@ -121,11 +122,11 @@ def train(model: ModernBertForMaskedLM, tokenizer: PreTrainedTokenizerFast, flag
 def main() -> None:
     """Train, and write OUTPUT/export."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", type=Path, help="Folder of prepare.py.")
-    parser.add_argument("output", type=Path, help="Gets export/.")
+    parser.add_argument("data", type=Path, help="Folder that prepare.py wrote.")
+    parser.add_argument("output", type=Path, help="Folder for export/.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=120, help="Budget of the process.")
-    parser.add_argument("--max-steps", type=int, default=0, help="Train for so many steps instead.")
+    parser.add_argument("--max-steps", type=int, default=0, help="Train for this number of steps instead.")
     parser.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
     parser.add_argument("--batch-rows", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
@@ -133,9 +134,9 @@ def main() -> None:
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--beta2", type=float, default=0.98)
     parser.add_argument("--weight-decay", type=float, default=0.01)
-    parser.add_argument("--warmup", type=float, default=0.1, help="Part of the time.")
+    parser.add_argument("--warmup", type=float, default=0.1, help="Fraction of the time.")
     parser.add_argument("--mlm-probability", type=float, default=0.3)
-    parser.add_argument("--bfloat16", action="store_true", help="Forward pass under autocast.")
+    parser.add_argument("--bfloat16", action="store_true", help="Run the forward pass under autocast.")
     flags = parser.parse_args()
     torch.manual_seed(flags.seed)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(flags.data / "tokenizer")

@@ -190,7 +190,7 @@ TABLES = {
     "time_to_quality.py": (
         "--shards {shards} --recipes trainer-roberta ours-modernbert --minutes=0.02 --rounds=2 --torch-python {torch} "
         "--picture {tmp}/c.png",
-        [r"^2( +\d+ +\d+\.\d{3}){2}$", r"^ours-modernbert comes to the final loss of trainer-roberta, \d"],
+        [r"^2( +\d+ +\d+\.\d{3}){2}$", r"^ours-modernbert reaches the final loss of trainer-roberta, \d"],
     ),
 }
 

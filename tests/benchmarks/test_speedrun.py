@@ -127,7 +127,7 @@ def test_a_failed_download_gets_the_last_line_of_pip(tmp_path, monkeypatch):
 
 def test_data_that_is_missing_or_changed_gets_one_line(tmp_path):
     command = r"python benchmarks/speedrun/prepare\.py"
-    with pytest.raises(InputError, match=rf"^data must be a folder of prepare\.py; [^\n]* Run: {command}"):
+    with pytest.raises(InputError, match=rf"^data must be a folder that prepare\.py wrote; [^\n]* Run: {command}"):
         prepare.check_data(tmp_path)
     for name in prepare.SHA256:
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -248,7 +248,7 @@ def test_steps_are_planned_from_two_runs_that_find_all_files_read(data, tmp_path
     contest = race.Race(data, tmp_path / "runs", "", 120, 0)
     assert [contest.plan(entrant), contest.plan(entrant)] == [832, 832]
     assert lengths == [20, 20, 120]
-    with pytest.raises(InputError, match=r"^has no step in 5 s: its start and end take 10 s\.$"):
+    with pytest.raises(InputError, match=r"^has no time for a step in 5 s: its start and end take 10 s\.$"):
         race.Race(data, tmp_path / "runs", "", 5, 0).plan(entrant)
     assert race.Race(data, tmp_path / "runs", "", 5, 0).plan(Entrant("two", "", "program")) == 0
 
@@ -256,9 +256,9 @@ def test_steps_are_planned_from_two_runs_that_find_all_files_read(data, tmp_path
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (["--entrants", "none"], "--entrants must be of quick-start, "),
+        (["--entrants", "none"], "--entrants must be among quick-start, "),
         (["--entrants", "torch-muon", "--any-data"], "--torch-python is required by torch-muon: "),
-        ([], "data must be a folder of prepare.py; received "),
+        ([], "data must be a folder that prepare.py wrote; received "),
     ],
 )
 def test_a_race_that_cannot_start_says_why(flags, line, tmp_path):
