@@ -30,11 +30,12 @@ from pathlib import Path
 
 from mlm_common.cli.imports import set_up_imports
 
-# Device files in /dev: TPUs (two drivers); GPUs of NVIDIA, in WSL, and of AMD.
+# Device files in /dev: TPUs (two drivers), NVIDIA GPUs, GPUs under WSL, and AMD GPUs.
 TPUS = ("accel*", "vfio/[0-9]*")
 ACCELERATORS = ("nvidia*", "dxg", "kfd", *TPUS)
 # glibc's M_ARENA_MAX, M_MMAP_THRESHOLD (twice) and M_TOP_PAD: use a single heap that keeps up to 1 GiB of freed memory.
-# Older versions reject a threshold above 32 MiB, so that one is set first: without any, M_TOP_PAD fixes it at 128 KiB.
+# Older versions reject a threshold above 32 MiB, so 32 MiB is set first. If no threshold were set, M_TOP_PAD would fix
+# it at 128 KiB.
 MALLOC_OPTIONS = ((-8, 1), (-3, 2**25), (-3, 2**30), (-2, 2**30))
 
 
@@ -77,7 +78,8 @@ def has_bfloat16_instructions() -> bool:
 def multiplies_in_bfloat16() -> bool:
     """Return whether a run here can multiply in bfloat16 without XLA.
 
-    False on a GPU: there TensorFlow would also sum the gradients of biases in bfloat16, and lose most of their terms.
+    False on a GPU: there TensorFlow would also sum the gradients of biases in bfloat16, and most terms of these sums
+    would be lost.
     """
     return has_bfloat16_instructions() and not has_accelerator()
 

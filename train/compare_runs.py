@@ -118,8 +118,8 @@ def group_comparable(runs: Sequence[RunCurves]) -> tuple[str, str]:
     """Group the evaluated runs so that validation losses are comparable within each group.
 
     Returns:
-        The names of what differs between groups, and a warning that lists the groups. Both are empty if all runs are
-        comparable.
+        The names of the values that differ between groups, and a warning that lists the groups. Both are empty if all
+        runs are comparable.
     """
     groups: list[list[RunCurves]] = []
     for run in (run for run in runs if run.of_split(VALIDATION)):

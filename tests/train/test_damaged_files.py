@@ -137,8 +137,8 @@ def test_indexes_of_shards(finished_run, run, tmp_path):
         ({"metadata": {}}, "must be an index of safetensors files; it has no 'weight_map'"),
         ([], "must be an index of safetensors files"),
         ({"weight_map": {names[0]: 1}}, "must be an index of safetensors files"),
-        ({"weight_map": {}}, "its weight_map names no files beside it"),
-        ({"weight_map": {names[0]: "../part.safetensors"}}, "its weight_map names no files beside it"),
+        ({"weight_map": {}}, "its weight_map must name files in the same folder"),
+        ({"weight_map": {names[0]: "../part.safetensors"}}, "its weight_map must name files in the same folder"),
         ({"weight_map": {names[0]: "lost.safetensors"}}, "lacks lost.safetensors, which its model.safetensors.index"),
     ):
         index.write_text(json.dumps(content), encoding="utf-8")

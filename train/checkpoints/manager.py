@@ -129,7 +129,7 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is written and old ones are deleted. A failed deletion is only a warning.
+        """Wait until the last checkpoint is written and old ones are deleted. A failed deletion only logs a warning.
 
         Raises:
             RunFailedError: the checkpoint could not be written.
@@ -207,7 +207,7 @@ class Checkpoints:
 
 
 class TrainingState:
-    """Everything that a step changes: weights, moments, the step and the log's means. It can be read and written.
+    """Reads and writes all variables that a training step changes: weights, moments, the step and the log's means.
 
     The names of variables do not depend on the replicas, nor on other models built in the process:
     `model/roberta/…`, `optimizer/iterations`, `optimizer/first_moment/roberta/…`, `metrics/loss/total`.
@@ -261,7 +261,7 @@ class TrainingState:
 
 
 def _names(variables: Sequence[tf.Variable], outermost: str) -> list[str]:
-    """Return unique names without the outermost layer's, whose number depends on the models built before."""
+    """Return unique names without the outermost layer's name, whose number depends on the models built before."""
     names = [variable.name.split(":")[0].removeprefix(f"{outermost}/") for variable in variables]
     counts = Counter(names)
     seen: Counter[str] = Counter()

@@ -28,7 +28,7 @@ class ResumePoint:
     """Where training starts or resumes.
 
     Attributes:
-        step: number of steps made so far.
+        step: number of steps taken so far.
         logged_step: the last step up to `step` that has a training line in the log.
         skipped: the rows skipped so far.
         checkpoint: record of the checkpoint to resume from; None if training starts with new weights.
@@ -98,7 +98,7 @@ def describe_resume_point(
         point: where training starts or resumes.
         plan: the current plan.
         config: the current settings.
-        versions: the installed versions; like the next two in the form of a checkpoint's record.
+        versions: the installed versions. Like `computation` and `made_by`, they have the form of a checkpoint's record.
         computation: how steps are computed now.
         made_by: the current device and commit.
     """
@@ -187,8 +187,8 @@ def fingerprint(config: RunSettings, inputs: Inputs, model_config: dict[str, Any
     instead of their folders, the resolved configuration instead of the model's name, and the global batch in a
     checkpoint's plan instead of its factors.
 
-    Settings marked ADDED that have their defaults are left out, too, so that adding a setting changes no fingerprint.
-    So is the version of transformers that a configuration contains.
+    Settings marked ADDED are also left out if they have their defaults, so that adding a setting does not change the
+    fingerprint of older runs. The version of transformers in a model's configuration is left out, too.
     """
     settings = config.without(MAY_CHANGE)
     kind = type(config)
@@ -200,7 +200,7 @@ def fingerprint(config: RunSettings, inputs: Inputs, model_config: dict[str, Any
 
 
 def fingerprint_of_phases(fingerprints: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Join the fingerprints of a run's phases: that of the first, plus what differs from it in each later phase.
+    """Join the fingerprints of a run's phases: the first phase's, plus the values that differ from it in later phases.
 
     Names of a later phase get a prefix. So the fingerprint up to a phase does not depend on the phases after it.
     """

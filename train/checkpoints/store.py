@@ -1,4 +1,4 @@
-"""The files of a run's checkpoints, local or gs://. A kill at any moment leaves older checkpoints intact.
+"""The files of a run's checkpoints, local or gs://. Killing the process never damages older checkpoints.
 
 A checkpoint consists of `step-00000100.safetensors` with all variables by name, and `step-00000100.json`, its record.
 The record is written last and deleted first, so data without a record is not a checkpoint.
@@ -57,23 +57,23 @@ class CheckpointRecord:
     """The record of a checkpoint: the state of the run that is not in the variables. Stored as JSON.
 
     Attributes:
-        step: number of steps made.
+        step: number of steps taken.
         row: next row to read, counted across epochs and including skipped rows.
         fingerprint_sha256: hash of the run's fingerprint, see `train.checkpoints.resume.fingerprint`.
         plan: see `train.runtime.plan`.
         settings: all flags at that time, {subject: {name: value}}.
         versions: versions of the libraries, {name: version}.
         logged_step: last step with a training line in the log; the means since then are among the variables.
-        validation_loss: of these weights, in nats; None if they were not evaluated.
-        skipped: rows that were skipped, in the order of the decisions.
+        validation_loss: loss of these weights, in nats; None if they were not evaluated.
+        skipped: rows that were skipped, in the order in which they were skipped.
         num_bytes: size of the data file.
         crc32c: checksum of the data file, eight hexadecimal digits.
         format_version: version of this format.
         generator: random generator of masks and dropout.
         computation: how steps were computed, see `train.model.computation`.
-        made_by: kind of `device`, and `commit` of this project.
+        made_by: the kind of `device` and the `commit` of this project that wrote the checkpoint.
         num_written_log_lines: number of log lines known to be on disk; None if unknown.
-        unwritten_log_lines: the log lines after those; a resumed run writes them.
+        unwritten_log_lines: the log lines after the written ones; a resumed run writes them.
         validation_score: higher is better; None if the weights were not evaluated, or only the loss is known.
     """
 
@@ -267,8 +267,8 @@ def find_checkpoint(path: str) -> tuple[RunFolder, int] | None:
 def write_safetensors(path: Path, arrays: Arrays, metadata: dict[str, str] | None = None) -> None:
     """Write arrays to a file with default (umask) permissions; safetensors would make it readable only by its owner.
 
-    The library first writes to a random name. Here that is in a temporary folder, which is recognized and deleted later
-    if the process is killed.
+    The library first writes to a file with a random name. Here that file is in a temporary folder, whose name shows
+    that it can be deleted if the process was killed.
     """
     path.touch()
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{path.name}.", suffix=PARTIAL_SUFFIX) as folder:

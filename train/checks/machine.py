@@ -50,10 +50,10 @@ Status = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor.
+    """One line of the doctor's report.
 
     Attributes:
-        status: `warning` for what does not stop a run but is probably a mistake, slow, or about to fail.
+        status: `warning` if a run can start, but something is probably a mistake, slow, or about to fail.
         subject: what was checked.
         text: the result of the check.
         fix: how to fix it.
@@ -100,7 +100,7 @@ TIMEOUT_SECONDS = 300.0  # importing TensorFlow from a cold disk takes more than
 
 
 def installed_packages(path: Sequence[str] | None = None) -> dict[str, Distribution]:
-    """Return {normalized name: distribution}; if there are several of a name, the one that Python imports."""
+    """Return {normalized name: distribution}; if several have the same name, the one that Python imports."""
     installed: dict[str, Distribution] = {}
     for distribution in distributions(path=list(sys.path if path is None else path)):
         name = distribution.metadata["Name"]
@@ -190,7 +190,7 @@ def _pip_install(installed: dict[str, Distribution], requirement: str) -> str:
 
 
 def _requirements(installed: dict[str, Distribution], name: str, extra: str = "") -> dict[str, str]:
-    """Return {normalized name: version specifier} of what a package needs on this machine, with an extra if named."""
+    """Return {normalized name: version specifier} for the packages that a package, or one of its extras, needs here."""
     texts = (installed[name].requires or ()) if name in installed else ()
     requirements = (
         requirement
@@ -331,10 +331,10 @@ def describe_tpu() -> str:
 
 
 def import_libraries(_config: TrainingConfig) -> dict[str, Any]:
-    """Import what a run imports, and return versions; looking for devices might claim a TPU."""
+    """Import the packages that a run imports, and return versions; do not look for devices, which might claim a TPU."""
     spec = importlib.util.find_spec("tensorflow")
     if spec is not None and spec.origin is None:
-        raise ImportError(f"only remains of a TensorFlow that was uninstalled: {spec.submodule_search_locations}")
+        raise ImportError(f"only the remains of an uninstalled TensorFlow: {spec.submodule_search_locations}")
 
     import tensorflow as tf
     import tf_keras  # noqa: F401
@@ -372,7 +372,7 @@ def name_runtime(config: TrainingConfig) -> dict[str, Any]:
 
 
 def connect_tpu(config: TrainingConfig) -> dict[str, Any]:
-    """Connect to the TPU as a run does; it is taken for as long as this process lives."""
+    """Connect to the TPU as a run does; this process then holds the TPU until it ends."""
     from train.runtime.strategy import connect
 
     return {"num_replicas": connect(config.hardware, Cluster()).num_replicas_in_sync}

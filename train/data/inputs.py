@@ -75,7 +75,7 @@ class Inputs(ABC):
         return 0
 
     def describe_sources(self, first_row: int, num_rows: int) -> dict[str, str]:  # noqa: ARG002
-        """Describe a mixture's sources, {title: text}, at `first_row` and `num_rows` later. Warns of many passes."""
+        """Describe a mixture's sources at `first_row` and `num_rows` rows later, {title: text}; warn of many passes."""
         return {}
 
     def evaluated(self) -> "Mapping[str, tuple[Inputs, float]]":
@@ -94,7 +94,7 @@ class Inputs(ABC):
         return self
 
     def has_rows_of(self, other: "Inputs") -> bool:  # noqa: ARG002
-        """Return whether a phase with these inputs continues in the rows of the previous phase, `other`."""
+        """Return whether a phase with these inputs continues to read the rows of the previous phase, `other`."""
         return False
 
     @abstractmethod

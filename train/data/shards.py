@@ -225,8 +225,8 @@ def open_inputs(config: DataConfig, hub_commits: dict[str, str] | None = None) -
         hub_commits: commits to read shards on the Hub from. For other revisions the newest commit is added.
 
     Raises:
-        InputError: shards are missing or damaged, have another row length than requested, or were made with another
-            tokenizer; validation rows share text with training rows; the Hub does not have the shards; or for a
+        InputError: shards are missing or damaged, do not have the requested row length, or were made with another
+            tokenizer; validation rows share text with training rows; the Hub does not have the shards; or, in a
             mixture, weights are invalid or sources share text.
         HubAwayError: shards are on the Hub, which cannot be reached.
     """

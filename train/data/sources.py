@@ -8,9 +8,9 @@ not depend on the batch, the hosts, or the step at which a run resumes.
 Each rounding has an error of at most 1/2, and a source inherits the error of a node above it in proportion to its share
 of that node. In a Huffman tree these shares fall at least as fast as 1/1, 1/2, 1/3, 1/5, 1/8 …. So the first n
 positions contain n * weight rows of a source, with an error of at most 1/2 for two sources and 1.7 for any number of
-sources. A range of positions is the difference of two such counts, so its error is at most 1 for two sources and 3.4
-for any number. With three or more sources, no order keeps the error of all ranges at 1 or less: with the weights
-11 : 7 : 5, every order exceeds it within eleven rows.
+sources. The number of rows in a range of positions is the difference of two such counts, so its error is at most 1 for
+two sources and 3.4 for any number. With three or more sources, no order keeps the error of all ranges at 1 or less:
+with the weights 11 : 7 : 5, every order exceeds it within eleven rows.
 """
 
 import functools
@@ -33,7 +33,7 @@ from mlm_common.storage import open_folder
 from tfrecord_prep.manifest import ShardSet
 from train.config.learning import DataConfig
 
-# The sum of given fractions may differ from 1 by this, for example 3 * 0.333.
+# The sum of the given fractions may differ from 1 by this much, as in 3 * 0.333.
 MAX_ROUNDING = 0.005
 # Weights are integers with at most this sum, so that the product of two of them fits into 64 bits.
 MAX_SUM = 2**30

@@ -1,1 +1,1 @@
-"""What layers are made of: random bits by keys, dropout, attention and products as a TPU computes them cheapest."""
+"""Building blocks of layers: random bits from keys, dropout, attention and matrix products that suit the TPU."""

@@ -1,4 +1,4 @@
-"""Which tokens attend to each other: those of the same document in a row, or only near ones.
+"""Which tokens attend to each other: those of the same document in a row, or only nearby ones.
 
 If the documents of a packed row do not attend to each other, the row gives the same results as its documents would in
 separate rows (Krell et al. 2021). The ids show where documents end: stage 2 ends each with a [SEP], however it packs
@@ -41,12 +41,12 @@ def positions_within(documents: tf.Tensor) -> tf.Tensor:
 
 
 # Number of queries in a block, in multiples of the reach. The block's keys extend by one reach at both ends. According
-# to a TPU's compiler, larger blocks cost more scores, and smaller ones more copies.
+# to a TPU's compiler, larger blocks compute more scores, and smaller blocks copy more.
 BLOCK_REACHES = 4
 
 
 def can_use_blocks(length: int, reach: int) -> bool:
-    """Return whether blocks are cheaper than all scores with a mask."""
+    """Return whether attention in blocks is cheaper than computing all scores and masking them."""
     return length > 2 * BLOCK_REACHES * reach > 0  # with a reach of 0 there are no blocks
 
 

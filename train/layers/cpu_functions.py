@@ -12,7 +12,8 @@ import tf_keras
 from train.runtime.named_scopes import custom_gradient
 from train.runtime.private import is_for_xla
 
-# Operations that TensorFlow would compute in bfloat16 as well as products. Sums would lose most of their terms.
+# Operations that TensorFlow would compute in bfloat16 together with the products. In bfloat16, most terms of a long sum
+# are lost.
 FLOAT32_OPERATIONS = (
     *("Add", "AddN", "AddV2", "BiasAdd", "BiasAddGrad", "BiasAddV1", "Elu", "EluGrad", "Erf", "Erfc", "FloorDiv"),
     *("FusedBatchNormV2", "FusedBatchNormGradV2", "FusedBatchNormV3", "FusedBatchNormGradV3", "Inv", "LeakyRelu"),

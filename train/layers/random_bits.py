@@ -42,7 +42,7 @@ def key_of(numbers: Iterable[int | tf.Tensor]) -> tf.Tensor:
 
 @named("row_keys")
 def row_keys(numbers: Iterable[int | tf.Tensor], num_rows: int, first_row: int | tf.Tensor = 0) -> tf.Tensor:
-    """Make the keys of rows `first_row` and following of a global batch, uint32 (num_rows, KEY_WORDS).
+    """Make the keys of `num_rows` rows of a global batch, from `first_row` on: uint32 (num_rows, KEY_WORDS).
 
     Args:
         numbers: as in `key_of`.
@@ -123,7 +123,7 @@ _traced = threading.local()
 
 @contextmanager
 def dropping_out_by(row_keys: tf.Tensor, shared_key: tf.Tensor | None = None) -> Iterator[None]:
-    """A context in which layers that `key_dropout` has numbered draw by keys.
+    """A context in which layers that `key_dropout` has numbered draw their dropout from keys.
 
     Args:
         row_keys: keys of the rows, uint32 (batch, KEY_WORDS).
@@ -191,7 +191,7 @@ def next_keys(number: int, *, is_shared: bool = False) -> tf.Tensor | None:
 
 
 class KeyedDropout(tf_keras.layers.Dropout):
-    """Draws by the keys of `dropping_out_by`, and like Keras's class outside that context.
+    """Dropout that draws from the keys of `dropping_out_by`; outside that context it draws like Keras's class.
 
     Attributes:
         number: number of the layer in its network, which `key_dropout` assigns. The draw depends on it.
@@ -221,11 +221,11 @@ def is_keyed() -> bool:
 
 
 def key_dropout(model: tf_keras.Model) -> None:
-    """Number the model's dropout layers, so that they draw by the keys of `dropping_out_by`.
+    """Number the model's dropout layers, so that they draw from the keys of `dropping_out_by`.
 
     Layers in the model's attribute `dropout_layers` come first, then others in Keras's order. Another order would
-    change what every run draws. Layers of other classes, such as those of a custom head, get a new `call` that draws by
-    keys. If layers were added to a model, call this function again: it numbers all layers anew.
+    change what every run draws. Layers of other classes, such as those of a custom head, get a new `call` that draws
+    from keys. If layers were added to a model, call this function again: it renumbers all layers.
     """
     layers = list(getattr(model, "dropout_layers", ()))
     listed = set(map(id, layers))

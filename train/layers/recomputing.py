@@ -18,7 +18,7 @@ from train.runtime.private import is_for_xla
 def recomputed(function: Callable[..., tf.Tensor], *tensors: tf.Tensor) -> tf.Tensor:
     """Compute `function` of tensors, and keep only these tensors for its gradient.
 
-    Results do not change. Dropout stays the same if it draws by keys (`train.layers.random_bits`).
+    Results do not change. Dropout stays the same if it draws from keys (`train.layers.random_bits`).
     """
     compute = repeatable(function)
 
@@ -43,7 +43,7 @@ def recomputed(function: Callable[..., tf.Tensor], *tensors: tf.Tensor) -> tf.Te
 
 
 def _optimization_barrier(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Return copies of the tensors that become available with the last one, and that the compiler takes for new."""
+    """Return copies that the compiler treats as new tensors, and that are available only after the last tensor is."""
     if is_for_xla():
         return xla.optimization_barrier(*tensors)
     with tf.control_dependencies(tensors[-1:]):

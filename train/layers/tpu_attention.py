@@ -50,8 +50,8 @@ def attend(
 
     Args:
         query: (batch, heads, head size, queries), static shape.
-        key, value: (batch, heads, head size, keys). There are as many keys as queries, or the same number more at both
-            ends.
+        key, value: (batch, heads, head size, keys). There are as many keys as queries, or additional keys, equally many
+            at both ends.
         attended: (batch, 1, keys), 1 at tokens that are attended, 0 at padding. Queries at padding give 0.
         row_keys: keys for the dropout of probabilities, uint32 (batch, KEY_WORDS); None without dropout.
         rate: dropout rate of the probabilities.
@@ -129,7 +129,7 @@ class _Attention:
         return context, _Passed(query, key, value, context, shift, inverse_sum)
 
     def backward(self, passed: _Passed, by_context: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Compute the gradients by query, key and value from the gradient by the context."""
+        """Compute the gradients of query, key and value from the gradient of the context."""
         query, key, value, _, shift, _ = passed
         dtype = query.dtype
         by_context, mean = self._by_products(passed, by_context)
@@ -150,7 +150,7 @@ class _Attention:
         return tf.cast(by_query, dtype), by_key, by_value * self.attended
 
     def _backward_of_groups(self, num_rows: int, *passed: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Do the same in groups of `num_rows` rows, whose float32 exponentials stay in fast memory."""
+        """Do what `backward` does in groups of `num_rows` rows, whose float32 exponentials stay in fast memory."""
         query, key, value, shift, by_context, mean = passed
         dtype, num_groups = query.dtype, query.shape[0] // num_rows
 
@@ -176,14 +176,14 @@ class _Attention:
             places = zip(results, gradients, strict=True)
             return number + 1, *(xla.dynamic_update_slice(*place, [number, 0, 0, 0, 0]) for place in places)
 
-        # All of these zeros are replaced, so XLA does not write them, unless it shares them with another layer.
+        # All of these zeros are overwritten, so XLA does not write them, unless it shares them with another layer.
         zero, _ = optimization_barrier(tf.zeros((), dtype), by_context)
         results = (tf.fill((num_groups, num_rows, *tensor.shape[1:]), zero) for tensor in (query, key, value))
         turns = tf.while_loop(lambda number, *_: number < num_groups, of_group, (0, *results), parallel_iterations=1)
         return tuple(tf.reshape(groups, (-1, *groups.shape[2:])) for groups in turns[1:])
 
     def _by_products(self, passed: _Passed, by_context: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Compute the gradient by Σ weight * value, and Σ over keys of each probability times its gradient.
+        """Compute the gradient of Σ weight * value, and Σ over keys of each probability times its gradient.
 
         The second, float32 (batch, heads, 1, queries), needs no tensor of all probabilities (Dao et al. 2022, eq. 4).
         """
@@ -243,7 +243,7 @@ class _Attention:
         return self._among_near(_within(self.documents, exponentials, 0.0), 0.0)
 
     def _is_query(self, query: tf.Tensor) -> tf.Tensor:
-        """Return which queries are no padding, and so can attend to themselves: bool (batch, 1, 1, queries)."""
+        """Return which queries are not padding, and so can attend to themselves: bool (batch, 1, 1, queries)."""
         num_queries, num_keys = query.shape[3], self.attended.shape[3]
         first = (num_keys - num_queries) // 2
         return self.attended[..., first : first + num_queries] > 0
@@ -266,7 +266,7 @@ class _Attention:
 
 
 class _AttentionInBlocks(_Attention):
-    """Attention in long rows: each block of queries meets the blocks of keys that have a document in common with it.
+    """Attention in long rows: each block of queries attends to the blocks of keys that share a document with it.
 
     Rows are padded to whole blocks.
     """
@@ -293,7 +293,7 @@ class _AttentionInBlocks(_Attention):
             shift = self.largest_scores(query, key)
             return shift, *self._context(query, key, value, shift)
 
-        sums = tf.math.reciprocal_no_nan(inverse_sum)  # times the fraction that is kept; 0 if exponentials overflow
+        sums = tf.math.reciprocal_no_nan(inverse_sum)  # times the kept fraction; 0 if exponentials overflow
         is_safe = tf.reduce_all(_are_safe(sums) | (self.attended == 0))
         shift, context, inverse_sum = tf.cond(is_safe, lambda: (zero, context, inverse_sum), after_largest_scores)
         return context[..., : self.length], _Passed(query, key, value, context, shift, inverse_sum)
@@ -357,7 +357,7 @@ class _AttentionInBlocks(_Attention):
             by_queries, *by_keys = self._over_keys(block, of_keys, tf.zeros(queries.shape), *by_keys)
             return block.put_queries(by_query, tf.cast(by_queries * self.scale, dtype)), *by_keys
 
-        # All blocks of the first tensor are replaced, so it may be one that is no longer needed.
+        # All blocks of the first tensor are overwritten, so a tensor that is no longer needed can be used here.
         results = by_context, tf.zeros(key.shape), tf.zeros(value.shape)
         by_query, by_key, by_value = self._over_queries(of_queries, *results)
         by_key, by_value = (tf.cast(by_one, dtype) * self.attended for by_one in (by_key * self.scale, by_value))

@@ -1,7 +1,7 @@
 """Products, sums, normalization and activations, written so that XLA's compiler for TPUs makes fast programs of them.
 
 Each pass over a tensor is expensive, and the matrix unit is cheap. So sums are products with a matrix of ones, which
-the compiler fuses with the operations that make their terms, and no tensor changes its layout.
+the compiler fuses with the operations that compute the terms, and no tensor changes its layout.
 """
 
 import math
@@ -71,7 +71,7 @@ def sum_over_rows(values: tf.Tensor) -> tf.Tensor:
 
 
 def optimization_barrier(*tensors: tf.Tensor | None) -> list[Any]:
-    """Return copies of the tensors that XLA takes for new ones.
+    """Return copies of the tensors that XLA treats as new tensors.
 
     XLA then computes again what it has computed from the originals, instead of keeping the result in memory.
     """
@@ -212,11 +212,11 @@ def normalized_products(
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Normalize as `layer_norm` without an offset, and multiply the result by kernels.
 
-    The gradient by the inputs needs no sum over the norm's result, so XLA fuses it with the last product. Its part
-    through the deviation follows from Σ product * gradient, because products are proportional to the inverse deviation
-    of their token. That sum is the gradient by the second result, a 1 for each token, float32 (batch, length, 1),
-    provided that each product, or a rotation of it, passes through `scaled` with that result. The part through the mean
-    vanishes if the columns of a kernel have the mean 0, so the kernels are centered.
+    The gradient of the inputs needs no sum over the norm's result, so XLA fuses it with the last product. Its part
+    through the standard deviation follows from Σ product * gradient, because products are proportional to the inverse
+    standard deviation of their token. That sum is the gradient of the second result, a 1 for each token, float32
+    (batch, length, 1), provided that each product, or a rotation of it, passes through `scaled` with that result. The
+    part through the mean vanishes if the columns of a kernel have the mean 0, so the kernels are centered.
 
     Args:
         inputs: (batch, length, width).
@@ -268,7 +268,7 @@ def normalized_products(
 
 @custom_gradient
 def scaled(scale: tf.Tensor, *tensors: tf.Tensor) -> tuple[tuple[tf.Tensor, ...], Callable]:  # noqa: ARG001
-    """Return the tensors unchanged, as if multiplied by 1; the gradient by `scale` is Σ tensor * gradient per token.
+    """Return the tensors unchanged, as if multiplied by 1; the gradient of `scale` is Σ tensor * gradient per token.
 
     Args:
         scale: float32 (batch, length, 1).
@@ -291,7 +291,7 @@ def scaled(scale: tf.Tensor, *tensors: tf.Tensor) -> tuple[tuple[tf.Tensor, ...]
 
 
 def _moments(inputs: tf.Tensor, epsilon: float) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Compute the mean over the last axis, the inputs minus the mean, and the inverse deviation, in float32."""
+    """Compute, in float32, the last axis's mean, the inputs minus the mean, and the inverse standard deviation."""
     width = inputs.shape[-1]
     mean = sum_over_last(inputs) / width
     centered = tf.cast(inputs, tf.float32) - mean

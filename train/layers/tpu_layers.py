@@ -99,7 +99,7 @@ def attention(layer: Any, states: tf.Tensor, rows: Rows, training: bool) -> tf.T
     kernels, biases = _projections(layer, dtype)
     scale = None
     if joins:
-        # XLA then computes the gradient by the inputs together with that of the residual stream.
+        # XLA then computes the gradient of the inputs together with that of the residual stream.
         projected, scale = normalized_products(states, norm.gamma, norm.epsilon, kernels, "bld,dnh->bnhl")
     else:
         arguments = zip((queries, around, around), kernels, biases, strict=True)

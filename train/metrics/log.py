@@ -1,6 +1,6 @@
 """The log of a run: lines of numbers, written in the background to `metrics.jsonl`, TensorBoard's files and a plot.
 
-Each update of a file receives all lines and writes those that are missing since the last successful update. So a failed
+Each update of a file receives all lines and writes those that were added since the last successful update. So a failed
 update loses nothing.
 """
 
@@ -58,8 +58,8 @@ Unwritten = Sequence[dict[str, Any]]
 class Follower(LatestItemWorker[Callable[[], None]]):
     """Updates a file or a tracker with the log, in a thread, so that training never waits for a disk or server.
 
-    Each update has all lines, so it also writes what a failed update did not. Only the first of several failures in a
-    row is logged as a warning.
+    Each update receives all lines, so it also writes those that a failed update did not write. Only the first of
+    several failures in a row is logged as a warning.
 
     Attributes:
         target: the file or tracker.
@@ -168,7 +168,7 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
         self.flush()
 
     def rewind_to(self, step: int, num_rollbacks: int = 0) -> None:
-        """Drop the lines of steps after `step`, which will be repeated, and of rollbacks after the first ones."""
+        """Keep the lines of steps up to `step`, and of the first `num_rollbacks` rollbacks; later steps are repeated."""
         rollbacks = [line for line in self.lines if line["split"] == ROLLBACK][:num_rollbacks]
         self.lines = [
             line
@@ -234,7 +234,7 @@ class MetricsFile:
         return self._folder.path_of(METRICS_NAME)
 
     def read(self) -> list[Line]:
-        """Read the lines before the first damaged one; silently drop an incomplete last line, as a kill leaves it."""
+        """Read the lines before the first damaged one; silently drop an incomplete last line, as left by a kill."""
         with guarded_read(str(self), "the log of a run"):
             content = self._folder.read_bytes(METRICS_NAME) if self._folder.exists(METRICS_NAME) else b""
         text = content[: content.rfind(b"\n") + 1]
@@ -260,7 +260,7 @@ class MetricsFile:
             self._damaged = None
             logger.warning("the damaged file was kept as %s", self._folder.path_of(name))
         if is_to_append:
-            # A kill leaves at most an incomplete line at the end, which the next start drops.
+            # A killed process leaves at most an incomplete line at the end, which the next start drops.
             self._folder.append_text(METRICS_NAME, as_text(lines[num_written:]), before=as_text(lines[:num_written]))
         else:
             self._folder.write_text(METRICS_NAME, as_text(lines))
@@ -383,9 +383,9 @@ class EventFiles:
     def _new_writer(self) -> Any:
         """Open an event file that TensorBoard reads after all others.
 
-        TensorBoard reads files in the order of their names, so the name starts with a later second than all others.
-        Names of TensorBoard's own writer would not do: it numbers the files of a second, but `.10` sorts before `.9`,
-        and a clock that is behind gives an earlier second.
+        TensorBoard reads files in order of their names, so the name starts with a timestamp later than that of every
+        other file. The names that TensorBoard's own writer gives would not work: it numbers the files of the same
+        second, but `.10` sorts before `.9`, and a clock that is behind gives an earlier timestamp.
         """
         from tensorboard.summary.writer.record_writer import RecordWriter
 

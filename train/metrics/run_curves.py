@@ -98,7 +98,7 @@ class RunCurves:
         return eval_data.get("unigram_entropy_nats") if self.card.predicts_tokens else None
 
     def source_entropy_nats(self, source: str) -> float | None:
-        """The same for one source of a mixture; None if the loss is not that of masked tokens alone."""
+        """The same as `unigram_entropy_nats` for one source; None if the loss is not that of masked tokens alone."""
         source_data = ((self.record["eval_data"] or {}).get("sources") or {}).get(source) or {}
         is_token_loss = self.card.predicts_tokens and not any("mlm_loss" in line for line in self.lines)
         return source_data.get("unigram_entropy_nats") if is_token_loss else None
@@ -109,7 +109,7 @@ class RunCurves:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The median over the training lines; None before the first one."""
+        """The median speed over the training lines; None before the first one."""
         rates = [line["tokens_per_second"] for line in self.of_split(TRAIN) if "tokens_per_second" in line]
         return statistics.median(rates) if rates else None
 

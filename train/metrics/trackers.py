@@ -1,4 +1,4 @@
-"""Send the log of a run to trackers: Weights & Biases, MLflow, Trackio. Names are those of transformers.
+"""Send the log of a run to trackers: Weights & Biases, MLflow, Trackio. Their names are those in transformers.
 
 `trackers/NAME.json` in the run's folder contains the id of the run in the tracker, and the last step of each split that
 was sent. So a resumed run continues the tracker's run and sends no step twice. After a divergence the tracker keeps the
@@ -102,8 +102,8 @@ def open_trackio(run_id: str | None, run_name: str, settings: dict[str, Any]) ->
     return OpenRun(run_id, None, lambda metrics, step, _: run.log(metrics, step), lambda _: run.finish())
 
 
-# Modules of each tracker, including those that it imports only on first use. Trackio uses matplotlib if it is imported,
-# and skips a metric while another thread is importing it to draw the loss.
+# Modules of each tracker, including those that it imports only on first use. Trackio uses matplotlib if that is
+# imported; while another thread imports matplotlib to draw the loss, Trackio skips metrics.
 MODULES = {
     "wandb": ("wandb", "wandb.apis.public"),
     "mlflow": ("mlflow",),
@@ -157,7 +157,8 @@ class Tracker:
 
 def open_trackers(config: RunSettings, folder: RunFolder) -> list[Tracker]:
     """Import the trackers of `--report-to`, and return the objects that send the run's log and settings to them."""
-    # Import here, not in the threads: Python 3.11 fails if two threads parse code, and TensorFlow parses the step's.
+    # Import here, not in the threads: Python 3.11 fails if two threads parse code, and TensorFlow parses that of the
+    # step.
     for module in (module for name in config.run.report_to for module in MODULES[name]):
         with suppress(Exception):  # the tracker's thread raises it again, and warns
             importlib.import_module(module)

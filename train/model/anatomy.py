@@ -67,8 +67,8 @@ class Anatomy:
         encoder_names, layer_names: {part: its name}.
         num_token_types: rows in the table of token types; 0 if the encoder has no such table.
         num_positions: rows in the table of positions; 0 if positions are rotations of queries and keys.
-        first_position: row of the first token in the table of positions. If it is above 0, padding uses the row before,
-            whose number is the padding id.
+        first_position: row of the first token in the table of positions. If it is above 0, padding uses the previous
+            row, whose index is the padding id.
         is_pre_norm: attention and the feed-forward network read normalized states, and their outputs are added to the
             states before the norm. Otherwise the sums are normalized.
         normalizes_first: the first pre-norm layer also normalizes before attention, although the embeddings already

@@ -26,10 +26,10 @@ class Architecture:
     learns_positions: the table of absolute positions is trained, if there is one; RoFormer's is fixed.
     has_token_types: the tokenizer marks a first and a second sentence.
     has_pair_head: the class for pretraining has a head that answers a question about two segments.
-    activations: the settings that name activation functions: of feed-forward layers, and of a head that has its own.
-    dropouts: the settings of dropout rates in pretraining: of hidden states and of attention.
+    activations: the settings that name activation functions: for feed-forward layers, and for a head with its own.
+    dropouts: the settings with the dropout rates in pretraining, of hidden states and of attention.
     tied: the network uses the input embedding as the head's matrix, whatever `tie_word_embeddings` says.
-    required: {setting: the only supported value}, where the network ignores others or computes them wrong.
+    required: {setting: the only supported value}, where the network ignores other values or computes them wrong.
 
     Layers:
     layer_list: attribute with the list of layers in the encoder of the TF class.
@@ -40,10 +40,10 @@ class Architecture:
     fused: {part of a layer: the number of matrices side by side in its kernel}.
 
     Exceptions to the rules of `train.model.weight_names` in the PyTorch class:
-    not_in_pytorch: prefixes of the PyTorch names of weights that only TF classes have; multiple choice is excepted.
+    not_in_pytorch: prefixes of the PyTorch names of weights that only TF classes have, except for multiple choice.
     renamed: {part of a name by those rules: the part in PyTorch}.
     depthwise: suffixes of names whose weights are (channels, 1, …) in PyTorch, because the convolution is separable.
-    head_bias: both names of the head's bias, if PyTorch has it twice. It adds the first one to the logits.
+    head_bias: both names of the head's bias, if PyTorch has it twice. PyTorch adds the first one to the logits.
     same_where_none: {a: b}: setting `a` defaults to the value of `b`; transformers 5 dropped this rule.
     """
 
@@ -70,7 +70,7 @@ class Architecture:
 
     @property
     def is_ours(self) -> bool:
-        """Whether we compute its layers, which then can be TPU-optimized and can keep documents of a row apart."""
+        """Whether the network is ours; its layers can be TPU-optimized, and can keep documents of a row apart."""
         return self.prefix is not None
 
 
@@ -106,8 +106,8 @@ ARCHITECTURES = {
         required={"sinusoidal_pos_embds": False},
     ),
     "electra": replace(BERT, prefix="electra"),
-    # `normalization_type`: the layer norm of the TF class has another epsilon. `transposed_vocabulary`: a matrix that
-    # the head has in addition to the embedding, which is narrower. The TF class has only the second bias.
+    # `normalization_type`: the layer norm of the TF class has a different epsilon. `transposed_vocabulary`: a matrix
+    # that the head has in addition to the embedding, which is narrower. The TF class has only the second bias.
     "mobilebert": Architecture(
         has_pair_head=True,
         tied=False,
@@ -141,7 +141,7 @@ ARCHITECTURES = {
 SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "embedding_size")
 # Every architecture here attends in both directions.
 REQUIRED_OF_ALL = {"is_decoder": False, "add_cross_attention": False}
-# Functions that TensorFlow and PyTorch compute alike.
+# Functions that TensorFlow and PyTorch compute in the same way.
 ACTIVATIONS = (
     "gelu", "gelu_10", "gelu_fast", "gelu_new", "mish", "quick_gelu", "relu", "sigmoid", "silu", "swish", "tanh",
 )  # fmt: skip
@@ -150,7 +150,7 @@ ACTIVATIONS = (
 OWN_HEAD = "custom_head"
 # Name of a part that only training uses: checkpoints contain it, exports do not.
 TRAINING_ONLY = "training_only"
-# Name of a part whose weights an export adds to the network's weights of the same names.
+# Name of a part. An export adds its weights to the network's weights of the same names.
 DELTA = "delta"
 # Weights with one entry per id: how their names end, in our network or in the PyTorch class.
 VOCABULARY_WEIGHT = re.compile(
@@ -258,7 +258,7 @@ def _check_settings(config: PretrainedConfig, hint: str) -> None:
         if getattr(config, name) not in ACTIVATIONS:
             raise InputError(
                 f"{name} must be one of {', '.join(ACTIVATIONS)}; received {getattr(config, name)}. "
-                f"{hint.format(name=name, value='gelu')}, if the model may compute that."
+                f"{hint.format(name=name, value='gelu')}, if that suits the model."
             )
     if architecture.counts_positions and config.pad_token_id is None:
         raise InputError(f"A {model_type} counts its positions from pad_token_id, which its configuration lacks.")
@@ -298,7 +298,7 @@ def vocabulary_axis(name: str, model_type: str) -> int | None:
 
 
 def with_both_biases(weights: dict[str, np.ndarray], model_type: str) -> dict[str, np.ndarray]:
-    """Add the head's bias under all of its names to {name in PyTorch: array}, if at least one of them is there."""
+    """Add the head's bias under all of its names to {name in PyTorch: array}, if at least one of them exists."""
     names = ARCHITECTURES[model_type].head_bias
     biases = [weights[name] for name in names if name in weights]
     return weights | {name: biases[0].copy() for name in names if biases}

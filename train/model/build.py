@@ -47,7 +47,7 @@ def build_network(
     model_class: str = "TFAutoModelForMaskedLM",
     by_transformers: bool = False,
 ) -> Any:
-    """Build a network with fresh weights, which depend on the seed alone.
+    """Build a network with fresh weights, which depend only on the seed.
 
     Args:
         model_config: made by `resolve_model_config`, with a padded vocabulary.
@@ -77,7 +77,7 @@ def new_network(model_class: str, config: PretrainedConfig) -> Any:
 
     Args:
         model_class: the auto class of transformers that has its head, such as `TFAutoModelForMaskedLM`.
-        config: of a supported architecture. Those that are not ours need transformers 4.
+        config: of a supported architecture. Architectures that are not ours need transformers 4.
 
     Raises:
         InputError: the head is unknown, or transformers has no TensorFlow classes.
@@ -156,9 +156,9 @@ def use_tpu_layers(network: Network) -> None:
 def hidden_matrices(model: Any) -> tuple[int, ...]:
     """Return the number of hidden matrices in each trainable variable of a model, in the variables' order.
 
-    A hidden matrix turns hidden states into hidden states. Layers have them, several side by side in a fused variable,
-    and so has a head before its logits. Embeddings, positions and the matrix of the logits count as 0. Networks that
-    are parts of the model are included.
+    A hidden matrix turns hidden states into hidden states. Layers contain such matrices, several side by side in a
+    fused variable; so does a head, before its logits. Embeddings, positions and the matrix of the logits count as 0.
+    Networks that are parts of the model are included.
     """
     counts: dict[int, int] = {}
     parts = [part for part in model.submodules if hasattr(part, "base_model_prefix")]

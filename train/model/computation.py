@@ -1,13 +1,13 @@
-"""The cost of a model (parameters, and floating-point operations of a step), and the choice how a step is computed.
+"""The cost of a model (parameters, and floating-point operations of a step), and how its steps are computed.
 
 Costs are pure arithmetic without TensorFlow, so that a plan can show them.
 
 Operations are counted as for model FLOPs utilization (MFU; Chowdhery et al. 2022, PaLM, appendix B): an addition and a
 multiplication for each product in a matrix product, once forward and twice backward. Recomputed activations, softmax,
 layer norms and the optimizer do not count. Attention counts in full, because it is not causal. The head counts at the
-prediction slots only, and heads of fine-tuning, which have few outputs, do not count.
+prediction slots only. Heads for fine-tuning do not count, because they have few outputs.
 
-The choice how a step is computed is made once, recorded, and kept when a run resumes.
+How a step is computed is decided once, recorded, and kept when a run resumes.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ class Parameters:
 
 
 def count_parameters(config: PretrainedConfig, model_class: str = "TFAutoModelForMaskedLM") -> Parameters | None:
-    """Count the weights of a network, including the vocabulary's padding; None if the network must be built for that.
+    """Count the weights of a network, including the vocabulary's padding; None if only the built network tells.
 
     `model_class` is the auto class of transformers.
     """
@@ -100,7 +100,7 @@ class Multiplications:
     """Multiplications of the forward pass.
 
     Attributes:
-        per_token: with weights that every token meets.
+        per_token: with the weights that every token is multiplied by.
         per_pair: in attention, for each pair of tokens in a row.
         per_prediction: in the head, for each prediction slot.
         per_pass: independent of the number of rows (relative positions).
@@ -192,7 +192,7 @@ def _bert(config: PretrainedConfig, length: float) -> Multiplications:  # noqa: 
 
 
 def _deberta_v2(config: PretrainedConfig, length: float) -> Multiplications:
-    """DeBERTa-v2 (He et al. 2020): in disentangled attention each token also meets the table of relative positions."""
+    """DeBERTa-v2 (He et al. 2020): disentangled attention also multiplies with the table of relative positions."""
     plain = _bert(config, length)
     if not config.relative_attention:
         return plain
@@ -237,7 +237,7 @@ class Computation:
     """How a step is computed.
 
     Attributes:
-        jit_compile: TensorFlow compiles it with `jit_compile`; a TPU compiles by itself.
+        jit_compile: TensorFlow compiles the step with `jit_compile`; on a TPU, the step is always compiled.
         tpu_layers: layers compute with `train.layers.tpu_layers`; None if a check on the first rows will decide.
         shard_optimizer: moments and updates are divided among the replicas; None as for `tpu_layers`.
         reference_layers: the network is transformers' TensorFlow class instead of ours.
@@ -257,7 +257,7 @@ def choose_computation(
 ) -> Computation:
     """Choose how the steps of a plan are computed.
 
-    `recorded` is how the run was computed so far on this hardware. It decides what the flags leave open.
+    `recorded` is how the run was computed so far on this hardware. It decides whatever the flags leave open.
     """
     from train.runtime.strategy import compiles_with_xla  # TensorFlow, not for bad input
 

@@ -27,14 +27,14 @@ from train.model.architectures import (
 )
 from train.model.configurations import make_config
 
-# Tokenizer and shards decide these; with an override the model would not fit them.
+# The tokenizer and the shards determine these settings; a model with other values would not fit them.
 DECIDED_BY_DATA = ("model_type", "vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "mask_token_id")
 
 
 def resolve_model_config(config: ModelConfig, inputs: Inputs, max_length: int | None = None) -> PretrainedConfig:
     """Build the configuration to train: with a padded vocabulary, and special ids and positions that fit the data.
 
-    A preset gets positions for rows of this length; other configurations keep their number of positions.
+    A preset gets positions for rows of `max_length` tokens; other configurations keep their number of positions.
 
     Args:
         max_length: length of the longest rows of all phases, in tokens; by default that of `inputs`.
@@ -43,7 +43,7 @@ def resolve_model_config(config: ModelConfig, inputs: Inputs, max_length: int | 
         InputError: the model does not fit tokenizer or shards, or could not be trained and exported correctly.
     """
     source = config.init_from or config.pretrained_model_config
-    with guarded_read(source, "a model whose config.json is right") if source else nullcontext():
+    with guarded_read(source, "a model with a valid config.json") if source else nullcontext():
         return _resolve(config, inputs, max_length or inputs.max_length)
 
 
@@ -55,7 +55,7 @@ def _resolve(config: ModelConfig, inputs: Inputs, max_length: int) -> Pretrained
     for name, size in sizes.items():
         if config.init_from is not None and not config.grow and size != (now := getattr(model_config, name, None)):
             raise InputError(
-                f"--config-overrides must not change {name} of --init-from, whose weights have the sizes of {size}; "
+                f"--config-overrides must not change {name} of --init-from, which is {size}; "
                 f"received {now}. Leave it out, or make the model larger with --grow."
             )
     ids = special_ids(inputs.tokenizer)

@@ -1,7 +1,7 @@
 """The encoder of BERT, DistilBERT, ELECTRA, ModernBERT and RoBERTa: embeddings, then layers of attention.
 
 `Anatomy` says how they differ. Layers compute with the functions of `train.layers.reference_layers`, or with those of
-`train.layers.tpu_layers`, which the TPU's compiler makes faster programs of. Both use the same weights.
+`train.layers.tpu_layers`, from which the TPU's compiler makes faster programs. Both use the same weights.
 """
 
 from types import ModuleType

@@ -176,7 +176,7 @@ def _check_differences(folder_or_hub_id: str, model: Any, differences: Differenc
     }
     if any(wrong.values()):
         raise InputError(
-            f"The weights must be those of a {pytorch_class_of(model)}; in {folder_or_hub_id} are "
+            f"The weights must be those of a {pytorch_class_of(model)}; {folder_or_hub_id} has weights that are "
             + "; ".join(f"{kind}: {', '.join(names)}" for kind, names in wrong.items() if names)
         )
 
@@ -202,7 +202,7 @@ def load_initial_weights(
 ) -> None:
     """Assign the weights of a checkpoint to a model.
 
-    If the model has more positions than the checkpoint, the others keep their values.
+    If the model has more positions than the checkpoint, the additional positions keep their values.
 
     Args:
         model: a built network.
@@ -260,7 +260,7 @@ def _is_position_table(name: str) -> bool:
 
 
 def _fitted(value: np.ndarray, variable: Any, name: str, axis: int | None, vocabulary_size: int) -> np.ndarray:
-    """Extend an array to the model's padded vocabulary, or with the model's further positions."""
+    """Extend an array to the size of the model's padded vocabulary, or to its larger number of positions."""
     if axis is not None:
         value = cut_vocabulary(value, axis, vocabulary_size)
         padding = [(0, variable.shape[at] - vocabulary_size if at == axis else 0) for at in range(value.ndim)]

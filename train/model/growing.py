@@ -50,8 +50,8 @@ def check_growth(small: PretrainedConfig, large: PretrainedConfig) -> None:
 def wrapped(size: int, larger: int, unit: int) -> tuple[np.ndarray, np.ndarray]:
     """Wrap `size` entries around an axis of length `larger`.
 
-    The middle has all entries in their order, and further copies surround it. It begins at a multiple of `unit`, the
-    width of a head, so that no head is cut.
+    The middle has all entries in their order, and further copies surround it. The middle begins at a multiple of
+    `unit`, the width of a head, so that no head is cut.
 
     Returns:
         The index of the entry at each place, int (larger,), and which places are in the middle, bool (larger,).
@@ -98,18 +98,18 @@ def grown(
     kept_axis: Callable[[str], int | None],
     is_of_head: Callable[[str], bool],
 ) -> dict[str, np.ndarray]:
-    """Make the weights of a larger model from those of a smaller one, and log what fraction of them was taken.
+    """Make the weights of a larger model from those of a smaller one, and log the fraction of weights made in this way.
 
-    Layer i of t is a copy of layer i * s // t of s.
+    If the models have s and t layers, layer i of the larger model is a copy of layer i * s // t of the smaller one.
 
     Args:
         given: {name: array} of the smaller model.
-        wanted: {name: array} of the larger model's fresh weights, which stay where the smaller model has none.
+        wanted: {name: array} of the larger model's fresh weights, which are kept where the smaller model has none.
         small, large: the configurations of the two models.
         seed: seed of the noise.
         kept_axis: returns the axis of a weight, by its name, that runs over ids or positions and is not tiled.
         is_of_head: returns whether a weight, by its name, is the head's. The embedding is the head's last layer, and
-            the head's norm makes its inputs.
+            the head's norm computes the inputs of that layer.
     """
     unit, weights, fresh, num_taken, num_weights = small.hidden_size // small.num_attention_heads, {}, [], 0, 0
     share, fused = (small.num_hidden_layers, large.num_hidden_layers), ARCHITECTURES[large.model_type].fused

@@ -1,7 +1,7 @@
 """Networks of architectures that are not ours: TensorFlow classes of transformers 4, with patches for our training.
 
-A patch replaces attributes of a network and its layers, and leaves the classes unchanged. `PATCHES` has all of them in
-the order in which `new_network` applies them, and `undo_patches` takes them off.
+A patch replaces attributes of a network and its layers, and leaves the classes unchanged. `PATCHES` lists all of them
+in the order in which `new_network` applies them, and `undo_patches` removes them.
 """
 
 import functools
@@ -92,7 +92,7 @@ def predicting_at(positions: tf.Tensor) -> Iterator[list[tf.Tensor]]:
 def let_layers_be_recomputed(network: Any) -> None:
     """Let the network compute each layer again for its gradient while `network.recomputes_layers` is true.
 
-    Replaces `call` of each layer. `tf.recompute_grad` does not serve (`train.layers.recomputing`).
+    Replaces `call` of each layer. `tf.recompute_grad` cannot be used instead (see `train.layers.recomputing`).
     """
     network.recomputes_layers = False
     for layer in encoder_layers(network):
@@ -119,12 +119,12 @@ def _recomputing(network: Any, call: Callable[..., Any]) -> Callable[..., Any]:
     return call_and_forget
 
 
-# `key_dropout` replaces `call` of dropout layers, whose masks would depend on the device, and change on resuming.
+# `key_dropout` replaces `call` of dropout layers; their masks would depend on the device, and change on resuming.
 PATCHES = (count_positions_from_padding, gather_before_head, let_layers_be_recomputed, key_dropout)
 
 
 def undo_patches(network: Any) -> None:
-    """Give a network back as transformers made it."""
+    """Restore a network to the state in which transformers created it."""
     if architecture_of(network.config).counts_positions:
         _encoder(network).embeddings.padding_idx = TF_PADDING_ID
     del network.recomputes_layers

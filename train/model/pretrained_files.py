@@ -24,7 +24,7 @@ from train.model.architectures import ARCHITECTURES
 from train.model.configurations import load_config, make_config
 from train.runtime.run_folder import RECORD_NAME, exported_model
 
-# Of TensorFlow, as transformers 4 names them.
+# The names of TensorFlow's files in transformers 4.
 TF2_WEIGHTS_NAME = "tf_model.h5"
 TF2_WEIGHTS_INDEX_NAME = "tf_model.h5.index.json"
 WEIGHTS_NAMES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, TF2_WEIGHTS_NAME, TF2_WEIGHTS_INDEX_NAME)
@@ -56,10 +56,10 @@ def read_config(folder_or_hub_id: str) -> PretrainedConfig:
                 return make_config(settings | {"model_type": _model_type_in(Path(folder_or_hub_id).resolve().name)})
             return load_config(folder_or_hub_id)
     try:
-        if not PretrainedConfig.get_config_dict(folder_or_hub_id)[0]:  # AutoConfig would guess from the name
+        if not PretrainedConfig.get_config_dict(folder_or_hub_id)[0]:  # AutoConfig would guess the type from the name
             raise FileNotFoundError(f"it has no {CONFIG_NAME}")
         return load_config(folder_or_hub_id)
-    except Exception as error:  # of the Hub, of its client, or because of a broken file
+    except Exception as error:  # from the Hub or its client, or because a file is broken
         rule = "A model is a folder with config.json, or a model on the Hub"
         if subfolder := _model_within(folder_or_hub_id):
             raise InputError(f"{rule}; {folder_or_hub_id} has none. Did you mean {subfolder}?") from error
@@ -78,32 +78,32 @@ def _model_type_in(name: str) -> str:
 def _check_settings(settings: Any) -> None:
     """Raise a ValueError if a setting has a type or value that transformers would fail on."""
     if not isinstance(settings, dict):
-        raise ValueError("it is no object of JSON")
+        raise ValueError("it is not a JSON object")
     model_type = settings.get("model_type", "bert")  # if it is missing, the folder's name may contain it
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise ValueError(f"its model_type is {model_type!r}, which transformers does not know")
     names = settings.get("architectures")
     if not (names is None or (isinstance(names, list) and all(isinstance(name, str) for name in names))):
-        raise ValueError(f"its architectures must be a list of names of classes, and are {names!r}")
+        raise ValueError(f"its architectures must be a list of names of classes, but are {names!r}")
     for name in WHOLE_NUMBERS:
         _check_number(settings, name, (int,))
     for name in FRACTIONS:
         _check_number(settings, name, (int, float))
     for name, value in settings.items():
         if name.endswith("_token_id") and type(value) not in (int, list, type(None)):
-            raise ValueError(f"its {name} must be the id of a token, and is {value!r}")
+            raise ValueError(f"its {name} must be the id of a token, but is {value!r}")
         if name in TRUTH_VALUES and type(value) not in (bool, int, type(None)):
-            raise ValueError(f"its {name} must be true or false, and is {value!r}")
+            raise ValueError(f"its {name} must be true or false, but is {value!r}")
     labels = settings.get("id2label") or {}
     if not isinstance(labels, dict) or any(isinstance(label, list | dict) for label in labels.values()):
-        raise ValueError(f"its id2label must name each label, and is {labels!r:.200}")
+        raise ValueError(f"its id2label must name each label, but is {labels!r:.200}")
 
 
 def _check_number(settings: dict[str, Any], name: str, kinds: tuple[type, ...]) -> None:
     value = settings.get(name, 0)
     if type(value) not in kinds or not 0 <= value <= MAX_NUMBER:
         what = "a number" if float in kinds else "a whole number"
-        raise ValueError(f"its {name} must be {what} of at most {MAX_NUMBER:,}, and is {value!r}")
+        raise ValueError(f"its {name} must be {what} of at most {MAX_NUMBER:,}, but is {value!r}")
 
 
 def _model_within(path: str) -> str | None:
@@ -167,13 +167,15 @@ def find_file(folder_or_hub_id: str, name: str) -> str | None:
     try:
         return hf_hub_download(folder_or_hub_id, name)
     except UnicodeEncodeError as error:
-        raise hub_error(f"{name} of {folder_or_hub_id} cannot be asked for: {error}", error) from error
+        raise hub_error(f"{name} of {folder_or_hub_id} cannot be requested: {error}", error) from error
     except (
         EntryNotFoundError,
         RepositoryNotFoundError,
     ) as error:  # also raised offline, for files that are not in the cache
         if is_away(error):
-            raise HubAwayError(f"The Hub is away, and {name} of {folder_or_hub_id} is not on this machine.") from error
+            raise HubAwayError(
+                f"The Hub cannot be reached; {name} of {folder_or_hub_id} is not on this machine."
+            ) from error
         return None
 
 
@@ -219,7 +221,7 @@ def _check_vocabulary(
     folder_or_hub_id: str, theirs: PreTrainedTokenizerFast, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     rule = (
-        "--init-from must have the vocabulary that the shards were made with, since what was learned belongs to the "
+        "--init-from must have the vocabulary that the shards were made with, since its weights belong to those "
         f"ids; {folder_or_hub_id} "
     )
     hint = f"Prepare the shards with --tokenizer-name-or-path {folder_or_hub_id}."
@@ -228,12 +230,12 @@ def _check_vocabulary(
     if differing:
         first = differing[0]
         raise InputError(
-            f"{rule}has {len(their_ids)} tokens and the shards' tokenizer {len(ids)}, of which {len(differing)} ids "
-            f"differ, the first {first}: {their_ids.get(first)!r} there, {ids.get(first)!r} here. {hint}"
+            f"{rule}has {len(their_ids)} tokens, the shards' tokenizer has {len(ids)}; {len(differing)} ids "
+            f"differ, the first is {first}: {their_ids.get(first)!r} there, {ids.get(first)!r} here. {hint}"
         )
     if special_ids(theirs) != special_ids(tokenizer):
         raise InputError(
-            f"{rule}has special ids {special_ids(theirs)}, the shards' tokenizer {special_ids(tokenizer)}. {hint}"
+            f"{rule}has special ids {special_ids(theirs)}, the shards' tokenizer has {special_ids(tokenizer)}. {hint}"
         )
 
 

@@ -19,14 +19,14 @@ from train.model.pretrained_files import SAFETENSORS, WeightsFile, find_file
 from train.model.weight_names import of_today, pytorch_name, to_pytorch
 
 H5 = "weights of TensorFlow's h5 format"
-# Most bytes of names in one attribute of h5. Keras splits longer lists into numbered attributes.
+# Maximum number of bytes of names in one attribute of an h5 file. Keras splits longer lists into numbered attributes.
 MAX_ATTRIBUTE_BYTES = 64_000
 
 Arrays = dict[str, np.ndarray]
 
 
 def read_weights(folder_or_hub_id: str, weights: WeightsFile, model_type: str) -> Arrays:
-    """Read {name in PyTorch: array in PyTorch's layout} of a checkpoint; names of old checkpoints become today's.
+    """Read {name in PyTorch: array in PyTorch's layout} of a checkpoint; names in old checkpoints become today's.
 
     Raises:
         InputError: a file is missing or damaged.
@@ -48,7 +48,7 @@ def _shards(folder_or_hub_id: str, index_path: str, is_h5: bool) -> Iterator[str
     with guarded_read(index_path, f"an index of {'h5' if is_h5 else 'safetensors'} files"):
         names = set(json.loads(Path(index_path).read_bytes())["weight_map"].values())
         if not names or any(Path(name).name != name for name in names):
-            raise ValueError("its weight_map names no files beside it")
+            raise ValueError("its weight_map must name files in the same folder")
     for name in sorted(names):
         path = find_file(folder_or_hub_id, name)
         if path is None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from train.model.architectures import ARCHITECTURES
 
-# {last part of a name: the same in PyTorch}. Other last parts do not change.
+# {last part of a name: the same in PyTorch}. All other last parts are the same in PyTorch.
 LAST_PARTS = {
     "kernel": "weight",
     "embeddings": "weight",
@@ -32,7 +32,7 @@ def variables_within(network: Any) -> dict[str, Any]:
 
 
 def pytorch_name(name: str, model_type: str) -> str:
-    """Convert the name of a variable to PyTorch's. Here and below, `name` lacks the name of the network."""
+    """Convert the name of a variable to PyTorch's. Here and below, `name` does not include the network's name."""
     *path, last = name.removesuffix(":0").replace("_._", "/").split("/")
     # `mlm___cls` becomes `cls`, a name that two parts of a network share in PyTorch.
     parts = [part.rpartition("___")[2] for part in path]

@@ -40,7 +40,7 @@ TIMEOUT_SECONDS = 10
 
 
 def example_of(record: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast) -> str | None:
-    """Return a sentence with one mask for a run's card; None if the user gave none and none may be published."""
+    """Return a sentence with one mask for a run's card; None if there is no sentence that may be published."""
     hub = record["settings"]["hub"]
     if hub["hub_example"] is not None:
         return hub["hub_example"]

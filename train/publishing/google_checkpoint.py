@@ -42,7 +42,7 @@ NEWEST = re.compile(r'^model_checkpoint_path: "(?:.*/)?([^/"]+)"', re.MULTILINE)
 CONFIG_FILE = re.compile(r".*config.*\.json")
 VOCABULARY_FILE = re.compile(r".*vocab.*\.txt|.*\.model")
 SENTENCEPIECE_SUFFIX = ".model"
-# Required, because the shapes of variables do not determine all of them, and the defaults fit only one model.
+# Required, because the shapes of variables do not determine all of these, and the defaults fit only one model.
 NEEDED_SETTINGS = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
     "max_position_embeddings", "type_vocab_size", "hidden_act",
@@ -76,8 +76,8 @@ def read_google_checkpoint(
         checkpoint: a folder, a .zip of a folder, or the path of a checkpoint's files without `.index`; local or `gs://`.
         config: configuration file. Default: the one in the folder of the checkpoint.
         vocabulary: WordPiece's vocab.txt or SentencePiece's .model. Default: the one in the folder of the checkpoint.
-        do_lower_case: whether the model was trained on lower-cased text. Default: as `cased` or `uncased` in the name
-            of the folder or .zip says.
+        do_lower_case: whether the model was trained on lower-cased text. Default: taken from `cased` or `uncased` in
+            the name of the folder or .zip.
 
     Raises:
         InputError: a file is missing or damaged, or the files do not belong together.
@@ -231,8 +231,8 @@ def _read_tokenizer(
 def _read_wordpieces(local_path: str, path: str) -> list[str]:
     """Read the tokens in the order of their ids; strip each line, as Google's `load_vocab` does.
 
-    If several lines have the same token, the last one counts, as in `load_vocab`. The others get a name that does not
-    occur in text.
+    If several lines have the same token, the last one counts, as in `load_vocab`. The other lines get a token that does
+    not occur in text.
     """
     lines = Path(local_path).read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     tokens = [line.strip() for line in lines]

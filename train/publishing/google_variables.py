@@ -229,7 +229,7 @@ TRANSFORMER_LAYER = {
 }
 MASKED_LM_HEADS = ("masked_lm", "model/masked_lm")
 MASKED_LM_HEAD = {"transform/dense": ("dense",), "transform/LayerNorm": ("layer_norm",), "output_bias": ("bias",)}
-# The head for pairs has a pooler of its own; the encoder's pooler is then untrained.
+# The pooler of the head for pairs; if a checkpoint has it, the encoder's own pooler is untrained.
 PAIR_POOLER = "next_sentence.pooler_dense"
 PAIR_HEADS = "model/classification_heads"
 LAYER_VARIABLES = ("kernel", "bias", "gamma", "beta")
@@ -263,7 +263,7 @@ class ObjectGraph:
         return None
 
     def find_all(self, start: int | None, scope: str, paths: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-        """Return {`scope`/name: object} for the names in `paths` of which a path leads to an object."""
+        """Return {`scope`/name: object} for each name in `paths` that has a path leading to an object."""
         nodes = {f"{scope}/{name}": self.find(start, *paths_of_name) for name, paths_of_name in paths.items()}
         return {name: node for name, node in nodes.items() if node is not None}
 

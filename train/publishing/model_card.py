@@ -34,7 +34,7 @@ PLOTS = {LOSS_CURVE_NAME: "Loss over the steps", CONFUSION_NAME: "Rows by label 
 # A card shows at most this many evaluations, the newest ones.
 MAX_EVALUATIONS = 10
 
-# Settings of a phase without a column of their own: other columns of the table of phases, or other sections, show them.
+# Settings that get no column in the table of phases, because other columns or other sections show them.
 DESCRIBED_OTHERWISE = frozenset({
     "train_dataset", "eval_dataset", "max_length", "max_steps", "num_epochs", "global_batch_size",
     "per_replica_batch_size", "gradient_accumulation_steps", "learning_rate", "schedule", "warmup_steps",
@@ -351,7 +351,7 @@ def _phase_settings(phase: dict[str, Any]) -> dict[str, Any]:
 
 
 def _earlier_schedules(record: dict[str, Any]) -> dict[str, str]:
-    """Return a row of the card on steps that followed the schedule of a longer or shorter run; empty if none did.
+    """Return the card's row about steps that followed the schedule of a longer or shorter run; empty if none did.
 
     There are such steps if the run was lengthened or shortened when it was resumed.
     """

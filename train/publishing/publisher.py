@@ -204,7 +204,7 @@ library_name: transformers
 
 The model card could not be built; the log of the training or export says why.
 """
-# How long a run that ends early may go on pushing. A preempted spot machine has only half of this time.
+# How long a run that ends early may continue to push. A preempted spot machine has only half of this time.
 GRACE_SECONDS = 60.0
 
 

@@ -1,4 +1,4 @@
-"""Read and export saved models: checkpoints of a run, also those of `--save-at-words`, and transformers' formats."""
+"""Read and export saved models: checkpoints of runs (also those of `--save-at-words`) and transformers' formats."""
 
 import json
 import logging
@@ -182,9 +182,9 @@ class ExportsAtWords(AbstractContextManager["ExportsAtWords"]):
     """Exports checkpoints to `OUTPUT_DIR/words/chck_…`, and pushes each to the branch of that name.
 
     A thread does this as soon as a checkpoint is written, without delaying the training. `chck_….json`, written last,
-    says what was exported and pushed. So nothing is done twice, and a restarted run does what is missing. A failure
-    only causes a warning, and is tried again with the next of these checkpoints. Use this object as a context around
-    `fit`.
+    says what was exported and pushed. So nothing is done twice, and a restarted run exports and pushes only the missing
+    ones. A failure only causes a warning, and is tried again with the next of these checkpoints. Use this object as a
+    context around `fit`.
 
     Args:
         run: the run's folder.

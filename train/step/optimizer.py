@@ -26,7 +26,7 @@ NO_WEIGHT_DECAY = r"(bias|LayerNorm|layer_norm|/(attn_|mlp_|final_)?norm)(/|:|$)
 
 
 class GuardedAdamW(tf_keras.optimizers.AdamW):
-    """AdamW (Loshchilov & Hutter 2017) with the results of tf_keras', which makes no more steps after a bad one.
+    """AdamW (Loshchilov & Hutter 2017) with the results of tf_keras' AdamW, but no more steps after a non-finite one.
 
     After the first non-finite step, gradients and all update rates are multiplied by 0. Weights, moments and the step
     counter then keep their exact values. This needs no additional pass over the weights and no wait for the device. It
@@ -43,7 +43,7 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         super().__init__(**arguments)
         self.sharding = sharding
         self._rate_factors = self._no_dependency(tuple(rate_factors))
-        # 1 until the first bad step, then 0. Each replica has a copy, so that none waits for another. Not in
+        # 1 until the first non-finite step, then 0. Each replica has a copy, so that none waits for another. Not in
         # checkpoints.
         self._going = self._no_dependency(
             tf.Variable(
@@ -57,7 +57,7 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
 
     @property
     def figures(self) -> list[tf.Variable]:
-        """The scalar variables: the step, whether the optimizer still makes steps, the last step's learning rate."""
+        """The scalar variables: the step, whether the optimizer still takes steps, the last step's learning rate."""
         return [self.iterations, self._going, self.learning_rate]
 
     @property
@@ -102,14 +102,14 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         return shard
 
     def resume(self) -> None:
-        """Make steps again after a non-finite step. Call it after the state before that step has been restored."""
+        """Take steps again after a non-finite step. Call this once the state before that step has been restored."""
         self._going.assign(1.0)
 
     @named("optimizer")
     def apply_scaled(
         self, gradients: list[tf.Tensor], variables: list[tf.Variable], *, factor: tf.Tensor, is_finite: tf.Tensor
     ) -> None:
-        """Make one step with `gradients` times `factor`, unless this step or an earlier one was not finite.
+        """Take one step with `gradients` times `factor`, unless this step or an earlier one was not finite.
 
         Args:
             gradients: dense and summed over the replicas; with sharding, the results of `Sharding.sum_gradient`.
@@ -125,7 +125,7 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
             self._compute_current_learning_rate()
             gradients = self._update_shards(gradients, variables)
         self.apply_gradients(zip(gradients, variables, strict=True), skip_gradients_aggregation=True)
-        self.iterations.assign_add(tf.cast(going, tf.int64) - 1)  # a step that was not made does not count
+        self.iterations.assign_add(tf.cast(going, tf.int64) - 1)  # a step that was skipped does not count
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
         """Update the moments and then the variable; `apply_gradients` calls this for each variable."""
@@ -192,7 +192,7 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         return value - first * alpha / (tf.sqrt(second) + self.epsilon)
 
     def _rate(self, variable: tf.Variable) -> tf.Tensor:
-        """Return the learning rate of a variable in this step; 0 after a bad step."""
+        """Return the learning rate of a variable in this step; 0 after a non-finite step."""
         rate = self.learning_rate * self._going
         return rate * self._rate_factors[self._index_dict[self._var_key(variable)]] if self._rate_factors else rate
 
@@ -352,7 +352,7 @@ def global_norm(gradients: list[tf.Tensor]) -> tf.Tensor:
     """Return the Euclidean norm of all gradients together, a float32 scalar.
 
     Squares of gradients of the same shape are added up before they are summed to a scalar. A TPU reads many arrays at
-    once at nearly twice the speed of one after another, and summing a short array takes as long as a thousand rows.
+    once nearly twice as fast as one after another, and summing a short array takes as long as summing a thousand rows.
     """
     return tf.sqrt(_squared_norm(gradients))
 
@@ -438,7 +438,7 @@ def layer_rate_factors(network: Any, decay: float) -> tuple[float, ...]:
 
     - 1 for the head, and for a pooler or a norm after the layers;
     - `decay` for the last layer, `decay`² for the layer before it, and so on;
-    - one power more than for the first layer for the embeddings and everything else below the layers.
+    - one more power of `decay` than for the first layer, for the embeddings and everything else below the layers.
 
     A layer that is used several times (as in ALBERT) counts once.
     """

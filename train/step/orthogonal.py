@@ -38,7 +38,7 @@ def orthogonalized(matrices: tf.Tensor) -> tf.Tensor:
 def orthogonalized_in_shares(
     shards: Sequence[tf.Tensor], axes: Sequence[int | None], sharding: Sharding
 ) -> list[tf.Tensor]:
-    """Orthogonalize matrices that are sharded over the replicas; each replica does a share of the matrices.
+    """Orthogonalize matrices that are sharded over the replicas; each replica orthogonalizes a share of the matrices.
 
     Every replica sends its shard of a matrix to the replica that orthogonalizes it, and then all replicas get the
     results. Matrices of the same shape, or of the transposed shape, are distributed together, so that the replicas

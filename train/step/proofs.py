@@ -45,7 +45,7 @@ class Figures:
 
     Attributes:
         loss: mean loss, in nats.
-        gradient_norms: norm of each variable's gradient of the summed loss, {variable name: norm}.
+        gradient_norms: norm of the summed loss's gradient with respect to each variable, {variable name: norm}.
     """
 
     loss: float
@@ -117,7 +117,7 @@ def prove_sharding(model: PretrainingModel, batch: Any) -> bool:
         whole, by_shards, _, weights = np.linalg.norm(norms[0], axis=1).tolist()
         figures = f"gradient norm {by_shards:.6g}, unsharded {whole:.6g}; gathered weights differ by {weights:.2g}"
         if all(map(norms_agree, norms)):
-            logger.info("The optimizer is sharded; on the first rows it makes the same step: %s.", figures)
+            logger.info("The optimizer is sharded; on the first rows it takes the same step: %s.", figures)
             return True
         reason = f"differs on the first rows: {figures}"
     logger.warning(

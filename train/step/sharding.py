@@ -42,7 +42,7 @@ class Sharding:
     by_xla: bool
 
     def axis(self, shape: Sequence[int]) -> int | None:
-        """Return the first axis that divides evenly by the replicas; None for a variable that is not sharded."""
+        """Return the first axis whose size the number of replicas divides; None for a variable that is not sharded."""
         if self.num_replicas == 1 or math.prod(shape) < MIN_SHARDED_SIZE:
             return None
         return next((axis for axis, size in enumerate(shape) if size % self.num_replicas == 0), None)

@@ -73,7 +73,7 @@ class PretrainingModel(tf_keras.Model):
         self.seed = seed
         self.num_micro_batches = num_micro_batches
         self.max_grad_norm = max_grad_norm
-        # float32 under every policy, because a graph that only assigns a variable does not find one that may be cast.
+        # float32 under every policy: a graph that only assigns a variable does not find it if the policy may cast it.
         self.means = [tf_keras.metrics.Mean(mean.name, dtype="float32") for mean in task.means]
         self.grad_norm_mean = tf_keras.metrics.Mean("grad_norm", dtype="float32")
 
@@ -102,7 +102,7 @@ class PretrainingModel(tf_keras.Model):
 
     @tf.autograph.experimental.do_not_convert
     def train_step(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Make one step, given this replica's part of the global batch, {feature: (rows, …)}."""
+        """Take one step, given this replica's part of the global batch, {feature: (rows, …)}."""
         replica, means = tf.distribute.get_replica_context(), self.task.means
         step = tf.cast(self.optimizer.iterations, tf.int32)
         num_rows = _num_rows(batch)
@@ -329,10 +329,10 @@ def build_model(
 
     Args:
         config: the settings.
-        inputs: for the size of the vocabulary.
+        inputs: the inputs of the run, which give the size of the vocabulary.
         task: what is learned.
         model_config: configuration of the network.
-        plan: for the numbers of steps, replicas and micro-batches.
+        plan: the plan of the phase, which gives the numbers of steps, replicas and micro-batches.
         runtime: where the model computes.
         computation: how a step is computed; by default as in a new run. TPU-optimized layers and a sharded optimizer
             are used even if they have not been checked yet.

@@ -44,7 +44,7 @@ def test_remains_of_a_tensorflow(tmp_path, monkeypatch):
             (tmp_path / package.name).symlink_to(package)
     monkeypatch.setattr(machine.sys, "executable", str(tmp_path / "venv" / "bin" / "python"))
     line = only_error(found(machine.check_import, config_of()))
-    assert "failed: ImportError: only remains of a TensorFlow that was uninstalled" in line
+    assert "failed: ImportError: only the remains of an uninstalled TensorFlow" in line
     shutil.rmtree(tmp_path / "tensorflow")
     line = only_error(found(machine.check_import, config_of()))
     assert "failed: ModuleNotFoundError: No module named 'tensorflow'" in line

@@ -35,7 +35,7 @@ def is_proven():
 def test_the_same_step_is_proven(caplog):
     with caplog.at_level(logging.INFO):
         assert is_proven()
-    assert "The optimizer is sharded; on the first rows it makes the same step: gradient norm " in caplog.text
+    assert "The optimizer is sharded; on the first rows it takes the same step: gradient norm " in caplog.text
     assert "WARNING" not in caplog.text
 
 

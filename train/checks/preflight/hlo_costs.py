@@ -1,9 +1,9 @@
 """Compute the cost of a TPU program from its text: cycles of the compiled HLO, and bytes sent between replicas.
 
 libtpu annotates each operation with the `estimated_cycles` of its cost model, and with the name of the TensorFlow
-operation that it comes from. Fused operations count for the one whose result is written. There are no estimates for
-copies that run during the computation, lookups and sums in tables (gather, scatter), and communication between
-replicas. Branches marked as rarely taken are not counted.
+operation that it comes from. The cycles of a fusion are attributed to the operation whose result it writes. There are
+no estimates for copies that run in parallel with computation, for lookups and sums in tables (gather, scatter), or for
+communication between replicas. Branches marked as rarely taken are not counted.
 
 The bytes that replicas send each other are counted in the StableHLO that the compiler reads. Their time is estimated as
 bytes divided by the bandwidth of a chip's links. That is a lower bound without latency; how much of it overlaps with
@@ -49,7 +49,8 @@ CALLED = re.compile(r"\b(?:body|to_apply|calls|true_computation|false_computatio
 RARELY_TAKEN = re.compile(r'op_name="[^"]*/rarely/')  # operations in the scope `RARELY`
 FUSED = re.compile(r"\bcalls=%?([\w.-]+)")
 
-# How often a chip sends the bytes of a tensor, except the chip's own part. A sum is a scatter followed by a gather.
+# The number of times that a chip sends each byte of a tensor, except for the bytes that belong to this chip. A sum is a
+# scatter followed by a gather.
 PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
 # Bytes per second that all links of a chip send together. v2 and v3: four links of 496 and 656 Gbit/s (Jouppi et al.
 # 2020, "A Domain-Specific Supercomputer for Training Deep Neural Networks"); v4: six of 50 GB/s (Jouppi et al. 2023,

@@ -1,4 +1,4 @@
-"""The part of a preflight that needs no TensorFlow: opening the run, with or without shards, its plan, and the report.
+"""The part of a preflight that needs no TensorFlow: open a run, with or without shards, plan it, and print the report.
 
 All times in the report are estimates of the compiler.
 """
@@ -23,7 +23,7 @@ from train.loop.run import Run
 from train.runtime.machines import GIB, Cluster
 
 NUM_OPERATIONS = 10
-# Stands for the tokenizer's folder if there are no shards.
+# Used in place of the tokenizer's folder if there are no shards.
 SYNTHETIC = "(synthetic)"
 # Number of rows if there are no shards: more than any batch. It influences the schedule, but not the cost of a step.
 ASSUMED_NUM_ROWS = 10**12
@@ -243,7 +243,7 @@ def between_chips(report: StepReport) -> str:
 
 
 def print_without_sharding(outcome: StepReport | DoesNotFitError) -> None:
-    """Print the report of a step without `--shard-optimizer`, except for the lines that it shares with the one with."""
+    """Print the report of the step without `--shard-optimizer`; leave out the lines that the flag does not change."""
     print("\nthe same step without --shard-optimizer")
     if isinstance(outcome, DoesNotFitError):
         print(outcome)

@@ -14,7 +14,7 @@ from typing import Any
 
 RESULT_NAME = "result.json"
 HLO_NAME = "compiled.hlo"
-LARGEST_HOST = (2, 2, 1)  # chips in each dimension, libtpu's default
+LARGEST_HOST = (2, 2, 1)  # number of chips of a host in each dimension: libtpu's default
 MEMORY_FIELDS = ("argument", "output", "alias", "temp", "generated_code")
 
 
@@ -51,7 +51,8 @@ def compile_module(topology: str, chip_config: str, num_replicas: int, module_pa
     )
     with jax_mlir.make_ir_context():
         module = ir.Module.parse(module_path.read_text(encoding="utf-8"))
-        # `backend_compile_and_load` passes the module in the form that this jax's compiler reads; in older ones, bytes.
+        # `backend_compile_and_load` passes the module in the form that this version of jax needs; older ones need
+        # bytes.
         client = devices[0].client
         return compiler.backend_compile_and_load(client, module, xla_client.DeviceList(devices), options, ())
 
