@@ -168,7 +168,7 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
         self.flush()
 
     def rewind_to(self, step: int, num_rollbacks: int = 0) -> None:
-        """Keep the lines of steps up to `step`, and of the first `num_rollbacks` rollbacks; later steps are repeated."""
+        """Keep the lines of steps up to `step`, and of the first `num_rollbacks` rollbacks; later steps are redone."""
         rollbacks = [line for line in self.lines if line["split"] == ROLLBACK][:num_rollbacks]
         self.lines = [
             line

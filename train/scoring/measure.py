@@ -1,7 +1,8 @@
-"""Measure models and their controls, and keep the results in a file, so that a killed scoring continues where it was.
+"""Measure models and their controls, and keep the results in a file, so that a killed command continues where it was.
 
-The controls show what chance would score. One is networks of the same architecture with random weights; several, since
-a single one may be lucky. The other is a guess that knows the frequency of each token but ignores the row.
+The controls show the scores that chance would reach. One control is networks of the same architecture with random
+weights; several networks, since a single one may be lucky. The other is a guess that knows the frequency of each token
+but ignores the row.
 """
 
 import functools
@@ -49,7 +50,7 @@ class Measured(NamedTuple):
 
 
 class RandomNetwork(NamedTuple):
-    """A network with random weights: the questions it was asked, and its measurements."""
+    """A network with random weights: the questions that it was asked, and its measurements."""
 
     questions: Questions
     material: Material
@@ -57,7 +58,7 @@ class RandomNetwork(NamedTuple):
 
 
 class KeptAnswers:
-    """Measurements, by a hash of the questions and of the model's weights; kept in a JSON file if there is a folder."""
+    """Measurements by a hash of the questions and of the model's weights; with a folder, stored in a JSON file."""
 
     def __init__(self, folder: Folder | None, name: str) -> None:
         self._folder, self._name = folder, name
@@ -173,7 +174,7 @@ class Measurer:
 def measure_with(questions: Questions, material: Material, answer: Callable[[Sequence[Query]], Answers]) -> Measured:
     """Measure a model, or a control, by its function `answer`.
 
-    Text that the tokenizer cannot read costs the nats to spell it, and does not count as a guessed word.
+    Text that the tokenizer cannot represent costs the nats of spelling it out, and does not count as a guessed word.
     """
     ranks = np.full(len(material.units), NO_TOKEN, np.int32)
     for query, rank in zip(questions.word_queries, answer(questions.word_queries).ranks, strict=True):

@@ -52,12 +52,12 @@ class Material:
 
 
 class Query(NamedTuple):
-    """A row with masked tokens, some of which are asked for.
+    """A row with masked tokens. The model is asked for some of them.
 
     Attributes:
         item: number of the sentence or unit that the query belongs to.
         ids: the ids of the row, with masks.
-        positions: positions in the row that are asked for.
+        positions: positions in the row that the model is asked for.
         targets: the ids that were masked there.
     """
 
@@ -72,7 +72,8 @@ class Answers(NamedTuple):
 
     Attributes:
         nats: float64 (queries,), negative log-probability of each query's targets.
-        ranks: int32 (queries,), number of ids more probable than the target; that of the query's worst target.
+        ranks: int32 (queries,), number of ids more probable than the target; for several targets, the largest of these
+            numbers.
     """
 
     nats: NDArray[np.float64]
@@ -91,7 +92,8 @@ class Questions:
         sentence_queries: a query for each token of each sentence of the pairs.
         token_queries: a query for each token of each unit.
         word_queries: a query for each unit, with all of its words masked.
-        sentence_nats: float64 (sentences,), nats to spell the text of each sentence that the tokenizer cannot read.
+        sentence_nats: float64 (sentences,), cost in nats of spelling out the text of each sentence that the tokenizer
+            cannot represent.
         unit_nats: float64 (units,), the same for each unit.
         offsets: int64 (units,), number of tokens before each unit in its row.
         frequencies: float64 (ids,), relative frequency of each id in the documents.
@@ -234,7 +236,8 @@ class Asker:
         There are no queries for pairs whose sentences have the same tokens, because they are a tie for every model.
 
         Returns:
-            The queries; and float64 (sentences,), the nats to spell the text that the tokenizer cannot read.
+            The queries; and float64 (sentences,), the cost in nats of spelling out the text that the tokenizer cannot
+            represent.
 
         Raises:
             InputError: a sentence is longer than the model's rows, or has no token.

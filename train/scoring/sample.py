@@ -34,7 +34,7 @@ class Sample:
 
     Attributes:
         sentence_queries: a query for each token of the sentences of the pairs, the good sentence of each pair first.
-        sentence_nats: float64 (sentences,), nats to spell the text that the tokenizer cannot read.
+        sentence_nats: float64 (sentences,), cost in nats of spelling out the text that the tokenizer cannot represent.
         token_queries: a query for each token of each word.
         word_queries: a query for each word as a whole.
         word_bytes: float64 (words,), number of bytes of each word, including the space before it.

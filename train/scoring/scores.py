@@ -1,7 +1,7 @@
-"""Compute scores of models with standard errors, scores by chance, and comparisons of two models.
+"""Compute scores of models with standard errors, the scores that chance would reach, and comparisons of two models.
 
-Loss per token depends on the tokenizer: one that cuts text into few tokens has a high loss for each. Bits per byte of
-the text, and the fraction of words guessed, do not depend on it. A score also says little without the scores of
+Loss per token depends on the tokenizer: a tokenizer that cuts text into few tokens has a high loss for each. Bits per
+byte of the text, and the fraction of words guessed, do not depend on it. A score also says little without the scores of
 untrained networks: by luck, such a network gets more or less than half of BLiMP's pairs right.
 """
 
@@ -35,7 +35,7 @@ class Score:
     Attributes:
         value: the score.
         standard_error: standard error of the value; infinite for one item. For networks it is their standard deviation,
-            because the question is where another such network would be.
+            because the question is what another such network would score.
         errors: (items,), deviation of each item from `value`, with which scores of the same items are compared. For
             networks: (networks,).
         num_items: number of items.

@@ -76,7 +76,7 @@ class TextEncoder:
         return EncodedText(ids, starts, stops, unread)
 
     def _find_whether_lost(self, character: str) -> bool:
-        """Return whether a character outside all tokens was dropped; otherwise it became part of one, as marks do."""
+        """Return whether a character outside all tokens was dropped; if not, it is part of a token, as marks are."""
         is_visible = unicodedata.category(character)[0] in _VISIBLE
         return is_visible and self._ids_of_space.issuperset(
             self._tokenizer.encode(character, add_special_tokens=False).ids
@@ -95,8 +95,8 @@ def _spread_bytes(
     """Assign each token of a single byte to its character.
 
     For several unknown characters in a row, `tokenizers` gives all their byte tokens the span of the whole sequence. If
-    the number of tokens is the number of bytes, the characters can be told from these. Otherwise, as after a
-    normalization, the spans stay as they are.
+    the number of tokens is the number of bytes, the bytes show which tokens belong to which character. Otherwise, as
+    after a normalization, the spans are not changed.
     """
     is_new = np.append(True, (np.diff(starts) != 0) | (np.diff(stops) != 0))
     firsts = np.append(np.flatnonzero(is_new), len(starts))

@@ -37,7 +37,7 @@ def predict_at(
         training: whether dropout is active.
 
     Returns:
-        The outputs of the network, of which the first are the logits, (1, num_predictions, vocabulary), and the
+        The outputs of the network, whose first element is the logits, (1, num_predictions, vocabulary); and the
         encoder's last hidden states of all tokens, (batch, length, hidden).
     """
     if isinstance(network, Network):
@@ -83,7 +83,7 @@ def masked_lm_loss(
 
 
 def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_logits: tf.Tensor) -> tf.Tensor:
-    """Compute what `sparse_softmax_cross_entropy_with_logits` does, in nats, float32 (num_predictions,).
+    """Compute the same as `sparse_softmax_cross_entropy_with_logits`, in nats, float32 (num_predictions,).
 
     TensorFlow's function reads all logits a second time to find those of the labels.
     """
@@ -104,8 +104,8 @@ def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_logits: tf.Tensor
 def _is_first_largest(logits: tf.Tensor, labels: tf.Tensor, label_logits: tf.Tensor) -> tf.Tensor:
     """Return whether the `argmax` of the logits is the label, as 0 or 1, float32 (num_predictions,).
 
-    It counts, with a matrix product, the logits that are larger than the label's, or equal and at a lower index. On a
-    TPU this takes a sixth of the time of `argmax`.
+    A matrix product counts the logits that are larger than the label's, or equal and at a lower index. On a TPU this
+    takes a sixth of the time of `argmax`.
     """
     is_before = tf.range(logits.shape[-1]) < labels[..., tf.newaxis]
     limits = label_logits[..., tf.newaxis]
@@ -121,7 +121,7 @@ def _is_label(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
 
 
 def _without_padding(logits: tf.Tensor, vocabulary_size: int | None) -> tf.Tensor:
-    """Return logits of the same shape in which ids from `vocabulary_size` on have the probability 0.
+    """Return logits of the same shape in which ids from `vocabulary_size` on have probability 0.
 
     XLA fuses this addition with the softmax. A slice would copy all logits instead.
     """

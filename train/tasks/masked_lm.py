@@ -36,7 +36,7 @@ MASKING = (
 EVALUATION = (
     "Over {num_masked_tokens:,} masked tokens of rows that were not trained on, 15% of each row, always the same."
 )
-LIMITS = """It predicts single masked tokens, in texts of at most {max_length} tokens. To other uses it
+LIMITS = """It predicts single masked tokens, in texts of at most {max_length} tokens. For other uses it
   must be trained further."""
 
 

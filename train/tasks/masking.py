@@ -84,7 +84,7 @@ def _first_tokens_of_units(
 def mask_row_by_content(input_ids: tf.Tensor, rule: MaskingRule) -> MaskedRows:
     """Mask a row, int32 (length,), depending only on its tokens.
 
-    Evaluation uses it, so that a row has the same masks for any order, batch size and number of replicas.
+    Evaluation masks like this, so that a row has the same masks for any order, batch size and number of replicas.
     """
     masked = mask_rows(input_ids[tf.newaxis], key_of_content(input_ids), rule)
     return MaskedRows(*(tensor[0] for tensor in masked))
@@ -98,7 +98,7 @@ def key_of_content(input_ids: tf.Tensor) -> tf.Tensor:
 
 @named("masks")
 def collect_predictions(rows: MaskedRows, num_predictions: int) -> Predictions:
-    """Return positions and ids of the masked tokens. If there are more than `num_predictions`, the rest is ignored."""
+    """Return positions and ids of the masked tokens. If there are more than `num_predictions`, the rest are ignored."""
     rank = tf.cumsum(tf.cast(tf.reshape(rows.is_masked, (-1,)), tf.int32))  # (batch * length,)
     # The n-th masked token is at the first position with rank n. XLA compiles this to comparisons, not to a sort.
     positions = tf.searchsorted(rank, tf.range(1, num_predictions + 1))
@@ -222,7 +222,7 @@ def _latest(starts: tf.Tensor) -> tf.Tensor:
     length = starts.shape[1]
     latest = tf.where(starts, tf.range(length), 0)
     reach = 1
-    while reach < length:  # doubles the range of the maximum each time, because XLA has no running maximum
+    while reach < length:  # each pass doubles the range of the maximum, because XLA has no running maximum
         latest = tf.maximum(latest, tf.pad(latest[:, :-reach], ((0, 0), (reach, 0))))
         reach *= 2
     return latest

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 # Features in the rows of all shards.
 STANDARD_FEATURES = {"input_ids", "attention_mask"}
-# Label of a pair that is not counted.
+# Label of a pair that does not count.
 NO_LABEL = -100
 EVALUATION = (
     "Over {num_masked_tokens:,} masked tokens of rows that were not trained on, 15% of each row, always the same, and "
-    "{num_pairs:,} pairs. The loss is the sum of both."
+    "over {num_pairs:,} pairs. The loss is the sum of both."
 )
 
 
@@ -53,7 +53,7 @@ class PairPretraining(MaskedLanguageModeling):
             if chunking != PAIRS:
                 raise InputError(
                     f"--objective mlm+{cls.pair_name} needs shards made with --chunking {PAIRS}; the chunking of "
-                    f"{folder} is {chunking}. Prepare the shards again with it, or leave the flag out."
+                    f"{folder} is {chunking}. Prepare the shards again with that chunking, or leave the flag out."
                 )
         ids = special_ids(inputs.tokenizer)
         return cls(masking_rule(inputs, masking), ids["pad"], ids["sep"])

@@ -73,12 +73,12 @@ class TaskCard:
         pipeline_tag: the Hub's name of the task (https://huggingface.co/tasks).
         figures: metrics that the card shows.
         loss_unit: unit of the loss.
-        predicts_tokens: the loss is comparable with the loss of guessing from token frequencies.
+        predicts_tokens: whether the loss can be compared with the loss of guessing from token frequencies.
         training_verb: how the model was trained, such as "pretrained"; used within a sentence.
         start_words: words between the verb and the base model, such as "from", if training did not start from scratch.
         tags: tags on the Hub.
         usage: code that uses {model} at {revision}, with {sentence} (of `--hub-example`) or its own example, of at most
-            {max_length} tokens. None shows code that only loads the model.
+            {max_length} tokens. If None, the card shows code that only loads the model.
         procedure: {title: text} about the training; fields are sections of the settings, such as {masking}.
         evaluation: how the model was evaluated; fields are metrics.
         limits: limits of the model; the field is {max_length}.
@@ -121,9 +121,9 @@ class Task(ABC):
         metric: the metric by which evaluations are compared.
         guess: {metric: value that a guess without reading the text would reach}.
         identity: identifies a custom task in the fingerprint of a run.
-        errors: metrics of which lower values are better.
-        allows_new_head: if the checkpoint to start from lacks weights of the head, or has other shapes, they are
-            initialized randomly. Otherwise such a checkpoint is an error.
+        errors: metrics for which lower is better.
+        allows_new_head: if the checkpoint to start from lacks weights of the head, or has them in other shapes, they
+            are initialized randomly. Otherwise such a checkpoint is an error.
         adds_weights: `adapt_network` adds weights to the network, so weights can only be counted after it is built.
         couples_rows: the loss of a row depends on other rows. Then the loss in training is computed with `outputs` and
             `sums_of_outputs`, so that it does not depend on the division into micro-batches.
@@ -229,7 +229,7 @@ class Task(ABC):
     def num_predictions(self, num_tokens: int) -> int:  # noqa: ARG002
         """Return the number of positions of a batch of `num_tokens` that go through a masked-LM head.
 
-        It is used to count operations. Other heads need few operations, which are not counted.
+        The number is used to count operations. Other heads need few operations, which are not counted.
         """
         return 0
 
