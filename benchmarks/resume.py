@@ -33,6 +33,7 @@ import numpy as np
 from benchmarks.random_inputs import write_random_shards, write_tokenizer
 from benchmarks.tables import median_and_range, print_machine, print_table
 from train.runtime import supervisor
+from train.runtime.plan import Plan
 from train.runtime.run_folder import RunFolder
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -150,8 +151,10 @@ def show_saves(folder: Path, arguments: argparse.Namespace) -> None:
         tf.train.Checkpoint(network=network, optimizer=optimizer), str(folder / "tensorflow"), max_to_keep=1
     )
 
+    plan = Plan(1, 1, 1, 1, 10, 0, 0, 10, 10, None, 1, 0, 10)  # any
+
     def save_ours(step: int) -> None:
-        record = CheckpointRecord(step, 0, "", {}, {}, {}, 0)
+        record = CheckpointRecord(step, 0, "", plan, {}, {}, 0)
         checkpoints.save(lambda: (record, state.read()))
 
     print(f"{network.count_params():,} parameters")

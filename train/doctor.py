@@ -13,9 +13,10 @@ try:
     from mlm_common.storage.folder import GCS_PREFIX, bucket_and_name
     from train.checks import machine, platforms
     from train.checks.machine import Finding, ask_tensorflow, findings_of
+    from train.config.phases import phases_of
     from train.config.settings import TrainingConfig, parse_run_flags
     from train.runtime.machines import read_metadata
-    from train.runtime.plan import FLOAT32_BYTES, num_in_checkpoint, phases_of
+    from train.runtime.plan import FLOAT32_BYTES, num_in_checkpoint
     from train.runtime.run_folder import RunFolder
 except ModuleNotFoundError as missing:
     print(
@@ -142,11 +143,13 @@ def check_folder(config: TrainingConfig) -> Iterator[Finding]:
     if folder is None or not folder.has_run():
         return
     # Imported here, so that the doctor reports a broken package in a line of its output.
-    from train.checkpoints.store import CheckpointStore, DamagedCheckpointError, newest_record
+    from train.checkpoints.run_record import RunRecord
+    from train.checkpoints.store import CheckpointStore, DamagedCheckpointError
 
-    newest = newest_record(folder)
+    recorded = RunRecord.read(folder)
+    newest = recorded.newest
     with folder.guarded_record():
-        task = folder.read_record().get("task", {}).get("card", {}).get("task_name", "masked language modeling")
+        task = (recorded.content or {}).get("task", {}).get("card", {}).get("task_name", "masked language modeling")
     if newest is None:
         yield Finding("ok", "run", f"{folder} contains a run ({task}) without a checkpoint")
         return
@@ -158,7 +161,7 @@ def check_folder(config: TrainingConfig) -> Iterator[Finding]:
         yield Finding("warning", "run", text, "The run will resume from the previous checkpoint, if there is one.")
         return
     exported = "exported" if folder.has_export() else "not exported yet"
-    steps = f"saved after step {newest.step:,} of {newest.plan['num_steps']:,}, intact, {exported}"
+    steps = f"saved after step {newest.step:,} of {newest.plan.num_steps:,}, intact, {exported}"
     yield Finding("ok", "run", f"{folder} contains a run ({task}), {steps}")
 
 

@@ -23,7 +23,6 @@ from train.checkpoints.store import CheckpointStore, DamagedCheckpointError, fin
 from train.config.settings import SUBJECTS, TrainingConfig
 from train.metrics.log import VALIDATION
 from train.runtime.machines import Cluster, tpu_devices
-from train.runtime.plan import phase_index
 from train.runtime.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -133,7 +132,7 @@ def best_checkpoint(path: str) -> str:
         records = [store.read_record(step) for step in sorted(store.steps())]
     except DamagedCheckpointError as error:
         raise InputError(f"--best: a checkpoint in {store.folder} is damaged: {error}. Name another one.") from error
-    phases = [phase_index(record.plan) for record in records]
+    phases = [record.plan.phase_index for record in records]
     evaluated = [
         (record.rank, -record.step)
         for record, phase in zip(records, phases, strict=True)
@@ -163,7 +162,8 @@ def _evaluate(saved: "SavedModel", weights: "dict[str, np.ndarray]") -> dict[str
         settings["hardware"] = settings["hardware"] | {"no_tpu": True}
     config = TrainingConfig(*(kind(**settings[name]) for name, kind in zip(settings, SUBJECTS, strict=True)))
     run = Pretraining().open_run(config, Cluster())
-    trainer = Trainer(run, 0, TensorFlowRuntime(connect(config.hardware, run.cluster)))
+    runtime = TensorFlowRuntime(connect(config.hardware, run.cluster))
+    trainer = Trainer(run.planned(runtime.num_replicas), 0, runtime)
     if trainer.add_up is None:
         logger.warning("The run has no --eval-dataset, so the average is not evaluated.")
         return None

@@ -51,11 +51,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     log_start(__file__)
     tpu = tpu_slice(str(settings.topology))
     from train.checks.preflight.report import open_run, print_plan  # imports transformers, not needed for --help
-    from train.runtime.plan import warn_of_other_batch
+    from train.loop.report import warn_of_other_batch
 
-    run = open_run(config, settings.vocab_size)
-    plans = run.plans(tpu.num_replicas)
-    for phase, plan in zip(run.phases, plans, strict=True):
+    run = open_run(config, settings.vocab_size, tpu.num_replicas)
+    for phase, plan in zip(run.phases, run.plans, strict=True):
         warn_of_other_batch(phase.config, plan)
     if config.run.dry_run:
         print_plan(run, tpu)
@@ -65,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from train.checks.preflight import preflight as stages  # imports TensorFlow, so only after the shards are checked
 
     print_answer = stages.print_largest_batch if settings.find_batch_size else stages.print_step
-    for phase, plan in zip(run.phases, plans, strict=True):
+    for phase, plan in zip(run.phases, run.plans, strict=True):
         preflight = stages.build_preflight(phase, plan, tpu, python)
         if phase.name:
             print(f"\n{phase.name}\n")

@@ -33,15 +33,15 @@ MAX_KEPT_VALUES = 4096
 def write_base_step(folder: Path, name: str, flags: Sequence[str], vocab_size: int) -> dict[str, Any]:
     """Write the step of a preset, as run_mlm.py builds it, for rows of random ids."""
     config, _ = parse_run_flags([*flags, "--runtime", "jax"], "")
-    return _write(folder, name, open_run(config, vocab_size), MAX_KEPT_VALUES)
+    return _write(folder, name, open_run(config, vocab_size, 1), MAX_KEPT_VALUES)
 
 
 def write_short_run(folder: Path, name: str, flags: Sequence[str], num_steps: int) -> dict[str, Any]:
     """Write the step of a run, its initial state, and the rows of its first steps."""
     more = ("--runtime", "jax", "--max-steps", str(num_steps), "--output-dir", str(folder / "run"))  # which is not made
-    run = Pretraining().open_run(parse_training_config([*flags, *more], ""), Cluster())
-    (phase,), (plan,) = run.phases, run.plans(1)
-    batches = run.batches_from(phase, plan, ResumePoint())(tf.distribute.InputContext()).take(num_steps)
+    run = Pretraining().open_run(parse_training_config([*flags, *more], ""), Cluster()).planned(1)
+    (phase,) = run.phases
+    batches = run.batches_from(phase, ResumePoint())(tf.distribute.InputContext()).take(num_steps)
     rows = [dict(batch) for batch in batches.as_numpy_iterator()]
     arrays = {f"rows/{feature}": np.stack([batch[feature] for batch in rows]) for feature in rows[0]}
     return _write(folder, name, run, None, arrays)
@@ -50,7 +50,7 @@ def write_short_run(folder: Path, name: str, flags: Sequence[str], num_steps: in
 def _write(
     folder: Path, name: str, run: Run, max_kept_values: int | None, arrays: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    (phase,), (plan,) = run.phases, run.plans(1)
+    (phase,), (plan,) = run.phases, run.plans
     runtime = TensorFlowRuntime(tf.distribute.get_strategy())
     model = build_model(phase.config, phase.inputs, phase.task, phase.model_config, plan, runtime)
     spec = batch_spec(phase.task.features(plan.max_length), plan.global_batch_rows)

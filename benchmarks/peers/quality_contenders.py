@@ -72,7 +72,8 @@ def ours(run: Run, settings: dict[str, Any], evaluating_run: Run | None = None) 
     trainer = our_trainer(run)
     fitted = copy.copy(trainer)
     fitted.add_up = None
-    evaluator = Trainer(evaluating_run, 0, trainer.model.runtime) if evaluating_run else None
+    runtime = trainer.model.runtime
+    evaluator = Trainer(evaluating_run.planned(runtime.num_replicas), 0, runtime) if evaluating_run else None
     fit_in_rounds(fitted, rounds_of(trainer, settings, evaluator))
 
 

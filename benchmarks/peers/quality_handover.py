@@ -24,7 +24,7 @@ from tfrecord_prep.manifest import ShardSet, open_shards
 from mlm_common.tokenizer import vocabulary_size, write_tokenizer
 from train.data.pipeline import evaluation_batches
 from train.loop.lifecycle import Pretraining, prepare
-from train.loop.run import Phase
+from train.loop.phase import Phase
 from train.model.configurations import settings_of
 from train.tasks.masking import MaskedRows
 

@@ -75,8 +75,8 @@ def lower_ours(flags: tuple[str, ...], sizes: argparse.Namespace) -> str:
     layers = ("--config-overrides", f"num_hidden_layers={sizes.num_layers}") if sizes.num_layers else ()
     batch = ("--per-replica-batch-size", str(sizes.rows), "--gradient-accumulation-steps", "1")
     config, _ = parse_run_flags([*flags, *layers, *batch, "--max-length", str(sizes.length)], "")
-    run = open_run(config, sizes.vocab_size)
-    (phase,), (plan,) = run.phases, run.plans(sizes.num_replicas)
+    run = open_run(config, sizes.vocab_size, sizes.num_replicas)
+    (phase,), (plan,) = run.phases, run.plans
     runtime = TensorFlowRuntime(tf.distribute.get_strategy())
     model = build_model(config, phase.inputs, phase.task, phase.model_config, plan, runtime)
     return lower_train_step(model, num_rows=sizes.rows, length=sizes.length, num_replicas=sizes.num_replicas)

@@ -83,7 +83,8 @@ def ours(folder: str, settings: dict[str, Any], rounds: Rounds, flags: list[str]
 
 def our_trainer(run: Run) -> Trainer:
     """Build the trainer of a run."""
-    return Trainer(run, 0, connect(run.config.hardware, run.cluster))
+    runtime = connect(run.config.hardware, run.cluster)
+    return Trainer(run.planned(runtime.num_replicas), 0, runtime)
 
 
 def fit_in_rounds(trainer: Trainer, rounds: Rounds) -> None:

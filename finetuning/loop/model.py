@@ -19,7 +19,8 @@ from mlm_common.corpus.identity import HUB_ID
 from mlm_common.errors import InputError
 from mlm_common.storage import check_folder_or_hub, local_or_hub
 from mlm_common.tokenizer import load_tokenizer, special_ids
-from train.loop.run import Phase, Run
+from train.loop.phase import Phase
+from train.loop.run import Run
 from train.model.architectures import (
     check_architecture,
     check_computable,

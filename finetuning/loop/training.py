@@ -21,6 +21,7 @@ from finetuning.loop.task import ExampleTask, Split, format_score
 from mlm_common.errors import InputError
 from mlm_common.storage import Folder, open_folder
 from train.loop import lifecycle
+from train.loop.phase import make_plans
 from train.loop.report import print_table
 from train.loop.run import Run
 from train.metrics.log import TRAIN
@@ -76,7 +77,7 @@ class FinetuningJob(lifecycle.Job[Settings]):
 
         tpu, python = tpu_slice(settings.topology), settings.compiler_python or sys.executable
         check_compiler(python)
-        (phase,), (plan,) = run.phases, run.plans(tpu.num_replicas)
+        (phase,), (plan,) = run.phases, make_plans(run.phases, tpu.num_replicas)
         print(f"\nThe step on the longest rows ({phase.inputs.max_length} tokens); shorter rows are faster:")
         print_step(build_preflight(phase, plan, tpu, python))
 
@@ -140,7 +141,7 @@ def warn_of_little_training(run: Run) -> None:
     """Warn if there are too few steps to learn a task, or if the learning rate suits larger models."""
     if not run.cluster.is_chief:
         return
-    plans, phase = run.expected_plans(with_tensorflow=False) or run.plans(1), run.phases[0]
+    plans, phase = run.plans or make_plans(run.phases, num_replicas=1), run.phases[0]
     num_steps, settings = plans[0].num_steps, phase.config.optimization
     if num_steps < FEW_STEPS and settings.max_steps is None:
         num_epochs = math.ceil(settings.num_epochs * FEW_STEPS / num_steps)

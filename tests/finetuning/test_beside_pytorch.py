@@ -90,8 +90,8 @@ def test_losses_are_those_of_torch(weights, smoothing, decay, epsilon, classifie
     ours = [line["loss"] for line in read_metrics(RunFolder(tmp_path / "run")) if line["split"] == "train"]
 
     config = parse_finetuning_config(ClassificationConfig, argv, "")
-    run = ClassificationJob().open_run(config, Cluster())
-    (phase,), (plan,) = run.phases, run.plans(1)
+    run = ClassificationJob().open_run(config, Cluster()).planned(1)
+    (phase,), (plan,) = run.phases, run.plans
     batches = phase.inputs.training_batches(
         phase.task.features(plan.max_length),
         tf.distribute.InputContext(),

@@ -18,6 +18,7 @@ from train.loop.lifecycle import Pretraining
 from train.model.from_pretrained import load_model
 from train.publishing.publisher import published_run
 from train.publishing.saved_model import SavedModel, read_saved_model
+from train.runtime.plan import PastPhase
 from train.runtime.run_folder import RunFolder
 
 REPO = "alice/exported"
@@ -53,7 +54,7 @@ def test_the_best_checkpoint(finished_run, tmp_path, run):
     assert main([str(tmp_path / "run" / "checkpoints" / "step-00000003"), str(tmp_path / "third")]) == 0
     assert contents(tmp_path / "best") == contents(tmp_path / "third")
     newest = store.read_record(NUM_STEPS)
-    later = dataclasses.replace(newest, plan=newest.plan | {"before": [{}]})
+    later = dataclasses.replace(newest, plan=dataclasses.replace(newest.plan, before=(PastPhase(1, 1, 1),)))
     store.write(later, store.read_arrays(newest))
     assert best_checkpoint(str(tmp_path / "run")) == store.path(NUM_STEPS)
     assert "--best needs the OUTPUT_DIR" in run(main, tmp_path / "third", tmp_path / "out", "--best").refusal

@@ -9,15 +9,17 @@ import pytest
 import yaml
 
 from tests.fixtures.commands import parse
+from tests.fixtures.plans import phase_of
 from tests.fixtures.results import read_json
 from tests.fixtures.same_run import logged
 from tests.fixtures.tiny_run import MODEL
 from tfrecord_prep.config import PrepareConfig
 from train.checks.preflight.report import synthetic_inputs
+from train.config.phases import phases_of
 from train.config.settings import parse_training_config
+from train.loop.phase import make_plans
 from train.model.config import resolve_model_config
 from train.run_mlm import main
-from train.runtime.plan import PhaseToPlan, make_plans, phases_of
 
 FOLDER = Path(__file__).parents[2] / "recipes"
 RECIPES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -68,8 +70,8 @@ def test_a_recipe_can_be_planned_and_has_one_model(name):
         model = dataclasses.replace(phase.config.model, init_from=None)
         model_configs.append(resolve_model_config(model, inputs, max(lengths.values())))
         settings = (phase.config.optimization, phase.config.run, 1_200_000, lengths[folder])
-        to_plan.append(PhaseToPlan(*settings, has_separate_schedule=phase.has_separate_schedule, name=phase.name))
-    plans = make_plans(tuple(to_plan), NUM_REPLICAS)
+        to_plan.append(phase_of(*settings, has_separate_schedule=phase.has_separate_schedule, name=phase.name))
+    plans = make_plans(to_plan, NUM_REPLICAS)
     scale = yaml.safe_load(text_of(name)).get("scale", 1)
     num_steps, billions = EXPECTED[name]
     assert plans[-1].num_steps == pytest.approx(num_steps * scale, rel=1e-4)

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -15,7 +15,7 @@ from train.checkpoints.store import CheckpointRecord, SkippedRows
 from train.config import ADDED, MAY_CHANGE, ROUNDING
 from train.config.settings import RunSettings, default_of, settings_marked
 from train.data.inputs import Inputs
-from train.runtime.plan import Plan, phase_index, schedule_steps
+from train.runtime.plan import Plan
 from train.runtime.run_folder import phase_prefix
 
 LIBRARIES = ("tensorflow", "tensorflow-tpu", "jaxlib", "libtpu", "tf-keras", "transformers", "tokenizers", "numpy")
@@ -61,15 +61,15 @@ def check_checkpoint(checkpoint: CheckpointRecord, plan: Plan) -> None:
     Raises:
         InputError: the global batch or an earlier phase differs, or the checkpoint is past the end of the run or phase.
     """
-    for index, (saved, planned) in enumerate(zip(checkpoint.plan.get("before", ()), plan.before, strict=True)):
-        if saved != asdict(planned):
+    for index, (saved, planned) in enumerate(zip(checkpoint.plan.before, plan.before, strict=True)):
+        if saved != planned:
             raise InputError(
-                f"--phases must not change completed phases; phase {index + 1} ended after step "
-                f"{saved['num_steps']} with steps of {saved['global_batch_rows']} rows of {saved['max_length']} "
-                f"tokens, and now would end after step {planned.num_steps} with steps of {planned.global_batch_rows} "
-                f"rows of {planned.max_length}. Change only later phases, or use another --output-dir."
+                f"--phases must not change completed phases; phase {index + 1} ended after step {saved.num_steps} with "
+                f"steps of {saved.global_batch_rows} rows of {saved.max_length} tokens, and now would end after step "
+                f"{planned.num_steps} with steps of {planned.global_batch_rows} rows of {planned.max_length}. Change "
+                "only later phases, or use another --output-dir."
             )
-    saved_rows = checkpoint.plan["global_batch_rows"]
+    saved_rows = checkpoint.plan.global_batch_rows
     if saved_rows != plan.global_batch_rows:
         raise InputError(
             f"A run must resume with its global batch of {saved_rows} rows; received {plan.global_batch_rows} "
@@ -109,7 +109,7 @@ def describe_resume_point(
         return
     epoch = plan.row_after(point.step, point.num_skipped_rows) / plan.num_rows
     yield f"resuming at step {point.step:,} of {plan.num_steps:,} (epoch {epoch:.2f})"
-    if phase_index(checkpoint.plan) < len(plan.before):
+    if checkpoint.plan.phase_index < plan.phase_index:
         return  # the settings of a new phase are meant to differ
     changes = dict(_changes(checkpoint.settings, config))
     if changes:
@@ -124,8 +124,8 @@ def describe_resume_point(
         for name, old in saved_computation.items()
         if old != computation[name]
     ]
-    if checkpoint.plan["num_replicas"] != plan.num_replicas:
-        inexact.append(f"replicas {checkpoint.plan['num_replicas']} -> {plan.num_replicas}")
+    if checkpoint.plan.num_replicas != plan.num_replicas:
+        inexact.append(f"replicas {checkpoint.plan.num_replicas} -> {plan.num_replicas}")
     for name in ROUNDING_LIBRARIES:
         is_used = {"libtpu": config.hardware.wants_tpu, "jaxlib": config.hardware.runtime == "jax"}.get(name, True)
         if not is_used:
@@ -149,10 +149,10 @@ def describe_resume_point(
         )
 
 
-def _changed_length(step: int, saved_plan: dict[str, Any], plan: Plan, config: RunSettings) -> Iterator[str]:
+def _changed_length(step: int, saved_plan: Plan, plan: Plan, config: RunSettings) -> Iterator[str]:
     from train.step.schedule import build_schedule
 
-    old, new = schedule_steps(saved_plan), plan.schedule_steps
+    old, new = saved_plan.schedule_steps, plan.schedule_steps
     if old == new:
         return
     old_rate, new_rate = (float(build_schedule(config.optimization, **numbers)(step)) for numbers in (old, new))

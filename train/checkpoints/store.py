@@ -25,6 +25,7 @@ from safetensors.numpy import load, save_file
 from mlm_common.errors import InputError, RunFailedError
 from mlm_common.storage import PARTIAL_SUFFIX, Folder, check_folder_or_hub
 from mlm_common.storage.guard import unreadable
+from train.runtime.plan import Plan
 from train.runtime.run_folder import RunFolder
 
 CHECKPOINT_NAME = re.compile(r"step-(\d+)(\.safetensors|\.json)?")
@@ -60,7 +61,7 @@ class CheckpointRecord:
         step: number of steps taken.
         row: next row to read, counted across epochs and including skipped rows.
         fingerprint_sha256: hash of the run's fingerprint, see `train.checkpoints.resume.fingerprint`.
-        plan: see `train.runtime.plan`.
+        plan: the plan of the phase.
         settings: all flags at that time, {subject: {name: value}}.
         versions: versions of the libraries, {name: version}.
         logged_step: last step with a training line in the log; the means since then are among the variables.
@@ -80,7 +81,7 @@ class CheckpointRecord:
     step: int
     row: int
     fingerprint_sha256: str
-    plan: dict[str, Any]
+    plan: Plan
     settings: dict[str, dict[str, Any]]
     versions: dict[str, str]
     logged_step: int
@@ -132,6 +133,7 @@ def parse_record(text: str) -> CheckpointRecord:
     if version != FORMAT_VERSION:
         raise DamagedCheckpointError(f"its format is {version}, which this version does not support")
     try:
+        content["plan"] = Plan.from_record(content["plan"])
         content["skipped"] = tuple(SkippedRows(**rows) for rows in content["skipped"])
         content["unwritten_log_lines"] = tuple(content["unwritten_log_lines"])
         return CheckpointRecord(**content)
@@ -234,10 +236,6 @@ def newest_records(folder: RunFolder) -> Iterator[CheckpointRecord]:
     for step in reversed(store.steps()):
         with suppress(DamagedCheckpointError):
             yield store.read_record(step)
-
-
-def newest_record(folder: RunFolder) -> CheckpointRecord | None:
-    return next(newest_records(folder), None)
 
 
 def find_checkpoint(path: str) -> tuple[RunFolder, int] | None:

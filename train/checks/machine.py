@@ -390,9 +390,7 @@ def check_run(config: TrainingConfig) -> dict[str, Any]:
     config = replace(config, run=replace(config.run, dry_run=True))
     job = Pretraining()
     run = prepare(config, job, with_tpu=False) if config.run.output_dir else job.open_run(config, read_cluster())
-    first = run.phases[0]
-    plans = run.expected_plans(with_tensorflow=True)
-    assert plans is not None
+    first, plans = run.phases[0], run.planned_as_expected(with_tensorflow=True).plans
     for phase in run.phases:
         assert isinstance(phase.inputs, TrainingInputs)
         _read_shard(phase.inputs.train_shards.paths[0])

@@ -71,13 +71,13 @@ class TrainingHooks:
         self._evaluated_step = -1
         self._saved_step = -1 if self._start.checkpoint is None else self._start.step
         self._saved_seconds = time.monotonic()
-        config = trainer.phase.config
+        config, input_waits = trainer.phase.config, InputWaits()
         self._log = TrainingLog(
             *(trainer.model, trainer.log, trainer.plan),
             start_step=self._start.step,
             logged_step=self._start.logged_step,
             num_skipped_rows=self._start.num_skipped_rows,
-            take_wait_seconds=lambda: self.steps_per_execution.take_wait_seconds(),
+            take_wait_seconds=input_waits.take_seconds,
             max_loss_rise=config.run.max_loss_rise,
             num_eval_rows=trainer.phase.inputs.num_eval_rows,
             full_speed_step_seconds=trainer.full_speed_step_seconds,
@@ -104,6 +104,7 @@ class TrainingHooks:
         self.steps_per_execution = StepsPerExecution(
             hooks,
             InFlight(wait_for_device, stop),
+            input_waits,
             start_step=self._start.step,
             num_steps=self._plan.num_steps,
             max_steps=config.hardware.max_steps_per_execution,
@@ -152,7 +153,8 @@ class TrainingHooks:
 
     def _save_by_the_clock(self, step: int) -> None:
         minutes = self._plan.save_minutes
-        if self._stop.is_save_agreed(minutes is not None and time.monotonic() - self._saved_seconds >= minutes * 60):
+        is_due = minutes is not None and time.monotonic() - self._saved_seconds >= minutes * 60
+        if self._stop.take_agreement_to_save(is_due):
             self._save(step)
 
     def _save(self, step: int) -> None:
@@ -166,7 +168,7 @@ class TrainingHooks:
     def _stop_if_asked(self, step: int) -> None:
         is_evaluated = self._trainer.add_up is None or self._evaluated_step == step
         is_complete = step == self._plan.num_steps and is_evaluated
-        if is_complete or not self._stop.is_agreed:
+        if is_complete or not self._stop.is_agreed():
             return
         self._save(step)
         self._trainer.checkpoints.wait()
@@ -182,7 +184,7 @@ class TrainingHooks:
             step=step,
             row=self._plan.row_after(step, self._start.num_skipped_rows),
             fingerprint_sha256=self._trainer.run.fingerprint_sha256(self._trainer.phase.index),
-            plan=asdict(self._plan),
+            plan=self._plan,
             settings=self._trainer.phase.config.as_dict(),
             versions=self._trainer.versions,
             computation=asdict(self._trainer.computation),
@@ -263,6 +265,22 @@ class Hook:
         return (at for at in self.at_steps or () if at > step)
 
 
+class InputWaits:
+    """Sums up the seconds that executions waited for input. They are tensors until the sum is taken."""
+
+    def __init__(self) -> None:
+        self._seconds: list[Any] = []
+
+    def add(self, seconds: Any) -> None:
+        self._seconds.append(seconds)
+
+    def take_seconds(self) -> float:
+        """Return the sum since the last call. Waits for the device."""
+        total = sum(float(seconds) for seconds in self._seconds)
+        self._seconds.clear()
+        return total
+
+
 class StepsPerExecution(tf_keras.callbacks.Callback):
     """Calls the hooks that are due, in order, and sets the length of the next execution.
 
@@ -271,6 +289,7 @@ class StepsPerExecution(tf_keras.callbacks.Callback):
     Args:
         hooks: called in this order.
         in_flight: limits the steps queued on the device.
+        input_waits: collects how long each execution waited for input.
         start_step: number of steps made before `fit`.
         num_steps: number of steps of the whole run.
         max_steps: maximum number of steps per execution.
@@ -279,19 +298,27 @@ class StepsPerExecution(tf_keras.callbacks.Callback):
     # Otherwise Keras reads the logs of every execution from the device.
     _supports_tf_logs = True
 
-    def __init__(self, hooks: Iterable[Hook], in_flight: InFlight, *, start_step: int, num_steps: int, max_steps: int):
+    def __init__(
+        self,
+        hooks: Iterable[Hook],
+        in_flight: InFlight,
+        input_waits: "InputWaits",
+        *,
+        start_step: int,
+        num_steps: int,
+        max_steps: int,
+    ):
         super().__init__()
-        self._hooks, self._in_flight = tuple(hooks), in_flight
+        self._hooks, self._in_flight, self._input_waits = tuple(hooks), in_flight, input_waits
         self._start_step = self._step = start_step
         self._num_steps, self._max_steps = num_steps, max_steps
-        self._waits: list[Any] = []
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
         self._set_length()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         before, self._step = self._step, self._start_step + batch + 1
-        self._waits.append(logs[WAIT_NAME])
+        self._input_waits.add(logs[WAIT_NAME])
         has_waited = self._in_flight.add(self._step - before)
         for hook in self._hooks:
             if hook.is_due(self._step, self._num_steps):
@@ -305,12 +332,6 @@ class StepsPerExecution(tf_keras.callbacks.Callback):
         ends = (end for hook in self._hooks for end in hook.next_steps(step))
         longest = min(self._max_steps, self._in_flight.num_allowed)
         return min(step + longest, self._num_steps, *ends) - step or 1
-
-    def take_wait_seconds(self) -> float:
-        """Return the seconds that executions waited for input since the last call. Waits for the device."""
-        seconds = sum(float(wait) for wait in self._waits)
-        self._waits.clear()
-        return seconds
 
     def _set_length(self) -> None:
         if self._max_steps > 1:

@@ -12,10 +12,13 @@ import huggingface_hub
 
 from mlm_common.hub.push import HubPushError, check_hub_access
 from mlm_common.hub.retries import HubAwayError
+from train.checkpoints.run_record import RunRecord
+from train.config.phases import naming_phase, phases_of
 from train.config.settings import HubConfig, RunSettings, TrainingConfig, saved_on_tpus
 from train.data.shards import TrainingInputs, check_phases, open_inputs
+from train.loop.phase import Phase, read_sample
 from train.loop.report import describe_exported, print_plan, print_result, print_start, show_first_rows
-from train.loop.run import Phase, Run
+from train.loop.run import Run
 from train.model.config import check_reference_layers, resolve_model_config
 from train.publishing.model_card import check_card
 from train.publishing.publisher import (
@@ -29,7 +32,6 @@ from train.publishing.publisher import (
 from train.runtime import supervisor
 from train.runtime.machines import Cluster, check_tpu_devices, check_tpu_use, read_cluster
 from train.runtime.pjrt_settings import show_tpu
-from train.runtime.plan import naming_phase, phases_of
 from train.runtime.preemption import StopRequest, listening
 from train.runtime.run_folder import LOSS_CURVE_NAME, RunFolder
 from train.runtime.runtime_choice import choose_runtime, connect, let_tensorflow_free_memory
@@ -78,8 +80,9 @@ def recorded_commits(config: TrainingConfig) -> dict[str, str]:
     with suppress(AttributeError, OSError, ValueError):  # run.json is missing or damaged; a later check reports it
         if config.hub.resume_from_hub and not folder.has_run():
             return dict(record_on_hub(config.hub).get("hub_commits", {}))
-        if not config.run.overwrite_output_dir or folder.was_started_by_current_supervisor():
-            return dict(folder.read_record().get("hub_commits", {}))
+        recorded = RunRecord.read(folder)
+        if not config.run.overwrite_output_dir or recorded.was_started_by_current_supervisor:
+            return dict((recorded.content or {}).get("hub_commits", {}))
     return {}
 
 
@@ -96,17 +99,18 @@ def open_pretraining(
     max_length = max(phase_inputs.max_length for phase_inputs in inputs)
     phases = []
     for index, (settings, phase_inputs) in enumerate(zip(phase_settings, inputs, strict=True)):
+        config = settings.config
         with naming_phase(settings.name):
-            task = task_of(settings.config, phase_inputs)
-            model_config = resolve_model_config(settings.config.model, phase_inputs, max_length)
-            task.check_model(model_config, settings.config.model)
-        schedule = settings.has_separate_schedule
-        phases.append(Phase(settings.config, phase_inputs, task, model_config, settings.name, schedule, index))
+            task = task_of(config, phase_inputs)
+            model_config = resolve_model_config(config.model, phase_inputs, max_length)
+            task.check_model(model_config, config.model)
+        opened = (config, phase_inputs, task, model_config, settings.name, settings.has_separate_schedule, index)
+        phases.append(Phase(*opened, sample=read_sample(config, phase_inputs)))
     return Run(tuple(phases), cluster)
 
 
 def train_run(config: Settings, job: Job[Settings]) -> None:
-    """Run a whole command: check everything, connect, build, restore and train each phase, export, push.
+    """Run a whole command: check everything, connect, train each phase, export, push.
 
     With `--dry-run` it prints the plan and returns.
 
@@ -117,33 +121,46 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
     """
     run = prepare(config, job)
     if config.run.dry_run:
-        show_first_rows(run, print_plan(run))
+        print_plan(run := run.planned_as_expected(with_tensorflow=True))
+        show_first_rows(run)
         job.print_more(run)
         return
-    with locked_run_folder(run):
+    with locked_run_folder(run) as run:
         show_tpu(run.config.hardware)  # before TensorFlow is imported
         let_tensorflow_free_memory(run.config.hardware)
-        from train.loop.fitting import fit  # imported here so that errors in the input come before slow imports
-        from train.loop.trainer import restored_trainers
+        from train.loop.trainer import Trainer  # imported here so that errors in the input come before slow imports
+        from train.runtime.runtime import wait_for_workers
         from train.runtime.strategy import check_run_agreement, end_together
 
         supervisor.report("connect")
         runtime = connect(run.config.hardware, run.cluster)
         with failure_handling(run, runtime) as stop:
-            run.checked_plans(runtime.num_replicas)  # again, now that the number of replicas is known
-            supervisor.report("build")
+            run = run.planned(runtime.num_replicas)
             check_run_agreement(runtime, [phase.config for phase in run.phases], run.fingerprint)
-            for trainer in restored_trainers(run, runtime):
-                record = trainer.record_run()
-                publisher = None
-                if run.cluster.is_chief:
-                    publisher = Publisher(run.folder, record, trainer.phase.inputs.tokenizer)
-                    check_card(record, publisher.tokenizer, trainer.phase.model_config)
-                    print_start(trainer)
-                steps = steps_of_pushes(run.config.hub, trainer.plan)
-                at_words = exports_at_words(run, trainer)
-                with PushToHub(publisher, steps, trainer.log) as pushing, at_words or nullcontext():
-                    figures = fit(trainer, stop, pushing)
+            index = run.newest_phase()
+            while index < len(run.phases):
+                supervisor.report("build")
+                trainer = Trainer(run, index, runtime)
+                # Decide what training starts from. The order is important.
+                # 1. Load the weights of --init-from. If they cannot be read, the existing run is still there.
+                trainer.load_initial_weights()
+                # 2. Delete the existing run, if --overwrite-output-dir is given, so that step 3 does not find it.
+                trainer.clear_folder()
+                # 3. Restore the newest intact checkpoint, if there is one. It replaces the weights of step 1.
+                trainer.restore()
+                # 4. If it belongs to an earlier phase, since those of this phase are damaged, build that phase instead.
+                if trainer.phase_to_resume != index:
+                    index = trainer.phase_to_resume
+                    trainer.release()
+                    continue
+                # 5. Compare the fast variants of a step with the reference, on the weights of this point.
+                trainer.prove_computation()
+                publisher, at_words, figures = train_phase(trainer, stop)
+                index += 1
+                if index < len(run.phases):
+                    wait_for_workers(runtime)  # the other workers read the checkpoint that the chief has written
+                    trainer.release()
+                    run = run.read_again()
             step, figures = job.finish(trainer, figures, stop)
         if publisher is not None:
             publish(trainer, publisher, figures, step)
@@ -151,6 +168,26 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
                 with supervisor.keep_reporting("publish", step):
                     at_words.make(trainer.plan.num_steps)  # retry exports that failed during training
         end_together(runtime, run.folder)
+
+
+def train_phase(trainer: "Trainer", stop: StopRequest) -> tuple[Publisher | None, "ExportsAtWords | None", Figures]:
+    """Record the run, print where it starts, and train the phase, with pushes and exports meanwhile.
+
+    Returns:
+        The publisher of the chief, the exports of `--save-at-words`, and the evaluation of the last step.
+    """
+    from train.loop.fitting import fit
+
+    run, publisher = trainer.run, None
+    record = trainer.record_run()
+    if run.cluster.is_chief:
+        publisher = Publisher(run.folder, record, trainer.phase.inputs.tokenizer)
+        check_card(record, publisher.tokenizer, trainer.phase.model_config)
+        print_start(trainer)
+    steps = steps_of_pushes(run.config.hub, trainer.plan)
+    at_words = exports_at_words(run, trainer)
+    with PushToHub(publisher, steps, trainer.log) as pushing, at_words or nullcontext():
+        return publisher, at_words, fit(trainer, stop, pushing)
 
 
 def publish(trainer: "Trainer", publisher: Publisher, figures: Figures, step: int) -> None:
@@ -214,9 +251,8 @@ def prepare(config: Settings, job: Job[Settings], *, with_tpu: bool = True) -> R
     run = dataclasses.replace(job.open_run(config, cluster), why_runtime=reason)
     for phase in run.phases:
         check_reference_layers(phase.config, phase.model_config)
-        _ = phase.sample  # reading the sample checks the file of --score-pairs
     if config.run.dry_run or not config.hub.resume_from_hub:
-        check_output_folder(run)
+        run = check_output_folder(run)
     if cluster.is_chief:
         run.folder.files.check_writable()
         try:
@@ -231,14 +267,22 @@ def prepare(config: Settings, job: Job[Settings], *, with_tpu: bool = True) -> R
     return run
 
 
-def check_output_folder(run: Run) -> None:
-    """Check, before the TPU is claimed, that the run may write to its folder and can start or resume there."""
+def check_output_folder(run: Run) -> Run:
+    """Check, before the TPU is claimed, that the run may write to its folder and can start or resume there.
+
+    Returns:
+        The run with its plans, if the number of replicas is known.
+    """
     resume = run.config.run.resume
-    if run.folder.was_started_by_current_supervisor() or not run.cluster.is_chief:
+    if run.recorded.was_started_by_current_supervisor or not run.cluster.is_chief:
         resume = "auto"  # the supervisor's first process, or the chief, may have started the run a moment ago
-    begun_phase = run.newest_phase()
-    run.folder.check(run.fingerprint, resume=resume, overwrite=run.starts_over, begun_phase=begun_phase)
-    run.expected_plans(with_tensorflow=False)
+    run.folder.check(
+        *(run.recorded.content, run.fingerprint),
+        resume=resume,
+        overwrite=run.starts_over,
+        begun_phase=run.newest_phase(),
+    )
+    return run.planned_as_expected(with_tensorflow=False)
 
 
 def check_can_push(config: HubConfig) -> None:
@@ -258,13 +302,15 @@ def check_can_push(config: HubConfig) -> None:
 
 
 @contextmanager
-def locked_run_folder(run: Run) -> Iterator[None]:
-    """Lock the output folder, and with `--resume-from-hub` fetch the run. The chief does both for all workers."""
+def locked_run_folder(run: Run) -> Iterator[Run]:
+    """Lock the output folder, and with `--resume-from-hub` fetch the run. The chief does both for all workers.
+
+    Yields the run, which reads the folder again.
+    """
     with run.folder.locked() if run.cluster.is_chief else nullcontext():
         if run.config.hub.resume_from_hub:
             resume_from_hub(run.folder, run.config.hub, run.cluster)
-        check_output_folder(run)  # again, since another process could change it until it was locked
-        yield
+        yield check_output_folder(run.read_again())  # another process could change the folder until it was locked
 
 
 @contextmanager

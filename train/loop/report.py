@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING
 from mlm_common.cli.console import about
 from mlm_common.workers import num_cores
 from train.checkpoints.resume import ResumePoint, describe_resume_point
-from train.loop.run import Phase, Run, describe_run, device_kind, new_network
+from train.config.learning import OptimizationConfig
+from train.config.presets import about_preset, read_preset
+from train.config.settings import RunSettings
+from train.loop.phase import Phase
+from train.loop.run import Run, describe_run, device_kind, new_network
 from train.metrics.log import VALIDATION
 from train.metrics.step_time import describe_step_time
 from train.model.computation import (
@@ -22,7 +26,7 @@ from train.model.computation import (
     planned_step_flops,
 )
 from train.publishing.model_card import check_card
-from train.runtime.plan import Plan, warn_of_other_batch
+from train.runtime.plan import FLOAT32_BYTES, Plan, num_in_checkpoint
 
 if TYPE_CHECKING:
     from train.loop.trainer import Trainer
@@ -38,13 +42,12 @@ MAX_EXCERPT = 200
 EXCERPT_WIDTH = 76
 
 
-def print_plan(run: Run) -> tuple[Plan, ...]:
-    """Print what the run would do, check its model card, and return the plans of its phases.
+def print_plan(run: Run) -> None:
+    """Print what the run would do, and check its model card.
 
-    Imports TensorFlow only if devices or weights cannot be counted without it.
+    Imports TensorFlow only if the weights cannot be counted without it.
     """
-    first, plans = run.phases[0], run.expected_plans(with_tensorflow=True)
-    assert plans is not None
+    first, plans = run.phases[0], run.plans
     if run.config.hardware.wants_tpu:
         print(f"The TPU is not claimed yet; assuming {plans[0].num_replicas} replicas.")
     num_parameters, num_with_one_moment = _count_weights(first)
@@ -57,9 +60,8 @@ def print_plan(run: Run) -> tuple[Plan, ...]:
     if run.has_named_phases:
         print_table({"all phases": f"{plans[-1].num_steps:,} steps, {sum(plan.num_tokens for plan in plans):,} tokens"})
     computation = Computation(jit_compile=False, tpu_layers=None)
-    draft = describe_run(run, first, plans[0], computation, num_parameters)
+    draft = describe_run(run, first, computation, num_parameters)
     check_card(draft, first.inputs.tokenizer, first.model_config)
-    return plans
 
 
 def _count_weights(phase: Phase) -> tuple[int, int]:
@@ -79,14 +81,81 @@ def describe_plan(
 ) -> dict[str, str]:
     """Describe what a phase does after `start`, as {title: text}. Warns of an unusual batch, and of many passes."""
     warn_of_other_batch(phase.config, plan)
-    inputs = run.inputs_of(phase.index, plan.num_replicas)
+    inputs = run.inputs_of(phase.index)
     row = plan.row_after(start.step, start.num_skipped_rows)
     return {
         **({"phase": f"{phase.index + 1} of {plan.num_phases}: {phase.name}"} if phase.name else {}),
-        **plan.describe(num_parameters, phase.inputs.num_eval_rows, num_with_one_moment),
+        **describe_numbers(plan, num_parameters, phase.inputs.num_eval_rows, num_with_one_moment),
         **phase.inputs.describe_rows(),
         **inputs.describe_sources(row, (plan.num_steps - start.step) * plan.global_batch_rows),
     }
+
+
+def describe_numbers(
+    plan: Plan, num_parameters: int, num_eval_rows: int = 0, num_with_one_moment: int = 0
+) -> dict[str, str]:
+    """Describe the numbers of a plan, as {title: text}. The other arguments count weights and rows."""
+    num_with_gradients = num_parameters + num_in_checkpoint(num_parameters, num_with_one_moment)
+    state_gib = num_with_gradients * FLOAT32_BYTES / 2**30
+    replicas = f", on {plan.num_replicas} replicas" if plan.num_replicas > 1 else ""
+    steps = f"{plan.num_steps:,}"
+    if plan.num_phases > 1:
+        steps = f"{plan.first_step:,} to {plan.num_steps:,}"
+    has_warmup = plan.num_warmup_steps and plan.first_schedule_step + plan.num_warmup_steps > plan.first_step
+    warmup = f", the first {plan.num_warmup_steps:,} of them warmup" if has_warmup else ""
+    return {
+        "parameters": f"{num_parameters:,}",
+        "rows": f"{plan.num_rows:,} of {plan.max_length} tokens",
+        "global batch": f"{plan.global_batch_rows:,} rows = {plan.batch_tokens:,} tokens{replicas}",
+        "steps": f"{steps}{warmup}",
+        "epochs": f"{plan.num_epochs:.2f}",
+        "tokens": f"{plan.num_tokens:,}",
+        **_describe_intervals(plan, num_eval_rows),
+        "memory": f"{state_gib:.2f} GiB per device for weights and optimizer, plus activations",
+    }
+
+
+def _describe_intervals(plan: Plan, num_eval_rows: int) -> dict[str, str]:
+
+    def every(num_steps: int) -> str:
+        if num_steps >= plan.num_phase_steps:
+            return "at the end"
+        return f"every {num_steps:,} steps" if num_steps > 1 else "every step"
+
+    by_the_clock = f", and every {plan.save_minutes:g} minutes" if plan.save_minutes else ""
+    save = f"{every(plan.save_steps)}{by_the_clock}"
+    if not num_eval_rows:
+        return {"save": save}
+    share = f"{every(plan.eval_steps)}, about {plan.evaluation_share(num_eval_rows):.0%} of the time"
+    if plan.eval_steps == plan.save_steps and not by_the_clock:
+        return {"evaluate and save": share}
+    return {"evaluate": share, "save": save}
+
+
+def warn_of_other_batch(config: RunSettings, plan: Plan) -> None:
+    """Warn if the preset's batch flags, unchanged, give another global batch on this number of replicas."""
+    preset, optimization = config.model.preset, config.optimization
+    preset_replicas = about_preset(preset).replicas if preset else None
+    if preset_replicas is None or preset_replicas == plan.num_replicas or optimization.global_batch_size is not None:
+        return
+    names = ("per_replica_batch_size", "gradient_accumulation_steps")
+    preset_values = {name: getattr(OptimizationConfig, name) for name in names} | read_preset(preset)["settings"]
+    if any(preset_values[name] != getattr(optimization, name) for name in names):
+        return
+    preset_rows = plan.global_batch_rows // plan.num_replicas * preset_replicas
+    # Advise flags that give the preset's number of rows per step, if there are any.
+    num_micro_batches, remainder = divmod(preset_rows, optimization.per_replica_batch_size * plan.num_replicas)
+    rows_at_once, remainder_at_once = divmod(preset_rows, plan.num_replicas)
+    advice = ""
+    if num_micro_batches and not remainder:
+        advice = f" Pass --gradient-accumulation-steps {num_micro_batches} to keep it."
+    elif rows_at_once and not remainder_at_once:
+        advice = f" Pass --per-replica-batch-size {rows_at_once} --gradient-accumulation-steps 1 to keep it."
+    logger.warning(
+        "%s is tuned for %d replica%s; on %d the global batch is %s rows instead of %s.%s",
+        *(preset, preset_replicas, "s" * (preset_replicas > 1), plan.num_replicas),
+        *(f"{plan.global_batch_rows:,}", f"{preset_rows:,}", advice),
+    )
 
 
 def describe_runtime(run: Run) -> dict[str, str]:
@@ -132,7 +201,7 @@ def print_start(trainer: "Trainer") -> None:
     rows |= describe_time_on_cpu(trainer.phase, trainer.plan, trainer.start.step)
     print_table(rows | {"start": "\n".join(start)})
     print()
-    print_first_row(trainer.run, trainer.phase, trainer.plan, trainer.start)
+    print_first_row(trainer.run, trainer.phase, trainer.start)
 
 
 def print_step_time(trainer: "Trainer", seconds: float | None) -> None:
@@ -191,7 +260,7 @@ def print_table(rows: dict[str, str]) -> None:
             print(f"{'' if index else title:<22} {line}", flush=True)
 
 
-def show_first_rows(run: Run, plans: tuple[Plan, ...]) -> None:
+def show_first_rows(run: Run) -> None:
     """Print the first row of each phase for `--dry-run`. Reading and masking it needs TensorFlow."""
     if run.config.hardware.tpu_name == "local" and run.config.hardware.wants_tpu:
         print("\nThe first row is printed when the run starts: showing it here would claim the TPU.")
@@ -200,14 +269,14 @@ def show_first_rows(run: Run, plans: tuple[Plan, ...]) -> None:
         from train.runtime.device_errors import explained_failures
 
         with explained_failures(run.cluster, run.folder):
-            for phase, plan in zip(run.phases, plans, strict=True):
+            for phase, plan in zip(run.phases, run.plans, strict=True):
                 print(f"\n{phase.name}" if phase.name else "")
-                print_first_row(run, phase, plan, ResumePoint(plan.first_step))
+                print_first_row(run, phase, ResumePoint(plan.first_step))
     except ImportError as error:
         logger.warning("The first row is not shown: %s", error)
 
 
-def print_first_row(run: Run, phase: Phase, plan: Plan, start: ResumePoint) -> None:
+def print_first_row(run: Run, phase: Phase, start: ResumePoint) -> None:
     """Print the first row of the next step's batch, masked as the model sees it. Imports TensorFlow."""
     import tensorflow as tf
 
@@ -215,7 +284,7 @@ def print_first_row(run: Run, phase: Phase, plan: Plan, start: ResumePoint) -> N
     from train.step.train_step import prepare_batch
 
     with tf.device("/CPU:0"):
-        batch = next(iter(run.batches_from(phase, plan, start)(ONE_PIPELINE, num_steps=1)))
+        batch = next(iter(run.batches_from(phase, start)(ONE_PIPELINE, num_steps=1)))
         rows = prepare_batch(phase.task, phase.config.run.seed, batch, start.step)
     texts = phase.task.describe_row(rows, phase.inputs.tokenizer)
     shown = {title: excerpt(text) for title, text in texts.items()}

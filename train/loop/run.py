@@ -1,4 +1,4 @@
-"""`Run` and `Phase`, which can be checked and planned without TensorFlow, and the content of run.json."""
+"""`Run`, which can be checked and planned without TensorFlow, and the content of run.json."""
 
 import dataclasses
 import functools
@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from transformers import PretrainedConfig
 
 from mlm_common.cli.command_line import commit
 from mlm_common.errors import InputError
@@ -23,11 +21,11 @@ from train.checkpoints.resume import (
     fingerprint_sha256,
     installed_versions,
 )
-from train.checkpoints.store import CheckpointRecord, newest_record
-from train.config.learning import words_of
-from train.config.settings import HardwareConfig, RunSettings, TrainingConfig
+from train.checkpoints.run_record import RunRecord
+from train.checkpoints.store import CheckpointRecord
+from train.config.settings import HardwareConfig, RunSettings
 from train.data.inputs import Inputs
-from train.data.shards import TrainingInputs
+from train.loop.phase import Phase, make_plans
 from train.model.computation import Computation
 from train.model.configurations import settings_of
 from train.runtime.machines import (
@@ -38,101 +36,13 @@ from train.runtime.machines import (
     local_accelerator_type,
     num_replicas_of,
 )
-from train.runtime.plan import PhaseToPlan, Plan, make_plans, phase_index
+from train.runtime.plan import Plan
 from train.runtime.run_folder import RunFolder
 from train.runtime.supervisor import supervision
-from train.tasks.task import Task, task_record
+from train.tasks.task import task_record
 
 if TYPE_CHECKING:
     import tensorflow as tf
-
-    from train.scoring.sample import Sample
-
-# --save-at-words may exceed the number of words of a run by this factor.
-WORDS_TOLERANCE = 1.02
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A part of a run with its own settings, inputs and task. Without `--phases` a run is a single unnamed phase.
-
-    Attributes:
-        config: the settings of the run, as they apply in this phase.
-        has_separate_schedule: the learning rate schedule starts and ends with this phase. Otherwise one schedule spans
-            all phases.
-        index: counted from 0.
-    """
-
-    config: RunSettings
-    inputs: Inputs
-    task: Task
-    model_config: PretrainedConfig
-    name: str = ""
-    has_separate_schedule: bool = False
-    index: int = 0
-
-    def to_plan(self, before: "Phase | None") -> PhaseToPlan:
-        """Return everything needed to compute the phase's plan; `before` is the previous phase."""
-        return PhaseToPlan(
-            optimization=self.config.optimization,
-            run=self.config.run,
-            num_rows=self.inputs.num_rows,
-            max_length=self.inputs.max_length,
-            continues_rows=before is not None and self.inputs.has_rows_of(before.inputs),
-            has_separate_schedule=self.has_separate_schedule,
-            name=self.name,
-            mean_length=self.inputs.mean_length,
-            fills_passes=self.inputs.fills_passes,
-            num_eval_rows=self.inputs.num_eval_rows,
-        )
-
-    def num_predictions(self, plan: Plan) -> int:
-        return self.task.num_predictions(self.config.optimization.per_replica_batch_size * plan.max_length)
-
-    @functools.cached_property
-    def sample(self) -> "Sample | None":
-        """Text to score at each evaluation, in addition to the loss; None if the flags ask for no scores.
-
-        Raises:
-            InputError: the file of `--score-pairs` is invalid.
-        """
-        if not isinstance(self.config, TrainingConfig) or not self.config.data.is_scored:
-            return None
-        from train.scoring.pairs import read_pairs  # only needed with these flags
-        from train.scoring.sample import draw_sample
-
-        data, inputs = self.config.data, self.inputs
-        assert isinstance(inputs, TrainingInputs)
-        pairs = read_pairs([data.score_pairs], "--score-pairs") if data.score_pairs else []
-        return draw_sample(pairs, data.score_words, inputs.eval_shards, inputs.tokenizer, inputs.max_length)
-
-    def steps_at_words(self, plan: Plan) -> dict[int, str]:
-        """Return the steps that reach the numbers of words of `--save-at-words`, as {step: number as given}.
-
-        Every row counts as the average number of words per row, since rows are shuffled.
-
-        Raises:
-            InputError: the run has fewer words, several phases, or shards whose manifest has no `num_words`.
-        """
-        wanted = self.config.data.save_at_words if isinstance(self.config, TrainingConfig) else []
-        if not wanted:
-            return {}
-        if not self.inputs.num_words or plan.num_phases > 1:
-            raise InputError(
-                "--save-at-words needs a run of one phase and one --train-dataset, with num_words in its manifest. "
-                "If older shards lack it, prepare them again."
-            )
-        words_per_step = self.inputs.num_words * plan.global_batch_rows / plan.num_rows
-        num_words = plan.num_steps * words_per_step
-        steps = {}
-        for text in wanted:
-            # BabyLM's corpus of "10 million words" has about 1% fewer.
-            if words_of(text) > num_words * WORDS_TOLERANCE:
-                raise InputError(
-                    f"--save-at-words must be at most the {num_words:,.0f} words of the run; received {text}."
-                )
-            steps[min(max(1, round(words_of(text) / words_per_step)), plan.num_steps)] = text
-        return steps
 
 
 @dataclass(frozen=True)
@@ -141,11 +51,13 @@ class Run:
 
     Attributes:
         why_runtime: why this runtime was chosen; printed with the plan.
+        plans: the plan of each phase; empty until the number of replicas is known.
     """
 
     phases: tuple[Phase, ...]
     cluster: Cluster = field(default_factory=Cluster)
     why_runtime: str = ""
+    plans: tuple[Plan, ...] = ()
 
     @property
     def config(self) -> RunSettings:
@@ -156,6 +68,11 @@ class Run:
     def folder(self) -> RunFolder:
         return RunFolder(str(self.config.run.output_dir))
 
+    @functools.cached_property
+    def recorded(self) -> RunRecord:
+        """What an earlier process recorded in the output folder, read once by each `Run`."""
+        return RunRecord() if self.config.run.output_dir is None else RunRecord.read(self.folder)
+
     @property
     def has_named_phases(self) -> bool:
         return bool(self.phases[0].name)
@@ -163,76 +80,80 @@ class Run:
     @property
     def starts_over(self) -> bool:
         """Whether to delete the existing run in the folder. With a supervisor, only its first process does so."""
-        return self.config.run.overwrite_output_dir and not self.folder.was_started_by_current_supervisor()
+        return self.config.run.overwrite_output_dir and not self.recorded.was_started_by_current_supervisor
 
-    def plans(self, num_replicas: int) -> tuple[Plan, ...]:
-        earlier = zip(self.phases, (None, *self.phases), strict=False)
-        return make_plans(tuple(phase.to_plan(before) for phase, before in earlier), num_replicas)
+    def read_again(self) -> "Run":
+        """Return the same run, which reads again what its folder records: other processes, or a phase, changed it."""
+        return dataclasses.replace(self)
 
-    def checked_plans(self, num_replicas: int) -> tuple[Plan, ...]:
-        """Return `plans(num_replicas)`, after checking that the run can start or resume with them.
+    def planned(self, num_replicas: int) -> "Run":
+        """Return the run with its plans for a number of replicas, after checking that it can start or resume with them.
+
+        A run that has these plans already is returned unchanged.
 
         Raises:
             InputError: it cannot.
         """
-        plans = self.plans(num_replicas)
+        if self.plans and self.plans[0].num_replicas == num_replicas:
+            return self
+        plans = make_plans(self.phases, num_replicas)
         for phase, plan in zip(self.phases, plans, strict=True):
             phase.steps_at_words(plan)
         if record := self._checkpoint_to_resume():
-            check_checkpoint(record, plans[phase_index(record.plan)])
-        return plans
+            check_checkpoint(record, plans[record.plan.phase_index])
+        return dataclasses.replace(self, plans=plans)
 
     def _checkpoint_to_resume(self) -> CheckpointRecord | None:
-        if self.starts_over or self.config.run.output_dir is None:
-            return None
-        record = newest_record(self.folder)
+        record = None if self.starts_over else self.recorded.newest
         return record if record is not None and self.owns(record) else None
 
-    def expected_plans(self, *, with_tensorflow: bool) -> tuple[Plan, ...] | None:
-        """Return `checked_plans` for the expected number of replicas, without claiming the TPU.
+    def planned_as_expected(self, *, with_tensorflow: bool) -> "Run":
+        """Return the run with its plans for the expected number of replicas, without claiming the TPU.
 
         Args:
             with_tensorflow: TensorFlow may be imported to count this machine's devices.
 
         Returns:
-            None if the number of replicas is not known yet: counting the devices would need TensorFlow, or JAX, which
-            could not connect to other hosts afterwards.
+            This run, without plans, if the number of replicas is not known yet: counting the devices would need
+            TensorFlow, or JAX, which could not connect to other hosts afterwards.
 
         Raises:
             InputError: the run cannot start or resume with these plans.
         """
+        if self.plans:
+            return self
         hardware, num_hosts = self.config.hardware, self.cluster.num_workers
         if not hardware.wants_tpu:
             can_count = num_hosts == 1 if hardware.runtime == "jax" else has_cpu_alone()
             if not can_count and not with_tensorflow:
-                return None
-            return self.checked_plans(num_hosts * num_local_devices(hardware))
+                return self
+            return self.planned(num_hosts * num_local_devices(hardware))
         num_replicas = num_replicas_of(local_accelerator_type() or "")
         if num_replicas is not None:
-            return self.checked_plans(num_replicas)
+            return self.planned(num_replicas)
         record = self._checkpoint_to_resume()
-        assumed = record.plan["num_replicas"] if record else ASSUMED_TPU_REPLICAS
+        assumed = record.plan.num_replicas if record else ASSUMED_TPU_REPLICAS
         try:
-            return self.checked_plans(assumed)
+            return self.planned(assumed)
         except InputError as error:
             raise InputError(
                 f"{error} This assumes {assumed} replicas. If the TPU has another number, set "
                 f"{ACCELERATOR_TYPE_VARIABLE} to its type, such as v5e-4."
             ) from error
 
-    def inputs_of(self, index: int, num_replicas: int) -> Inputs:
+    def inputs_of(self, index: int) -> Inputs:
         """Return the inputs of phase `index`, with each source continuing where the previous phase ends."""
         inputs = self.phases[0].inputs
-        plans = self.plans(num_replicas)
-        for (before, phase), plan in zip(pairwise(self.phases[: index + 1]), plans, strict=False):
+        for (before, phase), plan in zip(pairwise(self.phases[: index + 1]), self.plans, strict=False):
             if not phase.inputs.has_rows_of(before.inputs):
                 inputs = phase.inputs.after(inputs.rows_used(plan.row_after(plan.num_steps)))
         return inputs
 
-    def batches_from(self, phase: Phase, plan: Plan, start: ResumePoint) -> "functools.partial[tf.data.Dataset]":
+    def batches_from(self, phase: Phase, start: ResumePoint) -> "functools.partial[tf.data.Dataset]":
         """Return a function from a `tf.distribute.InputContext` to the batches of the phase after `start`."""
+        plan = self.plans[phase.index]
         return functools.partial(
-            self.inputs_of(phase.index, plan.num_replicas).training_batches,
+            self.inputs_of(phase.index).training_batches,
             phase.task.features(plan.max_length),
             seed=phase.config.run.seed,
             global_batch_rows=plan.global_batch_rows,
@@ -251,13 +172,13 @@ class Run:
 
     def owns(self, record: CheckpointRecord) -> bool:
         """Return whether the checkpoint was saved by this run."""
-        index = phase_index(record.plan)
+        index = record.plan.phase_index
         return index < len(self.phases) and record.fingerprint_sha256 == self.fingerprint_sha256(index)
 
     def newest_phase(self) -> int:
         """Return the index of the phase in which the newest checkpoint was saved; 0 if there is no checkpoint."""
-        record = None if self.starts_over else newest_record(self.folder)
-        index = phase_index(record.plan) if record else 0
+        record = None if self.starts_over else self.recorded.newest
+        index = record.plan.phase_index if record else 0
         if index >= len(self.phases):
             raise InputError(
                 f"--phases must list every phase that has started; {self.folder} has a checkpoint of phase "
@@ -274,11 +195,12 @@ class Run:
         return fingerprint_of_phases(contents)
 
 
-def describe_run(run: Run, phase: Phase, plan: Plan, computation: Computation, num_parameters: int) -> dict[str, Any]:
+def describe_run(run: Run, phase: Phase, computation: Computation, num_parameters: int) -> dict[str, Any]:
     """Return the content of `run.json` during a phase: settings, plan, inputs, versions, hardware, fingerprint."""
+    plan = run.plans[phase.index]
     phases = [
         {"name": each_phase.name, **describe_phase(each_phase, each_plan)}
-        for each_phase, each_plan in zip(run.phases, run.plans(plan.num_replicas), strict=True)
+        for each_phase, each_plan in zip(run.phases, run.plans, strict=True)
     ]
     return {
         "commit": commit(),

@@ -3,7 +3,7 @@
 import functools
 import gc
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from train.metrics.log import VALIDATION, MetricsLog
 from train.metrics.run_curves import RunCurves, draw_run
 from train.model.computation import Computation, choose_computation, full_speed_step_seconds
 from train.runtime import supervisor
-from train.runtime.plan import phase_index, schedule_steps
+from train.runtime.plan import Plan
 from train.runtime.preemption import StopRequest
 from train.runtime.run_folder import EARLIER_SCHEDULES
 from train.runtime.runtime import Runtime, wait_for_workers
@@ -45,7 +45,7 @@ class Trainer:
 
     def __init__(self, run: Run, index: int, runtime: Runtime):
         self.run, self.phase, self.runtime = run, run.phases[index], runtime
-        self.plan = plan = run.plans(runtime.num_replicas)[index]
+        self.plan = plan = run.plans[index]
         config, inputs = self.phase.config, self.phase.inputs
         task, model_config = self.phase.task, self.phase.model_config
         self.start, self.versions = ResumePoint(), installed_versions()
@@ -77,13 +77,13 @@ class Trainer:
 
     def _computation_so_far(self) -> Computation | None:
         """Read how the phase's steps were computed so far; None for a new phase, or on other hardware."""
-        if self.starts_over or not self.run.folder.has_run():
+        record = self.run.recorded.content
+        if self.starts_over or record is None:
             return None
         with self.run.folder.guarded_record():
-            record = self.run.folder.read_record()
             hardware = describe_hardware(self.run.config.hardware, self.plan.num_replicas)
             is_same_hardware = record.get("hardware") == hardware
-            is_same_phase = phase_index(record["plan"]) == self.phase.index
+            is_same_phase = Plan.from_record(record["plan"]).phase_index == self.phase.index
             return Computation(**record["computation"]) if is_same_hardware and is_same_phase else None
 
     def _scorer(self) -> Callable[[], dict[str, float]] | None:
@@ -100,7 +100,7 @@ class Trainer:
 
     def _describe_run(self) -> dict[str, Any]:
         num_parameters = self.model.network.count_params()
-        return describe_run(self.run, self.phase, self.plan, self.computation, num_parameters)
+        return describe_run(self.run, self.phase, self.computation, num_parameters)
 
     @property
     def can_roll_back(self) -> bool:
@@ -143,7 +143,7 @@ class Trainer:
         run = self.run
 
         def use(record: CheckpointRecord, arrays: Arrays) -> None:
-            check_checkpoint(record, run.plans(self.plan.num_replicas)[phase_index(record.plan)])
+            check_checkpoint(record, run.plans[record.plan.phase_index])
             self.state.write(arrays)
 
         self.start = resume_point(self.checkpoints.restore_newest(run.owns, use), self.plan)
@@ -165,8 +165,8 @@ class Trainer:
         saved = self.start.checkpoint
         if saved is None:
             return 0
-        is_end_of_last = self.start.step == self.plan.first_step and phase_index(saved.plan) == self.phase.index - 1
-        return self.phase.index if is_end_of_last else phase_index(saved.plan)
+        is_end_of_last = self.start.step == self.plan.first_step and saved.plan.phase_index == self.phase.index - 1
+        return self.phase.index if is_end_of_last else saved.plan.phase_index
 
     def release(self) -> None:
         """Free the memory of the model, for the model of the next phase."""
@@ -198,10 +198,10 @@ class Trainer:
         if saved is None:
             return []
         with self.run.folder.guarded_record():
-            recorded = self.run.folder.read_record().get(EARLIER_SCHEDULES, [])
+            recorded = (self.run.recorded.content or {}).get(EARLIER_SCHEDULES, [])
             earlier = [(int(last), int(num_steps)) for last, num_steps in recorded if last < self.start.step]
-        saved_schedule = schedule_steps(saved.plan)
-        if phase_index(saved.plan) == self.phase.index and saved_schedule != self.plan.schedule_steps:
+        saved_schedule = saved.plan.schedule_steps
+        if saved.plan.phase_index == self.phase.index and saved_schedule != self.plan.schedule_steps:
             earlier.append((self.start.step, saved_schedule["num_steps"]))
         return earlier
 
@@ -270,31 +270,7 @@ class Trainer:
         )
 
     def batches_from(self, start: ResumePoint) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
-        return self.run.batches_from(self.phase, self.plan, start)
-
-
-def restored_trainers(run: Run, runtime: Runtime) -> Iterator[Trainer]:
-    """Yield a built and restored trainer for each phase that is not complete.
-
-    A trainer is built only after the previous phase has been trained.
-    """
-    index = run.newest_phase()
-    while True:
-        supervisor.report("build")
-        trainer = Trainer(run, index, runtime)
-        trainer.load_initial_weights()
-        trainer.clear_folder()
-        trainer.restore()
-        index = trainer.phase_to_resume
-        # They differ if the checkpoints of this phase are corrupt and one of an earlier phase was restored.
-        if index == trainer.phase.index:
-            trainer.prove_computation()
-            yield trainer
-            index += 1
-            if index == len(run.phases):
-                return
-            wait_for_workers(runtime)  # the other workers read the checkpoint that the chief has written
-        trainer.release()
+        return self.run.batches_from(self.phase, start)
 
 
 def rank_of_checkpoint(task: Task, log: MetricsLog, record: CheckpointRecord) -> tuple[float, float] | None:

@@ -27,7 +27,7 @@ from mlm_common.figures import (
 )
 from train.config.learning import EVALUATION_MLM_PROBABILITY
 from train.metrics.log import TRAIN, VALIDATION, read_metrics
-from train.runtime.plan import tokens_after
+from train.runtime.plan import Plan
 from train.runtime.run_folder import METRICS_NAME, RunFolder
 from train.tasks.task import SOURCE_LOSS, TaskCard, shown_loss, source_losses
 
@@ -162,17 +162,21 @@ class RunCurves:
         ease = " Validation is easier: more of the text is visible." if min(rates) > EVALUATION_MLM_PROBABILITY else ""
         return f"Validation masks {percentage(EVALUATION_MLM_PROBABILITY)} of the tokens, training {training}.{ease}"
 
+    @functools.cached_property
+    def plan(self) -> Plan:
+        return Plan.from_record(self.record["plan"])
+
     @property
-    def num_steps(self) -> int | None:
+    def num_steps(self) -> int:
         last = (self.record.get("phases") or [self.record])[-1]
-        return last["plan"].get("num_steps")
+        return Plan.from_record(last["plan"]).num_steps
 
     def phase_name(self, number: int) -> str:
         phases = self.record.get("phases") or []
         return str(phases[number - 1]["name"]) if number <= len(phases) else f"phase {number}"
 
     def tokens_after(self, step: int) -> int:
-        return tokens_after(self.record["plan"], step)
+        return self.plan.tokens_after(step)
 
     def of_split(self, split: str) -> list[dict[str, Any]]:
         return [line for line in self.lines if line["split"] == split]
@@ -207,7 +211,10 @@ def read_runs(folders: Sequence[str]) -> list[RunCurves]:
         lines = read_metrics(folder)
         if not lines:
             raise InputError(f"--runs: {folder.files.path_of(METRICS_NAME)} has no complete line yet. Try again later.")
-        curves.append(RunCurves(name, folder.read_record(), lines))
+        curve = RunCurves(name, folder.read_record(), lines)
+        with folder.guarded_record():
+            Plan.from_record(curve.record["plan"])  # fails here, with the name of the file, if the record is damaged
+        curves.append(curve)
     return curves
 
 
@@ -384,7 +391,7 @@ def _put_tokens_on_top(run: RunCurves, axes: "Axes") -> None:
     """Add a second axis with the number of tokens; in a run with phases it is not proportional to the step."""
     from matplotlib.ticker import MaxNLocator
 
-    ends = [phase["num_steps"] for phase in run.record["plan"].get("before", ())]
+    ends = [phase.num_steps for phase in run.plan.before]
     steps = [0, *(end for end in ends if end < _last_step(run)), max(1, _last_step(run))]
     tokens = [run.tokens_after(step) for step in steps]
     ticks = [tick for tick in MaxNLocator(6).tick_values(0, tokens[-1]) if tick <= tokens[-1]]

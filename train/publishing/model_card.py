@@ -19,11 +19,12 @@ from mlm_common.corpus.config import BUILTIN
 from mlm_common.corpus.identity import HUB_ID, hub_dataset
 from mlm_common.errors import error_summary
 from mlm_common.tokenizer import vocabulary_size
+from train.config.phases import OVERRIDES_PER_PHASE, PER_PHASE
 from train.config.settings import MASK
 from train.model.computation import describe_computation
 from train.publishing.card_example import PLACEHOLDER, example_of
 from train.publishing.pytorch_format import ModelSnapshot, num_parameters
-from train.runtime.plan import OVERRIDES_PER_PHASE, PER_PHASE, batch_tokens, longest_row, tokens_after
+from train.runtime.plan import Plan
 from train.runtime.run_folder import CONFUSION_NAME, EARLIER_SCHEDULES, LOSS_CURVE_NAME, record_of_phase
 from train.tasks.task import TaskCard, source_losses
 
@@ -86,7 +87,7 @@ def model_card(
         corpus=_corpora(record),
         training=_procedure(record, task, step) + _phases_table(record, task),
         evaluation=_evaluation(record, task, evaluations, step) + _scores(scores) + plots,
-        limits=task.limits.format(max_length=longest_row(record["plan"])),
+        limits=task.limits.format(max_length=_plan(record).longest_row),
     )
 
 
@@ -109,7 +110,7 @@ def check_card(record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, confi
         names += [name for _, name, _, _ in Formatter().parse(task.evaluation) if name]
         lines: list[dict[str, Any]] = []
         for index, phase in enumerate(_phases(record)):
-            step = phase["plan"]["num_steps"]
+            step = _plan(phase).num_steps
             if phase["eval_data"]:
                 lines.append({"step": step, "split": "validation", "phase": index + 1} | dict.fromkeys(names, 1))
             model_card(record_of_phase(record, index), tokenizer, ModelSnapshot("", config, {}, step, lines), PLOTS)
@@ -190,7 +191,7 @@ def _eval_results(record: dict[str, Any], task: TaskCard, evaluation: dict[str, 
 
 
 def _opening(record: dict[str, Any], task: TaskCard, step: int, *, was_best: bool) -> str:
-    init_from, num_steps = record["settings"]["model"]["init_from"], _phases(record)[-1]["plan"]["num_steps"]
+    init_from, num_steps = record["settings"]["model"]["init_from"], _plan(_phases(record)[-1]).num_steps
     start = "from scratch"
     if base_model := _base_model(record):
         revision = f", revision `{record['hub_revision']}`" if record["hub_revision"] else ""
@@ -222,7 +223,7 @@ def _usage(record: dict[str, Any], task: TaskCard, sentence: str) -> str:
         model=json.dumps(hub["hub_model_id"] or "."),
         revision=f", revision={json.dumps(hub['hub_revision'])}" if hub["hub_revision"] else "",
         sentence=json.dumps(sentence, ensure_ascii=False),
-        max_length=f"{longest_row(record['plan']):,}",
+        max_length=f"{_plan(record).longest_row:,}",
         auto_class=record["task"]["model_class"].removeprefix("TF"),
     )
 
@@ -277,8 +278,12 @@ def _phases(record: dict[str, Any]) -> list[dict[str, Any]]:
     return record.get("phases") or [record]
 
 
+def _plan(record: dict[str, Any]) -> Plan:
+    return Plan.from_record(record["plan"])
+
+
 def _procedure(record: dict[str, Any], task: TaskCard, step: int) -> str:
-    plan, settings, varying = record["plan"], record["settings"], _varying(record, task)
+    plan, settings, varying = _plan(record), record["settings"], _varying(record, task)
     optimization = settings["optimization"]
     norm = optimization["max_grad_norm"]
     clipping = f"gradients clipped to norm {norm}" if norm else "gradients not clipped"
@@ -289,14 +294,14 @@ def _procedure(record: dict[str, Any], task: TaskCard, step: int) -> str:
         *([clipping] if "max_grad_norm" not in varying else []),
     ]
     one_phase_rows = {
-        "epochs": f"{step * plan['global_batch_rows'] / plan['num_rows']:.2f}",
-        "batch": f"{plan['global_batch_rows']:,} rows = {batch_tokens(plan):,} tokens per step",
+        "epochs": f"{step * plan.global_batch_rows / plan.num_rows:.2f}",
+        "batch": f"{plan.global_batch_rows:,} rows = {plan.batch_tokens:,} tokens per step",
         **{title: text.format(**settings) for title, text in task.procedure.items()},
         "learning rate": _learning_rate(record),
     }
     rows = {
         "steps": f"{step:,}",
-        "tokens seen": f"{tokens_after(plan, step):,}, padding included",
+        "tokens seen": f"{plan.tokens_after(step):,}, padding included",
         **({} if "phases" in record else one_phase_rows),
         **_earlier_schedules(record),
         "optimizer": ", ".join(optimizer),
@@ -315,13 +320,13 @@ def _phases_table(record: dict[str, Any], task: TaskCard) -> str:
     """Return a table of the settings that differ between the phases of a run; empty if it has no phases."""
     varying, rows = _varying(record, task), []
     for index, phase in enumerate(record.get("phases", ()), start=1):
-        plan, settings = phase["plan"], _phase_settings(phase)
+        plan, settings = _plan(phase), _phase_settings(phase)
         rows.append(
             [
                 str(index),
-                f"{plan['num_steps']:,}",
-                f"{plan['max_length']:,} tokens",
-                f"{plan['global_batch_rows']:,} rows",
+                f"{plan.num_steps:,}",
+                f"{plan.max_length:,} tokens",
+                f"{plan.global_batch_rows:,} rows",
                 *(text.format(**phase["settings"]) for text in task.procedure.values()),
                 _learning_rate(phase),
                 *("default" if settings.get(name) is None else str(settings[name]) for name in varying),
@@ -355,7 +360,7 @@ def _earlier_schedules(record: dict[str, Any]) -> dict[str, str]:
 
     There are such steps if the run was lengthened or shortened when it was resumed.
     """
-    texts, first_step = [], record["plan"].get("first_schedule_step", 0) + 1
+    texts, first_step = [], _plan(record).first_schedule_step + 1
     for last_step, num_steps in record.get(EARLIER_SCHEDULES, ()):
         texts.append(f"steps {first_step:,} to {last_step:,} with the schedule of a run of {num_steps:,} steps")
         first_step = last_step + 1
@@ -364,7 +369,7 @@ def _earlier_schedules(record: dict[str, Any]) -> dict[str, str]:
 
 def _learning_rate(record: dict[str, Any]) -> str:
     optimization = record["settings"]["optimization"]
-    warmup = f"{record['plan']['num_warmup_steps']:,} steps of warmup"
+    warmup = f"{_plan(record).num_warmup_steps:,} steps of warmup"
     return f"{optimization['learning_rate']}, schedule {optimization['schedule']}, {warmup}"
 
 

@@ -46,7 +46,7 @@ from train.publishing.model_card import model_card
 from train.publishing.pytorch_format import ModelSnapshot, export_model, take_snapshot
 from train.runtime import supervisor
 from train.runtime.machines import Cluster
-from train.runtime.plan import Plan, longest_row
+from train.runtime.plan import Plan
 from train.runtime.run_folder import (
     CHECKPOINTS_FOLDER,
     CONFUSION_NAME,
@@ -264,7 +264,7 @@ class Publisher:
             snapshot,
             self.tokenizer,
             folder,
-            model_max_length=longest_row(self.record["plan"]),
+            model_max_length=Plan.from_record(self.record["plan"]).longest_row,
             vocabulary_size=vocabulary_size(self.tokenizer),
         )
         names += write_task_files(TaskCard.from_record(self.record["task"]["card"]), folder)

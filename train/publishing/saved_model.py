@@ -27,7 +27,7 @@ from train.model.weight_files import write_h5
 from train.publishing.publisher import Publisher
 from train.publishing.pytorch_format import ModelSnapshot, export_model, take_snapshot
 from train.runtime import supervisor
-from train.runtime.plan import longest_row, phase_index
+from train.runtime.plan import Plan
 from train.runtime.run_folder import RECORD_NAME, WORDS_FOLDER, RunFolder, record_of_phase
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.pair_pretraining import NextSentencePrediction
@@ -136,7 +136,7 @@ def _read_checkpoint(run_folder: RunFolder, step: int, tokenizer_name: str | Non
             f"{others or 'none'}."
         ) from error
     with run_folder.guarded_record():
-        record = record_of_phase(run_folder.read_record(), phase_index(checkpoint.plan))
+        record = record_of_phase(run_folder.read_record(), checkpoint.plan.phase_index)
         if tokenizer_name is None and record["tokenizer"] == REDACTED:
             raise InputError(
                 f"--tokenizer is required, because the {RECORD_NAME} in {run_folder} comes from the Hub and does not "
@@ -145,7 +145,7 @@ def _read_checkpoint(run_folder: RunFolder, step: int, tokenizer_name: str | Non
         config = make_config(record["model_config"])
         model_class = record["task"]["model_class"]
         class_name = pytorch_class(model_class, config)
-        max_length = longest_row(record["plan"])
+        max_length = Plan.from_record(record["plan"]).longest_row
     weights = {name: array for name, array in arrays.items() if name.startswith(WEIGHTS_PREFIX)}
     lines = read_metrics(run_folder, checkpoint.num_written_log_lines, checkpoint.unwritten_log_lines)
     metrics = [line for line in lines if line["step"] <= checkpoint.step]

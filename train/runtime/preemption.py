@@ -58,22 +58,20 @@ class StopRequest:
         """The reason in parentheses, to append to `Stopped`. Empty after Ctrl-C, because the user knows."""
         return "" if self.reason == CTRL_C else f" ({self.reason or 'on another worker'})"
 
-    @property
-    def is_made(self) -> bool:
-        """Whether this process has a request. Makes a request if the supervisor is gone."""
+    def check(self) -> bool:
+        """Return whether this process has a request, after making one if the supervisor is gone."""
         if supervisor.is_lost():
             self.make("the supervising process ended")
         return self.reason is not None
 
-    @property
     def is_agreed(self) -> bool:
-        """Whether all workers should stop: immediately with one worker, else as of the last `compare`."""
-        return self.is_made if self._max_over_workers is None else self._was_made_anywhere
+        """Return whether all workers should stop: immediately with one worker, else as of the last `compare`."""
+        return self.check() if self._max_over_workers is None else self._was_made_anywhere
 
-    def is_save_agreed(self, is_due: bool) -> bool:
-        """Return whether all workers should save: if `is_due` with one worker, else as of the last `compare`.
+    def take_agreement_to_save(self, is_due: bool) -> bool:
+        """Return whether all workers should save, and reset the agreement.
 
-        Resets the agreement to save.
+        One worker saves if `is_due`. Several save as they agreed at the last `compare`.
         """
         if self._max_over_workers is None:
             return is_due
@@ -88,7 +86,7 @@ class StopRequest:
             The maximum of `seconds` over all workers.
         """
         if self._max_over_workers is not None:
-            states = self._max_over_workers([float(self.is_made), float(self._is_save_due), seconds])
+            states = self._max_over_workers([float(self.check()), float(self._is_save_due), seconds])
             self._was_made_anywhere, self._was_save_due_anywhere = states[0] > 0, states[1] > 0
             seconds = states[2]
         return seconds

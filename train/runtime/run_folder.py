@@ -14,7 +14,6 @@ from mlm_common.folder_lock import locked_folder
 from mlm_common.hub.redaction import is_same
 from mlm_common.storage import open_folder
 from mlm_common.storage.guard import guarded_read
-from train.runtime.supervisor import supervision
 
 RECORD_NAME = "run.json"
 # Key in the record of a run whose length was changed. It contains only numbers, which are published unredacted.
@@ -110,14 +109,19 @@ class RunFolder:
     def write_record(self, record: dict[str, Any]) -> None:
         self.files.write_text(RECORD_NAME, json.dumps(record, indent=2) + "\n")
 
-    def was_started_by_current_supervisor(self) -> bool:
-        """Return whether a process of the same supervisor wrote `run.json`, so it must not start over again."""
-        return supervision() is not None and self.has_run() and self.read_record().get("supervision") == supervision()
-
-    def check(self, fingerprint: dict[str, Any], *, resume: str, overwrite: bool, begun_phase: int = 0) -> None:
+    def check(
+        self,
+        record: dict[str, Any] | None,
+        fingerprint: dict[str, Any],
+        *,
+        resume: str,
+        overwrite: bool,
+        begun_phase: int = 0,
+    ) -> None:
         """Check that the folder is empty or contains this run, according to `--resume`.
 
         Args:
+            record: content of `run.json`; None if there is no such file.
             fingerprint: fingerprint of this run.
             resume: value of `--resume`.
             overwrite: the existing run will be deleted.
@@ -134,16 +138,11 @@ class RunFolder:
             )
         if not names:
             return
-        rule = (
-            f"--output-dir must be empty or contain this run; {self} contains {sorted(names)[0]} but no {RECORD_NAME} "
-            "of a run"
-        )
-        try:
-            has_fingerprint = RECORD_NAME in names and "fingerprint" in self.read_record()
-        except InputError as error:
-            raise InputError(f"{rule}: {error}") from error
-        if not has_fingerprint:
-            raise InputError(f"{rule}. Use another folder.")
+        if record is None or "fingerprint" not in record:
+            raise InputError(
+                f"--output-dir must be empty or contain this run; {self} contains {sorted(names)[0]} but no "
+                f"{RECORD_NAME} of a run. Use another folder."
+            )
         if overwrite:
             return
         if resume == "never":
@@ -151,7 +150,9 @@ class RunFolder:
                 f"--resume never needs a folder without a run; {self} has one. Use another folder, or "
                 "--overwrite-output-dir, which deletes that run."
             )
-        self._check_fingerprint(fingerprint, begun_phase)
+        with self.guarded_record():
+            recorded = dict(record["fingerprint"])
+        self._check_fingerprint(recorded, fingerprint, begun_phase)
 
     def clear(self) -> None:
         """Delete the run in the folder, if there is one. Only files that a run writes are deleted."""
@@ -169,9 +170,7 @@ class RunFolder:
         self.files.delete_files([name for name in self.files.list_files() if re.fullmatch(others, name)])
         self.files.delete_files([RECORD_NAME])  # last, because without it the folder is not recognized as a run's
 
-    def _check_fingerprint(self, fingerprint: dict[str, Any], begun_phase: int) -> None:
-        with self.guarded_record():
-            recorded = dict(self.read_record()["fingerprint"])
+    def _check_fingerprint(self, recorded: dict[str, Any], fingerprint: dict[str, Any], begun_phase: int) -> None:
         # Settings come before the parts of the model's configuration that follow from them.
         place = {key: index for content in (recorded, fingerprint) for index, key in enumerate(content)}
         differing = [

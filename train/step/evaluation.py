@@ -52,7 +52,7 @@ def build_adder(inputs: Inputs, model: PretrainingModel, plan: Plan, *, jit_comp
         sums: list[Any] = []
         in_flight = InFlight(lambda: [np.asarray(value) for value in sums[-1].values()], stop)
         for rows in itertools.islice(batches, num_batches):
-            if stop.is_agreed:
+            if stop.is_agreed():
                 return None
             supervisor.report("evaluate", len(sums))
             # Every replica has the sums over all replicas.

@@ -1,7 +1,6 @@
 """The identity of a run, and what is said where one resumes."""
 
 import dataclasses
-from dataclasses import asdict
 from types import MappingProxyType
 
 import pytest
@@ -81,7 +80,7 @@ def said(versions, made_by, *flags, computation=COMPUTATION, changed=MappingProx
     settings["hardware"] |= changed
     made = {"versions": versions, "computation": computation, "made_by": made_by}
     record = CheckpointRecord(
-        step=3, row=12, fingerprint_sha256="", plan=asdict(plan), settings=settings, logged_step=3, **made
+        step=3, row=12, fingerprint_sha256="", plan=plan, settings=settings, logged_step=3, **made
     )
     point = ResumePoint(step=3, checkpoint=record)
     first, *others = describe_resume_point(point, plan, config, LIBRARIES, COMPUTATION, MADE_BY)

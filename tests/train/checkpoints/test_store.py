@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 
 from mlm_common.errors import InputError, PermanentError, RunFailedError
+from tests.fixtures.plans import config_of, plan_of
 from train.checkpoints import manager, store
 from train.checkpoints.manager import Checkpoints
 from train.checkpoints.store import CheckpointRecord, CheckpointStore, DamagedCheckpointError, SkippedRows, parse_record
 from train.runtime.run_folder import RunFolder
 
+PLAN = plan_of(config_of("--max-steps", "10"))
 RECORD = CheckpointRecord(
-    0, 400, "ab", {"num_steps": 10}, {"run": {"seed": 1}}, {"numpy": "2"}, 7, skipped=(SkippedRows(3, num_rows=16),)
+    0, 400, "ab", PLAN, {"run": {"seed": 1}}, {"numpy": "2"}, 7, skipped=(SkippedRows(3, num_rows=16),)
 )
 
 

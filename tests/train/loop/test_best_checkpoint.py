@@ -6,11 +6,14 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+from tests.fixtures.plans import config_of, plan_of
 from train.checkpoints.store import CheckpointRecord
 from train.loop.report import describe_exported
 from train.loop.trainer import Trainer, rank_of_checkpoint
 
-RECORD = CheckpointRecord(9, 400, "ab", {"num_steps": 18}, {"run": {"seed": 1}}, {"numpy": "2"}, 9)
+RECORD = CheckpointRecord(
+    9, 400, "ab", plan_of(config_of("--max-steps", "18")), {"run": {"seed": 1}}, {"numpy": "2"}, 9
+)
 
 
 def lines_of(**scores: tuple[float, float]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from train.checkpoints.store import SkippedRows
 from train.config.learning import OptimizationConfig
 from train.config.settings import RunConfig
 from train.loop import fitting
-from train.loop.fitting import Hook, Profile, StepsPerExecution
+from train.loop.fitting import Hook, InputWaits, Profile, StepsPerExecution
 from train.metrics.log import VALIDATION, MetricsLog
 from train.metrics.training_log import TrainingDivergedError
 from train.runtime import preemption
@@ -47,7 +47,9 @@ def unbounded():
     return in_flight
 
 
-def steps_per_execution(start_step=0, num_steps=20, max_steps=8, every=(5, 7), at_steps=(), calls=None, in_flight=None):
+def steps_per_execution(
+    start_step=0, num_steps=20, max_steps=8, every=(5, 7), at_steps=(), calls=None, in_flight=None, input_waits=None
+):
     """Note what is called as (name, step)."""
     calls = [] if calls is None else calls
 
@@ -57,7 +59,7 @@ def steps_per_execution(start_step=0, num_steps=20, max_steps=8, every=(5, 7), a
     hooks = [Hook(noting(f"every {number}"), every_steps=number) for number in every]
     hooks += [Hook(noting("at"), at_steps=at_steps), Hook(noting("execution"))]
     of_run = {"start_step": start_step, "num_steps": num_steps, "max_steps": max_steps}
-    return StepsPerExecution(hooks, in_flight or unbounded(), **of_run)
+    return StepsPerExecution(hooks, in_flight or unbounded(), input_waits or InputWaits(), **of_run)
 
 
 def fit(strategy, max_steps=8, input_seconds=0.0, num_steps=20, **more):
@@ -72,11 +74,14 @@ def fit(strategy, max_steps=8, input_seconds=0.0, num_steps=20, **more):
         model = Counter()
         model.compile(steps_per_execution=max_steps)
     calls = []
-    callback = steps_per_execution(max_steps=max_steps, num_steps=num_steps, calls=calls, **more)
+    input_waits = InputWaits()
+    callback = steps_per_execution(
+        max_steps=max_steps, num_steps=num_steps, calls=calls, input_waits=input_waits, **more
+    )
     started_seconds = time.perf_counter()
     model.fit(numbers, steps_per_epoch=num_steps, verbose=0, callbacks=[callback])
-    seconds, wait_seconds = time.perf_counter() - started_seconds, callback.take_wait_seconds()
-    assert callback.take_wait_seconds() == 0  # it is read once
+    seconds, wait_seconds = time.perf_counter() - started_seconds, input_waits.take_seconds()
+    assert input_waits.take_seconds() == 0  # it is read once
     return float(model.total.numpy()), calls, wait_seconds, seconds
 
 

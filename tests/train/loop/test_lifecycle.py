@@ -15,7 +15,8 @@ from tests.fixtures.tiny_run import NUM_STEPS, run_flags
 from tfrecord_prep.manifest import read_manifest
 from train.config.settings import HardwareConfig, parse_run_flags
 from train.loop.lifecycle import Pretraining, failure_handling, prepare
-from train.loop.run import Phase, Run
+from train.loop.phase import Phase
+from train.loop.run import Run
 from train.run_mlm import main
 from train.runtime.machines import Cluster
 from train.runtime.tensorflow_runtime import TensorFlowRuntime
@@ -53,7 +54,7 @@ def test_words_to_save_at_are_checked_for_the_replicas_of_the_tpu_before_it_is_c
     num_rows = read_manifest(str(shards / "train")).totals.num_rows
     words_on_one = NUM_STEPS * 4 * num_words / num_rows
     run = prepared(shards, tmp_path / "run", "--save-at-words", f"{2 * words_on_one:.0f}")
-    (plan,) = run.plans(8)
+    (plan,) = run.plans
     assert plan.global_batch_rows == 32
     assert list(run.phases[0].steps_at_words(plan)) == [round(NUM_STEPS / 4)]
     with pytest.raises(InputError, match=f"at most the {8 * words_on_one:,.0f} words of the run; received"):
@@ -66,7 +67,7 @@ def test_a_batch_that_does_not_suit_the_tpu_is_refused_before_it_is_claimed(shar
     with pytest.raises(InputError, match=refusal):
         prepared(shards, tmp_path / "run", "--global-batch-size", "16")
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5e-4")
-    assert prepared(shards, tmp_path / "run", "--global-batch-size", "16").plans(4)[0].num_micro_batches == 1
+    assert prepared(shards, tmp_path / "run", "--global-batch-size", "16").plans[0].num_micro_batches == 1
     monkeypatch.delenv("TPU_ACCELERATOR_TYPE")
     monkeypatch.setattr("train.runtime.machines.read_metadata", lambda *_, **__: None)
     with pytest.raises(InputError, match=f"{refusal}.*assumes 8 replicas.*set TPU_ACCELERATOR_TYPE"):
@@ -83,15 +84,13 @@ def test_the_numbers_of_a_preset_for_a_tpu(shards, tmp_path, monkeypatch):
     phase: Any = Phase(config, inputs, None, None)  # type: ignore[arg-type]
     run = Run((phase,))
     monkeypatch.setattr("train.loop.run.has_cpu_alone", lambda: True)
-    monkeypatch.setattr("train.loop.run.newest_record", lambda _: None)
     for accelerator, steps in (("v5e-8", [13, 130, 260]), ("v5e-4", [26, 260, 521]), ("v3-32", [3, 33, 65])):
         monkeypatch.setenv("TPU_ACCELERATOR_TYPE", accelerator)
         run = Run((dataclasses.replace(phase, config=dataclasses.replace(config, hardware=TPU)),))
-        plans = run.expected_plans(with_tensorflow=False)
-        assert plans is not None
-        assert list(run.phases[0].steps_at_words(plans[0])) == steps
+        (plan,) = run.planned_as_expected(with_tensorflow=False).plans
+        assert list(run.phases[0].steps_at_words(plan)) == steps
     with pytest.raises(InputError, match="at most the 9,600,000 words of the run; received 10M"):
-        Run((phase,)).expected_plans(with_tensorflow=False)  # of one CPU
+        Run((phase,)).planned_as_expected(with_tensorflow=False)  # of one CPU
 
 
 @pytest.mark.parametrize(
@@ -114,7 +113,7 @@ def test_a_tpu_of_unknown_type_is_taken_for_that_of_the_checkpoint(shards, finis
     monkeypatch.setattr("train.runtime.machines.has_tensorflow_for_tpus", lambda: True)
     monkeypatch.setattr("train.runtime.machines.read_metadata", lambda *_, **__: None)
     shutil.copytree(finished_run, tmp_path / "run")
-    assert prepared(shards, tmp_path / "run").expected_plans(with_tensorflow=False)[0].num_replicas == 2
+    assert prepared(shards, tmp_path / "run").plans[0].num_replicas == 2
     with pytest.raises(InputError, match=r"A run must resume with its global batch .* assumes 2 replicas.*set"):
         prepared(shards, tmp_path / "run", "--per-replica-batch-size", "2")
 

@@ -9,8 +9,8 @@ import pytest
 from mlm_common.cli.command_line import parse_arguments
 from train.config.settings import HardwareConfig
 from train.fill_mask import FillMaskConfig
+from train.loop.phase import Phase
 from train.loop.report import cpu_seconds, describe_baseline, describe_time_on_cpu, excerpt, print_result
-from train.loop.run import Phase
 from train.tasks.masked_lm import MaskedLanguageModeling
 
 FIGURES = {"loss": 5.89, "perplexity": 361.0, "masked_accuracy": 0.145, "num_masked_tokens": 900}

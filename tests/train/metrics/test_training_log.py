@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from tests.fixtures.plans import config_of, make_plan, plan_of
+from tests.fixtures.plans import config_of, make_plan, phase_of, plan_of
 from tests.fixtures.tiny_models import tiny_config
 from train.config.learning import OptimizationConfig
 from train.config.settings import HardwareConfig, RunConfig
+from train.loop.phase import make_plans
 from train.metrics.training_log import Clock, TrainingBar, TrainingDivergedError, TrainingLog
 from train.model.computation import full_speed_step_seconds, step_flops
 from train.runtime.machines import ACCELERATOR_TYPE_VARIABLE, CHIPS
-from train.runtime.plan import PhaseToPlan, make_plans
 
 
 @pytest.fixture
@@ -181,8 +181,8 @@ def test_full_speed_is_that_of_all_replicas_where_it_is_known(monkeypatch, tpu_n
 def test_losses_rise_within_a_phase():
     config = config_with()
     lines = [{"step": step, "split": "train", "loss": 1.0} for step in range(1, 6)]
-    phase = PhaseToPlan(dataclasses.replace(config.optimization, max_steps=5), config.run, 1000, 16)
-    first, second = make_plans((phase, phase), 8)
+    phase = phase_of(dataclasses.replace(config.optimization, max_steps=5), config.run, 1000, 16)
+    first, second = make_plans([phase, phase], 8)
     for plan, is_refused in ((first, True), (second, False)):
         written = SimpleNamespace(lines=lines, is_chief=False)
         about = {"start_step": 5, "logged_step": 5, "num_skipped_rows": 0, "max_loss_rise": 1.0}

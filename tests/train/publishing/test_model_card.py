@@ -10,13 +10,14 @@ from huggingface_hub import HfApi, ModelCard
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from mlm_common.tokenizer import vocabulary_size
+from tests.fixtures.plans import plan_record
 from tests.fixtures.tiny_models import CONFIGS, tiny_tokenizer
 from train.config.learning import DataConfig, MaskingConfig, ModelConfig, OptimizationConfig
+from train.config.phases import OVERRIDES_PER_PHASE, PER_PHASE
 from train.config.settings import HardwareConfig, HubConfig, RunConfig, TrainingConfig
 from train.publishing.model_card import check_card, model_card
 from train.publishing.publisher import published_run
 from train.publishing.pytorch_format import ModelSnapshot
-from train.runtime.plan import OVERRIDES_PER_PHASE, PER_PHASE
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.task import task_record
 
@@ -52,7 +53,6 @@ def record(hub: HubConfig = HUB, init_from: str | None = None, **corpus_settings
     config = TrainingConfig(data, model, MaskingConfig(), OptimizationConfig(), HardwareConfig(), run, hub)
     shards = {"split": "train", "max_length": 16, "chunking": "concat", "corpus": corpus(**corpus_settings)}
     shards |= {"totals": TOTALS, "unigram_entropy_nats": 4.2}
-    plan = {"num_steps": 6, "global_batch_rows": 8, "num_rows": 130, "max_length": 16, "num_warmup_steps": 1}
     return {
         "settings": config.as_dict(),
         "versions": {"tensorflow": "2.21.0"},
@@ -60,7 +60,7 @@ def record(hub: HubConfig = HUB, init_from: str | None = None, **corpus_settings
         "computation": {"jit_compile": False, "tpu_layers": True},
         "hub_revision": "abc123",
         "task": json.loads(json.dumps(task_record(MaskedLanguageModeling))),
-        "plan": plan,
+        "plan": plan_record(num_steps=6, num_warmup_steps=1),
         "train_data": shards,
         "eval_data": shards | {"split": "validation"},
     }

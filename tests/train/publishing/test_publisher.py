@@ -10,16 +10,16 @@ import tensorflow as tf
 from huggingface_hub import HfApi, ModelCard
 
 from mlm_common.hub import push as hub
-from tests.fixtures.plans import make_plan
+from tests.fixtures.plans import make_plan, phase_of
 from tests.fixtures.results import read_json
 from tests.fixtures.tiny_models import tiny_model, tiny_tokenizer
 from tests.servers.fixtures import HubHandle
 from train.config.learning import OptimizationConfig
 from train.config.settings import HubConfig, RunConfig
+from train.loop.phase import make_plans
 from train.publishing import publisher as publisher_module
 from train.publishing.publisher import Publisher, PushToHub, read_log_files, steps_of_pushes
 from train.publishing.pytorch_format import take_snapshot
-from train.runtime.plan import PhaseToPlan, make_plans
 from train.runtime.run_folder import RunFolder
 from train.runtime.tensorflow_runtime import TensorFlowRuntime
 
@@ -47,10 +47,10 @@ def test_when_to_push(config, expected):
 def test_a_phase_ends_a_pass_that_the_one_before_began():
     """130 rows in batches of 16 for 12 steps, then in batches of 32 for 10."""
     optimizations = [OptimizationConfig(per_replica_batch_size=16 * n, max_steps=14 - 2 * n) for n in (1, 2)]
-    phases = (PhaseToPlan(one, RunConfig(), 130, 16, continues_rows=True) for one in optimizations)
+    phases = [phase_of(optimization, RunConfig(), 130, 16, continues_rows=True) for optimization in optimizations]
     config = HubConfig(hub_model_id=REPO, hub_strategy="epoch")
     # 192 rows are used in the first.
-    assert [steps_of_pushes(config, plan) for plan in make_plans(tuple(phases), 1)] == [(9,), (15, 19)]
+    assert [steps_of_pushes(config, plan) for plan in make_plans(phases, 1)] == [(9,), (15, 19)]
 
 
 def test_unreadable_log_files_are_left_out_of_an_export(cloud, caplog):

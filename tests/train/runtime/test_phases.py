@@ -1,5 +1,7 @@
 """Phases as they are read, planned, told apart and refused; tests/train/test_phases.py trains some."""
 
+import dataclasses
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -9,14 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlm_common.errors import InputError
-from tests.fixtures.plans import config_of
+from tests.fixtures.plans import config_of, phase_of
 from tests.fixtures.tiny_phases import phases_flags, phases_with
 from train.checkpoints.resume import ResumePoint, check_checkpoint, fingerprint_of_phases, fingerprint_sha256
+from train.config.phases import PER_PHASE, PhaseSettings, phases_of
 from train.config.settings import parse_training_config
 from train.loop.lifecycle import Pretraining
+from train.loop.phase import make_plans
 from train.loop.report import describe_plan
 from train.runtime.machines import Cluster
-from train.runtime.plan import PER_PHASE, PhaseSettings, PhaseToPlan, Plan, make_plans, phases_of, tokens_after
+from train.runtime.plan import Plan
 from train.runtime.run_folder import RunFolder
 from train.step.schedule import build_schedule
 
@@ -39,8 +43,8 @@ def plans_of(phases, num_rows=1000, num_replicas=1) -> tuple[Plan, ...]:
         more = {"has_separate_schedule": phase.has_separate_schedule, "name": phase.name}
         more["continues_rows"] = config.data.train_dataset == before
         before = config.data.train_dataset
-        to_plan.append(PhaseToPlan(config.optimization, config.run, num_rows, config.data.max_length or 16, **more))
-    return make_plans(tuple(to_plan), num_replicas)
+        to_plan.append(phase_of(config.optimization, config.run, num_rows, config.data.max_length or 16, **more))
+    return make_plans(to_plan, num_replicas)
 
 
 def rates(phases, plans):
@@ -198,22 +202,21 @@ def test_phases_use_rows_and_tokens_as_their_steps_do(phases, num_rows):
         settings = {"max_steps": num_steps, "per_replica_batch_size": batch_rows, "warmup_steps": 0}
         optimization = SimpleNamespace(**{**vars(config.optimization), **settings})
         same = index > 0 and phases[index - 1][2] == length
-        to_plan.append(PhaseToPlan(optimization, config.run, num_rows, length, continues_rows=same))
-    plans = make_plans.__wrapped__(tuple(to_plan), 1)
+        to_plan.append(phase_of(optimization, config.run, num_rows, length, continues_rows=same))
+    plans = make_plans(to_plan, 1)
     row = step = num_tokens = 0
     for (num_steps, batch_rows, _), phase, plan in zip(phases, to_plan, plans, strict=True):
-        row = row if phase.continues_rows else 0
+        row = row if phase.inputs.has_rows_of(None) else 0
         assert (plan.first_step, plan.row_after(step)) == (step, row)
         step, row, num_tokens = step + num_steps, row + num_steps * batch_rows, num_tokens + plan.num_tokens
         assert (plan.num_steps, plan.row_after(step)) == (step, row)
-        before = {"before": [vars(one) for one in plans[-1].before]}
-        assert tokens_after(vars(plans[-1]) | before, step) == num_tokens
+        assert plans[-1].tokens_after(step) == num_tokens
+        assert Plan.from_record(json.loads(json.dumps(dataclasses.asdict(plan)))) == plan
     assert sum(steps * rows * length for steps, rows, length in phases) == num_tokens
 
 
 def record_at(plan, step):
-    before = [vars(one) for one in plan.before]
-    return SimpleNamespace(step=step, plan={**vars(plan), "before": before})
+    return SimpleNamespace(step=step, plan=plan)
 
 
 def test_a_checkpoint_is_of_phases_that_stayed_as_they_were(tmp_path):
@@ -239,11 +242,12 @@ def test_the_fingerprint_of_phases_has_what_differs():
 @pytest.mark.parametrize("begun_phase", [0, 1, 2])
 def test_only_phases_that_are_begun_must_stay(tmp_path, begun_phase):
     first, second = {"rate": 1.0, "own": 1}, {"rate": 2.0, "own": 1}
-    RunFolder(tmp_path).write_record({"fingerprint": fingerprint_of_phases([first, second, second])})
+    record = {"fingerprint": fingerprint_of_phases([first, second, second])}
+    (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
 
     def check(*phases):
         asked = fingerprint_of_phases([first, *phases])
-        RunFolder(tmp_path).check(asked, resume="auto", overwrite=False, begun_phase=begun_phase)
+        RunFolder(tmp_path).check(record, asked, resume="auto", overwrite=False, begun_phase=begun_phase)
 
     check(second, second)
     for phases, changed in (((second, first), 2), ((first, second), 1), ((first, first), 1)):
@@ -257,9 +261,9 @@ def test_only_phases_that_are_begun_must_stay(tmp_path, begun_phase):
 def test_a_run_is_opened_phase_by_phase(phase_shards, tmp_path):
     """One model fits the rows of all; the second phase has the rows of the first, the third has others."""
     config = parse_training_config(phases_flags(phase_shards, tmp_path / "run"), "")
-    run = Pretraining().open_run(config, Cluster())
+    run = Pretraining().open_run(config, Cluster()).planned(1)
     assert {phase.model_config.max_position_embeddings for phase in run.phases} == {34}
-    plans = run.plans(1)
+    plans = run.plans
     assert [(plan.first_row, plan.first_step_of_rows, plan.num_steps) for plan in plans] == [
         (0, 0, 5), (40, 0, 9), (0, 9, 14),
     ]  # fmt: skip

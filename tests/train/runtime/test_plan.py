@@ -5,10 +5,11 @@ import logging
 import pytest
 
 from mlm_common.errors import InputError
-from tests.fixtures.plans import config_of, make_plan
+from tests.fixtures.plans import config_of, make_plan, phase_of
 from train.config.learning import OptimizationConfig
 from train.config.settings import RunConfig
-from train.runtime.plan import PhaseToPlan, make_plans, warn_of_other_batch
+from train.loop.phase import make_plans
+from train.loop.report import describe_numbers, warn_of_other_batch
 
 
 def plan_of(num_rows=1000, num_replicas=1, run=None, **optimization):
@@ -23,10 +24,10 @@ def test_a_plan_is_pinned():
     assert (plan.eval_steps, plan.save_steps) == (5, 5)
     assert plan.num_tokens == 46 * 64 * 128
     assert plan.num_epochs == pytest.approx(2.944)
-    text = plan.describe(num_parameters=2**30)
+    text = describe_numbers(plan, num_parameters=2**30)
     assert text["parameters"] == "1,073,741,824"
     assert text["memory"].startswith("16.00 GiB")
-    assert plan.describe(2**30, num_with_one_moment=2**29)["memory"].startswith("14.00 GiB")
+    assert describe_numbers(plan, 2**30, num_with_one_moment=2**29)["memory"].startswith("14.00 GiB")
 
 
 @pytest.mark.parametrize(
@@ -80,8 +81,8 @@ def test_a_profile_is_two_rising_numbers(profile):
 )
 def test_ten_evaluations_take_a_tenth_of_the_time_at_most(num_steps, num_eval_rows, eval_steps, save_steps):
     config = OptimizationConfig(per_replica_batch_size=8, max_steps=num_steps)
-    phase = PhaseToPlan(config, RunConfig(), 10**6, 128, num_eval_rows=num_eval_rows)
-    (plan,) = make_plans((phase,), num_replicas=1)
+    phase = phase_of(config, RunConfig(), 10**6, 128, num_eval_rows=num_eval_rows)
+    (plan,) = make_plans([phase], num_replicas=1)
     assert (plan.eval_steps, plan.save_steps) == (eval_steps, save_steps)
     num_evaluations = plan.num_evaluations_after(0)
     assert num_evaluations <= 10
@@ -91,21 +92,21 @@ def test_ten_evaluations_take_a_tenth_of_the_time_at_most(num_steps, num_eval_ro
 
 
 def test_all_phases_end_with_an_evaluation():
-    phase = PhaseToPlan(OptimizationConfig(max_steps=15), RunConfig(eval_steps=10), 1000, 128, num_eval_rows=9)
-    first, second = make_plans((phase, phase), num_replicas=1)
+    phase = phase_of(OptimizationConfig(max_steps=15), RunConfig(eval_steps=10), 1000, 128, num_eval_rows=9)
+    first, second = make_plans([phase, phase], num_replicas=1)
     assert [first.num_evaluations_after(step) for step in (0, 9, 10, 14)] == [2, 2, 1, 1]  # steps 10 and 15
     assert [second.num_evaluations_after(step) for step in (15, 19, 20, 29)] == [2, 2, 1, 1]  # steps 20 and 30
 
 
 def test_the_plan_says_when_it_evaluates_and_saves():
-    phase = PhaseToPlan(
+    phase = phase_of(
         OptimizationConfig(per_replica_batch_size=32, max_steps=1100), RunConfig(), 10**6, 64, num_eval_rows=1906
     )
-    (plan,) = make_plans((phase,), num_replicas=1)
-    text = plan.describe(2**20, 1906)
+    (plan,) = make_plans([phase], num_replicas=1)
+    text = describe_numbers(plan, 2**20, 1906)
     assert (text["evaluate"], text["save"]) == ("every 220 steps, about 8% of the time", "every 110 steps")
-    assert "evaluate" not in plan.describe(2**20)
-    text = plan_of(max_steps=100, run=RunConfig(eval_steps=50)).describe(2**20, 1)
+    assert "evaluate" not in describe_numbers(plan, 2**20)
+    text = describe_numbers(plan_of(max_steps=100, run=RunConfig(eval_steps=50)), 2**20, 1)
     assert text["evaluate and save"].startswith("every 50 steps, about ")
 
 
@@ -121,8 +122,8 @@ def test_an_epoch_is_the_steps_of_a_pass_rounded_up(num_rows, fills_passes, num_
     """So that three passes are evaluated and saved three times, the last time at the end."""
     settings = OptimizationConfig(per_replica_batch_size=8, num_epochs=3)
     run = RunConfig(eval_steps="epoch", save_steps="epoch", log_steps="epoch")
-    phase = PhaseToPlan(settings, run, num_rows, 128, fills_passes=fills_passes, num_eval_rows=100)
-    (plan,) = make_plans((phase,), num_replicas=1)
+    phase = phase_of(settings, run, num_rows, 128, fills_passes=fills_passes, num_eval_rows=100)
+    (plan,) = make_plans([phase], num_replicas=1)
     assert plan.num_steps == num_steps
     assert plan.eval_steps == plan.save_steps == plan.log_steps(run.log_steps) == -(-num_rows // 8)
     assert plan.num_evaluations_after(0) == 3

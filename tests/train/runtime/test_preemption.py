@@ -30,9 +30,9 @@ def test_a_signal_makes_the_request_and_its_handler_goes_away(number, in_words):
     request = StopRequest()
     before = signal.getsignal(number)
     with listening(request, on_cloud_machine=False):
-        assert not request.is_agreed
+        assert not request.is_agreed()
         os.kill(os.getpid(), number)
-        assert wait_until(lambda: request.is_agreed)
+        assert wait_until(lambda: request.is_agreed())
         if number == signal.SIGINT:
             assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL  # the next one kills
     assert request.in_words == in_words
@@ -58,7 +58,7 @@ def main(argv):
     request = StopRequest()
     with listening(request, on_cloud_machine=False):
         print("ready", flush=True)
-        while HANGS or not request.is_made:
+        while HANGS or not request.check():
             time.sleep(0.01)
         raise RunStoppedError("Stopped at step 2 of 3, saved. Run the same command again to continue.")
 sys.exit(main([]))
@@ -105,9 +105,9 @@ def test_a_new_notice_makes_the_request(metadata, before, name, value):
     request = StopRequest()
     with listening(request, on_cloud_machine=False):
         time.sleep(0.2)
-        assert not request.is_made
+        assert not request.check()
         metadata[name] = value
-        assert wait_until(lambda: request.is_made)
+        assert wait_until(lambda: request.check())
     assert request.reason == f"the machine's {name} is {value}"
 
 
@@ -119,29 +119,29 @@ def test_workers_stop_once_they_have_compared():
         return [1.0, 0.0, 7.0]  # another one was asked to stop, whose steps take longer
 
     request = StopRequest(max_over_workers)
-    assert not request.is_agreed
+    assert not request.is_agreed()
     assert request.compare(5.0) == 7.0
     assert compared == [[0.0, 0.0, 5.0]]
-    assert request.is_agreed
+    assert request.is_agreed()
     other = StopRequest(lambda values: values)
     other.make("a reason")
-    assert not other.is_agreed
+    assert not other.is_agreed()
     other.compare()
-    assert other.is_agreed
+    assert other.is_agreed()
 
 
 def test_workers_save_together_by_the_clock_of_any():
-    assert StopRequest().is_save_agreed(True)
+    assert StopRequest().take_agreement_to_save(True)
     compared, found = [], [0.0, 1.0, 0.0]
     request = StopRequest(lambda values: compared.append(values) or found)
-    assert not request.is_save_agreed(True)
+    assert not request.take_agreement_to_save(True)
     request.compare()
     assert compared == [[0.0, 1.0, 0.0]]
-    assert request.is_save_agreed(True)
+    assert request.take_agreement_to_save(True)
     found[1] = 0.0
     request.compare()
     assert compared[1] == [0.0, 0.0, 0.0]  # once is enough
-    assert not request.is_save_agreed(False)
+    assert not request.take_agreement_to_save(False)
 
 
 class Device:

@@ -1,12 +1,12 @@
 """Whose run a folder holds, and what of it is deleted."""
 
-import json
 import shutil
 
 import pytest
 
 from mlm_common.errors import InputError
 from tests.fixtures.tiny_corpus import contents
+from train.checkpoints.run_record import RunRecord
 from train.runtime.run_folder import RunFolder
 
 
@@ -24,7 +24,7 @@ def test_clearing_deletes_all_that_a_run_wrote_and_nothing_else(finished_run, tm
 def test_nothing_is_deleted_in_a_folder_that_holds_no_run(tmp_path):
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / "README.md").write_text("mine", encoding="utf-8")
-    RunFolder(tmp_path).check({}, resume="auto", overwrite=True)
+    RunFolder(tmp_path).check(None, {}, resume="auto", overwrite=True)
     RunFolder(tmp_path).clear()
     assert (tmp_path / "export" / "README.md").read_text(encoding="utf-8") == "mine"
 
@@ -34,8 +34,9 @@ def test_a_folder_with_files_and_no_run_is_not_overwritten(tmp_path, record):
     (tmp_path / "metrics.jsonl").write_text("mine", encoding="utf-8")
     if record is not None:
         (tmp_path / "run.json").write_text(record, encoding="utf-8")
-    with pytest.raises(InputError, match=r"must be empty .* contains metrics.jsonl but no run.json of a run"):
-        RunFolder(tmp_path).check({}, resume="auto", overwrite=True)
+    refusal = r"must be empty .* contains metrics.jsonl but no run.json of a run|run.json .*the record of a run"
+    with pytest.raises(InputError, match=refusal):
+        RunFolder(tmp_path).check(RunRecord.read(RunFolder(tmp_path)).content, {}, resume="auto", overwrite=True)
 
 
 def test_a_deletion_that_was_killed_is_taken_up_again(finished_run, tmp_path):
@@ -44,7 +45,7 @@ def test_a_deletion_that_was_killed_is_taken_up_again(finished_run, tmp_path):
     shutil.copytree(finished_run, run)
     for name in ("checkpoints/step-00000003.json", "checkpoints/step-00000006.json", "metrics.jsonl"):
         (run / name).unlink()
-    RunFolder(run).check({}, resume="auto", overwrite=True)
+    RunFolder(run).check(RunFolder(run).read_record(), {}, resume="auto", overwrite=True)
     RunFolder(run).clear()
     assert not contents(run)
 
@@ -75,7 +76,7 @@ OTHER_EVALUATION = {"eval_shards": {"de": [2, "c 1"]}}
 )
 def test_what_differs_from_the_run_in_the_folder_is_named(changes, shown, tmp_path):
     fingerprint = {"run.seed": 1, "model.labels": {"a": 1}, "train_shards": MIXTURE, "eval_shards": {"de": [1, "c 1"]}}
-    (tmp_path / "run.json").write_text(json.dumps({"fingerprint": fingerprint}), encoding="utf-8")
+    (tmp_path / "metrics.jsonl").touch()
     with pytest.raises(InputError) as error:
-        RunFolder(tmp_path).check(fingerprint | changes, resume="auto", overwrite=False)
+        RunFolder(tmp_path).check({"fingerprint": fingerprint}, fingerprint | changes, resume="auto", overwrite=False)
     assert f"contains a different run ({shown}). Use another folder" in str(error.value)

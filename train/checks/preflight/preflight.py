@@ -22,7 +22,7 @@ from train.checks.preflight.tpu_compiler import (
 )
 from train.config.settings import RunSettings
 from train.data.pipeline import batch_spec
-from train.loop.run import Phase
+from train.loop.phase import Phase
 from train.model.computation import step_flops
 from train.runtime.lowering import empty, give_memory_back, lower
 from train.runtime.plan import Plan

@@ -3,6 +3,7 @@
 All times in the report are estimates of the compiler.
 """
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from train.checks.preflight.tpu_compiler import CompiledStep, DoesNotFitError, T
 from train.config.settings import TrainingConfig
 from train.data.shards import TrainingInputs, open_inputs
 from train.loop.lifecycle import open_pretraining
+from train.loop.phase import make_plans
 from train.loop.run import Run
 from train.runtime.machines import GIB, Cluster
 
@@ -34,12 +36,13 @@ KNOWN_ERROR = (
 )
 
 
-def open_run(config: TrainingConfig, vocab_size: int | None) -> Run:
-    return open_pretraining(config, Cluster(), functools.partial(_inputs, vocab_size=vocab_size))
+def open_run(config: TrainingConfig, vocab_size: int | None, num_replicas: int) -> Run:
+    run = open_pretraining(config, Cluster(), functools.partial(_inputs, vocab_size=vocab_size))
+    return dataclasses.replace(run, plans=make_plans(run.phases, num_replicas))
 
 
 def print_plan(run: Run, tpu: TpuSlice) -> None:
-    for phase, plan in zip(run.phases, run.plans(tpu.num_replicas), strict=True):
+    for phase, plan in zip(run.phases, run.plans, strict=True):
         if phase.name:
             print(f"\n{phase.name}\n")
         optimization = phase.config.optimization
