@@ -1,4 +1,4 @@
-"""Install the project, then train a tiny model from text to filled-in words, with the four commands that a user types.
+"""Install the project, then train a tiny model on text and let it fill in words, with the four commands a user types.
 
     make quickstart
     python3 quickstart.py
@@ -36,7 +36,7 @@ NUM_PREDICTIONS = 3
 
 
 class QuickStart:
-    """The stages, each of which runs a command and shows its result.
+    """The stages of the quickstart. Each stage runs a command and shows its result.
 
     Args:
         folder: the folder for all results and logs.

@@ -16,9 +16,9 @@ from train.runtime.run_folder import RunFolder
 # TensorFlow's text before and after the reason why workers cannot continue together.
 ABORTED = "Collective ops is aborted by:"
 ADVICE = "The error could be from a previous operation."
-# A worker has ended: TensorFlow's message about its connection, and those of Gloo, JAX's collectives on CPUs.
+# Show that a worker has ended: TensorFlow's message about its connection, and those of Gloo, JAX's CPU collectives.
 CONNECTION_LOST = re.compile(r"Socket closed|Gloo .*([Cc]onnection|[Tt]imed out|peer)")
-# TensorFlow's client of Cloud Storage has given up.
+# Shows that TensorFlow's client for Cloud Storage has given up.
 NO_ANSWER = "retry attempts failed"
 # Text that shows that an error came from the input pipeline.
 INPUT_ERROR = re.compile(r"transformation with iterator|\.tfrecord\b")

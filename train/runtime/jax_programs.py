@@ -31,8 +31,8 @@ CACHE_FOLDER = Path("~/.cache/mlm-pretraining/programs")
 # In a program's header: a result that is written into the memory of a parameter.
 ALIAS = re.compile(r"parameter_number = (\d+) : i64\}, output_index = array<i64(?:: (\d+))?>")
 
-# One value per replica, on its device. For JAX this is a replicated array, whose values are all equal. The values of a
-# batch and shards of moments are not equal, so only the programs of this module may read them.
+# One value per replica, on its device. To JAX this is a replicated array, whose values would all be equal. The values
+# of batches and of shards of moments differ, so only the programs of this module may read them.
 Replicas: TypeAlias = jax.Array
 
 
@@ -53,7 +53,7 @@ class Program:
     _joiners: list[Any] = field(default_factory=list)  # one for each result; created with the first results
 
     def execute(self, parameters: Sequence[Replicas]) -> list[Replicas]:
-        """Start the program on all devices of this host; returns before they have finished."""
+        """Start the program on all devices of this host; return before they have finished."""
         results = self.executable.execute_sharded(parameters)
         if self._joiners:
             return list(results.consume_with_handlers(self._joiners))
@@ -129,8 +129,8 @@ def place(parts: Sequence[NDArray[Any]], sharding: NamedSharding, *, assigned: b
     Args:
         parts: the array of each device.
         sharding: the sharding of the result.
-        assigned: a program will write into the memory. Then arrays are copied on a CPU, too. Otherwise JAX would share
-            the NumPy array's memory, keep it, and copy it when the program starts.
+        assigned: a program will write into the memory. If so, arrays are copied even on a CPU. Otherwise JAX would
+            share the NumPy array's memory, keep it, and copy it when the program starts.
     """
     aval, devices = ShapedArray(parts[0].shape, parts[0].dtype), sharding.mesh.local_devices
     copied = assigned and devices[0].platform == "cpu"

@@ -138,7 +138,7 @@ def lowered_text(function: Any, *arguments: Any) -> str:
 
 
 def _as_bytes(constant: re.Match[str]) -> str:
-    """Write a constant of booleans as bytes: TensorFlow packs eight into a byte, which JAX cannot read since 0.11."""
+    """Write a constant of booleans as bytes: JAX 0.11 and later cannot read TensorFlow's eight booleans per byte."""
     name, packed, shape = constant.groups()
     num_values = math.prod(int(size) for size in shape.split("x"))
     values = np.unpackbits(np.frombuffer(bytes.fromhex(packed), np.uint8), count=num_values, bitorder="little")

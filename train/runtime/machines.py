@@ -5,10 +5,10 @@ TF_CONFIG: https://www.tensorflow.org/guide/distributed_training#setting_up_the_
 `Chip` describes one replica of TPUStrategy: a core up to v3, a whole chip from v4 on.
 
 Sources: peaks and memory are from Google's documentation (cloud.google.com/tpu/docs/v3 to v6e), halved for a core of
-v3. Those of v2, and the clocks of v2 and v3, are from Jouppi et al. 2020, "A Domain-Specific Supercomputer for Training
-Deep Neural Networks"; the clock of v4 is from Jouppi et al. 2023 (arXiv 2304.01433). The other clocks are computed from
-the peak and the matrix units. `usable_memory_bytes` is the memory that the TPU compiler (libtpu 0.0.42) leaves to a
-program; its error message for a program that is too large contains this number.
+v3. The peak and memory of v2, and the clocks of v2 and v3, are from Jouppi et al. 2020, "A Domain-Specific
+Supercomputer for Training Deep Neural Networks"; the clock of v4 is from Jouppi et al. 2023 (arXiv 2304.01433). The
+other clocks are computed from the peak and the matrix units. `usable_memory_bytes` is the memory that the TPU compiler
+(libtpu 0.0.42) leaves to a program; its error message for a program that is too large contains this number.
 """
 
 import contextlib

@@ -37,7 +37,7 @@ XLA_FLAGS = (
     "--tf_mlir_enable_convert_control_to_data_outputs_pass=true",
     "--tf_mlir_enable_merge_control_flow_pass=true",
 )
-# Its path in Google's images.
+# The path of libtpu in Google's images.
 SYSTEM_LIBRARY = Path("/lib/libtpu.so")
 # Importing TensorFlow from a cold disk takes a minute or more; connecting to the chips of a host takes less.
 TRIAL_SECONDS = 300.0
@@ -51,7 +51,7 @@ _tried: list[str] = []
 
 
 def library_path() -> Path | None:
-    """Return the libtpu for TensorFlow to load: that of TPU_LIBRARY_PATH, of the installed package, or of the image."""
+    """Find the libtpu that TensorFlow will load: from TPU_LIBRARY_PATH, the installed package, or Google's image."""
     spec = importlib.util.find_spec("libtpu")
     package = Path(spec.origin).parent / "libtpu.so" if spec and spec.origin else None
     named = os.environ.get("TPU_LIBRARY_PATH")
@@ -80,7 +80,7 @@ def show_tpu(config: HardwareConfig) -> None:
     if not is_here or "tensorflow" in sys.modules:
         return
     if NO_METADATA_VARIABLE not in os.environ and read_metadata("instance/id", timeout_seconds=2.0) is None:
-        os.environ[NO_METADATA_VARIABLE] = "1"  # otherwise libtpu asks for minutes and then ends the process
+        os.environ[NO_METADATA_VARIABLE] = "1"  # otherwise libtpu asks the server for minutes, then ends the process
     if config.pjrt == "off" or (config.pjrt == "auto" and not is_newer_tpu()):
         _tried[:] = ["without its PJRT settings"]
         return

@@ -147,7 +147,7 @@ def listening(request: StopRequest, *, on_cloud_machine: bool) -> Iterator[None]
     def interrupt(*_: object) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         request.make(CTRL_C)
-        os.write(2, STOPPING)  # printing might interrupt a print
+        os.write(2, STOPPING)  # `print` might fail if it interrupts another `print`
 
     if in_main_thread:
         signal.signal(signal.SIGTERM, lambda *_: request.make("received SIGTERM"))

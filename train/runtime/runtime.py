@@ -95,7 +95,7 @@ class Runtime(ABC):
     def write(self, variables: Sequence[Any], values: Sequence[NDArray[Any]]) -> None:
         """Set variables to the same value on all replicas."""
 
-    # With TensorFlow's runtime the following do nothing, because its variables are on the devices already.
+    # With TensorFlow's runtime the following methods do nothing, because its variables are on the devices already.
 
     def pull(self, variables: Iterable[Any]) -> None:  # noqa: B027
         """Copy values from the devices to TensorFlow's variables. Waits for the device."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Packages with which JAX supports TPUs, and GPUs of NVIDIA and AMD.
+# Packages with which JAX supports TPUs, and GPUs from NVIDIA and AMD.
 JAX_FOR_TPUS = ("libtpu", "libtpu-nightly")
 JAX_FOR_GPUS = ("jax-cuda12-plugin", "jax-cuda13-plugin", "jax-rocm60-plugin", "jax-rocm7-plugin")
 GPU_DEVICE_PATTERNS = ("nvidia[0-9]*", "dxg", "kfd")
@@ -173,7 +173,7 @@ def jax_devices(config: HardwareConfig, cluster: Cluster) -> list[Any]:
 
 
 def let_tensorflow_free_memory(config: HardwareConfig) -> None:
-    """Turn oneDNN off for JAX's runtime, because its allocator would keep the memory of variables that JAX has.
+    """Turn oneDNN off for JAX's runtime: oneDNN's allocator would keep the memory of variables that were moved to JAX.
 
     Call it before TensorFlow is imported.
     """

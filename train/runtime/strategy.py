@@ -136,7 +136,7 @@ def _needs_another_setup(error: Exception) -> bool:
     # The resolver's message contains the answer of the TPU's API.
     if isinstance(error, refusals) or re.search("Missing runtime dependency|HttpError 40[013]", str(error)):
         return True
-    # If another process holds the TPU, it is not found either.
+    # If another process holds the TPU, TensorFlow does not find it either.
     is_not_found = isinstance(error, tf.errors.NotFoundError | tf.errors.InvalidArgumentError)
     return is_not_found and not has_tensorflow_for_tpus()
 

@@ -31,7 +31,7 @@ class TensorFlowRuntime(Runtime):
         return self.strategy.scope()
 
     def distribute(self, batches: Callable[[tf.distribute.InputContext], tf.data.Dataset]) -> Any:
-        """Distribute a data set, of which each input pipeline reads the batches of its own replicas.
+        """Distribute a data set; each input pipeline reads only the batches of its own replicas.
 
         `experimental_distribute_dataset` would give every host the same rows, unless there are as many files as hosts.
 
@@ -94,7 +94,7 @@ class TensorFlowRuntime(Runtime):
 
 
 class ShardedVariable:
-    """A variable of which each replica has a shard, read and set as a single array, for checkpoints.
+    """A variable that is sharded over the replicas, read and set as a single array, for checkpoints.
 
     Args:
         runtime: all its replicas, including those of other workers, have a shard.
@@ -133,7 +133,7 @@ def build_train_function(model: Any) -> Callable[[Any], dict[str, tf.Tensor]]:
     the device was idle for at most that long. With TF_DETERMINISTIC_OPS TensorFlow forbids clocks in a graph, and the
     seconds are NaN.
 
-    If batches differ in length, a step is compiled for each length, and each call makes one step.
+    If batches differ in length, a step is compiled for each length, and each call runs one step.
     """
     strategy = model.distribute_strategy
     train_step = model.train_step
