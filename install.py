@@ -1,16 +1,16 @@
-"""Install the project into an environment of its own, `.venv`.
+"""Install the project into its own environment, `.venv`.
 
     python3 install.py                     # for this machine's TPU, or else its GPU, or else its CPU
     python3 install.py --with finetuning   # with additional packages
     python3 install.py --extra preflight   # into .venv-preflight
     MLM_EXTRA=tpu python3 install.py       # if install.py does not recognize the machine's devices
 
-It needs nothing but Python, and changes no package outside the environment: notebook services have installed hundreds,
-among them other versions of TensorFlow, transformers and NumPy. It uses uv, which it downloads from PyPI if necessary,
-or pip if that fails.
+It needs only Python, and does not change packages outside the environment, because notebook services come with hundreds
+of packages, among them other versions of TensorFlow, transformers and NumPy. It uses uv, which it downloads from PyPI
+if necessary, or pip if that fails.
 """
 
-# So that Python 3.8 can run this file up to the error that asks for a newer version.
+# Lets Python 3.8 run this file up to the error that asks for a newer version.
 from __future__ import annotations
 
 import argparse
@@ -79,8 +79,8 @@ def find_place(environment: Mapping[str, str] = os.environ) -> str:
 def find_extra(devices: Path = Path("/dev")) -> str:
     """Return the extra that `MLM_EXTRA` names, or else the one for the device files on this machine.
 
-    For a TPU that is `jax-tpu`, because JAX works on every TPU; or `tpu` if the Python that runs this has TensorFlow,
-    as in Google's images for TensorFlow.
+    For a TPU this is `jax-tpu`, because JAX works on every TPU. If the Python that runs this has TensorFlow, as in
+    Google's images for TensorFlow, it is `tpu` instead.
     """
     if EXTRA_VARIABLE in os.environ:
         return os.environ[EXTRA_VARIABLE]
@@ -98,7 +98,10 @@ def _is_installed(package: str) -> bool:
 
 
 def default_environment(extra: str) -> str:
-    """Return the folder for an extra. The preflight has its own, because its packages conflict with the others."""
+    """Return the folder for an extra.
+
+    The preflight has its own folder, because its packages conflict with the others.
+    """
     return ".venv-preflight" if extra == "preflight" else ".venv"
 
 
@@ -125,7 +128,7 @@ def install(
 
     Args:
         extra: one of `EXTRAS`. Default: the one for this machine. `cpu` accepts an environment for a GPU or TPU.
-        environment: folder, relative to the project's. Default: `default_environment`.
+        environment: folder, relative to the project's folder. Default: `default_environment`.
         additional: other extras of pyproject.toml, such as `test`.
         say: prints a line.
 
@@ -144,7 +147,7 @@ def install(
         if name not in declared:
             raise ValueError(f"--with must name extras of pyproject.toml; received {name!r}.")
     for name in FOREIGN_VARIABLES:
-        os.environ.pop(name, None)  # also for the commands that the interpreter will run
+        os.environ.pop(name, None)  # this also affects the commands that the interpreter will run
     folder = PROJECT_FOLDER / (environment or default_environment(extra))
     python = folder / "bin" / "python"
     installed = _read_record(folder)
@@ -179,7 +182,7 @@ def add_extra(python: str, extra: str) -> None:
 
 
 def _extras_to_install(installed: dict[str, Any], extra: str, additional: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the main extra of the environment, and all of its extras including those that it already has."""
+    """Return the main extra of the environment, and all extras to install, including those already installed."""
     existing = installed.get("extras", [])
     if extra == "cpu" and existing:
         extra = existing[0]

@@ -139,8 +139,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
         folder = Path(name)
         lengths = prepare(folder, arguments.glue_dir, arguments.num_rows, settings)
-        source = "SST-2" if arguments.glue_dir else "a stand-in for SST-2, of made-up words"
-        print(f"{len(lengths):,} rows of {source}, of {lengths.mean():.1f} tokens, the longest of {lengths.max()}")
+        source = "SST-2" if arguments.glue_dir else "a stand-in for SST-2 with made-up words"
+        size = f"{lengths.mean():.1f} tokens on average and at most {lengths.max()}"
+        print(f"{len(lengths):,} rows of {source}, with {size}")
         torch_python = arguments.torch_python
         if not torch_python and any(CONTENDERS[one][0] == TRAINER for one in arguments.contenders):
             torch_python = make_torch_environment(folder / "torch")

@@ -166,7 +166,9 @@ def print_results(curves: dict[str, Curve], entropy: float) -> None:
     for one, other in product(ours, (name for name in curves if name not in ours)):
         total_seconds, final_loss = curves[other][-1]
         needed = seconds_to(final_loss, curves[one])
-        share = "never" if needed is None else f"after {needed:.0f} s, {needed / total_seconds:.2f} of its time"
+        share = (
+            "never" if needed is None else f"after {needed:.0f} s ({needed / total_seconds:.2f} of that recipe's time)"
+        )
         print(f"{one} reaches the final loss of {other}, {final_loss:.3f}, {share}")
 
 

@@ -166,7 +166,7 @@ def _check_contents(folder: Path, shown_name: str) -> None:
 
 
 def plain_text_tokenizer_json(tokenizer_json: str) -> str:
-    """Return a `tokenizer.json` with the same ids, but whose special tokens no text can produce.
+    """Return a `tokenizer.json` with the same ids, but with special tokens that no text can produce.
 
     `encode_special_tokens` of `tokenizers` is not enough: a unigram model has the special tokens in its vocabulary, so
     it still finds them in text. Here they are renamed with a hash of the tokenizer, which no text contains. BPE merges

@@ -259,7 +259,7 @@ def _work_through(
         The rows that this process could not read. Rows that a worker could not read are in the sidecars.
     """
     bad_rows, partition_bytes = BadRows(), plan.fields["partition_bytes"]
-    sizes_bytes: dict[int, int] = {}  # of byte ranges as stored, of documents in UTF-8
+    sizes_bytes: dict[int, int] = {}  # size of byte ranges as stored, and of documents in UTF-8
 
     def missing() -> Iterator[NumberedPartition]:
         for index, partition in enumerate(corpus.partitions(plan.split_name, partition_bytes, bad_rows)):

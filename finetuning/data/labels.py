@@ -82,8 +82,8 @@ class Labels:
             where: name of the table, for error messages.
 
         Returns:
-            Class ids, int32 (rows,); or for several classes 0 and 1, float32 (rows, classes); or numbers, float32
-            (rows,).
+            Class ids, int32 (rows,); for several classes per row, zeros and ones, float32 (rows, classes); for numbers,
+            float32 (rows,).
 
         Raises:
             InputError: a label is missing or invalid, or is a class that the training split does not have.
@@ -138,13 +138,13 @@ class Labels:
         return text in NO_LABEL and text not in self._ids
 
     def zeros(self, num_rows: int) -> NDArray[Any]:
-        """Return an array of zeros in the form of `encode`."""
+        """Return an array of zeros of the form that `encode` returns."""
         if self.problem_type == "multi_label_classification":
             return np.zeros((num_rows, len(self.names)), np.float32)
         return np.zeros(num_rows, np.int32 if self.problem_type == "single_label_classification" else np.float32)
 
     def describe(self, encoded: NDArray[Any]) -> dict[str, str]:
-        """Describe labels of `encode` for the printed plan: their kind, and the fraction of rows with each class."""
+        """Describe encoded labels for the printed plan: their kind, and the fraction of rows with each class."""
         if self.problem_type == "regression":
             spread = f"{encoded.min():.6g} to {encoded.max():.6g}, mean {encoded.mean():.6g}"
             return {"kind of label": "a number", "numbers": spread}
@@ -214,8 +214,8 @@ class ScoredLabels:
     """Labels of rows to predict.
 
     Attributes:
-        encoded: in the form of `Labels.encode`. Classes that the training split does not have get the next ids, or
-            further columns.
+        encoded: labels in the form that `Labels.encode` returns. Classes that the training split does not have get the
+            next ids, or further columns.
         is_labelled: bool (rows,), whether each row has a label.
         unseen: names of the classes that the training split does not have.
     """

@@ -138,7 +138,7 @@ def read_conll(path: str, text: str) -> dict[str, list[Any]]:
 
     If there are several columns, the last one is the tag. Columns are separated by tabs if the file has any, else by
     spaces, so that a token may contain other white space. Lines that begin with -DOCSTART- are skipped, and so are
-    comments. A comment is a line before a sentence that begins with # and has another number of columns.
+    comments. A comment is a line before a sentence that begins with # and has a different number of columns.
     """
     lines = [line.strip(" ") for line in text.split("\n")]
     has_tabs = any("\t" in line for line in lines)

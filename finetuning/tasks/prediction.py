@@ -211,7 +211,7 @@ class ClassificationPredictor(RowPredictor):
         self.encode(config, read_examples_to_predict(config.file, self.data) if config.file else None)
 
     def lines(self, outputs: NDArray[Any]) -> list[str]:
-        """Format the number, or the most likely classes; if there may be several, all with a probability above 0.5."""
+        """Format the number or the most likely classes; if there may be several, all with a probability above 0.5."""
         labels = self.task.labels
         if labels.problem_type == "regression":
             return [f"{outputs[0]:8.4g}"]

@@ -160,7 +160,8 @@ def json_texts(
     """Yield the text of each row of a JSON file.
 
     An object without the key, or with null, gives an empty text. A row that is a string is the text itself. The file
-    has one row per line or, if its name ends in .json, may also be one list or object over any number of lines.
+    has one row per line. If its name ends in .json, it may also be a single list or object that spans any number of
+    lines.
 
     Args:
         file: the rows.
@@ -298,8 +299,8 @@ def _parquet_file(file: Any) -> "ParquetFile":
 def _row_group_starts(metadata: "FileMetaData") -> Iterator[int]:
     for number in range(metadata.num_row_groups):
         first = metadata.row_group(number).column(0)
-        # The group starts with its first column. Its own offset is missing in files of old writers. Missing offsets are
-        # None or 0.
+        # The group starts with its first column. The offset of the group itself is missing in files of old writers.
+        # Missing offsets are None or 0.
         yield min(filter(None, (first.dictionary_page_offset, first.data_page_offset)), default=0)
 
 

@@ -225,7 +225,7 @@ def push_files(
         files: {path in the repository: local file, or content}.
         repository: where to push.
         commit_message: message of the commit.
-        kept_in: folder, local or `gs://`, that has the files if the push fails; named in the error.
+        kept_in: folder, local or `gs://`, that keeps the files if the push fails; the error names it.
         stale: pattern of paths to delete unless they are among the files.
         stop_retries: if set by another thread, ends the current wait and the retries.
 

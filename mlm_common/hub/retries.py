@@ -1,7 +1,7 @@
 """Repeat calls of huggingface_hub after transient errors, with growing waits, and give each request a time-out.
 
-huggingface_hub itself repeats only few of its requests, and gives few of them a time-out. Before version 1 it sends
-them with `requests`, and since then with `httpx` or its successor.
+huggingface_hub itself repeats only a few of its requests, and gives only a few of them a time-out. Before version 1 it
+sends them with `requests`, and since then with `httpx` or its successor.
 """
 
 import functools
@@ -23,22 +23,22 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 CONNECT_TIMEOUT_SECONDS = 30.0
-# Maximum time between two bytes of an answer. The Hub may take a minute to commit large files.
+# Maximum time between two bytes of a response. The Hub may take a minute to commit large files.
 READ_TIMEOUT_SECONDS = 300.0
-# The same for an upload, which the storage acknowledges at once. It must be short, because a process cannot end before
-# the uploads of huggingface_hub's threads do.
+# The same for an upload, to which the storage responds at once. It must be short, because a process cannot end before
+# the uploads in huggingface_hub's threads have ended.
 UPLOAD_READ_TIMEOUT_SECONDS = 60.0
-# The longest wait that the header Retry-After of an answer can cause.
+# The longest wait that the Retry-After header of a response can cause.
 MAX_RETRY_AFTER_SECONDS = 900.0
 TRANSIENT_STATUSES = {408, 409, 412, 429, 500, 502, 503, 504}
-# The errors of `requests` and `httpx` that mean that no answer, or only a part of one, arrived. Text that is not JSON
-# comes from a proxy that did not reach the Hub.
+# The errors of `requests` and `httpx` that mean that no response, or only a part of one, arrived. A response that is
+# not JSON comes from a proxy that did not reach the Hub.
 BROKEN_IN_REQUESTS = ("ConnectionError", "Timeout", "ChunkedEncodingError", "JSONDecodeError")
 BROKEN_IN_HTTPX = ("TimeoutException", "NetworkError", "RemoteProtocolError", "ProxyError")
 
 
 class HubAwayError(RunFailedError):
-    """The Hub or the network failed for a transient reason. The message says what it was needed for."""
+    """The Hub or the network has failed temporarily. The message says what the Hub was needed for."""
 
 
 class NoAnswerError(ConnectionError):
@@ -56,7 +56,7 @@ def repeat(
         stop_retries: if set by another thread, ends the current wait and the retries.
 
     Raises:
-        OSError: no answer of the Hub arrived. Also whatever else the function raises.
+        OSError: no response from the Hub arrived. Also any other error that the function raises.
     """
 
     unanswered: tuple[type[Exception], ...] = (*_broken(), json.JSONDecodeError)
@@ -83,13 +83,13 @@ def repeat(
 
 
 def one_line(error: BaseException) -> str:
-    """Return the messages of an error and of its cause in one line of bounded length."""
+    """Return the messages of an error and of its cause as one line of limited length."""
     cause = _cause(error)
     return textwrap.shorten(str(error) if cause in (None, error) else f"{error} {cause}", 300)
 
 
 def status_of(error: BaseException) -> int | None:
-    """Return the status of the HTTP answer that caused an exception; None if there was no answer."""
+    """Return the status of the HTTP response that caused an exception; None if there was no response."""
     return getattr(_response(error), "status_code", None)
 
 
@@ -140,7 +140,8 @@ def configure_sessions() -> None:
 
 def _make_session() -> Any:
     """Make a session of `requests` whose requests have a time-out."""
-    import requests  # here, because it would take a third of the start of worker processes, which do not need it
+    # Imported here, because it would take a third of the startup time of worker processes, which do not need it.
+    import requests
     from requests.adapters import HTTPAdapter
 
     class BoundedAdapter(HTTPAdapter):
@@ -184,7 +185,7 @@ def _is_transient(error: BaseException) -> bool:
 
 @functools.cache
 def _broken() -> tuple[type[Exception], ...]:
-    """Return the error classes for missing answers of the library that huggingface_hub sends its requests with."""
+    """Return the exceptions that the HTTP library of huggingface_hub raises if no response, or only a part, arrives."""
     from huggingface_hub.errors import HTTPError  # imports the library
 
     library = sys.modules[HTTPError.__module__]
@@ -193,7 +194,7 @@ def _broken() -> tuple[type[Exception], ...]:
 
 
 def _retry_after_seconds(error: BaseException) -> float:
-    """Return the wait that the header Retry-After of the answer asks for; the Hub states it in seconds."""
+    """Return the wait that the response's Retry-After header asks for; the Hub states it in seconds."""
     response = _response(error)
     value = response.headers.get("Retry-After", "0") if response is not None else "0"
     return min(float(value), MAX_RETRY_AFTER_SECONDS) if value.isdigit() else 0.0

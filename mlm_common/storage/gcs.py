@@ -276,7 +276,8 @@ class GcsReader(io.RawIOBase):
             return 0
         with self._unchanged():
             try:
-                # Raw, to get the bytes as stored; without a check, because the checksum is that of the whole object.
+                # `raw_download` returns the bytes as stored. They cannot be checked, because the checksum is for the
+                # whole object.
                 data = self._blob.download_as_bytes(
                     start=self._position,
                     end=self._position + len(buffer) - 1,
@@ -324,7 +325,7 @@ def _upload(path: str, file: BinaryIO | mmap.mmap, send: Callable[..., None]) ->
 
 
 def _replace(path: str, generation: int, crc32c: str, send: Callable[..., None]) -> bool:
-    """Replace an object if it still has this generation (0: does not exist); return whether it had."""
+    """Replace an object if it still has this generation (0 if it must not exist); return whether it was replaced."""
     stored = blob_at(path)
     upload = functools.partial(send, stored, if_generation_match=generation)
     try:
