@@ -97,9 +97,9 @@ def average_checkpoints(paths: Sequence[str], tokenizer: str | None) -> tuple["S
         for saved in checkpoints
     }
     steps = [saved.snapshot.step for saved in checkpoints]
-    if len(phases) != 1 or checkpoints[0].record is None or len(set(steps)) < 2:
-        raise InputError(f"--average needs different checkpoints of one phase of one run; received {' '.join(paths)}.")
     last = checkpoints[-1]
+    if len(phases) != 1 or last.record is None or len(set(steps)) < 2:
+        raise InputError(f"--average needs different checkpoints of one phase of one run; received {' '.join(paths)}.")
     means = {
         # In float64, so that the mean of equal weights is exactly that weight.
         name: np.mean([saved.snapshot.arrays[name] for saved in checkpoints], axis=0, dtype=np.float64).astype(
@@ -107,8 +107,6 @@ def average_checkpoints(paths: Sequence[str], tokenizer: str | None) -> tuple["S
         )
         for name, array in last.snapshot.arrays.items()
     }
-    assert last.record is not None
-    last.record["averaged_steps"] = steps
     lines = [line for line in last.snapshot.metrics if (line["step"], line["split"]) != (steps[-1], VALIDATION)]
     last_evaluation = next((line for line in last.snapshot.metrics if line not in lines), None)
     summary = f"average of the steps {', '.join(f'{step:,}' for step in steps)}"
@@ -116,7 +114,8 @@ def average_checkpoints(paths: Sequence[str], tokenizer: str | None) -> tuple["S
         lines.append({"step": steps[-1], "split": VALIDATION, **evaluation})
         summary += f": validation loss {evaluation['loss']:.4f}"
         summary += f"; {last_evaluation['loss']:.4f} at step {steps[-1]:,}" if last_evaluation else ""
-    return replace(last, snapshot=replace(last.snapshot, arrays=means, metrics=lines)), summary
+    snapshot, record = replace(last.snapshot, arrays=means, metrics=lines), {**last.record, "averaged_steps": steps}
+    return replace(last, snapshot=snapshot, record=record), summary
 
 
 def best_checkpoint(path: str) -> str:

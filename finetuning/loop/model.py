@@ -93,6 +93,7 @@ class Start(ReadModel):
         plan_lines: Mapping[str, str] | None = None,
         run_info: Mapping[str, Any] | None = None,
         inputs_class: type[ExampleInputs] = ExampleInputs,
+        problem_type: str | None = None,
     ) -> Run:
         """Make the run of a task.
 
@@ -106,6 +107,7 @@ class Start(ReadModel):
             plan_lines: lines about the examples for the printed plan, {title: text}.
             run_info: facts about the examples to store in `run.json`, for later predictions.
             inputs_class: the class of the input pipeline.
+            problem_type: kind of the labels, as transformers names it in a model's configuration.
         """
         task.evaluated = validation
         config = self.config
@@ -129,6 +131,8 @@ class Start(ReadModel):
         resolved = resolve_model_config(config.model, inputs)
         if labels is not None:
             set_labels(resolved, labels)
+        if problem_type is not None:
+            resolved.problem_type = problem_type
         return Run((Phase(config, inputs, task, resolved),), cluster)
 
 

@@ -234,9 +234,8 @@ class ClassificationJob(FinetuningJob[ClassificationConfig]):
         if task.is_one_class:
             task.class_loss = class_loss(config.optimization, labels.names, train.examples)
             plan_lines |= describe_loss(task.class_loss, labels.names)
-        run = start.run(task, train.rows, validation, cluster, labels.by_id, plan_lines=plan_lines, run_info=run_info)
-        run.phases[0].model_config.problem_type = labels.problem_type
-        return run
+        about: dict[str, Any] = {"plan_lines": plan_lines, "run_info": run_info, "problem_type": labels.problem_type}
+        return start.run(task, train.rows, validation, cluster, labels.by_id, **about)
 
 
 def check_shared_examples(train: Examples, validation: Mapping[str, Examples], tests: Mapping[str, Examples]) -> None:

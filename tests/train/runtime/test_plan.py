@@ -1,8 +1,12 @@
 """The numbers of a run."""
 
+import dataclasses
+import json
 import logging
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mlm_common.errors import InputError
 from tests.fixtures.plans import config_of, make_plan, phase_of
@@ -10,6 +14,8 @@ from train.config.learning import OptimizationConfig
 from train.config.settings import RunConfig
 from train.loop.phase import make_plans
 from train.loop.report import describe_numbers, warn_of_other_batch
+from train.loop.run import Run
+from train.runtime.plan import Plan
 
 
 def plan_of(num_rows=1000, num_replicas=1, run=None, **optimization):
@@ -135,12 +141,12 @@ def test_an_epoch_is_the_steps_of_a_pass_rounded_up(num_rows, fills_passes, num_
 def test_a_number_of_steps_may_be_epoch(name, tmp_path):
     flag = f"--{name.replace('_', '-')}"
     (tmp_path / "flags.yaml").write_text(f"{name}: epoch", encoding="utf-8")
-    for given, value in (
+    for flags, value in (
         ((flag, "epoch"), "epoch"),
         ((flag, 12), 12),
         (("--config-file", tmp_path / "flags.yaml"), "epoch"),
     ):
-        assert getattr(config_of(*given).run, name) == value
+        assert getattr(config_of(*flags).run, name) == value
     for wrong, rule in (("epochs", "a whole number or epoch"), ("0", "at least 1")):
         with pytest.raises(InputError, match=f"{flag} must be {rule}; received {wrong}"):
             config_of(flag, wrong)
@@ -172,3 +178,36 @@ def test_what_becomes_of_a_presets_batch(num_replicas, flags, warning, caplog):
     made_for = "tiny-cpu is tuned for 1 replica" if flags else "roberta-base-v5e-8 is tuned for 8 replicas"
     said = f"{made_for}; on {num_replicas} the global batch is {warning}"
     assert [record.getMessage() for record in caplog.records] == ([said] if warning else [])
+
+
+@given(
+    num_replicas=st.integers(1, 64),
+    rows_at_once=st.integers(1, 9),
+    num_micro_batches=st.integers(1, 5),
+    num_rows=st.integers(1, 10**5),
+    length=st.sampled_from([{"num_epochs": 1}, {"num_epochs": 7}, {"max_steps": 1}, {"max_steps": 1000}]),
+    num_eval_rows=st.integers(0, 10**5),
+)
+def test_plans_of_any_number_of_replicas_agree_with_the_settings(
+    num_replicas, rows_at_once, num_micro_batches, num_rows, length, num_eval_rows
+):
+    """And so do plans that are read from a record."""
+    batch = {"per_replica_batch_size": rows_at_once, "gradient_accumulation_steps": num_micro_batches}
+    optimization = OptimizationConfig(**batch, **length, warmup_steps=0)
+    phase = phase_of(optimization, RunConfig(), num_rows, 128, num_eval_rows=num_eval_rows)
+    batch_rows = num_replicas * rows_at_once * num_micro_batches
+    if batch_rows > num_rows:
+        with pytest.raises(InputError, match=f"global batch of {batch_rows:,} rows"):
+            make_plans([phase], num_replicas)
+        return
+    (plan,) = make_plans([phase], num_replicas)
+    assert (plan.num_replicas, plan.global_batch_rows) == (num_replicas, batch_rows)
+    num_epochs = length.get("num_epochs")
+    assert plan.num_steps == (num_epochs * num_rows // batch_rows if num_epochs else length["max_steps"])
+    assert plan.row_after(plan.num_steps) == plan.num_steps * batch_rows
+    assert plan.tokens_after(plan.num_steps) == plan.num_tokens == plan.num_steps * batch_rows * 128
+    assert plan.eval_steps % plan.save_steps == 0
+    assert Plan.from_record(json.loads(json.dumps(dataclasses.asdict(plan)))) == plan
+    run = Run((phase,)).planned(num_replicas)
+    assert run.plans == (plan,)
+    assert run.planned(num_replicas) is run
