@@ -2,10 +2,10 @@
 
     python benchmarks/push.py
 
-A model with 110 million parameters (BERT-base) is trained on rows of random ids, in rounds of a few steps, of which
-every second round starts with a push. The Hub is the tests' stand-in, a separate process on loopback. `stall` is the
-time that `PushToHub` takes on the training thread; `copy` is the time for reading all weights from the device. On a
-CPU, export and upload share the cores with the training, so the steps during a push are slowed down more than on an
+A model with 110 million parameters (BERT-base) is trained on rows of random ids, in rounds of a few steps, and every
+second round starts with a push. The Hub is the tests' stand-in, a separate process on loopback. `stall` is the time
+that `PushToHub` takes on the training thread; `copy` is the time for reading all weights from the device. On a CPU,
+export and upload share the cores with the training, so the steps during a push are slowed down more than on an
 accelerator; `CPU s of a push` shows by how much.
 """
 

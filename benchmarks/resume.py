@@ -120,7 +120,7 @@ def show_starts(folder: Path, arguments: argparse.Namespace) -> None:
         for step, run in runs.items():
             seconds[step].append(seconds_to_first_step(flags_of(run), step))
             print(f"step {step:,}: {seconds[step][-1]:.2f} s", file=sys.stderr)
-    print(f"{arguments.num_rows:,} rows, {BATCH_ROWS} a step")
+    print(f"{arguments.num_rows:,} rows, {BATCH_ROWS} per step")
     rows = [[f"{step + 1:,}", str(len(times)), *median_and_range(times, ".2f")] for step, times in seconds.items()]
     print_table(START_HEADER, rows)
 

@@ -112,7 +112,7 @@ def main() -> None:
                 costs[name].append(measure(flags, arguments.num_steps, arguments.warmup_steps))
                 print(f"{name}: {costs[name][-1]}", file=sys.stderr)
     print_machine()
-    print(f"{arguments.num_layers} layers of width {size}, {BATCH_ROWS} rows of {LENGTH} tokens a step")
+    print(f"{arguments.num_layers} layers of width {size}, {BATCH_ROWS} rows of {LENGTH} tokens per step")
     print_table(HEADER, [cells_of(name, of_run) for name, of_run in costs.items()])
     for name in ("JAX, cold cache", "JAX, warm cache"):
         for other in ("TensorFlow", "TensorFlow with XLA"):

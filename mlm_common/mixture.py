@@ -47,7 +47,7 @@ def read_mixture(folder: str) -> dict[str, MixtureSource] | None:
     """Read the sources of a folder, local or `gs://`, by name; None if it has no `mixture.json`.
 
     Raises:
-        InputError: the file is not JSON, has another format version, lacks fields, or has invalid names or weights.
+        InputError: the file is not JSON, has a different format version, lacks fields, or has invalid names or weights.
     """
     files = open_folder(folder)
     path = files.path_of(MIXTURE_NAME)

@@ -250,7 +250,7 @@ def vocabulary_size(tokenizer: "PreTrainedTokenizerFast") -> int:
 
 
 def tokenizer_sha256(tokenizer: "PreTrainedTokenizerFast") -> str:
-    """Return a SHA-256, in hexadecimal, of everything that decides which ids a text gets, and of the special ids.
+    """Return a SHA-256, in hexadecimal, of everything that determines which ids a text gets, and of the special ids.
 
     Saving, loading, truncation and padding do not change the hash.
     """
@@ -318,9 +318,9 @@ def word_starts(tokenizer: "PreTrainedTokenizerFast") -> "NDArray[np.bool_] | No
 
     Word-level models, BPE that marks the ends of words (`</w>`), and tokenizers that drop spaces do not show it.
 
-    Special tokens start a word. `<unk>` does not if the mark is a token by itself, because the mark then also precedes
-    `<unk>`. Tokens of single bytes and ids without a token do not start a word. The first word of a text may lack the
-    mark, so callers must treat the token after a special token as the start of a word.
+    Special tokens start a word. `<unk>` does not start a word if the mark is a token by itself, because the mark then
+    also precedes `<unk>`. Tokens of single bytes and ids without a token do not start a word. The first word of a text
+    may lack the mark, so callers must treat the token after a special token as the start of a word.
 
     Returns:
         One truth value per id, (vocabulary_size,), or None.

@@ -108,7 +108,7 @@ def cut_segment_pairs(
         batches: as in `cut_concat`. If they have no sentences, each document counts as one sentence.
         framing: ids of [CLS], [SEP] and padding.
         max_length: ids per row.
-        rule: probabilities; default: those of BERT.
+        rule: probabilities; default: BERT's probabilities.
     """
     rule = rule or PairRule()
     ids = np.empty(0, np.int32)  # starts with the first document that is not in a row yet

@@ -1,4 +1,4 @@
-"""Tokenize documents of any length in bounded memory, and tokenize each frequent word only once.
+"""Tokenize documents of any length in limited memory, and tokenize each frequent word only once.
 
 With most tokenizers, cutting a text at the space between two words does not change its ids.
 """

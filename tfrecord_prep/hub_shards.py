@@ -1,4 +1,4 @@
-"""Push shards to a data set repository on the Hub, and fetch them by `hub:NAMESPACE/NAME[/FOLDER][@REVISION]`.
+"""Push shards to a data set repository on the Hub, and fetch them from `hub:NAMESPACE/NAME[/FOLDER][@REVISION]`.
 
 A push makes several commits, so that it can be of any size. The first commit adds the card. Then for each split one
 commit deletes the old manifest and stale files, several commits add the shards, and a last commit adds the tokenizer
@@ -91,7 +91,7 @@ def push_shards(output_dir: str, folders: Sequence[str], repository: HubReposito
         publish_details: whether to publish the paths of the corpus in the manifests.
 
     Raises:
-        HubPushError: the push failed. Splits without a manifest on the Hub are incomplete there.
+        HubPushError: the push failed. A split without a manifest on the Hub is incomplete.
     """
     configure_sessions()
     folder, api = open_folder(output_dir), huggingface_hub.HfApi()

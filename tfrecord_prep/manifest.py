@@ -191,7 +191,7 @@ def read_manifest(folder: str) -> Manifest:
     """Read the manifest of a split's folder, local or `gs://`.
 
     Raises:
-        InputError: as `parse_manifest`.
+        InputError: see `parse_manifest`.
     """
     files = open_folder(folder)
     return parse_manifest(files.read_bytes(MANIFEST_NAME), files.path_of(MANIFEST_NAME))
@@ -201,7 +201,7 @@ def parse_manifest(content: bytes | str, path: str) -> Manifest:
     """Parse the content of a manifest file; `path` is named in errors.
 
     Raises:
-        InputError: the content is not JSON, has another format version, or lacks fields.
+        InputError: the content is not JSON, has a different format version, or lacks fields.
     """
     hint = "Prepare the shards again with --overwrite."
     with guarded_read(path, "a manifest: JSON with the fields of docs/reference/shards.md", hint=hint):

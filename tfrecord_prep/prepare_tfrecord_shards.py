@@ -113,7 +113,7 @@ def prepare(corpus_config: CorpusConfig, sources: SourcesConfig, config: Prepare
     if "" not in mixture.corpora:
         write_mixture(str(output), mixture_sources(mixture))
     if repository is not None:
-        from tfrecord_prep.hub_shards import push_shards  # here, because each worker imports this module
+        from tfrecord_prep.hub_shards import push_shards  # imported here, because each worker imports this module
 
         folders = [plan.place for plan in plans]
         push_shards(str(output), folders, repository, publish_details=config.publish_details)

@@ -73,7 +73,8 @@ NUM_PARTITIONS = 128
 MIN_DEFAULT_BYTES = 1 << 20
 MAX_DEFAULT_BYTES = 64 << 20
 DEFAULT_BYTES = 4 << 20  # if the size of the corpus is unknown
-# Default shard size for rows of up to this length. Shards are small, because training holds whole ones to shuffle them.
+# Default shard size for rows of up to this length. Shards are small, because training holds whole shards in memory to
+# shuffle them.
 SHARD_ROWS, ROW_LENGTH = 16384, 512
 
 # Calls `work_on_partition` on each partition, here or on other machines, and yields the numbers of complete partitions.

@@ -58,7 +58,7 @@ def fit_of(record: Mapping[str, Any]) -> Fit:
 
 
 def describe_fits(fits: Sequence[Fit]) -> str:
-    """Describe the ratios of a source; if there are two, each with its fraction of the text."""
+    """Describe the ratio of a source, or its two ratios, each with its fraction of the text."""
     total = sum(fit.num_characters for fit in fits)
     parts = [f" ({fit.num_characters / total:.0%} of the text)" if len(fits) > 1 else "" for fit in fits]
     return ", ".join(_describe_ratio(fit) + part for fit, part in zip(fits, parts, strict=True))

@@ -62,7 +62,7 @@ ZONES = (
 
 @dataclass(frozen=True)
 class TokenizerQuality:
-    """How well a tokenizer fits some texts. A ratio is 0 if its denominator is 0.
+    """Measures of how well a tokenizer fits some texts. A ratio is 0 if its denominator is 0.
 
     Attributes:
         num_texts: number of texts.
@@ -411,7 +411,7 @@ def choose_example(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str], r
 
 
 def _font_for(text: str) -> "FontProperties | None":
-    """Find a font with all characters of a text: matplotlib's default font if possible, else an installed one."""
+    """Find a font with all characters of a text: matplotlib's default font if possible, or else an installed font."""
     from matplotlib.font_manager import FontProperties, fontManager, get_font
 
     characters = {ord(character) for character in text if not character.isspace()} - {ord(WORD_MARK)}

@@ -201,7 +201,7 @@ def check_output_folder(folder: str, settings: dict[str, Any]) -> bool:
     """Return whether a folder contains a complete tokenizer with these settings. Versions of packages may differ.
 
     Raises:
-        InputError: the folder contains another tokenizer.
+        InputError: the folder contains a different tokenizer.
     """
     output = open_folder(folder)
     files = output.list_files()
@@ -387,7 +387,7 @@ def save_with_record(
         files.write_json(RECORD_FILE, record)
 
         def save() -> None:
-            output.delete_partial_files()  # a killed run may have left some
+            output.delete_partial_files()  # a killed run may have left partial files
             output.delete_files([RECORD_FILE])
             output.upload_file(f"{built}/{REPORT_FILE}", REPORT_FILE)  # a report without a record shows a killed run
             output.upload_folder(built, last=RECORD_FILE)

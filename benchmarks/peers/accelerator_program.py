@@ -1,4 +1,4 @@
-"""Execute a step that accelerator_step.py has lowered with JAX, on one device. Needs JAX and NumPy, but not TensorFlow.
+"""Use JAX to execute a step that accelerator_step.py has lowered. Needs JAX, NumPy and one device, but not TensorFlow.
 
     python benchmarks/peers/accelerator_program.py FOLDER NAME --settings '{"steps_per_round": 20}'
 

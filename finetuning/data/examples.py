@@ -70,8 +70,8 @@ def read_table(
     """Read a table from a file.
 
     In a .tsv file only tabs and line feeds separate fields, as in GLUE; quotation marks are text. In a .csv file,
-    fields may be quoted. In both, blank lines are skipped if there are several columns. Text files must be UTF-8,
-    unless they have a byte-order mark of another encoding.
+    fields may be quoted. In both formats, blank lines are skipped if there are several columns. Text files must be
+    UTF-8, unless they have the byte-order mark of a different encoding.
 
     Args:
         path: local or `gs://`, optionally compressed as .gz.

@@ -33,7 +33,7 @@ MISSING_WORDS = frozenset((
     "-inf", "infinity", "-infinity", "#n/a", "#na", "#nv", "#div/0!", "#value!", "#wert!", "#ref!", "#bezug!", "#name?",
     "#num!", "#zahl!", "#null!",
 ))  # fmt: skip
-# Other separators of labels, besides --label-separator, that tables often use.
+# Separators of labels, other than --label-separator, that tables often use.
 SEPARATORS = (";", "|")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 # Numbers as spreadsheets display them: with thousands separators, with a decimal comma, or as percentages.

@@ -164,13 +164,13 @@ def open_start(config: FinetuningConfig) -> Start:
     if tokenizer.get_vocab() != model_tokenizer.get_vocab():
         raise InputError(
             f"--tokenizer-name must have the vocabulary of {init_from}, because the model has learned its token ids; "
-            f"{data.tokenizer_name} has another vocabulary. Leave the flag out."
+            f"{data.tokenizer_name} has a different vocabulary. Leave the flag out."
         )
     return Start(model_config, tokenizer, config, data.tokenizer_name, note)
 
 
 def note_of_longer_rows(config: FinetuningConfig, model_config: PretrainedConfig) -> str:
-    """Return a warning if rotary positions are extended to rows longer than in pretraining, else an empty text."""
+    """Return a warning if rotary positions are extended to rows longer than in pretraining, or else an empty text."""
     positions, longest = max_positions(model_config), config.data.max_seq_length
     is_requested = "max_position_embeddings" in parse_overrides(config.model.config_overrides)
     if positions is None or longest <= positions or is_requested or learns_positions(model_config):

@@ -229,7 +229,7 @@ class ClassificationJob(FinetuningJob[ClassificationConfig]):
         run_info = {"text_columns": list(splits.text_columns)}
         for name in ("class_weights", "label_smoothing"):
             value = getattr(config.optimization, name)
-            rule = f"needs one class per row; {splits.train.name} has another kind of label ({labels.problem_type})"
+            rule = f"needs one class per row; {splits.train.name} has a different kind of label ({labels.problem_type})"
             require(task.is_one_class or not value, rule, flag_of(name), value)
         if task.is_one_class:
             task.class_loss = class_loss(config.optimization, labels.names, train.examples)

@@ -64,11 +64,11 @@ def contrastive_losses(
             independently; -1 in rows of padding.
         temperature: number by which cosines are divided.
         dims: widths. The loss is the sum of the losses of the first N numbers of each vector, for each of these N.
-        is_symmetric: whether to average the loss with that of choosing the query of each positive.
+        is_symmetric: whether to average the loss with the loss of choosing the query of each positive.
 
     Returns:
-        The loss of each row, (rows,), and 1 where the positive has the largest logit with the last of `dims`, else 0,
-        (rows,).
+        The loss of each row, (rows,); and for each row, (rows,), 1 if the positive has the largest logit with the last
+        of `dims`, otherwise 0.
     """
     num_rows, num_passages = vectors.shape[0], vectors.shape[1] - 1
     all_vectors, all_texts = gather_rows(vectors), gather_rows(texts)

@@ -75,7 +75,7 @@ def read_splits(data: EmbeddingData) -> tuple[Examples, dict[str, Judged]]:
 
 
 def _judged_questions(path: str, flag: str) -> Judged | None:
-    """Read answerable questions and all paragraphs of a file in SQuAD's format; None if it has another format."""
+    """Read answerable questions and all paragraphs of a file in SQuAD's format; None if it has a different format."""
     read = _read_questions(path, flag)
     if read is None:
         return None
@@ -85,7 +85,7 @@ def _judged_questions(path: str, flag: str) -> Judged | None:
 
 
 def _read_questions(path: str, flag: str) -> tuple[list[Question], list[str]] | None:
-    """Read answerable questions and all paragraphs of a file in SQuAD's format; None if it has another format."""
+    """Read answerable questions and all paragraphs of a file in SQuAD's format; None if it has a different format."""
     if not path.endswith(SQUAD_ENDINGS):
         return None
     try:

@@ -101,7 +101,7 @@ def read_paragraphs(path: str, flag: str) -> list[dict[str, Any]]:
         For each paragraph {"context": its text, "qas": its questions}.
 
     Raises:
-        NotSquadError: the file has another format.
+        NotSquadError: the file has a different format.
     """
     check_data_file(path, flag)
     if not path.endswith(SQUAD_ENDINGS):

@@ -84,12 +84,12 @@ def parse_arguments(
 ) -> tuple[Any, ...]:
     """Make one instance of each dataclass from the command line.
 
-    Every field is a flag, spelled with `-` or `_`. A value is taken from the last of these that sets it: the default of
-    the field, `layers` in their order, `--config-file`, the command line.
+    Every field is a flag, spelled with `-` or `_`. A value comes from one of these, where later ones override earlier
+    ones: the default of the field, `layers` in their order, `--config-file`, the command line.
 
     Args:
         dataclass_types: dataclasses whose fields are made by `mlm_common.cli.settings.flag`.
-        argv: words of the command line; default: those of this process.
+        argv: words of the command line; default: the words of this process's command line.
         description: text at the top of `--help`.
         layers: {flag: function from its value to settings {field: value}}, such as from the name of a preset to its
             settings.
@@ -164,7 +164,8 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
     """Make `main` a console command.
 
     The command sets up logging, prints expected errors and Ctrl-C as one line on standard error, and logs its time and
-    peak memory at the end. It returns the status for `run_as_script`: 0 after success, else one of `mlm_common.errors`.
+    peak memory at the end. It returns the status for `run_as_script`: 0 after success, or else one of the statuses in
+    `mlm_common.errors`.
     """
 
     @functools.wraps(main)

@@ -127,7 +127,7 @@ def progress_bar(phase: str, unit: str, total: int | None = None) -> Iterator["t
 
 
 def no_progress(*_: int) -> None:
-    """Do nothing. Can be passed where a function that shows progress is expected."""
+    """Do nothing. This can be passed where a function that shows progress is expected."""
 
 
 def short_number(number: float) -> str:

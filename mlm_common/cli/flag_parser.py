@@ -33,7 +33,7 @@ DASHES = "-\u2013\u2014"  # editors turn two hyphens into a dash
 
 TRUE_WORDS, FALSE_WORDS = ("true", "yes", "t", "y", "1"), ("false", "no", "f", "n", "0")
 
-# Flags of transformers' scripts that do not exist here.
+# Flags of transformers' scripts that this project does not need, and why.
 NO_FLAGS = {
     "--do-train": "the command always trains",
     "--do-eval": "the command evaluates whenever there is validation data",

@@ -1,6 +1,6 @@
 """Start, stop and end the process of a command.
 
-A script ends its process itself. Python would first destroy all objects, and those of TensorFlow may then wait for
+A script ends its process itself. Python would first destroy all objects, and TensorFlow's objects may then wait for
 their threads, although all results are written.
 """
 
@@ -65,7 +65,7 @@ class _LastingFile(io.FileIO):
             return super().write(content)
         except BrokenPipeError:
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.fileno())  # has an effect on other threads and libraries, too
+            os.dup2(nowhere, self.fileno())  # also affects other threads and libraries
             os.close(nowhere)
             return len(content)
 

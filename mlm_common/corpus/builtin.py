@@ -43,7 +43,7 @@ CACHE_NAME = "built-in-corpus.json.gz"
 
 @lru_cache(maxsize=1)
 def read_builtin_corpus() -> tuple[str, ...]:
-    """Return the documents in a fixed random order: at least 100 characters each, and at most 25 MB in all.
+    """Return the documents in a fixed random order: at least 100 characters each, and at most 25 MB in total.
 
     The first call on a machine extracts them from all files, on all cores. Later calls find them in the user's cache,
     unless a file has changed.

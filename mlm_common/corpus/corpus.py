@@ -106,10 +106,10 @@ class Corpus:
     def partitions(self, split_name: str, partition_bytes: int, bad_rows: BadRows | None = None) -> Iterator[Partition]:
         """Cut a split into partitions, which are units of work, in order. `read_partition` reads their documents.
 
-        If workers can read the files, a partition is a list of byte ranges with at most `partition_bytes` as stored. A
-        file that cannot be cut and a row group of Parquet stay whole, and small files share a partition. Otherwise a
-        partition is a list of documents with at most `partition_bytes` of text: if there are no files, if there are
-        few and they cannot be cut, or if documents must be counted for `limit`.
+        Usually workers can read the files, and a partition is a list of byte ranges with at most `partition_bytes` as
+        stored. A file that cannot be cut and a row group of Parquet stay whole, and small files share a partition. A
+        partition is a list of documents with at most `partition_bytes` of text if there are no files, if there are only
+        a few files and they cannot be cut, or if documents must be counted for `limit`.
         """
         if not self.has_byte_ranges(split_name, partition_bytes):
             return grouped_by_size(self.documents(split_name, bad_rows), partition_bytes)
@@ -121,7 +121,7 @@ class Corpus:
         return bool(files) and not is_for_few_workers(files, self.config.txt_unit, partition_bytes)
 
     def sampled_documents(self, split_name: str, max_bytes: int, bad_rows: BadRows | None = None) -> Iterator[str]:
-        """Read about twice `max_bytes` of documents from all over a split, or the whole split if it is smaller.
+        """Read about twice `max_bytes` of documents from all parts of a split, or the whole split if it is smaller.
 
         From files that can be cut only the sample is read. `config.seed` decides the sample.
         """
@@ -178,7 +178,7 @@ def read_partition(
         config: settings of the corpus.
         split_name: split that the partition belongs to.
         partition: byte ranges or documents.
-        bad_rows: gets the rows that are skipped with `on_bad_row="skip"`.
+        bad_rows: collects the rows that are skipped with `on_bad_row="skip"`.
 
     Raises:
         InputError: a file cannot be read, or a `gs://` file has changed since the corpus was opened.
@@ -256,7 +256,7 @@ def _open_source(config: CorpusConfig, split: str, dataset: Dataset | None, reco
         with dataset.explained(f", {flag} {name}"):
             yield from dataset_texts(rows, config.text_column, source, handler)
         for file in files:
-            with file.open():  # fails if the file has changed meanwhile
+            with file.open():  # fails if the file has changed in the meantime
                 pass
 
     _check_not_blank(read, f"{config.dataset_name}, {flag} {name},")

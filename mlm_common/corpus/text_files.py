@@ -48,7 +48,7 @@ SAMPLE_BLOCK_BYTES = 8 << 20
 # With fewer groups than this, one of which is too large, some workers would run out of work.
 MIN_GROUPS = 16
 # A sample has at least this number of blocks, so that even a small sample, or a sample of large row groups, comes from
-# all over the corpus.
+# all parts of the corpus.
 MIN_SAMPLE_BLOCKS = 64
 MAX_PASSAGE_CHARACTERS = 4096
 
@@ -134,7 +134,7 @@ def is_for_few_workers(files: Sequence[StoredFile], sample_by: str, max_bytes: i
 
 
 def draw_byte_ranges(files: Sequence[StoredFile], config: CorpusConfig, num_bytes: int) -> list[ByteRange] | None:
-    """Draw a sample of about `num_bytes` from all over the files.
+    """Draw a sample of about `num_bytes` from all parts of the files.
 
     The concatenated files are cut into sections of equal length, and a block is drawn from each section. If there are
     Parquet files, the sample consists of row groups and of blocks of the other files instead, and the size of a row
@@ -255,7 +255,7 @@ def find_files(patterns: list[str], flag: str, *, is_text: bool = True) -> list[
         is_text: whether the files must have the ending of a text format that can be read.
 
     Raises:
-        InputError: a pattern has no match, a link points to nothing, or a file has another ending.
+        InputError: a pattern has no match, a link points to nothing, or a file has a different ending.
     """
     files: dict[str, StoredFile] = {}
     num_found = 0
@@ -286,8 +286,8 @@ def read_byte_range(byte_range: ByteRange, config: CorpusConfig, bad_rows: BadRo
 
     Args:
         byte_range: a file or a range of it.
-        config: settings of the corpus, of which `text_column`, `sample_by`, `delimiter` and `on_bad_row` are used.
-        bad_rows: gets the unreadable rows that are skipped with `on_bad_row="skip"`.
+        config: settings of the corpus. Only `text_column`, `sample_by`, `delimiter` and `on_bad_row` are used.
+        bad_rows: collects the unreadable rows that are skipped with `on_bad_row="skip"`.
 
     Raises:
         InputError: the content does not match the ending of the file, is not UTF-8, or lacks the text column. Texts

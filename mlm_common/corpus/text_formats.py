@@ -293,7 +293,7 @@ def _parquet_metadata(file: StoredFile) -> "FileMetaData":
 def _parquet_file(file: Any) -> "ParquetFile":
     from pyarrow.parquet import ParquetFile
 
-    return ParquetFile(file, buffer_size=PARQUET_BUFFER_BYTES, pre_buffer=False)  # would read whole columns otherwise
+    return ParquetFile(file, buffer_size=PARQUET_BUFFER_BYTES, pre_buffer=False)  # or it would read whole columns
 
 
 def _row_group_starts(metadata: "FileMetaData") -> Iterator[int]:

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 MAIN_BRANCH = "main"
 REPO_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 REF_NAME = re.compile(r"\w[\w./-]*", re.ASCII)
-# Waits before the retries of a push, more than eight minutes in all.
+# Waits before the retries of a push, more than eight minutes in total.
 RETRY_DELAYS_SECONDS = growing_delays(2.0, 8)
 CHECK_RETRY_DELAYS_SECONDS = growing_delays(1.0, 2)
 
@@ -129,7 +129,7 @@ def check_hub_access(repository: HubRepository, *, card: str | None = None) -> N
 
 
 def _check_may_write(account: Mapping[str, Any], repo_id: str) -> None:
-    """Check that an account and its token may write to a repository, as far as the Hub shows it.
+    """Check that an account and its token may write to a repository, as far as the Hub reports this.
 
     Args:
         account: answer of the Hub's `whoami`.
@@ -218,8 +218,8 @@ def push_files(
 ) -> str:
     """Push files in one commit, and return its URL.
 
-    If nothing has changed, no commit is made, and the URL is that of the newest commit. Other files of the repository
-    stay. After transient errors the push is repeated for eight minutes.
+    If nothing has changed, no commit is made, and the URL of the newest commit is returned. Other files of the
+    repository stay. After transient errors the push is repeated for eight minutes.
 
     Args:
         files: {path in the repository: local file, or content}.
@@ -319,7 +319,7 @@ def open_branch(api: "HfApi", repository: HubRepository) -> Branch:
 
 
 def _start_of_branch(api: "HfApi", repository: HubRepository) -> str:
-    """Return the branch if it exists, else the commit from which to create it: the first one of the repository."""
+    """Return the branch if it exists, or else the commit from which to create it, the repository's first commit."""
     branches = {branch.name for branch in api.list_repo_refs(**repository.address).branches}
     if repository.branch in {MAIN_BRANCH, *branches}:
         return repository.branch

@@ -61,7 +61,7 @@ def open_folder(path: str) -> Folder:
     """
     if not is_gcs(path):
         return LocalFolder(path)
-    from mlm_common.storage.gcs import GcsFolder  # here, because it imports Google's packages
+    from mlm_common.storage.gcs import GcsFolder  # imported here, because it imports Google's packages
 
     return GcsFolder(path)
 

@@ -131,7 +131,7 @@ class Folder(ABC):
         """Replace the text of a UTF-8 file if it still equals `before`.
 
         Raises:
-            FileNotFoundError: the file has another text, or does not exist.
+            FileNotFoundError: the file has a different text, or does not exist.
         """
 
     @abstractmethod
@@ -244,8 +244,8 @@ def finished_files(folder: Path) -> list[Path]:
 def for_all(function: Callable[[Any], None], items: Iterable[Any]) -> None:
     """Call `function` on all items, several at a time. After an error no more calls are started, and it is raised.
 
-    The `transfer_manager` of google-cloud-storage does not fit: it continues after a failure, and gives all uploads the
-    same precondition.
+    The `transfer_manager` of google-cloud-storage is unsuitable: it continues after a failure, and gives all uploads
+    the same precondition.
     """
     items = list(items)
     if len(items) == 1:  # without a pool, because the process would wait for its threads at the end
@@ -288,7 +288,7 @@ class LocalFolder(Folder):
                 file.write(text)
 
     def replace_text(self, name: str, text: str, *, before: str) -> None:
-        # Written in place, because renaming a new file would bring back a file that was deleted meanwhile.
+        # Written in place, because renaming a new file would bring back a file that was deleted in the meantime.
         with self._path(name).open("r+", encoding="utf-8") as file:
             if file.read() != before:
                 raise FileNotFoundError(errno.ENOENT, "the file was changed", self.path_of(name))

@@ -75,7 +75,7 @@ class StoredFile:
                 yield file
                 self._check_unchanged(file)
         else:
-            from mlm_common.storage import gcs  # here, because it imports Google's packages
+            from mlm_common.storage import gcs  # imported here, because it imports Google's packages
 
             with gcs.explained_errors(self.name):
                 yield gcs.GcsReader(self.name, self.generation, self.num_bytes)
