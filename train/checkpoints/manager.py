@@ -38,7 +38,8 @@ class Checkpoints:
         first_step: first step of the phase; its checkpoint counts as a multiple.
         kept_steps: never delete checkpoints at these steps.
         is_chief: this worker writes checkpoints.
-        rank: returns the sort key of a checkpoint's evaluation, None if it has none. Default: the recorded score.
+        rank: returns the sort key of a checkpoint's evaluation, None if it was not evaluated. Default: the recorded
+        score.
         on_kept: called in the thread with each step of `kept_steps`, after its checkpoint has been written.
     """
 

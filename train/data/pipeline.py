@@ -179,7 +179,7 @@ class MixtureWindow:
 class ReadingGroups(NamedTuple):
     """Groups of windows that are read at once, and the chunks of positions that their rows belong to.
 
-    The rows of a group are divided into one piece for each chunk from its first to its last.
+    The rows of a group are divided into pieces, one for each chunk from the group's first chunk to its last.
 
     Attributes:
         starts: first window of each group, (groups,).

@@ -415,7 +415,7 @@ def _describe_shared(shards: ShardSet, other_shards: ShardSet) -> str:
 
 
 def _describe_shared_shards(train_shards: ShardSet, eval_shards: ShardSet) -> str:
-    """Describe a shard that is in both folders, or a copy of a shard in the other; empty if none is found."""
+    """Describe a shard that both folders contain, under the same name or another; empty if there is none."""
     sets = (train_shards, eval_shards)
     train_paths, eval_paths = (
         {path if is_gcs(path) else os.path.realpath(path) for path in shards.paths} for shards in sets

@@ -27,7 +27,7 @@ LARGEST_EXPONENT = 80.0
 # Rows of at least this length are computed in blocks.
 LONG_ROW_TOKENS = 1024
 # The cheapest sizes for 12 heads, according to the compiler for a v5e. With larger blocks, the sums over blocks do not
-# fit its fast memory; smaller blocks read and write more.
+# fit into the v5e's fast memory; smaller blocks read and write more.
 BLOCK_QUERIES = 1024
 BLOCK_KEYS = 512
 # The size of float32 exponentials that fit a v5e's fast memory together with the results of the backward pass.

@@ -21,7 +21,8 @@ def einsum(equation: str, left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
     """Return a product in float32. `tf.einsum` would round it to the type of its arguments.
 
     Args:
-        equation: as in `tf.einsum` for two tensors, such as `bld,de->ble`. Each letter is in two or three of the parts.
+        equation: as in `tf.einsum` for two tensors, such as `bld,de->ble`. Each letter occurs in two or three parts of
+        the equation.
         left: float32 or bfloat16.
         right: of the same type.
     """

@@ -32,8 +32,9 @@ def check_growth(small: PretrainedConfig, large: PretrainedConfig) -> None:
     supported = [name for name, architecture in ARCHITECTURES.items() if architecture.is_ours]
     if small.model_type != large.model_type or large.model_type not in supported:
         raise InputError(
-            f"--grow needs two models of one type, of {', '.join(supported)}; --init-from is a {small.model_type}, the "
-            f"model to train a {large.model_type}. Give another --preset or --pretrained-model-config."
+            f"--grow needs two models of the same type, one of {', '.join(supported)}; --init-from is a "
+            f"{small.model_type}, the model to train a {large.model_type}. Give another --preset or "
+            "--pretrained-model-config."
         )
     for name in SIZES:
         before, after = (getattr(config, name, 0) for config in (small, large))

@@ -39,7 +39,7 @@ def read_weights(folder_or_hub_id: str, weights: WeightsFile, model_type: str) -
             arrays |= read(path)
     if weights.layout == "pytorch":
         return {of_today(name): array for name, array in arrays.items()}
-    if is_h5 and not weights.is_index:  # their paths begin with the names of the group and of the network
+    if is_h5 and not weights.is_index:  # paths in such a file begin with the names of the group and of the network
         arrays = {path.split("/", 2)[-1]: array for path, array in arrays.items()}
     return {pytorch_name(name, model_type): to_pytorch(name, array, model_type) for name, array in arrays.items()}
 
@@ -78,7 +78,7 @@ def write_h5(path: Path, weights: Mapping[str, np.ndarray]) -> None:
     parts: dict[str, Arrays] = {}
     for name, array in weights.items():
         parts.setdefault(name.split("/")[1], {})[name] = array
-    tables = [name for name in weights if name.endswith("/embeddings:0")]  # transformers looks for them in every part
+    tables = [name for name in weights if name.endswith("/embeddings:0")]  # transformers looks for tables in every part
     with h5py.File(path, "w") as file:
         file.attrs.update(backend="tensorflow", keras_version=tf_keras.__version__)
         _write_names(file, "layer_names", parts)

@@ -73,7 +73,7 @@ CONFIG_SOURCE = "_name_or_path"
 def push_newest_checkpoint(
     run: RunFolder, repository: HubRepository, *, publish_details: bool, stop_retries: threading.Event | None = None
 ) -> None:
-    """Push the run's newest checkpoint, if any, its record and log, in one commit that deletes the previous one."""
+    """Push the run's newest checkpoint, if any, with its record and log; the same commit deletes the previous one."""
     store = CheckpointStore(run.checkpoints)
     steps = store.steps()
     if not steps:
@@ -110,7 +110,7 @@ def push_newest_checkpoint(
 
 
 def published_run(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Redact a `run.json`; replace private values that are compared on resume by their hashes."""
+    """Redact a `run.json`; replace private values that are compared on resume with their hashes."""
     published = _published_phase(record)
     if "phases" in record:
         published["phases"] = [_published_phase(phase) for phase in record["phases"]]

@@ -169,7 +169,7 @@ def _read_folder(path: str, tokenizer_name: str | None) -> SavedModel:
 
 
 def _class_of(config: PretrainedConfig) -> str:
-    """Return the auto class that has the heads of a folder's model: for masked tokens, or for these and pairs."""
+    """Return the auto class with the heads of a folder's model: for masked tokens, or for masked tokens and pairs."""
     architecture = ARCHITECTURES.get(config.model_type)
     has_pair_head = architecture is not None and architecture.has_pair_head
     names = config.architectures or ()

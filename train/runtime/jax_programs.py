@@ -142,7 +142,7 @@ def place(parts: Sequence[NDArray[Any]], sharding: NamedSharding, *, assigned: b
 
 
 def joined(values: Sequence[jax.Array], sharding: NamedSharding) -> Replicas:
-    """Join the values on this host's devices to `Replicas`, without copying."""
+    """Join the values on this host's devices into `Replicas`, without copying."""
     replicas: Replicas = _joiner(values[0].shape, values[0].dtype, sharding)(values)
     return replicas
 

@@ -40,7 +40,7 @@ class QueriedModel:
     Args:
         network: a masked language model, built by `train.model.build.new_network`.
         runtime: the runtime that it was built for. Each host answers all queries, so that all hosts have all answers.
-        num_ids: number of ids of the tokenizer. Ids beyond it, which pad the model's vocabulary, are no answers.
+        num_ids: number of ids of the tokenizer. Further ids, which pad the model's vocabulary, are never answers.
         pad_token_id: the tokenizer's id for padding.
     """
 

@@ -114,7 +114,7 @@ class Measurer:
         return measured
 
     def measure_random_networks(self, num_networks: int) -> list[RandomNetwork]:
-        """Measure networks like the model before its training, each on a random choice of the units and pairs."""
+        """Measure networks like the untrained model, each on a random choice of the units and pairs."""
         questions, material = self._questions, self._material
         networks = []
         with transformers_folder(next(iter(questions.models.values()))) as folder:

@@ -144,7 +144,7 @@ def rows_from_all_over(shards: ShardSet, num_rows: int) -> list[NDArray[np.int64
 
 
 def word_spans(row: NDArray[np.int64], starts: NDArray[np.bool_], special: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Return (first, stop) of the words of a row, as whole-word masking does, but not of words that its end may cut."""
+    """Return (first, stop) of each word of a row, as in whole-word masking; skip a word that the row's end may cut."""
     is_special = special[row]
     begins = np.flatnonzero(starts[row] | is_special | np.append(False, is_special[:-1]))
     return [(int(first), int(stop)) for first, stop in itertools.pairwise(begins) if not is_special[first]]

@@ -111,7 +111,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Whether the model is better or worse; for equally good models, wrong in at most one comparison of twenty."""
+        """Whether the model is better or worse; for equally good models, wrong in at most one comparison in twenty."""
         if not abs(self.value) > student_95(self.degrees_of_freedom) * self.standard_error:
             return NO_DIFFERENCE
         return BETTER if (self.value < 0) == (self.measure in LOWER_IS_BETTER) else WORSE

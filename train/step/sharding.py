@@ -119,7 +119,7 @@ class Sharding:
 
 
 def placed(part: tf.Tensor, axis: int = 0) -> tf.Tensor:
-    """Return a tensor for all replicas with this replica's part at its place along `axis`, and 0 elsewhere.
+    """Return this replica's part at its place in a tensor for the parts of all replicas along `axis`, 0 elsewhere.
 
     Summed over the replicas, these tensors are the concatenation of all parts. Every kind of device can sum over
     replicas, but not every kind can concatenate.

@@ -161,7 +161,8 @@ def first_tokens_of_words(input_ids: tf.Tensor, is_special: tf.Tensor, word_star
         is_special: whether tokens are special, bool (batch, length).
         word_starts: whether a word starts with the token, bool (vocabulary,).
     """
-    # The table is not a constant of booleans, because the TPU compiler cannot read how TensorFlow writes these.
+    # The table is not a constant of booleans, because the TPU compiler cannot read the form in which TensorFlow writes
+    # them.
     starts = tf.gather(tf.constant(word_starts, tf.int8), input_ids) > 0
     return _first_tokens(starts | _forced_starts(is_special), MAX_WORD_TOKENS)
 

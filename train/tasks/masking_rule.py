@@ -35,8 +35,8 @@ class MaskingRule:
         special_ids: ids that are never masked, and never used as a random token.
         vocabulary_size: number of ids of the tokenizer.
         mlm_probability: fraction of the tokens to predict.
-        mask_token_rate: fraction of these that is replaced by [MASK].
-        random_token_rate: fraction of these that is replaced by a random token.
+        mask_token_rate: fraction of the tokens to predict that is replaced by [MASK].
+        random_token_rate: fraction of the tokens to predict that is replaced by a random token.
         masking: what is masked as a unit.
         word_starts: whether a word starts with the id, bool (vocabulary_size,). Needed for words and spans.
     """

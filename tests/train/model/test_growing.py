@@ -96,8 +96,8 @@ def test_layers_are_repeated_and_the_rest_is_named(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("small", "large", "changes", "message"),
     [
-        ("bert", "roberta", {}, "--grow needs two models of one type, of"),
-        ("mobilebert", "mobilebert", {}, "--grow needs two models of one type, of"),
+        ("bert", "roberta", {}, "--grow needs two models of the same type, one of"),
+        ("mobilebert", "mobilebert", {}, "--grow needs two models of the same type, one of"),
         ("bert", "bert", {"num_hidden_layers": 1}, r"num_hidden_layers is 1, and 2 in --init-from\."),
         (
             *("bert", "bert", {"hidden_size": 64}),

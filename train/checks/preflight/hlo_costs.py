@@ -157,7 +157,7 @@ def _lines_run(computations: dict[str, list[str]], name: str, num_times: int) ->
 
 
 def _num_repetitions(line: str, computations: dict[str, list[str]]) -> int | None:
-    """Return how often a loop is repeated at most, if it counts from 0 to a constant; None otherwise."""
+    """Return the maximum number of repetitions of a loop, if it counts from 0 to a constant; None otherwise."""
     condition = CONDITION.search(line)
     lines = computations.get(condition[1], []) if condition else []
     constants = {match[1]: int(match[2]) for match in map(INT_CONSTANT.search, lines) if match}
@@ -168,7 +168,7 @@ def _num_repetitions(line: str, computations: dict[str, list[str]]) -> int | Non
 def _name(line: str, hlo_name: str, computations: dict[str, list[str]]) -> str:
     """Return the TensorFlow name of an operation, with `#` for its numbers (of layers, of repeated names).
 
-    A fusion without a TensorFlow name gets the last one among its operations; if there is none, its HLO name.
+    A fusion without a TensorFlow name gets the last TensorFlow name among its operations, or else its HLO name.
     """
     match = OP_NAME.search(line)
     fused = FUSED.search(line)

@@ -239,8 +239,8 @@ def between_chips(report: StepReport) -> str:
     if report.tpu.num_chips == 1 or not sizes:
         return "nothing"
     return (
-        f"{sent_bytes(report.collectives, report.tpu) / 1e9:.2f} GB sent by each ({sizes}): at least "
-        f"{two_digits(sending_seconds(report.collectives, report.tpu) * 1e3)} ms by the published "
+        f"{sent_bytes(report.collectives, report.tpu) / 1e9:.2f} GB sent by each chip ({sizes}): at least "
+        f"{two_digits(sending_seconds(report.collectives, report.tpu) * 1e3)} ms at the published "
         f"{INTERCONNECT_BYTES_PER_SECOND[report.tpu.chip.generation] / 1e9:.0f} GB/s, modelled"
     )
 

@@ -72,7 +72,7 @@ class TpuSlice:
         num_replicas: number of replicas.
         num_chips: number of chips.
         compiler_name: libtpu's name of the topology, such as `v5e:2x4`.
-        chip_config: libtpu's name for how the cores of a chip work together; `megacore` joins two to one replica.
+        chip_config: libtpu's name for how the cores of a chip work together; `megacore` makes one replica of two cores.
     """
 
     name: str

@@ -231,10 +231,10 @@ def test_what_goes_between_chips_is_modelled():
 
     gigabyte = 10**9
     assert line("v5e-8", all_reduce=gigabyte) == (
-        "1.75 GB sent by each (all-reduce of 1.00 GB): at least 8.8 ms by the published 200 GB/s, modelled"
+        "1.75 GB sent by each chip (all-reduce of 1.00 GB): at least 8.8 ms at the published 200 GB/s, modelled"
     )
     both = line("v3-8", all_reduce=gigabyte // 10, reduce_scatter=gigabyte, all_gather=gigabyte)  # of 4 chips
-    assert both.startswith("1.65 GB sent by each (all-reduce of 0.10 GB, reduce-scatter of 1.00 GB, all-gather of")
+    assert both.startswith("1.65 GB sent by each chip (all-reduce of 0.10 GB, reduce-scatter of 1.00 GB, all-gather of")
     assert line("v5e-1", all_reduce=gigabyte) == "nothing"
     assert INTERCONNECT_BYTES_PER_SECOND.keys() == CHIPS.keys()
 
@@ -262,7 +262,7 @@ def test_a_step_with_a_sharded_optimizer_is_compared_with_one_without(run, monke
         else:
             assert whole.startswith("memory per chip      4.50 of 15.75 GiB")
             assert "reduce-scatter" not in whole
-            assert re.search(r"between chips +0.00 GB sent by each \(all-reduce of 0.00 GB\)", whole)
+            assert re.search(r"between chips +0.00 GB sent by each chip \(all-reduce of 0.00 GB\)", whole)
     assert compiled == [True, False] * 2
 
 
