@@ -73,8 +73,8 @@ def retry_call(
 ) -> Result:
     """Call the function until it succeeds, and raise the last error if all retries fail.
 
-    `google.api_core.retry` is not enough: it has no event that ends its waits, no maximum number of attempts, and does
-    not support `Retry-After`.
+    `google.api_core.retry` is not enough: it has no event that ends its waits and no maximum number of attempts, and it
+    does not support `Retry-After`.
 
     Args:
         function: what to call.

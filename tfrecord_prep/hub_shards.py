@@ -140,7 +140,7 @@ def _push_split(
             files: dict[str, Path | bytes] = {path: Path(copy, path) for path in paths} | dict(contents)
             commit = partial(api.create_commit, revision=repository.branch, **repository.address)
             new = huggingface_hub.CommitOperationAdd
-            # Each attempt makes new operations, because operations cannot be reused after a commit without an answer.
+            # Each attempt makes new operations, because operations cannot be reused after a commit that got no answer.
             _repeat(lambda: commit(operations=[new(*file) for file in files.items()], commit_message=message))
 
     shards = [f"{split}/{shard.name}" for shard in manifest.shards]

@@ -149,7 +149,7 @@ def build_partition(
 ) -> PartitionResult:
     """Tokenize and cut the documents of a partition, and write them with `write_partition`.
 
-    Memory does not grow with the number of documents. A long document takes little more than its text.
+    Memory does not grow with the number of documents. A long document takes little more memory than its text.
 
     Args:
         numbered: the partition.
@@ -184,7 +184,7 @@ def write_partition(
     """
     shards = write_shards(work.folder, numbered.index, rows, work.shard_size)
     num_rows, num_tokens = sum(shard.num_rows for shard in shards), sum(shard.num_tokens for shard in shards)
-    # Every other partition has a pair: only a single document of one sentence cannot be paired with anything.
+    # All other partitions have a pair, because only a single document of one sentence cannot be paired with anything.
     is_without_pair = work.chunking == PAIRS and not num_rows
     totals = Totals(
         num_documents=tally.num_documents,

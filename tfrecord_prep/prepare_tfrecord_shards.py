@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 NUM_BAD_ROWS_SHOWN = 5
 WORKERS_HINT = "Use fewer --num-workers, or a smaller --partition-bytes."
-# The default length of run_qa.py, which fits a question and a part of its paragraph.
+# The default length of run_qa.py, which has room for a question and a part of its paragraph.
 QUESTION_ANSWERING_LENGTH = 384
 # Ten passes over this many rows are 2,000 steps of the smallest preset, which take a few minutes.
 MOST_ROWS_READ_TEN_TIMES = 6_400

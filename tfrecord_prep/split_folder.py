@@ -2,7 +2,7 @@
 
 The first file is `plan.json`, with the fields of the manifest that are known in advance. Then come the shards, and a
 sidecar for each complete partition. At the end `manifest.json` is written, and plan and sidecars are deleted. So a
-folder never looks complete when the command was killed, and the next run knows which partitions are done.
+folder never looks complete if the command was killed, and the next run knows which partitions are done.
 
 A sidecar has a hash of everything that its partition was made from. After a file of the corpus has been fixed, only the
 partitions of this file are rebuilt.

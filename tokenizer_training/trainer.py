@@ -86,7 +86,7 @@ def train_unigram(
     Args:
         counts: counts of text that was normalized with `normalization`. The segments are consumed.
         num_bytes: size of that text, which determines the default size of the vocabulary.
-        config: settings of the vocabulary. Its `vocab_size` is met exactly.
+        config: settings of the vocabulary, which gets exactly `vocab_size` tokens.
         normalization: how to normalize text.
         on_round: called with the number of finished rounds of training, and the expected total.
 

@@ -188,7 +188,7 @@ class Splits:
         train: examples to train on.
         columns: which columns were read, for the printed plan, {title: text}.
         text_columns: names of the columns of text.
-        validation: {suffix of the result keys: examples}. The first decides which checkpoint is best.
+        validation: {suffix of the result keys: examples}. The first split decides which checkpoint is best.
         tests: {name in the file names of the predictions: examples}.
     """
 
@@ -221,12 +221,12 @@ def read_tables(data: ExamplesConfig, read: Callable[[str, str], Table] | None =
         files = {split: getattr(data, f"{split}_file") for split in SPLITS}
         tables = {split: read(path, f"--{split}-file") for split, path in files.items() if path is not None}
     if "train" not in tables:
-        rule = "--train-file is required, or a --dataset-name with a split train"
+        rule = "--train-file is required, or a --dataset-name with a train split"
         or_glue = ", or --task-name for a GLUE task" if hasattr(data, "task_name") else ""
         raise InputError(f"{rule}{or_glue}; received {data.dataset_name or 'nothing'}.")
     if data.predicts and "test" not in tables:
         raise InputError(
-            f"--do-predict needs --test-file, or a data set with a split test; received {', '.join(tables)}."
+            f"--do-predict needs --test-file, or a data set with a test split; received {', '.join(tables)}."
         )
     if not data.predicts:
         tables.pop("test", None)

@@ -95,7 +95,8 @@ def read_glue(data: ClassificationData, task: GlueTask) -> Splits:
 
     def read_split(file: str, limit: int | None, *, has_labels: bool) -> Examples:
         if data.glue_dir is None:
-            # On the Hub the diagnostics are a configuration. The other files are named like its splits, except for dev.
+            # On the Hub, the diagnostics have a configuration of their own. Other files have the names of splits,
+            # except for dev.
             config, split = ("ax", "test") if file == DIAGNOSTIC else (str(data.task_name), file)
             table = hub(config)[split.replace("dev", "validation")].first(limit)
         else:

@@ -41,7 +41,7 @@ def _stored(folder: Folder, name: str) -> str:
 
 
 def read_documents(path: str, flag: str) -> list[str]:
-    """Read the documents that are not empty; each is its title and its text.
+    """Read the documents that are not empty. Each text is the document's title followed by its text.
 
     Raises:
         InputError: the corpus cannot be read, or a line of it has no id or no text.

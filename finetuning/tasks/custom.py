@@ -37,8 +37,8 @@ tokenizer = AutoTokenizer.from_pretrained({model}{revision})
 encoder = AutoModel.from_pretrained({model}{revision})
 ```
 
-This opens the encoder alone. The predictions of the task need its file, and the project that trained it:
-`python finetuning/predict.py --model {model} --task FILE.py:CLASS --text "A text."`"""
+This opens the encoder alone. Predictions of the task require its file, and the project that trained it: `python
+finetuning/predict.py --model {model} --task FILE.py:CLASS --text "A text."`"""
 LIMITS = """`AutoModel` opens the encoder. The head of the custom task is in `model.safetensors` as well, under names
   that start with `custom_head.`; no class of transformers has it. It takes texts of at most {max_length} tokens."""
 
@@ -187,9 +187,9 @@ def read_examples(task: CustomTask, data: CustomData) -> dict[str, Examples]:
     method, read = f"{type(task).__name__}.read", task.read(data)
     splits = {split: read[split] for split in SPLITS if split in read}
     if "train" not in splits:
-        raise InputError(f"{method} must return a split train; it returned {', '.join(read) or 'nothing'}.")
+        raise InputError(f"{method} must return a train split; it returned {', '.join(read) or 'nothing'}.")
     if data.predicts and "test" not in splits:
-        raise InputError(f"--do-predict needs a split test; {method} returned {', '.join(splits)}.")
+        raise InputError(f"--do-predict needs a test split; {method} returned {', '.join(splits)}.")
     if not data.predicts:
         splits.pop("test", None)
     for split, examples in splits.items():

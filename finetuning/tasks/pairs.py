@@ -124,7 +124,7 @@ def _beir_pairs(path: str, flag: str) -> dict[str, Sequence[str]]:
     judged = read_beir(path, "train")
     pairs = [(judged.queries[query], judged.passages[passage]) for query, passage in judged.pairs[judged.is_positive]]
     pairs = [pair for pair in pairs if all(pair)]
-    require(bool(pairs), "must have a grade above 0 of a document with text", flag, path)
+    require(bool(pairs), "must have a grade above 0 for a document with text", flag, path)
     queries, passages = zip(*pairs, strict=True)
     return {"query": list(queries), "passage": list(passages)}
 
@@ -183,7 +183,7 @@ def _examples(table: Table, data: EmbeddingData, split: str) -> Examples:
     columns = _text_columns(table, data, is_single=is_single)
     if is_single:
         require(
-            len(columns) == 1, f"takes one text per row; name its column of {table.name}", "--unsupervised", columns
+            len(columns) == 1, f"takes one text per row; name its column in {table.name}", "--unsupervised", columns
         )
     elif len(columns) < 2 or (has_scores and len(columns) > 2):
         rule = "the columns of the two texts" if has_scores else "the columns of queries and passages"

@@ -73,7 +73,7 @@ def lexical_rankings(
     """Rank passages by the words they share with the query, by tf-idf and by BM25.
 
     Returns:
-        {"tfidf" or "bm25": ranked passages, as from `search`}; empty if no passage has a word of two letters.
+        {"tfidf" or "bm25": ranked passages, as from `search`}; empty if no passage has a word of two or more letters.
     """
     from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 
@@ -149,7 +149,7 @@ class Judged:
             that the corpus lacks, so that it is never found.
         grades: (pairs,), how relevant the passage is, 0 if it is irrelevant; for scored pairs, how similar the two
             texts are.
-        has_scores: whether pairs are scored. Then their cosines are evaluated, not a search.
+        has_scores: whether pairs are scored. If they are, their cosines are evaluated instead of a search.
         identical: int (queries,), the passage that is the query itself and is left out of its ranking; -1 if there is
             none.
         others: {name in `OTHERS`: metrics of this baseline}, filled by `compare_with`.
@@ -219,7 +219,7 @@ class Judged:
         """Compute the cosine of each pair, (pairs,).
 
         Args:
-            vectors: (queries + passages, width), of length 1; those of the queries come first.
+            vectors: (queries + passages, width), of length 1; the vectors of the queries come first.
         """
         queries, passages = np.split(vectors, [len(self.queries)])
         return cosines(queries, passages, self.pairs)

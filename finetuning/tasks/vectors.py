@@ -97,7 +97,7 @@ class TextEncoder(ReadModel):
                 _add_lower_casing(transformer.tokenizer)
             plain = Encoder("mean", transformer.model_config.hidden_size, None, model.prompts, max_length)
             task = Embedding(plain, 1, EmbeddingOptimization(), **transformer.task_arguments)
-            from train.model.from_pretrained import load_model  # imports TensorFlow, so after the checks of the input
+            from train.model.from_pretrained import load_model  # imports TensorFlow, so it must follow the checks
 
             network = load_model(folder, task.model_class)
             digest = hashlib.sha256(Path(find_weights(folder).path).read_bytes())

@@ -33,8 +33,8 @@ _loaded_seconds = time.monotonic()
 def begin_script() -> None:
     """Set up the standard streams and signals of a script, before anything large is imported.
 
-    Closed standard streams are opened on the null device, because the next file to be opened would otherwise get their
-    number. Output to a pipe whose reader has ended is dropped, and the command continues. Ctrl-C and SIGTERM end the
+    Closed standard streams are opened on the null device, because otherwise the next files to be opened would get their
+    numbers. Output to a pipe whose reader has ended is dropped, and the command continues. Ctrl-C and SIGTERM end the
     process at once until the command starts.
     """
     global _has_begun

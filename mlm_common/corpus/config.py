@@ -117,7 +117,7 @@ class CorpusConfig(Bounded):
             ways += [f"--{split}-files"] * bool(self.files_of(split))
             ways += [f"--{split}-split"] * bool(self.hub_split_of(split))
             if len(ways) > 1:
-                raise InputError(f"The split `{split}` needs a single origin; received {' and '.join(ways)}.")
+                raise InputError(f"The split `{split}` must come from a single origin; received {' and '.join(ways)}.")
             if self.split == split and ways:
                 raise InputError(
                     f"--split {split} cannot be combined with {ways[0]}, because both name the split `{split}`. Drop "

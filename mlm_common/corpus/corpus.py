@@ -131,7 +131,7 @@ class Corpus:
         return read_partition(self.config, split_name, byte_ranges, bad_rows)
 
     def num_sampled_bytes(self, split_name: str, max_bytes: int) -> int | None:
-        """Estimate how many bytes of text `sampled_documents` reads; None if the sizes of the files do not tell."""
+        """Estimate how many bytes of text `sampled_documents` reads; None if the sizes of the files do not show it."""
         files = self._files_to_cut(split_name)
         if not files or any(file.name.endswith((".gz", ".parquet")) for file in files):
             return None

@@ -282,7 +282,7 @@ def find_files(patterns: list[str], flag: str, *, is_text: bool = True) -> list[
 
 
 def read_byte_range(byte_range: ByteRange, config: CorpusConfig, bad_rows: BadRows | None = None) -> Iterator[str]:
-    """Yield the texts of a byte range, in order. A row without text gives an empty one.
+    """Yield the texts of a byte range, in order. A row without text gives an empty text.
 
     Args:
         byte_range: a file or a range of it.
@@ -388,7 +388,7 @@ def _check_start(name: str, start: bytes) -> None:
 
 
 def check_no_pointers(files: Iterable[StoredFile]) -> None:
-    """Check that no local file is a Git LFS pointer. A few pointers among many files would go unnoticed.
+    """Check that no local file is a Git LFS pointer. Otherwise, a few pointers among many files would go unnoticed.
 
     Raises:
         InputError: a file is a pointer.

@@ -31,7 +31,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # at least two letters, because a single one is a drive of Windows
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # two or more letters, because a single letter is a drive in Windows
 
 
 def is_gcs(path: str) -> bool:

@@ -205,7 +205,7 @@ class GcsFolder(Folder):
         def download(blob: Any) -> None:
             path = (destination / blob.name.removeprefix(prefix)).resolve()
             if not path.is_relative_to(destination):
-                raise InputError(f"Objects in {self.path} must have names of files; {blob.name!r} leaves the folder.")
+                raise InputError(f"Objects in {self.path} must have names of files; {blob.name!r} is outside.")
             path.parent.mkdir(parents=True, exist_ok=True)
             with explained_errors(self.path_of(blob.name.removeprefix(prefix))):
                 _again_if_damaged(lambda: blob.download_to_filename(str(path)))
@@ -321,7 +321,7 @@ def _upload(path: str, file: BinaryIO | mmap.mmap, send: Callable[..., None]) ->
         if replaced and replaced.crc32c == crc32c:
             return
         if not _replace(path, replaced.generation if replaced else 0, crc32c, send):
-            raise InputError(f"Only one program at a time may write {path}; another one wrote it meanwhile.")
+            raise InputError(f"Only one program at a time may write {path}; another one has just written it.")
 
 
 def _replace(path: str, generation: int, crc32c: str, send: Callable[..., None]) -> bool:

@@ -65,10 +65,10 @@ CASES: list[tuple[Any, ...]] = [
     (CUSTOM, "--task: there is no file"),
     (f"{FILE} --task alice/model/task.py:Mine", "--task: there is no file"),
     (CUSTOM, "failed with ModuleNotFoundError: No module named 'none_such'", with_file("task.py", "import none_such")),
-    (CUSTOM, "Mine.read must return a split train; it returned nothing", custom_task("{}")),
+    (CUSTOM, "Mine.read must return a train split; it returned nothing", custom_task("{}")),
     (CUSTOM, "must return labels to train and evaluate on", custom_task("{'train': Examples('a', (['t'],), None)}")),
     (CUSTOM, "its split train have 1 and 2 values", custom_task("{'train': Examples('a', ([7, 8],), [1])}")),
-    (f"{CUSTOM} --do-predict", "--do-predict needs a split test; Mine.read returned train", LABELLED),
+    (f"{CUSTOM} --do-predict", "--do-predict needs a test split; Mine.read returned train", LABELLED),
     (f"{CUSTOM} --metric-name f1", "--metric-name must be one of share, loss; received f1", LABELLED),
 ]
 

@@ -22,7 +22,7 @@ def test_a_folder_to_train_on_gives_its_relevant_pairs(tmp_path):
     single, _ = read_splits(EmbeddingData(train_file=str(folder), unsupervised=True))
     assert single.texts == (["A cat", "dog"],)
     folder = write_beir(tmp_path / "other", CORPUS, QUERIES, [("q", "d1", "0")], "train")
-    with pytest.raises(InputError, match="--train-file must have a grade above 0 of a document with text; received"):
+    with pytest.raises(InputError, match="--train-file must have a grade above 0 for a document with text; received"):
         read_splits(EmbeddingData(train_file=str(folder)))
 
 

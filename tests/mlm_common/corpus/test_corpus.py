@@ -132,10 +132,10 @@ def test_record_gives_the_settings_back(tmp_path):
         ({"split": "../x"}, "plain name"),
         ({"limit": 0}, "--limit must be at least 1"),
         ({"validation_percent": 100}, "must be at least 0 and below 100; received 100"),
-        ({"validation_percent": 1.0, "validation_files": ["a"]}, "needs a single origin"),
+        ({"validation_percent": 1.0, "validation_files": ["a"]}, "must come from a single origin"),
         (
             {"test_percent": 1.0, "test_files": ["a"]},
-            "`test` needs a single origin; received --test-percent and --test-files",
+            "`test` must come from a single origin; received --test-percent and --test-files",
         ),
         ({"dataset_name": "x", "test_split": "y", "test_files": ["a"]}, "--test-files and --test-split"),
         ({"split": "validation", "validation_percent": 1.0}, "because both name the split `validation`"),
