@@ -205,7 +205,7 @@ class GcsFolder(Folder):
         def download(blob: Any) -> None:
             path = (destination / blob.name.removeprefix(prefix)).resolve()
             if not path.is_relative_to(destination):
-                raise InputError(f"Objects in {self.path} must have names of files; {blob.name!r} is outside.")
+                raise InputError(f"Objects in {self.path} must have names of files; {blob.name!r} is outside of it.")
             path.parent.mkdir(parents=True, exist_ok=True)
             with explained_errors(self.path_of(blob.name.removeprefix(prefix))):
                 _again_if_damaged(lambda: blob.download_to_filename(str(path)))
