@@ -177,7 +177,7 @@ def check_hub(config: TrainingConfig) -> Iterator[Finding]:
 def check_disk(config: TrainingConfig, num_parameters: int, num_with_one_moment: int) -> Finding:
     """Check that the disk has room for the checkpoints and the export.
 
-    For an output folder in Cloud Storage they are first written to the folder for temporary files.
+    If the output folder is in Cloud Storage, they are first written to the local folder for temporary files.
     """
     output_dir = config.run.output_dir
     is_local = output_dir is None or open_folder(output_dir).is_local

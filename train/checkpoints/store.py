@@ -265,8 +265,8 @@ def find_checkpoint(path: str) -> tuple[RunFolder, int] | None:
 def write_safetensors(path: Path, arrays: Arrays, metadata: dict[str, str] | None = None) -> None:
     """Write arrays to a file with default (umask) permissions; safetensors would make it readable only by its owner.
 
-    The library first writes to a file with a random name. Here that file is in a temporary folder, whose name shows
-    that it can be deleted if the process was killed.
+    The library first writes to a file with a random name. Here that file is in a temporary folder; if the process is
+    killed, a later one recognizes the folder by its name, and deletes it.
     """
     path.touch()
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{path.name}.", suffix=PARTIAL_SUFFIX) as folder:

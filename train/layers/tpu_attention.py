@@ -1,4 +1,4 @@
-"""Attention, written so that XLA's compiler for TPUs makes fast programs of it.
+"""Attention, written so that XLA's compiler for TPUs turns it into fast programs.
 
 Like FlashAttention (Dao et al. 2022), it keeps no scores in memory, but it needs no custom kernel. The compiler fuses a
 matrix product, operations on its elements and the next product into one loop, as long as no intermediate result is used

@@ -1,4 +1,4 @@
-"""Products, sums, normalization and activations, written so that XLA's compiler for TPUs makes fast programs of them.
+"""Products, sums, normalization and activations, written so that XLA's compiler for TPUs turns them into fast programs.
 
 Each pass over a tensor is expensive, and the matrix unit is cheap. So sums are products with a matrix of ones, which
 the compiler fuses with the operations that compute the terms, and no tensor changes its layout.

@@ -1,4 +1,4 @@
-"""The computations of an encoder's layers, written so that XLA's compiler for TPUs makes fast programs of them.
+"""The computations of an encoder's layers, written so that XLA's compiler for TPUs turns them into fast programs.
 
 The functions have the same names and results as those of `train.layers.reference_layers`, and must be compiled by XLA.
 A run compares the two on its first rows (`train.step.proofs`). Within attention, states are (batch, heads, head size,
@@ -137,7 +137,7 @@ def rotated(states: tf.Tensor, base: float, first: int = 0) -> tf.Tensor:
     cosines, sines = (
         np.tile(table[first:].T, (2, 1)) for table in rotary_tables(first + length, head_size, base)
     )  # (head size, length)
-    # The compiler fuses this product with the next operations. Swapping the halves of a head would be a copy.
+    # The compiler fuses this product with the next operations. Swapping the halves of a head would need a copy.
     turned = tf.einsum("bnhl,kh->bnkl", states, tf.constant(quarter_turn(head_size), states.dtype))
     return tf.cast(tf.cast(states, tf.float32) * cosines + tf.cast(turned, tf.float32) * sines, states.dtype)
 

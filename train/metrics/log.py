@@ -158,7 +158,7 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
             step: the step of the checkpoint from which the run resumes.
             num_rollbacks: number of rollbacks, from the first one, whose lines are kept.
             num_written: number of lines known to be in the files when the checkpoint was saved; None if unknown.
-            unwritten: the lines after these, which the checkpoint carries.
+            unwritten: the lines after the written ones, which the checkpoint carries.
         """
         lines = self._file.read()
         num_written = len(lines) if num_written is None else min(num_written, len(lines))

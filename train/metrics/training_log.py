@@ -282,7 +282,7 @@ class TrainingLog:
         figures["learning_rate"] = float(self.model.optimizer.learning_rate.numpy())
         figures["epoch"] = round(self.plan.row_after(step, self.num_skipped_rows) / self.plan.num_rows, 4)
         wait_seconds = self.take_wait_seconds()
-        # The clock did not time those steps since the last line that an earlier process made.
+        # Since the last line, an earlier process may have taken steps, which the clock did not time.
         figures |= self._clock.figures(step - max(self.logged_step, self.start_step), wait_seconds)
         self.log.add(step, TRAIN, figures | self._phase)
         self.log.flush()

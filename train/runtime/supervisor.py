@@ -152,7 +152,7 @@ class Supervisor:
             self._process = subprocess.Popen(self._command, env=environment, pass_fds=(writing,))
         finally:
             os.close(writing)
-        if self._is_asked_to_stop:  # the request came just before there was a process to pass it on to
+        if self._is_asked_to_stop:  # the request came just before the process was started
             self._process.terminate()
         try:
             self._watch(self._process, reading)

@@ -40,7 +40,7 @@ class EncodedText(NamedTuple):
     Attributes:
         ids: int32 (tokens,).
         starts: int64 (tokens,), the first character of each token; they never decrease.
-        stops: int64 (tokens,), the character after the last one of each token.
+        stops: int64 (tokens,), the character after the last character of each token.
         unread: bool (characters,), whether the character belongs to `<unk>`, or is a letter, digit or sign that
             belongs to no token.
     """

@@ -416,7 +416,7 @@ def build_optimizer(
         epsilon=config.adam_epsilon,
         sharding=sharding,
         rate_factors=rate_factors,
-        jit_compile=False,  # either the whole step is compiled or nothing
+        jit_compile=False,  # either the whole step is compiled or none of it
         **muon_arguments,
     )
     optimizer.exclude_from_weight_decay(var_names=[NO_WEIGHT_DECAY])

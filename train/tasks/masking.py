@@ -171,7 +171,7 @@ def first_tokens_of_spans(words: tf.Tensor, is_special: tf.Tensor, row_keys: tf.
     """Return, for each token, the position of the first token of its span, int32 (batch, length).
 
     Each row is divided into spans of whole words with random lengths. A span ends early at a special token, and after
-    `MAX_SPAN_TOKENS`.
+    `MAX_SPAN_TOKENS` tokens.
 
     Args:
         words: result of `first_tokens_of_words`.

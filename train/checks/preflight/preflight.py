@@ -198,8 +198,8 @@ def _does_not_fit(preflight: Preflight, rows: int, error: DoesNotFitError) -> st
 def lower_train_step(model: PretrainingModel, *, num_rows: int, length: int, num_replicas: int) -> str:
     """Lower `model.train_step` for one replica of `num_replicas` to StableHLO text.
 
-    Variables become arguments; those that the step assigns are also results, in the memory of the argument. The values
-    of the model's variables are lost, because the compiler that runs next needs the memory.
+    Variables become arguments; those that the step assigns are also results, stored in the memory of the argument. The
+    values of the model's variables are lost, because the compiler that runs next needs the memory.
 
     Args:
         model: the model.
