@@ -178,7 +178,7 @@ def main() -> None:
         "--variants", nargs="*", default=list(VARIANTS), choices=VARIANTS, help="Variants of our step."
     )
     running.add_argument(
-        "--start-together", action="store_true", help="Compile all steps at once, which distorts times."
+        "--start-together", action="store_true", help="Compile all steps at once, which distorts compile times."
     )
     running.add_argument("--rounds", type=int, default=5)
     running.add_argument("--steps-per-round", type=int, default=20)

@@ -42,7 +42,10 @@ _SHIFT = np.uint64(31)
 
 
 def write_generated_text(path: Path, num_bytes: int, seed: int = 0) -> None:
-    """Write `num_bytes` of text, one paragraph per line. Texts with the same seed start with the same text."""
+    """Write `num_bytes` of text, one paragraph per line.
+
+    With the same seed, a short text is the beginning of a longer one.
+    """
     with path.open("wb") as file:
         for text in _texts(seed):
             file.write(text[: num_bytes - file.tell()])

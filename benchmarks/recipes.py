@@ -5,7 +5,7 @@
 recipes.yaml, or the file named by `--arms`, lists the variants (arms): {name: flags of run_mlm.py}. The first arm is
 the baseline. All arms are evaluated on the same rows with the same masks. Results are appended to a file, so a queue
 that was stopped continues where it was. A seed determines the initial weights and the rows in all arms, so the
-difference to the first arm is computed for each seed. An arm counts as better or worse if the mean difference is more
+difference from the first arm is computed for each seed. An arm counts as better or worse if the mean difference is more
 than twice its standard error.
 """
 
@@ -111,7 +111,8 @@ def verdict(difference: float, error: float) -> str:
 
 
 def table_of(results: list[dict[str, Any]], arms: Sequence[str]) -> list[list[str]]:
-    """Make a row for each arm: steps, CPU ms per step, mean loss, mean difference to the first arm, error, verdict."""
+    """Make a row for each arm: steps, CPU ms per step, mean loss, mean difference from the first arm, error,
+    verdict."""
     losses = {name: {one["seed"]: one["loss"] for one in results if one["arm"] == name} for name in arms}
     first, *_ = losses.values()
     rows = []
