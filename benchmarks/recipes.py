@@ -111,8 +111,7 @@ def verdict(difference: float, error: float) -> str:
 
 
 def table_of(results: list[dict[str, Any]], arms: Sequence[str]) -> list[list[str]]:
-    """Make a row for each arm: steps, CPU ms per step, mean loss, mean difference from the first arm, error,
-    verdict."""
+    """Make a row for each arm: steps, CPU ms per step, mean loss, mean difference from the first, error, verdict."""
     losses = {name: {one["seed"]: one["loss"] for one in results if one["arm"] == name} for name in arms}
     first, *_ = losses.values()
     rows = []
