@@ -1,6 +1,6 @@
 """Pages of the site that are generated from the code: commands and their flags, presets, exit statuses.
 
-mkdocs calls `on_config` and `on_files` (`hooks` in mkdocs.yml). The flags are those of the parser that `--help` prints.
+mkdocs calls `on_config` and `on_files` (`hooks` in mkdocs.yml). The flags are those of the parser that prints `--help`.
 """
 
 import argparse
@@ -90,10 +90,11 @@ def parser_of(script: str) -> argparse.ArgumentParser:
 def command_page(script: str) -> str:
     """Describe a command: what it does, and its flags in their groups."""
     parser = parser_of(script)
-    lines = [f"# {Path(script).name}", "", "```bash", example_of(script), "```", ""]
+    examples = getattr(parser, "examples", "") or example_of(script)
+    lines = [f"# {Path(script).name}", "", "```bash", examples, "```", ""]
     lines += [*_prose(parser.description or ""), ""]
     for group in parser._action_groups:
-        actions = [action for action in group._group_actions if action.dest != "help"]
+        actions = [action for action in group._group_actions if action.dest not in ("help", "help_all")]
         if actions:
             lines += [f"## {_title(group.title or 'Flags')}", ""]
             lines += [f"{group.description}\n" if group.description else ""]
@@ -145,7 +146,7 @@ def _meaning(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 def commands_page() -> str:
     """List the commands, with the first sentence of what each does."""
-    lines = ["# Commands", "", "Each command prints its flags with `--help`."]
+    lines = ["# Commands", "", "`--help` prints the usual flags of a command, `--help-all` prints all."]
     lines += ["`--config-file FILE.yaml` reads flags from a file; those on the command line override it.", ""]
     for title, scripts in SCRIPTS.items():
         lines += [f"## {title}", "", "| command | what it does |", "| --- | --- |"]

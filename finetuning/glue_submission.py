@@ -1,4 +1,9 @@
-"""Collect the predictions of GLUE runs in the zip file that gluebenchmark.com accepts."""
+r"""Collect the predictions of GLUE runs in the zip file that gluebenchmark.com accepts.
+
+Examples:
+    python finetuning/glue_submission.py --runs work/cola work/sst2 work/rte \
+        --output work/glue.zip
+"""
 
 try:
     from mlm_common.cli.command_line import command, parse_arguments

@@ -1,4 +1,13 @@
-"""Predict with a fine-tuned model: classes, labels, numbers, tags or answers, for given texts or a file."""
+r"""Predict with a fine-tuned model: classes, labels, numbers, tags or answers, for given texts or a file.
+
+Examples:
+    python finetuning/predict.py --model work/reviews \
+        --text "A wonderful cast and a clever story."
+    python finetuning/predict.py --model work/questions \
+        --question "Where was she born?" --context "She was born in Turku in 1920."
+    python finetuning/predict.py --model work/reviews --file new.csv \
+        --output work/predictions.csv
+"""
 
 try:
     from mlm_common.cli.command_line import command, log_start, parse_arguments

@@ -1,4 +1,11 @@
-"""Fine-tune a model to choose one of several texts, as in SWAG, RACE and COPA."""
+r"""Fine-tune a model to choose one of several texts, as in SWAG, RACE and COPA.
+
+Examples:
+    python finetuning/run_multiple_choice.py --init-from work/model \
+        --train-file swag/train.csv --validation-file swag/val.csv --output-dir work/swag
+    python finetuning/run_multiple_choice.py --init-from work/model \
+        --dataset-name ehovy/race --dataset-config-name middle --output-dir work/race
+"""
 
 try:
     import mlm_common.cli  # noqa: F401  (from here on Ctrl-C is one line)

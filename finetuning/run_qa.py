@@ -1,4 +1,10 @@
-"""Fine-tune a model to find answers to questions in a text: SQuAD 1.1, SQuAD 2.0, or files in their format."""
+r"""Fine-tune a model to find answers to questions in a text: SQuAD 1.1, SQuAD 2.0, or files in their format.
+
+Examples:
+    python finetuning/run_qa.py --init-from work/model --num-epochs 2 \
+        --learning-rate 3e-5 --train-file squad/train-v1.1.json.gz \
+        --validation-file squad/dev-v1.1.json.gz --output-dir work/squad
+"""
 
 try:
     import mlm_common.cli  # noqa: F401  (from here on Ctrl-C is one line)

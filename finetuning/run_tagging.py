@@ -1,4 +1,12 @@
-"""Fine-tune a model to tag words: named entities, parts of speech, anything with one tag per word."""
+r"""Fine-tune a model to tag words: named entities, parts of speech, anything with one tag per word.
+
+Examples:
+    python finetuning/run_tagging.py --init-from work/model --train-file train.conll \
+        --validation-file dev.conll --output-dir work/names
+    python finetuning/run_tagging.py --init-from work/model \
+        --dataset-name unimelb-nlp/wikiann --dataset-config-name de \
+        --text-column-name tokens --label-column-name ner_tags --output-dir work/names
+"""
 
 try:
     import mlm_common.cli  # noqa: F401  (from here on Ctrl-C is one line)

@@ -1,4 +1,10 @@
-"""Fine-tune a model on a custom task: a class in a Python file, with its data, head and metric."""
+r"""Fine-tune a model on a custom task: a class in a Python file, with its data, head and metric.
+
+Examples:
+    python finetuning/run_task.py --task recipes/star_ratings.py:StarRatings \
+        --init-from work/model --train-file recipes/reviews/train.csv \
+        --validation-file recipes/reviews/validation.csv --output-dir work/stars
+"""
 
 try:
     import mlm_common.cli  # noqa: F401  (from here on Ctrl-C is one line)

@@ -1,4 +1,9 @@
-"""Search texts with a model that embeds them: embed a corpus once, and answer questions with the nearest texts."""
+r"""Search texts with a model that embeds them: embed a corpus once, and answer questions with the nearest texts.
+
+Examples:
+    python finetuning/search.py --model work/embedding --corpus corpus.jsonl \
+        "Who wrote the book?"
+"""
 
 try:
     from mlm_common.cli.command_line import command, log_start, parse_arguments

@@ -44,13 +44,11 @@ class PrepareConfig(Bounded):
     )
     chunking: Literal["concat", "full_sentences", "documents", "packed", "segment_pairs"] = flag(
         "concat",
-        "How documents become rows. concat: [CLS] document [SEP], one after the other, cut every --max-length "
-        "tokens. full_sentences: as in RoBERTa, each row starts with [CLS] and ends with [SEP], and [SEP] separates "
-        "documents. documents: each row has as many whole documents as fit, in order, then padding; only a document "
-        "longer than a row is cut. packed: like documents, but documents are reordered so that hardly any padding is "
-        "needed. segment_pairs: as in BERT, [CLS] A [SEP] B [SEP], where B follows A or comes from another document, "
-        "with a next_sentence_label for --objective mlm+nsp. Use segment_pairs to reproduce BERT; RoBERTa found no "
-        "gain in it.",
+        "How documents fill rows. concat: [CLS] document [SEP], one after the other, cut every --max-length tokens. "
+        "full_sentences: the same, but each row starts with [CLS] and ends with [SEP], as in RoBERTa. documents: as "
+        "many whole documents as fit, in order, then padding. packed: the same, reordered so that hardly any padding "
+        "is needed. segment_pairs: [CLS] A [SEP] B [SEP] with a next_sentence_label, as in BERT, for --objective "
+        "mlm+nsp.",
         is_usual=True,
     )
     sentences_by: Literal["punctuation", "line"] = flag(
@@ -82,7 +80,6 @@ class PrepareConfig(Bounded):
     num_workers: int | None = flag(
         None,
         "Number of worker processes. The result does not depend on it. Default: one per core.",
-        is_usual=True,
         at_least=1,
     )
     runner: Literal["local", "DirectRunner", "DataflowRunner"] = flag(
@@ -103,9 +100,8 @@ class PrepareConfig(Bounded):
         "there is one, otherwise the copy in a test split, otherwise the first. So the model is never trained on "
         "evaluation text. Texts are equal if they differ only in case, white space, or compatible forms of Unicode "
         "(NFKC). The corpus is read twice.",
-        is_usual=True,
     )
-    overwrite: bool = flag(False, "Replace shards in --output-dir that were made with other settings.", is_usual=True)
+    overwrite: bool = flag(False, "Replace shards in --output-dir that were made with other settings.")
     push_to_hub: str | None = flag(
         None, "Also push the shards to this data set repository on the Hub.", metavar="USER/NAME", group="Hub"
     )

@@ -1,9 +1,13 @@
-"""Import TFRecord files of BERT's create_pretraining_data.py, whose tokens are masked, as shards of segment pairs.
+r"""Import TFRecord files of BERT's create_pretraining_data.py, whose tokens are masked, as shards of segment pairs.
 
 The files may come from Google's, NVIDIA's or Model Garden's version. They need the features input_ids, input_mask,
 segment_ids, masked_lm_positions, masked_lm_ids and next_sentence_labels. The masked tokens are restored, because
 run_mlm.py masks different tokens in each epoch. Each file is read twice, first to check it and then to convert it. If
 the command is stopped, run it again: it continues where it was.
+
+Examples:
+    python tfrecord_prep/import_bert_tfrecords.py --data-files 'pretraining/*.tfrecord' \
+        --tokenizer-name-or-path work/multi-cased --output-dir work/bert-records
 """
 
 try:

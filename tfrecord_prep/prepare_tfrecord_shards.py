@@ -1,8 +1,17 @@
-"""Prepare TFRecord shards: tokenize a corpus, cut it into rows of equal length, and write them with a manifest.
+r"""Prepare TFRecord shards: tokenize a corpus, cut it into rows of equal length, and write them with a manifest.
 
 Each split of the corpus becomes a folder OUTPUT_DIR/SPLIT, which run_mlm.py reads. With several sources the folders are
 OUTPUT_DIR/SOURCE/SPLIT, and OUTPUT_DIR/mixture.json lists them. The default corpus is the one that the tokenizer was
 trained on. If the command is stopped or killed, run it again: it continues where it was.
+
+Examples:
+    python tfrecord_prep/prepare_tfrecord_shards.py \
+        --tokenizer-name-or-path work/tokenizer --max-length 128 --output-dir work/shards
+    python tfrecord_prep/prepare_tfrecord_shards.py \
+        --tokenizer-name-or-path FacebookAI/roberta-base --data-files 'my_text/*.txt' \
+        --sample-by paragraph --validation-percent 2 --output-dir work/shards
+    python tfrecord_prep/prepare_tfrecord_shards.py \
+        --tokenizer-name-or-path work/tokenizer --output-dir work/shards --verify
 """
 
 try:

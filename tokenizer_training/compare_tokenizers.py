@@ -1,4 +1,9 @@
-"""Compare tokenizers on each of your files: tokens per word, bytes per token, and words that they fail to reproduce."""
+r"""Compare tokenizers on each of your files: tokens per word, bytes per token, and words that they fail to reproduce.
+
+Examples:
+    python tokenizer_training/compare_tokenizers.py work/tokenizer \
+        FacebookAI/roberta-base --data-files 'my_text/*.txt'
+"""
 
 try:
     from mlm_common.cli.command_line import command, log_start, parse_arguments
@@ -39,6 +44,7 @@ class CompareConfig(Bounded):
         list,
         "Folders of tokenizers or models, local or gs://, or their names on the Hub.",
         metavar="TOKENIZER",
+        is_usual=True,
         is_positional=True,
     )
     max_bytes: int = flag(

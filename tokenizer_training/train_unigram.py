@@ -1,4 +1,14 @@
-"""Train a unigram tokenizer on a corpus, and save it with a report on its quality and a record of how it was made."""
+r"""Train a unigram tokenizer on a corpus, and save it with a report on its quality and a record of how it was made.
+
+Examples:
+    python tokenizer_training/train_unigram.py --data-files 'books/*.txt' \
+        --sample-by paragraph --validation-percent 2 --output-dir work/tokenizer
+    python tokenizer_training/train_unigram.py --streaming --vocab-size 32000 \
+        --dataset-name HuggingFaceFW/fineweb-edu --dataset-config sample-10BT \
+        --output-dir work/tokenizer
+    python tokenizer_training/train_unigram.py --sources de='books/*.txt' fo=faroese.txt \
+        --sampling-alpha 0.3 --validation-percent 1 --output-dir work/tokenizer
+"""
 
 try:
     from mlm_common.cli.command_line import command, log_start, parse_arguments

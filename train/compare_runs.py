@@ -1,4 +1,9 @@
-"""Compare runs: a table of their progress, and a plot of their losses over tokens and time."""
+r"""Compare runs: a table of their progress, and a plot of their losses over tokens and time.
+
+Examples:
+    python train/compare_runs.py --runs work/model work/other-model \
+        --picture work/comparison.png
+"""
 
 try:
     from mlm_common.cli.command_line import command, log_start, parse_arguments

@@ -1,9 +1,15 @@
-"""Check the installation, the machine and everything that a run will need, before the run costs hours.
+r"""Check the installation, the machine and everything that a run will need, before the run costs hours.
 
 Accepts all flags of run_mlm.py: run the same command line with doctor.py instead. Without flags it checks the
 installation and the machine. With --output-dir alone it also checks the run in that folder, from pretraining or
 fine-tuning. Each line starts with ok, warning or error; warnings and errors say how to fix them. The exit status is 1
 after an error, 2 for bad flags.
+
+Examples:
+    python train/doctor.py
+    python train/doctor.py --output-dir work/model
+    python train/doctor.py --tpu-name local --preset roberta-base-v5e-8 \
+        --train-dataset gs://my-bucket/shards/train --output-dir gs://my-bucket/model
 """
 
 try:

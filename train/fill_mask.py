@@ -1,4 +1,8 @@
-"""Show what a masked language model predicts at the [MASK] of each sentence."""
+"""Show what a masked language model predicts at the [MASK] of each sentence.
+
+Examples:
+    python train/fill_mask.py --model work/model --text "Er ging in das [MASK]."
+"""
 
 try:
     from mlm_common.cli.command_line import command, log_start, parse_arguments

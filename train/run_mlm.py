@@ -1,4 +1,14 @@
-"""Pretrain a masked language model on TFRecord shards, on TPU, GPU or CPU, and export it for transformers."""
+r"""Pretrain a masked language model on TFRecord shards, on TPU, GPU or CPU, and export it for transformers.
+
+Examples:
+    python train/run_mlm.py --preset tiny-cpu --train-dataset work/shards/train \
+        --eval-dataset work/shards/validation --output-dir work/model --dry-run
+    python train/run_mlm.py --preset roberta-base-v5e-8 --tpu-name local --supervise \
+        --train-dataset gs://my-bucket/shards/train --max-steps 20000 \
+        --output-dir gs://my-bucket/model
+    python train/run_mlm.py --init-from FacebookAI/roberta-base --learning-rate 5e-5 \
+        --train-dataset work/shards/train --output-dir work/adapted
+"""
 
 try:
     from mlm_common.cli.command_line import command, log_start

@@ -1,4 +1,12 @@
-"""Score masked language models without fine-tuning, by bits per byte and words of a text and by minimal pairs."""
+r"""Score masked language models without fine-tuning, by bits per byte and words of a text and by minimal pairs.
+
+Examples:
+    python train/score_mlm.py --model work/model --text valid.txt
+    python train/score_mlm.py --model work/model FacebookAI/roberta-base \
+        --minimal-pairs blimp.jsonl.gz
+    python train/score_mlm.py --run work/model --all-checkpoints --text valid.txt \
+        --picture work/curve.svg
+"""
 
 try:
     from mlm_common.cli.command_line import command, log_start, parse_arguments

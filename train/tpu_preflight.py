@@ -1,7 +1,16 @@
-"""Check whether a run fits on a TPU, with the TPU's compiler but without a TPU, before you pay for one.
+r"""Check whether a run fits on a TPU, with the TPU's compiler but without a TPU, before you pay for one.
 
 Accepts all flags of run_mlm.py. Prints whether the run compiles and fits, and how long it would take. Memory and time
 are estimates by the compiler, not measurements.
+
+Examples:
+    .venv-preflight/bin/python train/tpu_preflight.py --topology v5e-8 \
+        --preset roberta-base-v5e-8 --max-length 512 --vocab-size 32000 --max-steps 20000
+    .venv-preflight/bin/python train/tpu_preflight.py --topology v5e-1 \
+        --preset roberta-small --bfloat16 --train-dataset work/shards/train \
+        --find-batch-size
+    .venv-preflight/bin/python train/tpu_preflight.py --topology v5e-8 \
+        --phases recipes/bert-base-2018.yaml --vocab-size 30000
 """
 
 try:

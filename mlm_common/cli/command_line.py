@@ -90,10 +90,10 @@ def parse_arguments(
     Args:
         dataclass_types: dataclasses whose fields are made by `mlm_common.cli.settings.flag`.
         argv: words of the command line; default: the words of this process's command line.
-        description: text at the top of `--help`.
+        description: text at the top of `--help`. Text after a line `Examples:` is shown below the flags.
         layers: {flag: function from its value to settings {field: value}}, such as from the name of a preset to its
             settings.
-        needed: names of the fields that the usage line shows.
+        needed: names of the fields that the usage line shows, and that come first in `--help`.
         other_defaults: {field name: description of its default} for `--help`, if `layers` decide the default.
 
     Raises:
@@ -128,7 +128,7 @@ def _known_and_typed(parser: FlagParser, settings: dict[str, Any], source: str) 
     typed = {}
     for name, value in settings.items():
         if name not in parser.flags:
-            raise InputError(f"{source}: unknown flag {name}{parser.nearest(name)} (--help lists all)")
+            raise InputError(f"{source}: unknown flag {name}{parser.nearest(name)} (--help-all lists all)")
         typed[parser.flags[name].dest] = _typed(parser.flags[name], value, source)
     return typed
 

@@ -17,6 +17,7 @@ from mlm_common.cli.settings import flag_of, nearest_name
 from mlm_common.errors import InputError
 
 USUAL_GROUP, LAST_GROUP = "Usual flags", "Other flags"
+EXAMPLES = "\n\nExamples:\n"  # the line of a description after which examples follow
 HELP_POSITION = 32
 # Placeholders in `--help`, by the last word of the flag's name.
 METAVARS = {
@@ -116,6 +117,7 @@ class FlagParser(argparse.ArgumentParser):
     """Makes a flag for each field of dataclasses. `mlm_common.cli.settings.flag` describes the fields and groups.
 
     Attributes:
+        examples: commands, from the end of the description; empty if there are none.
         flags: {name of a field, or another name of its flag, spelled with `_`: argparse's action}.
         replaced: {field name: name of the field that it replaces}.
         belongs_to: {field name: (other field, value)}. A preset's value of the field is ignored unless the other field
@@ -129,8 +131,10 @@ class FlagParser(argparse.ArgumentParser):
         needed: Sequence[str] = (),
         other_defaults: Mapping[str, str] | None = None,
     ) -> None:
+        text, _, self.examples = (description or "").partition(EXAMPLES)
+        self.examples = textwrap.dedent(self.examples).rstrip()
         super().__init__(
-            description=description,
+            description=text,
             allow_abbrev=False,
             add_help=False,
             exit_on_error=False,
@@ -156,9 +160,14 @@ class FlagParser(argparse.ArgumentParser):
             help="YAML or JSON file with flags. Flags on the command line override it.",
         )
         add_verbose_flag(others)
-        others.add_argument("-h", "--help", action="help", help="Show this help and exit.")
+        others.add_argument("-h", "--help", action="help", help="Show the usual flags and exit.")
+        others.add_argument("--help-all", "--help_all", action=_AllHelp, nargs=0, help="Show all flags and exit.")
         shown = [_invocation(self.flags[name]) for name in needed]
         self.usage = " ".join(["%(prog)s", *shown, "[flags]"])
+        usual: list[argparse.Action] = self._groups[USUAL_GROUP]._group_actions
+        usual.sort(key=lambda action: action.dest not in needed)
+        # A command without usual flags has few flags.
+        self._hidden = [action for action in self._actions if action not in usual] if usual else []
 
     def _group_named(self, title: str) -> Any:
         if title not in self._groups:
@@ -192,6 +201,26 @@ class FlagParser(argparse.ArgumentParser):
         if type_ is bool and default is True:
             off: dict[str, Any] = {"action": "store_false", "dest": field.name, "help": metadata.get("off_help")}
             group.add_argument(f"--no_{field.name}", flag_of(f"no_{field.name}"), **off)
+
+    def format_help(self) -> str:
+        """Format the help: examples, and either all flags, or the usual flags and how to see the others."""
+        examples = f"\nExamples:\n{textwrap.indent(self.examples, '  ')}\n" if self.examples else ""
+        if not self._hidden:
+            return super().format_help() + examples
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, [])
+        formatter.add_text(self.description)
+        formatter.start_section(USUAL_GROUP)
+        formatter.add_arguments(self._groups[USUAL_GROUP]._group_actions)
+        formatter.end_section()
+        more = (
+            f"{len(self._hidden)} more flags: --help-all, or this command's page on the site that `make docs` builds."
+        )
+        return f"{formatter.format_help()}{examples}\n{textwrap.fill(more, 78)}\n"
+
+    def show_all(self) -> None:
+        """Make `format_help` show all flags."""
+        self._hidden = []
 
     def parse_dataclasses(self, arguments: Sequence[str]) -> tuple[Any, ...]:
         """Make an instance of each dataclass from the command line.
@@ -233,7 +262,7 @@ class FlagParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> Any:
         """Raise an InputError. argparse would exit."""
-        raise InputError(f"{message}. --help lists all flags.")
+        raise InputError(f"{message}. --help-all lists all flags.")
 
     def _unknown(self, words: Sequence[str]) -> InputError:
         """Make the error for unknown words: name the first unknown flag and the most similar one, or the first word."""
@@ -242,8 +271,10 @@ class FlagParser(argparse.ArgumentParser):
             if reason := NO_FLAGS.get(name.replace("_", "-")):
                 return InputError(f"{name.replace('_', '-')} is not a flag here: {reason}. Leave it out.")
             if name[0:1] in tuple(DASHES) and name.strip(DASHES):
-                return InputError(f"unknown flag {name}{self.nearest(name)} (--help lists all)")
-        return InputError(f"unexpected argument {words[0]!r}: each value must follow its flag. --help lists all flags.")
+                return InputError(f"unknown flag {name}{self.nearest(name)} (--help-all lists all)")
+        return InputError(
+            f"unexpected argument {words[0]!r}: each value must follow its flag. --help-all lists all flags."
+        )
 
     def nearest(self, name: str) -> str:
         """Return "; did you mean …?" with the flag that starts with `name` or is most similar; empty if none is."""
@@ -294,6 +325,15 @@ def _invocation(action: argparse.Action) -> str:
     if action.nargs in (0, "?"):
         return name
     return f"{name} {action.metavar}" + (" …" if action.nargs == "+" else "")
+
+
+class _AllHelp(argparse.Action):
+    """Shows all flags, and ends the process."""
+
+    def __call__(self, parser: Any, *_: Any) -> None:
+        parser.show_all()
+        parser.print_help()
+        parser.exit()
 
 
 class _HelpFormatter(argparse.HelpFormatter):

@@ -268,7 +268,7 @@ def test_a_race_that_cannot_start_says_why(flags, line, tmp_path):
 
 def test_the_race_shows_its_flags_without_tensorflow():
     scripts = ("benchmarks/speedrun/race.py", "benchmarks/speedrun/prepare.py")
-    for script, (printed, imported) in ask_for_help(scripts).items():
+    for script, (printed, imported, _) in ask_for_help(scripts).items():
         assert "data" in printed, script
         assert "tensorflow" not in imported, script
 

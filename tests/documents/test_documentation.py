@@ -109,7 +109,7 @@ def test_commands_of_the_documentation(line):
         check_environment(words[0].removesuffix("/bin/python"))
         words[0] = "python"
     if words[0] == "python" and words[1].startswith("benchmarks/"):
-        printed, _ = ask_for_help(BENCHMARKS)[words[1]]
+        printed = ask_for_help(BENCHMARKS)[words[1]].printed
         assert "usage: " in printed
         assert all(word in printed for word in words[2:] if word.startswith("--"))
     elif words[0] in ("python", "python3") and words[1] != "-m":

@@ -1,12 +1,14 @@
 """The flags of the three commands: all listed, the tutorial's among them; `--help` and the configs import little."""
 
 import dataclasses
+import re
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.fixtures.commands import COMMANDS
+from tests.fixtures.commands import COMMANDS, SMALL_COMMANDS, parse
 from tests.fixtures.script_help import ask_for_help
 
 PROJECT = Path(__file__).parents[2]
@@ -49,7 +51,7 @@ SCRIPTS = (
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help_imports_nothing_slow(script):
-    printed, imported = ask_for_help(SCRIPTS, CONFIGS)[script]
+    printed, imported, _ = ask_for_help(SCRIPTS, CONFIGS)[script]
     assert not imported & SLOW_IMPORTS
     assert "usage: " in printed
     unbroken = printed.replace("\n", "").replace(" ", "")
@@ -59,8 +61,37 @@ def test_help_imports_nothing_slow(script):
         assert f"--{listed.replace('_', '-')}" in printed
 
 
+FLAG_PARSERS = tuple(script for script in SCRIPTS if script in COMMANDS or script in SMALL_COMMANDS)
+
+
+@pytest.mark.parametrize("script", FLAG_PARSERS)
+def test_help_is_short_and_shows_what_must_be_given(script):
+    seen = ask_for_help(SCRIPTS, CONFIGS)[script]
+    usage, _, rest = seen.short.partition("\n\n")
+    for name in re.findall(r"--[\w-]+", usage):
+        assert f"\n  {name} " in rest
+    assert "--help-all" in rest
+    assert len(seen.short.splitlines()) <= min(80, len(seen.printed.splitlines()))
+    assert script != "train/run_mlm.py" or len(seen.short.splitlines()) <= 60
+
+
+@pytest.mark.parametrize("script", FLAG_PARSERS)
+def test_examples_of_help_are_real(script):
+    seen = ask_for_help(SCRIPTS, CONFIGS)[script]
+    (examples,) = re.findall(r"\nExamples:\n((?:  .*\n)+)", seen.short)
+    assert f"\nExamples:\n{examples}" in seen.printed
+    lines = examples.replace("\\\n", " ").splitlines()
+    assert 1 <= len(lines) <= 3
+    for line in lines:
+        python, path, *flags = shlex.split(line)
+        assert path == script
+        assert python in ("python", ".venv-preflight/bin/python")
+        assert parse(script, flags)
+    assert all(len(line) <= 90 for line in examples.splitlines())
+
+
 @pytest.mark.parametrize("module", CONFIGS)
 def test_a_config_imports_nothing_slow(module):
-    _, imported = ask_for_help(SCRIPTS, CONFIGS)[module]
+    imported = ask_for_help(SCRIPTS, CONFIGS)[module].imported
     assert module in imported
     assert not imported & SLOW_IMPORTS

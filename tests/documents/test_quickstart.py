@@ -82,6 +82,6 @@ def test_the_quick_start(tmp_path, monkeypatch):
     assert '"Return a list of strings." becomes ▁' in done.stdout
     assert re.search(r"loss of guessing from word frequencies alone: \d\.\d\d", done.stdout)
     assert re.search(r"step +4   validation loss \d", done.stdout)
-    assert sum("[MASK]" in line and " % " in line for line in lines) == 3
+    assert sum("[MASK]" in line and "% " in line for line in lines) == 3
     assert (tmp_path / "model" / "export" / "model.safetensors").exists()
     assert re.search(r"read [1-4] MB of text", done.stdout)

@@ -1,6 +1,7 @@
 """Flags as users meet them: help in groups with one spelling, and mistakes in one line with the nearest match."""
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,26 +50,60 @@ def parse(*words: str) -> tuple[Data, Run]:
 
 
 @pytest.fixture
-def shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+def help_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr("sys.argv", ["folder/command.py"])
-    with pytest.raises(SystemExit) as ended:
-        parse_arguments(
-            [Data, Run],
-            ["--help"],
-            "Do it.",
-            needed=["train_dataset"],
-            other_defaults={"learning_rate": "the preset's"},
-        )
-    assert ended.value.code == 0
-    return capsys.readouterr().out
+
+    def ask(option: str, dataclass_types: Sequence[type] = (Data, Run)) -> str:
+        with pytest.raises(SystemExit) as ended:
+            parse_arguments(
+                dataclass_types,
+                [option],
+                "Do it.\n\nExamples:\n    command.py \\\n        --dry-run\n",
+                needed=["train_dataset"] if Data in dataclass_types else ["model"],
+                other_defaults={"learning_rate": "the preset's"},
+            )
+        assert ended.value.code == 0
+        return capsys.readouterr().out
+
+    return ask
+
+
+@pytest.fixture
+def shown(help_of: Callable[..., str]) -> str:
+    return help_of("--help-all")
+
+
+def test_help_shows_the_usual_flags_examples_and_where_the_others_are(help_of):
+    assert help_of("--help") == help_of("-h")
+    assert help_of("--help").splitlines() == [
+        "usage: command.py --train-dataset DIR [flags]",
+        "",
+        "Do it.",
+        "",
+        "Usual flags:",
+        "  --train-dataset DIR  Folder of shards.",
+        "  --dry-run            Print the plan and stop.",
+        "",
+        "Examples:",
+        "  command.py \\",
+        "      --dry-run",
+        "",
+        "13 more flags: --help-all, or this command's page on the site that `make docs`",
+        "builds.",
+    ]
+
+
+def test_help_of_a_command_without_usual_flags_shows_all(help_of):
+    assert help_of("--help", [Needed]) == help_of("--help-all", [Needed])
+    assert "\n  --model NAME\n" in help_of("--help", [Needed])
 
 
 def test_help_begins_with_the_usual_flags_and_has_groups(shown):
     usage = "usage: command.py --train-dataset DIR [flags]\n\nDo it.\n\nUsual flags:\n  --train-dataset DIR"
     assert shown.startswith(usage)
     titles = [line for line in shown.splitlines() if line and not line.startswith((" ", "usage", "Do it"))]
-    assert titles == ["Usual flags:", "Data:", "Output:", "Optimizer:", "Evaluation:", "Other flags:"]
+    assert titles == ["Usual flags:", "Data:", "Output:", "Optimizer:", "Evaluation:", "Other flags:", "Examples:"]
 
 
 def test_help_shows_each_flag_once_in_one_spelling(shown):
@@ -100,14 +135,17 @@ def test_every_spelling_is_read():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--train_data", "x"], "unknown flag --train_data; did you mean --train-dataset? (--help lists all)"),
-        (["-train-dataset", "x"], "unknown flag -train-dataset; did you mean --train-dataset? (--help lists all)"),
-        (["\u2014dry-run"], "unknown flag \u2014dry-run; did you mean --dry-run? (--help lists all)"),
-        (["--Dry-Run"], "unknown flag --Dry-Run; did you mean --dry-run? (--help lists all)"),
-        (["--train", "x"], "unknown flag --train; did you mean --train-dataset? (--help lists all)"),
-        (["--learning-rates=1"], "unknown flag --learning-rates; did you mean --learning-rate? (--help lists all)"),
-        (["--zzz"], "unknown flag --zzz (--help lists all)"),
-        (["--fast", "true", "x"], "unexpected argument 'x': each value must follow its flag. --help lists all flags."),
+        (["--train_data", "x"], "unknown flag --train_data; did you mean --train-dataset? (--help-all lists all)"),
+        (["-train-dataset", "x"], "unknown flag -train-dataset; did you mean --train-dataset? (--help-all lists all)"),
+        (["\u2014dry-run"], "unknown flag \u2014dry-run; did you mean --dry-run? (--help-all lists all)"),
+        (["--Dry-Run"], "unknown flag --Dry-Run; did you mean --dry-run? (--help-all lists all)"),
+        (["--train", "x"], "unknown flag --train; did you mean --train-dataset? (--help-all lists all)"),
+        (["--learning-rates=1"], "unknown flag --learning-rates; did you mean --learning-rate? (--help-all lists all)"),
+        (["--zzz"], "unknown flag --zzz (--help-all lists all)"),
+        (
+            ["--fast", "true", "x"],
+            "unexpected argument 'x': each value must follow its flag. --help-all lists all flags.",
+        ),
         (["--learning_rate", "3e-3x"], "--learning-rate must be a finite number; received 3e-3x."),
         (["--max-seq-length", "1.5"], "--max-seq-length must be a whole number; received 1.5."),
         (["--unit", "lines"], "--unit must be one of line, file; received lines."),
@@ -126,7 +164,9 @@ def test_mistakes_are_one_line(words, message):
 
 
 def test_a_flag_that_must_be_given_is_named():
-    with pytest.raises(InputError, match=r"the following arguments are required: --model\. --help lists all flags\."):
+    with pytest.raises(
+        InputError, match=r"the following arguments are required: --model\. --help-all lists all flags\."
+    ):
         parse_arguments([Needed], [], "")
 
 
