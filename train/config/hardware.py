@@ -31,7 +31,7 @@ class HardwareConfig(Bounded):
     bfloat16: bool = flag(
         False,
         "Compute in bfloat16. Weights, optimizer and loss stay in float32. On CPUs with instructions for bfloat16, by "
-        "default only matrix products use it, without XLA, which is faster.",
+        "default only matrix products use it, and XLA is off, which is faster.",
     )
     pjrt: Changeable[Literal["auto", "on", "off"]] = flag(
         "auto",
@@ -52,7 +52,7 @@ class HardwareConfig(Bounded):
     reference_layers: Rounding[bool] = flag(
         False,
         "Compute BERT, RoBERTa and similar models with transformers' TensorFlow classes instead of our layers, to "
-        "compare the two. Weights, also fresh ones, are the same. Needs transformers 4: python3 install.py --with "
+        "compare the two. Weights are the same, also random ones. Needs transformers 4: python3 install.py --with "
         "legacy.",
     )
     shard_optimizer: Rounding[bool] = flag(

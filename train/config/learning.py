@@ -191,15 +191,15 @@ class ModelConfig(Bounded):
     )
     grow: Added[bool] = flag(
         False,
-        "Train the larger model of --preset or --pretrained-model-config, and start it from the weights of the smaller "
-        "model of --init-from, repeated. Both must be ModernBERTs, BERTs, RoBERTas or similar models, with attention "
-        "heads of the same width.",
+        "Train the larger model of --preset or --pretrained-model-config, and initialize it by repeating the weights "
+        "of the smaller model of --init-from. Both must be ModernBERTs, BERTs, RoBERTas or similar models, with "
+        "attention heads of the same width.",
     )
     objective: Added[Literal["mlm", "mlm+nsp", "mlm+sop"]] = flag(
         "mlm",
-        "What the model learns. mlm: predict masked tokens. mlm+nsp: also whether the second segment follows the "
-        "first (BERT). mlm+sop: also whether the two segments were swapped (ALBERT). The last two need shards "
-        "made with --chunking segment_pairs, and a bert, albert or mobilebert. Use them to reproduce BERT or to "
+        "What the model learns. mlm: predict masked tokens. mlm+nsp: also predict whether the second segment follows "
+        "the first (BERT). mlm+sop: also predict whether the two segments were swapped (ALBERT). The last two need "
+        "shards made with --chunking segment_pairs, and a bert, albert or mobilebert. Use them to reproduce BERT or to "
         "train the pooler; RoBERTa found no gain from nsp.",
     )
     config_overrides: Changeable[str | None] = flag(

@@ -24,7 +24,7 @@ PER_PHASE = SCHEDULE | {
     "per_replica_batch_size", "gradient_accumulation_steps", "global_batch_size", "num_epochs", "max_steps",
     "weight_decay_rate", "max_grad_norm", "eval_steps", "save_steps",
 }  # fmt: skip
-# Settings of a model's configuration that affect no weights.
+# Settings of a model's configuration that do not affect weights.
 OVERRIDES_PER_PHASE = frozenset({"rope_theta", "global_rope_theta", "local_rope_theta", "local_attention"})
 
 
@@ -80,7 +80,7 @@ def _phase(config: TrainingConfig, name: str, index: int, settings: dict[str, An
         rule = f"must be the same in all phases; only these may differ: {', '.join(sorted(PER_PHASE))}"
         require(setting in PER_PHASE, rule, flag_of(setting), settings[setting])
     has_length = ("max_steps" in settings) != ("num_epochs" in settings)
-    require(has_length, "or --num-epochs, one of them, is required in each phase", "--max-steps", sorted(settings))
+    require(has_length, "or --num-epochs, but not both, is required in each phase", "--max-steps", sorted(settings))
     has_separate_schedule = not SCHEDULE.isdisjoint(settings)
     if index and has_separate_schedule and "warmup_ratio" not in settings:
         settings.setdefault("warmup_steps", 0)
@@ -90,7 +90,9 @@ def _phase(config: TrainingConfig, name: str, index: int, settings: dict[str, An
         settings.setdefault("gradient_accumulation_steps", 1)
     if overrides := settings.get("config_overrides"):
         names = {pair.partition("=")[0].strip() for pair in overrides.split(",")}
-        rule = f"of a phase may only set what does not affect weights: {', '.join(sorted(OVERRIDES_PER_PHASE))}"
+        rule = (
+            f"of a phase may only change settings that do not affect weights: {', '.join(sorted(OVERRIDES_PER_PHASE))}"
+        )
         require(names <= OVERRIDES_PER_PHASE, rule, "--config-overrides", overrides)
         settings["config_overrides"] = ",".join(filter(None, (config.model.config_overrides, overrides)))
     if not settings.keys().isdisjoint(SOURCE_SETTINGS):  # these replace the run's settings of sources

@@ -27,7 +27,7 @@ from train.config.presets import names_set_by_presets, preset_table, read_preset
 MASK = "[MASK]"
 # May be given instead of a number of steps.
 EPOCH = "epoch"
-# A TPU may be lost without notice, and a lost day costs more than a checkpoint every quarter of an hour.
+# A TPU may be lost without notice, and losing a day of training costs more than a checkpoint every 15 minutes.
 TPU_SAVE_MINUTES = 15.0
 # Settings multiplied by the `scale` of a `--phases` file: lengths of the schedule, but not intervals between
 # evaluations.
@@ -105,12 +105,12 @@ class RunConfig(Bounded):
     on_nonfinite: Changeable[Literal["stop", "skip"]] = flag(
         "stop",
         "What to do if a loss or gradient is not finite, or the loss rises by --max-loss-rise. stop: end the run. "
-        "skip: return to the last good checkpoint and skip the rows since then.",
+        "skip: return to the last good checkpoint and skip the rows read since then.",
         group=FAULTS,
     )
     max_loss_rise: Changeable[float | None] = flag(
         None,
-        "Treat a logged loss as diverged if it exceeds the median of the five before it by more than X nats. Default: "
+        "Treat a logged loss as diverged if it exceeds the median of the previous five by more than X nats. Default: "
         "no limit.",
         group=FAULTS,
         above=0,

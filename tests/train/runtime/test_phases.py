@@ -94,11 +94,11 @@ def test_a_phase_has_what_it_names_and_else_what_the_run_has(tmp_path):
         ({"max_steps": 1, "optimizer": "lamb"}, "--optimizer must be the same in all phases"),
         ({"max_steps": 1, "sceed": 3}, "unknown flag sceed; did you mean --seed"),
         ({"max_steps": "many"}, "--max-steps must be a whole number; received 'many'"),
-        ({"mlm_probability": 0.3}, "--max-steps or --num-epochs, one of them, is required in each phase"),
+        ({"mlm_probability": 0.3}, "--max-steps or --num-epochs, but not both, is required in each phase"),
         ({"max_steps": 1, "mlm_probability": 2}, "Phase `phase 2`: --mlm-probability must be above 0 and at most 1"),
         (
             {"max_steps": 1, "config_overrides": "num_hidden_layers=3"},
-            "--config-overrides of a phase may only set what does not affect weights: .*; received num_hidden_layers=3",
+            "may only change settings that do not affect weights: .*; received num_hidden_layers=3",
         ),
     ],
 )
