@@ -19,16 +19,22 @@ The folders in reading order; each imports only from those above it:
 The other commands are export.py, fill_mask.py, score_mlm.py, compare_runs.py and convert_bert.py.
 
 This module sets environment variables that TensorFlow and transformers read on their first import. Import it before
-`tensorflow`, `tf_keras` and transformers' TF classes. It imports none of them itself.
+`tensorflow`, `tf_keras` and transformers' TF classes. It imports none of them itself until `load_tensorflow` is called.
 """
 
 import ctypes
 import importlib.util
+import logging
 import os
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from mlm_common.cli.imports import set_up_imports
+from mlm_common.cli.process import check_interrupts
+
+logger = logging.getLogger(__name__)
 
 # Device files in /dev: TPUs (two drivers), NVIDIA GPUs, GPUs under WSL, and AMD GPUs.
 TPUS = ("accel*", "vfio/[0-9]*")
@@ -37,6 +43,9 @@ ACCELERATORS = ("nvidia*", "dxg", "kfd", *TPUS)
 # Older versions reject a threshold above 32 MiB, so 32 MiB is set first. If no threshold were set, M_TOP_PAD would fix
 # it at 128 KiB.
 MALLOC_OPTIONS = ((-8, 1), (-3, 2**25), (-3, 2**30), (-2, 2**30))
+
+# TensorFlow and Keras import these packages if they are installed. That takes a second, and is not needed.
+OPTIONAL_PACKAGES = ("fsspec", "jax", "pandas", "scipy")
 
 
 def prepare_environment() -> None:
@@ -50,9 +59,46 @@ def prepare_environment() -> None:
     if not has_accelerator(TPUS):
         # Otherwise TensorFlow for TPUs polls a metadata server for minutes during its import, and exits without one.
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    set_up_imports()
     if not has_accelerator():
         keep_freed_memory()
+
+
+def load_tensorflow() -> None:
+    """Import TensorFlow, fast and quietly, before other modules import it.
+
+    If it cannot be imported, do nothing: the modules that need it raise the error.
+    """
+    if "tensorflow" in sys.modules:
+        return
+    logger.info("Loading TensorFlow …")
+    absent = [name for name in OPTIONAL_PACKAGES if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type] # imports of these packages fail
+    try:
+        with suppress(ImportError), _silent_libraries():
+            import tensorflow  # noqa: F401
+    finally:
+        for name in absent:
+            sys.modules.pop(name, None)
+    check_interrupts()  # an optional import may have caught the KeyboardInterrupt and counted as failed
+
+
+@contextmanager
+def _silent_libraries() -> Iterator[None]:
+    """Drop what C++ code writes to standard error, unless TF_CPP_MIN_LOG_LEVEL is 0, as with `--verbose`.
+
+    No variable hides the lines that TensorFlow's libraries print while they are loaded.
+    """
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0":
+        yield
+        return
+    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nowhere)
 
 
 def keep_freed_memory() -> None:

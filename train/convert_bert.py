@@ -50,7 +50,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         vocabulary=arguments.vocabulary,
         do_lower_case=arguments.do_lower_case,
     )
-    # Imports TensorFlow, so only after the checkpoint has been read.
     from train.publishing.pytorch_format import exported_tokenizer, pytorch_config, write_model
 
     config = checkpoint.config

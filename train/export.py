@@ -18,7 +18,7 @@ from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository, check_hub_access
 from mlm_common.storage import open_folder
-from train import multiplies_in_bfloat16
+from train import load_tensorflow, multiplies_in_bfloat16
 from train.checkpoints.store import CheckpointStore, DamagedCheckpointError, find_checkpoint
 from train.config.settings import SUBJECTS, TrainingConfig
 from train.metrics.log import VALIDATION
@@ -195,7 +195,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     paths = [best_checkpoint(path) for path in arguments.checkpoint] if arguments.best else arguments.checkpoint
     for path in paths:
         find_checkpoint(path)
-    from train.publishing.saved_model import read_saved_model  # imports TensorFlow, not needed for bad input
+    load_tensorflow()  # not needed for bad input
+    from train.publishing.saved_model import read_saved_model
 
     if arguments.average:
         saved, summary = average_checkpoints(paths, arguments.tokenizer)

@@ -10,6 +10,7 @@ except ModuleNotFoundError:
     raise SystemExit(
         "error: Activate the environment first: source .venv/bin/activate (python3 install.py makes it)"
     ) from None
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,8 +23,11 @@ from mlm_common.errors import InputError
 from mlm_common.storage import check_folder_or_hub, local_or_hub
 from mlm_common.storage.guard import guarded_read
 from mlm_common.tokenizer import load_tokenizer, vocabulary_size
+from train import load_tensorflow
 from train.config.settings import MASK
 from train.runtime.run_folder import exported_model
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_SENTENCES = (
     "Return a [MASK] of strings.",
@@ -80,6 +84,7 @@ def fill_masks(folder: str, sentences: Sequence[str], top_k: int = 5) -> list[li
         from transformers.utils import is_torch_available
 
         if is_torch_available():  # imported here, because bad input does not need it
+            logger.info("Loading PyTorch …")
             from transformers import AutoModelForMaskedLM, FillMaskPipeline
 
             with guarded_read(local_folder, "the folder of a masked language model"):
@@ -87,7 +92,8 @@ def fill_masks(folder: str, sentences: Sequence[str], top_k: int = 5) -> list[li
             # `pipeline("fill-mask", …)` would load the model itself.
             fill = FillMaskPipeline(model=model, tokenizer=tokenizer)
         else:
-            from train.model.from_pretrained import load_model  # imports TensorFlow
+            load_tensorflow()
+            from train.model.from_pretrained import load_model
 
             model = load_model(local_folder)
             fill = partial(_fill, model, tokenizer)

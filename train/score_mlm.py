@@ -24,6 +24,7 @@ from mlm_common.corpus.config import DEFAULT_SAMPLE_BY, CorpusConfig, SampleBy
 from mlm_common.corpus.corpus import open_corpus
 from mlm_common.errors import InputError
 from mlm_common.storage import check_file, check_folder_or_hub, folder_and_name
+from train import load_tensorflow
 from train.checkpoints.store import CheckpointStore
 from train.config.settings import HardwareConfig
 from train.runtime.pjrt_settings import show_tpu
@@ -141,7 +142,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     readers = [read(model, exported_model(model)) for model in config.model]
     show_tpu(HardwareConfig(tpu_name=config.tpu_name))  # before TensorFlow is imported
-    from train.publishing.saved_model import transformers_folder  # not needed for bad input
+    load_tensorflow()  # not needed for bad input
+    from train.publishing.saved_model import transformers_folder
     from train.runtime.machines import Cluster
     from train.runtime.strategy import connect
     from train.runtime.tensorflow_runtime import TensorFlowRuntime

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import flag
 from mlm_common.errors import InputError
+from train import load_tensorflow
 from train.checks.preflight.tpu_compiler import SLICES, check_compiler, tpu_slice
 from train.config.settings import parse_run_flags
 
@@ -70,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     python = settings.compiler_python or sys.executable
     check_compiler(python)
-    from train.checks.preflight import preflight as stages  # imports TensorFlow, so only after the shards are checked
+    load_tensorflow()  # only after the shards are checked
+    from train.checks.preflight import preflight as stages
 
     print_answer = stages.print_largest_batch if settings.find_batch_size else stages.print_step
     for phase, plan in zip(run.phases, run.plans, strict=True):

@@ -20,6 +20,7 @@ from finetuning.data.inputs import EncodedRows, ExampleInputs
 from finetuning.loop.task import ExampleTask, Split, format_score
 from mlm_common.errors import InputError
 from mlm_common.storage import Folder, open_folder
+from train import load_tensorflow
 from train.loop import lifecycle
 from train.loop.phase import make_plans
 from train.loop.report import print_table
@@ -72,6 +73,7 @@ class FinetuningJob(lifecycle.Job[Settings]):
         settings: Any = run.config.run
         if settings.topology is None:
             return
+        load_tensorflow()
         from train.checks.preflight.preflight import build_preflight, print_step
         from train.checks.preflight.tpu_compiler import check_compiler, tpu_slice
 

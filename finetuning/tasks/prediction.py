@@ -46,6 +46,7 @@ from mlm_common.errors import InputError
 from mlm_common.hub.redaction import REDACTED
 from mlm_common.storage import check_folder_or_hub, local_or_hub
 from mlm_common.tokenizer import load_tokenizer
+from train import load_tensorflow
 from train.model.architectures import check_architecture, max_positions
 from train.model.pretrained_files import class_name_of, find_file, read_config
 from train.runtime.run_folder import EXPORT_FOLDER, RunFolder, exported_model
@@ -141,6 +142,7 @@ class Predictor(ABC):
 
     def predict(self) -> Outputs:
         """Run the model on all rows, in batches of a few static lengths, as evaluations in training do."""
+        load_tensorflow()
         import tensorflow as tf
 
         from train.model.from_pretrained import load_model

@@ -33,6 +33,7 @@ from mlm_common.storage import Folder, check_folder_or_hub, local_or_hub, open_f
 from mlm_common.storage.guard import guarded_read
 from mlm_common.storage.reading import find_stored_files
 from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256
+from train import load_tensorflow
 from train.model.architectures import check_architecture, learns_positions, max_positions
 from train.model.pretrained_files import find_weights, read_config
 from train.runtime.run_folder import exported_model
@@ -97,7 +98,8 @@ class TextEncoder(ReadModel):
                 _add_lower_casing(transformer.tokenizer)
             plain = Encoder("mean", transformer.model_config.hidden_size, None, model.prompts, max_length)
             task = Embedding(plain, 1, EmbeddingOptimization(), **transformer.task_arguments)
-            from train.model.from_pretrained import load_model  # imports TensorFlow, so it must follow the checks
+            load_tensorflow()  # after the checks of the input
+            from train.model.from_pretrained import load_model
 
             network = load_model(folder, task.model_class)
             digest = hashlib.sha256(Path(find_weights(folder).path).read_bytes())

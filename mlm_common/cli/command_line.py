@@ -19,7 +19,6 @@ import yaml
 from mlm_common.cli import PROJECT_FOLDER
 from mlm_common.cli.console import set_up_console
 from mlm_common.cli.flag_parser import FINITE_NUMBER, TEXT, WHOLE_NUMBER, FlagParser, JoinedWords, joined_words
-from mlm_common.cli.imports import set_up_imports
 from mlm_common.cli.process import (
     describe_interrupt,
     interruptible,
@@ -171,7 +170,6 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
     @functools.wraps(main)
     def run(argv: Sequence[str] | None = None) -> int:
         set_up_console(sys.argv[1:] if argv is None else argv)
-        set_up_imports()
         # By default garbage collection during the imports of TensorFlow and transformers takes a second.
         gc.set_threshold(10_000)
         started_seconds = time.monotonic()

@@ -55,7 +55,9 @@ def set_up_console(arguments: Sequence[str]) -> None:
         handler.addFilter(_is_for_users)
         for library, level in QUIET_LIBRARIES.items():
             logging.getLogger(library).setLevel(level)
-        os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # has an effect only before huggingface_hub is imported
+        # They have an effect only before huggingface_hub and transformers are imported.
+        os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # `PyTorch was not found`, which is not needed
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 

@@ -12,6 +12,7 @@ import huggingface_hub
 
 from mlm_common.hub.push import HubPushError, check_hub_access
 from mlm_common.hub.retries import HubAwayError
+from train import load_tensorflow
 from train.checkpoints.run_record import RunRecord
 from train.config.phases import naming_phase, phases_of
 from train.config.settings import HubConfig, RunSettings, TrainingConfig, saved_on_tpus
@@ -128,7 +129,8 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
     with locked_run_folder(run) as run:
         show_tpu(run.config.hardware)  # before TensorFlow is imported
         let_tensorflow_free_memory(run.config.hardware)
-        from train.loop.trainer import Trainer  # imported here so that errors in the input come before slow imports
+        load_tensorflow()  # now that the input is checked
+        from train.loop.trainer import Trainer
         from train.runtime.runtime import wait_for_workers
         from train.runtime.strategy import check_run_agreement, end_together
 

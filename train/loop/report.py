@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from mlm_common.cli.console import about
 from mlm_common.workers import num_cores
+from train import load_tensorflow
 from train.checkpoints.resume import ResumePoint, describe_resume_point
 from train.config.learning import OptimizationConfig
 from train.config.presets import about_preset, read_preset
@@ -265,6 +266,7 @@ def show_first_rows(run: Run) -> None:
     if run.config.hardware.tpu_name == "local" and run.config.hardware.wants_tpu:
         print("\nThe first row is printed when the run starts: showing it here would claim the TPU.")
         return
+    load_tensorflow()
     try:
         from train.runtime.device_errors import explained_failures
 

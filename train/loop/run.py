@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mlm_common.cli.command_line import commit
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import vocabulary_size
+from train import load_tensorflow
 from train.checkpoints.resume import (
     ResumePoint,
     check_checkpoint,
@@ -242,6 +243,7 @@ def num_local_devices(config: HardwareConfig) -> int:
         return int(jax.local_device_count())
     if has_cpu_alone():
         return 1
+    load_tensorflow()
     from train.runtime.strategy import local_devices
 
     return len(local_devices())
@@ -270,6 +272,7 @@ def device_kind(config: HardwareConfig) -> str:
 
 
 def new_network(phase: Phase) -> Any:
+    load_tensorflow()
     from train.model.build import build_network
 
     network = build_network(

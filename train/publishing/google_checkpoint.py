@@ -18,6 +18,7 @@ from mlm_common.errors import InputError
 from mlm_common.storage import Folder, folder_and_name, open_folder, read_file
 from mlm_common.storage.guard import guarded_read
 from mlm_common.tokenizer import special_ids, vocabulary_size
+from train import load_tensorflow
 from train.model.architectures import check_architecture, with_both_biases
 from train.model.configurations import make_config
 from train.publishing.google_variables import (
@@ -168,6 +169,7 @@ def _local_file(path: str, flag: str) -> Iterator[str]:
 
 def _variables(prefix: Path, checkpoint: str) -> Variables:
     with guarded_read(checkpoint, COMPLETE_CHECKPOINT):
+        load_tensorflow()
         import tensorflow as tf
 
         reader = tf.train.load_checkpoint(str(prefix))

@@ -1,6 +1,6 @@
 """All uses of private APIs of TensorFlow and tf_keras, tested with their versions 2.20 and 2.21.
 
-Uses of JAX's private API are in `train.runtime.jax_programs`, those of transformers' in `mlm_common.cli.imports`.
+Uses of JAX's private API are in `train.runtime.jax_programs`.
 """
 
 from collections.abc import Iterator

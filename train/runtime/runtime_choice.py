@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlm_common.errors import InputError, RunFailedError
+from train import load_tensorflow
 from train.config.hardware import HardwareConfig
 from train.runtime import machines
 from train.runtime.machines import Cluster
@@ -125,6 +126,7 @@ def is_installed(names: tuple[str, ...]) -> bool:
 
 
 def _tensorflow_has_gpus() -> bool:
+    load_tensorflow()
     import tensorflow as tf  # only TensorFlow knows whether it can use them
 
     return bool(tf.config.list_physical_devices("GPU"))
