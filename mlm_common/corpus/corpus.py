@@ -15,7 +15,6 @@ from mlm_common.corpus.hub_dataset import Dataset, dataset_texts
 from mlm_common.corpus.identity import (
     FILES_KEYS,
     Part,
-    describe_possibly_shared_text,
     describe_shared_text,
     file_record,
 )
@@ -229,8 +228,6 @@ def open_corpus(config: CorpusConfig) -> Corpus:
         splits = " and ".join(f"`{name}`" for name in names)
         if shared := describe_shared_text(*parts):
             raise InputError(f"The splits {splits} must not share text; {shared}. Name each file for one split only.")
-        if reason := describe_possibly_shared_text(*parts):
-            logger.warning("The splits %s may share text, because %s.", splits, reason)
     return corpus
 
 

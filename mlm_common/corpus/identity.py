@@ -29,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from mlm_common.cli.settings import describe_differences
@@ -328,24 +328,6 @@ def describe_shared_text(part: Part, other: Part) -> str:
     return f"both were made from {source}"
 
 
-def describe_possibly_shared_text(part: Part, other: Part) -> str:
-    """Describe why two splits may share text although this cannot be checked; empty if nothing suggests it."""
-    if _are_drawn_apart(part, other):
-        return ""
-    other_by_name = {_bare_name(file): file for file in other.files}
-    for file in part.files:
-        other_file = other_by_name.get(_bare_name(file))
-        if other_file and file["path"] != REDACTED and _may_have_equal_text(file, other_file):
-            return f"the checksums of {file['path']} and {other_file['path']} cannot be compared"
-    configuration, other_configuration = part.config.dataset_config, other.config.dataset_config
-    are_different = configuration != other_configuration
-    if are_different and _are_same_dataset(part, other) and _hub_split(part) == _hub_split(other):
-        return (
-            f"they come from the configurations {configuration} and {other_configuration} of {part.config.dataset_name}"
-        )
-    return ""
-
-
 def _are_drawn_apart(part: Part, other: Part) -> bool:
     """Return whether two splits are drawn by their text such that no document can be in both."""
     (start, stop), (other_start, other_stop) = (each.config.drawn_percents_of(each.split) for each in (part, other))
@@ -369,19 +351,6 @@ def _content(file: Record) -> Any:
     """Return a key that is equal only for files with the same text."""
     checksum = file.get("content_checksum") or file["checksum"]
     return checksum if checksum.startswith("sha256 ") else (file["num_bytes"], checksum)
-
-
-def _bare_name(file: Record) -> str:
-    return PurePosixPath(file["path"].removesuffix(".gz")).name
-
-
-def _may_have_equal_text(file: Record, other: Record) -> bool:
-    """Return whether two files with the same name may have the same text, although their checksums differ in kind."""
-    if file["path"].endswith(".gz") == other["path"].endswith(".gz"):
-        kinds = {each["checksum"].partition(" ")[0] for each in (file, other)}
-        return len(kinds) > 1 and file["num_bytes"] == other["num_bytes"]
-    zipped, plain = (file, other) if file["path"].endswith(".gz") else (other, file)
-    return "content_checksum" not in zipped or not plain["checksum"].startswith("sha256 ")
 
 
 def _share_dataset(part: Part, other: Part, are_apart: bool) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from mlm_common.cli.settings import flag_of, require
-from mlm_common.corpus.identity import Part, describe_possibly_shared_text, describe_shared_text
+from mlm_common.corpus.identity import Part, describe_shared_text
 from mlm_common.errors import InputError
 from mlm_common.storage import is_gcs
 from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256, vocabulary_size
@@ -387,30 +387,22 @@ def _check_agreement(shards: ShardSet, tokenizer: PreTrainedTokenizerFast, max_l
 
 
 def check_nothing_is_shared(train_shards: ShardSet, eval_shards: ShardSet) -> None:
-    """Check that validation rows share no text with training rows. Warn if they may, but it is not known.
+    """Check that validation rows share no text with training rows, as far as is known.
 
     Raises:
         InputError: they share text.
     """
-    folders = f"{eval_shards.folder} and {train_shards.folder}"
-    parts = _parts(train_shards, eval_shards)
-    shared = _describe_shared(train_shards, eval_shards)
-    if len(parts) == 2 and not shared and (reason := describe_possibly_shared_text(*parts)):
-        logger.warning("Validation and training shards (%s) may share text, since %s.", folders, reason)
-    if shared:
+    if shared := _describe_shared(train_shards, eval_shards):
         raise InputError(
-            f"--eval-dataset must not contain text of --train-dataset, in any phase; {folders}: {shared}. Evaluate on "
-            "a split that is not trained on, made by the same prepare_tfrecord_shards.py command "
-            "(--validation-percent, --validation-files)."
+            f"--eval-dataset must not contain text of --train-dataset, in any phase; {eval_shards.folder} and "
+            f"{train_shards.folder}: {shared}. Evaluate on a split that is not trained on, made by the same "
+            "prepare_tfrecord_shards.py command (--validation-percent, --validation-files)."
         )
 
 
-def _parts(*sets: ShardSet) -> list[Part]:
-    return [Part(shards.manifest.corpus, shards.manifest.split) for shards in sets if shards.manifest]
-
-
 def _describe_shared(shards: ShardSet, other_shards: ShardSet) -> str:
-    parts = _parts(shards, other_shards)
+    sets = (shards, other_shards)
+    parts = [Part(each.manifest.corpus, each.manifest.split) for each in sets if each.manifest]
     return _describe_shared_shards(shards, other_shards) or (describe_shared_text(*parts) if len(parts) == 2 else "")
 
 

@@ -19,7 +19,6 @@ from mlm_common.corpus.identity import (
     Part,
     describe_changed_sources,
     describe_changes,
-    describe_possibly_shared_text,
     describe_shared_text,
     keep,
     published_corpus,
@@ -337,35 +336,11 @@ def test_the_builtin_text_is_one_under_any_split_name():
 def test_splits_with_redacted_paths_are_compared_by_content(files):
     train, other = (published(part_of(file)) for file in files[:2])
     assert describe_shared_text(train, other) == ""
-    assert describe_possibly_shared_text(train, other) == ""
     assert describe_shared_text(train, published(part_of(files[0], test_percent=5.0))).startswith(
         "both were made from ("
     )
     folders = [{"settings": vars(CorpusConfig(dataset_name=f"/{name}")), "data_files": []} for name in "ab"]
     assert describe_shared_text(*(published(Part(folder, "train")) for folder in folders)) == ""
-
-
-def test_what_checksums_cannot_tell_is_named(files, cloud):
-    local = part_of(files[0])
-    cloud.put("a.txt", files[0].read_bytes())
-    cloud.put("a.txt.gz", gzip.compress(files[0].read_bytes()))
-    cloud.put("b.txt", files[0].read_bytes())
-    cloud.put("other/a.txt", b"another size\n")
-    for name in ("a.txt", "a.txt.gz"):
-        reason = describe_possibly_shared_text(local, part_of(f"{cloud.bucket_url}/{name}"))
-        assert reason == f"the checksums of {files[0]} and {cloud.bucket_url}/{name} cannot be compared"
-    for name in ("b.txt", "other/a.txt"):
-        assert describe_possibly_shared_text(local, part_of(f"{cloud.bucket_url}/{name}")) == ""
-    drawn = {"validation_percent": 10.0}
-    held_out = part_of(f"{cloud.bucket_url}/a.txt", split="validation", **drawn)
-    assert describe_possibly_shared_text(part_of(files[0], **drawn), held_out) == ""
-    assert describe_possibly_shared_text(local, part_of(files[1])) == ""
-
-
-def test_configurations_of_a_data_set_may_share_text():
-    reason = "they come from the configurations en and None of a/b"
-    assert describe_possibly_shared_text(part_on_hub(dataset_config="en"), part_on_hub()) == reason
-    assert describe_possibly_shared_text(part_on_hub(dataset_config="en"), part_on_hub("test", test_split="test")) == ""
 
 
 @pytest.mark.parametrize("copy", ["b.txt", "a.txt.gz", "link.txt"])

@@ -72,9 +72,3 @@ def test_shards_without_a_manifest_are_compared_with_each_other(prepared, tmp_pa
     save_tokenizer(wrapped(Tokenizer(WordLevel(ids, unk_token=SPECIAL_TOKENS["unk"]))), str(tmp_path / "small"))
     with pytest.raises(InputError, match=r"--tokenizer must be the one .* but the tokenizer has only 5 ids\."):
         open_parts(tmp_path / "train", tmp_path / "validation", tokenizer=str(tmp_path / "small"))
-
-
-def test_text_that_may_be_shared_is_warned_of(prepared, monkeypatch, caplog):
-    monkeypatch.setattr("train.data.shards.describe_possibly_shared_text", lambda *_: "nobody knows")
-    open_parts(prepared / "drawn" / "train", prepared / "other" / "validation")
-    assert "may share text, since nobody knows" in caplog.text
