@@ -16,7 +16,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 import pytest
 from hypothesis import HealthCheck, settings
 
-import train  # noqa: F401  (before TensorFlow)
+import train
 
 pytest_plugins = [
     "tests.fixtures.google_checkpoints",
@@ -78,6 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
             "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
         )
     gc.disable()  # until all is imported, which makes a million objects that stay
+    train.load_tensorflow()
     import tensorflow as tf
 
     # Before any test module makes a tensor. A single device is taken by name where one replica is meant.
