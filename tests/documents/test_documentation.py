@@ -40,7 +40,7 @@ GENERATED = re.compile(
 BENCHMARKS = tuple(sorted({word for line in COMMAND_LINES for word in line.split() if word.startswith("benchmarks/")}))
 
 # The public data that commands of the pages read.
-PUBLIC_DATA = re.compile(r"(?<![\w/])'?(?:books/|squad/|swag/|blimp\.jsonl|xquad\.de\.json|work/glue)")
+PUBLIC_DATA = re.compile(r"(?<![\w/])'?(?:books/|squad/|swag/|blimp\.jsonl|valid\.txt|xquad\.de\.json|work/glue)")
 
 # The commands of Google's CLI that the pages use, with flags of theirs (cloud.google.com/sdk/gcloud/reference).
 GCLOUD = {
