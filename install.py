@@ -160,6 +160,11 @@ def install(
     if reason:
         if not (folder / "pyvenv.cfg").exists():
             raise InstallError(f"{_shown(folder)} is not a Python environment. Name another folder with --environment.")
+        if Path(sys.prefix).resolve() == folder.resolve():
+            raise InstallError(
+                f"{_shown(folder)} must be replaced ({reason}), but its own Python is running this program. Use "
+                "another one: python3 install.py ..."
+            )
         say(f"Replacing {_shown(folder)}: {reason}.")
         shutil.rmtree(folder)
     others = f" with {', '.join(extras[1:])}" if extras[1:] else ""

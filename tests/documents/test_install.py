@@ -38,6 +38,17 @@ def test_the_place_is_known_by_its_variables():
     assert install.find_place({"KAGGLE_KERNEL_RUN_TYPE": "Interactive"}) == "Kaggle"
 
 
+def test_an_environment_is_not_deleted_by_its_own_interpreter(tmp_path, monkeypatch):
+    """It could not install anything afterwards."""
+    venv.create(tmp_path / "environment", with_pip=False)
+    record = '{"project": "/elsewhere", "declared": "", "extras": ["cpu"]}'
+    (tmp_path / "environment" / install.RECORD_FILE).write_text(record, encoding="utf-8")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "environment"))
+    with pytest.raises(install.InstallError, match=r"was created for another folder.* its own Python is running"):
+        install.install("cpu", str(tmp_path / "environment"))
+    assert (tmp_path / "environment" / "bin" / "python").exists()
+
+
 @pytest.mark.parametrize(
     ("devices", "installed", "extra"),
     [

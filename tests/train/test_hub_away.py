@@ -70,7 +70,7 @@ def test_a_run_resumes_without_the_hub_but_does_not_start(hub_here, finished_run
     shutil.copytree(finished_run, tmp_path / "run")
     resumed = parse_training_config(run_flags(shards, tmp_path / "run", "--hub-model-id", "alice/model"), "")
     prepare(resumed, Pretraining())
-    assert "The run resumes although the Hub is away: Pushing to alice/model needs the Hub" in caplog.text
+    assert "The run resumes although the Hub cannot be reached: Pushing to alice/model needs the Hub" in caplog.text
     for flags in (
         run_flags(shards, tmp_path / "new", "--hub-model-id", "alice/model"),
         run_flags(shards, tmp_path / "run", "--hub-model-id", "alice/model", "--overwrite-output-dir"),

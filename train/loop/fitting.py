@@ -1,6 +1,6 @@
 """The training loop: `fit`, the hooks called between its steps, and the return to a checkpoint after a divergence.
 
-An *execution* (Keras's term) is one call from Python that makes one or more steps. It ends where the next hook is due,
+An *execution* (Keras's term) is one call from Python that runs one or more steps. It ends where the next hook is due,
 or earlier if more steps would exceed the work that may be queued on the device.
 """
 
@@ -111,7 +111,7 @@ class TrainingHooks:
         )
 
     def catch_up(self) -> None:
-        """Call the hooks that are due at the starting step and were not called, and save a first checkpoint if needed.
+        """Call the hooks that the earlier process did not call at the starting step; save a first checkpoint if needed.
 
         A run that may roll back needs a checkpoint from its start.
         """
@@ -199,14 +199,14 @@ class TrainingHooks:
 
 
 def roll_back(trainer: Trainer, error: TrainingDivergedError, stop: StopRequest) -> ResumePoint:
-    """Restore the last checkpoint before a divergence, and return the point to resume at, past the rows since then.
+    """Restore the last checkpoint before a divergence, and return the point to resume at, after the rows read since.
 
-    The choice of the checkpoint depends only on step numbers, so a run killed in between skips the same rows. Several
-    workers wait for each other with `stop.compare`.
+    The choice of the checkpoint depends only on step numbers, so a run that is killed during the rollback skips the
+    same rows. Several workers wait for each other with `stop.compare`.
 
     Raises:
-        TrainingDivergedError: `error` again, if rollback is off, `--max-rollbacks` is reached, or there is no earlier
-            checkpoint.
+        TrainingDivergedError: `error`, raised again if rollbacks are off, `--max-rollbacks` is reached, or there is no
+            earlier checkpoint.
     """
     trainer.checkpoints.wait()
     if not trainer.can_roll_back or len(trainer.start.skipped) >= trainer.phase.config.run.max_rollbacks:
@@ -240,10 +240,10 @@ def roll_back(trainer: Trainer, error: TrainingDivergedError, stop: StopRequest)
 
 @dataclass(frozen=True)
 class Hook:
-    """An action between steps. With neither `every_steps` nor `at_steps` it is due after every execution.
+    """An action between steps. A hook with neither `every_steps` nor `at_steps` is due after every execution.
 
     Attributes:
-        action: called with the number of steps made so far.
+        action: called with the number of steps taken so far.
         every_steps: the action is due at multiples of this number, and after the last step of the run.
         at_steps: the action is due at these steps.
     """
@@ -266,7 +266,7 @@ class Hook:
 
 
 class InputWaits:
-    """Sums up the seconds that executions waited for input. They are tensors until the sum is taken."""
+    """Sums up the seconds that executions waited for input. Adding does not wait for the device."""
 
     def __init__(self) -> None:
         self._seconds: list[Any] = []
@@ -290,7 +290,7 @@ class StepsPerExecution(tf_keras.callbacks.Callback):
         hooks: called in this order.
         in_flight: limits the steps queued on the device.
         input_waits: collects how long each execution waited for input.
-        start_step: number of steps made before `fit`.
+        start_step: number of steps taken before `fit`.
         num_steps: number of steps of the whole run.
         max_steps: maximum number of steps per execution.
     """
@@ -340,13 +340,13 @@ class StepsPerExecution(tf_keras.callbacks.Callback):
 
 @dataclass
 class Profile:
-    """A trace of host and device for TensorBoard's profiler, from after step `steps[0]` to after step `steps[1]`.
+    """A trace of host and device for TensorBoard's profiler, from the end of step `steps[0]` to that of `steps[1]`.
 
     If the trace cannot be written, a warning is logged.
 
     Attributes:
         folder: a local folder, because a bucket may be slow.
-        steps: steps of the whole run. A run that resumes between them is not traced. None disables tracing.
+        steps: steps of the whole run. A run that resumes between these two steps is not traced. None disables tracing.
         wait_for_device: called before the trace ends.
     """
 

@@ -57,7 +57,7 @@ class Job(ABC, Generic[Settings]):
         """Open the inputs of a run and resolve its task and model, before TensorFlow is imported."""
 
     def check(self, run: Run) -> None:
-        """Make checks that only this command needs."""
+        """Run the checks that only this command needs."""
 
     def print_more(self, run: Run) -> None:
         """Print what this command's `--dry-run` shows in addition to the plan."""
@@ -150,12 +150,12 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
                 trainer.clear_folder()
                 # 3. Restore the newest intact checkpoint, if there is one. It replaces the weights of step 1.
                 trainer.restore()
-                # 4. If it belongs to an earlier phase, since those of this phase are damaged, build that phase instead.
+                # 4. If it belongs to an earlier phase, because those of this phase are damaged, build that one.
                 if trainer.phase_to_resume != index:
                     index = trainer.phase_to_resume
                     trainer.release()
                     continue
-                # 5. Compare the fast variants of a step with the reference, on the weights of this point.
+                # 5. Compare the fast variants of a step with the reference, with the weights that training starts from.
                 trainer.prove_computation()
                 publisher, at_words, figures = train_phase(trainer, stop)
                 index += 1
@@ -173,7 +173,7 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
 
 
 def train_phase(trainer: "Trainer", stop: StopRequest) -> tuple[Publisher | None, "ExportsAtWords | None", Figures]:
-    """Record the run, print where it starts, and train the phase, with pushes and exports meanwhile.
+    """Write `run.json`, print where training starts, and train the phase; push and export during training.
 
     Returns:
         The publisher of the chief, the exports of `--save-at-words`, and the evaluation of the last step.
@@ -196,7 +196,7 @@ def publish(trainer: "Trainer", publisher: Publisher, figures: Figures, step: in
     """Export the model of `step`, push it if a repository is named, and print the evaluation and where the files are.
 
     Raises:
-        HubPushError: the push failed. The export is complete nevertheless.
+        HubPushError: the push failed; the export is complete.
     """
     from train.publishing.pytorch_format import take_snapshot
 
@@ -233,7 +233,7 @@ def exports_at_words(run: Run, trainer: "Trainer") -> "ExportsAtWords | None":
 
 
 def prepare(config: Settings, job: Job[Settings], *, with_tpu: bool = True) -> Run:
-    """Make all checks that need neither TensorFlow nor the device, and return the run.
+    """Run all checks that need neither TensorFlow nor the device, and return the run.
 
     Args:
         config: the settings as given.
@@ -262,7 +262,7 @@ def prepare(config: Settings, job: Job[Settings], *, with_tpu: bool = True) -> R
         except HubAwayError as error:  # the Hub may be back by the time of the push
             if run.starts_over or not run.folder.has_checkpoint():
                 raise
-            logger.warning("The run resumes although the Hub is away: %s", error)
+            logger.warning("The run resumes although the Hub cannot be reached: %s", error)
     if with_tpu:
         check_tpu_devices(config.hardware)
     job.check(run)
@@ -307,7 +307,7 @@ def check_can_push(config: HubConfig) -> None:
 def locked_run_folder(run: Run) -> Iterator[Run]:
     """Lock the output folder, and with `--resume-from-hub` fetch the run. The chief does both for all workers.
 
-    Yields the run, which reads the folder again.
+    Yield the run after reading the folder again.
     """
     with run.folder.locked() if run.cluster.is_chief else nullcontext():
         if run.config.hub.resume_from_hub:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # --save-at-words may exceed the number of words of a run by this factor.
 WORDS_TOLERANCE = 1.02
-# Defaults of intervals: evaluations per run, and the fraction of its time that they may take.
+# Default evaluation interval: number of evaluations per run, and the fraction of its time that they may take.
 MAX_EVALUATIONS = 10
 MAX_EVALUATION_SHARE = 0.1
 
@@ -34,7 +34,7 @@ class Phase:
         has_separate_schedule: the learning rate schedule starts and ends with this phase. Otherwise one schedule spans
             all phases.
         index: counted from 0.
-        sample: text to score at each evaluation, in addition to the loss; None if the flags ask for no scores.
+        sample: text that the model scores at each evaluation; None if the flags ask for no scores.
     """
 
     config: RunSettings
@@ -99,7 +99,7 @@ def make_plans(phases: Sequence[Phase], num_replicas: int) -> tuple[Plan, ...]:
     """Plan the phases of a run on `num_replicas` replicas.
 
     Raises:
-        InputError: batch, warmup, decay or `--profile` does not fit.
+        InputError: batch, warmup, decay or `--profile` does not fit the run.
     """
     batches = []
     num_steps = []
@@ -153,8 +153,8 @@ def make_plans(phases: Sequence[Phase], num_replicas: int) -> tuple[Plan, ...]:
 def _intervals(num_steps: int, evaluation_cost: float) -> tuple[int, int]:
     """Return the default numbers of steps between evaluations and between checkpoints.
 
-    There are ten of each, but only so many evaluations that they take at most a tenth of the time (at least one). A
-    checkpoint is saved at each evaluation.
+    There are ten of each per phase, but fewer evaluations (at least one) if ten would take more than a tenth of the
+    time. A checkpoint is saved at each evaluation.
 
     Args:
         num_steps: number of steps of the phase.

@@ -95,7 +95,7 @@ def describe_plan(
 def describe_numbers(
     plan: Plan, num_parameters: int, num_eval_rows: int = 0, num_with_one_moment: int = 0
 ) -> dict[str, str]:
-    """Describe the numbers of a plan, as {title: text}. The other arguments count weights and rows."""
+    """Describe the numbers of a plan, as {title: text}."""
     num_with_gradients = num_parameters + num_in_checkpoint(num_parameters, num_with_one_moment)
     state_gib = num_with_gradients * FLOAT32_BYTES / 2**30
     replicas = f", on {plan.num_replicas} replicas" if plan.num_replicas > 1 else ""
@@ -134,7 +134,7 @@ def _describe_intervals(plan: Plan, num_eval_rows: int) -> dict[str, str]:
 
 
 def warn_of_other_batch(config: RunSettings, plan: Plan) -> None:
-    """Warn if the preset's batch flags, unchanged, give another global batch on this number of replicas."""
+    """Warn if the preset's own batch settings give a different global batch on this number of replicas."""
     preset, optimization = config.model.preset, config.optimization
     preset_replicas = about_preset(preset).replicas if preset else None
     if preset_replicas is None or preset_replicas == plan.num_replicas or optimization.global_batch_size is not None:
@@ -167,7 +167,7 @@ def describe_runtime(run: Run) -> dict[str, str]:
 
 
 def describe_time_on_cpu(phase: Phase, plan: Plan, step: int) -> dict[str, str]:
-    """Estimate how long the steps after `step` take, as {title: text}; empty if the run does not use CPUs only."""
+    """Estimate how long the steps after `step` take, as {title: text}; empty unless the run uses only CPUs."""
     flops = planned_step_flops(phase.model_config, plan, phase.num_predictions(plan))
     if flops is None or step >= plan.num_steps or not device_kind(phase.config.hardware).startswith("CPU"):
         return {}
@@ -245,7 +245,8 @@ def print_result(phase: Phase, figures: dict[str, float] | None, where: dict[str
 
 def describe_baseline(entropy_nats: float, loss: float) -> str:
     gain = entropy_nats - loss
-    learned = f"the model is {gain:.2f} below it, thanks to context" if gain > 0 else "the model is not below it yet"
+    is_below = f"the model is {gain:.2f} below it, because it uses context"
+    learned = is_below if gain > 0 else "the model is not below it yet"
     return f"{entropy_nats:.2f}  {learned}"
 
 

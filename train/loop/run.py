@@ -84,7 +84,7 @@ class Run:
         return self.config.run.overwrite_output_dir and not self.recorded.was_started_by_current_supervisor
 
     def read_again(self) -> "Run":
-        """Return the same run, which reads again what its folder records: other processes, or a phase, changed it."""
+        """Return a copy of the run that reads the records in its folder again, because they have changed."""
         return dataclasses.replace(self)
 
     def planned(self, num_replicas: int) -> "Run":
@@ -115,8 +115,8 @@ class Run:
             with_tensorflow: TensorFlow may be imported to count this machine's devices.
 
         Returns:
-            This run, without plans, if the number of replicas is not known yet: counting the devices would need
-            TensorFlow, or JAX, which could not connect to other hosts afterwards.
+            The run with its plans; without them if the number of replicas is not known yet, because counting the
+            devices would need TensorFlow, or JAX, which could not connect to other hosts afterwards.
 
         Raises:
             InputError: the run cannot start or resume with these plans.

@@ -109,7 +109,7 @@ class Trainer:
 
     @property
     def starts_over(self) -> bool:
-        """Whether to delete the existing run in the folder and start again with this phase, the first."""
+        """Whether to delete the existing run in the folder and start again with this phase, which is then the first."""
         return self.phase.index == 0 and self.run.starts_over
 
     def clear_folder(self) -> None:
@@ -206,7 +206,7 @@ class Trainer:
         return earlier
 
     def prove_computation(self) -> None:
-        """Check the fast variants of a step on the first rows, and use those that match the reference.
+        """Check the TPU-optimized layers and the sharded optimizer on the first rows, and use what matches.
 
         Does nothing if the settings or an earlier check have already decided.
         """
@@ -240,7 +240,7 @@ class Trainer:
         """Restore the checkpoint with the best evaluation, at the end of a run; warn if a better one was deleted.
 
         Returns:
-            The step and the logged evaluation; the last step and None if no checkpoint was evaluated.
+            The step of the restored checkpoint and its evaluation; if none was evaluated, the last step and None.
         """
         best, restored = self.best_evaluation(), self.best_evaluation(self.checkpoints.steps())
         if best is None or restored is None:
@@ -261,7 +261,7 @@ class Trainer:
         return restored["step"], figures
 
     def best_evaluation(self, steps: Collection[int] | None = None) -> dict[str, Any] | None:
-        """Return the best validation line of the log among `steps` (default: all), the earliest of equal ones."""
+        """Return the best validation line of the log among `steps` (default: all); of equal lines, the earliest."""
         lines = [line for line in self.log.lines if line["split"] == VALIDATION]
         return max(
             (line for line in lines if steps is None or line["step"] in steps),

@@ -32,7 +32,7 @@ class PastPhase:
 
 @dataclass(frozen=True)
 class Plan:
-    """The numbers of a run or of one of its phases. A step is one update of the weights. Stored in records as JSON.
+    """The numbers of a run or of one of its phases. A step is one update of the weights. Records store it as JSON.
 
     Attributes:
         num_replicas: number of replicas.
@@ -44,8 +44,8 @@ class Plan:
         num_decay_steps: number of last steps of the schedule in which `wsd` decays.
         eval_steps: steps between evaluations.
         save_steps: steps between checkpoints.
-        save_minutes: minutes between additional checkpoints; None for none.
-        num_micro_batches: number of micro-batches of a replica per step.
+        save_minutes: minutes between additional checkpoints; None if there are none.
+        num_micro_batches: number of micro-batches that each replica processes per step.
         first_schedule_step: step at which the learning rate's schedule starts.
         last_schedule_step: step at which the learning rate's schedule ends.
         before: the earlier phases.
@@ -163,5 +163,5 @@ def num_in_checkpoint(num_parameters: int, num_with_one_moment: int) -> int:
 
 
 def steps_of_setting(setting: str | int | None, num_rows: int, batch_rows: int) -> int | None:
-    """Return a number of steps for a setting that may be `epoch`, one pass over the rows, rounded up; None if unset."""
+    """Return the number of steps that a setting means. `epoch` is one pass over the rows, rounded up; None if unset."""
     return -(-num_rows // batch_rows) if setting == EPOCH else int(setting) if setting else None

@@ -16,10 +16,10 @@ from mlm_common.storage import open_folder
 from mlm_common.storage.guard import guarded_read
 
 RECORD_NAME = "run.json"
-# Key in the record of a run whose length was changed. It contains only numbers, which are published unredacted.
+# Key in the record of a run whose length was changed. It contains only numbers, so it is published without redaction.
 EARLIER_SCHEDULES = "earlier_schedules"
 METRICS_NAME = "metrics.jsonl"
-# A metrics.jsonl with an unreadable line is renamed to this, with a number.
+# New name of a metrics.jsonl that has an unreadable line; contains a number.
 DAMAGED_METRICS_NAME = "metrics.damaged-{}.jsonl"
 LOSS_CURVE_NAME = "loss.png"
 CONFUSION_NAME = "confusion_matrix.png"
@@ -48,7 +48,7 @@ RESULT_FILES = (
     r"|eval_predictions\w*\.(txt|json)"
     r"|(nbest_)?predictions\.json|null_odds\.json"
 )
-# Keys of a fingerprint whose values are names and checksums of shards. Errors do not show these values.
+# Keys of a fingerprint whose values are names and checksums of shards. Error messages do not show these values.
 SHARDS = {"train_shards": "training shards", "eval_shards": "validation shards"}
 # A setting in a fingerprint. `model.` is left out, because it is also the prefix of the model's configuration.
 SETTING = re.compile(r"\b(?:data|hardware|hub|masking|optimization|run)\.(\w+)$")
@@ -124,7 +124,7 @@ class RunFolder:
             record: content of `run.json`; None if there is no such file.
             fingerprint: fingerprint of this run.
             resume: value of `--resume`.
-            overwrite: the existing run will be deleted.
+            overwrite: whether the existing run will be deleted.
             begun_phase: index of the phase that the existing run has reached. Later phases may differ.
 
         Raises:
@@ -133,8 +133,8 @@ class RunFolder:
         names = self.files.list_files()
         if resume == "must" and not self.has_checkpoint():
             raise InputError(
-                f"--resume must needs a run with a checkpoint; {self} has none. Pass the folder of the run, or use "
-                "--resume auto."
+                f"With --resume must, --output-dir must contain a checkpoint; {self} has none. Pass the folder "
+                "of the run, or use --resume auto."
             )
         if not names:
             return
@@ -147,7 +147,7 @@ class RunFolder:
             return
         if resume == "never":
             raise InputError(
-                f"--resume never needs a folder without a run; {self} has one. Use another folder, or "
+                f"With --resume never, --output-dir must not contain a run; {self} has one. Use another folder, or "
                 "--overwrite-output-dir, which deletes that run."
             )
         with self.guarded_record():
@@ -168,7 +168,7 @@ class RunFolder:
         self.files.delete_files([METRICS_NAME, LOSS_CURVE_NAME])
         others = "|".join((RESULT_FILES, DAMAGED_METRICS_NAME.format(r"\d+")))
         self.files.delete_files([name for name in self.files.list_files() if re.fullmatch(others, name)])
-        self.files.delete_files([RECORD_NAME])  # last, because without it the folder is not recognized as a run's
+        self.files.delete_files([RECORD_NAME])  # last, because it marks the folder as that of a run
 
     def _check_fingerprint(self, recorded: dict[str, Any], fingerprint: dict[str, Any], begun_phase: int) -> None:
         # Settings come before the parts of the model's configuration that follow from them.
@@ -176,7 +176,7 @@ class RunFolder:
         differing = [
             key
             for key in sorted(place, key=lambda key: place[key])
-            # A record that was on the Hub may contain hashes instead of values; `is_same` compares these.
+            # A record that was on the Hub may contain hashes instead of values; `is_same` compares hashes with values.
             if not is_same(_value(recorded, key), _value(fingerprint, key)) and _phase_of(key) <= begun_phase
         ]
         if "train_rows" in differing:  # the lengths of buckets follow from the rows

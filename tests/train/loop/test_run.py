@@ -22,7 +22,7 @@ def test_the_next_command_is_one_that_parses(capsys):
     phase: Any = SimpleNamespace(task=task, inputs=SimpleNamespace(unigram_entropy_nats=6.41))
     print_result(phase, FIGURES, {"exported": "step 3 of 3", "model": "my runs/it's/export"})
     printed = capsys.readouterr().out
-    assert "frequency baseline     6.41  the model is 0.52 below it, thanks to context\n" in printed
+    assert "frequency baseline     6.41  the model is 0.52 below it, because it uses context\n" in printed
     assert describe_baseline(6.5, 6.5) == "6.50  the model is not below it yet"
     assert "exported               step 3 of 3" in printed
     python, script, *argv = shlex.split(printed.partition("next: ")[2])
