@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 # One item in progress and one in the queue, so that a worker waits only if reading items is the bottleneck.
 ITEMS_PER_WORKER = 2
-# The longest time that Ctrl-C takes to have an effect while the process waits for a result.
+# The longest time until Ctrl-C takes effect while the process waits for a result.
 POLL_SECONDS = 0.5
 
 
@@ -143,7 +143,8 @@ class Workers:
 
 @contextlib.contextmanager
 def _without_main_module(function: Callable[..., Any]) -> Iterator[None]:
-    """Keep workers that are started meanwhile from running the main script again, unless the function is defined in it.
+    """Keep workers that are started in this context from running the main script again, unless the function is defined
+    in it.
 
     The script may lack `if __name__ == "__main__"`, or may not be a file at all.
     """
@@ -181,7 +182,7 @@ def _end_with_parent() -> None:
 
 @contextlib.contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Block Ctrl-C. Workers that are started meanwhile inherit the block, until they set Ctrl-C to be ignored."""
+    """Block Ctrl-C. Workers that are started in this context inherit the block until they ignore Ctrl-C."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -191,7 +192,7 @@ def _interrupts_blocked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _single_threaded_tokenizers() -> Iterator[None]:
-    """Keep `tokenizers`, here and in processes that are started meanwhile, from starting a thread per core."""
+    """Keep `tokenizers`, here and in processes started in this context, from starting a thread per core."""
     variable = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(variable)
     os.environ[variable] = "false"
@@ -226,7 +227,8 @@ def interrupts_put_off() -> Iterator[None]:
             signal.raise_signal(received_number)
 
 
-# The time that a command waits for its threads when it ends. It is longer than one try of Cloud Storage's client.
+# The time that a command waits for its threads when it ends. It is longer than a single attempt of Cloud Storage's
+# client.
 END_SECONDS = 150.0
 # The same after a shutdown request or an error. It is short, because the command may be about to be killed.
 STOP_SECONDS = 5.0

@@ -19,7 +19,7 @@ CORPUS = "corpus.jsonl"
 
 @dataclass(frozen=True)
 class EmbeddingData(ExamplesConfig):
-    """Which texts are related, and how they are read."""
+    """Which texts are related, and how to read them."""
 
     train_file: PerWorker[str | None] = flag(
         None,
@@ -53,8 +53,8 @@ class EmbeddingData(ExamplesConfig):
     )
     baselines: Changeable[bool] = flag(
         True,
-        "After training, compare the model's search results with those of a random encoder with the same tokenizer, "
-        "of tf-idf and of BM25.",
+        "After training, compare the model's search results with those of BM25, tf-idf, and a random encoder with the "
+        "same tokenizer.",
     )
 
     def check_source(self, path: str, flag: str) -> None:
@@ -78,7 +78,7 @@ class EmbeddingModel(FinetunedModel):
 
     pooling: Literal["mean", "cls"] = flag(
         "mean",
-        "How to compute the vector of a text: mean of the states of its tokens, or cls, the first token's state.",
+        "How to compute the vector of a text. mean: the mean of its tokens' states. cls: the state of its first token.",
     )
     embedding_dim: int | None = flag(
         None,

@@ -43,8 +43,8 @@ class FinetuningOptimization(OptimizationConfig):
     adam_beta2: float = flag(0.999, "Decay of the second moment. BERT used 0.999.", at_least=0, below=1)
     layer_lr_decay: Added[float] = flag(
         1.0,
-        "Layer-wise learning rates: --learning-rate for the head, X times that for the last layer, X² times for the "
-        "layer below it, and so on down to the embeddings. ELECTRA used 0.8 and 0.9. 1 turns it off.",
+        "Layer-wise learning rates: --learning-rate for the head, X times that rate for the last layer, X² times for "
+        "the layer below it, and so on down to the embeddings. ELECTRA used 0.8 and 0.9. 1 turns it off.",
         above=0,
         at_most=1,
     )

@@ -8,7 +8,7 @@ from mlm_common.corpus.csv_rows import parse_delimiter
 
 @dataclass(frozen=True)
 class PredictionConfig(Bounded):
-    """The model, the texts or the file to predict, and settings that override those of the training run."""
+    """The model, the texts or the file to predict, and settings that override the training run's settings."""
 
     model: str = flag(
         "", "Fine-tuned model: folder of a fine-tuning run or of its export, local or gs://, or a Hub id."
@@ -25,7 +25,7 @@ class PredictionConfig(Bounded):
         None, "File for the predictions of --file, in the format of the training command. Default: print them."
     )
     delimiter: str | None = flag(
-        None, "Character between the columns of a .csv --file. Default: recognized from its first rows.", metavar="TEXT"
+        None, "Character between the columns of a .csv --file. Default: detected from its first rows.", metavar="TEXT"
     )
     text_column_names: list[str] = flag(list, "Columns of --file with the text. Default: as in training.")
     task: str | None = flag(None, "FILE.py:CLASS of a custom task. Default: the task of the training run.")
@@ -35,7 +35,7 @@ class PredictionConfig(Bounded):
         at_least=1,
     )
     doc_stride: int | None = flag(
-        None, "Tokens by which two windows of a --context overlap. Default: as in training.", at_least=1
+        None, "Number of tokens by which two windows of a --context overlap. Default: as in training.", at_least=1
     )
     per_replica_batch_size: int | None = flag(
         None,
@@ -93,7 +93,7 @@ class SearchConfig(Bounded):
     )
     delimiter: str | None = flag(
         None,
-        "Character between the columns of .csv files. Default: recognized from the first rows.",
+        "Character between the columns of .csv files. Default: detected from the first rows.",
         group="Search",
         metavar="TEXT",
     )
@@ -103,7 +103,7 @@ class SearchConfig(Bounded):
         "column of text.",
         group="Search",
     )
-    top_k: int = flag(10, "Texts to show for each question.", group="Search", at_least=1)
+    top_k: int = flag(10, "Number of texts to show for each question.", group="Search", at_least=1)
     vectors_dir: str | None = flag(
         None, "Folder for the vectors of the texts, local or gs://. Default: the name of --corpus with .vectors added."
     )
@@ -111,7 +111,9 @@ class SearchConfig(Bounded):
         10_000, "Vectors per file. An interrupted command loses at most one file of vectors.", at_least=1
     )
     overwrite: bool = flag(False, "Replace the vectors of another model or of other texts in the folder.")
-    per_replica_batch_size: int = flag(64, "Texts to embed per batch. Lower it if memory runs out.", at_least=1)
+    per_replica_batch_size: int = flag(
+        64, "Number of texts to embed per batch. Lower it if memory runs out.", at_least=1
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -63,7 +63,7 @@ def flag(
     Args:
         default: default of the field; `list` for an empty list.
         help_text: help text of the flag. The default is appended unless the text contains "Default:".
-        alias: another accepted name, used by another program.
+        alias: a second accepted name, which another program uses.
         group: group in `--help`; default: the `FLAG_GROUP` of the dataclass.
         metavar: placeholder of the value in `--help`; default: derived from type and name.
         is_usual: whether `--help` shows the flag. `--help-all` shows all flags, those first.
@@ -75,10 +75,10 @@ def flag(
             ignored.
         belongs_to: another field and a value. Unless the other field has this value, a preset's value of this field is
             ignored.
-        at_least: lower bound of a number, which is allowed itself. `--help` shows bounds, and `Bounded` checks them.
-        above: lower bound of a number, which is not allowed itself.
-        at_most: upper bound of a number, which is allowed itself.
-        below: upper bound of a number, which is not allowed itself.
+        at_least: inclusive lower bound of a number. `--help` shows bounds, and `Bounded` checks them.
+        above: exclusive lower bound of a number.
+        at_most: inclusive upper bound of a number.
+        below: exclusive upper bound of a number.
     """
     given = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     bounds = {name: bound for name, bound in given.items() if bound is not None}

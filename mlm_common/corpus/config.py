@@ -50,7 +50,7 @@ class CorpusConfig(Bounded):
     text_column: Public[str] = flag("text", "Column or JSON key with the text.")
     delimiter: Public[str | None] = flag(
         None,
-        "Character between the columns of .csv files: ',', ';', '|' or tab. Default: recognized from the first rows.",
+        "Character between the columns of .csv files: ',', ';', '|' or tab. Default: detected from the first rows.",
         metavar="TEXT",
     )
     sample_by: SampleBy | None = flag(

@@ -1,17 +1,17 @@
-"""Identify the text of a corpus by a record with checksums, compare and publish such records, and find shared text.
+"""Identify the text of a corpus by a record with checksums, compare and publish records, and find shared text.
 
 The record of a corpus is stored next to everything that is made from it. It identifies files by their content, wherever
-they are; a data set of the Hub by its commit, which is the recorded `dataset_revision`; and the built-in text by the
-versions of Python and of the packages.
+they are; a data set on the Hub by its commit, recorded as `dataset_revision`; and the built-in text by the versions of
+Python and of the packages.
 
 The checksum of a local file is remembered in the user's cache until the file changes, so that only new and changed
 files are read. Like `git`, this module recognizes an unchanged file by its device, inode, size, and the times of the
 last change of its content and of its metadata. No program can set the latter.
 
 Models must not be evaluated on text that they were trained on. So this module finds splits, of the same corpus or of
-two, that share text: if files have equal content (the decompressed content of a .gz file counts, too), or if both are
-the same split of the same commit of a data set of the Hub. Splits that are drawn with the same seed from the same text
-share nothing, because the draw depends only on the text.
+two, that share text. They do if they have files with equal content (for .gz files, also decompressed content), or if
+both are the same split of the same commit of a data set on the Hub. Splits that are drawn with the same seed from the
+same text share nothing, because the draw depends only on the text.
 """
 
 import dataclasses
@@ -59,8 +59,8 @@ MIN_REMEMBERED_BYTES = 8 << 20
 # A file that changed more recently may change again within the same tick of the file system's clock, so that its time
 # stays the same.
 MIN_AGE_SECONDS = 2.0
-MANY_BYTES = 10 << 30  # if more bytes must be hashed, a message says so
-# Errors that mean that there is no cache: no home, a folder that cannot be written, a damaged file.
+MANY_BYTES = 10 << 30  # if more bytes than this must be hashed, a message says so
+# Errors that mean that there is no usable cache: no home, a folder that cannot be written, a damaged file.
 CACHE_ERRORS = (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, zlib.error)
 
 # The fields `checksum` and, for a .gz file, `content_checksum` of a `StoredFile`.
@@ -76,7 +76,7 @@ def file_record(file: StoredFile) -> Record:
 
 
 def record_of_split(record: Record, split_name: str) -> Record:
-    """Reduce the record of a corpus to what decides the documents of a split. Other settings get their defaults."""
+    """Reduce the record of a corpus to what determines the documents of a split. Other settings get their defaults."""
     config = corpus_config_from_record(record)
     keys = [f"{split_name}_files"] if config.has_separate_source(split_name) else ["data_files", BUILTIN]
     reduced = {"settings": dataclasses.asdict(config.of_split(split_name))}
@@ -88,7 +88,7 @@ def identity(record: Record, *, has_bad_rows: bool = False) -> Record:
 
     Args:
         record: record of a corpus.
-        has_bad_rows: whether rows of the corpus cannot be read. If not, the setting for such rows has no influence.
+        has_bad_rows: whether rows of the corpus cannot be read. If not, the setting for such rows does not matter.
     """
     kept = {name: value for name, value in record["settings"].items() if name not in SETTINGS_WITHOUT_INFLUENCE}
     kept |= {} if has_bad_rows else {"on_bad_row": "fail"}
@@ -99,7 +99,7 @@ def identity(record: Record, *, has_bad_rows: bool = False) -> Record:
 
 
 def describe_changes(recorded: Record, requested: Record, *, has_bad_rows: bool = False) -> str:
-    """Describe how the requested corpus differs from the recorded one; empty if it does not."""
+    """Describe how the requested corpus differs from the recorded one; return "" if it does not."""
     old, new = (identity(record, has_bad_rows=has_bad_rows) for record in (recorded, requested))
     old_fields, new_fields = ({"corpus": {key: corpus[key] for key in ("settings", BUILTIN)}} for corpus in (old, new))
     changes = [describe_differences(old_fields, new_fields)]
@@ -165,12 +165,12 @@ def published_corpus(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def published_bad_rows(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Reduce the record of bad rows, if there is one, to their number."""
+    """Reduce the record of bad rows, if it exists, to the number of bad rows."""
     return {"num_rows": record["num_rows"], "listed": []} if record else None
 
 
 def hub_dataset(record: Mapping[str, Any]) -> str | None:
-    """Return the id on the Hub of the data set in the record of a corpus; None for another or an empty record."""
+    """Return the Hub id of the data set in the record of a corpus; None if the record is empty or has no such id."""
     name = record.get("settings", {}).get("dataset_name")
     is_on_hub = name not in (None, BUILTIN) and HUB_ID.fullmatch(name) and not Path(name).exists()
     return name if is_on_hub else None
@@ -229,7 +229,7 @@ def _checksums(path: str) -> Checksums:
 
 
 def _content_sha256(path: str) -> str | None:
-    """Hash the decompressed content; None for a damaged file, which will be an error when its text is read."""
+    """Hash the decompressed content; None for a damaged file, which will cause an error when its text is read."""
     try:
         with gzip.open(path) as file:
             return _sha256(file)
@@ -245,7 +245,7 @@ def _sha256(file: io.RawIOBase | gzip.GzipFile) -> str:
 
 
 def cache_folder() -> Path:
-    """Return the folder for what this project keeps between commands.
+    """Return the folder for files that this project keeps between commands.
 
     Raises:
         RuntimeError: the user has no home.
@@ -267,7 +267,7 @@ def keep(name: str, key: Any, value: Any) -> None:
     content = json.dumps({"key": key, "value": value}, ensure_ascii=False).encode()
     try:
         folder, file_name = folder_and_name(str(cache_folder() / name))
-        folder.delete_partial_files(file_name)  # a killed run may have left some
+        folder.delete_partial_files(file_name)  # a killed run may have left partial files
         folder.write_bytes(file_name, gzip.compress(content, compresslevel=1, mtime=0))
     except CACHE_ERRORS as error:
         logger.info("%s was not cached for the next command: %s", name, error.__cause__ or error)
@@ -275,7 +275,7 @@ def keep(name: str, key: Any, value: Any) -> None:
 
 # The checksum of empty files, which do not count as shared text.
 NO_CONTENT = f"sha256 {hashlib.sha256().hexdigest()}"
-# Settings that decide what a document is and, together with the percentages, for which split it is drawn.
+# Settings that determine what a document is and, together with the percentages, for which split it is drawn.
 DRAW = ("seed", "sample_by", "text_column", "delimiter")
 
 
@@ -293,7 +293,7 @@ class Part:
 
     @cached_property
     def record(self) -> Record:
-        """Record of the corpus, reduced to what decides the documents of this split."""
+        """Record of the corpus, reduced to what determines the documents of this split."""
         return record_of_split(self.corpus, self.split)
 
     @cached_property
@@ -308,7 +308,7 @@ class Part:
 
 
 def describe_shared_text(part: Part, other: Part) -> str:
-    """Describe the text that two splits share; empty if they share none as far as is known.
+    """Describe the text that two splits share; return "" if no shared text is known.
 
     Two different states of the same file or data set count as shared text.
     """
@@ -329,7 +329,7 @@ def describe_shared_text(part: Part, other: Part) -> str:
 
 
 def _are_drawn_apart(part: Part, other: Part) -> bool:
-    """Return whether two splits are drawn by their text such that no document can be in both."""
+    """Return whether two splits are drawn by their text in such a way that no document can be in both."""
     (start, stop), (other_start, other_stop) = (each.config.drawn_percents_of(each.split) for each in (part, other))
     is_same_draw = all(getattr(part.config, name) == getattr(other.config, name) for name in DRAW)
     return is_same_draw and (stop <= other_start or other_stop <= start)
