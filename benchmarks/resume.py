@@ -132,7 +132,7 @@ def show_saves(folder: Path, arguments: argparse.Namespace) -> None:
 
     from train.checkpoints.manager import Checkpoints, TrainingState
     from train.checkpoints.store import CheckpointRecord
-    from train.config.learning import ModelConfig, OptimizationConfig
+    from train.config.learning import OptimizationConfig
     from train.model.build import build_network
     from train.step.optimizer import build_optimizer
     from train.step.train_step import PretrainingModel
@@ -140,7 +140,7 @@ def show_saves(folder: Path, arguments: argparse.Namespace) -> None:
     from train.tasks.masking_rule import MaskingRule
 
     config = AutoConfig.for_model("bert", num_hidden_layers=arguments.num_layers)
-    network = build_network(config, ModelConfig(), vocabulary_size=config.vocab_size, seed=0)
+    network = build_network(config, vocabulary_size=config.vocab_size, seed=0)
     task = MaskedLanguageModeling(MaskingRule(4, (0, 1, 2, 3, 4), config.vocab_size), config.pad_token_id)
     model = PretrainingModel(network, task, seed=0)
     optimizer = build_optimizer(OptimizationConfig(), num_steps=10, num_warmup_steps=0)

@@ -38,7 +38,6 @@ from finetuning.tasks.classification import ClassificationJob
 from mlm_common.tokenizer import load_tokenizer, special_ids, vocabulary_size
 from tokenizer_training.train_unigram import main as train_unigram
 from train.checkpoints.resume import ResumePoint
-from train.config.learning import ModelConfig
 from train.loop import lifecycle
 from train.loop.trainer import Trainer
 from train.model.build import build_network
@@ -63,7 +62,7 @@ def write_start(folder: Path, texts: Sequence[str], settings: dict[str, Any]) ->
         **settings["model"], vocab_size=num_ids, max_position_embeddings=settings["length"] + 2, type_vocab_size=1,
         pad_token_id=ids["pad"], bos_token_id=ids["cls"], eos_token_id=ids["sep"],
     )  # fmt: skip
-    network = build_network(config, ModelConfig(), vocabulary_size=num_ids, seed=0)
+    network = build_network(config, vocabulary_size=num_ids, seed=0)
     export_model(network, tokenizer, str(folder / "start"), model_max_length=settings["length"])
     return tokenizer
 

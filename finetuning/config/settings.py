@@ -4,7 +4,7 @@ Flags of transformers' `run_glue.py` and `run_classification.py` have the same n
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from finetuning.config.optimization import ClassOptimization, FinetuningOptimization, SmoothedOptimization
@@ -15,7 +15,7 @@ from mlm_common.errors import InputError
 from mlm_common.storage import check_file
 from train.config import Added, Changeable, PerWorker
 from train.config.learning import BATCH, CHECKPOINTS, ModelConfig, check_task_flag
-from train.config.settings import HardwareConfig, HubConfig, RunConfig, RunSettings
+from train.config.settings import MASK, HardwareConfig, HubConfig, RunConfig, RunSettings
 
 # Length in tokens of the shortest default bucket; each further bucket is twice as long. Compiling a program for shorter
 # rows would cost more time than it saves.
@@ -28,11 +28,21 @@ SIMILAR_LABELS = (
 )
 TPU_COMPILER = "TPU compiler"
 KNOWN_CHOICES = "Default: recognized from the columns of SWAG, RACE or COPA."
-
-
-def fixed(value: Any = None) -> Any:
-    """Override a setting of pretraining by a constant. Fine-tuning has no flag for it."""
-    return field(init=False, default=value)
+# Settings of pretraining in the records of fine-tuning runs. Their fingerprints have all of these but `grow`.
+RECORDED: dict[str, dict[str, Any]] = {
+    "model": {
+        "preset": "",
+        "pretrained_model_config": None,
+        "grow": False,
+        "objective": "mlm",
+        "position_init": "random",
+        "block_attention": False,
+        "pad_vocab_to_multiple_of": 1,
+    },
+    "hardware": {"steps_per_execution": None},
+    "run": {"phases": None},
+    "hub": {"hub_example": MASK},
+}
 
 
 @dataclass(frozen=True)
@@ -256,32 +266,12 @@ class FinetunedModel(ModelConfig):
         metavar="DIR",
         is_usual=True,
     )
-    preset: str = fixed("")
-    objective: Literal["mlm", "mlm+nsp", "mlm+sop"] = fixed("mlm")
-    grow: Added[bool] = fixed(False)
-    pretrained_model_config: str | None = fixed()
-    position_init: Literal["random", "sinusoidal"] = fixed("random")
-    block_attention: bool = fixed(False)
-    pad_vocab_to_multiple_of: int = fixed(1)
-
-
-@dataclass(frozen=True)
-class FinetuningHardware(HardwareConfig):
-    """The devices of the run. Each call from Python runs one step, because the next step may have another length."""
-
-    steps_per_execution: int | None = fixed()
-
-    @property
-    def max_steps_per_execution(self) -> int:
-        """Maximum number of steps that one call from Python may run."""
-        return 1
 
 
 @dataclass(frozen=True)
 class FinetuningRun(RunConfig):
     """Where and how often the run writes, and its seed."""
 
-    phases: str | None = fixed()
     seed: int = flag(42, "Seed of the new head, the order of examples, and dropout.", at_least=0, below=2**31)
     seeds: Changeable[list[int]] = flag(
         list,
@@ -315,27 +305,26 @@ class FinetuningRun(RunConfig):
 
 
 @dataclass(frozen=True)
-class FinetuningHub(HubConfig):
-    """Where and how often the export is pushed, and what the user adds to its model card."""
-
-    hub_example: str = fixed("[MASK]")
-
-
-@dataclass(frozen=True)
 class FinetuningConfig(RunSettings):
     """All settings of a fine-tuning run. Each task has a subclass, with a class of `data` for that task."""
 
     data: ExamplesConfig
     model: FinetunedModel
     optimization: FinetuningOptimization
-    hardware: FinetuningHardware
+    hardware: HardwareConfig
     run: FinetuningRun
-    hub: FinetuningHub
+    hub: HubConfig
 
     def __post_init__(self) -> None:
         has_one_model = not self.run.seeds or self.hub.hub_model_id is None
         rule = "cannot be combined with --hub-model-id, which takes one model"
         require(has_one_model, rule, "--seeds", self.run.seeds)
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        return {subject: values | RECORDED.get(subject, {}) for subject, values in super().as_dict().items()}
+
+    def identity(self) -> dict[str, Any]:
+        return {name: value for name, value in super().identity().items() if name != "model.grow"}
 
 
 @dataclass(frozen=True)

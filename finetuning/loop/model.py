@@ -29,7 +29,7 @@ from train.model.architectures import (
     position_offset,
     uses_token_types,
 )
-from train.model.config import parse_overrides, resolve_model_config
+from train.model.config import parse_overrides, resolve_finetuned_config
 from train.model.pretrained_files import WEIGHTS_SUFFIXES, read_config, set_labels
 from train.runtime.machines import Cluster
 from train.runtime.run_folder import exported_model
@@ -111,6 +111,7 @@ class Start(ReadModel):
         """
         task.evaluated = validation
         config = self.config
+        task.layer_lr_decay = config.optimization.layer_lr_decay
         if self.note:
             logger.warning("%s", self.note)
         if inputs_class.fits_lengths and not config.data.length_buckets:
@@ -128,12 +129,12 @@ class Start(ReadModel):
             identities or {},
             plan_lines or {},
         )
-        resolved = resolve_model_config(config.model, inputs)
+        resolved = resolve_finetuned_config(config.model, inputs)
         if labels is not None:
             set_labels(resolved, labels)
         if problem_type is not None:
             resolved.problem_type = problem_type
-        return Run((Phase(config, inputs, task, resolved),), cluster)
+        return Run((Phase(config, inputs, task, resolved),), cluster, exports_best=config.run.load_best_model_at_end)
 
 
 def open_start(config: FinetuningConfig) -> Start:

@@ -93,7 +93,7 @@ class FinetuningJob(lifecycle.Job[Settings]):
         from train.runtime.runtime import wait_for_workers
 
         step = trainer.plan.num_steps
-        if trainer.phase.config.run.load_best_model_at_end:
+        if trainer.run.exports_best:
             # The other workers read the checkpoints that the chief has written.
             wait_for_workers(trainer.runtime)
             step, _ = trainer.restore_best()

@@ -15,7 +15,6 @@ from tests.fixtures.finetuned_runs import TASK
 from tests.fixtures.made_once import made_once
 from tests.fixtures.other_environments import output_of
 from tests.fixtures.tiny_models import CONFIGS, SAME_CODE, one_layer_model, padded_batch, tiny_config, tiny_tokenizer
-from train.config.learning import ModelConfig
 from train.model.build import build_network
 from train.model.from_pretrained import load_initial_weights
 from train.model.pretrained_files import set_labels
@@ -113,7 +112,7 @@ def test_a_head_starts_randomly(name, exports):
         config.vocab_size = NUM_IDS
         set_labels(config, {index: f"label {index}" for index in range(2 if head == "QuestionAnswering" else 3)})
         model_class = f"TFAutoModelFor{head}"
-        network = build_network(config, ModelConfig(), vocabulary_size=NUM_IDS, seed=0, model_class=model_class)
+        network = build_network(config, vocabulary_size=NUM_IDS, seed=0, model_class=model_class)
         starts = []
         for seed in (1, 2):
             tf_keras.utils.set_random_seed(seed)

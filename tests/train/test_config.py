@@ -7,6 +7,7 @@ import pytest
 from mlm_common.errors import InputError
 from tests.fixtures.plans import config_of, plan_of
 from train.config.settings import saved_on_tpus
+from train.loop.report import describe_numbers
 
 
 @pytest.mark.parametrize("needs_xla", ["--bfloat16", "--tpu-layers on"])
@@ -39,7 +40,7 @@ def test_a_run_on_a_tpu_saves_each_quarter_of_an_hour(flags, minutes):
     config = config_of(*flags.split())
     plan = plan_of(replace(config, run=saved_on_tpus(config.run, config.hardware)), num_replicas=8)
     assert plan.save_minutes == minutes
-    assert plan.describe(1)["save"].endswith(f" steps, and every {minutes} minutes" if minutes else " steps")
+    assert describe_numbers(plan, 1)["save"].endswith(f" steps, and every {minutes} minutes" if minutes else " steps")
 
 
 @pytest.mark.parametrize("in_file", [False, True])

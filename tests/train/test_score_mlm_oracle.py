@@ -13,7 +13,6 @@ from mlm_common.tokenizer import plain_text_tokenizer_json
 from tests.fixtures.results import read_json, write_jsonl
 from tests.fixtures.tiny_models import one_layer_model, tiny_tokenizer
 from tests.train.scoring.test_texts import TOKENIZERS
-from train.config.learning import ModelConfig
 from train.model.build import build_network
 from train.publishing.pytorch_format import export_model
 from train.score_mlm import main
@@ -191,7 +190,7 @@ def test_all_numbers_are_those_of_a_direct_computation(exported, run, tmp_path):
     networks = []
     for seed in range(NUM_NETWORKS):
         config = one_layer_model("roberta", max_position_embeddings=62).config
-        network = build_network(config, ModelConfig(), vocabulary_size=len(tiny_tokenizer()), seed=seed)
+        network = build_network(config, vocabulary_size=len(tiny_tokenizer()), seed=seed)
         export_model(network, tiny_tokenizer(), str(tmp_path / f"random {seed}"), model_max_length=60)
         networks.append(expected_scores(tmp_path / f"random {seed}"))
     smallest = {measure: 1.96 / 2 / (len(errors) + 1.96**2) for measure, (_, errors) in networks[0].items()}
@@ -303,7 +302,7 @@ def test_networks_that_know_nothing_differ_from_random_weights_in_at_most_one_of
     models = []
     for seed in range(100, 120):
         models.append(str(tmp_path / str(seed)))
-        network = build_network(config, ModelConfig(), vocabulary_size=len(tokenizer), seed=seed)
+        network = build_network(config, vocabulary_size=len(tokenizer), seed=seed)
         export_model(network, tokenizer, models[-1], model_max_length=60)
     flags = ("--minimal-pairs", tmp_path / "pairs.jsonl", "--output", tmp_path / "scores.json")
     outcome = run(main, "--model", *models, *flags)

@@ -12,8 +12,8 @@ from mlm_common.cli.settings import flag_of
 from mlm_common.errors import InputError
 from mlm_common.hub.redaction import REDACTED
 from train.checkpoints.store import CheckpointRecord, SkippedRows
-from train.config import ADDED, MAY_CHANGE, ROUNDING
-from train.config.settings import RunSettings, default_of, settings_marked
+from train.config import ROUNDING
+from train.config.settings import RunSettings, settings_marked
 from train.data.inputs import Inputs
 from train.runtime.plan import Plan
 from train.runtime.run_folder import phase_prefix
@@ -183,19 +183,13 @@ def installed_versions() -> dict[str, str]:
 def fingerprint(config: RunSettings, inputs: Inputs, model_config: dict[str, Any]) -> dict[str, Any]:
     """Return the settings, rows and architecture that identify a run: {name: value}.
 
-    Settings marked MAY_CHANGE are left out. Where needed, something else identifies the run: the content of shards
+    Settings that may change are left out. Where needed, something else identifies the run: the content of shards
     instead of their folders, the resolved configuration instead of the model's name, and the global batch in a
-    checkpoint's plan instead of its factors.
-
-    Settings marked ADDED are also left out if they have their defaults, so that adding a setting does not change the
-    fingerprint of older runs. The version of transformers in a model's configuration is left out, too.
+    checkpoint's plan instead of its factors. The version of transformers in a model's configuration is left out, too.
     """
-    settings = config.without(MAY_CHANGE)
-    kind = type(config)
-    added = {name for name in settings_marked(ADDED, kind) if settings[name] == default_of(name, kind)}
     model = {f"model.{key}": value for key, value in model_config.items()}
     model.pop("model.transformers_version", None)
-    content = {name: value for name, value in settings.items() if name not in added} | inputs.identities() | model
+    content = config.identity() | inputs.identities() | model
     return json.loads(json.dumps(content))  # the same types as when it is read from a file
 
 

@@ -61,13 +61,6 @@ class HardwareConfig(Bounded):
         "cycles. Checkpoints stay the same. On a TPU, the run first compares a sharded step with an unsharded one, and "
         "trains without sharding if they differ.",
     )
-    steps_per_execution: Changeable[int | None] = flag(
-        None,
-        "Maximum number of steps per call from Python. A call also ends where something is logged, evaluated or saved, "
-        "and after about a second. Default: 32 on a TPU, where each call costs a millisecond or more; 1 elsewhere.",
-        at_least=1,
-    )
-
     modelled_step_ms: Changeable[float | None] = flag(
         None,
         "Milliseconds per step that tpu_preflight.py estimates. A run on a TPU prints them at its end, next to the "
@@ -97,6 +90,23 @@ class HardwareConfig(Bounded):
     def has_own_xla(self) -> bool:
         """Whether XLA knows the replicas, so that sums over replicas are operations of the compiled program."""
         return self.wants_tpu or self.runtime == "jax"
+
+    @property
+    def max_steps_per_execution(self) -> int:
+        """Maximum number of steps per call from Python: one, because the next step may have rows of another length."""
+        return 1
+
+
+@dataclass(frozen=True)
+class PretrainingHardware(HardwareConfig):
+    """What a run of pretraining computes on. All its steps have rows of one length."""
+
+    steps_per_execution: Changeable[int | None] = flag(
+        None,
+        "Maximum number of steps per call from Python. A call also ends where something is logged, evaluated or saved, "
+        "and after about a second. Default: 32 on a TPU, where each call costs a millisecond or more; 1 elsewhere.",
+        at_least=1,
+    )
 
     @property
     def max_steps_per_execution(self) -> int:

@@ -168,9 +168,33 @@ def words_of(text: str) -> int:
 
 @dataclass(frozen=True)
 class ModelConfig(Bounded):
-    """Which model is trained."""
+    """Where the weights start, and how the network computes."""
 
     FLAG_GROUP = MODEL
+
+    init_from: str | None = None  # each stage says which models it takes
+    config_overrides: Changeable[str | None] = flag(
+        None,
+        "Changes to the model's configuration, such as num_hidden_layers=4,hidden_act=gelu_new.",
+        metavar="NAME=VALUE,…",
+    )
+    dropout: Changeable[float | None] = flag(
+        None, "Dropout of hidden states and attention. Default: as in the model's config.", at_least=0, below=1
+    )
+    gradient_checkpointing: Rounding[bool] = flag(
+        False,
+        "Recompute each layer in the backward pass. Activations take far less memory; computation grows by a third.",
+    )
+
+    @property
+    def network_options(self) -> dict[str, bool]:
+        """The options of `train.model.build.build_network` that follow from the settings."""
+        return {"gradient_checkpointing": self.gradient_checkpointing}
+
+
+@dataclass(frozen=True)
+class PretrainedModel(ModelConfig):
+    """Which model is pretrained."""
 
     preset: Changeable[Public[str]] = flag(
         "roberta-base",
@@ -202,22 +226,10 @@ class ModelConfig(Bounded):
         "shards made with --chunking segment_pairs, and a bert, albert or mobilebert. Use them to reproduce BERT or to "
         "train the pooler; RoBERTa found no gain from nsp.",
     )
-    config_overrides: Changeable[str | None] = flag(
-        None,
-        "Changes to the model's configuration, such as num_hidden_layers=4,hidden_act=gelu_new.",
-        metavar="NAME=VALUE,…",
-    )
     position_init: Literal["random", "sinusoidal"] = flag(
         "random",
         "How learned position embeddings start: random, as in BERT, or sinusoidal, which helps a small model "
         "learn from neighbouring tokens sooner.",
-    )
-    dropout: Changeable[float | None] = flag(
-        None, "Dropout of hidden states and attention. Default: as in the model's config.", at_least=0, below=1
-    )
-    gradient_checkpointing: Rounding[bool] = flag(
-        False,
-        "Recompute each layer in the backward pass. Activations take far less memory; computation grows by a third.",
     )
     block_attention: Added[bool] = flag(
         False,
@@ -234,6 +246,12 @@ class ModelConfig(Bounded):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.init_from is not None or not self.grow, "needs --init-from, a smaller model", "--grow", "none")
+
+    @property
+    def network_options(self) -> dict[str, bool]:
+        sinusoidal_positions = self.position_init == "sinusoidal"
+        more = {"sinusoidal_positions": sinusoidal_positions, "block_attention": self.block_attention}
+        return super().network_options | more
 
 
 @dataclass(frozen=True)
@@ -270,7 +288,6 @@ class OptimizationConfig(Bounded):
     """Batch, length of the run, optimizer, and the learning rate over the run."""
 
     FLAG_GROUP = "Optimizer"
-    layer_lr_decay = 1.0  # a flag of fine-tuning
 
     per_replica_batch_size: Rounding[int] = flag(
         DEFAULT_BATCH_ROWS,

@@ -10,8 +10,8 @@ from mlm_common.cli.command_line import as_settings, parse_arguments, read_yaml_
 from mlm_common.cli.settings import Bounded, Mark, Public, fields_marked, flag, flag_of, require
 from mlm_common.errors import InputError
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository
-from train.config import Changeable, PerWorker
-from train.config.hardware import HardwareConfig
+from train.config import ADDED, MAY_CHANGE, Changeable, PerWorker
+from train.config.hardware import HardwareConfig, PretrainingHardware
 from train.config.learning import (
     BATCH,
     CHECKPOINTS,
@@ -21,6 +21,7 @@ from train.config.learning import (
     MaskingConfig,
     ModelConfig,
     OptimizationConfig,
+    PretrainedModel,
 )
 from train.config.presets import names_set_by_presets, preset_table, read_preset
 
@@ -42,20 +43,12 @@ class RunConfig(Bounded):
     """Where and how often the run writes, its seed, and what it does after a fault."""
 
     FLAG_GROUP = "Output"
-    load_best_model_at_end = False  # a flag of fine-tuning
 
     output_dir: PerWorker[str | None] = flag(
         None,
         "Folder for everything the run writes, local or gs://: metrics.jsonl, checkpoints/, export/ …",
         metavar="DIR",
         is_usual=True,
-    )
-    phases: PerWorker[str | None] = flag(
-        None,
-        "YAML file for a run in phases: the settings of the whole run, and for each phase its shards, its number of "
-        "steps and other settings that change (examples in recipes/).",
-        metavar="FILE",
-        group=BATCH,
     )
     seed: int = flag(0, "Random seed of initial weights, order of rows and masks.", at_least=0, below=2**31)
     log_steps: Changeable[Public[str | int | None]] = flag(
@@ -174,6 +167,19 @@ class RunConfig(Bounded):
 
 
 @dataclass(frozen=True)
+class PretrainingRun(RunConfig):
+    """Where and how often a run of pretraining writes, its phases and seed, and what it does after a fault."""
+
+    phases: PerWorker[str | None] = flag(
+        None,
+        "YAML file for a run in phases: the settings of the whole run, and for each phase its shards, its number of "
+        "steps and other settings that change (examples in recipes/).",
+        metavar="FILE",
+        group=BATCH,
+    )
+
+
+@dataclass(frozen=True)
 class HubConfig(Bounded):
     """Where and how often the export is pushed to the Hub, and facts for the model card that the run does not know."""
 
@@ -210,12 +216,6 @@ class HubConfig(Bounded):
     hub_language: Changeable[Public[list[str]]] = flag(
         list, "Languages for the model card: ISO 639 codes such as en de, or multilingual.", metavar="CODE"
     )
-    hub_example: Changeable[Public[str | None]] = flag(
-        None,
-        f"Example sentence for the model card, with one {MASK}. Default: a sentence of the validation text; none if "
-        "the card is pushed and the corpus is not a public data set of the Hub.",
-        metavar="TEXT",
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -225,14 +225,29 @@ class HubConfig(Bounded):
             for name in ("hub_private", "hub_revision", "hub_tag", "hub_strategy", "resume_from_hub"):
                 value = getattr(self, name)
                 require(value in (None, "end", False), "needs --hub-model-id", flag_of(name), value)
-        has_one_mask = self.hub_example is None or self.hub_example.count(MASK) == 1
-        require(has_one_mask, f"must have exactly one {MASK}", "--hub-example", repr(self.hub_example))
 
     def repository(self) -> HubRepository | None:
         if self.hub_model_id is None:
             return None
         branch, private = self.hub_revision or MAIN_BRANCH, self.hub_private
         return HubRepository(self.hub_model_id, private=private, branch=branch, tag=self.hub_tag)
+
+
+@dataclass(frozen=True)
+class PretrainingHub(HubConfig):
+    """Where and how often a pretrained model is pushed, and facts for its card."""
+
+    hub_example: Changeable[Public[str | None]] = flag(
+        None,
+        f"Example sentence for the model card, with one {MASK}. Default: a sentence of the validation text; none if "
+        "the card is pushed and the corpus is not a public data set of the Hub.",
+        metavar="TEXT",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        has_one_mask = self.hub_example is None or self.hub_example.count(MASK) == 1
+        require(has_one_mask, f"must have exactly one {MASK}", "--hub-example", repr(self.hub_example))
 
 
 class RunSettings:
@@ -265,18 +280,27 @@ class RunSettings:
         marked = settings_marked(mark, type(self))
         return {name: value for name, value in named.items() if name not in marked}
 
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that identify the run, {subject.name: value}.
+
+        Settings that were added later and have their defaults are left out, so that adding one changes no run.
+        """
+        kind = type(self)
+        settings, added = self.without(MAY_CHANGE), settings_marked(ADDED, kind)
+        return {name: value for name, value in settings.items() if name not in added or value != default_of(name, kind)}
+
 
 @dataclass(frozen=True)
 class TrainingConfig(RunSettings):
     """All settings of a pretraining run."""
 
     data: DataConfig
-    model: ModelConfig
+    model: PretrainedModel
     masking: MaskingConfig
     optimization: OptimizationConfig
-    hardware: HardwareConfig
-    run: RunConfig
-    hub: HubConfig = field(default_factory=HubConfig)
+    hardware: PretrainingHardware
+    run: PretrainingRun
+    hub: PretrainingHub = field(default_factory=PretrainingHub)
 
     def folders(self) -> dict[str, str | None]:
         return self.data.folders() | super().folders()

@@ -15,7 +15,7 @@ from train import load_tensorflow
 from train.checkpoints.resume import ResumePoint, describe_resume_point
 from train.config.learning import OptimizationConfig
 from train.config.presets import about_preset, read_preset
-from train.config.settings import RunSettings
+from train.config.settings import RunSettings, TrainingConfig
 from train.loop.phase import Phase
 from train.loop.run import Run, describe_run, device_kind, new_network
 from train.metrics.log import VALIDATION
@@ -135,7 +135,8 @@ def _describe_intervals(plan: Plan, num_eval_rows: int) -> dict[str, str]:
 
 def warn_of_other_batch(config: RunSettings, plan: Plan) -> None:
     """Warn if the preset's own batch settings give a different global batch on this number of replicas."""
-    preset, optimization = config.model.preset, config.optimization
+    preset = config.model.preset if isinstance(config, TrainingConfig) else ""
+    optimization = config.optimization
     preset_replicas = about_preset(preset).replicas if preset else None
     if preset_replicas is None or preset_replicas == plan.num_replicas or optimization.global_batch_size is not None:
         return
@@ -173,7 +174,8 @@ def describe_time_on_cpu(phase: Phase, plan: Plan, step: int) -> dict[str, str]:
         return {}
     num_steps = (plan.num_steps - step) / (1 - plan.evaluation_share(phase.inputs.num_eval_rows))
     seconds = cpu_seconds(num_steps * flops)
-    is_advised = seconds >= 3600 and "cpu" not in phase.config.model.preset and phase.task.card.predicts_tokens
+    is_large = isinstance(phase.config, TrainingConfig) and "cpu" not in phase.config.model.preset
+    is_advised = seconds >= 3600 and is_large and phase.task.card.predicts_tokens
     return {"time": f"{about(seconds)} on this CPU, estimated{CPU_ADVICE if is_advised else ''}"}
 
 
@@ -220,7 +222,7 @@ def print_step_time(trainer: "Trainer", seconds: float | None) -> None:
 def describe_exported(trainer: "Trainer", step: int) -> dict[str, str]:
     """Return the row of the final table that names the step of the exported model."""
     num_steps, summarize = trainer.plan.num_steps, trainer.phase.task.summarize
-    if not trainer.phase.config.run.load_best_model_at_end or trainer.best_evaluation() is None:
+    if not trainer.run.exports_best or trainer.best_evaluation() is None:
         return {"exported": f"step {step:,} of {num_steps:,}"}
     if step == num_steps:
         return {"best checkpoint": f"step {step:,} of {num_steps:,}, the last, exported"}

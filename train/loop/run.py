@@ -52,12 +52,14 @@ class Run:
 
     Attributes:
         why_runtime: why this runtime was chosen; printed with the plan.
+        exports_best: the checkpoint with the best evaluation is exported, instead of the last.
         plans: the plan of each phase; empty until the number of replicas is known.
     """
 
     phases: tuple[Phase, ...]
     cluster: Cluster = field(default_factory=Cluster)
     why_runtime: str = ""
+    exports_best: bool = False
     plans: tuple[Plan, ...] = ()
 
     @property
@@ -277,9 +279,9 @@ def new_network(phase: Phase) -> Any:
 
     network = build_network(
         phase.model_config,
-        phase.config.model,
         vocabulary_size=vocabulary_size(phase.inputs.tokenizer),
         seed=phase.config.run.seed,
         model_class=phase.task.model_class,
+        **phase.config.model.network_options,
     )
     return phase.task.adapt_network(network)

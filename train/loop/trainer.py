@@ -15,6 +15,7 @@ from mlm_common.tokenizer import special_ids, vocabulary_size
 from train.checkpoints.manager import Checkpoints, TrainingState
 from train.checkpoints.resume import ResumePoint, check_checkpoint, installed_versions, resume_point
 from train.checkpoints.store import Arrays, CheckpointRecord, rank
+from train.config.settings import TrainingConfig
 from train.loop.run import Run, describe_hardware, describe_run, device_kind
 from train.metrics.log import VALIDATION, MetricsLog
 from train.metrics.run_curves import RunCurves, draw_run
@@ -129,7 +130,8 @@ class Trainer:
             network, task = self.model.network, phase.task
             tf_keras.utils.set_random_seed(phase.config.run.seed)  # for the weights of a new head
             adapt_network = task.adapt_network if task.allows_new_head else None
-            seed = phase.config.run.seed if phase.config.model.grow else None
+            grows = isinstance(phase.config, TrainingConfig) and phase.config.model.grow
+            seed = phase.config.run.seed if grows else None
             load_initial_weights(
                 network, init_from, num_ids, task.model_class, adapt_network=adapt_network, grow_seed=seed
             )
@@ -234,7 +236,7 @@ class Trainer:
     def is_best_so_far(self, step: int) -> bool:
         """Return whether the evaluation after `step` is the best so far, in a run that exports the best checkpoint."""
         best = self.best_evaluation()
-        return self.phase.config.run.load_best_model_at_end and best is not None and best["step"] == step
+        return self.run.exports_best and best is not None and best["step"] == step
 
     def restore_best(self) -> tuple[int, dict[str, float] | None]:
         """Restore the checkpoint with the best evaluation, at the end of a run; warn if a better one was deleted.

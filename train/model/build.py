@@ -7,7 +7,6 @@ import tf_keras
 from transformers import PretrainedConfig
 
 from mlm_common.errors import InputError
-from train.config.learning import ModelConfig
 from train.model import legacy
 from train.model.architectures import architecture_of, vocabulary_axis
 from train.model.networks import (
@@ -39,13 +38,15 @@ PRETRAINING: dict[str, type[Network]] = {"bert": PairPretraining, "electra": Rep
 
 def build_network(
     model_config: PretrainedConfig,
-    settings: ModelConfig,
     *,
     vocabulary_size: int,
     seed: int,
     tpu_layers: bool = False,
     model_class: str = "TFAutoModelForMaskedLM",
     by_transformers: bool = False,
+    gradient_checkpointing: bool = False,
+    sinusoidal_positions: bool = False,
+    block_attention: bool = False,
 ) -> Any:
     """Build a network with fresh weights, which depend only on the seed.
 
@@ -55,18 +56,21 @@ def build_network(
         tpu_layers: use the TPU-optimized layers, if the architecture has them.
         model_class: the auto class of transformers.
         by_transformers: use transformers' TensorFlow class, with the fresh weights of our network.
+        gradient_checkpointing: recompute each layer in the backward pass.
+        sinusoidal_positions: start the position table with sinusoids.
+        block_attention: let tokens attend only to tokens of their document.
     """
     tf_keras.utils.set_random_seed(seed)
     network = new_network(model_class, model_config)
-    if settings.position_init == "sinusoidal":
+    if sinusoidal_positions:
         start_positions_as_sinusoids(network)
     clear_padding(network, vocabulary_size)
     if by_transformers and isinstance(network, Network):
         network = _by_transformers(network, model_class)
-    if settings.gradient_checkpointing:
+    if gradient_checkpointing:
         recompute_layers(network)
     if isinstance(network, Network):
-        network.encoder.separates_documents = settings.block_attention
+        network.encoder.separates_documents = block_attention
         if tpu_layers:
             use_tpu_layers(network)
     return network

@@ -9,9 +9,9 @@ from mlm_common.storage import check_folder_or_hub
 from mlm_common.storage.guard import guarded_read
 from mlm_common.tokenizer import special_ids, vocabulary_size
 from tfrecord_prep.manifest import SEPARATED_CHUNKINGS
-from train.config.learning import ModelConfig
+from train.config.learning import ModelConfig, PretrainedModel
 from train.config.presets import read_preset
-from train.config.settings import RunSettings
+from train.config.settings import RunSettings, TrainingConfig
 from train.data.inputs import Inputs
 from train.data.shards import TrainingInputs
 from train.model.architectures import (
@@ -27,12 +27,13 @@ from train.model.architectures import (
 )
 from train.model.configurations import make_config
 
+READABLE_MODEL = "a model with a valid config.json"
 # The tokenizer and the shards determine these settings; a model with other values would not fit them.
 DECIDED_BY_DATA = ("model_type", "vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "mask_token_id")
 
 
-def resolve_model_config(config: ModelConfig, inputs: Inputs, max_length: int | None = None) -> PretrainedConfig:
-    """Build the configuration to train: with a padded vocabulary, and special ids and positions that fit the data.
+def resolve_model_config(settings: PretrainedModel, inputs: Inputs, max_length: int | None = None) -> PretrainedConfig:
+    """Build the configuration to pretrain: with a padded vocabulary, and special ids and positions that fit the data.
 
     A preset gets positions for rows of `max_length` tokens; other configurations keep their number of positions.
 
@@ -42,26 +43,68 @@ def resolve_model_config(config: ModelConfig, inputs: Inputs, max_length: int | 
     Raises:
         InputError: the model does not fit tokenizer or shards, or could not be trained and exported correctly.
     """
-    source = config.init_from or config.pretrained_model_config
-    with guarded_read(source, "a model with a valid config.json") if source else nullcontext():
-        return _resolve(config, inputs, max_length or inputs.max_length)
+    length = max_length or inputs.max_length
+    source = settings.init_from or settings.pretrained_model_config
+    with guarded_read(source, READABLE_MODEL) if source else nullcontext():
+        model_config = _read(settings, inputs.tokenizer)
+        has_weights = settings.init_from is not None and not settings.grow
+        _apply(settings, model_config, inputs.tokenizer, settings.pad_vocab_to_multiple_of, has_weights=has_weights)
+        if settings.grow and settings.init_from is not None:
+            from train.model.growing import check_growth  # for this flag alone
+
+            check_growth(_read_initial(settings.init_from, inputs.tokenizer), model_config)
+        if settings.block_attention and isinstance(inputs, TrainingInputs):
+            _check_block_attention(model_config.model_type, inputs)
+        if settings.objective != "mlm":
+            _check_pair_head(settings.objective, model_config)
+        is_preset = settings.pretrained_model_config is None and not has_weights
+        if is_preset and "max_position_embeddings" not in parse_overrides(settings.config_overrides):
+            model_config.update({"max_position_embeddings": length + position_offset(model_config)})
+        _check_rows(model_config, length)
+        if settings.position_init == "sinusoidal" and not learns_positions(model_config):
+            raise InputError(
+                f"--position-init sinusoidal needs a table of learned positions; a {model_config.model_type} as "
+                "configured has none. Give --position-init random."
+            )
+    return model_config
 
 
-def _resolve(config: ModelConfig, inputs: Inputs, max_length: int) -> PretrainedConfig:
-    model_config = _read(config, inputs.tokenizer)
-    overrides = parse_overrides(config.config_overrides)
+def resolve_finetuned_config(settings: ModelConfig, inputs: Inputs) -> PretrainedConfig:
+    """Build the configuration to fine-tune: that of the weights, with special ids that fit the tokenizer.
+
+    Raises:
+        InputError: the model does not fit the tokenizer or the rows, or could not be trained and exported correctly.
+    """
+    source = str(settings.init_from)
+    with guarded_read(source, READABLE_MODEL):
+        model_config = _read_initial(source, inputs.tokenizer)
+        _apply(settings, model_config, inputs.tokenizer, has_weights=True)
+        _check_rows(model_config, inputs.max_length)
+    return model_config
+
+
+def _apply(
+    settings: ModelConfig,
+    model_config: PretrainedConfig,
+    tokenizer: PreTrainedTokenizerFast,
+    vocabulary_multiple: int = 1,
+    *,
+    has_weights: bool,
+) -> None:
+    """Apply overrides, dropout and the tokenizer's ids to a configuration. With weights, its sizes must stay."""
+    overrides = parse_overrides(settings.config_overrides)
     sizes = {name: getattr(model_config, name, None) for name in SIZES if name != "num_attention_heads"}
-    _override(model_config, overrides, config.config_overrides)
+    _override(model_config, overrides, settings.config_overrides)
     for name, size in sizes.items():
-        if config.init_from is not None and not config.grow and size != (now := getattr(model_config, name, None)):
+        if has_weights and size != (now := getattr(model_config, name, None)):
             raise InputError(
                 f"--config-overrides must not change {name} of --init-from, which is {size}; "
                 f"received {now}. Leave it out, or make the model larger with --grow."
             )
-    ids = special_ids(inputs.tokenizer)
+    ids = special_ids(tokenizer)
     model_config.update(
         {
-            "vocab_size": padded_vocabulary_size(vocabulary_size(inputs.tokenizer), config.pad_vocab_to_multiple_of),
+            "vocab_size": padded_vocabulary_size(vocabulary_size(tokenizer), vocabulary_multiple),
             "pad_token_id": ids["pad"],
             "bos_token_id": ids["cls"],
             "eos_token_id": ids["sep"],
@@ -71,21 +114,12 @@ def _resolve(config: ModelConfig, inputs: Inputs, max_length: int) -> Pretrained
         }
     )
     check_architecture(model_config)
-    if config.grow and config.init_from is not None:
-        from train.model.growing import check_growth  # for this flag alone
-        from train.model.pretrained_files import read_initial_config
+    if settings.dropout is not None:
+        _set_dropout(model_config, settings.dropout, overrides)
 
-        check_folder_or_hub(config.init_from, "--init-from")
-        check_growth(read_initial_config(config.init_from, inputs.tokenizer), model_config)
-    if config.block_attention and isinstance(inputs, TrainingInputs):
-        _check_block_attention(model_config.model_type, inputs)
-    if config.objective != "mlm":
-        _check_pair_head(config.objective, model_config)
-    if config.dropout is not None:
-        _set_dropout(model_config, config.dropout, overrides)
-    is_preset = config.pretrained_model_config is None and (config.init_from is None or config.grow)
-    if is_preset and "max_position_embeddings" not in overrides:
-        model_config.update({"max_position_embeddings": max_length + position_offset(model_config)})
+
+def _check_rows(model_config: PretrainedConfig, max_length: int) -> None:
+    """Check that the model can compute rows of this length."""
     positions = max_positions(model_config)
     if positions is not None and positions < max_length:
         needed = max_length + position_offset(model_config)
@@ -93,13 +127,7 @@ def _resolve(config: ModelConfig, inputs: Inputs, max_length: int) -> Pretrained
             f"Rows must fit the model's positions; the shards' have {max_length} tokens, the model takes "
             f"{positions}. Give --config-overrides max_position_embeddings={needed}, or prepare shorter rows."
         )
-    if config.position_init == "sinusoidal" and not learns_positions(model_config):
-        raise InputError(
-            f"--position-init sinusoidal needs a table of learned positions; a {model_config.model_type} as configured "
-            "has none. Give --position-init random."
-        )
     check_computable(model_config)
-    return model_config
 
 
 def check_reference_layers(config: RunSettings, model_config: PretrainedConfig) -> None:
@@ -112,32 +140,38 @@ def check_reference_layers(config: RunSettings, model_config: PretrainedConfig) 
             "--reference-layers needs a model that transformers has a TensorFlow class for, such as bert or roberta; "
             "received modernbert. Leave the flag out."
         )
-    if config.model.block_attention:
+    if isinstance(config, TrainingConfig) and config.model.block_attention:
         raise InputError(
             "--reference-layers cannot be combined with --block-attention: in transformers' TensorFlow classes, tokens "
             "attend to the whole row. Leave out one."
         )
 
 
-def _read(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
-    if (config.init_from is None or config.grow) and config.pretrained_model_config is None:
-        return make_config(read_preset(config.preset)["model"])
-    from train.model.pretrained_files import read_config, read_initial_config  # for these flags alone
-
-    if config.init_from is not None and not config.grow:
-        if config.pretrained_model_config is not None:
+def _read(settings: PretrainedModel, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
+    name = settings.pretrained_model_config
+    if settings.init_from is not None and not settings.grow:
+        if name is not None:
             raise InputError(
-                "--init-from brings its own configuration; received --pretrained-model-config "
-                f"{config.pretrained_model_config} as well. Leave it out."
+                f"--init-from brings its own configuration; received --pretrained-model-config {name} as well. Leave "
+                "it out."
             )
-        check_folder_or_hub(config.init_from, "--init-from")
-        return read_initial_config(config.init_from, tokenizer)
-    assert config.pretrained_model_config is not None
-    check_folder_or_hub(config.pretrained_model_config, "--pretrained-model-config")
+        return _read_initial(settings.init_from, tokenizer)
+    if name is None:
+        return make_config(read_preset(settings.preset)["model"])
+    from train.model.pretrained_files import read_config  # for this flag alone
+
+    check_folder_or_hub(name, "--pretrained-model-config")
     try:
-        return read_config(config.pretrained_model_config)
+        return read_config(name)
     except InputError as error:
         raise InputError(f"--pretrained-model-config: {error}") from error
+
+
+def _read_initial(init_from: str, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
+    from train.model.pretrained_files import read_initial_config  # for this flag alone
+
+    check_folder_or_hub(init_from, "--init-from")
+    return read_initial_config(init_from, tokenizer)
 
 
 def parse_overrides(text: str | None) -> dict[str, str]:

@@ -40,7 +40,7 @@ from train.checkpoints.store import (
     DamagedCheckpointError,
     write_safetensors,
 )
-from train.config.settings import SUBJECTS, HubConfig
+from train.config.settings import SUBJECTS, HubConfig, PretrainingHub
 from train.metrics.log import MetricsLog
 from train.publishing.model_card import model_card
 from train.publishing.pytorch_format import ModelSnapshot, export_model, take_snapshot
@@ -236,7 +236,7 @@ class Publisher:
         Raises:
             HubPushError: the push did not succeed; the export is complete.
         """
-        export, hub = self.run_folder.export, HubConfig(**self.record["settings"]["hub"])
+        export, hub = self.run_folder.export, PretrainingHub(**self.record["settings"]["hub"])
         repository = hub.repository()
         with export.staging() as local_folder:
             names = self.write(snapshot, local_folder)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlm_common.errors import InputError, RunFailedError
 from train import load_tensorflow
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from train.runtime.runtime import Runtime
 
 logger = logging.getLogger(__name__)
+
+Hardware = TypeVar("Hardware", bound=HardwareConfig)
 
 # Packages with which JAX supports TPUs, and GPUs from NVIDIA and AMD.
 JAX_FOR_TPUS = ("libtpu", "libtpu-nightly")
@@ -62,9 +64,7 @@ def look(config: HardwareConfig) -> Installed:
     return Installed("CPU", True, has_jax, has_jax)
 
 
-def choose_runtime(
-    config: HardwareConfig, look: Callable[[HardwareConfig], Installed] = look
-) -> tuple[HardwareConfig, str]:
+def choose_runtime(config: Hardware, look: Callable[[HardwareConfig], Installed] = look) -> tuple[Hardware, str]:
     """Choose the runtime of a run.
 
     Returns:
@@ -107,7 +107,7 @@ def choose_runtime(
     )
 
 
-def _on_jax(config: HardwareConfig, installed: Installed) -> HardwareConfig:
+def _on_jax(config: Hardware, installed: Installed) -> Hardware:
     on_jax = replace(config, runtime="jax")
     return replace(on_jax, tpu_name="local") if installed.device == "TPU" and installed.jax_has_device else on_jax
 

@@ -19,7 +19,6 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from mlm_common.cli.console import progress_bar
 from mlm_common.storage import Folder
 from mlm_common.storage.guard import guarded_read
-from train.config.learning import ModelConfig
 from train.model.build import build_network
 from train.model.from_pretrained import load_model
 from train.model.pretrained_files import WEIGHTS_SUFFIXES, find_file, find_weights, read_config
@@ -129,9 +128,7 @@ class Measurer:
                     )
                 )
                 questions_part, material_part = questions.part(units, pairs), material.part(units, pairs)
-                build = functools.partial(
-                    build_network, config, ModelConfig(), vocabulary_size=len(questions.frequencies), seed=seed
-                )
+                build = functools.partial(build_network, config, vocabulary_size=len(questions.frequencies), seed=seed)
                 label = f"{questions.name}, random weights, network {seed + 1} of {num_networks}"
                 measured = self._measure(
                     label, folder, build, [f"random {seed}"], questions=questions_part, material=material_part

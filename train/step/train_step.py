@@ -345,12 +345,12 @@ def build_model(
         model = PretrainingModel(
             build_network(
                 model_config,
-                config.model,
                 vocabulary_size=vocabulary_size(inputs.tokenizer),
                 seed=config.run.seed,
                 tpu_layers=computation.tpu_layers is not False,
                 model_class=task.model_class,
                 by_transformers=computation.reference_layers,
+                **config.model.network_options,
             ),
             task,
             seed=config.run.seed,
@@ -366,7 +366,7 @@ def compile_model(model: PretrainingModel, config: RunSettings, plan: Plan, comp
     """Compile the model with a new optimizer. Call it in the scope of the model's runtime."""
     is_sharded = computation.shard_optimizer is not False
     sharding = Sharding(plan.num_replicas, by_xla=config.hardware.has_own_xla) if is_sharded else None
-    decay = config.optimization.layer_lr_decay
+    decay = model.task.layer_lr_decay
     factors = layer_rate_factors(model.network, decay) if decay < 1 else ()
     matrices = hidden_matrices(model.network) if config.optimization.optimizer == "muon" else ()
     optimizer = build_optimizer(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
     from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
-    from train.config.learning import MaskingConfig, ModelConfig
+    from train.config.learning import MaskingConfig, PretrainedModel
     from train.data.shards import TrainingInputs
 
 # Prefix of metrics that are the loss of one source of a mixture.
@@ -125,6 +125,7 @@ class Task(ABC):
         allows_new_head: if the checkpoint to start from lacks weights of the head, or has them in other shapes, they
             are initialized randomly. Otherwise such a checkpoint is an error.
         adds_weights: `adapt_network` adds weights to the network, so weights can only be counted after it is built.
+        layer_lr_decay: learning rate of a layer, divided by that of the layer above it. 1: all layers have the same.
         couples_rows: the loss of a row depends on other rows. Then the loss in training is computed with `outputs` and
             `sums_of_outputs`, so that it does not depend on the division into micro-batches.
     """
@@ -136,6 +137,7 @@ class Task(ABC):
     allows_new_head: bool = False
     adds_weights: bool = False
     couples_rows: bool = False
+    layer_lr_decay: float = 1.0
     model_class: str
     means: tuple[Mean, ...]
     card: TaskCard
@@ -249,7 +251,7 @@ class PretrainingTask(Task):
     def score(self, figures: Mapping[str, float]) -> float:
         return -figures.get(self.metric, figures["loss"])
 
-    def check_model(self, model_config: "PretrainedConfig", settings: "ModelConfig") -> None:
+    def check_model(self, model_config: "PretrainedConfig", settings: "PretrainedModel") -> None:
         """Check that a model and its settings fit the task. By default all do.
 
         Raises:

@@ -1,10 +1,22 @@
 """Settings of fine-tuning: files are checked before anything else; defaults that depend on other settings."""
 
+from dataclasses import fields
+
 import pytest
 
 from finetuning.config.embedding import EmbeddingConfig
-from finetuning.config.settings import CustomConfig, QuestionConfig, QuestionData, parse_finetuning_config
+from finetuning.config.settings import (
+    ChoiceConfig,
+    ClassificationConfig,
+    CustomConfig,
+    QuestionConfig,
+    QuestionData,
+    TaggingConfig,
+    parse_finetuning_config,
+)
 from mlm_common.errors import InputError
+from train.checkpoints.resume import fingerprint_sha256
+from train.config.settings import TrainingConfig
 
 
 @pytest.mark.parametrize("flag", ["--train-file", "--validation-file", "--test-file"])
@@ -55,3 +67,44 @@ def test_a_folder_of_folders_in_beirs_format_names_the_first(tmp_path):
 def test_the_default_stride_fits_the_rows(length, stride):
     assert QuestionData(max_seq_length=length).stride == stride
     assert QuestionData(max_seq_length=length, doc_stride=7).stride == 7
+
+
+# Settings that are in fingerprints, and settings that are not.
+FLAGS = "--init-from model --output-dir run --layer-lr-decay 0.9 --seed 3 --optimizer muon --muon-momentum 0.9"
+OTHER_FLAGS = "--dropout 0.1 --gradient-checkpointing --num-epochs 2 --no-load-best-model-at-end --modelled-step-ms 3"
+
+
+@pytest.mark.parametrize(
+    ("config_class", "task_flags", "sha256"),
+    [
+        (
+            ClassificationConfig,
+            "--label-smoothing 0.1",
+            "6f60b992dda204b2ae9b9e810a78014ab75aa34e718073f22fb15ccb0693718a",
+        ),
+        (TaggingConfig, "--similar-labels keep", "7fd3733bb438a5311e159ac5df886fcddd72faefba0f480c9d3013d84dbdebd8"),
+        (ChoiceConfig, "", "c9c41c08f44078a0966988d1a0af281ac68ada338914b0edaf595bfcd541ba58"),
+        (QuestionConfig, "--doc-stride 9", "bd48dc3d490e9cf9fa11591eeb6e81f804ba072a66eb97c0d7baae265fe36371"),
+        (CustomConfig, "--task task.py:Task", "02fdc0657427a161f4508b15f8d68b3a2e04260b142eb392cb75ef0992a4c6fa"),
+        (
+            EmbeddingConfig,
+            "--pooling cls --query-prompt q",
+            "7a733ac85de5378c26586ddfa4c01a916db320f50cdfb6b58da47ed80aca1c19",
+        ),
+    ],
+)
+def test_a_run_keeps_its_identity(config_class, task_flags, sha256):
+    """A run of an earlier version resumes only if this hash stays."""
+    config, other = (
+        parse_finetuning_config(config_class, f"{FLAGS} {task_flags} {more}".split(), "") for more in ("", OTHER_FLAGS)
+    )
+    assert fingerprint_sha256(config.identity()) == fingerprint_sha256(other.identity()) == sha256
+    assert config.as_dict() != other.as_dict()
+
+
+def test_a_record_has_the_settings_of_pretraining():
+    """So that those who read records need not know the stage."""
+    record = parse_finetuning_config(TaggingConfig, FLAGS.split(), "").as_dict()
+    subjects = TrainingConfig.subjects()
+    for name in ("model", "optimization", "hardware", "run", "hub"):
+        assert record[name].keys() >= {setting.name for setting in fields(subjects[name])}

@@ -44,8 +44,7 @@ def make_trainer(lines: list[dict[str, Any]], saved: tuple[int, ...] = (), *, ex
 
     trainer: Any = Trainer.__new__(Trainer)
     task = SimpleNamespace(score=lambda line: line["accuracy"], summarize=lambda line: f"accuracy {line['accuracy']}")
-    config = SimpleNamespace(run=SimpleNamespace(load_best_model_at_end=exports_best))
-    trainer.run, trainer.phase = SimpleNamespace(owns=None), SimpleNamespace(task=task, config=config)
+    trainer.run, trainer.phase = SimpleNamespace(owns=None, exports_best=exports_best), SimpleNamespace(task=task)
     trainer.log, trainer.plan, trainer.restored = Log(lines), SimpleNamespace(num_steps=18), restored
     trainer.checkpoints = SimpleNamespace(steps=lambda: list(saved), restore_newest=restore_newest)
     return trainer

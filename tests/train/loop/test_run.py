@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlm_common.cli.command_line import parse_arguments
-from train.config.settings import HardwareConfig
+from tests.fixtures.plans import config_of
 from train.fill_mask import FillMaskConfig
 from train.loop.phase import Phase
 from train.loop.report import cpu_seconds, describe_baseline, describe_time_on_cpu, excerpt, print_result
@@ -46,12 +46,10 @@ def test_a_long_run_on_a_cpu_is_warned_of_before_it_starts(preset, advises, monk
     monkeypatch.setattr("train.loop.report.planned_step_flops", lambda *_: 10**13)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
     phase: Any = Phase.__new__(Phase)
-    optimization = SimpleNamespace(per_replica_batch_size=1)
-    settings: Any = SimpleNamespace(
-        model=SimpleNamespace(preset=preset), optimization=optimization, hardware=HardwareConfig()
-    )
     task = SimpleNamespace(card=SimpleNamespace(predicts_tokens=True), num_predictions=lambda _: 1)
-    phase.__dict__.update(config=settings, task=task, inputs=SimpleNamespace(num_eval_rows=0), model_config=None)
+    phase.__dict__.update(
+        config=config_of("--preset", preset), task=task, inputs=SimpleNamespace(num_eval_rows=0), model_config=None
+    )
     plan: Any = SimpleNamespace(num_steps=100, max_length=8, evaluation_share=lambda _: 0.0)
     assert cpu_seconds(100 * 10**13) == 10_000
     text = describe_time_on_cpu(phase, plan, step=0)["time"]

@@ -24,7 +24,6 @@ from tests.fixtures.tiny_models import (
     tiny_tokenizer,
 )
 from tests.fixtures.tiny_steps import NO_DROPOUT, RULE, batch_of, compiled_model, token_rows, train
-from train.config.learning import ModelConfig
 from train.layers.random_bits import dropping_out_by, key_dropout, key_of, row_keys
 from train.model.architectures import ARCHITECTURES, learns_positions, vocabulary_axis
 from train.model.build import (
@@ -99,12 +98,11 @@ def test_a_padded_model_is_exported_without_its_padding(name, tmp_path):
     np.testing.assert_allclose(load_model(str(tmp_path))(inputs).logits, logits, atol=1e-6)
 
 
-@pytest.mark.parametrize("position_init", ["random", "sinusoidal"])
-def test_fresh_weights_are_those_without_padding_and_0(position_init):
+@pytest.mark.parametrize("sinusoidal", [False, True])
+def test_fresh_weights_are_those_without_padding_and_0(sinusoidal):
     def fresh(size):
-        settings = ModelConfig(position_init=position_init)
         config = tiny_config("roberta", vocab_size=size)
-        return build_network(config, settings, vocabulary_size=VOCABULARY, seed=5).weights
+        return build_network(config, vocabulary_size=VOCABULARY, seed=5, sinusoidal_positions=sinusoidal).weights
 
     for plain, padded in zip(fresh(VOCABULARY), fresh(PADDED), strict=True):
         if plain.shape == padded.shape:

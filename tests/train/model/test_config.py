@@ -13,7 +13,7 @@ from tests.fixtures.tiny_models import (
     tiny_tokenizer,
 )
 from tfrecord_prep.manifest import ShardSet
-from train.config.learning import ModelConfig
+from train.config.learning import PretrainedModel
 from train.model.architectures import ARCHITECTURES
 from train.model.config import resolve_model_config
 
@@ -21,7 +21,7 @@ from train.model.config import resolve_model_config
 def resolved(folder, name, shards=None, **settings):
     tiny_config(name).save_pretrained(folder)
     inputs = inputs_of(tiny_tokenizer(), shards=shards)
-    return resolve_model_config(ModelConfig(pretrained_model_config=str(folder), **settings), inputs)
+    return resolve_model_config(PretrainedModel(pretrained_model_config=str(folder), **settings), inputs)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import tf_keras
 
 from mlm_common.errors import InputError
 from tests.fixtures.tiny_models import PAD, VOCABULARY, of_transformers_4, tiny_config, tiny_model
-from train.config.learning import ModelConfig
 from train.layers.random_bits import dropping_out_by, key_dropout, key_of, row_keys
 from train.model import legacy
 from train.model.build import build_network, new_network, recompute_layers
@@ -177,8 +176,7 @@ def test_bfloat16_is_near_theirs(name):
 
 def test_fresh_weights_of_a_seed_stay():
     """Their order is that in which layers are called; the figures of the quick start depend on it."""
-    settings = ModelConfig()
-    network = build_network(tiny_config("modernbert"), settings, vocabulary_size=VOCABULARY, seed=5)
+    network = build_network(tiny_config("modernbert"), vocabulary_size=VOCABULARY, seed=5)
     sums = {name: float(np.abs(weight.numpy()).sum()) for name, weight in by_name(network).items()}
     assert {name: sums[name] for name in PINNED} == pytest.approx(PINNED, rel=1e-5)
 

@@ -13,7 +13,6 @@ from mlm_common.errors import InputError
 from tests.fixtures.arrays import assert_all_equal
 from tests.fixtures.tiny_models import VOCABULARY, padded_batch, tiny_config, tiny_model, tiny_tokenizer
 from tests.fixtures.tiny_run import run_flags
-from train.config.learning import ModelConfig
 from train.model import growing
 from train.model.build import build_network, encoder_layers
 from train.model.from_pretrained import load_initial_weights, load_model
@@ -31,7 +30,7 @@ def grown_model(name: str, folder: Path, **changes: Any) -> tuple[Any, Any]:
         variable.assign_add(np.random.default_rng(number).normal(0, 0.1, variable.shape))
     export_model(source, tiny_tokenizer(), str(folder), model_max_length=30)
     config = tiny_config(name, **{"vocab_size": 256, **changes})
-    model = build_network(config, ModelConfig(), vocabulary_size=VOCABULARY, seed=8)
+    model = build_network(config, vocabulary_size=VOCABULARY, seed=8)
     load_initial_weights(model, str(folder), VOCABULARY, grow_seed=0)
     return source, model
 

@@ -19,7 +19,7 @@ from tests.fixtures.tiny_models import (
     tiny_model,
     tiny_tokenizer,
 )
-from train.config.learning import ModelConfig
+from train.config.learning import PretrainedModel
 from train.model.build import build_network
 from train.model.config import resolve_model_config
 from train.model.from_pretrained import load_initial_weights, load_model
@@ -37,7 +37,7 @@ def export(tmp_path_factory) -> Path:
 
 def fresh(name: str, **changes: Any) -> Any:
     config = tiny_config(name, **{"vocab_size": PADDED, **changes})
-    return build_network(config, ModelConfig(), vocabulary_size=VOCABULARY, seed=8)
+    return build_network(config, vocabulary_size=VOCABULARY, seed=8)
 
 
 @pytest.mark.parametrize("name", ["roberta", "mobilebert", "albert", "rembert", "modernbert"])
@@ -57,7 +57,7 @@ def test_a_model_with_another_head_starts_as_its_checkpoint(tmp_path):
     source = tiny_model("albert", head)
     export_model(source, tiny_tokenizer(), str(tmp_path), model_max_length=30)
     config = tiny_config("albert", vocab_size=PADDED)
-    model = build_network(config, ModelConfig(), vocabulary_size=VOCABULARY, seed=8, model_class=head)
+    model = build_network(config, vocabulary_size=VOCABULARY, seed=8, model_class=head)
     load_initial_weights(model, str(tmp_path), VOCABULARY, head)
     batch, _ = padded_batch(model)
     np.testing.assert_allclose(model(batch).logits, source(batch).logits, atol=1e-5)
@@ -95,7 +95,7 @@ def test_weights_of_another_size_are_refused(changes, message, export):
 
 
 def test_the_configuration_is_the_checkpoints_with_overrides(export):
-    settings = ModelConfig(
+    settings = PretrainedModel(
         preset="tiny-roberta-cpu", init_from=str(export), config_overrides="max_position_embeddings=40"
     )
     config = resolve_model_config(settings, inputs_of(tiny_tokenizer()))
@@ -104,7 +104,7 @@ def test_the_configuration_is_the_checkpoints_with_overrides(export):
 
 def test_rows_longer_than_the_checkpoints_positions_are_refused(export):
     with pytest.raises(InputError, match=r"--config-overrides max_position_embeddings=33"):
-        resolve_model_config(ModelConfig(init_from=str(export)), inputs_of(tiny_tokenizer(), max_length=31))
+        resolve_model_config(PretrainedModel(init_from=str(export)), inputs_of(tiny_tokenizer(), max_length=31))
 
 
 def test_other_special_tokens_of_one_vocabulary_are_refused(export, tmp_path):
@@ -115,16 +115,16 @@ def test_other_special_tokens_of_one_vocabulary_are_refused(export, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     (tmp_path / "special_tokens_map.json").unlink()
     with pytest.raises(InputError, match=r"has special ids \{'cls': 2"):
-        resolve_model_config(ModelConfig(init_from=str(tmp_path)), inputs_of(tiny_tokenizer()))
+        resolve_model_config(PretrainedModel(init_from=str(tmp_path)), inputs_of(tiny_tokenizer()))
 
 
 @pytest.mark.usefixtures("hub_of_transformers")
 def test_a_checkpoint_on_the_hub(export):
     files = {path.name: path for path in export.iterdir()}
     hub.push_files(files, hub.HubRepository("alice/checkpoint"), commit_message="trained", kept_in=str(export))
-    config = resolve_model_config(ModelConfig(init_from="alice/checkpoint"), inputs_of(tiny_tokenizer()))
+    config = resolve_model_config(PretrainedModel(init_from="alice/checkpoint"), inputs_of(tiny_tokenizer()))
     size = vocabulary_size(tiny_tokenizer())
-    model = build_network(config, ModelConfig(), vocabulary_size=size, seed=8)
+    model = build_network(config, vocabulary_size=size, seed=8)
     load_initial_weights(model, "alice/checkpoint", size)
     table = load_file(export / "model.safetensors")["roberta.embeddings.word_embeddings.weight"]
     np.testing.assert_array_equal(model.encoder.embeddings.weight[:size], table[:size])

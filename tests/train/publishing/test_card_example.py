@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from tests.fixtures.tiny_models import CONFIGS, tiny_tokenizer
 from tests.train.publishing.test_model_card import card, record
-from train.config.settings import HubConfig
+from train.config.settings import PretrainingHub
 from train.publishing import card_example
 from train.publishing.card_example import BUILTIN_EXAMPLE, PLACEHOLDER, example_of, find_example
 from train.publishing.model_card import check_card
@@ -54,7 +54,7 @@ def with_text(monkeypatch) -> list[str]:
     return read
 
 
-def with_eval(hub: HubConfig, **corpus: Any) -> dict[str, Any]:
+def with_eval(hub: PretrainingHub, **corpus: Any) -> dict[str, Any]:
     of = record(hub, **corpus)
     of["settings"]["data"]["eval_dataset"] = "/home/alice/private/shards/validation"
     return of
@@ -62,7 +62,7 @@ def with_eval(hub: HubConfig, **corpus: Any) -> dict[str, Any]:
 
 def test_text_that_is_not_known_to_be_public_stays_here(with_text, monkeypatch, caplog):
     """A card that is not pushed has the sentence; one that is pushed a placeholder, with a warning."""
-    pushed, kept = HubConfig(hub_model_id="alice/tiny"), HubConfig()
+    pushed, kept = PretrainingHub(hub_model_id="alice/tiny"), PretrainingHub()
     assert f'fill_mask("{SENTENCE}")' in card(with_eval(kept))
     with_text.clear()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -76,7 +76,7 @@ def test_text_that_is_not_known_to_be_public_stays_here(with_text, monkeypatch, 
     assert "--hub-example" in caplog.text
     assert "--hub-language" in caplog.text
     caplog.clear()
-    stated = HubConfig(hub_model_id="alice/tiny", hub_example=SENTENCE, hub_language=["en"])
+    stated = PretrainingHub(hub_model_id="alice/tiny", hub_example=SENTENCE, hub_language=["en"])
     check_card(with_eval(stated), tiny_tokenizer(), config)
     assert not caplog.records
 
@@ -89,7 +89,7 @@ def test_text_of_a_public_data_set_of_the_hub_is_shown(private, gated, is_shown,
     api.return_value.dataset_info.return_value = SimpleNamespace(private=private, gated=gated)
     monkeypatch.setattr("huggingface_hub.HfApi", api)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    of = with_eval(HubConfig(hub_model_id="alice/tiny"), dataset_name="alice/corpus")
+    of = with_eval(PretrainingHub(hub_model_id="alice/tiny"), dataset_name="alice/corpus")
     assert example_of(of, tiny_tokenizer()) == (SENTENCE if is_shown else None)
     assert bool(with_text) == is_shown
     api.assert_called_once_with(token=False)
@@ -97,15 +97,15 @@ def test_text_of_a_public_data_set_of_the_hub_is_shown(private, gated, is_shown,
 
 
 def test_what_the_user_gives_and_the_builtin_corpus(with_text):
-    given = HubConfig(hub_model_id="alice/tiny", hub_example="Das ist [MASK].")
+    given = PretrainingHub(hub_model_id="alice/tiny", hub_example="Das ist [MASK].")
     assert example_of(with_eval(given), tiny_tokenizer()) == "Das ist [MASK]."
-    built_in = with_eval(HubConfig(hub_model_id="alice/tiny"), dataset_name="builtin")
+    built_in = with_eval(PretrainingHub(hub_model_id="alice/tiny"), dataset_name="builtin")
     assert example_of(built_in, tiny_tokenizer()) == BUILTIN_EXAMPLE
     assert not with_text
 
 
 def test_without_shards_there_is_no_example(tmp_path):
-    of = with_eval(HubConfig())
+    of = with_eval(PretrainingHub())
     for folder in (str(tmp_path), None):
         of["settings"]["data"]["eval_dataset"] = folder
         assert example_of(of, tiny_tokenizer()) is None

@@ -12,16 +12,16 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 from mlm_common.tokenizer import vocabulary_size
 from tests.fixtures.plans import plan_record
 from tests.fixtures.tiny_models import CONFIGS, tiny_tokenizer
-from train.config.learning import DataConfig, MaskingConfig, ModelConfig, OptimizationConfig
+from train.config.learning import DataConfig, MaskingConfig, OptimizationConfig, PretrainedModel
 from train.config.phases import OVERRIDES_PER_PHASE, PER_PHASE
-from train.config.settings import HardwareConfig, HubConfig, RunConfig, TrainingConfig
+from train.config.settings import PretrainingHardware, PretrainingHub, PretrainingRun, TrainingConfig
 from train.publishing.model_card import check_card, model_card
 from train.publishing.publisher import published_run
 from train.publishing.pytorch_format import ModelSnapshot
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.task import task_record
 
-HUB = HubConfig(hub_model_id="alice/tiny", hub_license="apache-2.0", hub_language=["en", "de"])
+HUB = PretrainingHub(hub_model_id="alice/tiny", hub_license="apache-2.0", hub_language=["en", "de"])
 TOTALS = {
     "num_documents": 1234,
     "num_blank_documents": 4,
@@ -45,12 +45,12 @@ def corpus(**settings: Any) -> dict[str, Any]:
     }
 
 
-def record(hub: HubConfig = HUB, init_from: str | None = None, **corpus_settings: Any) -> dict[str, Any]:
+def record(hub: PretrainingHub = HUB, init_from: str | None = None, **corpus_settings: Any) -> dict[str, Any]:
     """Make the `run.json` of a run of 6 steps of 8 rows of 16 tokens."""
     data = DataConfig(train_dataset="/home/alice/private/shards/train")
-    model = ModelConfig(init_from=init_from)
-    run = RunConfig(output_dir="/home/alice/private/run")
-    config = TrainingConfig(data, model, MaskingConfig(), OptimizationConfig(), HardwareConfig(), run, hub)
+    model = PretrainedModel(init_from=init_from)
+    run = PretrainingRun(output_dir="/home/alice/private/run")
+    config = TrainingConfig(data, model, MaskingConfig(), OptimizationConfig(), PretrainingHardware(), run, hub)
     shards = {"split": "train", "max_length": 16, "chunking": "concat", "corpus": corpus(**corpus_settings)}
     shards |= {"totals": TOTALS, "unigram_entropy_nats": 4.2}
     return {
@@ -137,7 +137,7 @@ RECORDS = {
     "continued": record(init_from="bob/model"),
     "continued from a folder": record(init_from="/home/alice/private/export"),
     "continued, as published": as_published(record(init_from="/home/alice/private/export", dataset_name="/home/a")),
-    "nothing stated": record(HubConfig()),
+    "nothing stated": record(PretrainingHub()),
     "tutorial's shards": record() | {key: {"totals": {"num_rows": 130}} for key in ("train_data", "eval_data")},
 }  # fmt: skip
 
@@ -294,14 +294,14 @@ def test_the_card_names_the_packages_that_its_lines_need():
     """The environment that trained the model has no PyTorch."""
     published = card(record())
     assert "## Use\n\nIt needs PyTorch: `pip install torch transformers`.\n\n```python" in published
-    local = record(HubConfig())
+    local = record(PretrainingHub())
     local["task"]["card"] |= {"library": "sentence-transformers"}
     needed = "`pip install torch transformers sentence-transformers`. Run it in the folder of this card."
     assert needed in card(local)
 
 
 def test_the_example_has_the_tokenizers_own_mask_token():
-    hub = HubConfig(hub_model_id="alice/tiny", hub_revision="trial", hub_example="Das ist [MASK].")
+    hub = PretrainingHub(hub_model_id="alice/tiny", hub_revision="trial", hub_example="Das ist [MASK].")
     tokenizer = tiny_tokenizer()
     tokenizer.mask_token = "<m>"
     text = card(record(hub), tokenizer=tokenizer)
