@@ -143,8 +143,7 @@ class Workers:
 
 @contextlib.contextmanager
 def _without_main_module(function: Callable[..., Any]) -> Iterator[None]:
-    """Keep workers that are started in this context from running the main script again, unless the function is defined
-    in it.
+    """Keep workers started in this context from running the main script again, unless the function is defined in it.
 
     The script may lack `if __name__ == "__main__"`, or may not be a file at all.
     """
