@@ -66,7 +66,7 @@ def flag(
         alias: a second accepted name, which another program uses.
         group: group in `--help`; default: the `FLAG_GROUP` of the dataclass.
         metavar: placeholder of the value in `--help`; default: derived from type and name.
-        is_usual: whether `--help` shows the flag. `--help-all` shows all flags, those first.
+        is_usual: whether `--help` shows the flag. `--help-all` shows all flags, the usual flags first.
         is_positional: whether the values are words of the command line without a flag.
         takes_several: whether the flag takes several words, which become one text, quoted as for a shell.
         or_word: a word that the flag accepts instead of a whole number.
