@@ -159,7 +159,6 @@ def _take(path: str, dead_after_seconds: float, ends_process: bool) -> tuple[Fol
             "command": shlex.join(sys.argv),
             "started": _now(),
             "system": _system(),
-            "process_started": _process_started(os.getpid()),
             "beat": 0,
             "last_beat": _now(),
         }
@@ -299,17 +298,20 @@ def _describe_newest(records: Mapping[str, str]) -> str:
 
 
 def _is_surely_dead(record: Mapping[str, Any]) -> bool:
-    """Return whether the process of a record has certainly ended; False if this machine cannot know."""
-    system, pid = record.get("system"), record.get("pid")
-    if system is None or system != _system() or not isinstance(pid, int):
+    """Return whether the process of a record has certainly ended; False if this machine cannot know.
+
+    If another process has got its id, only the missing heartbeats show that the owner is dead.
+    """
+    system = record.get("system")
+    if system is None or system != _system():
         return False
     try:
-        os.kill(pid, 0)
+        os.kill(record["pid"], 0)
     except ProcessLookupError:
         return True
-    except OSError:
-        return False  # another user's process
-    return _process_started(pid) != record.get("process_started")
+    except OSError:  # another user's process
+        pass
+    return False
 
 
 def _system() -> str | None:
@@ -319,17 +321,3 @@ def _system() -> str | None:
         return f"{platform.node()} {boot} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return None
-
-
-def _process_started(pid: int) -> str | None:
-    """Return the start time of a process in ticks since boot, which distinguishes it from later ones with its id.
-
-    None if the process has ended (even if it is a zombie that waits for its parent), or if the time is unknown.
-    """
-    try:
-        state, *fields = (
-            Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-        )
-    except (OSError, ValueError):
-        return None
-    return None if state in "ZX" else fields[18]  # fields 3 and 22 of proc(5)
