@@ -72,9 +72,11 @@ def _has_run(config: TrainingConfig) -> bool:
 
 def all_findings(config: TrainingConfig) -> Iterator[Finding]:
     has_errors = False
+    installed = machine.installed_packages()
+    on_packages = (findings_of(subject, check, installed) for subject, check in INSTALLATION)
     on_machine = (findings_of(subject, check, config) for subject, check in MACHINE)
     on_services = (findings_of("bucket", check_buckets, config), findings_of("Hub", check_hub, config))
-    for finding in chain(installation_findings(), *on_machine, *on_services):
+    for finding in chain(*on_packages, *on_machine, *on_services):
         # On a machine without the run's TPU, the run can still be checked.
         has_errors |= finding.status == "error" and finding.subject != "TPU"
         yield finding
@@ -84,11 +86,6 @@ def all_findings(config: TrainingConfig) -> Iterator[Finding]:
         yield Finding("warning", "run", "was not checked: fix the errors above first.")
     else:
         yield from findings_of("run", check_run, config)
-
-
-def installation_findings() -> Iterator[Finding]:
-    installed = machine.installed_packages()
-    return chain.from_iterable(findings_of(subject, check, installed) for subject, check in INSTALLATION)
 
 
 def cloud_folders(config: TrainingConfig) -> dict[str, Folder]:

@@ -2,7 +2,7 @@
 
 import functools
 import gzip
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -112,12 +112,6 @@ def read_table(
     if not columns_read or not len(next(iter(columns_read.values()))):
         raise InputError(f"{flag} must name a file with rows; {path} has none.")
     return Table(path, columns_read, ", ".join(form))
-
-
-def describe_forms(tables: Iterable[Table]) -> dict[str, str]:
-    """Describe delimiters and encodings of files for the printed plan, {title: text}; empty for commas and UTF-8."""
-    forms = [f"{table.name}: {table.form}" for table in tables if table.form]
-    return {"read as": "; ".join(forms)} if forms else {}
 
 
 def read_hub_tables(name: str, config: str | None, revision: str | None) -> dict[str, Table]:

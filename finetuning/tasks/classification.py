@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetuning.config.settings import ClassificationConfig, ClassificationData
-from finetuning.data.examples import Examples, Splits, Table, describe_forms, read_table, read_tables, texts_of
+from finetuning.data.examples import Examples, Splits, Table, read_table, read_tables, texts_of
 from finetuning.data.glue import GLUE_TASKS, read_glue
 from finetuning.data.labels import LabelReading, Labels, find_labels, is_missing
 from finetuning.data.shared_rows import check_shared_rows
@@ -272,7 +272,8 @@ def read_splits(data: ClassificationData) -> Splits:
     left_out = [repr(name) for name in tables["train"].columns if name not in (*texts, data.label_column_name)]
     note = f"; not read: {', '.join(left_out)}" if left_out else ""
     columns = {"texts": " and ".join(texts) + note, "labels": f"{data.label_column_name} of {tables['train'].name}"}
-    columns |= describe_forms(tables.values())
+    if forms := [f"{table.name}: {table.form}" for table in tables.values() if table.form]:
+        columns["read as"] = "; ".join(forms)
 
     examples = {split: _examples(table, texts, data, needs_labels=split != "test") for split, table in tables.items()}
     validation = {"": examples["validation"]} if "validation" in examples else {}

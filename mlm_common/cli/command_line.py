@@ -194,18 +194,15 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
 def _describe_error(error: Exception) -> int:
     """Print an expected error on one line, and return its exit status. Raise any other error."""
     if isinstance(error, InputError | RunFailedError):
+        # A message stays one line of plain text, although file names may contain control characters.
+        message = _CONTROL.sub(lambda match: repr(match.group())[1:-1], str(error))
         is_stop = error.exit_status == EXIT_STOPPED  # not an error, but a shutdown request
-        print(error if is_stop else f"error: {_with_escapes(str(error))}", file=sys.stderr)
+        print(error if is_stop else f"error: {message}", file=sys.stderr)
         return error.exit_status
     if not any(reason in str(error) for reason in DISK_FULL):
         raise
     print(f"error: {' '.join(str(error).split())}. Free some space, then run the command again.", file=sys.stderr)
     return EXIT_FAILED
-
-
-def _with_escapes(text: str) -> str:
-    """Escape control characters, which file names may contain, so that a message stays one line of plain text."""
-    return _CONTROL.sub(lambda match: repr(match.group())[1:-1], text)
 
 
 def peak_memory_bytes() -> int:

@@ -184,7 +184,8 @@ class FlagParser(argparse.ArgumentParser):
             kind = Kind(f"a whole number or {word}", functools.partial(_whole_number_or, word), f"N|{word}")
         settings: dict[str, Any] = {"type": kind, "help": metadata.get("help")}
         settings |= {"required": True} if default is dataclasses.MISSING else {"default": default}
-        settings["metavar"] = metadata.get("metavar") or kind.metavar or _metavar(names[-1])
+        last_word = re.split("[-_]", names[-1])[-1]
+        settings["metavar"] = metadata.get("metavar") or kind.metavar or METAVARS.get(last_word, "NAME")
         if metadata.get("is_positional"):
             names, settings["nargs"] = [field.name], "*"
         elif metadata.get("takes_several"):
@@ -305,11 +306,6 @@ def _check_unicode(text: str, action: argparse.Action) -> None:
 
 def _spelled_with_hyphens(name: str) -> str:
     return name.lstrip(DASHES).replace("_", "-").lower()
-
-
-def _metavar(name: str) -> str:
-    last = re.split("[-_]", name)[-1]
-    return METAVARS.get(last, "NAME")
 
 
 def _shown_name(action: argparse.Action) -> str:

@@ -235,8 +235,9 @@ def _open_source(config: CorpusConfig, split: str, dataset: Dataset | None, reco
     """Open the source of a split, and add what identifies its text to the record."""
     is_main = split == config.split
     key = "data_files" if is_main else f"{split}_files"
-    if getattr(config, key):
-        return _open_files(config, key, record)
+    if patterns := getattr(config, key):
+        files = tuple(find_files(patterns, flag=f"--{key.replace('_', '-')}"))
+        return _source_of_files(config, files, key, record, " ".join(patterns))
     if dataset is None:
         record[BUILTIN] = describe_builtin_corpus()
         return Source(lambda _: read_builtin_corpus())
@@ -258,12 +259,6 @@ def _open_source(config: CorpusConfig, split: str, dataset: Dataset | None, reco
 
     _check_not_blank(read, f"{config.dataset_name}, {flag} {name},")
     return Source(read)
-
-
-def _open_files(config: CorpusConfig, key: str, record: dict[str, Any]) -> Source:
-    patterns = getattr(config, key)
-    files = tuple(find_files(patterns, flag=f"--{key.replace('_', '-')}"))
-    return _source_of_files(config, files, key, record, " ".join(patterns))
 
 
 def _source_of_files(

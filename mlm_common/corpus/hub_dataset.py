@@ -223,6 +223,7 @@ def saved_splits(folder: str, flag: str) -> "dict[str, Any] | None":
 
 
 def _saved_rows(folder: Path, flag: str) -> Any:
+    import pyarrow as pa
     from datasets import load_from_disk
 
     with guarded_read(folder, "a folder that `save_to_disk` wrote", flag=flag):
@@ -230,17 +231,10 @@ def _saved_rows(folder: Path, flag: str) -> Any:
             return load_from_disk(str(folder))
         except Exception:
             for path in sorted(folder.glob("data-*.arrow")):  # the exception does not name the file
-                with guarded_read(path, "an Arrow file", flag=flag):
-                    _read_through(path)
+                with guarded_read(path, "an Arrow file", flag=flag), pa.memory_map(str(path)) as file:
+                    for _ in pa.ipc.open_stream(file):
+                        pass
             raise
-
-
-def _read_through(path: Path) -> None:
-    import pyarrow as pa
-
-    with pa.memory_map(str(path)) as file:
-        for _ in pa.ipc.open_stream(file):
-            pass
 
 
 def dataset_texts(rows: Any, text_column: str, source: str, on_bad_row: BadRowHandler) -> Iterator[str]:

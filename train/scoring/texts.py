@@ -168,7 +168,9 @@ def draw_units(
             continue
         ends = _ends_of_words(document, words)
         for reading in readings:
-            ends = ends[~_is_crossed(reading[number], len(document))[ends]]
+            tokens = reading[number]
+            is_within_token = _covered(len(document), tokens.starts + 1, tokens.stops)
+            ends = ends[~is_within_token[ends]]
         starts = np.append(0, ends)
         first_words = np.searchsorted(words[:, 0], starts)
         last_words = np.append(first_words[1:], len(words)) - 1
@@ -185,11 +187,6 @@ def _ends_of_words(document: str, words: NDArray[np.int64]) -> NDArray[np.int64]
     spaces = np.array([match.start() for match in re.finditer(r"\s", document)] + [len(document)])
     next_space = spaces[np.searchsorted(spaces, words[:-1, 1])]
     return np.where(next_space < words[1:, 0], next_space, words[:-1, 1])
-
-
-def _is_crossed(encoded: EncodedText, length: int) -> NDArray[np.bool_]:
-    """Return for each position in a text whether a token starts before and ends after it: bool (length,)."""
-    return _covered(length, encoded.starts + 1, encoded.stops)
 
 
 def tokens_of(encoded: EncodedText, unit: Unit) -> tuple[int, int]:

@@ -191,10 +191,6 @@ def sent_bytes(collectives: dict[str, int], tpu: TpuSlice) -> float:
     return sum(PASSES[name] * size for name, size in collectives.items()) * (1 - 1 / tpu.num_chips)
 
 
-def sending_seconds(collectives: dict[str, int], tpu: TpuSlice) -> float:
-    return sent_bytes(collectives, tpu) / INTERCONNECT_BYTES_PER_SECOND[tpu.chip.generation]
-
-
 def _num_bytes(tensor: str) -> int:
     """Return the number of bytes of a tensor of this type, such as `96x768xf32`."""
     *sizes, element = tensor.split("x")
