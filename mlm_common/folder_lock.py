@@ -6,8 +6,8 @@ it every few seconds (the heartbeat).
 
 A second run that sees the record change is refused. If the record does not change for a minute, measured by the second
 run's clock, or if the owner's process has ended, the second run takes over. It creates the record with the next number,
-which only one of several runs can do (on Cloud Storage by a precondition on the generation). Then it deletes the other
-records, before it touches anything else in the folder.
+which only one of several runs can do (on Cloud Storage, thanks to a precondition on the generation). Then it deletes
+the other records, before it touches anything else in the folder.
 
 The owner and its worker processes check their token before each write to the folder (see `check_locks`). So a run that
 was suspended or cut off, and wakes up after a takeover, ends at once. Nothing else ends an owner: it continues even if
@@ -68,7 +68,7 @@ class FolderLock:
     def check(self) -> None:
         """Check that the folder still belongs to this run.
 
-        If it does not, end the process if `ends_process`, else raise FolderLostError.
+        If it does not, end the process if `ends_process`, or else raise FolderLostError.
         """
         if not self.is_held():
             fate = f"its record in {self.path}/{OWNER_FOLDER} is gone"
@@ -166,7 +166,8 @@ def _take(path: str, dead_after_seconds: float, ends_process: bool) -> tuple[Fol
             owners.create_text(name, _as_text(record))
         except (FileExistsError, FileNotFoundError):  # another run was faster, or has just deleted the local folder
             continue
-        # Check again that the records of dead owners are unchanged, and that no other run has taken over meanwhile.
+        # Check again that the records of dead owners are unchanged, and that no other run has taken over in the
+        # meantime.
         texts = _read_owners(owners)
         if all(texts.get(other, text) == text for other, text in old_texts.items()) and max(texts, key=_number) == name:
             owners.delete_files(other for other in texts if other != name)
@@ -278,7 +279,7 @@ def _as_text(record: Mapping[str, Any]) -> str:
 
 
 def _parse(text: str) -> dict[str, Any]:
-    """Parse a record; return an empty one if a kill cut it off."""
+    """Parse a record; return an empty record if a kill cut it off."""
     try:
         record = json.loads(text)
     except ValueError:
@@ -300,7 +301,7 @@ def _describe_newest(records: Mapping[str, str]) -> str:
 def _is_surely_dead(record: Mapping[str, Any]) -> bool:
     """Return whether the process of a record has certainly ended; False if this machine cannot know.
 
-    If another process has got its id, only the missing heartbeats show that the owner is dead.
+    If another process now has the owner's id, only the missing heartbeats show that the owner is dead.
     """
     system = record.get("system")
     if system is None or system != _system():

@@ -20,14 +20,14 @@ from train.config.settings import MASK, HardwareConfig, HubConfig, RunConfig, Ru
 # Length in tokens of the shortest default bucket; each further bucket is twice as long. Compiling a program for shorter
 # rows would cost more time than it saves.
 SHORTEST_BUCKET = 16
-# Tokens by which two windows overlap by default in rows of 384 tokens, as in BERT.
+# Default number of tokens by which two windows overlap in rows of 384 tokens, as in BERT.
 DOC_STRIDE = 128
 SIMILAR_LABELS = (
     "Labels that differ only in white space, case or the form of a whole number: merge them into one class, named "
     "after the most frequent one, or keep them apart. Default: such labels are an error."
 )
 TPU_COMPILER = "TPU compiler"
-KNOWN_CHOICES = "Default: recognized from the columns of SWAG, RACE or COPA."
+KNOWN_CHOICES = "Default: detected from the columns of SWAG, RACE or COPA."
 # Settings of pretraining in the records of fine-tuning runs. Their fingerprints have all of these but `grow`.
 RECORDED: dict[str, dict[str, Any]] = {
     "model": {
@@ -71,7 +71,7 @@ class ExamplesConfig(Bounded):
     dataset_revision: Changeable[Public[str | None]] = flag(None, "Commit or tag of the data set. Default: the newest.")
     delimiter: Changeable[str | None] = flag(
         None,
-        "Character between the columns of .csv files: ',', ';', '|' or tab. Default: recognized from the first rows.",
+        "Character between the columns of .csv files: ',', ';', '|' or tab. Default: detected from the first rows.",
         metavar="TEXT",
     )
     do_predict: Changeable[bool] = flag(False, "Predict the test split. With --test-file it is always predicted.")
@@ -121,7 +121,7 @@ class ExamplesConfig(Bounded):
         return self.do_predict or self.test_file is not None
 
     def check_source(self, path: str, flag: str) -> None:
-        """Check that the file exists whose path was given with `flag`, such as --train-file."""
+        """Check that the file that was given with `flag`, such as --train-file, exists."""
         check_file(path, flag)
 
 
@@ -205,8 +205,8 @@ class QuestionData(ExamplesConfig):
     )
     doc_stride: int | None = flag(
         None,
-        "Tokens by which two windows of a paragraph overlap, or by which the second starts later: see --doc-stride-is. "
-        "Default: 128, or a third of --max-seq-length if that is less.",
+        "Number of tokens by which two windows of a paragraph overlap, or by which the second one starts later; see "
+        "--doc-stride-is. Default: 128, or a third of --max-seq-length if that is less.",
         group=BATCH,
         at_least=1,
     )
@@ -218,7 +218,8 @@ class QuestionData(ExamplesConfig):
     )
     n_best_size: Changeable[int] = flag(
         20,
-        "Number of tokens considered as start, and as end, of an answer. Also the number of answers that are listed.",
+        "Number of tokens to consider as the start, and as the end, of an answer. Also the number of answers that are "
+        "listed.",
         at_least=1,
     )
     max_answer_length: Changeable[int] = flag(30, "Maximum number of tokens of an answer. BERT used 30.", at_least=1)
@@ -236,7 +237,7 @@ class QuestionData(ExamplesConfig):
 
 @dataclass(frozen=True)
 class CustomData(ExamplesConfig):
-    """Which custom task to train, and the files that it reads. A task may also find its examples by itself."""
+    """Which custom task to train, and the files that it reads. A task may also find its examples itself."""
 
     task: PerWorker[str | None] = flag(
         None,
