@@ -82,7 +82,7 @@ without it is not complete.
 
 
 def push_shards(output_dir: str, folders: Sequence[str], repository: HubRepository, *, publish_details: bool) -> None:
-    """Push a card, complete splits and, last, `mixture.json` if there is one.
+    """Push a card, then the splits that are complete, and finally `mixture.json` if there is one.
 
     Args:
         output_dir: output folder of the preparation, local or `gs://`.
@@ -235,7 +235,7 @@ class HubShards:
             raise InputError(f"{path}: {repo_id} has no branch, tag or commit {revision}.") from error
         except errors.RepositoryNotFoundError as error:  # also raised if its terms were not accepted
             raise InputError(
-                f"{path}: the Hub shows you no data set {repo_id}. Check the name. If the data set is private or "
+                f"{path}: the Hub found no data set {repo_id}. Check the name. If the data set is private or "
                 "gated, log in with `hf auth login` as a user who may read it, or set HF_TOKEN."
             ) from error
         except (OSError, ValueError) as error:

@@ -141,8 +141,8 @@ def plan_splits(
         deduplicated: result of `texts_compared`; empty if duplicates are kept.
 
     Raises:
-        InputError: a folder contains shards of other settings or damaged shards, and --overwrite is not given. Also
-            whatever `plain_text_tokenizer_json` raises.
+        InputError: a folder contains damaged shards, or shards made with different settings, and --overwrite is not
+            given. Also whatever `plain_text_tokenizer_json` raises.
     """
     corpus = mixture.corpora[source]
     tokenizer_json = plain_text_tokenizer_json(tokenizer.backend_tokenizer.to_str())
@@ -190,7 +190,7 @@ def check_other_splits(plans: Sequence[SplitPlan]) -> None:
             parts = Part(existing["corpus"], name), Part(plan.fields["corpus"], plan.split_name)
             if shared := describe_shared_text(*parts):
                 raise InputError(
-                    f"Splits in the same folder must not share text; {folder} comes from another preparation, and "
+                    f"Splits in the same folder must not share text; {folder} comes from a different preparation, and "
                     f"{shared}. Prepare all splits with one command, choose another --output-dir, or delete {folder}."
                 )
 
@@ -214,7 +214,7 @@ def hash_split(plan: SplitPlan, corpus: Corpus, engine: Engine) -> list[str]:
 
 @contextlib.contextmanager
 def failures_named(folder: str) -> Iterator[None]:
-    """Turn failures to write into a RunFailedError that names the folder of the split and says how to continue."""
+    """Convert write failures to a RunFailedError that names the split's folder and says how to continue."""
     try:
         yield
     except (OSError, CloudStorageError) as error:
@@ -243,7 +243,7 @@ def _work_through(
     corpus: Corpus,
     work: SplitWork,
     engine: Engine,
-    number: Callable[[int, Partition], NumberedPartition | None],
+    prepare: Callable[[int, Partition], NumberedPartition | None],
     title: str,
 ) -> BadRows:
     """Process the partitions of a split with the engine, and show the progress.
@@ -253,7 +253,8 @@ def _work_through(
         corpus: corpus of the split.
         work: what the workers need.
         engine: processes partitions.
-        number: prepares a partition, given its number; returns None for a partition that is already complete.
+        prepare: function that takes the number of a partition and the partition, and prepares it for the workers;
+            returns None if the partition is already complete.
         title: title of the progress bar.
 
     Returns:
@@ -267,7 +268,7 @@ def _work_through(
             sizes_bytes[index] = sum(
                 item.num_bytes if isinstance(item, ByteRange) else len(item.encode()) for item in partition
             )
-            if numbered := number(index, partition):
+            if numbered := prepare(index, partition):
                 yield numbered
             else:
                 bar.update(sizes_bytes.pop(index))
@@ -312,7 +313,7 @@ def prepare_split(
         save_tokenizer(tokenizer, files.path_of(TOKENIZER_FOLDER_NAME))
         sha256: dict[int, str] = {}
 
-        def number(index: int, partition: Partition) -> NumberedPartition | None:
+        def prepare(index: int, partition: Partition) -> NumberedPartition | None:
             sha256[index] = partition_sha256(fields, partition, duplicates.get(index, b""))
             if complete.get(index) == sha256[index]:
                 return None
@@ -323,7 +324,7 @@ def prepare_split(
             flags_folder.write_bytes(f"{index:05d}", duplicates[index])
             return NumberedPartition(index, sha256[index], partition, flags_folder.path_of(f"{index:05d}"))
 
-        bad_rows = _work_through(plan, corpus, _work_on(plan, corpus), engine, number, f"Writing {plan.place}")
+        bad_rows = _work_through(plan, corpus, _work_on(plan, corpus), engine, prepare, f"Writing {plan.place}")
         manifest = _sum_up(plan, sha256, bad_rows)
         kept = {shard.name for shard in manifest.shards}
         files.delete_files([name for name in files.list_files() if name.endswith(".tfrecord") and name not in kept])
@@ -362,9 +363,9 @@ def _sum_up(plan: SplitPlan, sha256: Mapping[int, str], bad_rows: BadRows) -> Ma
     if not id_counts.any():
         clear_folder(plan.folder)
         raise InputError(
-            f"A split must have text; none of the {totals.num_documents:,} documents of {plan.place} gave a token that "
-            "the tokenizer knows"
-            + (", or a pair, which takes two sentences or documents" if plan.fields["chunking"] == PAIRS else "")
+            f"A split must have text; none of the {totals.num_documents:,} documents of {plan.place} produced a token "
+            "that the tokenizer knows"
+            + (", or a pair, which needs two sentences or documents" if plan.fields["chunking"] == PAIRS else "")
             + ". Check --text-column, --limit, --validation-percent, --test-percent and --drop-duplicates."
         )
     fields = plan.fields | {"tokenizer": TokenizerRecord(**plan.fields["tokenizer"])}

@@ -153,7 +153,7 @@ def check_shard(folder: str, manifest: Manifest, shard: ShardRecord) -> tuple[ND
     except ValueError as error:
         raise RunFailedError(f"{path}: {error}.") from error
     if len(input_ids) != shard.num_rows:
-        raise RunFailedError(f"{path} has {len(input_ids):,} rows, the manifest {shard.num_rows:,}.")
+        raise RunFailedError(f"{path} has {len(input_ids):,} rows, but the manifest says {shard.num_rows:,}.")
     num_tokens = mask.sum(axis=1)
     is_token = np.arange(max_length) < num_tokens[:, None]
     problems = {
@@ -161,15 +161,15 @@ def check_shard(folder: str, manifest: Manifest, shard: ShardRecord) -> tuple[ND
         "the row is empty": num_tokens == 0,
         f"{LABEL_KEY} is neither 0 nor 1": (labels < 0) | (labels > 1),
         f"an id is outside the vocabulary of {size:,}": (input_ids < 0) | (input_ids >= size),
-        "padding is not where the attention mask is 0": (input_ids == special_ids["pad"]) == is_token,
+        "padding does not match the zeros of the attention mask": (input_ids == special_ids["pad"]) == is_token,
         "the text contains the mask token": input_ids == special_ids["mask"],
     }
     for problem, is_bad in problems.items():
         if is_bad.any():
             raise RunFailedError(f"{path}, row {int(np.argwhere(is_bad)[0, 0]):,}: {problem}.")
     if num_tokens.sum() != shard.num_tokens:
-        raise RunFailedError(f"{path} has {num_tokens.sum():,} tokens, the manifest {shard.num_tokens:,}.")
+        raise RunFailedError(f"{path} has {num_tokens.sum():,} tokens, but the manifest says {shard.num_tokens:,}.")
     crc32c = f"{google_crc32c.value(data):08x}"
     if crc32c != shard.crc32c:
-        raise RunFailedError(f"{path} has the CRC32C {crc32c}, the manifest {shard.crc32c}.")
+        raise RunFailedError(f"{path} has the CRC32C {crc32c}, but the manifest says {shard.crc32c}.")
     return np.bincount(input_ids.ravel(), minlength=size), int(labels.sum())

@@ -161,8 +161,8 @@ class UnigramConfig(Bounded):
         for token in self.extra_special_tokens:
             if len(token) < 2 or " " in token or not token.isprintable() or UNUSED_TOKEN.fullmatch(token):
                 raise InputError(
-                    "--extra-special-tokens must have two or more visible characters, no spaces, and not the form "
-                    f"<unused0>; received {token!r}."
+                    "Each token in --extra-special-tokens must have at least two visible characters, contain no "
+                    f"spaces, and not look like <unused0>; received {token!r}."
                 )
         reserved = self.reserved_tokens
         if repeated := sorted({token for token in reserved if reserved.count(token) > 1}):

@@ -121,7 +121,7 @@ def count_words(texts: Sequence[str], config: NormalizationConfig) -> WordCounts
 
 
 def count_characters(segments: Counter[str]) -> Counter[str]:
-    """Count the characters of counted segments, including the mark of a word's start."""
+    """Count the characters in segments, given each segment's frequency, including the word-start marker."""
     lengths = np.fromiter(map(len, segments), np.int64, len(segments))
     counts = np.fromiter(segments.values(), np.int64, len(segments))
     characters = np.frombuffer("".join(segments).encode("utf-32-le"), np.uint32)

@@ -116,7 +116,7 @@ def check_buckets(config: TrainingConfig) -> Iterator[Finding]:
 
 
 def _check_region(bucket: str, region: str) -> Iterator[Finding]:
-    """Warn if a bucket is in another region than the TPU; accept a multi-region bucket."""
+    """Warn if a bucket is in a different region from the TPU; accept a multi-region bucket."""
     from mlm_common.storage import gcs  # Google's packages, needed only for gs:// paths
 
     try:
@@ -127,11 +127,11 @@ def _check_region(bucket: str, region: str) -> Iterator[Finding]:
         return  # the account may read the files, but not the bucket's metadata
     location = details.location.lower()
     if "-" in location and location != region:
-        text = f"{bucket} is in {location}, the TPU in {region}: reading is slow, and traffic is billed."
+        text = f"{bucket} is in {location}, but the TPU is in {region}: reading is slow, and traffic is billed."
         fix = f"Create a bucket there and copy the data: gcloud storage buckets create gs://NAME --location {region}"
         yield Finding("warning", "region", text, fix)
     else:
-        yield Finding("ok", "region", f"{bucket} is in {location}, the TPU in {region}")
+        yield Finding("ok", "region", f"{bucket} is in {location}, and the TPU is in {region}")
 
 
 def check_run(config: TrainingConfig) -> Iterator[Finding]:

@@ -83,7 +83,7 @@ def fill_masks(folder: str, sentences: Sequence[str], top_k: int = 5) -> list[li
         texts = [_with_mask_token(sentence, tokenizer) for sentence in sentences]
         from transformers.utils import is_torch_available
 
-        if is_torch_available():  # imported here, because bad input does not need it
+        if is_torch_available():  # PyTorch is slow to import, so bad input is rejected first
             logger.info("Loading PyTorch …")
             from transformers import AutoModelForMaskedLM, FillMaskPipeline
 

@@ -318,7 +318,7 @@ class FinetuningConfig(RunSettings):
 
     def __post_init__(self) -> None:
         has_one_model = not self.run.seeds or self.hub.hub_model_id is None
-        rule = "cannot be combined with --hub-model-id, which takes one model"
+        rule = "cannot be combined with --hub-model-id, which names the repository of one model"
         require(has_one_model, rule, "--seeds", self.run.seeds)
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
@@ -374,7 +374,7 @@ class ChoiceData(ExamplesConfig):
     label_column_name: str | None = flag(
         None,
         "Column with the right choice, given as its number from 0, its letter, or the name of its column. Default: "
-        "label, or answer as in RACE.",
+        "`label`, or `answer` for data in RACE's format.",
     )
     metric_name: Changeable[str | None] = flag(
         None, "Metric that decides which checkpoint is best: accuracy or loss. Default: accuracy."

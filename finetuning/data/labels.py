@@ -215,7 +215,7 @@ class ScoredLabels:
 
     Attributes:
         encoded: labels in the form that `Labels.encode` returns. Classes that the training split does not have get the
-            next ids, or further columns.
+            next ids, or additional columns.
         is_labelled: bool (rows,), whether each row has a label.
         unseen: names of the classes that the training split does not have.
     """
@@ -360,8 +360,8 @@ def _refuse_several_labels(names: set[str], where: str, reading: LabelReading) -
         if joined:
             flag = "" if separator == reading.label_separator else f" --label-separator '{separator}'"
             raise InputError(
-                f"Labels of {where} such as {short(joined[0])} may be several labels. Use --problem-type "
-                f"multi_label_classification{flag} to split them, {otherwise}"
+                f"Labels of {where} such as {short(joined[0])} may each contain several labels. Use "
+                f"--problem-type multi_label_classification{flag} to split them, {otherwise}"
             )
 
 

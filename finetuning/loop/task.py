@@ -90,7 +90,7 @@ class ExampleTask(Task):
         """Format predictions as the content of a file."""
 
     def write_extra_files(self, folder: Folder, predictions: Any, split: Split) -> None:
-        """Write further files about the predictions of a split, such as a plot. By default there are none."""
+        """Write additional files about the predictions of a split, such as a plot. By default there are none."""
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
         assert self.evaluated is not None
@@ -161,7 +161,7 @@ def finetuned_card(
 
     Args:
         metrics: {name of a metric: its name on the Hub}.
-        fields: further fields of `TaskCard`.
+        fields: additional fields of `TaskCard`.
     """
     figures = [CardFigure(name, name.replace("_", " "), word, name) for name, word in metrics.items()]
     return TaskCard(
@@ -230,7 +230,7 @@ def class_loss(settings: SmoothedOptimization, names: Sequence[str], labels: NDA
         return ClassLoss(tuple(map(float, given)), settings.label_smoothing)
     counts = np.bincount(labels, minlength=len(names))
     absent = ", ".join(name for name, count in zip(names, counts, strict=True) if not count)
-    rule = f"needs labels of each class to train on, or numbers instead of {BALANCED}"
+    rule = f"needs training examples of every class, or numbers instead of {BALANCED}"
     require(not absent, rule, "--class-weights", f"none of {absent[:200]}")
     return ClassLoss(tuple((len(labels) / (len(names) * counts)).tolist()), settings.label_smoothing)
 
@@ -279,7 +279,7 @@ class RowTask(ExampleTask):
         """Compute the scores of predictions, {metric: value}."""
 
     def counts(self, outputs: "tf.Tensor", labels: "tf.Tensor") -> dict[str, "tf.Tensor"]:  # noqa: ARG002
-        """Compute further values of each row, {name: (rows,)}, whose sums `means` uses."""
+        """Compute additional values of each row, {name: (rows,)}, whose sums `means` uses."""
         return {}
 
     def format_label(self, label: Any) -> str:

@@ -1,4 +1,4 @@
-"""What fine-tuning adds to the loop of `train`: scoring the best checkpoint, and repeating a run with other seeds.
+"""What fine-tuning adds to the loop of `train`: scoring the best checkpoint, and repeating a run with different seeds.
 
 Result files have the same names as those of transformers' example scripts.
 """
@@ -61,7 +61,7 @@ class FinetuningJob(lifecycle.Job[Settings]):
     def check(self, run: Run) -> None:
         warn_of_little_training(run)
         if self.needs_validation and not run.phases[0].inputs.num_evaluation_batches(1):
-            hint = "Use --validation-file, or a data set with a split validation."
+            hint = "Use --validation-file, or a data set with a `validation` split."
             raise InputError(f"--seeds compares validation scores, but there is no validation split. {hint}")
 
     def print_more(self, run: Run) -> None:
@@ -86,7 +86,7 @@ class FinetuningJob(lifecycle.Job[Settings]):
     def finish(
         self,
         trainer: "Trainer",
-        figures: dict[str, float] | None,  # noqa: ARG002  (logged during training, perhaps with other settings)
+        figures: dict[str, float] | None,  # noqa: ARG002  (logged during training, perhaps with different settings)
         stop: "StopRequest",
     ) -> tuple[int, dict[str, float] | None]:
         """Restore the best checkpoint unless `--no-load-best-model-at-end`, and write predictions and scores."""
@@ -184,7 +184,7 @@ def finetune(config: Settings, new_job: Callable[[], FinetuningJob[Settings]]) -
 
     With `--seeds`, do one run per seed and print a table of scores.
 
-    The run of each seed has a folder of its own. Complete runs are not repeated, so the same command resumes after an
+    The run of each seed has a separate folder. Complete runs are not repeated, so the same command resumes after an
     interruption.
 
     Raises:

@@ -248,7 +248,7 @@ def scores(questions: Sequence[Question], predictions: Sequence[str]) -> dict[st
     """Compute `exact_match` and `f1` in percent.
 
     A prediction is compared with all right answers, and the best score counts. If some questions have no answer,
-    questions with and without answer are also scored separately (`HasAns_`, `NoAns_`).
+    answerable and unanswerable questions are also scored separately (`HasAns_`, `NoAns_`).
 
     Args:
         questions: the questions, with their right answers.
@@ -256,8 +256,8 @@ def scores(questions: Sequence[Question], predictions: Sequence[str]) -> dict[st
     """
     pairs = []
     for question, prediction in zip(questions, predictions, strict=True):
-        # Answers that are empty once normalized do not count, as in SQuAD 2.0's script. If no other remains, the empty
-        # text is the right answer.
+        # Answers that are empty once normalized do not count, as in SQuAD 2.0's script. If none remains, the empty text
+        # is the right answer.
         expected = [text for text, _ in question.answers or () if normalized(text)] or [""]
         is_exact = any(normalized(prediction) == normalized(text) for text in expected)
         pairs.append((float(is_exact), max(f1(prediction, text) for text in expected)))

@@ -118,10 +118,10 @@ class FlagParser(argparse.ArgumentParser):
 
     Attributes:
         examples: commands, from the end of the description; empty if there are none.
-        flags: {name of a field, or another name of its flag, spelled with `_`: argparse's action}.
+        flags: {name of a field, or an alias of its flag, spelled with `_`: argparse's action}.
         replaced: {field name: name of the field that it replaces}.
-        belongs_to: {field name: (other field, value)}. A preset's value of the field is ignored unless the other field
-            has this value.
+        belongs_to: {field name: (other field, value)}. A preset's value for this field is ignored unless the other
+            field has the value given here.
     """
 
     def __init__(

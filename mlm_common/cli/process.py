@@ -1,7 +1,7 @@
 """Start, stop and end the process of a command.
 
-A script ends its process itself. Python would first destroy all objects, and TensorFlow's objects may then wait for
-their threads, although all results are written.
+A script is responsible for ending its process. Python would first destroy all objects, and TensorFlow's objects may
+then wait for their threads, although all results are written.
 """
 
 import atexit
@@ -156,7 +156,7 @@ def seconds_of_script() -> float | None:
 
 
 def keep(error: BaseException) -> None:
-    """Keep alive what an error refers to until the process ends, if the process runs a script."""
+    """Keep the objects that an error refers to alive until the process ends, if the process runs a script."""
     if _has_begun:
         _kept.append(error)
 
@@ -214,7 +214,7 @@ def end_process(status: int) -> NoReturn:
 
 
 def _flush() -> int:
-    """Flush the standard streams; return 0, or another exit status if standard output cannot be written."""
+    """Flush the standard streams; return 0, or a different exit status if standard output cannot be written."""
     try:
         sys.stdout.flush()
     except OSError as error:

@@ -284,7 +284,7 @@ def _check_not_blank(read: Callable[[BadRows], Iterable[str]], source: str) -> N
 def _documents_of_split(
     config: CorpusConfig, split_name: str, documents: Iterable[str], limit: int | None = None
 ) -> Iterator[str]:
-    """Yield the documents that belong to a split. If the split is not drawn, these are all documents.
+    """Yield the documents that belong to a split: all of them if they are not divided among splits at random.
 
     Args:
         config: settings of the corpus.

@@ -113,10 +113,10 @@ def _is_of_encoding(error: BaseException | None) -> bool:
 
 
 def check_token() -> None:
-    """Check that the Hub token has no characters that tokens never have and that requests cannot send.
+    """Check that the Hub token contains only characters that are valid in a token and can be sent in a request.
 
     Raises:
-        InputError: it has one.
+        InputError: it contains an invalid character.
     """
     token = huggingface_hub.get_token() or ""
     wrong = next((character for character in token if not "!" <= character <= "~"), None)

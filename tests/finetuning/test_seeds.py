@@ -37,7 +37,10 @@ def test_a_run_of_one_seed(tmp_path):
 
 @pytest.mark.parametrize(
     ("more", "message"),
-    [(("--seeds", "1", "1"), "--seeds must differ"), (("--seeds", "1", "--hub-model-id", "a/b"), "takes one model")],
+    [
+        (("--seeds", "1", "1"), "--seeds must differ"),
+        (("--seeds", "1", "--hub-model-id", "a/b"), "the repository of one model"),
+    ],
 )
 def test_what_cannot_be(tmp_path, more, message):
     with pytest.raises(InputError, match=message):

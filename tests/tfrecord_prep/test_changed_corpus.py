@@ -61,7 +61,8 @@ def test_a_split_of_another_preparation_must_not_share_text(source, tmp_path, ru
     before = contents(tmp_path)
     line = run(main, *arguments).refusal
     assert (
-        f"{tmp_path}/validation comes from another preparation, and both were made from {source}/docs.jsonl (" in line
+        f"{tmp_path}/validation comes from a different preparation, and both were made from {source}/docs.jsonl ("
+        in line
     )
     assert contents(tmp_path) == before
 

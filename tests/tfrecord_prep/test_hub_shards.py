@@ -198,7 +198,7 @@ def test_a_mixture_is_fetched_with_the_split_of_all_sources(mixture_shards, hub_
     [
         ("hub:rows", "must be hub:NAMESPACE/NAME"),
         (f"{ADDRESS}@", "must be hub:NAMESPACE/NAME"),
-        ("hub:alice/nothing", "the Hub shows you no data set alice/nothing"),
+        ("hub:alice/nothing", "the Hub found no data set alice/nothing"),
         (f"{ADDRESS}@v9", "alice/rows has no branch, tag or commit v9"),
         (f"{ADDRESS}/test", "has no test/manifest.json in commit"),
     ],

@@ -147,13 +147,21 @@ IS_RIGHT, IS_NOT = b'"strip_right": true', b'"strip_right": false'
     ("spoil", "arguments", "problem"),
     [
         (rewrite_shard, [1, put(2, 5, 48)], SHARD.format(1) + ", row 2: an id is outside the vocabulary of 48"),
-        (rewrite_shard, [1, put(3, 5, PAD)], "row 3: padding is not where the attention mask is 0"),
+        (rewrite_shard, [1, put(3, 5, PAD)], "row 3: padding does not match the zeros of the attention mask"),
         (rewrite_shard, [1, put(0, 7, MASK)], "row 0: the text contains the mask token"),
         (rewrite_shard, [1, shorten(1, 0)], "row 1: the row is empty"),
         (rewrite_shard, [0, change_word], r"manifest\.json has unigram_entropy_nats"),
-        (rewrite_shard, [2, same, {"crc32c": "0" * 8}], SHARD.format(2) + r" has the CRC32C \w{8}, the manifest 0{8}"),
-        (rewrite_shard, [2, same, {"num_tokens": 7}], SHARD.format(2) + r" has \d+ tokens, the manifest 7"),
-        (rewrite_shard, [0, lambda ids, num: (ids[1:], num[1:])], SHARD.format(0) + " has 4 rows, the manifest 5"),
+        (
+            rewrite_shard,
+            [2, same, {"crc32c": "0" * 8}],
+            SHARD.format(2) + r" has the CRC32C \w{8}, but the manifest says 0{8}",
+        ),
+        (rewrite_shard, [2, same, {"num_tokens": 7}], SHARD.format(2) + r" has \d+ tokens, but the manifest says 7"),
+        (
+            rewrite_shard,
+            [0, lambda ids, num: (ids[1:], num[1:])],
+            SHARD.format(0) + " has 4 rows, but the manifest says 5",
+        ),
         (
             rewrite_shard,
             [0, lambda ids, num: (ids[:, 1:], np.minimum(num, 15))],

@@ -180,7 +180,7 @@ def test_extra_special_tokens_get_their_ids_and_stay_whole():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"extra_special_tokens": ["x"]}, r"two or more visible characters, .*; received 'x'"),
+        ({"extra_special_tokens": ["x"]}, r"at least two visible characters, .*; received 'x'"),
         ({"extra_special_tokens": ["[ENT]", ""]}, "received ''"),
         ({"extra_special_tokens": ["a b"]}, "received 'a b'"),
         ({"extra_special_tokens": ["a\u3000b"]}, r"received 'a\\u3000b'"),

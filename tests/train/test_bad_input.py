@@ -88,7 +88,7 @@ CASES: list[tuple[Any, ...]] = [
     ("--init-from {}/model", "an embedding for each of the tokenizer's 48 ids", checkpoint(vocab_size=47)),
     ("--init-from {}/model", "has pad_token_id 2", checkpoint(vocab_size=48, pad_token_id=2)),
     ("--init-from {}/model", "must hold model.safetensors or tf_model.h5", checkpoint(vocab_size=48)),
-    (OTHER_MODEL, "the model takes 8. Give --config-overrides max_position_embeddings=16", SHORT_BERT),
+    (OTHER_MODEL, "the model takes at most 8. Give --config-overrides max_position_embeddings=16", SHORT_BERT),
     (f"{OTHER_MODEL} --block-attention", "xlm-roberta; the model is a roformer. Leave the flag out", ROFORMER),
     ("--block-attention", "a [SEP] ends each document: --chunking concat, full_sentences", segment_pairs),
     (OTHER_MODEL, "a roformer as configured has none. Give --position-init random", ROFORMER),

@@ -116,7 +116,7 @@ def describe_resume_point(
         yield f"changed since then: {', '.join(changes.values())}"
     yield from _changed_length(point.step, checkpoint.plan, plan, config)
     saved_computation = checkpoint.computation
-    # Compare how steps were actually computed, instead of the flags, which may leave it open.
+    # Compare how steps were actually computed rather than the flags, which may not determine it.
     decided = {f"hardware.{name}" for name in saved_computation}
     inexact = [text for name, text in changes.items() if name in settings_marked(ROUNDING, type(config)) - decided]
     inexact += [
@@ -139,8 +139,8 @@ def describe_resume_point(
             yield f"note: the {what} has changed since this run started ({shown}), so the result may differ slightly"
     if config.hardware.bfloat16 and saved_computation.get("jit_compile") != computation["jit_compile"]:
         yield (
-            "note: the precision changes from here on: on a CPU, --bfloat16 computes the whole model in bfloat16 with "
-            "--jit-compile true, and only matrix products with false"
+            "note: the precision changes from here on: on a CPU, --bfloat16 computes the whole model in bfloat16 if "
+            "--jit-compile is true, but only the matrix products if it is false"
         )
     if inexact:
         yield (
@@ -190,7 +190,7 @@ def fingerprint(config: RunSettings, inputs: Inputs, model_config: dict[str, Any
     model = {f"model.{key}": value for key, value in model_config.items()}
     model.pop("model.transformers_version", None)
     content = config.identity() | inputs.identities() | model
-    return json.loads(json.dumps(content))  # the same types as when it is read from a file
+    return json.loads(json.dumps(content))  # gives the types that reading it from a file gives
 
 
 def fingerprint_of_phases(fingerprints: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from mlm_common.mixture import named_folders
 from train.config import Added, Changeable, PerWorker, Rounding
 from train.config.presets import DEFAULT_BATCH_ROWS, presets_by_size
 
-# Evaluation masks this fraction of the tokens, whatever training masks, so that the losses of runs are comparable.
+# Evaluation masks this fraction of the tokens, regardless of training, so that the losses of runs are comparable.
 EVALUATION_MLM_PROBABILITY = 0.15
 # Groups of `--help` that contain settings of several dataclasses.
 MODEL, MIXTURE, BATCH, EVALUATION, CHECKPOINTS, FAULTS = (
@@ -160,7 +160,7 @@ WORDS = re.compile(r"([1-9]\d*)([KMB]?)")
 
 
 def words_of(text: str) -> int:
-    """Parse a number of words of `--save-at-words`, such as 10M."""
+    """Parse a word count given to `--save-at-words`, such as 10M."""
     match = WORDS.fullmatch(text)
     assert match is not None
     return int(match[1]) * {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}[match[2]]
@@ -172,7 +172,7 @@ class ModelConfig(Bounded):
 
     FLAG_GROUP = MODEL
 
-    init_from: str | None = None  # each stage says which models it takes
+    init_from: str | None = None  # each stage says which models it accepts
     config_overrides: Changeable[str | None] = flag(
         None,
         "Changes to the model's configuration, such as num_hidden_layers=4,hidden_act=gelu_new.",

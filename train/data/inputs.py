@@ -106,7 +106,7 @@ class Inputs(ABC):
         """Return entries for `run.json`: `train_data`, and `eval_data`, which is None without validation rows."""
 
     def describe_rows(self) -> dict[str, str]:
-        """Return additional lines about the rows for the plan of a run, {title: text}."""
+        """Return extra lines for a run's plan that describe its rows, as {title: text}."""
         return {}
 
     @abstractmethod

@@ -71,7 +71,7 @@ def draw_bits(keys: tf.Tensor, shape: tf.TensorShape | tuple[int, ...]) -> tf.Te
 
 
 def fall_under(bits: tf.Tensor, probability: float) -> tf.Tensor:
-    """Return which of uniform uint32 `bits` fall under `probability`, exactly none at 0 and all at 1.
+    """Return which of the uniform uint32 `bits` are selected, each with `probability`: exactly none at 0, all at 1.
 
     It compares integers, because random floats differ between devices.
     """
@@ -223,7 +223,7 @@ def is_keyed() -> bool:
 def key_dropout(model: tf_keras.Model) -> None:
     """Number the model's dropout layers, so that they draw from the keys of `dropping_out_by`.
 
-    Layers in the model's attribute `dropout_layers` come first, then others in Keras's order. Another order would
+    Layers in the model's attribute `dropout_layers` come first, then others in Keras's order. A different order would
     change what every run draws. Layers of other classes, such as those of a custom head, get a new `call` that draws
     from keys. If layers were added to a model, call this function again: it renumbers all layers.
     """

@@ -50,8 +50,8 @@ def attend(
 
     Args:
         query: (batch, heads, head size, queries), static shape.
-        key, value: (batch, heads, head size, keys). There are as many keys as queries, or additional keys, equally many
-            at both ends.
+        key, value: (batch, heads, head size, keys). There are as many keys as queries, or additional keys, the same
+            number at both ends.
         attended: (batch, 1, keys), 1 at tokens that are attended, 0 at padding. Queries at padding give 0.
         row_keys: keys for the dropout of probabilities, uint32 (batch, KEY_WORDS); None without dropout.
         rate: dropout rate of the probabilities.
@@ -176,7 +176,8 @@ class _Attention:
             places = zip(results, gradients, strict=True)
             return number + 1, *(xla.dynamic_update_slice(*place, [number, 0, 0, 0, 0]) for place in places)
 
-        # All of these zeros are overwritten, so XLA does not write them, unless it shares them with another layer.
+        # These zeros are all overwritten, so XLA skips writing them unless another layer shares the buffer. The barrier
+        # prevents such sharing.
         zero, _ = optimization_barrier(tf.zeros((), dtype), by_context)
         results = (tf.fill((num_groups, num_rows, *tensor.shape[1:]), zero) for tensor in (query, key, value))
         turns = tf.while_loop(lambda number, *_: number < num_groups, of_group, (0, *results), parallel_iterations=1)
@@ -216,7 +217,7 @@ class _Attention:
 
         @named(RARELY)
         def after_largest_scores() -> tuple[tf.Tensor, tf.Tensor]:
-            # Row by row, because XLA would reserve memory for all scores in every step.
+            # This runs row by row, because XLA would otherwise reserve memory for all scores in every step.
             rows = (query, key, self.attended, *self.documents)
             shift = tf.map_fn(largest_of_row, rows, fn_output_signature=tf.float32)
             return shift, sums_after(shift)
@@ -253,7 +254,7 @@ class _Attention:
         if self.reach is None:
             return values
         num_keys, num_queries = values.shape[2:]
-        # Computed, because a constant of that size would be read from memory each time.
+        # The distances are computed, because a constant of that size would be read from memory each time.
         queries = tf.range(num_queries) + (num_keys - num_queries) // 2
         return tf.where(tf.abs(tf.range(num_keys)[:, tf.newaxis] - queries) <= self.reach, values, other)
 
@@ -432,7 +433,10 @@ def _filled(tensor: tf.Tensor, value: float = 0) -> tf.Tensor:
 
 
 def _rows_of_group(query: tf.Tensor, key: tf.Tensor) -> int:
-    """Return the largest size of up to MOST_GROUPS equal groups whose exponentials fit GROUP_BYTES; 0 if none do."""
+    """Divide the rows into at most MOST_GROUPS equal groups, and return the largest size of a group.
+
+    The exponentials of a group must fit in GROUP_BYTES. Return 0 if no size fits.
+    """
     num_rows, num_heads, head_size, num_queries = query.shape
     row_bytes = tf.float32.size * num_heads * num_queries * key.shape[3]
     # With heads as wide as the matrix unit, a v5e is faster with all rows at once: 2.3 instead of 2.6 million cycles.
@@ -447,7 +451,7 @@ def _are_safe(sums: tf.Tensor) -> tf.Tensor:
 
 
 def _within(documents: Sequence[tf.Tensor], values: tf.Tensor, other: float) -> tf.Tensor:
-    """Replace values, (batch, heads, keys, queries), of keys in other documents than the query's by `other`.
+    """Replace values, (batch, heads, keys, queries), by `other` where key and query are in different documents.
 
     Args:
         documents: numbers of queries' documents, (batch, 1, 1, queries), and of keys' documents, (batch, 1, keys, 1);

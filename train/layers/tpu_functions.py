@@ -213,11 +213,12 @@ def normalized_products(
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Normalize as `layer_norm` without an offset, and multiply the result by kernels.
 
-    The gradient of the inputs needs no sum over the norm's result, so XLA fuses it with the last product. Its part
-    through the standard deviation follows from Σ product * gradient, because products are proportional to the inverse
-    standard deviation of their token. That sum is the gradient of the second result, a 1 for each token, float32
-    (batch, length, 1), provided that each product, or a rotation of it, passes through `scaled` with that result. The
-    part through the mean vanishes if the columns of a kernel have the mean 0, so the kernels are centered.
+    The gradient with respect to the inputs needs no sum over the norm's output, so XLA can fuse its computation with
+    the last matrix product. The part of this gradient that flows through the standard deviation follows from
+    Σ product * gradient, because products are proportional to the inverse standard deviation of their token. That sum
+    is the gradient of the second result, a 1 for each token, float32 (batch, length, 1), provided that each product, or
+    a rotation of it, passes through `scaled` with that result. The part that flows through the mean vanishes if the
+    columns of a kernel have the mean 0, so the kernels are centered.
 
     Args:
         inputs: (batch, length, width).
@@ -226,8 +227,8 @@ def normalized_products(
         kernels: (width, …) each, of the inputs' type or float32.
         equation: the product of (batch, length, width) and a kernel, `bld,de->ble`.
         num_parts: number of products that a kernel's last axis is divided among. XLA fuses operations on all parts with
-            the last product; after a single product they would take another pass. That saves time if kernels are
-            float32, so that each product can round its own part.
+            the last product; after a single product they would need an extra pass. This saves time when kernels are
+            float32, because each product then rounds only its part of the kernel.
     """
     dtype, width = inputs.dtype, inputs.shape[-1]
     operands, result = equation.split("->")

@@ -52,7 +52,7 @@ class Phase:
     def steps_at_words(self, plan: Plan) -> dict[int, str]:
         """Return the steps that reach the numbers of words of `--save-at-words`, as {step: number as given}.
 
-        Every row counts as the average number of words per row, since rows are shuffled.
+        Every row is assumed to contain the average number of words per row, since rows are shuffled.
 
         Raises:
             InputError: the run has fewer words, several phases, or shards whose manifest has no `num_words`.
@@ -177,7 +177,7 @@ def _batch(phase: Phase, num_replicas: int) -> tuple[int, int]:
         if remainder or not num_micro_batches:
             raise InputError(
                 f"--global-batch-size must be a multiple of the {micro_batch_rows} rows that {num_replicas} replicas "
-                f"take at once (--per-replica-batch-size {optimization.per_replica_batch_size} x {num_replicas}); "
+                f"process at once (--per-replica-batch-size {optimization.per_replica_batch_size} x {num_replicas}); "
                 f"received {optimization.global_batch_size}."
             )
     batch_rows = micro_batch_rows * num_micro_batches
@@ -192,7 +192,7 @@ def _batch(phase: Phase, num_replicas: int) -> tuple[int, int]:
 
 
 def _warmup_and_decay(optimization: OptimizationConfig, num_steps: int) -> tuple[int, int]:
-    """Return the number of warmup steps, and the number of last steps in which `wsd` decays."""
+    """Return the number of warmup steps and the number of final steps over which `wsd` decays."""
     flag, num_warmup_steps = "--warmup-steps", optimization.warmup_steps
     if num_warmup_steps is None:
         flag, num_warmup_steps = "--warmup-ratio", _share(num_steps, optimization.warmup_ratio)

@@ -52,7 +52,7 @@ class Run:
 
     Attributes:
         why_runtime: why this runtime was chosen; printed with the plan.
-        exports_best: the checkpoint with the best evaluation is exported, instead of the last.
+        exports_best: whether the checkpoint with the best evaluation is exported instead of the last one.
         plans: the plan of each phase; empty until the number of replicas is known.
     """
 
@@ -95,7 +95,7 @@ class Run:
         A run that has these plans already is returned unchanged.
 
         Raises:
-            InputError: it cannot.
+            InputError: the run cannot start or resume with these plans.
         """
         if self.plans and self.plans[0].num_replicas == num_replicas:
             return self
@@ -140,7 +140,7 @@ class Run:
             return self.planned(assumed)
         except InputError as error:
             raise InputError(
-                f"{error} This assumes {assumed} replicas. If the TPU has another number, set "
+                f"{error} This assumes {assumed} replicas. If the TPU has a different number of chips, set "
                 f"{ACCELERATOR_TYPE_VARIABLE} to its type, such as v5e-4."
             ) from error
 

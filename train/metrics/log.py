@@ -35,7 +35,7 @@ EVENTS_PREFIX = "events.out.tfevents."
 EVENTS_VERSION = "brain.Event:2"
 TRAIN, VALIDATION = TENSORBOARD_SPLITS
 ROLLBACK = "rollback"
-# Errors of a disk or of Cloud Storage, whose messages say enough. For others the place in the code is shown, too.
+# Errors of a disk or of Cloud Storage, whose messages say enough. For others, the place in the code is shown as well.
 STORAGE_ERRORS = (OSError, InputError, RunFailedError)
 
 
@@ -91,7 +91,7 @@ class Follower(LatestItemWorker[Callable[[], None]]):
 
 
 class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
-    """The lines of a run, kept in memory. Each file and tracker is updated by a thread of its own.
+    """The lines of a run, kept in memory. Each file and tracker is updated by a separate thread.
 
     Use it as a context around the training: the exit waits for the threads and reports what failed. Only the chief of
     several workers writes.
@@ -252,7 +252,7 @@ class MetricsFile:
         is_to_append = self._is_whole and num_written == len(self.written)
         if is_to_append and num_written == len(lines):
             return
-        self._is_whole = False  # until the write has succeeded
+        self._is_whole = False  # it stays False until the write has succeeded
         if self._damaged is not None:  # keep the damaged file under a new name
             names = map(DAMAGED_METRICS_NAME.format, count(1))
             name = next(name for name in names if not self._folder.exists(name))
@@ -317,7 +317,7 @@ class TensorBoardFiles:
 
 
 class EventFiles:
-    """The event files of one split: one for this process, and another one after each failure.
+    """The event files of one split: one for this process, and one more after each failure.
 
     If points are rewritten, a record tells TensorBoard to drop the earlier ones, of this process and of others.
 

@@ -79,7 +79,7 @@ class RunCurves:
     """What a run has recorded so far.
 
     Attributes:
-        name: a short name that distinguishes the run from the other ones.
+        name: a short name that distinguishes the run from the other runs.
         record: the run's `run.json`.
         lines: the lines of its `metrics.jsonl`, by step.
     """
@@ -90,7 +90,7 @@ class RunCurves:
 
     @property
     def unigram_entropy_nats(self) -> float | None:
-        """The lowest possible loss of a guess from token frequencies on the validation rows, in nats.
+        """The lowest loss, in nats, that guessing from token frequencies alone can reach on the validation rows.
 
         None if the loss is not that of masked tokens.
         """

@@ -28,12 +28,12 @@ from train.model.architectures import (
 from train.model.configurations import make_config
 
 READABLE_MODEL = "a model with a valid config.json"
-# The tokenizer and the shards determine these settings; a model with other values would not fit them.
+# The tokenizer and the shards determine these settings; a model with different values would not fit them.
 DECIDED_BY_DATA = ("model_type", "vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "mask_token_id")
 
 
 def resolve_model_config(settings: PretrainedModel, inputs: Inputs, max_length: int | None = None) -> PretrainedConfig:
-    """Build the configuration to pretrain: with a padded vocabulary, and special ids and positions that fit the data.
+    """Build the configuration for pretraining: with a padded vocabulary, and special ids and positions for the data.
 
     A preset gets positions for rows of `max_length` tokens; other configurations keep their number of positions.
 
@@ -91,7 +91,7 @@ def _apply(
     *,
     has_weights: bool,
 ) -> None:
-    """Apply overrides, dropout and the tokenizer's ids to a configuration. With weights, its sizes must stay."""
+    """Apply overrides, dropout and the tokenizer's ids to a configuration. With weights, its sizes must not change."""
     overrides = parse_overrides(settings.config_overrides)
     sizes = {name: getattr(model_config, name, None) for name in SIZES if name != "num_attention_heads"}
     _override(model_config, overrides, settings.config_overrides)
@@ -124,7 +124,7 @@ def _check_rows(model_config: PretrainedConfig, max_length: int) -> None:
     if positions is not None and positions < max_length:
         needed = max_length + position_offset(model_config)
         raise InputError(
-            f"Rows must fit the model's positions; the shards' have {max_length} tokens, the model takes "
+            f"Rows must fit the model's positions; the longest have {max_length} tokens, but the model takes at most "
             f"{positions}. Give --config-overrides max_position_embeddings={needed}, or prepare shorter rows."
         )
     check_computable(model_config)

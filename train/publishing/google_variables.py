@@ -150,7 +150,7 @@ def _embeddings(config: PretrainedConfig, name: str, width: int) -> Weights:
 
 
 def _masked_lm_head(config: PretrainedConfig, name: str, dense: str, norm: str, width: int) -> Weights:
-    """Return the weights of the head without its matrix, which is the word embedding with `width` columns."""
+    """Return the weights of the head except its matrix, which is the word embedding with `width` columns."""
     scope = "cls/predictions"
     bias = {f"{scope}/output_bias": Weight(f"{name}.bias", (config.vocab_size,))}
     transform = _dense(f"{scope}/transform/dense", f"{name}.{dense}", config.hidden_size, width)

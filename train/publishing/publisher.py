@@ -334,7 +334,7 @@ def read_scores(run: RunFolder, weights: Path) -> dict[str, Any] | None:
         model = next((entry for entry in content["models"] if entry["weights_sha256"] == sha256), None)
         if model is None:
             path = run.files.path_of(SCORES_NAME)
-            logger.info("the scores in %s belong to other weights, so the card has no scores", path)
+            logger.info("the scores in %s belong to different weights, so the card has no scores", path)
             return None
         # Leave out what is private: names of models are paths, and parts are named after the files of pairs.
         titles = {name: name.rpartition(", ")[2] for name in model["controls"]}
@@ -406,7 +406,8 @@ class PushToHub:
         if self._publisher is None:
             return
         model.runtime.pull(model.optimizer.figures)
-        if model.optimizer.is_stopped:  # a step was not finite: weights stopped changing, and the run is about to end
+        # After a step with a non-finite loss or gradient, the weights no longer change, and the run is about to end.
+        if model.optimizer.is_stopped:
             return
         started_seconds = time.perf_counter()
         with model.runtime.on_host(model.network.variables):

@@ -138,7 +138,10 @@ def lowered_text(function: Any, *arguments: Any) -> str:
 
 
 def _as_bytes(constant: re.Match[str]) -> str:
-    """Write a constant of booleans as bytes: JAX 0.11 and later cannot read TensorFlow's eight booleans per byte."""
+    """Write a constant of booleans with one boolean per byte.
+
+    JAX 0.11 and later cannot read boolean constants that TensorFlow packs eight to a byte.
+    """
     name, packed, shape = constant.groups()
     num_values = math.prod(int(size) for size in shape.split("x"))
     values = np.unpackbits(np.frombuffer(bytes.fromhex(packed), np.uint8), count=num_values, bitorder="little")
@@ -150,7 +153,7 @@ def _as_bytes(constant: re.Match[str]) -> str:
 
 @contextmanager
 def shaped(variables: Sequence[tf.Variable]) -> Iterator[None]:
-    """Give variables emptied with `empty` a value while in the context, because lowering reads the value's shape."""
+    """Within the context, give variables emptied with `empty` a value, because lowering reads the value's shape."""
     emptied = [
         variable
         for variable in variables

@@ -105,7 +105,7 @@ class Runtime(ABC):
 
     @contextmanager
     def on_host(self, variables: Sequence[Any]) -> Iterator[None]:
-        """Give TensorFlow's variables the values on the devices, while in the context, for code that reads them."""
+        """Within the context, copy the values from the devices to TensorFlow's variables, for code that reads them."""
         del variables
         yield
 

@@ -76,7 +76,10 @@ def local_devices() -> tuple[str, ...]:
 
 @functools.cache
 def mirrored_strategy(device_names: tuple[str, ...]) -> tf.distribute.MirroredStrategy:
-    """Return the process's only strategy over these devices: a second strategy would clash with its collectives."""
+    """Return the process's only strategy for these devices.
+
+    The collectives of a second strategy would clash with those of the first.
+    """
     return tf.distribute.MirroredStrategy(list(device_names))
 
 

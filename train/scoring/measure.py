@@ -113,7 +113,10 @@ class Measurer:
         return measured
 
     def measure_random_networks(self, num_networks: int) -> list[RandomNetwork]:
-        """Measure networks like the untrained model, each on a random choice of the units and pairs."""
+        """Measure randomly initialized networks of the model's architecture.
+
+        Each network is asked about a random sample of the units and pairs.
+        """
         questions, material = self._questions, self._material
         networks = []
         with transformers_folder(next(iter(questions.models.values()))) as folder:
@@ -169,7 +172,7 @@ class Measurer:
 
 
 def measure_with(questions: Questions, material: Material, answer: Callable[[Sequence[Query]], Answers]) -> Measured:
-    """Measure a model, or a control, by its function `answer`.
+    """Measure a model, or a control, with its function `answer`.
 
     Text that the tokenizer cannot represent costs the nats of spelling it out, and does not count as a guessed word.
     """

@@ -1,7 +1,7 @@
 """Queries about units of a text and minimal pairs: rows with masked tokens, and the tokens that were masked.
 
 A text is scored by pseudo-log-likelihood (Salazar et al. 2020): each of its tokens is masked alone, and the logarithms
-of their probabilities are added. If a word has several tokens, the other ones give the masked one away. The variant
+of their probabilities are added. If a word has several tokens, the other tokens give the masked one away. The variant
 "within-word left to right" (Kauf and Ivanova 2023) therefore also masks the tokens that follow in the word.
 """
 
@@ -133,7 +133,12 @@ def _renumbered(queries: Sequence[Query], items: NDArray[np.int64]) -> list[Quer
 
 
 class Unread(NamedTuple):
-    """The fractions of a text that a tokenizer cannot read: `<unk>` among its tokens, lost bytes among its bytes."""
+    """How much of a text a tokenizer cannot read.
+
+    Attributes:
+        tokens: the fraction of the text's tokens that are `<unk>`.
+        bytes: the fraction of the text's bytes that are lost.
+    """
 
     tokens: float
     bytes: float

@@ -30,7 +30,7 @@ NUM_QUARTERS = 4
 
 @dataclass(frozen=True)
 class Score:
-    """The score of a model, a mean or a quotient of sums over sampled items; or the mean score of sampled networks.
+    """The score of a model, which is a mean or a ratio of sums over sampled items, or the mean score of networks.
 
     Attributes:
         value: the score.
@@ -134,7 +134,7 @@ def fraction_of(values: Values) -> Score:
 
 
 def quotient_of(numerators: Values, denominators: Values) -> Score:
-    """Return sum divided by sum, as a score; the errors are those of its linear approximation (Cochran 1977, 2.11)."""
+    """Return a ratio of sums as a score; the errors are those of its linear approximation (Cochran 1977, 2.11)."""
     value = float(numerators.sum() / denominators.sum())
     errors = (numerators - value * denominators) / denominators.mean()
     return Score(value, _standard_error(errors, is_fraction=False), errors, len(errors), is_fraction=False)
@@ -257,7 +257,7 @@ def _compare(
 ) -> Comparison:
     """Compare two scores item by item, so that errors that they share cancel.
 
-    If one of them does not differ from random networks, its difference from the other may be the luck of its initial
+    If one of them does not differ from random networks, its difference from the other may be due to lucky initial
     weights. The spread of random networks is then added to the error.
     """
     score, baseline_score = model[0].scores[measure], baseline[0].scores[measure]

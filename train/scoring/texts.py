@@ -183,7 +183,10 @@ def draw_units(
 
 
 def _ends_of_words(document: str, words: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the end of each word but the last, including the signs after it up to a space: int64 (words - 1,)."""
+    """Return the end of each word except the last: int64 (words - 1,).
+
+    The end includes any punctuation or symbols between the word and the next space.
+    """
     spaces = np.array([match.start() for match in re.finditer(r"\s", document)] + [len(document)])
     next_space = spaces[np.searchsorted(spaces, words[:-1, 1])]
     return np.where(next_space < words[1:, 0], next_space, words[:-1, 1])

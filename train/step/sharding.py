@@ -119,7 +119,7 @@ class Sharding:
 
 
 def placed(part: tf.Tensor, axis: int = 0) -> tf.Tensor:
-    """Return this replica's part at its place in a tensor for the parts of all replicas along `axis`, 0 elsewhere.
+    """Return a tensor with room for every replica's part along `axis`: this replica's part in its position, else 0.
 
     Summed over the replicas, these tensors are the concatenation of all parts. Every kind of device can sum over
     replicas, but not every kind can concatenate.

@@ -292,7 +292,7 @@ class PretrainingModel(tf_keras.Model):
 
     @property
     def _sum_names(self) -> list[str]:
-        """The names of the task's sums that its means need."""
+        """The names of the sums from which the task's means are computed."""
         return sorted({name for mean in self.task.means for name in (mean.total, mean.weight)})
 
 

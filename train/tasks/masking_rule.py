@@ -15,8 +15,8 @@ from train.data.shards import TrainingInputs
 # A batch has slots for this number of standard deviations above the mean number of masked tokens. About one batch in a
 # hundred million has more masked tokens.
 SLOT_DEVIATIONS = 6
-# Additional slots for this number of units (minus one token each), because a batch has few long units, and their number
-# varies more than a normal distribution.
+# A batch also has slots for this number of additional units (minus one token each), because long units are rare in a
+# batch, and their number varies more than a normal distribution predicts.
 SPARE_UNITS = 2
 # Longer words and spans are divided, so that the number of masked tokens varies little in any text.
 MAX_WORD_TOKENS = 8

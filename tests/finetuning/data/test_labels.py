@@ -74,8 +74,8 @@ def test_what_are_no_labels(train, values, message, settings):
 @pytest.mark.parametrize(
     ("values", "message", "settings", "expected"),
     [
-        (["a,b", "b"], "may be several labels. Use --problem-type multi_label", MULTI, [[1, 1], [0, 1]]),
-        (["a,b", "b"], "may be several labels", SINGLE, [0, 1]),
+        (["a,b", "b"], "may each contain several labels. Use --problem-type multi_label", MULTI, [[1, 1], [0, 1]]),
+        (["a,b", "b"], "may each contain several labels", SINGLE, [0, 1]),
         (["a;b", "b;c"], "--label-separator ';'", {**MULTI, "label_separator": ";"}, [[1, 1, 0], [0, 1, 1]]),
         (["['a']", "b"], "are lists written as text", SINGLE, [0, 1]),
         ([[0, 1, 0], [1, 0, 0]], "Use --label-lists vectors", {"label_lists": "vectors"}, [[0, 1, 0], [1, 0, 0]]),

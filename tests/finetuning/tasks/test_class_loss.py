@@ -58,7 +58,9 @@ def test_flags_say_which_loss():
     assert describe_loss(None, NAMES) == describe_loss(ClassLoss((1.0, 1.0), 0.1), NAMES) == {}
     with pytest.raises(InputError, match="--class-weights must be balanced or 3 numbers, for a, b, c; received 1 2"):
         class_loss(ClassOptimization(class_weights=["1", "2"]), NAMES, labels)
-    with pytest.raises(InputError, match=r"--class-weights needs labels of each class .* received none of c"):
+    with pytest.raises(
+        InputError, match=r"--class-weights needs training examples of every class, .* received none of c"
+    ):
         class_loss(ClassOptimization(class_weights=["balanced"]), NAMES, labels)
 
 

@@ -70,7 +70,7 @@ def test_buckets(cloud, monkeypatch):
     assert [line.split()[:2] for line in lines] == [["ok", "bucket"], ["ok", "bucket"]]
     assert not cloud.objects()
     near, far = (bucket_config("--tpu-zone", zone) for zone in ("us-central1-b", "europe-west4-a"))
-    assert str(found(doctor.check_buckets, near)[-1]).endswith("is in us-central1, the TPU in us-central1")
+    assert str(found(doctor.check_buckets, near)[-1]).endswith("is in us-central1, and the TPU is in us-central1")
     last = found(doctor.check_buckets, far)[-1]
     assert last.status == "warning"
     assert "reading is slow, and traffic is billed" in last.text
@@ -127,7 +127,7 @@ def test_without_its_tpu_here_the_rest_of_a_run_is_checked(shards, tmp_path, mon
         lines = [line.split(maxsplit=2) for line in outcome.out.splitlines() if line]
         assert [status for status, subject, _ in lines if subject in ("run", "disk")] == statuses
         assert [text for status, subject, text in lines if (status, subject) == ("error", "TPU")]
-    assert "the 16 rows that 4 replicas take at once" in outcome.out
+    assert "the 16 rows that 4 replicas process at once" in outcome.out
 
 
 @pytest.mark.slow

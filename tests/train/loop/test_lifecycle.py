@@ -63,7 +63,7 @@ def test_words_to_save_at_are_checked_for_the_replicas_of_the_tpu_before_it_is_c
 
 @pytest.mark.usefixtures("eight_replicas")
 def test_a_batch_that_does_not_suit_the_tpu_is_refused_before_it_is_claimed(shards, tmp_path, monkeypatch):
-    refusal = "--global-batch-size must be a multiple of the 32 rows that 8 replicas take at once .* received 16"
+    refusal = "--global-batch-size must be a multiple of the 32 rows that 8 replicas process at once .* received 16"
     with pytest.raises(InputError, match=refusal):
         prepared(shards, tmp_path / "run", "--global-batch-size", "16")
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5e-4")

@@ -6,8 +6,8 @@ no estimates for copies that run in parallel with computation, for lookups and s
 communication between replicas. Branches marked as rarely taken are not counted.
 
 The bytes that replicas send each other are counted in the StableHLO that the compiler reads. Their time is estimated as
-bytes divided by the bandwidth of a chip's links. That is a lower bound without latency; how much of it overlaps with
-computation is unknown.
+bytes divided by the bandwidth of a chip's links. This is a lower bound that ignores latency; how much of the time
+overlaps with computation is unknown.
 """
 
 import math
