@@ -31,18 +31,13 @@ KNOWN_CHOICES = "Default: detected from the columns of SWAG, RACE or COPA."
 # Settings of pretraining in the records of fine-tuning runs. Their fingerprints have all of these but `grow`.
 RECORDED: dict[str, dict[str, Any]] = {
     "model": {
-        "preset": "",
-        "pretrained_model_config": None,
-        "grow": False,
-        "objective": "mlm",
-        "position_init": "random",
-        "block_attention": False,
-        "pad_vocab_to_multiple_of": 1,
+        "preset": "", "pretrained_model_config": None, "grow": False, "objective": "mlm", "position_init": "random",
+        "block_attention": False, "pad_vocab_to_multiple_of": 1,
     },
     "hardware": {"steps_per_execution": None},
     "run": {"phases": None},
     "hub": {"hub_example": MASK},
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

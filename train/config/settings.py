@@ -285,9 +285,10 @@ class RunSettings:
 
         Settings that were added later and have their defaults are left out, so that adding one changes no run.
         """
-        kind = type(self)
-        settings, added = self.without(MAY_CHANGE), settings_marked(ADDED, kind)
-        return {name: value for name, value in settings.items() if name not in added or value != default_of(name, kind)}
+        kinds, added = self.subjects().items(), settings_marked(ADDED, type(self))
+        defaults = {f"{subject}.{setting.name}": setting.default for subject, kind in kinds for setting in fields(kind)}
+        settings = self.without(MAY_CHANGE).items()
+        return {name: value for name, value in settings if name not in added or value != defaults[name]}
 
 
 @dataclass(frozen=True)
@@ -307,12 +308,6 @@ class TrainingConfig(RunSettings):
 
 
 SUBJECTS = tuple(TrainingConfig.subjects().values())
-
-
-def default_of(name: str, config_class: type[RunSettings] = TrainingConfig) -> Any:
-    """Return the default of a setting, named `subject.name`."""
-    subject, _, field_name = name.partition(".")
-    return next(setting.default for setting in fields(config_class.subjects()[subject]) if setting.name == field_name)
 
 
 def settings_marked(mark: Mark, config_class: type[RunSettings] = TrainingConfig) -> set[str]:
