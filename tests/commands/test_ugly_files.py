@@ -1,4 +1,7 @@
-"""Every command with files as ugly as people's: it reads them, or refuses them in one line that names them."""
+"""Every command with files as ugly as people's: it reads them, or refuses them in one line that names them.
+
+These are a sample; `tests/campaign/test_ugly_files.py` has all of them.
+"""
 
 import random
 
@@ -10,7 +13,7 @@ from tests.fixtures.ugly_folders import damages_of
 pytestmark = pytest.mark.usefixtures("eagerly")
 
 # Drawn for each command line.
-NUM_FILES, NUM_DAMAGES = 5, 2
+NUM_FILES, NUM_DAMAGES = 3, 1
 
 
 def ids(commands: tuple[tuple[str, str], ...]) -> list[str]:

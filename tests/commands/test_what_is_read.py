@@ -1,4 +1,4 @@
-"""Of ugly files that commands accept they read what other programs read: texts, rows and labels."""
+"""Of ugly files that are accepted as a corpus the documents are those that other programs read."""
 
 import gzip
 import io
@@ -9,32 +9,16 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from mlm_common.tokenizer import SPECIAL_TOKENS, save_tokenizer
-from tests.fixtures.fuzzed_commands import Places, end_of, fed
-from tests.fixtures.tiny_corpus import wrapped
+from mlm_common.corpus.config import CorpusConfig
+from mlm_common.corpus.corpus import open_corpus
+from mlm_common.errors import InputError
+from tests.fixtures.fuzzed_commands import fed
 from tests.fixtures.ugly_files import LINES
-from tfrecord_prep.manifest import open_shards
-from tfrecord_prep.records import decode_feature, read_records
 
-# Tokens in texts; a column that is there twice, of which the first is read.
-READ_OTHERWISE = ("special_tokens.txt", "duplicate_names.parquet")
+READ_OTHERWISE = ("duplicate_names.parquet",)  # the first of the two columns is read
 # The same table by another separator, in another encoding.
 DIALECTS = ("semicolons.csv", "separator_named.csv", "decimal_commas.csv", "tabs.csv", "utf16.csv", "excel_unicode.csv")
-MAX_BYTES = 20_000  # longer documents are cut
-
-
-@pytest.fixture(scope="module")
-def bytes_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer with a token for each byte, which give back any text."""
-    folder = tmp_path_factory.mktemp("bytes")
-    tokens = [*SPECIAL_TOKENS.values(), *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    backend = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    save_tokenizer(wrapped(backend), str(folder))
-    return folder
 
 
 def content_of(path: Path) -> bytes:
@@ -75,45 +59,24 @@ READERS: dict[str, Callable[[Path], list[str]]] = {
 }
 
 
-def documents_of(folder: Path, tokenizer: Path) -> list[str]:
-    """Decode the documents of shards whose rows hold whole ones."""
-    from transformers import PreTrainedTokenizerFast
-
-    loaded, documents = PreTrainedTokenizerFast.from_pretrained(tokenizer), []
-    for path in open_shards(str(folder)).paths:
-        for record in read_records(Path(path).read_bytes()):
-            ids = decode_feature(record, "input_ids")[decode_feature(record, "attention_mask") == 1].tolist()
-            assert ids[0] == loaded.cls_token_id
-            text = loaded.decode(ids, clean_up_tokenization_spaces=False)
-            documents += text.removeprefix("[CLS]").removesuffix("[SEP]").replace("[SEP][CLS]", "[SEP]").split("[SEP]")
-    return documents
+def documents_of(path: Path) -> list[str] | None:
+    """Read the documents of a file as stages 1 and 2 do; None if it is refused."""
+    try:
+        return list(open_corpus(CorpusConfig(data_files=[str(path)], sample_by="line")).documents("train"))
+    except InputError:
+        return None
 
 
 @pytest.mark.parametrize("ending", READERS)
-def test_a_corpus_is_read_as_other_programs_read_it(ending, places: Places, bytes_tokenizer, tmp_path):
+def test_a_corpus_is_read_as_other_programs_read_it(ending, ugly):
     num_read, wrong = 0, {}
-    for number, (name, path) in enumerate(fed(places.ugly, f"*{ending} *{ending}.gz").items()):
-        if not path.is_file() or path.stat().st_size > MAX_BYTES or name in READ_OTHERWISE:
-            continue
-        output = tmp_path / f"output-{number}"
-        words = ["tfrecord_prep.prepare_tfrecord_shards", "--tokenizer-name-or-path", bytes_tokenizer]
-        words += [
-            "--data-files",
-            path,
-            "--sample-by",
-            "line",
-            "--chunking",
-            "documents",
-            "--max-length",
-            "4096",
-            "--num-workers",
-            "1",
-        ]
-        if end_of([*map(str, words), "--output-dir", str(output)], path.parent).status:
+    for name, path in fed(ugly, f"*{ending} *{ending}.gz").items():
+        if not path.is_file() or name in READ_OTHERWISE or (documents := documents_of(path)) is None:
             continue
         num_read += 1
-        read = [text.strip() for text in documents_of(output / "train", bytes_tokenizer)]
-        expected = [text.strip() for text in READERS[ending](path) if text.strip()]
+        read, expected = (
+            [text.strip() for text in texts if text.strip()] for texts in (documents, READERS[ending](path))
+        )
         if read != expected:
             wrong[name] = (len(read), len(expected), sorted(set(read) ^ set(expected))[:2])
     assert wrong == {}

@@ -117,7 +117,7 @@ FORMS = {
 }
 
 
-QUICK = ("rows.tsv", "rows.parquet", "squad.json.gz", "beir", "beir without header")
+QUICK = ("squad.json.gz", "beir")
 
 
 @pytest.mark.parametrize("form", [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in FORMS])

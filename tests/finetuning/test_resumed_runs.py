@@ -1,23 +1,21 @@
-"""Runs of all fine-tuning commands end with the same bytes, also if they were stopped or killed in between."""
+"""Runs of fine-tuning commands end with the same bytes, also if they were stopped or killed in between."""
 
 import json
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from finetuning import run_classification, run_qa, run_task
+from finetuning import run_classification, run_qa
 from finetuning.data import buckets
-from tests.fixtures import tiny_choices, tiny_classification
-from tests.fixtures.finetuned_runs import qa_flags, rating_flags
+from tests.fixtures import tiny_classification
+from tests.fixtures.finetuned_runs import qa_flags
 from tests.fixtures.killable_runs import KillableRuns
 from tests.fixtures.same_run import assert_same_run
 from tests.fixtures.tiny_run import forget_checkpoint
 from tests.fixtures.tiny_texts import embedding_flags, write_rows
 
-EMBEDDING = ("--query-prompt", "name: ", "--embedding-dim", "12")
 RESULTS = ("*results*.json", "*predict*")
 
 
@@ -28,19 +26,14 @@ def assert_same_results(run: Path, expected: Path) -> None:
     assert {name: (run / name).read_bytes() for name in written} == written
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
-@pytest.mark.parametrize("name", ["rated", pytest.param("answered", marks=pytest.mark.slow)])
-def test_it_resumes_bit_for_bit(name, tiny_start, tmp_path, request):
-    """From a checkpoint in the middle of a pass, with dropout; the other commands are killed below."""
-    whole = request.getfixturevalue(name)
-    shutil.copytree(whole, tmp_path / "again")
-    forget_checkpoint(tmp_path / "again" / "run", 20 if name == "rated" else 10)
-    if name == "rated":
-        status = run_task.main([*rating_flags(tiny_start / "start", tmp_path / "again"), "--resume", "must"])
-    else:
-        status = run_qa.main([*qa_flags(tmp_path / "again", start=whole), "--resume", "must"])
-    assert status == 0
-    assert_same_results(tmp_path / "again" / "run", whole / "run")
+def test_it_resumes_bit_for_bit(answered, tmp_path):
+    """From a checkpoint in the middle of a pass, with dropout; other commands are killed below."""
+    shutil.copytree(answered, tmp_path / "again")
+    forget_checkpoint(tmp_path / "again" / "run", 10)
+    assert run_qa.main([*qa_flags(tmp_path / "again", start=answered), "--resume", "must"]) == 0
+    assert_same_results(tmp_path / "again" / "run", answered / "run")
 
 
 def without_lengths(flags: list[str]) -> list[str]:
@@ -53,8 +46,7 @@ def without_lengths(flags: list[str]) -> list[str]:
 @pytest.mark.usefixtures("one_device", "eagerly")
 def test_it_keeps_its_lengths(tiny_start, tmp_path, monkeypatch, capsys):
     """Those fitted to its rows are settings of the run: by another rule it is another run, or has them given."""
-    more = ("--max-steps", "3", "--save-steps", "2")
-    flags = without_lengths(tiny_classification.flags(tiny_start, tmp_path / "run", *more))
+    flags = without_lengths(tiny_classification.flags(tiny_start, tmp_path / "run", "--max-steps", "1"))
     with monkeypatch.context() as patch:
         patch.setattr(buckets, "TOKENS_OF_PROGRAM", 64)
         assert run_classification.main(flags) == 0
@@ -62,45 +54,23 @@ def test_it_keeps_its_lengths(tiny_start, tmp_path, monkeypatch, capsys):
         lengths = record["settings"]["data"]["length_buckets"]
         assert len(lengths) > 2
     capsys.readouterr()
-    assert run_classification.main(flags) == 2
+    assert run_classification.main([*flags, "--dry-run"]) == 2
     assert "a different run (--length-buckets: [8, 16, 24, 30] there, [24, 30] now)" in capsys.readouterr().err
-    forget_checkpoint(tmp_path / "run", 3)
-    assert run_classification.main([*flags, "--resume", "must", "--length-buckets", *map(str, lengths)]) == 0
-
-
-# {command: (its flags, the phase in which it is killed, and at which of its reports)}
-MORE = ("--per-replica-batch-size", "2", "--gradient-accumulation-steps", "2")
-LOSS = ("--class-weights", "balanced", "--layer-lr-decay", "0.9")
-SHORT = ("--length-buckets", "30", "--max-steps", "8")
-KILLED: dict[str, tuple[Callable[[Path, Path], list[str]], str, int]] = {
-    "run_classification": (
-        lambda start, to: without_lengths(
-            tiny_classification.flags(start, to / "run", *MORE, *LOSS, "--num-epochs", "2", "--do-predict")
-        ),
-        "evaluate",
-        2,
-    ),
-    "run_multiple_choice": (
-        lambda start, to: tiny_choices.flags(start / "start", to, *MORE, "--num-epochs", "2"),
-        "evaluate",
-        2,
-    ),
-    "run_embedding": (
-        lambda start, to: embedding_flags(start / "start", write_rows(to), *MORE, *SHORT, *EMBEDDING),
-        "save",
-        3,
-    ),
-}
+    assert run_classification.main([*flags, "--dry-run", "--length-buckets", *map(str, lengths)]) == 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", KILLED)
-def test_killed_equals_unkilled(command, tiny_start, tmp_path):
+def test_killed_equals_unkilled(tiny_start, tmp_path):
     """On two devices, in micro-batches."""
-    flags, phase, num_reports = KILLED[command]
-    with KillableRuns(command=f"finetuning.{command}") as runs:
-        assert runs.run(flags(tiny_start, tmp_path / "whole")) == 0
-        killed = [*flags(tiny_start, tmp_path / "killed"), "--save-minutes", "0.001"]
-        assert runs.run_and_signal(killed, phase, num_reports, signal.SIGKILL, 0.001) == -signal.SIGKILL
+    more = ("--per-replica-batch-size", "2", "--gradient-accumulation-steps", "2", "--max-steps", "8")
+
+    def flags(name: str) -> list[str]:
+        folder = write_rows(tmp_path / name)
+        return embedding_flags(tiny_start / "start", folder, *more, "--query-prompt", "name: ", "--embedding-dim", "12")
+
+    with KillableRuns(command="finetuning.run_embedding") as runs:
+        assert runs.run(flags("whole")) == 0
+        killed = [*flags("killed"), "--save-minutes", "0.001"]
+        assert runs.run_and_signal(killed, "save", 3, signal.SIGKILL, 0.001) == -signal.SIGKILL
         assert runs.run(killed) == 0
     assert_same_results(tmp_path / "killed" / "run", tmp_path / "whole" / "run")

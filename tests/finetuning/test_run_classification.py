@@ -147,6 +147,7 @@ def test_the_plan_says_what_was_read(tiny_start, tmp_path, run):
     assert printed["its label"] in LABELS
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_device", "eagerly")
 def test_muon_moves_matrices_of_lower_layers_by_less(tiny_start, tmp_path, run):
     """With `--layer-lr-decay` a step moves those of the last layer by that factor, and those of the head by 1."""

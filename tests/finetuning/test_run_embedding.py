@@ -68,8 +68,8 @@ def test_other_rows(kind, tiny_start, tmp_path):
     lines = [f"the name {index % 7}\tthe file {index % 5}\t{index % 6}\n" for index in range(24)]
     (tmp_path / "validation.tsv").write_text("one\tother\tscore\n" + "".join(lines), encoding="utf-8")
     (tmp_path / "train.txt").write_text("".join(line.replace("\t", " ") for line in lines) + "\n\n", encoding="utf-8")
-    flags = embedding_flags(tiny_start / "start", tmp_path, "--max-steps", "3", "--score-column-name", "score")
-    flags += ["--length-buckets", "8", "16", "30"]
+    flags = embedding_flags(tiny_start / "start", tmp_path, "--max-steps", "2", "--score-column-name", "score")
+    flags += ["--length-buckets", "8", "16", "30", "--no-baselines"]
     train = ["--train-file", str(tmp_path / ("train.txt" if kind == "single texts" else "validation.tsv"))]
     flags += ["--validation-file", str(tmp_path / "validation.tsv"), *train]
     assert main([*flags, *(["--unsupervised"] if kind == "single texts" else [])]) == 0
@@ -89,7 +89,7 @@ def test_a_model_may_be_token_embeddings_without_layers(tmp_path):
     config.pop("layer_types", None)
     (start / "config.json").write_text(json.dumps(config), encoding="utf-8")
     write_rows(tmp_path)
-    assert main([*embedding_flags(start, tmp_path), "--max-steps", "2"]) == 0
+    assert main([*embedding_flags(start, tmp_path), "--max-steps", "2", "--no-baselines"]) == 0
     assert read_json(tmp_path / "run" / "export" / "config.json")["num_hidden_layers"] == 0
 
 

@@ -81,7 +81,7 @@ def test_several_classes(tiny_start, tmp_path, run):
     assert_scores(tmp_path / "run", "predict", expected | {"accuracy": metrics.accuracy_score(*pair), "samples": 40})
 
 
-@pytest.mark.parametrize("kinds", [("",), ("-A", "-B", "-NEW")])
+@pytest.mark.parametrize("kinds", [pytest.param(("",), marks=pytest.mark.slow), ("-A", "-B", "-NEW")])
 def test_tags(tiny_start, tmp_path, run, kinds):
     """Also of entities of one kind, which they do not name, and of sentences without words."""
     tags: dict[str, list[list[str]]] = {}
@@ -109,6 +109,7 @@ def test_tags(tiny_start, tmp_path, run, kinds):
     assert results(tmp_path / "run")["train_samples"] == 19
 
 
+@pytest.mark.slow
 def test_choices(tiny_start, tmp_path, run):
     labels = {}
     for part in CLASSES:

@@ -28,6 +28,7 @@ def test_whitened_vectors_are_uncorrelated():
     np.testing.assert_allclose(np.sqrt(np.diag(covariance)), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_device", "eagerly")
 def test_training_starts_from_the_whitened_vectors(tiny_start, tmp_path, run):
     texts = [row["passage"] for row in rows_of("train")]

@@ -301,7 +301,7 @@ def test_each_word_of_a_text_begins_once(byte_fallback, split_digits):
     characters = st.one_of(st.sampled_from("abcdé12 \n\u3000▁的中<>ﬁx"), st.characters(exclude_categories=["Cs"]))
 
     @given(st.text(characters))
-    @settings(max_examples=150)
+    @settings(max_examples=80)
     def check(text: str) -> None:
         normalized = backend.normalizer.normalize_str(text)
         words = [word for word in normalized.split(" ") if word]

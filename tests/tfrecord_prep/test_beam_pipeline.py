@@ -57,6 +57,7 @@ def test_two_processes_write_the_bytes_of_the_local_run(tmp_path):
     assert read_manifest(str(tmp_path / "beam" / "train")).bad_rows.num_rows == 1
 
 
+@pytest.mark.slow
 @needs_beam
 def test_cloud_storage_in_and_out(source, tmp_path, cloud):
     cloud.put("docs.jsonl", (source / "docs.jsonl").read_bytes())

@@ -50,7 +50,7 @@ def test_all_kinds_but_one_are_tokenized_by_word():
 
 
 @pytest.mark.parametrize("name", KINDS)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(documents=st.lists(texts_strategy, max_size=4))
 def test_ids_are_those_of_the_tokenizer(name, documents):
     assert documents_of(name, documents) == expected_of(name, documents)

@@ -142,7 +142,7 @@ def test_warning_of_splits_that_the_tokenizer_has_seen(tmp_path, caplog):
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=20)
 def test_a_damaged_record_of_the_tokenizer_is_one_line(source, tmp_path_factory, run, data):
     folder = tmp_path_factory.mktemp("damaged")
     shutil.copytree(source / "tokenizer", folder / "tokenizer")

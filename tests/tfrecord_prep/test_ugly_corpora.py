@@ -100,7 +100,7 @@ def tokenizer(tmp_path_factory) -> Path:
 
 
 @given(found=st.lists(files(), min_size=1, max_size=5))
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_documents_are_those_of_an_independent_reader_or_there_is_one_line(found, tokenizer, tmp_path_factory, run):
     top = tmp_path_factory.mktemp("ugly")
     for number, (name, content, _, _) in enumerate(found):

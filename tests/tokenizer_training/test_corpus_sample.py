@@ -229,7 +229,7 @@ def test_counts_are_those_of_the_normalized_text(config):
     cut, pre_tokenizer = segment_cutter(config.split_digits), make_pre_tokenizer(config)
 
     @given(st.lists(MIXED, max_size=4), st.lists(MIXED, max_size=4))
-    @settings(max_examples=300)
+    @settings(max_examples=100)
     def check(first: list[str], second: list[str]) -> None:
         words = words_of(first + second, config)
         segments = [cut(WORD_MARK + word) for word in words]

@@ -82,7 +82,7 @@ def test_idempotent_and_word_by_word(config):
     normalize = make_normalizer(config).normalize_str
 
     @given(TEXTS)
-    @settings(max_examples=150)
+    @settings(max_examples=80)
     def check(text: str) -> None:
         once = normalize(text)
         assert normalize(once) == once

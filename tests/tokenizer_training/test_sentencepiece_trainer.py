@@ -148,7 +148,7 @@ def seeds(segments: dict[str, int], max_pieces: int = 10**6) -> list[tuple[str, 
 
 
 @given(SEGMENTS_STRATEGY)
-@settings(max_examples=400)
+@settings(max_examples=150)
 def test_pieces_and_counts_are_those_of_a_count_one_by_one(segments):
     found = seeds(segments)
     assert len(dict(found)) == len(found), "a piece comes twice"

@@ -97,7 +97,7 @@ def test_mask_stands_for_a_word(tokenizer):
         )
     )
 )
-@settings(max_examples=400)
+@settings(max_examples=150)
 def test_decoding_gives_the_normalized_text_back(plain_text, parts):
     text = "".join(parts)
     ids = plain_text.encode(text, add_special_tokens=False).ids
@@ -291,7 +291,7 @@ def test_what_cannot_be_pushed_is_refused_before_training(corpus_file, tmp_path,
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=20)
 def test_a_damaged_record_is_one_line_or_the_same_record(trained_folder, corpus_file, tmp_path_factory, run, data):
     record = json.loads((trained_folder / "training.json").read_text(encoding="utf-8"))
     folder = tmp_path_factory.mktemp("damaged") / "tokenizer"

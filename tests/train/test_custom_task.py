@@ -1,8 +1,7 @@
-"""Custom tasks of pretraining: the two of recipes/ from shards to export, resumed, and what is refused."""
+"""Custom tasks of pretraining: the two of recipes/ from shards to export, and what is refused."""
 
 import json
 import shutil
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +11,10 @@ from safetensors.numpy import load_file
 from recipes.document_label import LABEL
 from recipes.document_label import main as label_documents
 from tests.fixtures.finetuned_runs import run_on_one_device
-from tests.fixtures.killable_runs import KillableRuns
 from tests.fixtures.made_once import made_once
 from tests.fixtures.read_in_pytorch import read_in_pytorch, write_expected
 from tests.fixtures.results import read_json
-from tests.fixtures.same_run import assert_same_run, timeless_lines
-from tests.fixtures.tiny_phases import PHASES, phases_flags
+from tests.fixtures.same_run import timeless_lines
 from tests.fixtures.tiny_run import MODEL, run_flags
 from tfrecord_prep.records import decode_feature, read_records
 from train.checks.machine import check_run
@@ -37,8 +34,8 @@ ELECTRA = (
 LABELS = ("--task", f"{RECIPES}/document_label.py:DocumentLabel")
 
 
-def electra_flags(folder: Path, max_length: int = 16) -> tuple[str, ...]:
-    config = {"model_type": "electra", "embedding_size": 16, "max_position_embeddings": max_length}
+def electra_flags(folder: Path) -> tuple[str, ...]:
+    config = {"model_type": "electra", "embedding_size": 16, "max_position_embeddings": 16}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return (*ELECTRA, "--pretrained-model-config", str(folder))
 
@@ -191,18 +188,6 @@ def test_pytorch_opens_the_exports(electra, labelled, python, tmp_path):
         missing = result["wrong_keys"].get("missing_keys", [])
         assert all("pooler" in one and result["asked"] == "AutoModel" for one in missing)
         assert result["difference"] < 1e-5
-
-
-@pytest.mark.slow
-def test_killed_in_phases_it_ends_with_the_same_bytes(phase_shards, tmp_path):
-    """In micro-batches, then with longer rows; `tests/train/tasks/test_replaced_tokens.py` has two replicas."""
-    more = electra_flags(tmp_path, max_length=32)
-    flags, whole = (phases_flags(phase_shards, tmp_path / name, PHASES[1:], *more) for name in ("run", "whole"))
-    with KillableRuns(num_devices=1) as runs:
-        assert runs.run(whole) == 0
-        assert runs.run_and_signal(flags, "save", 3, signal.SIGKILL, 0.001) == -signal.SIGKILL
-        assert runs.run(flags) == 0
-    assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def in_a_model(shards, folder, tmp_path):
 
 
 @pytest.mark.usefixtures("eagerly")
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_a_model_with_any_damaged_file_is_used_or_refused_in_one_line(data, finished_run, shards, run, tmp_path):
     model = copied(finished_run / "export", tmp_path / "model")
@@ -66,7 +66,7 @@ def test_a_model_with_any_damaged_file_is_used_or_refused_in_one_line(data, fini
 
 
 @pytest.mark.usefixtures("eagerly")
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_a_run_with_any_damaged_file_is_read_or_refused_in_one_line(data, finished_run, shards, run, tmp_path):
     folder = copied(finished_run, tmp_path / "run")

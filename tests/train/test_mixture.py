@@ -1,16 +1,16 @@
 """A run over several sources: resumed bit for bit, each source evaluated apart, and what the run says of them."""
 
-import signal
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.fixtures.finetuned_runs import run_on_one_device
-from tests.fixtures.killable_runs import KillableRuns
 from tests.fixtures.results import read_json
 from tests.fixtures.same_run import assert_same_run, logged
 from tests.fixtures.tiny_mixture import TEXTS, mixture_flags
+from tests.fixtures.tiny_run import forget_checkpoint
 from tfrecord_prep.manifest import read_manifest
 from train.compare_runs import source_table
 from train.config.settings import parse_training_config
@@ -97,23 +97,19 @@ def test_the_weights_of_a_phase_that_has_begun_stay(mixture_shards, mixture_run,
 
 
 @pytest.mark.slow
-def test_a_killed_run_of_phases_with_other_weights_resumes_bit_for_bit(mixture_shards, tmp_path):
-    """Killed in the second phase, whose weights are others than those of the first."""
+def test_a_run_of_phases_with_other_weights_resumes_bit_for_bit(mixture_shards, tmp_path):
+    """In the second phase, whose weights differ from those of the first."""
     phases = [{"name": "first", "max_steps": 7}, {"name": "second", "max_steps": 6}]
     phases[1]["source_passes"] = ["large=1", "small=5", "back=1"]
-    path = tmp_path / "phases.yaml"
+    path, run, whole = tmp_path / "phases.yaml", tmp_path / "run", tmp_path / "whole"
     path.write_text(yaml.safe_dump([{**one, "learning_rate": 1e-3} for one in phases]), encoding="utf-8")
-
-    def flags(name):
-        given = mixture_flags(mixture_shards, tmp_path / name, "--save-steps", "2")
-        at = given.index("--max-steps")
-        return [*given[:at], *given[at + 2 :], "--phases", str(path)]
-
-    with KillableRuns(num_devices=1) as runs:
-        assert runs.run_and_signal(flags("killed"), "save", 5, signal.SIGKILL, 0.001) == -signal.SIGKILL
-        assert runs.run(flags("killed")) == 0
-        assert runs.run(flags("whole")) == 0
-    assert_same_run(tmp_path / "killed", tmp_path / "whole")
-    record = read_json(tmp_path / "whole" / "run.json")
-    first, second = (phase["train_data"]["sources"] for phase in record["phases"])
+    flags = mixture_flags(mixture_shards, run, "--save-steps", "5", "--phases", str(path))
+    at = flags.index("--max-steps")
+    del flags[at : at + 2]
+    run_on_one_device(main, flags, eagerly=True)
+    shutil.copytree(run, whole)
+    forget_checkpoint(run, 13)
+    run_on_one_device(main, [*flags, "--resume", "must"], eagerly=True)
+    assert_same_run(run, whole)
+    first, second = (phase["train_data"]["sources"] for phase in read_json(whole / "run.json")["phases"])
     assert [one["weight"] for one in first.values()] != [one["weight"] for one in second.values()]

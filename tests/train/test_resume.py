@@ -1,4 +1,7 @@
-"""A run that is killed, asked to stop or blows up, and resumes: against one that was not, bit for bit."""
+"""A run that is asked to stop or diverges, and resumes: against one that was not, bit for bit.
+
+`tests/campaign` kills runs at random moments.
+"""
 
 import os
 import shutil
@@ -54,16 +57,6 @@ def test_the_run_imports_the_files_that_are_counted(whole_run, imported):
     modules = imported.read_text(encoding="utf-8").split("\n")
     files = [name for name in modules if (PROJECT / f"{name.replace('.', '/')}.py").exists()]
     assert {name for name in files if not name.startswith("tests.")} == imported_files(PARTS_OF_A_RUN)
-
-
-@pytest.mark.slow
-def test_killed_while_saving_and_while_evaluating(runs, whole_run, shards, tmp_path):
-    """With checkpoints besides, in the middle of the log's intervals."""
-    flags = run_flags(shards, tmp_path / "run", *FLAGS, "--save-minutes", "0.001")
-    for phase, num_reports in (("save", 3), ("evaluate", 2)):
-        assert runs.run_and_signal(flags, phase, num_reports, signal.SIGKILL, 0.001) == -signal.SIGKILL
-    assert runs.run(flags) == 0
-    assert_same_run(tmp_path / "run", whole_run)
 
 
 @pytest.mark.slow

@@ -127,7 +127,7 @@ def test_fitted_lengths(counts, expected):
     assert fitted_lengths(np.repeat(list(counts), list(counts.values())), 128) == expected
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.integers(1, 47), st.integers(1, 10**5)), min_size=1, max_size=8),
     st.integers(0, 3),

@@ -146,7 +146,7 @@ def vectors_of(texts: list[str]) -> np.ndarray:
     return np.array([np.random.default_rng(zlib.crc32(text.encode())).integers(-1, 2, 3) for text in texts], np.float32)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(contents=ugly_folders())
 def test_a_folder_is_scored_by_beirs_rules_or_refused_in_one_line(contents, tmp_path_factory):
     folder = tmp_path_factory.mktemp("beir")

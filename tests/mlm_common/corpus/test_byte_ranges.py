@@ -40,7 +40,7 @@ def in_ranges(path: Path, max_bytes: int) -> list[str]:
 
 @pytest.mark.usefixtures("small_reads")
 @given(TEXTS, st.booleans(), st.integers(1, 30))
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_lines_of_all_ranges_are_those_of_the_file(tmp_path, text, has_mark, max_bytes):
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbf" * has_mark + text.encode())
@@ -51,7 +51,7 @@ def test_lines_of_all_ranges_are_those_of_the_file(tmp_path, text, has_mark, max
 
 @pytest.mark.usefixtures("small_reads")
 @given(JSON_LINES, st.booleans(), st.integers(1, 60))
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_json_rows_of_all_ranges_are_those_of_the_file(tmp_path, lines, has_mark, max_bytes):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" * has_mark + "".join(row + line_end for row, line_end in lines).encode())

@@ -146,6 +146,7 @@ def test_the_command_on_a_run_that_is_well(shards, cloud_storage, hub_server):
     assert not any(name.startswith("run/") for name in cloud_storage.objects())
 
 
+@pytest.mark.slow
 def test_the_command_without_transformers(tmp_path):
     (tmp_path / "transformers").mkdir()
     (tmp_path / "transformers" / "__init__.py").write_text("", encoding="utf-8")

@@ -38,14 +38,15 @@ def with_gradients(function, *arguments):
     return outputs, *tape.gradient(outputs, arguments, by_output)
 
 
-def compiled(query, key, value, attended, rate, keys=KEYS, **options):
-    @tf.function(jit_compile=True)
-    @tf.autograph.experimental.do_not_convert
-    def compute(*arguments):
-        mask = tf.cast(attended, query.dtype)[:, tf.newaxis]
-        return with_gradients(lambda *args: attend(*args, mask, keys if rate else None, rate, **options), *arguments)
+def attention(query, key, value, attended, rate, keys=KEYS, **options):
+    """Attend, and differentiate, one operation after the other; compiling takes seconds."""
+    mask = tf.cast(attended, query.dtype)[:, tf.newaxis]
+    return with_gradients(lambda *args: attend(*args, mask, keys if rate else None, rate, **options), query, key, value)
 
-    return compute(query, key, value)
+
+def compiled(query, key, value, *rest, **options):
+    compute = tf.autograph.experimental.do_not_convert(lambda *arguments: attention(*arguments, *rest, **options))
+    return tf.function(compute, jit_compile=True)(query, key, value)
 
 
 def draw(head_size, scale=1.0, dtype=tf.float32):
@@ -73,7 +74,7 @@ def test_documents_attend_to_themselves_alone(scale, rate):
 
     arguments = draw(8, scale)
     numbers = tf.constant(is_second, tf.int32)[:, tf.newaxis]
-    outputs = compiled(*arguments, attended, rate, documents=(numbers, numbers))
+    outputs = attention(*arguments, attended, rate, documents=(numbers, numbers))
     assert_all_close(outputs, with_gradients(one_by_one, *arguments), rtol=1e-4, atol=3e-5 * scale)
 
 
@@ -84,7 +85,7 @@ def test_local_attention_with_more_keys_than_queries(scale):
     arguments = (query[..., margin:-margin], key, value)
     near = is_near(LENGTH - 2 * margin, LENGTH, reach).T
     expected = with_gradients(lambda *args: plain_attention(*args, ATTENDED, RATE, near), *arguments)
-    assert_all_close(compiled(*arguments, ATTENDED, RATE, reach=reach), expected, rtol=1e-4, atol=3e-5 * scale)
+    assert_all_close(attention(*arguments, ATTENDED, RATE, reach=reach), expected, rtol=1e-4, atol=3e-5 * scale)
 
 
 def test_in_bfloat16_it_is_near():
@@ -114,9 +115,9 @@ def test_gradients_of_groups_of_rows_are_those_of_all_rows(monkeypatch, fitting_
         numbers = np.arange(LENGTH) >= np.array([5, 4, 0, 0, 12, 16])[:, np.newaxis]
         options = {"documents": (tf.constant(numbers, tf.int32)[:, tf.newaxis],) * 2}
     options = {**options, "keys": row_keys((5, 7), batch)}
-    expected = compiled(*arguments, attended, RATE, **options)
+    expected = attention(*arguments, attended, RATE, **options)
     monkeypatch.setattr(tpu_attention, "GROUP_BYTES", fitting_rows * 4 * HEADS * LENGTH**2)
-    outputs = compiled(*arguments, attended, RATE, **options)
+    outputs = attention(*arguments, attended, RATE, **options)
     for output, value in zip(outputs, expected, strict=True):
         assert output.dtype == dtype
         value = tf.cast(value, tf.float32)
@@ -137,14 +138,14 @@ def test_rows_of_padding_alone_give_0_and_padding_takes_no_part():
     query, key, value = draw(8)
     attended = ATTENDED.copy()
     attended[1] = False
-    outputs = compiled(query, key, value, attended, 0.0)
+    outputs = attention(query, key, value, attended, 0.0)
     assert all(np.isfinite(output).all() for output in outputs)
     np.testing.assert_array_equal(outputs[0][1], 0)
     padding = ~attended[:, np.newaxis, np.newaxis]
     for gradient in outputs[2:]:
         assert not np.any(gradient * padding)
     # Scores at padding that would overflow.
-    changed = compiled(query, tf.where(padding, 1e4, key), tf.where(padding, 1e4, value), attended, 0.0)
+    changed = attention(query, tf.where(padding, 1e4, key), tf.where(padding, 1e4, value), attended, 0.0)
     assert_all_equal(changed, outputs)
 
 
@@ -188,7 +189,7 @@ def test_blocks_of_long_rows_give_what_plain_attention_gives(monkeypatch, length
     near = documents[0][:, :, :, np.newaxis] == documents[1][:, :, np.newaxis]
     expected = with_gradients(lambda *args: plain_attention(*args, attended, 0.0, near), *arguments)
     make_long(monkeypatch)
-    found = compiled(*arguments, attended, 0.0, documents=first_tokens and documents)
+    found = attention(*arguments, attended, 0.0, documents=first_tokens and documents)
     assert_all_close(found, expected, rtol=1e-4, atol=3e-5 * scale)
 
 
@@ -226,7 +227,7 @@ def test_long_local_rows_are_attended_as_short_ones(monkeypatch):
     arguments = draw_long(100)
     attended = np.full((BATCH, 100), True)
     expected = with_gradients(lambda *args: plain_attention(*args, attended, 0.0, is_near(100, 100, 20).T), *arguments)
-    assert_all_close(compiled(*arguments, attended, 0.0, reach=20), expected, rtol=1e-4, atol=3e-5)
+    assert_all_close(attention(*arguments, attended, 0.0, reach=20), expected, rtol=1e-4, atol=3e-5)
 
 
 def test_what_counts_in_a_safe_sum_is_no_denormal():

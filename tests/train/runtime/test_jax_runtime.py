@@ -88,10 +88,18 @@ def num_compiled():
     return count
 
 
-def test_eight_replicas_make_the_steps_of_one():
-    one, eight = jax_model(1), jax_model(8)
-    assert train(eight) == pytest.approx(train(one), rel=1e-5)
-    assert_same_arrays(without_means(eight), without_means(one), atol=2e-5)
+@pytest.fixture(scope="module")
+def trained_on_one():
+    """A model after three steps on one device, its figures and values then."""
+    model = jax_model(1)
+    return model, train(model), without_means(model)
+
+
+def test_eight_replicas_make_the_steps_of_one(trained_on_one):
+    _, figures, values = trained_on_one
+    eight = jax_model(8)
+    assert train(eight) == pytest.approx(figures, rel=1e-5)
+    assert_same_arrays(without_means(eight), values, atol=2e-5)
 
 
 def test_long_masks_keep_their_values_in_any_jax():
@@ -123,6 +131,7 @@ def test_twenty_steps_are_those_of_tensorflow(optimizer, shards, tmp_path):
     assert_alike(tmp_path / "run", tmp_path / "expected", 1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_that_resumes_ends_as_if_it_had_not_stopped(jax_run, shards, tmp_path, num_compiled):
     """In another folder; its programs are found in JAX's cache."""
     shutil.copytree(jax_run, tmp_path / "run")
@@ -219,9 +228,8 @@ def test_a_function_may_capture_tensors_and_return_any_structure():
     assert runtime.read([total])[0].tolist() == [5, 6]
 
 
-def test_what_a_checkpoint_holds_is_not_changed_by_the_next_step():
-    model = jax_model(1)
-    train(model)
+def test_what_a_checkpoint_holds_is_not_changed_by_the_next_step(trained_on_one):
+    model, *_ = trained_on_one
     saved = TrainingState(model).read()
     copies = {name: array.copy() for name, array in saved.items()}
     train(model)
@@ -339,6 +347,7 @@ def test_a_step_makes_no_python_call_for_each_variable():
     assert runtime.read(variables[-1:]) == [299 + 3]
 
 
+@pytest.mark.slow
 def test_a_step_in_bfloat16_is_executed():
     set_precision(bfloat16=True, is_compiled=True)
     try:

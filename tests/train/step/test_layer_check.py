@@ -52,7 +52,8 @@ def check_right_layers(model, caplog):
     assert not any(layer.drops_heads for layer in model.network.dropout_layers)
 
 
-@pytest.mark.parametrize("name", ["roberta", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["roberta", *OTHERS])
 def test_right_layers_are_used_and_drop_as_the_reference_layers(name, caplog):
     check_right_layers(built(name), caplog)
 

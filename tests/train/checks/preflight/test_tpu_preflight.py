@@ -80,6 +80,7 @@ def flags(*more, topology="v5e-8"):
 ASSUMED = ("--max-length", "16", "--vocab-size", "100")
 
 
+@pytest.mark.usefixtures("quick_lowering")
 def test_a_step_before_there_are_shards(compiler, run):
     batch = ("--per-replica-batch-size", "4", "--gradient-accumulation-steps", "2")
     status, printed, _ = run(main, *flags(*ASSUMED, *batch, "--max-steps", "1000"))
