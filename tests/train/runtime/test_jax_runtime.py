@@ -18,8 +18,8 @@ from tests.fixtures.arrays import assert_same_arrays
 from tests.fixtures.jax_devices import devices_of_jax, run_on_jax
 from tests.fixtures.other_environments import output_of
 from tests.fixtures.results import read_json
-from tests.fixtures.same_run import assert_alike, assert_same_run
-from tests.fixtures.tiny_models import PAD, tiny_model
+from tests.fixtures.same_run import assert_alike, assert_same_run, logged
+from tests.fixtures.tiny_models import PAD, VOCABULARY, tiny_model
 from tests.fixtures.tiny_run import forget_checkpoint, run_flags
 from tests.fixtures.tiny_steps import (
     BAD_STEP,
@@ -89,17 +89,24 @@ def num_compiled():
 
 
 @pytest.fixture(scope="module")
+def trained_on_eight():
+    """A model after three steps on eight devices, its weights before, and its figures and values then."""
+    model = jax_model(8, BadOnOneReplica)
+    before = [variable.numpy() for variable in model.network.variables]
+    return model, before, train(model, BAD_STEP), without_means(model)
+
+
+@pytest.fixture(scope="module")
 def trained_on_one():
     """A model after three steps on one device, its figures and values then."""
     model = jax_model(1)
-    return model, train(model), without_means(model)
+    return model, train(model, BAD_STEP), without_means(model)
 
 
-def test_eight_replicas_make_the_steps_of_one(trained_on_one):
-    _, figures, values = trained_on_one
-    eight = jax_model(8)
-    assert train(eight) == pytest.approx(figures, rel=1e-5)
-    assert_same_arrays(without_means(eight), values, atol=2e-5)
+def test_eight_replicas_make_the_steps_of_one(trained_on_eight, trained_on_one):
+    (*_, figures, values), (_, figures_of_one, values_of_one) = trained_on_eight, trained_on_one
+    assert figures == pytest.approx(figures_of_one, rel=1e-5)
+    assert_same_arrays(values, values_of_one, atol=2e-5)
 
 
 def test_long_masks_keep_their_values_in_any_jax():
@@ -131,6 +138,15 @@ def test_twenty_steps_are_those_of_tensorflow(optimizer, shards, tmp_path):
     assert_alike(tmp_path / "run", tmp_path / "expected", 1e-5)
 
 
+def test_a_run_is_on_all_its_devices(jax_run):
+    record = read_json(jax_run / "run.json")
+    assert record["settings"]["hardware"]["runtime"] == "jax"
+    assert record["plan"]["num_replicas"] == 2
+    losses = [line["loss"] for line in logged(jax_run)]
+    assert max(losses) < np.log(VOCABULARY)
+    assert losses[-1] < losses[0]
+
+
 @pytest.mark.slow
 def test_a_run_that_resumes_ends_as_if_it_had_not_stopped(jax_run, shards, tmp_path, num_compiled):
     """In another folder; its programs are found in JAX's cache."""
@@ -139,11 +155,9 @@ def test_a_run_that_resumes_ends_as_if_it_had_not_stopped(jax_run, shards, tmp_p
     run_on_jax(main, run_flags(shards, tmp_path / "run", "--dropout", "0.1"))
     assert_same_run(tmp_path / "run", jax_run)
     assert num_compiled() == 0
-    record = read_json(tmp_path / "run" / "run.json")
-    assert record["settings"]["hardware"]["runtime"] == "jax"
-    assert record["plan"]["num_replicas"] == 2
 
 
+@pytest.mark.slow
 def test_a_run_continues_on_the_other_runtime_with_a_note(jax_run, shards, tmp_path, capsys):
     """Where its figures are the same: dropout, masks, order, validation."""
     shutil.copytree(jax_run, tmp_path / "run")
@@ -156,13 +170,11 @@ def test_a_run_continues_on_the_other_runtime_with_a_note(jax_run, shards, tmp_p
     assert_alike(tmp_path / "run", jax_run, 1e-5)
 
 
-def test_a_gradient_that_is_not_finite_on_one_replica_stops_all():
-    model = jax_model(2, BadOnOneReplica)
-    train(model, BAD_STEP)
-    before = without_means(model)
+def test_a_gradient_that_is_not_finite_on_one_replica_stops_all(trained_on_eight):
+    model, *_, values = trained_on_eight
     train(model, 2)
     assert model.optimizer.is_stopped
-    assert_same_arrays(without_means(model), before)
+    assert_same_arrays(without_means(model), values)
 
 
 @pytest.mark.slow
@@ -180,11 +192,9 @@ def test_a_divided_optimizer_makes_the_same_steps_and_is_saved_whole(monkeypatch
     assert_same_arrays(TrainingState(resumed).read(), TrainingState(divided).read())
 
 
-def test_tensorflow_keeps_no_second_copy_and_has_the_values_where_they_are_read():
-    model = jax_model(2)
+def test_tensorflow_keeps_no_second_copy_and_has_the_values_where_they_are_read(trained_on_eight):
+    model, before, *_ = trained_on_eight
     variables = model.network.variables
-    before = [variable.numpy() for variable in variables]
-    train(model)
 
     def num_values():
         return sum(int(tf.size(variable.read_value())) for variable in variables)
@@ -195,6 +205,12 @@ def test_tensorflow_keeps_no_second_copy_and_has_the_values_where_they_are_read(
         assert [one.shape for one in read] == [one.shape for one in before]
         assert any(not np.array_equal(one, other) for one, other in zip(read, before, strict=True))
     assert num_values() == len(variables)
+
+
+def test_a_model_that_was_released_has_no_weights():
+    model = jax_model(1)
+    state = TrainingState(model)
+    state.write(state.read())
     model.runtime.release()
     with pytest.raises(Exception, match=r"shape|size"):
         model.network({"input_ids": tf.constant(token_rows())})
@@ -275,7 +291,8 @@ def test_the_memory_of_variables_is_given_back_once(monkeypatch):
     state = TrainingState(model)
     state.write(state.read())
     assert len(calls) == 1
-    train(model, 1)
+    (weight, *_) = model.network.trainable_variables
+    model.runtime.on_replicas(lambda batch: batch + tf.reduce_sum(weight))(np.ones((1, 1), np.float32))
     assert len(calls) == 2
 
 
