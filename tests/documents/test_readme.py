@@ -38,6 +38,7 @@ def test_the_snippet_opens_the_model_in_the_environment_that_it_names(python, fi
     assert "'token_str'" in output_of(python, snippet)
 
 
+@pytest.mark.slow
 def test_the_example_of_classification_runs_as_typed(tiny_start, tmp_path, monkeypatch, capsys):
     """But from a tiny model, in a few steps."""
     monkeypatch.chdir(PROJECT)

@@ -129,14 +129,20 @@ def test_a_push_creates_the_repository_and_the_next_sends_what_changed(server):
     assert len(server.requests("PUT", "/lfs/")) == 1
 
 
-@pytest.mark.parametrize(
-    "request_path",
-    [
-        "repos/create", "branch/trial", "validate-yaml", "preupload", "lfs/objects/batch", "/lfs/[0-9a-f]{64}[?]",
-        "/lfs/[0-9a-f]{64}/verify", "commit/trial", "tag/",
-    ],
+REQUESTS = (
+    "repos/create", "branch/trial", "validate-yaml", "preupload", "lfs/objects/batch", "/lfs/[0-9a-f]{64}[?]",
+    "/lfs/[0-9a-f]{64}/verify", "commit/trial", "tag/",
 )  # fmt: skip
-@pytest.mark.parametrize("fault", FAULTS, ids=["503", "429", "reset", "lost"])
+
+
+@pytest.mark.parametrize(
+    ("request_path", "fault"),
+    [
+        pytest.param(path, fault, marks=[pytest.mark.slow] * (row % len(FAULTS) != column))
+        for row, path in enumerate(REQUESTS)
+        for column, fault in enumerate(FAULTS)
+    ],
+)
 def test_a_push_outlives_faults(server, request_path, fault):
     server.fault(request_path, method="POST|PUT", times=2 if "status" in fault else 1, **fault)
     push(repository=HubRepository(REPO, branch="trial", tag="v1"))
