@@ -169,6 +169,8 @@ def install(
         shutil.rmtree(folder)
     others = f" with {', '.join(extras[1:])}" if extras[1:] else ""
     packages = f"{EXTRAS[extra]} and this project{others}"
+    if installed and not reason:
+        packages = f"what is missing for {', '.join(extras)}"
     say(f"Installing {packages} into {_shown(folder)}. This takes a minute or two on a fast connection.")
     with contextlib.suppress(FileNotFoundError):
         (folder / RECORD_FILE).unlink()  # until everything is installed

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from mlm_common.cli.console import add_verbose_flag
 from mlm_common.cli.process import run_as_script
 from mlm_common.storage import open_folder
+from train.runtime.run_folder import check_export_folder
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -22,7 +23,8 @@ def build_parser() -> argparse.ArgumentParser:
         "folder has several checkpoints, the path of one without .index. Local or gs://. The optimizer's state is "
         "skipped.",
     )
-    parser.add_argument("output", help="Folder of the model, local or gs://.")
+    parser.add_argument("output", help="Folder of the model, local or gs://: empty or new, except with --overwrite.")
+    parser.add_argument("--overwrite", action="store_true", help="Replace the model in that folder.")
     parser.add_argument(
         "--do-lower-case",
         action=argparse.BooleanOptionalAction,
@@ -41,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = build_parser().parse_args(argv)
     log_start(__file__)
     output = open_folder(arguments.output)
-    output.check_writable()
+    check_export_folder(output, overwrite=arguments.overwrite)
     from train.publishing.google_checkpoint import read_google_checkpoint  # imports transformers, not needed for --help
 
     checkpoint = read_google_checkpoint(

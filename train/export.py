@@ -23,7 +23,7 @@ from train.checkpoints.store import CheckpointStore, DamagedCheckpointError, fin
 from train.config.settings import SUBJECTS, TrainingConfig
 from train.metrics.log import VALIDATION
 from train.runtime.machines import Cluster, tpu_devices
-from train.runtime.run_folder import RunFolder
+from train.runtime.run_folder import RunFolder, check_export_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +43,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="OUTPUT_DIR of run_mlm.py for its newest checkpoint, OUTPUT_DIR/checkpoints/step-… for another, or a "
         "folder or Hub id with config.json and weights. Folders may be local or gs://. With --average: several.",
     )
-    parser.add_argument("output", help="Folder of the export, local or gs://.")
+    parser.add_argument("output", help="Folder of the export, local or gs://: empty or new, except with --overwrite.")
+    parser.add_argument("--overwrite", action="store_true", help="Replace the model in the folder of the export.")
     parser.add_argument(
         "--average",
         action="store_true",
@@ -187,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise InputError(f"{rule}; received {' '.join((*arguments.checkpoint, arguments.output))}.")
     require(not (arguments.best and arguments.average), "cannot be combined with --average", "--best", True)
     output = open_folder(arguments.output)
-    output.check_writable()
+    check_export_folder(output, overwrite=arguments.overwrite)
     repository = None
     if arguments.push:
         repository = HubRepository(arguments.push, private=arguments.private, branch=arguments.revision)

@@ -61,11 +61,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     log_start(__file__)
     tpu = tpu_slice(str(settings.topology))
     from train.checks.preflight.report import open_run, print_plan  # imports transformers, not needed for --help
-    from train.loop.report import warn_of_other_batch
+    from train.loop.report import warn_of_other_batch, warn_of_other_length
 
     run = open_run(config, settings.vocab_size, tpu.num_replicas)
     for phase, plan in zip(run.phases, run.plans, strict=True):
         warn_of_other_batch(phase.config, plan)
+        if not phase.name:  # phases have rows of several lengths
+            warn_of_other_length(phase.config, plan)
     if config.run.dry_run:
         print_plan(run, tpu)
         return

@@ -50,7 +50,7 @@ def in_a_model(shards, folder, tmp_path):
     start = run_flags(shards, tmp_path / "new", "--init-from", str(folder), "--dry-run")
     return (
         (fill_mask, ["--model", str(folder), "--text", "a [MASK]"]),
-        (export, [str(folder), str(tmp_path / "exported")]),
+        (export, [str(folder), str(tmp_path / "exported"), "--overwrite"]),
         (main, start),
     )
 
@@ -73,7 +73,7 @@ def test_a_run_with_any_damaged_file_is_read_or_refused_in_one_line(data, finish
     note(damage(folder, OF_A_RUN, data.draw))
     commands = (
         (compare, ["--runs", str(folder)]),
-        (export, [str(folder), str(tmp_path / "exported")]),
+        (export, [str(folder), str(tmp_path / "exported"), "--overwrite"]),
         (fill_mask, ["--model", str(folder), "--text", "a [MASK]"]),
         (main, run_flags(shards, folder, "--dry-run")),
         (main, run_flags(shards, folder, "--dry-run", "--overwrite-output-dir")),

@@ -30,14 +30,20 @@ def test_the_last_checkpoint_gives_the_export_of_the_run(name, finished_run, tmp
     assert contents(tmp_path / "out") == contents(finished_run / "export")
 
 
-def test_an_earlier_checkpoint_pushed_to_a_branch(finished_run, tmp_path, hub_here):
-    (tmp_path / ".env").write_text("a secret", encoding="utf-8")
-    flags = ("--push", REPO, "--private", "--revision", "early")
-    assert main([str(finished_run / "checkpoints" / "step-00000003"), str(tmp_path), *flags]) == 0
+def test_an_earlier_checkpoint_pushed_to_a_branch(finished_run, tmp_path, hub_here, run):
+    """A model that was in the folder is replaced, and other files in it are not pushed."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "config.json").write_text("{}", encoding="utf-8")
+    (out / ".env").write_text("a secret", encoding="utf-8")
+    flags = [str(finished_run / "checkpoints" / "step-00000003"), str(out), "--push", REPO, "--private"]
+    flags += ["--revision", "early"]
+    assert "contains a model. Use another folder, or --overwrite" in run(main, *flags).refusal
+    assert main([*flags, "--overwrite"]) == 0
     pushed = hub_here.files(REPO, revision="early")
-    (tmp_path / ".env").unlink()
-    assert pushed.keys() - {".gitattributes"} == contents(tmp_path).keys()
-    assert contents(tmp_path).items() <= pushed.items()
+    (out / ".env").unlink()
+    assert pushed.keys() - {".gitattributes"} == contents(out).keys()
+    assert contents(out).items() <= pushed.items()
     card = pushed["README.md"].decode()
     assert "step 3 of 6" in card
     assert f'model="{REPO}", revision="early"' in card

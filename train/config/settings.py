@@ -1,6 +1,7 @@
 """Settings of the run itself and of the Hub, `TrainingConfig` with all settings, and the parsing of flags and files."""
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -28,6 +29,8 @@ from train.config.presets import names_set_by_presets, preset_table, read_preset
 MASK = "[MASK]"
 # May be given instead of a number of steps.
 EPOCH = "epoch"
+# What the Hub takes for a language: an ISO 639 code, perhaps with a script or region, or no single language.
+LANGUAGE_CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*|multilingual|code")
 # A TPU may be lost without notice, and losing a day of training costs more than a checkpoint every 15 minutes.
 TPU_SAVE_MINUTES = 15.0
 # Settings multiplied by the `scale` of a `--phases` file: lengths of the schedule, but not intervals between
@@ -219,6 +222,9 @@ class HubConfig(Bounded):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        wrong = [code for code in self.hub_language if not LANGUAGE_CODE.fullmatch(code)]
+        rule = "must be ISO 639 codes of two or three letters, such as en de, or multilingual"
+        require(not wrong, rule, "--hub-language", " ".join(wrong))
         is_by_steps = self.push_steps is None or self.hub_strategy in ("steps", "checkpoint")
         require(is_by_steps, "needs --hub-strategy steps or checkpoint", "--push-steps", self.hub_strategy)
         if self.hub_model_id is None:

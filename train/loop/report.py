@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 CPU_FLOPS_PER_SECOND = 5e10
 CPU_ADVICE = "; --preset tiny-cpu is made for CPUs"
 FIRST_ROW = "first row"
+# A smaller gain over the frequency baseline comes as much from frequencies near a mask as from understood text.
+CLEAR_GAIN_NATS = 0.3
 # Number of characters of a row that are shown, and of characters per line.
 MAX_EXCERPT = 200
 EXCERPT_WIDTH = 76
@@ -82,10 +84,13 @@ def describe_plan(
 ) -> dict[str, str]:
     """Describe what a phase does after `start`, as {title: text}. Warns of an unusual batch, and of many passes."""
     warn_of_other_batch(phase.config, plan)
+    if not phase.name:  # phases have rows of several lengths
+        warn_of_other_length(phase.config, plan)
     inputs = run.inputs_of(phase.index)
     row = plan.row_after(start.step, start.num_skipped_rows)
     return {
         **({"phase": f"{phase.index + 1} of {plan.num_phases}: {phase.name}"} if phase.name else {}),
+        **describe_learning(phase),
         **describe_numbers(plan, num_parameters, phase.inputs.num_eval_rows, num_with_one_moment),
         **phase.inputs.describe_rows(),
         **inputs.describe_sources(row, (plan.num_steps - start.step) * plan.global_batch_rows),
@@ -131,6 +136,33 @@ def _describe_intervals(plan: Plan, num_eval_rows: int) -> dict[str, str]:
     if plan.eval_steps == plan.save_steps and not by_the_clock:
         return {"evaluate and save": share}
     return {"evaluate": share, "save": save}
+
+
+def describe_learning(phase: Phase) -> dict[str, str]:
+    """Describe the optimizer, the masks and the precision of a phase, as {title: text}."""
+    config, optimization = phase.config, phase.config.optimization
+    rate = f"learning rate {optimization.learning_rate:g}"
+    if optimization.optimizer == "muon":
+        rate += f" and {optimization.muon_learning_rate:g} for matrices"
+    decay = f"weight decay {optimization.weight_decay_rate:g}"
+    rows = {"optimizer": f"{optimization.optimizer}, {rate}, schedule {optimization.schedule}, {decay}"}
+    if isinstance(config, TrainingConfig) and phase.task.card.predicts_tokens:
+        units = {"token": "tokens", "whole_word": "tokens, as whole words", "span": "tokens, as spans of words"}
+        rows["masks"] = f"{100 * config.masking.mlm_probability:.3g}% of the {units[config.masking.masking]}"
+    return rows | {"precision": "bfloat16, weights in float32" if config.hardware.bfloat16 else "float32"}
+
+
+def warn_of_other_length(config: RunSettings, plan: Plan) -> None:
+    """Warn if a preset for several replicas was made for rows of a different length."""
+    preset = config.model.preset if isinstance(config, TrainingConfig) else ""
+    about = about_preset(preset) if preset else None
+    if about is None or not about.replicas or about.replicas == 1 or plan.max_length == about.row_length:
+        return
+    logger.warning(
+        "%s is tuned for rows of %s tokens; these have %s, so a step has %s tokens instead of %s.",
+        *(preset, f"{about.row_length:,}", f"{plan.max_length:,}", f"{plan.batch_tokens:,}"),
+        f"{plan.global_batch_rows * about.row_length:,}",
+    )
 
 
 def warn_of_other_batch(config: RunSettings, plan: Plan) -> None:
@@ -247,8 +279,11 @@ def print_result(phase: Phase, figures: dict[str, float] | None, where: dict[str
 
 def describe_baseline(entropy_nats: float, loss: float) -> str:
     gain = entropy_nats - loss
-    is_below = f"the model is {gain:.2f} below it, because it uses context"
-    learned = is_below if gain > 0 else "the model is not below it yet"
+    learned = "the model is not below it yet"
+    if gain >= CLEAR_GAIN_NATS:
+        learned = f"the model is {gain:.2f} below it, because it uses context"
+    elif gain > 0:
+        learned = f"the model is only {gain:.2f} below it: it hardly uses context yet"
     return f"{entropy_nats:.2f}  {learned}"
 
 

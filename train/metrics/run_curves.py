@@ -25,6 +25,7 @@ from mlm_common.figures import (
     set_titles,
     without_box,
 )
+from mlm_common.storage import check_folder
 from train.config.learning import EVALUATION_MLM_PROBABILITY
 from train.metrics.log import TRAIN, VALIDATION, read_metrics
 from train.runtime.plan import Plan
@@ -202,6 +203,7 @@ def read_runs(folders: Sequence[str]) -> list[RunCurves]:
     runs = [RunFolder(folder) for folder in folders]
     for folder in runs:
         if not folder.files.exists(METRICS_NAME):
+            check_folder(folder.path, "--runs")
             raise InputError(
                 f"--runs: {folder} has no {METRICS_NAME} yet. Name the --output-dir of a run of run_mlm.py or of "
                 "fine-tuning."

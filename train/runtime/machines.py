@@ -239,7 +239,7 @@ def check_tpu_devices(config: HardwareConfig) -> None:
         raise InputError(
             "--tpu-name local needs a machine with a TPU; this one has no /dev/accel* and no /dev/vfio/*. Check that "
             "this is the TPU VM and that its runtime version matches the TPU, or leave --tpu-name out to train on GPU "
-            "or CPU."
+            "or CPU. Elsewhere, train/tpu_preflight.py --topology v5e-8 --dry-run checks the same flags."
         )
 
 

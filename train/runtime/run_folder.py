@@ -12,7 +12,7 @@ from mlm_common.cli.settings import flag_of
 from mlm_common.errors import InputError
 from mlm_common.folder_lock import locked_folder
 from mlm_common.hub.redaction import is_same
-from mlm_common.storage import open_folder
+from mlm_common.storage import Folder, open_folder
 from mlm_common.storage.guard import guarded_read
 
 RECORD_NAME = "run.json"
@@ -30,6 +30,7 @@ EVENTS_FOLDER = "runs"  # in an export; the Hub shows the event files in it as t
 TENSORBOARD_SPLITS = ("train", "validation")
 EVENTS_PATTERN = r"events\.out\.tfevents\..*"
 EXPORT_FOLDER = "export"
+CONFIG_NAME = "config.json"  # of an export
 TRACKERS_FOLDER = "trackers"  # for --report-to
 WORDS_FOLDER = "words"  # for --save-at-words
 SCORES_NAME = "scores.json"  # written by `train/score_mlm.py`, if its output is this file
@@ -87,7 +88,7 @@ class RunFolder:
         return self.has_run() and any(name.endswith(".json") for name in self.checkpoints.list_files())
 
     def has_export(self) -> bool:
-        return self.export.exists("config.json")
+        return self.export.exists(CONFIG_NAME)
 
     def read_record(self) -> dict[str, Any]:
         """Read `run.json`.
@@ -216,6 +217,29 @@ def exported_model(path: str, flag: str = "--model") -> str:
         f"{flag}: {path} has no export yet. Let the run finish, or export its newest checkpoint, once it has one: "
         f"python train/export.py {path} {folder.export}"
     )
+
+
+def check_export_folder(output: Folder, *, overwrite: bool) -> None:
+    """Check that a folder can take a model that a command exports.
+
+    Args:
+        output: the folder. It need not exist.
+        overwrite: the model in the folder may be replaced.
+
+    Raises:
+        InputError: the folder contains other files, or a model without `overwrite`, or cannot be written to.
+    """
+    names = sorted(output.list_files())
+    if CONFIG_NAME in names and not overwrite:
+        raise InputError(
+            f"OUTPUT must be an empty folder; {output} contains a model. Use another folder, or --overwrite to replace "
+            "that model."
+        )
+    # An export that was interrupted has no config.json yet.
+    others = [name for name in names if name == "README.md" or not re.fullmatch(FILES_OF_A_RUN[EXPORT_FOLDER], name)]
+    if CONFIG_NAME not in names and others:
+        raise InputError(f"OUTPUT must be an empty folder; {output} contains {others[0]}. Use another folder.")
+    output.check_writable()
 
 
 def record_of_phase(record: dict[str, Any], index: int) -> dict[str, Any]:

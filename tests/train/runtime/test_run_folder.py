@@ -5,9 +5,10 @@ import shutil
 import pytest
 
 from mlm_common.errors import InputError
+from mlm_common.storage import open_folder
 from tests.fixtures.tiny_corpus import contents
 from train.checkpoints.run_record import RunRecord
-from train.runtime.run_folder import RunFolder
+from train.runtime.run_folder import RunFolder, check_export_folder
 
 
 def test_clearing_deletes_all_that_a_run_wrote_and_nothing_else(finished_run, tmp_path):
@@ -80,3 +81,23 @@ def test_what_differs_from_the_run_in_the_folder_is_named(changes, shown, tmp_pa
     with pytest.raises(InputError) as error:
         RunFolder(tmp_path).check({"fingerprint": fingerprint}, fingerprint | changes, resume="auto", overwrite=False)
     assert f"contains a different run ({shown}). Use another folder" in str(error.value)
+
+
+def test_an_export_replaces_no_model_and_no_other_file(tmp_path):
+    """An interrupted export, which has no config.json yet, may be repeated."""
+    output = open_folder(str(tmp_path / "out"))
+    check_export_folder(output, overwrite=False)
+    output.write_text("tokenizer.json", "{}")
+    check_export_folder(output, overwrite=False)
+    output.write_text("README.md", "my notes")
+    for overwrite in (False, True):
+        with pytest.raises(InputError, match=r"must be an empty folder; .*out contains README\.md\. Use another"):
+            check_export_folder(output, overwrite=overwrite)
+    output.write_text("config.json", "{}")
+    with pytest.raises(InputError, match=r"contains a model\. Use another folder, or --overwrite"):
+        check_export_folder(output, overwrite=False)
+    check_export_folder(output, overwrite=True)
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "manifest.json").touch()
+    with pytest.raises(InputError, match=r"contains manifest\.json"):
+        check_export_folder(open_folder(str(tmp_path / "shards")), overwrite=True)

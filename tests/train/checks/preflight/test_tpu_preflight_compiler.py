@@ -72,7 +72,7 @@ def test_a_small_step_of_two_micro_batches(python, topology, num_replicas, capsy
     assert "of unknown length" not in printed  # the loop over micro-batches
     assert float(re.search(r"modelled step time +([\d.]+) ms", printed)[1]) > 0
     assert 0 <= float(re.search(r"modelled MFU +([\d.]+)%", printed)[1]) < 100
-    shares = {kind: float(share) for share, kind in re.findall(r"^ *([\d.]+) % +[\d.]+ M  (.+)$", printed, re.M)}
+    shares = {kind: float(share) for share, kind in re.findall(r"^ *([\d.]+)% +[\d.]+ M  (.+)$", printed, re.M)}
     assert sum(shares.values()) == pytest.approx(100, abs=1)
     assert {"attention", "feed-forward", "head and loss", "optimizer", "layer norm", "masks"} <= set(shares)
     assert shares.get("other", 0) < 25  # a step this small is overhead for the most part
