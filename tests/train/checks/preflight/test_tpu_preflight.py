@@ -138,8 +138,9 @@ def test_a_preset_on_other_replicas_than_it_is_made_for(caplog):
     """As a run is warned, of which tests/train/runtime/test_plan.py has the cases."""
     preset = ("--preset", "roberta-base-v5e-8", "--max-steps", "1000")
     assert main(["--topology", "v5e-4", *preset, *ASSUMED, "--dry-run"]) == 0
-    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert warning.endswith("instead of 1,024. Pass --gradient-accumulation-steps 8 to keep it.")
+    of_batch, of_length = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert of_batch.endswith("instead of 1,024. Pass --gradient-accumulation-steps 8 to keep it.")
+    assert "tuned for rows of 512 tokens; these have 16, so a step has 8,192 tokens instead of 262,144." in of_length
 
 
 @pytest.mark.usefixtures("quick_lowering")
