@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from mlm_common.cli.process import begin_script, run_as_script
+from train import load_tensorflow
 
 PROJECT = Path(__file__).parents[2]
 COMMANDS = ("tokenizer_training.train_unigram", "tfrecord_prep.prepare_tfrecord_shards", "train.run_mlm")
@@ -200,6 +201,7 @@ class Process:
 
 
 def serve() -> None:
+    load_tensorflow()  # without JAX, which reads the environment of its process when it is imported
     mains = {name: importlib.import_module(name).main for name in COMMANDS}
     for name in LIBRARIES:
         importlib.import_module(name)

@@ -330,7 +330,7 @@ def test_the_install_cell_on_a_service_with_other_packages(tmp_path):
 
     flags = run_flags(write_shards(tmp_path), tmp_path / "run", "--max-steps", "2")
     trained = run("train/run_mlm.py", *flags, "--runtime", "jax")
-    assert re.search(r"^runtime +TensorFlow's step, executed by JAX 0\.\d+\.\d+ \(asked for\)$", trained.stdout, re.M)
+    assert re.search(r"^runtime +TensorFlow's step, executed by JAX 0\.\d+\.\d+ \(requested\)$", trained.stdout, re.M)
     assert trained.returncode == 0, trained.stderr
     refused = run("train/run_mlm.py", *flags, "--tpu-name", "local")
     assert refused.returncode == 2
