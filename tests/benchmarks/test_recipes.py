@@ -104,4 +104,4 @@ def test_a_queue_goes_on_where_it_was_stopped(shards, tmp_path):
     assert len(results.read_text(encoding="utf-8").splitlines()) == 2
     refused = run("--steps", "3")
     assert refused.returncode == 2
-    assert "has runs of 2 CPU seconds; received 3 steps. Give another file." in refused.stderr
+    assert "has runs of 2 CPU seconds; received 3 steps. Use a different file." in refused.stderr
