@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from mlm_common.cli.process import check_interrupts
+from mlm_common.cli.process import check_interrupts, repeat_notice
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +100,7 @@ def _silent_libraries() -> Iterator[None]:
         os.dup2(stderr, 2)
         os.close(stderr)
         os.close(nowhere)
+        repeat_notice()
 
 
 def keep_freed_memory() -> None:

@@ -135,6 +135,12 @@ def check_interrupts() -> None:
         raise KeyboardInterrupt
 
 
+def repeat_notice() -> None:
+    """Print again that the command stops, if Ctrl-C was pressed while standard error led nowhere."""
+    if signal.SIGINT in _received:
+        os.write(2, STOPPING)
+
+
 def describe_interrupt(received: Sequence[int]) -> int:
     """Print that the command was stopped, unless that was printed after Ctrl-C, and return its exit status."""
     if signal.SIGTERM in received[:1]:

@@ -68,7 +68,7 @@ def shown(runs: dict[str, Path], python: Path) -> dict[str, list[str]]:
 
 
 @pytest.fixture
-def prediction_outputs(run: Run) -> Callable[..., list[str]]:
+def predicted(run: Run) -> Callable[..., list[str]]:
     """Return the lines that predict.py prints."""
     return lambda *flags: run(main, *flags).out.splitlines()
 
