@@ -66,7 +66,7 @@ def test_the_file_of_a_setting_that_is_refused_is_named(tmp_path):
         check_architecture(read_config(str(tmp_path)))
     start = f"{tmp_path}/config.json: hidden_act must be one of gelu, gelu_10, "
     assert str(refused.value).startswith(start)
-    assert "; received gelo. Give --config-overrides hidden_act=gelu, if the model" in str(refused.value)
+    assert "; received gelo. Give --config-overrides hidden_act=gelu, if that suits" in str(refused.value)
 
 
 def test_a_list_instead_of_an_activation_is_refused_by_the_name_of_the_file(tmp_path):
