@@ -142,8 +142,8 @@ def describe_learning(phase: Phase) -> dict[str, str]:
     """Describe the optimizer, the masks and the precision of a phase, as {title: text}."""
     config, optimization = phase.config, phase.config.optimization
     rate = f"learning rate {optimization.learning_rate:g}"
-    if optimization.optimizer == "muon":
-        rate += f" and {optimization.muon_learning_rate:g} for matrices"
+    if optimization.optimizer == "muon" and optimization.muon_learning_rate is not None:
+        rate += f", {optimization.muon_learning_rate:g} for matrices"
     decay = f"weight decay {optimization.weight_decay_rate:g}"
     rows = {"optimizer": f"{optimization.optimizer}, {rate}, schedule {optimization.schedule}, {decay}"}
     if isinstance(config, TrainingConfig) and phase.task.card.predicts_tokens:
