@@ -56,7 +56,6 @@ def prepare_environment() -> None:
     # On a machine with only a CPU, the libraries log errors about a missing GPU: `failed call to cuInit`.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2" if has_accelerator() else "3")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # `PyTorch was not found`, also in notebooks
     if not has_accelerator(TPUS):
         # Otherwise TensorFlow for TPUs polls a metadata server for minutes during its import, and exits without one.
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")

@@ -26,7 +26,7 @@ OUR_PACKAGES = ("mlm_common", "tokenizer_training", "tfrecord_prep", "train", "f
 # change. huggingface_hub warns about failures that it retries; if all retries fail, we report the error.
 QUIET_LIBRARIES = {"absl": logging.ERROR, "tensorflow": logging.ERROR, "huggingface_hub": logging.ERROR}
 # The variables that set the log levels of TensorFlow's and gRPC's C++ code, which reads them when it is imported.
-VERBOSE_VARIABLES = {"TF_CPP_MIN_LOG_LEVEL": "0", "GRPC_VERBOSITY": "INFO"}
+VERBOSE_VARIABLES = {"TF_CPP_MIN_LOG_LEVEL": "0", "GRPC_VERBOSITY": "INFO", "TRANSFORMERS_NO_ADVISORY_WARNINGS": ""}
 SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -55,9 +55,8 @@ def set_up_console(arguments: Sequence[str]) -> None:
         handler.addFilter(_is_for_users)
         for library, level in QUIET_LIBRARIES.items():
             logging.getLogger(library).setLevel(level)
-        # They have an effect only before huggingface_hub and transformers are imported.
+        # It has an effect only before huggingface_hub is imported.
         os.environ.setdefault("HF_HUB_VERBOSITY", "error")
-        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # `PyTorch was not found`, which is not needed
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
