@@ -162,7 +162,7 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
                 if index < len(run.phases):
                     wait_for_workers(runtime)  # the other workers read the checkpoint that the chief has written
                     trainer.release()
-                    run = run.read_again()
+                    run = run.read_again().planned(runtime.num_replicas)
             step, figures = job.finish(trainer, figures, stop)
         if publisher is not None:
             publish(trainer, publisher, figures, step)

@@ -86,8 +86,11 @@ class Run:
         return self.config.run.overwrite_output_dir and not self.recorded.was_started_by_current_supervisor
 
     def read_again(self) -> "Run":
-        """Return a copy of the run that reads the records in its folder again, because they have changed."""
-        return dataclasses.replace(self)
+        """Return a copy of the run that reads the records in its folder again, because they have changed.
+
+        It has no plans, so that `planned` checks them with the new records.
+        """
+        return dataclasses.replace(self, plans=())
 
     def planned(self, num_replicas: int) -> "Run":
         """Return the run with its plans for a number of replicas, after checking that it can start or resume with them.

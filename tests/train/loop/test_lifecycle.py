@@ -14,7 +14,7 @@ from mlm_common.errors import InputError
 from tests.fixtures.tiny_run import NUM_STEPS, run_flags
 from tfrecord_prep.manifest import read_manifest
 from train.config.settings import HardwareConfig, parse_run_flags
-from train.loop.lifecycle import Pretraining, failure_handling, prepare
+from train.loop.lifecycle import Pretraining, failure_handling, locked_run_folder, prepare
 from train.loop.phase import Phase
 from train.loop.run import Run
 from train.run_mlm import main
@@ -106,6 +106,18 @@ def test_a_dry_run_refuses_what_cannot_resume_as_the_run_does(shards, finished_r
     assert refusal in run(main, *flags, "--dry-run").refusal
     assert refusal in run(main, *flags).refusal
     assert run(main, *flags, "--overwrite-output-dir", "--dry-run").status == 0
+
+
+def test_a_run_that_began_since_the_first_check_is_checked_under_the_lock(shards, finished_run, tmp_path, monkeypatch):
+    """By another process, with a different batch."""
+    monkeypatch.setattr("train.loop.run.has_cpu_alone", lambda: True)
+    config = parse_run_flags(run_flags(shards, tmp_path / "run", "--per-replica-batch-size", "2"), "")[0]
+    run = prepare(config, Pretraining())
+    assert [plan.num_replicas for plan in run.plans] == [1]
+    shutil.copytree(finished_run, tmp_path / "run", dirs_exist_ok=True)
+    refusal = "A run must resume with its global batch of 8 rows; received 2"
+    with pytest.raises(InputError, match=refusal), locked_run_folder(run):
+        pass
 
 
 def test_a_tpu_of_unknown_type_is_taken_for_that_of_the_checkpoint(shards, finished_run, tmp_path, monkeypatch):
