@@ -171,7 +171,7 @@ class RunConfig(Bounded):
 
 @dataclass(frozen=True)
 class PretrainingRun(RunConfig):
-    """Where and how often a run of pretraining writes, its phases and seed, and what it does after a fault."""
+    """The settings of every run, and the phases of a run of pretraining."""
 
     phases: PerWorker[str | None] = flag(
         None,
