@@ -32,7 +32,7 @@ help:  ## show this list
 quickstart:  ## install, then train a tiny model from text to filled-in words: 4 minutes on two cores
 	@$(PYTHON) quickstart.py --environment $(VENV) --output-dir $(QUICKSTART_DIR) --max-steps $(QUICKSTART_STEPS)
 
-test: lint  ## check the code and run the tests: 8 minutes
+test: lint  ## check the code and run the tests: 10 minutes
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-slow: environment  ## run the tests that take minutes each
