@@ -22,6 +22,9 @@ from mlm_common.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED
 STOPPING = b"Stopping. Press Ctrl-C again to end at once.\n"
 # Maximum time for the functions that libraries register for the end of a process, such as deleting temporary files.
 EXIT_SECONDS = 2.0
+# A KeyboardInterrupt that Python dropped is raised again after this time, when the callback has probably returned; if it
+# has not, once more.
+DROPPED_SECONDS = 0.01
 
 _has_begun = False
 # The error that ended the command. Its traceback keeps alive the objects that must not be destroyed.
@@ -95,6 +98,9 @@ def _lasting(stream: TextIO | None, number: int) -> TextIO:
 def interruptible() -> Iterator[Sequence[int]]:
     """Make the first Ctrl-C or SIGTERM raise KeyboardInterrupt, and a later Ctrl-C kill the process, even in C++ code.
 
+    Python drops what a finalizer or a callback of the garbage collector raises. If the KeyboardInterrupt was raised
+    there, it is raised again a moment later.
+
     Yields:
         The list of received signals, which grows when one arrives.
     """
@@ -115,13 +121,26 @@ def interruptible() -> Iterator[Sequence[int]]:
         if is_first:
             raise KeyboardInterrupt
 
+    report_dropped = sys.unraisablehook
+
+    def raise_dropped_again(dropped: Any) -> None:
+        if not _received or dropped.exc_type is not KeyboardInterrupt:
+            report_dropped(dropped)
+            return
+        signal.signal(signal.SIGALRM, signal.default_int_handler)  # it raises KeyboardInterrupt
+        signal.setitimer(signal.ITIMER_REAL, DROPPED_SECONDS)
+
     if before:  # otherwise another command called this one, and handles the signals
         _received.clear()
+        sys.unraisablehook = raise_dropped_again
     for number in before:
         signal.signal(number, interrupt)
     try:
         yield _received
     finally:
+        if before:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            sys.unraisablehook = report_dropped
         for number, handler in before.items():
             # A script is about to end here, so it ignores signals from now on.
             signal.signal(number, _ignore if handler is end_early else handler)

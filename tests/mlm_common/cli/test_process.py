@@ -119,6 +119,32 @@ except KeyboardInterrupt as interrupt:
     assert (done.returncode, done.stderr) == (status, said)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "callback",
+    [
+        "type('Finalized', (), {'__del__': interrupt})()",
+        "gc.callbacks.append(interrupt)\ngc.collect()",
+        "weakref.finalize(type('Finalized', (), {})(), interrupt)",
+    ],
+    ids=["finalizer", "garbage collector", "weak reference"],
+)
+def test_interrupt_in_a_callback_whose_errors_python_drops_still_stops_the_command(callback, number, tmp_path):
+    body = f"""
+import gc, weakref
+def interrupt(*_):
+    gc.callbacks.clear()
+    os.kill(os.getpid(), {int(number)})
+    time.sleep(0.05)
+{callback}
+time.sleep(60)
+"""
+    done = run_script(body, tmp_path)
+    assert done.returncode == STATUSES[number]
+    assert done.stderr.startswith(b"Stopp")
+    assert done.stderr.count(b"\n") == 1
+
+
 @pytest.mark.parametrize("script", sorted({*COMMANDS, *SMALL_COMMANDS, *PARSERS} - {"install.py"}))
 def test_an_interrupt_in_the_first_imports_is_one_line(script, tmp_path):
     """Python's modules are found here first, and `typing` is what a command imports before it does anything."""
