@@ -11,30 +11,32 @@ from pathlib import Path
 
 BEGIN, END = "<!-- campaign: begin -->", "<!-- campaign: end -->"
 
-# {fault: what is promised of it}, in the order of the table.
+# {fault: what is promised of it}, in the order of the table. "Expected" is what an undisturbed run writes.
 PROMISES = {
-    "kill -9": "run again, the same command gives the same bytes",
-    "kill -9, on Cloud Storage": "run again, the same command gives the same bytes",
-    "SIGTERM": "ends with 75; run again, the same command gives the same bytes",
-    "Ctrl-C, SIGTERM": "one line, then the prompt; run again, the same command gives the same files",
-    "SIGSTOP, takeover, SIGCONT": "the other run finishes; the one that wakes up says so and touches nothing",
-    "a second run": "an error while the first is alive; the first finishes",
-    "disk full": "one line; once there is room, the same command gives the same bytes",
-    "read-only disk": "one line, at once; nothing is changed",
-    "429, 500, 503": "retried: the same bytes",
-    "connection reset, answer lost": "retried: the same bytes",
-    "truncated, corrupt": "noticed and retried: the same bytes",
-    "slow": "the same bytes",
-    "Cloud Storage away": "one line; once it is back, the same command gives the same bytes",
-    "Hub away": "one line, the files are there; once it is back, the same command pushes them",
-    "clock back by an hour": "the same bytes",
-    "a fixed input": "only what depends on it is rebuilt; the same bytes as with it from the start",
-    "ugly files, damaged folders": "read, or one line that names the file",
-    "odd environment": "the command works: odd variables, no standard error, an output that nobody reads",
-    "a changed input": "an error that says what differs; an unfinished preparation rebuilds its partitions",
+    "kill -9": "run again, the same command writes the expected bytes",
+    "kill -9, on Cloud Storage": "run again, the same command writes the expected bytes",
+    "SIGTERM": "the command ends with status 75; run again, it writes the expected bytes",
+    "Ctrl-C or SIGTERM, once or twice": "the command prints one line and ends; run again, it writes the expected files",
+    "SIGSTOP, takeover by a second run, SIGCONT": "the second run finishes; the first run reports that it lost the "
+    "folder, and changes no file",
+    "a second run": "the second run is refused while the first is running; the first run finishes",
+    "disk full": "a one-line error; once there is room, the same command writes the expected bytes",
+    "read-only disk": "an immediate one-line error; no file is changed",
+    "HTTP status 429, 500 or 503": "the request is retried; the output has the expected bytes",
+    "connection reset or answer lost": "the request is retried; the output has the expected bytes",
+    "truncated or corrupt transfer": "damage is noticed, and the transfer retried; the output has the expected bytes",
+    "slow answers": "the output has the expected bytes",
+    "Cloud Storage unavailable": "a one-line error; once it is available, the same command writes the expected bytes",
+    "Hub unavailable": "a one-line error; the output is on disk; once the Hub is available, the same command pushes it",
+    "clock set back by an hour": "the output has the expected bytes",
+    "faulty input, fixed later": "only output that depends on the fault is rebuilt; the bytes are the same as with "
+    "correct input from the start",
+    "malformed files, damaged folders": "the input is read, or a one-line error names the file",
+    "odd environment": "the command works with odd variables, without standard error, and if nobody reads its output",
+    "changed input": "an error says what differs, or an unfinished preparation rebuilds the partitions concerned",
 }
 # What every command meets.
-OF_COMMANDS = ("Ctrl-C, SIGTERM", "ugly files, damaged folders", "odd environment")
+OF_COMMANDS = ("Ctrl-C or SIGTERM, once or twice", "malformed files, damaged folders", "odd environment")
 # {first word of a command's module: its stage}
 STAGES_OF_PACKAGES = {"tokenizer_training": "tokenizer", "tfrecord_prep": "shards", "train": "training"}
 FINETUNING = "fine-tuning"
@@ -47,7 +49,7 @@ def stage_of(command: str) -> str:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one test saw of a fault in a stage: how often it was tried, and how it ended, in words."""
+    """What one test saw of a fault in a stage: how often it was tried; what that counts and how it ended, in words."""
 
     fault: str
     stage: str
@@ -65,7 +67,7 @@ def write_line(path: str | None, seen: Seen) -> None:
 
 def table(lines: list[Seen], stages: tuple[str, ...]) -> str:
     """Make the table; of a fault in a stage the last line counts."""
-    cells = {(seen.fault, seen.stage): f"{seen.num_tries:,}: {seen.ended}" for seen in lines}
+    cells = {(seen.fault, seen.stage): f"{seen.num_tries:,} {seen.ended}" for seen in lines}
     rows = [["fault", "promised", *stages]]
     rows += [[fault, said, *(cells.get((fault, stage), "-") for stage in stages)] for fault, said in PROMISES.items()]
     rows.insert(1, ["---"] * len(rows[0]))

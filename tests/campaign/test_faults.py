@@ -51,8 +51,11 @@ def test_sigterm(campaign, name, num_kills, tmp_path):
         statuses.append(process.kill_after(draw.uniform(0, campaign.seconds(name)), signal.SIGTERM))
         assert statuses[-1] in (0, EXIT_STOPPED, -signal.SIGTERM), process.output  # the last before it listens
     campaign.finish(stage, output)
-    stopped = f", {statuses.count(EXIT_STOPPED)} with status 75" if EXIT_STOPPED in statuses else ""
-    campaign.note("SIGTERM", name, len(statuses), f"the same bytes{stopped}")
+    ended = (
+        f"signals: {statuses.count(EXIT_STOPPED)} ended a run with status 75, the others came at its start or end; "
+        "the output has the expected bytes"
+    )
+    campaign.note("SIGTERM", name, len(statuses), ended)
 
 
 def test_a_second_run_is_refused_while_the_first_lives(campaign, name, tmp_path):
@@ -67,7 +70,7 @@ def test_a_second_run_is_refused_while_the_first_lives(campaign, name, tmp_path)
     assert second.wait() == 2
     assert first.wait() == 0, first.output
     campaign.check(stage, output)
-    campaign.note("a second run", name, 1, "refused with status 2; the same bytes")
+    campaign.note("a second run", name, 1, "second run: refused with status 2; the first wrote the expected bytes")
 
 
 def test_stopped_it_loses_its_folder_and_touches_nothing_later(campaign, name, num_kills, tmp_path):
@@ -87,7 +90,8 @@ def test_stopped_it_loses_its_folder_and_touches_nothing_later(campaign, name, n
             assert stopped.wait() == EXIT_PERMANENT
             assert campaign.files(output) == files
             num_lost += 1
-    campaign.note("SIGSTOP, takeover, SIGCONT", name, num_lost, "status 3, one line; the same bytes")
+    ended = "takeovers: the first run ended with status 3 and a one-line error; the output has the expected bytes"
+    campaign.note("SIGSTOP, takeover by a second run, SIGCONT", name, num_lost, ended)
 
 
 def wait_for_owner(process: Process, output: Path) -> None:
@@ -112,7 +116,7 @@ def test_disk_full(campaign, name, tmp_path):
     check_mounted(process)
     check_one_line(process, "No space left on device")
     campaign.finish(stage, copy / "output")
-    campaign.note("disk full", name, 1, "one line; then the same bytes")
+    campaign.note("disk full", name, 1, "full disk: a one-line error; the next run wrote the expected bytes")
 
 
 def test_read_only_disk(campaign, name, tmp_path):
@@ -123,7 +127,7 @@ def test_read_only_disk(campaign, name, tmp_path):
     check_mounted(process)
     check_one_line(process, "Read-only file system")
     assert process.wait() == 2
-    campaign.note("read-only disk", name, 1, "one line, status 2")
+    campaign.note("read-only disk", name, 1, "read-only disk: a one-line error and status 2")
 
 
 def check_mounted(process: Process) -> None:
@@ -138,15 +142,15 @@ NUM_FAULTS = 5
 MAX_WAITING_FAULTS = 3
 # {fault in the table: faults of the server}
 SERVER_FAULTS: dict[str, list[dict[str, Any]]] = {
-    "429, 500, 503": [{"mode": "status", "status": status} for status in (429, 500, 503)],
-    "connection reset, answer lost": [{"mode": "reset", "num_bytes": 100}, {"mode": "lost_answer"}],
-    "truncated, corrupt": [
+    "HTTP status 429, 500 or 503": [{"mode": "status", "status": status} for status in (429, 500, 503)],
+    "connection reset or answer lost": [{"mode": "reset", "num_bytes": 100}, {"mode": "lost_answer"}],
+    "truncated or corrupt transfer": [
         {"mode": "truncate", "num_bytes": 40, "path": "^/download"},
         # Not of a text, which is read in ranges: those have no checksum of their own, and are left to TLS.
         {"mode": "corrupt", "num_bytes": 40, "path": r"^/download.*\.(json|npy|safetensors)\?"},
         {"mode": "corrupt_upload", "num_bytes": -50, "path": "^/upload"},
     ],
-    "slow": [{"mode": "slow", "delay_seconds": 0.5}],
+    "slow answers": [{"mode": "slow", "delay_seconds": 0.5}],
 }
 
 
@@ -168,7 +172,7 @@ def test_cloud_storage_that_fails_now_and_then(campaign, name, fault, num_kills)
         assert process.wait() == 0, process.output
         campaign.check(stage, output)
         campaign.cloud.heal()
-    campaign.note(fault, name, num_faults_met(campaign), "the same bytes")
+    campaign.note(fault, name, num_faults_met(campaign), "affected requests: the outputs have the expected bytes")
 
 
 def num_faults_met(campaign: Campaign) -> int:
@@ -195,7 +199,8 @@ def test_cloud_storage_that_is_away(campaign, name, num_kills):
             check_one_line(process, "Cloud Storage did not answer")
         campaign.cloud.heal()
     campaign.finish(stage, output)
-    campaign.note("Cloud Storage away", name, num_tries, "one line; then the same bytes")
+    ended = "outages: one-line errors; the run after the last outage wrote the expected bytes"
+    campaign.note("Cloud Storage unavailable", name, num_tries, ended)
 
 
 def test_hub_that_is_away_when_the_push_begins(campaign, name, tmp_path):
@@ -212,12 +217,13 @@ def test_hub_that_is_away_when_the_push_begins(campaign, name, tmp_path):
     assert process.wait() == 0, process.output
     assert stage.pushed in {Path(path).name for path in campaign.hub.files(stage.push_flags[1], stage.pushed_kind)}
     campaign.check(stage, output)
-    campaign.note("Hub away", name, 1, "one line; then pushed, the same bytes")
+    ended = "outage: a one-line error; the next run pushed the output, which has the expected bytes"
+    campaign.note("Hub unavailable", name, 1, ended)
 
 
 def test_clock_that_is_set_back_by_an_hour(campaign, name, tmp_path):
     campaign.finish(campaign.stage(name), tmp_path / "output", seconds_back=3600.0)
-    campaign.note("clock back by an hour", name, 1, "the same bytes")
+    campaign.note("clock set back by an hour", name, 1, "run: the output has the expected bytes")
 
 
 def test_fixed_input(campaign, name, tmp_path):
@@ -242,7 +248,8 @@ def test_fixed_input(campaign, name, tmp_path):
     assert stage.result(output) == stage.result(fresh)
     kept = sum(path.exists() and path.stat().st_mtime_ns == stamp for path, stamp in before.items())
     assert kept >= len(before) // 2
-    campaign.note("a fixed input", name, 1, "one line; then the same bytes" + f", {kept} shards kept" * bool(kept))
+    ended = "faulty input: a one-line error; once the input was fixed, the next run wrote the expected bytes"
+    campaign.note("faulty input, fixed later", name, 1, ended + f" and kept {kept} shards" * bool(kept))
 
 
 def test_changed_input(campaign, name, tmp_path):
@@ -268,5 +275,5 @@ def test_changed_input(campaign, name, tmp_path):
             assert campaign.files(output) == before
             num_refused += 1
     assert num_refused
-    again = "; 1 as if started again" * (2 - num_refused)
-    campaign.note("a changed input", name, 2, f"{num_refused} refused, nothing changed{again}")
+    again = "; 1 rebuilt with the expected bytes" * (2 - num_refused)
+    campaign.note("changed input", name, 2, f"changed inputs: {num_refused} refused, without changing a file{again}")

@@ -99,7 +99,10 @@ def described(found: list[Interrupted]) -> str:
     seconds = [one.seconds for one in found if one.is_stopped] or [0.0]
     middle, most = statistics.median(seconds), max(seconds)
     num_stopped = sum(one.is_stopped for one in found)
-    return f"{num_stopped} stopped, the prompt {middle:.1f} s after the last line, at most {most:.1f} s"
+    return (
+        f"interrupts: {num_stopped} came before the command's end; the prompt returned {middle:.1f} s after the last "
+        f"line (median; at most {most:.1f} s)"
+    )
 
 
 def check_stopped(process: Process, status: int, sent: int, num_times: int) -> bool:
@@ -121,7 +124,7 @@ def seen(_campaign: Campaign) -> Iterator[dict[str, list[Interrupted]]]:
     found: dict[str, list[Interrupted]] = defaultdict(list)
     yield found
     for stage, interrupts in found.items():
-        _campaign.note("Ctrl-C, SIGTERM", stage, len(interrupts), described(interrupts))
+        _campaign.note("Ctrl-C or SIGTERM, once or twice", stage, len(interrupts), described(interrupts))
 
 
 @pytest.mark.parametrize("name", STAGE_NAMES)

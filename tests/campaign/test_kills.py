@@ -40,12 +40,17 @@ def kill_often(campaign: Campaign, name: str, outputs: Path | str, num_kills: in
             num_ended += 1
 
 
+def described(num_ended: int) -> str:
+    outputs = "the only complete output has" if num_ended == 1 else f"all {num_ended} complete outputs have"
+    return f"kills: {outputs} the expected bytes"
+
+
 def test_killed_at_random_moments_it_ends_with_the_same_bytes(campaign, name, num_kills, tmp_path):
     num_ended = kill_often(campaign, name, tmp_path, num_kills)
-    campaign.note("kill -9", name, num_kills, f"the same bytes; {num_ended} finished")
+    campaign.note("kill -9", name, num_kills, described(num_ended))
 
 
 def test_killed_on_cloud_storage_it_ends_with_the_same_bytes(campaign, name, num_kills):
     num_kills = max(1, num_kills // 5)
     num_ended = kill_often(campaign, name, f"{campaign.cloud.bucket_url}/output", num_kills)
-    campaign.note("kill -9, on Cloud Storage", name, num_kills, f"the same bytes; {num_ended} finished")
+    campaign.note("kill -9, on Cloud Storage", name, num_kills, described(num_ended))

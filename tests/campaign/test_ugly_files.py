@@ -56,7 +56,10 @@ NUM_DRAWN = 2
 @pytest.fixture(scope="module")
 def seen(pytestconfig: pytest.Config) -> Iterator[dict[str, Counter[str]]]:
     """Counts what is tried, {fault: {stage: number}}, for the report."""
-    endings = {"ugly files, damaged folders": "read, or one line", "odd environment": "status 0"}
+    endings = {
+        "malformed files, damaged folders": "inputs: each was read, or refused with a one-line error",
+        "odd environment": "runs: all ended with status 0",
+    }
     found: dict[str, Counter[str]] = {fault: Counter() for fault in endings}
     yield found
     for fault, counted in found.items():
@@ -79,7 +82,7 @@ def check(
 @pytest.mark.parametrize(("command", "patterns"), FILE_COMMANDS, ids=[command for command, _ in FILE_COMMANDS])
 def test_each_ugly_file_is_read_or_refused_in_one_line(command, patterns, places: Places, tmp_path, seen):
     files = {name: lambda path=path: path for name, path in fed(places.ugly, patterns).items()}
-    check(command, files, places, tmp_path, seen["ugly files, damaged folders"])
+    check(command, files, places, tmp_path, seen["malformed files, damaged folders"])
 
 
 @pytest.mark.parametrize(("command", "folder"), FOLDER_COMMANDS, ids=[" ".join(one) for one in FOLDER_COMMANDS])
@@ -87,7 +90,7 @@ def test_damaged_folders_are_read_or_refused_in_one_line(command, folder, places
     damages = damages_of(places.named[folder])
     drawn = random.Random(f"campaign {command}").sample(damages, min(NUM_DAMAGES, len(damages)))
     copies = {str(damage): lambda damage=damage: damage.copy(tmp_path / "copies") for damage in drawn}
-    check(command, copies, places, tmp_path, seen["ugly files, damaged folders"])
+    check(command, copies, places, tmp_path, seen["malformed files, damaged folders"])
 
 
 def program(command: str, places: Places, out: Path) -> list[str]:
