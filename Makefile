@@ -23,6 +23,9 @@ LEGACY_TESTS ?= $(addprefix tests/train/model/test_,$(addsuffix .py,architecture
 # What `make test-newest` takes the newest of: all that pyproject.toml gives an upper bound.
 NEWEST = datasets google-cloud-storage huggingface-hub tensorboard tensorflow tf-keras tokenizers transformers
 
+# Where this is set, as in many containers, each command would compile all modules that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test test-slow test-python test-legacy test-newest lint docs campaign environment
 

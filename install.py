@@ -260,7 +260,10 @@ def _make_with_venv(folder: Path) -> None:
 
 def _install_packages(uv: str | None, python: Path, options: Sequence[str]) -> None:
     pip = [str(python), "-m", "pip", "install", "--progress-bar", "off", "--disable-pip-version-check"]
-    run_with_progress([*([uv, "pip", "install", "--python", str(python)] if uv else pip), *options])
+    # pip compiles all modules. uv leaves that to the first import, which cannot save the result in the many containers
+    # that set PYTHONDONTWRITEBYTECODE. There every command would spend ten seconds on compiling.
+    compiling = ["--compile-bytecode"] if sys.dont_write_bytecode else []
+    run_with_progress([*([uv, "pip", "install", *compiling, "--python", str(python)] if uv else pip), *options])
 
 
 def _find_uv(say: Callable[[str], None]) -> str | None:

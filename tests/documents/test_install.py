@@ -261,9 +261,13 @@ def test_both_notebooks_install_alike():
     assert first == second
 
 
-def test_an_extra_is_added_to_an_environment(commands):
+@pytest.mark.parametrize("compiles", [False, True])
+def test_an_extra_is_added_to_an_environment(compiles, commands, monkeypatch):
+    """Its modules are compiled at once if the commands that import them could not save what they compile."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", compiles)
     install.add_extra("/env/bin/python", "finetuning")
-    assert commands() == ["uv pip install --python /env/bin/python --editable .[finetuning]"]
+    compiling = "--compile-bytecode " * compiles
+    assert commands() == [f"uv pip install {compiling}--python /env/bin/python --editable .[finetuning]"]
 
 
 @pytest.mark.slow
