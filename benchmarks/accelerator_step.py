@@ -64,14 +64,14 @@ def lower(folder: Path, arguments: argparse.Namespace) -> None:
     tiny = ("--config-overrides", "num_hidden_layers=1,hidden_size=64,num_attention_heads=2,intermediate_size=64")
     length, vocab_size = (32, 500) if arguments.tiny else (512, VOCAB_SIZE)
     steps: dict[str, Any] = {}
-    for preset in PRESETS:
+    for preset in arguments.presets:
         for rows in (2,) if arguments.tiny else ROWS:
-            for variant, more in VARIANTS.items():
+            for variant in arguments.variants:
                 batch = ("--per-replica-batch-size", str(rows), "--gradient-accumulation-steps", "1")
                 flags = ["--preset", preset, *batch, "--max-length", str(length), "--bfloat16", *on_tpu]
                 group = f"{preset}-{rows}"
                 name = f"{group}, {variant}"
-                flags += [*more, *(tiny if arguments.tiny else ())]
+                flags += [*VARIANTS[variant], *(tiny if arguments.tiny else ())]
                 steps[name] = {"group": group, **write_base_step(folder, name, flags, vocab_size)}
                 print(f"{name} is lowered", flush=True)
     for name in TOLERANCES:
@@ -164,8 +164,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("half", choices=("lower", "run"))
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=VARIANTS, help="Variants of our step.")
     lowering = parser.add_argument_group("lower")
     lowering.add_argument("--shards", help="Folder with train/, shards of real text.")
+    lowering.add_argument("--presets", nargs="+", default=list(PRESETS), choices=PRESETS)
     lowering.add_argument("--num-steps", type=int, default=300, help="Number of steps of the short runs.")
     lowering.add_argument("--tpu", action="store_true", help="Lower for a TPU.")
     lowering.add_argument("--tiny", action="store_true", help="Use tiny models, to try out the benchmark.")
@@ -173,9 +175,6 @@ def main() -> None:
     running.add_argument("--only", nargs="+", help="Presets and numbers of rows to time, such as modernbert-base-64.")
     running.add_argument(
         "--torch-attention", nargs="+", choices=TORCH_ATTENTION, help="Default: sdpa, or both on GPUs."
-    )
-    running.add_argument(
-        "--variants", nargs="*", default=list(VARIANTS), choices=VARIANTS, help="Variants of our step."
     )
     running.add_argument(
         "--start-together", action="store_true", help="Compile all steps at once, which distorts compile times."

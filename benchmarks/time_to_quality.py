@@ -6,7 +6,8 @@ All recipes use the same shards, tokenizer, model size, training time, and all c
 measured first, and its number of steps is the number that fits into `--minutes`. The recipes take turns at training for
 a round, so that other load on the machine affects all equally. Evaluation (on the same masked rows, in float32) and
 compilation are not counted. peers/quality_contenders.py and peers/quality_trainer.py define the recipes. PyTorch runs
-in a separate environment, which is created in a temporary folder unless `--torch-python` names one.
+in a separate environment, which is created in a temporary folder unless `--torch-python` names one. With
+`--steps-per-round`, which tries the program out, no speed is measured.
 """
 
 import argparse
@@ -223,6 +224,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5, help="Training time of each recipe.")
     parser.add_argument("--our-minutes", type=float, help="Training time of our recipes, if different.")
     parser.add_argument("--rounds", type=int, default=20, help="Number of rounds, each followed by an evaluation.")
+    parser.add_argument("--steps-per-round", type=int, help="Default: what fits into the training time.")
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
     parser.add_argument(
         "--torch-python", help="Interpreter of an environment with torch, transformers 4.57 and accelerate."
@@ -241,8 +243,8 @@ def main() -> None:
             contest = contest._replace(torch_python=make_torch_environment(Path(folder, "environment")))
         for preset in presets:
             contest.hand_over(preset)
-        speed = step_seconds(contest, names)
-        steps_per_round = {}
+        steps_per_round = dict.fromkeys(names, arguments.steps_per_round)
+        speed = {} if arguments.steps_per_round else step_seconds(contest, names)
         for name, seconds in speed.items():
             print(f"{name}: {1000 * seconds:.1f} ms per step", file=sys.stderr)
             minutes = arguments.our_minutes if RECIPES[name].is_ours and arguments.our_minutes else arguments.minutes

@@ -16,7 +16,7 @@ import pytest
 from benchmarks import embedding_step, finetune_step
 from benchmarks.generated_text import write_generated_text
 from benchmarks.measured_run import run_measured
-from benchmarks.time_to_quality import message, seconds_to
+from benchmarks.time_to_quality import message
 from finetuning.config.settings import ClassificationData
 from finetuning.tasks.classification import read_splits
 from tests.fixtures.other_environments import output_of
@@ -96,12 +96,6 @@ def test_tokens_of_a_row_are_those_that_it_is_filled_up_to():
     assert tokens["trainer grouped"] == pytest.approx((3 + 16 + 17 + 40) / 4, rel=0.02)
     assert 19 < tokens["trainer"] == tokens["tf script dynamic"] < 40
     assert finetune_step.tokens_of_rows(["ours with XLA"], np.array([3, 17]), settings) == {"ours with XLA": 20}
-
-
-def test_a_curve_reaches_a_loss_when_it_is_first_there():
-    found = [seconds_to(loss, CURVE) for loss in (7.0, 5.25, 5.0, 4.5)]
-    assert found == pytest.approx([10.0, 17.5, 20.0, 36.0 + 2 / 3])
-    assert seconds_to(3.9, CURVE) is None
 
 
 def test_the_title_compares_ours_with_the_best_of_the_others():
@@ -188,8 +182,8 @@ TABLES = {
         ],
     ),
     "time_to_quality.py": (
-        "--shards {shards} --recipes trainer-roberta ours-modernbert --minutes=0.02 --rounds=2 --torch-python {torch} "
-        "--picture {tmp}/c.png",
+        "--shards {shards} --recipes trainer-roberta ours-modernbert --steps-per-round=2 --rounds=2 "
+        "--torch-python {torch} --picture {tmp}/c.png",
         [r"^2( +\d+ +\d+\.\d{3}){2}$", r"^ours-modernbert reaches the final loss of trainer-roberta, \d"],
     ),
 }
@@ -227,8 +221,9 @@ for name in ("tensorflow", "tf_keras", "keras", "transformers", "huggingface_hub
 @pytest.mark.slow
 def test_steps_lowered_here_are_executed_and_compared_where_there_is_no_tensorflow(shards, tmp_path):
     program = [sys.executable, PROJECT / "benchmarks" / "accelerator_step.py"]
+    variants = ("reference layers", "Muon")  # the second with TPU layers
     lower = [*program, "lower", tmp_path / "steps", "--shards", shards, "--tiny", "--num-steps=4"]
-    subprocess.run(lower, check=True)
+    subprocess.run([*lower, "--presets", "modernbert-base", "--variants", *variants], check=True)
     (tmp_path / "sitecustomize.py").write_text(NO_TENSORFLOW, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     run = [*program, "run", tmp_path / "steps", "--rounds=1", "--steps-per-round=1", "--without-torch"]
@@ -236,9 +231,8 @@ def test_steps_lowered_here_are_executed_and_compared_where_there_is_no_tensorfl
     for name in ("short-float32", "short-bfloat16"):
         followed = rf"^cpu, {name}: the first 4 of 4 losses follow the CPU's, within "
         assert re.search(followed, printed, re.MULTILINE), printed
-    for name in ("roberta-base-2", "modernbert-base-2"):
-        for variant in ("reference layers", "TPU layers", "Muon"):
-            assert re.search(rf"^{name}, {variant} +[\d,]+ +\(", printed, re.MULTILINE), printed
+    for variant in variants:
+        assert re.search(rf"^modernbert-base-2, {variant} +[\d,]+ +\(", printed, re.MULTILINE), printed
     losses = read_json(tmp_path / "steps" / "results.json")["results"]["short-float32"]["losses"]
     assert len(set(losses)) == 4
 

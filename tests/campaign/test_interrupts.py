@@ -25,7 +25,7 @@ STAGE_NAMES = [stage.name for stage in STAGES]
 # A command that has not ended by then, after its last line, waits for something that never comes.
 HANG_SECONDS = 60.0
 # What is sent, how often.
-INTERRUPTS = ((signal.SIGINT, 1), (signal.SIGINT, 2), (signal.SIGTERM, 1), (signal.SIGTERM, 2))
+INTERRUPTS = ((signal.SIGINT, 1), (signal.SIGTERM, 2), (signal.SIGINT, 2), (signal.SIGTERM, 1))
 _FINETUNE = "--max-seq-length 24 --length-buckets 24 --per-replica-batch-size 4 --max-steps 8 --save-steps 3"
 FINETUNE = f"--init-from {{start}} {_FINETUNE} --output-dir {{out}}"
 # {NAME} is one of `Places.named` or of `more_places`, {out} the path of what a command writes.
@@ -135,7 +135,7 @@ def test_stages_are_stopped_and_continue(campaign, seen, name, num_kills, tmp_pa
     def start(num_ended: int) -> Process:
         return campaign.processes.start(stage.module, stage.flags(tmp_path / str(num_ended)), as_script=True)
 
-    seen[name] += interrupt_often(start, campaign.seconds(name), max(4, num_kills // 4), name)
+    seen[name] += interrupt_often(start, campaign.seconds(name), max(2, num_kills // 4), name)
     for output in tmp_path.iterdir():
         campaign.finish(stage, output)
 

@@ -222,22 +222,6 @@ def test_pip_takes_over_where_uv_fails_or_is_not_to_be_had(commands, tmp_path, m
     assert [command.split(" ", 3)[-1] for command in by_pip] == ["--editable .[cpu]", "--editable .[cpu,test]"]
 
 
-def test_what_a_command_does_is_shown(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(install, "HEARTBEAT_SECONDS", 0.0)
-    program = "import time; print('Downloading tensorflow', flush=True); time.sleep(1); raise SystemExit(7)"
-    with pytest.raises(install.CommandError, match=r"ended with status 7(.|\n)*Downloading tensorflow"):
-        install.run_with_progress([sys.executable, "-c", program], tmp_path / "a.log")
-    printed = capfd.readouterr().out
-    assert " s  Downloading tensorflow" in printed
-    assert "\r" not in printed  # as a file gets it
-
-
-def test_make_lists_its_targets():
-    shown = subprocess.run(["make"], cwd=PROJECT, capture_output=True, encoding="utf-8", check=True).stdout
-    targets = [line.split()[1] for line in shown.splitlines()]
-    assert {"help", "quickstart", "test", "test-slow", "lint", "docs"} <= set(targets)
-
-
 SCRIPTS = [
     path.relative_to(PROJECT)
     for folder in ("tokenizer_training", "tfrecord_prep", "train", "finetuning")
@@ -275,16 +259,13 @@ def test_an_extra_is_added_to_an_environment(compiles, commands, monkeypatch):
     ("extra", "python", "jax", "tensorflow"),
     [
         ("preflight", "3.10", "0.6.2", "2.20."),
-        ("preflight", "3.11", "0.7.1", "2.20."),
-        ("preflight", "3.12", "0.7.1", "2.20."),
         ("preflight", "3.13", "0.7.1", "2.20."),
-        ("jax-tpu", "3.10", "0.6.2", "2."),
-        ("jax-tpu", "3.12", "0.7.2", "2."),  # Kaggle's
         ("jax-tpu", "3.13", "0.7.2", "2."),  # Colab's
         ("jax-cuda", "3.12", "0.7.2", "2."),
     ],
 )
-def test_an_extra_with_jax_can_be_installed_for_each_python(extra, python, jax, tensorflow):
+def test_an_extra_with_jax_can_be_installed(extra, python, jax, tensorflow):
+    """With the oldest and the newest Python; those between have the JAX of the newest."""
     platform = ("--python-platform", "x86_64-manylinux_2_31", "--python-version", python)
     resolve = ["pip", "compile", "pyproject.toml", "--quiet", "--extra", extra, "--only-binary", ":all:"]
     environment = {name: value for name, value in os.environ.items() if name not in install.FOREIGN_VARIABLES}
