@@ -32,23 +32,6 @@ def test_predictions_are_read_from_what_the_command_prints():
     ]
 
 
-def test_it_ends_with_what_to_type_next():
-    lines = quickstart.closing_lines(Path("runs/quickstart"), str(PROJECT / ".venv" / "bin" / "python"))
-    assert "    source .venv/bin/activate\n    python train/fill_mask.py --model runs/quickstart/model " in lines
-    assert "runs/quickstart/model/loss.png" in lines
-
-
-def test_make_runs_it():
-    shown = subprocess.run(
-        ["make", "--dry-run", "quickstart", "QUICKSTART_DIR=there", "QUICKSTART_STEPS=4", "PYTHON=python3"],
-        cwd=PROJECT,
-        capture_output=True,
-        encoding="utf-8",
-        check=True,
-    ).stdout
-    assert "python3 quickstart.py --environment .venv --output-dir there --max-steps 4" in shown.splitlines()
-
-
 def test_a_failed_stage_names_its_log(tmp_path, capsys):
     assert quickstart.main(["--python", "false", "--output-dir", str(tmp_path)]) == 1
     printed = capsys.readouterr()

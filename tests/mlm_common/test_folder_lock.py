@@ -240,12 +240,3 @@ def test_a_lost_answer_to_a_sign_of_life_is_no_lost_folder(cloud):
             time.sleep(HEARTBEAT_SECONDS)
         folder.write_text("a", "b")
     assert cloud.objects() == {"output/a": b"b"}
-
-
-def test_the_owners_record_is_no_content_of_the_folder(folder, tmp_path):
-    with locked_folder(folder.path, **FAST):
-        folder.write_text("a", "b")
-        assert folder.list_files().keys() == {"a"}
-        with folder.local_copy() as copy:
-            open_folder(str(tmp_path / "copy")).upload_folder(copy)
-    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["a"]

@@ -45,10 +45,6 @@ def test_a_manifest_that_is_not_one_is_refused(tmp_path, record, message):
         read_mixture(str(tmp_path))
 
 
-def test_pairs_are_read_by_name():
-    assert list(named_weights(["de=0.7", "en=3e-1"], "--weights", ["en", "de"]).items()) == [("en", 0.3), ("de", 0.7)]
-
-
 @pytest.mark.parametrize(
     "pairs",
     [["de"], ["de="], ["de=x"], ["de=1", "de=2"], ["=1"], ["de=1", "en=1"], ["de=0"]],

@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -44,16 +42,6 @@ def make_tokenizer(scores: list[float] | None = None, **names: Any) -> PreTraine
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     all_names = {f"{name}_token": token for name, token in SPECIAL_TOKENS.items()} | names
     return PreTrainedTokenizerFast(tokenizer_object=backend, **all_names)
-
-
-def test_managed_folders_load_without_all_model_classes(tmp_path):
-    save_tokenizer(make_tokenizer(), str(tmp_path))
-    code = "import sys; from mlm_common.tokenizer import load_tokenizer as load; tokenizer = load(sys.argv[1]); "
-    code += "assert 'transformers.models.auto.tokenization_auto' not in sys.modules; "
-    code += "from transformers import AutoTokenizer; other = AutoTokenizer.from_pretrained(sys.argv[1]); "
-    code += "assert (type(tokenizer), repr(tokenizer)) == (type(other), repr(other)); "
-    code += "assert tokenizer.init_kwargs == other.init_kwargs, (tokenizer.init_kwargs, other.init_kwargs)"
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
 
 
 def saved(tokenizer: PreTrainedTokenizerFast, folder: Path | str) -> PreTrainedTokenizerFast:
@@ -113,12 +101,6 @@ def test_special_tokens_that_share_an_id_are_refused(one, other, tmp_path):
     assert load_tokenizer(str(tmp_path), needs_special_tokens=False).is_fast
 
 
-def test_one_token_in_all_roles_is_refused(tmp_path):
-    save_tokenizer(make_tokenizer(**{f"{name}_token": "<unk>" for name in SPECIAL_TOKENS}), str(tmp_path))
-    with pytest.raises(InputError, match=r"cls and pad and sep and unk and mask are both id 3\. Add tokens, such as"):
-        load_tokenizer(str(tmp_path))
-
-
 def test_a_vocabulary_with_a_byte_order_mark_is_refused(tmp_path):
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]
     (tmp_path / "vocab.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8-sig")
@@ -127,48 +109,6 @@ def test_a_vocabulary_with_a_byte_order_mark_is_refused(tmp_path):
         load_tokenizer(str(tmp_path))
     (tmp_path / "vocab.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
     assert special_ids(load_tokenizer(str(tmp_path))) == {"cls": 2, "pad": 0, "sep": 3, "unk": 1, "mask": 4}
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "spiece.model"])
-def test_a_git_lfs_pointer_among_the_files_of_a_tokenizer_is_named(tmp_path, name):
-    save_tokenizer(make_tokenizer(), str(tmp_path))
-    (tmp_path / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
-    with pytest.raises(InputError, match=rf"{tmp_path}/{name} must be a file of a tokenizer; it is a Git LFS pointer"):
-        load_tokenizer(str(tmp_path))
-
-
-DAMAGE = {
-    "cut off": lambda content: content[: len(content) // 2],
-    "empty": lambda _: b"",
-    "other JSON": lambda _: b"7",
-    "not UTF-8": lambda content: content + b"\xff",
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-def test_the_damaged_file_of_a_tokenizer_is_named(tmp_path, name, damage):
-    save_tokenizer(make_tokenizer(), str(tmp_path))
-    (tmp_path / name).write_bytes(damage((tmp_path / name).read_bytes()))
-    with pytest.raises(InputError, match=rf"^{tmp_path}/{name} must be a file of a tokenizer; .*\.$") as caught:
-        load_tokenizer(str(tmp_path))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("value", ["512", {}, [512]])
-def test_the_length_of_a_tokenizer_is_a_number(tmp_path, value):
-    save_tokenizer(make_tokenizer(), str(tmp_path))
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text("utf-8")) | {"model_max_length": value}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
-    with pytest.raises(InputError, match=r"model_max_length in the tokenizer_config.json of .* must be a whole number"):
-        load_tokenizer(str(tmp_path))
-
-
-def test_a_tokenizer_file_of_other_content_is_named(tmp_path):
-    save_tokenizer(make_tokenizer(), str(tmp_path))
-    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "Unigram"}}', encoding="utf-8")
-    with pytest.raises(InputError, match=rf"^{tmp_path}/tokenizer\.json must be a file of a tokenizer; "):
-        load_tokenizer(str(tmp_path))
 
 
 def test_folder_without_a_tokenizer_is_refused(tmp_path):
@@ -310,16 +250,6 @@ def test_each_word_of_a_text_begins_once(byte_fallback, split_digits):
         assert starts[ids[:1]].all()
 
     check()
-
-
-def test_words_are_as_the_marks_cut_them():
-    tokenizer = marked_tokenizer(byte_fallback=False, split_digits=False)
-    starts = word_starts(tokenizer)
-    assert starts is not None
-    encoding = plain_text_backend(tokenizer).encode("abcd 12  中的 aQQe Q", add_special_tokens=False)
-    cut = ["", *np.where(starts[encoding.ids], "|", "")][1:]
-    segmented = "".join(mark + token for mark, token in zip(cut, encoding.tokens, strict=True))
-    assert segmented == "|▁abcd|▁12|▁中的|▁aQQe|▁Q"
 
 
 @pytest.mark.parametrize("place", ["local", "cloud"])

@@ -231,7 +231,3 @@ def test_what_waits_can_be_dropped_and_what_fails_ends_nothing():
     handler.may_end.release()
     assert pushes.wait(20)
     assert (handler.begun, handler.ended) == ([-1, 3], [3])
-
-
-def test_nothing_to_wait_for():
-    assert LatestItemWorker(Handler()).wait()

@@ -210,15 +210,6 @@ def test_what_the_hub_does_not_have_is_one_line(address, message):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.usefixtures("pushed")
-def test_transient_errors_are_retried(hub_here):
-    hub_here.fault(f"/api/datasets/{REPO}/revision/main", method="GET", status=503)
-    hub_here.fault("/tree/", method="GET", status=503)
-    hub_here.fault("dataset-00000", method="HEAD", status=503)
-    hub_here.fault("manifest.json", method="GET", mode="reset")
-    assert open_shards(HubShards().local_folder(ADDRESS, "train")).num_rows > 0
-
-
 def test_a_shard_with_another_checksum_is_refused_until_it_is_right(pushed, hub_here):
     name = f"train/{json.loads((pushed / 'train' / MANIFEST_NAME).read_text('utf-8'))['shards'][3]['name']}"
     content = (pushed / name).read_bytes()

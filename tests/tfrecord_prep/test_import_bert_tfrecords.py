@@ -1,7 +1,6 @@
 """Records as BERT's create_pretraining_data.py writes them become the rows that they were before they were masked."""
 
 import gzip
-import itertools
 import random
 import re
 from collections import Counter
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from mlm_common.errors import InputError
 from mlm_common.tokenizer import load_tokenizer, tokenizer_sha256
 from tests.fixtures.bert_tfrecords import (
     CLS,
@@ -23,8 +21,7 @@ from tests.fixtures.bert_tfrecords import (
     write_files,
     write_tokenizer,
 )
-from tests.fixtures.tiny_corpus import contents, train_tiny_tokenizer
-from tfrecord_prep import partition
+from tests.fixtures.tiny_corpus import train_tiny_tokenizer
 from tfrecord_prep.import_bert_tfrecords import main
 from tfrecord_prep.manifest import open_shards
 from tfrecord_prep.records import LABEL_KEY, decode_feature, read_records
@@ -92,36 +89,6 @@ def test_rows_that_differ_in_their_masks_only_are_counted_and_left_out_if_asked(
     assert open_shards(str(tmp_path / "out" / "train")).manifest.totals.num_duplicate_documents == num_copies
     refused = run(main, *flags(pattern, tokenizer, tmp_path / "out")).refusal
     assert "contains shards with other settings: deduplicated" in refused
-
-
-class Killed(BaseException):
-    pass
-
-
-def test_killed_in_the_middle_nothing_is_taken_as_complete(tokenizer, tmp_path, monkeypatch):
-    pattern = write_files(tmp_path, instances(documents(tokenizer), dupe_factor=1))
-    assert main(flags(pattern, tokenizer, tmp_path / "whole")) == 0
-    calls, write_sidecar = itertools.count(), partition.write_sidecar
-
-    def killed(*arguments: object) -> None:
-        if next(calls) == 1:
-            raise Killed
-        write_sidecar(*arguments)
-
-    monkeypatch.setattr(partition, "write_sidecar", killed)
-    with pytest.raises(Killed):
-        main(flags(pattern, tokenizer, tmp_path / "out"))
-    monkeypatch.undo()
-    folder = tmp_path / "out" / "train"
-    with pytest.raises(InputError, match="its preparation did not finish"):
-        open_shards(str(folder))
-    first = next(folder.glob("dataset-00000-*.tfrecord"))
-    before = first.stat().st_mtime_ns
-    given = flags(pattern, tokenizer, tmp_path / "out")
-    place = given.index("--shard-size")
-    assert main(given[:place] + given[place + 2 :]) == 0  # which the folder has
-    assert first.stat().st_mtime_ns == before
-    assert contents(folder) == contents(tmp_path / "whole" / "train")
 
 
 PAIR: Instance = ([CLS, 5, 6, SEP, 7, SEP], [0, 0, 0, 0, 1, 1], 0)

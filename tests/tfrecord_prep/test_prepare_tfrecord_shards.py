@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus
-from mlm_common.tokenizer import SPECIAL_TOKENS, save_tokenizer, tokenizer_sha256
+from mlm_common.tokenizer import SPECIAL_TOKENS, save_tokenizer
 from tests.fixtures.damaged_json import damaged
 from tests.fixtures.tiny_corpus import DOCUMENTS, contents, flags, read_rows, wrapped, write_source
 from tfrecord_prep.manifest import open_shards, read_manifest
@@ -31,20 +31,6 @@ SCRIPT = Path(__file__).parents[2] / "tfrecord_prep" / "prepare_tfrecord_shards.
 @pytest.fixture(scope="module")
 def tokenizer(source: Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(source / "tokenizer")
-
-
-def test_names_number_partitions_and_shards(source, tmp_path):
-    main(flags(source, tmp_path))
-    names = [shard.name for shard in read_manifest(str(tmp_path / "train")).shards]
-    assert names == sorted(names)
-    partitions_and_shards = [tuple(map(int, name.split("-")[1:3])) for name in names]
-    assert {partition for partition, _ in partitions_and_shards} == set(range(partitions_and_shards[-1][0] + 1))
-    assert {shard for _, shard in partitions_and_shards} > {0, 1}
-    on_disk = {path.name for path in (tmp_path / "train").iterdir()}
-    assert on_disk == {*names, "manifest.json", "tokenizer"}
-    shards = open_shards(str(tmp_path / "train"))
-    copied = PreTrainedTokenizerFast.from_pretrained(shards.tokenizer_folder)
-    assert tokenizer_sha256(copied) == shards.manifest.tokenizer.sha256
 
 
 def test_two_workers_write_the_same_without_tensorflow(source, tmp_path):
@@ -74,14 +60,6 @@ def test_ids_beyond_16_bits(tmp_path):
     manifest = read_manifest(str(tmp_path / "train"))
     assert manifest.tokenizer.vocabulary_size == 70_005
     assert manifest.unigram_entropy_nats == pytest.approx(np.log(5))  # the unknown token does not count
-
-
-def test_split_names_the_folder(source, tmp_path):
-    (tmp_path / "other.txt").write_text("one\ntwo\n", encoding="utf-8")
-    files = ["--validation-files", str(tmp_path / "other.txt")]
-    assert main(flags(source, tmp_path, "--split", "part", "--limit", "30", *files)) == 0
-    totals = {name: read_manifest(str(tmp_path / name)).totals for name in ("part", "validation")}
-    assert (totals["part"].num_documents, totals["validation"].num_documents) == (30, 2)
 
 
 def test_three_splits_in_one_command(source, tmp_path, tokenizer, run):

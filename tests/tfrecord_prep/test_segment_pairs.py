@@ -72,12 +72,6 @@ def test_nothing_random_gives_all_text_in_order():
     assert pairs[1] == (second[:2], second[2:], 0)
 
 
-def test_chunks_that_fill_a_row():
-    ids = ids_of(0, 20)
-    pairs = cut([[5] * 4, [1, 1]], 13, short_share=0, random_share=0)
-    assert pairs[:2] == [(ids[:5], ids[5:10], 0), (ids[10:15], ids[15:], 0)]
-
-
 def test_everything_random_pairs_sentences_with_other_documents():
     pairs = cut([[5, 5, 5], [2, 2]], 13, short_share=0, random_share=1)
     assert [label for *_, label in pairs] == [1] * 5
@@ -207,13 +201,3 @@ def test_the_command_writes_pairs(pair_shards, run):
     assert manifest.totals.num_rows > manifest.totals.num_random_pairs > 0
     refused = run(main, *flags(source, out, *more, "--sentences-by", "line"))
     assert "sentences_by is 'punctuation' there, but 'line' is requested" in refused.error
-
-
-def test_random_share(pair_shards, tmp_path, run):
-    made = run(main, *flags(pair_shards.parent, tmp_path), "--chunking", "segment_pairs", "--random-share", "0")
-    in_order, usual = read_manifest(str(tmp_path / "train")), read_manifest(str(pair_shards / "train"))
-    assert f"  pairs               {in_order.totals.num_rows}, " in made.out
-    assert in_order.random_share == 0
-    assert in_order.totals.num_random_pairs / in_order.totals.num_rows < 0.8 * (
-        usual.totals.num_random_pairs / usual.totals.num_rows
-    )

@@ -3,7 +3,6 @@
 import json
 import random
 import shutil
-import time
 from pathlib import Path
 from string import ascii_lowercase
 from unicodedata import normalize
@@ -15,7 +14,6 @@ from mlm_common.corpus.config import CorpusConfig, SourcesConfig
 from mlm_common.corpus.sources import open_mixture
 from mlm_common.mixture import MIXTURE_NAME, MixtureSource, read_mixture
 from mlm_common.tokenizer import RECORD_FILE
-from tests.campaign.processes import Processes
 from tests.fixtures.tiny_corpus import WORDS, contents, flags, read_rows
 from tfrecord_prep import prepare_tfrecord_shards as command
 from tfrecord_prep import split
@@ -242,23 +240,3 @@ def test_cloud_storage_holds_the_same_bytes(source, sources, prepared, cloud):
     """The hashes of documents, too, are there while they are needed, and not afterwards."""
     assert main(mixed(source, sources, f"{cloud.bucket_url}/run", "--drop-duplicates")) == 0
     assert cloud.objects() == {f"run/{name}": data for name, data in contents(prepared).items()}
-
-
-@pytest.mark.slow
-def test_killed_at_random_moments_it_ends_with_the_same_bytes(source, sources, prepared, tmp_path):
-    arguments = mixed(source, sources, tmp_path / "out", "--drop-duplicates", "--num-workers", "2")
-    draw, num_killed, seconds = random.Random(0), 0, None
-    (tmp_path / "printed").mkdir()
-    with Processes(tmp_path / "printed", {}) as processes:
-        while True:
-            process, started = processes.start("tfrecord_prep.prepare_tfrecord_shards", arguments), time.monotonic()
-            kill, with_workers = seconds is not None and num_killed < 5, draw.random() < 0.5
-            if kill and process.kill_after(draw.uniform(0, seconds), with_workers=with_workers) < 0:
-                num_killed += 1
-                continue
-            assert process.wait() == 0, process.output
-            assert contents(tmp_path / "out") == contents(prepared)
-            if num_killed == 5:
-                break
-            seconds = seconds or time.monotonic() - started  # of one that nobody disturbs
-            shutil.rmtree(tmp_path / "out")

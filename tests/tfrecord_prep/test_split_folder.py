@@ -2,9 +2,6 @@
 
 import re
 import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +17,7 @@ from mlm_common.errors import EXIT_STOPPED, InputError
 from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import contents, flags
 from tfrecord_prep import partition, split
-from tfrecord_prep.manifest import open_shards, read_manifest
+from tfrecord_prep.manifest import read_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main, stoppable
 from tfrecord_prep.split import default_partition_bytes, default_shard_size
 
@@ -116,11 +113,6 @@ def test_after_a_file_changed_only_its_partitions_are_made_again(prepare, tmp_pa
     assert_same_as_fresh(prepare, tmp_path, *corpus)
     assert "corpus.data_files[1] is " in caplog.text
     assert {path for path in before if times(tmp_path / "out").get(path) == before[path]} == of_first_file
-
-
-def test_partitions_of_a_corpus_that_became_shorter_go(prepare, unfinished, tmp_path):
-    (tmp_path / "docs.txt").write_bytes(CORPUS[:2400])
-    assert_same_as_fresh(prepare, tmp_path, *unfinished)
 
 
 def test_with_another_tokenizers_library_unfinished_work_is_done_again(prepare, unfinished, tmp_path, monkeypatch):
@@ -286,9 +278,6 @@ def test_default_partition_size_follows_the_corpus(tmp_path, num_bytes, expected
     assert default_partition_bytes(open_corpus(CorpusConfig(data_files=[str(path)], limit=1))) == 4 * MIB
 
 
-SCRIPT = Path(__file__).parents[2] / "tfrecord_prep" / "prepare_tfrecord_shards.py"
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
 def test_a_request_ends_in_one_line(number, handler, capsys):
@@ -306,30 +295,3 @@ def test_a_request_ends_in_one_line(number, handler, capsys):
         assert signal.getsignal(signal.SIGTERM) == sigterm
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def test_other_threads_handle_no_signals():
-    entered = []
-
-    def work() -> None:
-        with stoppable():
-            entered.append(True)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert entered
-
-
-def test_a_file_that_becomes_too_large_leaves_nothing_complete(source, tmp_path):
-    arguments = flags(source, tmp_path, "--shard-size", "100", "--partition-bytes", "8000")
-    limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({7_000}, {7_000})); "
-    limited += f"import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
-    command = [sys.executable, "-c", limited, str(SCRIPT), *arguments]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8")
-    assert done.returncode == 1, done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    said = "/train was not completed: .*File too large.*run the same command again: it resumes from there"
-    assert re.search(said, line)
-    with pytest.raises(InputError, match="did not finish"):
-        open_shards(str(tmp_path / "train"))

@@ -161,13 +161,6 @@ def test_counts_of_a_sample_are_in_proportion():
     assert all(abs(relative[tenth] - 1) < 4 * 0.5 / num_seeds**0.5 for tenth in TENTHS), relative
 
 
-def test_one_seed_reaches_every_part_of_the_text():
-    """With as many blocks as a corpus beyond `max_bytes` has."""
-    sample = sampled(DOCUMENTS, NUM_BYTES // 2)
-    assert sample.record["sampling_rate"] < 1
-    assert all(sample.counts.segments[f"▁{tenth}"] > 10 for tenth in TENTHS), sample.counts.segments
-
-
 def test_rarest_segments_are_dropped_on_the_way():
     documents = [f"frequent often {index}x {index}y" for index in range(5000)]
     sample = sampled(documents, 40_000, max_distinct_characters=2000)

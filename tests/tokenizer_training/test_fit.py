@@ -98,21 +98,6 @@ def test_each_source_has_the_figure_that_suits_its_script(folder, texts, run):
     assert f" {found['zh', False]['characters_per_token']:.2f} |" in shown
 
 
-def test_the_terminal_mixes_no_words_with_characters(texts, tmp_path, run):
-    lines = [*texts["en"], *texts["zh"]]
-    (tmp_path / "a.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (tmp_path / "held-out.txt").write_text("\n".join(lines[::2]) + "\n", encoding="utf-8")
-    flags = ["--data-files", tmp_path / "a.txt", "--sample-by", "line", "--num-workers", 1]
-    shown = run(main, *flags, "--validation-files", tmp_path / "held-out.txt", "--output-dir", tmp_path / "one").out
-    assert "tokens per word (" in shown
-    assert "characters per token (" in shown
-    (tmp_path / "zh.txt").write_text("\n".join(texts["zh"]) + "\n", encoding="utf-8")
-    flags[1] = tmp_path / "zh.txt"
-    shown = run(main, *flags, "--output-dir", tmp_path / "zh").out
-    assert "tokens per word" not in shown
-    assert "characters per token, " in shown
-
-
 @pytest.mark.parametrize(
     ("text", "has_spaces"),
     [

@@ -3,7 +3,6 @@
 import itertools
 import re
 import unicodedata
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,16 +52,6 @@ def cut(text: str, **settings: Any) -> list[str]:
 )
 def test_examples(text, settings, expected):
     assert normalized(text, **settings) == expected
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [({}, '102 1\u20442 "a b'), ({"normalization": "none", "replace_quotes": False}, "10² ½ ''a b")],
-)
-def test_what_the_guide_says_of_normalization_holds(settings, expected):
-    assert normalized("10² ½ ''a \t b", **settings) == expected
-    guide = (Path(__file__).parents[2] / "docs" / "guides" / "tokenizer.md").read_text(encoding="utf-8")
-    assert "`10²` becomes `102`, `½` becomes `1\u20442`, `''` becomes `\"`" in guide
 
 
 @pytest.mark.parametrize("form", ["nfkc", "none"])

@@ -1,7 +1,6 @@
 """How a tokenizer is measured and reported on."""
 
 import json
-import re
 from dataclasses import asdict
 from typing import Any
 
@@ -14,8 +13,6 @@ from mlm_common.tokenizer import BYTE_TOKENS, SPECIAL_TOKENS
 from tokenizer_training.fit import measure_fits
 from tokenizer_training.report import (
     EXAMPLE_CHARACTERS,
-    LINE_COLUMNS,
-    ZONES,
     TokenizerQuality,
     build_report,
     choose_example,
@@ -138,25 +135,6 @@ def test_ten_examples_of_whole_words_come_from_all_over_the_text():
     assert any("<unk>" in example["tokens"] for example in examples)
 
 
-def test_rendered_report_is_short_aligned_and_printable():
-    texts = [*TEXTS, *(["的" * 500, "\x1b[31m\x07 red"] * 5)]
-    report = make_report(make_tokenizer(byte_fallback=True), texts)
-    text = render_report(report)
-    lines = text.split("\n")
-    assert [line[:12].strip() for line in lines] == ["vocabulary", "fit", "rare", "examples", "", ""]
-    assert all(line[12] != " " for line in lines)
-    assert all(character.isprintable() for line in lines for character in line)
-    assert max(map(len, lines)) == LINE_COLUMNS
-    for part in (
-        " characters per token (",
-        " tokens per word (",
-        "5 characters spelled as bytes:  z:50  ü:4",
-        "\\u200b:1",
-    ):
-        assert part in text
-    assert next(line for line in lines if "的 的" in line).endswith("…")
-
-
 CHINESE = ["的模型" * 60, "模型的" * 50]
 
 
@@ -164,15 +142,6 @@ def report_of_sources(tokenizer: PreTrainedTokenizerFast, sources: dict[str, lis
     texts = [text for of_source in sources.values() for text in of_source]
     quality, fits = measure_quality(tokenizer, texts), measure_fits(tokenizer, sources)
     return build_report(tokenizer, quality, "all sources", texts, COUNTS, INPUT, fits)
-
-
-def test_words_and_characters_have_no_mean():
-    """Of languages that separate words by spaces and one that does not."""
-    report = report_of_sources(make_tokenizer(), {"en": TEXTS[:8], "zh": CHINESE})
-    assert report["held_out"]["tokens_per_word"] > 3
-    (fit,) = [line for line in render_report(report).split("\n") if line.startswith("fit ")]
-    assert "per word" not in fit
-    assert re.search(r" bytes per token \([\d,]+ characters of text: all sources\)$", fit)
 
 
 @pytest.fixture
@@ -198,15 +167,6 @@ def test_the_picture_has_a_figure_of_each_source_by_its_script(drawn):
     for words in ("zh", f"{zh.characters_per_token:.2f}", "characters per token", "few spaces between words"):
         assert drawn.count(words) == 1
     assert "measured on all sources text" in drawn
-
-
-def test_the_picture_of_text_without_spaces_has_no_verdict_on_words(drawn):
-    tokenizer = make_tokenizer()
-    draw_report(report_of_sources(tokenizer, {"": CHINESE}), tokenizer, CHINESE)
-    quality = measure_quality(tokenizer, CHINESE)
-    assert f"{quality.characters_per_token:.2f}" in drawn
-    assert "characters per token" in drawn
-    assert not [words for words in drawn if "per word" in words or words in [of for _, of, _ in ZONES]]
 
 
 def test_the_example_of_the_picture_is_a_typical_sentence():

@@ -1,7 +1,5 @@
 """A trained tokenizer is never lost because its folder cannot be written to."""
 
-import errno
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +8,6 @@ import pytest
 from google.cloud.storage.retry import DEFAULT_RETRY
 
 from mlm_common.errors import EXIT_FAILED, EXIT_PERMANENT
-from mlm_common.storage.folder import LocalFolder
 from tests.fixtures.run_command import Outcome, Run
 from tests.fixtures.tiny_models import tiny_tokenizer
 from tokenizer_training import train_unigram
@@ -64,34 +61,3 @@ def test_a_tokenizer_that_cloud_storage_refuses_is_kept_and_named(train, cloud, 
     assert failed.status == status
     assert kept_files(failed.error) >= FILES
     assert "gcloud storage cp " in failed.error
-
-
-def test_a_tokenizer_without_room_on_the_disk_is_kept_and_named(train, tmp_path, monkeypatch):
-    def fill(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "file")
-
-    failed = train(str(tmp_path / "out"), lambda: monkeypatch.setattr(LocalFolder, "upload_file", fill))
-    assert (failed.status, "No space left on device" in failed.error) == (EXIT_FAILED, True)
-    assert kept_files(failed.error) >= FILES
-
-
-@pytest.mark.parametrize("num_saved", [0, 4])
-def test_stopped_while_it_is_saved_it_is_trained_again(train, num_saved, tmp_path, monkeypatch):
-    class Stop(BaseException):
-        pass
-
-    upload, num_uploads = LocalFolder.upload_file, iter(range(100))
-
-    def stop_after(folder: LocalFolder, path: str, name: str) -> None:
-        if next(num_uploads) == num_saved:
-            raise Stop
-        upload(folder, path, name)
-
-    with pytest.raises(Stop):
-        train(str(tmp_path / "out"), lambda: monkeypatch.setattr(LocalFolder, "upload_file", stop_after))
-    out = tmp_path / "out"
-    assert not (out / "training.json").exists()
-    out.mkdir(exist_ok=True)
-    (out / ".report.json.0a.partial").write_text("half", encoding="utf-8")  # as a kill leaves it
-    assert train(str(out), lambda: None).status == 0
-    assert {path.name for path in out.iterdir() if path.is_file()} == {*FILES, "special_tokens_map.json"}

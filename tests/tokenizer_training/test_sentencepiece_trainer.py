@@ -63,13 +63,6 @@ def test_as_many_pieces_as_asked_for(table, num_pieces):
     assert 0.5 < sum(map(math.exp, scores)) < 1.1
 
 
-def test_counts_decide(tmp_path):
-    letters = [(letter, 1) for letter in "▁abcdef"]
-    for frequent, rare in (("▁abc", "▁def"), ("▁def", "▁abc")):
-        table = Table(tmp_path, [(frequent, 1000), (rare, 2), *letters])
-        assert [piece for piece, _ in table.train(8) if len(piece) > 1] == [frequent]
-
-
 def test_counts_beyond_32_bits_decide(tmp_path):
     """Counts that wrap to 1 in 32 bits would lose to 1000."""
     letters = [(letter, 1) for letter in "▁abcdef"]
@@ -92,19 +85,6 @@ def test_rounds_are_counted_to_their_end(table, num_pieces):
     totals = [total for _, total in shown]
     assert totals == sorted(totals, reverse=True), "the estimate is never too low"
     assert totals[-1] == len(shown)
-
-
-@needs_proc
-def test_ctrl_c_ends_the_trainer(table):
-    """That it ends a command and its other workers, `tests/mlm_common/cli/test_command_line.py` checks."""
-
-    def interrupt(done: int, total: int) -> None:  # noqa: ARG001
-        assert children()
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        table.train(300, on_round=interrupt)
-    assert not children()
 
 
 @needs_proc

@@ -1,6 +1,5 @@
 """What the commands say of corpora that are too small, and of text that is cut into documents in the wrong way."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -65,12 +64,3 @@ def test_books_without_blank_lines_are_named_if_paragraphs_are_documents(tmp_pat
     open_corpus(CorpusConfig(**files, sample_by="line"))  # type: ignore[arg-type]
     open_corpus(CorpusConfig(data_files=[f"{tmp_path}/[fw]??h.txt"], sample_by="paragraph"))
     assert not caplog.messages
-
-
-def test_a_tokenizer_of_three_lines_gets_a_warning_and_short_rows(tmp_path, run, caplog):
-    file = write_lines(tmp_path / "a.txt", ["one two three four", "five six seven", "eight nine"])
-    found = run(train, "--data-files", file, "--output-dir", tmp_path / "tokenizer", "--num-workers", 1)
-    assert found.status == 0
-    assert any(message.startswith("There are only 9 words to train on") for message in caplog.messages)
-    assert "--max-length 128 " in found.out.splitlines()[-1]
-    assert json.loads((tmp_path / "tokenizer" / "report.json").read_text(encoding="utf-8"))["input"]["num_words"] == 9

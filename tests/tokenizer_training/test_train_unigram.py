@@ -15,10 +15,8 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from mlm_common.corpus.config import corpus_config_from_record
-from mlm_common.folder_lock import locked_folder
 from mlm_common.tokenizer import load_tokenizer, special_ids, tokenizer_sha256
 from tests.fixtures.damaged_json import damaged
-from tests.fixtures.folder_owners import look_often
 from tests.fixtures.generated_text import generated_lines
 from tests.fixtures.tiny_corpus import contents
 from tokenizer_training.report import plain_text_backend
@@ -149,15 +147,6 @@ def test_validation_split_is_measured_on_and_not_trained_on(tmp_path):
     assert report["input"]["num_sampled_bytes"] == report["input"]["num_bytes"]
 
 
-def test_corpus_too_small_to_hold_anything_out(tmp_path):
-    (tmp_path / "one.txt").write_text("one line of words, all of the corpus there is\n", encoding="utf-8")
-    flags = ["--data-files", str(tmp_path / "one.txt"), "--output-dir", str(tmp_path / "out"), "--num-workers", "1"]
-    assert main(flags) == 0
-    report = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
-    assert report["held_out"]["part"] == "train, trained on"
-    assert report["input"]["num_words"] == 10
-
-
 def test_runs_give_the_same_bytes(tmp_path):
     """With another hash of strings, number of workers and style; the corpus is more than its sample in many blocks."""
     corpus = tmp_path / "corpus.txt"
@@ -180,18 +169,6 @@ def test_runs_give_the_same_bytes(tmp_path):
     record = json.loads((here / "report.json").read_text(encoding="utf-8"))["input"]
     assert record["sampling_rate"] <= 0.5
     assert record["num_bytes"] > 1_100_000 > 1_000_000 > record["num_sampled_bytes"] > 400_000
-
-
-def test_skipped_rows_are_counted_and_change_nothing(trained_folder, corpus_file, tmp_path, caplog):
-    with_bad_row = tmp_path / "corpus.jsonl"
-    with_bad_row.write_bytes(b'{"text": "\xff"}\n' + corpus_file.read_bytes() + b'{"text": []}\n')
-    assert main(arguments(with_bad_row, tmp_path / "tokenizer", "--on-bad-row", "skip")) == 0
-    assert f"Some rows cannot be read: 2 left out, such as {with_bad_row}, line 1: the byte" in caplog.text
-    assert (tmp_path / "tokenizer" / "tokenizer.json").read_bytes() == (trained_folder / "tokenizer.json").read_bytes()
-    bad_rows = json.loads((tmp_path / "tokenizer" / "training.json").read_text(encoding="utf-8"))["bad_rows"]
-    assert bad_rows["num_rows"] == 2
-    place = f"line {NUM_DOCUMENTS + 2:,}"
-    assert bad_rows["listed"][1] == {"source": str(with_bad_row), "place": place, "problem": "list []"}
 
 
 def test_tokenizer_of_other_settings_is_not_replaced(trained_folder, corpus_file, tmp_path, run):
@@ -240,14 +217,6 @@ def test_output_in_cloud_storage_and_on_the_hub(corpus_file, trained_folder, clo
     stored = {name.removeprefix("tokenizer/"): content for name, content in cloud.objects().items()}
     pushed = hub_here.files("alice/unigram-tokenizer-dataset")
     assert stored == {name: pushed[name] for name in FILES} == contents(trained_folder)
-
-
-def test_a_second_training_is_refused_while_the_first_lives(corpus_file, tmp_path, run, monkeypatch):
-    look_often(monkeypatch)
-    with locked_folder(str(tmp_path / "out"), heartbeat_seconds=0.05):
-        refused = run(main, *arguments(corpus_file, tmp_path / "out", "--overwrite"))
-    assert refused.status == 2
-    assert f"{tmp_path / 'out'} belongs to the run of process {os.getpid()} on " in refused.err
 
 
 def test_other_files_paths_and_excerpts_stay_on_this_machine(tmp_path, hub_here):

@@ -1,10 +1,7 @@
 """How commands end: their status, and what they say."""
 
 import errno
-import os
-import signal
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -12,59 +9,11 @@ from typing import Literal
 import pytest
 
 from mlm_common.cli import command_line
-from mlm_common.cli.command_line import command, parse_arguments, read_yaml_file
+from mlm_common.cli.command_line import command, parse_arguments
 from mlm_common.errors import InputError, PermanentError, RunFailedError
 from tests.fixtures.run_command import Outcome, Run
 
 PROJECT_FOLDER = Path(__file__).parents[3]
-
-WORKERS = """
-import itertools, os, sys, time
-from mlm_common.cli.command_line import command
-from mlm_common.workers import map_in_order
-
-def work(_):
-    time.sleep(0.05)
-    return os.getpid()
-
-@command
-def main(argv=None):
-    try:
-        workers = set()
-        for worker in map_in_order(work, itertools.count(), 2, ""):
-            workers.add(worker)
-            if len(workers) == 2:
-                print("ready", flush=True)
-    finally:
-        print("cleaned up", file=sys.stderr)
-
-if __name__ == "__main__":
-    sys.exit(main())
-"""
-
-
-def test_interrupted_command_says_so_and_no_more(tmp_path):
-    """The signal goes to all processes, as a terminal sends it."""
-    script = tmp_path / "program.py"
-    script.write_text(WORKERS, encoding="utf-8")
-    with subprocess.Popen(
-        [sys.executable, str(script)],
-        env=os.environ | {"PYTHONPATH": str(PROJECT_FOLDER)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-        start_new_session=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        os.killpg(process.pid, signal.SIGINT)
-        try:
-            _, errors = process.communicate(timeout=60)
-        finally:
-            process.kill()  # one that does not end fails the test, instead of holding it up
-    assert errors == "Stopping. Press Ctrl-C again to end at once.\ncleaned up\n"
-    assert process.returncode == 130
-
 
 FULL, HINT = "No space left on device", ". Free some space, then run the command again.\n"
 
@@ -198,13 +147,6 @@ def test_files_that_yaml_would_take_otherwise_than_they_read(tmp_path, text, mes
         parse_arguments([Settings], ["--config-file", str(path)], "")
 
 
-def test_a_value_that_is_merged_in_may_be_replaced(tmp_path):
-    path = tmp_path / "values.yaml"
-    path.write_text("first: &first {a: 1, b: 2}\nsecond: {<<: *first, b: 3}\nthird: {b: 4}", encoding="utf-8")
-    expected = {"first": {"a": 1, "b": 2}, "second": {"a": 1, "b": 3}, "third": {"b": 4}}
-    assert read_yaml_file(path, "--flag") == expected
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -226,24 +168,3 @@ def test_paths_may_have_any_bytes(tmp_path, arguments):
     arguments = [one.format(folder=tmp_path) for one in arguments]
     (settings,) = parse_arguments([Settings], arguments, "")
     assert arguments[1] in (*settings.files, settings.name)
-
-
-@pytest.mark.parametrize("kind", ["folder", "unreadable", "below a file", "socket"])
-def test_a_config_file_that_cannot_be_read_is_one_line(tmp_path, kind, monkeypatch):
-    path = tmp_path / "settings.yaml"
-    if kind == "folder":
-        path.mkdir()
-    else:
-        path.write_text("name: a", encoding="utf-8")
-    if kind == "below a file":
-        path = path / "x.yaml"
-    if kind in ("unreadable", "socket"):  # root may read what others may not
-
-        def refuse(*_: object, **__: object) -> None:
-            raise OSError(
-                *{"unreadable": (errno.EACCES, "Permission denied"), "socket": (errno.ENXIO, "No such")}[kind]
-            )
-
-        monkeypatch.setattr(Path, "read_text", refuse)
-    with pytest.raises(InputError, match=r"^--config-file: .*\.yaml.* (must be a YAML or JSON file; |there is no )"):
-        parse_arguments([Settings], ["--config-file", str(path)], "")

@@ -166,46 +166,17 @@ def test_lines_every_ten_seconds_where_there_is_no_terminal(monkeypatch, caplog)
 
 
 @pytest.mark.parametrize(
-    ("number", "text"),
+    ("shown", "texts"),
     [
-        (145_323, "150,000"),
-        (99.6, "100"),
-        (74.12, "74"),
-        (9.96, "10"),
-        (7.41e-5, "0.000074"),
-        (7.412, "7.4"),
-        (0.0741, "0.074"),
-        (3, "3.0"),
-        (0, "0"),
+        (two_digits, {145_323: "150,000", 99.6: "100", 9.96: "10", 7.41e-5: "0.000074", 3: "3.0", 0: "0"}),
+        (short_number, {0: "0", 128: "128", 1700: "1.7 k", 999_900: "1 M", 2.1e9: "2.1 B", 3e12: "3 T"}),
+        (about, {5: "less than a minute", 60: "about 1 minute", 90: "about 1.5 minutes", 9 * 3600: "about 9 hours"}),
+        (about, {2.08 * 86400: "about 2.1 days"}),
+        (clock_time, {5: "0:05", 90: "1:30", 9 * 3600: "9:00:00", 2.08 * 86400: "2.1 d"}),
     ],
 )
-def test_two_digits_are_written(number, text):
-    assert two_digits(number) == text
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [(0, "0"), (128, "128"), (1700, "1.7 k"), (999_900, "1 M"), (88_700_000, "89 M"), (2.1e9, "2.1 B"), (3e12, "3 T")],
-)
-def test_numbers_are_short(number, text):
-    assert short_number(number) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words", "digits"),
-    [
-        (5, "less than a minute", "0:05"),
-        (60, "about 1 minute", "1:00"),
-        (90, "about 1.5 minutes", "1:30"),
-        (3600, "about 1 hour", "1:00:00"),
-        (9 * 3600, "about 9 hours", "9:00:00"),
-        (2.08 * 86400, "about 2.1 days", "2.1 d"),
-        (20.4 * 86400, "about 20 days", "20.4 d"),
-    ],
-)
-def test_times_in_words_and_digits(seconds, words, digits):
-    assert about(seconds) == words
-    assert clock_time(seconds) == digits
+def test_numbers_and_times_are_short(shown, texts):
+    assert {number: shown(number) for number in texts} == texts
 
 
 def test_the_corpus_is_imported_without_what_storage_needs():

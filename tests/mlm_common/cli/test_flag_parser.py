@@ -1,7 +1,7 @@
 """Flags as users meet them: help in groups with one spelling, and mistakes in one line with the nearest match."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,13 +38,6 @@ class Run:
     replace_quotes: bool = flag(True, "Replace quotes. This is the default.", off_help="Keep quotes as they are.")
 
 
-@dataclass
-class Needed:
-    """A flag without a default."""
-
-    model: str
-
-
 def parse(*words: str) -> tuple[Data, Run]:
     return parse_arguments([Data, Run], words, "What it does.")
 
@@ -54,24 +47,19 @@ def help_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr("sys.argv", ["folder/command.py"])
 
-    def ask(option: str, dataclass_types: Sequence[type] = (Data, Run)) -> str:
+    def ask(option: str) -> str:
         with pytest.raises(SystemExit) as ended:
             parse_arguments(
-                dataclass_types,
+                [Data, Run],
                 [option],
                 "Do it.\n\nExamples:\n    command.py \\\n        --dry-run\n",
-                needed=["train_dataset"] if Data in dataclass_types else ["model"],
+                needed=["train_dataset"],
                 other_defaults={"learning_rate": "the preset's"},
             )
         assert ended.value.code == 0
         return capsys.readouterr().out
 
     return ask
-
-
-@pytest.fixture
-def shown(help_of: Callable[..., str]) -> str:
-    return help_of("--help-all")
 
 
 def test_help_shows_the_usual_flags_examples_and_where_the_others_are(help_of):
@@ -94,19 +82,8 @@ def test_help_shows_the_usual_flags_examples_and_where_the_others_are(help_of):
     ]
 
 
-def test_help_of_a_command_without_usual_flags_shows_all(help_of):
-    assert help_of("--help", [Needed]) == help_of("--help-all", [Needed])
-    assert "\n  --model NAME\n" in help_of("--help", [Needed])
-
-
-def test_help_begins_with_the_usual_flags_and_has_groups(shown):
-    usage = "usage: command.py --train-dataset DIR [flags]\n\nDo it.\n\nUsual flags:\n  --train-dataset DIR"
-    assert shown.startswith(usage)
-    titles = [line for line in shown.splitlines() if line and not line.startswith((" ", "usage", "Do it"))]
-    assert titles == ["Usual flags:", "Data:", "Output:", "Optimizer:", "Evaluation:", "Other flags:", "Examples:"]
-
-
-def test_help_shows_each_flag_once_in_one_spelling(shown):
+def test_help_shows_each_flag_once_in_one_spelling(help_of):
+    shown = help_of("--help-all")
     lines = [re.sub(" {2,}", "  ", line.strip()) for line in shown.splitlines()]
     assert "_" not in shown
     assert "sequence-length" not in shown
@@ -161,17 +138,3 @@ def test_mistakes_are_one_line(words, message):
     with pytest.raises(InputError) as refused:
         parse(*words)
     assert str(refused.value) == message
-
-
-def test_a_flag_that_must_be_given_is_named():
-    with pytest.raises(
-        InputError, match=r"the following arguments are required: --model\. --help-all lists all flags\."
-    ):
-        parse_arguments([Needed], [], "")
-
-
-def test_a_mistyped_flag_of_a_file_is_one_line(tmp_path):
-    path = tmp_path / "settings.yaml"
-    path.write_text("dryrun: true\n", encoding="utf-8")
-    with pytest.raises(InputError, match=r"settings\.yaml: unknown flag dryrun; did you mean --dry-run\?"):
-        parse("--config-file", str(path))

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from mlm_common.cli.command_line import parse_arguments
-from mlm_common.cli.console import PROJECT_FOLDER, folder_beside, next_step
+from mlm_common.cli.console import PROJECT_FOLDER
 from mlm_common.corpus.config import CorpusConfig
-from mlm_common.storage import short_path
 from tfrecord_prep.config import PrepareConfig
 from tfrecord_prep.prepare_tfrecord_shards import describe_next as next_after_shards
 from tokenizer_training.train_unigram import describe_next as next_after_tokenizer
@@ -78,11 +77,3 @@ def test_readme_types_what_is_printed():
         name = str(script.relative_to(PROJECT_FOLDER))
         (typed,) = re.findall(rf"^python {name} ((?:.*\\\n)*.*)$", section, flags=re.M)
         assert sorted(shlex.split(typed.replace("\\\n", " "))) == sorted(printed)
-
-
-def test_paths_are_as_one_would_type_them(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert short_path(f"{tmp_path}/books/*.txt") == "books/*.txt"
-    assert short_path("/elsewhere/a.txt") == "/elsewhere/a.txt"
-    assert folder_beside("tokenizer", "shards") == "shards"
-    assert str(PROJECT_FOLDER) in next_step("train/run_mlm.py", [])

@@ -1,6 +1,5 @@
 import asyncio
 import hashlib
-import multiprocessing
 import sysconfig
 from pathlib import Path
 
@@ -114,11 +113,6 @@ def test_real_package_read_by_other_processes():
     by_hash = sorted(documents, key=lambda text: hashlib.blake2b(text.encode(), digest_size=16).digest())
     assert list(documents) == by_hash
     assert any(text.startswith("Return a generator-based coroutine") or "event loop" in text for text in documents)
-
-
-def test_daemon_reads_the_same():
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(read_files, (ASYNCIO_FILES,)) == read_files(ASYNCIO_FILES)
 
 
 def test_the_corpus_is_extracted_once_and_again_after_a_change(tmp_path, monkeypatch):

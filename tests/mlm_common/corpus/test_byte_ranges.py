@@ -128,40 +128,6 @@ def test_json_errors_lead_to_the_line(line_end, row, message, tmp_path):
         read_file(path)
 
 
-def test_what_a_file_lacks_is_found_in_a_range_of_it(tmp_path):
-    utf_16, other_column = tmp_path / "a.txt", tmp_path / "b.jsonl"
-    utf_16.write_bytes("some lines\n".encode("utf-16-le") * 1000)
-    other_column.write_bytes(b'{"title": "a", "n": 1}\n' * 1000)
-    with pytest.raises(InputError, match=r"byte 1 is zero\. .*iconv -f UTF-16LE -t"):
-        read_range(utf_16, 9_000, 12_000)
-    with pytest.raises(InputError, match=r"b\.jsonl has title, n, not 'text'"):
-        read_range(other_column, 0, 12_000)
-
-
-@pytest.fixture
-def short_passages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_files, "MAX_PASSAGE_CHARACTERS", 8)
-
-
-@pytest.mark.usefixtures("short_passages")
-@pytest.mark.parametrize(
-    ("document", "expected"),
-    [
-        ("", [""]),
-        ("exactly8", ["exactly8"]),
-        ("one two three", ["one two ", "three"]),
-        ("one\ntwo three", ["one\ntwo ", "three"]),
-        ("one two\nthree four", ["one two\n", "three ", "four"]),
-        ("threeletters and", ["threelet", "ters and"]),
-        ("a threelettersword", ["a ", "threelet", "tersword"]),
-        ("12345678 9", ["12345678", " 9"]),
-        ("        " * 2, ["        ", "        "]),
-    ],
-)
-def test_cuts(document, expected):
-    assert list(cut_passages(["before", document, "after"])) == ["before", *expected, "after"]
-
-
 @given(st.lists(st.text(st.sampled_from("abcd \n"), max_size=60), max_size=5), st.integers(1, 12))
 def test_passages_keep_the_text_and_their_bound(documents, max_characters):
     with pytest.MonkeyPatch.context() as patch:

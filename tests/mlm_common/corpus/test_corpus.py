@@ -1,7 +1,6 @@
 import gzip
 import hashlib
 import json
-import os
 import tempfile
 import textwrap
 from pathlib import Path
@@ -57,12 +56,6 @@ def test_files_are_read_in_the_order_given_and_globs_sorted(tmp_path, monkeypatc
     assert read(data_files=["z.jsonl", "?.txt", "part[1].txt"]) == ["z.jsonl", "a.txt", "b.txt", "c.txt", "part[1].txt"]
     assert read(data_files=["c.txt", "*.txt"]) == ["c.txt", "a.txt", "b.txt", "part[1].txt"]
     assert open_corpus(CorpusConfig(data_files=["a.txt"])).record["data_files"][0]["path"] == f"{tmp_path}/a.txt"
-
-
-def test_json_files_may_differ_in_their_other_keys(tmp_path):
-    write_lines(tmp_path / "a.jsonl", ['{"text": "a", "year": 1}', '{"year": 2}', '{"text": null}'])
-    write_lines(tmp_path / "b.jsonl", ['{"title": "t", "text": "b"}'])
-    assert read(data_files=[str(tmp_path / "*.jsonl")]) == ["a", "", "", "b"]
 
 
 @pytest.mark.parametrize(
@@ -172,20 +165,6 @@ def test_bad_files(name, content, message, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("setting", ["data_files", "validation_files", "test_files"])
-def test_no_file_matches(setting, tmp_path):
-    write_lines(tmp_path / "a.txt", ["text"])
-    files = {"data_files": [str(tmp_path / "a.txt")], setting: [f"{tmp_path}/b*.txt"]}
-    with pytest.raises(InputError, match=rf"--{setting.replace('_', '-')}: no file matches .*b\*.txt"):
-        open_corpus(CorpusConfig(**files))  # type: ignore[arg-type]
-
-
-def test_trust_remote_code_is_said_to_have_no_effect(tmp_path, caplog):
-    write_lines(tmp_path / "a.txt", ["text"])
-    assert read(data_files=[str(tmp_path / "a.txt")], trust_remote_code=True) == ["text"]
-    assert "no effect" in caplog.text
-
-
 WRAPPED = textwrap.wrap(TEXT, 72)
 
 
@@ -241,20 +220,6 @@ def test_links_that_loop_lead_to_each_folder_once(folder):
     assert names("sub/**/*.txt", "**/deep/**") == ["sub/b.txt", "sub/deep/c.txt", "sub/up/a.txt"]
 
 
-def test_links_to_folders_are_followed(folder):
-    (folder / "data").mkdir()
-    (folder / "data" / "linked").symlink_to(folder / "sub")
-    assert names("data/**/*.txt") == ["data/linked/b.txt", "data/linked/deep/c.txt"]
-    assert names("data/*/*.txt") == ["data/linked/b.txt"]
-
-
-@pytest.mark.parametrize("pattern", ["*.txt", "**/*.txt", "gone.txt"])
-def test_a_link_to_nothing_is_refused(folder, pattern):
-    (folder / "gone.txt").symlink_to("nowhere.txt")
-    with pytest.raises(InputError, match=r"gone\.txt is a link to nowhere\.txt, which does not exist"):
-        names(pattern)
-
-
 def test_a_pattern_names_the_same_files_from_any_folder(folder, monkeypatch):
     special = folder / "[x] *"
     special.mkdir()
@@ -299,11 +264,3 @@ def test_a_folder_that_cannot_be_entered_or_listed_is_named(pattern, mode):
                 find_stored_files(f"{top}/{pattern}")
             assert "\n" not in str(caught.value)
         Path(top, "closed").chmod(0o755)
-
-
-def test_a_named_pipe_and_a_folder_are_said_to_be_those(tmp_path):
-    os.mkfifo(tmp_path / "fifo.txt")
-    with pytest.raises(InputError, match=r"--data-files: there is no file .*fifo\.txt: it is a pipe or device"):
-        read(data_files=[str(tmp_path / "fifo.txt")])
-    with pytest.raises(InputError, match=r"it is a folder\. Name its files, such as '.*/\*\.txt'"):
-        read(data_files=[str(tmp_path)])

@@ -137,12 +137,6 @@ def test_blank_rows_and_fields_that_a_spreadsheet_adds_are_no_data(text, expecte
     assert [(row.fields, rows.problem(row)) for row in rows] == [(fields, None) for fields in expected]
 
 
-def test_a_title_above_the_names_is_said():
-    rows = CsvRows(io.StringIO("Reviews of 2024\ntext,label\na,x\n"), "a.csv")
-    assert rows.problem(next(iter(rows))) == "line 2 has 2: `text,label`"
-    assert rows.hint == "The first row must name the columns: delete a title above it."
-
-
 @pytest.mark.parametrize("title", ["Reviews, 2024", "Reviews; 2024", "a,b,c,d", "\nReviews\tand, more"])
 @pytest.mark.parametrize(("delimiter", "text"), [(",", "a b; c"), (";", "a, b"), ("\t", "a, b; c")])
 @pytest.mark.parametrize("is_named", [False, True])

@@ -1,6 +1,5 @@
 """A local folder as --dataset-name: plain files, what `save_to_disk` wrote, damage, and values that are no text."""
 
-import itertools
 import json
 import lzma
 import re
@@ -50,8 +49,10 @@ def write_json_lines(path: Path, rows: list[Any]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("ending", ["jsonl", "json", "csv", "parquet", "jsonl.gz", "csv.gz"])
+@pytest.mark.parametrize(
+    ("ending", "streaming"),
+    [("jsonl", False), ("json", True), ("csv", False), ("parquet", True), ("jsonl.gz", True), ("csv.gz", False)],
+)
 def test_files_in_a_folder_are_read_as_with_data_files(ending, streaming, tmp_path):
     for split in ("train", "validation"):
         (tmp_path / f"{split}.{ending}").write_bytes(contents_of([*TEXTS, split])[ending])
@@ -63,14 +64,19 @@ def test_files_in_a_folder_are_read_as_with_data_files(ending, streaming, tmp_pa
     assert corpus.record["data_files"] == files.record["data_files"]
 
 
-NAMES = ("train.jsonl", "train.ndjson", "train.jsonl.xz")
-VALUES = (5, 1.5, True, ["x"], {"a": 1})
-IN_FIRST_PART = [(60, value, name, value == 5) for value, name in itertools.product(VALUES, NAMES)]
-# `datasets` reads ten megabytes at a time, and decides the types by the first.
-AFTER_IT = [(11_000, value, name, value == 5) for value, name in zip(({"a": 1}, 5, {"a": 1}), NAMES, strict=True)]
-
-
-@pytest.mark.parametrize(("num_before", "value", "name", "streaming"), IN_FIRST_PART + AFTER_IT)
+@pytest.mark.parametrize(
+    ("num_before", "value", "name", "streaming"),
+    [
+        (60, 5, "train.jsonl", True),
+        (60, True, "train.jsonl", False),
+        (60, ["x"], "train.ndjson", False),
+        (60, 1.5, "train.ndjson", True),
+        (60, {"a": 1}, "train.jsonl.xz", False),
+        # `datasets` reads ten megabytes at a time, and decides the types by the first.
+        (11_000, {"a": 1}, "train.jsonl", False),
+        (11_000, 5, "train.ndjson", True),
+    ],
+)
 def test_one_value_that_is_no_text_never_turns_texts_into_json(num_before, value, name, streaming, tmp_path):
     rows = [{"text": f'She said "hi" {number}.' + "x" * 1000} for number in range(num_before)]
     write_json_lines(tmp_path / "d" / name, [*rows, {"text": value}, {"text": 'He said "ho".'}])
@@ -89,7 +95,7 @@ def test_one_value_that_is_no_text_never_turns_texts_into_json(num_before, value
         assert re.search(rf"cannot be loaded: .*{name}.*text\) changed from string to|several types", message)
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(("name", "streaming"), [("train.parquet", False), ("train.arrow", True)])
 @pytest.mark.parametrize(
     ("column", "found"),
     [
@@ -100,7 +106,6 @@ def test_one_value_that_is_no_text_never_turns_texts_into_json(num_before, value
         (pa.ExtensionArray.from_storage(pa.json_(), pa.array(['"a"', "5"])), "json"),
     ],
 )
-@pytest.mark.parametrize("name", ["train.parquet", "train.arrow"])
 def test_a_column_of_another_type_is_refused(column, found, name, streaming, tmp_path):
     table = pa.table({"text": column})
     if name == "train.parquet":
@@ -112,8 +117,7 @@ def test_a_column_of_another_type_is_refused(column, found, name, streaming, tmp
     assert re.search(rf"must name a column of text; 'text' of .*({found})", message, re.IGNORECASE)
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("name", ["saved", "sa[1]ved"])
+@pytest.mark.parametrize(("name", "streaming"), [("saved", False), ("sa[1]ved", True)])
 def test_what_save_to_disk_wrote_is_read_without_its_cache(name, streaming, tmp_path):
     folder = tmp_path / name
     datasets.Dataset.from_list(ROWS).save_to_disk(folder)
@@ -137,18 +141,7 @@ def test_several_splits_of_save_to_disk(tmp_path):
     assert "contains a cache file of `datasets`" in refusal(tmp_path)  # whose subfolder it is
 
 
-@pytest.mark.parametrize(
-    "damaged", ["state.json", "dataset_info.json", "dataset_dict.json", "data-00000-of-00001.arrow"]
-)
-@pytest.mark.parametrize("content", [b"", b'{"a"', None])
-def test_a_damaged_folder_of_save_to_disk_is_one_line_with_the_file(damaged, content, tmp_path):
-    datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS * 50)}).save_to_disk(tmp_path / "saved")
-    (path,) = (tmp_path / "saved").rglob(damaged)
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] if content is None else content)
-    assert re.match(rf"--dataset-name: {tmp_path}/saved", refusal(tmp_path / "saved"))
-
-
-@pytest.mark.parametrize("name", ["br[1]", "a*", "what?", "a::b"])
+@pytest.mark.parametrize("name", ["br[1]", "a::b"])
 def test_a_path_that_datasets_takes_for_a_pattern_is_refused_with_another_way(name, tmp_path):
     write_json_lines(tmp_path / name / "train.jsonl", ROWS)
     assert "name its files instead" in refusal(tmp_path / name)
@@ -168,8 +161,11 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("damage", [lambda content: content, lambda _: b"", lambda _: b"\x80\xff\0" * 9])
+@pytest.mark.parametrize(
+    ("damage", "streaming"),
+    [(lambda content: content, False), (lambda _: b"", True), (lambda _: b"\x80\xff\0" * 9, False)],
+    ids=["broken", "empty", "binary"],
+)
 @pytest.mark.parametrize("name", BROKEN)
 def test_data_that_datasets_cannot_read_is_one_line(name, damage, streaming, tmp_path, caplog):
     (tmp_path / name).write_bytes(damage(BROKEN[name]))

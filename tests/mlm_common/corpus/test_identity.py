@@ -91,11 +91,6 @@ def test_files_added_or_in_another_order_make_another_corpus(files):
     assert describe_changes(before, record_of(*reversed(files[:2]))).endswith(", and 1 more")
 
 
-@pytest.mark.parametrize("settings", [{"streaming": True}, {"trust_remote_code": True}, {"seed": 5}])
-def test_settings_without_influence_are_not_recorded_of_a_split(files, settings):
-    assert record_of(files[0], **settings) == record_of(files[0])
-
-
 def test_held_out_files_are_of_their_own_split_alone(files):
     more = {"validation_files": [str(files[1])], "test_files": [str(files[2])]}
     assert record_of(files[0], **more) == record_of(files[0])
@@ -167,11 +162,6 @@ def test_a_file_that_changes_after_hashing_is_refused(tmp_path):
         list(read_byte_range(ByteRange(file), CorpusConfig()))
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"must be readable; .*gone\.txt: No such file"):
-        with_checksums([StoredFile(str(tmp_path / "gone.txt"), 5)])
-
-
 @pytest.mark.parametrize("damage", [b"", b"not gzip", gzip.compress(CONTENT)[:-9], gzip.compress(CONTENT) + b"garbage"])
 def test_a_damaged_gzip_file_has_no_content_checksum(tmp_path, damage):
     path = tmp_path / "a.txt.gz"
@@ -179,15 +169,6 @@ def test_a_damaged_gzip_file_has_no_content_checksum(tmp_path, damage):
     (found,) = with_checksums([StoredFile(str(path), len(damage))])
     assert found.checksum == f"sha256 {hashlib.sha256(damage).hexdigest()}"
     assert found.content_checksum in {None, NO_CONTENT}
-
-
-def test_both_checksums_of_a_gzip_file_are_remembered(tmp_path, num_hashed):
-    path = tmp_path / "a.txt.gz"
-    path.write_bytes(gzip.compress(CONTENT))
-    first, second = (with_checksums([StoredFile(str(path), 0)]) for _ in range(2))
-    assert first == second
-    assert first[0].content_checksum == f"sha256 {hashlib.sha256(CONTENT).hexdigest()}"
-    assert len(num_hashed) == 1
 
 
 @pytest.mark.parametrize("name", ["a.gz", "folder/a.gz"])
@@ -325,12 +306,6 @@ def test_data_sets_of_the_hub_are_known_by_commit_and_split():
     assert describe_shared_text(part_on_hub(), part_on_hub("test", test_split="test", dataset_revision=OTHER_COMMIT))
     assert describe_shared_text(part_on_hub(), part_on_hub("validation", name="moved/b", validation_percent=5.0))
     assert describe_shared_text(part_on_hub(), part_on_hub(name="a/c", dataset_revision=OTHER_COMMIT)) == ""
-
-
-def test_the_builtin_text_is_one_under_any_split_name():
-    assert describe_shared_text(builtin(), builtin("validation", split="validation"))
-    drawn = {"validation_percent": 5.0}
-    assert describe_shared_text(builtin(**drawn), builtin("validation", python="3.12", **drawn))
 
 
 def test_splits_with_redacted_paths_are_compared_by_content(files):

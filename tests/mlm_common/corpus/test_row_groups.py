@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import Corpus, open_corpus, read_partition
-from mlm_common.corpus.text_files import ByteRange, cut_file, read_byte_range
-from mlm_common.errors import InputError
+from mlm_common.corpus.text_files import cut_file, read_byte_range
 from mlm_common.storage.reading import find_stored_files
 from tests.fixtures.text_files import local_file, read_file, read_range, with_seed
 
@@ -57,22 +56,6 @@ def test_rows_of_all_ranges_are_those_of_the_file(
     assert [text for border in pairwise(borders) for text in read_range(path, *border)] == expected
 
 
-def test_a_range_is_of_as_many_row_groups_as_it_holds(tmp_path):
-    path = write_numbers(tmp_path / "a.parquet", range(10_000), compression="none")
-    file = local_file(path)
-    group_bytes = file.num_bytes // 10
-    assert cut_file(file, "line", file.num_bytes) == [ByteRange(file)]
-    for max_bytes, sizes in (
-        (1, [1000] * 10),
-        (group_bytes * 3 // 2, [1000] * 10),
-        (group_bytes * 7 // 2, [3000, 3000, 3000, 1000]),
-    ):
-        byte_ranges = cut_file(file, "paragraph", max_bytes)
-        assert [len(list(read_byte_range(part, CorpusConfig()))) for part in byte_ranges] == sizes
-        assert [part.stop for part in byte_ranges[:-1]] == [part.start for part in byte_ranges[1:]]
-        assert sum(part.num_bytes for part in byte_ranges) == file.num_bytes
-
-
 @pytest.mark.parametrize(("num_groups", "is_cut"), [(1, False), (4, False), (40, True)])
 def test_row_groups_are_partitions_unless_they_are_few(tmp_path, num_groups, is_cut):
     write_numbers(tmp_path / "a.parquet", range(8_000), 8_000 // num_groups, compression="none")
@@ -83,15 +66,6 @@ def test_row_groups_are_partitions_unless_they_are_few(tmp_path, num_groups, is_
     assert len(partitions) > 9, "without row groups to cut at, the documents are grouped"
     texts = [text for part in partitions for text in read_partition(corpus.config, "train", part)]
     assert numbers_in(texts) == list(range(8_000))
-
-
-def test_a_damaged_file_is_named_when_it_is_cut(tmp_path):
-    for number in range(3):
-        write_numbers(tmp_path / f"{number}.parquet", range(5_000))
-    (tmp_path / "2.parquet").write_bytes((tmp_path / "2.parquet").read_bytes()[:-1])
-    corpus = open_corpus(CorpusConfig(data_files=[str(tmp_path / "*.parquet")]))
-    with pytest.raises(InputError, match=r"2\.parquet must be a Parquet file; .*\. Create or fetch it again"):
-        corpus.has_byte_ranges("train", 5_000)
 
 
 @pytest.fixture
@@ -130,14 +104,6 @@ def test_a_sample_beside_lines_is_of_both(corpus, tmp_path):
     both = open_corpus(CorpusConfig(data_files=[*corpus.config.data_files, str(tmp_path / "more.txt")]))
     samples = [numbers_in(list(with_seed(both, seed).sampled_documents("train", 1))) for seed in range(10)]
     assert {max(numbers) >= 200 * GROUP_ROWS for numbers in samples} == {True, False}
-
-
-def test_a_sample_needs_the_text_column_in_every_file(tmp_path):
-    write_numbers(tmp_path / "a.parquet", range(5_000))
-    pq.write_table(pa.table({"title": ["a"]}), tmp_path / "other.parquet")
-    other = open_corpus(CorpusConfig(data_files=[f"{tmp_path}/*.parquet"]))
-    with pytest.raises(InputError, match=r"other\.parquet has title, not 'text'"):
-        other.sampled_documents("train", 1_000)
 
 
 def test_a_range_of_an_object_is_read_without_the_rest(cloud, tmp_path):

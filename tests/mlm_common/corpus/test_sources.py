@@ -108,12 +108,6 @@ def test_a_source_with_validation_text_does_without_the_default():
     assert {one.config.test_percent for one in mixture.corpora.values()} == {10}
 
 
-def test_without_a_file_there_is_one_corpus_without_a_name():
-    mixture = open_mixture(CorpusConfig(data_files=["de.txt"]), SourcesConfig(None))
-    assert mixture.record == {"corpus": mixture.corpora[""].record}
-    assert corpora_of({}) == {}
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -80,15 +80,6 @@ def test_a_path_to_write_to(folder):
     assert folder.list_files() == {"file": 3}
 
 
-def test_list_files_names_what_is_directly_in_the_folder(folder):
-    assert folder.list_files() == {}
-    for name in ("b", "a", "sub/c"):
-        folder.write_bytes(name, b"12345")
-    open_folder(folder.path + "-other").write_bytes("d", b"1")
-    assert list(folder.list_files().items()) == [("a", 5), ("b", 5)]
-    assert open_folder(folder.path + "/").list_files() == {"a": 5, "b": 5}
-
-
 def test_folder_goes_up_and_comes_back(folder, shards):
     folder.upload_folder(str(shards), last="a-manifest.json")
     assert folder.list_files() == {"settings.json": 2}
@@ -106,16 +97,6 @@ def test_folder_goes_up_and_comes_back(folder, shards):
         assert Path(copy, "settings.json").exists() == folder.is_local
     with pytest.raises(InputError, match="folder"), folder.subfolder("missing").local_copy():
         pass
-
-
-def test_what_is_built_in_staging_is_uploaded(folder):
-    with folder.staging() as staging:
-        assert (staging == folder.path) == folder.is_local
-        Path(staging, "sub").mkdir(parents=True)
-        Path(staging, "sub", "file").write_text("x", encoding="utf-8")
-        folder.upload_folder(staging)
-    assert folder.read_text("sub/file") == "x"
-    assert folder.subfolder("sub").list_files() == {"file": 1}
 
 
 def test_a_folder_is_deleted_with_all_in_it(folder):
@@ -371,14 +352,3 @@ def test_listing_matches_a_local_folder(cloud, names):
             remote = open_folder(BUCKET).subfolder(folder) if folder else open_folder(BUCKET)
             assert remote.list_files() == open_folder(f"{copy}/{folder}").list_files()
             assert remote.exists()
-
-
-def test_a_new_file_replaces_what_was_there(folder):
-    folder.write_bytes("file", b"old")
-    with folder.new_file() as file:
-        for data in (b"ne", b"", b"w"):
-            file.write(data)
-        assert folder.list_files() == {"file": 3}
-        file.finish("file")
-    assert folder.read_bytes("file") == b"new"
-    assert folder.list_files() == {"file": 3}

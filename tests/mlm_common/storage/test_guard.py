@@ -50,12 +50,6 @@ def test_a_git_lfs_pointer_is_not_read_as_text(tmp_path):
     assert message.endswith("it is a Git LFS pointer. Fetch the file itself with `git lfs pull`.")
 
 
-def test_a_missing_file_and_a_folder_are_said(tmp_path):
-    (tmp_path / "a.json").mkdir()
-    assert "is a directory" in message_of(tmp_path / "a.json", read_json)
-    assert message_of(tmp_path / "b.json", read_json, flag="--file").startswith("--file: there is no file")
-
-
 def test_errors_that_explain_themselves_pass(tmp_path):
     for error in (InputError("one"), PermanentError("two"), MemoryError()):
         with pytest.raises(type(error)) as caught, guarded_read(tmp_path, "a file"):

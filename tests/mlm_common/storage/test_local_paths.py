@@ -53,10 +53,3 @@ def test_a_missing_folder_is_one_line_with_the_nearest():
         check_folder("work/xyz", "--model")
     with pytest.raises(InputError, match=r"no file work/tokeniser/tokenizer.json; did you mean work/tokenizer/tokeni"):
         check_file("work/tokeniser/tokenizer.json")
-
-
-def test_a_file_is_no_folder_and_a_folder_no_file():
-    with pytest.raises(InputError, match=r"--model: there is no folder work/tokenizer/tokenizer.json: it is a file"):
-        check_folder("work/tokenizer/tokenizer.json", "--model")
-    with pytest.raises(InputError, match=r"work: it is a folder\.$"):
-        check_file("work")

@@ -165,14 +165,3 @@ def test_errors_say_how_to_fix_them(cloud, pattern):
         find_stored_files(f"{BUCKET}/{pattern}")
     with pytest.raises(InputError, match=r"roles/storage\.objectViewer"):
         read(ByteRange(file))
-
-
-def test_errors_in_the_content_name_object_and_place(cloud):
-    cloud.put("a.jsonl", b'{"text": "a"}\n' * 30 + b"{oops\n")
-    cloud.put("b.txt", b"a\n" * 3000 + b"\xfc\n")
-    with pytest.raises(InputError, match=r"gs://.*/a\.jsonl must contain .*; line 23 after byte 100: .* at column 2"):
-        read_object("a.jsonl", 100, 426)
-    with pytest.raises(
-        InputError, match=r"gs://.*/b\.txt must contain UTF-8 .*; line 2,001 after byte 2,000: the byte 0xfc"
-    ):
-        read_object("b.txt", 2000, 6002)

@@ -26,13 +26,6 @@ def test_check_of_a_writable_folder_leaves_nothing(name, tmp_path):
     assert paths_in(tmp_path) == {"there", "there/file"}
 
 
-def test_check_takes_relative_paths(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("", ".", "new", "new/deeper", "../sibling"):
-        open_folder(name).check_writable()
-    assert not paths_in(tmp_path.parent / tmp_path.name)
-
-
 @pytest.mark.parametrize("name", ["file", "file/below/it", "dangling", "dangling/below", "n" * 256, f"a/{'n' * 256}/b"])
 def test_check_of_a_folder_that_cannot_be(name, tmp_path):
     (tmp_path / "file").touch()
@@ -95,15 +88,6 @@ def test_forbidden_writing_is_one_line_with_a_hint(function, reason, tmp_path, m
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(InputError, match=f"must be writable; .*there.* is not: {os.strerror(reason)}.* Name another"):
         getattr(open_folder(str(tmp_path / "there")), function)(**arguments.get(function, {}))
-
-
-def test_a_full_disk_is_no_bad_input(tmp_path, monkeypatch):
-    def fill(path: Path, *_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-    monkeypatch.setattr(Path, "write_bytes", fill)
-    with pytest.raises(OSError, match="No space left"):
-        open_folder(str(tmp_path)).write_bytes("file", b"x")
 
 
 @pytest.mark.parametrize("name", [b"gr\xfc\xdfe", b"a/\xff/b"])
