@@ -33,7 +33,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
 
 
 # Most tests with processes of their own are about these, and not about the folder.
-gs_is_slow = pytest.mark.parametrize("folder", ["local", pytest.param("gs", marks=pytest.mark.slow)], indirect=True)
+only_local = pytest.mark.parametrize("folder", ["local"], indirect=True)
 
 
 def contents(folder: Folder) -> dict[str, str]:
@@ -51,7 +51,7 @@ def write_owner(folder: Folder, **changes: object) -> None:
     folder.subfolder(".owner").write_text("000001.json", json.dumps(record))
 
 
-@gs_is_slow
+@only_local
 def test_a_second_run_is_refused_while_the_first_lives(folder):
     patient = {"dead_after_seconds": 20.0}
     with OwnerProcess(folder.path, **patient) as first, OwnerProcess(folder.path, **patient) as second:
@@ -83,7 +83,7 @@ def test_a_run_that_ends_leaves_no_trace_of_its_ownership(folder):
     assert not any(thread.name == "folder-owner" for thread in threading.enumerate())
 
 
-@gs_is_slow
+@only_local
 def test_a_killed_run_of_this_machine_is_followed_at_once(folder):
     with OwnerProcess(folder.path) as killed:
         assert killed.line() == "owned"
@@ -126,7 +126,7 @@ def test_a_run_of_another_machine_without_heartbeat_is_followed(folder, text):
         assert folder.subfolder(".owner").list_files().keys() == {"000002.json"}
 
 
-@gs_is_slow
+@only_local
 def test_one_of_many_takes_over_from_a_dead_run(folder):
     write_owner(folder)
     processes = [OwnerProcess(folder.path) for _ in range(4)]
@@ -141,7 +141,9 @@ def test_one_of_many_takes_over_from_a_dead_run(folder):
 
 
 # In the second case the thread of the stopped run comes too late to notice.
-@pytest.mark.parametrize("heartbeat_seconds", [HEARTBEAT_SECONDS, 3600.0])
+@pytest.mark.parametrize(
+    ("folder", "heartbeat_seconds"), [("gs", HEARTBEAT_SECONDS), ("local", 3600.0)], indirect=["folder"]
+)
 def test_a_stopped_run_that_wakes_up_after_a_takeover_ends(folder, heartbeat_seconds):
     with OwnerProcess(folder.path, heartbeat_seconds=heartbeat_seconds) as stopped:
         assert stopped.line() == "owned"
@@ -166,7 +168,7 @@ def test_a_stopped_run_that_wakes_up_after_a_takeover_ends(folder, heartbeat_sec
     assert not folder.subfolder(".owner").list_files()
 
 
-@gs_is_slow
+@only_local
 def test_a_stopped_run_ends_also_after_its_follower_has_ended(folder):
     with OwnerProcess(folder.path) as stopped:
         assert stopped.line() == "owned"

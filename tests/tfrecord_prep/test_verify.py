@@ -30,7 +30,7 @@ def prepared(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=["concat", "packed", PAIRS])
+@pytest.fixture(params=["concat", PAIRS])
 def folder(request: pytest.FixtureRequest, prepared: Path, tmp_path: Path) -> Path:
     shutil.copytree(prepared / request.param, tmp_path / request.param)
     return tmp_path / request.param

@@ -70,7 +70,7 @@ def test_access_check(server, monkeypatch, token, repo_id, message):
 
 
 @pytest.mark.usefixtures("server")
-@pytest.mark.parametrize("character", ["\u2026", "\u200b", "\u00e9", " ", "\x07"])
+@pytest.mark.parametrize("character", ["\u200b", " "])
 def test_a_token_with_a_character_that_none_has(monkeypatch, character):
     """As it is pasted from a page that shortens or decorates it."""
     monkeypatch.setenv("HF_TOKEN", f"hf_abc{character}d")
@@ -136,12 +136,7 @@ REQUESTS = (
 
 
 @pytest.mark.parametrize(
-    ("request_path", "fault"),
-    [
-        pytest.param(path, fault, marks=[pytest.mark.slow] * (row % len(FAULTS) != column))
-        for row, path in enumerate(REQUESTS)
-        for column, fault in enumerate(FAULTS)
-    ],
+    ("request_path", "fault"), [(path, FAULTS[row % len(FAULTS)]) for row, path in enumerate(REQUESTS)]
 )
 def test_a_push_outlives_faults(server, request_path, fault):
     server.fault(request_path, method="POST|PUT", times=2 if "status" in fault else 1, **fault)
@@ -240,7 +235,7 @@ def test_an_edit_during_the_push_stays(server, monkeypatch):
     assert stored_files(server) == FILES | {"README.md": EDITED_CARD, "weights/2": b"2"}
 
 
-@pytest.mark.parametrize("path", ["training.json", "run.json"])
+@pytest.mark.parametrize("path", ["run.json"])
 def test_records_mark_a_repository_without_a_card(path, server):
     push(files := {path: b'{"tokenizer_sha256": "0", "fingerprint": {}}', "weights/1": b"0"})
     check_hub_access(REPOSITORY)

@@ -171,15 +171,16 @@ def write_in_parts(_: Path) -> bytes:
     return IN_PARTS
 
 
-@pytest.mark.parametrize("fault", [{"status": 503}, {"status": 429}, {"mode": "reset"}, {"mode": "lost_answer"}])
 @pytest.mark.parametrize(
-    ("write", "path", "method", "old"),
+    ("write", "path", "method", "old", "fault"),
     [
-        (write_small, UPLOAD, "POST", None),
-        (write_small, UPLOAD, "POST", b"old"),
-        (upload_large, UPLOAD, "PUT", None),
-        (write_in_parts, UPLOAD, "POST", None),
-        (write_in_parts, "/compose", "POST", b"old"),
+        (write_small, UPLOAD, "POST", None, {"status": 503}),
+        (write_small, UPLOAD, "POST", None, {"mode": "lost_answer"}),
+        (write_small, UPLOAD, "POST", b"old", {"mode": "lost_answer"}),
+        (upload_large, UPLOAD, "PUT", None, {"mode": "reset"}),
+        (upload_large, UPLOAD, "PUT", None, {"mode": "lost_answer"}),
+        (write_in_parts, UPLOAD, "POST", None, {"status": 429}),
+        (write_in_parts, "/compose", "POST", b"old", {"mode": "lost_answer"}),
     ],
 )
 def test_uploads_outlive_a_fault(write, path, method, old, fault, cloud, tmp_path, monkeypatch):
@@ -264,8 +265,16 @@ def test_downloads_outlive_a_fault(cloud, fault):
         assert (Path(copy) / "file").read_bytes() == b"content"
 
 
-@pytest.mark.parametrize("function", ["exists", "list_files", "read_bytes", "write_bytes", "delete_files"])
-@pytest.mark.parametrize(("status", "said"), [(400, "400"), (409, "409"), (412, "412"), (503, "did not answer")])
+@pytest.mark.parametrize(
+    ("function", "status", "said"),
+    [
+        ("exists", 400, "400"),
+        ("list_files", 503, "did not answer"),
+        ("read_bytes", 412, "412"),
+        ("write_bytes", 503, "did not answer"),
+        ("delete_files", 409, "409"),
+    ],
+)
 def test_no_answer_or_a_refusal_is_one_error_to_retry(function, status, said, cloud, shards, monkeypatch):
     monkeypatch.setattr(DEFAULT_RETRY, "_timeout", 0.3)
     cloud.put("data/x", b"x")

@@ -110,7 +110,7 @@ def test_a_range_is_read_without_the_rest(cloud, ending, monkeypatch):
     assert sum(len(read(byte_range)) for byte_range in byte_ranges) == 10_000
 
 
-@pytest.mark.parametrize("ending", ["txt", "json", "csv.gz", "parquet"])
+@pytest.mark.parametrize("ending", ["txt", "parquet"])
 @pytest.mark.parametrize("change", ["replaced", "deleted"])
 def test_an_object_that_changes_is_an_error(cloud, ending, change):
     cloud.put(f"a.{ending}", CONTENTS[ending])
@@ -135,8 +135,15 @@ def test_an_object_that_changes_while_it_is_read(cloud, monkeypatch):
         assert "new line" not in texts
 
 
-@pytest.mark.parametrize("fault", [{"status": 503}, {"status": 429}, {"mode": "reset"}, {"mode": "truncate"}])
-@pytest.mark.parametrize("ending", ["txt", "jsonl.gz", "parquet"])
+@pytest.mark.parametrize(
+    ("ending", "fault"),
+    [
+        ("txt", {"status": 503}),
+        ("txt", {"mode": "truncate"}),
+        ("jsonl.gz", {"mode": "reset"}),
+        ("parquet", {"mode": "truncate"}),
+    ],
+)
 def test_reading_outlives_faults(cloud, ending, fault):
     cloud.put(f"a.{ending}", CONTENTS[ending])
     cloud.fault(DOWNLOAD, num_bytes=20, **fault)
