@@ -115,9 +115,10 @@ def test_benchmarks_show_their_flags_without_tensorflow():
         "recipes runtime_cost"
     )
     peers = "peers/input_contenders peers/prepare_peers peers/tpu_step_contenders"
-    scripts = tuple(f"benchmarks/{name}.py" for name in f"{names} {peers}".split())
+    speedrun = "speedrun/race speedrun/prepare"
+    scripts = tuple(f"benchmarks/{name}.py" for name in f"{names} {peers} {speedrun}".split())
     for script, (printed, imported, _) in ask_for_help(scripts).items():
-        assert re.search("--(length|rates|minutes|quickstart|shards|rounds)", printed), script
+        assert re.search("--(length|rates|minutes|quickstart|shards|rounds)|data", printed), script
         assert "argparse" in imported, script
         assert "tensorflow" not in imported, script
 

@@ -16,7 +16,6 @@ from benchmarks.speedrun import prepare, race, text
 from benchmarks.speedrun.entrants import Entrant, Measured, read_entrants, run_limited
 from mlm_common.errors import InputError
 from tests.fixtures.results import read_json, write_jsonl
-from tests.fixtures.script_help import ask_for_help
 from train.config.settings import parse_training_config
 
 TABLE = Path(race.__file__).with_name("entrants.yaml")
@@ -103,26 +102,6 @@ def test_the_text_is_the_docstrings_of_wheels_and_shares_no_long_run_of_words(tm
     assert [len(documents) for documents in written.values()] == [2, 1, 1]
     assert written["validation"][0].startswith("Different")
     assert not any("Not a module" in document for documents in written.values() for document in documents)
-
-
-def test_a_wheel_that_is_damaged_or_another_gets_one_line(tmp_path):
-    name = "a-1-py3-none-any.whl"
-    (tmp_path / name).write_bytes(b"PK\x03\x04 and nothing more")
-    with pytest.raises(InputError, match=r"a-1-py3-none-any.whl must be a wheel; [^\n]*$"):
-        text.read_wheels([tmp_path / name])
-    with pytest.raises(InputError, match=r"must have the SHA-256 0; it has \w{64}\. Delete it[^\n]*$"):
-        text.download(tmp_path, {name: "0"})
-
-
-def test_a_failed_download_gets_the_last_line_of_pip(tmp_path, monkeypatch):
-    program = tmp_path / "python"
-    program.write_text(
-        "#!/bin/sh\necho Looking >&2\necho 'ERROR: No matching distribution' >&2\nexit 1\n", encoding="utf-8"
-    )
-    program.chmod(0o755)
-    monkeypatch.setattr(text.sys, "executable", str(program))
-    with pytest.raises(InputError, match=r"^pip could not download a==1: ERROR: No matching distribution\. Check"):
-        text.download(tmp_path, {"a-1-py3-none-any.whl": "0"})
 
 
 def test_data_that_is_missing_or_changed_gets_one_line(tmp_path):
@@ -264,13 +243,6 @@ def test_steps_are_planned_from_two_runs_that_find_all_files_read(data, tmp_path
 def test_a_race_that_cannot_start_says_why(flags, line, tmp_path):
     with pytest.raises(SystemExit, match=rf"^error: {line}[^\n]*$"):
         race.main([str(tmp_path), str(tmp_path / "runs"), *flags])
-
-
-def test_the_race_shows_its_flags_without_tensorflow():
-    scripts = ("benchmarks/speedrun/race.py", "benchmarks/speedrun/prepare.py")
-    for script, (printed, imported, _) in ask_for_help(scripts).items():
-        assert "data" in printed, script
-        assert "tensorflow" not in imported, script
 
 
 @pytest.mark.slow

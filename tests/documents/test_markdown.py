@@ -57,24 +57,8 @@ def test_commands_are_wrapped(page):
                 assert len(words) == 1, f"{page}: {line}"
 
 
-def test_what_is_not_rendered_is_recognized():
-    page = '!!! note "Words"\n\n    text\n\n--8<-- "a.py"\n\n``` {.python}\npass\n```\n\n=== "Linux"\n'
-    prose, _ = prose_and_blocks(page)
-    found = {name for name, pattern in ONLY_ON_THE_SITE.items() if re.search(pattern, prose, flags=re.M)}
-    assert found == {"an admonition", "a snippet", "a tab"}
-    assert prose_and_blocks(page)[1] == [("{.python}", "pass\n")]
-
-
 @pytest.mark.parametrize("page", ["docs/tutorials/custom_task.md"])
 def test_programs_on_a_page_are_those_of_their_files(page):
     programs = EMBEDDED.findall(read(page))
     assert programs
     assert dict(programs) == {path: read(path) for path, _ in programs}
-
-
-def test_tables_have_headings():
-    """At least one of the first row's cells has words, or the table begins with an empty row."""
-    for page in markdown_files():
-        prose = re.sub(r"^```.*?^```$", "", read(page), flags=re.M | re.S)
-        for head in re.findall(r"(?:\A|\n\n)(\|.*\|)\n\| ?---", prose):
-            assert head.strip("| "), f"{page}: {head}"

@@ -18,13 +18,10 @@ from nbclient import NotebookClient
 
 from mlm_common.corpus.builtin import python_files, read_files
 from notebooks.execute import (
-    DRAWING_CODE,
     DRAWN,
     EXECUTED,
     cells_sha256,
     drawing_code_sha256,
-    joined_streams,
-    plain,
     without_outputs,
 )
 from tests.fixtures.commands import parse
@@ -86,14 +83,6 @@ def test_notebooks_are_valid_and_executed(path):
     assert any(picture.startswith(PNG) for cell in notebook.cells if "outputs" in cell for picture in pictures(cell))
 
 
-def test_all_code_that_draws_is_watched():
-    """Of packages whose pictures a notebook shows."""
-    packages = ("mlm_common", "tokenizer_training", "train", "finetuning")
-    files = [path for package in packages for path in (NOTEBOOKS.parent / package).rglob("*.py")]
-    draws = [path for path in files if "from matplotlib" in path.read_text(encoding="utf-8")]
-    assert {str(path.relative_to(NOTEBOOKS.parent)) for path in draws} == set(DRAWING_CODE)
-
-
 @pytest.mark.parametrize("path", [WALKTHROUGH, COMPARISON, FINETUNING])
 def test_links_of_notebooks_lead_somewhere(path):
     """A badge for Colab needs the address of a repository."""
@@ -116,13 +105,6 @@ def test_the_preflight_asks_about_the_chips_of_the_place(variables, topology, mo
     assert settings["TOPOLOGY"] == topology
     assert "--global-batch-size 256" in settings["SETTINGS"]
     assert "accumulation" not in settings["SETTINGS"]
-
-
-def test_committed_outputs_are_what_a_terminal_shows_at_the_end():
-    texts = ["\x1b[1mtokens  4\x1b[0m\r\n\rTraining:  10 %", "\rTraining: 100 %", "\r\n", "\r\nDone.\r\n"]
-    outputs = [nbformat.from_dict({"output_type": "stream", "name": "stdout", "text": text}) for text in texts]
-    (output,) = joined_streams(outputs)
-    assert plain(output.text) == "tokens  4\nTraining: 100 %\n\nDone.\n"
 
 
 @pytest.mark.parametrize("path", [WALKTHROUGH, COMPARISON, FINETUNING])

@@ -10,8 +10,6 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from mlm_common import errors
-
 PROJECT = Path(__file__).parents[2]
 STAGES = ("tokenizer_training", "tfrecord_prep", "train", "finetuning")
 # Of tests/ the map names what is not there once more.
@@ -75,8 +73,3 @@ def test_the_chapters_of_a_stage_are_all_there(stage):
     named = set(re.findall(r"\b(\w+(?:\.py|/))", importlib.import_module(stage).__doc__ or ""))
     there = {path.parts[1] + ("/" if len(path.parts) > 2 else "") for path in tracked_files() if path.parts[0] == stage}
     assert named == there - {"__init__.py"}
-
-
-def test_each_status_has_a_meaning_and_no_other():
-    assert set(errors.MEANINGS) == {0} | {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
-    assert set(errors.MEANINGS) >= errors.FINAL_STATUSES

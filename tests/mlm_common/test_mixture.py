@@ -72,13 +72,3 @@ def test_a_lower_alpha_brings_sources_closer_together(sizes, alpha):
     weights = sampling_weights(named, alpha)
     assert sum(weights.values()) == pytest.approx(1)
     assert max(weights.values()) / min(weights.values()) == pytest.approx((max(sizes) / min(sizes)) ** alpha)
-
-
-def test_two_folders_without_names_are_told_to_be_named(tmp_path):
-    for name in ("a", "b", "c d"):
-        (tmp_path / name).mkdir()
-    one, other = tmp_path / "a", tmp_path / "b"
-    with pytest.raises(InputError, match=rf"--train-dataset must be one path, .* such as a={one} b={other}; received"):
-        named_folders(f"{one} {other}", "--train-dataset")
-    assert named_folders(str(tmp_path / "c d"), "--train-dataset") == {"": str(tmp_path / "c d")}
-    assert named_folders(f"{one} nowhere", "--train-dataset") == {"": f"{one} nowhere"}  # which is refused later

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import logging
-import os
 import shutil
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import RECORD_FILE
-from tests.fixtures.tiny_corpus import DOCUMENTS, contents, flags
+from tests.fixtures.tiny_corpus import contents, flags
 from tfrecord_prep import prepare_tfrecord_shards, split
 from tfrecord_prep.manifest import read_manifest
 from tfrecord_prep.prepare_tfrecord_shards import main
@@ -96,28 +94,6 @@ def test_the_corpus_of_the_tokenizer_must_not_have_changed(source, tmp_path, run
     assert changed in refused.error
     assert "name the corpus to prepare with --data-files" in refused.error
     assert main([*arguments, "--overwrite", "--data-files", str(tmp_path / "trained" / "a.txt")]) == 0
-
-
-@pytest.fixture
-def without_log():
-    """pytest-xdist cannot send a log that is not UTF-8."""
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
-
-
-@pytest.mark.usefixtures("without_log")
-def test_a_name_that_is_not_utf_8_is_recorded_and_found_again(source, tmp_path, capfd):
-    path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")
-    Path(path).write_text("".join(f"{line}\n" for line in DOCUMENTS), encoding="utf-8")
-    record = open_corpus(CorpusConfig(data_files=[str(tmp_path / "*.txt")])).record
-    tokenizer = with_record(source, tmp_path / "tokenizer", record)
-    arguments = flags(source, tmp_path / "out", tokenizer=tokenizer, corpus=())
-    assert main(arguments) == 0
-    (file,) = read_manifest(str(tmp_path / "out" / "train")).corpus["data_files"]
-    assert file["path"] == path
-    assert main(arguments) == 0
-    assert "complete with these settings" in capfd.readouterr().out
 
 
 def test_a_data_set_is_read_at_the_commit_of_the_tokenizer(source, tmp_path, run, monkeypatch):

@@ -153,20 +153,6 @@ def stop(*_: object) -> None:
     raise OSError("no space left")
 
 
-def test_hashes_are_not_made_again(source, sources, tmp_path, monkeypatch):
-    arguments = mixed(source, sources, tmp_path, "--drop-duplicates")
-
-    monkeypatch.setattr(command, "find_duplicates", stop)
-    hashes = []
-    for _ in range(2):
-        with pytest.raises(OSError, match="no space"):
-            main(arguments)
-        files = [path for path in (tmp_path / ".duplicates").rglob("*") if path.is_file()]
-        hashes.append({path: path.stat().st_mtime_ns for path in files})
-    assert len(hashes[0]) > 10
-    assert hashes[0] == hashes[1]
-
-
 def test_what_validation_gains_meanwhile_leaves_finished_partitions(source, sources, tmp_path, monkeypatch):
     folder = Path(shutil.copytree(sources.parent, tmp_path / "sources"))
     text = sources.read_text(encoding="utf-8").replace(str(sources.parent), str(folder))

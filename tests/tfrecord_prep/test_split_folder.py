@@ -15,10 +15,10 @@ from mlm_common.corpus.text_files import ByteRange
 from mlm_common.corpus.text_formats import BadRow, BadRows
 from mlm_common.errors import EXIT_STOPPED, InputError
 from tests.fixtures.run_command import Run
-from tests.fixtures.tiny_corpus import contents, flags
+from tests.fixtures.tiny_corpus import contents
 from tfrecord_prep import partition, split
 from tfrecord_prep.manifest import read_manifest
-from tfrecord_prep.prepare_tfrecord_shards import main, stoppable
+from tfrecord_prep.prepare_tfrecord_shards import stoppable
 from tfrecord_prep.split import default_partition_bytes, default_shard_size
 
 CORPUS = b"a corpus of small words\n" * 400 + b"x\n"
@@ -124,14 +124,6 @@ def test_with_another_tokenizers_library_unfinished_work_is_done_again(prepare, 
         after = times(tmp_path / "out")
         assert all((after[path] != before[path]) == is_rebuilt for path in before)
         (tmp_path / "out" / "train" / "manifest.json").rename(tmp_path / "out" / "train" / "plan.json")
-
-
-def test_default_partition_size_stays_that_of_the_folder(source, unfinished, run, tmp_path):
-    """A fixed file may change the size of the corpus, on which the default depends."""
-    arguments = flags(source, tmp_path / "out", *unfinished)
-    place = arguments.index("--partition-bytes")
-    assert run(main, *arguments[:place], *arguments[place + 2 :]).status == 0
-    assert read_manifest(str(tmp_path / "out" / "train")).partition_bytes == 2048
 
 
 def with_bad_rows(folder: Path) -> Path:

@@ -15,7 +15,6 @@ from tokenizer_training.report import (
     EXAMPLE_CHARACTERS,
     TokenizerQuality,
     build_report,
-    choose_example,
     draw_report,
     measure_quality,
     render_report,
@@ -167,16 +166,6 @@ def test_the_picture_has_a_figure_of_each_source_by_its_script(drawn):
     for words in ("zh", f"{zh.characters_per_token:.2f}", "characters per token", "few spaces between words"):
         assert drawn.count(words) == 1
     assert "measured on all sources text" in drawn
-
-
-def test_the_example_of_the_picture_is_a_typical_sentence():
-    sentences = ["The text reads " + "the model " * 3 + "x" * number + "." for number in range(20)]
-    tokenizer = make_tokenizer()
-    ratio = measure_quality(tokenizer, [sentences[11]]).tokens_per_word
-    tokens = choose_example(tokenizer, [" ".join(sentences)], ratio)
-    assert "".join(tokens).count("x") == 11 + 1  # te[x]t
-    assert choose_example(tokenizer, ["the text"], 1.0) == ["▁the", "▁text"]
-    assert choose_example(tokenizer, [], 1.0) == []
 
 
 def test_the_picture():

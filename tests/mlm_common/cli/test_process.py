@@ -10,12 +10,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mlm_common.cli import STATUSES, script_path
+from mlm_common.cli import STATUSES
 from mlm_common.cli.command_line import command
 from mlm_common.cli.process import check_interrupts, run_as_script
 from mlm_common.errors import EXIT_INTERRUPTED, EXIT_STOPPED
@@ -256,38 +255,6 @@ def test_a_profiler_of_a_script_writes_what_it_found(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(PROJECT_FOLDER)}
     subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, check=True)
     assert (tmp_path / "profile.out").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "is_script"),
-    [
-        (["{script}"], True),
-        (["-u", "-X", "dev", "-Wignore", "{script}", "--flag"], True),
-        (["other.py", "{script}"], False),
-        (["-c", "pass", "{script}"], False),
-        (["-m", "folder.script"], True),
-        (["-um", "folder.script"], True),
-        (["-mfolder.script"], True),
-        (["-m", "profiler", "{script}"], False),
-    ],
-)
-def test_a_script_is_what_python_was_started_with(arguments, is_script, tmp_path, monkeypatch):
-    script = tmp_path / "script.py"
-    main = SimpleNamespace(__file__=str(script), __spec__=SimpleNamespace(name="folder.script"))
-    monkeypatch.setitem(sys.modules, "__main__", main)
-    monkeypatch.setattr(sys, "orig_argv", ["python", *(one.format(script=script) for one in arguments)])
-    assert script_path() == (script if is_script else None)
-
-
-def test_each_command_of_a_script_can_be_stopped(tmp_path):
-    body = "if argv: os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)"
-    begin = BEGIN.replace("logger =", "from mlm_common.cli.process import begin_script\nbegin_script()\nlogger =")
-    script = begin + f"    {body}\n" + "statuses = [main(argv) for argv in ([], ['wait'], [])]\nprint(statuses)\n"
-    (tmp_path / "script.py").write_text(script, encoding="utf-8")
-    environment = os.environ | {"PYTHONPATH": str(PROJECT_FOLDER)}
-    command = [sys.executable, "script.py"]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, timeout=50, check=True)
-    assert done.stdout == f"[0, {EXIT_STOPPED}, 0]\n".encode()
 
 
 def test_an_interrupt_is_forgotten_with_its_command():

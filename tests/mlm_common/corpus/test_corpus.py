@@ -91,13 +91,6 @@ def test_wrapped_lines_need_a_choice(ending, tmp_path):
             open_corpus(CorpusConfig(**settings))  # type: ignore[arg-type]
 
 
-def test_other_text_column_and_empty_files(tmp_path):
-    write_lines(tmp_path / "a.jsonl", ['{"body": "a"}'])
-    for name in ("empty.csv", "empty.json", "empty.jsonl", "empty.jsonl.gz", "empty.txt"):
-        write_text(tmp_path / name, "")
-    assert read(data_files=[str(tmp_path / "*")], text_column="body") == ["a"]
-
-
 def test_first_documents_are_read_without_the_rest(tmp_path):
     write_lines(tmp_path / "a.txt", ["good"] * 10)
     (tmp_path / "b.txt").write_bytes(b"\xff broken")
@@ -145,24 +138,6 @@ def test_record_gives_the_settings_back(tmp_path):
 def test_contradicting_settings(settings, message):
     with pytest.raises(InputError, match=message.replace("[", r"\[")):
         CorpusConfig(**settings)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.txt", b"\n \n\t\n", "every document of .* is blank"),
-        ("a.jsonl", b"", "every document of .* is blank"),
-        ("a.csv", b"id,body\n1,b\n", r"has id, body, not 'text'\.$"),
-        ("b.csv", b"A, title\nid,text,n\n1,b,2\n", r"not 'text'\. The first row must name the columns: delete a title"),
-        ("a.pdf", b"%PDF", "needs files that end in .*; received .*a.pdf"),
-        ("a.parquet.gz", b"", "all but .parquet also with .gz"),
-    ],
-)
-def test_bad_files(name, content, message, tmp_path):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match=message) as caught:
-        read(data_files=[str(tmp_path / name)])
-    assert "\n" not in str(caught.value)
 
 
 WRAPPED = textwrap.wrap(TEXT, 72)

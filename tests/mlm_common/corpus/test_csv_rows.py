@@ -149,12 +149,6 @@ def test_a_title_that_holds_a_delimiter_is_said(title, delimiter, text, is_named
     assert found.hint == "The first row must name the columns: delete a title above it."
 
 
-def test_a_row_of_another_length_is_no_sign_of_a_title():
-    rows = CsvRows(io.StringIO("text,label\na;b,x\nc;d,y\ne;f,g,z\n"), "a.csv")
-    assert [rows.problem(row) for row in rows][-1] == "line 4 has 3: `e;f,g,z`"
-    assert rows.hint.startswith("Put texts that contain commas or line ends in quotation marks")
-
-
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
 def test_quotation_marks_around_whole_rows_are_said(delimiter):
     rows = [["text", "label"], [f'say "hi"{delimiter} Ann', "x"], ["b", "y"]]

@@ -1,6 +1,5 @@
 """Records of a corpus: what tells its text from any other, what does not, and text that two splits share."""
 
-import errno
 import gzip
 import hashlib
 import json
@@ -187,28 +186,6 @@ def test_what_is_kept_is_read_with_its_key_alone(name, tmp_path, monkeypatch):
     for damaged in (content[:-9], b"", content[:40] + b"x" + content[41:]):
         path.write_bytes(damaged)
         assert recall(name, 2) is None
-
-
-@pytest.mark.parametrize("obstacle", ["just written", "a file in the way", "no home", "a read-only home"])
-def test_what_cannot_be_remembered_is_hashed_each_time(tmp_path, num_hashed, monkeypatch, obstacle):
-    path = tmp_path / "a.txt"
-    path.write_bytes(CONTENT)
-
-    def refuse(*_: object, **__: object) -> Path:
-        if obstacle == "no home":
-            raise RuntimeError("Could not determine home directory.")
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    if obstacle == "just written":
-        monkeypatch.setattr(identity, "MIN_AGE_SECONDS", 3600.0)
-    elif obstacle == "a file in the way":
-        (tmp_path / "cache").write_bytes(b"")
-    else:
-        monkeypatch.delenv("XDG_CACHE_HOME")
-        monkeypatch.setattr(Path, "home" if obstacle == "no home" else "mkdir", refuse)
-        monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert checksum_of(path) == checksum_of(path)
-    assert len(num_hashed) == 2
 
 
 # Text that two splits share: found by content, commit and draw, whatever the names of files and folders.

@@ -142,10 +142,3 @@ def test_the_file_of_the_documentation_has_known_settings():
     for name, settings in content.items():
         assert CorpusConfig(**typed_settings([CorpusConfig], settings, name)).is_given
     assert "validation_split" in content["en"]  # beside --validation-percent on the command line
-
-
-def test_a_corpus_beside_the_file_and_a_missing_file_are_refused():
-    with pytest.raises(InputError, match="cannot be combined with --data-files"):
-        open_mixture(CorpusConfig(data_files=["de.txt"]), SourcesConfig(write("fo: {data_files: fo.txt}")))
-    with pytest.raises(InputError, match=r"--sources: there is no file source\.yaml; did you mean sources\.yaml"):
-        open_mixture(CorpusConfig(), SourcesConfig("source.yaml"))

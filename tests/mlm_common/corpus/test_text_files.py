@@ -248,30 +248,6 @@ def test_a_parquet_value_that_is_not_utf_8_costs_its_row(tmp_path):
         read_file(tmp_path / "a.parquet")
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.jsonl", b'{"title": "a"}\n' * 300, "has title, not 'text'"),
-        ("a.txt", b"a\nb\0\n", "byte 3 is zero.*drop it from --data-files"),
-        (
-            "a.csv",
-            b'text,n\n"one,1\ntwo,2\n',
-            "row that starts in line 2 has a misplaced quotation mark .unexpected end",
-        ),
-        (
-            "a.csv",
-            b'text,n\n"He said "no",\n1\n',
-            "row that starts in line 2 has a misplaced quotation mark .* Close each",
-        ),
-        ("a.json", b'[\n{"text": "a"},\n{"text" "b"}]', "or a list of objects; line 3, column 9"),
-        ("a.parquet", b"PAR1", "must be a Parquet file"),
-    ],
-)
-def test_where_rows_cannot_be_told_apart_the_file_is_refused(name, content, message, tmp_path):
-    with pytest.raises(InputError, match=message):
-        read(write(tmp_path / name, content))
-
-
 def test_all_are_counted_and_the_first_are_listed(tmp_path, monkeypatch):
     monkeypatch.setattr(text_formats, "MAX_LISTED", 3)
     _, bad_rows = read(write(tmp_path / "a.txt", b"\xff\n" * 50))

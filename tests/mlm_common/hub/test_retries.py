@@ -33,11 +33,6 @@ def test_nothing_is_repeated_where_it_is_forbidden_to_ask(monkeypatch):
     assert function.num_calls == 1
 
 
-def test_a_file_without_json_is_no_matter_of_the_hub(monkeypatch):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    assert not is_away(json.JSONDecodeError("Expecting value", "", 0))
-
-
 def test_a_request_that_gets_no_answer_ends(hub_here, monkeypatch):
     monkeypatch.setattr(retries, "READ_TIMEOUT_SECONDS", 0.2)
     hub_here.fault("whoami", mode="delay", delay_seconds=2.0)

@@ -284,21 +284,6 @@ def test_no_answer_or_a_refusal_is_one_error_to_retry(function, status, said, cl
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("message", "hint"),
-    [
-        ("x@y does not have storage.objects.delete access", "lacks storage.objects.delete, the role"),
-        ("Request had insufficient authentication scopes", "--scopes=cloud-platform"),
-    ],
-)
-def test_a_refusal_says_how_to_get_the_permission(message, hint, cloud, shards):
-    cloud.put("data/x", b"x")
-    cloud.fault("/o", status=403, message=message, times=1000)
-    for function in calls(f"{BUCKET}/data", str(shards)).values():
-        with pytest.raises(InputError, match=hint):
-            function()
-
-
 def calls(path: str, local_folder: str) -> dict[str, Callable[[], object]]:
     """List every function that goes to Cloud Storage, as a call."""
     return {

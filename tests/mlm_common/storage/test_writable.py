@@ -1,6 +1,5 @@
 """Whether a folder can be written to, checked without a trace; and writes that are refused."""
 
-import errno
 import os
 import tempfile
 from pathlib import Path
@@ -60,34 +59,6 @@ def test_check_names_the_missing_permission(permission, cloud):
     cloud.authorize()
     open_folder(f"{BUCKET}/data").check_writable()
     assert cloud.objects() == {}, "what a refused deletion left stays"
-
-
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [
-        ("write_bytes", errno.EACCES),
-        ("append_text", errno.EPERM),
-        ("create_text", errno.EROFS),
-        ("new_file", errno.EACCES),
-        ("upload_file", errno.EPERM),
-    ],
-)
-def test_forbidden_writing_is_one_line_with_a_hint(function, reason, tmp_path, monkeypatch):
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "file").write_bytes(b"x")
-    arguments = {
-        "write_bytes": {"name": "file", "data": b"x"},
-        "append_text": {"name": "file", "text": "x", "before": ""},
-        "create_text": {"name": "file", "text": "x"},
-        "upload_file": {"local_path": str(tmp_path / "new" / "file"), "name": "file"},
-    }
-
-    def refuse(path: Path, *_: object, **__: object) -> None:
-        raise OSError(reason, os.strerror(reason), str(path))
-
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(InputError, match=f"must be writable; .*there.* is not: {os.strerror(reason)}.* Name another"):
-        getattr(open_folder(str(tmp_path / "there")), function)(**arguments.get(function, {}))
 
 
 @pytest.mark.parametrize("name", [b"gr\xfc\xdfe", b"a/\xff/b"])
