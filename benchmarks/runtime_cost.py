@@ -9,6 +9,7 @@ runs twice, first without a cache of compiled programs, and then with it.
 """
 
 import argparse
+import itertools
 import os
 import statistics
 import sys
@@ -91,10 +92,11 @@ def main() -> None:
     parser.add_argument("--num-steps", type=int, default=500, help="Number of timed steps.")
     parser.add_argument("--warmup-steps", type=int, default=50, help="Number of steps before the timed steps.")
     parser.add_argument("--rounds", type=int, default=5, help="Number of times each run is started.")
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
     arguments = parser.parse_args()
     size = arguments.hidden_size
     model = f"num_hidden_layers={arguments.num_layers},hidden_size={size},intermediate_size={size}"
-    costs: dict[str, list[Cost]] = {name: [] for name in RUNS}
+    costs: dict[str, list[Cost]] = {name: [] for name in arguments.runs}
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         shards = Path(folder, "shards")
         shards.mkdir()
@@ -102,9 +104,10 @@ def main() -> None:
         write_tokenizer(Path(folder), VOCAB_SIZE)
         for number in range(arguments.rounds):
             os.environ[CACHE_VARIABLE] = f"{folder}/cache-{number}"
-            for name, flags in RUNS.items():
+            for name in costs:
                 flags = [
-                    *(*flags, "--preset", "tiny-roberta-cpu", "--config-overrides", f"{model},num_attention_heads=2"),
+                    *(*RUNS[name], "--preset", "tiny-roberta-cpu"),
+                    *("--config-overrides", f"{model},num_attention_heads=2"),
                     *("--train-dataset", str(shards), "--tokenizer", f"{folder}/tokenizer"),
                     *("--output-dir", f"{folder}/run-{number}-{name}", "--per-replica-batch-size", str(BATCH_ROWS)),
                     *("--no-tpu", "--save-steps", "1000000", "--log-steps", "50"),
@@ -114,11 +117,11 @@ def main() -> None:
     print_machine()
     print(f"{arguments.num_layers} layers of width {size}, {BATCH_ROWS} rows of {LENGTH} tokens per step")
     print_table(HEADER, [cells_of(name, of_run) for name, of_run in costs.items()])
-    for name in ("JAX, cold cache", "JAX, warm cache"):
-        for other in ("TensorFlow", "TensorFlow with XLA"):
-            pairs = list(zip(costs[name], costs[other], strict=True))
-            ratios = [statistics.median(ours[index] / theirs[index] for ours, theirs in pairs) for index in range(4)]
-            print(f"{name} / {other}", "start {:.2f}, step {:.2f}, host {:.2f}, memory {:.2f}".format(*ratios))
+    of_jax = [name for name in costs if name.startswith("JAX")]
+    for name, other in itertools.product(of_jax, (name for name in costs if name not in of_jax)):
+        pairs = list(zip(costs[name], costs[other], strict=True))
+        ratios = [statistics.median(ours[index] / theirs[index] for ours, theirs in pairs) for index in range(4)]
+        print(f"{name} / {other}", "start {:.2f}, step {:.2f}, host {:.2f}, memory {:.2f}".format(*ratios))
 
 
 if __name__ == "__main__":
