@@ -70,7 +70,7 @@ def test_files_in_a_folder_are_read_as_with_data_files(ending, streaming, tmp_pa
         (60, 5, "train.jsonl", True),
         (60, True, "train.jsonl", False),
         (60, ["x"], "train.ndjson", False),
-        (60, 1.5, "train.ndjson", True),
+        (60, 1.5, "train.ndjson", False),
         (60, {"a": 1}, "train.jsonl.xz", False),
         # `datasets` reads ten megabytes at a time, and decides the types by the first.
         (11_000, {"a": 1}, "train.jsonl", False),
