@@ -189,6 +189,10 @@ def make_tokenizer(
             name: count_sample(corpus, max_bytes[name], normalization, unigram, output, bad_rows)
             for name, corpus in mixture.corpora.items()
         }
+        if bad_rows.num_rows:
+            logger.warning("Some rows cannot be read: %s. %s lists them.", bad_rows.describe(), RECORD_FILE)
+        if bad_rows.oddities:
+            logger.warning("Some documents look like mistakes: %s.", bad_rows.describe_oddities())
         shares = {} if "" in samples else shares_of(mixture, samples, max_bytes, alpha)
         max_characters = unigram.max_distinct_characters
         sample, inputs = combine_samples(samples, shares, max_characters) if shares else (samples[""], {})
@@ -334,8 +338,6 @@ def count_sample(
         f"{sample.record['num_words']:,}",
         sample.record["num_sampled_bytes"] / 1e6,
     )
-    if bad_rows.num_rows:
-        logger.warning("Some rows cannot be read: %s. %s lists them.", bad_rows.describe(), RECORD_FILE)
     return sample
 
 

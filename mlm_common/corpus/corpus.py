@@ -252,7 +252,7 @@ def _open_source(config: CorpusConfig, split: str, dataset: Dataset | None, reco
         source = str(config.dataset_name)
         handler = bad_rows.handler(config.on_bad_row, source, "row {:,}".format)
         with dataset.explained(f", {flag} {name}"):
-            yield from dataset_texts(rows, config.text_column, source, handler)
+            yield from bad_rows.note_oddities(dataset_texts(rows, config.text_column, source, handler), source)
         for file in files:
             with file.open():  # fails if the file has changed in the meantime
                 pass

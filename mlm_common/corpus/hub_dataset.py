@@ -237,8 +237,8 @@ def _saved_rows(folder: Path, flag: str) -> Any:
             raise
 
 
-def dataset_texts(rows: Any, text_column: str, source: str, on_bad_row: BadRowHandler) -> Iterator[str]:
-    """Yield the text of each row of a `datasets` data set; an empty text if the row has none.
+def dataset_texts(rows: Any, text_column: str, source: str, on_bad_row: BadRowHandler) -> Iterator[str | None]:
+    """Yield the text of each row of a `datasets` data set; None if the row has none.
 
     Raises:
         InputError: there is no such column, or it contains values that are not text. The message names `source`.

@@ -282,12 +282,12 @@ def find_files(patterns: list[str], flag: str, *, is_text: bool = True) -> list[
 
 
 def read_byte_range(byte_range: ByteRange, config: CorpusConfig, bad_rows: BadRows | None = None) -> Iterator[str]:
-    """Yield the texts of a byte range, in order. A row without text gives an empty text.
+    """Yield the texts of a byte range, in order. A row whose text is missing gives an empty text.
 
     Args:
         byte_range: a file or a range of it.
         config: settings of the corpus. Only `text_column`, `sample_by`, `delimiter` and `on_bad_row` are used.
-        bad_rows: collects the unreadable rows that are skipped with `on_bad_row="skip"`.
+        bad_rows: collects the unreadable rows that are skipped with `on_bad_row="skip"`, and counts oddities.
 
     Raises:
         InputError: the content does not match the ending of the file, is not UTF-8, or lacks the text column. Texts
@@ -295,25 +295,27 @@ def read_byte_range(byte_range: ByteRange, config: CorpusConfig, bad_rows: BadRo
         CloudStorageError: Cloud Storage did not answer.
     """
     name, text_column = byte_range.file.name, config.text_column
+    bad_rows = bad_rows or BadRows()
     stop = sys.maxsize if byte_range.stop is None else byte_range.stop
     file_format = _format_of(name, "--data-files")
     after = f" after byte {byte_range.start:,}" if byte_range.start else ""
     place = "row {:,}".format if file_format == "parquet" else lambda number: f"line {number:,}{after}"
-    handler = (bad_rows or BadRows()).handler(config.on_bad_row, name, place)
+    handler = bad_rows.handler(config.on_bad_row, name, place)
     with guarded_read(name, _kind(name)), byte_range.file.open() as raw:
         if file_format == "parquet":
             # Reading ahead past the end of the range would be a waste.
             block_bytes = min(raw.read_ahead_bytes, max(byte_range.num_bytes, PARQUET_BUFFER_BYTES))
             table: io.BufferedReader[Any] = io.BufferedReader(raw, block_bytes)
-            yield from parquet_texts(table, text_column, name, handler, byte_range.start, stop)
-            return
-        text = _open_text(raw, byte_range)  # closes the file when it is garbage-collected
-        if file_format == "text":
-            yield from txt_texts(text, config.txt_unit, handler)
-        elif file_format == "csv":
-            yield from csv_texts(text, text_column, name, handler, config.delimiter)
+            texts: Iterator[str | None] = parquet_texts(table, text_column, name, handler, byte_range.start, stop)
         else:
-            yield from json_texts(text, text_column, name, handler, (byte_range.start, byte_range.stop))
+            file = _open_text(raw, byte_range)  # closes the file when it is garbage-collected
+            if file_format == "text":
+                texts = txt_texts(file, config.txt_unit, handler)
+            elif file_format == "csv":
+                texts = csv_texts(file, text_column, name, handler, config.delimiter)
+            else:
+                texts = json_texts(file, text_column, name, handler, (byte_range.start, byte_range.stop))
+        yield from bad_rows.note_oddities(texts, name, after)
 
 
 def _open_text(raw: "LocalReader | GcsReader", byte_range: ByteRange) -> io.TextIOWrapper:

@@ -30,6 +30,8 @@ NUM_ROWS_CHECKED = 256
 PARQUET_BUFFER_BYTES = 1 << 20
 FIRST_SURROGATE_OF_BYTES = 0xDC80  # Python's error handler `surrogateescape` turns the byte 0x80 into this
 MAX_LISTED = 100  # number of bad rows that are listed
+LONG_CHARACTERS = 10_000_000  # longer than any book, so the file has probably lost its line ends
+MAX_ODDITIES_SHOWN = 3
 
 
 class BadRowHandler(Protocol):
@@ -63,10 +65,15 @@ class BadRows:
     Attributes:
         num_rows: number of these rows.
         listed: the first 100 of them.
+        oddities: rows that were read although they look like mistakes, {(source, problem): [count, first place]}. It is
+            not a field, because it is not recorded.
     """
 
     num_rows: int = 0
     listed: list[BadRow] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.oddities: dict[tuple[str, str], tuple[int, str]] = {}
 
     def add(self, num_rows: int, listed: Iterable[BadRow]) -> None:
         self.num_rows += num_rows
@@ -93,6 +100,34 @@ class BadRows:
                 self.listed.append(BadRow(source, place(number), problem))
 
         return handle
+
+    def note_oddities(self, texts: Iterable[str | None], source: str, after: str = "") -> Iterator[str]:
+        """Yield the texts; count those that are missing, which become empty texts, and those that are very long.
+
+        Args:
+            texts: texts; None for a missing one.
+            source: file or data set.
+            after: where in the source the texts start, such as ` after byte 100`.
+        """
+        for number, text in enumerate(texts, 1):
+            if text is None:
+                self._add_oddity(source, "without text", f"document {number:,}{after}")
+            elif len(text) > LONG_CHARACTERS:
+                place = f"document {number:,}{after} ({len(text):,} characters)"
+                self._add_oddity(source, f"longer than {LONG_CHARACTERS // 1_000_000} million characters", place)
+            yield text or ""
+
+    def _add_oddity(self, source: str, problem: str, place: str) -> None:
+        count, first_place = self.oddities.get((source, problem), (0, place))
+        self.oddities[source, problem] = count + 1, first_place
+
+    def describe_oddities(self) -> str:
+        texts = [
+            f"{source}: {count:,} {problem}, such as {place}"
+            for (source, problem), (count, place) in self.oddities.items()
+        ]
+        num_more = len(texts) - MAX_ODDITIES_SHOWN
+        return "; ".join(texts[:MAX_ODDITIES_SHOWN]) + (f"; and {num_more:,} more" if num_more > 0 else "")
 
     def describe(self, num_shown: int = 1) -> str:
         shown = "; ".join(f"{row.source}, {row.place}: {row.problem}" for row in self.listed[:num_shown])
@@ -125,8 +160,8 @@ def _paragraphs(file: TextIO) -> Iterator[tuple[int, str]]:
 
 def csv_texts(
     file: TextIO, text_column: str, name: str, on_bad_row: BadRowHandler, delimiter: str | None = None
-) -> Iterator[str]:
-    """Yield the text of each row of a CSV file, whose first row names the columns.
+) -> Iterator[str | None]:
+    """Yield the text of each row of a CSV file, whose first row names the columns; None if the field is empty.
 
     Args:
         file: the file, opened with `newline=""`.
@@ -151,15 +186,15 @@ def csv_texts(
             problem = f"the row that starts here has {len(row.fields)}"
             on_bad_row(row.line, rule, problem, rows.hint)
         elif _is_unicode("".join(row.fields), row.line, on_bad_row):
-            yield row.fields[column]
+            yield row.fields[column] or None
 
 
 def json_texts(
     file: TextIO, text_column: str, name: str, on_bad_row: BadRowHandler, part: tuple[int, int | None] = (0, None)
-) -> Iterator[str]:
+) -> Iterator[str | None]:
     """Yield the text of each row of a JSON file.
 
-    An object without the key, or with null, gives an empty text. A row that is a string is the text itself. The file
+    An object without the key, or with null, gives None. A row that is a string is the text itself. The file
     has one row per line. If its name ends in .json, it may also be a single list or object that spans any number of
     lines.
 
@@ -183,7 +218,7 @@ def json_texts(
             if not has_key and num_rows == NUM_ROWS_CHECKED:
                 raise no_column(names, text_column, name)
         if text is None and isinstance(row, dict):
-            yield ""
+            yield None
         elif not isinstance(text, str):
             rule = f"text in {text_column!r} (--text-column)" if isinstance(row, dict) else "JSON objects"
             on_bad_row(number, rule, f"{type(text).__name__} {text!r:.50}")
@@ -239,8 +274,8 @@ def parquet_texts(
     on_bad_row: BadRowHandler,
     start: int = 0,
     stop: int = sys.maxsize,
-) -> Iterator[str]:
-    """Yield the text of each row in the row groups that start in bytes [start, stop). Null gives an empty text.
+) -> Iterator[str | None]:
+    """Yield the text of each row in the row groups that start in bytes [start, stop); None if it is null.
 
     Raises:
         InputError: there is no such column, or it contains values that are not text.
@@ -306,8 +341,8 @@ def _row_group_starts(metadata: "FileMetaData") -> Iterator[int]:
 
 def arrow_texts(
     columns: Iterable[Any], text_column: str, source: str, on_bad_row: BadRowHandler, num_rows_before: int = 0
-) -> Iterator[str]:
-    """Yield the texts of Arrow columns. Null gives an empty text.
+) -> Iterator[str | None]:
+    """Yield the texts of Arrow columns; None for null.
 
     Args:
         columns: batches of the text column.
@@ -338,7 +373,7 @@ def arrow_texts(
                     f"--text-column must name a column of text; {text_column!r} of {source} has "
                     f"{type(value).__name__} {value!r:.50}."
                 )
-            yield value or ""
+            yield value
         num_rows += len(column)
 
 

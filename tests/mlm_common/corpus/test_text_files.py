@@ -187,6 +187,33 @@ def test_json_texts_stay_as_they_are(tmp_path):
     assert read_file(write(tmp_path / "d.json", b'{\n "text": "one"\n}\n')) == ["one"]
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", b'{"text": "one"}\n{"title": "t"}\n{"text": null}\n{"text": ""}\n'),
+        ("a.csv", b"text,n\none,1\n,2\n,3\n"),
+        ("a.parquet", {"text": ["one", None, None, ""]}),
+    ],
+)
+def test_missing_texts_are_counted(name, content, tmp_path):
+    if isinstance(content, dict):
+        pq.write_table(pa.table(content), tmp_path / name)
+    else:
+        write(tmp_path / name, content)
+    texts, bad_rows = read(tmp_path / name)
+    assert set(texts[1:]) == {""}
+    assert bad_rows.num_rows == 0
+    assert bad_rows.describe_oddities() == f"{tmp_path / name}: 2 without text, such as document 2"
+
+
+def test_very_long_texts_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_formats, "LONG_CHARACTERS", 1_000_000)
+    path = write(tmp_path / "a.txt", b"short\n" + b"ab " * 400_000 + b"\n")
+    _, bad_rows = read(path)
+    expected = f"{path}: 1 longer than 1 million characters, such as document 2 (1,200,000 characters)"
+    assert bad_rows.describe_oddities() == expected
+
+
 def read(path: Path, sample_by: SampleBy = "line") -> tuple[list[str], BadRows]:
     bad_rows, config = BadRows(), CorpusConfig(sample_by=sample_by, on_bad_row="skip")
     return list(read_byte_range(ByteRange(local_file(path)), config, bad_rows)), bad_rows
