@@ -387,7 +387,7 @@ def _is_unicode(text: str, number: int, on_bad_row: BadRowHandler) -> bool:
         surrogate = ord(text[error.start])
         byte = surrogate - FIRST_SURROGATE_OF_BYTES + 0x80
         if 0x80 <= byte <= 0xFF:
-            hint = conversion_hint(text.encode("utf-8", "surrogateescape"))
+            hint = conversion_hint(text.encode("utf-8", "surrogateescape"), is_line=True)
             on_bad_row(number, "UTF-8 text", f"the byte 0x{byte:02x} is not UTF-8", hint)
         else:
             on_bad_row(number, "valid Unicode", f"U+{surrogate:04X} is half of a surrogate pair")

@@ -67,7 +67,8 @@ def decode_text(content: bytes) -> tuple[str, str]:
         start = error.start + (len(content) - len(error.object))  # the codec drops UTF-8's mark before it counts
         line = 1 + len(_LINE_END.findall(content, 0, start))
         problem = f"has the byte 0x{content[start]:02x}, which is not UTF-8"
-        raise TextEncodingError(line, problem, conversion_hint(content)) from error
+        around = content if start < NUM_BYTES_CHECKED else content[start - NUM_BYTES_CHECKED // 2 :]
+        raise TextEncodingError(line, problem, conversion_hint(around)) from error
 
 
 def is_unicode(text: str) -> bool:
@@ -75,8 +76,13 @@ def is_unicode(text: str) -> bool:
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def conversion_hint(content: bytes) -> str:
-    """Return a sentence that says how to convert bytes that are not UTF-8; it guesses their encoding."""
+def conversion_hint(content: bytes, *, is_line: bool = False) -> str:
+    """Return a sentence that says how to convert bytes that are not UTF-8; it guesses their encoding.
+
+    Args:
+        content: the start of a file, or a line of it.
+        is_line: whether it is a line, so that the rest of the file may be UTF-8.
+    """
     marked = encoding_of_mark(content)
     content = content[:NUM_BYTES_CHECKED].removeprefix(b"\xef\xbb\xbf")
     if marked is None and has_stray_zeros(content):
@@ -90,16 +96,13 @@ def conversion_hint(content: bytes) -> str:
     runs = [len(run) for run in _RUN.findall(_UTF8_CHARACTER.sub(b"", content))]
     if num_valid > sum(runs):
         return "Other lines are UTF-8, so correct this line."
+    advice = "Save it as UTF-8, or convert it"
+    if is_line:
+        advice = "Correct this line or, if the whole file is in a different encoding, convert the file"
     # Accented letters of Western Europe are mostly single bytes among ASCII; in other scripts such bytes form runs.
     if runs and sum(runs) < 1.8 * len(runs):
-        return (
-            "Save it as UTF-8, or convert it: `iconv -f WINDOWS-1252 -t UTF-8` if it comes from Windows in Western "
-            "Europe."
-        )
-    return (
-        "Save it as UTF-8, or convert it: `iconv -f ENCODING -t UTF-8`, where ENCODING is for example GB18030, "
-        "SHIFT_JIS or WINDOWS-1251."
-    )
+        return f"{advice}: `iconv -f WINDOWS-1252 -t UTF-8` if it comes from Windows in Western Europe."
+    return f"{advice}: `iconv -f ENCODING -t UTF-8`, where ENCODING is for example GB18030, SHIFT_JIS or WINDOWS-1251."
 
 
 def _encoding_of_zeros(content: bytes) -> str | None:

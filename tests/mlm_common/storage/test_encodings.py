@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlm_common.storage.encodings import TextEncodingError, decode_text
+from mlm_common.storage.encodings import TextEncodingError, conversion_hint, decode_text
 
 GERMAN = "text,label\nschon,a\nschön und groß,b\nGrüße aus Köln,c\n"
 CHINESE = "text,label\n这是一个很好的产品, 质量不错,a\n我不喜欢,b\n"
@@ -45,6 +45,16 @@ def test_other_encodings_are_refused_with_line_byte_and_the_right_hint(content, 
         decode_text(content)
     assert hint in caught.value.hint
     assert "8859" not in caught.value.hint
+
+
+def test_one_wrong_line_far_into_a_file_is_corrected_rather_than_the_file_converted():
+    with pytest.raises(TextEncodingError) as caught:
+        decode_text(b"ascii\n" * 200_000 + GERMAN.encode() + b"sch\xf6n\n")
+    assert caught.value.hint == "Other lines are UTF-8, so correct this line."
+    hint = conversion_hint(b"sch\xf6n", is_line=True)
+    assert hint.startswith(
+        "Correct this line or, if the whole file is in a different encoding, convert the file: `iconv"
+    )
 
 
 @pytest.mark.parametrize("text", [GERMAN, CHINESE, RUSSIAN])
