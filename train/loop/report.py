@@ -36,7 +36,10 @@ logger = logging.getLogger(__name__)
 
 # Speed of a training step on one CPU core with AVX2, measured; some CPUs reach twice that.
 CPU_FLOPS_PER_SECOND = 5e10
-CPU_ADVICE = "; --preset tiny-cpu is made for CPUs"
+CPU_ADVICE = (
+    "; --preset tiny-cpu is made for CPUs\n"
+    "To plan for a TPU, pass the same flags to train/tpu_preflight.py --topology v5e-8 --dry-run"
+)
 FIRST_ROW = "first row"
 # A smaller gain over the frequency baseline comes as much from frequencies near a mask as from understood text.
 CLEAR_GAIN_NATS = 0.3

@@ -55,5 +55,6 @@ def test_a_long_run_on_a_cpu_is_warned_of_before_it_starts(preset, advises, monk
     text = describe_time_on_cpu(phase, plan, step=0)["time"]
     assert text.startswith("about 2.8 hours on this CPU, estimated")
     assert ("--preset tiny-cpu" in text) == advises
+    assert ("train/tpu_preflight.py --topology v5e-8 --dry-run" in text) == advises
     assert describe_time_on_cpu(phase, plan, step=99)["time"] == "about 1.7 minutes on this CPU, estimated"
     assert describe_time_on_cpu(phase, plan, step=100) == {}
