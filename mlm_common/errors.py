@@ -22,8 +22,8 @@ MEANINGS = {
     EXIT_PERMANENT: (
         "The command failed and would fail again: training diverged, writing is forbidden, or an input file is damaged."
     ),
-    EXIT_STOPPED: "A shutdown was requested, and everything is saved. Run the same command again to continue.",
-    EXIT_INTERRUPTED: "Ctrl-C was pressed. Run the same command again to continue.",
+    EXIT_STOPPED: "A shutdown was requested. Run the same command again; it continues from what is saved.",
+    EXIT_INTERRUPTED: "Ctrl-C was pressed. Run the same command again; it continues from what is saved.",
 }
 
 

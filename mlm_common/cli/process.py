@@ -22,8 +22,8 @@ from mlm_common.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED
 STOPPING = b"Stopping. Press Ctrl-C again to end at once.\n"
 # Maximum time for the functions that libraries register for the end of a process, such as deleting temporary files.
 EXIT_SECONDS = 2.0
-# A KeyboardInterrupt that Python dropped is raised again after this time, when the callback has probably returned; if it
-# has not, once more.
+# A KeyboardInterrupt that Python dropped is raised again after this time, when the callback has probably returned; if
+# it has not, once more.
 DROPPED_SECONDS = 0.01
 
 _has_begun = False
@@ -163,7 +163,7 @@ def repeat_notice() -> None:
 def describe_interrupt(received: Sequence[int]) -> int:
     """Print that the command was stopped, unless that was printed after Ctrl-C, and return its exit status."""
     if signal.SIGTERM in received[:1]:
-        print("Stopped (received SIGTERM). Run the same command again to continue.", file=sys.stderr)
+        print("Stopped (received SIGTERM).", file=sys.stderr)
         return EXIT_STOPPED
     return EXIT_INTERRUPTED
 
