@@ -38,6 +38,27 @@ TRUE_WORDS, FALSE_WORDS = ("true", "yes", "t", "y", "1"), ("false", "no", "f", "
 NO_FLAGS = {
     "--do-train": "the command always trains",
     "--do-eval": "the command evaluates whenever there is validation data",
+    "--eval-strategy": "the command evaluates every --eval-steps",
+    "--evaluation-strategy": "the command evaluates every --eval-steps",
+    "--save-strategy": "the command saves every --save-steps",
+    "--resume-from-checkpoint": "the same command resumes from the newest checkpoint",
+    "--packing": "prepare_tfrecord_shards.py --chunking packed packs the rows",
+}
+# {flag of transformers' scripts: the flag with this meaning here}, for hints. docs/guides/migrating.md lists them.
+TRAINER_FLAGS = {
+    "--model-name-or-path": "--init-from",
+    "--config-name": "--pretrained-model-config",
+    "--tokenizer-name": "--tokenizer",
+    "--max-seq-length": "--max-length",
+    "--per-device-train-batch-size": "--per-replica-batch-size",
+    "--num-train-epochs": "--num-epochs",
+    "--weight-decay": "--weight-decay-rate",
+    "--lr-scheduler-type": "--schedule",
+    "--optim": "--optimizer",
+    "--bf16": "--bfloat16",
+    "--logging-steps": "--log-steps",
+    "--save-total-limit": "--keep-checkpoints",
+    "--push-to-hub": "--hub-model-id",
 }
 
 
@@ -278,11 +299,14 @@ class FlagParser(argparse.ArgumentParser):
         )
 
     def nearest(self, name: str) -> str:
-        """Return "; did you mean …?" with the flag that starts with `name` or is most similar; empty if none is."""
+        """Return "; did you mean …?" with the flag that `name` is elsewhere, starts, or resembles; empty if none."""
         options = {_spelled_with_hyphens(option): option for option in self._option_string_actions if "_" not in option}
         typed = _spelled_with_hyphens(name)
+        if reason := NO_FLAGS.get(f"--{typed}"):
+            return f"; leave it out: {reason}"
+        known = _spelled_with_hyphens(TRAINER_FLAGS.get(f"--{typed}", ""))
         longer = next((spelling for spelling in options if spelling.startswith(f"{typed}-")), None)
-        nearest = longer or nearest_name(typed, options)
+        nearest = known if known in options else longer or nearest_name(typed, options)
         return f"; did you mean {options[nearest]}?" if nearest else ""
 
 

@@ -7,9 +7,12 @@ from typing import Literal
 
 import pytest
 
+from mlm_common.cli import PROJECT_FOLDER
 from mlm_common.cli.command_line import parse_arguments
+from mlm_common.cli.flag_parser import TRAINER_FLAGS, FlagParser
 from mlm_common.cli.settings import Bounded, flag
 from mlm_common.errors import InputError
+from train.config.settings import SUBJECTS
 
 
 @dataclass
@@ -138,3 +141,14 @@ def test_mistakes_are_one_line(words, message):
     with pytest.raises(InputError) as refused:
         parse(*words)
     assert str(refused.value) == message
+
+
+def test_flags_of_transformers_name_those_of_a_run():
+    run_flags = FlagParser(SUBJECTS, None)
+    guide = (PROJECT_FOLDER / "docs/guides/migrating.md").read_text(encoding="utf-8")
+    for theirs, ours in TRAINER_FLAGS.items():
+        assert run_flags.nearest(theirs) == f"; did you mean {ours}?"
+        assert f"`{theirs[:2]}{theirs[2:].replace('-', '_')}`" in guide
+    with pytest.raises(InputError, match=r"^--resume-from-checkpoint is not a flag here: the same command resumes"):
+        run_flags.parse_dataclasses(["--resume_from_checkpoint", "work/model"])
+    assert run_flags.nearest("resume_from_checkpoint").startswith("; leave it out: the same command resumes")
