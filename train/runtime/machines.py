@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 
+from mlm_common.cli.settings import nearest_name
 from mlm_common.errors import InputError
 from mlm_common.storage import open_folder
 from train import has_accelerator
@@ -259,11 +260,14 @@ def check_tpu_use(config: RunSettings, cluster: Cluster) -> None:
         )
     if config.hardware.tpu_name == "local":
         return
+    hint = "On a TPU VM, use its TPU with --tpu-name local."
+    if nearest_name(str(config.hardware.tpu_name), ["local"]):
+        hint = "Did you mean --tpu-name local?"
     for flag, folder in config.folders().items():
         if folder and open_folder(folder).is_local:
             raise InputError(
                 f"{flag} must be in Cloud Storage (gs://BUCKET/NAME) for --tpu-name {config.hardware.tpu_name}, whose "
-                f"hosts read and write it; received {folder}. On a TPU VM, use its TPU with --tpu-name local."
+                f"hosts read and write it; received {folder}. {hint}"
             )
 
 

@@ -88,6 +88,12 @@ POD = "--tpu-name pod --train-dataset gs://bucket/x"
         ("--tpu-name pod --train-dataset hub:a/b", "", "--train-dataset must be in Cloud Storage"),
         (f"{POD} --eval-dataset c", "", "--eval-dataset must be in Cl"),
         (POD, "", "--output-dir must be in Cloud Storage"),
+        (
+            "--tpu-name lokal",
+            "",
+            "--train-dataset must be in Cloud Storage (gs://BUCKET/NAME) for --tpu-name lokal, whose hosts read and "
+            "write it; received nowhere. Did you mean --tpu-name local?",
+        ),
     ],
 )
 def test_the_command_refuses_before_it_looks_at_the_shards(monkeypatch, run, flags, text, message):
