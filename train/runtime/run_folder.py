@@ -172,6 +172,12 @@ class RunFolder:
         self.files.delete_files([RECORD_NAME])  # last, because it marks the folder as that of a run
 
     def _check_fingerprint(self, recorded: dict[str, Any], fingerprint: dict[str, Any], begun_phase: int) -> None:
+        if _is_pretraining(recorded) != _is_pretraining(fingerprint):
+            kind = "pretraining" if _is_pretraining(recorded) else "fine-tuning"
+            raise InputError(
+                f"--output-dir: {self} contains a {kind} run. Use another folder, or --overwrite-output-dir, which "
+                "deletes that run."
+            )
         # Settings come before the parts of the model's configuration that follow from them.
         place = {key: index for content in (recorded, fingerprint) for index, key in enumerate(content)}
         differing = [
@@ -195,6 +201,10 @@ class RunFolder:
                 f"--overwrite-output-dir, or the settings of that run; {WHAT_MAY_CHANGE} lists the settings that may "
                 f"change.{begun}"
             )
+
+
+def _is_pretraining(fingerprint: dict[str, Any]) -> bool:
+    return "train_rows" not in fingerprint  # only fine-tuning reads rows that are not in shards
 
 
 def phase_prefix(index: int) -> str:

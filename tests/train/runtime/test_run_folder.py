@@ -60,7 +60,6 @@ OTHER_EVALUATION = {"eval_shards": {"de": [2, "c 1"]}}
     [
         ({"run.seed": 2}, "--seed: 1 there, 2 now"),
         ({"run.seed": 2, "model.a": 1}, "--seed: 1 there, 2 now; model.a: None there, 1 now"),
-        ({"data.length_buckets": [8], "train_rows": "b"}, "train_rows: None there, b now"),
         ({"optimization.muon_momentum": 0.9}, "--muon-momentum: None there, 0.9 now"),
         ({"model.labels": {"a": 2}}, "model.labels: {'a': 1} there, {'a': 2} now"),
         (
@@ -81,6 +80,23 @@ def test_what_differs_from_the_run_in_the_folder_is_named(changes, shown, tmp_pa
     with pytest.raises(InputError) as error:
         RunFolder(tmp_path).check({"fingerprint": fingerprint}, fingerprint | changes, resume="auto", overwrite=False)
     assert f"contains a different run ({shown}). Use another folder" in str(error.value)
+
+
+def test_new_rows_hide_the_buckets_that_follow_from_them(tmp_path):
+    (tmp_path / "metrics.jsonl").touch()
+    recorded, now = {"train_rows": "a"}, {"train_rows": "b", "data.length_buckets": [8]}
+    with pytest.raises(InputError, match=r"contains a different run \(train_rows: a there, b now\)\."):
+        RunFolder(tmp_path).check({"fingerprint": recorded}, now, resume="auto", overwrite=False)
+
+
+@pytest.mark.parametrize("kind", ["pretraining", "fine-tuning"])
+def test_a_run_of_the_other_kind_is_named_without_its_settings(kind, tmp_path):
+    (tmp_path / "metrics.jsonl").touch()
+    fingerprints = {"pretraining": {"train_shards": "a", "run.seed": 1}, "fine-tuning": {"train_rows": "b"}}
+    recorded = fingerprints.pop(kind)
+    (now,) = fingerprints.values()
+    with pytest.raises(InputError, match=rf"contains a {kind} run\. Use another folder, or --overwrite-output-dir, wh"):
+        RunFolder(tmp_path).check({"fingerprint": recorded}, now, resume="auto", overwrite=False)
 
 
 def test_an_export_replaces_no_model_and_no_other_file(tmp_path):
