@@ -196,8 +196,8 @@ def _have_ended(owners: Folder, old_texts: Mapping[str, str], dead_after_seconds
             continue
         if any(text != texts.get(name, text) for name, text in old_texts.items()):
             raise InputError(
-                f"--output-dir must belong to one run at a time; {owners.path.rpartition('/')[0]} belongs to "
-                f"{_describe_newest(texts)}. Wait until it ends, stop it, or name another folder."
+                f"--output-dir: {owners.path.rpartition('/')[0]} belongs to {_describe_newest(texts)}. Wait until it "
+                "ends, stop it, or name another folder."
             )
         return False
     logger.warning(
@@ -293,8 +293,8 @@ def _describe_newest(records: Mapping[str, str]) -> str:
     if not record:
         return "an unknown run"
     return (
-        f"the run of process {record.get('pid')} on {record.get('host')} (`{record.get('command')}`, since "
-        f"{record.get('started')}, last heartbeat {record.get('last_beat')})"
+        f"the run of process {record.get('pid')} on {record.get('host')} (since {record.get('started')}, last "
+        f"heartbeat {record.get('last_beat')})"
     )
 
 

@@ -66,7 +66,7 @@ def test_a_second_run_is_refused_while_the_first_lives(campaign, name, tmp_path)
     second = campaign.start(stage, stage.flags(output), constants={"mlm_common.folder_lock:POLLS_WHILE_WAITING": 6000})
     wait_for(lambda: "waiting up to" in second.output)
     first.send(signal.SIGCONT)
-    check_one_line(second, "must belong to one run at a time")
+    check_one_line(second, "belongs to the run of process")
     assert second.wait() == 2
     assert first.wait() == 0, first.output
     campaign.check(stage, output)

@@ -60,7 +60,7 @@ def test_a_second_run_is_refused_while_the_first_lives(folder):
         status, errors = lines[""].end()
         assert status == EXIT_BAD_INPUT
         assert f"{folder.path} belongs to the run of process {lines['owned'].process.pid} on " in errors
-        for said in (", since 20", ", last heartbeat 20", "Wait until it ends, stop it, or name another folder."):
+        for said in ("(since 20", ", last heartbeat 20", "Wait until it ends, stop it, or name another folder."):
             assert said in errors
         lines["owned"].ask_to_write()
         assert lines["owned"].line() == "0"
