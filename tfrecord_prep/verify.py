@@ -11,7 +11,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from mlm_common.cli.console import progress_bar
+from mlm_common.cli.console import counted, progress_bar
 from mlm_common.errors import InputError, RunFailedError
 from mlm_common.mixture import MIXTURE_NAME, read_mixture
 from mlm_common.storage import open_folder
@@ -98,9 +98,9 @@ def verify_split(folder: str, num_processes: int) -> str:
     bad_rows = manifest.bad_rows
     skipped = f" Skipped rows of the corpus that cannot be read: {bad_rows.describe()}." if bad_rows.num_rows else ""
     return (
-        f"{folder}: correct. Checked {len(manifest.shards):,} shards, {manifest.totals.num_rows:,} rows, "
-        f"{manifest.totals.num_tokens:,} tokens: checksums of files and records, counts, ids, padding, sums, the "
-        "tokenizer's hash and the words' starts." + skipped
+        f"{folder}: correct. Checked {counted(len(manifest.shards), 'shard')}, "
+        f"{manifest.totals.num_rows:,} rows, {manifest.totals.num_tokens:,} tokens: checksums of files and records, "
+        "counts, ids, padding, sums, the tokenizer's hash and the words' starts." + skipped
     )
 
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import huggingface_hub
 
-from mlm_common.cli.console import folder_beside, next_step, progress_bar
+from mlm_common.cli.console import counted, folder_beside, next_step, progress_bar
 from mlm_common.cli.process import run_as_script
 from mlm_common.cli.settings import Bounded, describe_differences, flag, flag_of, require
 from mlm_common.corpus.config import VALIDATION, CorpusConfig
@@ -293,7 +293,7 @@ def describe_plan(
 def describe_corpus(corpus: Corpus) -> str:
     source = short_path(corpus.config.dataset_name or "") or " ".join(map(short_path, corpus.config.data_files))
     num_bytes = [file["num_bytes"] for file in corpus.record.get("data_files", ())]
-    files = f" ({len(num_bytes):,} files, {sum(num_bytes) / 1e6:,.1f} MB)" if num_bytes else ""
+    files = f" ({counted(len(num_bytes), 'file')}, {sum(num_bytes) / 1e6:,.1f} MB)" if num_bytes else ""
     limit = f", the first {corpus.config.limit:,} documents" if corpus.config.limit else ""
     return f"{source}{files}{limit}; splits: {', '.join(corpus.split_names)}"
 
@@ -332,10 +332,10 @@ def count_sample(
             on_bytes=bar.update,
         )
     logger.info(
-        "Read %s documents, %.1f MB; training on %s words, %.1f MB.",
-        f"{sample.record['num_documents']:,}",
+        "Read %s, %.1f MB; training on %s, %.1f MB.",
+        counted(sample.record["num_documents"], "document"),
         sample.record["num_bytes"] / 1e6,
-        f"{sample.record['num_words']:,}",
+        counted(sample.record["num_words"], "word"),
         sample.record["num_sampled_bytes"] / 1e6,
     )
     return sample

@@ -37,6 +37,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
+from mlm_common.cli.console import counted
 from mlm_common.cli.process import run_as_script
 
 INSTALLATION = (
@@ -108,7 +109,7 @@ def check_buckets(config: TrainingConfig) -> Iterator[Finding]:
             folder.check_writable()
             yield Finding("ok", "bucket", f"{flag} {folder} can be read and written")
         else:
-            yield Finding("ok", "bucket", f"{flag} {folder} can be read, {num_files} files")
+            yield Finding("ok", "bucket", f"{flag} {folder} can be read, {counted(num_files, 'file')}")
     zone = config.hardware.tpu_zone or (read_metadata("instance/zone", 2.0) or "").rpartition("/")[2]
     for bucket in sorted({GCS_PREFIX + bucket_and_name(folder.path)[0] for folder in folders.values()}):
         if zone:
@@ -194,7 +195,7 @@ def check_disk(config: TrainingConfig, num_parameters: int, num_with_one_moment:
     num_checkpoints = config.run.keep_checkpoints + 2 if is_local else 1
     num_floats = num_checkpoints * num_in_checkpoint(num_parameters, num_with_one_moment) + num_parameters
     needed_bytes = num_floats * FLOAT32_BYTES
-    need = f"the run writes up to {_gb(needed_bytes)}: {num_checkpoints} checkpoints and the export"
+    need = f"the run writes up to {_gb(needed_bytes)}: {counted(num_checkpoints, 'checkpoint')} and the export"
     text = f"{_gb(free_bytes)} free in {folder.resolve()}; {need}"
     if free_bytes >= needed_bytes:
         return Finding("ok", "disk", text)

@@ -18,6 +18,7 @@ import numpy as np
 from finetuning.config.embedding import CORPUS
 from finetuning.data.labels import short
 from finetuning.tasks.retrieval import Judged
+from mlm_common.cli.console import counted
 from mlm_common.errors import InputError
 from mlm_common.storage import Folder, missing, open_folder
 from mlm_common.storage.guard import guarded_read
@@ -82,8 +83,8 @@ def read_beir(path: str, split: str) -> Judged:
         if all(document not in documents for _, document in grades):
             raise InputError(f"{folder.path_of(qrels)} must grade documents of {CORPUS}; it grades none of them.")
         logger.warning(
-            "%s grades %s documents that %s lacks, such as %s. They count as not found, as in BeIR.",
-            *(folder.path_of(qrels), f"{len(absent):,}", CORPUS, short(absent[0])),
+            "%s grades %s that %s lacks, such as %s. They count as not found, as in BeIR.",
+            *(folder.path_of(qrels), counted(len(absent), "document"), CORPUS, short(absent[0])),
         )
     rows = {name: index for index, name in enumerate(judged)}
     columns = {name: index for index, name in enumerate([*documents, *absent])}

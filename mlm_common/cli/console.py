@@ -157,6 +157,10 @@ def about(seconds: float) -> str:
     return "less than a minute"
 
 
+def counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("batch") else "s")
+
+
 def clock_time(seconds: float) -> str:
     """Format a duration as on a clock: `0:55`, `3:20:00`, `2.1 d`."""
     if seconds >= 86400:

@@ -9,6 +9,7 @@ from itertools import chain, combinations, islice, pairwise
 from pathlib import Path, PurePath
 from typing import Any
 
+from mlm_common.cli.console import counted
 from mlm_common.corpus.builtin import describe_builtin_corpus, read_builtin_corpus
 from mlm_common.corpus.config import BUILTIN, HELD_OUT_SPLITS, CorpusConfig
 from mlm_common.corpus.hub_dataset import Dataset, dataset_texts
@@ -385,7 +386,8 @@ def check_drawn_splits(corpus: Corpus) -> None:
         flag = f"--{empty[0]}-percent"
         raise InputError(
             f"A split must have text; `{empty[0]}` has none, because {flag} {config.percent_of(empty[0]):g} drew none "
-            f"of {num_documents:,} documents. Raise {flag}, or cut text files into more documents with --sample-by."
+            f"of {counted(num_documents, 'document')}. Raise {flag}, or cut text files into more documents with "
+            "--sample-by."
         )
 
 

@@ -24,6 +24,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from mlm_common.cli.console import counted
 from mlm_common.errors import InputError, RunFailedError
 from train.config.settings import TrainingConfig
 from train.runtime.child_process import ChildFailedError, ask_module
@@ -285,7 +286,7 @@ def check_tpu(config: TrainingConfig) -> Iterator[Finding]:
         return
     runtime = ", by JAX" if on_jax else ""
     kind = describe_tpu() if name == "local" else name
-    yield Finding("ok", "TPU", f"{kind}, {answer['num_replicas']} replicas{runtime}")
+    yield Finding("ok", "TPU", f"{kind}, {counted(answer['num_replicas'], 'replica')}{runtime}")
 
 
 def _with_pjrt() -> Finding:

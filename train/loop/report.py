@@ -9,7 +9,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from mlm_common.cli.console import about
+from mlm_common.cli.console import about, counted
 from mlm_common.workers import num_cores
 from train import load_tensorflow
 from train.checkpoints.resume import ResumePoint, describe_resume_point
@@ -55,7 +55,7 @@ def print_plan(run: Run) -> None:
     """
     first, plans = run.phases[0], run.plans
     if run.config.hardware.wants_tpu:
-        print(f"The TPU is not claimed yet; assuming {plans[0].num_replicas} replicas.")
+        print(f"The TPU is not claimed yet; assuming {counted(plans[0].num_replicas, 'replica')}.")
     num_parameters, num_with_one_moment = _count_weights(first)
     for phase, plan in zip(run.phases, plans, strict=True):
         start = ResumePoint(plan.first_step)
@@ -64,7 +64,9 @@ def print_plan(run: Run) -> None:
         if run.has_named_phases:
             print()
     if run.has_named_phases:
-        print_table({"all phases": f"{plans[-1].num_steps:,} steps, {sum(plan.num_tokens for plan in plans):,} tokens"})
+        print_table(
+            {"all phases": f"{counted(plans[-1].num_steps, 'step')}, {sum(plan.num_tokens for plan in plans):,} tokens"}
+        )
     computation = Computation(jit_compile=False, tpu_layers=None)
     draft = describe_run(run, first, computation, num_parameters)
     check_card(draft, first.inputs.tokenizer, first.model_config)

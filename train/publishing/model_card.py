@@ -15,6 +15,7 @@ from typing import Any
 import huggingface_hub
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
+from mlm_common.cli.console import counted
 from mlm_common.corpus.config import BUILTIN
 from mlm_common.corpus.identity import HUB_ID, hub_dataset
 from mlm_common.errors import error_summary
@@ -262,7 +263,7 @@ def _corpus(phase: dict[str, Any]) -> str:
         rows["revision"] = settings["dataset_revision"] or "not fixed; the main branch at the time of preparation"
     elif files := corpus.get("data_files"):
         num_megabytes = sum(file["num_bytes"] for file in files) / 1e6
-        rows["source"] = f"{len(files):,} files of the author, {num_megabytes:,.1f} MB"
+        rows["source"] = f"{counted(len(files), 'file')} of the author, {num_megabytes:,.1f} MB"
     return _properties(
         {
             **rows,

@@ -86,7 +86,7 @@ def test_documents_need_neither_text_nor_title_nor_metadata(tmp_path):
 def test_a_graded_document_that_is_missing_is_never_found(tmp_path, caplog):
     folder = write_beir(tmp_path / "data", CORPUS, QUERIES, [*QRELS, ("q", "lost", "1")])
     judged = read_beir(str(folder), "test")
-    assert "test.tsv grades 1 documents that corpus.jsonl lacks, such as 'lost'" in caplog.text
+    assert "test.tsv grades 1 document that corpus.jsonl lacks, such as 'lost'" in caplog.text
     by_query, _ = judged.searched(np.eye(2, dtype=np.float32)[[1, 0, 1]])
     assert by_query["recall_at_1"] == [0.5]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlm_common.cli.console import about, clock_time, progress_bar, short_number, two_digits
+from mlm_common.cli.console import about, clock_time, counted, progress_bar, short_number, two_digits
 from mlm_common.cli.process import STOPPING
 
 PROJECT_FOLDER = Path(__file__).parents[3]
@@ -177,6 +177,11 @@ def test_lines_every_ten_seconds_where_there_is_no_terminal(monkeypatch, caplog)
 )
 def test_numbers_and_times_are_short(shown, texts):
     assert {number: shown(number) for number in texts} == texts
+
+
+def test_a_noun_has_the_form_of_its_number():
+    assert [counted(number, "file") for number in (0, 1, 2_000)] == ["0 files", "1 file", "2,000 files"]
+    assert counted(2, "micro-batch") == "2 micro-batches"
 
 
 def test_the_corpus_is_imported_without_what_storage_needs():

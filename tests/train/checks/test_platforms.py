@@ -143,7 +143,7 @@ def test_a_tpu_that_jax_alone_reaches(flags, tpu_machine, monkeypatch):
     monkeypatch.setattr(platforms, "has_tensorflow_for_tpus", lambda: False)
     monkeypatch.setattr(platforms, "library_path", lambda: None)
     monkeypatch.setattr(runtime_choice, "is_installed", lambda names: names == runtime_choice.JAX_FOR_TPUS)
-    assert lines_of(machine.check_tpu, *flags.split()) == ["ok TPU v5litepod-1, 16 GiB per replica, 1 replicas, by JAX"]
+    assert lines_of(machine.check_tpu, *flags.split()) == ["ok TPU v5litepod-1, 16 GiB per replica, 1 replica, by JAX"]
     assert asked == ["connect_jax"]
     (line,) = lines_of(platforms.check_pjrt)
     assert "--extra jax-tpu" in line

@@ -244,7 +244,7 @@ def test_metadata_of_a_hub_data_set():
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("files", ["pretrained from scratch.", "1 files of the author, 2.0 MB", "| tokens | 56,789 |"]),
+        ("files", ["pretrained from scratch.", "1 file of the author, 2.0 MB", "| tokens | 56,789 |"]),
         ("hub data set", ["`alice/corpus`, configuration `en`, split `train`", "| revision | v2 |"]),
         ("builtin", ["docstrings of Python's standard library"]),
         ("continued", ["pretrained further, starting from `bob/model`, revision `abc123`."]),
@@ -252,7 +252,7 @@ def test_metadata_of_a_hub_data_set():
             (name, ["starting from a local checkpoint."])
             for name in ("continued from a folder", "continued, as published")
         ),
-        *((name, ["1 files of the author, 2.0 MB"]) for name in ("a folder", "continued, as published")),
+        *((name, ["1 file of the author, 2.0 MB"]) for name in ("a folder", "continued, as published")),
         ("nothing stated", ["| license | not stated |", "| languages | not stated |", 'model="."']),
         ("tutorial's shards", ["| source | not recorded |"]),
     ],

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from mlm_common.cli.console import about, two_digits
+from mlm_common.cli.console import about, counted, two_digits
 from mlm_common.errors import InputError
 from mlm_common.tokenizer import SPECIAL_TOKENS
 from tfrecord_prep.manifest import ShardSet
@@ -188,10 +188,6 @@ def planned_time(report: StepReport) -> str:
     if report.num_epochs is not None:
         run = f"{counted(report.num_epochs, 'epoch')} ({run})"
     return f"{run} would take {about(num_steps * report.seconds)} (modelled)."
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("batch") else "s")
 
 
 def step_lines(tpu: TpuSlice, rows: int, length: int, num_micro_batches: int) -> dict[str, str]:
