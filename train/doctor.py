@@ -136,7 +136,8 @@ def _check_region(bucket: str, region: str) -> Iterator[Finding]:
 
 
 def check_run(config: TrainingConfig) -> Iterator[Finding]:
-    answer = ask_tensorflow("check_run", config, "preparing the run", "This machine may have too little memory for it.")
+    fix = "If the machine is busy, try again later. SIGKILL usually means that memory ran out."
+    answer = ask_tensorflow("check_run", config, "preparing the run", fix)
     yield Finding("ok", "run", answer["summary"])
     yield check_disk(config, answer["num_parameters"], answer["num_with_one_moment"])
 
