@@ -37,6 +37,7 @@ from mlm_common.corpus.config import BUILTIN, VALIDATION, CorpusConfig, SourcesC
 from mlm_common.corpus.corpus import Corpus, open_corpus
 from mlm_common.corpus.identity import Part, Record, describe_changed_sources, describe_shared_text, names_its_text
 from mlm_common.corpus.sources import Mixture, check_recorded_mixture, corpora_of, open_mixture
+from mlm_common.corpus.text_formats import BadRows
 from mlm_common.errors import EXIT_STOPPED, InputError
 from mlm_common.folder_lock import locked_folder
 from mlm_common.hub.push import MAIN_BRANCH, HubRepository, check_hub_access
@@ -111,11 +112,15 @@ def prepare(corpus_config: CorpusConfig, sources: SourcesConfig, config: Prepare
         output.delete_files([MIXTURE_NAME] if output.exists(MIXTURE_NAME) else [])
     duplicates = look_for_duplicates(plans, mixture, engines) if config.drop_duplicates else {}
     num_rows = 0
+    shown: list[BadRows] = []
     for plan in plans:
         corpus, engine = mixture.corpora[plan.source], engines[plan.source]
         prepare_split(plan, corpus, tokenizer, engine, duplicates.get(plan.folder, {}))
         manifest = read_manifest(plan.folder)
         num_rows += manifest.totals.num_rows if plan.split_name == plans[0].split_name else 0
+        if manifest.bad_rows in shown:  # the splits are drawn from the same files
+            manifest = dataclasses.replace(manifest, bad_rows=BadRows())
+        shown.append(manifest.bad_rows)
         print(describe_split(plan.folder, manifest))
         print(describe_first_row(plan.folder, tokenizer))
     output.subfolder(HASHES_NAME).delete()

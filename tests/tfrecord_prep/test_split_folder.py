@@ -159,6 +159,8 @@ def test_skipped_rows_are_the_same_for_any_number_of_workers(prepare, tmp_path):
     assert (limited.totals.num_documents, limited.bad_rows.num_rows) == (297, 3)
     assert [row.place for row in limited.bad_rows.listed] == ["line 4", "line 151", "line 300"]
     assert "cannot be read: 3 left out" in prepare(tmp_path / "one", "--verify").out
+    # Splits that are drawn from the same files.
+    assert prepare(tmp_path / "drawn", *files, "--validation-percent", 20).out.count("cannot be read: 3 left out") == 1
 
 
 def test_a_run_that_a_bad_row_ended_resumes_with_skip(prepare, tmp_path, caplog):
