@@ -60,9 +60,12 @@ class FinetuningJob(lifecycle.Job[Settings]):
 
     def check(self, run: Run) -> None:
         warn_of_little_training(run)
-        if self.needs_validation and not run.phases[0].inputs.num_evaluation_batches(1):
-            hint = "Use --validation-file, or a data set with a `validation` split."
+        if run.phases[0].inputs.num_eval_rows:
+            return
+        hint = "Use --validation-file (docs/guides/finetuning.md splits a file), or a data set with a validation split."
+        if self.needs_validation:
             raise InputError(f"--seeds compares validation scores, but there is no validation split. {hint}")
+        logger.info("There is no validation split, so nothing is evaluated. %s", hint)
 
     def print_more(self, run: Run) -> None:
         """With `--topology`, print the TPU compiler's report on the step on the longest rows.

@@ -1,6 +1,8 @@
 """Runs of several seeds: each in its folder, all in one table."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from sklearn.metrics import accuracy_score
@@ -8,6 +10,7 @@ from sklearn.metrics import accuracy_score
 from finetuning.config.settings import ClassificationConfig, parse_finetuning_config
 from finetuning.loop.training import seeds_table, with_seed
 from finetuning.run_classification import main
+from mlm_common.cli import PROJECT_FOLDER
 from mlm_common.errors import InputError
 from tests.fixtures.tiny_classification import NUM_VALIDATION, examples, flags
 
@@ -53,6 +56,20 @@ def test_seeds_need_a_validation_part(tiny_start, tmp_path, run):
     seeds = ("--max-seq-length", "16", "--output-dir", str(tmp_path / "run"), "--seeds", "1", "2")
     assert "--seeds compares validation scores, but there is no validation split." in run(main, *files, *seeds).refusal
     assert not (tmp_path / "run").exists()
+
+
+def test_the_guide_splits_a_file(tmp_path, monkeypatch):
+    guide = (PROJECT_FOLDER / "docs/guides/finetuning.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(import pandas.*?)```", guide, flags=re.S)
+    monkeypatch.chdir(tmp_path)
+    rows = [f'"a, {number}",NA\n' for number in range(20)]
+    Path("all.csv").write_text("text,label\n" + "".join(rows), encoding="utf-8")
+    exec(program, {})
+    parts = [
+        Path(name).read_text(encoding="utf-8").splitlines(keepends=True) for name in ("train.csv", "validation.csv")
+    ]
+    assert [(part[0], len(part)) for part in parts] == [("text,label\n", 19), ("text,label\n", 3)]
+    assert sorted(parts[0][1:] + parts[1][1:]) == sorted(rows)
 
 
 @pytest.mark.slow
