@@ -52,8 +52,8 @@ def test_sigterm(campaign, name, num_kills, tmp_path):
         assert statuses[-1] in (0, EXIT_STOPPED, -signal.SIGTERM), process.output  # the last before it listens
     campaign.finish(stage, output)
     ended = (
-        f"signals: {statuses.count(EXIT_STOPPED)} ended a run with status 75, the others arrived while it started or ended; "
-        "the output has the expected bytes"
+        f"signals: {statuses.count(EXIT_STOPPED)} ended a run with status 75, the others arrived while it started "
+        "or ended; the output has the expected bytes"
     )
     campaign.note("SIGTERM", name, len(statuses), ended)
 
