@@ -131,6 +131,11 @@ def test_phases_with_other_weights_are_compared_source_by_source(mixture_shards)
     assert [source.first_row for source in later.sources] == [
         phases[0].interleaving.num_rows(index, 30) for index in range(3)
     ]
+    # A source that no phase has read yet starts at its first row.
+    second = later.sources[1]
+    later = phases[1].after({second.identity: 7})
+    assert [source.first_row for source in later.sources] == [0, 7, 0]
+    assert phases[1].after({"another source": 7}) is phases[1]
 
 
 def test_many_passes_are_warned_of(mixture_shards, caplog):

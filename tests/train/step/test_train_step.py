@@ -14,6 +14,7 @@ from tests.fixtures.tiny_steps import (
     BadOnOneReplica,
     batch_of,
     build,
+    compiled_model,
     one_cpu,
     token_rows,
     train,
@@ -151,6 +152,23 @@ def test_evaluation_counts_every_masked_token():
     assert float(sums["num_masked"]) == rows.is_masked.numpy().sum()
     slots = model.task.evaluation_rule.num_prediction_slots(NUM_ROWS * LENGTH)
     assert float(tf.reduce_sum(collect_predictions(rows, slots).weights)) == float(sums["num_masked"])
+
+
+@pytest.mark.usefixtures("eagerly")
+def test_training_drops_out_by_the_keys_of_its_rows_and_evaluation_does_not():
+    with one_cpu().scope():
+        network = tiny_model("roberta", num_hidden_layers=1, hidden_dropout_prob=0.5)
+        model = compiled_model(network, MaskedLanguageModeling(RULE, PAD))
+    rows = model.prepare_batch(batch_of(token_rows()), 0)
+
+    def loss(seed, num_micro_batches=1):
+        model.num_micro_batches = num_micro_batches
+        return float(model._gradients(rows, row_keys((seed,), NUM_ROWS))[1]["loss"])
+
+    evaluated = {float(model.evaluation_step(rows)["loss"]) for _ in range(2)}
+    assert len(evaluated) == 1
+    assert len({loss(1), loss(2), *evaluated}) == 3
+    assert loss(1, num_micro_batches=4) == pytest.approx(loss(1), rel=1e-5)
 
 
 @pytest.mark.usefixtures("eagerly")

@@ -55,6 +55,16 @@ def test_the_gathered_head_equals_the_full_head(name):
     np.testing.assert_array_equal(model(inputs).logits, full_logits)
 
 
+@pytest.mark.parametrize("name", ["roberta", "albert"])
+def test_it_drops_out_in_training_alone(name):
+    """RoBERTa has our layers, ALBERT those of transformers."""
+    model = one_layer_model(name, hidden_dropout_prob=0.5)
+    inputs, _ = padded_batch(model)
+    logits = [predict_at(model, inputs, POSITIONS, training=step < 2)[0].logits.numpy() for step in range(4)]
+    assert (logits[0] != logits[1]).any()
+    np.testing.assert_array_equal(logits[2], logits[3])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in (*SAME_CODE, *COPIES_OF_ROBERTA)])
 def test_it_trains_in_mixed_bfloat16_under_xla(name):
