@@ -288,19 +288,19 @@ def test_what_a_tokenizer_cannot_read_makes_no_model_look_good(run, tmp_path):
 
 @pytest.mark.slow
 def test_networks_that_know_nothing_differ_from_random_weights_in_at_most_one_of_twenty(run, tmp_path):
-    """Twenty networks of other seeds than the control's; each beside that, and beside all before it."""
+    """Networks of other seeds than the control's; each is compared with that, and with all before it."""
     tokenizer, config = tiny_tokenizer(), one_layer_model("roberta", max_position_embeddings=62).config
     random = np.random.default_rng(5)
     words = [token[1:] for token in tokenizer.get_vocab() if token.startswith("▁") and len(token) > 1]
     pairs = []
-    for _ in range(400):  # a word is replaced: a network has its preferences among words, right or wrong
+    for _ in range(200):  # a word is replaced: a network has its preferences among words, right or wrong
         good = random.choice(words, 5)
         bad = good.copy()
         bad[random.integers(5)] = random.choice(words)
         pairs.append({"sentence_good": " ".join(good), "sentence_bad": " ".join(bad)})
     write_jsonl(tmp_path / "pairs.jsonl", *pairs)
     models = []
-    for seed in range(100, 120):
+    for seed in range(100, 114):
         models.append(str(tmp_path / str(seed)))
         network = build_network(config, vocabulary_size=len(tokenizer), seed=seed)
         export_model(network, tokenizer, models[-1], model_max_length=60)
@@ -313,6 +313,6 @@ def test_networks_that_know_nothing_differ_from_random_weights_in_at_most_one_of
     assert np.std(values, ddof=1) < 2 * control["standard_error"]  # the error is that of another network
     beside_control = [one["differs"] for one in content["differences"] if one["from"].endswith("random weights")]
     beside_others = [one["differs"] for one in content["differences"] if one["from"] in models]
-    assert (len(beside_control), len(beside_others)) == (20, 190)
+    assert (len(beside_control), len(beside_others)) == (14, 91)
     assert sum(beside_control) <= 1
     assert np.mean(beside_others) <= 0.05

@@ -39,7 +39,7 @@ from train.runtime.lowering import lower
 from train.runtime.machines import Cluster
 from train.step import sharding
 from train.step.sharding import Sharding
-from train.step.train_step import PretrainingModel, set_precision
+from train.step.train_step import PretrainingModel
 from train.tasks.masked_lm import MaskedLanguageModeling
 
 PROJECT = Path(__file__).parents[3]
@@ -130,9 +130,9 @@ def test_long_masks_keep_their_values_in_any_jax():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_twenty_steps_are_those_of_tensorflow(optimizer, shards, tmp_path):
-    more = ("--dropout", "0.1", "--max-steps", "20", "--log-steps", "1", "--eval-steps", "10", "--optimizer", optimizer)
+def test_twenty_steps_are_those_of_tensorflow(shards, tmp_path):
+    """Muon updates matrices in its own way, and all else as AdamW does."""
+    more = ("--dropout", "0.1", "--max-steps", "20", "--log-steps", "1", "--eval-steps", "10", "--optimizer", "muon")
     assert main(run_flags(shards, tmp_path / "expected", *more)) == 0
     run_on_jax(main, run_flags(shards, tmp_path / "run", *more))
     assert_alike(tmp_path / "run", tmp_path / "expected", 1e-5)
@@ -362,15 +362,6 @@ def test_a_step_makes_no_python_call_for_each_variable():
         sys.setprofile(None)
     assert len(calls) < 300
     assert runtime.read(variables[-1:]) == [299 + 3]
-
-
-@pytest.mark.slow
-def test_a_step_in_bfloat16_is_executed():
-    set_precision(bfloat16=True, is_compiled=True)
-    try:
-        assert train(jax_model(1), 1)["loss"] == pytest.approx(np.log(tiny_model("roberta").config.vocab_size), rel=0.1)
-    finally:
-        set_precision()
 
 
 def test_tensorflow_works_within_and_after_a_profile(tmp_path):

@@ -61,6 +61,9 @@ def test_a_run_proves_its_layers_and_resumes(shards, tmp_path, monkeypatch, capl
     forget_checkpoint(tmp_path / "run", NUM_STEPS)
     with devices_of_jax(2):
         assert main(flags) == 0
+    printed = capsys.readouterr().out
+    assert "because of --" not in printed
+    assert "ms a step measured, not modelled (tpu_preflight.py): TPU v5e-2" in printed
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
