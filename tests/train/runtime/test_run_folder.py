@@ -59,17 +59,11 @@ OTHER_EVALUATION = {"eval_shards": {"de": [2, "c 1"]}}
     ("changes", "shown"),
     [
         ({"run.seed": 2}, "--seed: 1 there, 2 now"),
-        ({"run.seed": 2, "model.a": 1}, "--seed: 1 there, 2 now; model.a: None there, 1 now"),
         ({"data.length_buckets": [8], "train_rows": "b"}, "train_rows: None there, b now"),
-        ({"optimization.muon_momentum": 0.9}, "--muon-momentum: None there, 0.9 now"),
         ({"model.labels": {"a": 2}}, "model.labels: {'a': 1} there, {'a': 2} now"),
         (
             {"train_shards": {"de": [2, "a 1"], "en": [2, "b 1", "b 2"]}} | OTHER_EVALUATION,
             "weight of de: 25.000% there, 50.000% now; weight of en: 75.000% there, 50.000% now",
-        ),
-        (
-            {"train_shards": {"de": [2, "a 1"], "en": [6, "b 1", "b 2"]}} | OTHER_EVALUATION,
-            "weight of de: 1 there, 2 now; weight of en: 3 there, 6 now",
         ),
         ({"train_shards": MIXTURE | {"fo": [1, "d 1"]}}, "train_shards: from de, en there, from de, en, fo now"),
         ({"train_shards": MIXTURE | {"de": [1, "a 2"]}}, "different training shards of de"),
