@@ -1,7 +1,6 @@
 """Runs of several phases: what each leaves, kills at any moment, and phases that were changed before a resume."""
 
 import random
-import shutil
 import signal
 import weakref
 
@@ -65,21 +64,6 @@ def test_a_phase_that_lies_ahead_may_change(runs, phases_run, phase_shards, tmp_
     assert runs.run_and_signal(flags, "train", 8, signal.SIGTERM, 0.0) != 0
     assert runs.run(phases_flags(phase_shards, tmp_path / "run")) == 0
     assert_same_run(tmp_path / "run", phases_run)
-
-
-@pytest.mark.parametrize(
-    ("phases", "reason"),
-    [
-        (phases_with(1, rows=32), "phase 2: max_length: 16 there, 32 now"),
-        (phases_with(2, schedule="linear"), "phase 3: --schedule: wsd there, linear now"),
-        (phases_with(1, global_batch_size=12), "phase 2 ended after step 9 with steps of 16 rows"),
-        (phases_with()[:2], "--phases must list every phase that has started"),
-    ],
-)  # fmt: skip
-@pytest.mark.usefixtures("one_device")
-def test_a_phase_that_lies_behind_may_not(phases_run, phase_shards, tmp_path, run, phases, reason):
-    shutil.copytree(phases_run, tmp_path / "run")
-    assert reason in run(main, *phases_flags(phase_shards, tmp_path / "run", phases)).refusal
 
 
 @pytest.mark.usefixtures("one_device")

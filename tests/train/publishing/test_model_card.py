@@ -22,13 +22,8 @@ from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.task import task_record
 
 HUB = PretrainingHub(hub_model_id="alice/tiny", hub_license="apache-2.0", hub_language=["en", "de"])
-TOTALS = {
-    "num_documents": 1234,
-    "num_blank_documents": 4,
-    "num_tokens": 56789,
-    "num_padding_tokens": 7,
-    "num_rows": 130,
-}
+TOTALS = {"num_documents": 1234, "num_blank_documents": 4, "num_tokens": 56789, "num_padding_tokens": 7}
+TOTALS |= {"num_rows": 130}
 EVALUATION = {"split": "validation", "num_masked_tokens": 75}
 METRICS = [
     {"step": 3, "split": "train", "loss": 5.0},
@@ -213,20 +208,28 @@ def test_a_card_is_checked_before_training(name, caplog):
     assert "card cannot be built, so the export will have a minimal one: KeyError: 'schedule' (model_card.py" in line
 
 
-@pytest.mark.parametrize("name", RECORDS)
-@pytest.mark.parametrize("metrics", [METRICS, [], [METRICS[2] | {"perplexity": float("inf")}]])
+@pytest.mark.parametrize(
+    ("name", "metrics"),
+    [
+        *((name, METRICS) for name in RECORDS),
+        ("files", []),
+        ("phases", []),
+        ("files", [METRICS[2] | {"perplexity": float("inf")}]),
+    ],
+)
 def test_every_card_is_valid(name, metrics, hub_here):
-    text = card(RECORDS[name], metrics=metrics)
+    text = card(RECORDS[name], metrics=metrics, files=("loss.png",) if metrics else ())
     HfApi()._validate_yaml(text)
     assert len(hub_here.requests("POST", "validate-yaml")) == 1
     data = ModelCard(text).data.to_dict()
     assert (data["library_name"], data["pipeline_tag"], data["mask_token"]) == ("transformers", "fill-mask", "[MASK]")
     assert ("model-index" in data) == bool(metrics)
+    assert ("The model was not evaluated." in text) == (not metrics)
+    assert ("loss.png" in text) == bool(metrics)
     assert "base_model" not in data
     assert not re.search(r"fine.?tun", text, flags=re.IGNORECASE)
-    assert "/home" not in text
-    assert "private" not in text
-    assert "None" not in text
+    for words in ("/home", "private", "None"):
+        assert words not in text
 
 
 def test_metadata_of_a_hub_data_set():
@@ -281,23 +284,6 @@ def test_the_task_is_read_from_the_record():
     assert 'AutoModelForMaskedLM.from_pretrained("alice/tiny")' in text
     for words in ("| masking |", "frequencies", "widget"):
         assert words not in text
-
-
-def test_of_an_unfinished_run_without_evaluation_or_picture():
-    text = card(RECORDS["files"], step=3, metrics=[], files=())
-    assert "**Training is not finished: step 3 of 6.**" in text
-    assert "The model was not evaluated." in text
-    assert "loss.png" not in text
-
-
-def test_the_card_names_the_packages_that_its_lines_need():
-    """The environment that trained the model has no PyTorch."""
-    published = card(record())
-    assert "## Use\n\nIt needs PyTorch: `pip install torch transformers`.\n\n```python" in published
-    local = record(PretrainingHub())
-    local["task"]["card"] |= {"library": "sentence-transformers"}
-    needed = "`pip install torch transformers sentence-transformers`. Run it in the folder of this card."
-    assert needed in card(local)
 
 
 def test_the_example_has_the_tokenizers_own_mask_token():

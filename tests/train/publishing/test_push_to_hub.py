@@ -88,7 +88,6 @@ def test_a_repository_of_others_is_refused_before_the_run(branch, hub_here, shar
         ((), HubHandle.read_token, "the role 'read'"),
         (("--hub-license", "my-own"), HubHandle.write_token, "The Hub rejects the metadata of the card"),
         (("--hub-language", "english"), HubHandle.write_token, "--hub-language must be ISO 639 codes of two or three"),
-        (("--hub-revision", "a branch"), HubHandle.write_token, "--hub-revision must be a name"),
         (("--resume-from-hub",), HubHandle.write_token, f"needs a checkpoint on the branch checkpoints of {REPO}"),
     ],
 )
