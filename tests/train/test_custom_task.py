@@ -41,7 +41,9 @@ def electra(shards, tmp_path_factory) -> Path:
     """The folder of a configuration, and of a run from its start to its end."""
 
     def make(folder: Path) -> None:
-        run_on_one_device(main, run_flags(shards, folder / "run", *electra_flags(folder)), eagerly=True)
+        run_on_one_device(
+            main, run_flags(shards, folder / "run", *electra_flags(folder), "--max-steps", "2"), eagerly=True
+        )
 
     return made_once(tmp_path_factory, "custom-electra", make)
 

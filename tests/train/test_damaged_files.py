@@ -10,7 +10,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mlm_common.errors import InputError
-from tests.fixtures.damage import LFS_POINTER, copied
 from tests.fixtures.results import read_json
 from tests.fixtures.tiny_run import run_flags
 from train.compare_runs import main as compare
@@ -19,10 +18,12 @@ from train.fill_mask import main as fill_mask
 from train.model.pretrained_files import read_config
 from train.run_mlm import main
 
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 134\n"
+
 
 def test_a_weights_file_that_may_not_be_read(finished_run, run, tmp_path, monkeypatch):
     """The library of safetensors says then that there is no such file."""
-    model = copied(finished_run / "export", tmp_path / "model")
+    model = Path(shutil.copytree(finished_run / "export", tmp_path / "model"))
     path = model / "model.safetensors"
     opened = Path.open
 
@@ -41,7 +42,7 @@ def test_a_weights_file_that_may_not_be_read(finished_run, run, tmp_path, monkey
 
 
 def test_indexes_of_shards(finished_run, run, tmp_path):
-    model = copied(finished_run / "export", tmp_path / "model")
+    model = Path(shutil.copytree(finished_run / "export", tmp_path / "model"))
     shutil.move(model / "model.safetensors", model / "part.safetensors")
     index = model / "model.safetensors.index.json"
     names = sorted(load_file(model / "part.safetensors"))
@@ -66,7 +67,7 @@ def test_indexes_of_shards(finished_run, run, tmp_path):
 
 
 def test_weights_that_are_not_finite(finished_run, run, tmp_path):
-    model = copied(finished_run / "export", tmp_path / "model")
+    model = Path(shutil.copytree(finished_run / "export", tmp_path / "model"))
     weights = load_file(model / "model.safetensors")
     name = next(one for one in sorted(weights) if one.endswith("query.weight"))
     save_file(weights | {name: np.full_like(weights[name], np.nan)}, model / "model.safetensors")
@@ -76,7 +77,7 @@ def test_weights_that_are_not_finite(finished_run, run, tmp_path):
 
 def test_a_configuration_without_architectures_is_taken_at_the_word_of_its_weights(finished_run, run, tmp_path):
     """As Google's small BERTs are published."""
-    model = copied(finished_run / "export", tmp_path / "model")
+    model = Path(shutil.copytree(finished_run / "export", tmp_path / "model"))
     config = read_json(model / "config.json")
     del config["architectures"]
     (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -96,7 +97,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize("kind", REFUSALS)
 def test_what_a_weights_file_is_instead(kind, finished_run, shards, run, tmp_path):
-    model = copied(finished_run / "export", tmp_path / "model")
+    model = Path(shutil.copytree(finished_run / "export", tmp_path / "model"))
     content, reason = REFUSALS[kind]
     (model / "model.safetensors").write_bytes(content)
     for command, flags in (
@@ -110,7 +111,7 @@ def test_what_a_weights_file_is_instead(kind, finished_run, shards, run, tmp_pat
 
 
 def test_records_of_a_run_that_are_damaged(finished_run, shards, run, tmp_path):
-    folder = copied(finished_run, tmp_path / "run")
+    folder = Path(shutil.copytree(finished_run, tmp_path / "run"))
     record, log = (folder / "run.json").read_bytes(), (folder / "metrics.jsonl").read_bytes()
     (folder / "run.json").write_bytes(b'{"a"\n')
     for command, flags in (

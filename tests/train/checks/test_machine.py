@@ -101,7 +101,7 @@ def device(monkeypatch, tmp_path) -> Path:
             "--tpu-name local --runtime tensorflow",
             "tensorflow",
             True,
-            "error TPU --runtime tensorflow needs tensorflow-",
+            "error TPU --runtime tensorflow needs tensor",
         ),
         ("--tpu-name local", "tensorflow-tpu", True, "ok TPU v3-8, 16 GiB per replica, 8 replicas"),
         ("--tpu-name pod --output-dir here", "tensorflow-tpu", False, "error x --output-dir must be in Cloud Storage"),
