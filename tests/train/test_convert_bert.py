@@ -178,10 +178,7 @@ def test_files_that_are_missing_or_damaged_are_refused(bert, bert_variables, tmp
         ((tmp_path / "empty",), "there is no .*empty.index"),
         ((tmp_path / "broken.zip",), "must be a complete .zip"),
         ((tmp_path / "none.zip",), "CHECKPOINT must name an existing file"),
-        (
-            (source,),
-            rf"{source}, the .*; it has bert_config.json, config.json. Name the file with --bert-config",
-        ),
+        ((source,), rf"{source}, the .*; it has bert_config.json, config.json. Name the file with --bert-config"),
         ((source, "--bert-config", source / "config.json"), "must contain vocab_size, hidden_size"),
         ((source, "--bert-config", source / "vocab.txt"), "--bert-config: .*vocab.txt must be a file of JSON; "),
         ((source, *config), "Pass --do-lower-case or --no-do-lower-case"),

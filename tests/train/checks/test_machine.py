@@ -97,12 +97,7 @@ def device(monkeypatch, tmp_path) -> Path:
         ("--tpu-name local", "tensorflow", False, "error x --tpu-name local needs a machine with a TPU; this one has"),
         ("", "tensorflow-tpu", True, "warning TPU this machine has one (v3-8, 16 GiB per replica), but without --tpu"),
         ("--no-tpu", "tensorflow-tpu", True, "ok TPU v3-8, 16 GiB per replica; not used, because of --no-tpu"),
-        (
-            "--tpu-name local --runtime tensorflow",
-            "tensorflow",
-            True,
-            "error TPU --runtime tensorflow needs tensor",
-        ),
+        ("--tpu-name local --runtime tensorflow", "tensorflow", True, "error TPU --runtime tensorflow needs tensor"),
         ("--tpu-name local", "tensorflow-tpu", True, "ok TPU v3-8, 16 GiB per replica, 8 replicas"),
         ("--tpu-name pod --output-dir here", "tensorflow-tpu", False, "error x --output-dir must be in Cloud Storage"),
     ],

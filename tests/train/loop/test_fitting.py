@@ -88,8 +88,7 @@ def fit(strategy, max_steps=8, input_seconds=0.0, num_steps=20, **more):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "max_steps", "steps"),
-    [(one_cpu, 1, list(range(1, 21))), (two_cpus, 8, [5, 7, 10, 14, 15, 17, 20])],
+    ("strategy", "max_steps", "steps"), [(one_cpu, 1, list(range(1, 21))), (two_cpus, 8, [5, 7, 10, 14, 15, 17, 20])]
 )
 def test_executions_end_where_a_hook_is_due_and_hooks_are_called_in_their_order(strategy, max_steps, steps):
     total, calls, _, _ = fit(strategy(), max_steps, at_steps=(7, 17))

@@ -12,14 +12,7 @@ from mlm_common.errors import InputError
 from tests.fixtures.arrays import assert_all_close, assert_same_arrays, logits_of
 from tests.fixtures.results import read_json
 from tests.fixtures.tiny_corpus import contents
-from tests.fixtures.tiny_models import (
-    CONFIGS,
-    SAME_CODE,
-    one_layer_model,
-    padded_batch,
-    tiny_model,
-    tiny_tokenizer,
-)
+from tests.fixtures.tiny_models import CONFIGS, SAME_CODE, one_layer_model, padded_batch, tiny_model, tiny_tokenizer
 from train.model.architectures import ARCHITECTURES
 from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import export_model, pytorch_weights
