@@ -46,15 +46,6 @@ def test_right_layers_are_used_on_a_tpu(shards, tmp_path, caplog, capsys):
     assert "compiled with XLA, TPU-optimized layers" in card
 
 
-@pytest.mark.usefixtures("cpu_as_tpu")
-def test_wrong_layers_are_not_used_on_a_tpu(finished_run, shards, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("train.layers.tpu_layers.attend", lambda query, *_, **__: 1.1 * query)
-    assert main(run_flags(shards, tmp_path / "run", *TPU, "--per-replica-batch-size", "8")) == 0
-    assert "The run trains with the REFERENCE LAYERS: the TPU-optimized ones give loss " in caplog.text
-    assert computed(tmp_path / "run") == dataclasses.asdict(Computation(True, False))
-    assert losses(tmp_path / "run") == pytest.approx(losses(finished_run), rel=1e-4)
-
-
 @pytest.mark.skipif(not has_bfloat16_instructions(), reason="this CPU does not multiply bfloat16")
 def test_without_xla_a_run_multiplies_in_bfloat16(finished_run, shards, tmp_path):
     assert main(run_flags(shards, tmp_path / "run", "--bfloat16", "--per-replica-batch-size", "8")) == 0

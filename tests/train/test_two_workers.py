@@ -163,7 +163,7 @@ def test_a_worker_ends_by_itself_after_the_other_was_killed(start, runtime, of_w
 
 @pytest.mark.usefixtures("one_device")
 def test_two_workers_go_from_phase_to_phase(start, runtime, phase_shards, tmp_path):
-    phases = phases_with()[1:]
+    phases = [phase | {"max_steps": 2} for phase in phases_with()[1:]]
     flags = phases_flags(phase_shards, tmp_path / "two", phases, *(OF_WORKERS["jax"] if runtime == "jax" else ()))
     finish_well(start(flags, flags))
     assert main(phases_flags(phase_shards, tmp_path / "one", phases)) == 0

@@ -16,7 +16,7 @@ from tests.fixtures.tiny_run import run_flags
 from train.config.hardware import HardwareConfig
 from train.runtime import machines, pjrt_settings
 from train.runtime.child_process import ChildFailedError
-from train.runtime.machines import is_newer_tpu, local_accelerator_type, tpu_devices
+from train.runtime.machines import is_newer_tpu, tpu_devices
 
 LOCAL = HardwareConfig(tpu_name="local")
 
@@ -51,12 +51,6 @@ def libtpu(tmp_path, monkeypatch) -> Path:
 def test_which_tpus_need_pjrt(devices, pci, variables, is_newer, tpu_machine):
     tpu_machine(devices, pci, **variables)
     assert is_newer_tpu() is is_newer
-
-
-def test_the_metadata_server_names_a_tpu_that_nothing_else_does(tpu_machine, monkeypatch):
-    tpu_machine("accel0")
-    monkeypatch.setattr(machines, "read_metadata", lambda *_, **__: "v5litepod-4")
-    assert (local_accelerator_type(), is_newer_tpu()) == ("v5litepod-4", True)
 
 
 @pytest.mark.usefixtures("libtpu")
