@@ -38,22 +38,6 @@ def test_the_loss_is_the_mean_of_those_of_the_sources_by_their_weights(mixture_r
         assert line["loss"] == pytest.approx(mean)
 
 
-def test_each_source_is_shown_beside_its_frequency_baseline(mixture_shards, tmp_path):
-    config = parse_training_config(mixture_flags(mixture_shards, tmp_path / "run", *WEIGHTS), None)
-    inputs = open_inputs(config.data)
-    baselines = {name: read_manifest(str(mixture_shards / name / "validation")).unigram_entropy_nats for name in TEXTS}
-    task = task_of(config, inputs)
-    figures = {f"loss_{name}": baseline - 0.126 for name, baseline in baselines.items()}
-    figures |= {"loss_back": baselines["back"] + 1, "loss_other": 1.0}
-    figures |= {"loss": 2.0, "masked_accuracy": 0.5, "perplexity": 7.4, "num_masked_tokens": 10}
-    shown = f"  large {figures['loss_large']:.2f} (0.13 below its baseline)"
-    assert shown in task.summarize(figures)
-    assert f"  back {figures['loss_back']:.2f} (1.00 above its baseline)" in task.summarize(figures)
-    described = task.describe(figures)
-    assert described["loss of small"] == f"{figures['loss_small']:.4f} (0.13 below its baseline)"
-    assert described["loss of other"] == "1.0000"
-
-
 def test_log_plot_table_and_card_name_the_sources(mixture_shards, mixture_run):
     (run,) = read_runs([str(mixture_run)])
     assert run.sources == sorted(TEXTS)

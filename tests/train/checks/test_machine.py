@@ -1,6 +1,5 @@
 """The doctor on packages that do not fit together, a TensorFlow that is broken, and a TPU that cannot be used."""
 
-import re
 import shutil
 import subprocess
 import sys
@@ -179,8 +178,3 @@ def test_packages_that_fit_together_and_others(site, missing, versions, message)
     if not message:
         assert [line.split()[1] for line in lines] == ["Python", "packages", "TensorFlow", "tf-keras"]
         assert not wrong
-
-
-def test_a_python_that_tensorflow_has_no_packages_for(site):
-    line = only_error(machine.check_python(machine.installed_packages([str(site)]), "3.13.1"))
-    assert re.search("must be .* is 3.13.1. Run python3 install.py", line)

@@ -61,22 +61,6 @@ def test_the_variables_of_kaggle_are_printed_and_explained(tpu_machine):
     assert line.endswith("(Kaggle's image sets TPU_PROCESS_ADDRESSES=local: one process has all chips, as here)")
 
 
-def test_a_host_of_several_is_warned(tpu_machine):
-    tpu_machine("vfio/0", TPU_WORKER_HOSTNAMES="10.0.0.1,10.0.0.2")
-    _, warning = lines_of(platforms.check_tpu_variables)
-    assert warning.startswith("warning environment TPU_WORKER_HOSTNAMES names 2 hosts; libtpu waits for all of them")
-
-
-def test_without_a_tpu_nothing_is_said_of_one(tpu_machine, monkeypatch):
-    tpu_machine()
-    for name in platforms.VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(platforms, "has_accelerator", lambda: False)
-    monkeypatch.setattr(platforms, "ask_tensorflow", None)
-    for check in (platforms.check_tpu_variables, platforms.check_platforms):
-        assert not lines_of(check)
-
-
 SEES = """
 from types import SimpleNamespace
 class config:

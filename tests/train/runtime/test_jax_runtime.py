@@ -56,9 +56,9 @@ def jax_model(num_devices, model_type=PretrainingModel, divided=False, **setting
     return compiled_model(network, task, **settings)
 
 
-def train(model, num_steps=3, rows=None):
+def train(model, num_steps=3):
     """Fit it to the same rows; return the means over the steps."""
-    rows = token_rows() if rows is None else rows
+    rows = token_rows()
     num_rows = len(rows) // model.runtime.num_replicas
 
     def batches(context):
