@@ -147,9 +147,9 @@ def test_two_workers_resume(start, of_workers, folder_of_two, shards, tmp_path):
     np.testing.assert_allclose(weights(tmp_path / "run"), weights(folder_of_two[0]), atol=1e-6)
 
 
-def test_a_worker_ends_by_itself_after_the_other_was_killed(start, runtime, of_workers, shards, tmp_path):
-    if runtime == "jax":
-        pytest.skip("JAX's own service notices it only after 100 seconds without a heartbeat.")
+# JAX's service notices it only after 100 seconds without a heartbeat.
+@pytest.mark.parametrize("runtime", ["tensorflow"], indirect=True)
+def test_a_worker_ends_by_itself_after_the_other_was_killed(start, of_workers, shards, tmp_path):
     flags = run_flags(shards, tmp_path / "run", *of_workers, "--max-steps", "300", "--save-steps", "1")
     workers = start(flags, flags)
     while not list((tmp_path / "run").glob("checkpoints/step-00000002.json")):

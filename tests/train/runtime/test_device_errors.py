@@ -24,14 +24,14 @@ LOST = "The device was lost.* from the newest checkpoint in run"
     [
         (tf.errors.UnavailableError(None, None, "failed to connect"), RunFailedError, LOST),
         (tf.errors.AbortedError(None, None, "Socket closed"), RunFailedError, LOST),
-        (
-            tf.errors.AbortedError(None, None, "The last failure: HTTP code 503"),
-            RunFailedError,
-            "Cloud Storage did not",
-        ),
-        (tf.errors.ResourceExhaustedError(None, None, "Ran out"), PermanentError, "Halve --per-replica-batch-size"),
+        (tf.errors.AbortedError(None, None, "All 10 retry attempts failed. HTTP 503"), RunFailedError, "Cloud Storage"),
+        (tf.errors.ResourceExhaustedError(None, None, "Ran out of memory"), PermanentError, "Halve --per-replica"),
         (tf.errors.InvalidArgumentError(None, None, "a bad shape"), tf.errors.InvalidArgumentError, "a bad shape"),
-        (JaxRuntimeError("RESOURCE_EXHAUSTED: Error"), PermanentError, "Halve .* JAX says: RESOURCE_EXHAUSTED: Error"),
+        (
+            JaxRuntimeError("RESOURCE_EXHAUSTED: allocating"),
+            PermanentError,
+            "Halve .* JAX says: RESOURCE_EXHAUSTED: all",
+        ),
         (JaxRuntimeError("UNAVAILABLE: gone\nsecond line"), RunFailedError, f"{LOST}. JAX says: UNAVAILABLE: gone sec"),
         (JaxRuntimeError("DEADLINE_EXCEEDED: no answer"), RunFailedError, f"{LOST}. JAX says: DEADLINE_EXCEEDED: no a"),
         (JaxRuntimeError("INTERNAL: a bug"), JaxRuntimeError, "INTERNAL: a bug"),
