@@ -16,7 +16,6 @@ from tests.finetuning.test_run_qa import qa_flags, write_questions
 from tests.fixtures.generated_text import generated_lines
 from tests.fixtures.tiny_classification import write_start
 from tests.fixtures.tiny_corpus import DOCUMENTS, flags, write_source
-from tests.fixtures.tiny_phases import phases_flags
 from tests.fixtures.tiny_run import run_flags
 from tests.golden.digests import digests_of_folder, digests_of_run
 from tfrecord_prep.prepare_tfrecord_shards import main as prepare
@@ -84,10 +83,8 @@ def test_a_run(name, fixture, request, check):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
-def test_a_run_of_phases(phase_shards, tmp_path, check):
-    assert run_mlm(phases_flags(phase_shards, tmp_path / "run")) == 0
-    check("phases", digests_of_run(tmp_path / "run"))
+def test_a_run_of_phases(phases_run, check):
+    check("phases", digests_of_run(phases_run))
 
 
 @pytest.mark.slow

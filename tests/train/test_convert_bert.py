@@ -28,7 +28,6 @@ from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_models import padded_batch, tiny_model
 from tfrecord_prep.prepare_tfrecord_shards import main as prepare
 from train.convert_bert import main
-from train.fill_mask import fill_masks
 from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import pytorch_weights
 from train.run_mlm import main as run_mlm
@@ -87,10 +86,7 @@ def test_the_newest_checkpoint_of_a_training(bert, bert_variables, tmp_path, run
     source = write_google_checkpoint(tmp_path / "cased", bert_variables, google_settings(bert.config))
     bias = np.array([5, 6], np.float32)
     write_variables(source / "model.ckpt-20", bert_variables | {"cls/seq_relationship/output_bias": bias})
-    assert (
-        "has bert_model.ckpt, model.ckpt-20. Pass the path of one of them"
-        in run(main, source, tmp_path / "out").refusal
-    )
+    assert "has bert_model.ckpt, model.ckpt-20. Pass the path" in run(main, source, tmp_path / "out").refusal
     (source / "checkpoint").write_text(
         'model_checkpoint_path: "/tpu/model.ckpt-20"\nall_model_checkpoint_paths: "a"\n', encoding="utf-8"
     )
@@ -122,13 +118,9 @@ CUT = "cls/predictions/transform/dense/kernel"
 WRONG = [
     (without(CUT), {}, WORDPIECES, rf"missing: {CUT}\.$"),
     (lambda all_of_it: all_of_it | {"bert/extra": np.ones(3, "f")}, {}, WORDPIECES, r"unknown: bert/extra\.$"),
-    (None, {"num_hidden_layers": 1}, WORDPIECES, "unknown: bert/encoder/layer_1/attention/output/.* 11 more"),
     (None, {"max_position_embeddings": 64}, WORDPIECES, r"position_embeddings \(32, 32\), not \(64, 32\)\.$"),
     (None, {"hidden_act": "linear"}, WORDPIECES, "received linear. Set hidden_act to gelu in .*bert_config.json"),
-    (None, {"hidden_size": "32"}, WORDPIECES, "hidden_size must be a whole number above 0; .* has '32'"),
-    (None, {}, [one if one[0] == "[" else str(id(one)) for one in WORDPIECES], "must contain letters"),
     (None, {"num_attention_heads": 5}, WORDPIECES, "num_attention_heads must divide hidden_size"),
-    (None, {"vocab_size": 199}, WORDPIECES[:-1], r"word_embeddings \(200, 32\), not \(199, 32\)"),
     (None, {}, WORDPIECES[:-1], "must have 200 tokens, as the configuration says; .* has 199"),
     (None, {}, ["a", *WORDPIECES[1:]], r"must contain \[PAD\]; "),
     (lambda _: {"electra/embeddings/word_embeddings": np.ones(3, "f")}, {}, WORDPIECES, "contains electra/embeddings"),
@@ -170,26 +162,16 @@ def test_a_vocabulary_with_a_byte_order_mark_or_white_space_at_the_ends_of_lines
 def test_files_that_are_missing_or_damaged_are_refused(bert, bert_variables, tmp_path, run):
     source = write_google_checkpoint(tmp_path / "model", bert_variables, google_settings(bert.config))
     (source / "config.json").write_text("{}", encoding="utf-8")
-    (tmp_path / "empty").mkdir()
     (tmp_path / "broken.zip").write_bytes(b"PK")
     index, data = (source / f"bert_model.ckpt.{end}" for end in ("index", "data-00000-of-00001"))
     config = ("--bert-config", source / "bert_config.json")
     cases = [
         ((tmp_path / "nothing",), "there is no .*nothing.index"),
-        ((tmp_path / "empty",), "there is no .*empty.index"),
         ((tmp_path / "broken.zip",), "must be a complete .zip"),
-        ((tmp_path / "none.zip",), "CHECKPOINT must name an existing file"),
-        (
-            (source,),
-            rf"{source}, the .*; it has bert_config.json, config.json. Name the file with --bert-config",
-        ),
-        ((source, "--bert-config", source / "config.json"), "must contain vocab_size, hidden_size"),
+        ((source,), "it has bert_config.json, config.json. Name the file with --bert-config"),
         ((source, "--bert-config", source / "vocab.txt"), "--bert-config: .*vocab.txt must be a file of JSON; "),
         ((source, *config), "Pass --do-lower-case or --no-do-lower-case"),
-        (
-            (source, *config, "--do-lower-case", "--vocabulary", source / "v.txt"),
-            "--vocabulary must name an existing file",
-        ),
+        ((source, *config, "--do-lower-case", "--vocabulary", "v.txt"), "--vocabulary must name an existing file"),
     ]
     for (place, *flags), message in cases:
         assert re.search(message, run(main, place, tmp_path / "out", *flags).refusal)
@@ -202,7 +184,7 @@ def test_files_that_are_missing_or_damaged_are_refused(bert, bert_variables, tmp
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device", "eagerly")
-def test_a_converted_model_is_trained_further_and_fills_masks(bert, bert_variables, tmp_path, run):
+def test_a_converted_model_is_trained_further(bert, bert_variables, tmp_path, run):
     """WordPiece from Google's vocabulary to the end: rows of pairs, whole words by ##, the export."""
     source = write_google_checkpoint(tmp_path / "uncased", bert_variables, google_settings(bert.config))
     assert run(main, source, tmp_path / "bert").status == 0
@@ -223,12 +205,6 @@ def test_a_converted_model_is_trained_further_and_fills_masks(bert, bert_variabl
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("bert", "run/export"))
     assert_same_arrays(after, before, atol=1e-4)
     assert any((array != before[name]).any() for name, array in after.items())
-    (predictions,) = fill_masks(str(tmp_path / "run" / "export"), ["THE [MASK] of value"])
-    # It has learned nothing: what it fills in may be a word, or go on the one before.
-    assert predictions[0]["sequence"].startswith("the")
-    assert predictions[0]["sequence"].endswith("of value")
-    theirs, own = (BertTokenizerFast.from_pretrained(tmp_path / name) for name in ("bert", "run/export"))
-    assert own("The ÄA function")["input_ids"] == theirs("The ÄA function")["input_ids"]
 
 
 # Loads Google's checkpoints by transformers' own functions, which ask TensorFlow for the variables: here what stands in

@@ -7,7 +7,7 @@ import pytest
 from mlm_common.errors import InputError
 from tests.fixtures.results import read_json
 from tests.fixtures.tiny_models import VOCABULARY, one_layer_model, tiny_tokenizer
-from train.fill_mask import fill_masks, main
+from train.fill_mask import fill_masks
 from train.publishing.pytorch_format import export_model
 
 SENTENCE = "a function returns the [MASK] of a file"
@@ -46,7 +46,6 @@ def test_a_mask_token_of_another_look_is_filled(export, tmp_path):
     [
         ("a function", 5, r"exactly one \[MASK\]; 'a function' has none"),
         ("[MASK] [MASK]", 5, "has 2"),
-        ("[MASK] of [MASK] of [MASK]", 5, "has 3"),
         ("[MASK]" + " of" * 60, 5, "at most 60 tokens; .* has 63"),
         (SENTENCE, VOCABULARY + 1, r"--top-k must be at most \d+, the size of the vocabulary"),
     ],
@@ -76,12 +75,3 @@ def test_a_model_that_was_fine_tuned_is_refused(export, tmp_path):
     (tmp_path / "export" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(InputError, match=r"a RobertaForQuestionAnswering\. Use python finetuning/predict\.py"):
         fill_masks(str(tmp_path / "export"), [SENTENCE])
-
-
-def test_the_command_prints_a_table(export, run):
-    outcome = run(main, "--model", export, "--text", SENTENCE, "the [MASK]", "--top-k", 2)
-    first, second = outcome.out.strip().split("\n\n")
-    assert first.splitlines()[0] == SENTENCE
-    assert second.splitlines()[0] == "the [MASK]"
-    assert [line.split()[-1] for line in first.splitlines()[1:]] == ["list", "value"]
-    assert first.splitlines()[1].split()[0].endswith("%")

@@ -31,13 +31,6 @@ def test_a_second_run_is_refused_while_the_first_lives(old_run, shards, run, mon
     assert contents(old_run) == before
 
 
-def test_a_refused_global_batch_leaves_the_run_as_it_was(old_run, shards, run):
-    before = contents(old_run)
-    refused = run(main, *run_flags(shards, old_run))
-    assert "A run must resume with its global batch of 8 rows; received 4" in refused.refusal
-    assert contents(old_run) == before
-
-
 def test_weights_that_do_not_load_delete_no_run(old_run, shards, tmp_path, run):
     shutil.copytree(old_run / "export", tmp_path / "model")
     flags = ("--init-from", str(tmp_path / "model"), "--config-overrides", "type_vocab_size=3")

@@ -1,7 +1,6 @@
 """Runs of several phases: what each leaves, kills at any moment, and phases that were changed before a resume."""
 
 import random
-import shutil
 import signal
 import weakref
 
@@ -25,16 +24,8 @@ def runs():
         yield runs
 
 
-@pytest.fixture(scope="module")
-def whole_run(runs, phase_shards, tmp_path_factory):
-    """The folder of a run that nothing happened to."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    assert runs.run(phases_flags(phase_shards, folder)) == 0
-    return folder
-
-
-def test_each_phase_has_its_rows_batch_masks_and_rate(whole_run):
-    lines = logged(whole_run, "train")
+def test_each_phase_has_its_rows_batch_masks_and_rate(phases_run):
+    lines = logged(phases_run, "train")
     assert [(line["step"], line["phase"]) for line in lines] == [(3, 1), (5, 1), (6, 2), (9, 2), (12, 3), (14, 3)]
     # Those of the second phase go on where the first ended; the third has other shards.
     assert [round(line["epoch"] * rows) for line, rows in zip(lines, [130] * 4 + [66] * 2, strict=True)] == [
@@ -42,15 +33,15 @@ def test_each_phase_has_its_rows_batch_masks_and_rate(whole_run):
     ]  # fmt: skip
     assert [line["learning_rate"] for line in lines[:4]] == pytest.approx([2e-3] * 4)
     assert lines[-1]["learning_rate"] < 1e-4
-    record = read_json(whole_run / "run.json")
+    record = read_json(phases_run / "run.json")
     assert [phase["plan"]["num_steps"] for phase in record["phases"]] == [5, 9, 14]
-    card = (whole_run / "export" / "README.md").read_text(encoding="utf-8")
+    card = (phases_run / "export" / "README.md").read_text(encoding="utf-8")
     assert f"| tokens seen | {5 * 8 * 16 + 4 * 16 * 16 + 5 * 8 * 32:,}, padding included |" in card
     assert "| 2 | 9 | 16 tokens | 16 rows | token, 30% of the tokens" in card
     assert "in texts of at most 32 tokens" in card
 
 
-def test_killed_at_random_moments(runs, whole_run, phase_shards, tmp_path, pytestconfig):
+def test_killed_at_random_moments(runs, phases_run, phase_shards, tmp_path, pytestconfig):
     """After one to five steps; a run that comes to its end is compared, and another one begun."""
     draw, num_killed, num_ended = random.Random(0), 0, 0
     while num_killed < max(1, pytestconfig.getoption("--num-kills") // 3):
@@ -59,62 +50,28 @@ def test_killed_at_random_moments(runs, whole_run, phase_shards, tmp_path, pytes
         if runs.run_and_signal(flags, "train", draw.randint(1, 5), signal.SIGKILL, delay_seconds):
             num_killed += 1
         else:
-            assert_same_run(folder, whole_run)
+            assert_same_run(folder, phases_run)
             num_ended += 1
     assert runs.run(flags) == 0
-    assert_same_run(folder, whole_run)
+    assert_same_run(folder, phases_run)
 
 
-def test_a_phase_that_lies_ahead_may_change(runs, whole_run, phase_shards, tmp_path):
+def test_a_phase_that_lies_ahead_may_change(runs, phases_run, phase_shards, tmp_path):
     """Killed in the second phase, whose end was another one, as was what follows."""
     first, second, third = phases_with()
     before = [first, second | {"max_steps": 7}, third | {"learning_rate": 1e-5, "max_steps": 1}, third]
     flags = phases_flags(phase_shards, tmp_path / "run", before)
     assert runs.run_and_signal(flags, "train", 8, signal.SIGTERM, 0.0) != 0
     assert runs.run(phases_flags(phase_shards, tmp_path / "run")) == 0
-    assert_same_run(tmp_path / "run", whole_run)
-
-
-@pytest.mark.parametrize(
-    ("phases", "reason"),
-    [
-        (phases_with(1, rows=32), "phase 2: max_length: 16 there, 32 now"),
-        (phases_with(2, schedule="linear"), "phase 3: --schedule: wsd there, linear now"),
-        (phases_with(1, global_batch_size=12), "phase 2 ended after step 9 with steps of 16 rows"),
-        (phases_with()[:2], "--phases must list every phase that has started"),
-    ],
-)  # fmt: skip
-@pytest.mark.usefixtures("one_device")
-def test_a_phase_that_lies_behind_may_not(whole_run, phase_shards, tmp_path, run, phases, reason):
-    shutil.copytree(whole_run, tmp_path / "run")
-    assert reason in run(main, *phases_flags(phase_shards, tmp_path / "run", phases)).refusal
-
-
-def test_a_damaged_checkpoint_leads_back_to_the_phase_before(runs, whole_run, phase_shards, tmp_path):
-    flags = phases_flags(phase_shards, tmp_path / "run")
-    assert runs.run_and_signal(flags, "train", 11, signal.SIGKILL, 0.0) == -signal.SIGKILL
-    for path in (tmp_path / "run" / "checkpoints").glob("*.safetensors"):
-        if int(path.stem.removeprefix("step-")) >= 9:
-            path.write_bytes(b"damaged")
-    assert runs.run(flags) == 0
-    assert_same_run(tmp_path / "run", whole_run)
+    assert_same_run(tmp_path / "run", phases_run)
 
 
 @pytest.mark.usefixtures("one_device")
-def test_a_divergence_leads_back_within_its_phase(phase_shards, tmp_path):
-    """Though no multiple of the second phase's interval lies between, and one of the first phase's before it."""
-    diverging = {"learning_rate": 1e38, "max_grad_norm": 0, "save_steps": 4, "eval_steps": 100}
-    phases = phases_with(1, **diverging)[:2]
-    more = ("--on-nonfinite", "skip", "--max-rollbacks", "2", "--log-steps", "1")
-    assert main(phases_flags(phase_shards, tmp_path / "run", phases, *more)) == EXIT_PERMANENT
-    rollbacks = logged(tmp_path / "run", "rollback")
-    assert [(line["step"], line["to_step"], line["num_skipped_rows"]) for line in rollbacks] == [(7, 5, 32)] * 2
-    assert (tmp_path / "run" / "checkpoints" / "step-00000004.json").exists()
+def test_a_divergence_leads_back_within_its_phase(phase_shards, tmp_path, monkeypatch):
+    """Though no multiple of the second phase's interval lies between, and one of the first phase's before it.
 
-
-@pytest.mark.usefixtures("one_device")
-def test_the_model_of_a_phase_is_gone_when_the_next_is_built(phase_shards, tmp_path, monkeypatch):
-    """Two of them might not fit the memory of a device."""
+    The model of the first phase is gone when the second is built, as two of them might not fit the memory of a device.
+    """
     gone = []
 
     def release(trainer):
@@ -126,12 +83,18 @@ def test_the_model_of_a_phase_is_gone_when_the_next_is_built(phase_shards, tmp_p
 
     released = Trainer.release
     monkeypatch.setattr(Trainer, "release", release)
-    assert main(phases_flags(phase_shards, tmp_path / "run", phases_with()[:2])) == 0
-    assert [all(each) for each in gone] == [True]
+    diverging = {"learning_rate": 1e38, "max_grad_norm": 0, "save_steps": 4, "eval_steps": 100}
+    phases = phases_with(1, **diverging)[:2]
+    more = ("--on-nonfinite", "skip", "--max-rollbacks", "2", "--log-steps", "1")
+    assert main(phases_flags(phase_shards, tmp_path / "run", phases, *more)) == EXIT_PERMANENT
+    assert all(gone[0])
+    rollbacks = logged(tmp_path / "run", "rollback")
+    assert [(line["step"], line["to_step"], line["num_skipped_rows"]) for line in rollbacks] == [(7, 5, 32)] * 2
+    assert (tmp_path / "run" / "checkpoints" / "step-00000004.json").exists()
 
 
-def test_a_checkpoint_of_an_earlier_phase_is_exported_as_it_was(whole_run, tmp_path):
-    checkpoint = whole_run / "checkpoints" / "step-00000004"
+def test_a_checkpoint_of_an_earlier_phase_is_exported_as_it_was(phases_run, tmp_path):
+    checkpoint = phases_run / "checkpoints" / "step-00000004"
     assert export([str(checkpoint), str(tmp_path / "export")]) == 0
     card = (tmp_path / "export" / "README.md").read_text(encoding="utf-8")
     assert f"| tokens seen | {4 * 8 * 16:,}, padding included |" in card

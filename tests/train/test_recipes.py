@@ -111,11 +111,13 @@ def test_the_recipe_of_a_mixture_trains_when_it_is_small(mixture_shards, tmp_pat
     recipe = yaml.safe_load(text_of("multilingual"))
     data = {"train_dataset": str(mixture_shards), "eval_dataset": str(mixture_shards), "max_length": 16}
     recipe["settings"] |= data | {"config_overrides": MODEL, "global_batch_size": 8, "per_replica_batch_size": 4}
+    recipe["phases"] = recipe["phases"][1:]
     recipe["scale"] = 4e-5
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
     assert main(["--phases", str(tmp_path / "recipe.yaml"), "--output-dir", str(tmp_path / "run")]) == 0
     record = read_json(tmp_path / "run" / "run.json")
     weights = [phase["train_data"]["sources"]["small"]["weight"] for phase in record["phases"]]
-    assert weights == sorted(weights)
+    assert len(weights) == 2
+    assert weights[0] < weights[1]
     lines = logged(tmp_path / "run", "validation")
-    assert {line["phase"] for line in lines if "loss_small" in line} == {1, 2, 3}
+    assert {line["phase"] for line in lines if "loss_small" in line} == {1, 2}

@@ -47,7 +47,6 @@ def test_losses_and_a_run_that_changes_between_the_two(shards, tmp_path, run):
     [
         (("--preset", "tiny-cpu"), "has a TensorFlow class for, such as bert or roberta; received modernbert"),
         (("--block-attention",), "--reference-layers cannot be combined with --block-attention"),
-        (("--tpu-layers", "on"), "--tpu-layers must not be on with --reference-layers"),
         ((), "--reference-layers needs the TensorFlow classes of transformers 4"),
     ],
 )

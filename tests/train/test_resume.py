@@ -113,13 +113,8 @@ def test_a_spike_leads_back_and_on_without_its_rows(runs, shards, tmp_path):
     assert_same_run(tmp_path / "killed", tmp_path / "run")
 
 
-def test_another_optimizer_is_refused(finished_run, shards, tmp_path, run):
-    shutil.copytree(finished_run, tmp_path / "run")
-    refused = run(main, *run_flags(shards, tmp_path / "run", "--optimizer", "muon", "--dry-run"))
-    assert "contains a different run (--optimizer: adamw there, muon now). Use another" in refused.refusal
-
-
 @pytest.mark.slow
+@pytest.mark.usefixtures("eagerly")
 def test_more_steps_resume_with_the_new_schedule(finished_run, shards, tmp_path, run):
     shutil.copytree(finished_run, tmp_path / "run")
     status, printed, _ = run(main, *run_flags(shards, tmp_path / "run", "--max-steps", "8"))
@@ -130,8 +125,6 @@ def test_more_steps_resume_with_the_new_schedule(finished_run, shards, tmp_path,
     assert read_json(tmp_path / "run" / "run.json")["earlier_schedules"] == [[6, 6]]
     card = (tmp_path / "run" / "export" / "README.md").read_text(encoding="utf-8")
     assert "| earlier schedules | steps 1 to 6 with the schedule of a run of 6 steps |" in card
-    refused = run(main, *run_flags(shards, tmp_path / "run", "--max-steps", "5"))
-    assert "The run would end after step 5, but its newest checkpoint" in refused.refusal
 
 
 @pytest.mark.slow
@@ -154,7 +147,7 @@ def test_supervised_training_survives_a_kill(shards, tmp_path):
     """The flag to overwrite holds for the first process alone."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text('{"fingerprint": {}}', encoding="utf-8")
-    flags = ["--max-steps", "30", "--save-steps", "1", "--supervise", "--retry-seconds", "0.1"]
+    flags = ["--max-steps", "12", "--save-steps", "1", "--supervise", "--retry-seconds", "0.1"]
     command = [sys.executable, str(PROJECT / "train" / "run_mlm.py")]
     command += run_flags(shards, tmp_path / "run", *flags, "--overwrite-output-dir")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8") as supervisor:
@@ -174,4 +167,4 @@ def test_supervised_training_survives_a_kill(shards, tmp_path):
     assert "ended with status -9" in errors
     assert "taking over from a run that has ended" in errors
     steps = [line["step"] for line in logged(tmp_path / "run", "train")]
-    assert steps == list(range(2, 31, 2))
+    assert steps == list(range(2, 13, 2))

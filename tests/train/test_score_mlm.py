@@ -51,7 +51,7 @@ def pairs(tmp_path_factory) -> str:
     """Pairs of sentences of equal length; the words of the good one are the more frequent."""
     draw = random.Random(3)
     rows = []
-    for number in range(200):
+    for number in range(100):
         better, worse = sorted((draw.choices(range(len(WORDS)), k=4) for _ in range(2)), key=sum)
         if sum(better) < sum(worse):
             good, bad = (" ".join(WORDS[one] for one in chosen) for chosen in (better, worse))
@@ -76,7 +76,7 @@ def test_a_language_of_frequencies(counted, pairs, run, tmp_path, caplog):
     assert of_model["pairs"]["standard_error"] == pytest.approx(1.96 / 2 / (number + 1.96**2))  # Wilson's
     assert (of_random["pairs"]["networks"], of_random["pairs"]["items"]) == (8, number)
     cells = [[cell.strip() for cell in line.split("|")[1:3]] for line in outcome.out.splitlines() if "|" in line]
-    assert [counted, "1.000 ± 0.005 *"] in cells
+    assert [counted, f"1.000 ± {of_model['pairs']['standard_error']:.3f} *"] in cells
 
 
 def test_bits_and_words_of_a_text(counted, run, cloud, tmp_path):
@@ -84,7 +84,7 @@ def test_bits_and_words_of_a_text(counted, run, cloud, tmp_path):
     open_folder(bucket).upload_folder(counted)
     text = tmp_path / "text.txt"
     text.write_text("the of\nthe list the\n", encoding="utf-8")
-    outcome = run(main, "--model", bucket, "--text", text, "--output", f"{cloud.bucket_url}/scores.json")
+    outcome = run(main, "--model", bucket, "--text", text, *FEW_NETWORKS, "--output", f"{cloud.bucket_url}/scores.json")
     assert outcome.status == 0, outcome.err
     scores = json.loads(open_folder(cloud.bucket_url).read_text("scores.json"))["scores"]
     of_model, of_none = scores[bucket], scores[f"{bucket}, no context"]
@@ -163,21 +163,17 @@ def test_scores_in_the_folder_of_a_run_are_on_the_card_of_the_scored_weights(fin
     ("flags", "message"),
     [
         ([], "--text is required, or --minimal-pairs; received neither"),
-        (["--text", "dots.txt", "--all-checkpoints"], "--run is required with --all-checkpoints"),
         (["--text", "dots.txt", "--picture", "curve.svg"], "--picture must end in .svg or .png, and needs --all"),
         (["--text", "dots.txt", "--run", "nowhere"], "--run must be the OUTPUT_DIR of a run with checkpoints; rec"),
         (["--minimal-pairs", "pears.jsonl"], "--minimal-pairs: there is no file pears.jsonl"),
-        (["--text", "missing.txt"], "--text: no file matches missing.txt"),
         (["--text", "table.tsv"], "--text needs files that end in .txt"),
-        (["--text", "empty.txt"], "empty.txt"),
         (["--text", "dots.txt"], "--text must contain words; none was found"),
         (["--text", "dots.txt", "--output", "scores.csv"], "--output must end in .json; received scores.csv"),
     ],
 )
 def test_bad_input_is_one_line(flags, message, counted, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("empty.txt", "table.tsv"):
-        Path(name).touch()
+    Path("table.tsv").touch()
     Path("dots.txt").write_text("… --- .\n", encoding="utf-8")
     assert message in run(main, "--model", counted, *flags).refusal
 
@@ -225,14 +221,6 @@ def test_files_are_written_before_tables_are_printed(counted, pairs, run, tmp_pa
     with suppress(BrokenPipeError):
         run(main, "--model", counted, "--minimal-pairs", pairs, *FEW_NETWORKS, "--output", output)
     assert read_json(output)["scores"][counted]["pairs"]["value"] == 1
-
-
-@pytest.mark.parametrize("field", [5, ["syntax"], {"a": 1}, True])
-def test_a_field_of_another_type_is_refused_before_models_are_scored(field, counted, run, tmp_path):
-    rows = [{"sentence_good": "a", "sentence_bad": "b", "field": one} for one in (None, "syntax", field)]
-    path = write_jsonl(tmp_path / "pairs.jsonl", *rows)
-    outcome = run(main, "--model", counted, "--minimal-pairs", path)
-    assert "pairs.jsonl, line 3: field is not a string" in outcome.refusal
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Pseudo-log-likelihoods beside those of minicons, and of a direct computation in PyTorch."""
 
 import json
-from itertools import product
 
 import numpy as np
 import pytest
@@ -62,7 +61,7 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
 def test_scores_are_those_of_minicons_and_pytorch(torch_python, tmp_path):
     ours = {}
     roles = dict(zip(("cls_token", "pad_token", "sep_token", "unk_token", "mask_token"), SPECIAL_TOKENS, strict=True))
-    for architecture, kind in product(("bert", "roberta", "modernbert"), ("unigram", "wordpiece", "byte_level")):
+    for architecture, kind in (("bert", "wordpiece"), ("roberta", "byte_level"), ("modernbert", "unigram")):
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=KINDS[kind](), **roles)
         framed = [(name, tokenizer.convert_tokens_to_ids(name)) for name in ("[CLS]", "[SEP]")]
         template = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=framed)

@@ -1,9 +1,11 @@
 """A run over shards on the Hub: that of the same shards in a folder, and resumed from its commit on any machine."""
 
+import shutil
+
 import pytest
 
 from tests.fixtures.results import read_json
-from tests.fixtures.same_run import assert_same_run
+from tests.fixtures.same_run import assert_same_run, logged
 from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_run import forget_checkpoint, run_flags
 from train.run_mlm import main
@@ -14,25 +16,29 @@ ON_THE_HUB = ("--train-dataset", ADDRESS, "--eval-dataset", ADDRESS)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_device", "eagerly")
 def test_a_run_resumes_from_the_commit_it_began_with(shards, finished_run, hub_here, tmp_path, capsys):
     for path, content in contents(shards).items():
         hub_here.put(REPO, path, content, kind="datasets")
     commit = hub_here.commit(REPO, kind="datasets")
     pushing = ("--hub-model-id", MODEL, "--hub-strategy", "checkpoint")
-    flags = run_flags(shards, tmp_path / "run", *ON_THE_HUB)
+    shared = (*ON_THE_HUB, "--per-replica-batch-size", "8")
+    flags = run_flags(shards, tmp_path / "run", *shared)
     assert main([*flags, *pushing]) == 0
-    assert_same_run(tmp_path / "run", finished_run)
+    shutil.copytree(tmp_path / "run", tmp_path / "whole")
+    losses = [[line["loss"] for line in logged(folder)] for folder in (tmp_path / "whole", finished_run)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     record = read_json(tmp_path / "run" / "run.json")
     assert record["hub_commits"] == {f"{REPO}@main": commit}
     forget_checkpoint(tmp_path / "run", 6)
     hub_here.put(REPO, "train/manifest.json", b'{"format_version": 0}', kind="datasets")
     assert main(flags) == 0
-    assert_same_run(tmp_path / "run", finished_run)
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
     published = hub_here.files(MODEL, revision="checkpoints")["run.json"].decode()
     assert REPO not in published
-    elsewhere = run_flags(shards, tmp_path / "elsewhere", *ON_THE_HUB, *pushing, "--resume-from-hub")
+    elsewhere = run_flags(shards, tmp_path / "elsewhere", *shared, *pushing, "--resume-from-hub")
     assert main(elsewhere) == 0
-    assert_same_run(tmp_path / "elsewhere", finished_run)
+    assert_same_run(tmp_path / "elsewhere", tmp_path / "whole")
     record = read_json(tmp_path / "elsewhere" / "run.json")
     assert record["hub_commits"] == {f"{REPO}@main": commit}
     assert main([*flags, "--overwrite-output-dir"]) == 2

@@ -18,7 +18,7 @@ from tests.fixtures.results import read_json
 from tests.fixtures.same_run import logged
 from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_phases import phases_flags, phases_with
-from tests.fixtures.tiny_run import MODEL, NUM_STEPS, forget_checkpoint, run_flags
+from tests.fixtures.tiny_run import NUM_STEPS, forget_checkpoint, run_flags
 from tests.fixtures.two_workers import finish, start_workers
 from tests.servers.fixtures import HubHandle
 from train.run_mlm import main
@@ -26,9 +26,10 @@ from train.run_mlm import main
 pytestmark = pytest.mark.slow
 
 # With dropout, whose draws depend on the row and not on the replica.
+# Two kernels just large enough to be divided, and dropout, whose draws depend on the row and not on the replica.
+MODEL = "num_hidden_layers=1,hidden_size=128,num_attention_heads=2,intermediate_size=512"
 WITH_DROPOUT = f"{MODEL},hidden_dropout_prob=0.1,attention_probs_dropout_prob=0.1"
 SHARED = ("--config-overrides", WITH_DROPOUT, "--max-grad-norm", "0.5", "--warmup-steps", "2", "--score-words", "20")
-DIVIDED_MODEL = "num_hidden_layers=1,hidden_size=128,num_attention_heads=2,intermediate_size=512"
 # Of a step of 8 rows.
 OF_WORKERS = {
     "tensorflow": ("--per-replica-batch-size", "2", "--gradient-accumulation-steps", "2"),
@@ -66,11 +67,15 @@ def start(processes):
 
 @pytest.fixture(scope="module")
 def folder_of_two(start, hub_of_two, shards, of_workers, tmp_path_factory):
-    """The folder of a run of two workers to its end, and what they printed; it is pushed to the Hub."""
+    """The folder of a run of two workers to its end, and what they printed.
+
+    Each has half of the optimizer. The run is pushed to the Hub, at last slowly: TensorFlow says after ten seconds that
+    a worker which has ended has crashed.
+    """
     hub_of_two.reset()
+    hub_of_two.fault("commit", mode="slow", delay_seconds=12.0)
     folder = tmp_path_factory.mktemp("two") / "run"
-    pushing = ("--hub-model-id", "alice/two", "--hub-strategy", "steps", "--push-steps", "2")
-    flags = run_flags(shards, folder, *of_workers, *pushing)
+    flags = run_flags(shards, folder, *of_workers, "--shard-optimizer", "--hub-model-id", "alice/two")
     return folder, finish_well(start(flags, flags))
 
 
@@ -102,8 +107,12 @@ def figures(folder, split):
 
 
 def test_two_workers_train_the_model_of_one_process(folder_of_two, folder_of_one, runtime):
+    """Though each of them has half of the moments of two kernels."""
     folder, _ = folder_of_two
+    assert read_json(folder / "run.json")["computation"]["shard_optimizer"]
     np.testing.assert_allclose(weights(folder), weights(folder_of_one), atol=2e-5)
+    newest = [load_file(one / "checkpoints" / f"step-{NUM_STEPS:08d}.safetensors") for one in (folder, folder_of_one)]
+    assert_same_arrays(*newest, rtol=1e-4, atol=2e-5)
     for split in ("train", "validation"):
         expected = figures(folder_of_one, split)
         assert len(expected) >= 2
@@ -111,68 +120,36 @@ def test_two_workers_train_the_model_of_one_process(folder_of_two, folder_of_one
             assert line == pytest.approx(expected_line, rel=1e-4 if runtime == "tensorflow" else 1e-5)
 
 
-@pytest.mark.usefixtures("one_device")
-def test_two_workers_divide_the_optimizer_of_a_run_of_one(start, runtime, shards, tmp_path):
-    """From the middle on each has half of the moments of two kernels."""
-    flags = ("--config-overrides", DIVIDED_MODEL, "--save-steps", "1", "--keep-checkpoints", "9")
-    assert main(run_flags(shards, tmp_path / "run", *flags, "--per-replica-batch-size", "8")) == 0
-    last = tmp_path / "run" / "checkpoints" / f"step-{NUM_STEPS:08d}.safetensors"
-    expected = load_file(last)
-    for step in range(NUM_STEPS - 2, NUM_STEPS + 1):
-        for path in last.parent.glob(f"step-{step:08d}.*"):
-            path.unlink()
-    shutil.rmtree(tmp_path / "run" / "export")
-    flags_of_two = run_flags(shards, tmp_path / "run", *flags, *OF_WORKERS[runtime], "--shard-optimizer")
-    finish_well(start(flags_of_two, flags_of_two))
-    assert read_json(tmp_path / "run" / "run.json")["computation"]["shard_optimizer"]
-    assert_same_arrays(load_file(last), expected, rtol=1e-4, atol=2e-5)
-
-
-@pytest.mark.usefixtures("one_device")
-def test_two_workers_go_from_phase_to_phase(start, runtime, phase_shards, tmp_path):
-    phases = phases_with()[1:]
-    flags = phases_flags(phase_shards, tmp_path / "two", phases, *(OF_WORKERS["jax"] if runtime == "jax" else ()))
-    finish_well(start(flags, flags))
-    assert main(phases_flags(phase_shards, tmp_path / "one", phases)) == 0
-    np.testing.assert_allclose(weights(tmp_path / "two"), weights(tmp_path / "one"), atol=2e-5)
-
-
-def test_only_the_chief_pushes(folder_of_two, hub_of_two):
-    folder, _ = folder_of_two
-    titles = hub_of_two.repository("alice/two")["commits"][1:]
-    assert titles[-1] == f"Pretrained for {NUM_STEPS} steps"
-    assert len(set(titles)) == len(titles) > 1
-    assert hub_of_two.files("alice/two")["model.safetensors"] == (folder / "export" / "model.safetensors").read_bytes()
-    assert len(hub_of_two.requests(path="whoami")) == 1
-
-
-def test_only_the_chief_writes_and_prints(folder_of_two, folder_of_one):
-    folder, ((_, chiefs_output, _), (_, others_output, others_errors)) = folder_of_two
+def test_only_the_chief_writes_prints_and_pushes(folder_of_two, folder_of_one, hub_of_two):
+    folder, ((_, chiefs_output, chiefs_errors), (_, others_output, others_errors)) = folder_of_two
     assert "validation loss" in chiefs_output
     assert others_output == ""
     assert "Compiling the first step" not in others_errors
+    for errors in (chiefs_errors, others_errors):
+        assert "crashed" not in errors
+        assert "StartAbort" not in errors
     written = [
         {name for name in contents(one) if not name.startswith("tensorboard")} for one in (folder, folder_of_one)
     ]
     assert written[0] == written[1]
     for split in ("train", "validation"):
         assert len(list((folder / "tensorboard" / split).iterdir())) == 1
+    assert hub_of_two.repository("alice/two")["commits"][1:] == [f"Pretrained for {NUM_STEPS} steps"]
+    assert hub_of_two.files("alice/two")["model.safetensors"] == (folder / "export" / "model.safetensors").read_bytes()
+    assert len(hub_of_two.requests(path="whoami")) == 1
 
 
-def test_the_others_wait_while_the_chief_pushes(start, of_workers, hub_of_two, folder_of_two, shards, tmp_path):
-    """TensorFlow says after ten seconds that a worker which has ended has crashed."""
+def test_two_workers_resume(start, of_workers, folder_of_two, shards, tmp_path):
     shutil.copytree(folder_of_two[0], tmp_path / "run")
-    flags = run_flags(shards, tmp_path / "run", *of_workers, "--hub-model-id", "alice/slow")
-    hub_of_two.fault("commit", mode="slow", delay_seconds=14.0)
-    (_, _, chiefs_errors), (_, _, others_errors) = finish_well(start(flags, flags))
-    assert "model.safetensors" in hub_of_two.files("alice/slow")
-    for errors in (chiefs_errors, others_errors):
-        assert "crashed" not in errors
-        assert "StartAbort" not in errors
+    forget_checkpoint(tmp_path / "run", NUM_STEPS)
+    flags = run_flags(shards, tmp_path / "run", *of_workers, "--shard-optimizer")
+    finish_well(start(flags, flags))
+    np.testing.assert_allclose(weights(tmp_path / "run"), weights(folder_of_two[0]), atol=1e-6)
 
 
-def test_two_workers_resume_after_one_was_killed(start, runtime, of_workers, folder_of_two, shards, tmp_path):
-    """Workers that are left end by themselves; all resume from the checkpoint, to the weights of a run never killed."""
+# JAX's service notices it only after 100 seconds without a heartbeat.
+@pytest.mark.parametrize("runtime", ["tensorflow"], indirect=True)
+def test_a_worker_ends_by_itself_after_the_other_was_killed(start, of_workers, shards, tmp_path):
     flags = run_flags(shards, tmp_path / "run", *of_workers, "--max-steps", "300", "--save-steps", "1")
     workers = start(flags, flags)
     while not list((tmp_path / "run").glob("checkpoints/step-00000002.json")):
@@ -180,19 +157,17 @@ def test_two_workers_resume_after_one_was_killed(start, runtime, of_workers, fol
         time.sleep(0.05)
     workers[1].send(signal.SIGKILL)
     (status, _, errors), _ = finish(workers)
-    if runtime == "jax":  # whose own service ends the process, after 100 seconds without a heartbeat
-        assert status != 0
-        assert "A worker was lost" in errors or "another task died" in errors
-    else:
-        assert status == 1
-        assert "error: A worker was lost" in errors
+    assert status == 1
+    assert "error: A worker was lost" in errors
 
-    shutil.rmtree(tmp_path / "run")
-    shutil.copytree(folder_of_two[0], tmp_path / "run")
-    forget_checkpoint(tmp_path / "run", NUM_STEPS)
-    flags = run_flags(shards, tmp_path / "run", *of_workers)
+
+@pytest.mark.usefixtures("one_device")
+def test_two_workers_go_from_phase_to_phase(start, runtime, phase_shards, tmp_path):
+    phases = [phase | {"max_steps": 2} for phase in phases_with()[1:]]
+    flags = phases_flags(phase_shards, tmp_path / "two", phases, *(OF_WORKERS["jax"] if runtime == "jax" else ()))
     finish_well(start(flags, flags))
-    np.testing.assert_allclose(weights(tmp_path / "run"), weights(folder_of_two[0]), atol=1e-6)
+    assert main(phases_flags(phase_shards, tmp_path / "one", phases)) == 0
+    np.testing.assert_allclose(weights(tmp_path / "two"), weights(tmp_path / "one"), atol=2e-5)
 
 
 def test_two_workers_stop_together(start, of_workers, shards, tmp_path):

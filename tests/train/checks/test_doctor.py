@@ -161,7 +161,3 @@ def test_the_command_without_the_project():
     done = run_doctor(options=("-I", "-S"))
     assert done.returncode == 1
     assert "python3 install.py" in done.stdout
-
-
-def test_bad_flags(run):
-    assert run(doctor.main, "--log-steps", 0).refusal == "error: --log-steps must be at least 1; received 0."

@@ -1,11 +1,10 @@
 """The doctor on packages that do not fit together, a TensorFlow that is broken, and a TPU that cannot be used."""
 
-import re
 import shutil
 import subprocess
 import sys
 import venv
-from importlib.metadata import metadata, requires
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -22,11 +21,10 @@ from train.checks import machine
         ({}, "ok import TensorFlow 2.21.0, "),
         ({"tensorflow____init__": "raise ImportError('libcudart.so.12: missing')"}, "failed: ImportError: libcudart"),
         ({"tensorflow____init__": "import os, signal; os.kill(os.getpid(), signal.SIGILL)"}, "this CPU lacks (AVX)"),
-        ({"tensorflow____init__": "import os; os.abort()"}, "crashed (SIGABRT): "),
         ({"tensorflow____init__": "import time; time.sleep(600)"}, "did not end within 1 s."),
         ({"tf_keras____init__": "raise ValueError('needs TensorFlow')"}, "failed: ValueError: needs TensorFlow"),
     ],
-    ids=["well", "broken", "illegal", "abort", "hangs", "tf-keras"],
+    ids=["well", "broken", "illegal", "hangs", "tf-keras"],
 )
 def test_importing(tmp_path, monkeypatch, changed, message):
     modules(tmp_path, monkeypatch, **changed)
@@ -98,12 +96,7 @@ def device(monkeypatch, tmp_path) -> Path:
         ("--tpu-name local", "tensorflow", False, "error x --tpu-name local needs a machine with a TPU; this one has"),
         ("", "tensorflow-tpu", True, "warning TPU this machine has one (v3-8, 16 GiB per replica), but without --tpu"),
         ("--no-tpu", "tensorflow-tpu", True, "ok TPU v3-8, 16 GiB per replica; not used, because of --no-tpu"),
-        (
-            "--tpu-name local --runtime tensorflow",
-            "tensorflow",
-            True,
-            "error TPU --runtime tensorflow needs tensorflow-",
-        ),
+        ("--tpu-name local --runtime tensorflow", "tensorflow", True, "error TPU --runtime tensorflow needs tensor"),
         ("--tpu-name local", "tensorflow-tpu", True, "ok TPU v3-8, 16 GiB per replica, 8 replicas"),
         ("--tpu-name pod --output-dir here", "tensorflow-tpu", False, "error x --output-dir must be in Cloud Storage"),
     ],
@@ -126,13 +119,6 @@ def test_a_tpu_that_another_process_holds(device):
         assert f"is in use by process {holder.pid} ({sys.executable} -c" in line
         assert line.endswith("only one process can use it at a time. End that process: kill NUMBER")
         holder.communicate(timeout=30)
-
-
-def test_a_tpu_that_does_not_answer(device, monkeypatch):
-    modules(device.parent, monkeypatch, tensorflow____init__="import os; os.abort()")
-    line = only_error(found(machine.check_tpu, LOCAL))
-    assert "connecting to local crashed (SIGABRT)" in line
-    assert "Restart the TPU VM" in line
 
 
 @pytest.mark.slow
@@ -168,20 +154,10 @@ def site(tmp_path) -> Path:
     [
         ("", {}, ""),
         ("tensorflow tf-keras", {"tensorflow-tpu": "2.20.0", "tf-keras": "2.20.1"}, ""),
-        (
-            "transformers",
-            {"transformers": "4.30.0"},
-            "transformers<6,>=4.57 is needed; 4.30.0 is installed. pip install",
-        ),
+        ("transformers", {"transformers": "4.30.0"}, "transformers<6,>=4.57 is needed; 4.30.0 is installed"),
         ("sentencepiece", {}, "sentencepiece>=0.2 is needed; it is not installed. pip install 'sentencepiece>=0.2'"),
-        ("tensorflow", {"tensorflow": "2.15.1"}, "tensorflow<2.22,>=2.20 is needed; 2.15.1 is installed. pip install"),
         ("tensorflow", {}, "error TensorFlow is not installed. To install it, run python3 install.py"),
         ("tf-keras", {"tf-keras": "2.20.1"}, "have TensorFlow's version 2.21; 2.20.1 is installed. pip install 'tf-k"),
-        (
-            "tf-keras",
-            {},
-            "is not installed; the models that this project trains are tf-keras models. pip install 'tf-keras",
-        ),
         ("", {"tensorflow-tpu": "2.20.0"}, "tensorflow 2.21.0 and tensorflow-tpu 2.20.0 are both installed. … rm -rf"),
         ("tensorflow", {"tensorflow-tpu": "2.20.0"}, "must have TensorFlow's version 2.20; 2.21.0 is installed. … rm"),
         ("tensorflow", {"tf-nightly": "2.22.0"}, "warning TensorFlow tf-nightly 2.22.0 … uninstall -y tf-nightly, "),
@@ -202,13 +178,3 @@ def test_packages_that_fit_together_and_others(site, missing, versions, message)
     if not message:
         assert [line.split()[1] for line in lines] == ["Python", "packages", "TensorFlow", "tf-keras"]
         assert not wrong
-
-
-def test_a_python_that_tensorflow_has_no_packages_for(site):
-    line = only_error(machine.check_python(machine.installed_packages([str(site)]), "3.13.1"))
-    assert re.search("must be .* is 3.13.1. Run python3 install.py", line)
-
-
-def test_the_metadata_of_this_project_names_the_builds():
-    extras = metadata("mlm-pretraining").get_all("Provides-Extra") or []
-    assert {extra for extra in machine.TENSORFLOW_BUILDS.values() if extra} <= set(extras)

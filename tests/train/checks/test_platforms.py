@@ -1,6 +1,5 @@
 """The doctor on the PJRT API of TensorFlow and libtpu, the variables of a TPU, and the devices that are seen."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ def lines_of(check, *flags: str) -> list[str]:
 @needs_compiler
 @pytest.mark.parametrize(
     ("minor", "status", "end"),
-    [(69, "warning", "It should not be older. Create the environment again"), (73, "ok", ""), (100, "ok", "")],
+    [(69, "warning", "It should not be older. Create the environment again"), (73, "ok", "")],
 )
 def test_both_versions_of_the_pjrt_api(minor, status, end, tpu_machine, tmp_path, monkeypatch):
     tpu_machine("vfio/0", TPU_LIBRARY_PATH=str(compiled_libtpu(tmp_path, minor)))
@@ -60,22 +59,6 @@ def test_the_variables_of_kaggle_are_printed_and_explained(tpu_machine):
     (line,) = lines_of(platforms.check_tpu_variables)
     assert all(f"{name}={value}" in line for name, value in KAGGLE.items())
     assert line.endswith("(Kaggle's image sets TPU_PROCESS_ADDRESSES=local: one process has all chips, as here)")
-
-
-def test_a_host_of_several_is_warned(tpu_machine):
-    tpu_machine("vfio/0", TPU_WORKER_HOSTNAMES="10.0.0.1,10.0.0.2")
-    _, warning = lines_of(platforms.check_tpu_variables)
-    assert warning.startswith("warning environment TPU_WORKER_HOSTNAMES names 2 hosts; libtpu waits for all of them")
-
-
-def test_without_a_tpu_nothing_is_said_of_one(tpu_machine, monkeypatch):
-    tpu_machine()
-    for name in platforms.VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(platforms, "has_accelerator", lambda: False)
-    monkeypatch.setattr(platforms, "ask_tensorflow", None)
-    for check in (platforms.check_tpu_variables, platforms.check_platforms):
-        assert not lines_of(check)
 
 
 SEES = """
@@ -169,38 +152,35 @@ def test_the_runtime_of_a_run_is_named(monkeypatch):
     assert line.startswith("ok runtime --runtime tensorflow: ")
 
 
-@pytest.mark.parametrize(
-    ("flags", "packages", "line"),
-    [
-        (
-            "",
-            runtime_choice.JAX_FOR_TPUS,
-            "ok runtime --runtime jax: JAX supports the TPU, the installed TensorFlow does not",
-        ),
-        ("--no-tpu", runtime_choice.JAX_FOR_TPUS, "ok runtime --runtime tensorflow: it has the CPU"),
-        ("", (), "ok runtime --runtime tensorflow: without --tpu-name local, the TPU is not used"),
-        (
-            "--tpu-name local",
-            (),
-            "error x --tpu-name local needs a package that reaches the TPU; neither tensorflow-tpu",
-        ),
-        (
-            "--tpu-name pod --runtime jax",
-            (),
-            "error x --runtime jax computes on the devices of its own machine; received",
-        ),
-    ],
-)
-def test_the_runtime_on_a_machine_with_a_tpu(flags, packages, line, tpu_machine, monkeypatch):
-    """In the doctor's own process, as it would be in its child."""
-
-    def ask(task, config, *_):
-        return machine.TASKS[task](config)
-
-    tpu_machine("vfio/0")
-    monkeypatch.setattr(platforms, "ask_tensorflow", ask)
-    monkeypatch.setattr(machines, "has_tensorflow_for_tpus", lambda: False)
+@pytest.fixture
+def tpu_for_jax(tpu_machine, monkeypatch):
+    """A machine as Colab's, whose TPU JAX alone reaches; the doctor asks JAX in this process."""
+    tpu_machine("vfio/0", TPU_ACCELERATOR_TYPE="v5litepod-1")
+    monkeypatch.setattr(machine, "ask_tensorflow", lambda *_: {"num_replicas": 1})
+    monkeypatch.setattr(machine, "tensorflow_builds", lambda _: ["tensorflow"])
+    for module in (machines, platforms):
+        monkeypatch.setattr(module, "has_tensorflow_for_tpus", lambda: False)
+    monkeypatch.setattr(platforms, "ask_tensorflow", lambda task, config, *_: machine.TASKS[task](config))
+    monkeypatch.setattr(platforms, "library_path", lambda: None)
     monkeypatch.setattr(runtime_choice, "GPU_DEVICE_PATTERNS", ())
-    monkeypatch.setattr(runtime_choice, "is_installed", lambda names: names == packages)
-    (printed,) = lines_of(platforms.check_runtime, *flags.split())
-    assert printed.startswith(line)
+    monkeypatch.setattr(runtime_choice, "is_installed", lambda names: names == runtime_choice.JAX_FOR_TPUS)
+
+
+@pytest.mark.usefixtures("tpu_for_jax")
+@pytest.mark.parametrize("flags", ["", "--tpu-name local --runtime jax"])
+def test_a_tpu_that_jax_alone_reaches(flags, monkeypatch):
+    """A run takes it without --tpu-name, too."""
+    assert lines_of(machine.check_tpu, *flags.split()) == ["ok TPU v5litepod-1, 16 GiB per replica, 1 replicas, by JAX"]
+    assert lines_of(platforms.check_runtime, *flags.split())[0].startswith("ok runtime --runtime jax: ")
+    assert "--extra jax-tpu" in lines_of(platforms.check_pjrt)[0]
+    monkeypatch.setattr(runtime_choice, "is_installed", lambda _: False)
+    monkeypatch.setattr(runtime_choice, "find_spec", lambda _: None)
+    (line,) = lines_of(machine.check_tpu, *flags.split())
+    assert line.startswith("error x --" if flags else "warning TPU this machine has one (v5litepod-1, ")
+    assert "install.py --extra jax-tpu" in line
+
+
+@pytest.mark.usefixtures("tpu_for_jax")
+def test_a_tpu_that_tensorflow_is_to_reach_without_its_build():
+    (line,) = lines_of(machine.check_tpu, "--tpu-name", "local", "--runtime", "tensorflow")
+    assert line.startswith("error TPU --runtime tensorflow needs tensorflow-tpu; ")

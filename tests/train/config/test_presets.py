@@ -1,9 +1,5 @@
 """Every preset is a complete run: its settings parse, its model is one that can be trained, its batch is reasonable."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from mlm_common.errors import InputError
@@ -18,7 +14,6 @@ from train.model.config import resolve_model_config
 INPUTS = synthetic_inputs(max_length=512, vocab_size=32_000)
 OF_TPU = [name for name in preset_names() if name.endswith(("-8", "-tpu-shaped")) or name.startswith("modernbert")]
 LANES = 128
-PROJECT = Path(__file__).parents[3]
 
 
 def config_of(name):
@@ -68,11 +63,6 @@ def test_a_tpu_shaped_model_is_as_large_and_fills_the_lanes(name):
     assert differing == {"num_attention_heads", *(() if name.startswith("modernbert") else of_bert)}
 
 
-def test_a_preset_of_a_slice_trains_the_plain_model():
-    names = ("roberta-base-v5e-8", "roberta-base-v3-8", "roberta-base")
-    assert len({str(read_preset(name)["model"]) for name in names}) == 1
-
-
 def exact_model_of(name):
     about = about_preset(name)
     inputs = synthetic_inputs(max_length=about.row_length, vocab_size=about.vocab_size)
@@ -98,14 +88,6 @@ def test_the_list_is_printed_without_any_other_flag(words, capsys):
     assert capsys.readouterr().out == preset_table() + "\n"
 
 
-def test_the_list_may_be_read_in_part():
-    """As by `| head`: the command ends without an error."""
-    command = [sys.executable, "train/run_mlm.py", "--preset", "list"]
-    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as listing:
-        listing.stdout.close()
-        assert (listing.stderr.read(), listing.wait()) == (b"", 0)
-
-
 @pytest.mark.parametrize(
     ("name", "hint"),
     [("tiny_cpu", "did you mean tiny-cpu? "), ("tiny-german", ""), ("robberta-base", "did you mean roberta-base? ")],
@@ -114,21 +96,3 @@ def test_an_unknown_preset_is_one_line_with_the_nearest(name, hint):
     with pytest.raises(InputError) as refused:
         parse_training_config(["--preset", name], "")
     assert str(refused.value) == f"--preset: there is no preset {name}; {hint}--preset list shows all."
-
-
-def test_rates_are_pinned():
-    """The reason for each is in its file."""
-    names = ("learning_rate", "muon_learning_rate", "weight_decay_rate", "warmup_ratio")
-    pinned = {
-        "tiny-cpu": (8e-3, 1.2e-2, None, 0.1),
-        "tiny-roberta-cpu": (2e-3, None, None, None),
-        "roberta-small": (7e-4, None, None, 0.02),
-        **dict.fromkeys(("bert-base", "roberta-base"), (None,) * 4),
-        **dict.fromkeys(("bert-base-tpu-shaped", "roberta-base-tpu-shaped"), (5e-4, None, None, 0.02)),
-        **dict.fromkeys(("roberta-base-v3-8", "roberta-base-v5e-8"), (5e-4, None, None, 0.02)),
-        **dict.fromkeys(("modernbert-base", "modernbert-base-tpu-shaped"), (4e-4, None, 0.0125, 0.02)),
-        "modernbert-base-muon": (4e-4, 4e-4, 0.0125, 0.02),
-        **dict.fromkeys(("modernbert-large", "modernbert-large-tpu-shaped"), (2.5e-4, None, 0.02, 0.02)),
-    }
-    settings = {name: read_preset(name)["settings"] for name in preset_names()}
-    assert {name: tuple(chosen.get(key) for key in names) for name, chosen in settings.items()} == pinned

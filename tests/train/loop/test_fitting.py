@@ -1,6 +1,7 @@
 """Hooks between the steps of `fit`, and which evaluation a run returns as its result."""
 
 import itertools
+import math
 import time
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -8,6 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 import tensorflow as tf
 import tf_keras
+from tensorflow.python.util import _pywrap_determinism
 
 from tests.fixtures.plans import make_plan
 from tests.fixtures.tiny_steps import one_cpu, two_cpus
@@ -85,8 +87,9 @@ def fit(strategy, max_steps=8, input_seconds=0.0, num_steps=20, **more):
     return float(model.total.numpy()), calls, wait_seconds, seconds
 
 
-@pytest.mark.parametrize("strategy", [one_cpu, two_cpus])
-@pytest.mark.parametrize(("max_steps", "steps"), [(8, [5, 7, 10, 14, 15, 17, 20]), (1, list(range(1, 21)))])
+@pytest.mark.parametrize(
+    ("strategy", "max_steps", "steps"), [(one_cpu, 1, list(range(1, 21))), (two_cpus, 8, [5, 7, 10, 14, 15, 17, 20])]
+)
 def test_executions_end_where_a_hook_is_due_and_hooks_are_called_in_their_order(strategy, max_steps, steps):
     total, calls, _, _ = fit(strategy(), max_steps, at_steps=(7, 17))
     assert total == 2 * sum(range(21))
@@ -99,6 +102,20 @@ def test_waiting_for_input_is_measured(max_steps):
     """A batch takes 20 ms to make and no time to use; a few may be made while the first step is traced."""
     _, _, wait_seconds, seconds = fit(one_cpu(), max_steps, input_seconds=0.02)
     assert 0.5 * 20 * 0.02 < wait_seconds < seconds
+
+
+def test_tensorflows_determinism_forbids_no_run():
+    """What TF_DETERMINISTIC_OPS=1 sets for a whole process; then the wait for input is not known."""
+    _pywrap_determinism.enable(True)
+    try:
+        with pytest.raises(tf.errors.FailedPreconditionError):
+            tf.timestamp()
+        for max_steps in (1, 8):
+            total, _, wait_seconds, _ = fit(one_cpu(), max_steps)
+            assert total == 2 * sum(range(21))
+            assert math.isnan(wait_seconds)
+    finally:
+        _pywrap_determinism.enable(False)
 
 
 def test_an_execution_has_as_many_steps_as_may_be_in_flight(monkeypatch):

@@ -1,6 +1,5 @@
 """What is checked before a run starts, and what it leaves behind in its process."""
 
-import dataclasses
 import shutil
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -15,8 +14,6 @@ from tests.fixtures.tiny_run import NUM_STEPS, run_flags
 from tfrecord_prep.manifest import read_manifest
 from train.config.settings import HardwareConfig, parse_run_flags
 from train.loop.lifecycle import Pretraining, failure_handling, locked_run_folder, prepare
-from train.loop.phase import Phase
-from train.loop.run import Run
 from train.run_mlm import main
 from train.runtime.machines import Cluster
 from train.runtime.tensorflow_runtime import TensorFlowRuntime
@@ -72,25 +69,6 @@ def test_a_batch_that_does_not_suit_the_tpu_is_refused_before_it_is_claimed(shar
     monkeypatch.setattr("train.runtime.machines.read_metadata", lambda *_, **__: None)
     with pytest.raises(InputError, match=f"{refusal}.*assumes 8 replicas.*set TPU_ACCELERATOR_TYPE"):
         prepared(shards, tmp_path / "run", "--global-batch-size", "16")
-
-
-def test_the_numbers_of_a_preset_for_a_tpu(shards, tmp_path, monkeypatch):
-    """RoBERTa-base, 1,000 steps of 1,024 rows with 300 words each: after 13, 130 and 260 of them."""
-    flags = ("--preset", "roberta-base-v5e-8", "--max-steps", "1000", "--gradient-accumulation-steps", "1")
-    words = ("--save-at-words", "1M", "10M", "20M", "--train-dataset", str(shards / "train"))
-    config = parse_run_flags([*flags, *words, "--output-dir", str(tmp_path)], "")[0]
-    inputs = SimpleNamespace(num_words=300 * 10**6, num_rows=10**6, max_length=512, mean_length=None)
-    inputs.fills_passes, inputs.num_eval_rows = False, 0
-    phase: Any = Phase(config, inputs, None, None)  # type: ignore[arg-type]
-    run = Run((phase,))
-    monkeypatch.setattr("train.loop.run.has_cpu_alone", lambda: True)
-    for accelerator, steps in (("v5e-8", [13, 130, 260]), ("v5e-4", [26, 260, 521]), ("v3-32", [3, 33, 65])):
-        monkeypatch.setenv("TPU_ACCELERATOR_TYPE", accelerator)
-        run = Run((dataclasses.replace(phase, config=dataclasses.replace(config, hardware=TPU)),))
-        (plan,) = run.planned_as_expected(with_tensorflow=False).plans
-        assert list(run.phases[0].steps_at_words(plan)) == steps
-    with pytest.raises(InputError, match="at most the 9,600,000 words of the run; received 10M"):
-        Run((phase,)).planned_as_expected(with_tensorflow=False)  # of one CPU
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from mlm_common.cli.command_line import parse_arguments
 from tests.fixtures.plans import config_of
 from train.fill_mask import FillMaskConfig
 from train.loop.phase import Phase
-from train.loop.report import cpu_seconds, describe_baseline, describe_time_on_cpu, excerpt, print_result
+from train.loop.report import cpu_seconds, describe_baseline, describe_time_on_cpu, print_result
 from train.tasks.masked_lm import MaskedLanguageModeling
 
 FIGURES = {"loss": 5.89, "perplexity": 361.0, "masked_accuracy": 0.145, "num_masked_tokens": 900}
@@ -30,15 +30,6 @@ def test_the_next_command_is_one_that_parses(capsys):
     (config,) = parse_arguments((FillMaskConfig,), argv, "")
     assert config.model == "my runs/it's/export"
     assert "[MASK]" in config.text[0]
-
-
-def test_a_long_row_is_cut_and_wrapped():
-    lines = excerpt("word " * 100).split("\n")
-    assert max(map(len, lines)) <= 76
-    assert len(" ".join(lines)) <= 203
-    assert lines[-1].endswith(" …")
-    assert excerpt("[CLS] short[SEP]") == "[CLS] short[SEP]"
-    assert excerpt("") == ""
 
 
 @pytest.mark.parametrize(("preset", "advises"), [("roberta-base", True), ("tiny-cpu", False)])

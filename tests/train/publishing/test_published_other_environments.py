@@ -18,6 +18,7 @@ EXAMPLE = "a corpus of [MASK] words"
 def test_what_was_pushed_fills_masks_as_the_export_does(python, hub_here, shards, tmp_path):
     """From a branch of a private repository."""
     more = ("--hub-model-id", REPO, "--hub-private", "--hub-revision", BRANCH, "--hub-example", EXAMPLE)
+    more += ("--max-steps", "1", "--eval-steps", "1")
     assert main(run_flags(shards, tmp_path / "run", *more)) == 0
     card = hub_here.files(REPO, revision=BRANCH)["README.md"].decode()
     (snippet,) = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)

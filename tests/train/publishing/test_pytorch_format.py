@@ -12,14 +12,7 @@ from mlm_common.errors import InputError
 from tests.fixtures.arrays import assert_all_close, assert_same_arrays, logits_of
 from tests.fixtures.results import read_json
 from tests.fixtures.tiny_corpus import contents
-from tests.fixtures.tiny_models import (
-    CONFIGS,
-    SAME_CODE,
-    one_layer_model,
-    padded_batch,
-    tiny_model,
-    tiny_tokenizer,
-)
+from tests.fixtures.tiny_models import CONFIGS, SAME_CODE, one_layer_model, padded_batch, tiny_model, tiny_tokenizer
 from train.model.architectures import ARCHITECTURES
 from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import export_model, pytorch_weights
@@ -136,11 +129,7 @@ def test_an_export_that_fails_leaves_the_earlier_one_as_it_was(bert_export):
     [
         ("cls.predictions.bias", None, "missing: cls.predictions.bias"),
         ("extra", np.zeros(3, np.float32), "unexpected: extra"),
-        (
-            "cls.predictions.bias",
-            np.zeros(7, np.float32),
-            r"of another shape: cls.predictions.bias \(7,\), not \(200,\)$",
-        ),
+        ("cls.predictions.bias", np.zeros(7, np.float32), r"another shape: cls.predictions.bias \(7,\), not \(200,\)$"),
     ],
 )
 def test_weights_of_another_model_are_refused(name, change, message, bert_export, tmp_path):

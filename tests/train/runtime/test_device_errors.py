@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 import tensorflow as tf
+from jax.errors import JaxRuntimeError
 
 from mlm_common.errors import PermanentError, RunFailedError
 from tfrecord_prep.records import encode_rows
@@ -16,43 +16,25 @@ from train.runtime.machines import Cluster
 from train.runtime.run_folder import RunFolder
 
 RUN, LENGTH, NUM_ROWS = RunFolder("run"), 8, 6
-RESUMES = ".* from the newest checkpoint in run"
+LOST = "The device was lost.* from the newest checkpoint in run"
 
 
 @pytest.mark.parametrize(
     ("error", "kind", "said"),
     [
-        (tf.errors.UnavailableError(None, None, "failed to connect"), RunFailedError, f"The device was lost.{RESUMES}"),
-        (tf.errors.AbortedError(None, None, "Socket closed"), RunFailedError, f"The device was lost.{RESUMES}"),
-        (
-            tf.errors.AbortedError(None, None, "All 10 retry attempts failed. The last failure: HTTP code 503"),
-            RunFailedError,
-            f"Cloud Storage did not answer TensorFlow.{RESUMES}",
-        ),
-        (
-            tf.errors.ResourceExhaustedError(None, None, "Ran out of memory in memory space hbm. Used 8.38G of 8.00G"),
-            PermanentError,
-            "Halve --per-replica-batch-size",
-        ),
+        (tf.errors.UnavailableError(None, None, "failed to connect"), RunFailedError, LOST),
+        (tf.errors.AbortedError(None, None, "Socket closed"), RunFailedError, LOST),
+        (tf.errors.AbortedError(None, None, "All 10 retry attempts failed. HTTP 503"), RunFailedError, "Cloud Storage"),
+        (tf.errors.ResourceExhaustedError(None, None, "Ran out of memory"), PermanentError, "Halve --per-replica"),
         (tf.errors.InvalidArgumentError(None, None, "a bad shape"), tf.errors.InvalidArgumentError, "a bad shape"),
         (
-            jax.errors.JaxRuntimeError(
-                "RESOURCE_EXHAUSTED: Error allocating device buffer: Attempting to allocate 9G."
-            ),
+            JaxRuntimeError("RESOURCE_EXHAUSTED: allocating"),
             PermanentError,
-            "Halve --per-replica-batch-size .* JAX says: RESOURCE_EXHAUSTED: Error allocating device buffer",
+            "Halve .* JAX says: RESOURCE_EXHAUSTED: all",
         ),
-        (
-            jax.errors.JaxRuntimeError("UNAVAILABLE: TPU worker process has crashed.\nsecond line"),
-            RunFailedError,
-            f"The device was lost.{RESUMES}. JAX says: UNAVAILABLE: TPU worker process has crashed. second line",
-        ),
-        (
-            jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: no answer"),
-            RunFailedError,
-            f"The device was lost.{RESUMES}. JAX says: DEADLINE_EXCEEDED: no answer",
-        ),
-        (jax.errors.JaxRuntimeError("INTERNAL: a bug"), jax.errors.JaxRuntimeError, "INTERNAL: a bug"),
+        (JaxRuntimeError("UNAVAILABLE: gone\nsecond line"), RunFailedError, f"{LOST}. JAX says: UNAVAILABLE: gone sec"),
+        (JaxRuntimeError("DEADLINE_EXCEEDED: no answer"), RunFailedError, f"{LOST}. JAX says: DEADLINE_EXCEEDED: no a"),
+        (JaxRuntimeError("INTERNAL: a bug"), JaxRuntimeError, "INTERNAL: a bug"),
         (RuntimeError("of something else"), RuntimeError, "of something else"),
     ],
 )
@@ -65,9 +47,7 @@ def test_what_a_user_can_fix_is_explained(error, kind, said):
 GLOO = "UNKNOWN: Buffer Definition Event: Gloo AllReduce failed: [pair.cc:534] Connection closed by peer [127.0.0.1]:4"
 
 
-@pytest.mark.parametrize(
-    "error", [jax.errors.JaxRuntimeError(GLOO), tf.errors.AbortedError(None, None, "[op] Socket closed")]
-)
+@pytest.mark.parametrize("error", [JaxRuntimeError(GLOO), tf.errors.AbortedError(None, None, "[op] Socket closed")])
 def test_a_lost_worker_is_said_to_be_lost(error):
     said, cluster = r"A worker was lost, so the others stop.* on all workers", Cluster(("one:1", "two:2"), 1)
     with pytest.raises(RunFailedError, match=said), explained_failures(cluster, RUN):
@@ -76,9 +56,9 @@ def test_a_lost_worker_is_said_to_be_lost(error):
 
 def test_the_errors_of_lost_devices():
     """Of which the proofs on the first rows say nothing."""
-    assert is_lost(jax.errors.JaxRuntimeError("UNAVAILABLE: gone"))
+    assert is_lost(JaxRuntimeError("UNAVAILABLE: gone"))
     assert is_lost(tf.errors.CancelledError(None, None, "gone"))
-    assert not is_lost(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"))
+    assert not is_lost(JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"))
     assert not is_lost(tf.errors.ResourceExhaustedError(None, None, "UNAVAILABLE: memory"))
     assert not is_lost(ValueError("UNAVAILABLE: it is no status"))
 

@@ -18,8 +18,8 @@ from tests.fixtures.arrays import assert_same_arrays
 from tests.fixtures.jax_devices import devices_of_jax, run_on_jax
 from tests.fixtures.other_environments import output_of
 from tests.fixtures.results import read_json
-from tests.fixtures.same_run import assert_alike, assert_same_run, logged
-from tests.fixtures.tiny_models import PAD, VOCABULARY, tiny_model
+from tests.fixtures.same_run import assert_alike, assert_same_run
+from tests.fixtures.tiny_models import PAD, tiny_model
 from tests.fixtures.tiny_run import forget_checkpoint, run_flags
 from tests.fixtures.tiny_steps import (
     BAD_STEP,
@@ -39,7 +39,7 @@ from train.runtime.lowering import lower
 from train.runtime.machines import Cluster
 from train.step import sharding
 from train.step.sharding import Sharding
-from train.step.train_step import PretrainingModel, set_precision
+from train.step.train_step import PretrainingModel
 from train.tasks.masked_lm import MaskedLanguageModeling
 
 PROJECT = Path(__file__).parents[3]
@@ -56,9 +56,9 @@ def jax_model(num_devices, model_type=PretrainingModel, divided=False, **setting
     return compiled_model(network, task, **settings)
 
 
-def train(model, num_steps=3, rows=None):
+def train(model, num_steps=3):
     """Fit it to the same rows; return the means over the steps."""
-    rows = token_rows() if rows is None else rows
+    rows = token_rows()
     num_rows = len(rows) // model.runtime.num_replicas
 
     def batches(context):
@@ -130,21 +130,12 @@ def test_long_masks_keep_their_values_in_any_jax():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_twenty_steps_are_those_of_tensorflow(optimizer, shards, tmp_path):
-    more = ("--dropout", "0.1", "--max-steps", "20", "--log-steps", "1", "--eval-steps", "10", "--optimizer", optimizer)
+def test_twenty_steps_are_those_of_tensorflow(shards, tmp_path):
+    """Muon updates matrices in its own way, and all else as AdamW does."""
+    more = ("--dropout", "0.1", "--max-steps", "20", "--log-steps", "1", "--eval-steps", "10", "--optimizer", "muon")
     assert main(run_flags(shards, tmp_path / "expected", *more)) == 0
     run_on_jax(main, run_flags(shards, tmp_path / "run", *more))
     assert_alike(tmp_path / "run", tmp_path / "expected", 1e-5)
-
-
-def test_a_run_is_on_all_its_devices(jax_run):
-    record = read_json(jax_run / "run.json")
-    assert record["settings"]["hardware"]["runtime"] == "jax"
-    assert record["plan"]["num_replicas"] == 2
-    losses = [line["loss"] for line in logged(jax_run)]
-    assert max(losses) < np.log(VOCABULARY)
-    assert losses[-1] < losses[0]
 
 
 @pytest.mark.slow
@@ -155,6 +146,9 @@ def test_a_run_that_resumes_ends_as_if_it_had_not_stopped(jax_run, shards, tmp_p
     run_on_jax(main, run_flags(shards, tmp_path / "run", "--dropout", "0.1"))
     assert_same_run(tmp_path / "run", jax_run)
     assert num_compiled() == 0
+    record = read_json(jax_run / "run.json")
+    assert record["settings"]["hardware"]["runtime"] == "jax"
+    assert record["plan"]["num_replicas"] == 2
 
 
 @pytest.mark.slow
@@ -362,15 +356,6 @@ def test_a_step_makes_no_python_call_for_each_variable():
         sys.setprofile(None)
     assert len(calls) < 300
     assert runtime.read(variables[-1:]) == [299 + 3]
-
-
-@pytest.mark.slow
-def test_a_step_in_bfloat16_is_executed():
-    set_precision(bfloat16=True, is_compiled=True)
-    try:
-        assert train(jax_model(1), 1)["loss"] == pytest.approx(np.log(tiny_model("roberta").config.vocab_size), rel=0.1)
-    finally:
-        set_precision()
 
 
 def test_tensorflow_works_within_and_after_a_profile(tmp_path):

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from mlm_common.errors import InputError
-from train.checks.preflight.hlo_costs import INTERCONNECT_BYTES_PER_SECOND
 from train.run_mlm import main
 from train.runtime import machines as chips
 from train.runtime.machines import CHIPS, Cluster, chip_of, local_accelerator_type, num_replicas_of, read_cluster
@@ -50,21 +49,11 @@ FIRST = {"type": "worker", "index": 0}
     [
         ("{'cluster'", "Expecting property name"),
         ("[]", "received []"),
-        (
-            tf_config({"worker": WORKERS, "ps": ["a:1"]}, FIRST),
-            "its jobs may only be chief, with one address, and worker",
-        ),
-        (
-            tf_config({"chief": ["a:1", "b:1"], "worker": WORKERS}, FIRST),
-            "its jobs may only be chief, with one address, and worker",
-        ),
-        (tf_config(["a:1"], FIRST), "its jobs may only be chief"),
+        (tf_config({"worker": WORKERS, "ps": ["a:1"]}, FIRST), "its jobs may only be chief, with one address, and"),
         (tf_config({"worker": "a:1"}, FIRST), "must be a different host:port"),
-        (tf_config({"worker": ["a:1", 5]}, FIRST), "must be a different host:port"),
         (tf_config({"worker": ["a:1", "b"]}, FIRST), "must be a different host:port"),
         (tf_config({"worker": ["a:1", "a:1"]}, FIRST), "must be a different host:port"),
         (tf_config({"worker": WORKERS}, {"type": "worker", "index": 3}), "which has 3 worker; indices start at 0"),
-        (tf_config({"worker": WORKERS}, {"type": "worker", "index": -1}), "must be in its cluster, which has 3 worker"),
         (tf_config({"worker": WORKERS}, {"type": "chief", "index": 0}), "KeyError('chief')"),
         (json.dumps({"cluster": {"worker": WORKERS}}), "KeyError('task')"),
     ],
@@ -85,7 +74,6 @@ POD = "--tpu-name pod --train-dataset gs://bucket/x"
         ("", "{", "TF_CONFIG must be like"),
         ("--tpu-name local", tf_config({"worker": WORKERS}, FIRST), "--tpu-name must not be given with a TF_CONFIG"),
         ("--tpu-name pod", "", "--train-dataset must be in Cloud Storage (gs://BUCKET/NAME) for --tpu-name pod"),
-        ("--tpu-name pod --train-dataset hub:a/b", "", "--train-dataset must be in Cloud Storage"),
         (f"{POD} --eval-dataset c", "", "--eval-dataset must be in Cl"),
         (POD, "", "--output-dir must be in Cloud Storage"),
         (
@@ -142,15 +130,3 @@ def test_the_vm_is_asked_for_its_accelerator(metadata, monkeypatch):
     assert local_accelerator_type() is None
     monkeypatch.setenv(chips.ACCELERATOR_TYPE_VARIABLE, "v3-8")
     assert local_accelerator_type() == "v3-8"
-
-
-def test_published_figures_of_chips():
-    """https://cloud.google.com/tpu/docs: memory in GB, and GB/s that a chip sends to its neighbours."""
-    published = {
-        "v2": (8, 248), "v3": (16, 328), "v4": (32, 300), "v5e": (16, 200), "v5p": (96, 600), "v6e": (32, 400),
-    }  # fmt: skip
-    gib_and_rates = {
-        generation: (chip.memory_bytes / 2**30, INTERCONNECT_BYTES_PER_SECOND[generation] / 1e9)
-        for generation, chip in CHIPS.items()
-    }
-    assert gib_and_rates == published

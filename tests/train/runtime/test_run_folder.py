@@ -66,10 +66,6 @@ OTHER_EVALUATION = {"eval_shards": {"de": [2, "c 1"]}}
             {"train_shards": {"de": [2, "a 1"], "en": [2, "b 1", "b 2"]}} | OTHER_EVALUATION,
             "weight of de: 25.000% there, 50.000% now; weight of en: 75.000% there, 50.000% now",
         ),
-        (
-            {"train_shards": {"de": [2, "a 1"], "en": [6, "b 1", "b 2"]}} | OTHER_EVALUATION,
-            "weight of de: 1 there, 2 now; weight of en: 3 there, 6 now",
-        ),
         ({"train_shards": MIXTURE | {"fo": [1, "d 1"]}}, "train_shards: from de, en there, from de, en, fo now"),
         ({"train_shards": MIXTURE | {"de": [1, "a 2"]}}, "different training shards of de"),
     ],

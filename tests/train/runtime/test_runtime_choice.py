@@ -29,23 +29,19 @@ LOCAL = {"tpu_name": "local"}
     ("settings", "device", "tensorflow_has_it", "jax_has_it", "runtime", "tpu_name"),
     [
         ({}, "CPU", True, True, "tensorflow", None),
-        ({}, "CPU", True, False, "tensorflow", None),
         ({}, "GPU", True, True, "tensorflow", None),
-        ({}, "GPU", True, False, "tensorflow", None),
         ({}, "GPU", False, True, "jax", None),
         ({}, "GPU", False, False, "tensorflow", None),
         ({}, "TPU", False, True, "jax", "local"),
         ({}, "TPU", True, True, "tensorflow", None),
         ({}, "TPU", False, False, "tensorflow", None),
         (LOCAL, "TPU", True, True, "tensorflow", "local"),
-        (LOCAL, "TPU", True, False, "tensorflow", "local"),
         (LOCAL, "TPU", False, True, "jax", "local"),
         (LOCAL, "TPU", False, False, None, None),
         (LOCAL | {"no_tpu": True}, "CPU", True, True, "tensorflow", "local"),
         (TPU_BY_NAME, "CPU", True, True, "tensorflow", "pod"),
         ({"runtime": "tensorflow"}, "TPU", False, True, "tensorflow", None),
         ({"runtime": "jax"}, "CPU", True, True, "jax", None),
-        ({"runtime": "jax"}, "GPU", True, True, "jax", None),
         ({"runtime": "jax"}, "TPU", False, True, "jax", "local"),
         ({"runtime": "jax"} | LOCAL, "TPU", False, True, "jax", "local"),
     ],
@@ -99,7 +95,6 @@ def test_what_reaches_the_tpu_is_found_by_its_packages(installed, expected, monk
 
 MEMORY_OF_A_VARIABLE = """
 import sys
-from pathlib import Path
 from pathlib import Path
 import train
 from train.config.hardware import HardwareConfig

@@ -26,7 +26,6 @@ NO_SUCH_TPU = "Could not lookup TPU metadata from name 'my-tpu'. Exception: <Htt
     [
         (RunFailedError, tf.errors.UnavailableError(None, None, "failed to connect to all addresses")),
         (RunFailedError, tf.errors.AbortedError(None, None, "The TPU is already in use by process with pid 22589.")),
-        (RunFailedError, tf.errors.DeadlineExceededError(None, None, "Deadline Exceeded")),
         (RunFailedError, RuntimeError('TPU "my-tpu" is not yet ready; state: "CREATING"')),
         (RunFailedError, ValueError(NO_SUCH_TPU.format(404))),
         (RunFailedError, urllib.error.URLError("Connection refused")),
@@ -106,22 +105,13 @@ def no_bfloat16_instructions(monkeypatch) -> None:
 
 @pytest.mark.usefixtures("no_bfloat16_instructions")
 @pytest.mark.parametrize("settings", [{"jit_compile": True}, {"bfloat16": True}, {"tpu_layers": "on"}])
-def test_what_xla_compiles_is_refused_on_several_cpus(settings):
+def test_what_xla_compiles_needs_a_single_cpu_and_another_build_than_that_for_tpus(settings, monkeypatch):
     assert strategy.connect(HardwareConfig(), Cluster()).num_replicas_in_sync == 2
-    with pytest.raises(
-        InputError, match="single CPU, because XLA cannot sum over several CPUs; received 2 CPU replicas"
-    ):
+    with pytest.raises(InputError, match="single CPU, because XLA cannot sum over several CPUs; received 2 CPU"):
         strategy.connect(HardwareConfig(**settings), Cluster())
-
-
-@pytest.mark.usefixtures("no_bfloat16_instructions")
-@pytest.mark.parametrize("settings", [{"jit_compile": True}, {"bfloat16": True}, {"tpu_layers": "on"}])
-def test_the_build_for_tpus_compiles_nothing_for_a_cpu(settings, monkeypatch):
     monkeypatch.setattr("train.runtime.machines.distributions", lambda name: [name] if name == "tensorflow-tpu" else [])
     assert strategy.compiles_with_xla(HardwareConfig()) is False
-    with pytest.raises(
-        InputError, match=r"need a TPU, because the installed TensorFlow is tensorflow-tpu.* --extra cpu"
-    ):
+    with pytest.raises(InputError, match=r"need a TPU, because the installed TensorFlow is tensorflow-tpu"):
         strategy.connect(HardwareConfig(**settings), Cluster())
 
 

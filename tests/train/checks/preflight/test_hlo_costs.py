@@ -4,7 +4,6 @@ import tensorflow as tf
 from tests.fixtures.tiny_models import one_layer_model, padded_batch
 from train.checks.preflight.hlo_costs import KINDS, OTHER, collective_bytes, kind_of, sent_bytes, step_costs
 from train.checks.preflight.tpu_compiler import tpu_slice
-from train.model.architectures import ARCHITECTURES
 from train.runtime.lowering import lower
 from train.step.sharding import Sharding
 
@@ -88,17 +87,6 @@ def test_a_fusion_without_a_name_takes_that_of_what_is_in_it():
     assert costs.operations[1].name == "copy"
 
 
-def test_operations_without_an_estimate_are_counted():
-    costs = step_costs(
-        module(
-            instruction("gather_fusion", "fusion", op_name="tf_bert_for_masked_lm/bert/embeddings/Gather"),
-            instruction("get-tuple-element.2", "get-tuple-element"),
-            '  %custom-call = u32[]{:T(128)} custom-call(%x), custom_call_target="X64SplitLow"\n',
-        )
-    )
-    assert (costs.num_cycles, costs.num_not_estimated) == (0, 1)
-
-
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -124,13 +112,8 @@ def test_kinds_of_operations(name, kind):
     assert kind_of(name) == kind
 
 
-NAMED_AFTER_A_LAYER = "roberta-prelayernorm"
-OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES if name != NAMED_AFTER_A_LAYER]
-
-
-@pytest.mark.parametrize("name", [NAMED_AFTER_A_LAYER, *OTHERS])
-def test_no_matrix_product_counts_for_layer_norms(name):
-    model = one_layer_model(name)
+def test_no_matrix_product_counts_for_layer_norms():
+    model = one_layer_model("roberta-prelayernorm")  # which is named after a layer
     inputs, _ = padded_batch(model)
     call = tf.function(tf.autograph.experimental.do_not_convert(lambda: model(inputs)))
     operations = call.get_concrete_function().graph.get_operations()
