@@ -69,9 +69,7 @@ def test_copies_alone_get_noise():
     np.testing.assert_array_equal(larger, tiled(value, (150, 100), 1, 0, is_input=False))
 
 
-@pytest.mark.parametrize(
-    "name", ["electra", "modernbert", *(pytest.param(one, marks=pytest.mark.slow) for one in ("bert", "roberta"))]
-)
+@pytest.mark.parametrize("name", ["electra", "modernbert"])
 def test_twice_the_width_computes_the_same(name, tmp_path, monkeypatch):
     monkeypatch.setattr(growing, "NOISE_DEVIATION", 0.0)
     more = {"embedding_size": 32} if name == "electra" else {}

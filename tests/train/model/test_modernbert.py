@@ -28,9 +28,8 @@ def assert_same(found, expected):
         np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-5 * np.abs(expected_gradient).max())
 
 
-@pytest.mark.parametrize("length", [40, 43])
-def test_blocks_of_a_local_layer_equal_masked_scores(length, monkeypatch):
-    model = tiny_model("modernbert")
+def test_blocks_of_a_local_layer_equal_masked_scores(monkeypatch):
+    model, length = tiny_model("modernbert"), 43
     inputs, attended = padded_rows(length)
     assert can_use_blocks(length, model.encoder.layer[1].attention.reach)
     found = logits_and_gradients(model, inputs, attended)
@@ -38,15 +37,8 @@ def test_blocks_of_a_local_layer_equal_masked_scores(length, monkeypatch):
     assert_same(found, logits_and_gradients(model, inputs, attended))
 
 
-@pytest.mark.parametrize(
-    ("name", "length"),
-    [
-        ("modernbert without biases", 43),
-        *(pytest.param("modernbert", length, marks=pytest.mark.slow) for length in (12, 43)),
-    ],
-)
-def test_tpu_layers_equal_the_reference_layers(name, length):
-    model, batch = tiny_model(name), padded_rows(length)
+def test_tpu_layers_equal_the_reference_layers():
+    model, batch = tiny_model("modernbert without biases"), padded_rows(43)
     expected = logits_and_gradients(model, *batch)
     use_tpu_layers(model)
     assert_same(logits_and_gradients(model, *batch, jit_compile=True), expected)
