@@ -123,10 +123,3 @@ def test_another_or_unrecorded_device_or_commit_is_said(made_by, device, commit)
         for name, was, now in changed
         if was
     ]
-
-
-def test_a_new_run_says_what_it_starts_from():
-    for flags, text in ((), "from scratch"), (("--init-from", "x"), "from the weights of x"):
-        config = config_of("--max-steps", "9", *flags)
-        told = describe_resume_point(ResumePoint(), plan_of(config), config, LIBRARIES, COMPUTATION, MADE_BY)
-        assert list(told) == [text]

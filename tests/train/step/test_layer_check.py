@@ -16,8 +16,6 @@ from train.step import proofs
 from train.step.proofs import GRADIENT_TOLERANCE, LOSS_TOLERANCE, Figures, figures_agree, prove_tpu_layers
 from train.tasks.masked_lm import MaskedLanguageModeling
 
-# What differs from RoBERTa, and not in transformers' copies of its code alone.
-OTHERS = ("roberta-prelayernorm", "modernbert")
 # Of a ModernBERT a global layer, and a local one whose rows are cut into blocks.
 LAYERS = {"modernbert": {"local_attention": 2}}
 
@@ -41,7 +39,13 @@ def state_of(model):
     return [variable.numpy() for variable in [*model.network.variables, *model.optimizer.variables]]
 
 
-def check_right_layers(model, caplog):
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "policy"), [("modernbert", "float32"), ("roberta", "mixed_bfloat16")])
+def test_right_layers_are_used_and_drop_as_the_reference_layers(name, policy, caplog):
+    """Also within the documents of a row."""
+    tf_keras.mixed_precision.set_global_policy(policy)
+    model = built(name)
+    model.network.encoder.separates_documents = name == "modernbert"
     before = state_of(model)
     with caplog.at_level(logging.INFO):
         assert is_proven(model)
@@ -50,19 +54,6 @@ def check_right_layers(model, caplog):
     assert "REFERENCE" not in caplog.text
     assert all(np.array_equal(one, other) for one, other in zip(state_of(model), before, strict=True))
     assert not any(layer.drops_heads for layer in model.network.dropout_layers)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["roberta", *OTHERS])
-def test_right_layers_are_used_and_drop_as_the_reference_layers(name, caplog):
-    check_right_layers(built(name), caplog)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["roberta", "modernbert"])
-def test_right_layers_are_used_in_bfloat16(name, caplog):
-    tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    check_right_layers(built(name), caplog)
 
 
 def check_fallback(model, caplog):
@@ -81,18 +72,6 @@ def test_layers_that_drop_nothing_are_not_used(caplog, monkeypatch):
     attend = tpu_layers.attend
     monkeypatch.setattr(tpu_layers, "attend", lambda *tensors_and_keys, **_: attend(*tensors_and_keys[:4], None, 0.0))
     check_fallback(built(), caplog)
-
-
-@pytest.mark.slow
-def test_layers_that_the_compiler_refuses_are_not_used(caplog, monkeypatch):
-    """XLA has no Python."""
-
-    def attend(query, *_, **__):
-        return tf.ensure_shape(tf.numpy_function(np.sin, [query], query.dtype), query.shape)
-
-    monkeypatch.setattr(tpu_layers, "attend", attend)
-    text = check_fallback(built(), caplog)
-    assert "do not compile here: InvalidArgumentError: " in text
 
 
 def test_layers_that_cannot_be_traced_are_not_used_and_a_lost_device_says_nothing(caplog, monkeypatch):

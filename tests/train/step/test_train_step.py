@@ -57,10 +57,7 @@ def trained_plainly():
 
 @pytest.mark.parametrize(
     ("strategy", "num_micro_batches", "jit_compile"),
-    [
-        (two_cpus, 2, False),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((two_cpus, 1, False), (one_cpu, 2, True))),
-    ],
+    [(two_cpus, 2, False), pytest.param(one_cpu, 2, True, marks=pytest.mark.slow)],
 )
 def test_the_same_global_batch_gives_the_same_step(trained_plainly, strategy, num_micro_batches, jit_compile):
     _, expected_figures, expected_weights = trained_plainly
