@@ -5,10 +5,8 @@ import logging
 import re
 import zipfile
 
-import numpy as np
 import pytest
 import yaml
-from safetensors.numpy import load_file
 
 from finetuning.glue_submission import main as submit
 from finetuning.glue_submission import submission_files
@@ -145,24 +143,3 @@ def test_the_plan_says_what_was_read(tiny_start, tmp_path, run):
     assert printed["first label"] in LABELS
     assert printed["first row"].startswith("[CLS]")  # of the first batch
     assert printed["its label"] in LABELS
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device", "eagerly")
-def test_muon_moves_matrices_of_lower_layers_by_less(tiny_start, tmp_path, run):
-    """With `--layer-lr-decay` a step moves those of the last layer by that factor, and those of the head by 1."""
-    once = ("--optimizer", "muon", "--max-steps", "1", "--schedule", "constant", "--warmup-steps", "0")
-    once = (*once, "--weight-decay-rate", "0", "--dropout", "0", "--seed", "3")
-    start = load_file(tiny_start / "start" / "model.safetensors")
-    moved = []
-    for decay in ("1", "0.5"):
-        outcome = run(main, *flags(tiny_start, tmp_path / decay, *once, "--layer-lr-decay", decay))
-        assert outcome.status == 0, outcome.err
-        weights = load_file(tmp_path / decay / "export" / "model.safetensors")
-        moved.append({name: weights[name] - start[name] for name in weights if ".layer.0." in name and name in start})
-    whole, less = moved
-    matrices = [name for name in whole if whole[name].ndim == 2]
-    assert len(matrices) == 6
-    for name in matrices:
-        assert np.linalg.norm(whole[name]) > 0
-        np.testing.assert_allclose(less[name], 0.5 * whole[name], rtol=1e-3, atol=1e-7)

@@ -10,15 +10,11 @@ from safetensors.numpy import load_file, save_file
 
 from finetuning.run_embedding import main
 from finetuning.tasks.embedding import compared
-from tests.fixtures.finetuned_runs import run_on_one_device
 from tests.fixtures.results import read_json, results
 from tests.fixtures.tiny_classification import write_start
 from tests.fixtures.tiny_texts import embedding_flags, write_rows
 from train.metrics.log import read_metrics
 from train.runtime.run_folder import RunFolder
-
-# The flags of `embedded` beside those of `embedding_flags`.
-MORE = ("--query-prompt", "name: ", "--embedding-dim", "12")
 
 
 def losses(run: Path) -> list[float]:
@@ -48,17 +44,6 @@ def test_the_export_is_a_sentence_transformer(embedded):
     assert "library_name: sentence-transformers" in card
     assert "model.encode_query" in card
     assert str(embedded) not in card
-
-
-@pytest.mark.slow
-def test_the_loss_does_not_depend_on_how_the_batch_is_cut(tiny_start, tmp_path):
-    """The negatives are those of both replicas and of their micro-batches, and the gradients reach each of them."""
-    write_rows(tmp_path)
-    flags = embedding_flags(tiny_start / "start", tmp_path, *MORE, "--length-buckets", "30", "--max-steps", "8")
-    flags = [*flags, "--num-epochs", "2", "--schedule", "constant", "--warmup-steps", "0"]
-    run_on_one_device(main, [*flags, "--output-dir", str(tmp_path / "whole"), "--per-replica-batch-size", "8"])
-    assert main([*flags, "--per-replica-batch-size", "2", "--gradient-accumulation-steps", "2"]) == 0
-    np.testing.assert_allclose(losses(tmp_path / "run"), losses(tmp_path / "whole"), rtol=2e-4)
 
 
 @pytest.mark.usefixtures("one_device", "eagerly")

@@ -80,7 +80,7 @@ def test_a_model_of_other_programs_chooses_among_those_of_the_file(chosen, tmp_p
 
 
 @pytest.mark.slow
-def test_pytorch_chooses_the_same(chosen, python, tmp_path):
+def test_pytorch_chooses_the_same(chosen, torch_python, tmp_path):
     from transformers import PreTrainedTokenizerFast
 
     from train.model.from_pretrained import load_model
@@ -93,7 +93,7 @@ def test_pytorch_chooses_the_same(chosen, python, tmp_path):
     rows = {name: np.array(encoded[name], np.int32).reshape(shape) for name in names}
     np.savez(tmp_path / "rows.npz", **rows)
     ours = load_model(export, "TFAutoModelForMultipleChoice")(rows).logits.numpy()
-    theirs = json.loads(output_of(python, READER, export, str(tmp_path / "rows.npz")))
+    theirs = json.loads(output_of(torch_python, READER, export, str(tmp_path / "rows.npz")))
     assert (theirs["class"], theirs["wrong_keys"]) == ("RobertaForMultipleChoice", {})
     np.testing.assert_allclose(theirs["logits"], ours, atol=1e-5)
     assert ["ABC"[one] for one in ours.argmax(axis=1)] == predictions(chosen / "run", "predict_results_test")

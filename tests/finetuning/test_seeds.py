@@ -56,9 +56,9 @@ def test_seeds_need_a_validation_part(tiny_start, tmp_path, run):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
+@pytest.mark.usefixtures("one_device", "eagerly")
 def test_two_seeds(tiny_start, tmp_path, run):
-    argv = flags(tiny_start, tmp_path / "run", "--seeds", "1", "2", "--max-steps", "3", "--no-load-best-model-at-end")
+    argv = flags(tiny_start, tmp_path / "run", "--seeds", "1", "2", "--max-steps", "1", "--no-load-best-model-at-end")
     outcome = run(main, *argv)
     assert outcome.status == 0
     table = json.loads((tmp_path / "run" / "seeds_results.json").read_text(encoding="utf-8"))

@@ -70,14 +70,11 @@ def direct_vectors(form: str, plain: Path, prompt: str) -> np.ndarray:
     return np.array(found)
 
 
-# Loading a network takes a second; the slow tests have all forms.
-QUICK = (
-    *("two poolings", "lower case", "own Dense layer", "transformer in a folder", "prompt not pooled"),
-    *("prompt called corpus", "truncated"),
-)
+# Loading a network takes a second; all forms are compared with the library's.
+QUICK = (*("two poolings", "lower case", "own Dense layer", "transformer in a folder", "prompt not pooled"),)
 
 
-@pytest.mark.parametrize("form", [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in FORMS])
+@pytest.mark.parametrize("form", QUICK)
 def test_vectors_are_those_of_the_modules(form, plain, tmp_path):
     folder = write_form(plain, tmp_path / "model", form)
     encoder = TextEncoder.open(str(folder))
