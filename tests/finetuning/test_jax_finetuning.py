@@ -44,26 +44,15 @@ def test_questions(answered, tmp_path):
     assert_same_scores(tmp_path / "run", answered / "run")
 
 
-def test_embeddings_beside_baselines(tiny_start, embedded, tmp_path):
-    """Random weights take the place of the trained ones for a while, which are exported."""
-    more = (
-        "--test-file",
-        str(write_rows(tmp_path) / "test.jsonl"),
-        "--query-prompt",
-        "name: ",
-        "--embedding-dim",
-        "12",
-    )
-    run_on_jax(run_embedding.main, embedding_flags(tiny_start / "start", tmp_path, *more), 1)
-    assert_same_scores(tmp_path / "run", embedded / "run")
-    assert any("random" in name for name in results(tmp_path / "run"))
-
-
 def test_embeddings_of_two_replicas_and_their_micro_batches(tiny_start, tmp_path):
-    """The negatives are those of both replicas and of their micro-batches, and the gradients reach each of them."""
+    """The negatives are those of both replicas and of their micro-batches, and the gradients reach each of them.
+
+    Random weights, a baseline, take the place of the trained ones for a while, which are exported.
+    """
     write_rows(tmp_path)
     more = ("--embedding-dim", "12", "--max-steps", "6", "--schedule", "constant", "--warmup-steps", "0")
     flags = embedding_flags(tiny_start / "start", tmp_path, *more)
     run_on_one_device(run_embedding.main, [*flags, "--output-dir", str(tmp_path / "whole")])
     run_on_jax(run_embedding.main, [*flags, "--per-replica-batch-size", "2", "--gradient-accumulation-steps", "2"], 2)
     assert_same_scores(tmp_path / "run", tmp_path / "whole")
+    assert any("random" in name for name in results(tmp_path / "run"))

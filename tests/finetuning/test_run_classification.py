@@ -11,11 +11,9 @@ import yaml
 from finetuning.glue_submission import main as submit
 from finetuning.glue_submission import submission_files
 from finetuning.run_classification import main
-from tests.fixtures.doctor_cases import config_of, found
 from tests.fixtures.results import config_of_export, predictions, read_json, results
 from tests.fixtures.same_run import timeless_lines
 from tests.fixtures.tiny_classification import LABELS, NUM_TEST, NUM_TRAIN, NUM_VALIDATION, examples, flags
-from train.doctor import check_folder
 from train.model.from_pretrained import load_model
 
 STEPS_OF_PASS = -(-NUM_TRAIN // 8)
@@ -45,12 +43,6 @@ def test_its_results_are_files(classified):
     assert (evaluated["eval_samples"], evaluated["eval_is_degenerate"]) == (NUM_VALIDATION, False)
     assert results(classified, "train")["train_samples"] == NUM_TRAIN
     assert everything == results(classified, "train") | evaluated
-
-
-def test_the_doctor_reads_its_folder(classified):
-    (finding,) = found(check_folder, config_of("--output-dir", str(classified)))
-    assert finding.status == "ok"
-    assert "contains a run (Text classification), saved after step 36 of 36, intact, exported" in finding.text
 
 
 def test_the_best_checkpoint_is_exported(classified):
@@ -83,7 +75,6 @@ def test_the_export_is_a_classifier(classified):
 @pytest.mark.parametrize(
     ("names", "level", "message"),
     [
-        (("negative", "positive"), logging.INFO, "The head of {} is kept."),
         (("x", "y"), logging.WARNING, "trained for other labels: negative, positive; this task has x, y."),
         (("x", "y", "z"), logging.INFO, "Layers that {} lacks are initialized randomly: "),
     ],
@@ -112,24 +103,6 @@ def test_predictions_become_a_submission(classified, tmp_path, run):
     digits = {name: str(index) for index, name in enumerate(LABELS)}
     expected = [f"{index}\t{digits[name]}" for index, name in enumerate(predictions(classified, PREDICTED))]
     assert rows == ["index\tprediction", *expected, ""]
-
-
-def test_too_little_training_is_said(tiny_start, tmp_path, run, caplog):
-    """Both are silent where the steps are enough, or asked for, and the rate suits a small model."""
-    arguments = flags(tiny_start, tmp_path / "run", "--dry-run")
-    arguments += ["--num-epochs", "1", "--learning-rate", "2e-5"]
-    run(main, *arguments)
-    said = caplog.text
-    assert (
-        f"{STEPS_OF_PASS} steps are rarely enough to learn a task. For at least 50, use --num-epochs 6 or a "
-        "smaller batch." in said
-    )
-    assert "--learning-rate 2e-05 suits larger models; a model of " in said
-    for more in (["--num-epochs", "6"], ["--max-steps", "3"]):
-        caplog.clear()
-        run(main, *arguments, *more, "--learning-rate", "5e-4")
-        assert "rarely enough to learn" not in caplog.text
-        assert "suits larger" not in caplog.text
 
 
 def test_the_plan_says_what_was_read(tiny_start, tmp_path, run):
