@@ -38,8 +38,8 @@ def positioned(model: str, *flags: str, length: int = LENGTH) -> str | None:
     return with_positions(config, tiny_config(model), "work/model").model.config_overrides
 
 
-@pytest.mark.parametrize("model", ["modernbert", "roformer"])
-def test_rotary_positions_extend_with_a_warning(model):
+def test_rotary_positions_extend_with_a_warning():
+    model = "modernbert"
     assert positioned(model) == f"max_position_embeddings={LENGTH}"
     assert positioned(model, "--config-overrides", "hidden_size=8") == f"hidden_size=8,max_position_embeddings={LENGTH}"
     note = note_of_longer_rows(config_of(), tiny_config(model))

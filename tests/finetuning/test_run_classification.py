@@ -1,19 +1,15 @@
 """A run of classification from its files to its results, and what others read of it."""
 
-import json
 import logging
-import re
 import zipfile
 
 import pytest
 import yaml
 
 from finetuning.glue_submission import main as submit
-from finetuning.glue_submission import submission_files
-from finetuning.run_classification import main
 from tests.fixtures.results import config_of_export, predictions, read_json, results
 from tests.fixtures.same_run import timeless_lines
-from tests.fixtures.tiny_classification import LABELS, NUM_TEST, NUM_TRAIN, NUM_VALIDATION, examples, flags
+from tests.fixtures.tiny_classification import LABELS, NUM_TEST, NUM_TRAIN, NUM_VALIDATION, examples
 from train.model.from_pretrained import load_model
 
 STEPS_OF_PASS = -(-NUM_TRAIN // 8)
@@ -87,13 +83,6 @@ def test_a_line_says_what_becomes_of_the_head(classified, caplog, names, level, 
     assert (record.levelno, message.format(export) in record.getMessage()) == (level, True)
 
 
-def test_numbers_are_submitted_with_three_decimals(tmp_path):
-    record = {"settings": {"data": {"task_name": "stsb"}}}
-    (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
-    (tmp_path / "predict_results_stsb.txt").write_text("index\tprediction\n0\t2.71828175\n1\t-1e-05\n", "utf-8")
-    assert submission_files(str(tmp_path)) == {"STS-B": "index\tprediction\n0\t2.718\n1\t-0.000\n"}
-
-
 def test_predictions_become_a_submission(classified, tmp_path, run):
     outcome = run(submit, "--runs", classified, "--output", tmp_path / "glue.zip")
     assert "SST-2; missing: AX, CoLA, MNLI-m, MNLI-mm, MRPC" in outcome.out
@@ -103,16 +92,3 @@ def test_predictions_become_a_submission(classified, tmp_path, run):
     digits = {name: str(index) for index, name in enumerate(LABELS)}
     expected = [f"{index}\t{digits[name]}" for index, name in enumerate(predictions(classified, PREDICTED))]
     assert rows == ["index\tprediction", *expected, ""]
-
-
-def test_the_plan_says_what_was_read(tiny_start, tmp_path, run):
-    outcome = run(main, *flags(tiny_start, tmp_path / "run", "--dry-run"))
-    printed = {line[:22].strip(): line[23:] for line in outcome.out.splitlines()}
-    assert printed["texts"] == "sentence"
-    assert printed["labels"].startswith("label of ")
-    assert printed["kind of label"] == "one class"
-    assert re.fullmatch(r"negative \d+\.\d%, positive \d+\.\d%", printed["2 classes"])
-    assert printed["first example"].startswith("[CLS]")
-    assert printed["first label"] in LABELS
-    assert printed["first row"].startswith("[CLS]")  # of the first batch
-    assert printed["its label"] in LABELS

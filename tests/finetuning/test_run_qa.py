@@ -1,6 +1,5 @@
 """A run of question answering from its files to its answers."""
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -17,10 +16,8 @@ from finetuning.tasks.questions import QuestionAnswering, QuestionJob
 from tests.fixtures.finetuned_runs import qa_flags, write_questions
 from tests.fixtures.results import config_of_export, read_json, results
 from tests.fixtures.squad_script import squad_evaluate
-from train.checkpoints.store import CheckpointStore
 from train.model.from_pretrained import load_model
 from train.runtime.machines import Cluster
-from train.runtime.run_folder import RunFolder
 
 
 def test_the_loss_of_both_ends():
@@ -72,25 +69,6 @@ def test_scores_are_those_of_the_predictions(answered, tmp_path, run):
         assert all(second.values()) if setting[1] == "1000" else not any(second.values())
         exact_match = results(tmp_path / "run", "eval")["eval_exact_match"]
         assert f"exact match            {exact_match:.2f}%" in outcome.out
-
-
-@pytest.mark.usefixtures("one_device")
-def test_other_settings_for_answers_are_said_before_the_run_continues(answered, tmp_path, run, caplog):
-    shutil.copytree(answered, tmp_path, dirs_exist_ok=True)
-    store, rest = CheckpointStore(RunFolder(tmp_path / "run").checkpoints), "--max-answer-length 30 --null-score-diff-"
-    newest = f"Evaluations up to step 10 used --n-best-size 20 {rest}threshold 0.0"
-    first = store.read_record(store.steps()[0])
-    settings = first.settings | {"data": first.settings["data"] | {"n_best_size": 3}}
-    both = f"{newest}, up to step {first.step} used --n-best-size 3 {rest}"
-    for size, said in (("20", ""), ("3", newest), ("4", both)):
-        if size == "4":
-            record = dataclasses.replace(first, settings=settings).to_json()
-            store.folder.write_text(f"step-{first.step:08d}.json", record)
-        caplog.clear()
-        more = ("--num-epochs", "3", "--n-best-size", size, "--dry-run")
-        assert run(main, *qa_flags(tmp_path, *more, start=answered)).status == 0
-        assert said in caplog.text
-        assert (f"and the final answers and scores, use --n-best-size {size} {rest}" in caplog.text) == bool(said)
 
 
 def test_questions_whose_answers_were_taken_out_are_not_scored(answered, tmp_path):

@@ -172,7 +172,6 @@ def test_labels_that_are_no_numbers_or_do_not_fit_are_refused(train, validation,
 
 HEADS = {
     "return [layers.Dense(2, name='decoder'), layers.Dense(2)]": None,
-    "return [tf_keras.Sequential([layers.Dense(2)])]": "single layers, not models such as tf_keras.Sequential",
     "return [layers.Dense(2, name='a'), layers.Dense(2, name='a')]": "must have different names",
 }
 

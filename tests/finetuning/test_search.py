@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from finetuning.config.prediction import SearchConfig
 from finetuning.search import main, open_search
 from finetuning.tasks.vectors import TextEncoder, read_corpus
-from mlm_common.cli.command_line import parse_arguments
 from mlm_common.errors import EXIT_INTERRUPTED, InputError
 from tests.fixtures.other_environments import made_environment, output_of
 from tests.fixtures.results import write_jsonl
@@ -125,12 +123,6 @@ def test_damaged_vectors_and_those_of_others_are_refused(flags, embedded, tmp_pa
     (folder / "mine.npy").touch()
     assert run(main, *flags, "--overwrite").out.startswith("22 vectors  ")
     assert (folder / "mine.npy").exists()
-
-
-@pytest.mark.parametrize("arguments", [("a b", "c", "--top-k", "3"), ("--top_k=3", "a b", "c")])
-def test_questions_are_words_of_the_command_line(arguments):
-    (config,) = parse_arguments((SearchConfig,), ["--model", "m", *arguments, "--corpus", "f.txt"], "")
-    assert (config.question, config.top_k, config.folder) == (["a b", "c"], 3, "f.txt.vectors")
 
 
 def test_a_text_of_a_corpus_may_lack_title_and_metadata(tmp_path):

@@ -8,7 +8,6 @@ from sklearn.metrics import accuracy_score
 from finetuning.config.settings import ClassificationConfig, parse_finetuning_config
 from finetuning.loop.training import seeds_table, with_seed
 from finetuning.run_classification import main
-from mlm_common.errors import InputError
 from tests.fixtures.tiny_classification import NUM_VALIDATION, examples, flags
 
 
@@ -33,26 +32,6 @@ def test_a_run_of_one_seed(tmp_path):
     one = with_seed(config, 6)
     assert (one.run.seed, one.run.seeds, one.run.output_dir) == (6, [], str(tmp_path / "run" / "seed-6"))
     assert one.data == config.data
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (("--seeds", "1", "1"), "--seeds must differ"),
-        (("--seeds", "1", "--hub-model-id", "a/b"), "the repository of one model"),
-    ],
-)
-def test_what_cannot_be(tmp_path, more, message):
-    with pytest.raises(InputError, match=message):
-        parse_finetuning_config(ClassificationConfig, flags(tmp_path, tmp_path / "run", *more), "")
-
-
-def test_seeds_need_a_validation_part(tiny_start, tmp_path, run):
-    (tmp_path / "train.csv").write_text("text,label\nthe list,a\nthe file,b\n", encoding="utf-8")
-    files = ("--init-from", str(tiny_start / "start"), "--train-file", str(tmp_path / "train.csv"))
-    seeds = ("--max-seq-length", "16", "--output-dir", str(tmp_path / "run"), "--seeds", "1", "2")
-    assert "--seeds compares validation scores, but there is no validation split." in run(main, *files, *seeds).refusal
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

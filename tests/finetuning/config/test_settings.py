@@ -8,7 +8,6 @@ from finetuning.config.settings import (
     ClassificationConfig,
     CustomConfig,
     QuestionConfig,
-    QuestionData,
     TaggingConfig,
     parse_finetuning_config,
 )
@@ -40,24 +39,6 @@ def test_embeddings_take_folders_in_beirs_format_and_no_others(tmp_path):
     assert parse_finetuning_config(EmbeddingConfig, flags, "")
     with pytest.raises(InputError, match="there is no file"):
         parse_finetuning_config(EmbeddingConfig, [*flags[:-1], f"{tmp_path}/missing"], "")
-
-
-def test_a_folder_of_folders_in_beirs_format_names_the_first(tmp_path):
-    """As CQADupStack is."""
-    flags = ["--init-from", "model", "--output-dir", str(tmp_path / "run"), "--train-file", str(tmp_path)]
-    for names, hint in ((["tex"], "tex? Each"), (["english", "android"], "android or 2 more? Each")):
-        for name in names:
-            (tmp_path / name).mkdir()
-            (tmp_path / name / "corpus.jsonl").touch()
-        with pytest.raises(InputError) as refused:
-            parse_finetuning_config(EmbeddingConfig, flags, "")
-        assert f"without corpus.jsonl. Did you mean {tmp_path}/{hint} command takes one folder." in str(refused.value)
-
-
-@pytest.mark.parametrize(("length", "stride"), [(384, 128), (128, 42)])
-def test_the_default_stride_fits_the_rows(length, stride):
-    assert QuestionData(max_seq_length=length).stride == stride
-    assert QuestionData(max_seq_length=length, doc_stride=7).stride == 7
 
 
 # Settings that are in fingerprints, and settings that are not.

@@ -80,13 +80,6 @@ def test_fine_tuning_shows_the_metric_and_its_best(tmp_path, with_guess):
     assert ("guess 2.0" in shown) == with_guess
 
 
-def test_the_lower_error_is_the_better_one(tmp_path):
-    task = ANSWERS | {"metric": "mse", "lower_is_better": True}
-    record = run_of(tmp_path / "run", unigram_entropy_nats=None).record | {"task": task}
-    lines = [{"step": step, "split": "validation", "loss": 3.0, "mse": value} for step, value in ((10, 0.25), (20, 9))]
-    assert "best 0.250" in texts(draw_run(RunCurves("run", record, lines), "svg"))
-
-
 def test_the_comparison_labels_runs_and_a_shared_baseline(tmp_path):
     runs = [run_of(tmp_path / name) for name in ("a", "b")]
     shown = texts(draw_runs(runs, file_format="svg"))

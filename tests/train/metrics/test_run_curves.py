@@ -26,14 +26,6 @@ def test_the_table_is_right_and_fits_100_columns(tmp_path):
     assert max(map(len, table)) <= 100
 
 
-def test_bits_per_byte_are_shown_where_they_exist(tmp_path):
-    write_run(tmp_path / "without")
-    write_run(tmp_path / "scored", lines=[validation_line(5, 6.5) | {"bits_per_byte": 2.5}, validation_line(9, 6.0)])
-    table = comparison_table(read_runs([f"{tmp_path}/without", f"{tmp_path}/scored"])).splitlines()
-    assert [line.split()[-1] for line in table[:3]] == ["bits/byte", "-", "2.500"]
-    assert max(map(len, table)) <= 110
-
-
 def test_a_run_that_has_just_begun(tmp_path):
     write_run(tmp_path / "run", unigram_entropy_nats=None, lines=[train_line(10, 7.0, 2.0, 64.0)])
     (run,) = read_runs([str(tmp_path / "run")])
@@ -76,13 +68,6 @@ def test_the_time_of_training_is_that_of_the_steps(tmp_path):
     (run,) = read_runs([str(write_run(tmp_path / "run"))])
     assert [run.training_seconds(step) for step in (0, 5, 10, 20, 25, 30)] == [0, 10, 20, 30, 35, 40]
     assert run.tokens_after(30) == 30 * 8 * LENGTH
-
-
-def test_runs_are_named_by_what_tells_them_apart(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-    runs = read_runs([str(write_run(tmp_path / name / "model")) for name in ("a", "b")])
-    assert [run.name for run in runs] == ["a/model", "b/model"]
 
 
 def test_the_command_on_a_run_in_cloud_storage(tmp_path, cloud, run):

@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from mlm_common.errors import InputError
 from tests.fixtures.tiny_models import PAD, VOCABULARY, of_transformers_4, tiny_config, tiny_model
 from train.layers.random_bits import dropping_out_by, key_dropout, key_of, row_keys
 from train.model import legacy
@@ -179,8 +178,3 @@ def test_the_numbers_of_dropout_layers_stay():
             assert (of_layers, encoder.embeddings.dropout.number, network.dropout.number) == ([0, 1, 2, 3, 4, 5], 6, 7)
         else:
             assert (network.dropout.number, encoder.embeddings.dropout.number, of_layers) == (0, 1, [2, 3, 4, 5, 6, 7])
-
-
-def test_a_head_that_is_not_ours_is_refused():
-    with pytest.raises(InputError, match=r"model_class of a bert must be one of .*; received TFAutoModelForCausalLM"):
-        new_network("TFAutoModelForCausalLM", tiny_config("bert"))

@@ -50,13 +50,6 @@ def expected_spans(words, special, lengths):
     return firsts
 
 
-def test_words_of_a_row():
-    words, _, _ = units([[5, 6, 10, 5, 10, 0, 5, 5, 2, 1]])
-    assert words.tolist() == [[0, 0, 2, 2, 4, 5, 6, 6, 8, 9]]
-    words, _, _ = units([[10] + [5] * 19])  # one that is too long is several
-    assert words.tolist() == [[0] * 8 + [8] * 8 + [16] * 4]
-
-
 def test_spans_of_a_row():
     """Its spans have 1, 2, 1 and 4 words; a special token cuts the last one short."""
     assert span_lengths(draw_bits(row_keys(SEED, 1), (12,))).numpy()[0, :4].tolist() == [1, 2, 1, 4]
