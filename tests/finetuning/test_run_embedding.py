@@ -9,9 +9,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from finetuning.run_embedding import main
+from finetuning.tasks.vectors import TextEncoder
+from tests.fixtures.rankings import direct_scores
 from tests.fixtures.results import read_json, results
 from tests.fixtures.tiny_classification import write_start
-from tests.fixtures.tiny_texts import embedding_flags, write_rows
+from tests.fixtures.tiny_texts import embedding_flags, rows_of, write_rows
 from train.metrics.log import read_metrics
 from train.runtime.run_folder import RunFolder
 
@@ -34,6 +36,25 @@ def test_a_run_learns_and_writes_its_scores(embedded):
     assert found["eval_random_ndcg_at_10"] < found["eval_tfidf_ndcg_at_10"]
     by_query = np.loadtxt(embedded / "run" / "eval_predictions.txt", skiprows=1)
     np.testing.assert_allclose(by_query.mean(axis=0)[0], best, atol=1e-6)
+
+
+def test_scores_are_those_of_a_direct_computation(embedded):
+    """By BEIR's rules, from the vectors of the export."""
+    grades: dict[str, dict[str, int]] = {}
+    names: dict[str, str] = {}
+    for number, row in enumerate(rows_of("validation")):
+        # Of equal cosines the earlier passage comes first; in the direct computation, the later name.
+        name = names.setdefault(row["passage"], f"{9999 - number}")
+        grades.setdefault(row["query"], {})[name] = 1
+    encoder = TextEncoder.open(str(embedded / "run" / "export"))
+    cosines = encoder.encode(list(grades), "name: ", 8) @ encoder.encode(list(names), "", 8).T
+    similarities = {
+        query: dict(zip(names.values(), row, strict=True)) for query, row in zip(grades, cosines.tolist(), strict=True)
+    }
+    expected, found = direct_scores(similarities, grades), results(embedded / "run")
+    assert (found["eval_num_queries"], found["eval_num_passages"]) == (len(grades), len(names))
+    for name in ("ndcg_at_10", "mrr_at_10", "recall_at_1", "recall_at_10"):
+        assert found[f"eval_{name}"] == pytest.approx(expected[name], abs=1e-6), name
 
 
 def test_the_export_is_a_sentence_transformer(embedded):

@@ -10,13 +10,11 @@ import pytest
 import tensorflow as tf
 
 from finetuning.config.settings import QuestionConfig, QuestionData, parse_finetuning_config
-from finetuning.predict import main as predict
 from finetuning.run_qa import main
 from finetuning.tasks.questions import QuestionAnswering, QuestionJob
 from tests.fixtures.finetuned_runs import qa_flags, write_questions
-from tests.fixtures.results import config_of_export, read_json, results
+from tests.fixtures.results import read_json, results
 from tests.fixtures.squad_script import squad_evaluate
-from train.model.from_pretrained import load_model
 from train.runtime.machines import Cluster
 
 
@@ -84,30 +82,3 @@ def test_questions_whose_answers_were_taken_out_are_not_scored(answered, tmp_pat
         job = QuestionJob()
         job.open_run(parse_finetuning_config(QuestionConfig, flags, ""), Cluster())
         assert [part.is_scored for part in (*job.validation.values(), *job.tests)] == [True, is_scored]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
-def test_it_learns_fifty_questions(answered, tmp_path, run, monkeypatch):
-    """Questions that it has seen, which a run refuses to be scored by."""
-    monkeypatch.setattr("finetuning.tasks.questions.check_shared_rows", lambda *_: None)
-    answers = write_questions(tmp_path / "train.json", 50, 3)
-    shutil.copy(tmp_path / "train.json", tmp_path / "validation.json")
-    more = ("--test-file", tmp_path / "train.json", "--length-buckets", "16", "24", "--learning-rate", "0.02")
-    more += ("--num-epochs", "15", "--eval-steps", "1000", "--dropout", "0")
-    assert run(main, *qa_flags(tmp_path, start=answered), *more).status == 0
-    found = results(tmp_path / "run")
-    assert found["eval_exact_match"] >= 95
-    assert found["eval_num_questions"] == 50
-    assert found["eval_samples"] > 50  # windows
-    assert found["predict_exact_match"] == found["eval_exact_match"]
-    written = (tmp_path / "run" / "predictions.json").read_text(encoding="utf-8")
-    assert run(predict, "--model", tmp_path / "run", "--file", tmp_path / "train.json").out == written
-    predictions = json.loads(written)
-    right = np.mean([predictions[one] == answer for one, answer in answers.items()])
-    assert 100 * right == found["eval_exact_match"]
-    best = read_json(tmp_path / "run" / "nbest_predictions.json")
-    assert {one: listed[0]["text"] for one, listed in best.items()} == predictions
-    assert not (tmp_path / "run" / "null_odds.json").exists()
-    assert config_of_export(tmp_path / "run")["architectures"] == ["RobertaForQuestionAnswering"]
-    load_model(str(tmp_path / "run" / "export"), "TFAutoModelForQuestionAnswering")
