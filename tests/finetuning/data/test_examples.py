@@ -1,21 +1,17 @@
 """Tables of each kind, which columns are texts and labels, those of GLUE too, and what is wrong with others."""
 
-import csv
 import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import datasets
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from finetuning.config.settings import ClassificationData
 from finetuning.data.examples import Table, read_hub_tables, read_table
 from finetuning.data.glue import GLUE_TASKS
 from finetuning.tasks.classification import read_splits
-from mlm_common.corpus.csv_rows import DELIMITERS
 from mlm_common.errors import InputError
 
 # The columns of each task's files, as the download has them: of training, and of the test part where that has others.
@@ -129,12 +125,6 @@ def test_a_test_part_may_have_labels(tmp_path):
             {},
             "--label-column-name must name a column of .*, which has text, class, but no label",
         ),
-        ("text\tlabel\nt\tx\n", {"text_column_names": ["body"]}, "--text-column-names must name a column"),
-        (
-            "text\tlabel\nt\tx\n",
-            {"do_predict": True},
-            "--do-predict needs --test-file, or a data set",
-        ),
     ],
 )
 def test_what_is_missing(tmp_path, content, settings, message):
@@ -146,11 +136,8 @@ ROWS = [{"text": 'a "b', "label": "x"}, {"text": "c, d", "label": "y"}]
 
 
 def write(path, content):
-    if isinstance(content, str):
-        data = content.encode()
-        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    elif content is not None:
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(content), path)
+    data = content.encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return str(path)
 
 
@@ -158,11 +145,9 @@ def write(path, content):
     ("name", "content"),
     [
         ("a.tsv", 'text\tlabel\na "b\tx\nc, d\ty\n'),
-        ("a.csv", 'text,label\n"a ""b",x\n\n"c, d",y\n'),
         ("a.jsonl", "\ufeff" + "".join(json.dumps(row) + "\n" for row in ROWS)),
         ("a.json", json.dumps(ROWS)),
         ("a.csv.gz", 'text,label\n"a ""b",x\n"c, d",y\n'),
-        ("a.parquet", ROWS),
     ],
 )
 def test_a_table_is_read(tmp_path, name, content):
@@ -184,37 +169,16 @@ def test_lines_without_names_and_short_ones(tmp_path):
     ("name", "content", "message"),
     [
         ("a.xlsx", "text", r"optionally with .gz; received .*a\.xlsx\. Save the sheet as \.csv\."),
-        ("a.tsv", None, "there is no"),
         ("b.tsv", "text\tlabel\n", "must name a file with rows"),
-        ("c.tsv", "text\tlabel\na\tb\na\n", "must have the 2 columns text, label; line 3 has 1"),
-        (
-            "a.csv",
-            "text,label\na,b,c\n",
-            "must have the 2 columns text, label; line 2 has 3: `a,b,c`. Put texts that contain commas",
-        ),
-        (
-            "c.csv",
-            'text,label\n"a\nb",x\n"c "d",y\n',
-            'row that starts in line 4 has a misplaced quotation mark .*`"c',
-        ),
-        (
-            "d.csv",
-            "a;b,c;d\n1;2,3;4\n",
-            "commas or semicolons between its columns; line 1 is `a;b,c;d`. Pass --delimiter",
-        ),
+        ("a.csv", "text,label\na,b,c\n", "must have the 2 columns text, label; line 2 has 3: `a,b,c`. Put texts that"),
+        ("c.csv", 'text,label\n"a\nb",x\n"c "d",y\n', 'row that starts in line 4 has a misplaced quotation mark .*`"c'),
+        ("d.csv", "a;b,c;d\n1;2,3;4\n", "commas or semicolons between its columns; line 1 is `a;b,c;d`. Pass --del"),
         ("e.tsv", "text,label\na,b\n", "must have tabs between its columns; .* rename the file to .csv"),
-        ("g.jsonl", '["a", "b"]\n["c", "d"]\n', 'must be an object, .*; row 1 is \\["a", "b"\\]'),
         ("c.jsonl", '{"text": "a"}\n\n{"text": \n', "c.jsonl must be a readable .jsonl file; line 3, character"),
         ("a.parquet", "text", "must be a readable .parquet file"),
-        ("d.tsv", "text\ttext\tlabel\na\tb\tx\n", "has two columns called 'text'. Rename"),
         ("e.jsonl", '{"text": "\\ud800"}\n', "must be Unicode; row 1 has half of a surrogate pair"),
         ("f.jsonl", "[" * 100_000, "must be a readable .jsonl file"),
-        ("a.conll", "a O\nb\n", "must have 2 columns, as the first line has; line 2 has 1"),
-        (
-            "b.conll",
-            "# newdoc\na O\n",
-            "Line 1 of .* may be a comment or a token: it begins with #, and ends with 'newdoc'",
-        ),
+        ("b.conll", "# newdoc\na O\n", "Line 1 of .* may be a comment or a token: it begins with #, and ends with"),
     ],
 )
 def test_what_is_no_table(tmp_path, name, content, message):
@@ -249,19 +213,6 @@ def test_keys_of_json_that_rows_lack_are_missing(tmp_path):
     path = write(tmp_path / "b.jsonl", '{"text": "a", "label": "x"}\n{"label": "y"}\n')
     with pytest.raises(InputError, match=r"Column text of .* must hold text; row 2 has None"):
         read_splits(ClassificationData(train_file=path))
-
-
-@pytest.mark.parametrize(
-    ("delimiter", "encoding"), zip(",;\t|", ("utf-8-sig", "utf-16", "utf-8", "utf-32"), strict=True)
-)
-def test_tables_as_excel_and_pandas_write_them(tmp_path, delimiter, encoding):
-    rows = [['say "hi"', "x, y; z", ""], ["two\r\nlines", "3,5", ""], ["", "tab\t|", ""]]
-    with (tmp_path / "a.csv").open("w", encoding=encoding, newline="") as file:
-        csv.writer(file, delimiter=delimiter).writerows([["text", "label", ""], *rows])
-    table = read_table(str(tmp_path / "a.csv"), "--train-file")
-    assert table.columns == {"text": [row[0] for row in rows], "label": [row[1] for row in rows]}
-    form = [] if delimiter == "," else [f"{DELIMITERS[delimiter]} between columns"]
-    assert table.form == ", ".join(form + ([encoding.upper()] if "utf-8" not in encoding else []))
 
 
 def test_a_short_line_of_qqp_moves_no_prediction(tmp_path):
@@ -302,13 +253,6 @@ def test_a_damaged_file_of_a_data_set_is_named_in_one_line(tmp_path, monkeypatch
 def test_a_long_text_of_a_csv_file(tmp_path):
     text = "a" * 200_000
     assert read_table(write(tmp_path / "a.csv", f"text,label\n{text},x\n"), "").columns["text"] == [text]
-
-
-def test_two_columns_of_one_name_in_parquet(tmp_path):
-    table = pyarrow.table([["a"], ["b"]], names=["text", "text"])
-    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(InputError, match="has two columns called 'text'"):
-        read_table(str(tmp_path / "a.parquet"), "--train-file")
 
 
 def test_no_label_of_a_data_set_is_none(tmp_path):

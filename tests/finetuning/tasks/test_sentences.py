@@ -119,8 +119,6 @@ def test_lines_of_conll(tmp_path, content, words):
         ({"tokens": "a b", "ner_tags": ["O"]}, "must hold lists of words; row 1 has 'a b'"),
         ({"tokens": ["a", "b"], "ner_tags": ["O"]}, "must hold a tag for each word; row 1 has 2 words"),
         ({"tokens": ["a", "b"], "ner_tags": ["O", None]}, r"must be a text or a number; row 1 of .* has None"),
-        ({"tokens": ["a"], "tags": ["O"]}, "--label-column-name must name a column of"),
-        ({"words": ["a"], "ner_tags": ["O"]}, "--text-column-name must name a column of"),
     ],
 )
 def test_what_are_no_sentences(tmp_path, row, message):
