@@ -91,8 +91,8 @@ def test_words_are_uniform_and_independent():
 
 
 def test_under_one_key_no_word_comes_twice():
-    bits = draw_bits(row_keys(SEED, 1), (1000, 1000)).numpy()
-    assert len(np.unique(bits)) == 1_000_000
+    bits = draw_bits(row_keys(SEED, 1), (600, 600)).numpy()
+    assert len(np.unique(bits)) == 360_000  # of independent draws, 15 would be expected to come twice
 
 
 @given(word=st.integers(0, 2**32 - 1), num_values=st.integers(1, 2**31 - 1))

@@ -37,6 +37,7 @@ def test_blocks_of_a_local_layer_equal_masked_scores(monkeypatch):
     assert_same(found, logits_and_gradients(model, inputs, attended))
 
 
+@pytest.mark.slow
 def test_tpu_layers_equal_the_reference_layers():
     model, batch = tiny_model("modernbert without biases"), padded_rows(43)
     expected = logits_and_gradients(model, *batch)
