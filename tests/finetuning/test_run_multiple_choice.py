@@ -5,12 +5,11 @@ import shutil
 
 import numpy as np
 import pytest
-import yaml
 from sklearn.metrics import accuracy_score
 
 from finetuning.predict import main as predict
 from tests.fixtures.other_environments import output_of
-from tests.fixtures.results import config_of_export, predictions, results
+from tests.fixtures.results import predictions, results
 from tests.fixtures.same_run import timeless_lines
 from tests.fixtures.tiny_choices import NUM_ROWS, answers, rows_of
 
@@ -46,15 +45,6 @@ def test_it_learns_what_can_be_learned(chosen):
     assert "predict_accuracy" not in found  # the test part has no labels
     lines = [line for line in timeless_lines(chosen / "run") if line["split"] == "validation"]
     assert [line["step"] for line in lines] == [STEPS_OF_PASS, 2 * STEPS_OF_PASS, 3 * STEPS_OF_PASS]
-
-
-def test_the_export_is_for_multiple_choice(chosen):
-    config = config_of_export(chosen / "run")
-    assert config["architectures"] == ["RobertaForMultipleChoice"]
-    assert config["id2label"] == {"0": "A", "1": "B", "2": "C"}
-    _, metadata, text = (chosen / "run" / "export" / "README.md").read_text(encoding="utf-8").split("---\n", 2)
-    assert yaml.safe_load(metadata)["pipeline_tag"] == "multiple-choice"
-    assert "AutoModelForMultipleChoice" in text
 
 
 def test_it_predicts_as_in_training(chosen, run):

@@ -9,13 +9,12 @@ import tensorflow as tf
 from safetensors.numpy import load_file
 from sklearn.metrics import cohen_kappa_score, mean_absolute_error
 
-from finetuning.config.settings import CustomData
 from finetuning.data.examples import Examples
 from finetuning.run_task import main
 from finetuning.tasks.custom import load_task, read_labels
 from mlm_common.errors import InputError
 from tests.fixtures.finetuned_runs import NUM_REVIEWS, RECIPE, TASK, rating_flags, reviews
-from tests.fixtures.results import config_of_export, predictions, results, write_jsonl
+from tests.fixtures.results import config_of_export, predictions, results
 from tests.fixtures.same_run import timeless_lines
 from train.publishing.pytorch_format import pytorch_weights
 from train.publishing.saved_model import read_saved_model
@@ -48,14 +47,6 @@ def test_it_learns_what_can_be_learned(rated):
     assert (evaluated["eval_samples"], evaluated["eval_is_degenerate"]) == (NUM_REVIEWS["validation"], False)
     predicted = np.array(predictions(rated / "run", "predict_results_test"), int)
     assert np.abs(predicted - [rating for _, rating in reviews("test")]).mean() < 0.3
-
-
-@pytest.mark.parametrize("value", ["4.7", None, 6])
-def test_what_are_no_stars(value, tmp_path):
-    write_jsonl(tmp_path / "train.jsonl", *({"review": "a", "stars": one} for one in ("4.0", 5, value)))
-    task = load_task(TASK)(pad_token_id=1, token_types=False)
-    with pytest.raises(InputError, match="Stars must be 1 to 5; row 3 of"):
-        task.read(CustomData(train_file=str(tmp_path / "train.jsonl")))
 
 
 def test_each_evaluation_that_is_the_best_so_far_is_saved(rated):

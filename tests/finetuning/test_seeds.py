@@ -5,8 +5,7 @@ import json
 import pytest
 from sklearn.metrics import accuracy_score
 
-from finetuning.config.settings import ClassificationConfig, parse_finetuning_config
-from finetuning.loop.training import seeds_table, with_seed
+from finetuning.loop.training import seeds_table
 from finetuning.run_classification import main
 from tests.fixtures.tiny_classification import NUM_VALIDATION, examples, flags
 
@@ -25,13 +24,6 @@ def test_the_table():
     assert (figures["values"], figures["mean"]) == ([0.5, 0.7], pytest.approx(0.6))
     assert figures["deviation"] == pytest.approx(0.2 / 2**0.5)
     assert seeds_table({3: results[3]})["scores"]["eval_accuracy"]["deviation"] == 0
-
-
-def test_a_run_of_one_seed(tmp_path):
-    config = parse_finetuning_config(ClassificationConfig, flags(tmp_path, tmp_path / "run", "--seeds", "5", "6"), "")
-    one = with_seed(config, 6)
-    assert (one.run.seed, one.run.seeds, one.run.output_dir) == (6, [], str(tmp_path / "run" / "seed-6"))
-    assert one.data == config.data
 
 
 @pytest.mark.slow
