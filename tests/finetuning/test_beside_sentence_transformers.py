@@ -1,6 +1,5 @@
 """Vectors, losses and gradients beside those of sentence-transformers, in environments with PyTorch."""
 
-import itertools
 import json
 from functools import partial
 from pathlib import Path
@@ -133,7 +132,7 @@ def vectors_of(network: Any, task: Embedding, *, token_types: bool) -> list[np.n
 def exports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[np.ndarray]]]:
     """A folder of exports of several models and poolings, and {name: vectors of both kinds of texts}."""
     root, vectors = tmp_path_factory.mktemp("exports"), {}
-    for name, pooling in itertools.product(("bert", "roberta", "modernbert", "xlm-roberta"), ("mean", "cls")):
+    for name, pooling in (("bert", "mean"), ("roberta", "cls"), ("modernbert", "mean")):
         (root / f"{name}-{pooling}").mkdir()
         network, task = exported(root / f"{name}-{pooling}", name, pooling, dim=12 if pooling == "cls" else None)
         vectors[f"{name}-{pooling}"] = vectors_of(network, task, token_types=name == "bert")
@@ -153,13 +152,13 @@ def test_vectors_are_the_same(python, exports):
         assert max_length == 24
 
 
-def test_all_forms_of_modules_give_the_same_vectors(python, tmp_path):
+def test_all_forms_of_modules_give_the_same_vectors(torch_python, tmp_path):
     """Also those that neither this project nor a default writes."""
     plain = write_plain(tmp_path / "plain")
     prompts = {form: of.get("expected_prompts", ("", "")) for form, of in FORMS.items()}
     for form in FORMS:
         write_form(plain, tmp_path / form, form)
-    lines = output_of(python, PROMPTED, str(tmp_path), json.dumps(module_forms.TEXTS), json.dumps(prompts))
+    lines = output_of(torch_python, PROMPTED, str(tmp_path), json.dumps(module_forms.TEXTS), json.dumps(prompts))
     read = {form: found for form, *found in map(json.loads, lines.splitlines())}
     assert read.keys() == FORMS.keys()
     for form, (vectors, similarities) in read.items():
@@ -188,8 +187,8 @@ def theirs(tmp_path_factory: pytest.TempPathFactory, torch_python: Path) -> Path
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("lengths", [(24,), (4, 24)], ids=["one pass", "two passes"])
-def test_losses_and_gradients_are_the_same(theirs, case, lengths):
+def test_losses_and_gradients_are_the_same(theirs, case):
+    """Where the texts of a batch are encoded in two passes, by their lengths."""
     settings, has_scores, has_negatives, num_micro_batches = CASES[case]
     from train.model.from_pretrained import load_model
 
@@ -203,7 +202,7 @@ def test_losses_and_gradients_are_the_same(theirs, case, lengths):
     passages = encoded(PASSAGES + NEGATIVES, token_types=True)
     members = np.arange(8, dtype=np.int32).reshape(2, 4).T[:, :num_passages]
     rows = TextRows(queries.starts, queries.token_values, of_rows, passages, members)
-    inputs = TextInputs(rows, None, tiny_tokenizer(), "", lengths, {})
+    inputs = TextInputs(rows, None, tiny_tokenizer(), "", (4, 24), {})
     batches = inputs.training_batches(
         task.features(24), tf.distribute.InputContext(), seed=1, global_batch_rows=4, start_step=0, num_steps=1
     )

@@ -37,18 +37,16 @@ def test_replicas_and_micro_batches_make_the_step_of_one():
     network = one_layer_model("roberta", model_class="TFAutoModel", hidden_dropout_prob=0.1)
     model, batches = compiled_model(network, task), [batch_of(seed) for seed in range(NUM_STEPS)]
     start = values_of(model)
-    cases = []
-    for num_replicas, num_micro_batches in ((8, 1), (2, 2)):
-        model.num_micro_batches = num_micro_batches
-        program = lower(model, model.train_step, batches[0], num_replicas)
-        cases.append(Case([program], start, [(0, batch) for batch in batches]))
+    model.num_micro_batches = 2
+    program = lower(model, model.train_step, batches[0], 4)
+    case = Case([program], start, [(0, batch) for batch in batches])
     model.num_micro_batches = 1
     losses = [
         float(model.train_step({name: tf.constant(one) for name, one in batch.items()})["loss"]) for batch in batches
     ]
     expected = {name: np.asarray(one.numpy()) for name, one in variables_of(model).items()}
-    for results in execute(cases):
-        for result, loss in zip(results, losses, strict=True):
-            np.testing.assert_allclose(result.outputs[0], loss, rtol=1e-5)
-        for name, value in expected.items():
-            np.testing.assert_allclose(results[-1].state[name][0], value, rtol=1e-4, atol=2e-5, err_msg=name)
+    (results,) = execute([case])
+    for result, loss in zip(results, losses, strict=True):
+        np.testing.assert_allclose(result.outputs[0], loss, rtol=1e-5)
+    for name, value in expected.items():
+        np.testing.assert_allclose(results[-1].state[name][0], value, rtol=1e-4, atol=2e-5, err_msg=name)

@@ -1,17 +1,19 @@
-"""Each command of fine-tuning on the runtime of JAX: the log, the scores and the weights of TensorFlow's run."""
+"""Commands of fine-tuning on the runtime of JAX: the log, the scores and the weights of TensorFlow's run.
+
+Rows of one text, of windows with two outputs, and of texts that are compared with those of all replicas.
+"""
 
 import shutil
 from pathlib import Path
 
 import pytest
 
-from finetuning import run_classification, run_embedding, run_multiple_choice, run_qa, run_tagging, run_task
-from tests.fixtures import tiny_choices, tiny_classification
-from tests.fixtures.finetuned_runs import NUM_SENTENCES, finetuned, qa_flags, rating_flags, run_on_one_device
+from finetuning import run_classification, run_embedding, run_qa
+from tests.fixtures import tiny_classification
+from tests.fixtures.finetuned_runs import qa_flags, run_on_one_device
 from tests.fixtures.jax_devices import run_on_jax
 from tests.fixtures.results import predictions, results
-from tests.fixtures.same_run import assert_alike, assert_same_run, logged
-from tests.fixtures.tiny_run import forget_checkpoint
+from tests.fixtures.same_run import assert_alike
 from tests.fixtures.tiny_texts import embedding_flags, write_rows
 
 pytestmark = pytest.mark.slow
@@ -34,17 +36,6 @@ def test_two_replicas_classify_rows_in_buckets(tiny_start, classified, tmp_path)
     assert predicted[0] == predicted[1]
 
 
-def test_a_classification_resumes_and_exports_the_best_model(tiny_start, tmp_path):
-    more = ("--dropout", "0.1", "--num-epochs", "2", "--per-replica-batch-size", "4", "--load-best-model-at-end")
-    flags = tiny_classification.flags(tiny_start, tmp_path / "run", *more)
-    run_on_jax(run_classification.main, flags)
-    shutil.copytree(tmp_path / "run", tmp_path / "whole")
-    newest = max((tmp_path / "run" / "checkpoints").glob("*.json"))
-    forget_checkpoint(tmp_path / "run", int(newest.stem.removeprefix("step-")))
-    run_on_jax(run_classification.main, flags)
-    assert_same_run(tmp_path / "run", tmp_path / "whole")
-
-
 def test_questions(answered, tmp_path):
     for path in answered.iterdir():
         if path.name != "run":
@@ -53,49 +44,15 @@ def test_questions(answered, tmp_path):
     assert_same_scores(tmp_path / "run", answered / "run")
 
 
-def test_choices(tiny_start, chosen, tmp_path):
-    run_on_jax(run_multiple_choice.main, tiny_choices.flags(tiny_start / "start", tmp_path), 1)
-    assert_same_scores(tmp_path / "run", chosen / "run")
-
-
-def test_a_custom_task(tiny_start, rated, tmp_path):
-    run_on_jax(run_task.main, rating_flags(tiny_start / "start", tmp_path), 1)
-    assert_same_scores(tmp_path / "run", rated / "run")
-
-
-def test_tags(tiny_start, tmp_path_factory, tmp_path):
-    expected = finetuned("tagging", tiny_start / "start", tmp_path_factory)
-    flags = ["--init-from", str(tiny_start / "start"), "--output-dir", str(tmp_path / "run"), "--dropout", "0"]
-    flags += ["--max-seq-length", "30", "--length-buckets", "16", "30", "--per-replica-batch-size", "8"]
-    flags += [f"--{part}-file={expected}/{part}.conll" for part in NUM_SENTENCES]
-    flags += ["--learning-rate", "0.02", "--num-epochs", "12", "--eval-steps", "60", "--metric-name", "loss"]
-    run_on_jax(run_tagging.main, flags, 1)
-    losses, of_tensorflow = ([line["loss"] for line in logged(one / "run", "train")] for one in (tmp_path, expected))
-    assert losses[:8] == pytest.approx(of_tensorflow[:8], rel=1e-4)  # later rounding has grown
-    assert len(losses) == len(of_tensorflow)
-    assert results(tmp_path / "run")["eval_accuracy"] == results(expected / "run")["eval_accuracy"] == 1
-
-
-def test_embeddings_beside_baselines(tiny_start, embedded, tmp_path):
-    """Random weights take the place of the trained ones for a while, which are exported."""
-    more = (
-        "--test-file",
-        str(write_rows(tmp_path) / "test.jsonl"),
-        "--query-prompt",
-        "name: ",
-        "--embedding-dim",
-        "12",
-    )
-    run_on_jax(run_embedding.main, embedding_flags(tiny_start / "start", tmp_path, *more), 1)
-    assert_same_scores(tmp_path / "run", embedded / "run")
-    assert any("random" in name for name in results(tmp_path / "run"))
-
-
 def test_embeddings_of_two_replicas_and_their_micro_batches(tiny_start, tmp_path):
-    """The negatives are those of both replicas and of their micro-batches, and the gradients reach each of them."""
+    """The negatives are those of both replicas and of their micro-batches, and the gradients reach each of them.
+
+    Random weights, a baseline, take the place of the trained ones for a while, which are exported.
+    """
     write_rows(tmp_path)
     more = ("--embedding-dim", "12", "--max-steps", "6", "--schedule", "constant", "--warmup-steps", "0")
     flags = embedding_flags(tiny_start / "start", tmp_path, *more)
     run_on_one_device(run_embedding.main, [*flags, "--output-dir", str(tmp_path / "whole")])
     run_on_jax(run_embedding.main, [*flags, "--per-replica-batch-size", "2", "--gradient-accumulation-steps", "2"], 2)
     assert_same_scores(tmp_path / "run", tmp_path / "whole")
+    assert any("random" in name for name in results(tmp_path / "run"))

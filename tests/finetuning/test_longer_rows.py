@@ -38,8 +38,8 @@ def positioned(model: str, *flags: str, length: int = LENGTH) -> str | None:
     return with_positions(config, tiny_config(model), "work/model").model.config_overrides
 
 
-@pytest.mark.parametrize("model", ["modernbert", "roformer"])
-def test_rotary_positions_extend_with_a_warning(model):
+def test_rotary_positions_extend_with_a_warning():
+    model = "modernbert"
     assert positioned(model) == f"max_position_embeddings={LENGTH}"
     assert positioned(model, "--config-overrides", "hidden_size=8") == f"hidden_size=8,max_position_embeddings={LENGTH}"
     note = note_of_longer_rows(config_of(), tiny_config(model))
@@ -60,14 +60,13 @@ def test_tables_of_positions_do_not(caplog):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
-@pytest.mark.parametrize("model", ["modernbert", "roformer"])
-def test_the_export_has_the_same_logits_in_pytorch(model, tmp_path, torch_python):
+@pytest.mark.usefixtures("one_device", "eagerly")
+def test_the_export_has_the_same_logits_in_pytorch(tmp_path, torch_python):
     """On rows as long as those of fine-tuning."""
     draw = random.Random(1)
     lines = [f"{' '.join(draw.choices(WORDS, k=70))}\t{draw.choice('ab')}\n" for _ in range(16)]
     (tmp_path / "train.tsv").write_text("text\tlabel\n" + "".join(lines), encoding="utf-8")
-    flags = ["--init-from", str(write_start(tmp_path / "start", model)), "--output-dir", str(tmp_path / "run")]
+    flags = ["--init-from", str(write_start(tmp_path / "start", "modernbert")), "--output-dir", str(tmp_path / "run")]
     flags += ["--train-file", str(tmp_path / "train.tsv"), "--max-seq-length", str(LENGTH), "--max-steps", "2"]
     assert main([*flags, "--per-replica-batch-size", "8", "--learning-rate", "0.01"]) == 0
     export = str(tmp_path / "run" / "export")

@@ -49,7 +49,7 @@ def test_the_classes_of_a_file_are_those_of_training(classified, tiny_start, tmp
     assert predicted("--model", tmp_path / "model", "--file", tmp_path / "texts.jsonl") == expected
 
 
-@pytest.mark.parametrize("flag", ["--text", "--text-pair", "--choices", "--question", "--context"])
+@pytest.mark.parametrize("flag", ["--text", "--choices"])
 def test_bytes_of_the_command_line_that_are_not_utf8_are_one_line(flag, run):
     flags = ["--model", "none", flag, "Gr\udcfc\udcdfe", *(["--text", "a"] if flag != "--text" else [])]
     assert f"{flag} must be text in UTF-8; the byte 0xfc in 'Gr" in run(main, *flags).refusal
@@ -97,26 +97,19 @@ def test_a_custom_task_predicts_as_in_training(rated, predicted):
 REFUSED = [
     ("classified", [], "exactly one of --text, --question and --file"),
     ("classified", ["--question", "a"], "needs --context"),
-    ("classified", ["--question", "a", "--context", "b"], "needs --text, or --file"),
-    ("classified", ["--text", "a", "--text-pair", "b"], "takes single texts"),
     ("classified", ["--text", "a", "--text-pair", "b", "c"], "must have one text for each --text (1)"),
-    ("classified", ["--text", "a", "--max-seq-length", "31"], "must be at most 30"),
-    ("classified", ["--text", "a", "--per-replica-batch-size", "0"], "--per-replica-batch-size must be at least 1"),
     ("classified", ["--file", "{}/text.tsv"], "--file: there is no file {}/text.tsv; did you mean {}/texts.tsv?"),
-    ("answered", ["--text", "a"], "needs --question, or --file"),
     ("chosen", ["--text", "a"], "--choices must be two or more texts to choose from"),
-    ("chosen", ["--text", "a", "b", "--choices", "c", "d"], "--choices needs exactly one --text"),
     ("classified", ["--text", "a", "--choices", "b", "c"], "ForSequenceClassification, which takes no --choices"),
     ("embedded", ["--text", "a"], "embeds texts. Use finetuning/search.py, or SentenceTransformer."),
     ("start", ["--text", "a"], "is a masked language model"),
     ("unfinished", ["--text", "a"], "has no export yet. Let the run finish"),
-    ("nowhere", ["--text", "a"], "there is no folder"),
 ]
 
 
 @pytest.mark.parametrize(("model", "flags", "message"), REFUSED)
 def test_what_does_not_fit_is_one_line(model, flags, message, classified, tiny_start, tmp_path, run, request):
-    models = {"classified": classified, "start": tiny_start / "start", "nowhere": tmp_path / "runs"}
+    models = {"classified": classified, "start": tiny_start / "start"}
     if model == "unfinished":
         models[model] = tmp_path / "run"
         shutil.copytree(classified, tmp_path / "run", ignore=shutil.ignore_patterns("export"))

@@ -1,8 +1,7 @@
-"""Runs of fine-tuning commands end with the same bytes, also if they were stopped or killed in between."""
+"""Runs of fine-tuning commands end with the same bytes, also if they were stopped in between."""
 
 import json
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,8 @@ from finetuning import run_classification, run_qa
 from finetuning.data import buckets
 from tests.fixtures import tiny_classification
 from tests.fixtures.finetuned_runs import qa_flags
-from tests.fixtures.killable_runs import KillableRuns
 from tests.fixtures.same_run import assert_same_run
 from tests.fixtures.tiny_run import forget_checkpoint
-from tests.fixtures.tiny_texts import embedding_flags, write_rows
 
 RESULTS = ("*results*.json", "*predict*")
 
@@ -29,7 +26,7 @@ def assert_same_results(run: Path, expected: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_it_resumes_bit_for_bit(answered, tmp_path):
-    """From a checkpoint in the middle of a pass, with dropout; other commands are killed below."""
+    """From a checkpoint in the middle of a pass, with dropout. The campaign kills runs of the same loop."""
     shutil.copytree(answered, tmp_path / "again")
     forget_checkpoint(tmp_path / "again" / "run", 10)
     assert run_qa.main([*qa_flags(tmp_path / "again", start=answered), "--resume", "must"]) == 0
@@ -57,20 +54,3 @@ def test_it_keeps_its_lengths(tiny_start, tmp_path, monkeypatch, capsys):
     assert run_classification.main([*flags, "--dry-run"]) == 2
     assert "a different run (--length-buckets: [8, 16, 24, 30] there, [24, 30] now)" in capsys.readouterr().err
     assert run_classification.main([*flags, "--dry-run", "--length-buckets", *map(str, lengths)]) == 0
-
-
-@pytest.mark.slow
-def test_killed_equals_unkilled(tiny_start, tmp_path):
-    """On two devices, in micro-batches."""
-    more = ("--per-replica-batch-size", "2", "--gradient-accumulation-steps", "2", "--max-steps", "8")
-
-    def flags(name: str) -> list[str]:
-        folder = write_rows(tmp_path / name)
-        return embedding_flags(tiny_start / "start", folder, *more, "--query-prompt", "name: ", "--embedding-dim", "12")
-
-    with KillableRuns(command="finetuning.run_embedding") as runs:
-        assert runs.run(flags("whole")) == 0
-        killed = [*flags("killed"), "--save-minutes", "0.001"]
-        assert runs.run_and_signal(killed, "save", 3, signal.SIGKILL, 0.001) == -signal.SIGKILL
-        assert runs.run(killed) == 0
-    assert_same_results(tmp_path / "killed" / "run", tmp_path / "whole" / "run")

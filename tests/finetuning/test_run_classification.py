@@ -1,23 +1,15 @@
 """A run of classification from its files to its results, and what others read of it."""
 
-import json
 import logging
-import re
 import zipfile
 
-import numpy as np
 import pytest
 import yaml
-from safetensors.numpy import load_file
 
 from finetuning.glue_submission import main as submit
-from finetuning.glue_submission import submission_files
-from finetuning.run_classification import main
-from tests.fixtures.doctor_cases import config_of, found
 from tests.fixtures.results import config_of_export, predictions, read_json, results
 from tests.fixtures.same_run import timeless_lines
-from tests.fixtures.tiny_classification import LABELS, NUM_TEST, NUM_TRAIN, NUM_VALIDATION, examples, flags
-from train.doctor import check_folder
+from tests.fixtures.tiny_classification import LABELS, NUM_TEST, NUM_TRAIN, NUM_VALIDATION, examples
 from train.model.from_pretrained import load_model
 
 STEPS_OF_PASS = -(-NUM_TRAIN // 8)
@@ -47,12 +39,6 @@ def test_its_results_are_files(classified):
     assert (evaluated["eval_samples"], evaluated["eval_is_degenerate"]) == (NUM_VALIDATION, False)
     assert results(classified, "train")["train_samples"] == NUM_TRAIN
     assert everything == results(classified, "train") | evaluated
-
-
-def test_the_doctor_reads_its_folder(classified):
-    (finding,) = found(check_folder, config_of("--output-dir", str(classified)))
-    assert finding.status == "ok"
-    assert "contains a run (Text classification), saved after step 36 of 36, intact, exported" in finding.text
 
 
 def test_the_best_checkpoint_is_exported(classified):
@@ -85,7 +71,6 @@ def test_the_export_is_a_classifier(classified):
 @pytest.mark.parametrize(
     ("names", "level", "message"),
     [
-        (("negative", "positive"), logging.INFO, "The head of {} is kept."),
         (("x", "y"), logging.WARNING, "trained for other labels: negative, positive; this task has x, y."),
         (("x", "y", "z"), logging.INFO, "Layers that {} lacks are initialized randomly: "),
     ],
@@ -98,13 +83,6 @@ def test_a_line_says_what_becomes_of_the_head(classified, caplog, names, level, 
     assert (record.levelno, message.format(export) in record.getMessage()) == (level, True)
 
 
-def test_numbers_are_submitted_with_three_decimals(tmp_path):
-    record = {"settings": {"data": {"task_name": "stsb"}}}
-    (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
-    (tmp_path / "predict_results_stsb.txt").write_text("index\tprediction\n0\t2.71828175\n1\t-1e-05\n", "utf-8")
-    assert submission_files(str(tmp_path)) == {"STS-B": "index\tprediction\n0\t2.718\n1\t-0.000\n"}
-
-
 def test_predictions_become_a_submission(classified, tmp_path, run):
     outcome = run(submit, "--runs", classified, "--output", tmp_path / "glue.zip")
     assert "SST-2; missing: AX, CoLA, MNLI-m, MNLI-mm, MRPC" in outcome.out
@@ -114,55 +92,3 @@ def test_predictions_become_a_submission(classified, tmp_path, run):
     digits = {name: str(index) for index, name in enumerate(LABELS)}
     expected = [f"{index}\t{digits[name]}" for index, name in enumerate(predictions(classified, PREDICTED))]
     assert rows == ["index\tprediction", *expected, ""]
-
-
-def test_too_little_training_is_said(tiny_start, tmp_path, run, caplog):
-    """Both are silent where the steps are enough, or asked for, and the rate suits a small model."""
-    arguments = flags(tiny_start, tmp_path / "run", "--dry-run")
-    arguments += ["--num-epochs", "1", "--learning-rate", "2e-5"]
-    run(main, *arguments)
-    said = caplog.text
-    assert (
-        f"{STEPS_OF_PASS} steps are rarely enough to learn a task. For at least 50, use --num-epochs 6 or a "
-        "smaller batch." in said
-    )
-    assert "--learning-rate 2e-05 suits larger models; a model of " in said
-    for more in (["--num-epochs", "6"], ["--max-steps", "3"]):
-        caplog.clear()
-        run(main, *arguments, *more, "--learning-rate", "5e-4")
-        assert "rarely enough to learn" not in caplog.text
-        assert "suits larger" not in caplog.text
-
-
-def test_the_plan_says_what_was_read(tiny_start, tmp_path, run):
-    outcome = run(main, *flags(tiny_start, tmp_path / "run", "--dry-run"))
-    printed = {line[:22].strip(): line[23:] for line in outcome.out.splitlines()}
-    assert printed["texts"] == "sentence"
-    assert printed["labels"].startswith("label of ")
-    assert printed["kind of label"] == "one class"
-    assert re.fullmatch(r"negative \d+\.\d%, positive \d+\.\d%", printed["2 classes"])
-    assert printed["first example"].startswith("[CLS]")
-    assert printed["first label"] in LABELS
-    assert printed["first row"].startswith("[CLS]")  # of the first batch
-    assert printed["its label"] in LABELS
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device", "eagerly")
-def test_muon_moves_matrices_of_lower_layers_by_less(tiny_start, tmp_path, run):
-    """With `--layer-lr-decay` a step moves those of the last layer by that factor, and those of the head by 1."""
-    once = ("--optimizer", "muon", "--max-steps", "1", "--schedule", "constant", "--warmup-steps", "0")
-    once = (*once, "--weight-decay-rate", "0", "--dropout", "0", "--seed", "3")
-    start = load_file(tiny_start / "start" / "model.safetensors")
-    moved = []
-    for decay in ("1", "0.5"):
-        outcome = run(main, *flags(tiny_start, tmp_path / decay, *once, "--layer-lr-decay", decay))
-        assert outcome.status == 0, outcome.err
-        weights = load_file(tmp_path / decay / "export" / "model.safetensors")
-        moved.append({name: weights[name] - start[name] for name in weights if ".layer.0." in name and name in start})
-    whole, less = moved
-    matrices = [name for name in whole if whole[name].ndim == 2]
-    assert len(matrices) == 6
-    for name in matrices:
-        assert np.linalg.norm(whole[name]) > 0
-        np.testing.assert_allclose(less[name], 0.5 * whole[name], rtol=1e-3, atol=1e-7)

@@ -5,12 +5,11 @@ import shutil
 
 import numpy as np
 import pytest
-import yaml
 from sklearn.metrics import accuracy_score
 
 from finetuning.predict import main as predict
 from tests.fixtures.other_environments import output_of
-from tests.fixtures.results import config_of_export, predictions, results
+from tests.fixtures.results import predictions, results
 from tests.fixtures.same_run import timeless_lines
 from tests.fixtures.tiny_choices import NUM_ROWS, answers, rows_of
 
@@ -48,15 +47,6 @@ def test_it_learns_what_can_be_learned(chosen):
     assert [line["step"] for line in lines] == [STEPS_OF_PASS, 2 * STEPS_OF_PASS, 3 * STEPS_OF_PASS]
 
 
-def test_the_export_is_for_multiple_choice(chosen):
-    config = config_of_export(chosen / "run")
-    assert config["architectures"] == ["RobertaForMultipleChoice"]
-    assert config["id2label"] == {"0": "A", "1": "B", "2": "C"}
-    _, metadata, text = (chosen / "run" / "export" / "README.md").read_text(encoding="utf-8").split("---\n", 2)
-    assert yaml.safe_load(metadata)["pipeline_tag"] == "multiple-choice"
-    assert "AutoModelForMultipleChoice" in text
-
-
 def test_it_predicts_as_in_training(chosen, run):
     expected = (chosen / "run" / "predict_results_test.txt").read_text(encoding="utf-8")
     assert run(predict, "--model", chosen / "run", "--file", chosen / "test.jsonl").out == expected
@@ -80,7 +70,7 @@ def test_a_model_of_other_programs_chooses_among_those_of_the_file(chosen, tmp_p
 
 
 @pytest.mark.slow
-def test_pytorch_chooses_the_same(chosen, python, tmp_path):
+def test_pytorch_chooses_the_same(chosen, torch_python, tmp_path):
     from transformers import PreTrainedTokenizerFast
 
     from train.model.from_pretrained import load_model
@@ -93,7 +83,7 @@ def test_pytorch_chooses_the_same(chosen, python, tmp_path):
     rows = {name: np.array(encoded[name], np.int32).reshape(shape) for name in names}
     np.savez(tmp_path / "rows.npz", **rows)
     ours = load_model(export, "TFAutoModelForMultipleChoice")(rows).logits.numpy()
-    theirs = json.loads(output_of(python, READER, export, str(tmp_path / "rows.npz")))
+    theirs = json.loads(output_of(torch_python, READER, export, str(tmp_path / "rows.npz")))
     assert (theirs["class"], theirs["wrong_keys"]) == ("RobertaForMultipleChoice", {})
     np.testing.assert_allclose(theirs["logits"], ours, atol=1e-5)
     assert ["ABC"[one] for one in ours.argmax(axis=1)] == predictions(chosen / "run", "predict_results_test")

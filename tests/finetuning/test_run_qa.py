@@ -1,6 +1,5 @@
 """A run of question answering from its files to its answers."""
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -11,16 +10,12 @@ import pytest
 import tensorflow as tf
 
 from finetuning.config.settings import QuestionConfig, QuestionData, parse_finetuning_config
-from finetuning.predict import main as predict
 from finetuning.run_qa import main
 from finetuning.tasks.questions import QuestionAnswering, QuestionJob
 from tests.fixtures.finetuned_runs import qa_flags, write_questions
-from tests.fixtures.results import config_of_export, read_json, results
+from tests.fixtures.results import read_json, results
 from tests.fixtures.squad_script import squad_evaluate
-from train.checkpoints.store import CheckpointStore
-from train.model.from_pretrained import load_model
 from train.runtime.machines import Cluster
-from train.runtime.run_folder import RunFolder
 
 
 def test_the_loss_of_both_ends():
@@ -65,32 +60,13 @@ def test_scores_are_those_of_the_predictions(answered, tmp_path, run):
     shutil.copytree(answered, tmp_path, dirs_exist_ok=True)
     assert_scored_by_its_predictions(tmp_path / "run", tmp_path / "validation.json")
     assert (tmp_path / "run" / "null_odds.json").exists()
-    for setting in (("--null-score-diff-threshold", "1000"), ("--null-score-diff-threshold", "-1000")):
-        outcome = run(main, *qa_flags(tmp_path, *setting, "--max-answer-length", "1", start=answered))
-        assert outcome.status == 0
-        second = assert_scored_by_its_predictions(tmp_path / "run", tmp_path / "validation.json")
-        assert all(second.values()) if setting[1] == "1000" else not any(second.values())
-        exact_match = results(tmp_path / "run", "eval")["eval_exact_match"]
-        assert f"exact match            {exact_match:.2f}%" in outcome.out
-
-
-@pytest.mark.usefixtures("one_device")
-def test_other_settings_for_answers_are_said_before_the_run_continues(answered, tmp_path, run, caplog):
-    shutil.copytree(answered, tmp_path, dirs_exist_ok=True)
-    store, rest = CheckpointStore(RunFolder(tmp_path / "run").checkpoints), "--max-answer-length 30 --null-score-diff-"
-    newest = f"Evaluations up to step 10 used --n-best-size 20 {rest}threshold 0.0"
-    first = store.read_record(store.steps()[0])
-    settings = first.settings | {"data": first.settings["data"] | {"n_best_size": 3}}
-    both = f"{newest}, up to step {first.step} used --n-best-size 3 {rest}"
-    for size, said in (("20", ""), ("3", newest), ("4", both)):
-        if size == "4":
-            record = dataclasses.replace(first, settings=settings).to_json()
-            store.folder.write_text(f"step-{first.step:08d}.json", record)
-        caplog.clear()
-        more = ("--num-epochs", "3", "--n-best-size", size, "--dry-run")
-        assert run(main, *qa_flags(tmp_path, *more, start=answered)).status == 0
-        assert said in caplog.text
-        assert (f"and the final answers and scores, use --n-best-size {size} {rest}" in caplog.text) == bool(said)
+    settings = ("--null-score-diff-threshold", "1000", "--max-answer-length", "1")
+    outcome = run(main, *qa_flags(tmp_path, *settings, start=answered))
+    assert outcome.status == 0
+    second = assert_scored_by_its_predictions(tmp_path / "run", tmp_path / "validation.json")
+    assert all(second.values())
+    exact_match = results(tmp_path / "run", "eval")["eval_exact_match"]
+    assert f"exact match            {exact_match:.2f}%" in outcome.out
 
 
 def test_questions_whose_answers_were_taken_out_are_not_scored(answered, tmp_path):
@@ -106,30 +82,3 @@ def test_questions_whose_answers_were_taken_out_are_not_scored(answered, tmp_pat
         job = QuestionJob()
         job.open_run(parse_finetuning_config(QuestionConfig, flags, ""), Cluster())
         assert [part.is_scored for part in (*job.validation.values(), *job.tests)] == [True, is_scored]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
-def test_it_learns_fifty_questions(answered, tmp_path, run, monkeypatch):
-    """Questions that it has seen, which a run refuses to be scored by."""
-    monkeypatch.setattr("finetuning.tasks.questions.check_shared_rows", lambda *_: None)
-    answers = write_questions(tmp_path / "train.json", 50, 3)
-    shutil.copy(tmp_path / "train.json", tmp_path / "validation.json")
-    more = ("--test-file", tmp_path / "train.json", "--length-buckets", "16", "24", "--learning-rate", "0.02")
-    more += ("--num-epochs", "15", "--eval-steps", "1000", "--dropout", "0")
-    assert run(main, *qa_flags(tmp_path, start=answered), *more).status == 0
-    found = results(tmp_path / "run")
-    assert found["eval_exact_match"] >= 95
-    assert found["eval_num_questions"] == 50
-    assert found["eval_samples"] > 50  # windows
-    assert found["predict_exact_match"] == found["eval_exact_match"]
-    written = (tmp_path / "run" / "predictions.json").read_text(encoding="utf-8")
-    assert run(predict, "--model", tmp_path / "run", "--file", tmp_path / "train.json").out == written
-    predictions = json.loads(written)
-    right = np.mean([predictions[one] == answer for one, answer in answers.items()])
-    assert 100 * right == found["eval_exact_match"]
-    best = read_json(tmp_path / "run" / "nbest_predictions.json")
-    assert {one: listed[0]["text"] for one, listed in best.items()} == predictions
-    assert not (tmp_path / "run" / "null_odds.json").exists()
-    assert config_of_export(tmp_path / "run")["architectures"] == ["RobertaForQuestionAnswering"]
-    load_model(str(tmp_path / "run" / "export"), "TFAutoModelForQuestionAnswering")

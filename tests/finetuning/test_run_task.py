@@ -9,13 +9,12 @@ import tensorflow as tf
 from safetensors.numpy import load_file
 from sklearn.metrics import cohen_kappa_score, mean_absolute_error
 
-from finetuning.config.settings import CustomData
 from finetuning.data.examples import Examples
 from finetuning.run_task import main
 from finetuning.tasks.custom import load_task, read_labels
 from mlm_common.errors import InputError
 from tests.fixtures.finetuned_runs import NUM_REVIEWS, RECIPE, TASK, rating_flags, reviews
-from tests.fixtures.results import config_of_export, predictions, results, write_jsonl
+from tests.fixtures.results import config_of_export, predictions, results
 from tests.fixtures.same_run import timeless_lines
 from train.publishing.pytorch_format import pytorch_weights
 from train.publishing.saved_model import read_saved_model
@@ -48,14 +47,6 @@ def test_it_learns_what_can_be_learned(rated):
     assert (evaluated["eval_samples"], evaluated["eval_is_degenerate"]) == (NUM_REVIEWS["validation"], False)
     predicted = np.array(predictions(rated / "run", "predict_results_test"), int)
     assert np.abs(predicted - [rating for _, rating in reviews("test")]).mean() < 0.3
-
-
-@pytest.mark.parametrize("value", ["4.7", "", None, 4.7, "6", float("nan")])
-def test_what_are_no_stars(value, tmp_path):
-    write_jsonl(tmp_path / "train.jsonl", *({"review": "a", "stars": one} for one in ("4.0", 5, value)))
-    task = load_task(TASK)(pad_token_id=1, token_types=False)
-    with pytest.raises(InputError, match="Stars must be 1 to 5; row 3 of"):
-        task.read(CustomData(train_file=str(tmp_path / "train.jsonl")))
 
 
 def test_each_evaluation_that_is_the_best_so_far_is_saved(rated):
@@ -139,13 +130,6 @@ def test_what_labels_say():
         task.see_labels(np.array([2, 2, 2], np.int32), None, None)
 
 
-def test_reviews_are_in_a_column_of_that_name(tmp_path):
-    (tmp_path / "train.tsv").write_text("text\tstars\na\t1\n", encoding="utf-8")
-    task = load_task(TASK)(pad_token_id=1, token_types=False)
-    with pytest.raises(InputError, match=r"train.tsv must have a column review; it has text, stars"):
-        task.read(CustomData(train_file=str(tmp_path / "train.tsv")))
-
-
 def labels_of(train: list, validation: list) -> dict[str, np.ndarray]:
     text = (["t"] * len(train),)
     return read_labels({"train": Examples("a", text, train), "validation": Examples("b", text, validation)})
@@ -165,14 +149,10 @@ NUMBERS = "Labels of a custom task must be numbers, or lists of numbers that all
     ("train", "validation", "message"),
     [
         ([1, 2], ["x", "y"], NUMBERS),
-        ([1, 2], [[1], [1, 2]], NUMBERS),
         ([1, 2], [1.0, float("nan")], NUMBERS),
-        ([1, 2], [None, 1], NUMBERS),
         ([1, 2], [[1, 2], [3, 4]], r"must have the same shape; in a it is \(\), in b \(2,\)"),
         ([1, 2], [1, 3_000_000_000], r"32 bits \(int32\); row 2 of b has 3000000000, which would become -1294967296"),
-        ([1.5, 1e39], [1, 2], "has 1e[+]39, which would become inf"),
         ([1.5, 1e-60], [1, 2], "has 1e-60, which would become 0.0"),
-        ([[1, 2**40], [1, 2]], [[1, 1], [1, 1]], "row 1 of a has 1099511627776"),
     ],
 )
 @pytest.mark.filterwarnings("error")
@@ -183,7 +163,6 @@ def test_labels_that_are_no_numbers_or_do_not_fit_are_refused(train, validation,
 
 HEADS = {
     "return [layers.Dense(2, name='decoder'), layers.Dense(2)]": None,
-    "return [tf_keras.Sequential([layers.Dense(2)])]": "single layers, not models such as tf_keras.Sequential",
     "return [layers.Dense(2, name='a'), layers.Dense(2, name='a')]": "must have different names",
 }
 

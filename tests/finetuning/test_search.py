@@ -3,17 +3,13 @@
 import json
 import re
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from finetuning.config.prediction import SearchConfig
 from finetuning.search import main, open_search
 from finetuning.tasks.vectors import TextEncoder, read_corpus
-from mlm_common.cli.command_line import parse_arguments
 from mlm_common.errors import EXIT_INTERRUPTED, InputError
 from tests.fixtures.other_environments import made_environment, output_of
 from tests.fixtures.results import write_jsonl
@@ -61,10 +57,8 @@ def test_the_nearest_texts_answer(flags, embedded, tmp_path, run):
     assert len(others) == 20
 
 
-@pytest.mark.parametrize("place", ["local", "Cloud Storage"])
-def test_an_interrupted_command_continues_with_the_next_file(place, flags, cloud, tmp_path, run, monkeypatch):
+def test_an_interrupted_command_continues_with_the_next_file(flags, tmp_path, run, monkeypatch):
     assert run(main, *flags, "--vectors-dir", tmp_path / "whole").out.startswith("21 vectors  ")
-    folder = str(tmp_path / "again") if place == "local" else f"{cloud.bucket_url}/vectors"
     encode, calls = TextEncoder.encode, []
 
     def counted(*arguments: object) -> object:
@@ -74,23 +68,16 @@ def test_an_interrupted_command_continues_with_the_next_file(place, flags, cloud
         return encode(*arguments)
 
     monkeypatch.setattr(TextEncoder, "encode", counted)
-    assert run(main, *flags, "--vectors-dir", folder).status == EXIT_INTERRUPTED
-    assert run(main, *flags, "--vectors-dir", folder).status == 0
+    assert run(main, *flags, "--vectors-dir", tmp_path / "again").status == EXIT_INTERRUPTED
+    assert run(main, *flags, "--vectors-dir", tmp_path / "again").status == 0
     assert len(calls) == 4
-    if place == "local":
-        assert contents(tmp_path / "again") == contents(tmp_path / "whole")
-    else:
-        stored = {name.removeprefix("vectors/"): content for name, content in cloud.objects().items()}
-        assert stored == contents(tmp_path / "whole")
+    assert contents(tmp_path / "again") == contents(tmp_path / "whole")
 
 
 # (content of the corpus, flags, what the error says); {} is the folder of the test.
 BAD = [
-    ("a\n", "--model=", "--model is required: a model that embeds texts; received nothing."),
     ("a\n", "--model {start}", "does not embed texts. Train it with"),
     (None, "", "--corpus: there is no file {}/texts.txt"),
-    ("\n \n", "", "--corpus must name a file with rows; {}/texts.txt has none."),
-    ("a\n", "--text-column-names body", "--text-column-names must name a column of"),
     (
         "one\tother\na\tb\n",
         "--corpus {}/texts.tsv",
@@ -138,12 +125,6 @@ def test_damaged_vectors_and_those_of_others_are_refused(flags, embedded, tmp_pa
     assert (folder / "mine.npy").exists()
 
 
-@pytest.mark.parametrize("arguments", [("a b", "c", "--top-k", "3"), ("--top_k=3", "a b", "c")])
-def test_questions_are_words_of_the_command_line(arguments):
-    (config,) = parse_arguments((SearchConfig,), ["--model", "m", *arguments, "--corpus", "f.txt"], "")
-    assert (config.question, config.top_k, config.folder) == (["a b", "c"], 3, "f.txt.vectors")
-
-
 def test_a_text_of_a_corpus_may_lack_title_and_metadata(tmp_path):
     rows = [{"_id": "1", "title": "A", "text": "x", "metadata": {}}, {"_id": "2", "text": "y"}]
     rows += [{"_id": "3", "title": None, "text": "z"}, {"_id": "4", "title": "B", "text": ""}]
@@ -157,18 +138,6 @@ def test_a_text_of_a_corpus_may_lack_title_and_metadata(tmp_path):
 def test_no_question_has_no_answer(flags):
     search = open_search(model=flags[1], corpus=flags[3], shard_rows=8)
     assert search.find([]) == []
-
-
-def test_vectors_that_were_kept_are_read_without_a_bar(flags, run, monkeypatch, caplog):
-    caplog.set_level("INFO")
-    shown = []
-    monkeypatch.setattr("finetuning.tasks.vectors.progress_bar", lambda *of: shown.append(of) or nullcontext(Mock()))
-    assert run(main, *flags).status == 0
-    (bar,) = shown
-    assert bar == ("Embedding the texts", "text", 21)
-    assert run(main, *flags).status == 0
-    assert "21 vectors read from" in caplog.text
-    assert shown == [bar]
 
 
 @pytest.mark.slow

@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 from sklearn.metrics import accuracy_score
 
-from finetuning.config.settings import ClassificationConfig, parse_finetuning_config
-from finetuning.loop.training import seeds_table, with_seed
+from finetuning.loop.training import seeds_table
 from finetuning.run_classification import main
 from mlm_common.cli import PROJECT_FOLDER
-from mlm_common.errors import InputError
 from tests.fixtures.tiny_classification import NUM_VALIDATION, examples, flags
 
 
@@ -29,25 +27,6 @@ def test_the_table():
     assert (figures["values"], figures["mean"]) == ([0.5, 0.7], pytest.approx(0.6))
     assert figures["deviation"] == pytest.approx(0.2 / 2**0.5)
     assert seeds_table({3: results[3]})["scores"]["eval_accuracy"]["deviation"] == 0
-
-
-def test_a_run_of_one_seed(tmp_path):
-    config = parse_finetuning_config(ClassificationConfig, flags(tmp_path, tmp_path / "run", "--seeds", "5", "6"), "")
-    one = with_seed(config, 6)
-    assert (one.run.seed, one.run.seeds, one.run.output_dir) == (6, [], str(tmp_path / "run" / "seed-6"))
-    assert one.data == config.data
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (("--seeds", "1", "1"), "--seeds must differ"),
-        (("--seeds", "1", "--hub-model-id", "a/b"), "the repository of one model"),
-    ],
-)
-def test_what_cannot_be(tmp_path, more, message):
-    with pytest.raises(InputError, match=message):
-        parse_finetuning_config(ClassificationConfig, flags(tmp_path, tmp_path / "run", *more), "")
 
 
 def test_seeds_need_a_validation_part(tiny_start, tmp_path, run):
@@ -73,9 +52,9 @@ def test_the_guide_splits_a_file(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
+@pytest.mark.usefixtures("one_device", "eagerly")
 def test_two_seeds(tiny_start, tmp_path, run):
-    argv = flags(tiny_start, tmp_path / "run", "--seeds", "1", "2", "--max-steps", "3", "--no-load-best-model-at-end")
+    argv = flags(tiny_start, tmp_path / "run", "--seeds", "1", "2", "--max-steps", "1", "--no-load-best-model-at-end")
     outcome = run(main, *argv)
     assert outcome.status == 0
     table = json.loads((tmp_path / "run" / "seeds_results.json").read_text(encoding="utf-8"))

@@ -51,18 +51,6 @@ def test_training_starts_from_the_whitened_vectors(tiny_start, tmp_path, run):
     assert f"--max-seq-length must be at most 30, the longest row that {flags[0]} can take; received 31." in too_long
 
 
-def test_the_plan_of_whitening_names_no_missing_weights(tiny_start, tmp_path, run, caplog):
-    """The layer is made by the recipe; nobody should look for it in the start."""
-    caplog.set_level("INFO")
-    (tmp_path / "texts.txt").write_text("\n".join(row["passage"] for row in rows_of("train")), encoding="utf-8")
-    outcome = run(main, tiny_start / "start", tmp_path / "texts.txt", tmp_path / "white", "--max-seq-length", "30")
-    assert outcome.status == 0, outcome.err
-    assert "custom_head" not in caplog.text
-    assert "head" not in caplog.text
-    more = f"--init-from {tmp_path}/white --embedding-dim 32 --learning-rate 1e-3"
-    assert f"next: python finetuning/run_embedding.py {more}" in outcome.out
-
-
 def test_training_files_are_read_for_their_passages(tmp_path):
     beir = write_beir(tmp_path / "beir", [*CORPUS, {"_id": "d3", "text": ""}], QUERIES, QRELS)
     assert read_passages(str(beir)) == ["A cat", "dog"]
@@ -79,9 +67,3 @@ def test_training_files_are_read_for_their_passages(tmp_path):
     labels = write_jsonl(tmp_path / "nli.jsonl", {"a": "q", "b": "p", "label": "n"})
     with pytest.raises(InputError, match="there is no column text"):
         read_passages(str(labels))
-
-
-def test_the_output_is_checked_first(tiny_start, tmp_path, run):
-    (tmp_path / "texts.txt").write_text("\n".join(row["passage"] for row in rows_of("train")), encoding="utf-8")
-    flags = (tiny_start / "start", tmp_path / "texts.txt", tmp_path / "texts.txt", "--max-seq-length", "30")
-    assert f"must be writable; {tmp_path}/texts.txt is not" in run(main, *flags).error

@@ -1,7 +1,5 @@
 """Settings of fine-tuning: files are checked before anything else; defaults that depend on other settings."""
 
-from dataclasses import fields
-
 import pytest
 
 from finetuning.config.embedding import EmbeddingConfig
@@ -10,16 +8,14 @@ from finetuning.config.settings import (
     ClassificationConfig,
     CustomConfig,
     QuestionConfig,
-    QuestionData,
     TaggingConfig,
     parse_finetuning_config,
 )
 from mlm_common.errors import InputError
 from train.checkpoints.resume import fingerprint_sha256
-from train.config.settings import TrainingConfig
 
 
-@pytest.mark.parametrize("flag", ["--train-file", "--validation-file", "--test-file"])
+@pytest.mark.parametrize("flag", ["--train-file", "--test-file"])
 def test_a_mistyped_file_is_one_line_with_the_nearest(flag, tmp_path):
     (tmp_path / "xquad_train.json").write_text("{}", encoding="utf-8")
     flags = ["--init-from", "no/such/model", "--output-dir", str(tmp_path / "run"), "--max-seq-length", "9999"]
@@ -30,14 +26,8 @@ def test_a_mistyped_file_is_one_line_with_the_nearest(flag, tmp_path):
     assert parse_finetuning_config(QuestionConfig, [*flags, flag, "gs://bucket/xquad.json"], "")
 
 
-def test_a_custom_task_decides_what_its_files_are(tmp_path):
-    flags = ["--init-from", "model", "--output-dir", str(tmp_path / "run"), "--train-file", str(tmp_path)]
-    config = parse_finetuning_config(CustomConfig, [*flags, "--task", "task.py:Task"], "")
-    assert config.data.train_file == str(tmp_path)
-
-
-@pytest.mark.parametrize("flag", ["--train-file", "--validation-file", "--test-file"])
-def test_embeddings_take_folders_in_beirs_format_and_no_others(flag, tmp_path):
+def test_embeddings_take_folders_in_beirs_format_and_no_others(tmp_path):
+    flag = "--test-file"
     flags = ["--init-from", "model", "--output-dir", str(tmp_path / "run"), flag, str(tmp_path)]
     with pytest.raises(InputError) as refused:
         parse_finetuning_config(EmbeddingConfig, flags, "")
@@ -49,24 +39,6 @@ def test_embeddings_take_folders_in_beirs_format_and_no_others(flag, tmp_path):
     assert parse_finetuning_config(EmbeddingConfig, flags, "")
     with pytest.raises(InputError, match="there is no file"):
         parse_finetuning_config(EmbeddingConfig, [*flags[:-1], f"{tmp_path}/missing"], "")
-
-
-def test_a_folder_of_folders_in_beirs_format_names_the_first(tmp_path):
-    """As CQADupStack is."""
-    flags = ["--init-from", "model", "--output-dir", str(tmp_path / "run"), "--train-file", str(tmp_path)]
-    for names, hint in ((["tex"], "tex? Each"), (["english", "android"], "android or 2 more? Each")):
-        for name in names:
-            (tmp_path / name).mkdir()
-            (tmp_path / name / "corpus.jsonl").touch()
-        with pytest.raises(InputError) as refused:
-            parse_finetuning_config(EmbeddingConfig, flags, "")
-        assert f"without corpus.jsonl. Did you mean {tmp_path}/{hint} command takes one folder." in str(refused.value)
-
-
-@pytest.mark.parametrize(("length", "stride"), [(384, 128), (512, 128), (128, 42), (24, 8)])
-def test_the_default_stride_fits_the_rows(length, stride):
-    assert QuestionData(max_seq_length=length).stride == stride
-    assert QuestionData(max_seq_length=length, doc_stride=7).stride == 7
 
 
 # Settings that are in fingerprints, and settings that are not.
@@ -100,11 +72,3 @@ def test_a_run_keeps_its_identity(config_class, task_flags, sha256):
     )
     assert fingerprint_sha256(config.identity()) == fingerprint_sha256(other.identity()) == sha256
     assert config.as_dict() != other.as_dict()
-
-
-def test_a_record_has_the_settings_of_pretraining():
-    """So that those who read records need not know the stage."""
-    record = parse_finetuning_config(TaggingConfig, FLAGS.split(), "").as_dict()
-    subjects = TrainingConfig.subjects()
-    for name in ("model", "optimization", "hardware", "run", "hub"):
-        assert record[name].keys() >= {setting.name for setting in fields(subjects[name])}

@@ -83,12 +83,6 @@ def test_passes_differ_and_are_fair():
     assert ((counts - 100) ** 2 / 100).sum() < 16.3  # exceeded once in a thousand seeds
 
 
-def test_seeds_differ():
-    lengths = np.ones(64, int)
-    one, other = (training_batches(lengths, (1,), batch_rows=64, seed=of, first=0, num_batches=1) for of in (0, 1))
-    assert (one.rows != other.rows).any()
-
-
 def test_rows_of_a_group_are_in_different_batches():
     """Where that can be avoided; each row is still used once, and all that is left over is padding."""
     lengths, groups = np.full(41, 3), np.arange(41, dtype=np.int32) // 4
@@ -127,7 +121,7 @@ def test_fitted_lengths(counts, expected):
     assert fitted_lengths(np.repeat(list(counts), list(counts.values())), 128) == expected
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     st.lists(st.tuples(st.integers(1, 47), st.integers(1, 10**5)), min_size=1, max_size=8),
     st.integers(0, 3),
@@ -154,10 +148,3 @@ def test_no_lengths_are_better(counts, more, tokens_of_program, most):
     assert cost(lengths) == min(
         cost(one) for one in choices if len(np.unique(bucket_of_rows(row_lengths, one))) <= most
     )
-
-
-def test_fitted_lengths_save_padding():
-    """Rows as those of SST-2, of which half have at most 11 tokens and one in a hundred 39 and more."""
-    row_lengths = np.minimum(3 + np.random.default_rng(0).exponential(11, 60_000).astype(int), 90)
-    doubled, fitted = (num_tokens(row_lengths, one) for one in ([16, 32, 64, 128], fitted_lengths(row_lengths, 128)))
-    assert fitted / row_lengths.sum() < 1.25 < 1.6 < doubled / row_lengths.sum()

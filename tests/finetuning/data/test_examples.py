@@ -1,21 +1,17 @@
 """Tables of each kind, which columns are texts and labels, those of GLUE too, and what is wrong with others."""
 
-import csv
 import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import datasets
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from finetuning.config.settings import ClassificationData
 from finetuning.data.examples import Table, read_hub_tables, read_table
 from finetuning.data.glue import GLUE_TASKS
 from finetuning.tasks.classification import read_splits
-from mlm_common.corpus.csv_rows import DELIMITERS
 from mlm_common.errors import InputError
 
 # The columns of each task's files, as the download has them: of training, and of the test part where that has others.
@@ -129,13 +125,6 @@ def test_a_test_part_may_have_labels(tmp_path):
             {},
             "--label-column-name must name a column of .*, which has text, class, but no label",
         ),
-        ("review\tstars\nt\t5\n", {}, "--label-column-name must name a column of .*, which has review, stars, but no"),
-        ("text\tlabel\nt\tx\n", {"text_column_names": ["body"]}, "--text-column-names must name a column"),
-        (
-            "text\tlabel\nt\tx\n",
-            {"do_predict": True},
-            "--do-predict needs --test-file, or a data set",
-        ),
     ],
 )
 def test_what_is_missing(tmp_path, content, settings, message):
@@ -147,11 +136,8 @@ ROWS = [{"text": 'a "b', "label": "x"}, {"text": "c, d", "label": "y"}]
 
 
 def write(path, content):
-    if isinstance(content, str):
-        data = content.encode()
-        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    elif content is not None:
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(content), path)
+    data = content.encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return str(path)
 
 
@@ -159,14 +145,9 @@ def write(path, content):
     ("name", "content"),
     [
         ("a.tsv", 'text\tlabel\na "b\tx\nc, d\ty\n'),
-        ("b.tsv", 'text\tlabel\r\na "b\tx\r\nc, d\ty'),
-        ("a.csv", 'text,label\n"a ""b",x\n\n"c, d",y\n'),
         ("a.jsonl", "\ufeff" + "".join(json.dumps(row) + "\n" for row in ROWS)),
         ("a.json", json.dumps(ROWS)),
-        ("A.CSV", 'text,label\n"a ""b",x\n"c, d",y\n'),
-        ("c.tsv", 'text\tlabel\na "b\tx\n\nc, d\ty\n\n'),
         ("a.csv.gz", 'text,label\n"a ""b",x\n"c, d",y\n'),
-        ("a.parquet", ROWS),
     ],
 )
 def test_a_table_is_read(tmp_path, name, content):
@@ -187,45 +168,17 @@ def test_lines_without_names_and_short_ones(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.doc", "text", "--train-file takes files ending in .tsv, .csv, .jsonl"),
         ("a.xlsx", "text", r"optionally with .gz; received .*a\.xlsx\. Save the sheet as \.csv\."),
-        ("a.tsv", None, "there is no"),
-        ("a.tsv", "", "must name a file with rows"),
         ("b.tsv", "text\tlabel\n", "must name a file with rows"),
-        ("c.tsv", "text\tlabel\na\tb\na\n", "must have the 2 columns text, label; line 3 has 1"),
-        (
-            "a.csv",
-            "text,label\na,b,c\n",
-            "must have the 2 columns text, label; line 2 has 3: `a,b,c`. Put texts that contain commas",
-        ),
-        (
-            "c.csv",
-            'text,label\n"a\nb",x\n"c "d",y\n',
-            'row that starts in line 4 has a misplaced quotation mark .*`"c',
-        ),
-        (
-            "d.csv",
-            "a;b,c;d\n1;2,3;4\n",
-            "commas or semicolons between its columns; line 1 is `a;b,c;d`. Pass --delimiter",
-        ),
+        ("a.csv", "text,label\na,b,c\n", "must have the 2 columns text, label; line 2 has 3: `a,b,c`. Put texts that"),
+        ("c.csv", 'text,label\n"a\nb",x\n"c "d",y\n', 'row that starts in line 4 has a misplaced quotation mark .*`"c'),
+        ("d.csv", "a;b,c;d\n1;2,3;4\n", "commas or semicolons between its columns; line 1 is `a;b,c;d`. Pass --del"),
         ("e.tsv", "text,label\na,b\n", "must have tabs between its columns; .* rename the file to .csv"),
-        ("g.jsonl", '["a", "b"]\n["c", "d"]\n', 'must be an object, .*; row 1 is \\["a", "b"\\]'),
-        ("h.jsonl", '[{"a": 1},\n{"a": 2\n]', "line 3, character 1"),
-        ("b.jsonl", '{"text": "a"}\n[1]\n', r"row 2 is \[1\]"),
         ("c.jsonl", '{"text": "a"}\n\n{"text": \n', "c.jsonl must be a readable .jsonl file; line 3, character"),
         ("a.parquet", "text", "must be a readable .parquet file"),
-        ("a.csv.gz", "text,label\n", "must name a file with rows"),
-        ("b.csv.gz", None, "there is no"),
-        ("d.tsv", "text\ttext\tlabel\na\tb\tx\n", "has two columns called 'text'. Rename"),
-        ("d.jsonl", '{"text": "a", "text": "b"}\n', "has two columns called 'text'"),
         ("e.jsonl", '{"text": "\\ud800"}\n', "must be Unicode; row 1 has half of a surrogate pair"),
         ("f.jsonl", "[" * 100_000, "must be a readable .jsonl file"),
-        ("a.conll", "a O\nb\n", "must have 2 columns, as the first line has; line 2 has 1"),
-        (
-            "b.conll",
-            "# newdoc\na O\n",
-            "Line 1 of .* may be a comment or a token: it begins with #, and ends with 'newdoc'",
-        ),
+        ("b.conll", "# newdoc\na O\n", "Line 1 of .* may be a comment or a token: it begins with #, and ends with"),
     ],
 )
 def test_what_is_no_table(tmp_path, name, content, message):
@@ -233,7 +186,7 @@ def test_what_is_no_table(tmp_path, name, content, message):
         read_table(write(tmp_path / name, content), "--train-file")
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.conll"])
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.conll"])
 def test_text_of_another_encoding_is_refused_with_its_line_and_a_way_to_convert_it(tmp_path, name):
     path = tmp_path / name
     path.write_bytes("\ufefftext,label\nschon,a\nschön,b\n".encode()[:-4].replace("ö".encode(), b"\xf6"))
@@ -241,7 +194,7 @@ def test_text_of_another_encoding_is_refused_with_its_line_and_a_way_to_convert_
         read_table(str(path), "--train-file")
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.jsonl.gz", "a.parquet", "a.conll"])
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
 def test_a_folder_and_a_file_that_cannot_be_read_are_one_line(tmp_path, name):
     (tmp_path / name).mkdir()
     with pytest.raises(InputError, match=f"--file: .*{name} must be a readable .*is a directory. Check the path"):
@@ -260,18 +213,6 @@ def test_keys_of_json_that_rows_lack_are_missing(tmp_path):
     path = write(tmp_path / "b.jsonl", '{"text": "a", "label": "x"}\n{"label": "y"}\n')
     with pytest.raises(InputError, match=r"Column text of .* must hold text; row 2 has None"):
         read_splits(ClassificationData(train_file=path))
-
-
-@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
-def test_tables_as_excel_and_pandas_write_them(tmp_path, delimiter, encoding):
-    rows = [['say "hi"', "x, y; z", ""], ["two\r\nlines", "3,5", ""], ["", "tab\t|", ""]]
-    with (tmp_path / "a.csv").open("w", encoding=encoding, newline="") as file:
-        csv.writer(file, delimiter=delimiter).writerows([["text", "label", ""], *rows])
-    table = read_table(str(tmp_path / "a.csv"), "--train-file")
-    assert table.columns == {"text": [row[0] for row in rows], "label": [row[1] for row in rows]}
-    form = [] if delimiter == "," else [f"{DELIMITERS[delimiter]} between columns"]
-    assert table.form == ", ".join(form + ([encoding.upper()] if "utf-8" not in encoding else []))
 
 
 def test_a_short_line_of_qqp_moves_no_prediction(tmp_path):
@@ -314,13 +255,6 @@ def test_a_long_text_of_a_csv_file(tmp_path):
     assert read_table(write(tmp_path / "a.csv", f"text,label\n{text},x\n"), "").columns["text"] == [text]
 
 
-def test_two_columns_of_one_name_in_parquet(tmp_path):
-    table = pyarrow.table([["a"], ["b"]], names=["text", "text"])
-    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(InputError, match="has two columns called 'text'"):
-        read_table(str(tmp_path / "a.parquet"), "--train-file")
-
-
 def test_no_label_of_a_data_set_is_none(tmp_path):
     kind = datasets.ClassLabel(names=["x", "y"])
     features = datasets.Features({"label": kind, "tags": datasets.List(kind)})
@@ -342,7 +276,7 @@ def test_a_folder_that_save_to_disk_wrote_is_read_without_its_cache(tmp_path):
         assert tables["train"].columns["text"] == [f"row {number}" for number in range(30)]
 
 
-@pytest.mark.parametrize("name", ["br[1]", "a*", "what?", "a::b"])
+@pytest.mark.parametrize("name", ["br[1]", "a::b"])
 def test_a_path_that_datasets_takes_for_a_pattern_is_refused_with_another_way(name, tmp_path):
     (tmp_path / name).mkdir()
     write(tmp_path / name / "train.jsonl", "".join(json.dumps(row) + "\n" for row in ROWS))

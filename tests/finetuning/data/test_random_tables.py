@@ -130,7 +130,7 @@ def alike(name: str) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     labels=LABELS,
     texts=st.lists(st.sampled_from(TEXTS), min_size=6, max_size=6),
@@ -208,7 +208,7 @@ WORDS = ("list", "file", "of", "#", "10\u00a0000", " ", "", "-DOCSTART-", "é", 
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sentences=st.lists(
         st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(TAGS)), min_size=1, max_size=4),

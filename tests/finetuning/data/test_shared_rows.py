@@ -27,8 +27,7 @@ def flags(start, folder, train, other, part="validation"):
     ]
 
 
-@pytest.mark.parametrize("command", ROWS)
-@pytest.mark.parametrize("part", ["validation", "test"])
+@pytest.mark.parametrize(("command", "part"), zip(ROWS, ("validation", "test", "validation"), strict=True))
 def test_the_training_file_is_no_other_part(tiny_start, tmp_path, run, command, part):
     train = write_jsonl(tmp_path / "train.jsonl", *ROWS[command])
     copy = shutil.copy(train, tmp_path / "copy.jsonl")

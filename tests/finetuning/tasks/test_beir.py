@@ -30,15 +30,6 @@ def write_beir(folder: Path, corpus: list, queries: list, qrels: list, split: st
     return folder
 
 
-def test_judged_queries_and_all_passages_are_read(tmp_path):
-    folder = write_beir(tmp_path / "data", CORPUS, QUERIES, QRELS)
-    assert is_beir(str(folder))
-    assert not is_beir(str(folder / "corpus.jsonl"))
-    judged = read_beir(str(folder), "test")
-    assert (judged.queries, judged.passages) == (["pet"], ["A cat", "dog"])
-    assert judged.relevant == [{1: 2.0, 0: 0.0}]
-
-
 def test_compressed_files_are_read(tmp_path):
     folder = write_beir(tmp_path / "data", CORPUS, QUERIES, QRELS)
     for name in ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv"):
@@ -51,36 +42,6 @@ def test_compressed_files_are_read(tmp_path):
     (folder / "corpus.jsonl.gz").write_bytes(b"\x1f\x8b damaged")
     with pytest.raises(InputError, match=r"--test-file: .*corpus\.jsonl\.gz must be a file of UTF-8 text in gzip; "):
         read_beir(str(folder), "test")
-
-
-def test_the_first_queries_are_kept(tmp_path):
-    folder = write_beir(tmp_path / "data", CORPUS, QUERIES, [("7", "d1", "1"), *QRELS])
-    judged = read_beir(str(folder), "test").first(1)
-    assert (judged.queries, judged.relevant) == (["bird"], [{1: 1.0}])
-    np.testing.assert_array_equal(judged.pairs, [[0, 1]])
-
-
-def test_the_first_line_of_the_grades_is_a_row_unless_it_names_the_columns(tmp_path):
-    folder = write_beir(tmp_path / "data", CORPUS, QUERIES, QRELS)
-    grades = folder / "qrels" / "test.tsv"
-    of_header = read_beir(str(folder), "test").relevant
-    grades.write_text("q\td1\t2\nq\td2\t0\n", encoding="utf-8")
-    assert read_beir(str(folder), "test").relevant == of_header
-    for of_trec in ("q 0 d1 2\r\nq 0 d2 0\r\n", "q\tQ0\td1\t2\n\nq\tQ0\td2\t0", "q   0  d1\t2\n q 0 d2\t0\n"):
-        grades.write_text(of_trec.replace("\t", " ") if "   " in of_trec else of_trec, encoding="utf-8")
-        assert read_beir(str(folder), "test").relevant == of_header
-    grades.write_text("q\td1\tgood\nq\td2\t0\n", encoding="utf-8")
-    with pytest.raises(InputError, match="line 1 has 'good' instead of the number"):
-        read_beir(str(folder), "test")
-
-
-def test_documents_need_neither_text_nor_title_nor_metadata(tmp_path):
-    documents = [{"_id": "a", "text": "cat"}, {"_id": "b", "title": None, "text": "", "metadata": {}}]
-    folder = write_beir(
-        tmp_path / "data", [*documents, {"_id": 3, "title": "A", "text": ""}], QUERIES, [("q", "b", "1")]
-    )
-    assert read_beir(str(folder), "test").passages == ["", "cat", "A"]
-    assert read_documents(str(folder), "--train-file") == ["cat", "A"]
 
 
 def test_a_graded_document_that_is_missing_is_never_found(tmp_path, caplog):
@@ -146,7 +107,7 @@ def vectors_of(texts: list[str]) -> np.ndarray:
     return np.array([np.random.default_rng(zlib.crc32(text.encode())).integers(-1, 2, 3) for text in texts], np.float32)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(contents=ugly_folders())
 def test_a_folder_is_scored_by_beirs_rules_or_refused_in_one_line(contents, tmp_path_factory):
     folder = tmp_path_factory.mktemp("beir")
@@ -179,7 +140,7 @@ def score_directly(folder: Path) -> dict[str, float]:
     return direct_scores(similarities_of(judged, documents, vectors_of), grades)
 
 
-OTHER_TEXT, NO_IDS, NO_TEXT = {"_id": "d2", "text": "bird"}, {"text": "cat"}, {"_id": "d3", "text": None}
+OTHER_TEXT, NO_IDS = {"_id": "d2", "text": "bird"}, {"text": "cat"}
 # (documents, queries, grades, what the error says)
 BAD = [
     ([*CORPUS, OTHER_TEXT], QUERIES, QRELS, "texts with the same _id must be equal; line 3 of"),
@@ -187,14 +148,8 @@ BAD = [
     (CORPUS, QUERIES, [("q", "d9", "1")], "test.tsv must grade documents of corpus.jsonl; it grades none of them."),
     (CORPUS, QUERIES, [("x", "d1", "1")], "line 2 has the query 'x', which queries.jsonl lacks."),
     (CORPUS, QUERIES, [*QRELS, ("q", "d1", "1")], "each pair once; line 4 repeats 'q' with 'd1'."),
-    (CORPUS, QUERIES, [("q", "d1", "good")], "a whole number; line 2 has 'good' instead of the number."),
-    (CORPUS, QUERIES, [("q", "d1", "0.5")], "line 2 has '0.5' instead of the number. Grades are whole numbers"),
-    (CORPUS, QUERIES, [("q", "d1")], "line 2 has 2 columns."),
     ([], QUERIES, QRELS, "must be a folder with texts in corpus.jsonl"),
-    ([*CORPUS, NO_TEXT], QUERIES, QRELS, "text must be text; line 3 of"),
     ([NO_IDS], QUERIES, QRELS, "_id must be text; line 1 of"),
-    ([["cat"]], QUERIES, QRELS, "each line must be a JSON object; line 1 of"),
-    (CORPUS, QUERIES, [], "must be a folder with grades"),
 ]
 
 
@@ -205,12 +160,6 @@ def test_bad_folders_are_refused(corpus, queries, qrels, message, tmp_path):
         read_beir(str(folder), "test")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_a_part_without_grades_is_refused(tmp_path):
-    folder = write_beir(tmp_path / "data", CORPUS, QUERIES, QRELS)
-    with pytest.raises(InputError, match=r"has no qrels/train\.tsv"):
-        read_beir(str(folder), "train")
 
 
 def test_grades_of_the_test_do_not_choose_a_checkpoint(tmp_path):

@@ -59,12 +59,9 @@ def test_columns_become_choices(table, settings, context, choices, names, label)
     [
         (OTHER, "t must have the columns of SWAG, RACE or COPA, or of --context-column-name and --choice-column-names"),
         (RACE | {"options": [["a"]]}, "must hold lists of two or more texts, the same number in each row; row 1 has"),
-        (RACE | {"options": ["abc"]}, "must hold lists of two or more texts"),
         (RACE | {"options": [["a", 1]]}, "must hold lists of two or more texts"),
         (RACE | {"answer": ["D"]}, "Each label must be one of 0, 1, 2; row 1 of t has 'D'. In all rows, either"),
-        (RACE | {"answer": [None]}, "Each label must be one of 0, 1, 2; row 1 of t has None"),
         (RACE | {"article": [None]}, "Column article of t must hold text; row 1 has None"),
-        ({**SWAG, "label": ["4"]}, "Each label must be one of 0, 1, 2, 3; row 1 of t has '4'"),
         ({name: values for name, values in SWAG.items() if name != "label"}, "--label-column-name must name a column"),
     ],
 )
@@ -77,11 +74,9 @@ def test_what_is_no_choice_is_one_line(table, message):
     ("question", "joined"),
     [
         ("He said ____ yesterday.", "He said yes yesterday."),
-        ("He said _.", "He said yes."),
         ("__ it is.", "yes it is."),
         ("file_name is", "file_name is yes"),
         ("_ and _", "yes and _"),
-        ("__init__ is", "__init__ is yes"),
     ],
 )
 def test_a_blank_is_underscores_that_are_no_part_of_a_word(question, joined):

@@ -72,17 +72,6 @@ def test_a_number():
     assert task.score(figures) == -figures["mse"]
 
 
-def test_what_is_printed():
-    task = make_task("single_label_classification", [1, 1], ("accuracy",))
-    task.guess = {"accuracy": 0.75}
-    figures = {"loss": 0.5, "accuracy": 0.25, "num_rows": 2, "is_degenerate": 1}
-    assert task.describe(figures) == {
-        "validation loss": "0.5000, of 2 rows",
-        "accuracy": "0.2500; a guess without the text: 0.7500",
-        "degenerate": "all predictions are the same: nothing was learned",
-    }
-
-
 def test_only_rows_with_a_label_are_scored():
     """The loss, which the step computes over all rows, is left out."""
     task = make_task("single_label_classification", [1, 1], ("accuracy",))

@@ -31,7 +31,7 @@ def direct_losses(vectors: np.ndarray, texts: np.ndarray, temperature: float, *,
 
 
 @pytest.mark.parametrize("is_symmetric", [False, True])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_positives_of_a_query_in_any_row_are_not_its_negatives(seed, is_symmetric):
     draw = np.random.default_rng(seed)
     vectors = draw.normal(size=(12, 4, 6)).astype(np.float32)

@@ -113,22 +113,12 @@ def test_lines_of_conll(tmp_path, content, words):
     assert read_table(str(tmp_path / "a.conll"), "").columns["tokens"] == words
 
 
-def test_tags_are_named_as_classes_are(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"tokens": ["a", "b"], "ner_tags": [1.0, 2]}', encoding="utf-8")
-    data = TaggingData(train_file=str(tmp_path / "a.jsonl"))
-    assert read_sentences(data)["train"].tags == [["1", "2"]]
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [
         ({"tokens": "a b", "ner_tags": ["O"]}, "must hold lists of words; row 1 has 'a b'"),
-        ({"tokens": ["a", " "], "ner_tags": ["O", "O"]}, "must hold lists of words"),
         ({"tokens": ["a", "b"], "ner_tags": ["O"]}, "must hold a tag for each word; row 1 has 2 words"),
         ({"tokens": ["a", "b"], "ner_tags": ["O", None]}, r"must be a text or a number; row 1 of .* has None"),
-        ({"tokens": ["a", "b"], "ner_tags": ["O", float("nan")]}, r"must be a text or a number; row 1 of .* has nan"),
-        ({"tokens": ["a"], "tags": ["O"]}, "--label-column-name must name a column of"),
-        ({"words": ["a"], "ner_tags": ["O"]}, "--text-column-name must name a column of"),
     ],
 )
 def test_what_are_no_sentences(tmp_path, row, message):

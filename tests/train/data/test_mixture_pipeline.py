@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfrecord_prep.records import encode_rows
@@ -74,8 +74,8 @@ def test_each_source_is_read_as_if_alone_in_the_interleavings_order(sources, mix
             assert sorted(of_source[start : start + num_rows]) == list(range(1000 * source, 1000 * source + num_rows))
 
 
-@pytest.mark.parametrize(("start_step", "num_left_out_rows"), [(7, 0), (20, 3)])
-def test_a_later_start_reads_the_same_batches(mixture, rows, start_step, num_left_out_rows):
+def test_a_later_start_reads_the_same_batches(mixture, rows):
+    start_step, num_left_out_rows = 20, 3
     first = start_step * BATCH_ROWS + num_left_out_rows
     later = flat(rows_of(mixture, start_step, 30 - start_step, num_left_out_rows=num_left_out_rows))
     assert later == rows[first : first + len(later)]
@@ -89,6 +89,7 @@ def test_pipelines_cut_the_same_global_batches(mixture, rows):
     assert flat(steps) == rows[3 * BATCH_ROWS : 12 * BATCH_ROWS]
 
 
+@settings(max_examples=50)
 @given(
     sources=st.lists(st.tuples(SHARD_ROWS, st.integers(1, 50), st.integers(1, 30)), min_size=2, max_size=6),
     start_row=st.integers(0, 300),

@@ -74,8 +74,7 @@ def test_the_loss_of_labels_whose_probability_underflows_is_finite():
     np.testing.assert_allclose(tape.gradient(losses, logits), [[0, 1, -1], [0.5, -0.5, 0]], atol=1e-6)
 
 
-@pytest.mark.parametrize("use_bias", [False, True])
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(("use_bias", "jit_compile"), [(False, True), (True, False)])
 def test_a_layer_computed_in_parts_has_its_values_and_gradients(use_bias, jit_compile):
     layer = tf_keras.layers.Dense(12, use_bias=use_bias, bias_initializer="normal")
     inputs = tf.constant(np.random.default_rng(0).normal(size=(2, 5, 8)), tf.float32)

@@ -5,7 +5,7 @@ import pytest
 
 from mlm_common.errors import InputError
 from mlm_common.hub.redaction import redacted_hash
-from tests.fixtures.recorded_runs import LENGTH, train_line, validation_line, write_run
+from tests.fixtures.recorded_runs import LENGTH, train_line, write_run
 from train.compare_runs import comparison_table, describe_mask_rates, group_comparable, main
 from train.metrics.run_curves import TITLES, draw_runs, read_runs
 from train.model.architectures import ARCHITECTURES
@@ -24,23 +24,6 @@ def test_the_table_is_right_and_fits_100_columns(tmp_path):
     assert re.split(" {2,}", table[2])[:4] == ["a-run-with-…or-a-table", "30", "1.4 M", "48 k"]
     assert len({len(line) for line in table[:3]}) == 1
     assert max(map(len, table)) <= 100
-
-
-def test_bits_per_byte_are_shown_where_they_exist(tmp_path):
-    write_run(tmp_path / "without")
-    write_run(tmp_path / "scored", lines=[validation_line(5, 6.5) | {"bits_per_byte": 2.5}, validation_line(9, 6.0)])
-    table = comparison_table(read_runs([f"{tmp_path}/without", f"{tmp_path}/scored"])).splitlines()
-    assert [line.split()[-1] for line in table[:3]] == ["bits/byte", "-", "2.500"]
-    assert max(map(len, table)) <= 110
-
-
-def test_a_run_that_has_just_begun(tmp_path):
-    write_run(tmp_path / "run", unigram_entropy_nats=None, lines=[train_line(10, 7.0, 2.0, 64.0)])
-    (run,) = read_runs([str(tmp_path / "run")])
-    assert comparison_table([run]).splitlines()[1].split()[-5:] == ["7.0000", "-", "-", "-", "-"]
-    assert draw_runs([run]).startswith(b"\x89PNG")
-    only_evaluated = write_run(tmp_path / "other", lines=[validation_line(5, 6.5)])
-    assert comparison_table(read_runs([str(only_evaluated)])).splitlines()[1].split()[-7:-4] == ["-", "0.00", "-"]
 
 
 def test_runs_are_grouped_by_what_they_were_evaluated_on(tmp_path):
@@ -76,21 +59,6 @@ def test_the_time_of_training_is_that_of_the_steps(tmp_path):
     (run,) = read_runs([str(write_run(tmp_path / "run"))])
     assert [run.training_seconds(step) for step in (0, 5, 10, 20, 25, 30)] == [0, 10, 20, 30, 35, 40]
     assert run.tokens_after(30) == 30 * 8 * LENGTH
-
-
-def test_runs_are_named_by_what_tells_them_apart(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-    runs = read_runs([str(write_run(tmp_path / name / "model")) for name in ("a", "b")])
-    assert [run.name for run in runs] == ["a/model", "b/model"]
-
-
-def test_the_command_on_a_run_in_cloud_storage(tmp_path, cloud, run):
-    for path in write_run(tmp_path / "run").iterdir():
-        cloud.put(f"run/{path.name}", path.read_bytes())
-    folder = f"{cloud.bucket_url}/run"
-    assert "5.2500" in run(main, "--runs", folder, "--picture", f"{folder}/comparison.png").out
-    assert cloud.objects()["run/comparison.png"].startswith(b"\x89PNG")
 
 
 def test_the_command_on_a_real_run(finished_run, tmp_path, run, caplog):

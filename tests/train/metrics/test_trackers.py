@@ -1,6 +1,5 @@
 """Sending the log to a tracker, here to one that fails when told to; the real ones have tests in their environment."""
 
-import importlib.util
 import threading
 from typing import Any
 
@@ -9,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlm_common import workers
-from tests.fixtures.tiny_run import run_flags
 from train.metrics import trackers
 from train.metrics.log import TRAIN, VALIDATION, MetricsLog, read_metrics
 from train.metrics.trackers import OpenRun, Tracker
-from train.run_mlm import main
 from train.runtime.run_folder import TENSORBOARD_SPLITS, RunFolder
 
 
@@ -106,16 +103,3 @@ def test_a_tracker_that_hangs_holds_up_nothing(tmp_path, monkeypatch, caplog):
     assert [line["step"] for line in read_metrics(folder)] == [1]
     assert "wandb not up to date (" in caplog.text
     released.set()
-
-
-def test_unknown_and_missing_trackers_are_one_line(shards, tmp_path, run, monkeypatch):
-    monkeypatch.setattr("train.loop.lifecycle.read_cluster", lambda: pytest.fail("something was loaded"))
-    flags = run_flags(shards, tmp_path / "run", "--report-to")
-    outcome = run(main, *flags, "wandb", "tensorboard")
-    assert "--report-to must be among wandb, mlflow, trackio" in outcome.refusal
-    assert outcome.error.endswith("received wandb tensorboard.")
-    assert "each once" in run(main, *flags, "wandb", "wandb").error
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    outcome = run(main, *flags, "mlflow")
-    assert "--report-to mlflow needs a package that is missing: python3 install.py --with mlflow" in outcome.refusal
-    assert not (tmp_path / "run").exists()

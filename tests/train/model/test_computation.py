@@ -1,24 +1,16 @@
 """How a step is computed where flags leave it open: by the hardware, the length of the run, and what it did before."""
 
-import dataclasses
-
 import pytest
 
 from tests.fixtures.plans import config_of, plan_of
 from tests.fixtures.tiny_models import tiny_config
-from train.model.computation import Computation, choose_computation, describe_computation, planned_step_flops
+from train.model.computation import Computation, choose_computation
 
 
 def chosen(*flags, num_steps=100, num_replicas=1, recorded=None, model="roberta"):
     config = config_of("--preset", "tiny-roberta-cpu", "--max-steps", num_steps, *flags)
     plan = plan_of(config, num_rows=10**9, num_replicas=num_replicas)
     return choose_computation(config, tiny_config(model), plan, recorded)
-
-
-def test_a_step_of_rows_that_differ_in_length_is_cheaper():
-    plan = plan_of(config_of("--max-steps", "1000"))
-    shorter = planned_step_flops(tiny_config("roberta"), dataclasses.replace(plan, mean_length=12.0), 0)
-    assert 0 < shorter < planned_step_flops(tiny_config("roberta"), plan, 0)
 
 
 @pytest.mark.parametrize("flags", [("--jit-compile", "true"), ("--bfloat16",), ("--tpu-layers", "on")])
@@ -79,10 +71,3 @@ def test_a_sharded_optimizer_is_compared_on_a_tpu_until_it_is_proven():
         recorded = Computation(jit_compile=False, tpu_layers=False, shard_optimizer=was_proven)
         assert chosen(*flags, num_replicas=8, recorded=recorded).shard_optimizer is (was_proven or None)
     assert chosen("--shard-optimizer", num_replicas=2).shard_optimizer is True
-
-
-def test_what_is_said_of_layers_tells_transformers_classes_from_ours():
-    computations = [Computation(False, False), Computation(False, True), Computation(False, False, False, True)]
-    described = [describe_computation(dataclasses.asdict(one), on_tpu=False) for one in computations]
-    layers = ("reference layers", "TPU-optimized layers", "transformers' TensorFlow classes")
-    assert described == [f"without XLA, {name}" for name in layers]

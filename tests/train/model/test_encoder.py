@@ -5,11 +5,10 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from mlm_common.errors import InputError
 from tests.fixtures.tiny_models import PAD, VOCABULARY, of_transformers_4, tiny_config, tiny_model
 from train.layers.random_bits import dropping_out_by, key_dropout, key_of, row_keys
 from train.model import legacy
-from train.model.build import build_network, new_network, recompute_layers
+from train.model.build import build_network, new_network
 from train.model.networks import Network
 
 HEADS = (
@@ -104,15 +103,11 @@ def test_heads_compute_what_those_of_transformers_do(name, heads):
 @of_transformers_4
 @pytest.mark.parametrize(
     ("name", "head"),
-    [("bert", "ForMaskedLM"), ("roberta", "ForSequenceClassification"), ("electra", "ForMultipleChoice")]
-    + [
-        pytest.param(name, head, marks=pytest.mark.slow)
-        for name, head in (
-            ("bert", "ForTokenClassification"),
-            ("roberta", "ForMultipleChoice"),
-            ("electra", "ForSequenceClassification"),
-            ("roberta-prelayernorm", "ForMaskedLM"),
-        )
+    [
+        ("bert", "ForMaskedLM"),
+        ("roberta", "ForSequenceClassification"),
+        ("electra", "ForMultipleChoice"),
+        ("roberta-prelayernorm", "ForMaskedLM"),
     ],
 )
 def test_what_is_dropped_is_what_they_drop(name, head):
@@ -129,26 +124,11 @@ def test_what_is_dropped_is_what_they_drop(name, head):
 
 
 @of_transformers_4
-@pytest.mark.parametrize(
-    "name", ["roberta", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "electra"))]
-)
-def test_recomputed_layers_give_the_same_gradients(name):
-    theirs, ours = theirs_and_ours(name, **RATES)
-    recompute_layers(ours)
-    figures = []
-    for network in (theirs, ours):
-        key_dropout(network)
-        with dropping_out_by(row_keys((5, 6), 3), key_of((5, 6))):
-            figures.append(outputs_and_gradients(network, rows_of(network), training=True))
-    assert_equal(*figures)
-
-
-@of_transformers_4
 @pytest.mark.slow
-@pytest.mark.parametrize("name", UNLIKE)
-def test_fresh_weights_are_distributed_as_theirs(name):
+@pytest.mark.parametrize(("name", "heads"), [("bert", HEADS), *((name, FEW_HEADS) for name in UNLIKE[1:])])
+def test_fresh_weights_are_distributed_as_theirs(name, heads):
     sizes = {"dim": 96} if name == "distilbert" else {"hidden_size": 96, "intermediate_size": 128}
-    for head in HEADS:
+    for head in heads:
         config = tiny_config(name, initializer_range=0.05, **sizes)
         theirs, ours = (by_name(make(f"TFAutoModel{head}", config)) for make in (legacy.new_network, new_network))
         for key, weight in ours.items():
@@ -161,7 +141,7 @@ def test_fresh_weights_are_distributed_as_theirs(name):
 
 @of_transformers_4
 @pytest.mark.slow
-@pytest.mark.parametrize("name", UNLIKE)
+@pytest.mark.parametrize("name", ["roberta", "distilbert"])
 def test_bfloat16_is_near_theirs(name):
     tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
     networks = theirs_and_ours(name)
@@ -181,14 +161,6 @@ def test_fresh_weights_of_a_seed_stay():
     assert {name: sums[name] for name in PINNED} == pytest.approx(PINNED, rel=1e-5)
 
 
-def test_embeddings_of_tokens_may_be_given():
-    network = tiny_model("electra", num_hidden_layers=1)
-    rows = rows_of(network)
-    expected = network(rows).logits
-    embedded = tf.gather(network.encoder.embeddings.weight, rows.pop("input_ids"))
-    np.testing.assert_allclose(network({"inputs_embeds": embedded, **rows}).logits, expected, atol=1e-6)
-
-
 def test_the_numbers_of_dropout_layers_stay():
     """Another order would be another draw for every run."""
     for name, first in {"bert": "embeddings", "roberta": "layer", "modernbert": "embeddings"}.items():
@@ -206,8 +178,3 @@ def test_the_numbers_of_dropout_layers_stay():
             assert (of_layers, encoder.embeddings.dropout.number, network.dropout.number) == ([0, 1, 2, 3, 4, 5], 6, 7)
         else:
             assert (network.dropout.number, encoder.embeddings.dropout.number, of_layers) == (0, 1, [2, 3, 4, 5, 6, 7])
-
-
-def test_a_head_that_is_not_ours_is_refused():
-    with pytest.raises(InputError, match=r"model_class of a bert must be one of .*; received TFAutoModelForCausalLM"):
-        new_network("TFAutoModelForCausalLM", tiny_config("bert"))

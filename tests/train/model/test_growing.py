@@ -69,9 +69,7 @@ def test_copies_alone_get_noise():
     np.testing.assert_array_equal(larger, tiled(value, (150, 100), 1, 0, is_input=False))
 
 
-@pytest.mark.parametrize(
-    "name", ["electra", "modernbert", *(pytest.param(one, marks=pytest.mark.slow) for one in ("bert", "roberta"))]
-)
+@pytest.mark.parametrize("name", ["electra", "modernbert"])
 def test_twice_the_width_computes_the_same(name, tmp_path, monkeypatch):
     monkeypatch.setattr(growing, "NOISE_DEVIATION", 0.0)
     more = {"embedding_size": 32} if name == "electra" else {}
@@ -113,15 +111,10 @@ def test_what_cannot_be_tiled_is_refused(small, large, changes, message):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device", "eagerly")
-def test_a_run_starts_from_a_smaller_one(finished_run, shards, tmp_path, run):
+def test_a_run_starts_from_a_smaller_one(finished_run, shards, tmp_path):
     flags = run_flags(shards, tmp_path / "run", "--init-from", str(finished_run), "--grow", "--max-steps", "1")
     larger = "num_hidden_layers=2,hidden_size=64,num_attention_heads=4,intermediate_size=128"
     assert main([*flags, "--config-overrides", larger, "--learning-rate", "1e-9"]) == 0
     small, large = (load_model(str(one / "export")) for one in (finished_run, tmp_path / "run"))
     table, larger_table = (one.roberta.embeddings.weight.numpy() for one in (small, large))
     np.testing.assert_allclose(larger_table[:, 16:48], table, atol=1e-6)
-    forgotten = run(main, *[flag for flag in flags if flag != "--grow"], "--config-overrides", larger, "--dry-run")
-    assert "must not change num_hidden_layers of --init-from" in forgotten.error
-    assert "make the model larger with --grow" in forgotten.error
-    alone = run(main, *run_flags(shards, tmp_path / "run", "--grow", "--dry-run"))
-    assert alone.error.startswith("error: --grow needs --init-from, a smaller model; received none.")

@@ -40,36 +40,17 @@ def fresh(name: str, **changes: Any) -> Any:
     return build_network(config, vocabulary_size=VOCABULARY, seed=8)
 
 
-@pytest.mark.parametrize("name", ["roberta", "mobilebert", "albert", "rembert", "modernbert"])
+@pytest.mark.parametrize("name", ["roberta", "modernbert"])
 def test_a_model_starts_as_the_checkpoint_with_other_padding(name, tmp_path):
-    source = one_layer_model(name)
+    """Whose vocabulary may have padding, too."""
+    source = one_layer_model(name, vocab_size=210 if name == "roberta" else VOCABULARY)
     export_model(source, tiny_tokenizer(), str(tmp_path), model_max_length=30)
     model = fresh(name, num_hidden_layers=1)
     load_initial_weights(model, str(tmp_path), VOCABULARY)
     batch, _ = padded_batch(model)
     logits = model(batch).logits
-    np.testing.assert_allclose(logits[..., :VOCABULARY], source(batch).logits, atol=1e-5)
+    np.testing.assert_allclose(logits[..., :VOCABULARY], source(batch).logits[..., :VOCABULARY], atol=1e-5)
     np.testing.assert_array_equal(logits[..., VOCABULARY:], 0)
-
-
-def test_a_model_with_another_head_starts_as_its_checkpoint(tmp_path):
-    head = "TFAutoModelForSequenceClassification"
-    source = tiny_model("albert", head)
-    export_model(source, tiny_tokenizer(), str(tmp_path), model_max_length=30)
-    config = tiny_config("albert", vocab_size=PADDED)
-    model = build_network(config, vocabulary_size=VOCABULARY, seed=8, model_class=head)
-    load_initial_weights(model, str(tmp_path), VOCABULARY, head)
-    batch, _ = padded_batch(model)
-    np.testing.assert_allclose(model(batch).logits, source(batch).logits, atol=1e-5)
-
-
-def test_a_checkpoint_may_have_padding_in_its_vocabulary(tmp_path):
-    source = tiny_model("roberta", vocab_size=210)
-    export_model(source, tiny_tokenizer(), str(tmp_path), model_max_length=30)
-    model = fresh("roberta")
-    load_initial_weights(model, str(tmp_path), VOCABULARY)
-    batch, _ = padded_batch(model)
-    np.testing.assert_allclose(model(batch).logits[..., :VOCABULARY], source(batch).logits[..., :VOCABULARY], atol=1e-5)
 
 
 def test_positions_that_a_checkpoint_lacks_keep_their_start(export):

@@ -105,12 +105,6 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Shapes, Shapes]] = {
         | {"roberta.embeddings.position_ids": (1, POSITIONS)}
         | {"lm_head.decoder.weight": TABLE, "lm_head.decoder.bias": (VOCABULARY,)},
     ),
-    "camembert-base": (
-        {"model_type": "camembert", "architectures": ["CamembertForMaskedLM"], **ROBERTA},
-        bert_like("roberta.", types=1) | lm_head(),
-        {f"roberta.{name}": shape for name, shape in POOLER.items()}
-        | {"roberta.embeddings.position_ids": (1, POSITIONS), "lm_head.decoder.weight": TABLE},
-    ),
     "google/electra-base-generator": (
         {"model_type": "electra", "architectures": ["ElectraForMaskedLM"], "embedding_size": TABLE_WIDTH},
         bert_like("electra.", width=TABLE_WIDTH)

@@ -16,10 +16,7 @@ PAIR = {"sentence_good": "a", "sentence_bad": "b"}
         ([{"sentence_good": "a"}], "pairs.jsonl, line 1: no sentence_bad"),
         ([PAIR, {"sentence_good": "a", "sentence_bad": 1}], "line 2: sentence_bad is not a string"),
         ([PAIR | {"sentence_good": ""}], "line 1: no sentence_good"),
-        ([PAIR | {"field": ["syntax"]}], "line 1: field is not a string"),
         ([PAIR, PAIR | {"linguistics_term": 5}], "line 2: linguistics_term is not a string"),
-        ([PAIR | {"UID": {}}], "line 1: UID is not a string"),
-        ([PAIR | {"sentence_bad": "b\ud800"}], r"line 1: sentence_bad is not valid Unicode: U\+D800 is half of a"),
         ([PAIR | {"field": "\udfff"}], r"line 1: field is not valid Unicode: U\+DFFF"),
         ([["a", "b"]], "line 1: not a JSON object"),
         ([], "have none"),
@@ -28,13 +25,6 @@ PAIR = {"sentence_good": "a", "sentence_bad": "b"}
 def test_files_of_another_form_are_refused_with_the_line_and_the_reason(lines, message, tmp_path):
     with pytest.raises(InputError, match=message):
         read_pairs([str(write_jsonl(tmp_path / "pairs.jsonl", *lines))])
-
-
-def test_lines_that_are_no_json_are_refused(tmp_path):
-    for line in ("{", "[" * 100_000):
-        (tmp_path / "pairs.jsonl").write_text(line, encoding="utf-8")
-        with pytest.raises(InputError, match=r"pairs.jsonl, line 1: "):
-            read_pairs([str(tmp_path / "pairs.jsonl")])
 
 
 def test_pairs_of_two_equal_sentences_are_read_and_counted(tmp_path, caplog):
@@ -46,14 +36,13 @@ def test_pairs_of_two_equal_sentences_are_read_and_counted(tmp_path, caplog):
 
 
 def test_a_missing_field_and_null_are_no_field(tmp_path):
-    rows = [PAIR | {"field": None, "linguistics_term": None, "UID": "one"}, PAIR, PAIR | {"linguistics_term": "two"}]
+    rows = [
+        PAIR | {"field": None, "linguistics_term": None, "UID": "one"},
+        PAIR,
+        PAIR | {"linguistics_term": "two", "UID": 7},
+    ]
     pairs = read_pairs([str(write_jsonl(tmp_path / "pairs.jsonl", *rows))])
     assert [(pair.field, pair.term) for pair in pairs] == [("", "one"), ("", ""), ("", "two")]
-
-
-def test_an_identifier_beside_a_term_may_be_a_number(tmp_path):
-    path = write_jsonl(tmp_path / "pairs.jsonl", PAIR | {"linguistics_term": "one", "UID": 7})
-    assert [pair.term for pair in read_pairs([str(path)])] == ["one"]
 
 
 def test_blank_lines_and_separators_of_other_kinds_are_no_ends_of_pairs(tmp_path):
@@ -65,6 +54,10 @@ def test_blank_lines_and_separators_of_other_kinds_are_no_ends_of_pairs(tmp_path
 
 
 def test_damaged_files_are_refused(tmp_path):
+    for line in ("{", "[" * 100_000):
+        (tmp_path / "pairs.jsonl").write_text(line, encoding="utf-8")
+        with pytest.raises(InputError, match=r"pairs.jsonl, line 1: "):
+            read_pairs([str(tmp_path / "pairs.jsonl")])
     path = tmp_path / "pairs.jsonl.gz"
     content = gzip.compress(json.dumps(PAIR).encode())
     damaged = [content[:place] + b"\xff\xff\xff\xff" for place in (12, 14, -6)]

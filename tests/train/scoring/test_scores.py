@@ -160,32 +160,3 @@ def test_each_model_is_compared_with_its_controls_and_those_before_it():
     ]
     assert "pairs of two equal sentences: 7, each counted as half right" in text
     assert [one["verdict"] for one in as_json(groups)["differences"]] == ["better"] * 2 + ["worse"] * 3
-
-
-def test_checkpoints_are_one_table_with_marks():
-    items = np.tile([1.0, 1.0, 1.0, 0.0], 100)
-    half = fraction_of(np.arange(400) % 2.0)
-    curve = group("run", [half, fraction_of(items)], [half] * 4, half)
-    text = as_text([curve])
-    assert text.count("| model ") == 1
-    assert " compared with " not in text
-    assert "| run, step 0         | 0.500 ± 0.025   |" in text
-    assert "| run, step 1         | 0.750 ± 0.022 * |" in text
-    assert [(one["of"], one["from"]) for one in as_json([curve])["differences"]][-1] == ("run, step 1", "run, step 0")
-
-
-def test_parts_are_down_and_models_across():
-    items = np.tile([1.0, 0.0], 50)
-    half = fraction_of(items)
-    one = ScoredModels(
-        [Scored("a", {"pairs": half}, {"pairs, by term": {"binding": half, "islands": half}})],
-        Scored("a, random weights", {"pairs": spread_of([half, half])}, {"pairs, by term": {"binding": half}}),
-        Scored("a, no context", {"pairs": half}, {"pairs, by term": {"binding": half, "islands": half}}),
-        {"a": None},
-        Unread(0.25, 0.5),
-    )
-    text = as_text([one])
-    assert "| pairs, by term | model         | random weights | no context    |" in text
-    assert "| binding        | 0.500 ± 0.050 | 0.500 ± 0.050  | 0.500 ± 0.050 |" in text
-    assert "| islands        | 0.500 ± 0.050 |                | 0.500 ± 0.050 |" in text
-    assert "- a: 25.0% of the text's tokens are <unk>; 50.0% of its bytes cannot be read" in text

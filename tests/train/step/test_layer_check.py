@@ -9,15 +9,14 @@ import tensorflow as tf
 import tf_keras
 
 from tests.fixtures.tiny_models import PAD, tiny_model
-from tests.fixtures.tiny_steps import RULE, batch_of, compiled_model, one_cpu, token_rows, two_cpus
+from tests.fixtures.tiny_steps import RULE, batch_of, compiled_model, one_cpu, token_rows
 from train.layers import tpu_layers
 from train.model.architectures import ARCHITECTURES
 from train.step import proofs
 from train.step.proofs import GRADIENT_TOLERANCE, LOSS_TOLERANCE, Figures, figures_agree, prove_tpu_layers
 from train.tasks.masked_lm import MaskedLanguageModeling
 
-# What differs from RoBERTa, and not in transformers' copies of its code alone.
-OTHERS = ("roberta-prelayernorm", "modernbert")
+SEP = 2
 # Of a ModernBERT a global layer, and a local one whose rows are cut into blocks.
 LAYERS = {"modernbert": {"local_attention": 2}}
 
@@ -30,7 +29,9 @@ def built(name="roberta", strategy=None, jit_compile=True):
 
 
 def is_proven(model):
-    return prove_tpu_layers(model, batch_of(token_rows()))
+    rows = token_rows()
+    rows[:, 6] = SEP
+    return prove_tpu_layers(model, batch_of(rows))
 
 
 def has_tpu_layers(model):
@@ -41,7 +42,13 @@ def state_of(model):
     return [variable.numpy() for variable in [*model.network.variables, *model.optimizer.variables]]
 
 
-def check_right_layers(model, caplog):
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "policy"), [("modernbert", "float32"), ("roberta", "mixed_bfloat16")])
+def test_right_layers_are_used_and_drop_as_the_reference_layers(name, policy, caplog):
+    """Also within the documents of a row."""
+    tf_keras.mixed_precision.set_global_policy(policy)
+    model = built(name)
+    model.network.encoder.separates_documents = name == "modernbert"
     before = state_of(model)
     with caplog.at_level(logging.INFO):
         assert is_proven(model)
@@ -50,19 +57,6 @@ def check_right_layers(model, caplog):
     assert "REFERENCE" not in caplog.text
     assert all(np.array_equal(one, other) for one, other in zip(state_of(model), before, strict=True))
     assert not any(layer.drops_heads for layer in model.network.dropout_layers)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["roberta", *OTHERS])
-def test_right_layers_are_used_and_drop_as_the_reference_layers(name, caplog):
-    check_right_layers(built(name), caplog)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["roberta", "modernbert"])
-def test_right_layers_are_used_in_bfloat16(name, caplog):
-    tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    check_right_layers(built(name), caplog)
 
 
 def check_fallback(model, caplog):
@@ -83,18 +77,6 @@ def test_layers_that_drop_nothing_are_not_used(caplog, monkeypatch):
     check_fallback(built(), caplog)
 
 
-@pytest.mark.slow
-def test_layers_that_the_compiler_refuses_are_not_used(caplog, monkeypatch):
-    """XLA has no Python."""
-
-    def attend(query, *_, **__):
-        return tf.ensure_shape(tf.numpy_function(np.sin, [query], query.dtype), query.shape)
-
-    monkeypatch.setattr(tpu_layers, "attend", attend)
-    text = check_fallback(built(), caplog)
-    assert "do not compile here: InvalidArgumentError: " in text
-
-
 def test_layers_that_cannot_be_traced_are_not_used_and_a_lost_device_says_nothing(caplog, monkeypatch):
     lost = tf.errors.UnavailableError(None, None, "Socket closed")
     monkeypatch.setattr(tpu_layers, "attend", Mock(side_effect=[lost, AttributeError("dot_general")]))
@@ -102,26 +84,6 @@ def test_layers_that_cannot_be_traced_are_not_used_and_a_lost_device_says_nothin
     with pytest.raises(tf.errors.UnavailableError):
         is_proven(model)
     assert "do not compile here: AttributeError: " in check_fallback(model, caplog)
-
-
-def test_figures_are_those_of_all_replicas():
-    """A row that one replica alone has moves what every one gets."""
-    rows = np.concatenate([token_rows(), token_rows(seed=1)])
-    strategy = two_cpus()
-    model = built(strategy=strategy, jit_compile=False)
-
-    def losses(rows):
-        dataset = tf.data.Dataset.from_tensor_slices(batch_of(rows)).batch(len(rows), drop_remainder=True)
-        batches = strategy.experimental_distribute_dataset(dataset)
-        sums, squares = strategy.run(model.gradient_sums, args=(next(iter(batches)),))
-        values = [value.numpy() for value in strategy.experimental_local_results(sums["loss"])]
-        assert all(value.shape == (len(model.network.trainable_variables),) for value in squares.values)
-        return values
-
-    one, same = losses(rows)
-    rows[-1, 5] += 1
-    assert one == same
-    assert losses(rows)[0] != one
 
 
 def test_figures_agree_within_rounding_alone():

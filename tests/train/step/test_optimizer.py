@@ -152,8 +152,7 @@ def test_on_every_replica_the_same_variables_decay():
         assert [optimizer.decays(value) for value in variable.values] == [len(variable.shape) > 1] * 2
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "jit_compile"), [("adamw", False), *((name, True) for name in OPTIMIZERS)])
 def test_nothing_changes_from_the_first_bad_step_on(name, jit_compile):
     variables = new_variables()
     optimizer = build(name, variables)

@@ -53,8 +53,3 @@ def test_every_step_has_a_rate_up_to_the_peak(shape, num_steps, num_warmup_steps
     assert all(0 < value <= 1 for value in values)
     assert warmup == sorted(warmup)
     assert rest == sorted(rest, reverse=True)
-
-
-def test_the_schedule_can_be_built_again_from_its_settings():
-    schedule = WarmupSchedule("wsd", peak=2.0, num_warmup_steps=1, num_steps=9, num_decay_steps=3, min_ratio=0.5)
-    assert vars(WarmupSchedule(**schedule.get_config())) == vars(schedule)

@@ -11,9 +11,7 @@ from train.checkpoints.manager import TrainingState
 from train.step import sharding
 from train.step.sharding import Sharding
 from train.tasks.masked_lm import MaskedLanguageModeling
-from train.tasks.pair_pretraining import NextSentencePrediction
 
-SEP = 2
 DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "num_hidden_layers": 1}
 
 
@@ -30,37 +28,26 @@ def test_which_variables_are_divided():
     assert Sharding(1, by_xla=True).axis((64, 8)) is None
 
 
-def built(name, optimizer, is_sharded):
-    changes = {"local_attention": 2, "attention_dropout": 0.1} if name == "modernbert" else DROPOUT
-    task, model_class = MaskedLanguageModeling(RULE, PAD), "TFAutoModelForMaskedLM"
-    if name == "bert":
-        task, model_class = NextSentencePrediction(RULE, PAD, SEP), "TFAutoModelForPreTraining"
+def built(optimizer, is_sharded):
     settings = {"optimizer": optimizer, "max_grad_norm": MAX_GRAD_NORM, "learning_rate": 2e-3}
     settings["sharding"] = Sharding(8, by_xla=True) if is_sharded else None
-    return compiled_model(tiny_model(name, model_class, **changes), task, **settings)
+    return compiled_model(tiny_model("roberta", **DROPOUT), MaskedLanguageModeling(RULE, PAD), **settings)
 
 
-def batch(name, seed):
-    rows = {"input_ids": token_rows(16, seed)}
-    if name == "bert":
-        rows["input_ids"][:, [5, -1]] = SEP
-        rows["next_sentence_label"] = np.arange(16, dtype=np.int32) % 2
-    return rows
+def batch(seed):
+    return {"input_ids": token_rows(16, seed)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "optimizer"),
-    [("roberta", "adamw"), ("bert", "adamw"), ("roberta", "lamb"), ("roberta", "muon"), ("modernbert", "muon")],
-)
-def test_eight_replicas_of_a_slice_train_the_same(name, optimizer):
-    """20 steps; `test_replicas.py` has a few, with accumulation and a gradient that is not finite."""
+@pytest.mark.parametrize("optimizer", ["lamb", "muon"])
+def test_eight_replicas_of_a_slice_train_the_same(optimizer):
+    """`test_replicas.py` has steps of AdamW, with accumulation and a gradient that is not finite."""
     cases = []
     for is_sharded in (False, True):
-        model = built(name, optimizer, is_sharded)
-        program = lower(model, model.train_step, batch(name, 0), 8)
+        model = built(optimizer, is_sharded)
+        program = lower(model, model.train_step, batch(0), 8)
         assert ("stablehlo.reduce_scatter" in program.stablehlo) == is_sharded
-        cases.append(Case([program], values_of(model), [(0, batch(name, seed)) for seed in range(20)]))
+        cases.append(Case([program], values_of(model), [(0, batch(seed)) for seed in range(8)]))
     for one, other in zip(*execute(cases), strict=True):
         np.testing.assert_allclose(other.outputs[0], one.outputs[0], rtol=1e-6)
         whole = {variable: value[0] for variable, value in one.state.items()}
@@ -87,13 +74,13 @@ def test_two_devices_train_and_resume_the_same_with_and_without():
 
     train(divided, rows, num_steps=2)
     after = TrainingState(divided).read()
-    # On, off, and on one device.
-    for strategy, is_sharded in ((two_cpus(), True), (two_cpus(), False), (one_cpu(), True)):
-        resumed = model_on(strategy, is_sharded)
+    # On, off, and on one device. A model that has other weights is restored to those that were saved.
+    for resumed, tolerance in (
+        (divided, {"atol": 0}),
+        (whole, {"atol": 2e-5, "rtol": 1e-6}),
+        (model_on(one_cpu(), True), {"atol": 2e-5, "rtol": 1e-6}),
+    ):
         TrainingState(resumed).write(saved)
         assert_same_arrays(TrainingState(resumed).read(), saved)
         train(resumed, rows, num_steps=2)
-        is_same = strategy.num_replicas_in_sync == 2 and is_sharded
-        assert_same_arrays(
-            TrainingState(resumed).read(), after, **({"atol": 0} if is_same else {"atol": 2e-5, "rtol": 1e-6})
-        )
+        assert_same_arrays(TrainingState(resumed).read(), after, **tolerance)

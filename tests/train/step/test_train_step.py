@@ -26,23 +26,9 @@ from train.config.settings import HardwareConfig
 from train.layers.random_bits import row_keys
 from train.step.optimizer import build_optimizer
 from train.step.train_step import PretrainingModel
-from train.tasks.heads import masked_lm_loss
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.masking import collect_predictions
 from train.tasks.masking_rule import MaskingRule
-
-
-def test_loss_of_the_gathered_head_is_that_of_the_full_head():
-    model = build(one_cpu())
-    rows = model.prepare_batch(batch_of(token_rows()), 0)
-    attended = tf.cast(rows.input_ids != PAD, tf.int32)
-    logits = model.network({"input_ids": rows.input_ids, "attention_mask": attended}).logits
-    labels, used = tf.reshape(rows.original_ids, (-1,)), tf.reshape(tf.cast(rows.is_masked, tf.float32), (-1,))
-    full = {
-        name: float(one) for name, one in masked_lm_loss(tf.reshape(logits, (len(labels), -1)), labels, used).items()
-    }
-    assert full["num_masked"] > 10
-    assert {name: float(one) for name, one in model.evaluation_step(rows).items()} == pytest.approx(full, rel=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +44,7 @@ def trained_plainly():
 
 @pytest.mark.parametrize(
     ("strategy", "num_micro_batches", "jit_compile"),
-    [
-        (two_cpus, 2, False),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((two_cpus, 1, False), (one_cpu, 2, True))),
-    ],
+    [(two_cpus, 2, False), pytest.param(one_cpu, 2, True, marks=pytest.mark.slow)],
 )
 def test_the_same_global_batch_gives_the_same_step(trained_plainly, strategy, num_micro_batches, jit_compile):
     _, expected_figures, expected_weights = trained_plainly
@@ -89,20 +72,6 @@ def test_without_masked_tokens_loss_is_0_and_weights_are_finite(trained_plainly)
     figures = train(model, np.full((32, LENGTH), PAD, np.int32))
     assert figures == {"loss": 0.0, "masked_accuracy": 0.0, "grad_norm": 0.0}
     assert np.isfinite(weights(model)).all()
-
-
-@pytest.mark.usefixtures("eagerly")
-def test_clipping_scales_the_whole_gradient():
-    rows = token_rows()
-    clipped, free = (build(one_cpu(), max_grad_norm=norm) for norm in (1e-9, 0.0))
-    for model in (clipped, free):
-        # With epsilon far above the gradients, AdamW's update is proportional to them.
-        model.optimizer.epsilon, model.optimizer.weight_decay = 1e3, 0.0
-    before = weights(free)
-    figures = train(free, rows, num_steps=1)
-    assert train(clipped, rows, num_steps=1)["grad_norm"] == pytest.approx(figures["grad_norm"], rel=1e-4)
-    assert np.abs(weights(free) - before).max() > 0
-    assert np.abs(weights(clipped) - before).max() < 1e-6 * np.abs(weights(free) - before).max()
 
 
 @pytest.mark.usefixtures("eagerly")

@@ -144,33 +144,3 @@ def test_the_gradient_is_that_of_both_means():
         loss = apart["mlm_loss"] / apart["num_masked"] + apart["pair_loss"] / apart["num_pairs"]
     expected = map(tf.convert_to_tensor, tape.gradient(loss, model.network.trainable_variables))
     assert_all_close((one / sums["num_masked"] for one in gradients), expected, atol=1e-5)
-
-
-NUM_STEPS = 500
-
-
-def topic_pairs(num_rows: int, seed: int) -> dict[str, tf.Tensor]:
-    """Make pairs of segments of two topics, each with its words: of one topic 0, of both 1."""
-    generator = np.random.default_rng(seed)
-    topics = generator.integers(0, 2, (num_rows, 2))
-    words = 5 + 90 * np.repeat(topics, 6, axis=1) + generator.integers(0, 90, (num_rows, 12))
-    rows = np.insert(words, [0, 6, 12], [CLS, SEP, SEP], axis=1)
-    return {
-        "input_ids": tf.constant(np.pad(rows, ((0, 0), (0, 1)), constant_values=PAD), tf.int32),
-        "next_sentence_label": tf.constant(topics[:, 0] != topics[:, 1], tf.int32),
-    }
-
-
-@pytest.mark.slow
-def test_it_learns_to_tell_pairs_apart():
-    """On rows that were not trained on; the labels mean what they mean in the head of transformers."""
-    # From other starts it may take more steps until it tells any apart.
-    model = build("bert", one_cpu(), noise_seed=9, num_steps=NUM_STEPS, learning_rate=3e-3)
-    model.compile(optimizer=model.optimizer, jit_compile=True)
-    batches = tf.data.Dataset.from_tensor_slices(topic_pairs(64 * NUM_STEPS, seed=0)).batch(64, drop_remainder=True)
-    model.fit(batches, steps_per_epoch=NUM_STEPS, verbose=0)
-    batch = topic_pairs(500, seed=1)
-    is_random = model.network(inputs_of(batch["input_ids"])).seq_relationship_logits.numpy().argmax(axis=1)
-    accuracy = (is_random == batch["next_sentence_label"].numpy()).mean()
-    print(accuracy)
-    assert accuracy > 0.9

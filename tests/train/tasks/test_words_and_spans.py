@@ -50,13 +50,6 @@ def expected_spans(words, special, lengths):
     return firsts
 
 
-def test_words_of_a_row():
-    words, _, _ = units([[5, 6, 10, 5, 10, 0, 5, 5, 2, 1]])
-    assert words.tolist() == [[0, 0, 2, 2, 4, 5, 6, 6, 8, 9]]
-    words, _, _ = units([[10] + [5] * 19])  # one that is too long is several
-    assert words.tolist() == [[0] * 8 + [8] * 8 + [16] * 4]
-
-
 def test_spans_of_a_row():
     """Its spans have 1, 2, 1 and 4 words; a special token cuts the last one short."""
     assert span_lengths(draw_bits(row_keys(SEED, 1), (12,))).numpy()[0, :4].tolist() == [1, 2, 1, 4]
@@ -64,7 +57,7 @@ def test_spans_of_a_row():
     assert spans.tolist() == [[0, 0, 2, 2, 2, 2, 2, 7, 7, 9, 10, 11]]
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(
     rows=st.tuples(st.integers(1, 3), st.integers(1, 70)).flatmap(
         lambda shape: arrays(int, shape, elements=st.sampled_from([0, 2, 5, 5, 5, 5, 5, 5, 10])).map(np.ndarray.tolist)
