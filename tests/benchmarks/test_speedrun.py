@@ -54,7 +54,7 @@ def test_the_table_of_records_is_that_of_the_runs():
     for name in {run["entrant"] for run in runs}:
         of_entrant = [run for run in runs if (run["entrant"], run["budget"]) == (name, 120)]
         scores = [run["bits_per_byte"] for run in of_entrant if "killed" not in run]
-        shown = ["killed" if "killed" in run else f"{run['bits_per_byte']:.3f}" for run in of_entrant]
+        shown = ["killed after 120 seconds" if "killed" in run else f"{run['bits_per_byte']:.3f}" for run in of_entrant]
         assert f"| {statistics.mean(scores):.3f} | {', '.join(shown)} | `{name}` |" in page
 
 
@@ -102,20 +102,6 @@ def test_the_text_is_the_docstrings_of_wheels_and_shares_no_long_run_of_words(tm
     assert [len(documents) for documents in written.values()] == [2, 1, 1]
     assert written["validation"][0].startswith("Different")
     assert not any("Not a module" in document for documents in written.values() for document in documents)
-
-
-def test_data_that_is_missing_or_changed_gets_one_line(tmp_path):
-    command = r"python benchmarks/speedrun/prepare\.py"
-    with pytest.raises(InputError, match=rf"^data must be a folder that prepare\.py wrote; [^\n]* Run: {command}"):
-        prepare.check_data(tmp_path)
-    for name in prepare.SHA256:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"changed")
-    (tmp_path / "text").mkdir()
-    for split in text.SPLITS:
-        (tmp_path / "text" / f"{split}.jsonl").write_bytes(b"changed")
-    with pytest.raises(InputError, match=r"train\.jsonl must have the SHA-256 [^\n]*$"):
-        prepare.check_data(tmp_path)
 
 
 @pytest.fixture

@@ -17,13 +17,7 @@ import pytest
 from nbclient import NotebookClient
 
 from mlm_common.corpus.builtin import python_files, read_files
-from notebooks.execute import (
-    DRAWN,
-    EXECUTED,
-    cells_sha256,
-    drawing_code_sha256,
-    without_outputs,
-)
+from notebooks.execute import DRAWN, EXECUTED, cells_sha256, drawing_code_sha256, without_outputs
 from tests.fixtures.commands import parse
 from tests.fixtures.jax_devices import devices_of_jax
 from tests.fixtures.notebooks import COMPARISON, FINETUNING, NOTEBOOKS, WALKTHROUGH, code_cells
@@ -92,19 +86,6 @@ def test_links_of_notebooks_lead_somewhere(path):
             assert not target.endswith("/github/"), target
         else:
             assert (path.parent / target).is_file(), target
-
-
-@pytest.mark.parametrize(("variables", "topology"), [({"COLAB_RELEASE_TAG": "release"}, "v5e-1"), ({}, "v5e-8")])
-def test_the_preflight_asks_about_the_chips_of_the_place(variables, topology, monkeypatch):
-    """Colab has one chip. The batch does not depend on it."""
-    for name in ("COLAB_RELEASE_TAG", "MLM_TOPOLOGY"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    settings = walkthrough_settings(False, "local")
-    assert settings["TOPOLOGY"] == topology
-    assert "--global-batch-size 256" in settings["SETTINGS"]
-    assert "accumulation" not in settings["SETTINGS"]
 
 
 @pytest.mark.parametrize("path", [WALKTHROUGH, COMPARISON, FINETUNING])
@@ -201,13 +182,6 @@ def test_a_run_is_kept_where_a_cell_says(settings, work, asked, monkeypatch):
 def test_the_hub_keeps_no_run_without_a_repository(monkeypatch):
     with pytest.raises(SystemExit, match="Set HUB_MODEL_ID"):
         kept(monkeypatch, "this machine", ON_HUB="start")
-
-
-@pytest.mark.parametrize(("extra", "tpu_name"), [("cpu", ""), ("gpu", ""), ("tpu", "local"), ("jax-tpu", "local")])
-def test_the_walkthrough_asks_for_the_tpu_of_either_runtime(extra, tpu_name):
-    variables = {"QUICK": False, "find_extra": lambda: extra}
-    exec(code_cells(WALKTHROUGH)["helpers"].splitlines()[-1], variables)
-    assert variables["TPU_NAME"] == tpu_name
 
 
 def test_the_walkthrough_connects_by_jax_where_tensorflow_has_no_tpu(tpu_machine, monkeypatch, capsys):

@@ -45,10 +45,7 @@ def test_a_manifest_that_is_not_one_is_refused(tmp_path, record, message):
         read_mixture(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "pairs",
-    [["de"], ["de="], ["de=x"], ["de=1", "de=2"], ["=1"], ["de=1", "en=1"], ["de=0"]],
-)
+@pytest.mark.parametrize("pairs", [["de"], ["de="], ["de=x"], ["de=1", "de=2"], ["=1"], ["de=1", "en=1"], ["de=0"]])
 def test_pairs_of_another_form_are_refused(pairs):
     with pytest.raises(InputError, match="--weights"):
         named_weights(pairs, "--weights", ["de"])

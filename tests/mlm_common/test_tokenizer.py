@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from mlm_common.errors import InputError
@@ -341,13 +341,3 @@ def test_tokens_without_a_role_have_the_name_that_both_versions_know(tmp_path):
     assert config["additional_special_tokens"] == ["[ENT]"]
     assert not config.get("extra_special_tokens")
     assert "[ENT]" in load_tokenizer(str(tmp_path)).all_special_tokens
-
-
-def test_a_post_processor_that_adds_nothing_is_as_none():
-    tokenizer = make_tokenizer()
-    expected = tokenizer_sha256(tokenizer)
-    backend = tokenizer.backend_tokenizer
-    backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
-    assert tokenizer_sha256(tokenizer) == expected
-    backend.post_processor = processors.TemplateProcessing(single="$A:0 $A:0", pair="$A:0 $B:1", special_tokens=[])
-    assert tokenizer_sha256(tokenizer) != expected

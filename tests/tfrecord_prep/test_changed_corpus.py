@@ -65,15 +65,6 @@ def test_a_split_of_another_preparation_must_not_share_text(source, tmp_path, ru
     assert contents(tmp_path) == before
 
 
-def test_a_split_of_other_files_stays(source, tmp_path):
-    (tmp_path / "held_out.txt").write_text("another text\n" * 20, encoding="utf-8")
-    arguments = flags(source, tmp_path / "out")
-    assert main([*arguments, "--validation-files", str(tmp_path / "held_out.txt")]) == 0
-    before = contents(tmp_path / "out")
-    assert main(arguments) == 0
-    assert contents(tmp_path / "out") == before
-
-
 def test_the_corpus_of_the_tokenizer_must_not_have_changed(source, tmp_path, run, monkeypatch):
     for name in ("trained", "elsewhere"):
         (tmp_path / name).mkdir()

@@ -90,12 +90,6 @@ def test_a_failed_push_leaves_no_manifest_and_is_continued(source, tmp_path, hub
     assert titles(hub_here)[num_commits].startswith("train: shards 11 to 20 of")
 
 
-def test_from_cloud_storage(source, cloud, hub_here):
-    assert main(flags(source, f"{cloud.bucket_url}/rows", *HUB, "--publish-details")) == 0
-    stored = {name.removeprefix("rows/"): content for name, content in cloud.objects().items()}
-    assert published(hub_here) == stored
-
-
 def test_a_repository_of_others_is_refused_before_the_work(source, tmp_path, hub_here, run):
     hub_here.put(REPO, "data/train-0.parquet", b"rows", kind="datasets")
     assert "(data/train-0.parquet)" in run(main, *flags(source, tmp_path / "out", *HUB)).refusal

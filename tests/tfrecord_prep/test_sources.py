@@ -10,10 +10,7 @@ from unicodedata import normalize
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from mlm_common.corpus.config import CorpusConfig, SourcesConfig
-from mlm_common.corpus.sources import open_mixture
 from mlm_common.mixture import MIXTURE_NAME, MixtureSource, read_mixture
-from mlm_common.tokenizer import RECORD_FILE
 from tests.fixtures.tiny_corpus import WORDS, contents, flags, read_rows
 from tfrecord_prep import prepare_tfrecord_shards as command
 from tfrecord_prep import split
@@ -149,31 +146,6 @@ def test_stopped_anywhere_it_continues_to_the_same_bytes(source, sources, prepar
     assert contents(tmp_path / "out") == contents(prepared)
 
 
-def stop(*_: object) -> None:
-    raise OSError("no space left")
-
-
-def test_what_validation_gains_meanwhile_leaves_finished_partitions(source, sources, tmp_path, monkeypatch):
-    folder = Path(shutil.copytree(sources.parent, tmp_path / "sources"))
-    text = sources.read_text(encoding="utf-8").replace(str(sources.parent), str(folder))
-    (folder / "sources.yaml").write_text(text, encoding="utf-8")
-    arguments = mixed(source, folder / "sources.yaml", tmp_path / "out", "--drop-duplicates")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(split, "write_manifest", stop)
-        assert main(arguments) == 1
-    before = {path.name: path.read_bytes() for path in (tmp_path / "out" / "one" / "train").glob("*.tfrecord")}
-    *_, text = (line for line in (folder / "one.txt").read_text(encoding="utf-8").split("\n") if line.strip())
-    with (folder / "held.txt").open("a", encoding="utf-8") as file:
-        file.write(f"{text}\n")
-    assert main(arguments) == 0
-    assert main(mixed(source, folder / "sources.yaml", tmp_path / "fresh", "--drop-duplicates")) == 0
-    assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
-    after = {path.name: path.read_bytes() for path in (tmp_path / "out" / "one" / "train").glob("*.tfrecord")}
-    assert before != after
-    assert before.items() & after.items()
-
-
 def test_the_flag_and_the_sources_before_are_part_of_the_settings(source, sources, prepared, tmp_path, run):
     output = shutil.copytree(prepared, tmp_path / "out")
     assert "deduplicated" in run(main, *mixed(source, sources, output)).error
@@ -193,15 +165,6 @@ def test_a_single_corpus_loses_its_duplicates_too(source, sources, tmp_path):
     assert len(documents_of(source, tmp_path / "train")) == len(set(documents_of(source, tmp_path / "train"))) == 120
     assert read_manifest(str(tmp_path / "train")).totals.num_duplicate_documents == 9
     assert [path.name for path in tmp_path.iterdir()] == ["train"]
-
-
-def test_sources_of_the_tokenizer_are_those_of_stage_2(source, sources, tmp_path):
-    shutil.copytree(source / "tokenizer", tmp_path / "tokenizer")
-    record = open_mixture(CorpusConfig(), SourcesConfig(str(sources))).record
-    (tmp_path / "tokenizer" / RECORD_FILE).write_text(json.dumps(record), encoding="utf-8")
-    assert main(mixed(source, sources, tmp_path / "named")) == 0
-    assert main(flags(source, tmp_path / "unnamed", tokenizer=tmp_path / "tokenizer", corpus=())) == 0
-    assert contents(tmp_path / "unnamed") == contents(tmp_path / "named")
 
 
 def test_verify_checks_all_sources(prepared, tmp_path, run):

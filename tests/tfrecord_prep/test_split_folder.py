@@ -1,24 +1,21 @@
 """Folders in every state: complete, unfinished, damaged, of other settings; and bad input."""
 
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mlm_common.cli.process import interruptible
 from mlm_common.corpus import identity
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.corpus import open_corpus, read_partition
 from mlm_common.corpus.text_files import ByteRange
 from mlm_common.corpus.text_formats import BadRow, BadRows
-from mlm_common.errors import EXIT_STOPPED, InputError
+from mlm_common.errors import InputError
 from tests.fixtures.run_command import Run
 from tests.fixtures.tiny_corpus import contents
 from tfrecord_prep import partition, split
 from tfrecord_prep.manifest import read_manifest
-from tfrecord_prep.prepare_tfrecord_shards import stoppable
 from tfrecord_prep.split import default_partition_bytes, default_shard_size
 
 CORPUS = b"a corpus of small words\n" * 400 + b"x\n"
@@ -90,31 +87,6 @@ def test_resumed_run_keeps_complete_partitions(prepare, unfinished, tmp_path):
     assert {path for path in before if times(folder)[path] != before[path]} == redone
 
 
-def test_unfinished_folder_of_other_settings(prepare, unfinished, tmp_path):
-    (tmp_path / "docs.txt").write_bytes(CORPUS + b"x")
-    before = contents(tmp_path)
-    refused = prepare(tmp_path / "out", *unfinished, "--max-length", 32).refusal
-    assert re.search("unfinished shards .*: max_length is 16 there, but 32 is requested.*--overwrite", refused)
-    assert contents(tmp_path) == before
-    assert_same_as_fresh(prepare, tmp_path, *unfinished, "--max-length", 32, "--overwrite")
-
-
-def test_after_a_file_changed_only_its_partitions_are_made_again(prepare, tmp_path, caplog):
-    files = [tmp_path / name for name in ("a.txt", "b.txt", "c.txt")]
-    for file in files:
-        file.write_bytes(CORPUS)
-    files[1].write_bytes(CORPUS.replace(b"x", b"\xff"))
-    corpus = ["--data-files", *files]
-    assert f"{files[1]} must contain UTF-8 text" in prepare(tmp_path / "out", *corpus).error
-    before = times(tmp_path / "out")
-    of_first_file = {path for path in before if path.name < "dataset-00005"}
-
-    files[1].write_bytes(CORPUS.upper())  # and so has the same size
-    assert_same_as_fresh(prepare, tmp_path, *corpus)
-    assert "corpus.data_files[1] is " in caplog.text
-    assert {path for path in before if times(tmp_path / "out").get(path) == before[path]} == of_first_file
-
-
 def test_with_another_tokenizers_library_unfinished_work_is_done_again(prepare, unfinished, tmp_path, monkeypatch):
     version = split.version
     before = times(tmp_path / "out")
@@ -159,35 +131,6 @@ def test_skipped_rows_are_the_same_for_any_number_of_workers(prepare, tmp_path):
     assert (limited.totals.num_documents, limited.bad_rows.num_rows) == (297, 3)
     assert [row.place for row in limited.bad_rows.listed] == ["line 4", "line 151", "line 300"]
     assert "cannot be read: 3 left out" in prepare(tmp_path / "one", "--verify").out
-
-
-def test_a_run_that_a_bad_row_ended_resumes_with_skip(prepare, tmp_path, caplog):
-    corpus = with_bad_rows(tmp_path)
-    corpus.write_bytes(b'{"text": "a"}\n' * 3 + corpus.read_bytes().partition(b"0}\n")[2])
-    files = ["--data-files", corpus]
-    assert "half of a surrogate pair. Fix it, or skip unreadable rows" in prepare(tmp_path / "out", *files).error
-    before = times(tmp_path / "out", "dataset-00000-*")
-    assert before
-    assert_same_as_fresh(prepare, tmp_path, *files, "--on-bad-row", "skip")
-    assert "corpus has changed" not in caplog.text
-    assert times(tmp_path / "out", "dataset-00000-*") == before
-    # Complete without those rows is not complete with all of them.
-    refused = prepare(tmp_path / "out", *files)
-    assert "corpus.settings.on_bad_row is 'skip' there, but 'fail' is requested" in refused.error
-
-
-def test_overwrite_that_was_stopped_resumes(prepare, unfinished, tmp_path):
-    before = times(tmp_path / "out", "dataset-00000-*")
-    assert prepare(tmp_path / "out", *unfinished, "--overwrite").status == 0
-    assert times(tmp_path / "out", "dataset-00000-*") == before
-    assert prepare(tmp_path / "out", *unfinished, "--overwrite").status == 0
-    assert times(tmp_path / "out", "dataset-00000-*") != before
-
-
-def test_overwrite_replaces_other_settings(prepare, tmp_path):
-    prepare(tmp_path / "out")
-    (tmp_path / "out" / "train" / "tokenizer" / "vocab.txt").write_text("of another tokenizer", encoding="utf-8")
-    assert_same_as_fresh(prepare, tmp_path, "--max-length", 32, "--overwrite")
 
 
 def leave_foreign_shards(folder: Path) -> None:
@@ -268,22 +211,3 @@ def test_default_partition_size_follows_the_corpus(tmp_path, num_bytes, expected
         file.truncate(num_bytes)  # takes no room on the disk
     assert default_partition_bytes(open_corpus(CorpusConfig(data_files=[str(path)]))) == expected
     assert default_partition_bytes(open_corpus(CorpusConfig(data_files=[str(path)], limit=1))) == 4 * MIB
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
-def test_a_request_ends_in_one_line(number, handler, capsys):
-    before = signal.signal(signal.SIGINT, handler)
-    sigterm = signal.getsignal(signal.SIGTERM)
-    try:
-        if (number, handler) == (signal.SIGINT, signal.SIG_IGN):
-            with interruptible(), stoppable():
-                signal.raise_signal(number)
-            return
-        with pytest.raises(SystemExit) as caught, interruptible(), stoppable():
-            signal.raise_signal(number)
-        assert caught.value.code == EXIT_STOPPED
-        assert capsys.readouterr().err == "Stopped. Run the same command again to continue.\n"
-        assert signal.getsignal(signal.SIGTERM) == sigterm
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerFast
 from mlm_common.tokenizer import BYTE_TOKENS, SPECIAL_TOKENS
 from tokenizer_training.fit import measure_fits
 from tokenizer_training.report import (
-    EXAMPLE_CHARACTERS,
     TokenizerQuality,
     build_report,
     draw_report,
@@ -77,13 +76,6 @@ def test_special_tokens_in_text_are_text():
     assert quality.num_tokens == len("▁<unk>[MASK]▁[SEP]")
 
 
-def test_many_texts_are_measured_as_one(monkeypatch):
-    texts = TEXTS * 30
-    few_at_once = measure_quality(make_tokenizer(), texts)
-    monkeypatch.setattr("tokenizer_training.report.TEXTS_AT_ONCE", len(texts))
-    assert measure_quality(make_tokenizer(), texts) == few_at_once
-
-
 @pytest.mark.parametrize("texts", [[], ["", " "]])
 def test_without_text_there_are_no_figures_but_a_report(texts):
     tokenizer = make_tokenizer()
@@ -117,21 +109,6 @@ def test_pieces_and_characters():
     assert report["held_out"]["part"] == "validation"
     assert report["held_out"]["byte_rate"] > 0
     assert json.loads(json.dumps(report)) == report
-
-
-def test_ten_examples_of_whole_words_come_from_all_over_the_text():
-    examples = make_report(make_tokenizer(), TEXTS)["examples"]
-    assert len(examples) == 10
-    for example in examples:
-        text, tokens = example["text"], example["tokens"]
-        assert 0 < len(text) <= EXAMPLE_CHARACTERS
-        source = next(" ".join(full.split()) for full in TEXTS if text in " ".join(full.split()))
-        if " " in text:
-            assert f" {text} " in f" {source} "
-        if "<unk>" not in tokens:
-            assert "".join(tokens).replace("▁", " ").strip() == text
-    assert len({example["text"] for example in examples}) > 7
-    assert any("<unk>" in example["tokens"] for example in examples)
 
 
 CHINESE = ["的模型" * 60, "模型的" * 50]

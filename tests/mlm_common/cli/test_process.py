@@ -62,11 +62,7 @@ stays = Stays()
 
 @pytest.mark.parametrize(
     ("end", "status"),
-    [
-        ("raise InputError('bad')", 2),
-        ("raise ZeroDivisionError", 1),
-        ("os.kill(os.getpid(), signal.SIGTERM)", 75),
-    ],
+    [("raise InputError('bad')", 2), ("raise ZeroDivisionError", 1), ("os.kill(os.getpid(), signal.SIGTERM)", 75)],
 )
 def test_objects_that_would_wait_at_their_end_are_not_destroyed(end, status, tmp_path):
     """As an iterator of tf.data that waits for a thread of its own."""

@@ -1,23 +1,14 @@
-import asyncio
-import hashlib
 import sysconfig
 from pathlib import Path
 
 import pytest
 
 from mlm_common.corpus import builtin
-from mlm_common.corpus.builtin import (
-    MIN_DOCUMENT_CHARACTERS,
-    extract_documents,
-    python_files,
-    read_files,
-)
+from mlm_common.corpus.builtin import extract_documents, python_files, read_files
 
 PROSE = "Return the words of the sentence in the order in which they were read, and nothing else besides them, {}."
 ESCAPE = PROSE.format(r"inner function \d")
 SURROGATE = PROSE.format(r"lone \ud800 surrogate")
-ASYNCIO_FILES = list(python_files([str(Path(asyncio.__file__).parent)]))
-
 MODULE = f'''
 """{PROSE.format("module")}
 
@@ -103,16 +94,6 @@ def test_repeated_documents_and_paragraphs_occur_once(tmp_path, monkeypatch):
     assert sum(PROSE.format("same") in text for text in documents) == 1
     monkeypatch.setattr(builtin, "MAX_BYTES", len(documents[0]) + 1)
     assert read_files(files) == documents[:1]
-
-
-def test_real_package_read_by_other_processes():
-    documents = read_files(ASYNCIO_FILES)
-    assert len(documents) > 150
-    assert len(set(documents)) == len(documents)
-    assert min(map(len, documents)) >= MIN_DOCUMENT_CHARACTERS
-    by_hash = sorted(documents, key=lambda text: hashlib.blake2b(text.encode(), digest_size=16).digest())
-    assert list(documents) == by_hash
-    assert any(text.startswith("Return a generator-based coroutine") or "event loop" in text for text in documents)
 
 
 def test_the_corpus_is_extracted_once_and_again_after_a_change(tmp_path, monkeypatch):

@@ -91,14 +91,6 @@ def test_wrapped_lines_need_a_choice(ending, tmp_path):
             open_corpus(CorpusConfig(**settings))  # type: ignore[arg-type]
 
 
-def test_first_documents_are_read_without_the_rest(tmp_path):
-    write_lines(tmp_path / "a.txt", ["good"] * 10)
-    (tmp_path / "b.txt").write_bytes(b"\xff broken")
-    assert read(data_files=[str(tmp_path / "*.txt")], limit=10) == ["good"] * 10
-    with pytest.raises(InputError, match=r"b\.txt must contain UTF-8 text"):
-        read(data_files=[str(tmp_path / "*.txt")])
-
-
 def test_record_gives_the_settings_back(tmp_path):
     write_lines(tmp_path / "a.txt", ["text"])
     config = CorpusConfig(data_files=[str(tmp_path / "a.txt")], validation_percent=1.5, limit=7, sample_by="paragraph")

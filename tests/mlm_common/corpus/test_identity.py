@@ -16,7 +16,6 @@ from mlm_common.corpus.corpus import open_corpus
 from mlm_common.corpus.identity import (
     NO_CONTENT,
     Part,
-    describe_changed_sources,
     describe_changes,
     describe_shared_text,
     keep,
@@ -106,17 +105,6 @@ def test_another_commit_is_another_corpus_with_a_hint():
     assert f"dataset_revision is '{COMMIT}' there, but '{OTHER_COMMIT}' is requested" in changes
     assert f"--dataset-revision {COMMIT}" in changes
     assert describe_changes(on_hub(), on_hub(streaming=True, test_split="test")) == ""
-
-
-def test_sources_that_were_asked_for_otherwise_are_not_compared(files):
-    def whole(validation_file: Path) -> dict[str, Any]:
-        config = CorpusConfig(data_files=[str(files[0])], validation_files=[str(validation_file)], limit=3)
-        return open_corpus(config).record
-
-    trained_on = whole(files[1])
-    assert describe_changed_sources(trained_on, whole(files[2])) == ""
-    files[1].write_text("changed\n", encoding="utf-8")
-    assert "validation_files[0] is " in describe_changed_sources(trained_on, whole(files[1]))
 
 
 def checksum_of(path: Path) -> str | None:
@@ -308,12 +296,3 @@ def test_a_held_out_file_is_no_copy_of_one_that_is_trained_on(tmp_path, monkeypa
         config = CorpusConfig(data_files=["a.txt"], **{f"{split}_files": [copy]})
         with pytest.raises(InputError, match=rf"`train` and `{split}` must not share text; .*, {tmp_path}/{copy}\."):
             open_corpus(config)
-
-
-def test_empty_files_are_no_copies(files):
-    empty = [files[0].with_name(name) for name in ("1.txt.gz", "2.txt.gz", "3.txt")]
-    for path in empty:
-        path.write_bytes(gzip.compress(b"") if path.suffix == ".gz" else b"")
-    for one, other in ((empty[0], empty[1]), (empty[0], empty[2]), (empty[2], empty[2])):
-        held_out = part_of(files[1], split="validation", validation_files=[str(other), str(files[2])])
-        assert describe_shared_text(part_of(files[0], one), held_out) == ""

@@ -72,11 +72,7 @@ def test_words_and_a_file_name_sources_alike():
     [
         ("de=de.txt fo.txt", [], "--sources must be NAME=VALUE for each source; received 'fo.txt'"),
         ("de=de.txt fo=", [], "--sources must be NAME=VALUE for each source; received 'fo='"),
-        (
-            "de.txt fo.txt",
-            [],
-            "must be one path, or several with names, such as a=de.txt b=fo.txt; received de.txt",
-        ),
+        ("de.txt fo.txt", [], "must be one path, or several with names, such as a=de.txt b=fo.txt; received de.txt"),
         ("de=f.txt", [], "--sources de: --data-files: no file .* did you mean fo.txt"),
         ("de=de.txt fo=fo.txt", ["de=1"], r"--source-weights must name each source once \(de, fo\); received de"),
         ("de=de.txt fo=fo.txt", ["de=1", "fo=0"], "--source-weights must give each source a weight above 0"),

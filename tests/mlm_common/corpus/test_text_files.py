@@ -1,6 +1,5 @@
 """Files that are not what they should be, very long lines, and rows that cannot be read, in every format."""
 
-import codecs
 import gzip
 import io
 import json
@@ -19,7 +18,6 @@ from hypothesis import strategies as st
 
 from mlm_common.corpus import text_formats
 from mlm_common.corpus.config import CorpusConfig, SampleBy
-from mlm_common.corpus.corpus import open_corpus
 from mlm_common.corpus.text_files import ByteRange, read_byte_range
 from mlm_common.corpus.text_formats import BadRow, BadRows, parquet_texts
 from mlm_common.errors import InputError
@@ -88,20 +86,6 @@ def test_character_cut_at_a_block_border_or_at_the_end(tmp_path):
             read_file(write(tmp_path / "a.txt", content))
 
 
-@pytest.mark.parametrize("ending", ["txt", "jsonl.gz", "json", "csv"])
-@pytest.mark.parametrize("encoding", ["UTF-16", "UTF-16LE", "UTF-32BE"])
-def test_utf16_is_named_and_not_taken_for_text(ending, encoding, tmp_path):
-    content = content_of(ending, [b"plain ASCII", "Gr\u00fc\u00dfe".encode()]).decode()
-    name = write(tmp_path / f"a.{ending}", content.encode(encoding))
-    if "csv" in ending and encoding in ("UTF-16", "UTF-32"):  # with a byte-order mark, as Excel writes it
-        assert read_file(name) == ["plain ASCII", "Gr\u00fc\u00dfe"]
-        return
-    with pytest.raises(
-        InputError, match=rf"must be UTF-8 text; (it|byte) .* Convert it: `iconv -f {encoding} -t UTF-8`"
-    ):
-        read_file(name)
-
-
 @pytest.mark.parametrize("damage", ["cut short", "changed", "wrong checksum", "more after it"])
 @pytest.mark.parametrize("ending", ["txt.gz", "csv.gz"])
 def test_damaged_gzip_files(ending, damage, tmp_path):
@@ -117,16 +101,6 @@ def test_damaged_gzip_files(ending, damage, tmp_path):
     path.write_bytes(damaged[damage])
     with pytest.raises(InputError, match=r"must (be a (text|JSON|CSV) file in gzip;|contain)"):
         read_file(path)
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_byte_order_mark_is_no_text(ending, tmp_path):
-    content = content_of(ending, [b"first", b"second"])
-    if "csv" in ending:
-        content = b'"text",n\nfirst,1\nsecond,2\n'  # where the mark would hide the column
-    name = write(tmp_path / f"a.{ending}", codecs.BOM_UTF8 + content)
-    for sample_by in ("line", "paragraph", "document"):
-        assert "\n".join(read_file(name, sample_by=sample_by)).split() == ["first", "second"]
 
 
 MEASURE = """
@@ -254,9 +228,3 @@ def test_all_are_counted_and_the_first_are_listed(tmp_path, monkeypatch):
     assert (bad_rows.num_rows, [row.place for row in bad_rows.listed]) == (50, ["line 1", "line 2", "line 3"])
     bad_rows.add(2, [BadRow("b.txt", "line 1", "bad")] * 2)
     assert (bad_rows.num_rows, len(bad_rows.listed)) == (52, 3)
-
-
-def test_a_corpus_of_bad_rows_only_is_refused(tmp_path):
-    path = write(tmp_path / "a.jsonl", b'{"text": 0}\n' * 4)
-    with pytest.raises(InputError, match=r"is blank\. Check --text-column\. .* 4 left out, such as .*line 1: int 0"):
-        open_corpus(CorpusConfig(data_files=[str(path)], on_bad_row="skip"))

@@ -180,16 +180,6 @@ def test_a_repository_of_others_is_refused_and_untouched(existing, server):
     assert server.repository(REPO) == before
 
 
-def test_a_new_branch_starts_without_the_files_of_main(server):
-    server.put(REPO, "data.parquet", b"rows")
-    on_a_branch = HubRepository(REPO, branch="ours")
-    check_hub_access(on_a_branch)
-    push(repository=on_a_branch)
-    assert stored_files(server, "ours") == FILES
-    assert stored_files(server) == {"data.parquet": b"rows"}
-    check_hub_access(on_a_branch)
-
-
 @pytest.mark.parametrize(
     ("card", "pushed", "license_name"),
     [

@@ -140,16 +140,6 @@ def test_last_file_is_not_uploaded_when_another_fails(cloud, shards):
     assert sum(entry["status"] == 200 for entry in cloud.requests(path=UPLOAD)) == 4, "what is unchanged is sent once"
 
 
-def test_local_failure_leaves_the_old_file(tmp_path):
-    path = tmp_path / "file"
-    path.write_text("old", encoding="utf-8")
-    with pytest.raises(FileNotFoundError):
-        open_folder(str(tmp_path)).upload_file(str(tmp_path / "missing"), "file")
-    open_folder(f"{tmp_path}/.").upload_file(str(path), "file")
-    assert path.read_text(encoding="utf-8") == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 IN_PARTS = os.urandom((1 << 16) + 1)
 
 
