@@ -169,17 +169,11 @@ def test_folder_in_the_way(prepare, tmp_path, spoil, more, message):
     ("more", "message"),
     [
         ("--max-length 7", "--max-length must be at least 8"),
-        ("--shard-size 0", "--shard-size must be at least 1"),
         ("--partition-bytes 10", "--partition-bytes must be at least 1,024"),
-        ("--num-workers 0", "--num-workers must be at least 1"),
-        ("--hub-private", "--hub-private needs --push-to-hub; received True"),
         ("--chunking sentences", "documents"),
         ("--random-share 0", "--random-share needs --chunking segment_pairs; received it with concat"),
-        ("--sentences-by line", "--sentences-by needs --chunking segment_pairs; received it with concat"),
         ("--tokenizer-name-or-path=", "--tokenizer-name-or-path is required"),
-        ("--output-dir=", "--output-dir is required"),
         ("--output-dir=~/shards", "The ~ of ~/shards was not expanded"),
-        ("--data-files ~/*.txt", "The ~ of ~/*.txt was not expanded"),
         # The folder is tried out before anything is read.
         (f"--output-dir {__file__} --tokenizer-name-or-path /nowhere", "The output folder must be writable"),
         ("--tokenizer-name-or-path /nowhere", "/nowhere"),

@@ -36,8 +36,8 @@ def texts() -> dict[str, list[str]]:
     }
 
 
-@pytest.fixture(scope="module", params=["--byte-fallback", "--no-byte-fallback"])
-def folder(request, texts, tmp_path_factory) -> Path:
+@pytest.fixture(scope="module")
+def folder(texts, tmp_path_factory) -> Path:
     top = tmp_path_factory.mktemp("fit")
     train = {"en": generated_lines(900)[400:], "zh": unspaced(CHINESE, 400, 3), "mixed": unspaced(THAI, 400, 4)}
     sources = {}
@@ -51,7 +51,7 @@ def folder(request, texts, tmp_path_factory) -> Path:
         }
     (top / "sources.json").write_text(json.dumps(sources), encoding="utf-8")
     flags = ["--sources", f"{top}/sources.json", "--output-dir", f"{top}/tokenizer", "--num-workers", "1"]
-    assert main([*flags, "--vocab-size", "700", request.param]) == 0
+    assert main([*flags, "--vocab-size", "700"]) == 0
     return top
 
 

@@ -153,7 +153,6 @@ def test_the_picture():
     image = draw_report(report, tokenizer, TEXTS)
     assert image[:8] == b"\x89PNG\r\n\x1a\n"
     assert draw_report(report, tokenizer, ["the model waits"]) != image
-    assert draw_report(report | {"vocabulary_size": 7}, tokenizer, TEXTS) != image
     # Without spaces, without a font, and with a word that is longer than a line.
     for texts in (["的模型" * 60], ["\U00013000" * 40 + "."], ["word" * 50]):
         assert draw_report(make_report(tokenizer, texts), tokenizer, texts)

@@ -81,7 +81,7 @@ def test_default_vocabulary_falls_to_the_largest_there_is():
 
 @pytest.mark.parametrize(
     ("lines", "byte_fallback"),
-    [(["a"], True), (["a"], False), (["天地玄黃"], True), (["one two two"] * 9, False), (["\U0001f600 ."], False)],
+    [(["a"], True), (["天地玄黃"], True), (["\U0001f600 ."], False)],
     ids=str,
 )
 def test_tiniest_texts(lines, byte_fallback):
@@ -181,19 +181,15 @@ def test_extra_special_tokens_get_their_ids_and_stay_whole():
     ("settings", "message"),
     [
         ({"extra_special_tokens": ["x"]}, r"at least two visible characters, .*; received 'x'"),
-        ({"extra_special_tokens": ["[ENT]", ""]}, "received ''"),
         ({"extra_special_tokens": ["a b"]}, "received 'a b'"),
-        ({"extra_special_tokens": ["a\u3000b"]}, r"received 'a\\u3000b'"),
         ({"extra_special_tokens": ["a\x00"]}, r"received 'a\\x00'"),
         ({"extra_special_tokens": ["\udcff\udcff"]}, r"received '\\udcff\\udcff'"),
-        ({"extra_special_tokens": ["<unused0>"]}, "received '<unused0>'"),
         ({"extra_special_tokens": ["[ENT]", "[MASK]", "[ENT]"]}, r"must be new tokens; \[ENT\] \[MASK\] already exist"),
         ({"extra_special_tokens": ["<0x41>"]}, "must be new tokens; <0x41> already exist"),
         ({"vocab_size": 261}, "must be more than the 261 special tokens and bytes; received 261"),
         ({"vocab_size": 6, "byte_fallback": False, "extra_special_tokens": ["[ENT]"]}, "the 6 special .* received 6"),
         ({"character_coverage": 99.95}, "must be at least 0.9 and at most 1; received 99.95"),
         ({"character_coverage": float("nan")}, "must be at least 0.9 and at most 1; received nan"),
-        ({"pad_vocab_to_multiple_of": 0}, "must be at least 1; received 0"),
         ({"max_bytes": MIN_BYTES - 1}, "must be at least 1,000,000; received 999999"),
     ],
 )
