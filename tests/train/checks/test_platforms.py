@@ -110,40 +110,6 @@ def test_where_connecting_fails_the_other_way_is_tried(program, said, tpu_machin
     assert other.startswith(said)
 
 
-@pytest.mark.parametrize("flags", ["", "--tpu-name local", "--tpu-name local --runtime jax"])
-def test_a_tpu_that_jax_alone_reaches(flags, tpu_machine, monkeypatch):
-    """As on Colab: a run takes it without --tpu-name, too."""
-
-    def ask(task, *_):
-        asked.append(task)
-        return {"num_replicas": 1}
-
-    asked: list[str] = []
-    tpu_machine("vfio/0", TPU_ACCELERATOR_TYPE="v5litepod-1")
-    monkeypatch.setattr(machine, "ask_tensorflow", ask)
-    monkeypatch.setattr(machine, "tensorflow_builds", lambda _: ["tensorflow"])
-    monkeypatch.setattr(machines, "has_tensorflow_for_tpus", lambda: False)
-    monkeypatch.setattr(platforms, "has_tensorflow_for_tpus", lambda: False)
-    monkeypatch.setattr(platforms, "library_path", lambda: None)
-    monkeypatch.setattr(runtime_choice, "is_installed", lambda names: names == runtime_choice.JAX_FOR_TPUS)
-    assert lines_of(machine.check_tpu, *flags.split()) == ["ok TPU v5litepod-1, 16 GiB per replica, 1 replica, by JAX"]
-    assert asked == ["connect_jax"]
-    (line,) = lines_of(platforms.check_pjrt)
-    assert "--extra jax-tpu" in line
-    if "local" in flags:
-        (line,) = lines_of(machine.check_tpu, "--tpu-name", "local", "--runtime", "tensorflow")
-        assert line.startswith("error TPU --runtime tensorflow needs tensorflow-tpu; ")
-        assert line.endswith("or leave out --runtime: JAX works without tensorflow-tpu.")
-    monkeypatch.setattr(runtime_choice, "is_installed", lambda _: False)
-    monkeypatch.setattr(runtime_choice, "find_spec", lambda _: None)
-    (line,) = lines_of(machine.check_tpu, *flags.split())
-    if not flags:
-        assert line.startswith("warning TPU this machine has one (v5litepod-1, ")
-        assert "can use the TPU; install one: python install.py --extra jax-tpu, or tensorflow-tpu: " in line
-        return
-    assert re.match("error x --(tpu-name local|runtime jax) needs .*install.py --extra jax-tpu", line)
-
-
 def test_the_runtime_of_a_run_is_named(monkeypatch):
     monkeypatch.setattr(platforms, "ask_tensorflow", lambda task, config, *_: machine.TASKS[task](config))
     assert lines_of(platforms.check_runtime, "--runtime", "jax") == ["ok runtime --runtime jax: requested"]
@@ -170,7 +136,7 @@ def tpu_for_jax(tpu_machine, monkeypatch):
 @pytest.mark.parametrize("flags", ["", "--tpu-name local --runtime jax"])
 def test_a_tpu_that_jax_alone_reaches(flags, monkeypatch):
     """A run takes it without --tpu-name, too."""
-    assert lines_of(machine.check_tpu, *flags.split()) == ["ok TPU v5litepod-1, 16 GiB per replica, 1 replicas, by JAX"]
+    assert lines_of(machine.check_tpu, *flags.split()) == ["ok TPU v5litepod-1, 16 GiB per replica, 1 replica, by JAX"]
     assert lines_of(platforms.check_runtime, *flags.split())[0].startswith("ok runtime --runtime jax: ")
     assert "--extra jax-tpu" in lines_of(platforms.check_pjrt)[0]
     monkeypatch.setattr(runtime_choice, "is_installed", lambda _: False)
