@@ -333,9 +333,9 @@ def count_sample(
         )
     logger.info(
         "Read %s, %.1f MB; training on %s, %.1f MB.",
-        counted(sample.record["num_documents"], "document"),
+        counted(int(sample.record["num_documents"]), "document"),
         sample.record["num_bytes"] / 1e6,
-        counted(sample.record["num_words"], "word"),
+        counted(int(sample.record["num_words"]), "word"),
         sample.record["num_sampled_bytes"] / 1e6,
     )
     return sample

@@ -108,6 +108,8 @@ def test_the_newest_is_restored(tmp_path):
     assert restored(tmp_path, interval_steps=30) is None
     assert restored(tmp_path, since=20, up_to=99, interval_steps=30)[0] == 20
     assert restored(tmp_path, since=21, up_to=99) is None
+    save(opened(tmp_path), 99_999_999, 100_000_000)  # whose name is longer, and before the other by the alphabet
+    assert restored(tmp_path)[0] == 100_000_000
 
 
 def truncate(path):

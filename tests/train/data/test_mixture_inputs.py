@@ -1,5 +1,6 @@
 """The sources of a mixture: found, weighted and compared before TensorFlow is imported."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -108,6 +109,8 @@ def test_sources_that_do_not_suit_each_other_are_refused(mixture_shards, tmp_pat
     sha256 = open_shards(str(large)).manifest.tokenizer.sha256
     (tmp_path / "other" / "manifest.json").write_text(manifest.replace(sha256, "0" * 64), "utf-8")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "no_rows").mkdir()
+    (tmp_path / "no_rows" / "dataset-0-0.tfrecord").touch()
     whole, small = pairs(mixture_shards), f"small={mixture_shards}/small/train"
     for train, evaluation, message in (
         (pairs(mixture_shards, copy=large), None, "no text in common"),
@@ -116,6 +119,7 @@ def test_sources_that_do_not_suit_each_other_are_refused(mixture_shards, tmp_pat
         (whole, f"fo={large}", r"must name sources of --train-dataset \(back, large, small\); received fo"),
         (whole, f"small={large}", "must not contain text of --train-dataset"),
         (pairs(mixture_shards, empty=tmp_path / "empty"), None, r"contains no \*.tfrecord files"),
+        (f"{small} other={tmp_path}/no_rows", None, "--train-dataset other must have rows"),
     ):
         with pytest.raises(InputError, match=message):
             opened(train, evaluation)
@@ -134,3 +138,28 @@ def test_phases_with_other_weights_are_compared_source_by_source(mixture_shards)
     later = phases[1].after({second.identity: 7})
     assert [source.first_row for source in later.sources] == [0, 7, 0]
     assert phases[1].after({"another source": 7}) is phases[1]
+<<<<<<< HEAD
+=======
+
+
+def test_the_entropy_is_the_mean_of_those_of_the_sources_by_their_weights(mixture_shards):
+    inputs = opened(mixture_shards, mixture_shards, source_weights=["large=0.25", "small=0.625", "back=0.125"])
+    entropies = {source.name: source.evaluation.manifest.unigram_entropy_nats for source in inputs.sources}
+    assert len(set(entropies.values())) == 3
+    expected = 0.25 * entropies["large"] + 0.625 * entropies["small"] + 0.125 * entropies["back"]
+    assert inputs.unigram_entropy_nats == pytest.approx(expected)
+    first, *others = inputs.sources
+    unknown = dataclasses.replace(first, evaluation=dataclasses.replace(first.evaluation, manifest=None))
+    assert dataclasses.replace(inputs, sources=(unknown, *others)).unigram_entropy_nats is None
+    assert opened(mixture_shards).unigram_entropy_nats is None
+
+
+def test_many_passes_are_warned_of(mixture_shards, caplog):
+    inputs = opened(mixture_shards, source_weights=["large=0.25", "small=0.5", "back=0.25"])
+    text = inputs.describe_sources(0, inputs.num_rows)["sources"]
+    assert "small" in text
+    assert "weight 50.000%" in text
+    assert not caplog.records
+    inputs.describe_sources(0, 9 * inputs.num_rows)
+    assert [record.getMessage().split()[3] for record in caplog.records] == ["small"]
+>>>>>>> 7e438aecab29a0fc3a843569412d99f480377beb

@@ -64,6 +64,8 @@ def test_shards_without_a_manifest_are_compared_with_each_other(prepared, tmp_pa
     shutil.copytree(tmp_path / "train", tmp_path / "copy")
     tokenizer = str(prepared / "tokenizer")
     open_parts(tmp_path / "train", tmp_path / "validation", tokenizer=tokenizer)
+    open_parts(prepared / "drawn" / "train", tmp_path / "validation")
+    open_parts(tmp_path / "train", prepared / "drawn" / "validation", tokenizer=tokenizer)
     with pytest.raises(InputError, match="both have the shard "):
         open_parts(tmp_path / "train", f"{tmp_path}/train/", tokenizer=tokenizer)
     with pytest.raises(InputError, match=r"both have the rows of dataset-0-5\.tfrecord"):

@@ -12,10 +12,13 @@ from mlm_common.errors import InputError
 from tests.fixtures.arrays import assert_all_close
 from tests.fixtures.other_environments import output_of
 from tests.fixtures.tiny_models import each_architecture, tiny_model
+from tests.fixtures.tiny_steps import two_cpus
 from train.config.learning import OptimizationConfig
 from train.model.build import hidden_matrices
+from train.step import sharding
 from train.step.optimizer import build_optimizer
-from train.step.orthogonal import COEFFICIENTS, orthogonalized
+from train.step.orthogonal import COEFFICIENTS, orthogonalized, orthogonalized_in_shares
+from train.step.sharding import Sharding
 
 RATE, MUON_RATE, DECAY, MOMENTUM = 0.01, 0.03, 0.1, 0.9
 # Two square matrices and a tall one side by side, a wide one, and a table that AdamW updates.
@@ -160,6 +163,30 @@ def test_zeros_stay_and_matrices_of_a_stack_are_as_alone():
     stack = np.random.default_rng(0).normal(size=(4, 7, 3)).astype(np.float32)
     alone = [orthogonalized(tf.constant(one)) for one in stack]
     assert_all_close(orthogonalized(tf.constant(stack)), alone, rtol=1e-5, atol=1e-6)
+
+
+# Of whole matrices, and the axis along which replicas divide each: more of one shape, in both directions, than there
+# are replicas, fewer of others, and one that every replica has whole.
+DIVIDED = [((4, 6), 0), ((4, 6), 1), ((6, 4), 0), ((6, 4), 1), ((4, 6), 0), ((4, 4), 1), ((2, 8), 0), ((3, 5), None)]
+
+
+def test_replicas_that_share_the_matrices_find_those_of_one(monkeypatch):
+    monkeypatch.setattr(sharding, "MIN_SHARDED_SIZE", 1)
+    random = np.random.default_rng(0)
+    matrices = [random.normal(size=shape).astype(np.float32) for shape, _ in DIVIDED]
+    axes = [axis for _, axis in DIVIDED]
+
+    def on_replica():
+        shards = [
+            matrix if axis is None else tf.gather(np.split(matrix, 2, axis), sharding.replica_index())
+            for matrix, axis in zip(matrices, axes, strict=True)
+        ]
+        return orthogonalized_in_shares(list(map(tf.convert_to_tensor, shards)), axes, Sharding(2, by_xla=False))
+
+    strategy = two_cpus()
+    for matrix, found in zip(matrices, strategy.run(on_replica), strict=True):
+        for value in strategy.experimental_local_results(found):
+            np.testing.assert_allclose(value, orthogonalized(tf.constant(matrix)), atol=1e-5)
 
 
 # Query, key, value, what follows them, and the two of the feed-forward layer; and what some have beside them.

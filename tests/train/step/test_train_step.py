@@ -24,11 +24,18 @@ from tests.fixtures.tiny_steps import (
 from train.config.learning import OptimizationConfig
 from train.config.settings import HardwareConfig
 from train.layers.random_bits import row_keys
+<<<<<<< HEAD
 from train.step.optimizer import build_optimizer
 from train.step.train_step import PretrainingModel
+=======
+from train.step.optimizer import build_optimizer, global_norm
+from train.step.train_step import PretrainingModel, set_precision
+from train.tasks.heads import masked_lm_loss
+>>>>>>> 7e438aecab29a0fc3a843569412d99f480377beb
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.masking import collect_predictions
 from train.tasks.masking_rule import MaskingRule
+from train.tasks.task import Mean
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +82,64 @@ def test_without_masked_tokens_loss_is_0_and_weights_are_finite(trained_plainly)
 
 
 @pytest.mark.usefixtures("eagerly")
+<<<<<<< HEAD
+=======
+def test_clipping_scales_the_whole_gradient():
+    rows = token_rows()
+    clipped, free = (build(one_cpu(), max_grad_norm=norm) for norm in (1e-9, 0.0))
+    for model in (clipped, free):
+        # With epsilon far above the gradients, AdamW's update is proportional to them.
+        model.optimizer.epsilon, model.optimizer.weight_decay = 1e3, 0.0
+    before = weights(free)
+    figures = train(free, rows, num_steps=1)
+    assert train(clipped, rows, num_steps=1)["grad_norm"] == pytest.approx(figures["grad_norm"], rel=1e-4)
+    assert np.abs(weights(free) - before).max() > 0
+    assert np.abs(weights(clipped) - before).max() < 1e-6 * np.abs(weights(free) - before).max()
+
+
+class TokensPerRow(MaskedLanguageModeling):
+    """Another metric than the loss, which has another weight."""
+
+    means = (MaskedLanguageModeling.means[0], Mean("masked_per_row", "num_masked", "num_rows"))
+
+    def sums(self, network, rows, *, training):
+        num_rows = tf.constant(float(len(rows.input_ids)))
+        return {**super().sums(network, rows, training=training), "num_rows": num_rows}
+
+
+@pytest.mark.usefixtures("eagerly")
+def test_each_mean_is_divided_by_its_weight_and_the_gradient_by_that_of_the_loss():
+    with one_cpu().scope():
+        network = tiny_model("roberta", num_hidden_layers=1, **NO_DROPOUT)
+        model = compiled_model(network, TokensPerRow(RULE, PAD))
+    rows = model.prepare_batch(batch_of(token_rows()), 0)
+    gradients, sums = model._gradients(rows, row_keys((3,), NUM_ROWS))
+    num_masked = rows.is_masked.numpy().sum()
+    assert train(model, token_rows(), num_steps=1) == pytest.approx(
+        {
+            "loss": float(sums["loss"]) / num_masked,
+            "masked_per_row": num_masked / NUM_ROWS,
+            "grad_norm": float(global_norm(gradients)) / num_masked,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("bfloat16", "is_compiled", "policy", "multiplies_in_bfloat16"),
+    [(False, True, "float32", False), (True, True, "mixed_bfloat16", False), (True, False, "float32", True)],
+)
+def test_xla_computes_in_bfloat16_and_else_products_alone_do(bfloat16, is_compiled, policy, multiplies_in_bfloat16):
+    set_precision(bfloat16=bfloat16, is_compiled=is_compiled)
+    try:
+        assert tf_keras.mixed_precision.global_policy().name == policy
+        options = tf.config.optimizer.get_experimental_options()
+        assert options["auto_mixed_precision_onednn_bfloat16"] is multiplies_in_bfloat16
+    finally:
+        set_precision()
+
+
+@pytest.mark.usefixtures("eagerly")
+>>>>>>> 7e438aecab29a0fc3a843569412d99f480377beb
 def test_loss_is_float32_under_bfloat16():
     tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
     model = build(one_cpu())
