@@ -24,14 +24,8 @@ from tests.fixtures.tiny_steps import (
 from train.config.learning import OptimizationConfig
 from train.config.settings import HardwareConfig
 from train.layers.random_bits import row_keys
-<<<<<<< HEAD
-from train.step.optimizer import build_optimizer
-from train.step.train_step import PretrainingModel
-=======
 from train.step.optimizer import build_optimizer, global_norm
 from train.step.train_step import PretrainingModel, set_precision
-from train.tasks.heads import masked_lm_loss
->>>>>>> 7e438aecab29a0fc3a843569412d99f480377beb
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.masking import collect_predictions
 from train.tasks.masking_rule import MaskingRule
@@ -81,22 +75,6 @@ def test_without_masked_tokens_loss_is_0_and_weights_are_finite(trained_plainly)
     assert np.isfinite(weights(model)).all()
 
 
-@pytest.mark.usefixtures("eagerly")
-<<<<<<< HEAD
-=======
-def test_clipping_scales_the_whole_gradient():
-    rows = token_rows()
-    clipped, free = (build(one_cpu(), max_grad_norm=norm) for norm in (1e-9, 0.0))
-    for model in (clipped, free):
-        # With epsilon far above the gradients, AdamW's update is proportional to them.
-        model.optimizer.epsilon, model.optimizer.weight_decay = 1e3, 0.0
-    before = weights(free)
-    figures = train(free, rows, num_steps=1)
-    assert train(clipped, rows, num_steps=1)["grad_norm"] == pytest.approx(figures["grad_norm"], rel=1e-4)
-    assert np.abs(weights(free) - before).max() > 0
-    assert np.abs(weights(clipped) - before).max() < 1e-6 * np.abs(weights(free) - before).max()
-
-
 class TokensPerRow(MaskedLanguageModeling):
     """Another metric than the loss, which has another weight."""
 
@@ -139,7 +117,6 @@ def test_xla_computes_in_bfloat16_and_else_products_alone_do(bfloat16, is_compil
 
 
 @pytest.mark.usefixtures("eagerly")
->>>>>>> 7e438aecab29a0fc3a843569412d99f480377beb
 def test_loss_is_float32_under_bfloat16():
     tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
     model = build(one_cpu())
