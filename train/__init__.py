@@ -44,7 +44,7 @@ ACCELERATORS = ("nvidia*", "dxg", "kfd", *TPUS)
 # it at 128 KiB.
 MALLOC_OPTIONS = ((-8, 1), (-3, 2**25), (-3, 2**30), (-2, 2**30))
 
-# TensorFlow and Keras import these packages if they are installed. That takes a second, and is not needed.
+# TensorFlow and Keras import these packages if they are installed. These imports take a second, and are not needed.
 OPTIONAL_PACKAGES = ("fsspec", "jax", "pandas", "scipy")
 
 
@@ -57,7 +57,8 @@ def prepare_environment() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2" if has_accelerator() else "3")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     if not has_accelerator(TPUS):
-        # Otherwise TensorFlow for TPUs polls a metadata server for minutes during its import, and exits without one.
+        # Otherwise TensorFlow for TPUs polls a metadata server for minutes during its import, and exits if it finds
+        # none.
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     if not has_accelerator():
         keep_freed_memory()
@@ -84,9 +85,9 @@ def load_tensorflow() -> None:
 
 @contextmanager
 def _silent_libraries() -> Iterator[None]:
-    """Drop what C++ code writes to standard error, unless TF_CPP_MIN_LOG_LEVEL is 0, as with `--verbose`.
+    """Discard output of C++ code to standard error, unless TF_CPP_MIN_LOG_LEVEL is 0, as it is with `--verbose`.
 
-    No variable hides the lines that TensorFlow's libraries print while they are loaded.
+    No environment variable hides the lines that TensorFlow's libraries print while they are loaded.
     """
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0":
         yield

@@ -67,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     log_start(__file__)
     runs = read_runs(config.runs)
     for path, run in zip(config.runs, runs, strict=True):
-        with RunFolder(path).guarded_record():  # read now what the table and the plot need, so errors name the file
+        with RunFolder(
+            path
+        ).guarded_record():  # read the data of the table and the plot now, so that errors name the file
             _ = (
                 _table_row(run),
                 run.model,
@@ -169,7 +171,8 @@ def _tokenizer(run: RunCurves) -> Any:
     return None if run.is_finetuned else ((run.record["eval_data"] or {}).get("tokenizer") or {}).get("sha256")
 
 
-# The validation losses of two runs are comparable if all of these agree. Rows and tokenizer determine the masks.
+# The validation losses of two runs are comparable if all of these values are equal. Rows and tokenizer determine the
+# masks.
 COMPARED: dict[str, Callable[[RunCurves], Any]] = {
     "tasks": lambda run: run.card.task_name,
     "validation rows": _eval_rows,

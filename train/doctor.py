@@ -78,7 +78,7 @@ def all_findings(config: TrainingConfig) -> Iterator[Finding]:
     on_machine = (findings_of(subject, check, config) for subject, check in MACHINE)
     on_services = (findings_of("bucket", check_buckets, config), findings_of("Hub", check_hub, config))
     for finding in chain(*on_packages, *on_machine, *on_services):
-        # On a machine without the run's TPU, the run can still be checked.
+        # A TPU that is missing on this machine does not prevent checks of the run.
         has_errors |= finding.status == "error" and finding.subject != "TPU"
         yield finding
     if not _has_run(config):
@@ -118,7 +118,7 @@ def check_buckets(config: TrainingConfig) -> Iterator[Finding]:
 
 def _check_region(bucket: str, region: str) -> Iterator[Finding]:
     """Warn if a bucket is in a different region from the TPU; accept a multi-region bucket."""
-    from mlm_common.storage import gcs  # Google's packages, needed only for gs:// paths
+    from mlm_common.storage import gcs  # imports Google's packages, needed only for gs:// paths
 
     try:
         with gcs.explained_errors(bucket):
@@ -192,7 +192,7 @@ def check_disk(config: TrainingConfig, num_parameters: int, num_with_one_moment:
     else:
         folder = Path(tempfile.gettempdir())
     free_bytes = shutil.disk_usage(folder).free
-    # In addition to the newest ones: the best checkpoint, and the one being written.
+    # Two more than the newest checkpoints: the best checkpoint, and the checkpoint that is being written.
     num_checkpoints = config.run.keep_checkpoints + 2 if is_local else 1
     num_floats = num_checkpoints * num_in_checkpoint(num_parameters, num_with_one_moment) + num_parameters
     needed_bytes = num_floats * FLOAT32_BYTES

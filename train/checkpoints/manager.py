@@ -34,8 +34,8 @@ class Checkpoints:
     Attributes:
         folder: the run's folder.
         num_kept: number of newest checkpoints to keep.
-        kept_interval_steps: also keep the newest checkpoint at a multiple of this number of steps; 0 keeps none.
-        first_step: first step of the phase; its checkpoint counts as a multiple.
+        kept_interval_steps: also keep the newest checkpoint whose step is a multiple of this number; 0 keeps none.
+        first_step: first step of the phase; a checkpoint at this step counts as a multiple.
         kept_steps: never delete checkpoints at these steps.
         is_chief: this worker writes checkpoints.
         rank: returns the sort key of a checkpoint's evaluation, None if it was not evaluated. Default: the recorded
@@ -79,7 +79,7 @@ class Checkpoints:
             interval_steps: consider only `since` and multiples of this number.
 
         Returns:
-            None if there is no checkpoint.
+            The record; None if there is no checkpoint.
 
         Raises:
             InputError: there are checkpoints, but all of them are damaged or belong to another run.
@@ -111,7 +111,7 @@ class Checkpoints:
         return self._store.steps()
 
     def save(self, copy: Callable[[], tuple[CheckpointRecord, Arrays]]) -> None:
-        """Call `copy` for a record and the variables, and write them in the chief's thread.
+        """Call `copy`, and write the record and the variables that it returns in the chief's thread.
 
         Waits for the previous checkpoint if it is still being written. Call this on all workers, because a sharded
         optimizer is gathered from all of them.
@@ -125,7 +125,7 @@ class Checkpoints:
             self._writing = self._thread.submit(self._write, record, arrays)
 
     def check(self) -> None:
-        """Raise the error of the last write, if it has failed already; do not wait."""
+        """Raise the error of the last write if that write has already failed; do not wait for it."""
         if self._writing is not None and self._writing.done():
             self.wait()
 
@@ -185,7 +185,7 @@ class Checkpoints:
     def _kept_steps(self) -> list[int]:
         steps = sorted(self._records)
         kept = set(steps[-self.num_kept :]) | set(self.kept_steps).intersection(steps)
-        # Scores of other phases are not comparable, because they were evaluated on other rows.
+        # Scores of other phases are not comparable, because those phases evaluate other rows.
         ranks = {step: self.rank(record) for step, record in self._records.items() if step > self.first_step}
         evaluated = [(rank, -step) for step, rank in ranks.items() if rank is not None]
         if evaluated:
@@ -237,7 +237,7 @@ class TrainingState:
         """Set all variables on all replicas.
 
         Raises:
-            RunFailedError: names, shapes or types differ from those of the variables.
+            RunFailedError: the names, shapes or types of `arrays` and of the variables differ.
         """
         self._check(arrays)
         for name, variable in self._variables.items():
@@ -262,7 +262,7 @@ class TrainingState:
 
 
 def _names(variables: Sequence[tf.Variable], outermost: str) -> list[str]:
-    """Return unique names without the outermost layer's name, whose number depends on the models built before."""
+    """Return unique names without the outermost layer's name, which has a number that depends on earlier models."""
     names = [variable.name.split(":")[0].removeprefix(f"{outermost}/") for variable in variables]
     counts = Counter(names)
     seen: Counter[str] = Counter()

@@ -19,7 +19,7 @@ from train.runtime.plan import Plan
 from train.runtime.run_folder import phase_prefix
 
 LIBRARIES = ("tensorflow", "tensorflow-tpu", "jaxlib", "libtpu", "tf-keras", "transformers", "tokenizers", "numpy")
-# Their versions affect how results are rounded, or which random numbers are drawn.
+# The versions of these libraries affect how results are rounded, or which random numbers are drawn.
 ROUNDING_LIBRARIES = ("tensorflow", "tensorflow-tpu", "jaxlib", "libtpu", "tf-keras")
 
 
@@ -48,7 +48,7 @@ class ResumePoint:
 
 
 def resume_point(checkpoint: CheckpointRecord | None, plan: Plan) -> ResumePoint:
-    """Return the point to resume at from a checkpoint, in the phase of `plan`; without one, the start of a run."""
+    """Return where a checkpoint resumes in the phase of `plan`; without a checkpoint, return the start of the run."""
     if checkpoint is None:
         return ResumePoint()
     point = (checkpoint.step, checkpoint.logged_step, checkpoint.skipped, checkpoint)
@@ -183,20 +183,21 @@ def installed_versions() -> dict[str, str]:
 def fingerprint(config: RunSettings, inputs: Inputs, model_config: dict[str, Any]) -> dict[str, Any]:
     """Return the settings, rows and architecture that identify a run: {name: value}.
 
-    Settings that may change are left out. Where needed, something else identifies the run: the content of shards
-    instead of their folders, the resolved configuration instead of the model's name, and the global batch in a
-    checkpoint's plan instead of its factors. The version of transformers in a model's configuration is left out, too.
+    Settings that may change are left out. Some of them are replaced: the folders of shards by the content of the
+    shards, the model's name by its resolved configuration, and the factors of the global batch by the global batch
+    itself, which is in a checkpoint's plan. The version of transformers in a model's configuration is left out, too.
     """
     model = {f"model.{key}": value for key, value in model_config.items()}
     model.pop("model.transformers_version", None)
     content = config.identity() | inputs.identities() | model
-    return json.loads(json.dumps(content))  # gives the types that reading it from a file gives
+    return json.loads(json.dumps(content))  # has the same types as content read from a file
 
 
 def fingerprint_of_phases(fingerprints: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Join the fingerprints of a run's phases: the first phase's, plus the values that differ from it in later phases.
 
-    Names of a later phase get a prefix. So the fingerprint up to a phase does not depend on the phases after it.
+    The names of a later phase's values get a prefix. The fingerprint up to a phase thus does not depend on later
+    phases.
     """
     first, *others = fingerprints
     joined = dict(first)

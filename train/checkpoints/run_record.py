@@ -32,6 +32,6 @@ class RunRecord:
 
     @property
     def was_started_by_current_supervisor(self) -> bool:
-        """Whether a process of the same supervisor wrote `run.json`. The run must then not start over again."""
+        """Whether a process of the same supervisor wrote `run.json`. If so, the run must not start over."""
         content = self.content or {}
         return supervision() is not None and content.get("supervision") == supervision()

@@ -64,7 +64,7 @@ class CheckpointRecord:
         plan: the plan of the phase.
         settings: all flags at that time, {subject: {name: value}}.
         versions: versions of the libraries, {name: version}.
-        logged_step: last step with a training line in the log; the means since then are among the variables.
+        logged_step: last step with a training line in the log. The variables include the means since that step.
         validation_loss: loss of these weights, in nats; None if they were not evaluated.
         skipped: rows that were skipped, in the order in which they were skipped.
         num_bytes: size of the data file.
@@ -72,9 +72,9 @@ class CheckpointRecord:
         format_version: version of this format.
         generator: random generator of masks and dropout.
         computation: how steps were computed, see `train.model.computation`.
-        made_by: the kind of `device` and the `commit` of this project that wrote the checkpoint.
+        made_by: the kind of `device` on which the checkpoint was written, and the `commit` of this project.
         num_written_log_lines: number of log lines known to be on disk; None if unknown.
-        unwritten_log_lines: the log lines after the written ones; a resumed run writes them.
+        unwritten_log_lines: the log lines that are not yet on disk; a resumed run writes them.
         validation_score: higher is better; None if the weights were not evaluated, or only the loss is known.
     """
 
@@ -120,7 +120,7 @@ def parse_record(text: str) -> CheckpointRecord:
     """Parse the record that `to_json` wrote.
 
     Raises:
-        DamagedCheckpointError: the text is not such a record, or was changed.
+        DamagedCheckpointError: the text is not a record, or was changed after it was written.
     """
     try:
         content = json.loads(text)
@@ -161,7 +161,7 @@ class CheckpointStore:
         """Read the record of a checkpoint.
 
         Raises:
-            DamagedCheckpointError: it is missing, or was changed since it was written.
+            DamagedCheckpointError: the record is missing, or was changed after it was written.
         """
         try:
             with self._guarded(step, RECORD_SUFFIX):
@@ -177,7 +177,7 @@ class CheckpointStore:
         """Read the variables of a checkpoint.
 
         Raises:
-            DamagedCheckpointError: the data file is missing, or was changed since it was written.
+            DamagedCheckpointError: the data file is missing, or was changed after it was written.
         """
         try:
             with self._guarded(record.step, DATA_SUFFIX):
@@ -195,7 +195,7 @@ class CheckpointStore:
 
     @contextmanager
     def _guarded(self, step: int, suffix: str) -> Iterator[None]:
-        """Fail if a file cannot be read: it may be intact, so the run must not resume from an older checkpoint."""
+        """Fail if a file cannot be read, because it may be intact: do not resume from an older checkpoint."""
         try:
             yield
         except FileNotFoundError:
@@ -265,8 +265,8 @@ def find_checkpoint(path: str) -> tuple[RunFolder, int] | None:
 def write_safetensors(path: Path, arrays: Arrays, metadata: dict[str, str] | None = None) -> None:
     """Write arrays to a file with default (umask) permissions; safetensors would make it readable only by its owner.
 
-    The library first writes to a file with a random name. Here that file is in a temporary folder; if the process is
-    killed, a later one recognizes the folder by its name, and deletes it.
+    The library first writes to a file with a random name. Here this file is in a temporary folder. If the process is
+    killed, a later process recognizes the folder by its name, and deletes it.
     """
     path.touch()
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{path.name}.", suffix=PARTIAL_SUFFIX) as folder:

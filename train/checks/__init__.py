@@ -1,1 +1,1 @@
-"""Checks before you pay for a TPU: of the machine and the run (doctor), of memory and time (preflight)."""
+"""Checks before you pay for a TPU. The doctor checks the machine and the run; the preflight, memory and time."""

@@ -1,4 +1,4 @@
-"""Checks of the installed packages, of TensorFlow, GPUs and the TPU; and the lines in which the doctor reports them.
+"""Checks of the installed packages, TensorFlow, GPUs and the TPU, and the lines that the doctor prints about them.
 
 Code that imports TensorFlow may crash or hang, so it runs in a separate process:
 
@@ -70,10 +70,10 @@ class Finding:
 
 
 def findings_of(subject: str, check: Callable[..., Iterable[Finding]], *arguments: Any) -> Iterator[Finding]:
-    """Yield the findings of a check. An exception becomes an error of this subject, and does not stop other checks."""
+    """Yield the findings of a check. An exception becomes an error line, and does not stop other checks."""
     try:
         yield from check(*arguments)
-    except (InputError, RunFailedError) as error:  # their messages say how to fix it
+    except (InputError, RunFailedError) as error:  # the messages of these errors say how to fix them
         yield Finding("error", subject, str(error))
     except Exception as error:
         text = f"could not be checked: {type(error).__name__}: {error}. Fix the errors above first."
@@ -101,7 +101,7 @@ TIMEOUT_SECONDS = 300.0  # importing TensorFlow from a cold disk takes more than
 
 
 def installed_packages(path: Sequence[str] | None = None) -> dict[str, Distribution]:
-    """Return {normalized name: distribution}; if several have the same name, the one that Python imports."""
+    """Return {normalized name: distribution}. If distributions share a name, return the one that Python imports."""
     installed: dict[str, Distribution] = {}
     for distribution in distributions(path=list(sys.path if path is None else path)):
         name = distribution.metadata["Name"]
@@ -185,7 +185,7 @@ def check_tf_keras(installed: dict[str, Distribution]) -> Iterator[Finding]:
 def _pip_install(installed: dict[str, Distribution], requirement: str) -> str:
     """Return the command that installs a package.
 
-    On a TPU VM that is install.py, because pip may replace TensorFlow for TPUs with another build.
+    On a TPU VM the command runs install.py, because pip may replace TensorFlow for TPUs with another build.
     """
     return TPU_INSTALL if TPU_BUILD in installed else f"pip install '{requirement}'"
 
@@ -216,7 +216,7 @@ def ask_tensorflow(task: str, config: TrainingConfig, activity: str, fix: str) -
         task: name of the task.
         config: the settings, for the task.
         activity: what the task does, as the first words of an error message.
-        fix: what to do about a failure, as the end of an error message.
+        fix: how to fix a failure, as the last words of an error message.
 
     Raises:
         InputError: the task raised an error that explains itself.
@@ -332,7 +332,7 @@ def describe_tpu() -> str:
 
 
 def import_libraries(_config: TrainingConfig) -> dict[str, Any]:
-    """Import the packages that a run imports, and return versions; do not look for devices, which might claim a TPU."""
+    """Import a run's packages, and return their versions. Do not list devices, because this might claim a TPU."""
     spec = importlib.util.find_spec("tensorflow")
     if spec is not None and spec.origin is None:
         raise ImportError(f"only the remains of an uninstalled TensorFlow: {spec.submodule_search_locations}")
@@ -380,7 +380,7 @@ def connect_tpu(config: TrainingConfig) -> dict[str, Any]:
 
 
 def check_run(config: TrainingConfig) -> dict[str, Any]:
-    """Check a run as `run_mlm.py --dry-run` does, except for the TPU; also read a shard, and build the model."""
+    """Check a run as `run_mlm.py --dry-run` does, but without the TPU; also read a shard, and build the model."""
     import tensorflow as tf
 
     from train.data.shards import TrainingInputs
@@ -405,7 +405,7 @@ def check_run(config: TrainingConfig) -> dict[str, Any]:
 
 
 def _read_shard(path: str) -> None:
-    """Read a byte of a shard with TensorFlow, whose client for Cloud Storage looks for credentials in its own way."""
+    """Read a byte of a shard with TensorFlow, whose client for Cloud Storage has a separate way to find credentials."""
     import tensorflow as tf
 
     try:

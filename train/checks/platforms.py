@@ -31,7 +31,7 @@ HOSTS_VARIABLE = "TPU_WORKER_HOSTNAMES"
 
 
 def check_pjrt(_config: TrainingConfig) -> Iterator[Finding]:
-    """Check that libtpu's PJRT API is not older than the one TensorFlow was built for; a newer one should work."""
+    """Check that libtpu's PJRT API is not older than the API that TensorFlow was built for; a newer API should work."""
     library = library_path()
     fix = TPU_INSTALL if has_tensorflow_for_tpus() else f"Install one: {INSTALL['TPU']}."
     if library is None:
@@ -76,13 +76,13 @@ def check_tpu_variables(_config: TrainingConfig) -> Iterator[Finding]:
 
 
 def check_runtime(config: TrainingConfig) -> Iterator[Finding]:
-    """Report the runtime that a run would use; on a machine with a GPU this depends on what TensorFlow sees."""
+    """Report the runtime that a run would use. With a GPU, this depends on the devices that TensorFlow sees."""
     answer = ask_tensorflow("name_runtime", config, "choosing the runtime", "")
     yield Finding("ok", "runtime", f"--runtime {answer['runtime']}: {answer['reason']}")
 
 
 def check_platforms(config: TrainingConfig) -> Iterator[Finding]:
-    """List the devices that TensorFlow and JAX see, each in a separate process, because it claims the devices."""
+    """List the devices that TensorFlow and JAX see, each in a separate process, because each claims its devices."""
     if not has_accelerator():
         return
     for name, task in (("TensorFlow", "list_devices"), ("JAX", "list_jax_devices")):

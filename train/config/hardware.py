@@ -99,7 +99,7 @@ class HardwareConfig(Bounded):
 
 @dataclass(frozen=True)
 class PretrainingHardware(HardwareConfig):
-    """What a run of pretraining computes on. All its steps have rows of one length."""
+    """The hardware of a pretraining run. All steps of the run have rows of one length."""
 
     steps_per_execution: Changeable[int | None] = flag(
         None,

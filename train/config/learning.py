@@ -9,7 +9,8 @@ from mlm_common.mixture import named_folders
 from train.config import Added, Changeable, PerWorker, Rounding
 from train.config.presets import DEFAULT_BATCH_ROWS, presets_by_size
 
-# Evaluation masks this fraction of the tokens, regardless of training, so that the losses of runs are comparable.
+# Evaluation masks this fraction of the tokens, whatever fraction training masks, so that the losses of runs are
+# comparable.
 EVALUATION_MLM_PROBABILITY = 0.15
 # Groups of `--help` that contain settings of several dataclasses.
 MODEL, MIXTURE, BATCH, EVALUATION, CHECKPOINTS, FAULTS = (
@@ -21,7 +22,7 @@ MODEL, MIXTURE, BATCH, EVALUATION, CHECKPOINTS, FAULTS = (
     "Fault tolerance",
 )
 
-# Alternative settings for how often each source of a mixture is read.
+# Alternatives: each of these settings determines how often each source of a mixture is read.
 SOURCE_SETTINGS = ("source_weights", "sampling_alpha", "source_passes")
 
 
@@ -146,10 +147,10 @@ class DataConfig(Bounded):
 
 
 def check_task_flag(task: str | None) -> None:
-    """Check that the value of `--task` is FILE.py:CLASS, if the flag is given.
+    """Check that the value of `--task` has the form FILE.py:CLASS, if the flag is given.
 
     Raises:
-        InputError: it is not.
+        InputError: it has another form.
     """
     file, _, name = (task or "task.py:Task").rpartition(":")
     is_right = file.endswith(".py") and name.isidentifier()
@@ -194,7 +195,7 @@ class ModelConfig(Bounded):
 
 @dataclass(frozen=True)
 class PretrainedModel(ModelConfig):
-    """Which model is pretrained."""
+    """The model to pretrain."""
 
     preset: Changeable[Public[str]] = flag(
         "roberta-base",

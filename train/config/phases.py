@@ -33,7 +33,7 @@ class PhaseSettings:
     """The settings of a phase.
 
     Attributes:
-        name: human-readable; empty in a run without `--phases`, which is a single phase.
+        name: a human-readable name; empty in a run without `--phases`, which is a single phase.
         config: the settings of the run, as they apply in this phase.
         has_separate_schedule: the learning rate schedule starts and ends with the phase. Otherwise one schedule spans
             the whole run.

@@ -1,4 +1,4 @@
-"""Presets: short YAML files, each with a model's configuration, training settings that work for it, and facts about it.
+"""Presets: short YAML files with a model's configuration, training settings that suit the model, and facts about it.
 
 `--preset list` prints a table of all presets; `python -m train.config.presets` prints the same table as Markdown.
 """

@@ -27,9 +27,9 @@ from train.config.learning import (
 from train.config.presets import names_set_by_presets, preset_table, read_preset
 
 MASK = "[MASK]"
-# May be given instead of a number of steps.
+# This word may be given instead of a number of steps.
 EPOCH = "epoch"
-# What the Hub takes for a language: an ISO 639 code, perhaps with a script or region, or no single language.
+# What the Hub accepts as a language: an ISO 639 code, perhaps with a script or region, or no single language.
 LANGUAGE_CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*|multilingual|code")
 # A TPU may be lost without notice, and losing a day of training costs more than a checkpoint every 15 minutes.
 TPU_SAVE_MINUTES = 15.0
@@ -171,7 +171,7 @@ class RunConfig(Bounded):
 
 @dataclass(frozen=True)
 class PretrainingRun(RunConfig):
-    """The settings of every run, and the phases of a run of pretraining."""
+    """The settings of every run, and the phases of a pretraining run."""
 
     phases: PerWorker[str | None] = flag(
         None,
@@ -279,7 +279,7 @@ class RunSettings:
         return asdict(cast(Any, self))
 
     def without(self, mark: Mark) -> dict[str, Any]:
-        """Return the settings that do not have a mark, {subject.name: value}."""
+        """Return the settings without this mark, {subject.name: value}."""
         named = {
             f"{subject}.{name}": value for subject, values in self.as_dict().items() for name, value in values.items()
         }
@@ -289,7 +289,8 @@ class RunSettings:
     def identity(self) -> dict[str, Any]:
         """Return the settings that identify the run, {subject.name: value}.
 
-        Settings that were added later and have their defaults are left out, so that adding one changes no run.
+        Settings that were added later and have their defaults are left out, so that adding a setting changes the
+        identity of no run.
         """
         kinds, added = self.subjects().items(), settings_marked(ADDED, type(self))
         defaults = {f"{subject}.{setting.name}": setting.default for subject, kind in kinds for setting in fields(kind)}
@@ -317,19 +318,19 @@ SUBJECTS = tuple(TrainingConfig.subjects().values())
 
 
 def settings_marked(mark: Mark, config_class: type[RunSettings] = TrainingConfig) -> set[str]:
-    """Return the names of the settings that have a mark, as `subject.name`."""
+    """Return the names of the settings with this mark, as `subject.name`."""
     subjects = config_class.subjects().items()
     return {f"{subject}.{name}" for subject, config in subjects for name in fields_marked(config, mark)}
 
 
 def read_phases_file(path: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Read a file of `--phases`, with steps multiplied by its `scale`.
+    """Read a `--phases` file, with its numbers of steps multiplied by its `scale`.
 
     Returns:
         The settings of the whole run, and of each phase, {flag: value}.
 
     Raises:
-        InputError: the file does not have this form.
+        InputError: the file is not a valid `--phases` file.
     """
     content = read_yaml_file(path, "--phases")
     content = {"phases": content} if isinstance(content, list) else content
@@ -387,7 +388,7 @@ def parse_run_flags(
     Flags take precedence over `--config-file`, then `--phases`, then the preset, then the defaults.
 
     Args:
-        argv: the command line; None takes the process's.
+        argv: the command line; None means this process's command line.
         description: shown by `--help`.
         extra_types: at most one dataclass with further flags.
         needed: names of the fields that the usage line shows as required. They are not checked here.

@@ -39,8 +39,8 @@ class Inputs(ABC):
         tokenizer_source: folder or Hub id that the tokenizer was loaded from.
         max_length: number of tokens of the longest row.
         mean_length: average number of tokens per row, including padding, if rows differ in length; else None.
-        fills_passes: the last batch of each pass over the rows is filled with rows of padding. Otherwise a batch may
-            contain rows of two passes.
+        fills_passes: whether the last batch of each pass over the rows is filled with rows of padding. Otherwise a
+            batch may contain rows of two passes.
     """
 
     tokenizer: "PreTrainedTokenizerFast"
@@ -71,11 +71,11 @@ class Inputs(ABC):
 
     @property
     def num_words(self) -> int:
-        """Number of words (split at white space) of the training rows; 0 if not counted, or with several sources."""
+        """Number of words (split at white space) in the training rows; 0 if not counted, or with several sources."""
         return 0
 
     def describe_sources(self, first_row: int, num_rows: int) -> dict[str, str]:  # noqa: ARG002
-        """Describe a mixture's sources at `first_row` and `num_rows` rows later, {title: text}; warn of many passes."""
+        """Describe a mixture's sources at `first_row` and `num_rows` later, {title: text}; warn of many passes."""
         return {}
 
     def evaluated(self) -> "Mapping[str, tuple[Inputs, float]]":
@@ -99,7 +99,7 @@ class Inputs(ABC):
 
     @abstractmethod
     def identities(self) -> dict[str, Any]:
-        """Return what identifies these rows, for the fingerprint of a run."""
+        """Return the values that identify these rows, for a run's fingerprint."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class Inputs(ABC):
             global_batch_rows: rows per step, over all replicas.
             start_step: number of steps whose rows are skipped.
             num_steps: number of steps.
-            num_left_out_rows: number of rows to skip in addition.
+            num_left_out_rows: number of further rows to skip.
 
         Returns:
             Batches {feature: (global_batch_rows / replicas, …)}. For each step there is a batch for each replica of the

@@ -6,8 +6,8 @@ the row at any position can be computed, and a run resumes by opening a single w
 
 In a mixture each source has such an order, and `train.data.sources` defines which source a position belongs to. A
 reader goes through the windows of all sources, in the order in which their first rows are needed, and keeps rows in
-memory until their position comes. A window much larger than its source's share is read in several passes, with a part
-of its rows at a time, so that many sources with large shards fit into memory.
+memory until their position comes. A window much larger than its source's share of the memory is read in several passes,
+each of which keeps a part of the window's rows, so that many sources with large shards fit into memory.
 
 Each input pipeline (one per host) yields the batches of its replicas, which are parts of the global batches. With P
 pipelines and R replicas, rows g * p / P to g * (p + 1) / P of each global batch of g rows belong to pipeline p, as R /
@@ -36,7 +36,8 @@ NUM_PARALLEL_READS = 8
 NUM_SHARDS_IN_TURN = 8
 NUM_PREFETCHED_STEPS = 8
 # A source of a mixture holds at most MAX_BUFFER_PARTS times its share of the buffer in memory, or a window divided by
-# MAX_READS_PER_WINDOW if that is more. With more rows it needs more memory; with fewer, shards are read more often.
+# MAX_READS_PER_WINDOW if that is more. With more rows, a source needs more memory; with fewer rows, its shards are read
+# more often.
 MAX_BUFFER_PARTS, MAX_READS_PER_WINDOW = 8, 16
 ONE_PIPELINE = tf.distribute.InputContext()
 
@@ -66,7 +67,8 @@ class SampleOrder:
         shard_paths: paths of the shards.
         num_rows_per_shard: number of rows of each shard.
         seed: seed of the order.
-        window_rows: a window ends as soon as it has this number of rows, so it may exceed it by almost one shard.
+        window_rows: a window ends as soon as it has this number of rows, so its size may exceed this number by almost
+            one shard.
     """
 
     shard_paths: Sequence[str]
@@ -186,7 +188,7 @@ class ReadingGroups(NamedTuple):
         ends: window after the last of each group, (groups,).
         first_chunks: first chunk of each group, (groups,).
         last_chunks: last chunk of each group, (groups,).
-        num_pieces: number of pieces of each chunk, (chunks + 1,). The last is 0.
+        num_pieces: number of pieces of each chunk, (chunks + 1,). The last number is 0.
     """
 
     starts: NDArray[np.int64]
@@ -199,8 +201,9 @@ class ReadingGroups(NamedTuple):
 def reading_groups(windows: Sequence[MixtureWindow], start_row: int, num_rows: int, chunk_rows: int) -> ReadingGroups:
     """Group the windows that contain `num_rows` positions from `start_row` on, divided into chunks of `chunk_rows`.
 
-    The last chunk of a group is never earlier than that of a previous group, even if the group has no rows in it. So
-    chunks are completed in order, each as soon as all groups that start in it or before it have been read.
+    A group's last chunk is never earlier than a previous group's last chunk, even if the group has no rows in that
+    chunk. So chunks are completed in order: each is complete once all groups that start in it or before it have been
+    read.
     """
     num_chunks = -(-num_rows // chunk_rows)
 
@@ -335,7 +338,7 @@ def _merged(
 
     A group is divided into one piece per chunk, so that each record is in memory only once.
     """
-    # More rows need memory, fewer rows cost time.
+    # Larger chunks need more memory, smaller chunks cost more time.
     chunk_rows = max(1, sum(order.window_rows for order in mixture.sources) // 4)
     *groups, pieces_of_chunk = reading_groups(windows, start_row, num_rows, chunk_rows)
     num_pieces = tf.constant(pieces_of_chunk)
@@ -423,7 +426,7 @@ def evaluation_batches(
 
 
 def parse_records(records: tf.Tensor, features: Mapping[str, Feature]) -> dict[str, tf.Tensor]:
-    """Parse serialized tf.train.Examples, string (rows,), to {feature: (rows, …)}."""
+    """Parse serialized tf.train.Examples, string (rows,), into {feature: (rows, …)}."""
     specs = {name: tf.io.FixedLenFeature(feature.shape, feature.dtype) for name, feature in features.items()}
     parsed = tf.io.parse_example(records, specs)
     return {name: tf.cast(parsed[name], feature.batch_dtype) for name, feature in features.items()}
@@ -448,7 +451,7 @@ def prefetched(dataset: tf.data.Dataset, context: tf.distribute.InputContext) ->
     """Prefetch a few steps, in order.
 
     Autotuning is off, because its thread may not notice that the iterator is destroyed, and then delays the end of the
-    process by a minute. It would also double the buffer each time the input falls behind.
+    process by a minute. Autotuning would also double the buffer each time the input falls behind.
     """
     options = tf.data.Options()
     options.deterministic = True

@@ -45,7 +45,7 @@ class TrainingInputs(Inputs):
         window_rows: number of rows that are held in memory and permuted together.
         sources: sources of a mixture; empty for a single data set.
         num_epoch_rows: number of rows of an epoch, if it differs from the number of training rows.
-        max_passes: warn if a run reads a source more often.
+        max_passes: the run warns if it reads a source more often than this.
         hub_commits: commits of shards from the Hub, {NAMESPACE/NAME@REVISION: commit}.
     """
 
@@ -222,7 +222,8 @@ def open_inputs(config: DataConfig, hub_commits: dict[str, str] | None = None) -
 
     Args:
         config: the settings.
-        hub_commits: commits to read shards on the Hub from. For other revisions the newest commit is added.
+        hub_commits: commits at which to read shards on the Hub, {NAMESPACE/NAME@REVISION: commit}. If a revision has no
+            entry, an entry with its newest commit is added.
 
     Raises:
         InputError: shards are missing or damaged, do not have the requested row length, or were made with another
@@ -308,7 +309,7 @@ def _joined(sets: Collection[ShardSet]) -> ShardSet:
 
 
 def check_phases(phases: Sequence[TrainingInputs]) -> None:
-    """Check that all phases have the same tokenizer, and that none is evaluated on text that another trains on.
+    """Check that phases have the same tokenizer, and that none is evaluated on text on which another phase trains.
 
     `open_inputs` has already checked each phase by itself.
 
@@ -387,10 +388,10 @@ def _check_agreement(shards: ShardSet, tokenizer: PreTrainedTokenizerFast, max_l
 
 
 def check_nothing_is_shared(train_shards: ShardSet, eval_shards: ShardSet) -> None:
-    """Check that validation rows share no text with training rows, as far as is known.
+    """Check that validation rows share no text with training rows, as far as the shards' metadata shows.
 
     Raises:
-        InputError: they share text.
+        InputError: the rows share text.
     """
     if shared := _describe_shared(train_shards, eval_shards):
         raise InputError(

@@ -35,7 +35,7 @@ from train.config.learning import DataConfig
 
 # The sum of the given fractions may differ from 1 by this much, as in 3 * 0.333.
 MAX_ROUNDING = 0.005
-# Weights are integers with at most this sum, so that the product of two of them fits into 64 bits.
+# Weights are integers with at most this sum, so that the product of two weights fits into 64 bits.
 MAX_SUM = 2**30
 
 
@@ -44,7 +44,7 @@ class Source:
     """A source of a mixture.
 
     Attributes:
-        name: its name.
+        name: name of the source.
         train: training shards.
         evaluation: validation shards, if there are any.
         weight: weight relative to the other sources, see `Interleaving`.
@@ -128,7 +128,7 @@ def num_tokens_of(shards: ShardSet) -> int:
 
 
 def shard_identities(shards: ShardSet) -> list[str]:
-    """Return a text for each shard that identifies it: its name, and its checksum if there is a manifest."""
+    """Return a text that identifies each shard: its name, and its checksum if there is a manifest."""
     if shards.manifest is not None:
         return [f"{shard.name} {shard.crc32c}" for shard in shards.manifest.shards]
     return [path.rsplit("/", 1)[-1] for path in shards.paths]

@@ -1,4 +1,4 @@
-"""The activation functions that configurations of transformers name, for TensorFlow."""
+"""TensorFlow versions of the activation functions that occur in transformers' configurations."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ def gelu_10(states: tf.Tensor) -> tf.Tensor:
 
 
 def gelu_fast(states: tf.Tensor) -> tf.Tensor:
-    """Approximate GELU by tanh, with √(2/π) rounded to ten digits, as in the models that were trained with it."""
+    """Approximate GELU by tanh, with √(2/π) rounded to ten digits, for models that were trained with this rounding."""
     return 0.5 * states * (1 + tf.tanh(states * 0.7978845608 * (1 + 0.044715 * states * states)))
 
 

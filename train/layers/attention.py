@@ -1,8 +1,8 @@
-"""Which tokens attend to each other: those of the same document in a row, or only nearby ones.
+"""Which tokens of a row attend to each other: all tokens, tokens of the same document, or nearby tokens.
 
 If the documents of a packed row do not attend to each other, the row gives the same results as its documents would in
-separate rows (Krell et al. 2021). The ids show where documents end: stage 2 ends each with a [SEP], however it packs
-them, and masking never replaces a [SEP].
+separate rows (Krell et al. 2021). The ids show where documents end: stage 2 ends each document with a [SEP], whatever
+the packing, and masking never replaces a [SEP].
 
 For local attention, rows are cut into blocks that also see the ends of their neighbours, so that the cost is linear in
 the length of the row.
@@ -15,7 +15,7 @@ import tensorflow as tf
 
 
 class Rows(NamedTuple):
-    """What attention needs to know about the rows.
+    """The properties of rows that attention needs.
 
     Attributes:
         attended: bool (batch, length), False at padding.
@@ -40,8 +40,8 @@ def positions_within(documents: tf.Tensor) -> tf.Tensor:
     return tf.range(documents.shape[1]) - tf.searchsorted(documents, documents, side="left")
 
 
-# Number of queries in a block, in multiples of the reach. The block's keys extend by one reach at both ends. According
-# to a TPU's compiler, larger blocks compute more scores, and smaller blocks copy more.
+# Number of queries in a block, in multiples of the reach. A block's keys extend beyond its queries by one reach at both
+# ends. According to a TPU's compiler, larger blocks compute more scores, and smaller blocks copy more.
 BLOCK_REACHES = 4
 
 
@@ -72,7 +72,7 @@ def in_blocks(tensor: Any, reach: int) -> Any:
 def with_halo(tensor: Any, reach: int) -> Any:
     """Cut (batch, length, …) into blocks that extend by `reach` at both ends, (batch, blocks, keys, …).
 
-    Beyond the ends of the row they are padded with 0. None stays None.
+    Beyond the ends of the row, blocks are padded with 0. None stays None.
     """
     blocks = in_blocks(tensor, reach)
     if blocks is None:

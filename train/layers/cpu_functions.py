@@ -40,7 +40,7 @@ def cross_entropy_and_correct(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.
     @custom_gradient
     def compute(logits: tf.Tensor) -> tuple[tf.Tensor, Callable]:
         probabilities = tf.nn.softmax(logits)
-        # Unlike the label's probability, the largest one never underflows.
+        # Unlike the label's probability, the largest probability never underflows.
         losses = _at(logits, predicted) - _at(logits, labels) - tf.math.log(_at(probabilities, predicted))
 
         def gradient(by_losses: tf.Tensor) -> tf.Tensor:

@@ -3,7 +3,7 @@
 Each row of a global batch has a key, and each bit depends only on this key and the bit's position in the row. So a
 resumed run draws the same bits as an uninterrupted one, and replicas draw the same bits as a single device.
 
-Bits are made by mixing integers. On a TPU that costs a few operations per element, in the same loop that uses the bits.
+Bits are made by mixing integers. On a TPU this costs a few operations per element, in the same loop that uses the bits.
 TensorFlow's random numbers would cost more than the attention scores that they mask.
 
 A layer's dropout depends on (key of the row, number of the layer, number of the call, position), so a layer that is
@@ -22,13 +22,14 @@ import tf_keras
 
 from train.runtime.named_scopes import named
 
-# Words of a key.
+# Number of 32-bit words in a key.
 KEY_WORDS = 2
-# 2^32 divided by the golden ratio. Multiples of it are far apart (Knuth, The Art of Computer Programming, 6.4).
+# 2^32 divided by the golden ratio. The multiples of this number are far apart (Knuth, The Art of Computer Programming,
+# 6.4).
 GOLDEN = 0x9E3779B9
-# Multipliers of a mixer of 32 bits with little bias, found by search: https://github.com/skeeto/hash-prospector.
+# Multipliers of a 32-bit mixing function with little bias, found by search: https://github.com/skeeto/hash-prospector.
 MIXERS = (0x7FEB352D, 0x846CA68B)
-# The key that all others derive from: the first digits of pi. Any value but 0 would do.
+# The key that all other keys derive from: the first digits of pi. Any value but 0 would work.
 FIRST_KEY = (0x243F6A88, 0x85A308D3)
 
 
@@ -63,7 +64,7 @@ def draw_bits(keys: tf.Tensor, shape: tf.TensorShape | tuple[int, ...]) -> tf.Te
     word, other_key = keys[..., 0], keys[..., 1]
     stride = tf.TensorShape(shape).num_elements()
     for size in shape:
-        # Axis by axis, starting from the key. Otherwise the numbers of all elements would be one large constant.
+        # Number the elements axis by axis, starting from the key. Otherwise the numbers would be one large constant.
         stride //= size
         word = word[..., tf.newaxis] + tf.cast(tf.range(size), tf.uint32) * _word(stride * GOLDEN)
         other_key = other_key[..., tf.newaxis]
@@ -73,7 +74,7 @@ def draw_bits(keys: tf.Tensor, shape: tf.TensorShape | tuple[int, ...]) -> tf.Te
 def fall_under(bits: tf.Tensor, probability: float) -> tf.Tensor:
     """Return which of the uniform uint32 `bits` are selected, each with `probability`: exactly none at 0, all at 1.
 
-    It compares integers, because random floats differ between devices.
+    The function compares integers, because random floats differ between devices.
     """
     threshold = round(min(max(probability, 0.0), 1.0) * 2**32)
     if threshold == 0:
@@ -82,10 +83,10 @@ def fall_under(bits: tf.Tensor, probability: float) -> tf.Tensor:
 
 
 def to_integers(bits: tf.Tensor, num_values: int) -> tf.Tensor:
-    """Map uniform uint32 `bits` to int32 below `num_values`: the high word of the product of the two.
+    """Map uniform uint32 `bits` to int32 below `num_values`: the high word of `bits` times `num_values`.
 
-    Each value comes from 2^32 / num_values of the words, rounded up or down. So the relative error of its probability
-    is at most num_values / 2^32, which is 1 in 17,000 for the largest vocabularies of 250,000.
+    Each value comes from 2^32 / num_values of the possible words, rounded up or down. So the relative error of its
+    probability is at most num_values / 2^32, which is 1 in 17,000 for the largest vocabularies of 250,000.
     """
     product = tf.cast(bits, tf.uint64) * tf.constant(num_values, tf.uint64)
     return tf.cast(tf.bitwise.right_shift(product, tf.constant(32, tf.uint64)), tf.int32)
@@ -156,7 +157,7 @@ def dropping_out_texts(texts: Sequence[int]) -> Iterator[None]:
 def repeatable(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let layers drop the same elements in all calls of a function.
 
-    For functions that are called again to save memory, as in gradient checkpointing.
+    Use it for functions that are called again to save memory, as in gradient checkpointing.
     """
     first_call: list[dict[int, int]] = []
 
@@ -241,7 +242,7 @@ def _rate(layer: tf.Module) -> float | None:
     """Return the rate of a dropout layer; None for any other layer."""
     if isinstance(layer, tf_keras.layers.Dropout):
         return float(layer.rate)
-    # DeBERTa's class.
+    # DeBERTa's dropout class, which calls its rate `drop_prob`.
     return float(layer.drop_prob) if type(layer).__name__.endswith("StableDropout") else None
 
 
@@ -271,7 +272,7 @@ def _drop_heads(probabilities: tf.Tensor, keys: tf.Tensor, rate: float) -> tf.Te
 
 
 def drop(inputs: tf.Tensor, keys: tf.Tensor, rate: float) -> tf.Tensor:
-    """Set a fraction `rate` of the elements to 0, and scale up the others. At rate 1, all become 0.
+    """Set a fraction `rate` of the elements to 0, and scale up the other elements. At rate 1, all become 0.
 
     Args:
         inputs: (batch, …) with keys of rows; any shape with a single key.

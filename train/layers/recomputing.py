@@ -1,6 +1,6 @@
 """Gradient checkpointing: compute a layer again when its gradient is needed (Chen et al. 2016).
 
-Only the input of each layer is kept. That reduces the memory for activations to about that of one layer, and costs a
+Only the input of each layer is kept. This reduces the memory for activations to about what one layer needs, and costs a
 third more computation. `tf.recompute_grad` does not work under XLA, which ignores control dependencies: the compiler
 notices that a layer is computed twice, and keeps the first result.
 """
@@ -43,7 +43,7 @@ def recomputed(function: Callable[..., tf.Tensor], *tensors: tf.Tensor) -> tf.Te
 
 
 def _optimization_barrier(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Return copies that the compiler treats as new tensors, and that are available only after the last tensor is."""
+    """Return copies that the compiler treats as new tensors, available only once all `tensors` are computed."""
     if is_for_xla():
         return xla.optimization_barrier(*tensors)
     with tf.control_dependencies(tensors[-1:]):

@@ -19,10 +19,11 @@ from train.layers.random_bits import dropout_mask, fold_in
 from train.layers.tpu_functions import NUM_ONES, einsum, optimization_barrier, scaled, sum_over_head
 from train.runtime.named_scopes import RARELY, custom_gradient, named
 
-# If sums of exponentials are outside these limits, the largest score is subtracted first. The limits are far from those
-# of float32 and bfloat16 (1e-38 and 3e38).
+# If sums of exponentials are outside these limits, the largest score is subtracted first. The limits are far from the
+# limits of float32 and bfloat16 (1e-38 and 3e38).
 SAFE_SUMS = (1e-25, 1e30)
-# Larger exponents are replaced by this one, so that exponentials stay finite. Their sums are outside the limits anyway.
+# Larger exponents are replaced by this one, so that exponentials stay finite. Sums with such a term are outside the
+# limits anyway.
 LARGEST_EXPONENT = 80.0
 # Rows of at least this length are computed in blocks.
 LONG_ROW_TOKENS = 1024
@@ -50,8 +51,8 @@ def attend(
 
     Args:
         query: (batch, heads, head size, queries), static shape.
-        key, value: (batch, heads, head size, keys). There are as many keys as queries, or additional keys, the same
-            number at both ends.
+        key, value: (batch, heads, head size, keys). There are as many keys as queries, or more: then the additional
+            keys are divided equally between both ends.
         attended: (batch, 1, keys), 1 at tokens that are attended, 0 at padding. Queries at padding give 0.
         row_keys: keys for the dropout of probabilities, uint32 (batch, KEY_WORDS); None without dropout.
         rate: dropout rate of the probabilities.
@@ -59,7 +60,7 @@ def attend(
             which never decrease. A query attends only to keys of its document, one of which must be attended. None if
             it attends to all keys.
         reach: largest distance to a key that a query attends to; None for any distance.
-        scale: the `scale` of `scaled` for `query`, `key` and `value`; None without one.
+        scale: passed to `scaled` with `query`, `key` and `value`; None if they need no such scale.
     """
     num_heads, head_size, num_queries = query.shape[1:]
     head_keys = None if row_keys is None else fold_in(row_keys[:, tf.newaxis], tf.range(num_heads))
@@ -136,7 +137,7 @@ class _Attention:
         num_rows = _rows_of_group(query, key)
         if 0 < num_rows < query.shape[0]:
             return self._backward_of_groups(num_rows, query, key, value, shift, by_context, mean)
-        # Without the barrier, the compiler keeps the forward pass's exponentials, or computes these too early.
+        # Without the barrier, the compiler keeps the forward pass's exponentials, or recomputes them too early.
         query, key, shift, by_context = optimization_barrier(query, key, shift, by_context)
         weights = tf.cast(self._signed_weights(query, key, shift), dtype)
         by_value = tf.einsum("bnkq,bnhq->bnhk", tf.nn.relu(weights), by_context)
@@ -150,7 +151,7 @@ class _Attention:
         return tf.cast(by_query, dtype), by_key, by_value * self.attended
 
     def _backward_of_groups(self, num_rows: int, *passed: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Do what `backward` does in groups of `num_rows` rows, whose float32 exponentials stay in fast memory."""
+        """Compute `backward` in groups of `num_rows` rows, whose float32 exponentials stay in fast memory."""
         query, key, value, shift, by_context, mean = passed
         dtype, num_groups = query.dtype, query.shape[0] // num_rows
 
@@ -186,7 +187,8 @@ class _Attention:
     def _by_products(self, passed: _Passed, by_context: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Compute the gradient of Σ weight * value, and Σ over keys of each probability times its gradient.
 
-        The second, float32 (batch, heads, 1, queries), needs no tensor of all probabilities (Dao et al. 2022, eq. 4).
+        The second result, float32 (batch, heads, 1, queries), needs no tensor of all probabilities (Dao et al. 2022,
+        eq. 4).
         """
         dtype = passed.query.dtype
         by_context = tf.cast(by_context, tf.float32)
@@ -200,7 +202,7 @@ class _Attention:
         return tf.cast(tf.cast(tf.abs(weights), tf.float32) * (by_weights - mean), value.dtype)
 
     def _shift_and_sums(self, query: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Choose what to subtract from the scores, mostly 0, and sum their exponentials, (batch, heads, 1, queries)."""
+        """Choose the shift of the scores, mostly 0, and sum their exponentials, (batch, heads, 1, queries)."""
         ones = tf.broadcast_to(self.attended, (*key.shape[:2], NUM_ONES, key.shape[3]))
 
         def sums_after(shift: tf.Tensor) -> tf.Tensor:
@@ -244,13 +246,13 @@ class _Attention:
         return self._among_near(_within(self.documents, exponentials, 0.0), 0.0)
 
     def _is_query(self, query: tf.Tensor) -> tf.Tensor:
-        """Return which queries are not padding, and so can attend to themselves: bool (batch, 1, 1, queries)."""
+        """Return which queries are not padding, and so attend to themselves: bool (batch, 1, 1, queries)."""
         num_queries, num_keys = query.shape[3], self.attended.shape[3]
         first = (num_keys - num_queries) // 2
         return self.attended[..., first : first + num_queries] > 0
 
     def _among_near(self, values: tf.Tensor, other: float) -> tf.Tensor:
-        """Replace values, (batch, heads, keys, queries), of keys out of reach by `other`."""
+        """Replace values, (batch, heads, keys, queries), by `other` where the key is out of the query's reach."""
         if self.reach is None:
             return values
         num_keys, num_queries = values.shape[2:]
@@ -279,7 +281,7 @@ class _AttentionInBlocks(_Attention):
         self.attended = _filled(self.attended)
         if self.documents:
             numbers = _filled(self.documents[0][:, 0, 0], tf.int32.max)
-            # The first key of each query's document, and the key after its last, (batch, 1, 1, queries).
+            # The first key of each query's document, and the key after the document's last key, (batch, 1, 1, queries).
             self.first, self.end = (
                 tf.searchsorted(numbers, numbers, side=side)[:, tf.newaxis, tf.newaxis] for side in ("left", "right")
             )
@@ -294,7 +296,7 @@ class _AttentionInBlocks(_Attention):
             shift = self.largest_scores(query, key)
             return shift, *self._context(query, key, value, shift)
 
-        sums = tf.math.reciprocal_no_nan(inverse_sum)  # times the kept fraction; 0 if exponentials overflow
+        sums = tf.math.reciprocal_no_nan(inverse_sum)  # sums of exponentials * fraction that is kept; 0 after overflow
         is_safe = tf.reduce_all(_are_safe(sums) | (self.attended == 0))
         shift, context, inverse_sum = tf.cond(is_safe, lambda: (zero, context, inverse_sum), after_largest_scores)
         return context[..., : self.length], _Passed(query, key, value, context, shift, inverse_sum)
@@ -401,13 +403,14 @@ class _AttentionInBlocks(_Attention):
         if self.documents:
             first, end = block.queries(self.first), block.queries(self.end)
             keys = block.first_key + tf.range(BLOCK_KEYS)[:, tf.newaxis]
-            # Stored as floats: booleans cost three times as much, and comparing in each head's loop costs more.
+            # The mask is stored as floats. Booleans cost three times as much; comparisons in each head's loop cost
+            # more.
             (mask,) = optimization_barrier(tf.where((first <= keys) & (keys < end), 1.0, 0.0))
         return _Attention(block.keys(self.attended), head_keys, self.rate, self.scale, mask=mask)
 
 
 class _Block(NamedTuple):
-    """The starts of a block of queries and of a block of keys in a row; reads and writes them in (batch, …, length)."""
+    """The starts of a block of queries and of a block of keys in a row, to access the blocks in (batch, …, length)."""
 
     row: tf.Tensor
     first_query: tf.Tensor

@@ -1,7 +1,7 @@
 """Products, sums, normalization and activations, written so that XLA's compiler for TPUs turns them into fast programs.
 
-Each pass over a tensor is expensive, and the matrix unit is cheap. So sums are products with a matrix of ones, which
-the compiler fuses with the operations that compute the terms, and no tensor changes its layout.
+Each pass over a tensor is expensive, and the matrix unit is cheap. So sums are computed as products with a matrix of
+ones, which the compiler fuses with the operations that compute the terms. No tensor changes its layout.
 """
 
 import math
@@ -13,7 +13,7 @@ from tensorflow.compiler.tf2xla.python import xla
 
 from train.runtime.named_scopes import custom_gradient
 
-# Rows of a matrix of ones. With fewer, XLA would sum in the vector unit, which is slower.
+# Number of rows of a matrix of ones. With fewer rows, XLA would sum in the vector unit, which is slower.
 NUM_ONES = 8
 
 
@@ -22,9 +22,9 @@ def einsum(equation: str, left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
 
     Args:
         equation: as in `tf.einsum` for two tensors, such as `bld,de->ble`. Each letter occurs in two or three parts of
-        the equation.
+            the equation.
         left: float32 or bfloat16.
-        right: of the same type.
+        right: of the type of `left`.
     """
     arguments, result = equation.split("->")
     first, second = arguments.split(",")
@@ -46,7 +46,7 @@ def sum_over_last(values: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Ten
 
     Args:
         values: (batch, length, width).
-        weights: (width,), of the same type.
+        weights: (width,), of the type of `values`.
     """
     if values.dtype == tf.float32:
         return tf.reduce_sum(values if weights is None else values * weights, axis=-1, keepdims=True)
@@ -74,7 +74,7 @@ def sum_over_rows(values: tf.Tensor) -> tf.Tensor:
 def optimization_barrier(*tensors: tf.Tensor | None) -> list[Any]:
     """Return copies of the tensors that XLA treats as new tensors.
 
-    XLA then computes again what it has computed from the originals, instead of keeping the result in memory.
+    XLA then repeats on the copies what it has computed from the originals, instead of keeping the result in memory.
     """
     kept = iter(xla.optimization_barrier(*[tensor for tensor in tensors if tensor is not None]))
     return [None if tensor is None else next(kept) for tensor in tensors]
@@ -86,8 +86,8 @@ def heads(inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Ten
 
     Args:
         inputs: (batch, length, width).
-        kernel: (width, heads, head size), of the same type.
-        bias: (heads, head size), of the same type.
+        kernel: (width, heads, head size), of the inputs' type.
+        bias: (heads, head size), of the inputs' type.
     """
 
     def gradient(by_output: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -125,8 +125,8 @@ def dense_of_heads(inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tup
 
     Args:
         inputs: (batch, heads, head size, length).
-        kernel: (heads, head size, units), of the same type.
-        bias: (units,), of the same type.
+        kernel: (heads, head size, units), of the inputs' type.
+        bias: (units,), of the inputs' type.
     """
 
     def gradient(by_output: tf.Tensor) -> tuple[tf.Tensor, ...]:

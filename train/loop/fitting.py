@@ -1,7 +1,7 @@
-"""The training loop: `fit`, the hooks called between its steps, and the return to a checkpoint after a divergence.
+"""The training loop: `fit`, the hooks called between its steps, and the rollback to a checkpoint after a divergence.
 
-An *execution* (Keras's term) is one call from Python that runs one or more steps. It ends where the next hook is due,
-or earlier if more steps would exceed the work that may be queued on the device.
+An *execution* (Keras's term) is one call from Python that runs one or more steps. It ends when the next hook is due, or
+earlier if more steps would exceed the work that may be queued on the device.
 """
 
 import functools
@@ -62,11 +62,11 @@ class TrainingHooks:
     """The hooks called between the steps of one `fit`: log, evaluate, save, push.
 
     Attributes:
-        steps_per_execution: the Keras callback that calls them.
+        steps_per_execution: the Keras callback that calls the hooks.
     """
 
     def __init__(self, trainer: Trainer, stop: StopRequest, pushing: PushToHub | None):
-        self._figures: dict[str, float] | None = None  # of the newest evaluation
+        self._figures: dict[str, float] | None = None  # metrics of the newest evaluation
         self._trainer, self._plan, self._start, self._stop = trainer, trainer.plan, trainer.start, stop
         self._evaluated_step = -1
         self._saved_step = -1 if self._start.checkpoint is None else self._start.step
@@ -86,8 +86,8 @@ class TrainingHooks:
         wait_for_device = functools.partial(runtime.wait, trainer.model.optimizer.iterations)
         profiled_steps = config.run.profiled_steps if trainer.log.is_chief else None
         self._profile = Profile(runtime, trainer.log.tensorboard_folder, profiled_steps, wait_for_device)
-        # They are called in this order. They are due at the same steps on all workers, so all workers run executions of
-        # the same length, although only one worker pushes and profiles.
+        # Hooks are called in this order. They are due at the same steps on all workers, so all workers run executions
+        # of the same length, although only one worker pushes and profiles.
         hooks = [
             Hook(self._profile.begin_or_end, at_steps=config.run.profiled_steps or ()),
             Hook(self._log.advance),
@@ -199,7 +199,7 @@ class TrainingHooks:
 
 
 def roll_back(trainer: Trainer, error: TrainingDivergedError, stop: StopRequest) -> ResumePoint:
-    """Restore the last checkpoint before a divergence, and return the point to resume at, after the rows read since.
+    """Restore the last checkpoint before a divergence; return where to resume, after the rows read since then.
 
     The choice of the checkpoint depends only on step numbers, so a run that is killed during the rollback skips the
     same rows. Several workers wait for each other with `stop.compare`.
@@ -219,7 +219,7 @@ def roll_back(trainer: Trainer, error: TrainingDivergedError, stop: StopRequest)
     restored = functools.partial(
         trainer.checkpoints.restore_newest, trainer.run.owns, use, up_to=error.good_step, since=trainer.plan.first_step
     )
-    record = restored(interval_steps=trainer.plan.save_steps) or restored()  # prefer one at a multiple of --save-steps
+    record = restored(interval_steps=trainer.plan.save_steps) or restored()  # prefer a multiple of --save-steps
     if record is None:
         raise error
     stop.compare()
@@ -284,7 +284,7 @@ class InputWaits:
 class StepsPerExecution(tf_keras.callbacks.Callback):
     """Calls the hooks that are due, in order, and sets the length of the next execution.
 
-    It counts steps on the host, because reading the counter from the device would wait for the device.
+    The callback counts steps on the host, because reading the counter from the device would wait for the device.
 
     Args:
         hooks: called in this order.
@@ -340,7 +340,7 @@ class StepsPerExecution(tf_keras.callbacks.Callback):
 
 @dataclass
 class Profile:
-    """A trace of host and device for TensorBoard's profiler, from the end of step `steps[0]` to that of `steps[1]`.
+    """A trace of host and device for TensorBoard's profiler, from after step `steps[0]` to after step `steps[1]`.
 
     If the trace cannot be written, a warning is logged.
 

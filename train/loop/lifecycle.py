@@ -90,7 +90,7 @@ def recorded_commits(config: TrainingConfig) -> dict[str, str]:
 def open_pretraining(
     config: TrainingConfig, cluster: Cluster, open_rows: Callable[[TrainingConfig], TrainingInputs]
 ) -> Run:
-    """Open the inputs of every phase with `open_rows`, and resolve its task and model."""
+    """Open the inputs of every phase with `open_rows`, and resolve the phase's task and model."""
     phase_settings = phases_of(config)
     inputs = []
     for settings in phase_settings:
@@ -113,7 +113,7 @@ def open_pretraining(
 def train_run(config: Settings, job: Job[Settings]) -> None:
     """Run a whole command: check everything, connect, train each phase, export, push.
 
-    With `--dry-run` it prints the plan and returns.
+    With `--dry-run`, print the plan and return.
 
     Raises:
         InputError: a flag, a file or the output folder is wrong.
@@ -150,12 +150,14 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
                 trainer.clear_folder()
                 # 3. Restore the newest intact checkpoint, if there is one. It replaces the weights of step 1.
                 trainer.restore()
-                # 4. If it belongs to an earlier phase, because those of this phase are damaged, build that one.
+                # 4. If this checkpoint is of an earlier phase, because all checkpoints of this phase are damaged, build
+                # the earlier phase.
                 if trainer.phase_to_resume != index:
                     index = trainer.phase_to_resume
                     trainer.release()
                     continue
-                # 5. Compare the fast variants of a step with the reference, with the weights that training starts from.
+                # 5. Compare the fast variants of a step with the reference, using the weights that training starts
+                # from.
                 trainer.prove_computation()
                 publisher, at_words, figures = train_phase(trainer, stop)
                 index += 1
@@ -193,7 +195,7 @@ def train_phase(trainer: "Trainer", stop: StopRequest) -> tuple[Publisher | None
 
 
 def publish(trainer: "Trainer", publisher: Publisher, figures: Figures, step: int) -> None:
-    """Export the model of `step`, push it if a repository is named, and print the evaluation and where the files are.
+    """Export the model of `step`, push it if a repository is named, and print the evaluation and the files' paths.
 
     Raises:
         HubPushError: the push failed; the export is complete.
@@ -238,7 +240,7 @@ def prepare(config: Settings, job: Job[Settings], *, with_tpu: bool = True) -> R
     Args:
         config: the settings as given.
         job: the command.
-        with_tpu: also check that this machine can reach its TPU.
+        with_tpu: whether to check also that this machine can reach its TPU.
     """
     if config.run.report_to:
         from train.metrics.trackers import check_trackers
@@ -259,7 +261,7 @@ def prepare(config: Settings, job: Job[Settings], *, with_tpu: bool = True) -> R
         run.folder.files.check_writable()
         try:
             check_can_push(config.hub)
-        except HubAwayError as error:  # the Hub may be back by the time of the push
+        except HubAwayError as error:  # the Hub may be reachable again when the run pushes
             if run.starts_over or not run.folder.has_checkpoint():
                 raise
             logger.warning("The run resumes although the Hub cannot be reached: %s", error)
@@ -294,7 +296,7 @@ def check_can_push(config: HubConfig) -> None:
     """
     repository = config.repository()
     if repository is not None:
-        # Only the metadata from the settings; the Hub could reject these values.
+        # Check only the metadata that comes from the settings, because the Hub may reject these values.
         data = huggingface_hub.ModelCardData(
             library_name="transformers", license=config.hub_license, language=config.hub_language or None
         )
@@ -305,9 +307,9 @@ def check_can_push(config: HubConfig) -> None:
 
 @contextmanager
 def locked_run_folder(run: Run) -> Iterator[Run]:
-    """Lock the output folder, and with `--resume-from-hub` fetch the run. The chief does both for all workers.
+    """Lock the output folder, and with `--resume-from-hub` fetch the run; the chief does both for all workers.
 
-    Yield the run after reading the folder again.
+    Yield the run, with its records read again from the locked folder.
     """
     with run.folder.locked() if run.cluster.is_chief else nullcontext():
         if run.config.hub.resume_from_hub:

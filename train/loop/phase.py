@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 # --save-at-words may exceed the number of words of a run by this factor.
 WORDS_TOLERANCE = 1.02
-# Default evaluation interval: number of evaluations per run, and the fraction of its time that they may take.
+# Limits for the default evaluation interval: number of evaluations per phase, and the fraction of its time that they
+# take.
 MAX_EVALUATIONS = 10
 MAX_EVALUATION_SHARE = 0.1
 
@@ -69,7 +70,7 @@ class Phase:
         num_words = plan.num_steps * words_per_step
         steps = {}
         for text in wanted:
-            # BabyLM's corpus of "10 million words" has about 1% fewer.
+            # BabyLM's corpus of "10 million words" has about 1% fewer words.
             if words_of(text) > num_words * WORDS_TOLERANCE:
                 raise InputError(
                     f"--save-at-words must be at most the {num_words:,.0f} words of the run; received {text}."
@@ -153,8 +154,8 @@ def make_plans(phases: Sequence[Phase], num_replicas: int) -> tuple[Plan, ...]:
 def _intervals(num_steps: int, evaluation_cost: float) -> tuple[int, int]:
     """Return the default numbers of steps between evaluations and between checkpoints.
 
-    There are ten of each per phase, but fewer evaluations (at least one) if ten would take more than a tenth of the
-    time. A checkpoint is saved at each evaluation.
+    A phase has ten evaluations and ten checkpoints, but fewer evaluations (at least one) if ten would take more than a
+    tenth of the time. A checkpoint is saved at each evaluation.
 
     Args:
         num_steps: number of steps of the phase.

@@ -1,6 +1,6 @@
 """Everything that a run prints: the plan of a dry run, the start, the first rows, the time of a step, the result.
 
-It can be imported without TensorFlow.
+This module can be imported without TensorFlow.
 """
 
 import logging
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Speed of a training step on one CPU core with AVX2, measured; some CPUs reach twice that.
+# Measured speed of a training step on one CPU core with AVX2; some CPUs are twice as fast.
 CPU_FLOPS_PER_SECOND = 5e10
 CPU_ADVICE = (
     "; --preset tiny-cpu is made for CPUs\n"
     "To plan for a TPU, pass the same flags to train/tpu_preflight.py --topology v5e-8 --dry-run"
 )
 FIRST_ROW = "first row"
-# A smaller gain over the frequency baseline comes as much from frequencies near a mask as from understood text.
+# A smaller gain over the frequency baseline may come only from the frequencies of tokens near a mask.
 CLEAR_GAIN_NATS = 0.3
-# Number of characters of a row that are shown, and of characters per line.
+# Maximum number of characters of a row to show, and number of characters per line.
 MAX_EXCERPT = 200
 EXCERPT_WIDTH = 76
 
@@ -73,7 +73,7 @@ def print_plan(run: Run) -> None:
 
 
 def _count_weights(phase: Phase) -> tuple[int, int]:
-    """Count the weights, and the weights with only one moment; build the model only if there is no other way."""
+    """Count the weights, and the weights with only one moment; build the model only if it is the only way to count."""
     if not phase.task.adds_weights:
         counted = count_parameters(phase.model_config, phase.task.model_class)
         if counted is not None:
@@ -87,7 +87,7 @@ def _count_weights(phase: Phase) -> tuple[int, int]:
 def describe_plan(
     run: Run, phase: Phase, plan: Plan, num_parameters: int, start: ResumePoint, num_with_one_moment: int = 0
 ) -> dict[str, str]:
-    """Describe what a phase does after `start`, as {title: text}. Warns of an unusual batch, and of many passes."""
+    """Describe what a phase does after `start`, as {title: text}. Warn of an unusual batch, and of many passes."""
     warn_of_other_batch(phase.config, plan)
     if not phase.name:  # phases have rows of several lengths
         warn_of_other_length(phase.config, plan)
@@ -171,7 +171,7 @@ def warn_of_other_length(config: RunSettings, plan: Plan) -> None:
 
 
 def warn_of_other_batch(config: RunSettings, plan: Plan) -> None:
-    """Warn if the preset's own batch settings give a different global batch on this number of replicas."""
+    """Warn if the preset's batch settings give a different global batch on this number of replicas."""
     preset = config.model.preset if isinstance(config, TrainingConfig) else ""
     optimization = config.optimization
     preset_replicas = about_preset(preset).replicas if preset else None
@@ -270,7 +270,7 @@ def describe_exported(trainer: "Trainer", step: int) -> dict[str, str]:
 
 
 def print_result(phase: Phase, figures: dict[str, float] | None, where: dict[str, str]) -> None:
-    """Print an evaluation with the frequency baseline, the paths in `where`, and the next command to type."""
+    """Print an evaluation with the frequency baseline, the paths in `where`, and a command to run next."""
     rows = {**(phase.task.describe(figures) if figures else {}), **where}
     entropy = phase.inputs.unigram_entropy_nats
     if figures is not None and entropy is not None and phase.task.card.predicts_tokens:

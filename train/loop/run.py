@@ -1,4 +1,4 @@
-"""`Run`, which can be checked and planned without TensorFlow, and the content of run.json."""
+"""`Run`, which can be checked and planned without TensorFlow, and functions that return the content of run.json."""
 
 import dataclasses
 import functools
@@ -73,7 +73,7 @@ class Run:
 
     @functools.cached_property
     def recorded(self) -> RunRecord:
-        """What an earlier process recorded in the output folder, read once by each `Run`."""
+        """The record that an earlier process left in the output folder. Each `Run` reads it once."""
         return RunRecord() if self.config.run.output_dir is None else RunRecord.read(self.folder)
 
     @property
@@ -88,14 +88,14 @@ class Run:
     def read_again(self) -> "Run":
         """Return a copy of the run that reads the records in its folder again, because they have changed.
 
-        It has no plans, so that `planned` checks them with the new records.
+        The copy has no plans, so that `planned` checks its plans with the new records.
         """
         return dataclasses.replace(self, plans=())
 
     def planned(self, num_replicas: int) -> "Run":
-        """Return the run with its plans for a number of replicas, after checking that it can start or resume with them.
+        """Return the run with plans for `num_replicas` replicas, after checking that it can start or resume with them.
 
-        A run that has these plans already is returned unchanged.
+        A run that already has these plans is returned unchanged.
 
         Raises:
             InputError: the run cannot start or resume with these plans.
@@ -120,8 +120,8 @@ class Run:
             with_tensorflow: TensorFlow may be imported to count this machine's devices.
 
         Returns:
-            The run with its plans; without them if the number of replicas is not known yet, because counting the
-            devices would need TensorFlow, or JAX, which could not connect to other hosts afterwards.
+            The run with its plans. The plans are missing if the number of replicas is not known yet, because counting
+            the devices would need TensorFlow, or JAX, which could not connect to other hosts afterwards.
 
         Raises:
             InputError: the run cannot start or resume with these plans.
@@ -173,7 +173,7 @@ class Run:
         return self._fingerprint_up_to(len(self.phases) - 1)
 
     def fingerprint_sha256(self, index: int) -> str:
-        """Hash the fingerprint of the phases up to `index`. Checkpoints of that phase store this hash."""
+        """Hash the fingerprint of the phases up to `index`. The checkpoints of phase `index` store this hash."""
         return fingerprint_sha256(self._fingerprint_up_to(index))
 
     def owns(self, record: CheckpointRecord) -> bool:

@@ -41,7 +41,7 @@ class Trainer:
     Args:
         run: the run.
         index: index of the phase to train, counted from 0.
-        runtime: the model is built in its scope.
+        runtime: the runtime in whose scope the model is built.
     """
 
     def __init__(self, run: Run, index: int, runtime: Runtime):
@@ -110,11 +110,11 @@ class Trainer:
 
     @property
     def starts_over(self) -> bool:
-        """Whether to delete the existing run in the folder and start again with this phase, which is then the first."""
+        """Whether to delete the existing run in the folder and start over. Only the first phase does so."""
         return self.phase.index == 0 and self.run.starts_over
 
     def clear_folder(self) -> None:
-        """Delete the run in the folder if `--overwrite-output-dir` is given; workers wait for the chief to do it."""
+        """Delete the run in the folder if `--overwrite-output-dir` is given. Workers wait until the chief is done."""
         if self.run.cluster.is_chief and self.starts_over:
             self.run.folder.clear()
         if self.run.config.run.overwrite_output_dir:
@@ -128,7 +128,7 @@ class Trainer:
 
             num_ids = vocabulary_size(phase.inputs.tokenizer)
             network, task = self.model.network, phase.task
-            tf_keras.utils.set_random_seed(phase.config.run.seed)  # for the weights of a new head
+            tf_keras.utils.set_random_seed(phase.config.run.seed)  # seed the weights of a new head
             adapt_network = task.adapt_network if task.allows_new_head else None
             grows = isinstance(phase.config, TrainingConfig) and phase.config.model.grow
             seed = phase.config.run.seed if grows else None
@@ -140,7 +140,8 @@ class Trainer:
         """Restore the newest checkpoint, if there is one.
 
         Raises:
-            InputError: the plan cannot resume from it, all checkpoints are corrupt, or workers found different ones.
+            InputError: the plan cannot resume from the checkpoint, all checkpoints are corrupt, or workers found
+                different checkpoints.
         """
         run = self.run
 
@@ -177,7 +178,7 @@ class Trainer:
         gc.collect()
 
     def evaluate(self, stop: StopRequest) -> dict[str, float] | None:
-        """Evaluate the model on all validation rows; None if there are none, or if `stop` was requested meanwhile."""
+        """Evaluate the model on all validation rows; return None without validation rows, or after a stop request."""
         totals = self.add_up(stop) if self.add_up is not None else None
         if totals is None:
             return None
@@ -208,7 +209,7 @@ class Trainer:
         return earlier
 
     def prove_computation(self) -> None:
-        """Check the TPU-optimized layers and the sharded optimizer on the first rows, and use what matches.
+        """Check the TPU-optimized layers and the sharded optimizer on the first rows, and use those that match.
 
         Does nothing if the settings or an earlier check have already decided.
         """
@@ -239,10 +240,11 @@ class Trainer:
         return self.run.exports_best and best is not None and best["step"] == step
 
     def restore_best(self) -> tuple[int, dict[str, float] | None]:
-        """Restore the checkpoint with the best evaluation, at the end of a run; warn if a better one was deleted.
+        """Restore the checkpoint with the best evaluation after training; warn if a better checkpoint was deleted.
 
         Returns:
-            The step of the restored checkpoint and its evaluation; if none was evaluated, the last step and None.
+            The step of the restored checkpoint and its evaluation; if no checkpoint was evaluated, the last step and
+            None.
         """
         best, restored = self.best_evaluation(), self.best_evaluation(self.checkpoints.steps())
         if best is None or restored is None:
@@ -263,7 +265,7 @@ class Trainer:
         return restored["step"], figures
 
     def best_evaluation(self, steps: Collection[int] | None = None) -> dict[str, Any] | None:
-        """Return the best validation line of the log among `steps` (default: all); of equal lines, the earliest."""
+        """Return the log's best validation line among `steps` (default: all); of equal lines, the earliest."""
         lines = [line for line in self.log.lines if line["split"] == VALIDATION]
         return max(
             (line for line in lines if steps is None or line["step"] in steps),

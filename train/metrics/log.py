@@ -35,7 +35,8 @@ EVENTS_PREFIX = "events.out.tfevents."
 EVENTS_VERSION = "brain.Event:2"
 TRAIN, VALIDATION = TENSORBOARD_SPLITS
 ROLLBACK = "rollback"
-# Errors of a disk or of Cloud Storage, whose messages say enough. For others, the place in the code is shown as well.
+# Errors of a disk or of Cloud Storage, whose messages say enough. For other errors, the place in the code is shown as
+# well.
 STORAGE_ERRORS = (OSError, InputError, RunFailedError)
 
 
@@ -56,9 +57,9 @@ Unwritten = Sequence[dict[str, Any]]
 
 
 class Follower(LatestItemWorker[Callable[[], None]]):
-    """Updates a file or a tracker with the log, in a thread, so that training never waits for a disk or server.
+    """A thread that updates a file or a tracker with the log, so that training never waits for a disk or a server.
 
-    Each update receives all lines, so it also writes those that a failed update did not write. Only the first of
+    Each update receives all lines, so it also writes the lines that a failed update did not write. Only the first of
     several failures in a row is logged as a warning.
 
     Attributes:
@@ -93,7 +94,8 @@ class Follower(LatestItemWorker[Callable[[], None]]):
 class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
     """The lines of a run, kept in memory. Each file and tracker is updated by a separate thread.
 
-    Use it as a context around the training: the exit waits for the threads and reports what failed. Only the chief of
+    Use the log as a context around the training: its exit waits for the threads and reports the updates that failed.
+        Only the chief of
     several workers writes.
     """
 
@@ -129,7 +131,7 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
         wait_for(failed, seconds_to_end(kind))
         outdated = [follower for follower in followers if follower.has_failed or follower not in idle]
         for follower in outdated:
-            follower.drop_waiting()  # the next start of the run writes what cannot be written now
+            follower.drop_waiting()  # the next start of the run writes the lines that cannot be written now
         if outdated:
             targets = ", ".join(str(follower.target) for follower in outdated)
             logger.warning(
@@ -158,7 +160,7 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
             step: the step of the checkpoint from which the run resumes.
             num_rollbacks: number of rollbacks, from the first one, whose lines are kept.
             num_written: number of lines known to be in the files when the checkpoint was saved; None if unknown.
-            unwritten: the lines after the written ones, which the checkpoint carries.
+            unwritten: the lines that were not yet written, which the checkpoint contains.
         """
         lines = self._file.read()
         num_written = len(lines) if num_written is None else min(num_written, len(lines))
@@ -168,7 +170,7 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
         self.flush()
 
     def rewind_to(self, step: int, num_rollbacks: int = 0) -> None:
-        """Keep the lines of steps up to `step`, and of the first `num_rollbacks` rollbacks; later steps are redone."""
+        """Keep the lines of steps up to `step` and of the first `num_rollbacks` rollbacks; later steps are redone."""
         rollbacks = [line for line in self.lines if line["split"] == ROLLBACK][:num_rollbacks]
         self.lines = [
             line
@@ -201,7 +203,7 @@ def wait_for(followers: Sequence[Follower], seconds: float) -> list[Follower]:
 
 
 def read_metrics(folder: RunFolder, num_written: int | None = None, unwritten: Unwritten = ()) -> list[Line]:
-    """Read the lines of a run's `metrics.jsonl`, and add the unwritten lines that a checkpoint carries."""
+    """Read the lines of a run's `metrics.jsonl`, and add the unwritten lines that a checkpoint contains."""
     return _completed(MetricsFile(folder.files).read(), num_written, unwritten)
 
 
@@ -213,7 +215,7 @@ def _completed(lines: list[Line], num_written: int | None, unwritten: Unwritten)
 
 
 def num_shared(lines: Lines, others: Lines) -> int:
-    """Count the lines at the start that are the same objects in both."""
+    """Count the lines at the start of both lists that are the same objects."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], zip(lines, others, strict=False)))
 
 
@@ -234,7 +236,7 @@ class MetricsFile:
         return self._folder.path_of(METRICS_NAME)
 
     def read(self) -> list[Line]:
-        """Read the lines before the first damaged one; silently drop an incomplete last line, as left by a kill."""
+        """Read the lines before the first damaged line. Silently drop an incomplete last line, left by a kill."""
         with guarded_read(str(self), "the log of a run"):
             content = self._folder.read_bytes(METRICS_NAME) if self._folder.exists(METRICS_NAME) else b""
         text = content[: content.rfind(b"\n") + 1]
@@ -247,7 +249,7 @@ class MetricsFile:
         return list(self.written)
 
     def update(self, lines: Lines) -> None:
-        """Append the missing lines; write the whole file if it contains other lines."""
+        """Append the missing lines, or rewrite the file if it contains other lines."""
         num_written = num_shared(lines, self.written)
         is_to_append = self._is_whole and num_written == len(self.written)
         if is_to_append and num_written == len(lines):
@@ -270,7 +272,7 @@ class MetricsFile:
 class TensorBoardFiles:
     """Event files, one folder per split, so that TensorBoard shows training and validation in one chart.
 
-    For a run in Cloud Storage, local files are written and uploaded.
+    For a run in Cloud Storage, the files are written locally and then uploaded.
 
     Attributes:
         written: the lines whose points are known to be in the files.
@@ -292,7 +294,7 @@ class TensorBoardFiles:
         return str(self._folder)
 
     def begin(self, lines: Lines, step: int) -> None:
-        """Record what earlier processes wrote: these lines, and possibly points of steps after `step`.
+        """Record that earlier processes wrote these lines, and possibly points of steps after `step`.
 
         If the files were deleted, the new files get all lines.
         """
@@ -319,11 +321,12 @@ class TensorBoardFiles:
 class EventFiles:
     """The event files of one split: one for this process, and one more after each failure.
 
-    If points are rewritten, a record tells TensorBoard to drop the earlier ones, of this process and of others.
+    If points are rewritten, a record tells TensorBoard to drop the earlier points, of this process and of other
+    processes.
 
     Args:
         folder: the folder in which TensorBoard finds the files.
-        local_folder: the folder in which they are written.
+        local_folder: the folder in which this class writes them.
     """
 
     def __init__(self, folder: Folder, local_folder: Path):
@@ -361,7 +364,8 @@ class EventFiles:
         steps = [self._doubtful_step, *(line["step"] for line in (*stale, *new))]
         self._doubtful_step = min((step for step in steps if step is not None), default=None)
         if must_drop:
-            # TensorBoard ignores the first start that it reads, so the first process writes one as well.
+            # TensorBoard ignores the first start of a session that it reads, so the first process writes a start as
+            # well.
             self._write(time.time(), self._doubtful_step, session_log=SessionLog(status=SessionLog.START))
             new = [line for line in lines if line["step"] >= self._doubtful_step]
         for line in new:
@@ -381,11 +385,11 @@ class EventFiles:
         self._writer.write(Event(wall_time=seconds, step=step, **content).SerializeToString())
 
     def _new_writer(self) -> Any:
-        """Open an event file that TensorBoard reads after all others.
+        """Open an event file that TensorBoard reads after all other files.
 
         TensorBoard reads files in order of their names, so the name starts with a timestamp later than that of every
-        other file. The names that TensorBoard's own writer gives would not work: it numbers the files of the same
-        second, but `.10` sorts before `.9`, and a clock that is behind gives an earlier timestamp.
+        other file. The names from TensorBoard's writer would not work: it numbers the files of the same second, but
+        `.10` sorts before `.9`, and a clock that is behind gives an earlier timestamp.
         """
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -414,7 +418,7 @@ class LossCurve:
         return self.folder.path_of(LOSS_CURVE_NAME)
 
     def update(self, lines: Lines) -> None:
-        """Draw the lines, unless they have not changed since the last time."""
+        """Draw the lines if they have changed since they were last drawn."""
         if lines != self.drawn:
             self.folder.write_bytes(LOSS_CURVE_NAME, self.draw(lines))
             self.drawn = lines

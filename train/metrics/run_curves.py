@@ -47,11 +47,11 @@ TITLES = {
 
 
 class Metric(NamedTuple):
-    """The score, besides the loss, that says how good a model is.
+    """The score that, in addition to the loss, shows how good a model is.
 
     Attributes:
-        name: its name in `metrics.jsonl`.
-        title: its name for readers.
+        name: name of the score in `metrics.jsonl`.
+        title: human-readable name of the score.
         guess: the score of a guess that does not read the text; None if unknown.
         lower_is_better: whether a lower score is better.
     """
@@ -62,9 +62,9 @@ class Metric(NamedTuple):
     lower_is_better: bool = False
 
 
-# The metric of tasks whose cards list only losses.
+# The metric of tasks whose cards list losses only.
 ACCURACY = Metric("masked_accuracy", "accuracy")
-# The task of runs of version 0.3, which had only this one and did not record it.
+# The task of runs of version 0.3, which had only this task and did not record it.
 MASKED_LM_CARD = TaskCard(
     model_kind="masked language model",
     task_name="Masked language modeling",
@@ -77,7 +77,7 @@ MASKED_LM_CARD = TaskCard(
 
 @dataclass(frozen=True)
 class RunCurves:
-    """What a run has recorded so far.
+    """The data that a run has recorded so far.
 
     Attributes:
         name: a short name that distinguishes the run from the other runs.
@@ -93,13 +93,13 @@ class RunCurves:
     def unigram_entropy_nats(self) -> float | None:
         """The lowest loss, in nats, that guessing from token frequencies alone can reach on the validation rows.
 
-        None if the loss is not that of masked tokens.
+        None if the loss is not the loss of masked tokens.
         """
         eval_data = self.record["eval_data"] or {}
         return eval_data.get("unigram_entropy_nats") if self.card.predicts_tokens else None
 
     def source_entropy_nats(self, source: str) -> float | None:
-        """The same as `unigram_entropy_nats` for one source; None if the loss is not that of masked tokens alone."""
+        """`unigram_entropy_nats` of one source; None if the loss is not the loss of masked tokens alone."""
         source_data = ((self.record["eval_data"] or {}).get("sources") or {}).get(source) or {}
         is_token_loss = self.card.predicts_tokens and not any("mlm_loss" in line for line in self.lines)
         return source_data.get("unigram_entropy_nats") if is_token_loss else None
@@ -110,7 +110,7 @@ class RunCurves:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The median speed over the training lines; None before the first one."""
+        """The median speed over the training lines; None before the first line."""
         rates = [line["tokens_per_second"] for line in self.of_split(TRAIN) if "tokens_per_second" in line]
         return statistics.median(rates) if rates else None
 
@@ -124,7 +124,7 @@ class RunCurves:
 
     @property
     def metric(self) -> Metric:
-        """The metric that decides which checkpoint is best; if that is the loss, the first other metric of the task."""
+        """The metric that decides which checkpoint is best; if this is the loss, the task's first other metric."""
         # Perplexity is left out, because it is a function of the loss.
         figures = (figure for figure in self.card.figures if figure.name not in ("loss", "perplexity"))
         titles = {figure.name: figure.title for figure in figures}
@@ -155,7 +155,7 @@ class RunCurves:
 
     @property
     def mask_note(self) -> str:
-        """Why training and validation are not equally hard; empty if both mask the same fraction of tokens."""
+        """A note that training and validation are not equally hard; empty if both mask the same fraction of tokens."""
         rates = self.mask_rates
         if not rates or rates == [EVALUATION_MLM_PROBABILITY]:
             return ""
@@ -199,7 +199,7 @@ class RunCurves:
 
 
 def read_runs(folders: Sequence[str]) -> list[RunCurves]:
-    """Read the runs in these output folders; name each by the part of its path that differs from the others'."""
+    """Read the runs in these folders; name each by the part of its path that differs from the other paths."""
     runs = [RunFolder(folder) for folder in folders]
     for folder in runs:
         if not folder.files.exists(METRICS_NAME):
@@ -238,11 +238,11 @@ def _short_names(folders: Sequence[str]) -> list[str]:
 
 
 RUN_INCHES, SCORED_RUN_INCHES, RUNS_INCHES = (8, 4.5), (10, 4.5), (12, 5)
-# Up to this many runs are labelled within the plot, more of them next to it.
+# Up to this number of runs, labels are within the plot; for more runs they are next to it.
 MAX_LABELS_WITHIN = 3
-# Losses of sources are drawn only for up to this many sources.
+# The losses of sources are drawn only up to this number of sources.
 MAX_SOURCES = 4
-# Lines with up to this many points have markers.
+# Lines with up to this number of points have markers.
 MAX_MARKERS = 40
 BASELINE = "frequency baseline"
 # Units of time: seconds, and name.
@@ -274,10 +274,10 @@ def draw_run(run: RunCurves, file_format: str = "png") -> bytes:
 
 
 def draw_runs(runs: Sequence[RunCurves], note: str = "", file_format: str = "png") -> bytes:
-    """Draw the losses of several runs over tokens and over time, one color per run; a single run as `draw_run` does.
+    """Draw the losses of several runs over tokens and over time, one color per run. Draw a single run with `draw_run`.
 
-    The bold line with the run's name at its end is validation, the faint line training. The dotted line of the same
-    color is the loss of a guess from token frequencies alone. `note` is printed under the plot.
+    The bold line, with the run's name at its end, is the validation loss; the faint line is the training loss. The
+    dotted line of the same color is the loss of a guess from token frequencies alone. `note` is printed under the plot.
     """
     if len(runs) == 1:
         return draw_run(runs[0], file_format)
@@ -360,7 +360,7 @@ def _draw_metric(run: RunCurves, axes: "Axes") -> list[EndLabel]:
 def _draw_one_of_several(
     run: RunCurves, axes: "Axes", color: str, x_of_step: Callable[[RunCurves, int], float]
 ) -> EndLabel | None:
-    """Draw one run; return the label of its validation curve, or else of its training curve; None without any loss."""
+    """Draw one run. Return the label of its validation curve, or else of its training curve; None without a curve."""
     label = None
     for split in (TRAIN, VALIDATION):
         if points := [(x_of_step(run, int(step)), loss) for step, loss in _points(run, split, "loss")]:
@@ -370,7 +370,7 @@ def _draw_one_of_several(
 
 
 def _draw_baselines(runs: Sequence[RunCurves], axes: "Axes") -> list[EndLabel]:
-    """Draw the frequency baseline of each run in the run's color; if all runs have the same, draw it once, labelled."""
+    """Draw each run's frequency baseline in the run's color. If all baselines are equal, draw one with a label."""
     entropies = [run.unigram_entropy_nats for run in runs]
     if len({*entropies}) == 1 and (entropy := entropies[0]) is not None:
         axes.axhline(entropy, linestyle=":", color=MUTED)
@@ -433,7 +433,7 @@ def _points(run: RunCurves, split: str, name: str) -> Points:
 
 
 def _best(run: RunCurves, metric: Metric) -> tuple[float, float]:
-    """Return (step, score) of the best evaluation; among equal ones the one with the lowest loss, then the earliest."""
+    """Return (step, score) of the best evaluation; of equal scores, the one with the lowest loss, then the earliest."""
     sign = -1 if metric.lower_is_better else 1
     losses = dict(_points(run, VALIDATION, "loss"))
     return max(

@@ -12,7 +12,7 @@ LIBRARIES = ("tensorflow", "tensorflow-tpu", "jax", "libtpu")
 def describe_step_time(
     seconds: float, config: RunSettings, plan: Plan, *, what: str, versions: Mapping[str, str]
 ) -> str:
-    """Return a line with the mean time of a step, and with everything that it depends on.
+    """Return a line with the mean time of a step, and with everything that this time depends on.
 
     Args:
         seconds: mean time of a step, without evaluations and without the first step.

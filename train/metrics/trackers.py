@@ -1,8 +1,8 @@
-"""Send the log of a run to trackers: Weights & Biases, MLflow, Trackio. Their names are those in transformers.
+"""Send the log of a run to the trackers Weights & Biases, MLflow and Trackio, which are named as in transformers.
 
-`trackers/NAME.json` in the run's folder contains the id of the run in the tracker, and the last step of each split that
-was sent. So a resumed run continues the tracker's run and sends no step twice. After a divergence the tracker keeps the
-abandoned steps.
+`trackers/NAME.json` in the run's folder contains the id of the run in the tracker, and for each split the last step
+that was sent. So a resumed run continues the tracker's run and sends no step twice. After a divergence the tracker
+keeps the abandoned steps.
 """
 
 import importlib
@@ -22,7 +22,7 @@ from train.runtime.run_folder import TENSORBOARD_SPLITS, TRACKERS_FOLDER, RunFol
 
 # Project in the tracker, unless its environment variable names another one.
 PROJECT = "mlm-pretraining"
-# How long the end of a run waits for wandb's server; by default wandb waits until the server answers.
+# Maximum time that the end of a run waits for wandb's server; by default wandb waits until the server answers.
 WANDB_FINISH_SECONDS = 100.0
 # Limits of MLflow.
 PARAMS_PER_REQUEST, PARAM_CHARACTERS = 100, 500
@@ -32,8 +32,8 @@ class OpenRun(NamedTuple):
     """A run in a tracker.
 
     Attributes:
-        run_id: its id in the tracker.
-        steps: the last step of each split that the tracker has; None if the tracker does not report it.
+        run_id: id of the run in the tracker.
+        steps: for each split, the last step that the tracker has; None if the tracker does not report it.
         send: sends metrics: `send(metrics, step, seconds_since_1970)`.
         finish: ends the run: `finish(is_training_complete)`.
     """
@@ -102,8 +102,8 @@ def open_trackio(run_id: str | None, run_name: str, settings: dict[str, Any]) ->
     return OpenRun(run_id, None, lambda metrics, step, _: run.log(metrics, step), lambda _: run.finish())
 
 
-# Modules of each tracker, including those that it imports only on first use. Trackio uses matplotlib if that is
-# imported; while another thread imports matplotlib to draw the loss, Trackio skips metrics.
+# Modules of each tracker, including the modules that it imports only on first use. Trackio uses matplotlib if
+# matplotlib is imported; while another thread imports matplotlib to draw the loss, Trackio skips metrics.
 MODULES = {
     "wandb": ("wandb", "wandb.apis.public"),
     "mlflow": ("mlflow",),
@@ -131,11 +131,14 @@ class Tracker:
         return self._name
 
     def update(self, lines: Sequence[Any], *, is_complete: bool | None = None) -> None:
-        """Send the missing lines; if `is_complete` is not None, also end the tracker's run, as complete or not."""
+        """Send the missing lines. Unless `is_complete` is None, also end the tracker's run, as complete or not."""
         file = f"{self._name}.json"
         if not self._sent and self._folder.exists(file):
             self._sent = json.loads(self._folder.read_text(file))
-        run, self._run = self._run, None  # so that after an error the run is opened again, to see what the tracker has
+        run, self._run = (
+            self._run,
+            None,
+        )  # after an error, the run is opened again to find out which steps the tracker has
         if run is None:
             run = OPENERS[self._name](self._sent.get("id"), self._run_name, self._settings)
             self._sent = {"id": run.run_id, "steps": self._sent.get("steps", {}) if run.steps is None else run.steps}
@@ -157,8 +160,8 @@ class Tracker:
 
 def open_trackers(config: RunSettings, folder: RunFolder) -> list[Tracker]:
     """Import the trackers of `--report-to`, and return the objects that send the run's log and settings to them."""
-    # Import here, not in the threads: Python 3.11 fails if two threads parse code, and TensorFlow parses that of the
-    # step.
+    # Import here, not in the threads: Python 3.11 fails if two threads parse code, and TensorFlow parses the code of
+    # the step.
     for module in (module for name in config.run.report_to for module in MODULES[name]):
         with suppress(Exception):  # the tracker's thread raises it again, and warns
             importlib.import_module(module)
@@ -174,5 +177,5 @@ def check_trackers(names: Sequence[str]) -> None:
     """Raise InputError if the package of a tracker is not installed, without importing it."""
     for name in names:
         spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:  # no origin: a mere folder of that name, such as wandb creates
+        if spec is None or spec.origin is None:  # no origin: only a folder with this name, which wandb creates
             raise InputError(f"--report-to {name} needs a package that is missing: python3 install.py --with {name}")

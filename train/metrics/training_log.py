@@ -1,4 +1,4 @@
-"""The metrics of training: timed, read from the device, checked and logged, with the progress bar."""
+"""Time training steps, read their metrics from the device, check and log the metrics, and show a progress bar."""
 
 import logging
 import math
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Number of training lines whose median the next loss is compared with.
+# A line's loss is compared with the median loss of this number of earlier training lines.
 NUM_LOSSES_BEFORE = 5
 
 # Format of the progress bar, at most 80 columns wide. `desc` is loss, speed and time left.
@@ -35,8 +35,8 @@ class TrainingDivergedError(PermanentError):
 
     Attributes:
         reason: `nonfinite` or `spike`.
-        step: the last step that may have caused it.
-        good_step: the last step that cannot have caused it.
+        step: the last step that may have caused the divergence.
+        good_step: the last step that cannot have caused the divergence.
     """
 
     def __init__(self, message: str, *, reason: str, step: int, good_step: int):
@@ -45,7 +45,7 @@ class TrainingDivergedError(PermanentError):
 
 
 class Clock:
-    """Times this process: each interval of the log, and all steps but the first, which includes compiling.
+    """Times this process: each interval of the log, and all steps except the first, which includes compiling.
 
     Args:
         plan: the plan of the phase.
@@ -61,7 +61,7 @@ class Clock:
         self._full_speed_step_seconds = full_speed_step_seconds
         self._interval_start_seconds = time.perf_counter()
         self._advanced_seconds: float | None = None  # time of the last call of `advance`
-        self._num_steps = 0  # number of timed steps, and their time
+        self._num_steps = 0  # number of steps that were timed
         self._seconds = 0.0
         self._evaluation_steps = plan.evaluation_cost(num_eval_rows)
         self._evaluation_seconds: float | None = None  # duration of the last evaluation
@@ -75,7 +75,7 @@ class Clock:
 
     @contextmanager
     def stopped(self, *, is_evaluation: bool = False) -> Iterator[None]:
-        """Stop the clock within this context."""
+        """Stop the clock during this context."""
         started_seconds = time.perf_counter()
         yield
         seconds = time.perf_counter() - started_seconds
@@ -89,8 +89,8 @@ class Clock:
         """Return the speed of the steps since the last call.
 
         Args:
-            num_steps: number of these steps.
-            wait_seconds: time during them spent waiting for input; NaN if it was not measured.
+            num_steps: number of steps since the last call.
+            wait_seconds: time that these steps spent waiting for input; NaN if it was not measured.
         """
         now_seconds = time.perf_counter()
         seconds = now_seconds - self._interval_start_seconds
@@ -151,7 +151,7 @@ class TrainingBar:
         self._bar.update(step - self._bar.n)
 
     def log(self, step: int, loss: float) -> None:
-        """Show the loss of a line of the log; print it as a line if there is no bar."""
+        """Show the loss of a line of the log; print the loss as a line if there is no bar."""
         self._loss = loss
         self.show(self._state())
         if self._is_chief and self._bar.disable:
@@ -175,7 +175,7 @@ class TrainingBar:
             self._bar.write(text)
 
     def _state(self) -> str:
-        """Return loss, speed and time left; leave out what is not known yet."""
+        """Return loss, speed and time left; leave out any that are not known yet."""
         speed, seconds = self._clock.tokens_per_second, self._clock.seconds_left
         parts = [
             f"loss {shown_loss(self._loss)}" if self._loss is not None else "",
@@ -234,7 +234,7 @@ class TrainingLog:
         return self._clock.step_seconds
 
     def check_finite(self) -> None:
-        """Raise TrainingDivergedError if the loss or a gradient was not finite; later steps did not change anything."""
+        """Raise TrainingDivergedError if the loss or a gradient was not finite; later steps changed no weights."""
         optimizer = self.model.optimizer
         self.model.runtime.pull(self.model.figures)
         if not optimizer.is_stopped:

@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 
 from train.model.architectures import position_offset
 
-# {part of an encoder or of a layer: its name}. `query_key_value` is a single matrix that makes all three.
+# {part of an encoder or of a layer: name of the part}. `query_key_value` is a single matrix that makes all three.
 BERT_ENCODER = {
     "tokens": "word_embeddings",
     "embeddings_norm": "LayerNorm",
@@ -64,21 +64,21 @@ class Anatomy:
     """The encoder that a configuration describes.
 
     Attributes:
-        encoder_names, layer_names: {part: its name}.
+        encoder_names, layer_names: {part: name of the part}.
         num_token_types: rows in the table of token types; 0 if the encoder has no such table.
         num_positions: rows in the table of positions; 0 if positions are rotations of queries and keys.
         first_position: row of the first token in the table of positions. If it is above 0, padding uses the previous
             row, whose index is the padding id.
         is_pre_norm: attention and the feed-forward network read normalized states, and their outputs are added to the
-            states before the norm. Otherwise the sums are normalized.
+            states that were not normalized. Otherwise the sums are normalized.
         normalizes_first: the first pre-norm layer also normalizes before attention, although the embeddings already
             end in a norm.
         is_gated: one half of the expansion is multiplied by the activation of the other half (GeGLU).
         *_has_bias: whether dense layers and norms have biases.
         *_rate: dropout rate of the embeddings, of attention's probabilities, of attention's output, and of the
             feed-forward network (between its two matrices if it is gated, else after them).
-        deviation: standard deviation of fresh weights.
-        output_deviation: the same for matrices that write to the residual stream.
+        deviation: standard deviation of other fresh weights.
+        output_deviation: standard deviation of fresh matrices that write to the residual stream.
     """
 
     encoder_names: Mapping[str, str]
@@ -173,7 +173,8 @@ def _modernbert(config: PretrainedConfig) -> dict[str, Any]:
         "probability_rate": config.attention_dropout,
         "attention_rate": config.attention_dropout,
         "feed_forward_rate": config.mlp_dropout,
-        # Smaller in deeper models, where more layers write to the residual stream (Warner et al. 2024, Megatron-LM).
+        # The deviation is smaller in deeper models, where more layers write to the residual stream (Warner et al. 2024,
+        # Megatron-LM).
         "output_deviation": config.initializer_range / math.sqrt(2 * max(1, config.num_hidden_layers)),
         "is_pre_norm": True,
         "normalizes_first": False,
@@ -186,7 +187,7 @@ def _modernbert(config: PretrainedConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Attention:
-    """How a layer attends.
+    """The range of a layer's attention, and its rotary positions.
 
     Attributes:
         reach: largest distance to a token that is attended to; None for the whole row.

@@ -1,6 +1,6 @@
 """The architectures that can be trained here, and what is special about each.
 
-An architecture is supported when three things are proven by tests: its weights give the same logits in the PyTorch
+Tests prove three things about each supported architecture: its weights give the same logits in the PyTorch
 class, its head can be computed at the masked positions alone, and its training step compiles under XLA.
 """
 
@@ -23,11 +23,11 @@ class Architecture:
 
     Inputs and settings:
     counts_positions: the position of the first token is the padding id plus 1, as in RoBERTa, instead of 0.
-    learns_positions: the table of absolute positions is trained, if there is one; RoFormer's is fixed.
+    learns_positions: the table of absolute positions is trained, if there is one; RoFormer's table is fixed.
     has_token_types: the tokenizer marks a first and a second sentence.
-    has_pair_head: the class for pretraining has a head that answers a question about two segments.
-    activations: the settings that name activation functions: for feed-forward layers, and for a head with its own.
-    dropouts: the settings with the dropout rates in pretraining, of hidden states and of attention.
+    has_pair_head: the class for pretraining has a head that classifies the relation between two segments.
+    activations: the settings that name activation functions: for feed-forward layers and, if it differs, for the head.
+    dropouts: the settings with the dropout rates of hidden states and of attention in pretraining.
     tied: the network uses the input embedding as the head's matrix, whatever `tie_word_embeddings` says.
     required: {setting: the only supported value}, where the network ignores other values or computes them wrong.
 
@@ -35,15 +35,16 @@ class Architecture:
     layer_list: attribute with the list of layers in the encoder of the TF class.
     prefix: name of our encoder (`train.model.encoder`), as an attribute of its network and in the names of variables;
         None if the network is a TF class of transformers 4.
-    flops: how operations are counted, a key of `train.model.computation.FORMULAS`; None if that is unknown.
+    flops: the formula that counts operations, a key of `train.model.computation.FORMULAS`; None if none is known.
     transposed_vocabulary: pattern of the weight whose second axis, not its first, runs over the ids.
     fused: {part of a layer: the number of matrices side by side in its kernel}.
 
     Exceptions to the rules of `train.model.weight_names` in the PyTorch class:
     not_in_pytorch: prefixes of the PyTorch names of weights that only TF classes have, except for multiple choice.
-    renamed: {part of a name by those rules: the part in PyTorch}.
+    renamed: {part of a name according to those rules: the part in PyTorch}.
     depthwise: suffixes of names whose weights are (channels, 1, …) in PyTorch, because the convolution is separable.
-    head_bias: both names of the head's bias, if PyTorch has it twice. PyTorch adds the first one to the logits.
+    head_bias: both names of the head's bias, if PyTorch has it twice. PyTorch adds the bias with the first name to the
+        logits.
     same_where_none: {a: b}: setting `a` defaults to the value of `b`; transformers 5 dropped this rule.
     """
 
@@ -70,7 +71,7 @@ class Architecture:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the network is ours; its layers can be TPU-optimized, and can keep documents of a row apart."""
+        """Whether the network is ours. If so, its layers can be TPU-optimized, and can separate a row's documents."""
         return self.prefix is not None
 
 
@@ -79,7 +80,7 @@ BERT = Architecture(required=ABSOLUTE, prefix="bert")
 ROBERTA = replace(BERT, prefix="roberta", counts_positions=True, has_token_types=False)
 
 ARCHITECTURES = {
-    # Its layers are groups that are applied several times. Its TF class has both biases, and uses the first.
+    # ALBERT's layers are groups that are applied several times. Its TF class has both biases, and uses the first.
     "albert": Architecture(
         has_pair_head=True,
         required=ABSOLUTE,
@@ -92,7 +93,7 @@ ARCHITECTURES = {
     "convbert": Architecture(
         flops=None, depthwise=("key_conv_attn_layer.bias", "key_conv_attn_layer.depthwise.weight")
     ),
-    # `legacy`: the TF class has only the legacy head. `conv_kernel_size`: its convolution fails in bfloat16.
+    # `legacy`: the TF class has only the legacy head. `conv_kernel_size`: the convolution fails in bfloat16.
     "deberta-v2": Architecture(
         required={"legacy": True, "conv_kernel_size": 0},
         flops="deberta-v2",
@@ -106,8 +107,8 @@ ARCHITECTURES = {
         required={"sinusoidal_pos_embds": False},
     ),
     "electra": replace(BERT, prefix="electra"),
-    # `normalization_type`: the layer norm of the TF class has a different epsilon. `transposed_vocabulary`: a matrix
-    # that the head has in addition to the embedding, which is narrower. The TF class has only the second bias.
+    # `normalization_type`: the layer norm of the TF class has a different epsilon. `transposed_vocabulary`: an extra
+    # matrix of the head, whose embedding is narrower than the hidden states. The TF class has only the second bias.
     "mobilebert": Architecture(
         has_pair_head=True,
         tied=False,
@@ -116,7 +117,7 @@ ARCHITECTURES = {
         transposed_vocabulary=r"predictions[./]dense[./]weight(:0)?$",
         head_bias=("cls.predictions.decoder.bias", "cls.predictions.bias"),
     ),
-    # `learns_positions`: positions are rotations.
+    # `learns_positions`: there is no table, because positions are rotations.
     "modernbert": Architecture(
         learns_positions=False,
         has_token_types=False,
@@ -150,9 +151,9 @@ ACTIVATIONS = (
 OWN_HEAD = "custom_head"
 # Name of a part that only training uses: checkpoints contain it, exports do not.
 TRAINING_ONLY = "training_only"
-# Name of a part. An export adds its weights to the network's weights of the same names.
+# Name of a part whose weights an export adds to the network's weights of the same names.
 DELTA = "delta"
-# Weights with one entry per id: how their names end, in our network or in the PyTorch class.
+# Matches the end of the names of weights with one entry per id, in our network or in the PyTorch class.
 VOCABULARY_WEIGHT = re.compile(
     r"((word|tok)_embeddings[./]weight|((predictions|lm_head|vocab_projector)([./]decoder)?|(^|[./])decoder)[./]"
     r"(bias|weight))(:0)?$"
@@ -185,7 +186,7 @@ def check_architecture(config: PretrainedConfig, hint: str = "Give --config-over
     """Check that a model of this configuration can be trained here, and that its export will be right.
 
     Args:
-        hint: how to change a setting, for error messages.
+        hint: how to change a setting, used in error messages.
 
     Raises:
         InputError: the type is not supported, or a setting has a value that the network does not support. The message
@@ -200,7 +201,7 @@ def check_architecture(config: PretrainedConfig, hint: str = "Give --config-over
 
 
 def check_computable(config: PretrainedConfig) -> None:
-    """Check that a network of a supported configuration can be made: ours, or a TensorFlow class of transformers."""
+    """Check that a supported network can be built, with our class or with a TensorFlow class of transformers."""
     if not architecture_of(config).is_ours:
         check_tensorflow_classes(f"model_type {config.model_type}")
 
@@ -209,7 +210,7 @@ def check_tensorflow_classes(subject: str) -> None:
     """Check that transformers has TensorFlow classes, and that they find TensorFlow.
 
     Args:
-        subject: what needs them, for error messages.
+        subject: what needs the classes, used in error messages.
     """
     is_tf_available = getattr(transformers.utils, "is_tf_available", None)  # not in version 5
     if is_tf_available is None:
@@ -243,10 +244,10 @@ def _check_settings(config: PretrainedConfig, hint: str) -> None:
                 f"received {getattr(config, name)}. {fix}."
             )
     for name in SIZES:
-        least = 0 if name == "num_hidden_layers" else 1  # embeddings without layers can be trained for search
+        least = 0 if name == "num_hidden_layers" else 1  # embeddings alone, without layers, can be trained for search
         if (size := getattr(config, name, least)) < least:
             raise InputError(f"{name} of a {model_type} must be at least {least}; received {size}.")
-    # Rotations turn pairs of numbers in a head.
+    # Rotations turn pairs of numbers in a head, so the head size must be even.
     multiple = config.num_attention_heads * (1 if architecture.learns_positions else 2)
     if config.hidden_size % multiple:
         twice, value = "" if architecture.learns_positions else "twice ", -(-config.hidden_size // multiple) * multiple
@@ -265,9 +266,9 @@ def _check_settings(config: PretrainedConfig, hint: str) -> None:
 
 
 def position_offset(config: PretrainedConfig) -> int:
-    """Return the position of the first token: the padding id plus 1 for RoBERTa's family and MPNet, 0 for others.
+    """Return the position of the first token: the padding id plus 1 for RoBERTa's family and MPNet, otherwise 0.
 
-    `max_position_embeddings` is the length of the longest row plus this.
+    `max_position_embeddings` is the length of the longest row plus this offset.
     """
     return config.pad_token_id + 1 if architecture_of(config).counts_positions else 0
 
@@ -288,7 +289,7 @@ def uses_token_types(config: PretrainedConfig) -> bool:
 
 
 def vocabulary_axis(name: str, model_type: str) -> int | None:
-    """Return the axis of a weight that runs over the ids, or None; `name` is ours or PyTorch's."""
+    """Return the axis of a weight that runs over the ids, or None; `name` is its name in our network or in PyTorch."""
     if OWN_HEAD in re.split("[./]", name):
         return None
     if VOCABULARY_WEIGHT.search(name):
@@ -298,7 +299,7 @@ def vocabulary_axis(name: str, model_type: str) -> int | None:
 
 
 def with_both_biases(weights: dict[str, np.ndarray], model_type: str) -> dict[str, np.ndarray]:
-    """Add the head's bias under all of its names to {name in PyTorch: array}, if at least one of them exists."""
+    """Add the head's bias under all of its names to {name in PyTorch: array}, if at least one name is there."""
     names = ARCHITECTURES[model_type].head_bias
     biases = [weights[name] for name in names if name in weights]
     return weights | {name: biases[0].copy() for name in names if biases}

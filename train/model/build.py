@@ -21,7 +21,7 @@ from train.model.networks import (
 )
 from train.model.weight_names import variables_within
 
-# Settings with the sizes of hidden states: between layers, and before the logits.
+# Settings that contain a size of hidden states: between layers, or before the logits.
 HIDDEN_SIZES = ("hidden_size", "embedding_size", "output_embedding_size")
 # The networks of our architectures, by the head in the name of the auto class: TFAutoModelFor…
 NETWORKS: dict[str, type[Network]] = {
@@ -32,7 +32,7 @@ NETWORKS: dict[str, type[Network]] = {
     "ForSequenceClassification": RowClassifier,
     "ForTokenClassification": TokenClassifier,
 }
-# The networks of TFAutoModelForPreTraining; other architectures have the one for masked tokens.
+# The networks of TFAutoModelForPreTraining; other architectures use the network for masked tokens.
 PRETRAINING: dict[str, type[Network]] = {"bert": PairPretraining, "electra": ReplacedTokenDetection}
 
 
@@ -51,13 +51,13 @@ def build_network(
     """Build a network with fresh weights, which depend only on the seed.
 
     Args:
-        model_config: made by `resolve_model_config`, with a padded vocabulary.
-        vocabulary_size: number of the tokenizer's ids; weights of further ids are 0.
+        model_config: the result of `resolve_model_config`, with a padded vocabulary.
+        vocabulary_size: number of the tokenizer's ids; weights of padding ids above are 0.
         tpu_layers: use the TPU-optimized layers, if the architecture has them.
         model_class: the auto class of transformers.
         by_transformers: use transformers' TensorFlow class, with the fresh weights of our network.
         gradient_checkpointing: recompute each layer in the backward pass.
-        sinusoidal_positions: start the position table with sinusoids.
+        sinusoidal_positions: initialize the position table with sinusoids.
         block_attention: let tokens attend only to tokens of their document.
     """
     tf_keras.utils.set_random_seed(seed)
@@ -80,8 +80,8 @@ def new_network(model_class: str, config: PretrainedConfig) -> Any:
     """Make a network with fresh weights.
 
     Args:
-        model_class: the auto class of transformers that has its head, such as `TFAutoModelForMaskedLM`.
-        config: of a supported architecture. Architectures that are not ours need transformers 4.
+        model_class: the auto class of transformers with the network's head, such as `TFAutoModelForMaskedLM`.
+        config: configuration of a supported architecture. Architectures that are not ours need transformers 4.
 
     Raises:
         InputError: the head is unknown, or transformers has no TensorFlow classes.
@@ -108,9 +108,9 @@ def _by_transformers(ours: Network, model_class: str) -> Any:
 def start_positions_as_sinusoids(model: Any) -> None:
     """Fill the position table of a new masked language model with sinusoids that are as large as its random values.
 
-    The table stays trainable, and the architecture does not change. Sinusoids (Vaswani et al. 2017, section 3.5) make a
-    shift by n positions the same rotation everywhere, so the model learns "the previous token" once; with random rows
-    it would have to learn that for each position. benchmarks/position_init.py compares the two.
+    The table stays trainable, and the architecture does not change. With sinusoids (Vaswani et al. 2017, section 3.5),
+    a shift by n positions is the same rotation everywhere, so the model learns "the previous token" once. With random
+    rows it would have to learn it for each position. benchmarks/position_init.py compares the two.
     """
     tables = [variable for variable in model.trainable_variables if "position_embeddings" in variable.name]
     for table in tables:
@@ -130,7 +130,7 @@ def sinusoids(num_positions: int, width: int) -> np.ndarray:
 def clear_padding(model: Any, vocabulary_size: int) -> None:
     """Set the weights of ids from `vocabulary_size` on to 0.
 
-    They get no gradient, so they stay 0 and add nothing to norms, such as LAMB's norm of each weight.
+    These weights get no gradient, so they stay 0 and add nothing to norms, such as LAMB's norm of each weight.
     """
     for variable in model.weights:
         axis = vocabulary_axis(variable.name, model.config.model_type)
@@ -145,24 +145,24 @@ def encoder_layers(network: Any) -> list[Any]:
 
 
 def recompute_layers(network: Any) -> None:
-    """Let a network compute each layer again for its gradient (`train.layers.recomputing`)."""
+    """Let a network compute each layer again for the layer's gradient (`train.layers.recomputing`)."""
     owner = network.encoder if isinstance(network, Network) else network
     owner.recomputes_layers = True
 
 
 def use_tpu_layers(network: Network) -> None:
     """Let the layers compute with `train.layers.tpu_layers`."""
-    from train.layers import tpu_layers  # not for CPUs
+    from train.layers import tpu_layers  # CPUs do not need it
 
     network.encoder.functions = tpu_layers
 
 
 def hidden_matrices(model: Any) -> tuple[int, ...]:
-    """Return the number of hidden matrices in each trainable variable of a model, in the variables' order.
+    """Return the number of hidden matrices in each trainable variable of a model, in the order of the variables.
 
     A hidden matrix turns hidden states into hidden states. Layers contain such matrices, several side by side in a
-    fused variable; so does a head, before its logits. Embeddings, positions and the matrix of the logits count as 0.
-    Networks that are parts of the model are included.
+    fused variable. A head contains them before its logits. Embeddings, positions and the matrix of the logits count as
+    0. Networks that are parts of the model are included.
     """
     counts: dict[int, int] = {}
     parts = [part for part in model.submodules if hasattr(part, "base_model_prefix")]

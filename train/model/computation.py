@@ -22,7 +22,7 @@ from train.model.architectures import architecture_of
 from train.runtime.machines import chip_of, local_accelerator_type
 from train.runtime.plan import Plan
 
-# Heads, by the endings of their classes' names, that begin with the encoder's pooler.
+# Heads that begin with the encoder's pooler, named by the endings of their classes' names.
 POOLED = {
     "bert": ("", "SequenceClassification", "MultipleChoice"),
     **dict.fromkeys(("camembert", "roberta", "roberta-prelayernorm", "xlm-roberta"), ("", "MultipleChoice")),
@@ -31,14 +31,14 @@ POOLED = {
 
 @dataclass(frozen=True)
 class Parameters:
-    """The number of weights, and of those in the matrices that `train.model.build.hidden_matrices` counts."""
+    """The number of weights, and the number of weights in hidden matrices (`train.model.build.hidden_matrices`)."""
 
     total: int
     in_matrices: int
 
 
 def count_parameters(config: PretrainedConfig, model_class: str = "TFAutoModelForMaskedLM") -> Parameters | None:
-    """Count the weights of a network, including the vocabulary's padding; None if only the built network tells.
+    """Count the weights of a network, including the vocabulary's padding; None if only the built network shows it.
 
     `model_class` is the auto class of transformers.
     """
@@ -61,7 +61,7 @@ def count_parameters(config: PretrainedConfig, model_class: str = "TFAutoModelFo
 
 
 def _count_head(config: PretrainedConfig, anatomy: Anatomy, name: str) -> Parameters | None:
-    """Count the weights of a head and of the pooler, if the network has one; None for a head that is not known."""
+    """Count the weights of a head and of the network's pooler, if it has one; None for an unknown head."""
     kind, hidden = config.model_type, anatomy.hidden_size
     outputs = {
         "": 0,
@@ -97,11 +97,11 @@ def _norm(anatomy: Anatomy, width: int) -> int:
 
 @dataclass(frozen=True)
 class Multiplications:
-    """Multiplications of the forward pass.
+    """The number of multiplications in a forward pass.
 
     Attributes:
-        per_token: with the weights that every token is multiplied by.
-        per_pair: in attention, for each pair of tokens in a row.
+        per_token: by weights, for each token.
+        per_pair: in attention, for each pair of tokens of a row.
         per_prediction: in the head, for each prediction slot.
         per_pass: independent of the number of rows (relative positions).
     """
@@ -120,7 +120,7 @@ def step_flops(
     num_predictions: int,
     num_micro_batches: int = 1,
 ) -> int | None:
-    """Count the floating-point operations of one step; None if no formula for the architecture is known.
+    """Count the floating-point operations of one step; None if the architecture has no formula.
 
     Args:
         num_rows: rows of the step, in all micro-batches.
@@ -163,7 +163,7 @@ def full_speed_step_seconds(
     """Compute the seconds that a step would take if all replicas computed at their peak.
 
     None without a local TPU, on a TPU that `train.runtime.machines` does not list, and if the operations cannot be
-    counted. The other arguments are those of `planned_step_flops`.
+    counted. The other arguments are the same as in `planned_step_flops`.
     """
     if not config.hardware.wants_tpu or config.hardware.tpu_name != "local":
         return None
@@ -175,7 +175,7 @@ def full_speed_step_seconds(
 
 
 def _bert(config: PretrainedConfig, length: float) -> Multiplications:  # noqa: ARG001
-    """BERT and RoBERTa; also ALBERT, ELECTRA, RemBERT and RoFormer, whose embeddings may have another width."""
+    """Count for BERT, RoBERTa, and ALBERT, ELECTRA, RemBERT and RoFormer, whose embeddings may have another width."""
     hidden, num_layers = config.hidden_size, config.num_hidden_layers
     inner = config.hidden_dim if config.model_type == "distilbert" else config.intermediate_size
     embedding = getattr(config, "embedding_size", hidden)
@@ -192,7 +192,7 @@ def _bert(config: PretrainedConfig, length: float) -> Multiplications:  # noqa: 
 
 
 def _deberta_v2(config: PretrainedConfig, length: float) -> Multiplications:
-    """DeBERTa-v2 (He et al. 2020): disentangled attention also multiplies with the table of relative positions."""
+    """Count for DeBERTa-v2 (He et al. 2020), whose attention also multiplies with the table of relative positions."""
     plain = _bert(config, length)
     if not config.relative_attention:
         return plain
@@ -212,7 +212,7 @@ def _deberta_v2(config: PretrainedConfig, length: float) -> Multiplications:
 
 
 def _modernbert(config: PretrainedConfig, length: float) -> Multiplications:
-    """ModernBERT (Warner et al. 2024); local layers count the pairs of tokens within their window."""
+    """Count for ModernBERT (Warner et al. 2024); in local layers, only pairs of tokens within the window count."""
     hidden, num_layers = config.hidden_size, config.num_hidden_layers
     num_global = -(-num_layers // config.global_attn_every_n_layers)
     window = min(length, config.local_attention + 1)
@@ -238,8 +238,9 @@ class Computation:
 
     Attributes:
         jit_compile: TensorFlow compiles the step with `jit_compile`; on a TPU, the step is always compiled.
-        tpu_layers: layers compute with `train.layers.tpu_layers`; None if a check on the first rows will decide.
-        shard_optimizer: moments and updates are divided among the replicas; None as for `tpu_layers`.
+        tpu_layers: layers compute with `train.layers.tpu_layers`; None if a check on the first rows is yet to decide.
+        shard_optimizer: moments and updates are divided among the replicas; None has the same meaning as for
+            `tpu_layers`.
         reference_layers: the network is transformers' TensorFlow class instead of ours.
     """
 
@@ -257,9 +258,9 @@ def choose_computation(
 ) -> Computation:
     """Choose how the steps of a plan are computed.
 
-    `recorded` is how the run was computed so far on this hardware. It decides whatever the flags leave open.
+    `recorded` is how the run was computed so far on this hardware. It decides all that the flags leave open.
     """
-    from train.runtime.strategy import compiles_with_xla  # TensorFlow, not for bad input
+    from train.runtime.strategy import compiles_with_xla  # imports TensorFlow, which bad input should not wait for
 
     jit_compile = compiles_with_xla(config.hardware)
     if jit_compile is None:

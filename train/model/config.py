@@ -28,7 +28,7 @@ from train.model.architectures import (
 from train.model.configurations import make_config
 
 READABLE_MODEL = "a model with a valid config.json"
-# The tokenizer and the shards determine these settings; a model with different values would not fit them.
+# The tokenizer and the shards determine these settings. A model with different values would not fit the data.
 DECIDED_BY_DATA = ("model_type", "vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "mask_token_id")
 
 
@@ -38,7 +38,7 @@ def resolve_model_config(settings: PretrainedModel, inputs: Inputs, max_length: 
     A preset gets positions for rows of `max_length` tokens; other configurations keep their number of positions.
 
     Args:
-        max_length: length of the longest rows of all phases, in tokens; by default that of `inputs`.
+        max_length: length of the longest rows of all phases, in tokens; by default the length of the rows of `inputs`.
 
     Raises:
         InputError: the model does not fit tokenizer or shards, or could not be trained and exported correctly.
@@ -70,7 +70,7 @@ def resolve_model_config(settings: PretrainedModel, inputs: Inputs, max_length: 
 
 
 def resolve_finetuned_config(settings: ModelConfig, inputs: Inputs) -> PretrainedConfig:
-    """Build the configuration to fine-tune: that of the weights, with special ids that fit the tokenizer.
+    """Build the configuration for fine-tuning: the weights' configuration, with special ids that fit the tokenizer.
 
     Raises:
         InputError: the model does not fit the tokenizer or the rows, or could not be trained and exported correctly.
@@ -91,7 +91,7 @@ def _apply(
     *,
     has_weights: bool,
 ) -> None:
-    """Apply overrides, dropout and the tokenizer's ids to a configuration. With weights, its sizes must not change."""
+    """Apply overrides, dropout and the tokenizer's ids to a configuration. With weights, sizes must not change."""
     overrides = parse_overrides(settings.config_overrides)
     sizes = {name: getattr(model_config, name, None) for name in SIZES if name != "num_attention_heads"}
     _override(model_config, overrides, settings.config_overrides)
@@ -131,7 +131,7 @@ def _check_rows(model_config: PretrainedConfig, max_length: int) -> None:
 
 
 def check_reference_layers(config: RunSettings, model_config: PretrainedConfig) -> None:
-    """Check that transformers' TensorFlow classes can compute the model, if --reference-layers asks for them."""
+    """Check that transformers' TensorFlow classes can compute the model, if --reference-layers is given."""
     if not config.hardware.reference_layers:
         return
     check_tensorflow_classes("--reference-layers")
@@ -236,9 +236,9 @@ def _set_dropout(model_config: PretrainedConfig, rate: float, overrides: dict[st
 
 
 def padded_vocabulary_size(vocabulary_size: int, multiple: int) -> int:
-    """Round the size of a vocabulary up to a multiple, so that it divides evenly among lanes and cores of a TPU.
+    """Round the size of a vocabulary up to a multiple, so that it divides evenly among the lanes and cores of a TPU.
 
-    On one core the TPU's compiler pads to 128 lanes itself, at the same modelled cost. The added ids change no result:
-    no text contains them, their probability is 0 (`train.tasks.heads`), and saved models do not have them.
+    On one core, the TPU's compiler itself pads to 128 lanes, and its cost estimate is the same. The added ids change no
+    result: texts do not contain them, their probability is 0 (`train.tasks.heads`), and saved models leave them out.
     """
     return -(-vocabulary_size // multiple) * multiple

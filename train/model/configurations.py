@@ -1,7 +1,7 @@
-"""Configurations that are the same in transformers 4 and 5: with the names of version 4, which both can read.
+"""Configurations that are the same in transformers 4 and 5. They use version 4's names, which both versions can read.
 
-Version 5 renamed settings of ModernBERT: `rope_parameters` has the bases of its rotations, and `layer_types` lists for
-each layer whether its attention is global.
+Version 5 renamed settings of ModernBERT: `rope_parameters` contains the bases of the rotations, and `layer_types` says
+for each layer whether its attention is global.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ from train.model.architectures import ARCHITECTURES
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 BASES = {"global_rope_theta": GLOBAL, "local_rope_theta": LOCAL}
 EVERY = "global_attn_every_n_layers"
-# The defaults of version 4.
+# {name in version 4: default value in version 4}.
 NAMES_OF_4 = {"global_rope_theta": 160_000.0, "local_rope_theta": 10_000.0, EVERY: 3, "repad_logits_with_grad": False}
-# Values that version 5 writes, and version 4 leaves out.
+# Values that version 5 writes and version 4 leaves out.
 UNWRITTEN: dict[str, Any] = {"tie_word_embeddings": True, "is_decoder": False, "add_cross_attention": False}
 UNWRITTEN |= {f"{name}_token_id": None for name in ("pad", "bos", "eos", "cls", "sep")}
 # Version 5 lacks this setting, because it supports only one value.
@@ -29,7 +29,7 @@ NAMES_OF_5 = ("rope_parameters", "layer_types")
 
 
 def make_config(settings: Mapping[str, Any]) -> PretrainedConfig:
-    """Make a configuration from settings with the names of version 4 or 5; `model_type` is one of them."""
+    """Make a configuration from settings with the names of version 4 or 5; they must include `model_type`."""
     given = dict(settings)
     model_type = given.pop("model_type")
     if model_type != "modernbert":
@@ -49,7 +49,7 @@ def load_config(folder_or_hub_id: str) -> PretrainedConfig:
     """Load the configuration of a model, and set `_commit_hash` to its commit on the Hub."""
     config = make_config(PretrainedConfig.get_config_dict(folder_or_hub_id)[0])
     config.name_or_path = folder_or_hub_id
-    if not Path(folder_or_hub_id).is_dir():  # version 5 does not set it
+    if not Path(folder_or_hub_id).is_dir():  # version 5 does not set `_commit_hash`
         cached_path = try_to_load_from_cache(folder_or_hub_id, CONFIG_NAME)
         if isinstance(cached_path, str):
             config._commit_hash = Path(cached_path).parent.name
@@ -57,7 +57,7 @@ def load_config(folder_or_hub_id: str) -> PretrainedConfig:
 
 
 def settings_of(config: PretrainedConfig) -> dict[str, Any]:
-    """Return the settings that identify an architecture as version 4 writes them, without the version's number."""
+    """Return the settings that identify an architecture, as version 4 writes them, without the version number."""
     settings = config.to_diff_dict()
     settings.pop("transformers_version", None)
     architecture = ARCHITECTURES.get(config.model_type)

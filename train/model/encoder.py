@@ -1,7 +1,7 @@
 """The encoder of BERT, DistilBERT, ELECTRA, ModernBERT and RoBERTa: embeddings, then layers of attention.
 
-`Anatomy` says how they differ. Layers compute with the functions of `train.layers.reference_layers`, or with those of
-`train.layers.tpu_layers`, from which the TPU's compiler makes faster programs. Both use the same weights.
+`Anatomy` says how they differ. Layers compute with the functions of `train.layers.reference_layers` or of
+`train.layers.tpu_layers`. The TPU's compiler makes faster programs from the latter. Both use the same weights.
 """
 
 from types import ModuleType
@@ -21,7 +21,7 @@ from train.runtime.named_scopes import operations_named
 
 
 def normal(deviation: float) -> tf_keras.initializers.Initializer:
-    """Return an initializer that draws weights of this standard deviation, none beyond two deviations."""
+    """Return an initializer that draws weights with this standard deviation, none beyond two deviations."""
     return tf_keras.initializers.TruncatedNormal(stddev=deviation)
 
 
@@ -42,7 +42,7 @@ class Embeddings(tf_keras.layers.Layer):
 
     def build(self, _: Any) -> None:
         anatomy = self.anatomy
-        self.weight = self._table(anatomy.encoder_names["tokens"], "weight", self.num_tokens)  # the head uses it, too
+        self.weight = self._table(anatomy.encoder_names["tokens"], "weight", self.num_tokens)  # the head also uses it
         if anatomy.num_token_types:
             self.token_types = self._table("token_type_embeddings", "embeddings", anatomy.num_token_types)
         if anatomy.num_positions:
@@ -128,7 +128,8 @@ class Encoder(tf_keras.layers.Layer):
     """Embeddings and layers, without a head.
 
     Attributes:
-        functions: the module whose functions compute: `train.layers.reference_layers` or `train.layers.tpu_layers`.
+        functions: the module whose functions the layers use: `train.layers.reference_layers` or
+            `train.layers.tpu_layers`.
         recomputes_layers: keep only the input of each layer, and compute the layer again for its gradient.
         separates_documents: let tokens attend only within their document, which a [SEP] ends, and count positions from
             the document's start. The configuration has the ids of [SEP] and padding.
@@ -193,7 +194,7 @@ class Encoder(tf_keras.layers.Layer):
 
 
 def _computing(layer: EncoderLayer, functions: ModuleType, training: bool) -> Any:
-    """Return a layer as a function of tensors alone: states, and those fields of `Rows` that are not None."""
+    """Return a layer as a function of tensors alone: the states, and the fields of `Rows` that are not None."""
     return lambda states, attended, documents=None: layer(
         states, Rows(attended, documents), functions, training=training
     )

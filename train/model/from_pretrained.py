@@ -32,14 +32,15 @@ from train.runtime.run_folder import exported_model
 
 logger = logging.getLogger(__name__)
 
-# Parts of the names of position tables; the second is RoFormer's table of rotations.
+# Parts of the names of position tables; the second part is in the name of RoFormer's table of rotations.
 POSITION_TABLES = ("position_embeddings", "embed_positions")
-# Weights of checkpoints that a network may lack: buffers, copies of the token table, poolers, heads for pairs.
+# Weights that a checkpoint may have and a network may lack: buffers, copies of the token table, poolers, heads for
+# pairs.
 NEVER_NEEDED = re.compile(
     r"\.(position_ids|token_type_ids)$|(^|\.)decoder\.(weight|bias)$|(^|\.)generator_lm_head\.weight$|(^|\.)pooler\.|"
     r"(^|\.)(seq_relationship|sop_classifier)\."
 )
-# The head for masked tokens. Networks with another head do not load it.
+# The weights of the head for masked tokens. Networks with another head do not load them.
 MASKED_LM_HEAD = re.compile(r"^((cls\.)?predictions|lm_head)\.")
 
 
@@ -76,8 +77,8 @@ def load_model(
         adapt_network: changes the network in place, to add the head of a custom task.
 
     Raises:
-        InputError: the model or its weights do not exist, the architecture is not supported, or the weights are not
-            those of the class.
+        InputError: the model or its weights do not exist, the architecture is not supported, or the weights do not
+            match the class.
     """
     config = read_config(folder_or_hub_id)
     check_architecture(config)
@@ -96,7 +97,7 @@ def load_model(
 
 
 def _take_weights(model: Any, arrays: dict[str, np.ndarray]) -> Differences:
-    """Assign the weights of a checkpoint, {name in PyTorch: array in PyTorch's layout}, and return what differs."""
+    """Assign the weights of a checkpoint, {name in PyTorch: array in PyTorch's layout}, and return the differences."""
     model_type = model.config.model_type
     variables = {
         pytorch_name(tf_name, model_type): (tf_name, variable) for tf_name, variable in variables_within(model).items()
@@ -124,7 +125,7 @@ def _take_weights(model: Any, arrays: dict[str, np.ndarray]) -> Differences:
 
 
 def _with_prefix(arrays: dict[str, np.ndarray], prefix: str, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Prepend the encoder's prefix, which PyTorch models without a head leave out, where it is missing."""
+    """Prepend the encoder's prefix to names without it, because PyTorch models without a head leave it out."""
     if any(name.startswith(prefix) for name in arrays):
         return arrays
     parts = {name.removeprefix(prefix).partition(".")[0] for name in names if name.startswith(prefix)}
@@ -147,7 +148,7 @@ def _leave_out_heads(
     labels = (model.config.id2label, their_labels)
     names, their_names = (", ".join(of_id[index] for index in sorted(of_id)) for of_id in labels)
     if pytorch_class_of(model).endswith("Model") and not hasattr(model, OWN_HEAD):
-        pass  # no head, and the pooler is not used
+        pass  # the network has no head, and does not use the pooler
     elif fresh:
         text = "Layers that %s lacks are initialized randomly: %s"
         logger.info(text, folder_or_hub_id, ", ".join(fresh))
@@ -165,8 +166,8 @@ def _leave_out_heads(
 
 
 def _check_differences(folder_or_hub_id: str, model: Any, differences: Differences) -> None:
-    """Raise an InputError unless the weights are exactly those of the model."""
-    is_custom = hasattr(model, OWN_HEAD)  # otherwise a checkpoint may also have the head of a custom task
+    """Raise an InputError unless the weights are exactly the model's weights."""
+    is_custom = hasattr(model, OWN_HEAD)  # otherwise the checkpoint may contain the head of a custom task
     wrong = {
         "missing": differences.missing,
         "of another shape": [
@@ -214,7 +215,7 @@ def load_initial_weights(
         grow_seed: tile the weights of a smaller model (`train.model.growing`), with this seed.
 
     Raises:
-        InputError: the checkpoint cannot be read, or its weights are not those of this model.
+        InputError: the checkpoint cannot be read, or its weights do not match this model.
     """
     folder_or_hub_id = exported_model(folder_or_hub_id, "--init-from")
     with local_or_hub(folder_or_hub_id) as name:
@@ -238,7 +239,7 @@ def load_initial_weights(
 def _grown(
     given: dict[str, np.ndarray], wanted: dict[str, Any], source: Any, model: Any, vocabulary_size: int, seed: int
 ) -> dict[str, np.ndarray]:
-    from train.model.growing import grown  # for a flag alone
+    from train.model.growing import grown  # only needed with --grow
 
     model_type, prefix = model.config.model_type, f"{model.base_model_prefix}/"
 

@@ -3,7 +3,8 @@
 ModernBERT-large was initialized like this from ModernBERT-base (Warner et al. 2024, arXiv:2412.13663): the smaller
 weight is in the middle of each axis and wraps around its ends, and layers are repeated. Here a weight is also divided
 by the number of copies of its input (Net2Net, Chen et al. 2016, arXiv:1511.05641), so a model of twice the width
-computes the same as the small one. Noise is added to the copies, because equal copies would keep equal gradients.
+computes the same results as the small model. Noise is added to the copies, because equal copies would keep equal
+gradients.
 """
 
 import logging
@@ -18,13 +19,13 @@ from train.model.architectures import ARCHITECTURES, SIZES
 
 logger = logging.getLogger(__name__)
 
-# Standard deviation of the noise, relative to that of the array's weights.
+# Standard deviation of the noise, relative to the standard deviation of the array's weights.
 NOISE_DEVIATION = 0.1
 LAYER = re.compile(r"(?<=layers_\._|.layer_\._)\d+")
 
 
 def check_growth(small: PretrainedConfig, large: PretrainedConfig) -> None:
-    """Check that the weights of a model of `small` can be tiled over those of `large`.
+    """Check that the weights of a model with configuration `small` can be tiled over the weights of `large`.
 
     Raises:
         InputError: the types differ or are not ours, a size is smaller, or the heads have another width.
@@ -51,7 +52,7 @@ def check_growth(small: PretrainedConfig, large: PretrainedConfig) -> None:
 def wrapped(size: int, larger: int, unit: int) -> tuple[np.ndarray, np.ndarray]:
     """Wrap `size` entries around an axis of length `larger`.
 
-    The middle has all entries in their order, and further copies surround it. The middle begins at a multiple of
+    The middle contains all entries in order, and further copies surround it. The middle begins at a multiple of
     `unit`, the width of a head, so that no head is cut.
 
     Returns:
@@ -99,13 +100,14 @@ def grown(
     kept_axis: Callable[[str], int | None],
     is_of_head: Callable[[str], bool],
 ) -> dict[str, np.ndarray]:
-    """Make the weights of a larger model from those of a smaller one, and log the fraction of weights made in this way.
+    """Make the weights of a larger model from a smaller model's weights, and log the fraction of weights made this way.
 
-    If the models have s and t layers, layer i of the larger model is a copy of layer i * s // t of the smaller one.
+    If the models have s and t layers, layer i of the larger model is a copy of layer i * s // t of the smaller model.
 
     Args:
         given: {name: array} of the smaller model.
-        wanted: {name: array} of the larger model's fresh weights, which are kept where the smaller model has none.
+        wanted: {name: array} of the larger model's fresh weights, which are kept if the smaller model has no such
+            weight.
         small, large: the configurations of the two models.
         seed: seed of the noise.
         kept_axis: returns the axis of a weight, by its name, that runs over ids or positions and is not tiled.

@@ -1,6 +1,6 @@
 """Networks of architectures that are not ours: TensorFlow classes of transformers 4, with patches for our training.
 
-A patch replaces attributes of a network and its layers, and leaves the classes unchanged. `PATCHES` lists all of them
+A patch replaces attributes of a network and its layers, and leaves the classes unchanged. `PATCHES` lists all patches
 in the order in which `new_network` applies them, and `undo_patches` removes them.
 """
 
@@ -19,7 +19,7 @@ from train.layers.random_bits import key_dropout
 from train.layers.recomputing import recomputed
 from train.model.architectures import architecture_of, check_tensorflow_classes
 
-# The padding id of each TF class that counts positions from it, whatever the configuration says.
+# The padding id from which TF classes count positions, whatever the configuration says.
 TF_PADDING_ID = 1
 # One set of positions per thread: MirroredStrategy traces each replica in its own thread.
 _traced = threading.local()
@@ -52,9 +52,9 @@ def count_positions_from_padding(network: Any) -> None:
 
 
 def gather_before_head(network: Any) -> None:
-    """Let the network compute its head at the positions of `predicting_at` only: elsewhere nothing reads the logits.
+    """Let the network compute its head only at the positions of `predicting_at`, because no other logits are used.
 
-    Replaces `call` of the encoder. Outside `predicting_at` it returns what transformers' does.
+    Replaces `call` of the encoder. Outside `predicting_at`, the new `call` returns the same as transformers' `call`.
     """
     encoder = _encoder(network)
     encode = encoder.call
@@ -68,7 +68,7 @@ def gather_before_head(network: Any) -> None:
         rows = outputs[0]  # the last states, (batch, length, hidden)
         _traced.states.append(rows)
         gathered = tf.gather(tf.reshape(rows, (-1, rows.shape[-1])), positions)[tf.newaxis]
-        if isinstance(outputs, tuple):  # as config.return_dict may ask for
+        if isinstance(outputs, tuple):  # if config.return_dict is false
             return (gathered, *outputs[1:])
         return type(outputs)(**{**outputs, "last_hidden_state": gathered})
 
@@ -79,8 +79,8 @@ def gather_before_head(network: Any) -> None:
 def predicting_at(positions: tf.Tensor) -> Iterator[list[tf.Tensor]]:
     """A context in which networks give logits at `positions` only, as `predict_at` of `train.model.networks` says.
 
-    Applies to the calls made by this thread, and to one network: the positions are those of its batch. After the call,
-    the list that it yields has the encoder's last states of all tokens, (batch, length, hidden).
+    The context applies to this thread's calls of one network, because the positions belong to that network's batch.
+        After the call, the yielded list contains the encoder's last states of all tokens, (batch, length, hidden).
     """
     _traced.positions, _traced.states = positions, []
     try:
@@ -100,7 +100,7 @@ def let_layers_be_recomputed(network: Any) -> None:
 
 
 def _recomputing(network: Any, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a layer's `call`. While it recomputes, it returns only the hidden states, (hidden_states,)."""
+    """Wrap a layer's `call`. While layers are recomputed, it returns only the hidden states, (hidden_states,)."""
 
     @functools.wraps(call)
     def call_and_forget(*args: Any, **kwargs: Any) -> Any:
@@ -119,7 +119,8 @@ def _recomputing(network: Any, call: Callable[..., Any]) -> Callable[..., Any]:
     return call_and_forget
 
 
-# `key_dropout` replaces `call` of dropout layers; their masks would depend on the device, and change on resuming.
+# `key_dropout` replaces `call` of dropout layers. Otherwise their masks would depend on the device, and change on
+# resuming.
 PATCHES = (count_positions_from_padding, gather_before_head, let_layers_be_recomputed, key_dropout)
 
 
@@ -129,7 +130,7 @@ def undo_patches(network: Any) -> None:
         _encoder(network).embeddings.padding_idx = TF_PADDING_ID
     del network.recomputes_layers
     for module in network.submodules:
-        if "call" in vars(module):  # else it is the method of the class
+        if "call" in vars(module):  # otherwise `call` is the method of the class
             del module.call
 
 

@@ -17,7 +17,7 @@ from train.model.encoder import Encoder, new_norm, normal
 
 
 class States(NamedTuple):
-    """The encoder's last states, (batch, length, hidden), and the first token's after the pooler, (batch, hidden)."""
+    """The encoder's last states, (batch, length, hidden), and the pooled state of the first token, (batch, hidden)."""
 
     last_hidden_state: tf.Tensor
     pooler_output: tf.Tensor
@@ -63,13 +63,13 @@ class Transform:
 
 
 class Network(tf_keras.Model):
-    """An encoder, and the head of a subclass.
+    """An encoder; subclasses add a head.
 
     Attributes:
         class_name: the name of transformers' TF class with this architecture and head.
         base_model_prefix: the name of the encoder, as an attribute and in the names of variables.
         family: `model_type`, or "roberta" for all architectures with RoBERTa's heads.
-        dropout_layers: in the order of their numbers (`train.layers.random_bits`).
+        dropout_layers: the dropout layers, in the order of their numbers (`train.layers.random_bits`).
     """
 
     head = "Model"
@@ -120,7 +120,7 @@ class Network(tf_keras.Model):
 
     @property
     def modernbert_transform(self) -> Transform:
-        """The first part of all of ModernBERT's heads."""
+        """The first part of every ModernBERT head."""
         config, deviation = self.config, self.anatomy.output_deviation
         return Transform("head/dense", config.classifier_activation, "head/norm", config.classifier_bias, deviation)
 
@@ -152,7 +152,7 @@ class Network(tf_keras.Model):
         return self.encoder(tokens, attended, token_types, training=training)
 
     def call(self, inputs: Mapping[str, tf.Tensor], training: bool = False) -> Any:
-        """Compute the outputs for rows; `inputs` is that of `encode`."""
+        """Compute the outputs for rows; `inputs` is the same as in `encode`."""
         states = self.encode(inputs, training=training)
         return States(states, self.transformed(states[:, 0]))
 
@@ -205,20 +205,20 @@ class MaskedLM(Network):
     def call(  # type: ignore[override]
         self, inputs: Mapping[str, tf.Tensor], predict_at: tf.Tensor | None = None, training: bool = False
     ) -> Any:
-        """Compute the outputs for rows; `inputs` is that of `encode`.
+        """Compute the outputs for rows; `inputs` is the same as in `encode`.
 
         Args:
-            predict_at: positions to predict at, int32 (num_predictions,), as indices into the concatenated rows; may
-                repeat. By default all positions. The logits are then (1, num_predictions, vocabulary) instead of
-                (batch, length, vocabulary). The head costs as much as several layers, and one list for the whole batch
-                needs fewer spare slots than one per row.
+            predict_at: positions to predict at, int32 (num_predictions,), as indices into the concatenated rows;
+                positions may repeat. By default the head predicts at all positions. With `predict_at`, the logits are
+                (1, num_predictions, vocabulary) instead of (batch, length, vocabulary). The head costs as much as
+                several layers, and one list for the whole batch needs fewer spare slots than one list per row.
         """
         states = self.encode(inputs, training=training)
         return Logits(self.token_logits(states, predict_at), states)
 
 
 class PairPretraining(MaskedLM):
-    """Predicts masked tokens in two texts, and answers a question about the two (BERT)."""
+    """Predicts masked tokens in two texts, and classifies how the two texts are related (BERT)."""
 
     head = "ForPreTraining"
 
@@ -260,7 +260,8 @@ class Classification:
         deviation: standard deviation of fresh weights of the dense layer.
         name: name of the dense layer.
         drops_first: also apply dropout before the transform.
-        is_numbered_last: number its dropout layer after the encoder's (`train.layers.random_bits`), not before.
+        is_numbered_last: number the head's dropout layer after the encoder's layers (`train.layers.random_bits`), not
+            before them.
     """
 
     transform: Transform | None
@@ -272,7 +273,8 @@ class Classification:
 
 
 class RowClassifier(Network):
-    """Classifies rows by their first token, or for ModernBERT by the mean of all if `classifier_pooling` says so."""
+    """Classifies rows by the first token, or by the mean of all tokens if ModernBERT's `classifier_pooling` is
+    `mean`."""
 
     head = "ForSequenceClassification"
 

@@ -29,7 +29,7 @@ TF2_WEIGHTS_NAME = "tf_model.h5"
 TF2_WEIGHTS_INDEX_NAME = "tf_model.h5.index.json"
 WEIGHTS_NAMES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, TF2_WEIGHTS_NAME, TF2_WEIGHTS_INDEX_NAME)
 WEIGHTS_SUFFIXES = (".safetensors", ".h5", ".bin")
-# Descriptions of files, for error messages.
+# Descriptions of files, used in error messages.
 A_CONFIGURATION = "the configuration of a model"
 SAFETENSORS = "a whole safetensors file"
 MAX_REASON_CHARACTERS = 300
@@ -46,9 +46,9 @@ MASKED_LM_CLASSES = ("ForMaskedLM", "ForPreTraining")
 
 
 def read_config(folder_or_hub_id: str) -> PretrainedConfig:
-    """Read the configuration of a checkpoint; raise an InputError or a HubAwayError if that fails."""
+    """Read the configuration of a checkpoint; raise an InputError or a HubAwayError if reading fails."""
     path = Path(folder_or_hub_id, CONFIG_NAME)
-    if os.path.exists(path):  # noqa: PTH110  (`Path.exists` raises where a folder must not be entered)
+    if os.path.exists(path):  # noqa: PTH110  (`Path.exists` raises if a folder must not be entered)
         with guarded_read(path, A_CONFIGURATION):
             settings = json.loads(path.read_bytes())
             _check_settings(settings)
@@ -59,7 +59,7 @@ def read_config(folder_or_hub_id: str) -> PretrainedConfig:
         if not PretrainedConfig.get_config_dict(folder_or_hub_id)[0]:  # AutoConfig would guess the type from the name
             raise FileNotFoundError(f"it has no {CONFIG_NAME}")
         return load_config(folder_or_hub_id)
-    except Exception as error:  # from the Hub or its client, or because a file is broken
+    except Exception as error:  # from the Hub or its client, or because a file is corrupt
         rule = "A model is a folder with config.json, or a model on the Hub"
         if subfolder := _model_within(folder_or_hub_id):
             raise InputError(f"{rule}; {folder_or_hub_id} has none. Did you mean {subfolder}?") from error
@@ -68,7 +68,7 @@ def read_config(folder_or_hub_id: str) -> PretrainedConfig:
 
 
 def _model_type_in(name: str) -> str:
-    """Find the type in a folder's name, as for Google's small BERTs. transformers would search the whole path."""
+    """Find the model type in a folder's name, as in Google's small BERTs. transformers would search the whole path."""
     model_type = max((kind for kind in CONFIG_MAPPING if kind in name), key=len, default=None)
     if model_type is None:
         raise ValueError("it has no model_type")
@@ -79,7 +79,7 @@ def _check_settings(settings: Any) -> None:
     """Raise a ValueError if a setting has a type or value that transformers would fail on."""
     if not isinstance(settings, dict):
         raise ValueError("it is not a JSON object")
-    model_type = settings.get("model_type", "bert")  # if it is missing, the folder's name may contain it
+    model_type = settings.get("model_type", "bert")  # if the type is missing, the folder's name may contain it
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise ValueError(f"its model_type is {model_type!r}, which transformers does not know")
     names = settings.get("architectures")
@@ -116,7 +116,7 @@ def _model_within(path: str) -> str | None:
 
 
 def class_name_of(config: PretrainedConfig) -> str:
-    """Return the class that a configuration names, or an empty string; some of Google's models name none."""
+    """Return the class that a configuration names, or an empty string: some of Google's models name no class."""
     return next(iter(config.architectures or ()), "")
 
 
@@ -124,7 +124,7 @@ def read_masked_lm_config(folder_or_hub_id: str, shown_name: str) -> PretrainedC
     """Read the configuration of a masked language model; messages call it `shown_name`, as given with `--model`."""
     config = read_config(folder_or_hub_id)
     class_name = class_name_of(config)
-    if class_name and not class_name.endswith(MASKED_LM_CLASSES):  # without a name, loading the weights will show it
+    if class_name and not class_name.endswith(MASKED_LM_CLASSES):  # without a name, loading the weights will fail
         raise InputError(
             f"--model: {shown_name} is not a masked language model but a {class_name}. Use python "
             "finetuning/predict.py."
@@ -160,7 +160,7 @@ def find_weights(folder_or_hub_id: str) -> WeightsFile:
 
 
 def find_file(folder_or_hub_id: str, name: str) -> str | None:
-    """Return the local path of a checkpoint's file, downloaded if it is on the Hub; None if there is no such file."""
+    """Return the local path of a checkpoint's file; download it if it is on the Hub. None if there is no such file."""
     if Path(folder_or_hub_id).is_dir():
         path = Path(folder_or_hub_id, name)
         return str(path) if path.is_file() else None
@@ -197,7 +197,7 @@ def read_initial_config(folder_or_hub_id: str, tokenizer: PreTrainedTokenizerFas
     with local_or_hub(folder_or_hub_id, without=WEIGHTS_SUFFIXES) as name:
         try:
             config = read_config(name)
-            config.name_or_path = folder_or_hub_id  # not the path of a local copy
+            config.name_or_path = folder_or_hub_id  # instead of the path of a local copy
         except InputError as error:
             raise InputError(f"--init-from: {error}") from error
         _check_vocabulary(folder_or_hub_id, load_tokenizer(name), tokenizer)

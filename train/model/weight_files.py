@@ -26,7 +26,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def read_weights(folder_or_hub_id: str, weights: WeightsFile, model_type: str) -> Arrays:
-    """Read {name in PyTorch: array in PyTorch's layout} of a checkpoint; names in old checkpoints become today's.
+    """Read {name in PyTorch: array in PyTorch's layout} of a checkpoint; names in old checkpoints become current names.
 
     Raises:
         InputError: a file is missing or damaged.
@@ -39,7 +39,7 @@ def read_weights(folder_or_hub_id: str, weights: WeightsFile, model_type: str) -
             arrays |= read(path)
     if weights.layout == "pytorch":
         return {of_today(name): array for name, array in arrays.items()}
-    if is_h5 and not weights.is_index:  # paths in such a file begin with the names of the group and of the network
+    if is_h5 and not weights.is_index:  # paths in such a file begin with the names of group and network
         arrays = {path.split("/", 2)[-1]: array for path, array in arrays.items()}
     return {pytorch_name(name, model_type): to_pytorch(name, array, model_type) for name, array in arrays.items()}
 
@@ -74,7 +74,7 @@ def _read_h5(path: str) -> Arrays:
 
 
 def write_h5(path: Path, weights: Mapping[str, np.ndarray]) -> None:
-    """Write {name that begins with the network's: weight} as Keras does, so that transformers 4 can read the file."""
+    """Write {name that begins with the network's name: weight} as Keras does, so that transformers 4 can read it."""
     parts: dict[str, Arrays] = {}
     for name, array in weights.items():
         parts.setdefault(name.split("/")[1], {})[name] = array

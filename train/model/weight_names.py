@@ -1,6 +1,6 @@
-"""Convert names and layouts of weights between our networks and PyTorch's classes.
+"""Convert names and layouts of weights between our networks and PyTorch classes.
 
-Our names are those of transformers' TF classes. The weight
+Our names are the names in transformers' TF classes. The weight
 `tf_bert_for_masked_lm/bert/encoder/layer_._0/output/dense/kernel:0`, (in, out), is PyTorch's
 `bert.encoder.layer.0.output.dense.weight`, (out, in). `Architecture` lists the exceptions to the rules here.
 """
@@ -11,7 +11,7 @@ import numpy as np
 
 from train.model.architectures import ARCHITECTURES
 
-# {last part of a name: the same in PyTorch}. All other last parts are the same in PyTorch.
+# {last part of a name: last part in PyTorch}. All other last parts are equal in PyTorch.
 LAST_PARTS = {
     "kernel": "weight",
     "embeddings": "weight",
@@ -32,7 +32,7 @@ def variables_within(network: Any) -> dict[str, Any]:
 
 
 def pytorch_name(name: str, model_type: str) -> str:
-    """Convert the name of a variable to PyTorch's. Here and below, `name` does not include the network's name."""
+    """Convert the name of a variable to PyTorch's name. Here and below, `name` does not include the network's name."""
     *path, last = name.removesuffix(":0").replace("_._", "/").split("/")
     # `mlm___cls` becomes `cls`, a name that two parts of a network share in PyTorch.
     parts = [part.rpartition("___")[2] for part in path]
@@ -52,7 +52,7 @@ def to_pytorch(name: str, array: np.ndarray, model_type: str) -> np.ndarray:
 
 
 def to_tensorflow(name: str, array: np.ndarray, shape: tuple[int, ...], model_type: str) -> np.ndarray:
-    """Convert a weight from PyTorch's layout to that of the variable with this name and shape."""
+    """Convert a weight from PyTorch's layout to the layout of the variable with this name and shape."""
     if _is_kernel(name):
         array = array.transpose(np.argsort(_axes(array.ndim)))
     return array.reshape(shape) if _is_depthwise(name, model_type) else array
@@ -72,6 +72,6 @@ def _is_depthwise(name: str, model_type: str) -> bool:
 
 
 def of_today(name: str) -> str:
-    """Return today's name of a weight in a PyTorch checkpoint, which may be old."""
+    """Return the current PyTorch name of a weight, whose name in the checkpoint may be old."""
     start, dot, last = name.rpartition(".")
     return start + dot + OLD_LAST_PARTS.get(last, last)

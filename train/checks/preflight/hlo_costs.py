@@ -1,13 +1,13 @@
-"""Compute the cost of a TPU program from its text: cycles of the compiled HLO, and bytes sent between replicas.
+"""Compute the cost of a TPU program from its text: the cycles of its operations, and the bytes sent between replicas.
 
 libtpu annotates each operation with the `estimated_cycles` of its cost model, and with the name of the TensorFlow
 operation that it comes from. The cycles of a fusion are attributed to the operation whose result it writes. There are
 no estimates for copies that run in parallel with computation, for lookups and sums in tables (gather, scatter), or for
 communication between replicas. Branches marked as rarely taken are not counted.
 
-The bytes that replicas send each other are counted in the StableHLO that the compiler reads. Their time is estimated as
-bytes divided by the bandwidth of a chip's links. This is a lower bound that ignores latency; how much of the time
-overlaps with computation is unknown.
+The bytes that replicas send each other are counted in the StableHLO that the compiler reads. The time to send them is
+estimated as their number divided by the bandwidth of a chip's links. This is a lower bound that ignores latency; how
+much of the time overlaps with computation is unknown.
 """
 
 import math
@@ -57,7 +57,7 @@ PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1
 # arXiv 2304.01433); v5e, v5p and v6e: 1,600, 4,800 and 3,200 Gbit/s (cloud.google.com/tpu/docs/v5e, v5p and v6e; these
 # pages now add sent and received bytes, which doubles the numbers).
 INTERCONNECT_BYTES_PER_SECOND = {"v2": 248e9, "v3": 328e9, "v4": 300e9, "v5e": 200e9, "v5p": 600e9, "v6e": 400e9}
-# The types follow the attributes of the operation and, for a sum, the function that adds.
+# In the text, the types come after the operation's attributes and, for a sum, after the function that adds.
 COLLECTIVE = re.compile(
     r"stablehlo\.(?P<name>all_reduce|reduce_scatter|all_gather|all_to_all)\"?\(.*?"
     r" : \(tensor<(?P<operand>[^>]*)>\) -> tensor<(?P<result>[^>]*)>",
@@ -82,7 +82,7 @@ class StepCosts:
     Attributes:
         operations: the operations, most expensive first.
         num_not_estimated: number of operations that take time but have no estimate.
-        num_loops_of_unknown_length: number of loops whose repetitions cannot be read from the text; they count once.
+        num_loops_of_unknown_length: number of loops whose length cannot be read from the text; their bodies count once.
     """
 
     operations: tuple[Operation, ...]
@@ -102,7 +102,7 @@ class StepCosts:
 
 
 def step_costs(hlo: str) -> StepCosts:
-    """Add up the costs of a compiled module, given as text; the body of a loop counts as often as it is repeated."""
+    """Add up the costs of a compiled module, given as text. The body of a loop counts once per repetition."""
     computations, entry = _computations(hlo)
     cycles: Counter[str] = Counter()
     num_not_estimated = num_unknown = 0
@@ -122,12 +122,12 @@ def step_costs(hlo: str) -> StepCosts:
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of an operation by its name: a key of `KINDS`, or `OTHER`."""
+    """Return the kind of the operation with this name: a key of `KINDS`, or `OTHER`."""
     return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name)), OTHER)
 
 
 def _computations(hlo: str) -> tuple[dict[str, list[str]], str]:
-    """Return the lines of each computation of a module, by name, and the name of the computation that is run."""
+    """Return the lines of each computation of a module, by name, and the name of the module's entry computation."""
     computations: dict[str, list[str]] = {}
     entry = ""
     lines: list[str] = []
@@ -144,7 +144,7 @@ def _computations(hlo: str) -> tuple[dict[str, list[str]], str]:
 
 
 def _lines_run(computations: dict[str, list[str]], name: str, num_times: int) -> Iterator[tuple[str, int]]:
-    """Yield the lines of a computation and of those that it calls, each with the number of times that it is run."""
+    """Yield the lines of a computation and of all that it calls, each with the number of times that the line runs."""
     for line in computations.get(name, ()):
         yield line, num_times
         instruction = INSTRUCTION.match(line)
@@ -166,7 +166,7 @@ def _num_repetitions(line: str, computations: dict[str, list[str]]) -> int | Non
 
 
 def _name(line: str, hlo_name: str, computations: dict[str, list[str]]) -> str:
-    """Return the TensorFlow name of an operation, with `#` for its numbers (of layers, of repeated names).
+    """Return the TensorFlow name of an operation, with `#` for each number (of a layer, of a repeated name).
 
     A fusion without a TensorFlow name gets the last TensorFlow name among its operations, or else its HLO name.
     """
@@ -179,7 +179,7 @@ def _name(line: str, hlo_name: str, computations: dict[str, list[str]]) -> str:
 
 
 def collective_bytes(stablehlo: str) -> dict[str, int]:
-    """Return the bytes of all tensors that replicas exchange, by operation, in a module given as text."""
+    """Return the total size in bytes of the tensors that replicas exchange, by operation, in a module given as text."""
     sizes: Counter[str] = Counter()
     for match in COLLECTIVE.finditer(stablehlo):
         sizes[match["name"]] += max(_num_bytes(match["operand"]), _num_bytes(match["result"]))

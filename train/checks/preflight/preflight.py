@@ -85,7 +85,7 @@ class Preflight:
         )
 
     def _num_steps(self, rows: int) -> int | None:
-        """Return the number of steps of the planned run; None if unknown, or if the data has less than one batch."""
+        """Return the number of steps of the planned run; None if unknown, or if the rows do not fill one batch."""
         optimization, inputs = self.phase.config.optimization, self.phase.inputs
         if optimization.max_steps is not None:
             return optimization.max_steps
@@ -144,7 +144,7 @@ def _step_without_sharding(preflight: Preflight, rows: int) -> StepReport | Does
 
 
 def print_largest_batch(preflight: Preflight, *, with_operations: bool = False) -> None:
-    """Search for the largest per-replica batch that fits, and print its report and all batches that were compiled.
+    """Search for the largest batch per replica that fits. Print its report, and list all batches that were compiled.
 
     Raises:
         RunFailedError: not even the smallest batch fits, or the step does not compile.
@@ -188,7 +188,7 @@ def _does_not_fit(preflight: Preflight, rows: int, error: DoesNotFitError) -> st
     divisor = max(fewer for fewer in range(1, largest + 1) if total % fewer == 0)
     accumulation = f" --gradient-accumulation-steps {total // divisor}"
     if preflight.phase.config.optimization.global_batch_size is not None:
-        accumulation = ""  # it follows from --global-batch-size
+        accumulation = ""  # accumulation follows from --global-batch-size
     return (
         f"{needs}; the largest per-replica batch that fits is about {largest} rows (--find-batch-size finds it). "
         f"--per-replica-batch-size {divisor}{accumulation} keeps the global batch. {SAVE_MEMORY}"
@@ -198,8 +198,8 @@ def _does_not_fit(preflight: Preflight, rows: int, error: DoesNotFitError) -> st
 def lower_train_step(model: PretrainingModel, *, num_rows: int, length: int, num_replicas: int) -> str:
     """Lower `model.train_step` for one replica of `num_replicas` to StableHLO text.
 
-    Variables become arguments; those that the step assigns are also results, stored in the memory of the argument. The
-    values of the model's variables are lost, because the compiler that runs next needs the memory.
+    Variables become arguments. The variables that the step assigns are also results, stored in the argument's memory.
+    The values of the model's variables are discarded, because the compiler that runs next needs the memory.
 
     Args:
         model: the model.

@@ -27,7 +27,7 @@ from train.runtime.machines import GIB, Cluster
 NUM_OPERATIONS = 10
 # Used in place of the tokenizer's folder if there are no shards.
 SYNTHETIC = "(synthetic)"
-# Number of rows if there are no shards: more than any batch. It influences the schedule, but not the cost of a step.
+# Number of rows if there are no shards, larger than any batch. It affects the schedule, but not the cost of a step.
 ASSUMED_NUM_ROWS = 10**12
 # docs/tpu/preflight.md has the comparison.
 KNOWN_ERROR = (
@@ -64,7 +64,7 @@ def synthetic_inputs(*, max_length: int, vocab_size: int) -> TrainingInputs:
     vocabulary = {token: index for index, token in enumerate(SPECIAL_TOKENS.values())}
     vocabulary |= {f"▁word{index}": index for index in range(len(vocabulary), vocab_size)}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL_TOKENS["unk"]))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()  # makes each token a word, so that whole words can be masked
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()  # makes each token a word, so that whole-word masking works
     names = {f"{name}_token": token for name, token in SPECIAL_TOKENS.items()}
     return TrainingInputs(
         train_shards=ShardSet("", (), (), num_rows=ASSUMED_NUM_ROWS, manifest=None, tokenizer_folder=None),
@@ -103,7 +103,7 @@ class StepReport:
         rows: rows of a micro-batch on one replica.
         length: length of the rows, in tokens.
         num_micro_batches: number of micro-batches in a step.
-        needed_flops: floating-point operations that the model needs on one replica; None if unknown.
+        needed_flops: floating-point operations that the model needs for a step on one replica; None if unknown.
         num_steps: number of steps of the planned run; None if unknown.
         collectives: result of `collective_bytes`.
         num_epochs: number of epochs of the planned run, if it determines the number of steps.
@@ -140,7 +140,7 @@ class StepReport:
 
     @property
     def peak_fraction(self) -> float | None:
-        """Estimated fraction of the peak speed that the model's operations use (MFU); None if unknown."""
+        """Estimated model FLOPs utilization (MFU), as a fraction of the chip's peak speed; None if unknown."""
         if self.needed_flops is None:
             return None
         return self.needed_flops / self.seconds / self.tpu.chip.peak_flops_per_second
@@ -178,7 +178,7 @@ def fits(report: StepReport) -> str:
     if compiled.memory_bytes <= limit_bytes:
         used = max(compiled.memory_bytes / GIB, 0.1)  # "0.0" would look like an error
         return f"It fits: {used:.1f} of {limit_bytes / GIB:.1f} GiB per {unit}."
-    # Parts that are not in use at the same time can share memory, so together they can exceed the chip's memory.
+    # Parts that are in use at different times can share memory, so their sum can exceed the chip's memory.
     return f"It only just fits into the {limit_bytes / GIB:.1f} GiB per {unit}: leave some room."
 
 
@@ -255,10 +255,10 @@ def print_without_sharding(outcome: StepReport | DoesNotFitError) -> None:
 
 
 def print_batches(outcomes: Mapping[int, StepReport | DoesNotFitError]) -> None:
-    """Print a line for each batch that was compiled, and which one is the fastest.
+    """Print a line for each batch that was compiled, and name the fastest batch.
 
     Args:
-        outcomes: {rows per replica: report, or why it does not fit}; at least one batch fits.
+        outcomes: {rows per replica: report, or the error of a batch that does not fit}; at least one batch fits.
     """
     print("\nrows per replica   GiB   modelled ms   modelled tokens/s per chip")
     for rows, outcome in sorted(outcomes.items()):

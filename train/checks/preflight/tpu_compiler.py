@@ -72,7 +72,8 @@ class TpuSlice:
         num_replicas: number of replicas.
         num_chips: number of chips.
         compiler_name: libtpu's name of the topology, such as `v5e:2x4`.
-        chip_config: libtpu's name for how the cores of a chip work together; `megacore` makes one replica of two cores.
+        chip_config: libtpu's name for how the cores of a chip work together; `megacore` combines two cores into one
+        replica.
     """
 
     name: str
@@ -106,7 +107,7 @@ def tpu_slice(name: str) -> TpuSlice:
 def _shape(generation: str, num_chips: int) -> str:
     """Return the number of chips in each dimension, as near to a square or a cube as possible, like Google's slices."""
     num_doublings = int(math.log2(num_chips))
-    if generation not in ("v4", "v5p"):  # the chips of v4 and v5p are linked in three dimensions, others in two
+    if generation not in ("v4", "v5p"):  # chips of v4 and v5p are linked in three dimensions, all others in two
         doublings = [num_doublings // 2, num_doublings - num_doublings // 2]
     elif num_doublings <= 2:
         doublings = [num_doublings - num_doublings // 2, num_doublings // 2, 0]  # one host: 2x2x1
@@ -125,8 +126,8 @@ class CompiledStep:
         alias_bytes: results that are written to the memory of an argument.
         temp_bytes: temporary arrays.
         generated_code_bytes: the program.
-        peak_bytes: the most that is in use at one time: more than the sum of the parts in a tiny program, less in a
-            large one. None if jax does not report it, as for Python 3.10.
+        peak_bytes: the most memory in use at one time. In a tiny program it exceeds the sum of the parts; in a large
+            program it is less. None if jax does not report it, as on Python 3.10.
         num_flops: floating-point operations, with the body of a loop counted once.
         num_bytes_accessed: bytes read and written, counted in the same way.
         hlo: text of the compiled program.
@@ -146,12 +147,12 @@ class CompiledStep:
 
     @property
     def memory_bytes(self) -> int:
-        """The memory of all parts of the step together."""
+        """The total memory of all parts of the step."""
         return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes + self.generated_code_bytes
 
 
 class DoesNotFitError(RunFailedError):
-    """The program needs more memory than the chip has: `needed_bytes` of `limit_bytes`."""
+    """The program needs `needed_bytes` of memory, more than the chip's `limit_bytes`."""
 
     def __init__(self, needed_bytes: int, limit_bytes: int):
         self.needed_bytes = needed_bytes
@@ -206,7 +207,7 @@ def compile_for_tpu(
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment for the compiler: this process's, without the path of TensorFlow's libtpu."""
+    """Return this process's environment without the path of TensorFlow's libtpu, for the compiler."""
     inherited = {name: value for name, value in os.environ.items() if name != "TPU_LIBRARY_PATH"}
     return inherited | COMPILER_ENVIRONMENT
 
@@ -256,8 +257,8 @@ class MemoryUse:
 
     Attributes:
         fits: whether the batch fits.
-        used_bytes: all memory that it needs.
-        fixed_bytes: the part of it that does not grow with the batch (weights, optimizer).
+        used_bytes: all memory that the batch needs.
+        fixed_bytes: the part of `used_bytes` that does not grow with the batch (weights, optimizer).
         limit_bytes: the memory available.
     """
 
@@ -271,7 +272,7 @@ def largest_fitting(measure: Callable[[int], MemoryUse], first_rows: int) -> int
     """Find the largest multiple of `ROWS_UNIT` rows that fits; None if not even `ROWS_UNIT` rows fit.
 
     Memory grows by nearly the same amount with every row, so each guess extrapolates from the two largest batches known
-    to fit. The search ends when a batch fits and the next larger one is known not to fit.
+    to fit. The search ends when a batch fits and the next larger batch is known not to fit.
 
     Args:
         measure: compiles the step for a number of rows, and returns its memory; called once for each number.

@@ -1,9 +1,10 @@
-"""Compile a StableHLO module for a TPU, on a machine that need not have one; run by `tpu_compiler` as a process.
+"""Compile a StableHLO module for a TPU, on a machine with or without a TPU. `tpu_compiler` starts it as a process.
 
     python tpu_compiler_process.py v5e:2x4 default 8 step.mlir FOLDER
 
-It writes FOLDER/result.json and, if the step compiles, FOLDER/compiled.hlo. The interpreter needs jax and libtpu, but
-no module of this project. It is a separate process because libtpu, which has the compiler, clashes with TensorFlow.
+The process writes FOLDER/result.json and, if the step compiles, FOLDER/compiled.hlo. The interpreter needs jax and
+libtpu, but no module of this project. The process is separate because libtpu, which contains the compiler, clashes with
+TensorFlow.
 """
 
 import json
@@ -14,12 +15,12 @@ from typing import Any
 
 RESULT_NAME = "result.json"
 HLO_NAME = "compiled.hlo"
-LARGEST_HOST = (2, 2, 1)  # number of chips of a host in each dimension: libtpu's default
+LARGEST_HOST = (2, 2, 1)  # a host's number of chips in each dimension, libtpu's default
 MEMORY_FIELDS = ("argument", "output", "alias", "temp", "generated_code")
 
 
 def host_bounds(topology: str) -> list[int]:
-    """Return the number of chips of a host in each dimension: libtpu's default, or fewer if the topology is smaller."""
+    """Return a host's number of chips in each dimension: libtpu's default, or fewer if the topology is smaller."""
     sizes = [int(size) for size in topology.partition(":")[2].split("x")]
     return [min(most, size) for most, size in zip(LARGEST_HOST, (*sizes, 1), strict=False)]
 
