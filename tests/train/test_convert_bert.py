@@ -26,11 +26,9 @@ from tests.fixtures.other_environments import output_of
 from tests.fixtures.results import read_json
 from tests.fixtures.tiny_corpus import contents
 from tests.fixtures.tiny_models import padded_batch, tiny_model
-from tfrecord_prep.prepare_tfrecord_shards import main as prepare
 from train.convert_bert import main
 from train.model.from_pretrained import load_model
 from train.publishing.pytorch_format import pytorch_weights
-from train.run_mlm import main as run_mlm
 
 
 @pytest.fixture(scope="module")
@@ -180,31 +178,6 @@ def test_files_that_are_missing_or_damaged_are_refused(bert, bert_variables, tmp
         refused = run(main, source, tmp_path / "out", *config, "--do-lower-case")
         assert "must be a checkpoint whose files are all complete" in refused.refusal
     assert not list((tmp_path / "out").glob("*"))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device", "eagerly")
-def test_a_converted_model_is_trained_further(bert, bert_variables, tmp_path, run):
-    """WordPiece from Google's vocabulary to the end: rows of pairs, whole words by ##, the export."""
-    source = write_google_checkpoint(tmp_path / "uncased", bert_variables, google_settings(bert.config))
-    assert run(main, source, tmp_path / "bert").status == 0
-    lines = [f"The function returns {'abc' * (n % 4)} value. Of {'xyz' * (n % 3)} value" for n in range(60)]
-    (tmp_path / "text.txt").write_text(
-        "\n".join(f"{line}. {other}" for line, other in zip(lines, lines[7:], strict=False)), encoding="utf-8"
-    )
-    corpus = ("--data-files", str(tmp_path / "text.txt"), "--validation-percent", "20", "--num-workers", "1")
-    cut = ("--chunking", "segment_pairs", "--max-length", "32", "--output-dir", str(tmp_path / "shards"))
-    assert prepare(["--tokenizer-name-or-path", str(tmp_path / "bert"), *corpus, *cut]) == 0
-    starts = np.load(tmp_path / "shards" / "train" / "tokenizer" / "word_starts.npy")
-    assert starts.tolist() == [not token.startswith("##") for token in WORDPIECES]
-    shards = [f"--train-dataset={tmp_path}/shards/train", f"--eval-dataset={tmp_path}/shards/validation"]
-    objective = ("--objective", "mlm+nsp", "--masking", "whole_word", "--init-from", str(tmp_path / "bert"))
-    steps = ("--max-steps", "2", "--per-replica-batch-size", "4", "--learning-rate", "1e-5", "--warmup-steps", "0")
-    out = ("--output-dir", str(tmp_path / "run"))
-    assert run_mlm([*shards, *objective, *steps, *out, "--preset", "bert-base"]) == 0
-    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("bert", "run/export"))
-    assert_same_arrays(after, before, atol=1e-4)
-    assert any((array != before[name]).any() for name, array in after.items())
 
 
 # Loads Google's checkpoints by transformers' own functions, which ask TensorFlow for the variables: here what stands in

@@ -1,6 +1,5 @@
 """Commands on models and runs of which a file is damaged, beside `tests/commands/test_ugly_files.py`."""
 
-import errno
 import json
 import shutil
 from pathlib import Path
@@ -19,26 +18,6 @@ from train.model.pretrained_files import read_config
 from train.run_mlm import main
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 134\n"
-
-
-def test_a_weights_file_that_may_not_be_read(finished_run, run, tmp_path, monkeypatch):
-    """The library of safetensors says then that there is no such file."""
-    model = Path(shutil.copytree(finished_run / "export", tmp_path / "model"))
-    path = model / "model.safetensors"
-    opened = Path.open
-
-    def refuse(self, *args, **options):
-        if self == path:
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return opened(self, *args, **options)
-
-    def not_found(*_, **__):
-        raise FileNotFoundError(f"No such file or directory: {path}")
-
-    monkeypatch.setattr(Path, "open", refuse)
-    monkeypatch.setattr("train.model.pretrained_files.safe_open", not_found)
-    refusal = run(fill_mask, "--model", model, "--text", "a [MASK]").refusal
-    assert f"{path} must be a whole safetensors file; permission denied. Check the path and its permissions." in refusal
 
 
 def test_indexes_of_shards(finished_run, run, tmp_path):

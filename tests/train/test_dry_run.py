@@ -11,7 +11,6 @@ from tests.fixtures.tiny_models import CONFIGS, of_transformers_4
 from tests.fixtures.tiny_pairs import PAIRS
 from tests.fixtures.tiny_phases import phases_flags
 from tests.fixtures.tiny_run import run_flags
-from train.loop import report
 from train.run_mlm import main
 
 # Lets no module import TensorFlow, once transformers has looked whether there is one.
@@ -64,12 +63,3 @@ def test_a_shard_that_is_damaged_is_one_line(shards, tmp_path, run):
     outcome = run(main, *run_flags(tmp_path / "shards", tmp_path / "run"), "--dry-run")
     assert outcome.status == EXIT_PERMANENT
     assert "Find it with `prepare_tfrecord_shards.py --verify`" in outcome.error
-
-
-def test_the_time_of_a_phase_is_that_of_its_steps_alone(phase_shards, tmp_path, run, monkeypatch):
-    steps = []
-    monkeypatch.setattr(
-        report, "describe_time_on_cpu", lambda _, plan, step: steps.append((step, plan.num_steps)) or {}
-    )
-    status, *_ = run(main, *phases_flags(phase_shards, tmp_path / "run"), "--dry-run")
-    assert (status, steps) == (0, [(0, 5), (5, 9), (9, 14)])

@@ -51,13 +51,14 @@ def test_off_and_on_with_other_numbers_of_replicas(runs, whole_run, shards, tmp_
 
 @pytest.mark.usefixtures("cpu_as_tpu")
 def test_a_run_on_devices_that_cannot_do_it_trains_without(shards, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("train.runtime.strategy.connect", lambda *_: two_cpus())
+    strategy = two_cpus()
+    monkeypatch.setattr("train.runtime.strategy.connect", lambda *_: strategy)
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5e-2")
     # A CPU has no sum over replicas with XLA.
     monkeypatch.setattr("train.runtime.strategy.compiles_with_xla", lambda *_: False)
     on_tpu = (*FLAGS, SHARDED, "--tpu-name", "local", "--tpu-layers", "off", "--max-steps", "3")
     with caplog.at_level(logging.INFO):
-        assert main(run_flags(shards, tmp_path / "run", *on_tpu)) == 0
+        assert main(run_flags(shards, tmp_path / "run", *on_tpu, "--max-steps", "3")) == 0
     assert "The run trains WITHOUT --shard-optimizer: a sharded step does not compile here: " in caplog.text
     record = read_json(tmp_path / "run" / "run.json")
     assert record["computation"]["shard_optimizer"] is False

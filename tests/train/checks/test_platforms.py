@@ -9,16 +9,6 @@ from tests.fixtures.fake_tpus import FINDS_EIGHT, NO_PLATFORM, TENSORFLOW, compi
 from train.checks import machine, platforms
 from train.runtime import machines, pjrt_settings, runtime_choice
 
-# As Kaggle's v5e-8 has them.
-KAGGLE = {
-    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
-    "TPU_CHIPS_PER_HOST_BOUNDS": "2,4,1",
-    "TPU_HOST_BOUNDS": "1,1,1",
-    "TPU_PROCESS_ADDRESSES": "local",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_WORKER_ID": "0",
-}
-
 
 def lines_of(check, *flags: str) -> list[str]:
     return [" ".join(str(one).split()) for one in found(check, config_of(*flags))]
@@ -52,13 +42,6 @@ def test_a_libtpu_that_is_missing_or_broken(tpu_machine, tmp_path, monkeypatch):
     monkeypatch.setattr(platforms, "library_path", lambda: tmp_path / "libtpu.so")
     (line,) = lines_of(platforms.check_pjrt)
     assert "was asked for the version of its PJRT API, and failed: OSError: " in line
-
-
-def test_the_variables_of_kaggle_are_printed_and_explained(tpu_machine):
-    tpu_machine("vfio/0", **KAGGLE)
-    (line,) = lines_of(platforms.check_tpu_variables)
-    assert all(f"{name}={value}" in line for name, value in KAGGLE.items())
-    assert line.endswith("(Kaggle's image sets TPU_PROCESS_ADDRESSES=local: one process has all chips, as here)")
 
 
 SEES = """

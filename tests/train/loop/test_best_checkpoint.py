@@ -8,7 +8,6 @@ from typing import Any
 
 from tests.fixtures.plans import config_of, plan_of
 from train.checkpoints.store import CheckpointRecord
-from train.loop.report import describe_exported
 from train.loop.trainer import Trainer, rank_of_checkpoint
 
 RECORD = CheckpointRecord(
@@ -78,15 +77,6 @@ def test_a_best_evaluation_without_a_checkpoint_is_named(caplog):
     assert make_trainer(lines, (4, 9, 18)).restore_best()[0] == 4
     assert make_trainer([], (9, 18)).restore_best() == (18, None)
     assert not caplog.messages
-
-
-def test_the_final_lines_say_of_which_step_the_model_is():
-    lines = lines_of(step_9=(0.6, 0.2), step_18=(0.5, 0.1))
-    described = describe_exported(make_trainer(lines), 9)
-    assert described == {"best checkpoint": "step 9 of 18, exported; the last step had accuracy 0.5"}
-    assert describe_exported(make_trainer(lines), 18) == {"best checkpoint": "step 18 of 18, the last, exported"}
-    assert describe_exported(make_trainer(lines, exports_best=False), 18) == {"exported": "step 18 of 18"}
-    assert describe_exported(make_trainer([]), 18) == {"exported": "step 18 of 18"}
 
 
 def test_checkpoints_are_ranked_by_the_metric_of_this_call():

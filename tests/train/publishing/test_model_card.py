@@ -278,14 +278,3 @@ def test_of_the_best_checkpoint_of_a_run_that_went_on():
     values = {one.metric_type: one.metric_value for one in ModelCard(text).data.eval_results}
     assert (values["loss"], values["perplexity"]) == (4.5, 90.0)
     assert "4.0000" not in text
-
-
-def test_the_steps_of_another_schedule_are_named():
-    """Also in the card that is made of the record on the Hub."""
-    of = record() | {"earlier_schedules": [[118, 1913], [200, 300]]}
-    earlier = "steps 1 to 118 with the schedule of a run of 1,913 steps"
-    steps = f"{earlier}; steps 119 to 200 with the schedule of a run of 300 steps"
-    row = f"| earlier schedules | {steps} |"
-    assert row in card(of)
-    assert row in card(as_published(of) | {name: of[name] for name in ("settings", "train_data", "eval_data", "task")})
-    assert "earlier schedules" not in card(record())

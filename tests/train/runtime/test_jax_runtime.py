@@ -5,7 +5,6 @@ import re
 import shutil
 import sys
 from collections import Counter
-from pathlib import Path
 
 import jax
 import ml_dtypes
@@ -16,7 +15,6 @@ import tf_keras
 
 from tests.fixtures.arrays import assert_same_arrays
 from tests.fixtures.jax_devices import devices_of_jax, run_on_jax
-from tests.fixtures.other_environments import output_of
 from tests.fixtures.results import read_json
 from tests.fixtures.same_run import assert_alike, assert_same_run
 from tests.fixtures.tiny_models import PAD, tiny_model
@@ -41,8 +39,6 @@ from train.step import sharding
 from train.step.sharding import Sharding
 from train.step.train_step import PretrainingModel
 from train.tasks.masked_lm import MaskedLanguageModeling
-
-PROJECT = Path(__file__).parents[3]
 
 
 def jax_model(num_devices, model_type=PretrainingModel, divided=False, **settings):
@@ -278,18 +274,6 @@ def test_no_copy_stays_with_a_value_that_was_read():
     assert value._npy_value is not None
 
 
-def test_the_memory_of_variables_is_given_back_once(monkeypatch):
-    calls = []
-    monkeypatch.setattr("train.runtime.jax_runtime.give_memory_back", lambda: calls.append(1))
-    model = jax_model(1)
-    state = TrainingState(model)
-    state.write(state.read())
-    assert len(calls) == 1
-    (weight, *_) = model.network.trainable_variables
-    model.runtime.on_replicas(lambda batch: batch + tf.reduce_sum(weight))(np.ones((1, 1), np.float32))
-    assert len(calls) == 2
-
-
 def test_a_variable_that_may_be_cast_and_is_only_assigned_is_captured():
     with devices_of_jax(1) as devices:
         runtime = JaxRuntime(Cluster(), devices)
@@ -358,22 +342,6 @@ def test_a_step_makes_no_python_call_for_each_variable():
     assert runtime.read(variables[-1:]) == [299 + 3]
 
 
-def test_tensorflow_works_within_and_after_a_profile(tmp_path):
-    """JAX's profiler sets something of TensorFlow's."""
-    with devices_of_jax(1) as devices:
-        runtime = JaxRuntime(Cluster(), devices)
-    total = tf.Variable(np.zeros(2, np.float32))
-    add = runtime.on_replicas(total.assign_add)
-    runtime.start_profile(str(tmp_path))
-    for num_calls in (1, 2):
-        add(np.ones((1, 2), np.float32))
-        runtime.pull([total])
-        assert total.numpy().tolist() == [num_calls, num_calls]
-        if num_calls == 1:
-            runtime.stop_profile()
-    assert list(tmp_path.rglob("*.xplane.pb"))
-
-
 @pytest.mark.parametrize("has_accelerator", [False, True])
 def test_libtpu_looks_for_a_tpu_only_where_there_may_be_one(has_accelerator, monkeypatch):
     updates = {}
@@ -387,22 +355,3 @@ def test_libtpu_looks_for_a_tpu_only_where_there_may_be_one(has_accelerator, mon
     updates.clear()
     set_up_jax()
     assert "jax_platforms" not in updates
-
-
-LINES_OF_JAX = """
-import logging, sys
-sys.path.insert(0, sys.argv[1])
-import train
-from train.config.hardware import HardwareConfig
-from train.loop.run import num_local_devices
-logging.getLogger().setLevel(logging.INFO)
-logging.captureWarnings(True)
-handler = logging.StreamHandler(sys.stdout)
-logging.getLogger().addHandler(handler)
-sys.stderr = sys.stdout
-assert num_local_devices(HardwareConfig(runtime="jax")) >= 1
-"""
-
-
-def test_counting_the_devices_prints_nothing_of_a_tpu_that_is_not_there():
-    assert output_of(Path(sys.executable), LINES_OF_JAX, str(PROJECT), environment={"JAX_PLATFORMS": ""}) == ""

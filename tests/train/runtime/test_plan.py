@@ -121,19 +121,6 @@ def test_an_epoch_is_the_steps_of_a_pass_rounded_up(num_rows, fills_passes, num_
     assert plan.num_evaluations_after(0) == 3
 
 
-def test_a_number_of_steps_may_be_epoch(tmp_path):
-    (tmp_path / "flags.yaml").write_text("eval_steps: epoch", encoding="utf-8")
-    for flags, value in (
-        (("--eval-steps", "epoch"), "epoch"),
-        (("--eval-steps", 12), 12),
-        (("--config-file", tmp_path / "flags.yaml"), "epoch"),
-    ):
-        assert config_of(*flags).run.eval_steps == value
-    for wrong, rule in (("epochs", "a whole number or epoch"), ("0", "at least 1")):
-        with pytest.raises(InputError, match=f"--eval-steps must be {rule}; received {wrong}"):
-            config_of("--eval-steps", wrong)
-
-
 HALF = "Pass --per-replica-batch-size 16 --gradient-accumulation-steps 1 to keep it."
 
 

@@ -59,8 +59,6 @@ OTHER_EVALUATION = {"eval_shards": {"de": [2, "c 1"]}}
     ("changes", "shown"),
     [
         ({"run.seed": 2}, "--seed: 1 there, 2 now"),
-        ({"run.seed": 2, "model.a": 1}, "--seed: 1 there, 2 now; model.a: None there, 1 now"),
-        ({"optimization.muon_momentum": 0.9}, "--muon-momentum: None there, 0.9 now"),
         ({"model.labels": {"a": 2}}, "model.labels: {'a': 1} there, {'a': 2} now"),
         (
             {"train_shards": {"de": [2, "a 1"], "en": [2, "b 1", "b 2"]}} | OTHER_EVALUATION,
