@@ -15,8 +15,8 @@
                             results; the interface of a task
     tasks/                  one task per file: reading and encoding of examples, heads, losses, scores; predictions
 
-The previous stage, `train`, provides the training itself: step, checkpoints, resuming, devices, export. It does not
-depend on this stage.
+The previous stage, `train`, provides the training itself: step, checkpoints, resuming, devices, export. `train` does
+not depend on this stage.
 """
 
 import train  # noqa: F401  (before transformers and TensorFlow)

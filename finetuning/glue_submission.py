@@ -66,7 +66,7 @@ def submission_files(run: str) -> dict[str, str]:
         predictions_file = f"predict_results_{name}{ending}.txt"
         if not folder.files.exists(predictions_file):
             raise InputError(f"--runs: {run} has no {predictions_file}. Run its command again with --do-predict.")
-        # A class is written as its digit in the task's files, a number with three decimals.
+        # Write a class as its digit in the task's files, and a number with three decimals.
         digits = {label: str(digit) for digit, label in enumerate(task.label_names)}
         lines = [line.split("\t") for line in folder.files.read_text(predictions_file).splitlines()[1:]]
         rows = [
@@ -77,7 +77,7 @@ def submission_files(run: str) -> dict[str, str]:
 
 
 def zipped(files: dict[str, str]) -> bytes:
-    """Return the bytes of a zip file of texts. They depend only on the names and texts, not on the time."""
+    """Return the bytes of a zip file of texts. The bytes depend only on the names and texts, not on the time."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in sorted(files.items()):

@@ -20,12 +20,12 @@ from mlm_common.cli.process import run_as_script
 if TYPE_CHECKING:
     from finetuning.tasks.vectors import TextSearch
 
-# A longer text is cut to this number of characters when it is printed.
+# Maximum number of characters of a printed text; longer texts are cut.
 MAX_PRINTED_CHARACTERS = 300
 
 
 def open_search(**settings: Any) -> "TextSearch":
-    """Open a search for use from Python; its `find` answers questions.
+    """Open a search for use from Python; the search's method `find` answers questions.
 
     Args:
         settings: fields of `SearchConfig`, which are the flags of the command: `model`, `corpus` and so on.

@@ -19,7 +19,7 @@ CORPUS = "corpus.jsonl"
 
 @dataclass(frozen=True)
 class EmbeddingData(ExamplesConfig):
-    """Which texts are related, and how to read them."""
+    """The texts that are related, and how to read them."""
 
     train_file: PerWorker[str | None] = flag(
         None,
@@ -59,7 +59,7 @@ class EmbeddingData(ExamplesConfig):
 
     def check_source(self, path: str, flag: str) -> None:
         """Check that `path` is a file, or a folder in BeIR's format."""
-        if is_gcs(path) or not os.path.isdir(path):  # noqa: PTH112 (that of pathlib raises if a parent is unreadable)
+        if is_gcs(path) or not os.path.isdir(path):  # noqa: PTH112 (pathlib's raises if a parent is unreadable)
             super().check_source(path, flag)
         elif not any(os.path.isfile(os.path.join(path, name)) for name in (CORPUS, f"{CORPUS}.gz")):  # noqa: PTH113, PTH118
             subfolders = [
@@ -74,7 +74,7 @@ class EmbeddingData(ExamplesConfig):
 
 @dataclass(frozen=True)
 class EmbeddingModel(FinetunedModel):
-    """Which model is fine-tuned, and how a text's hidden states become one vector."""
+    """The model to fine-tune, and how a text's hidden states become one vector."""
 
     pooling: Literal["mean", "cls"] = flag(
         "mean",

@@ -18,7 +18,7 @@ from train.config.learning import BATCH, CHECKPOINTS, ModelConfig, check_task_fl
 from train.config.settings import MASK, HardwareConfig, HubConfig, RunConfig, RunSettings
 
 # Length in tokens of the shortest default bucket; each further bucket is twice as long. Compiling a program for shorter
-# rows would cost more time than it saves.
+# rows would cost more time than the program saves.
 SHORTEST_BUCKET = 16
 # Default number of tokens by which two windows overlap in rows of 384 tokens, as in BERT.
 DOC_STRIDE = 128
@@ -28,7 +28,8 @@ SIMILAR_LABELS = (
 )
 TPU_COMPILER = "TPU compiler"
 KNOWN_CHOICES = "Default: detected from the columns of SWAG, RACE or COPA."
-# Settings of pretraining in the records of fine-tuning runs. Their fingerprints have all of these but `grow`.
+# Settings of pretraining in the records of fine-tuning runs. Their fingerprints contain all of these settings except
+# `grow`.
 RECORDED: dict[str, dict[str, Any]] = {
     "model": {
         "preset": "", "pretrained_model_config": None, "grow": False, "objective": "mlm", "position_init": "random",
@@ -122,7 +123,7 @@ class ExamplesConfig(Bounded):
 
 @dataclass(frozen=True)
 class ClassificationData(ExamplesConfig):
-    """Which texts to classify, and how labels are read."""
+    """The texts to classify, and how to read labels."""
 
     task_name: Literal["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli"] | None = flag(
         None, "Task of GLUE, with its columns, labels and metrics, from --glue-dir or the Hub."
@@ -167,7 +168,7 @@ class ClassificationData(ExamplesConfig):
 
 @dataclass(frozen=True)
 class TaggingData(ExamplesConfig):
-    """Which words to tag, and how tags are read."""
+    """The words to tag, and how to read tags."""
 
     text_column_name: str = flag(
         "tokens", "Column with the words, a list per row. In a .conll file, tokens is the first column."
@@ -183,7 +184,7 @@ class TaggingData(ExamplesConfig):
 
 @dataclass(frozen=True)
 class QuestionData(ExamplesConfig):
-    """Which questions about which paragraphs to answer, and how an answer is chosen."""
+    """The questions to answer, their paragraphs, and how to choose an answer."""
 
     train_file: PerWorker[str | None] = flag(
         None,
@@ -232,7 +233,7 @@ class QuestionData(ExamplesConfig):
 
 @dataclass(frozen=True)
 class CustomData(ExamplesConfig):
-    """Which custom task to train, and the files that it reads. A task may also find its examples itself."""
+    """The custom task to train, and the files that it reads. A task may also obtain examples in another way."""
 
     task: PerWorker[str | None] = flag(
         None,
@@ -252,7 +253,7 @@ class CustomData(ExamplesConfig):
 
 @dataclass(frozen=True)
 class FinetunedModel(ModelConfig):
-    """Which model is fine-tuned."""
+    """The model to fine-tune."""
 
     init_from: str | None = flag(
         None,
@@ -355,7 +356,7 @@ class CustomConfig(FinetuningConfig):
 
 @dataclass(frozen=True)
 class ChoiceData(ExamplesConfig):
-    """Which texts to choose from, and which of them is right."""
+    """The texts to choose from, and how to read which text is right."""
 
     context_column_name: str | None = flag(None, f"Column with the text before every choice. {KNOWN_CHOICES}")
     question_column_name: str | None = flag(
@@ -388,7 +389,7 @@ Settings = TypeVar("Settings", bound=FinetuningConfig)
 
 
 def parse_finetuning_config(config_class: type[Settings], argv: Sequence[str] | None, description: str) -> Settings:
-    """Parse the command line of a task. It overrides `--config-file`, which overrides the defaults.
+    """Parse the command line of a task. The command line overrides `--config-file`, which overrides the defaults.
 
     Raises:
         InputError: a setting is invalid or missing, or a file does not exist.
@@ -402,7 +403,7 @@ def parse_finetuning_config(config_class: type[Settings], argv: Sequence[str] | 
     require(bool(config.run.output_dir), "is required: the folder of the run", "--output-dir", "nothing")
     if isinstance(config.data, CustomData):
         require(bool(config.data.task), "is required: FILE.py:CLASS, the task", "--task", "nothing")
-    else:  # these flags of a custom task may name folders, or anything that the task understands
+    else:  # for a custom task, these flags may name folders, or anything else
         for name in ("train_file", "validation_file", "test_file"):
             if (path := getattr(config.data, name)) is not None:
                 config.data.check_source(path, flag_of(name))

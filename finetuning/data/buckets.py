@@ -1,10 +1,10 @@
 """Assign rows to batches by length. The order depends only on the seed and the number of the pass.
 
 A bucket holds the rows that are padded to the same length. In each pass over the data, the rows are permuted, and the
-rows of each bucket are cut into batches in that order. Rows left over from a bucket move to the next longer bucket;
-the last batch of the longest bucket is filled with rows of padding. Then the batches are permuted. So each row is used
-once per pass, a pass has the same number of batches as without buckets, and the batch of any step can be computed
-directly. The bucket lengths depend on the rows, not on the device, so that a run can move between devices.
+rows of each bucket are cut into batches in that order. Rows left over from a bucket move to the bucket with the next
+greater length; the last batch of the longest bucket is filled with rows of padding. Then the batches are permuted. So
+each row is used once per pass, a pass has the same number of batches as without buckets, and the batch of any step can
+be computed directly. The bucket lengths depend on the rows, not on the device, so that a run can move between devices.
 """
 
 import hashlib
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 # The row number that stands for padding in a batch.
 PADDING = -1
-# Lengths are multiples of the unit. There are at most 8, because compiling a program for each length takes about a
-# minute on a TPU.
+# Lengths are multiples of the unit. There are at most 8 lengths, because on a TPU it takes about a minute to compile a
+# program for each length.
 LENGTH_UNIT, MAX_LENGTHS = 4, 8
-# Number of padding tokens that an additional length must save per pass. A small model on a CPU computes this number of
-# tokens in the time that tracing one more program takes.
+# Number of padding tokens that an additional length must save per pass. In the time that it takes to trace one more
+# program, a small model on a CPU computes this number of tokens.
 TOKENS_OF_PROGRAM = 16_384
 
 
@@ -48,8 +48,8 @@ def fitted_lengths(row_lengths: NDArray[np.int64], max_length: int) -> list[int]
 
     Args:
         row_lengths: number of tokens of each row, (rows,); at least one row.
-        max_length: maximum number of tokens of a row. It is always the last length, because rows of an evaluation may
-            need it.
+        max_length: maximum number of tokens of a row. This number is always the last length, because rows of an
+            evaluation may need it.
 
     Returns:
         At most `MAX_LENGTHS` + 1 lengths, ascending.
@@ -92,7 +92,7 @@ def training_batches(
 
     Args:
         row_lengths: number of tokens of each row, (rows,).
-        lengths: lengths of the buckets, ascending; no row is longer than the last.
+        lengths: lengths of the buckets, ascending; no row is longer than the last length.
         batch_rows: rows per batch.
         seed: seed of the permutations.
         first: number of the first batch.
@@ -154,10 +154,10 @@ def _pass(
 
 
 def _apart(rows: NDArray[np.int64], groups: NDArray[np.int32], batch_rows: int) -> NDArray[np.int64]:
-    """Put each row into the first batch with room that has no row of its group; if there is none, into any batch."""
+    """Put each row into the first batch with room and without a row of its group, or else into any batch with room."""
     batches: list[list[int]] = [[] for _ in range(len(rows) // batch_rows)]
     first = 0  # the first batch with room
-    after: dict[int, int] = {}  # {group: the number of the batch after the last one that contains the group}
+    after: dict[int, int] = {}  # {group: number of the batch after the last batch with the group}
     for row in rows[rows != PADDING].tolist():
         group = int(groups[row])
         place = max(first, after.get(group, 0))

@@ -1,4 +1,4 @@
-"""Read tables (.tsv, .csv, .jsonl, .parquet and .conll files, or data sets of the Hub) and the examples in them."""
+"""Read tables (.tsv, .csv, .jsonl, .parquet and .conll files, or data sets on the Hub) and the examples in them."""
 
 import functools
 import gzip
@@ -25,9 +25,9 @@ class Table:
     """Columns of equal length.
 
     Attributes:
-        name: name of the file, or of the data set and its split, for error messages.
+        name: name of the file, or of the data set and its split, used in error messages.
         columns: {name: values}, in the order of the file.
-        form: delimiter and encoding of the file; empty for commas and UTF-8.
+        form: description of the file's delimiter and encoding; empty for commas and UTF-8.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Table:
     form: str = ""
 
     def column(self, name: str, flag: str) -> Sequence[Any]:
-        """Return the values of the column that `flag` names; InputError if there is no such column."""
+        """Return the values of the column that `flag` names; raise InputError if the column does not exist."""
         if name not in self.columns:
             near = nearest_name(name, self.columns)
             hint = f" Did you mean {near}?" if near else ""
@@ -75,7 +75,7 @@ def read_table(
 
     Args:
         path: local or `gs://`, optionally compressed as .gz.
-        flag: the flag that names the file, for error messages.
+        flag: the flag that names the file, used in error messages.
         columns: names of the columns of a .tsv file without a header.
         skips_short_rows: whether to skip lines of a .tsv file that have too few columns.
         delimiter: delimiter of a .csv file; None to detect it.
@@ -115,7 +115,7 @@ def read_table(
 
 
 def read_hub_tables(name: str, config: str | None, revision: str | None) -> dict[str, Table]:
-    """Read all splits of a data set of the Hub, or of a folder; class ids become the names of the classes.
+    """Read all splits of a data set on the Hub or in a folder; class ids become the names of the classes.
 
     Returns:
         {split: table}.
@@ -155,9 +155,9 @@ class Examples:
     """Texts with their labels, as in a table.
 
     Attributes:
-        name: name of the table, for error messages.
+        name: name of the table, used in error messages.
         texts: one or two columns.
-        labels: one per row; None if the table has none.
+        labels: one label per row; None if the table has no labels.
     """
 
     name: str
@@ -169,7 +169,7 @@ class Examples:
         return len(self.texts[0])
 
     def first(self, num_rows: int | None) -> "Examples":
-        """Return the first examples; all if `num_rows` is None."""
+        """Return the first examples, or all examples if `num_rows` is None."""
         labels = None if self.labels is None else self.labels[:num_rows]
         return Examples(self.name, tuple(column[:num_rows] for column in self.texts), labels)
 
@@ -180,9 +180,9 @@ class Splits:
 
     Attributes:
         train: examples to train on.
-        columns: which columns were read, for the printed plan, {title: text}.
+        columns: the columns that were read, as {title: text} in the printed plan.
         text_columns: names of the columns of text.
-        validation: {suffix of the result keys: examples}. The first split decides which checkpoint is best.
+        validation: {suffix of the result keys: examples}. The first of these splits decides which checkpoint is best.
         tests: {name in the file names of the predictions: examples}.
     """
 
@@ -194,7 +194,7 @@ class Splits:
 
 
 def read_tables(data: ExamplesConfig, read: Callable[[str, str], Table] | None = None) -> dict[str, Table]:
-    """Read the files or the data set that the flags name, limited to `--max-train-samples` rows and so on.
+    """Read the files or the data set that the flags name, up to the limits such as `--max-train-samples`.
 
     Args:
         data: the flags.
@@ -229,12 +229,12 @@ def read_tables(data: ExamplesConfig, read: Callable[[str, str], Table] | None =
 
 
 def num_samples(data: ExamplesConfig) -> dict[str, int | None]:
-    """Return the maximum number of examples of each split; None for all."""
+    """Return the maximum number of examples of each split; None means all examples."""
     return {"train": data.max_train_samples, "validation": data.max_eval_samples, "test": data.max_predict_samples}
 
 
 def texts_of(table: Table, names: Sequence[str], flag: str = "--text-column-names") -> tuple[Sequence[str], ...]:
-    """Return the columns of text that `flag` names; InputError if a column does not exist or has other values."""
+    """Return the columns of text that `flag` names; raise InputError if one does not exist or has other values."""
     columns = tuple(table.column(name, flag) for name in names)
     for name, column in zip(names, columns, strict=True):
         for row, text in enumerate(column, start=1):

@@ -1,6 +1,6 @@
 """The tasks of GLUE (Wang et al. 2018): their files, columns and metrics, and the format of submissions.
 
-The files are those of the download at https://gluebenchmark.com/tasks, which are .tsv without quoting.
+The files are from the download at https://gluebenchmark.com/tasks, and are .tsv files without quoting.
 """
 
 import functools
@@ -22,10 +22,10 @@ class GlueTask:
         folder: name of the task's folder in the download.
         texts: columns of text in the download.
         label: column of labels in the download.
-        metrics: one or two metrics. The task's score is the first, or the mean of both.
+        metrics: one or two metrics. The task's score is the first metric, or the mean of both.
         hub_texts: columns of text on the Hub.
         columns: names of all columns, if the training and validation files have no header.
-        label_names: names of the classes, indexed by the digit in the files; empty if the files have the names.
+        label_names: names of the classes, indexed by the digit in the files; empty if the files contain the names.
         validation: {suffix of the result keys: file}. The first file decides which checkpoint is best.
         tests: {suffix in the predictions' file name: (file of the download, name in a submission)}; empty for the usual
             single test file. A file name with a slash includes its folder.
@@ -47,7 +47,7 @@ class GlueTask:
 
     @property
     def all_tests(self) -> Mapping[str, tuple[str, str]]:
-        """`tests`, or by default the usual single test file."""
+        """The files in `tests`, or by default the usual single test file."""
         return self.tests or {"": ("test", self.folder)}
 
 
@@ -95,8 +95,7 @@ def read_glue(data: ClassificationData, task: GlueTask) -> Splits:
 
     def read_split(file: str, limit: int | None, *, has_labels: bool) -> Examples:
         if data.glue_dir is None:
-            # On the Hub, the diagnostics have a configuration of their own. Other files have the names of splits,
-            # except for dev.
+            # On the Hub, the diagnostics have a separate configuration. Other files are named after splits, except dev.
             config, split = ("ax", "test") if file == DIAGNOSTIC else (str(data.task_name), file)
             table = hub(config)[split.replace("dev", "validation")].first(limit)
         else:

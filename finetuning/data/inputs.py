@@ -1,8 +1,8 @@
 """Encoded examples in memory, and their batches as tf.data.
 
-Rows have different lengths, and are stored one after the other in one array. Each input pipeline (one per host) yields
-the batches of its replicas, which are slices of the global batches: for each step one batch per replica, in the order
-of the replicas. The pipelines use only TensorFlow operations, so that any host can run them.
+Rows have different lengths, and are stored one after another in a single array. Each input pipeline (one per host)
+yields the batches of its replicas, which are slices of the global batches: for each step, one batch per replica in the
+order of the replicas. The pipelines use only TensorFlow operations, so that any host can run them.
 """
 
 import functools
@@ -25,21 +25,22 @@ if TYPE_CHECKING:
 
 # Number of texts that the tokenizer encodes per call, on all cores.
 TEXTS_AT_ONCE = 10_000
-# Texts of a pair that have more characters than this per token of the row are cut before they are encoded together.
+# If a text of a pair has more characters than this number per token of the row, it is cut before the pair is encoded.
 LONG_TEXT = 64
 INPUT_IDS, TOKEN_TYPES, INDEX = "input_ids", "token_type_ids", "index"
-# 1 for tokens, 0 for padding. It is derived from the length of the row, because the padding token may occur in a text.
+# 1 for tokens, 0 for padding. The mask is derived from the length of the row, because the padding token may occur in a
+# text.
 ATTENTION_MASK = "attention_mask"
 
 
 @dataclass(frozen=True)
 class EncodedRows:
-    """Rows of tokens, stored one after the other, with the features of their tokens and of the rows.
+    """Rows of tokens, stored one after another, with the features of the tokens and of the rows.
 
     Attributes:
-        starts: int64 (texts + 1,), index of the first token of each text, followed by the number of all tokens.
-        token_values: features of tokens, {feature: int32 (tokens,)}; one is `INPUT_IDS`.
-        row_values: features of rows, {feature: (rows, …)}; one is the number of the row, `INDEX`.
+        starts: int64 (texts + 1,), index of the first token of each text, and at the end the total number of tokens.
+        token_values: features of tokens, {feature: int32 (tokens,)}; one feature is `INPUT_IDS`.
+        row_values: features of rows, {feature: (rows, …)}; one feature is the number of the row, `INDEX`.
         texts_per_row: number of consecutive texts that form a row. If there are several, batches have the shape
             (rows, texts, length).
     """
@@ -112,7 +113,7 @@ def encode_texts(
         texts: the columns.
         max_length: maximum number of tokens per row. Longer rows are cut; in a pair, the longer text is cut first.
         token_types: whether to return token type ids.
-        labels: (rows, …), stored as the feature "label".
+        labels: labels (rows, …) to store as the feature "label".
     """
     check_room(tokenizer, max_length, is_pair=len(texts) == 2)
     columns: dict[str, list[NDArray[np.int32]]] = {INPUT_IDS: [], **({TOKEN_TYPES: []} if token_types else {})}
@@ -153,7 +154,7 @@ class ExampleInputs(Inputs):
     Attributes:
         lengths: lengths of the buckets, ascending.
         sources: origin of the examples, for `run.json`; its `source` is the text for the model card.
-        extra_identities: further values that distinguish this run from others, {name: value}.
+        extra_identities: further values that distinguish this run from other runs, {name: value}.
         plan_lines: lines about the examples for the printed plan, {title: text}.
     """
 
@@ -306,7 +307,7 @@ def batches_of_rows(
     }
     num_texts = encoded.texts_per_row
     shape = (replica_rows, *([num_texts] if num_texts > 1 else []), None)
-    # A row of padding follows the last row; it has no tokens.
+    # After the last row, add a row of padding without tokens.
     starts = tf.constant(np.append(encoded.starts, np.repeat(encoded.starts[-1], num_texts)))
 
     @tf.autograph.experimental.do_not_convert
@@ -349,7 +350,7 @@ def run_on_rows(
     lengths: Sequence[int],
     batch_rows: int,
 ) -> dict[str, NDArray[Any]]:
-    """Call `step` on the batches of an evaluation, and concatenate its results, including those of rows of padding.
+    """Call `step` on the batches of an evaluation, and concatenate its results, including results for padding.
 
     Args:
         step: takes a batch {feature: (rows, …)} and returns {name: (rows, …)}.

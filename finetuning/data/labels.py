@@ -1,4 +1,4 @@
-"""Read the labels of a table: one class per row, several classes, or a number. All tasks and formats use this reader.
+"""Read the labels of a table: per row one class, several classes or a number. All tasks and formats use this reader.
 
 `find_labels` decides from the training split what the labels are. Ambiguous labels cause an error that names the flag
 that resolves the ambiguity.
@@ -46,7 +46,7 @@ _WHOLE = re.compile(r"[+-]?(0|[1-9]\d*)(\.0*)?", re.ASCII)
 
 @dataclass(frozen=True)
 class LabelReading:
-    """The flags that say how to read ambiguous labels. If a flag is None, the values decide."""
+    """The flags that say how to read ambiguous labels. If a flag is None, the values of the labels decide."""
 
     problem_type: ProblemType | None = None
     label_separator: str = ","
@@ -82,8 +82,8 @@ class Labels:
             where: name of the table, for error messages.
 
         Returns:
-            Class ids, int32 (rows,); for several classes per row, zeros and ones, float32 (rows, classes); for numbers,
-            float32 (rows,).
+            For one class per row, class ids, int32 (rows,); for several classes per row, zeros and ones, float32 (rows,
+            classes); for numbers, float32 (rows,).
 
         Raises:
             InputError: a label is missing or invalid, or is a class that the training split does not have.
@@ -138,7 +138,7 @@ class Labels:
         return text in NO_LABEL and text not in self._ids
 
     def zeros(self, num_rows: int) -> NDArray[Any]:
-        """Return an array of zeros of the form that `encode` returns."""
+        """Return an array of zeros in the form that `encode` returns."""
         if self.problem_type == "multi_label_classification":
             return np.zeros((num_rows, len(self.names)), np.float32)
         return np.zeros(num_rows, np.int32 if self.problem_type == "single_label_classification" else np.float32)
@@ -187,7 +187,7 @@ class Labels:
 
         Args:
             value: value in the table.
-            place: place of the value, for error messages.
+            place: place of the value, used in error messages.
             seen: {name: id} of all classes so far. If it is given, an unknown class is added with the next id.
         """
         name = label_name(value, place)
@@ -232,16 +232,16 @@ class _SimilarLabelError(InputError):
 def find_labels(
     values: Sequence[Any], where: str, reading: LabelReading, model_labels: Mapping[int, str] | None = None
 ) -> Labels:
-    """Decide what kind of labels the training split has, and collect its classes.
+    """Decide the kind of labels in the training split, and collect the classes.
 
     Args:
         values: values of the column of labels.
         where: name of the table, for error messages.
         reading: the flags that say how to read ambiguous labels.
-        model_labels: {id: name} of the model to start from. If it has the same names, its ids are kept.
+        model_labels: {id: name} of the model to start from. If the model has the same names, its ids are kept.
 
     Raises:
-        InputError: there are fewer than two classes, or too many, or the labels are ambiguous.
+        InputError: there are fewer than two classes or too many classes, or the labels are ambiguous.
     """
     problem_type = reading.problem_type or _problem_type(values, where, reading)
     if problem_type == "regression":
@@ -285,7 +285,7 @@ def is_missing(value: Any) -> bool:
 
 
 def _problem_type(values: Sequence[Any], where: str, reading: LabelReading) -> ProblemType:
-    """Decide what kind of labels the values are; raise InputError if they are ambiguous."""
+    """Decide the kind of labels from their values; raise InputError if the values are ambiguous."""
     rows = [row for row, value in enumerate(values, start=1) if not is_missing(value)]
     values = [values[row - 1] for row in rows]
     num_lists = sum(_is_list(value) for value in values)
@@ -322,14 +322,14 @@ def _problem_type(values: Sequence[Any], where: str, reading: LabelReading) -> P
 
 
 def _refuse_odd_values(values: Mapping[int, Any], where: str, reading: LabelReading) -> None:
-    """Raise InputError if nearly all values {row: value} are numbers, and the others are missing or wrong."""
+    """Raise InputError if nearly all values {row: value} are numbers, and the other values are missing or wrong."""
     parsed = {row: _as_number(value, reading) for row, value in values.items()}
     written = {row: str(value).strip() for row, value in values.items()}
     odd = [row for row, text in written.items() if parsed[row] is None and not _AS_WRITTEN.fullmatch(text)]
     are_missing = all(written[row].casefold() in MISSING_WORDS for row in odd)
     numbers_found = {number for number in parsed.values() if number is not None}
     has_fraction = any(not number.is_integer() for number in numbers_found)
-    fraction = 1 - len(odd) / len(values)  # of numbers
+    fraction = 1 - len(odd) / len(values)  # fraction of numbers
     are_many = len(numbers_found) > MAX_LISTED and fraction >= 0.9
     if odd and fraction and (are_missing or are_many or (has_fraction and fraction >= 0.5)):
         others = f" and {len(odd) - 1:,} more" if len(odd) > 1 else ""
@@ -398,7 +398,7 @@ def _similar(name: str) -> str:
 
 
 def _label_list(value: Any, reading: LabelReading, place: str) -> Sequence[Any]:
-    """Return the labels of a row that may have several; an empty text or list means no label."""
+    """Return the labels of a row that may have several labels; an empty text or list means no label."""
     if isinstance(value, str) and not _is_written_list(value):
         return [label.strip() for label in value.split(reading.label_separator) if label.strip()]
     if not _is_list(value):
@@ -425,7 +425,7 @@ def _as_number(value: Any, reading: LabelReading) -> float | None:
     if isinstance(value, str):
         text = value.strip()
         if reading.decimal_separator == ",":
-            text = text.replace(".", " ").replace(",", ".")  # a point would be a thousands separator, so reject it
+            text = text.replace(".", " ").replace(",", ".")  # a point would be a thousands separator, which is rejected
         return float(text) if _NUMBER.fullmatch(text) else None
     is_number = isinstance(value, numbers.Number) and not isinstance(value, bool | complex)
     return float(value) if is_number else None

@@ -1,4 +1,4 @@
-"""Check that validation and test splits do not repeat the training split. A few shared rows only cause a warning."""
+"""Check that validation and test splits do not repeat the training split. If only a few rows are shared, warn."""
 
 import logging
 from collections import Counter
@@ -15,10 +15,10 @@ MAX_SHARED = 0.5
 def check_shared_rows(
     texts: Mapping[str, Sequence[Hashable]], names: Mapping[str, str], unscored: Sequence[str] = ()
 ) -> None:
-    """Check that the texts of the other splits differ from those of the training split.
+    """Check that the texts of the other splits differ from the texts of the training split.
 
     Texts that occur several times in the training split, such as short answers or commands, are expected in any split,
-    so they never cause an error.
+    so these texts never cause an error.
 
     Args:
         texts: {split: text of each row}, with the key "train" for the training split.

@@ -44,7 +44,7 @@ def read_tsv(path: str, text: str, names: Sequence[str] | None = None, *, skips_
     """Read a file with tabs between its columns.
 
     Args:
-        path: path of the file, for error messages.
+        path: path of the file, used in error messages.
         text: content of the file.
         names: names of the columns, if the file has no header.
         skips_short_rows: whether to skip lines that have too few columns.
@@ -112,7 +112,7 @@ def read_jsonl(path: str, text: str) -> Columns:
         try:
             rows = json.loads(text, object_pairs_hook=row_of)
         except json.JSONDecodeError as error:
-            if error.msg != "Extra data":  # otherwise there is a list on each line
+            if error.msg != "Extra data":  # otherwise each line is a list
                 raise ValueError(f"line {error.lineno:,}, character {error.colno:,}: {error.msg}") from error
     if rows is None:
         rows = []
@@ -183,7 +183,7 @@ def read_lines(path: str, text: str) -> Columns:  # noqa: ARG001
     return {"text": [line.strip() for line in text.split("\n") if line.strip()]}
 
 
-# {ending: reader of the path and the text}. The line ends of the text are line feeds.
+# {ending of the file name: reader of (path, text)}. The line ends of the text must be line feeds.
 LINE_READERS: dict[str, Callable[[str, str], Columns]] = {
     ".conll": read_conll,
     ".json": read_jsonl,

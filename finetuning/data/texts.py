@@ -1,4 +1,4 @@
-"""Rows of several texts: a query and its passages, encoded separately, in batches of a few lengths."""
+"""Rows of several texts: a query and its passages. The texts are encoded separately, in batches of a few lengths."""
 
 import functools
 import hashlib
@@ -40,7 +40,7 @@ class TextRows(EncodedRows):
 
     @property
     def groups(self) -> NDArray[np.int32]:
-        """The positive passage of each row, (rows,): rows that share it are not negatives of each other."""
+        """The positive passage of each row, (rows,): rows that share this passage are not negatives of each other."""
         return self.members[:, 0]
 
     @functools.cached_property
@@ -56,8 +56,8 @@ class TextInputs(ExampleInputs):
 
     train_rows: TextRows
 
-    # A program is compiled for each combination of a query length and a passage length, so more lengths would cost
-    # more.
+    # A program is compiled for each combination of a query length and a passage length, so more lengths would cost more
+    # time.
     fits_lengths: ClassVar[bool] = False
 
     @functools.cached_property
@@ -72,7 +72,7 @@ class TextInputs(ExampleInputs):
     def rows_to_train_on(
         self, batches: buckets.Batches, features: Mapping[str, Feature], context: "tf.distribute.InputContext"
     ) -> "tf.data.Dataset":
-        """Make batches; passages are padded to the bucket of the batch, queries to the bucket of its longest query."""
+        """Make batches. Passages are padded to the bucket of the batch, queries to the bucket of the longest query."""
         import tensorflow as tf
 
         rows, members = self.train_rows, self.train_rows.members

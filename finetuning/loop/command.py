@@ -1,4 +1,4 @@
-"""What all fine-tuning commands share: parsing the settings, and then running the job of the task."""
+"""The shared part of all fine-tuning commands: parse the settings, and then run the job of the task."""
 
 from collections.abc import Callable, Sequence
 from importlib import import_module

@@ -60,7 +60,7 @@ class ReadModel:
         return encode_texts(self.tokenizer, texts, max_length=max_length, token_types=self.token_types, labels=labels)
 
     def labels_of(self, kind: str) -> dict[int, str] | None:
-        """Return the labels {id: name} of the model's head, or None if it has no head of this kind.
+        """Return the labels {id: name} of the model's head, or None if the model has no head of this kind.
 
         Args:
             kind: kind of head, as in the name of the model's class, such as `SequenceClassification`.
@@ -102,7 +102,7 @@ class Start(ReadModel):
             train_rows: the encoded rows to train on.
             validation: the split that decides which checkpoint is best, if there is one.
             cluster: the workers of the run.
-            labels: the outputs of the head, {id: name}. Without them, the task makes the head.
+            labels: the names of the head's outputs, {id: name}. Without labels, the task makes the head.
             identities: further values that distinguish this run from others, {name: value}.
             plan_lines: lines about the examples for the printed plan, {title: text}.
             run_info: facts about the examples to store in `run.json`, for later predictions.
@@ -115,7 +115,8 @@ class Start(ReadModel):
         if self.note:
             logger.warning("%s", self.note)
         if inputs_class.fits_lengths and not config.data.length_buckets:
-            # Stored in the settings, so that they belong to the run's identity, and predictions use them, too.
+            # Store the lengths in the settings, so that they belong to the run's identity, and predictions also use
+            # them.
             lengths = fitted_lengths(train_rows.lengths, config.data.max_seq_length)
             config = dataclasses.replace(config, data=dataclasses.replace(config.data, length_buckets=lengths))
         data = config.data
@@ -151,7 +152,7 @@ def open_start(config: FinetuningConfig) -> Start:
     try:
         with local_or_hub(init_from, without=WEIGHTS_SUFFIXES) as name:
             model_config = read_config(name)
-            model_config.name_or_path = init_from  # not the path of the temporary copy
+            model_config.name_or_path = init_from  # instead of the path of the temporary copy
     except InputError as error:
         raise InputError(f"--init-from: {error}") from error
     check_architecture(model_config)
@@ -189,7 +190,7 @@ def with_positions(config: FinetuningConfig, model_config: PretrainedConfig, nam
     extended only if `--config-overrides` says so.
 
     Args:
-        name: the model as the user named it, for messages.
+        name: the model as the user named it, used in messages.
 
     Raises:
         InputError: the model has learned position embeddings for fewer tokens than the longest row.

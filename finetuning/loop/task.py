@@ -1,7 +1,7 @@
 """The interface of a fine-tuning task. It extends `train.tasks.task` with predictions, their scores, and their files.
 
-Most tasks predict one value for each row of text, such as a class or a number; these are subclasses of `RowTask`. For
-classes, the training loss can have class weights and label smoothing.
+Most tasks predict one value for each row of text, such as a class or a number. These tasks are subclasses of `RowTask`.
+For classes, the training loss can have class weights and label smoothing.
 """
 
 import shlex
@@ -38,11 +38,11 @@ class Split:
 
     Attributes:
         rows: the encoded rows.
-        examples: what the task needs to score predictions: labels, `Sentences`, `Windows` or `Judged`.
+        examples: the data that the task needs to score predictions: labels, `Sentences`, `Windows` or `Judged`.
         file: name of the file for their predictions.
-        is_scored: whether the right predictions are known, at least for some rows.
-        is_labelled: bool (rows,), whether the right prediction of each row is known; None if all are. If it is given,
-            no loss is computed.
+        is_scored: whether the right predictions are known for at least some rows.
+        is_labelled: bool (rows,), whether the right prediction of each row is known; None if all are known. If it is
+            not None, no loss is computed.
     """
 
     rows: EncodedRows
@@ -90,14 +90,14 @@ class ExampleTask(Task):
         """Format predictions as the content of a file."""
 
     def write_extra_files(self, folder: Folder, predictions: Any, split: Split) -> None:
-        """Write additional files about the predictions of a split, such as a plot. By default there are none."""
+        """Write additional files about the predictions of a split, such as a plot. By default, write none."""
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
         assert self.evaluated is not None
         return self.compute_figures(sums, self.predictions(sums, self.evaluated), self.evaluated)
 
     def compute_figures(self, sums: Mapping[str, Any], predictions: Any, split: Split) -> dict[str, float]:
-        """Compute loss and scores. The loss is left out if some rows have no label, because it covers all rows."""
+        """Compute loss and scores. If some rows have no label, leave out the loss, because it covers all rows."""
         loss = {"loss": super().figures(sums)["loss"]} if split.is_labelled is None else {}
         return loss | self.compute_scores(sums, predictions, split)
 
@@ -133,17 +133,17 @@ class ExampleTask(Task):
         return {INPUT_IDS: ids, ATTENTION_MASK: mask, **token_types, INDEX: index}
 
     def prediction_features(self, length: int) -> dict[str, Feature]:
-        """Return the features that `prediction_outputs` reads: all except those of the label."""
+        """Return the features that `prediction_outputs` reads: all features except the label."""
         return self.text_features(length)
 
     def network_inputs(self, rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
-        """Select the network's inputs, (rows, length) each: ids, attention mask, and token types if it has them."""
+        """Select the network's inputs, (rows, length) each: ids, attention mask and, for some models, token types."""
         names = (INPUT_IDS, ATTENTION_MASK, *((TOKEN_TYPES,) if self.token_types else ()))
         return {name: rows[name] for name in names}
 
     @staticmethod
     def first_text(rows: dict[str, "tf.Tensor"], tokenizer: "PreTrainedTokenizerFast") -> str:
-        """Decode the first of the rows."""
+        """Decode the first row."""
         ids, mask = rows[INPUT_IDS][0].numpy(), rows[ATTENTION_MASK][0].numpy()
         return str(tokenizer.decode(ids[mask > 0]))
 
@@ -160,7 +160,7 @@ def finetuned_card(
     """Make the card of a fine-tuned model, which lists its loss and metrics.
 
     Args:
-        metrics: {name of a metric: its name on the Hub}.
+        metrics: {name of a metric: name on the Hub}.
         fields: additional fields of `TaskCard`.
     """
     figures = [CardFigure(name, name.replace("_", " "), word, name) for name, word in metrics.items()]
@@ -184,7 +184,7 @@ def format_score(value: float) -> str:
 class ClassLoss:
     """Weighted and smoothed cross-entropy, equal to PyTorch's `CrossEntropyLoss`.
 
-    It is used in training only, so that evaluation losses of different runs are comparable.
+    This loss is used in training only, so that evaluation losses of different runs are comparable.
 
     Attributes:
         weights: the weight of each class, by id.
@@ -209,7 +209,7 @@ class ClassLoss:
 
 
 def class_loss(settings: SmoothedOptimization, names: Sequence[str], labels: NDArray[np.int32]) -> ClassLoss | None:
-    """Make the training loss of `--class-weights` and `--label-smoothing`; None if neither is given.
+    """Make the training loss of `--class-weights` and `--label-smoothing`; None if neither flag is given.
 
     With `balanced`, the weight of a class is the mean number of labels per class divided by the number of labels of
     this class, as in scikit-learn.
@@ -236,7 +236,7 @@ def class_loss(settings: SmoothedOptimization, names: Sequence[str], labels: NDA
 
 
 def describe_loss(loss: ClassLoss | None, names: Sequence[str]) -> dict[str, str]:
-    """Describe the class weights for the printed plan, {title: text}; empty if all are equal."""
+    """Describe the class weights for the printed plan, {title: text}; empty if all weights are equal."""
     if loss is None or len(set(loss.weights)) == 1:
         return {}
     listed = [f"{name} {weight:.4g}" for name, weight in zip(names, loss.weights, strict=True)]
@@ -254,7 +254,7 @@ class RowTask(ExampleTask):
     Attributes:
         label: the feature with the label.
         takes_pairs: whether each row has two texts.
-        class_loss: the training loss, if it is not `losses`.
+        class_loss: the training loss; None if it is `losses`.
     """
 
     means: tuple[Mean, ...] = (Mean("loss", "loss", "total_weight"),)
@@ -283,7 +283,7 @@ class RowTask(ExampleTask):
         return {}
 
     def format_label(self, label: Any) -> str:
-        """Format a label or a prediction. Numbers have all their digits; several values are separated by commas."""
+        """Format a label or a prediction. Numbers have all digits; several values are separated by commas."""
         if np.ndim(label):
             return ",".join(map(self.format_label, np.ravel(label)))
         # Nine significant digits distinguish all float32 numbers.

@@ -1,6 +1,6 @@
-"""What fine-tuning adds to the loop of `train`: scoring the best checkpoint, and repeating a run with different seeds.
+"""The parts that fine-tuning adds to the loop of `train`: scores of the best checkpoint, and runs with several seeds.
 
-Result files have the same names as those of transformers' example scripts.
+Result files have the same names as in transformers' example scripts.
 """
 
 import dataclasses
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Runs the model on rows, and returns the values that `Task.figures` and `ExampleTask.predictions` take.
+# A function that runs the model on rows, and returns the values that `Task.figures` and `ExampleTask.predictions` take.
 Predict = Callable[[EncodedRows], dict[str, NDArray[Any]]]
 # Fewer steps than this are rarely enough to learn a task.
 FEW_STEPS = 50
-# Models with fewer parameters than this learn little at BERT's learning rates, but learn well at this rate.
+# Models with fewer parameters than this learn little at BERT's learning rates, but learn well at `SMALL_MODEL_RATE`.
 SMALL_MODEL, SMALL_MODEL_RATE = 20e6, 5e-4
-# Prefixes of the keys of `eval_results.json` that are not scores, or do not depend on the seed.
+# Prefixes of the keys of `eval_results.json` whose values are not scores, or do not depend on the seed.
 NO_SCORES = ("eval_samples", "eval_is_", "eval_num_", "eval_guess_", "eval_above_", "epoch")
 
 
@@ -68,7 +68,7 @@ class FinetuningJob(lifecycle.Job[Settings]):
         logger.info("There is no validation split, so nothing is evaluated. %s", hint)
 
     def print_more(self, run: Run) -> None:
-        """With `--topology`, print the TPU compiler's report on the step on the longest rows.
+        """With `--topology`, print the TPU compiler's report about a step with the longest rows.
 
         Raises:
             RunFailedError: the step does not fit into memory, or does not compile.
@@ -97,7 +97,7 @@ class FinetuningJob(lifecycle.Job[Settings]):
 
         step = trainer.plan.num_steps
         if trainer.run.exports_best:
-            # The other workers read the checkpoints that the chief has written.
+            # Wait, because the other workers read the checkpoints that the chief has written.
             wait_for_workers(trainer.runtime)
             step, _ = trainer.restore_best()
         return step, self.write_results(trainer, step, lambda rows: predict(trainer, stop, rows))
@@ -183,7 +183,7 @@ def write_figures(folder: Folder, results: Mapping[str, Mapping[str, Any]]) -> N
 
 
 def finetune(config: Settings, new_job: Callable[[], FinetuningJob[Settings]]) -> None:
-    """Carry out the training run that the settings describe.
+    """Run the training that the settings describe.
 
     With `--seeds`, do one run per seed and print a table of scores.
 
@@ -219,7 +219,7 @@ def finetune(config: Settings, new_job: Callable[[], FinetuningJob[Settings]]) -
 
 
 def with_seed(config: Settings, seed: int) -> Settings:
-    """Return the settings of the run with one of `--seeds`."""
+    """Return the settings of the run with `seed`, one of `--seeds`."""
     output_dir = open_folder(str(config.run.output_dir)).path_of(f"seed-{seed}")
     run: Any = dataclasses.replace(config.run, seed=seed, seeds=[], output_dir=output_dir)
     return dataclasses.replace(config, run=run)

@@ -1,8 +1,8 @@
 """Read folders in BeIR's format (Thakur et al. 2021), for evaluation by BeIR's rules.
 
-A document with the id of a query is left out of this query's ranking. Grades of documents that the corpus lacks are
-kept; such documents count as not found. Documents may be empty. Documents with equal scores are ranked as in trec_eval,
-the later id first.
+A document with the id of a query is left out of this query's ranking. Grades of documents that are not in the corpus
+are kept; such documents count as not found. Documents may be empty. Documents with equal scores are ranked as in
+trec_eval, in descending order of their ids.
 """
 
 import csv
@@ -45,7 +45,7 @@ def read_documents(path: str, flag: str) -> list[str]:
     """Read the documents that are not empty. Each text is the document's title followed by its text.
 
     Raises:
-        InputError: the corpus cannot be read, or a line of it has no id or no text.
+        InputError: the corpus cannot be read, or one of its lines has no id or no text.
     """
     folder = open_folder(path)
     return [text for text in _read_texts(folder, _stored(folder, CORPUS), flag).values() if text]
@@ -123,7 +123,7 @@ def _read_texts(folder: Folder, file: str, flag: str) -> dict[str, str]:
 
 
 def _read_objects(folder: Folder, file: str, flag: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the number of each line of a JSON Lines file that is not blank, and its object."""
+    """Yield the number and the object of each line of a JSON Lines file, except for blank lines."""
     for number, line in enumerate(_read_lines(folder, file, flag), start=1):
         if not line.strip():
             continue

@@ -34,7 +34,7 @@ QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happened as
 # A blank in a question, written as underscores, which is replaced with each choice.
 BLANK = re.compile(r"(?<!\w)_+(?!\w)")
 METRICS = ("accuracy",)
-# With fewer labels, the first choice may be wrong everywhere by chance.
+# With fewer labels, the first choice may be wrong in all rows by chance.
 MIN_LABELS = 5
 USAGE = """```python
 import torch
@@ -52,7 +52,7 @@ print(choices[int(logits.argmax())])
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the columns with the context, the beginning of each choice, the choices, and the right choice."""
+    """Names of the columns with the context, the beginning of each choice, the choices, and the label."""
 
     context: str
     question: str | None
@@ -73,9 +73,9 @@ class Choices:
 
     Attributes:
         name: name of the table, for error messages.
-        contexts: one per row.
+        contexts: one context per row.
         choices: the texts to choose from, for each row.
-        labels: one per row, as in the table; None if the table has none.
+        labels: one label per row, as in the table; None if the table has no labels.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Choices:
 
 
 def columns_of(columns: Mapping[str, Any], name: str, data: ChoiceData) -> Columns:
-    """Decide which columns to read: the columns that flags name, or else those of SWAG, RACE or COPA.
+    """Decide which columns to read: the columns that flags name, or else the columns of SWAG, RACE or COPA.
 
     Args:
         columns: columns of the table.
@@ -97,7 +97,7 @@ def columns_of(columns: Mapping[str, Any], name: str, data: ChoiceData) -> Colum
         data: the flags.
 
     Raises:
-        InputError: the flags do not name all columns, and the table does not have those of SWAG, RACE or COPA.
+        InputError: the flags do not name all columns, and the table does not have the columns of SWAG, RACE or COPA.
     """
     defaults = next((kind for kind in KNOWN_COLUMNS if {kind.context, *kind.choices} <= columns.keys()), None)
     if defaults is None:
@@ -113,7 +113,7 @@ def columns_of(columns: Mapping[str, Any], name: str, data: ChoiceData) -> Colum
 
 
 def read_choices(table: Table, columns: Columns, *, needs_labels: bool) -> Choices:
-    """Read contexts, choices and labels of a table; InputError if a column is missing or has other values."""
+    """Read contexts, choices and labels of a table; raise InputError if a column is missing or has other values."""
     (contexts,) = texts_of(table, [columns.context], "--context-column-name")
     if len(columns.choices) == 1:
         lists = table.column(columns.choices[0], "--choice-column-names")
@@ -165,7 +165,7 @@ def names_of(train: Choices, columns: Columns, validation_labels: Iterable[Any] 
 
 
 def numbers_from_0(num_choices: int) -> tuple[str, ...]:
-    """Return the names of choices that are numbered from 0."""
+    """Return the names of choices numbered from 0."""
     return tuple(map(str, range(num_choices)))
 
 

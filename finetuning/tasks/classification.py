@@ -49,7 +49,7 @@ NO_TEXT = ("id", "idx", "index")
 # Names of the column to which pandas writes its index: in a .csv file, in a .csv file that pandas read and wrote again,
 # and in a .parquet file.
 INDEX_OF_PANDAS = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
-# The Hub's names of metrics, where they differ from ours.
+# The Hub's names of metrics, if they differ from our names.
 HUB_METRICS = {"f1_macro": "f1", "f1_micro": "f1", "pearson": "pearsonr"}
 NAMES = {
     "single_label_classification": "text classifier",
@@ -79,8 +79,8 @@ class TextClassification(RowTask):
 
     Args:
         labels: the labels to learn.
-        metrics: names in `finetuning.tasks.metrics.metric_functions`.
-        metric: the metric by which checkpoints are compared; by default the first.
+        metrics: names of metrics in `finetuning.tasks.metrics.metric_functions`.
+        metric: the metric by which checkpoints are compared; by default the first metric.
         num_texts: number of texts per row, 1 or 2.
         task_arguments: arguments of `ExampleTask`.
 
@@ -163,7 +163,7 @@ class TextClassification(RowTask):
         return line.getvalue()
 
     def write_extra_files(self, folder: Folder, predictions: NDArray[Any], split: Split) -> None:
-        """Plot the confusion matrix of the validation split, if each row has one of a few classes."""
+        """Plot the confusion matrix of the validation split, if rows have one class each and there are few classes."""
         names = self.labels.names
         if split is self.evaluated and self.is_one_class and len(names) <= MAX_PLOTTED_CLASSES:
             from sklearn.metrics import confusion_matrix
@@ -266,7 +266,7 @@ def read_splits(data: ClassificationData) -> Splits:
     if data.task_name is not None:
         return read_glue(data, GLUE_TASKS[data.task_name])
     tables = read_tables(data)
-    # Check it first: a label column of another name would be taken for a text.
+    # Check the label column first, because a label column with another name would be read as text.
     tables["train"].column(data.label_column_name, "--label-column-name")
     texts = data.text_column_names or _text_columns(tables["train"], data)
     left_out = [repr(name) for name in tables["train"].columns if name not in (*texts, data.label_column_name)]

@@ -7,7 +7,7 @@ import tensorflow as tf
 from train.runtime.named_scopes import custom_gradient, named
 from train.step.sharding import placed
 
-# Logit of passages that are not negatives; their probability becomes 0.
+# Logit of passages that are not negatives. Their probability becomes 0.
 NEVER = -1e9
 
 
@@ -19,9 +19,9 @@ def unit(vectors: tf.Tensor) -> tf.Tensor:
 def gather_rows(rows: tf.Tensor) -> tf.Tensor:
     """Gather the rows of all replicas, (rows, …) to (rows of the global batch, …), in the order of the replicas.
 
-    Not every kind of device can concatenate over replicas, or differentiate a sum over them, but all can sum. So each
-    replica puts its rows into an array of zeros, and the arrays are summed. The gradient is the sum of all replicas'
-    gradients, and each replica takes the slice that belongs to its rows.
+    Not every kind of device can concatenate over replicas, or differentiate a sum over replicas, but all kinds can sum.
+    So each replica puts its rows into an array of zeros, and the arrays are summed. The gradient is the sum of all
+    replicas' gradients, and each replica takes the slice that belongs to its rows.
     """
     replica = tf.distribute.get_replica_context()
     if replica.num_replicas_in_sync == 1:
@@ -42,7 +42,7 @@ def gather_rows(rows: tf.Tensor) -> tf.Tensor:
 
 
 def in_any(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
-    """Return bool (i, j), true if there is a k for which first[i, k] and second[k, j] are both true.
+    """Return bool (i, j), true if first[i, k] and second[k, j] are both true for some k.
 
     The computation is a matrix product, which is fast on a TPU.
     """
@@ -61,10 +61,10 @@ def contrastive_losses(
     Args:
         vectors: float32 (rows, 1 + passages, width) of this replica: query, positive, hard negatives.
         texts: int32 (rows, 1 + passages), numbers that are equal for equal texts. Queries and passages are numbered
-            independently; -1 in rows of padding.
+            independently. In rows of padding the numbers are -1.
         temperature: number by which cosines are divided.
-        dims: widths. The loss is the sum of the losses of the first N numbers of each vector, for each of these N.
-        is_symmetric: whether to average the loss with the loss of choosing the query of each positive.
+        dims: widths. The loss is the sum over these widths N of the loss with the first N numbers of each vector.
+        is_symmetric: whether to average this loss with the loss of choosing the query of each positive.
 
     Returns:
         The loss of each row, (rows,); and for each row, (rows,), 1 if the positive has the largest logit with the last
@@ -76,7 +76,7 @@ def contrastive_losses(
     first_row = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32) * num_rows
     targets = first_row + tf.range(num_rows)
 
-    def by_passage(values: tf.Tensor) -> tf.Tensor:  # the positives of all rows first
+    def by_passage(values: tf.Tensor) -> tf.Tensor:  # the positives of all rows come first
         return tf.concat(tf.unstack(values[:, 1:], axis=1), axis=0)
 
     def is_equal(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:  # (first,) and (second,) to (first, second)
@@ -116,7 +116,7 @@ def cosine_losses(vectors: tf.Tensor, scores: tf.Tensor, dims: Sequence[int]) ->
     Args:
         vectors: (rows, 2, width).
         scores: (rows,).
-        dims: widths. For each N of these, the cosine of the first N numbers of the vectors is compared.
+        dims: widths. For each width N, the cosine of the first N numbers of the vectors is compared.
     """
     total = tf.zeros(vectors.shape[0])
     for dim in dims:

@@ -44,7 +44,7 @@ LIMITS = """`AutoModel` opens the encoder. The head of the custom task is in `mo
 
 
 class CustomTask(RowTask):
-    """A task with its own data, head, loss and metrics.
+    """A task with custom data, head, loss and metrics.
 
     A subclass defines five methods: `read`, `head`, `losses`, `predict` and `scores`. A run is checked before
     TensorFlow is imported, so methods that need TensorFlow must import it themselves.
@@ -64,21 +64,21 @@ class CustomTask(RowTask):
 
     @abstractmethod
     def head(self, config: "PretrainedConfig") -> "Sequence[tf_keras.layers.Layer]":
-        """Return the layers of the head, in order. The first takes the result of `pooled`, the last makes the outputs.
+        """Return the head's layers, in order. The first layer takes the result of `pooled`; the last makes the outputs.
 
         Args:
             config: configuration of the model.
         """
 
     def pooled(self, states: "tf.Tensor", attended: "tf.Tensor") -> "tf.Tensor":
-        """Compute the input of the head from the encoder's states, by default their mean over the tokens.
+        """Compute the input of the head from the encoder's states, by default as the mean over the tokens.
 
         Args:
             states: (rows, length, hidden).
             attended: int32 (rows, length), 1 for tokens and 0 for padding.
 
         Returns:
-            (rows, hidden).
+            Vectors (rows, hidden).
         """
         from train.tasks.heads import mean_state
 
@@ -103,7 +103,7 @@ class CustomTask(RowTask):
 
         Args:
             train: labels to train on, (rows, …).
-            validation: labels to evaluate on, (rows, …), if there are any.
+            validation: labels to evaluate on, (rows, …); None without such labels.
             metric: the value of `--metric-name`.
         """
         values, counts = np.unique(train, axis=0, return_counts=True)
@@ -175,14 +175,14 @@ def _describe(examples: Examples, labels: NDArray[np.generic]) -> dict[str, str]
 
 
 def read_examples(task: CustomTask, data: CustomData) -> dict[str, Examples]:
-    """Let a task read its examples, and limit them to `--max-train-samples` and so on.
+    """Let a task read its examples, and apply limits such as `--max-train-samples`.
 
     Returns:
         {"train", "validation" or "test": examples}.
 
     Raises:
-        InputError: the examples are invalid, there are none to train on, or `--do-predict` is given and there are none
-            to predict.
+        InputError: the examples are invalid, there are no examples to train on, or `--do-predict` is given and there
+            are no examples to predict.
     """
     method, read = f"{type(task).__name__}.read", task.read(data)
     splits = {split: read[split] for split in SPLITS if split in read}

@@ -65,7 +65,7 @@ class Encoder:
         pooling: "mean" or "cls".
         width: width of the model's hidden states.
         embedding_dim: width of the vectors; None for `width`, without a dense layer.
-        prompts: texts put before queries and before passages.
+        prompts: texts that are prepended to queries and to passages.
         max_length: maximum number of tokens per text.
     """
 
@@ -103,7 +103,7 @@ class Encoder:
         return {name: json.dumps(content, indent=2) + "\n" for name, content in contents.items()}
 
     def weight_files(self) -> dict[str, dict[str, str]]:
-        """Return which weights the dense layer's file contains, {file: {name in the file: name in the model}}."""
+        """Return the weights in the dense layer's file, {file: {name in the file: name in the model}}."""
         weights = {f"linear.{name}": f"{OWN_HEAD}.{DENSE}.{name}" for name in ("weight", "bias")}
         return {"2_Dense/model.safetensors": weights} if self.embedding_dim else {}
 
@@ -113,7 +113,7 @@ class Embedding(ExampleTask):
 
     Either a query and its passage get close vectors, or the cosine of two texts becomes their score.
 
-    In training, a row is a query with its passages. In an evaluation, it is one text.
+    In training, a row is a query with its passages. In an evaluation, a row is one text.
 
     Args:
         encoder: how texts become vectors.
@@ -121,7 +121,7 @@ class Embedding(ExampleTask):
         settings: settings of the loss.
         has_scores: whether to learn scores as cosines, instead of contrasting passages.
         metrics: names of the metrics of an evaluation.
-        metric: the metric by which checkpoints are compared; by default the first.
+        metric: the metric by which checkpoints are compared; by default the first metric.
         task_arguments: arguments of `ExampleTask`.
     """
 
@@ -214,7 +214,7 @@ class Embedding(ExampleTask):
         return tf.concat(group_vectors, axis=1)
 
     def sums_of_outputs(self, outputs: "tf.Tensor", rows: dict[str, "tf.Tensor"]) -> dict[str, "tf.Tensor"]:
-        """Add up `loss` and `num_rows`; without scores also `num_right`, the rows whose positive is the closest."""
+        """Add up `loss`, `num_rows` and, without scores, `num_right` (rows whose closest passage is the positive)."""
         import tensorflow as tf
 
         from finetuning.tasks.contrast import contrastive_losses, cosine_losses
@@ -284,7 +284,7 @@ class Embedding(ExampleTask):
 
 
 def compared(low: float, high: float) -> str:
-    """Say whether the model is better than a baseline, given the 95% interval of the difference of their metrics."""
+    """Say whether the model is better than a baseline, given the 95% interval of the difference of both metrics."""
     if low > 0:
         return f"this model is better by {low:.4f} to {high:.4f} (95% interval)"
     if high < 0:

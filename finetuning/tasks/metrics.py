@@ -16,7 +16,7 @@ from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
 from mlm_common.figures import image_of, new_figure
 
-# Metrics of tasks outside GLUE. The first decides which checkpoint is best.
+# Metrics of tasks outside GLUE. The first metric decides which checkpoint is best.
 DEFAULT_METRICS: dict[ProblemType, tuple[str, ...]] = {
     "single_label_classification": ("accuracy", "f1_macro"),
     "multi_label_classification": ("f1_micro", "f1_macro", "accuracy"),
@@ -36,7 +36,7 @@ def check_packages(*modules: str) -> None:
 
 
 def with_mean(metrics: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the metrics, and of their mean if `scores` computes one."""
+    """Return the names of the metrics, and the name of their mean if `scores` computes it."""
     has_mean = len(metrics) > 1 and not set(metrics) & set(ERRORS)
     return (*metrics, COMBINED) if has_mean else tuple(metrics)
 
@@ -64,7 +64,7 @@ def predict(logits: NDArray[Any], problem_type: ProblemType) -> NDArray[Any]:
 def probabilities(logits: NDArray[np.float32], problem_type: ProblemType) -> NDArray[np.float64]:
     """Compute the probability of each class, (rows, labels).
 
-    They sum to 1 if a row has one class; if it may have several, they are independent.
+    The probabilities sum to 1 if a row has one class; if it may have several classes, they are independent.
     """
     logits = logits.astype(np.float64)
     if problem_type == "multi_label_classification":
@@ -74,14 +74,14 @@ def probabilities(logits: NDArray[np.float32], problem_type: ProblemType) -> NDA
 
 
 def scores(metrics: Sequence[str], predictions: NDArray[Any], references: NDArray[Any]) -> dict[str, float]:
-    """Compute metrics in float64, and their mean `combined_score` if there are several.
+    """Compute metrics in float64, and their mean `combined_score` if there are several metrics.
 
     A correlation with a constant is 0, and so is the F1 of a class that is never predicted.
     """
     if predictions.dtype == np.float32:  # otherwise sums would be computed in float32
         predictions, references = predictions.astype(np.float64), references.astype(np.float64)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about constants and about classes that are never predicted
+        warnings.simplefilter("ignore")  # warnings about constants and about classes that are never predicted
         functions = metric_functions()
         computed = {name: float(functions[name](references, predictions)) for name in metrics}
     computed = {name: 0.0 if math.isnan(value) else value for name, value in computed.items()}
@@ -110,8 +110,8 @@ def metric_functions() -> dict[str, Callable[[NDArray[Any], NDArray[Any]], float
 def baseline(labels: Labels, train_labels: NDArray[Any], num_rows: int) -> NDArray[Any]:
     """Return the best constant prediction for `num_rows` rows, which ignores the text.
 
-    The prediction is the most frequent class; if rows may have several classes, all classes that more than half of the
-    rows have; for numbers, the mean.
+    For one class per row, the prediction is the most frequent class; for several classes per row, all classes that more
+    than half of the rows have; for numbers, the mean.
     """
     if labels.problem_type == "single_label_classification":
         guess: Any = np.bincount(train_labels, minlength=len(labels.names)).argmax()

@@ -1,6 +1,6 @@
 """Read and encode related texts: queries with passages and hard negatives, pairs with a score, or single texts.
 
-They are read from tables, from files in SQuAD's format, and from folders in BeIR's format.
+The texts are read from tables, from files in SQuAD's format, and from folders in BeIR's format.
 """
 
 import functools
@@ -23,11 +23,11 @@ from finetuning.tasks.squad import SQUAD_ENDINGS, NotSquadError, Question, read_
 from mlm_common.cli.settings import require
 from mlm_common.errors import InputError
 
-# Features of a row: the number of its query among all distinct queries, and its score.
+# Features of a row: the number of the row's query among all distinct queries, and the row's score.
 TEXT, SCORE = "text", "score"
 # Names of columns with passages that do not answer the query.
 NEGATIVE = re.compile(r"(hard[ _-]?)?neg(ative)?s?[ _-]?\d*", re.IGNORECASE)
-# Matches texts and numbers, but not names of columns. If the first line has texts, the table has no header.
+# Matches texts and numbers, but not names of columns. If the first line contains texts, the table has no header.
 NO_NAME = re.compile(r"\s|\W$|^[-+]?[\d.]+$")
 MAX_NAME_CHARACTERS = 40
 
@@ -130,10 +130,10 @@ def _beir_pairs(path: str, flag: str) -> dict[str, Sequence[str]]:
 
 
 def _text_columns(table: Table, data: EmbeddingData, *, is_single: bool) -> list[str]:
-    """Choose the columns of text: those that the flag names, or else queries, passages, and columns called negative.
+    """Choose the columns of text: the columns that the flag names, or else queries, passages and hard negatives.
 
     Raises:
-        InputError: the columns are ambiguous, some hold numbers, or their names look like texts, so that the table
+        InputError: the columns are ambiguous, some columns contain numbers, or names look like texts, so that the table
             probably has no header.
     """
     columns = [name for name in data.text_column_names if name in table.columns]
@@ -177,7 +177,7 @@ def _text_columns(table: Table, data: EmbeddingData, *, is_single: bool) -> list
 
 
 def _examples(table: Table, data: EmbeddingData, split: str) -> Examples:
-    """Check and return the texts and scores of a split; InputError if they are invalid."""
+    """Check and return the texts and scores of a split; raise InputError if they are invalid."""
     is_single = data.unsupervised and split == "train"
     has_scores = data.score_column_name in table.columns and not is_single
     columns = _text_columns(table, data, is_single=is_single)

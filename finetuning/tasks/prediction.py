@@ -89,7 +89,7 @@ class OpenedModel(ReadModel):
 
     @property
     def run_info(self) -> Mapping[str, Any]:
-        """What the training run stored about its examples."""
+        """The facts about its examples that the training run stored."""
         return self.record.get("train_data") or {}
 
     def settings(self, data_class: type[ExamplesConfig], **changes: Any) -> Any:
@@ -105,7 +105,7 @@ class OpenedModel(ReadModel):
         settings = self.record["settings"]["data"] if self.record else {}
         names = {field.name for field in dataclasses.fields(data_class) if field.init}
         settings = {name: value for name, value in settings.items() if name in names and value != REDACTED}
-        settings.pop("delimiter", None)  # it describes the training files
+        settings.pop("delimiter", None)  # the delimiter describes the training files
         longest = max_positions(self.model_config)
         if changes.get("max_seq_length") is not None or not settings:
             settings["length_buckets"] = []
@@ -159,7 +159,7 @@ class Predictor(ABC):
         """Format each text on the command line with its predictions and their probabilities."""
 
     def file_text(self, outputs: Outputs) -> tuple[str, int]:
-        """Format the predictions as the training command does for its file; also return the number of predictions."""
+        """Format the predictions as in the training command's file; also return the number of predictions."""
         predictions = self.task.predictions(outputs, self.split)
         return self.task.format_predictions(predictions, self.split), len(predictions)
 
@@ -170,7 +170,7 @@ class RowPredictor(Predictor):
     task: RowTask
 
     def encode(self, config: PredictionConfig, examples: Examples | None) -> None:
-        """Encode the examples of a file, or the texts on the command line if there is no file."""
+        """Encode the examples of a file, or without a file the texts on the command line."""
         texts = (config.text, config.text_pair) if config.text_pair else (config.text,)
         self.texts: tuple[Sequence[str], ...] = texts if examples is None else examples.texts
         labels = np.zeros(len(self.texts[0]), np.int32)
@@ -213,7 +213,7 @@ class ClassificationPredictor(RowPredictor):
         self.encode(config, read_examples_to_predict(config.file, self.data) if config.file else None)
 
     def lines(self, outputs: NDArray[Any]) -> list[str]:
-        """Format the number or the most likely classes; if there may be several, all with a probability above 0.5."""
+        """Format the number or the most likely classes; if rows may have several, all with a probability above 0.5."""
         labels = self.task.labels
         if labels.problem_type == "regression":
             return [f"{outputs[0]:8.4g}"]
@@ -241,7 +241,7 @@ class ChoicePredictor(RowPredictor):
             if model.record:
                 check_num_choices(self.choices, len(names))
             elif len(names) != self.choices.num_choices or names[0] == DEFAULT_LABEL:
-                # Labels of models that were trained elsewhere rarely name the choices.
+                # The labels of models that were trained with other programs rarely name the choices.
                 names = numbers_from_0(self.choices.num_choices)
         else:
             require(
@@ -254,7 +254,7 @@ class ChoicePredictor(RowPredictor):
         self.split = Split(encode_choices(model, self.choices, self.data.max_seq_length, labels), labels)
 
     def format_outputs(self, outputs: Outputs) -> list[str]:
-        """Format the text, and below it the choices, the most likely first."""
+        """Format the text, and below the text the choices, the most likely choice first."""
         (logits,), (choices,) = self.task.in_order(outputs, "outputs"), self.choices.choices
         values = probabilities(logits[np.newaxis], self.task.labels.problem_type)[0]
         ranked = [f"{values[number]:8.1%}  {choices[number]}" for number in np.argsort(-values, kind="stable")]
@@ -305,7 +305,7 @@ class TaggingPredictor(Predictor):
         self.split = Split(rows, sentences)
 
     def format_outputs(self, outputs: Outputs) -> list[str]:
-        """Format each sentence as one line per word: probability, tag, word."""
+        """Format each sentence with one line per word: probability, tag, word."""
         sentences, tags = self.split.examples, self.task.predictions(outputs, self.split)
         likelihoods = values_of_words(outputs, "probability", sentences, np.nan)
         width = max(map(len, self.task.labels.names))
@@ -357,7 +357,7 @@ class QuestionPredictor(Predictor):
         return blocks
 
 
-# {how the name of the transformers class ends: predictor}
+# {end of the name of the transformers class: predictor}
 PREDICTORS: dict[str, type[Predictor]] = {
     "ForSequenceClassification": ClassificationPredictor,
     "ForMultipleChoice": ChoicePredictor,

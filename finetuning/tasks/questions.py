@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Logit of padding, whose probability becomes 0.
+# Logit of padding. The probability of padding becomes 0.
 NEVER = -1e9
 METRICS = ("exact_match", "f1")
 # Names of the head's two outputs in the model's configuration.
 ENDS = {0: "start", 1: "end"}
-# The settings that determine how answers are chosen. Scores are comparable only if these are equal.
+# The settings that determine how answers are chosen. Scores are comparable only if these settings are equal.
 ANSWER_SETTINGS = ("n_best_size", "max_answer_length", "null_score_diff_threshold")
-# Code for the model card. It does not use a pipeline, because transformers 5 has none for this task.
+# Code for the model card. It does not use a pipeline, because transformers 5 has no pipeline for this task.
 USAGE = """```python
 import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
@@ -124,7 +124,7 @@ class QuestionAnswering(ExampleTask):
 
         inputs = self.network_inputs(rows)
         outputs = network(inputs, training=training)
-        # Padding cannot be an answer, so that the loss does not depend on the padded length.
+        # Make padding impossible as an answer, so that the loss does not depend on the padded length.
         is_token = inputs["attention_mask"] > 0
         start, end = (
             tf.where(is_token, tf.cast(logits, tf.float32), NEVER)
@@ -231,7 +231,7 @@ class QuestionJob(FinetuningJob[QuestionConfig]):
         return start.run(task, train.rows, validation, cluster, ENDS, plan_lines=plan_lines, run_info=run_info)
 
     def check(self, run: Run) -> None:
-        """Warn if the settings for choosing answers have changed since existing checkpoints were scored."""
+        """Warn if the settings for choosing answers have changed since earlier checkpoints were scored."""
         super().check(run)
         if run.starts_over or not self.validation or not run.cluster.is_chief:
             return
@@ -275,7 +275,7 @@ def _describe(windows: Windows, validation: Windows | None) -> dict[str, str]:
 
 
 def _warn(split: str, windows: Windows, data: QuestionData) -> None:
-    """Warn about questions of a split that are too long, or whose answer is in no window."""
+    """Warn about a split's questions that are too long, or that have an answer outside all windows."""
     to_train, num = split == "train", len(windows.questions)
     if windows.too_long:
         logger.warning(

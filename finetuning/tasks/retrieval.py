@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from finetuning.tasks.metrics import scores
 
-# Number of passages that a search returns, the last rank that nDCG and MRR count, and the last ranks that recall
-# counts.
+# Number of passages that a search returns, the last rank that counts in nDCG and MRR, and the last ranks that count in
+# recall.
 DEPTH, NUM_FIRST, RECALL_AT = 100, 10, (1, 10, 100)
 RECALLS = {f"recall_at_{rank}": rank for rank in RECALL_AT}
 METRICS = ("ndcg_at_10", "mrr_at_10", *RECALLS)
@@ -36,7 +36,7 @@ def search(
 
     Args:
         queries: (queries, width), an array, or a sparse matrix of scipy.
-        passages: (passages, width), of the same kind.
+        passages: (passages, width), of the same kind as `queries`.
         depth: number of passages to find.
         temperature: number by which dot products are divided for the second result.
 
@@ -70,7 +70,7 @@ def search(
 def lexical_rankings(
     queries: Sequence[str], passages: Sequence[str], depth: int = DEPTH
 ) -> dict[str, NDArray[np.int32]]:
-    """Rank passages by the words they share with the query, by tf-idf and by BM25.
+    """Rank passages by the words that they share with the query, with tf-idf and with BM25.
 
     Returns:
         {"tfidf" or "bm25": ranked passages, as from `search`}; empty if no passage has a word of two or more letters.
@@ -146,12 +146,12 @@ class Judged:
     Attributes:
         queries, passages: distinct texts, or the texts of a folder in BeIR's format.
         pairs: int (pairs, 2), the indices of a query and a passage. An index of `len(passages)` or more is a passage
-            that the corpus lacks, so that it is never found.
-        grades: (pairs,), how relevant the passage is, 0 if it is irrelevant; for scored pairs, how similar the two
-            texts are.
-        has_scores: whether pairs are scored. If they are, their cosines are evaluated instead of a search.
-        identical: int (queries,), the passage that is the query itself and is left out of its ranking; -1 if there is
-            none.
+            that is not in the corpus and so is never found.
+        grades: (pairs,), the relevance of the passage, 0 if it is irrelevant; for scored pairs, the similarity of the
+            two texts.
+        has_scores: whether pairs are scored. If so, the cosines of the pairs are evaluated instead of a search.
+        identical: int (queries,), the passage that is the query itself and is left out of its ranking; -1 without such
+            a passage.
         others: {name in `OTHERS`: metrics of this baseline}, filled by `compare_with`.
     """
 
@@ -195,7 +195,7 @@ class Judged:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics. Recall at a rank is left out if the number of passages is not above that rank."""
+        """Names of the metrics. Recall at a rank is left out if there are not more passages than this rank."""
         if self.has_scores:
             return SCORED_METRICS
         return tuple(name for name in METRICS if RECALLS.get(name, 0) < len(self.passages))
@@ -225,7 +225,7 @@ class Judged:
         return cosines(queries, passages, self.pairs)
 
     def searched(self, vectors: NDArray[np.float32], temperature: float = 1.0) -> tuple[Scores, float]:
-        """Search with vectors, as `cosines` takes them; return the metrics of each query, and the contrastive loss.
+        """Search with vectors in the form of `cosines`; return the metrics of each query, and the contrastive loss.
 
         The loss is the mean over the relevant pairs. All passages that are not relevant are negatives.
         """
@@ -243,7 +243,7 @@ class Judged:
 
     @property
     def depth(self) -> int:
-        """Number of passages that a search must find, plus one if the query itself may be among them."""
+        """Number of passages that a search must find, plus one if these may include the query itself."""
         return DEPTH if self.identical is None else DEPTH + 1
 
     def ranking_scores(self, ranked: NDArray[np.int32]) -> Scores:
@@ -256,7 +256,7 @@ class Judged:
         return {name: by_query[name] for name in self.metrics}
 
     def figures(self, vectors: NDArray[np.float32], temperature: float) -> dict[str, float]:
-        """Compute loss and metrics of vectors, as `cosines` takes them, and their differences to the baselines."""
+        """Compute loss and metrics of vectors in the form of `cosines`, and the differences from the baselines."""
         figures: dict[str, float] = {"num_queries": len(self.queries), "num_passages": len(self.passages)}
         if self.has_scores:
             cosines = self.cosines(vectors)
@@ -277,7 +277,7 @@ class Judged:
         """Compute the metrics of the baselines, with which `figures` then compares the model.
 
         Args:
-            random_vectors: vectors of a random encoder, as `cosines` takes them.
+            random_vectors: vectors of a random encoder, in the form of `cosines`.
         """
         self.others["random"], _ = self.searched(random_vectors)
         for name, ranked in lexical_rankings(self.queries, self.passages, self.depth).items():
@@ -287,7 +287,7 @@ class Judged:
 def cosines(
     queries: NDArray[np.float32], passages: NDArray[np.float32], pairs: NDArray[np.int32]
 ) -> NDArray[np.float64]:
-    """Compute the cosine of each pair (pairs, 2) of vectors of length 1, (pairs,)."""
+    """Compute the cosine of each pair (pairs, 2) of vectors with length 1: (pairs,)."""
     return np.einsum("pw,pw->p", queries[pairs[:, 0]], passages[pairs[:, 1]], dtype=np.float64)
 
 

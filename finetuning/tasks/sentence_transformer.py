@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 SETTINGS, MODULES = "config_sentence_transformers.json", "modules.json"
-# Files with the settings of the transformer; the first that exists is read. Only very old models use a file other than
-# the first.
+# Files with the settings of the transformer; the first existing file is read. Only very old models do not have the
+# first file.
 KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 TRANSFORMER_SETTINGS = tuple(f"sentence_{kind}_config.json" for kind in KINDS)
 # {setting of older models: pooling}, in the order in which the vectors of several poolings are concatenated.
@@ -35,7 +35,7 @@ OLD_POOLINGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
-# Names of the prompts of queries and of passages; the first that exists is used.
+# Names of the prompts of queries and of passages; the first existing prompt is used.
 QUERY_PROMPTS, PASSAGE_PROMPTS = ("query",), ("document", "passage", "corpus")
 DOT, COSINE = "dot", "cosine"
 
@@ -87,12 +87,12 @@ class SentenceModel:
     Attributes:
         transformer: subfolder of the transformer; empty if it is in the model's folder itself.
         poolings: pooling modes, whose vectors are concatenated.
-        includes_prompt: whether the prompt's tokens are pooled, too.
-        layers: applied after pooling.
-        prompts: texts put before queries and before passages.
+        includes_prompt: whether the prompt's tokens are also pooled.
+        layers: layers applied after pooling.
+        prompts: texts that are prepended to queries and to passages.
         max_length: maximum number of tokens per text; None if the tokenizer's settings decide.
         is_lower: whether texts are converted to lower case.
-        truncate_dim: use only the first N numbers of a vector; None for all.
+        truncate_dim: use only the first N numbers of a vector; None means all numbers.
         similarity: how vectors are compared, `cosine` or `dot`.
     """
 
@@ -113,7 +113,7 @@ class SentenceModel:
         return [self.poolings, self.includes_prompt, [layer.identity for layer in self.layers], *settings]
 
     def check_widths(self, hidden_size: int, name: str) -> None:
-        """Check that the input width of each Dense layer is the width of the vectors before it.
+        """Check that each Dense layer's input width is the width of the vectors that it receives.
 
         Args:
             hidden_size: width of the transformer's states.
@@ -250,10 +250,10 @@ class _Refusals:
         """Raise InputError if there are unsupported settings.
 
         Args:
-            file: file with the settings, for error messages.
+            file: file with the settings, used in error messages.
             settings: settings to check. Empty settings are accepted.
             supported: settings that may have any value.
-            only: settings that may only have this value.
+            only: {setting: its only supported value}.
         """
         for key, value in settings.items():
             if key in (only or {}):
@@ -264,7 +264,7 @@ class _Refusals:
 
 
 def read_json(folder: str, file: str, kind: type[dict] | type[list] = dict) -> Any:
-    """Read a JSON file of a model, which must hold a value of this kind; return None if there is no such file."""
+    """Read a JSON file of a model, which must contain a value of this kind; return None if the file does not exist."""
     path = find_file(folder, file)
     if path is None:
         return None
@@ -276,12 +276,12 @@ def read_json(folder: str, file: str, kind: type[dict] | type[list] = dict) -> A
 
 
 def inside(path: str, file: str) -> str:
-    """Return the path of a file in a subfolder, which may be empty."""
+    """Return the path of a file in the subfolder `path`; an empty `path` means no subfolder."""
     return f"{path}/{file}" if path else file
 
 
 def _read_transformer(folder: str, path: str, refuse: _Refusals) -> tuple[int | None, bool]:
-    """Read the maximum number of tokens per text, None if not set, and whether texts are converted to lower case."""
+    """Read the maximum number of tokens per text (None if not set), and whether texts are converted to lower case."""
     settings: dict[str, Any] = {}
     for name in TRANSFORMER_SETTINGS:
         file = inside(path, name)
@@ -312,7 +312,7 @@ def _poolings(settings: Mapping[str, Any], refuse: _Refusals) -> tuple[str, ...]
 
 
 def _prompts(settings: Mapping[str, Any], refuse: _Refusals) -> tuple[str, str]:
-    """Return the prompts of queries and of passages: those with the usual names, else the default prompt."""
+    """Return the prompts of queries and of passages: the prompts with the usual names, else the default prompt."""
     setting: Any = settings.get("prompts") or {}
     if not isinstance(setting, dict):
         raise refuse.error("prompts", setting, "map names to texts")

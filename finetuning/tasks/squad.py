@@ -40,7 +40,7 @@ class Question:
 
     Attributes:
         id: the key of the question in the files of predictions.
-        question: its text.
+        question: text of the question.
         context: the paragraph.
         answers: the right answers, each with the index of its first character in the paragraph. Empty if the paragraph
             has no answer, None if the answers are unknown.
@@ -61,7 +61,7 @@ def read_questions(data: QuestionData) -> dict[str, list[Question]]:
         HubAwayError: the Hub cannot be reached.
     """
     if data.dataset_name is None and str(data.train_file).endswith(SQUAD_ENDINGS):
-        # The validation split is predicted, too, so --do-predict does not need a test split.
+        # The validation split is also predicted, so --do-predict does not need a test split.
         tables = read_tables(replace(data, do_predict=False), _read_squad)
     else:
         tables = read_tables(data)
@@ -98,7 +98,7 @@ def read_paragraphs(path: str, flag: str) -> list[dict[str, Any]]:
         flag: flag that names the file, for error messages.
 
     Returns:
-        For each paragraph {"context": its text, "qas": its questions}.
+        For each paragraph, {"context": text of the paragraph, "qas": its questions}.
 
     Raises:
         NotSquadError: the file has a different format.
@@ -179,7 +179,7 @@ def _question(entry: Mapping[str, Any], number: int, source: str, needs_answers:
 
 
 def _answers(entry: Mapping[str, Any], place: str) -> tuple[tuple[str, int], ...] | None:
-    """Read the answers of an entry; None if they are unknown."""
+    """Read the answers of an entry; None if the answers are unknown."""
     answers, is_impossible = entry.get("answers"), entry.get("is_impossible")
     if is_impossible not in (None, False, True):
         raise InputError(f"is_impossible must be true or false; {place} has {short(is_impossible)}.")
@@ -233,7 +233,7 @@ def normalized(text: str) -> str:
 
 
 def f1(prediction: str, answer: str) -> float:
-    """Compute F1 over words, the harmonic mean of their precision and recall."""
+    """Compute F1 over words, the harmonic mean of the words' precision and recall."""
     predicted, expected = normalized(prediction).split(), normalized(answer).split()
     if not predicted or not expected:
         return float(predicted == expected)
@@ -247,17 +247,17 @@ def f1(prediction: str, answer: str) -> float:
 def scores(questions: Sequence[Question], predictions: Sequence[str]) -> dict[str, float]:
     """Compute `exact_match` and `f1` in percent.
 
-    A prediction is compared with all right answers, and the best score counts. If some questions have no answer,
-    answerable and unanswerable questions are also scored separately (`HasAns_`, `NoAns_`).
+    Each prediction is compared with all right answers of its question, and the best score counts. If some questions
+    have no answer, answerable and unanswerable questions are also scored separately (`HasAns_`, `NoAns_`).
 
     Args:
         questions: the questions, with their right answers.
-        predictions: one for each question, in the same order.
+        predictions: one prediction for each question, in the same order.
     """
     pairs = []
     for question, prediction in zip(questions, predictions, strict=True):
-        # Answers that are empty once normalized do not count, as in SQuAD 2.0's script. If none remains, the empty text
-        # is the right answer.
+        # Answers that are empty once normalized do not count, as in SQuAD 2.0's script. If no answer remains, the empty
+        # text is the right answer.
         expected = [text for text, _ in question.answers or () if normalized(text)] or [""]
         is_exact = any(normalized(prediction) == normalized(text) for text in expected)
         pairs.append((float(is_exact), max(f1(prediction, text) for text in expected)))

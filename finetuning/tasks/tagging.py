@@ -56,7 +56,7 @@ TAG_METRICS = ("accuracy",)
 ENTITY_PREFIXES = ("B-", "I-", "E-", "S-", "L-", "U-")
 # Entity tags that do not name a type, because all entities have the same type.
 BARE_TAGS = frozenset("BIESLU")
-# Prefixes of BILOU, and the equivalents in IOBES, which seqeval reads.
+# {prefix in BILOU: the same in IOBES, which seqeval reads}.
 IOBES_PREFIXES = {"L-": "E-", "U-": "S-", "L": "E", "U": "S"}
 # Entity tags in notations that seqeval does not read: with suffixes, with an underscore, or in lower case.
 OTHER_ENTITY_TAG = re.compile(r"[BIESLU]_.+|.+[-_][BIESLU]|[bieslu](-.+)?")
@@ -78,7 +78,7 @@ class Sentences:
     Attributes:
         name: name of the table, for error messages.
         words: the words of each sentence.
-        tags: the tags of each sentence; None if the table has none.
+        tags: the tags of each sentence; None if the table has no tags.
         is_to_predict: whether this is the test split.
     """
 
@@ -162,10 +162,10 @@ def _sentences(table: Table, data: TaggingData, *, needs_tags: bool) -> Sentence
 def encode_sentences(
     tokenizer: PreTrainedTokenizerFast, sentences: Sentences, labels: Labels, *, max_length: int, token_types: bool
 ) -> EncodedRows:
-    """Encode each sentence: its words joined by spaces, like text in pretraining, and cut to `max_length` tokens.
+    """Encode each sentence: join its words with spaces, like text in pretraining, and cut it to `max_length` tokens.
 
     The features of tokens are the ids; `WORD`, the number of the word that begins with the token, or `NO_WORD`; and
-    `label`, the id of that word's tag, or `NO_TAG`.
+    `label`, the id of this word's tag, or `NO_TAG`.
     """
     check_room(tokenizer, max_length)
     names = (INPUT_IDS, TOKEN_TYPES) if token_types else (INPUT_IDS,)
@@ -201,7 +201,7 @@ def _words_of_tokens(words: Sequence[str], encoding: Encoding) -> NDArray[np.int
     A token belongs to the word of its last character, because tokens of some tokenizers begin with the space before
     the word.
     """
-    ends = list(accumulate(len(word) + 1 for word in words))  # after the space that follows each word
+    ends = list(accumulate(len(word) + 1 for word in words))  # positions after the space that follows each word
     numbers, last = [], NO_WORD
     next_offsets = [*encoding.offsets[1:], (0, 0)]
     for token, (begin, end), following in zip(encoding.tokens, encoding.offsets, next_offsets, strict=True):
@@ -223,7 +223,7 @@ class Tagging(ExampleTask):
 
     Args:
         labels: the tags to learn.
-        metric: the metric by which checkpoints are compared; by default the first.
+        metric: the metric by which checkpoints are compared; by default the first metric.
         max_length: maximum number of tokens per row.
         task_arguments: arguments of `ExampleTask`.
 
@@ -300,7 +300,7 @@ class Tagging(ExampleTask):
         return {WORD: self._padded(rows[WORD], NO_WORD), INDEX: rows[INDEX]}
 
     def _padded(self, values: "tf.Tensor", padding: int = 0) -> "tf.Tensor":
-        """Pad to (rows, max_length), so that values from all buckets can be concatenated."""
+        """Pad values to (rows, max_length), so that values from all buckets can be concatenated."""
         import tensorflow as tf
 
         return tf.pad(values, ((0, 0), (0, self.max_length - values.shape[1])), constant_values=padding)
@@ -344,7 +344,7 @@ class Tagging(ExampleTask):
 
 
 def values_of_words(sums: Mapping[str, Any], name: str, sentences: Sentences, default: float) -> list[NDArray[Any]]:
-    """Return for each sentence the values `sums[name]` of its words' first tokens, or `default` if a word has none."""
+    """Return for each sentence the values `sums[name]` of its words' first tokens; `default` for words without one."""
     values = [np.full(len(words), default) for words in sentences.words]
     for index, words, token_values in zip(sums[INDEX], sums[WORD], sums[name], strict=True):
         if index >= 0:
@@ -354,7 +354,7 @@ def values_of_words(sums: Mapping[str, Any], name: str, sentences: Sentences, de
 
 
 def metrics_of(tag_names: Sequence[str]) -> tuple[str, ...]:
-    """Return the metrics for tags: metrics of entities if most tags have an entity prefix. The first is the default."""
+    """Return the metrics for tags: metrics of entities if most tags have an entity prefix. The default comes first."""
     is_bare = OUTSIDE in tag_names and {"B", "I"} & set(tag_names) and set(tag_names) <= {OUTSIDE, *BARE_TAGS}
     is_of_entities = is_bare or _are_most(tag_names, lambda name: name.startswith(ENTITY_PREFIXES))
     return ENTITY_METRICS if is_of_entities else TAG_METRICS
@@ -380,7 +380,7 @@ def _are_most(tag_names: Sequence[str], holds: Callable[[str], object]) -> bool:
 def scores(metrics: Sequence[str], predictions: Tags, references: Tags) -> dict[str, float]:
     """Compute metrics over all words of all sentences.
 
-    An entity counts as right if its bounds and its type are right.
+    An entity is right if its bounds and its type are right.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # seqeval warns if no entity is predicted; the metric is then 0
@@ -434,7 +434,8 @@ class TaggingJob(FinetuningJob[TaggingConfig]):
             length, token_types = data.max_seq_length, start.token_types
             rows = encode_sentences(start.tokenizer, tagged, labels, max_length=length, token_types=token_types)
             unseen = {tag for row in tagged.tags or () for tag in row} - set(labels.names)
-            # With unseen tags no loss can be computed. `is_labelled` says so, although all sentences are scored.
+            # With unseen tags no loss can be computed. So set `is_labelled`, which prevents the loss, although all rows
+            # are scored.
             is_labelled = np.ones(len(tagged.words), bool) if unseen else None
             return Split(rows, tagged, file, is_scored=tagged.tags is not None, is_labelled=is_labelled)
 

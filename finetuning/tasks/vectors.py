@@ -1,4 +1,4 @@
-"""Embed the texts of a corpus into .npy files of float32 vectors in a folder, and search them.
+"""Embed the texts of a corpus as float32 vectors, store them in .npy files in a folder, and search them.
 
 `vectors.json` is written first, and identifies the model and the texts. Each vector file is written atomically, and its
 vectors depend only on its texts. So an interrupted command continues with the first missing file.
@@ -54,7 +54,7 @@ class TextEncoder(ReadModel):
     """A loaded model that embeds texts.
 
     Attributes:
-        model: its settings in sentence-transformers' format.
+        model: settings of the model in sentence-transformers' format.
         max_length: maximum number of tokens per text; longer texts are cut.
         task: computes the network's inputs.
         network: the transformer.
@@ -98,7 +98,7 @@ class TextEncoder(ReadModel):
                 _add_lower_casing(transformer.tokenizer)
             plain = Encoder("mean", transformer.model_config.hidden_size, None, model.prompts, max_length)
             task = Embedding(plain, 1, EmbeddingOptimization(), **transformer.task_arguments)
-            load_tensorflow()  # after the checks of the input
+            load_tensorflow()  # only after the input is checked
             from train.model.from_pretrained import load_model
 
             network = load_model(folder, task.model_class)
@@ -122,7 +122,7 @@ class TextEncoder(ReadModel):
 
         Args:
             texts: texts to embed.
-            prompt: text put before each of them.
+            prompt: text to prepend to each text.
             batch_rows: texts per batch.
         """
         rows = self.encode_texts(([prompt + text for text in texts],), self.max_length)
@@ -147,9 +147,9 @@ class TextEncoder(ReadModel):
 
 
 def _max_length(folder: str, model: SentenceModel, transformer: ReadModel) -> int:
-    """Return the maximum number of tokens per text, which the model's settings give, or else the tokenizer's settings.
+    """Return the maximum number of tokens per text from the model's settings, or else from the tokenizer's settings.
 
-    It is never more than the network can take.
+    The number is never more than the network can take.
     """
     config = transformer.model_config
     limits = [max_positions(config) if learns_positions(config) else None, model.max_length]
@@ -160,7 +160,7 @@ def _max_length(folder: str, model: SentenceModel, transformer: ReadModel) -> in
 
 
 def _add_lower_casing(tokenizer: Any) -> None:
-    """Make a tokenizer convert texts to lower case before anything else."""
+    """Make a tokenizer convert texts to lower case before all other steps."""
     from tokenizers import normalizers
 
     tokenizer = tokenizer.backend_tokenizer
@@ -173,8 +173,8 @@ def read_corpus(pattern: str, columns: Sequence[str], delimiter: str | None = No
 
     Args:
         pattern: path or glob of the files.
-        columns: columns with the text; several are joined by a space. If no columns are given: `title` and `text`, or
-            `text`, or the only column of text.
+        columns: columns with the text; several columns are joined with a space. If no columns are given, the columns
+            are `title` and `text`, or `text`, or the only column of text.
         delimiter: delimiter of .csv files; None to detect it.
 
     Raises:
@@ -200,12 +200,12 @@ def read_corpus(pattern: str, columns: Sequence[str], delimiter: str | None = No
 
 @dataclass(frozen=True)
 class TextSearch:
-    """Texts that can be searched.
+    """Texts to search, and their vectors.
 
     Attributes:
         encoder: the model.
         texts: texts to search.
-        vectors: float32 (texts, width), of the texts.
+        vectors: the vectors of the texts, float32 (texts, width).
         batch_rows: questions per batch.
     """
 
@@ -218,7 +218,7 @@ class TextSearch:
         """Find the texts that are most similar to each question.
 
         Returns:
-            For each question up to `top_k` texts with their cosine or dot product, the most similar first.
+            For each question, up to `top_k` texts with their cosine or dot product, the most similar text first.
         """
         if not questions:
             return []
@@ -236,7 +236,7 @@ class TextSearch:
 
     @functools.cached_property
     def _compared(self) -> NDArray[np.float32]:
-        """The vectors whose dot product with a question's vector is the similarity."""
+        """The vectors whose dot product with a question's vector is the similarity of text and question."""
         return _unit(self.vectors) if self.encoder.model.similarity == COSINE else self.vectors
 
 

@@ -1,4 +1,4 @@
-"""Split paragraphs into the windows that a model reads, and choose answers from its logits."""
+"""Split paragraphs into the windows that a model reads, and choose answers from the model's logits."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -27,8 +27,8 @@ class Windows:
 
     Attributes:
         questions: all questions.
-        rows: one per window. The features `START` and `END` are the first and the last token of the answer, both 0 if
-            the window does not contain the answer.
+        rows: one row per window. The features `START` and `END` are the first and the last token of the answer, both 0
+            if the window does not contain the answer.
         question: int32 (rows,), the index of each window's question.
         begins, ends: int32 (tokens,), the characters of the paragraph that each token covers; `OUTSIDE` for tokens that
             are not in the paragraph.
@@ -60,7 +60,8 @@ def make_windows(
         questions: all questions.
         data: settings of the windows.
         token_types: whether the model has token type ids.
-        to_train: leave out questions whose answer is in no window, because they would teach that there is no answer.
+        to_train: leave out questions whose answer is in no window, because such questions would teach that there is no
+            answer.
 
     Raises:
         InputError: `--max-seq-length` leaves no room for any paragraph, or no window is left.
@@ -69,7 +70,7 @@ def make_windows(
     question_numbers: list[int] = []
     positions: list[tuple[int, int]] = []
     too_long, not_found = [], []
-    # A copy, because padding and truncation are part of the tokenizer's state.
+    # Use a copy, because padding and truncation are part of the tokenizer's state.
     backend = copy.deepcopy(tokenizer.backend_tokenizer)
     for first in range(0, len(questions), QUESTIONS_AT_ONCE):
         chunk = questions[first : first + QUESTIONS_AT_ONCE]
@@ -113,7 +114,7 @@ def _encodings(backend: Any, questions: Sequence[Question], data: QuestionData) 
         data: settings of the windows.
     """
     backend.no_truncation()
-    backend.no_padding()  # otherwise each question would be padded to the length of the longest
+    backend.no_padding()  # otherwise each question would be padded to the longest question
     shared = data.stride if data.doc_stride_is == "overlap" else 0
     alone = backend.encode_batch([(question.question, "") for question in questions])
     rooms = [data.max_seq_length - len(encoding.ids) for encoding in alone]
@@ -152,14 +153,15 @@ def _paragraph_offsets(encoding: Any) -> NDArray[np.int32]:
 def answer_positions(question: Question, windows: Sequence[NDArray[np.int32]]) -> list[tuple[int, int]]:
     """Find the question's first answer in each window.
 
-    White space at the ends of the answer is ignored, and so are characters at its ends that no token covers.
+    At the ends of the answer, white space and characters that no token covers are ignored.
 
     Args:
         question: the question, with its answers.
         windows: for each window, the characters of the paragraph that its tokens cover, (tokens, 2).
 
     Returns:
-        For each window, the first and the last token of the answer; (0, 0) if the window does not contain all of it.
+        For each window, the first and the last token of the answer; (0, 0) if the window does not contain the whole
+        answer.
     """
     not_found = [(0, 0)] * len(windows)
     if not question.answers or not windows:
@@ -190,7 +192,7 @@ class Answer:
     """The answer to a question.
 
     Attributes:
-        text: text of the answer; empty if the model decides that the paragraph has none.
+        text: text of the answer; empty if the model decides that the paragraph has no answer.
         best: the best answers, {text, probability, start_logit, end_logit}, by descending score.
         null_odds: score of "no answer" minus the score of the best text.
     """
@@ -209,13 +211,13 @@ def choose_answers(
     max_answer_length: int,
     null_threshold: float | None,
 ) -> list[Answer]:
-    """Choose the best answer to each question among all its windows; the empty text if it has no window.
+    """Choose the best answer to each question among all of its windows; the empty text if it has no window.
 
     Args:
         windows: windows of all questions.
         start_logits, end_logits: (rows, length), in the order of the windows.
-        num_best: number of tokens per window that may begin an answer, and that may end one; also the number of answers
-            to return per question.
+        num_best: number of tokens per window that may begin an answer, and number that may end an answer; also the
+            number of answers to return per question.
         max_answer_length: maximum number of tokens of an answer.
         null_threshold: choose "no answer" if `null_odds` exceeds it; None to always answer with a text.
     """
@@ -236,7 +238,7 @@ def choose_answers(
             )
             for start in starts:
                 for stop in stops[(stops >= start) & (stops < start + max_answer_length)]:
-                    # Tokens of some tokenizers include the space before them.
+                    # Some tokenizers' tokens include the space before the word.
                     text = question.context[begins[start] : ends[stop]].strip()
                     if text:
                         spans.append((float(start_logits[row, start]), float(end_logits[row, stop]), text))

@@ -135,10 +135,7 @@ class Tracker:
         file = f"{self._name}.json"
         if not self._sent and self._folder.exists(file):
             self._sent = json.loads(self._folder.read_text(file))
-        run, self._run = (
-            self._run,
-            None,
-        )  # after an error, the run is opened again to find out which steps the tracker has
+        run, self._run = self._run, None  # after an error, open the run again to see which steps the tracker has
         if run is None:
             run = OPENERS[self._name](self._sent.get("id"), self._run_name, self._settings)
             self._sent = {"id": run.run_id, "steps": self._sent.get("steps", {}) if run.steps is None else run.steps}

@@ -273,8 +273,7 @@ class Classification:
 
 
 class RowClassifier(Network):
-    """Classifies rows by the first token, or by the mean of all tokens if ModernBERT's `classifier_pooling` is
-    `mean`."""
+    """Classifies rows by their first token; ModernBERT with `classifier_pooling` mean, by all tokens' mean."""
 
     head = "ForSequenceClassification"
 

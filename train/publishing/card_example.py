@@ -1,6 +1,6 @@
 """Choose the example sentence of a model card: a sentence of the validation text with one word masked.
 
-Text of a corpus is published only if the corpus is known to be public.
+A sentence of a corpus is published only if the corpus is known to be public.
 """
 
 import functools
@@ -55,14 +55,14 @@ def example_of(record: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast) ->
 
 @functools.lru_cache(maxsize=8)
 def is_public(dataset: str | None) -> bool:
-    """Return whether anyone may read a data set of the Hub: it is visible without a token, and is not gated."""
+    """Return whether anyone may read a data set on the Hub: whether it is visible without a token and not gated."""
     from huggingface_hub import HfApi, constants
 
     if dataset is None or constants.HF_HUB_OFFLINE:
         return False
     try:
         info = HfApi(token=False).dataset_info(dataset, timeout=TIMEOUT_SECONDS)
-    except Exception as error:  # whatever the reason, it is not known to be public
+    except Exception as error:  # whatever the reason, the data set is not known to be public
         logger.debug("%s is not known to be public: %s", dataset, error)
         return False
     return not info.private and not info.gated
@@ -80,13 +80,13 @@ def _first_example(folder: str, tokenizer: PreTrainedTokenizerFast) -> str | Non
 
 
 def find_example(rows: Iterable[NDArray[np.integer]], tokenizer: PreTrainedTokenizerFast) -> str | None:
-    """Return the first plain sentence in rows of token ids with its longest one-token word masked.
+    """Find the first plain sentence in rows of token ids, and return it with its longest one-token word masked.
 
     Sentences that contain `<unk>` or no one-token word are skipped; None if no sentence is left.
     """
     for row in rows:
         for text in _documents(row, tokenizer):
-            # A row may start or end within a sentence; `PLAIN_SENTENCE` rejects most fragments.
+            # A row may start or end within a sentence, but `PLAIN_SENTENCE` rejects most fragments.
             for sentence in sentences_of(text, "punctuation"):
                 if masked := _masked(sentence, tokenizer):
                     return masked
@@ -106,7 +106,7 @@ def _documents(row: NDArray[np.integer], tokenizer: PreTrainedTokenizerFast) -> 
 
 
 def _masked(sentence: str, tokenizer: PreTrainedTokenizerFast) -> str | None:
-    """Mask the longest one-token word of a sentence; None if it has none, or the sentence is not plain."""
+    """Mask the longest one-token word of a sentence; None if it has no such word, or is not plain."""
     if not MIN_CHARACTERS <= len(sentence) <= MAX_CHARACTERS or not PLAIN_SENTENCE.fullmatch(sentence):
         return None
     ids = tokenizer(sentence, add_special_tokens=False)["input_ids"]

@@ -37,13 +37,14 @@ COMPLETE_CHECKPOINT = "a checkpoint whose files are all complete"
 # Suffix of the file with the graph, which is not needed.
 META_SUFFIX = ".meta"
 ARCHIVE_SUFFIX = ".zip"
-# The file in which TensorFlow names the newest checkpoint of a folder.
+# The file in which TensorFlow stores the name of the newest checkpoint in a folder.
 STATE_FILE = "checkpoint"
 NEWEST = re.compile(r'^model_checkpoint_path: "(?:.*/)?([^/"]+)"', re.MULTILINE)
 CONFIG_FILE = re.compile(r".*config.*\.json")
 VOCABULARY_FILE = re.compile(r".*vocab.*\.txt|.*\.model")
 SENTENCEPIECE_SUFFIX = ".model"
-# Required, because the shapes of variables do not determine all of these, and the defaults fit only one model.
+# These settings are required, because the shapes of variables do not determine all of them, and the defaults fit only
+# one model.
 NEEDED_SETTINGS = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
     "max_position_embeddings", "type_vocab_size", "hidden_act",
@@ -75,8 +76,9 @@ def read_google_checkpoint(
 
     Args:
         checkpoint: a folder, a .zip of a folder, or the path of a checkpoint's files without `.index`; local or `gs://`.
-        config: configuration file. Default: the one in the folder of the checkpoint.
-        vocabulary: WordPiece's vocab.txt or SentencePiece's .model. Default: the one in the folder of the checkpoint.
+        config: configuration file. Default: the configuration file in the folder of the checkpoint.
+        vocabulary: WordPiece's vocab.txt or SentencePiece's .model. Default: such a file in the folder of the
+            checkpoint.
         do_lower_case: whether the model was trained on lower-cased text. Default: taken from `cased` or `uncased` in
             the name of the folder or .zip.
 
@@ -199,7 +201,7 @@ def _read_config(path: str, model_type: str) -> PretrainedConfig:
 
 
 def _find_lower_case(names: tuple[str, ...], checkpoint: str) -> bool:
-    """Return whether these names of folders say `uncased`; they must say either `cased` or `uncased`."""
+    """Return whether these folder names contain `uncased`; they must contain either `cased` or `uncased`."""
     answers = {"uncased" in name.lower() for name in names if "cased" in name.lower()}
     if len(answers) != 1:
         raise InputError(
@@ -212,7 +214,7 @@ def _find_lower_case(names: tuple[str, ...], checkpoint: str) -> bool:
 def _read_tokenizer(
     local_path: str, path: str, config: PretrainedConfig, do_lower_case: bool
 ) -> PreTrainedTokenizerFast:
-    # Loaded from a folder, because the classes of transformers 4 and 5 take different arguments.
+    # The tokenizer is loaded from a folder, because the classes of transformers 4 and 5 take different arguments.
     with guarded_read(path, "a vocabulary", flag="--vocabulary"), tempfile.TemporaryDirectory() as folder:
         if path.endswith(SENTENCEPIECE_SUFFIX):
             shutil.copyfile(local_path, Path(folder, "spiece.model"))

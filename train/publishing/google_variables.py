@@ -1,9 +1,10 @@
 """Map the variables of Google's BERT and ALBERT checkpoints to weights in PyTorch, by their names in TF1.
 
-Names and shapes are those of `modeling.py` and `run_pretraining.py` in google-research/bert and google-research/albert.
-A TensorFlow 2 checkpoint of Model Garden stores a graph of objects instead: the attributes of a root object, their
-attributes, and so on down to the variables. `read_object_graph` gives these variables their TF1 names. The objects are
-`BertEncoder`, `BertEncoderV2`, `BertPretrainerV2` and their layers in official/nlp/modeling of tensorflow/models.
+Names and shapes are the same as in `modeling.py` and `run_pretraining.py` of google-research/bert and
+google-research/albert. A TensorFlow 2 checkpoint of Model Garden stores a graph of objects instead: the attributes of a
+root object, their attributes, and so on down to the variables. `read_object_graph` gives these variables their TF1
+names. The objects are `BertEncoder`, `BertEncoderV2`, `BertPretrainerV2` and their layers in official/nlp/modeling of
+tensorflow/models.
 """
 
 import math
@@ -28,7 +29,7 @@ FINE_TUNING_HEADS = ("output_weights", "output_bias", "cls/squad/output_weights"
 PAIR_WEIGHTS = "cls/seq_relationship/output_weights"
 # Prefix of all names in modules of TF Hub.
 HUB_PREFIX = "module/"
-# Occurs only in the names of ALBERT's layers.
+# A part that only the names of ALBERT's layers contain.
 ALBERT_MARK = "/inner_group_"
 NUM_SHOWN = 5
 
@@ -48,7 +49,7 @@ class Variables(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """A weight of the PyTorch class: its name, the variable's shape, and whether the weight is its transpose."""
+    """A weight of the PyTorch class: its name, the variable's shape, and whether the variable must be transposed."""
 
     name: str
     shape: tuple[int, ...]
@@ -73,7 +74,7 @@ class Conversion(NamedTuple):
 
 
 def model_type_of(variables: Collection[str], checkpoint: str) -> str:
-    """Return the type of a checkpoint, `bert` or `albert`; raise an InputError if it is neither."""
+    """Return the model type of a checkpoint, `bert` or `albert`; raise an InputError if it has another type."""
     names = {name.removeprefix(HUB_PREFIX) for name in variables}
     if "bert/embeddings/word_embeddings" not in names:
         shown = listed(sorted(name for name in names if not OPTIMIZER_STATE.search(name)))
@@ -92,7 +93,7 @@ def plan_conversion(shapes: Mapping[str, tuple[int, ...]], config: PretrainedCon
     Args:
         shapes: the checkpoint's variables, {name: shape}.
         config: the model's configuration, which determines the expected variables and shapes.
-        checkpoint: the path, for error messages.
+        checkpoint: the checkpoint's path, used in error messages.
 
     Raises:
         InputError: variables are missing, unknown, or of a shape that does not fit the configuration.
@@ -206,7 +207,8 @@ def _albert(config: PretrainedConfig) -> tuple[Weights, Weights, Weights]:
 TABLES = {"bert": _bert, "albert": _albert}
 
 
-# The name under which a TensorFlow 2 checkpoint stores its graph of objects among the variables; TF1 has none.
+# The name under which a TensorFlow 2 checkpoint stores its graph of objects among the variables. TF1 checkpoints have
+# no graph of objects.
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 ROOT = 0
 # Possible paths of an object: by attribute or, in the functional models of older checkpoints, by number.
@@ -229,7 +231,7 @@ TRANSFORMER_LAYER = {
 }
 MASKED_LM_HEADS = ("masked_lm", "model/masked_lm")
 MASKED_LM_HEAD = {"transform/dense": ("dense",), "transform/LayerNorm": ("layer_norm",), "output_bias": ("bias",)}
-# The pooler of the head for pairs; if a checkpoint has it, the encoder's own pooler is untrained.
+# The pooler of the head for pairs; if a checkpoint has this pooler, the pooler of the encoder is untrained.
 PAIR_POOLER = "next_sentence.pooler_dense"
 PAIR_HEADS = "model/classification_heads"
 LAYER_VARIABLES = ("kernel", "bias", "gamma", "beta")
@@ -238,7 +240,7 @@ TRAINING_STATE = ("optimizer", "global_step", "save_counter")
 
 
 class ObjectGraph:
-    """The objects of a checkpoint, referred to by number.
+    """The objects of a checkpoint, each identified by a number.
 
     Attributes:
         children: for each object, {attribute: number of the object it refers to}.
@@ -253,7 +255,7 @@ class ObjectGraph:
         self.keys = [next((value.checkpoint_key for value in node.attributes), "") for node in nodes]
 
     def find(self, start: int | None, *paths: str) -> int | None:
-        """Follow each path of attributes from an object; return the first object reached, None if there is none."""
+        """Follow paths of attributes from an object; return the object at the first path that exists, or None."""
         for path in paths:
             node = start
             for name in filter(None, path.split("/")):
@@ -335,7 +337,7 @@ def _named_objects(graph: ObjectGraph, encoder: int | None) -> dict[str, int]:
 
 
 def _matrix_shape(name: str, shape: list[int]) -> tuple[int, ...]:
-    """Return a variable's shape in google-research/bert; Keras' attention has a separate axis for the heads."""
+    """Return a variable's shape in google-research/bert. In Keras, attention has a separate axis for the heads."""
     last = name.rpartition("/")[2]
     if name == PAIR_WEIGHTS:
         return tuple(reversed(shape))

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 TEMPLATE = Path(__file__).with_suffix(".md")
 PLOTS = {LOSS_CURVE_NAME: "Loss over the steps", CONFUSION_NAME: "Rows by label and prediction"}
-# A card shows at most this many evaluations, the newest ones.
+# A card shows only the newest evaluations, at most this number.
 MAX_EVALUATIONS = 10
 
 # Settings that get no column in the table of phases, because other columns or other sections show them.
@@ -93,9 +93,9 @@ def model_card(
 
 
 def check_card(record: dict[str, Any], tokenizer: PreTrainedTokenizerFast, config: PretrainedConfig) -> None:
-    """Build the card of each phase with placeholder numbers; warn if that fails, or if a pushed card lacks something.
+    """Build the card of each phase with placeholder numbers; warn if that fails, or if a card lacks data for the Hub.
 
-    Called before training, so that all problems of the card are known before training starts.
+    This function runs before training, so that all problems of the card are known early.
     """
     hub, task = record["settings"]["hub"], TaskCard.from_record(record["task"]["card"])
     try:
@@ -130,8 +130,8 @@ def _metadata(
 ) -> str:
     """Return the YAML metadata that the Hub uses to find and show the model.
 
-    Only a fine-tuned model names a `base_model`, because the Hub lists any model with one as a fine-tune of it.
-    `evaluation` is the evaluation at the model's step; None if there was none.
+    Only a fine-tuned model names a `base_model`, because the Hub lists any model that names a base model as a fine-tune
+    of it. `evaluation` is the evaluation at the model's step; None without an evaluation.
     """
     hub = record["settings"]["hub"]
     data_sets = (phase["train_data"] or {} for phase in _phases(record))
@@ -198,7 +198,7 @@ def _opening(record: dict[str, Any], task: TaskCard, step: int, *, was_best: boo
         revision = f", revision `{record['hub_revision']}`" if record["hub_revision"] else ""
         start = f"{task.start_words} `{base_model}`{revision}"
     elif init_from is not None:
-        start = f"{task.start_words} a local checkpoint"  # its path is private
+        start = f"{task.start_words} a local checkpoint"  # the checkpoint's path is private
     progress = f"step {step:,} of {num_steps:,}"
     note = "" if step == num_steps else f" **Training is not finished: {progress}.**"
     if was_best:
@@ -210,7 +210,7 @@ def _opening(record: dict[str, Any], task: TaskCard, step: int, *, was_best: boo
 
 
 def _example(record: dict[str, Any], task: TaskCard, tokenizer: PreTrainedTokenizerFast) -> str | None:
-    """Return the example sentence, with the tokenizer's mask token; None if the card needs none or has none."""
+    """Return the example sentence, with the tokenizer's mask token; None if the card needs or has no example."""
     example = example_of(record, tokenizer) if task.usage and "{sentence}" in task.usage else None
     return example.replace(MASK, tokenizer.mask_token) if example else None
 
@@ -240,7 +240,7 @@ def _corpora(record: dict[str, Any]) -> str:
 
 
 def _corpus(phase: dict[str, Any]) -> str:
-    """Describe a phase's text: source, revision, license and size. Files are counted, since their paths are private."""
+    """Describe a phase's text: source, revision, license, size. Only count files, because their paths are private."""
     data = phase["train_data"]
     corpus, totals = data.get("corpus"), data["totals"]
     if sources := data.get("sources"):
@@ -318,7 +318,7 @@ def _procedure(record: dict[str, Any], task: TaskCard, step: int) -> str:
 
 
 def _phases_table(record: dict[str, Any], task: TaskCard) -> str:
-    """Return a table of the settings that differ between the phases of a run; empty if it has no phases."""
+    """Return a table of the settings that differ between a run's phases; empty if the run has no phases."""
     varying, rows = _varying(record, task), []
     for index, phase in enumerate(record.get("phases", ()), start=1):
         plan, settings = _plan(phase), _phase_settings(phase)
@@ -357,9 +357,9 @@ def _phase_settings(phase: dict[str, Any]) -> dict[str, Any]:
 
 
 def _earlier_schedules(record: dict[str, Any]) -> dict[str, str]:
-    """Return the card's row about steps that followed the schedule of a longer or shorter run; empty if none did.
+    """Return the card's row about steps that followed the schedule of a longer or shorter run; empty if there are none.
 
-    There are such steps if the run was lengthened or shortened when it was resumed.
+    Such steps exist if the run was lengthened or shortened when it was resumed.
     """
     texts, first_step = [], _plan(record).first_schedule_step + 1
     for last_step, num_steps in record.get(EARLIER_SCHEDULES, ()):
@@ -379,7 +379,7 @@ def _eval_data(record: dict[str, Any], line: Mapping[str, Any]) -> dict[str, Any
 
 
 def _evaluation(record: dict[str, Any], task: TaskCard, evaluations: Sequence[dict[str, Any]], step: int) -> str:
-    """Return the newest evaluations, by evaluation data, with a note if none of them is of the model after `step`."""
+    """Return the newest evaluations, by evaluation data, with a note if the model of `step` was not evaluated."""
     if not evaluations:
         return "The model was not evaluated."
     newest_step, parts = evaluations[-1]["step"], []
@@ -410,7 +410,7 @@ def _evaluation(record: dict[str, Any], task: TaskCard, evaluations: Sequence[di
 
 
 def _scores(scores: Mapping[str, Any] | None) -> str:
-    """Return the model's scores without fine-tuning, with its controls; empty if it was not scored."""
+    """Return scores without fine-tuning, of the model and its controls; empty if the model was not scored."""
     if scores is None:
         return ""
     model_scores = scores["scores"]["this model"]

@@ -1,8 +1,8 @@
 """Export a model with its card to a folder, local or `gs://`, and push it to the Hub, also during training.
 
 With `--hub-strategy checkpoint` the newest checkpoint is pushed as well, to a separate branch, so that the run can
-resume on another machine. Its records are redacted: they keep what a run needs to resume, but not the names of paths,
-buckets and machines.
+resume on another machine. The checkpoint's records are redacted: they keep the data that a run needs to resume, but not
+the names of paths, buckets and machines.
 """
 
 import hashlib
@@ -73,7 +73,7 @@ CONFIG_SOURCE = "_name_or_path"
 def push_newest_checkpoint(
     run: RunFolder, repository: HubRepository, *, publish_details: bool, stop_retries: threading.Event | None = None
 ) -> None:
-    """Push the run's newest checkpoint, if any, with its record and log; the same commit deletes the previous one."""
+    """Push the run's newest checkpoint, if any, with record and log; the same commit deletes the previous one."""
     store = CheckpointStore(run.checkpoints)
     steps = store.steps()
     if not steps:
@@ -123,7 +123,7 @@ def published_run(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def published_checkpoint(record: CheckpointRecord) -> CheckpointRecord:
-    """Redact the settings in a checkpoint's record; its other fields are public."""
+    """Redact the settings in a checkpoint's record; the record's other fields are public."""
     return replace(record, settings=_published_settings(record.settings))
 
 
@@ -152,7 +152,7 @@ def _published_settings(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, 
 
 
 def resume_from_hub(run: RunFolder, config: HubConfig, cluster: Cluster) -> None:
-    """Download to the run's folder what `push_newest_checkpoint` pushed, unless the folder already contains a run."""
+    """Download the files of `push_newest_checkpoint` to the run's folder, unless it already contains a run."""
     if cluster.num_workers > 1:
         raise InputError(
             f"--resume-from-hub works with one worker only; received TF_CONFIG with {cluster.num_workers}. Copy the "
@@ -164,7 +164,7 @@ def resume_from_hub(run: RunFolder, config: HubConfig, cluster: Cluster) -> None
     with _run_on_hub(config, f"{CHECKPOINTS_FOLDER}/*", METRICS_NAME) as copy:
         paths = [path.relative_to(copy) for path in Path(copy).rglob("*") if path.is_file()]
         paths = [path for path in paths if not path.parts[0].startswith(".")]
-        # Upload the run's record last: until it is there, the folder does not count as a run.
+        # Upload the run's record last: a folder without the record does not count as a run.
         for path in sorted(paths, key=lambda path: path.name == RECORD_NAME):
             run.files.upload_file(str(Path(copy, path)), path.as_posix())
     logger.info("downloaded a checkpoint from the branch %s of %s", CHECKPOINTS_BRANCH, config.hub_model_id)
@@ -179,7 +179,7 @@ def record_on_hub(config: HubConfig) -> dict[str, Any]:
 
 @contextmanager
 def _run_on_hub(config: HubConfig, *patterns: str) -> Iterator[str]:
-    """Download the `run.json` on the Hub, and the files that match the patterns, to a temporary folder; yield it."""
+    """Download the `run.json` on the Hub and the files that match the patterns; yield their temporary folder."""
     configure_sessions()
     with tempfile.TemporaryDirectory(prefix="checkpoint-") as copy:
         try:
@@ -197,7 +197,7 @@ def _run_on_hub(config: HubConfig, *patterns: str) -> Iterator[str]:
 
 
 EVENTS_MARK = "tfevents"
-# Written if the card cannot be built.
+# This card is written if the full card cannot be built.
 MINIMAL_CARD = """---
 library_name: transformers
 ---
@@ -214,7 +214,7 @@ class Publisher:
 
     Attributes:
         run_folder: the run's folder, whose plots and TensorBoard files are exported with the model.
-        record: the `run.json`; its settings say what to push, and to which repository.
+        record: the `run.json`; its settings determine what to push, and to which repository.
         tokenizer: the tokenizer to export with the model.
     """
 
@@ -258,7 +258,7 @@ class Publisher:
     def write(self, snapshot: ModelSnapshot, folder: str) -> list[str]:
         """Write a model to a local folder, with its card and log, and return the names of the files.
 
-        If the card cannot be built, a minimal one is written, with a warning.
+        If the card cannot be built, a minimal card is written, with a warning.
         """
         names = export_model(
             snapshot,
@@ -324,7 +324,7 @@ def read_scores(run: RunFolder, weights: Path) -> dict[str, Any] | None:
         None if there are no scores or, with a warning, if their file is damaged. Otherwise a dict with:
         left_to_right: whether the rest of a word was masked with each token;
         scores: {"this model" or control: {measure: {value, standard_error, items}}};
-        chance: {control: measures in which the model does not differ from it}.
+        chance: {control: measures in which the model does not differ from the control}.
     """
     if not run.files.exists(SCORES_NAME):
         return None
@@ -336,7 +336,7 @@ def read_scores(run: RunFolder, weights: Path) -> dict[str, Any] | None:
             path = run.files.path_of(SCORES_NAME)
             logger.info("the scores in %s belong to different weights, so the card has no scores", path)
             return None
-        # Leave out what is private: names of models are paths, and parts are named after the files of pairs.
+        # Leave out private names: models are named by their paths, and parts after the files of pairs.
         titles = {name: name.rpartition(", ")[2] for name in model["controls"]}
         differences = content["differences"]
         chance: dict[str, list[str]] = {}
@@ -375,8 +375,8 @@ class PushToHub:
     queued push. The final model is not pushed here.
 
     Args:
-        publisher: None on a worker that does not push.
-        steps: steps after which to push; the same on all workers.
+        publisher: exports and pushes the model; None on a worker that does not push.
+        steps: the steps after which to push, which are the same on all workers.
         log: the log to publish with the model.
     """
 
@@ -387,12 +387,12 @@ class PushToHub:
 
     def __enter__(self) -> "PushToHub":
         if self.steps:
-            huggingface_hub.utils.disable_progress_bars()  # they would disturb the progress bar of the training
+            huggingface_hub.utils.disable_progress_bars()  # the Hub's bars would disturb the training's bar
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
-            self._pushes.drop_waiting()  # the final model is about to be pushed instead
+            self._pushes.drop_waiting()  # the final model will be pushed instead
             with supervisor.keep_reporting("push"):
                 self._pushes.wait()
         elif not self._pushes.wait(GRACE_SECONDS):

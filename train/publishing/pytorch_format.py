@@ -1,7 +1,7 @@
 """Export a model as a folder that transformers 4 and 5 open in PyTorch with the auto class of its head.
 
-The weights are renamed and transposed to the layout of the PyTorch class (`train.model.weight_names`). This does not
-need torch. Format: https://huggingface.co/docs/safetensors.
+The weights are renamed and transposed to the layout of the PyTorch class (`train.model.weight_names`). The export does
+not need torch. Format: https://huggingface.co/docs/safetensors.
 """
 
 import copy
@@ -33,7 +33,7 @@ from train.model.architectures import (
 )
 from train.model.weight_names import pytorch_name, to_pytorch, variables_within
 
-# Settings that transformers' BERT tokenizer needs: without them it would lower-case all text.
+# Settings that transformers' BERT tokenizer needs. Without them, the tokenizer would lower-case all text.
 CASE_SETTINGS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
 
 
@@ -46,7 +46,7 @@ class ModelSnapshot:
         config: the model's configuration.
         arrays: {name of a weight in TF, prefixed with the model's name: values}.
         step: the step after which the model was copied.
-        metrics: all lines of `metrics.jsonl` up to then.
+        metrics: all lines of `metrics.jsonl` up to this step.
     """
 
     class_name: str
@@ -57,7 +57,7 @@ class ModelSnapshot:
 
 
 def take_snapshot(model: Any, step: int = 0, metrics: Sequence[dict[str, Any]] = ()) -> ModelSnapshot:
-    """Copy a built network with its weights to host memory."""
+    """Copy a built network and its weights to host memory."""
     check_architecture(model.config)
     arrays = {
         f"{model.name}/{name}": np.asarray(variable.numpy()) for name, variable in variables_within(model).items()
@@ -66,7 +66,7 @@ def take_snapshot(model: Any, step: int = 0, metrics: Sequence[dict[str, Any]] =
 
 
 def num_parameters(snapshot: ModelSnapshot, vocabulary_size: int) -> int:
-    """Count the parameters of the exported model, without padding of the vocabulary and weights for training only."""
+    """Count the parameters of the exported model, without the vocabulary's padding and weights only for training."""
     count = 0
     for name, array in snapshot.arrays.items():
         if {DELTA, TRAINING_ONLY}.isdisjoint(name.split("/")):
@@ -93,7 +93,8 @@ def export_model(
         tokenizer: the model's tokenizer.
         folder: the local folder; created if it does not exist.
         model_max_length: the longest input of the model, in tokens; the tokenizer truncates longer texts on request.
-        vocabulary_size: number of ids to keep, without the padding of the model's vocabulary. Default: all.
+        vocabulary_size: number of ids to keep, without the padding of the model's vocabulary. By default all ids are
+            kept.
 
     Returns:
         The names of the files.
@@ -110,7 +111,7 @@ def export_model(
 def write_model(
     folder: str, weights: dict[str, np.ndarray], config: PretrainedConfig, tokenizer: PreTrainedTokenizerFast
 ) -> list[str]:
-    """Write a PyTorch model to a local folder; replace each file atomically, `config.json` last; return their names.
+    """Write a PyTorch model to a local folder; replace files atomically, `config.json` last; return their names.
 
     Args:
         folder: the local folder; created if it does not exist.
@@ -133,7 +134,7 @@ def pytorch_weights(model: Any, vocabulary_size: int | None = None) -> dict[str,
     """Return the weights of a network or snapshot, {name in the PyTorch class: float32 array in its layout}.
 
     Weights for training only are left out, and each delta is added to the weight that it changes. Only the first
-    `vocabulary_size` ids are kept; by default all.
+    `vocabulary_size` ids are kept; by default all ids.
     """
     snapshot = model if isinstance(model, ModelSnapshot) else take_snapshot(model)
     model_type = snapshot.config.model_type
@@ -157,7 +158,7 @@ def pytorch_weights(model: Any, vocabulary_size: int | None = None) -> dict[str,
 
 
 def pytorch_config(config: PretrainedConfig, class_name: str, vocabulary_size: int | None = None) -> PretrainedConfig:
-    """Return the configuration for a PyTorch class, with `vocabulary_size` ids; by default all."""
+    """Return the configuration for a PyTorch class, with `vocabulary_size` ids, by default all ids."""
     config = copy.deepcopy(config)
     config.vocab_size = vocabulary_size or config.vocab_size
     config.architectures = [class_name]

@@ -1,4 +1,4 @@
-"""Read and export saved models: checkpoints of runs (also those of `--save-at-words`) and transformers' formats."""
+"""Read and export saved models: checkpoints of runs (including `--save-at-words`) and transformers' formats."""
 
 import json
 import logging
@@ -169,7 +169,7 @@ def _read_folder(path: str, tokenizer_name: str | None) -> SavedModel:
 
 
 def _class_of(config: PretrainedConfig) -> str:
-    """Return the auto class with the heads of a folder's model: for masked tokens, or for masked tokens and pairs."""
+    """Return the auto class of a folder's model, whose heads predict masked tokens, or masked tokens and pairs."""
     architecture = ARCHITECTURES.get(config.model_type)
     has_pair_head = architecture is not None and architecture.has_pair_head
     names = config.architectures or ()
@@ -179,12 +179,12 @@ def _class_of(config: PretrainedConfig) -> str:
 
 
 class ExportsAtWords(AbstractContextManager["ExportsAtWords"]):
-    """Exports checkpoints to `OUTPUT_DIR/words/chck_…`, and pushes each to the branch of that name.
+    """Exports checkpoints to `OUTPUT_DIR/words/chck_…`, and pushes each to the branch with the same name.
 
-    A thread does this as soon as a checkpoint is written, without delaying the training. `chck_….json`, written last,
+    A thread exports a checkpoint as soon as it is written, without delaying the training. `chck_….json`, written last,
     says what was exported and pushed. So nothing is done twice, and a restarted run exports and pushes only the missing
-    ones. A failure only causes a warning, and is tried again with the next of these checkpoints. Use this object as a
-    context around `fit`.
+    checkpoints. A failure only causes a warning, and is retried with the next of these checkpoints. Use this object as
+    a context around `fit`.
 
     Args:
         run: the run's folder.
@@ -200,7 +200,7 @@ class ExportsAtWords(AbstractContextManager["ExportsAtWords"]):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            self._worker.drop_waiting()  # the next start exports it
+            self._worker.drop_waiting()  # the next start exports the checkpoint
             self._worker.wait(STOP_SECONDS)
         else:
             with supervisor.keep_reporting("publish"):
@@ -235,8 +235,8 @@ class ExportsAtWords(AbstractContextManager["ExportsAtWords"]):
             logger.warning("a model of --save-at-words is not complete; training continues. %s", error)
 
     def _description(self, step: int) -> dict[str, Any]:
-        """Describe what is exported and pushed, with a checksum: a divergence may replace a checkpoint."""
+        """Describe what is exported and pushed. Include the checksum, as a rollback may replace the checkpoint."""
         crc32c = None
-        with suppress(DamagedCheckpointError):  # exporting the checkpoint will raise it again
+        with suppress(DamagedCheckpointError):  # exporting the checkpoint will raise the error again
             crc32c = self._store.read_record(step).crc32c
         return {"step": step, "crc32c": crc32c, "repository": self._repository and self._repository.repo_id}

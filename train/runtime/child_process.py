@@ -15,7 +15,7 @@ LOG_LINE = re.compile(r"[IWEF]\d{4} |2\d{3}-\d\d-|WARNING|\*\*\*|https://symboli
 
 
 class ChildFailedError(Exception):
-    """The process gave no answer. The message is a predicate: `crashed (SIGSEGV): …`, `did not end within 300 s.`."""
+    """The child gave no answer. The message is a predicate, such as `did not end within 300 s.`."""
 
 
 def ask_module(
@@ -29,9 +29,9 @@ def ask_module(
 
     Args:
         module: name of the module.
-        arguments: its arguments.
+        arguments: arguments of the module.
         seconds: time limit.
-        given: its standard input.
+        given: standard input of the process.
         environment: variables added to the environment of this process.
 
     Raises:

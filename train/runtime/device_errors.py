@@ -16,15 +16,16 @@ from train.runtime.run_folder import RunFolder
 # TensorFlow's text before and after the reason why workers cannot continue together.
 ABORTED = "Collective ops is aborted by:"
 ADVICE = "The error could be from a previous operation."
-# Show that a worker has ended: TensorFlow's message about its connection, and those of Gloo, JAX's CPU collectives.
+# These messages show that a worker has ended: TensorFlow's message about the lost connection, and messages of Gloo,
+# which JAX uses for collectives on CPUs.
 CONNECTION_LOST = re.compile(r"Socket closed|Gloo .*([Cc]onnection|[Tt]imed out|peer)")
-# Shows that TensorFlow's client for Cloud Storage has given up.
+# This message shows that TensorFlow's client for Cloud Storage has given up.
 NO_ANSWER = "retry attempts failed"
-# Text that shows that an error came from the input pipeline.
+# This text shows that an error came from the input pipeline.
 INPUT_ERROR = re.compile(r"transformation with iterator|\.tfrecord\b")
 UNREADABLE = ("INVALID_ARGUMENT", "NOT_FOUND", "PERMISSION_DENIED", "UNAUTHENTICATED")
 OUT_OF_MEMORY = re.compile(r"OOM when allocating|[Oo]ut of memory|[Aa]llocat")
-# Statuses of a lost device, which do not mean that the computation is wrong.
+# Statuses of a lost device. They do not mean that the computation is wrong.
 LOST = ("UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED")
 STATUSES = (*LOST, *UNREADABLE, "RESOURCE_EXHAUSTED", "DATA_LOSS", "UNKNOWN", "INTERNAL", "FAILED_PRECONDITION")
 STATUS = re.compile(rf"({'|'.join(STATUSES)}): ")
@@ -40,13 +41,13 @@ def status_of(error: BaseException) -> str | None:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Return whether an error means that the device was lost, and not that the computation failed."""
+    """Return whether an error means that the device was lost, rather than that the computation failed."""
     return status_of(error) in LOST
 
 
 @contextmanager
 def explained_failures(cluster: Cluster, folder: RunFolder) -> Iterator[None]:
-    """Replace errors of TensorFlow and JAX that a user can fix by a one-line message; other errors do not change.
+    """If a user can fix an error of TensorFlow or JAX, replace the error by a one-line message.
 
     TensorFlow's coordination service notices a lost worker when its connection closes, or after 10 seconds without a
     heartbeat. JAX's service ends the process by itself if it loses the first worker.

@@ -25,14 +25,14 @@ from numpy.typing import NDArray
 
 from train import has_accelerator
 
-# JAX's variable for the folder of compiled programs; if it is not set, they are kept in the user's cache.
+# JAX's variable for the folder of compiled programs; if the variable is not set, the programs are in the user's cache.
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 CACHE_FOLDER = Path("~/.cache/mlm-pretraining/programs")
 # In a program's header: a result that is written into the memory of a parameter.
 ALIAS = re.compile(r"parameter_number = (\d+) : i64\}, output_index = array<i64(?:: (\d+))?>")
 
-# One value per replica, on its device. To JAX this is a replicated array, whose values would all be equal. The values
-# of batches and of shards of moments differ, so only the programs of this module may read them.
+# One value per replica, on its device. For JAX this is a replicated array, in which all values are equal. The values of
+# batches and of shards of moments differ, so only the programs of this module may read them.
 Replicas: TypeAlias = jax.Array
 
 
@@ -50,7 +50,7 @@ class Program:
     executable: Any
     assigned: dict[int, int]
     sharding: NamedSharding
-    _joiners: list[Any] = field(default_factory=list)  # one for each result; created with the first results
+    _joiners: list[Any] = field(default_factory=list)  # a joiner for each result, created with the first results
 
     def execute(self, parameters: Sequence[Replicas]) -> list[Replicas]:
         """Start the program on all devices of this host; return before they have finished."""
@@ -66,7 +66,7 @@ def set_up_jax() -> None:
     """Configure JAX before it looks for devices: 64-bit integers (for the step counter), and a cache of programs."""
     jax.config.update("jax_enable_x64", True)
     logger = logging.getLogger("jax")
-    logger.handlers.clear()  # its messages are printed like all other messages
+    logger.handlers.clear()  # the root logger prints JAX's messages like all other messages
     logger.setLevel(logging.WARNING)
     if find_spec("libtpu") and not (has_accelerator() or os.environ.get("JAX_PLATFORMS")):
         jax.config.update("jax_platforms", "cpu")  # otherwise libtpu searches for a TPU for seconds and prints errors
@@ -97,7 +97,7 @@ def compile_program(stablehlo: str, devices: Sequence[Any]) -> Program:
 def parsed(stablehlo: str) -> Iterator[Any]:
     """Parse a program into a module of MLIR, which is valid within the context.
 
-    TensorFlow repeats a constant wherever it is used, ModernBERT's rotations hundreds of times. Duplicates are removed.
+    TensorFlow repeats a constant wherever it is used: ModernBERT's rotations, hundreds of times. Remove the duplicates.
     """
     from jax._src.interpreters import mlir
     from jax._src.lib.mlir import ir, passmanager
@@ -109,7 +109,7 @@ def parsed(stablehlo: str) -> Iterator[Any]:
 
 
 def assigned(stablehlo: str) -> dict[int, int]:
-    """Return the results that are written into the memory of parameters, which are variables that the program assigns.
+    """Return the results that overwrite parameters: the new values of variables that the program assigns.
 
     Returns:
         {index of the result: index of the parameter}.
@@ -124,13 +124,13 @@ def sharding_over(devices: Sequence[Any]) -> NamedSharding:
 
 
 def place(parts: Sequence[NDArray[Any]], sharding: NamedSharding, *, assigned: bool = False) -> Replicas:
-    """Start copying one array to each device of this host. It takes a fifth of the time of `jax.device_put`.
+    """Start copying one array to each device of this host, in a fifth of the time that `jax.device_put` takes.
 
     Args:
         parts: the array of each device.
         sharding: the sharding of the result.
-        assigned: a program will write into the memory. If so, arrays are copied even on a CPU. Otherwise JAX would
-            share the NumPy array's memory, keep it, and copy it when the program starts.
+        assigned: whether a program will write into the memory. If so, arrays are copied even on a CPU. Otherwise JAX
+            would share and keep the NumPy array's memory, and copy it when the program starts.
     """
     aval, devices = ShapedArray(parts[0].shape, parts[0].dtype), sharding.mesh.local_devices
     copied = assigned and devices[0].platform == "cpu"
@@ -159,7 +159,7 @@ def values_of(replicas: Replicas) -> list[jax.Array]:
 
 
 def host_copy(array: jax.Array) -> NDArray[Any]:
-    """Copy the value on one device to the host; waits for it. The next step may reuse the device's memory."""
-    # A new array object, because JAX's array would keep the copy that it makes.
+    """Copy the value on one device to the host, and wait for it. The next step may reuse the device's memory."""
+    # Make a new array object, because the original object would keep the host's copy in memory.
     fresh = _joiner(array.shape, array.dtype, array.sharding)([array])
     return np.array(fresh)

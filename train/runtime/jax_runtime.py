@@ -41,11 +41,12 @@ class JaxRuntime(Runtime):
 
     def __init__(self, cluster: Cluster, devices: Sequence[Any]):
         set_up_jax()
-        # JAX uses the GPUs. A step that TensorFlow lowered there would also contain operations for GPUs.
+        # Hide the GPUs from TensorFlow, because JAX uses them, and a step lowered on a GPU would contain operations for
+        # GPUs.
         tf.config.set_visible_devices([], "GPU")
         self.cluster, self.num_replicas, self._devices = cluster, len(devices), devices
         self._sharding = sharding_over(devices)
-        # Both are keyed by the identity of the variable's handle.
+        # The keys of both dictionaries are the identities of the variables' handles.
         self._state: dict[int, Replicas] = {}
         self._variables: dict[int, tf.Variable] = {}
 
@@ -53,7 +54,7 @@ class JaxRuntime(Runtime):
         return nullcontext()
 
     def distribute(self, batches: Callable[[tf.distribute.InputContext], tf.data.Dataset]) -> tf.data.Dataset:
-        """Return the data set of this host's batches, tensors (replicas, rows, …) that `on_replicas` accepts."""
+        """Return the data set of this host's batches, whose tensors (replicas, rows, …) fit `on_replicas`."""
         context = tf.distribute.InputContext(self.cluster.num_workers, self.cluster.index, self.num_replicas)
         steps = batches(context).batch(self.num_local_replicas, drop_remainder=True)
         return steps.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
@@ -136,7 +137,7 @@ class JaxRuntime(Runtime):
         self._variables.clear()
 
     def replicas_of(self, variable: tf.Variable) -> Replicas:
-        """Return a variable's values on the devices; move it there first if necessary."""
+        """Return a variable's values on the devices; move the variable there first if necessary."""
         key = id(variable.handle)
         if key not in self._state:
             self.set_replicas(variable, [value_of(variable)] * self.num_local_replicas)
@@ -145,7 +146,7 @@ class JaxRuntime(Runtime):
     def set_replicas(self, variable: tf.Variable, values: Sequence[NDArray[Any]]) -> None:
         key = id(variable.handle)
         self._state[key] = place(values, self._sharding, assigned=True)
-        self._variables[key] = variable  # keeps the handle alive, so that its identity is not reused
+        self._variables[key] = variable  # keep the handle alive, so that its identity is not reused
         empty([variable])
 
     def _program_of(self, function: Callable[..., Any]) -> Callable[[Any], tuple[Lowered, list[Replicas]]]:
@@ -192,7 +193,8 @@ class JaxVariable:
     Args:
         runtime: the runtime.
         variable: TensorFlow's variable.
-        axis: the axis along which the replicas of all hosts divide it; None if each replica has the whole variable.
+        axis: the axis along which the replicas of all hosts divide the variable; None if each replica has the whole
+            variable.
     """
 
     def __init__(self, runtime: JaxRuntime, variable: tf.Variable, axis: int | None):

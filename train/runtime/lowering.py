@@ -25,7 +25,8 @@ class Lowered(NamedTuple):
     """A function that was lowered for one replica.
 
     The program's parameters are the arguments of the function, then the captured variables and tensors. The program's
-    results are what the function returns, in the order of `tf.nest.flatten`, then the variables that it assigns.
+    results are the function's returned values, in the order of `tf.nest.flatten`, then the variables that the function
+    assigns.
 
     Attributes:
         stablehlo: the program's text.
@@ -58,7 +59,7 @@ class ReplicaOfSlice(tf.distribute.ReplicaContext):
 
     @property
     def replica_id_in_sync_group(self) -> tf.Tensor:
-        """This replica's number, an int32 scalar that is known when the program runs."""
+        """This replica's number, an int32 scalar that is known only when the program runs."""
         return gen_xla_ops.xla_replica_id()
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:  # noqa: ARG002
@@ -104,15 +105,16 @@ def lower(function: Callable[..., Any], specs: Any, num_replicas: int) -> Lowere
 
 
 def _variable_or_tensor(captured: Any) -> Any:
-    """Return the variable of a handle, or else the tensor.
+    """Return the variable of a handle; return any other tensor unchanged.
 
-    A graph does not list a variable that it only assigns, if the mixed-precision policy may cast that variable.
+    The graph's list of variables lacks a variable that the graph only assigns and that the mixed-precision policy may
+    cast.
     """
     return variable_of(captured) if captured.dtype == tf.resource else captured
 
 
 def _forget_gradients(graph: tf.Graph) -> None:
-    """Unregister the gradients of functions with `tf.custom_gradient`, since each would keep the graph in memory.
+    """Unregister the gradients of functions with `tf.custom_gradient`, because each keeps the graph in memory.
 
     TensorFlow registers a gradient for each call and never removes it. Gradients inside functions that the graph calls
     stay registered, because they may still be needed.
@@ -127,9 +129,10 @@ def _forget_gradients(graph: tf.Graph) -> None:
 def lowered_text(function: Any, *arguments: Any) -> str:
     """Lower a `tf.function` with `jit_compile=True`, traced with these arguments, to StableHLO that libtpu accepts."""
     text = function.experimental_get_compiler_ir(*arguments)(stage="stablehlo")
-    # libtpu does not know TensorFlow's copy operation. It is an identity, like a reshape to the same shape.
+    # libtpu does not know TensorFlow's copy operation. The operation is an identity, like a reshape to the same shape.
     text = re.sub(r"mhlo\.copy (%[\w#]+) : (tensor<[^>]*>)", r"stablehlo.reshape \1 : (\2) -> \2", text)
-    # TensorFlow numbers the functions of a process. Names must not depend on that, or compilers would miss their cache.
+    # TensorFlow numbers the functions of a process. The names must not depend on these numbers, or compilers would not
+    # find programs in their cache.
     names = {
         name: f"@part_{number}" for number, name in enumerate(re.findall(r"(?:module|func private) (@[\w.]+)", text))
     }
@@ -153,7 +156,7 @@ def _as_bytes(constant: re.Match[str]) -> str:
 
 @contextmanager
 def shaped(variables: Sequence[tf.Variable]) -> Iterator[None]:
-    """Within the context, give variables emptied with `empty` a value, because lowering reads the value's shape."""
+    """During the context, give variables emptied with `empty` a value, because lowering reads the value's shape."""
     emptied = [
         variable
         for variable in variables
@@ -172,7 +175,7 @@ def shaped(variables: Sequence[tf.Variable]) -> Iterator[None]:
 
 
 def empty(variables: Sequence[tf.Variable]) -> None:
-    """Free the memory of variables. Their values are lost."""
+    """Free the memory of variables, and discard their values."""
     for variable in variables:
         set_value(variable, tf.zeros((), variable.dtype))
 
@@ -188,5 +191,5 @@ def value_of(variable: tf.Variable) -> np.ndarray:
 
 
 def set_value(variable: tf.Variable, value: tf.Tensor) -> None:
-    """Set a variable that may be empty; `tf.Variable.assign` would fail then."""
+    """Set a variable that may be empty; `tf.Variable.assign` would fail on an empty one."""
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)

@@ -35,22 +35,23 @@ ACCELERATOR_TYPE_VARIABLE = "TPU_ACCELERATOR_TYPE"
 METADATA_HOST_VARIABLE = "GCE_METADATA_HOST"
 METADATA_HOST = "metadata.google.internal"
 DEVICES, PCI_DEVICES = Path("/dev"), Path("/sys/bus/pci/devices")
-# Device files of the kernel drivers of TPU VMs: up to v4, and from v5e on.
+# Device files of a TPU VM's kernel driver: the first up to v4, the second from v5e on.
 TPU_DEVICE_PATTERNS = ("accel*", "vfio/[0-9]*")
-# PCI ids, from jax 0.7.1 (jax/_src/hardware_utils.py): the vendor, and the generation of each chip. A v2 has v3's id.
+# PCI ids, from jax 0.7.1 (jax/_src/hardware_utils.py): the vendor's id, and {id: generation of the chip}. A v2 has v3's
+# id.
 GOOGLE = "0x1ae0"
 PCI_CHIPS = {"0x0027": "v3", "0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e"}
 # Distributions of TensorFlow whose XLA compiles only for TPUs.
 TPU_BUILDS = ("tensorflow-tpu", "tf-nightly-tpu")
-# Used if the size of the TPU is unknown. A v2-8, v3-8 or v5e-8 has this many replicas.
+# Assumed number of replicas if the size of the TPU is unknown. A v2-8, v3-8 or v5e-8 has this number of replicas.
 ASSUMED_TPU_REPLICAS = 8
 CLUSTER_VARIABLE = "TF_CONFIG"
-# Set on the hosts of a multi-host TPU slice: the names of all hosts, and the index of this host.
+# Variables on the hosts of a multi-host TPU slice: the names of all hosts, and the index of this host.
 TPU_HOSTS_VARIABLE, TPU_HOST_INDEX_VARIABLE = "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID"
-# Port on which the first host listens for the others, as with `jax.distributed.initialize()` on Cloud TPUs.
+# Port on which the first host listens for the other hosts, as with `jax.distributed.initialize()` on Cloud TPUs.
 JAX_COORDINATOR_PORT = 8476
 EXAMPLE = '{"cluster": {"worker": ["host1:12345", "host2:12345"]}, "task": {"type": "worker", "index": 0}}'
-# The chief is a separate task, or the first worker.
+# Types of tasks. The chief is a separate task, or else the first worker.
 CHIEF, WORKER = "chief", "worker"
 ADDRESS = re.compile(r".+:\d+")
 # Number of characters of the variable that an error shows.
@@ -62,8 +63,8 @@ class Cluster:
     """The workers of a run.
 
     Attributes:
-        addresses: of all workers, the chief's first.
-        index: index of this process among them.
+        addresses: the addresses of all workers, the chief's address first.
+        index: index of this process among the workers.
     """
 
     addresses: tuple[str, ...] = ("localhost",)
@@ -75,7 +76,7 @@ class Cluster:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process writes the run's files, pushes and prints; exactly one process does."""
+        """Whether this process writes the run's files, pushes and prints. Exactly one process is the chief."""
         return self.index == 0
 
 
@@ -92,7 +93,7 @@ def read_cluster(*, tpu_hosts: bool = False) -> Cluster:
         settings = json.loads(text or "{}")
         jobs = settings.get("cluster")
         if not jobs:
-            return Cluster()  # some platforms set the variable on a single machine
+            return Cluster()  # some platforms set TF_CONFIG on a single machine
         if not set(jobs) <= {CHIEF, WORKER} or len(jobs.get(CHIEF, ())) > 1:
             raise ValueError("its jobs may only be chief, with one address, and worker")
         addresses = tuple(str(address) for job in (CHIEF, WORKER) for address in jobs.get(job, ()))
@@ -116,7 +117,7 @@ def read_cluster(*, tpu_hosts: bool = False) -> Cluster:
 def read_tpu_hosts() -> Cluster:
     """Return the hosts of this machine's TPU slice, in the order of their chips.
 
-    As in `jax.distributed`, they come from the environment (GKE, Kaggle) or from the metadata server (TPU VMs).
+    As in `jax.distributed`, their names come from the environment (GKE, Kaggle) or from the metadata server (TPU VMs).
     """
     names = os.environ.get(TPU_HOSTS_VARIABLE, "")
     index = os.environ.get(TPU_HOST_INDEX_VARIABLE, "")
@@ -146,7 +147,8 @@ class Chip:
         usable_memory_bytes: memory that the compiler leaves to a program.
         clock_hertz: clock rate.
         cores_per_replica: number of TensorCores that act as one replica.
-        names_count_cores: the number in a name such as `v3-8` counts cores (all but v5e and v6e), not chips.
+        names_count_cores: whether the number in a name such as `v3-8` counts cores instead of chips, as in all
+            generations but v5e and v6e.
     """
 
     generation: str
@@ -272,7 +274,7 @@ def check_tpu_use(config: RunSettings, cluster: Cluster) -> None:
 
 
 def has_cpu_alone() -> bool:
-    """Return whether this machine is known to have no device but its CPU, without asking TensorFlow.
+    """Return whether this machine is known to have only a CPU, without asking TensorFlow.
 
     False if this process has imported TensorFlow, which may have been configured to use other devices.
     """

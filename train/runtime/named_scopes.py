@@ -1,4 +1,4 @@
-"""Names for parts of the train step. Profiles and the preflight use them to see which part an operation belongs to."""
+"""Names for parts of the train step. Profiles and the preflight use them to find an operation's part."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -7,20 +7,20 @@ from typing import Any
 
 import tensorflow as tf
 
-# Name of a branch that a healthy run hardly ever takes. The preflight does not count it.
+# Name of a branch that a healthy run hardly ever takes. The preflight does not count the branch.
 RARELY = "rarely"
 
 
 @contextmanager
 def named(scope: str) -> Iterator[None]:
-    """Name operations `scope/…`, as a context manager or a decorator. Their values do not change."""
+    """Name operations `scope/…`, as a context manager or a decorator. Results do not change."""
     with tf.name_scope(scope):
         yield
 
 
 @contextmanager
 def operations_named(scope: str) -> Iterator[None]:
-    """Name operations `scope/…` in a graph only. Layers create weights in their first eager call, without the scope."""
+    """Name operations `scope/…` in graphs only. A layer's first call is eager, so its weights' names lack the scope."""
     if tf.executing_eagerly():
         yield
         return

@@ -1,12 +1,12 @@
 """Settings that let TensorFlow see this machine's TPU: from v5e on, libtpu offers it only as a PJRT plugin.
 
-TensorFlow reads these settings when it is imported. If they do not fit, connecting crashes the process or never
+TensorFlow reads these settings when it is imported. If the settings do not fit, connecting crashes the process or never
 returns. So a separate process tries first:
 
     python -m train.runtime.pjrt_settings connect
 
-It connects to the TPU, and prints a JSON object with the number of TPU cores as the last line. With `api FILE` it
-prints the version of the PJRT API of a libtpu.
+This process connects to the TPU, and prints a JSON object with the number of TPU cores as the last line. With `api
+FILE` it prints the version of the PJRT API of a libtpu.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 PROGRAM = "train.runtime.pjrt_settings"
 LIBRARY_VARIABLE = "TF_PLUGGABLE_DEVICE_LIBRARY_PATH"
 NO_METADATA_VARIABLE = "TPU_SKIP_MDS_QUERY"
-# From an example of Keras that has run on a v6e with TensorFlow 2.19.1 (keras-team/keras-io#2174).
+# These values are from a Keras example that has run on a v6e with TensorFlow 2.19.1 (keras-team/keras-io#2174).
 FIXED = {"PJRT_DEVICE": "TPU", "NEXT_PLUGGABLE_DEVICE_USE_C_API": "true"}
 XLA_VARIABLE = "TF_XLA_FLAGS"
 XLA_FLAGS = (
@@ -39,14 +39,14 @@ XLA_FLAGS = (
 )
 # The path of libtpu in Google's images.
 SYSTEM_LIBRARY = Path("/lib/libtpu.so")
-# Importing TensorFlow from a cold disk takes a minute or more; connecting to the chips of a host takes less.
+# Importing TensorFlow from a cold disk takes a minute or more; connecting to a host's chips takes less time.
 TRIAL_SECONDS = 300.0
 API_SECONDS = 60.0
 ADVICE = (
     "Run train/doctor.py --tpu-name local, which tries both ways. JAX finds TPUs that TensorFlow does not: --runtime "
     "jax, in a separate environment (python3 install.py --extra jax-tpu --environment .venv-jax)."
 )
-# The attempts that this process has made, for error messages about the connection.
+# The attempts that this process has made, described in error messages about the connection.
 _tried: list[str] = []
 
 
@@ -60,7 +60,7 @@ def library_path() -> Path | None:
 
 
 def settings(library: Path) -> dict[str, str]:
-    """Return the environment variables to set. Variables that the user has set are left alone."""
+    """Return the environment variables to set, except those that the user has set."""
     wanted = FIXED | {LIBRARY_VARIABLE: str(library)}
     missing = {name: value for name, value in wanted.items() if name not in os.environ}
     flags = os.environ.get(XLA_VARIABLE, "")
@@ -69,9 +69,9 @@ def settings(library: Path) -> dict[str, str]:
 
 
 def show_tpu(config: HardwareConfig) -> None:
-    """Set the environment so that TensorFlow will see this machine's TPU, according to `--pjrt`; waits for a trial.
+    """Set the environment so that TensorFlow will see this machine's TPU, according to `--pjrt`. Wait for a trial.
 
-    Call it before TensorFlow is imported.
+    Call this before TensorFlow is imported.
 
     Raises:
         RunFailedError: with `--pjrt on`, the trial has failed.
@@ -117,7 +117,7 @@ def try_to_connect(*, with_pjrt: bool) -> int:
 
 
 def describe_attempts() -> str:
-    """Describe, for an error message, what was tried and with which versions."""
+    """Describe for an error message the attempts to connect, and the installed versions."""
     packages = ", ".join(f"{name} {installed_version(name)}" for name in ("tensorflow-tpu", "libtpu"))
     attempt_of_user = f"with{'' if LIBRARY_VARIABLE in os.environ else 'out'} its PJRT settings"
     return f"Tried: {packages}, {', then '.join(_tried or [attempt_of_user])}."
@@ -131,7 +131,7 @@ def installed_version(package: str) -> str:
 
 
 def tensorflow_api_version() -> str | None:
-    """Read, from TensorFlow's headers, the version of the PJRT API that it was built for; None if it has no headers."""
+    """Read from TensorFlow's headers the version of the PJRT API that TensorFlow supports; None without headers."""
     spec = importlib.util.find_spec("tensorflow")
     header = Path(spec.origin).parent / "include/xla/pjrt/c/pjrt_c_api.h" if spec and spec.origin else Path()
     if not header.is_file():
@@ -188,7 +188,7 @@ def _connect() -> int:
 def main(task: str, *arguments: str) -> None:
     answer = {"num_cores": _connect()} if task == "connect" else {"version": _read_api_version(*arguments)}
     print(json.dumps(answer), flush=True)
-    os._exit(0)  # the destructors of TensorFlow and libtpu may wait for their threads
+    os._exit(0)  # skip the destructors of TensorFlow and libtpu, which may wait for their threads
 
 
 if __name__ == "__main__":

@@ -8,10 +8,11 @@ from train.config.settings import EPOCH
 
 # Size of a weight or moment, in memory and in checkpoints.
 FLOAT32_BYTES = 4
-# Default number of lines of the log, and the default upper limit of the steps between them.
+# Default number of lines of the log, and default maximum number of steps between lines.
 NUM_LOG_LINES = 50
 MAX_LOG_STEPS = 50
-# Cost of evaluating a row, relative to training on it: no backward pass, which costs twice as much as the forward pass.
+# Cost of evaluating a row, relative to training on it. Evaluation needs no backward pass, which costs twice as much as
+# the forward pass.
 EVALUATION_COST = 1 / 3
 
 
@@ -32,19 +33,19 @@ class PastPhase:
 
 @dataclass(frozen=True)
 class Plan:
-    """The numbers of a run or of one of its phases. A step is one update of the weights. Records store it as JSON.
+    """The numbers of a run or of one of its phases, stored as JSON in records. A step is one update of the weights.
 
     Attributes:
         num_replicas: number of replicas.
         global_batch_rows: rows per step, over all replicas.
         num_rows: rows of the training data.
-        max_length: tokens per row, at most.
+        max_length: maximum number of tokens per row.
         num_steps: number of steps of the run up to the end of the phase.
         num_warmup_steps: length of the learning rate's warmup, in steps.
-        num_decay_steps: number of last steps of the schedule in which `wsd` decays.
+        num_decay_steps: number of steps at the end of the schedule over which `wsd` decays.
         eval_steps: steps between evaluations.
         save_steps: steps between checkpoints.
-        save_minutes: minutes between additional checkpoints; None if there are none.
+        save_minutes: minutes between additional checkpoints; None for no additional checkpoints.
         num_micro_batches: number of micro-batches that each replica processes per step.
         first_schedule_step: step at which the learning rate's schedule starts.
         last_schedule_step: step at which the learning rate's schedule ends.
@@ -135,7 +136,7 @@ class Plan:
         return num_tokens + (step - num_counted) * self.batch_tokens
 
     def log_steps(self, setting: str | int | None = None) -> int:
-        """Return the number of steps between lines of the log: `--log-steps`, by default a fiftieth of the phase."""
+        """Return the number of steps between log lines: `--log-steps`, or a fiftieth of the phase, at most 50."""
         by_default = max(1, min(MAX_LOG_STEPS, self.num_phase_steps // NUM_LOG_LINES))
         return steps_of_setting(setting, self.num_rows, self.global_batch_rows) or by_default
 
@@ -163,5 +164,5 @@ def num_in_checkpoint(num_parameters: int, num_with_one_moment: int) -> int:
 
 
 def steps_of_setting(setting: str | int | None, num_rows: int, batch_rows: int) -> int | None:
-    """Return the number of steps that a setting means. `epoch` is one pass over the rows, rounded up; None if unset."""
+    """Return a setting's number of steps; `epoch` means one pass over the rows, rounded up. None if it is not set."""
     return -(-num_rows // batch_rows) if setting == EPOCH else int(setting) if setting else None

@@ -55,11 +55,11 @@ class StopRequest:
 
     @property
     def in_words(self) -> str:
-        """The reason in parentheses, to append to `Stopped`. Empty after Ctrl-C, because the user knows."""
+        """The reason in parentheses, to append to `Stopped`. Empty after Ctrl-C, because the user knows the reason."""
         return "" if self.reason == CTRL_C else f" ({self.reason or 'on another worker'})"
 
     def check(self) -> bool:
-        """Return whether this process has a request, after making one if the supervisor is gone."""
+        """Return whether this process has a request. If the supervisor is gone, make a request first."""
         if supervisor.is_lost():
             self.make("the supervising process ended")
         return self.reason is not None
@@ -71,7 +71,7 @@ class StopRequest:
     def take_agreement_to_save(self, is_due: bool) -> bool:
         """Return whether all workers should save, and reset the agreement.
 
-        One worker saves if `is_due`. Several save as they agreed at the last `compare`.
+        A single worker saves if `is_due`. Several workers save if they agreed to at the last `compare`.
         """
         if self._max_over_workers is None:
             return is_due
@@ -80,7 +80,7 @@ class StopRequest:
         return is_agreed
 
     def compare(self, seconds: float = 0.0) -> float:
-        """Agree with the other workers on stopping and saving. Waits for them.
+        """Agree with the other workers on stopping and saving. Wait for them.
 
         Returns:
             The maximum of `seconds` over all workers.
@@ -93,7 +93,7 @@ class StopRequest:
 
 
 class InFlight:
-    """Limits the work queued on the device to about a second, or to one piece if that takes longer.
+    """Limits the work queued on the device to about a second, or to one piece if a piece takes longer.
 
     A host runs ahead of its TPU or GPU, and a checkpoint waits for everything that is queued. So the host waits for the
     device about once per second. The pieces of work (steps, or batches of an evaluation) are timed from one wait to the
@@ -118,7 +118,7 @@ class InFlight:
         self._since_seconds = time.perf_counter()
 
     def add(self, num_pieces: int) -> bool:
-        """Count queued pieces, and wait if no more are allowed. Return whether it has waited."""
+        """Count queued pieces, and wait for the device if no more are allowed. Return whether it waited."""
         self._num_queued += num_pieces
         self.num_allowed -= num_pieces
         if self.num_allowed > 0:
@@ -133,7 +133,7 @@ class InFlight:
 
 @contextlib.contextmanager
 def listening(request: StopRequest, *, on_cloud_machine: bool) -> Iterator[None]:
-    """Make `request` when a signal or a notice asks this process to stop, while in the context.
+    """During the context, make `request` when a signal or a notice asks this process to stop.
 
     A second Ctrl-C kills the process, even during a call that compiles for minutes. The metadata server is polled on a
     cloud machine, or if the environment sets its address.
@@ -141,7 +141,7 @@ def listening(request: StopRequest, *, on_cloud_machine: bool) -> Iterator[None]
     ended = threading.Event()
     if on_cloud_machine or os.environ.get(METADATA_HOST_VARIABLE):
         threading.Thread(target=_watch_metadata, args=(request, ended), daemon=True).start()
-    in_main_thread = threading.current_thread() is threading.main_thread()  # the only one that may handle signals
+    in_main_thread = threading.current_thread() is threading.main_thread()  # only the main thread may handle signals
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def interrupt(*_: object) -> None:
@@ -163,7 +163,7 @@ def listening(request: StopRequest, *, on_cloud_machine: bool) -> Iterator[None]
 
 
 def _watch_metadata(request: StopRequest, ended: threading.Event) -> None:
-    """Make the request when a new notice appears. Existing notices do not count, otherwise no run could resume."""
+    """Make the request when a new notice appears. Existing notices do not count; otherwise, no run could resume."""
     seen = {name: read_metadata(name) or quiet for name, quiet in NOTICES.items()}
     while not ended.wait(POLL_SECONDS):
         for name, quiet in NOTICES.items():

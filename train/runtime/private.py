@@ -1,4 +1,4 @@
-"""All uses of private APIs of TensorFlow and tf_keras, tested with their versions 2.20 and 2.21.
+"""All uses of private APIs of TensorFlow and tf_keras, tested with versions 2.20 and 2.21 of both.
 
 Uses of JAX's private API are in `train.runtime.jax_programs`.
 """
@@ -26,7 +26,7 @@ def in_float32() -> Any:
 
 
 def steps_per_execution(model: Any) -> tf.Variable:
-    """Return the variable with the number of steps of an execution, which tf_keras' `fit` reads before each."""
+    """Return the variable with the number of steps per execution, which tf_keras' `fit` reads before each execution."""
     return model._steps_per_execution
 
 
@@ -43,7 +43,7 @@ def registered_gradients() -> dict[str, Any]:
 
 @contextmanager
 def keeping_trace() -> Iterator[None]:
-    """Restore `trace.enabled` on exit: JAX's profiler replaces this function by a value, as in a newer TensorFlow."""
+    """Restore `trace.enabled` on exit. JAX's profiler replaces this function with a value, as in a newer TensorFlow."""
     enabled = trace.enabled
     try:
         yield

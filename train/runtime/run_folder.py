@@ -1,4 +1,4 @@
-"""The folder of a run: its files, its record `run.json`, and the check whether it contains a given run."""
+"""The folder of a run: its files, its record `run.json`, and the check that the folder contains a given run."""
 
 import itertools
 import json
@@ -16,21 +16,23 @@ from mlm_common.storage import Folder, open_folder
 from mlm_common.storage.guard import guarded_read
 
 RECORD_NAME = "run.json"
-# Key in the record of a run whose length was changed. It contains only numbers, so it is published without redaction.
+# Key in the record of a run whose length was changed. The value contains only numbers, so it is published without
+# redaction.
 EARLIER_SCHEDULES = "earlier_schedules"
 METRICS_NAME = "metrics.jsonl"
-# New name of a metrics.jsonl that has an unreadable line; contains a number.
+# New name of a metrics.jsonl that has an unreadable line. The braces stand for a number.
 DAMAGED_METRICS_NAME = "metrics.damaged-{}.jsonl"
 LOSS_CURVE_NAME = "loss.png"
 CONFUSION_NAME = "confusion_matrix.png"
 CHECKPOINTS_FOLDER = "checkpoints"
 TENSORBOARD_FOLDER = "tensorboard"
-EVENTS_FOLDER = "runs"  # in an export; the Hub shows the event files in it as training metrics
-# Folders in both of them. TensorBoard shows metrics of the same name in one chart.
+EVENTS_FOLDER = "runs"  # in an export; the Hub shows its event files as training metrics
+# Subfolders for event files, in the run's folder and in an export. TensorBoard shows metrics of the same name in one
+# chart.
 TENSORBOARD_SPLITS = ("train", "validation")
 EVENTS_PATTERN = r"events\.out\.tfevents\..*"
 EXPORT_FOLDER = "export"
-CONFIG_NAME = "config.json"  # of an export
+CONFIG_NAME = "config.json"  # file of an export
 TRACKERS_FOLDER = "trackers"  # for --report-to
 WORDS_FOLDER = "words"  # for --save-at-words
 SCORES_NAME = "scores.json"  # written by `train/score_mlm.py`, if its output is this file
@@ -43,7 +45,7 @@ FILES_OF_A_RUN = {
     **{f"{TENSORBOARD_FOLDER}/{split}": EVENTS_PATTERN for split in TENSORBOARD_SPLITS},
     **{f"{EXPORT_FOLDER}/{EVENTS_FOLDER}/{split}": EVENTS_PATTERN for split in TENSORBOARD_SPLITS},
 }
-# Additional files of fine-tuning.
+# Additional files that fine-tuning writes.
 RESULT_FILES = (
     r"(train|eval|all)_results\.json|predict_results_[\w-]+\.txt|confusion_matrix\.png|predictions\.txt"
     r"|eval_predictions\w*\.(txt|json)"
@@ -61,8 +63,8 @@ class RunFolder:
     """The folder of a run, local or gs://. It need not exist.
 
     Attributes:
-        path: as given.
-        files: the folder.
+        path: the path as given.
+        files: access to the folder's files.
         checkpoints: subfolder with checkpoints.
         export: subfolder with the exported model.
         tensorboard: subfolder with TensorBoard's event files.
@@ -94,7 +96,7 @@ class RunFolder:
         """Read `run.json`.
 
         Raises:
-            InputError: it is damaged, or was written by another program.
+            InputError: the file is damaged, or was written by another program.
         """
         with self.guarded_record():
             record = json.loads(self.files.read_text(RECORD_NAME))
@@ -103,7 +105,7 @@ class RunFolder:
         return record
 
     def guarded_record(self) -> AbstractContextManager[None]:
-        """Return a context that turns errors of reading `run.json`, or of looking up its values, into InputErrors."""
+        """Return a context that turns errors while reading `run.json`, or looking up its values, into InputErrors."""
         hint = "Restore it from a backup or from the Hub, or start the run again in another folder."
         return guarded_read(self.files.path_of(RECORD_NAME), "the record of a run", hint=hint)
 
@@ -169,7 +171,7 @@ class RunFolder:
         self.files.delete_files([METRICS_NAME, LOSS_CURVE_NAME])
         others = "|".join((RESULT_FILES, DAMAGED_METRICS_NAME.format(r"\d+")))
         self.files.delete_files([name for name in self.files.list_files() if re.fullmatch(others, name)])
-        self.files.delete_files([RECORD_NAME])  # last, because it marks the folder as that of a run
+        self.files.delete_files([RECORD_NAME])  # last, because this file marks the folder of a run
 
     def _check_fingerprint(self, recorded: dict[str, Any], fingerprint: dict[str, Any], begun_phase: int) -> None:
         if _is_pretraining(recorded) != _is_pretraining(fingerprint):
@@ -178,7 +180,7 @@ class RunFolder:
                 f"--output-dir: {self} contains a {kind} run. Use another folder, or --overwrite-output-dir, which "
                 "deletes that run."
             )
-        # Settings come before the parts of the model's configuration that follow from them.
+        # Sort the settings before the parts of the model's configuration that follow from the settings.
         place = {key: index for content in (recorded, fingerprint) for index, key in enumerate(content)}
         differing = [
             key
@@ -213,7 +215,7 @@ def phase_prefix(index: int) -> str:
 
 
 def exported_model(path: str, flag: str = "--model") -> str:
-    """Return the export in the folder of a run. Any other folder (local or `gs://`) or Hub id is returned unchanged.
+    """Return the path of the export of a run; return any other folder (local or `gs://`) or Hub id unchanged.
 
     Raises:
         InputError: the run has no export.
@@ -230,11 +232,11 @@ def exported_model(path: str, flag: str = "--model") -> str:
 
 
 def check_export_folder(output: Folder, *, overwrite: bool) -> None:
-    """Check that a folder can take a model that a command exports.
+    """Check that a command may export a model to a folder.
 
     Args:
         output: the folder. It need not exist.
-        overwrite: the model in the folder may be replaced.
+        overwrite: whether a model in the folder may be replaced.
 
     Raises:
         InputError: the folder contains other files, or a model without `overwrite`, or cannot be written to.
@@ -253,7 +255,7 @@ def check_export_folder(output: Folder, *, overwrite: bool) -> None:
 
 
 def record_of_phase(record: dict[str, Any], index: int) -> dict[str, Any]:
-    """Return a `run.json` with the content of phase `index`; unchanged if the run has no phases."""
+    """Return a `run.json` with the content of phase `index`; return it unchanged if the run has no phases."""
     phases = record.get("phases")
     return {**record, **phases[index]} if phases else record
 
@@ -269,7 +271,7 @@ def _phase_of(key: str) -> int:
 
 
 def _differences(key: str, there: Any, now: Any) -> Iterator[str]:
-    """Describe how a value of a fingerprint differs between the folder's run and this one.
+    """Describe how a value of a fingerprint differs between the folder's run and this run.
 
     Settings are named by their flags. Shards of a mixture, {source: [weight, …]}, are compared source by source.
     """

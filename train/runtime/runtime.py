@@ -1,7 +1,7 @@
 """`Runtime`: the interface to the devices that a run computes on.
 
 `TensorFlowRuntime` uses a strategy of `tf.distribute`. `JaxRuntime` passes the steps that TensorFlow has lowered to
-JAX's client of the device. Code outside this folder does not depend on which one is used.
+JAX's client of the device. Code outside this folder does not depend on which runtime is used.
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ WAIT_NAME = "input_wait_seconds"
 
 
 class StoredVariable(Protocol):
-    """A variable that can be read and set as a single array, whether or not the replicas divide it."""
+    """A variable that is read and set as a single array, whether or not the replicas divide the variable."""
 
     @property
     def dtype(self) -> Any: ...
@@ -85,11 +85,11 @@ class Runtime(ABC):
 
     @abstractmethod
     def variable(self, variable: Any, axis: int | None = None) -> StoredVariable:
-        """Return a variable for a checkpoint to read and set; the replicas divide it along `axis`, if that is given."""
+        """Return a variable that checkpoints read and set; the replicas divide it along `axis`, if that is given."""
 
     @abstractmethod
     def read(self, variables: Sequence[Any]) -> list[NDArray[Any]]:
-        """Read variables that are equal on all replicas. Waits for the device."""
+        """Read variables that are equal on all replicas. Wait for the device."""
 
     @abstractmethod
     def write(self, variables: Sequence[Any], values: Sequence[NDArray[Any]]) -> None:
@@ -115,7 +115,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def gather(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the arrays that all hosts have passed, (hosts, …). Waits for the other hosts."""
+        """Return the arrays that all hosts passed, (hosts, …). Wait for the other hosts."""
 
     @abstractmethod
     def start_profile(self, folder: str) -> None:
@@ -123,7 +123,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def stop_profile(self) -> None:
-        """End the trace, and write it."""
+        """End the trace and write its files."""
 
     def release(self) -> None:  # noqa: B027
         """Free the variables of models that are no longer used."""

@@ -1,6 +1,6 @@
 """Choose the runtime of a run (TensorFlow's or JAX's), and connect to its devices.
 
-TensorFlow is imported only to connect, or to list GPUs on a machine that seems to have some.
+TensorFlow is imported only to connect, or to list GPUs on a machine that seems to have GPUs.
 """
 
 import logging
@@ -68,8 +68,8 @@ def choose_runtime(config: Hardware, look: Callable[[HardwareConfig], Installed]
     """Choose the runtime of a run.
 
     Returns:
-        The settings with the chosen runtime, and with `--tpu-name local` if JAX is chosen and has this machine's TPU.
-        Also the reason for the choice, which the plan shows.
+        The settings with the chosen runtime, and with `--tpu-name local` if JAX is chosen and uses this machine's TPU;
+        and the reason for the choice, which the plan shows.
 
     Raises:
         InputError: the requested runtime is not installed, or no installed package supports the TPU.
@@ -127,7 +127,7 @@ def is_installed(names: tuple[str, ...]) -> bool:
 
 def _tensorflow_has_gpus() -> bool:
     load_tensorflow()
-    import tensorflow as tf  # only TensorFlow knows whether it can use them
+    import tensorflow as tf  # only TensorFlow knows whether it can use the GPUs
 
     return bool(tf.config.list_physical_devices("GPU"))
 

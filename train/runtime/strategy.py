@@ -1,6 +1,7 @@
 """The tf.distribute strategy of a run, and checks that all workers agree.
 
-The strategy computes on the TPU of `--tpu-name`, else on the workers of TF_CONFIG, else on the GPUs, else on the CPU.
+The strategy computes on the first of these that exists: the TPU of `--tpu-name`, the workers of TF_CONFIG, GPUs, the
+CPU.
 """
 
 import functools
@@ -38,7 +39,7 @@ def connect(config: HardwareConfig, cluster: Cluster) -> tf.distribute.Strategy:
     """Connect to the devices: claim and initialize the TPU, or wait for all workers of the cluster."""
     if config.wants_tpu:
         strategy, devices = _connect_tpu(config), f"TPU {config.tpu_name}"
-    elif cluster.num_workers > 1:  # must come before anything else starts TensorFlow's runtime
+    elif cluster.num_workers > 1:  # must come before any other use starts TensorFlow's runtime
         strategy, devices = _connect_workers(cluster), f"{cluster.num_workers} workers (this is worker {cluster.index})"
     else:
         names = local_devices()
@@ -78,7 +79,7 @@ def local_devices() -> tuple[str, ...]:
 def mirrored_strategy(device_names: tuple[str, ...]) -> tf.distribute.MirroredStrategy:
     """Return the process's only strategy for these devices.
 
-    The collectives of a second strategy would clash with those of the first.
+    The collectives of a second strategy would clash with the collectives of the first.
     """
     return tf.distribute.MirroredStrategy(list(device_names))
 
@@ -105,7 +106,7 @@ def _connect_tpu(config: HardwareConfig) -> tf.distribute.Strategy:
         )
     try:
         resolver = connected.result()
-    # The resolver passes on any error of its HTTP client, the metadata server or the TPU's runtime.
+    # The resolver does not catch errors of its HTTP client, the metadata server or the TPU's runtime.
     except Exception as error:
         kind = InputError if _needs_another_setup(error) else RunFailedError
         raise kind(
@@ -139,7 +140,7 @@ def _needs_another_setup(error: Exception) -> bool:
     # The resolver's message contains the answer of the TPU's API.
     if isinstance(error, refusals) or re.search("Missing runtime dependency|HttpError 40[013]", str(error)):
         return True
-    # If another process holds the TPU, TensorFlow does not find it either.
+    # TensorFlow finds no TPU if another process holds it, or if TensorFlow does not support TPUs.
     is_not_found = isinstance(error, tf.errors.NotFoundError | tf.errors.InvalidArgumentError)
     return is_not_found and not has_tensorflow_for_tpus()
 
@@ -161,7 +162,7 @@ def compiles_with_xla(config: HardwareConfig) -> bool | None:
     """Return whether the step must be wrapped in `jit_compile`; False on a TPU, where TPUStrategy compiles.
 
     Returns:
-        None if it may be compiled but need not: on CPUs, where XLA is not faster.
+        None if the step may or may not be compiled, as on CPUs, where XLA is not faster.
     """
     if config.runtime == "jax":
         return True
@@ -181,7 +182,7 @@ def check_run_agreement(runtime: Runtime, phases: Sequence[RunSettings], fingerp
     Paths may differ between workers; the fingerprint compares the content behind them.
 
     Raises:
-        InputError: they differ.
+        InputError: the flags or shards differ.
     """
     phase_settings = [config.without(PER_WORKER) for config in phases]
     values = {name: [settings[name] for settings in phase_settings] for name in phase_settings[0]}
@@ -225,7 +226,7 @@ def check_agreement(runtime: Runtime, values: Mapping[str, Any], *, rule: str) -
 def end_together(runtime: Runtime, folder: RunFolder) -> None:
     """Wait until all workers have called this, because TensorFlow reports a worker that ends early as crashed.
 
-    The others wait while the chief publishes. Ctrl-C ends the wait.
+    The other workers wait while the chief publishes. Ctrl-C ends the wait.
     """
     if runtime.cluster.num_workers == 1:
         return

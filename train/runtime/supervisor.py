@@ -28,7 +28,7 @@ VARIABLE = "RUN_MLM_SUPERVISION"
 PIPE_VARIABLE = "RUN_MLM_HEARTBEAT_FD"
 # The `PHASE` of a report that training has reached a step.
 TRAIN = "train"
-# Interval between reports of `keep_reporting`, and its time limit: an upload that takes days has hung.
+# Interval between reports of `keep_reporting`, and its time limit: an upload that takes longer has hung.
 INTERVAL_SECONDS = 1.0
 MAX_REPORTED_SECONDS = 6 * 3600.0
 MAX_RETRY_SECONDS = 600.0
@@ -36,7 +36,7 @@ POLL_SECONDS = 1.0
 
 
 def supervision() -> str | None:
-    """Return the id of the supervisor that started this process; None if there is none."""
+    """Return the id of the supervisor that started this process; None without a supervisor."""
     return os.environ.get(VARIABLE)
 
 
@@ -54,7 +54,7 @@ def report(phase: str, step: int = 0) -> None:
 
 @contextmanager
 def keep_reporting(phase: str, step: int = 0) -> Iterator[None]:
-    """Report `phase` repeatedly while in the context, for work that may take long and has its own timeouts."""
+    """Report `phase` repeatedly during the context, for work that may take long and has separate timeouts."""
     ended = threading.Event()
     end_seconds = time.monotonic() + MAX_REPORTED_SECONDS
 
@@ -96,19 +96,19 @@ class Supervisor:
         command: the command and its arguments.
         stall_seconds: a process that reports nothing for this long is killed.
         max_retries: number of restarts in a row without a new step.
-        retry_seconds: wait before the first restart in a row; it doubles with each further one.
+        retry_seconds: wait before the first restart in a row; the wait doubles with each further restart.
     """
 
     def __init__(self, command: Sequence[str], *, stall_seconds: float, max_retries: int, retry_seconds: float):
         self._command, self._stall_seconds = list(command), stall_seconds
         self._max_retries, self._retry_seconds = max_retries, retry_seconds
         self._name = uuid.uuid4().hex
-        self._furthest_step = -1  # of all processes so far; -1 until a process has reported a step
+        self._furthest_step = -1  # over all processes; -1 until a process has reported a step
         self._process: subprocess.Popen[bytes] | None = None
         self._is_asked_to_stop = False
 
     def run(self) -> int:
-        """Run the command until it is done. Return the exit status of the last process, or 1 if retries are used up."""
+        """Run the command until it is done. Return the last process's exit status, or 1 if no retries are left."""
         before = {number: signal.signal(number, self._pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             return self._run_until_done()
@@ -186,7 +186,7 @@ class Supervisor:
                 process.wait()
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
-        """Ask the training process to stop. Ctrl-C in a terminal reaches it directly."""
+        """Ask the training process to stop. Ctrl-C in a terminal reaches that process directly."""
         self._is_asked_to_stop = True
         if number == signal.SIGTERM and self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)

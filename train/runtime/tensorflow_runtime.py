@@ -19,7 +19,7 @@ class TensorFlowRuntime(Runtime):
     """The replicas of a `tf.distribute` strategy.
 
     Args:
-        strategy: models are built in its scope.
+        strategy: the strategy in whose scope models are built.
         cluster: the workers that the strategy spans.
     """
 
@@ -31,12 +31,12 @@ class TensorFlowRuntime(Runtime):
         return self.strategy.scope()
 
     def distribute(self, batches: Callable[[tf.distribute.InputContext], tf.data.Dataset]) -> Any:
-        """Distribute a data set; each input pipeline reads only the batches of its own replicas.
+        """Distribute a data set. Each input pipeline reads only the batches of its replicas.
 
         `experimental_distribute_dataset` would give every host the same rows, unless there are as many files as hosts.
 
         The data set declares infinite cardinality; callers must count batches. Otherwise workers would have to agree
-        before each batch whether there is another one, and the shape of batches would be unknown.
+        before each batch whether another batch exists, and the shape of batches would be unknown.
         """
 
         def endless_batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -97,20 +97,20 @@ class ShardedVariable:
     """A variable that is sharded over the replicas, read and set as a single array, for checkpoints.
 
     Args:
-        runtime: all its replicas, including those of other workers, have a shard.
-        variable: its value on a replica is the replica's shard.
-        axis: the axis along which it is divided.
+        runtime: each replica of this runtime, including replicas of other workers, has a shard.
+        variable: the variable, whose value on each replica is the replica's shard.
+        axis: the axis along which the variable is divided.
     """
 
     def __init__(self, runtime: TensorFlowRuntime, variable: tf.Variable, axis: int):
         self._strategy, self._axis, self._num_shards = runtime.strategy, axis, runtime.num_replicas
-        self._shards = runtime.strategy.experimental_local_results(variable)  # those of this worker
+        self._shards = runtime.strategy.experimental_local_results(variable)  # the shards of this worker
         self._first = runtime.cluster.index * len(self._shards)
         self.dtype, shape = variable.dtype, self._shards[0].shape
         self.shape = tuple(size * (self._num_shards if index == axis else 1) for index, size in enumerate(shape))
 
     def numpy(self) -> NDArray[Any]:
-        """Return all shards together. Call this on all workers."""
+        """Join the shards of all workers. Call this on all workers."""
         if len(self._shards) == self._num_shards:
             return np.concatenate([shard.numpy() for shard in self._shards], self._axis)
         values = self._strategy.experimental_distribute_values_from_function(
@@ -128,10 +128,10 @@ class ShardedVariable:
 def build_train_function(model: Any) -> Callable[[Any], dict[str, tf.Tensor]]:
     """Build the function that `fit` calls with an iterator of global batches: `model.train_step` on all replicas.
 
-    It is like tf_keras' `Model.make_train_function`, with a clock around the iterator. It returns {`WAIT_NAME`: seconds
-    in which the host had no batch ready}, float64. On a TPU, earlier steps may still be computed during that time, so
-    the device was idle for at most that long. With TF_DETERMINISTIC_OPS TensorFlow forbids clocks in a graph, and the
-    seconds are NaN.
+    The function resembles the result of tf_keras' `Model.make_train_function`, with a clock around the iterator. It
+    returns {`WAIT_NAME`: seconds in which the host had no batch ready}, float64. On a TPU, earlier steps may still run
+    during this time, so the device was idle for at most this time. With TF_DETERMINISTIC_OPS TensorFlow forbids clocks
+    in a graph, and the seconds are NaN.
 
     If batches differ in length, a step is compiled for each length, and each call runs one step.
     """
@@ -179,7 +179,7 @@ def build_train_function(model: Any) -> Callable[[Any], dict[str, tf.Tensor]]:
 
 
 def _has_clock() -> bool:
-    """Return whether TensorFlow may read the clock in a graph; with TF_DETERMINISTIC_OPS it may not."""
+    """Return whether TensorFlow may read the clock in a graph, which TF_DETERMINISTIC_OPS forbids."""
     try:
         tf.timestamp()
     except tf.errors.FailedPreconditionError:

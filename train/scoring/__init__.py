@@ -1,1 +1,1 @@
-"""Scores of masked language models without fine-tuning, and the scores that chance would reach."""
+"""Scores of masked language models without fine-tuning, and the scores that chance alone would give."""

@@ -1,4 +1,4 @@
-"""Ask models about masked tokens: how probable is the right token, and how many tokens are more probable?"""
+"""Ask models how probable the right token is at a mask, and how many tokens are more probable."""
 
 import bisect
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ TOKENS_PER_BATCH = 8192
 class Batch(NamedTuple):
     """Queries of similar length for one replica, with static shapes for each length.
 
-    A slot is one masked token that is asked for.
+    A slot is one masked token that the model is asked about.
 
     Attributes:
         ids: int32 (rows, length).
@@ -35,11 +35,12 @@ class Batch(NamedTuple):
 
 
 class QueriedModel:
-    """A masked language model on the devices of a runtime; each replica answers different batches.
+    """A masked language model on the devices of a runtime; each replica answers the queries of different batches.
 
     Args:
         network: a masked language model, built by `train.model.build.new_network`.
-        runtime: the runtime that it was built for. Each host answers all queries, so that all hosts have all answers.
+        runtime: the runtime that the network was built for. Each host answers all queries, so that all hosts have all
+            answers.
         num_ids: number of ids of the tokenizer. Further ids, which pad the model's vocabulary, are never answers.
         pad_token_id: the tokenizer's id for padding.
     """
@@ -60,9 +61,9 @@ class QueriedModel:
 
         Args:
             queries: the queries, in any order.
-            lengths: lengths to which rows are padded. A program is compiled for each.
+            lengths: lengths to which rows are padded. A program is compiled for each length.
             tokens_per_batch: number of tokens that a replica reads at once.
-            advance: called with the number of queries in each batch once they are answered.
+            advance: called after each batch with the number of queries in it.
         """
         nats, ranks = np.zeros(len(queries)), np.zeros(len(queries), np.int32)
         batches = list(_batches(queries, lengths, tokens_per_batch, self.pad_token_id))

@@ -1,8 +1,8 @@
-"""Measure models and their controls, and keep the results in a file, so that a killed command continues where it was.
+"""Measure models and their controls, and keep the results in a file, so that a killed command can continue.
 
-The controls show the scores that chance would reach. One control is networks of the same architecture with random
-weights; several networks, since a single one may be lucky. The other is a guess that knows the frequency of each token
-but ignores the row.
+The controls show the scores that chance alone would give. The first control consists of networks of the same
+architecture with random weights. There are several networks, since a single network may be lucky. The second control is
+a guess that knows the frequency of each token but ignores the row.
 """
 
 import functools
@@ -28,8 +28,8 @@ from train.scoring.answers import QueriedModel
 from train.scoring.queries import Answers, Material, Query, Questions, lengths_up_to, total_by_item
 
 NO_TOKEN = np.iinfo(np.int32).max
-# Each random network is asked about at most this many units and pairs, drawn for it: a larger number of networks tells
-# more than a larger number of items.
+# Each random network is asked about a separate random sample of at most this number of units and pairs. More networks
+# are more informative than more items.
 MAX_RANDOM_UNITS, MAX_RANDOM_PAIRS = 500, 1000
 
 
@@ -39,8 +39,8 @@ class Measured(NamedTuple):
     Attributes:
         sentences: float64 (sentences,), nats of each sentence of the pairs.
         units: float64 (units,), nats of each unit, whose tokens are masked one by one.
-        ranks: int32 (units,), number of ids more probable than the right one when all words of the unit are masked at
-            once; that of the unit's worst token.
+        ranks: int32 (units,), number of ids that are more probable than the right id when all words of the unit are
+            masked at once; for several tokens, the largest of these numbers.
     """
 
     sentences: NDArray[np.float64]
@@ -49,7 +49,7 @@ class Measured(NamedTuple):
 
 
 class RandomNetwork(NamedTuple):
-    """A network with random weights: the questions that it was asked, and its measurements."""
+    """The questions that a network with random weights was asked, and its measurements."""
 
     questions: Questions
     material: Material
@@ -57,7 +57,7 @@ class RandomNetwork(NamedTuple):
 
 
 class KeptAnswers:
-    """Measurements by a hash of the questions and of the model's weights; with a folder, stored in a JSON file."""
+    """Measurements by a hash of the questions and of the model's weights, kept in a JSON file if there is a folder."""
 
     def __init__(self, folder: Folder | None, name: str) -> None:
         self._folder, self._name = folder, name
@@ -71,7 +71,7 @@ class KeptAnswers:
                     self._kept[key] = Measured(*(np.array(kept[part], dtype) for part, dtype in parts))
 
     def get(self, key: str, measure: Callable[[], Measured]) -> Measured:
-        """Return the measurements kept under the key; if there are none, measure and keep them."""
+        """Return the measurements kept under the key; if there are none, measure and keep the result."""
         if key not in self._kept:
             self._kept[key] = measure()
             if self._folder is not None:
@@ -174,7 +174,7 @@ class Measurer:
 def measure_with(questions: Questions, material: Material, answer: Callable[[Sequence[Query]], Answers]) -> Measured:
     """Measure a model, or a control, with its function `answer`.
 
-    Text that the tokenizer cannot represent costs the nats of spelling it out, and does not count as a guessed word.
+    Text that the tokenizer cannot represent costs the nats of spelling the text out, and counts as not guessed.
     """
     ranks = np.full(len(material.units), NO_TOKEN, np.int32)
     for query, rank in zip(questions.word_queries, answer(questions.word_queries).ranks, strict=True):

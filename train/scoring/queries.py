@@ -1,8 +1,8 @@
 """Queries about units of a text and minimal pairs: rows with masked tokens, and the tokens that were masked.
 
 A text is scored by pseudo-log-likelihood (Salazar et al. 2020): each of its tokens is masked alone, and the logarithms
-of their probabilities are added. If a word has several tokens, the other tokens give the masked one away. The variant
-"within-word left to right" (Kauf and Ivanova 2023) therefore also masks the tokens that follow in the word.
+of the tokens' probabilities are added. If a word has several tokens, the other tokens give the masked token away. The
+variant "within-word left to right" (Kauf and Ivanova 2023) therefore also masks the tokens that follow in the word.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,13 +23,14 @@ from train.scoring.texts import EncodedText, TextEncoder, Unit, byte_lengths, to
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# `<unk>` does not say which word it stands for. Spelling it costs 8 bits per byte if all bytes are equally likely.
+# `<unk>` does not say which word it stands for. Spelling the word costs 8 bits per byte if all bytes are equally
+# likely.
 NATS_PER_UNREAD_BYTE = np.log(256)
 
 
 @dataclass(frozen=True)
 class Material:
-    """What all models are asked about: units of `documents`, and minimal pairs. Either may be empty."""
+    """The units of `documents` and the minimal pairs that all models are asked about. Either may be empty."""
 
     documents: Sequence[str]
     units: Sequence[Unit]
@@ -52,13 +53,13 @@ class Material:
 
 
 class Query(NamedTuple):
-    """A row with masked tokens. The model is asked for some of them.
+    """A row with masked tokens. The model is asked about some of the masked tokens.
 
     Attributes:
         item: number of the sentence or unit that the query belongs to.
         ids: the ids of the row, with masks.
-        positions: positions in the row that the model is asked for.
-        targets: the ids that were masked there.
+        positions: positions in the row that the model is asked about.
+        targets: the ids that were masked at these positions.
     """
 
     item: int
@@ -82,7 +83,7 @@ class Answers(NamedTuple):
 
 @dataclass(frozen=True)
 class Questions:
-    """Everything that one model, or the checkpoints of one run, are asked.
+    """All questions to one model, or to the checkpoints of one run.
 
     Attributes:
         name: the model or run, as the user named it.
@@ -94,7 +95,7 @@ class Questions:
         word_queries: a query for each unit, with all of its words masked.
         sentence_nats: float64 (sentences,), cost in nats of spelling out the text of each sentence that the tokenizer
             cannot represent.
-        unit_nats: float64 (units,), the same for each unit.
+        unit_nats: float64 (units,), the same cost for each unit.
         offsets: int64 (units,), number of tokens before each unit in its row.
         frequencies: float64 (ids,), relative frequency of each id in the documents.
         unread: fraction of the documents that the tokenizer cannot read.
@@ -133,7 +134,7 @@ def _renumbered(queries: Sequence[Query], items: NDArray[np.int64]) -> list[Quer
 
 
 class Unread(NamedTuple):
-    """How much of a text a tokenizer cannot read.
+    """The fractions of a text that a tokenizer cannot read.
 
     Attributes:
         tokens: the fraction of the text's tokens that are `<unk>`.
@@ -154,7 +155,7 @@ class Reader:
         pairs: the minimal pairs to read.
         max_length: length of the longest row, in tokens; less if the model reads only shorter rows.
         left_to_right: with each token, also mask those that follow in its word.
-        checkpoints: {name: path}, checkpoints of the run of the model in `folder`, to score these instead.
+        checkpoints: {name: path}, checkpoints to score instead, from the run of the model in `folder`.
 
     Raises:
         InputError: the model is not a masked language model, or cannot read the pairs.
@@ -238,7 +239,7 @@ class Asker:
     def about_pairs(self, pairs: Sequence[Pair]) -> tuple[list[Query], NDArray[np.float64]]:
         """Build a query for each token of each sentence, the good sentence of each pair first.
 
-        There are no queries for pairs whose sentences have the same tokens, because they are a tie for every model.
+        There are no queries for pairs whose sentences have the same tokens, because both sentences get the same score.
 
         Returns:
             The queries; and float64 (sentences,), the cost in nats of spelling out the text that the tokenizer cannot
@@ -268,10 +269,10 @@ class Asker:
     def about_units(
         self, texts: Sequence[EncodedText], units: Sequence[Unit]
     ) -> tuple[list[Query], list[Query], list[int]]:
-        """Build queries for each token of each unit, and for the unit's words as a whole.
+        """Build a query for each token of each unit, and a query for all words of the unit together.
 
         Documents are cut into rows of the model's maximum length. A unit that a cut would divide gets a row that ends
-        with it. There is no query for words that the tokenizer cannot read.
+        with the unit. There is no query for words that the tokenizer cannot read.
 
         Returns:
             The queries for tokens, the queries for words, and the number of tokens before each unit in its row.
@@ -318,7 +319,7 @@ class Asker:
 
 
 def lengths_up_to(max_length: int) -> list[int]:
-    """Return the lengths of rows for which programs are compiled: few, but at most a third of the tokens is padding."""
+    """Return the lengths of rows for which programs are compiled: a few, with at most a third of padding per row."""
     lengths = [half * 2**power for power in range(2, 20) for half in (2, 3)]
     return [*(length for length in lengths if length < max_length), max_length]
 

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Number of pairs, so that the standard error of their score is at most 2.5%.
+# Maximum number of pairs. With this number the standard error of the score is at most 2.5%.
 MAX_PAIRS = 400
 SEED = 0
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The queries that a model in training is asked at each evaluation; they are always the same.
+    """The queries that a model is asked at each evaluation during training. They are always the same.
 
     Attributes:
         sentence_queries: a query for each token of the sentences of the pairs, the good sentence of each pair first.
@@ -49,7 +49,7 @@ class Sample:
     def figures(
         self, answer: Callable[[Sequence[Query], Sequence[int], int], Answers], max_length: int, tokens_per_batch: int
     ) -> dict[str, float]:
-        """Score a model by its function `answer`.
+        """Score a model, given the function `answer` that asks it.
 
         Args:
             answer: answers queries, given the lengths of rows and the number of tokens in a batch.
@@ -61,7 +61,7 @@ class Sample:
         """
         figures = {}
         if num_sentences := len(self.sentence_nats):
-            longest = max((len(query.ids) for query in self.sentence_queries), default=0)  # ties have no queries
+            longest = max((len(query.ids) for query in self.sentence_queries), default=0)  # equal pairs have no queries
             length = next(length for length in lengths_up_to(max_length) if length >= longest)
             nats = answer(self.sentence_queries, [length], tokens_per_batch).nats
             totals = self.sentence_nats + total_by_item(self.sentence_queries, nats, num_sentences)
@@ -110,7 +110,8 @@ def draw_sample(
                 token_queries += [ask([position]) for position in range(first, stop)]
                 word_queries.append(ask(list(range(first, stop))))
                 text_start = int(np.append(0, np.flatnonzero(special[row[:first]]) + 1)[-1])
-                # Count the word's bytes in context. If the word starts the row, any token serves as the context.
+                # Count the word's bytes in context. If the word starts the row, the row's first token serves as the
+                # context.
                 context = row[text_start:first] if first else row[:1]
                 with_word = np.concatenate([context, row[first:stop]])
                 word_bytes.append(max(1, _num_bytes(tokenizer, with_word) - _num_bytes(tokenizer, context)))
@@ -132,7 +133,7 @@ def _warn_of_unknown(rows: Sequence[NDArray[np.int64]], unk_id: int) -> None:
 
 
 def rows_from_all_over(shards: ShardSet, num_rows: int) -> list[NDArray[np.int64]]:
-    """Read the token ids of `num_rows` evenly spaced rows; of all rows if there are fewer."""
+    """Read the token ids of `num_rows` evenly spaced rows, or of all rows if there are fewer rows."""
     numbers = set(np.linspace(0, shards.num_rows - 1, min(num_rows, shards.num_rows)).astype(int).tolist())
     rows, first = [], 0
     for path, num_in_shard in zip(shards.paths, shards.num_rows_per_shard, strict=True):

@@ -1,8 +1,8 @@
-"""Compute scores of models with standard errors, the scores that chance would reach, and comparisons of two models.
+"""Compute scores of models with standard errors, the scores that chance alone would give, and comparisons of models.
 
-Loss per token depends on the tokenizer: a tokenizer that cuts text into few tokens has a high loss for each. Bits per
-byte of the text, and the fraction of words guessed, do not depend on it. A score also says little without the scores of
-untrained networks: by luck, such a network gets more or less than half of BLiMP's pairs right.
+Loss per token depends on the tokenizer: a tokenizer that cuts text into few tokens has a high loss per token. Bits per
+byte of the text and the fraction of words guessed do not depend on the tokenizer. A score also says little without the
+scores of untrained networks: by luck, such a network gets more or less than half of BLiMP's pairs right.
 """
 
 import math
@@ -23,7 +23,7 @@ LOWER_IS_BETTER = (BITS_PER_BYTE,)
 RANDOM_WEIGHTS, NO_CONTEXT = "random weights", "no context"
 BETTER, WORSE, NO_DIFFERENCE = "better", "worse", "no difference"
 NORMAL_95 = 1.96
-# Student's t for 1 to 10 degrees of freedom: by chance, one absolute value in twenty is larger.
+# Student's t for 1 to 10 degrees of freedom: by chance, one absolute value in twenty is larger than this.
 STUDENT_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 NUM_QUARTERS = 4
 
@@ -34,10 +34,10 @@ class Score:
 
     Attributes:
         value: the score.
-        standard_error: standard error of the value; infinite for one item. For networks it is their standard deviation,
-            because the question is what another such network would score.
-        errors: (items,), deviation of each item from `value`, with which scores of the same items are compared. For
-            networks: (networks,).
+        standard_error: standard error of the value; infinite for one item. For networks it is the standard deviation of
+            their scores, because the question is which score another such network would get.
+        errors: (items,), deviation of each item from `value`, used to compare scores on the same items. For networks:
+            (networks,).
         num_items: number of items.
         is_fraction: whether the value is a fraction between 0 and 1.
         num_networks: number of networks; 0 for the score of a model.
@@ -75,7 +75,7 @@ class ScoredModels:
         random_weights: mean scores of untrained networks of the same architecture.
         no_context: scores of a guess without context.
         weights_sha256: {model: hash of its `model.safetensors`; None for a model without this file}.
-        unread: fraction of the text that their tokenizer cannot read.
+        unread: fraction of the text that the models' tokenizer cannot read.
     """
 
     models: list[Scored]
@@ -91,7 +91,7 @@ class ScoredModels:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The difference between the scores of a model and a baseline, and whether it is more than chance.
+    """The difference between the scores of a model and a baseline, and whether the difference exceeds chance.
 
     Attributes:
         measure: the measure that is compared.
@@ -111,7 +111,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Whether the model is better or worse; for equally good models, wrong in at most one comparison in twenty."""
+        """Whether the model is better or worse; for equal models, wrong in at most one comparison in twenty."""
         if not abs(self.value) > student_95(self.degrees_of_freedom) * self.standard_error:
             return NO_DIFFERENCE
         return BETTER if (self.value < 0) == (self.measure in LOWER_IS_BETTER) else WORSE
@@ -134,14 +134,14 @@ def fraction_of(values: Values) -> Score:
 
 
 def quotient_of(numerators: Values, denominators: Values) -> Score:
-    """Return a ratio of sums as a score; the errors are those of its linear approximation (Cochran 1977, 2.11)."""
+    """Return a ratio of sums as a score; errors are from its linear approximation (Cochran 1977, 2.11)."""
     value = float(numerators.sum() / denominators.sum())
     errors = (numerators - value * denominators) / denominators.mean()
     return Score(value, _standard_error(errors, is_fraction=False), errors, len(errors), is_fraction=False)
 
 
 def spread_of(scores: Sequence[Score]) -> Score:
-    """Return the mean of the scores of networks, with the standard deviation between them."""
+    """Return the mean of the scores of networks, with the scores' standard deviation."""
     values = np.array([score.value for score in scores])
     value, num_items = float(values.mean()), round(np.mean([score.num_items for score in scores]))
     spread = float(np.std(values, ddof=1)) if len(values) > 1 else math.inf
@@ -158,7 +158,7 @@ def _standard_error(errors: Values, *, is_fraction: bool) -> float:
 
 
 def _smallest_error(num_items: int) -> float:
-    """Return the error of a fraction of 0 or 1 by Wilson's interval (1927); the usual estimate would be 0."""
+    """Return the standard error of a fraction of 0 or 1 by Wilson's interval (1927); the usual estimate would be 0."""
     return NORMAL_95 / (2 * (num_items + NORMAL_95**2))
 
 
@@ -230,7 +230,7 @@ def _scored(name: str, questions: Questions, material: Material, measured: Measu
 def comparisons(models: Sequence[ScoredModels]) -> list[Comparison]:
     """Compare each model, in each measure, with its controls and with earlier models.
 
-    A model is compared with all models before it; a checkpoint after the first only with the previous checkpoint.
+    A model is compared with all models before it, but a checkpoint after the first only with the previous checkpoint.
     """
     results: list[Comparison] = []
     for index, group in enumerate(models):
@@ -245,7 +245,7 @@ def comparisons(models: Sequence[ScoredModels]) -> list[Comparison]:
 
 
 def _compare_with_networks(measure: str, model: Scored, group: ScoredModels) -> Comparison:
-    """Compare a model with random networks, as if it were one more of them."""
+    """Compare a model with random networks, as if the model were one more random network."""
     score, networks = model.scores[measure], group.random_weights.scores[measure]
     error = math.hypot(networks.standard_error * math.sqrt(1 + 1 / networks.num_networks), score.standard_error)
     difference = score.value - networks.value
@@ -255,10 +255,10 @@ def _compare_with_networks(measure: str, model: Scored, group: ScoredModels) -> 
 def _compare(
     measure: str, model: tuple[Scored, ScoredModels], baseline: tuple[Scored, ScoredModels | None]
 ) -> Comparison:
-    """Compare two scores item by item, so that errors that they share cancel.
+    """Compare two scores item by item, so that errors that both share cancel out.
 
-    If one of them does not differ from random networks, its difference from the other may be due to lucky initial
-    weights. The spread of random networks is then added to the error.
+    If one of the two models does not differ from random networks, the difference may be due to lucky initial weights.
+    The spread of random networks is then added to the error.
     """
     score, baseline_score = model[0].scores[measure], baseline[0].scores[measure]
     errors = score.errors - baseline_score.errors

@@ -23,13 +23,13 @@ from train.scoring.scores import (
 )
 
 NUM_CONTROLS = 2
-# Printed after the score of a model that is better, or worse, than both of its controls.
+# Printed after the score of a model that is better than both controls, or worse than both controls.
 MARKS = {BETTER: " *", WORSE: " !"}
 PANEL_WIDTH_INCHES, HEIGHT_INCHES = 3.2, 2.8
 
 
 def as_text(models: Sequence[ScoredModels], num_equal_pairs: int = 0) -> str:
-    """Return Markdown tables of all scores and, except for checkpoints of a run, of scores by part and comparisons."""
+    """Return Markdown tables of all scores and, except for a run's checkpoints, of scores by part and comparisons."""
     results = comparisons(models)
     all_scored = [scored for group in models for scored in (*group.models, *group.controls)]
     measures = list(all_scored[0].scores)
@@ -71,7 +71,7 @@ def as_text(models: Sequence[ScoredModels], num_equal_pairs: int = 0) -> str:
 
 
 def _short_names(columns: Sequence[Scored]) -> list[str]:
-    """Return the names of columns without the folders that all models share; a single model is just "model"."""
+    """Return the names of columns without the folders that all models share; a single model is named "model"."""
     names = [scored.name for scored in columns]
     if len(names) == 1 + NUM_CONTROLS:
         return ["model", *(name.removeprefix(f"{names[0]}, ") for name in names[1:])]
@@ -134,7 +134,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def as_json(models: Sequence[ScoredModels], num_equal_pairs: int = 0) -> dict[str, Any]:
     """Return scores, errors and comparisons for a JSON file, with hashes of the models' weights.
 
-    The standard error of a mean of one item is unknown; it is null.
+    The standard error of a mean of one item is unknown, and is null in the file.
     """
 
     def finite(number: float) -> float | None:

@@ -1,6 +1,6 @@
 """Divide texts into units such that no token of any model crosses a boundary between units.
 
-So each token of each model belongs to exactly one unit, and all models are asked for the same characters. If a token
+So each token of each model belongs to exactly one unit, and all models are asked about the same characters. If a token
 crosses the end of a word, such as a token of several Chinese characters, the words that it crosses form one unit.
 """
 
@@ -22,8 +22,8 @@ from mlm_common.tokenizer import plain_text_tokenizer_json
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# Scripts without spaces between words, whose characters count as words: East Asian scripts, and those that need a
-# dictionary to find words (class SA of Unicode's line breaking, such as Thai).
+# Scripts without spaces between words, whose characters count as words: East Asian scripts, and scripts in which only a
+# dictionary shows where words end (class SA of Unicode's line breaking, such as Thai).
 _WITHOUT_SPACES = r"\p{Han}\p{Hiragana}\p{Katakana}\u3040-\u30ff\p{Line_Break=SA}"
 # Either one character of these scripts with its combining marks, or a sequence of other letters, marks and digits.
 WORD = regex.compile(
@@ -39,7 +39,7 @@ class EncodedText(NamedTuple):
 
     Attributes:
         ids: int32 (tokens,).
-        starts: int64 (tokens,), the first character of each token; they never decrease.
+        starts: int64 (tokens,), the first character of each token; the numbers never decrease.
         stops: int64 (tokens,), the character after the last character of each token.
         unread: bool (characters,), whether the character belongs to `<unk>`, or is a letter, digit or sign that
             belongs to no token.
@@ -76,7 +76,7 @@ class TextEncoder:
         return EncodedText(ids, starts, stops, unread)
 
     def _find_whether_lost(self, character: str) -> bool:
-        """Return whether a character outside all tokens was dropped; if not, it is part of a token, as marks are."""
+        """Return whether a character outside all tokens was dropped; otherwise it is part of a token, as marks are."""
         is_visible = unicodedata.category(character)[0] in _VISIBLE
         return is_visible and self._ids_of_space.issuperset(
             self._tokenizer.encode(character, add_special_tokens=False).ids
@@ -112,7 +112,7 @@ def _spread_bytes(
 
 
 def _covered(length: int, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which positions lie in a span from a start to before its stop: bool (length,)."""
+    """Return which positions are in a span from a start to before its stop: bool (length,)."""
     changes = np.zeros(length + 1, np.int64)
     np.add.at(changes, np.minimum(starts, length), 1)
     np.add.at(changes, np.minimum(np.maximum(starts, stops), length), -1)
@@ -120,7 +120,7 @@ def _covered(length: int, starts: NDArray[np.int64], stops: NDArray[np.int64]) -
 
 
 class Unit(NamedTuple):
-    """Characters of a text that are asked for together: a word with the adjacent spaces and signs, or several words.
+    """Characters of a text that are asked about together: a word with adjacent spaces and signs, or several words.
 
     Attributes:
         document: number of the document.
@@ -158,8 +158,8 @@ def draw_units(
 
     Args:
         documents: the texts; a document without words is one unit.
-        readings: for each tokenizer, the documents as it reads them.
-        num_units: number of units to draw; if there are fewer, all are returned.
+        readings: for each tokenizer, the documents as this tokenizer reads them.
+        num_units: number of units to draw; if there are fewer units, all are returned.
         seed: seed of the random draw.
     """
     units = []

@@ -18,7 +18,7 @@ from train.tasks.task import SOURCE_LOSS, Mean
 
 # Input of `Task.figures`: sums over all rows, and values for each row.
 Totals = dict[str, NDArray[Any]]
-# Evaluates all rows and returns the totals; None if a shutdown was requested before the last batch.
+# A function that evaluates all rows and returns the totals; None if a shutdown was requested before the last batch.
 Adder = Callable[[StopRequest], Totals | None]
 
 
@@ -82,7 +82,7 @@ def _mixed(means: tuple[Mean, ...], totals: list[tuple[Totals, float]]) -> Total
 
     Args:
         means: the means of the task.
-        totals: for each source: its totals, and its weight.
+        totals: (totals, weight) of each source.
     """
     if len(totals) == 1:
         return totals[0][0]

@@ -1,4 +1,4 @@
-"""AdamW, StableAdamW, LAMB and Muon. Their updates stop at the first gradient that is not finite."""
+"""AdamW, StableAdamW, LAMB and Muon. Updates stop at the first gradient that is not finite."""
 
 import math
 import re
@@ -19,14 +19,15 @@ from train.step.sharding import Sharding
 Total = Callable[[tf.Tensor], tf.Tensor]
 
 
-# As in BERT's optimizer, weight decay skips variables whose path has a component that ends like this. Only the end of a
-# component counts, because the name of a model may contain such a word (`roberta_prelayernorm`). On replicas the path
-# ends in `/replica_1`. MPNet's table of relative attention biases counts as a bias, as in transformers' Trainer.
+# As in BERT's optimizer, weight decay skips variables whose path has a component that ends as in this pattern. Only the
+# end of a component counts, because the name of a model may contain such a word (`roberta_prelayernorm`). On replicas
+# the path ends in `/replica_1`. MPNet's table of relative attention biases counts as a bias, as in transformers'
+# Trainer.
 NO_WEIGHT_DECAY = r"(bias|LayerNorm|layer_norm|/(attn_|mlp_|final_)?norm)(/|:|$)"
 
 
 class GuardedAdamW(tf_keras.optimizers.AdamW):
-    """AdamW (Loshchilov & Hutter 2017) with the results of tf_keras' AdamW, but no more steps after a non-finite one.
+    """AdamW (Loshchilov & Hutter 2017) with the results of tf_keras' AdamW, but no steps after a non-finite step.
 
     After the first non-finite step, gradients and all update rates are multiplied by 0. Weights, moments and the step
     counter then keep their exact values. This needs no additional pass over the weights and no wait for the device. It
@@ -35,16 +36,16 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
     Args:
         sharding: how moments and updates are divided among the replicas. None keeps the whole optimizer on each
             replica.
-        rate_factors: learning-rate multiplier of each variable, in order; default 1.
-        arguments: those of tf_keras' AdamW.
+        rate_factors: learning-rate multiplier of each variable, in order. By default 1.
+        arguments: arguments of tf_keras' AdamW.
     """
 
     def __init__(self, *, sharding: Sharding | None = None, rate_factors: Sequence[float] = (), **arguments: object):
         super().__init__(**arguments)
         self.sharding = sharding
         self._rate_factors = self._no_dependency(tuple(rate_factors))
-        # 1 until the first non-finite step, then 0. Each replica has a copy, so that none waits for another. Not in
-        # checkpoints.
+        # 1 until the first non-finite step, then 0. Each replica has a copy, so that no replica waits for another.
+        # Checkpoints do not contain it.
         self._going = self._no_dependency(
             tf.Variable(
                 1.0,
@@ -62,7 +63,7 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a step was not finite. That step would have had the number `iterations` + 1. Waits for the device."""
+        """Whether a step was not finite; its number would have been `iterations` + 1. Waits for the device."""
         return not float(self._going.read_value())
 
     def state_of(self, trained: Mapping[str, tf.Variable]) -> dict[str, tuple[tf.Variable, int | None]]:
@@ -82,7 +83,7 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         return state
 
     def sharded_axis(self, variable: tf.Variable) -> int | None:
-        """Return the axis along which the variable's moments are divided; None if each replica has them whole."""
+        """Return the axis along which the variable's moments are divided; None if each replica has whole moments."""
         return self.sharding.axis(variable.shape) if self.sharding else None
 
     def add_variable_from_reference(
@@ -102,7 +103,7 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         return shard
 
     def resume(self) -> None:
-        """Take steps again after a non-finite step. Call this once the state before that step has been restored."""
+        """Take steps again after a non-finite step. Call this after restoring the state before that step."""
         self._going.assign(1.0)
 
     @named("optimizer")
@@ -115,17 +116,17 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
             gradients: dense and summed over the replicas; with sharding, the results of `Sharding.sum_gradient`.
             variables: the variable of each gradient.
             factor: scale of the loss times the clipping factor, a float32 scalar; the same on all replicas.
-            is_finite: bool scalar; false stops this step and all later ones.
+            is_finite: bool scalar; false stops this step and all later steps.
         """
         going = self._going.assign(self._going * tf.cast(is_finite, tf.float32))
         factor = tf.where(going > 0, factor, 0.0)
-        # Where the factor is 0 the product is 0, even if the gradient is NaN or infinite.
+        # If the factor is 0, the product is 0, even if the gradient is NaN or infinite.
         gradients = [tf.math.multiply_no_nan(gradient, factor) for gradient in gradients]
         if self.sharding:
             self._compute_current_learning_rate()
             gradients = self._update_shards(gradients, variables)
         self.apply_gradients(zip(gradients, variables, strict=True), skip_gradients_aggregation=True)
-        self.iterations.assign_add(tf.cast(going, tf.int64) - 1)  # a step that was skipped does not count
+        self.iterations.assign_add(tf.cast(going, tf.int64) - 1)  # a skipped step does not count
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
         """Update the moments and then the variable; `apply_gradients` calls this for each variable."""
@@ -141,7 +142,7 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         return type(self) is GuardedAdamW
 
     def _update_unfused(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
-        """Do what `_update` does with TensorFlow's kernel, which makes a single pass over memory."""
+        """Compute `_update` with TensorFlow's kernel, which makes a single pass over memory."""
         rate, index = self._rate(variable), self._index_dict[self._var_key(variable)]
         if self.decays(variable):
             variable.assign_sub(variable * (self.weight_decay * rate))
@@ -175,7 +176,7 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         return sharding.gather(self._update(gradient, variable, shard, sharding.total), variable.shape)
 
     def _update(self, gradient: tf.Tensor, variable: tf.Variable, value: tf.Tensor, total: Total) -> tf.Tensor:  # noqa: ARG002
-        """Update the moments of a variable, or of a shard of it, and return the new value of the variable or shard.
+        """Update the moments of a variable or of its shard, and return the new value of the variable or shard.
 
         Args:
             gradient: gradient of the variable or of its shard.
@@ -209,7 +210,7 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
         return first, second
 
     def _bias_corrections(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the factors by which the first and second moments are too small because they start at 0."""
+        """Return the factors by which the first and second moments are too small because both start at 0."""
         num_steps = tf.cast(self.iterations + 1, tf.float32)
         return 1 - tf.pow(self.beta_1, num_steps), 1 - tf.pow(self.beta_2, num_steps)
 
@@ -220,7 +221,7 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
 class GuardedLamb(GuardedAdamW):
     """LAMB (You et al. 2019, algorithm 2): Adam, with each variable's update scaled to the norm of the variable.
 
-    It keeps training with large batches (thousands of rows) stable. As in the authors' code, updates of variables
+    LAMB keeps training with large batches (thousands of rows) stable. As in the authors' code, updates of variables
     without decay are not scaled.
     """
 
@@ -241,8 +242,8 @@ class GuardedLamb(GuardedAdamW):
 class GuardedStableAdamW(GuardedAdamW):
     """StableAdamW (Wortsman et al. 2023, algorithm 2): AdamW with a lower rate for variables with unusual gradients.
 
-    The rate is divided by the root mean square of gradient / sqrt(second moment) if that is above 1 (update clipping,
-    as in AdaFactor). ModernBERT was trained with it, without gradient clipping.
+    The rate is divided by the root mean square of gradient / sqrt(second moment) if this number is above 1 (update
+    clipping, as in AdaFactor). ModernBERT was trained with this optimizer, without gradient clipping.
     """
 
     def _update(self, gradient: tf.Tensor, variable: tf.Variable, value: tf.Tensor, total: Total) -> tf.Tensor:
@@ -262,14 +263,15 @@ class GuardedMuon(GuardedAdamW):
     """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) for matrices; AdamW for other variables.
 
     The update of a matrix is its Nesterov momentum with all singular values brought near 1. As in Liu et al. 2025
-    (arXiv:2502.16982) the update is multiplied by 0.2 · sqrt(max(rows, columns)). It then has the root mean square of
-    AdamW's updates, so AdamW's learning rate and decay also suit matrices. A matrix has only one moment.
+    (arXiv:2502.16982) the update is multiplied by 0.2 · sqrt(max(rows, columns)). The update then has the same root
+    mean square as AdamW's updates, so AdamW's learning rate and decay also suit matrices. A matrix has only one moment.
 
     Args:
-        num_matrices: number of matrices that each variable contains side by side, in order; 0 updates it with AdamW.
+        num_matrices: number of matrices that each variable contains side by side, in order; a variable with 0 is
+            updated with AdamW.
         momentum: decay rate of the moment of matrices.
-        rate_ratio: learning rate of matrices divided by that of other variables.
-        arguments: those of `GuardedAdamW`.
+        rate_ratio: ratio of the learning rate of matrices to the learning rate of other variables.
+        arguments: arguments of `GuardedAdamW`.
     """
 
     def __init__(self, *, num_matrices: Sequence[int], momentum: float, rate_ratio: float, **arguments: Any):
@@ -306,7 +308,7 @@ class GuardedMuon(GuardedAdamW):
         return self._moved(variable, value, [orthogonalized(direction) for direction in directions])
 
     def _update_shards(self, gradients: list[tf.Tensor], variables: list[tf.Variable]) -> list[tf.Tensor]:
-        """Update the shards of all variables; each replica orthogonalizes a share of the whole matrices."""
+        """Update the shards of all variables. Each replica orthogonalizes a share of the matrices."""
         sharding = self.sharding
         assert sharding is not None
         has_sharded_matrices = [
@@ -351,8 +353,9 @@ class GuardedMuon(GuardedAdamW):
 def global_norm(gradients: list[tf.Tensor]) -> tf.Tensor:
     """Return the Euclidean norm of all gradients together, a float32 scalar.
 
-    Squares of gradients of the same shape are added up before they are summed to a scalar. A TPU reads many arrays at
-    once nearly twice as fast as one after another, and summing a short array takes as long as summing a thousand rows.
+    Squares of gradients with the same shape are added up before the sum is reduced to a scalar. A TPU reads many arrays
+    at once nearly twice as fast as one after another, and the sum of a short array takes as long as the sum of a
+    thousand rows.
     """
     return tf.sqrt(_squared_norm(gradients))
 
@@ -376,7 +379,7 @@ def _squared_norm(gradients: list[tf.Tensor]) -> tf.Tensor:
 
 
 def clipping_factor(norm: tf.Tensor, max_norm: float) -> tf.Tensor:
-    """Return the factor that clips a gradient of this norm to `max_norm`; 1 if it is smaller or `max_norm` is 0."""
+    """Return the factor that clips a gradient to the norm `max_norm`; 1 if `norm` is smaller or `max_norm` is 0."""
     return tf.minimum(1.0, max_norm / norm) if max_norm else tf.ones_like(norm)
 
 
@@ -391,7 +394,7 @@ def build_optimizer(
     num_matrices: Sequence[int] = (),
     **numbers: int,
 ) -> GuardedAdamW:
-    """Build the optimizer of a run. It does not clip; the train step does, over the gradients of all replicas.
+    """Build the optimizer of a run. The train step clips, not the optimizer.
 
     Args:
         config: the settings.
@@ -416,7 +419,7 @@ def build_optimizer(
         epsilon=config.adam_epsilon,
         sharding=sharding,
         rate_factors=rate_factors,
-        jit_compile=False,  # either the whole step is compiled or none of it
+        jit_compile=False,  # either the whole step is compiled or no part of it
         **muon_arguments,
     )
     optimizer.exclude_from_weight_decay(var_names=[NO_WEIGHT_DECAY])
@@ -438,7 +441,7 @@ def layer_rate_factors(network: Any, decay: float) -> tuple[float, ...]:
 
     - 1 for the head, and for a pooler or a norm after the layers;
     - `decay` for the last layer, `decay`² for the layer before it, and so on;
-    - one more power of `decay` than for the first layer, for the embeddings and everything else below the layers.
+    - one more power of `decay` than the first layer has, for the embeddings and everything else below the layers.
 
     A layer that is used several times (as in ALBERT) counts once.
     """

@@ -21,7 +21,7 @@ def orthogonalized(matrices: tf.Tensor) -> tf.Tensor:
         matrices: (…, rows, columns).
 
     Returns:
-        The same shape, in the network's compute type, because matrix products are most of the work.
+        A tensor of the same shape, in the network's compute type, because matrix products are most of the work.
     """
     is_tall = matrices.shape[-2] > matrices.shape[-1]
     if is_tall:
@@ -47,7 +47,7 @@ def orthogonalized_in_shares(
     Args:
         shards: this replica's shard of each matrix, float32.
         axes: the axis along which each matrix is sharded. None if every replica has the whole matrix; then every
-            replica orthogonalizes it.
+            replica orthogonalizes this matrix.
         sharding: how matrices are divided among the replicas.
 
     Returns:
@@ -76,7 +76,7 @@ def orthogonalized_in_shares(
 def _whole_matrices(
     shards: Sequence[tf.Tensor], axes: Sequence[int], shape: tuple[int, int], sharding: Sharding
 ) -> tf.Tensor:
-    """Exchange the shards of matrices of one shape for this replica's share of whole matrices.
+    """Exchange shards between replicas, and return this replica's share of whole matrices, all of one shape.
 
     If the number of matrices is not a multiple of the number of replicas, the last shares are padded with zeros.
 

@@ -1,7 +1,7 @@
 """Check, on the first rows of a run, that the fast variants of a step match the reference on these devices.
 
 TPU-optimized layers are compared with the reference layers. A step with a sharded optimizer is compared with an
-unsharded step: it sums gradients in another way, and it divides the weights and gathers them again.
+unsharded step, because it sums gradients in another way, and divides and gathers the weights.
 """
 
 import logging
@@ -26,7 +26,7 @@ HINT = (
     "--tpu-layers off trains with the reference layers, --tpu-layers on with the TPU-optimized ones, without a check."
 )
 # Allowed relative difference of the loss, and of the norm of a variable's gradient. On a CPU, rounding to bfloat16
-# changes them by 0.0001 and 0.006; a fault that scales attention scores by 1.1 changes the gradients of newly
+# changes loss and norm by 0.0001 and 0.006; a fault that scales attention scores by 1.1 changes the gradients of newly
 # initialized queries and keys by 0.08. The tolerances also hold for float32, because a TPU rounds the factors of matrix
 # products to bfloat16.
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 2e-3, 3e-2
@@ -34,8 +34,8 @@ LOSS_TOLERANCE, GRADIENT_TOLERANCE = 2e-3, 3e-2
 GRADIENT_FLOOR = 1e-4
 # Attention does not depend on the biases of keys, so their gradient is only rounding.
 WITHOUT_GRADIENT = "/key/bias:0"
-# Allowed difference of a sharded step, relative to a variable's gradient. Both steps sum the same float32 numbers, in
-# different orders.
+# Allowed difference of a sharded step, relative to a variable's gradient. Sharded and unsharded steps sum the same
+# float32 numbers in different orders.
 SHARDED_TOLERANCE = 1e-3
 
 
@@ -62,7 +62,7 @@ class Figures:
 def prove_tpu_layers(model: PretrainingModel, batch: Any) -> bool:
     """Return whether the TPU-optimized layers match the reference layers on `batch`, and log the result.
 
-    Afterwards the network has the TPU-optimized layers if they match, else the reference layers.
+    Afterwards the network uses the TPU-optimized layers if they match, else the reference layers.
     """
 
     def compute_figures() -> Figures:
@@ -106,7 +106,7 @@ def figures_agree(actual: Figures, expected: Figures) -> bool:
 
 
 def prove_sharding(model: PretrainingModel, batch: Any) -> bool:
-    """Return whether a sharded step matches an unsharded one on `batch`, and log the result."""
+    """Return whether a sharded step matches an unsharded step on `batch`, and log the result."""
     try:
         norms = [np.sqrt(squares) for squares in _on_replicas(model, model.divided_squares, batch)]
     except Exception as error:  # from tracing or the compiler, as above
@@ -127,7 +127,7 @@ def prove_sharding(model: PretrainingModel, batch: Any) -> bool:
 
 
 def norms_agree(norms: np.ndarray) -> bool:
-    """Return whether a replica's sharded step matches its unsharded one.
+    """Return whether a replica's sharded step matches its unsharded step.
 
     Args:
         norms: the square roots of `PretrainingModel.divided_squares`, (4, variables).
@@ -148,9 +148,9 @@ def _describe_failure(error: Exception) -> str:
 
 @contextmanager
 def _reference_layers(network: Network) -> Iterator[None]:
-    """Use the reference layers in the context, with the attention dropout of the TPU-optimized layers.
+    """Use the reference layers during the context, with the attention dropout of the TPU-optimized layers.
 
-    Both then draw the same dropout masks.
+    Both kinds of layers then draw the same dropout masks.
     """
     encoder, dropouts = network.encoder, [layer.probability_dropout for layer in network.encoder.layer]
     functions, encoder.functions = encoder.functions, reference_layers

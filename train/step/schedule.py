@@ -12,16 +12,16 @@ from train.config.learning import OptimizationConfig
 
 @dataclass(frozen=True)
 class WarmupSchedule(tf_keras.optimizers.schedules.LearningRateSchedule):
-    """A learning rate that rises linearly to `peak` over the warmup, then follows a shape.
+    """A learning rate that rises linearly to `peak` over the warmup, and then falls as `shape` says.
 
     Args:
         shape: a key of `SHAPES`.
         peak: the rate after the warmup.
         num_warmup_steps: length of the warmup; with 0 the schedule starts at the peak.
         num_steps: the last step of the schedule, which is the last step of the run or of the phase.
-        num_decay_steps: number of last steps over which `wsd` falls.
+        num_decay_steps: number of final steps over which `wsd` falls.
         first_step: number of steps before the schedule starts.
-        min_ratio: lower limit of the rate as a fraction of the peak; `linear`, `cosine` and `wsd` end at it.
+        min_ratio: lower limit of the rate as a fraction of the peak; `linear`, `cosine` and `wsd` end at this limit.
     """
 
     shape: str
@@ -49,7 +49,7 @@ class WarmupSchedule(tf_keras.optimizers.schedules.LearningRateSchedule):
 
 
 def _remaining(schedule: WarmupSchedule, step: tf.Tensor, num_last_steps: int) -> tf.Tensor:
-    """Return the fraction of the last `num_last_steps` steps that is left; above 1 before they start."""
+    """Return the fraction of the last `num_last_steps` steps that remains; above 1 before these steps start."""
     return tf.maximum(0.0, (schedule.length - step) / max(1, num_last_steps))
 
 
@@ -58,18 +58,18 @@ def _linear(schedule: WarmupSchedule, step: tf.Tensor) -> tf.Tensor:
 
 
 def _cosine(schedule: WarmupSchedule, step: tf.Tensor) -> tf.Tensor:
-    """Half a cosine period (Loshchilov & Hutter 2016, SGDR, without restarts)."""
+    """Compute half a cosine period (Loshchilov & Hutter 2016, SGDR, without restarts)."""
     remaining = tf.minimum(1.0, _linear(schedule, step))
     return 0.5 * (1 - tf.cos(math.pi * remaining))
 
 
 def _inverse_sqrt(schedule: WarmupSchedule, step: tf.Tensor) -> tf.Tensor:
-    """Inverse square root of the step (Vaswani et al. 2017, section 5.3); independent of the length of the run."""
+    """Compute the inverse square root of the step (Vaswani et al. 2017, section 5.3), whatever the run's length."""
     return tf.sqrt(max(1, schedule.num_warmup_steps) / (step + 1))
 
 
 def _wsd(schedule: WarmupSchedule, step: tf.Tensor) -> tf.Tensor:
-    """Warmup, stable, decay (Hu et al. 2024, MiniCPM); decays as 1 - sqrt, the best shape in Hägele et al. 2024."""
+    """Warm up, stay constant, decay (Hu et al. 2024, MiniCPM) as 1 - sqrt, the best shape in Hägele et al. 2024."""
     remaining = tf.minimum(1.0, _remaining(schedule, step, schedule.num_decay_steps))
     return 1 - tf.sqrt(1 - remaining)
 

@@ -1,8 +1,8 @@
-"""Weight-update sharding: each replica keeps a shard of the moments, and updates that shard of the weights.
+"""Weight-update sharding: each replica keeps a shard of the moments, and updates the same shard of the weights.
 
 This is stage 1 of ZeRO (Rajbhandari et al. 2019), in the form of Xu et al. 2020 for TPUs. Gradients are summed so that
-each replica gets its shard of the sum, and the updated shards of the weights are gathered. Every replica still has the
-whole weights, activations and gradients.
+each replica gets its shard of the sum, and then the updated shards of the weights are gathered. Every replica still has
+the whole weights, activations and gradients.
 """
 
 import math
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
-# Variables with fewer elements are updated whole, because gathering them would take longer than it saves.
+# Variables with fewer elements are updated whole, because gathering them would take more time than sharding saves.
 MIN_SHARDED_SIZE = 2**16
 # TensorFlow has no operations for these collectives.
 ALL_GATHER = '"stablehlo.all_gather"(%part) {{all_gather_dim = {axis} : i64, '
@@ -31,7 +31,7 @@ MODULE = """module @collective {{
 
 @dataclass(frozen=True)
 class Sharding:
-    """How variables are divided among replicas. Call methods that take tensors in replica context.
+    """How variables are divided among replicas. Call methods that take tensors in a replica's context.
 
     Attributes:
         num_replicas: number of replicas.
@@ -42,7 +42,7 @@ class Sharding:
     by_xla: bool
 
     def axis(self, shape: Sequence[int]) -> int | None:
-        """Return the first axis whose size the number of replicas divides; None for a variable that is not sharded."""
+        """Return the first axis whose size is a multiple of the number of replicas; None for an unsharded variable."""
         if self.num_replicas == 1 or math.prod(shape) < MIN_SHARDED_SIZE:
             return None
         return next((axis for axis, size in enumerate(shape) if size % self.num_replicas == 0), None)
@@ -64,7 +64,7 @@ class Sharding:
         return gen_xla_ops.xla_reduce_scatter(gradient, all_replicas, tf.constant(axis), reduce_op="Add")
 
     def shard_of(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Cut this replica's shard out of a tensor that all replicas have; return it whole if it is not sharded."""
+        """Cut this replica's shard out of a tensor that all replicas have; return an unsharded tensor whole."""
         axis, shape = self.axis(tensor.shape), self.shard_shape(tensor.shape)
         if axis is None:
             return tensor
@@ -72,7 +72,7 @@ class Sharding:
         return tf.ensure_shape(tf.slice(tensor, tf.stack(start), shape), shape)
 
     def gather(self, shard: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-        """Concatenate the shards of all replicas to a tensor of `shape`, which must be a sharded shape."""
+        """Concatenate the shards of all replicas into a tensor of `shape`, which must be a sharded shape."""
         axis = self.axis(shape)
         assert axis is not None
         if not self.by_xla:

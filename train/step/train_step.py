@@ -27,10 +27,10 @@ from train.step.optimizer import (
 from train.step.sharding import Sharding, placed
 from train.tasks.task import Task
 
-# Separate streams of random numbers: for the task, for dropout, and for dropout of inputs that all rows share.
+# Numbers of separate random streams: for the task, for dropout, and for dropout of inputs that all rows share.
 TASK_STREAM, DROPOUT_STREAM, SHARED_STREAM = 0, 1, 2
-# Rows per replica with which the variants of a step are compared: the height of a TPU's vectors. More rows would take
-# longer without showing more.
+# Number of rows per replica on which the variants of a step are compared: the height of a TPU's vectors. More rows
+# would take longer without showing more.
 NUM_PROOF_ROWS = 8
 
 Sums = dict[str, tf.Tensor]
@@ -43,8 +43,8 @@ class PretrainingModel(tf_keras.Model):
     in `num_micro_batches` micro-batches. The loss is summed and then divided by its weight in the whole global batch,
     so it does not depend on how the batch is divided.
 
-    AutoGraph is off here and in the input pipeline: no traced Python code branches on a tensor, and converting a
-    model's code would add seconds to each start.
+    AutoGraph is off here and in the input pipeline, because no traced Python code branches on a tensor, and converting
+    a model's code would add seconds to each start.
 
     Args:
         network: the network to train.
@@ -52,7 +52,8 @@ class PretrainingModel(tf_keras.Model):
         seed: seed of masks and dropout.
         num_micro_batches: number of micro-batches per replica and step.
         max_grad_norm: the gradient is clipped to this norm; 0 disables clipping.
-        runtime: where the model computes; by default TensorFlow, with the strategy in whose scope the model is built.
+        runtime: the devices on which the model computes; by default TensorFlow's, with the strategy in whose scope the
+            model is built.
     """
 
     def __init__(
@@ -73,7 +74,8 @@ class PretrainingModel(tf_keras.Model):
         self.seed = seed
         self.num_micro_batches = num_micro_batches
         self.max_grad_norm = max_grad_norm
-        # float32 under every policy: a graph that only assigns a variable does not find it if the policy may cast it.
+        # Use float32 under every policy, because a graph that only assigns a variable does not find it if the policy
+        # may cast it.
         self.means = [tf_keras.metrics.Mean(mean.name, dtype="float32") for mean in task.means]
         self.grad_norm_mean = tf_keras.metrics.Mean("grad_norm", dtype="float32")
 
@@ -84,7 +86,7 @@ class PretrainingModel(tf_keras.Model):
 
     @property
     def figures(self) -> list[tf.Variable]:
-        """The variables that the log reads: those of the means, and the optimizer's scalars."""
+        """The variables that the log reads: the variables of the means, and the optimizer's scalars."""
         return [*(variable for metric in self.metrics for variable in metric.variables), *self.optimizer.figures]
 
     @property
@@ -118,7 +120,7 @@ class PretrainingModel(tf_keras.Model):
             gradients = [sharding.sum_gradient(gradient) for gradient in gradients]
             norm = global_norm_by_shards(gradients, variables, sharding)
 
-        # If the weight is 0, the mean is 0 instead of NaN.
+        # If the weight is 0, make the mean 0 instead of NaN.
         weights = dict.fromkeys(mean.weight for mean in means)
         scales = {weight: tf.math.reciprocal_no_nan(sums[weight]) for weight in weights}
         loss, scale = sums[means[0].total], scales[means[0].weight]
@@ -157,7 +159,7 @@ class PretrainingModel(tf_keras.Model):
         sums = self.task.sums(self.network, rows, training=False)
         row_values = {name: sums.pop(name) for name in list(sums) if sums[name].shape.rank}
         sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, sums)
-        # One at a time, because integers and floats may be on different devices.
+        # Sum one value at a time, because integers and floats may be on different devices.
         for name, value in row_values.items():
             sums[name] = replica.all_reduce(tf.distribute.ReduceOp.SUM, placed(value))
         return sums
@@ -167,8 +169,8 @@ class PretrainingModel(tf_keras.Model):
         """Compute the next step's sums and squared gradient norms on the first rows of a batch; change nothing.
 
         Returns:
-            The task's sums, and the squares of each variable's gradient of the summed loss, (variables,); both added up
-            over the replicas.
+            The task's sums, and the squared norm of each variable's gradient of the summed loss, (variables,). Both are
+            added up over the replicas.
         """
         gradients, sums = self._first_gradients(batch)
         squares = tf.stack([tf.reduce_sum(tf.square(gradient)) for gradient in gradients])
@@ -179,9 +181,9 @@ class PretrainingModel(tf_keras.Model):
         """Shard and regather the next step's gradients (on the first rows) and the weights; change nothing.
 
         Returns:
-            Four squared norms for each sharded variable, (4, variables): of the summed gradient; of its shards
-            together; of the difference between the gradient and its gathered shards; of the difference between the
-            weights and their gathered shards.
+            Four squared norms for each sharded variable, (4, variables): the norms of the summed gradient, of its
+            shards together, of the difference between the gradient and its gathered shards, and of the difference
+            between the weights and their gathered shards.
         """
         sharding, squares = self.optimizer.sharding, []
         gradients, _ = self._first_gradients(batch)
@@ -242,7 +244,7 @@ class PretrainingModel(tf_keras.Model):
         """Compute gradients and sums of a loss that couples rows, with GradCache (Gao et al. 2021, arXiv:2101.06983).
 
         First compute the outputs of all micro-batches, without memory for a backward pass. Then compute the loss and
-        its gradient with respect to the outputs. Then compute each micro-batch again and backpropagate that gradient.
+        its gradient with respect to the outputs. Then compute each micro-batch again and backpropagate this gradient.
         Dropout depends only on the keys, so both passes use the same dropout masks.
         """
         variables = self.network.trainable_variables
@@ -286,7 +288,7 @@ class PretrainingModel(tf_keras.Model):
             gradients = tape.gradient(
                 loss, self.network.trainable_variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
             )
-        # Gradients of embeddings are sparse, which is slow to add up and to sum over the replicas.
+        # Make gradients of embeddings dense, because sparse gradients are slow to add up and to sum over the replicas.
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         return gradients, {name: sums[name] for name in self._sum_names}
 
@@ -310,7 +312,7 @@ def _num_rows(batch: dict[str, tf.Tensor]) -> int:
 def set_precision(*, bfloat16: bool = False, is_compiled: bool = False) -> None:
     """Set the precision of all models that this process builds from now on.
 
-    With `bfloat16` and XLA (`is_compiled`) everything computes in bfloat16; without XLA only matrix products do.
+    With `bfloat16` and XLA (`is_compiled`), all operations compute in bfloat16; without XLA, only matrix products do.
     """
     tf_keras.mixed_precision.set_global_policy("mixed_bfloat16" if bfloat16 and is_compiled else "float32")
     multiply_in_bfloat16(bfloat16 and not is_compiled)
@@ -333,9 +335,9 @@ def build_model(
         task: what is learned.
         model_config: configuration of the network.
         plan: the plan of the phase, which gives the numbers of steps, replicas and micro-batches.
-        runtime: where the model computes.
-        computation: how a step is computed; by default as in a new run. TPU-optimized layers and a sharded optimizer
-            are used even if they have not been checked yet.
+        runtime: the devices on which the model computes.
+        computation: how a step is computed; by default the same as in a new run. TPU-optimized layers and a sharded
+            optimizer are used even if they have not been checked yet.
     """
     if computation is None:
         computation = choose_computation(config, model_config, plan)

@@ -21,7 +21,7 @@ from train.runtime.named_scopes import custom_gradient, named
 # Added to the logits of padding in the vocabulary, so that exp(logit) is 0. It is finite, because 0 * -inf would be
 # NaN.
 NEVER = -1e30
-# As in `train.layers.tpu_functions`, which only a run on a TPU imports.
+# The same as in `train.layers.tpu_functions`, which only a run on a TPU imports.
 NUM_ONES = 8
 
 
@@ -61,13 +61,13 @@ def masked_lm_loss(
         logits: (…, vocabulary), any float type; the loss is computed in float32.
         labels: ids of the masked tokens, int32 (…).
         weights: 1 if a slot is used, else 0, float32 (…).
-        vocabulary_size: ids from this one on are padding. They cannot be predicted and get no gradient. Default: the
+        vocabulary_size: ids from this id on are padding. They cannot be predicted and get no gradient. Default: the
             vocabulary has no padding.
 
     Returns:
         Float32 scalars: `loss` (nats), `num_correct`, `num_masked`.
     """
-    # Read the labels' logits before the cast, so that the float32 logits need not be kept in memory for this.
+    # Read the labels' logits before the cast, so that this does not keep the float32 logits in memory.
     label_logits = tf.stop_gradient(tf.cast(tf.gather(logits, labels, batch_dims=labels.shape.rank), tf.float32))
     logits = _without_padding(tf.cast(logits, tf.float32), vocabulary_size)
     if runs_unfused():
@@ -85,7 +85,7 @@ def masked_lm_loss(
 def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_logits: tf.Tensor) -> tf.Tensor:
     """Compute the same as `sparse_softmax_cross_entropy_with_logits`, in nats, float32 (num_predictions,).
 
-    TensorFlow's function reads all logits a second time to find those of the labels.
+    TensorFlow's function reads all logits a second time to find the logits of the labels.
     """
 
     @custom_gradient
@@ -104,13 +104,13 @@ def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_logits: tf.Tensor
 def _is_first_largest(logits: tf.Tensor, labels: tf.Tensor, label_logits: tf.Tensor) -> tf.Tensor:
     """Return whether the `argmax` of the logits is the label, as 0 or 1, float32 (num_predictions,).
 
-    A matrix product counts the logits that are larger than the label's, or equal and at a lower index. On a TPU this
-    takes a sixth of the time of `argmax`.
+    A matrix product counts the logits that are larger than the label's logit, or equal and at a lower index. On a TPU
+    this takes a sixth of the time of `argmax`.
     """
     is_before = tf.range(logits.shape[-1]) < labels[..., tf.newaxis]
     limits = label_logits[..., tf.newaxis]
     beats_label = (logits > limits) | ((logits == limits) & is_before)
-    # XLA may compare logits that are not rounded to bfloat16 with the label's logit, which is.
+    # XLA may compare unrounded logits with the label's logit, which is rounded to bfloat16.
     beats_label &= ~_is_label(logits, labels)
     num_better = tf.matmul(tf.cast(beats_label, tf.float32), tf.ones((logits.shape[-1], NUM_ONES)))[..., 0]
     return tf.cast(num_better == 0, tf.float32)
@@ -145,7 +145,7 @@ class CustomHead(tf_keras.layers.Layer):
 
 
 class Delta(tf_keras.layers.Layer):
-    """A trainable difference from a weight of the network, initially 0. The export contains weight plus difference."""
+    """A trainable difference from a weight of the network, initially 0. The export adds the two."""
 
     def __init__(self, weight: tf.Variable, network_name: str):
         super().__init__(name=DELTA)
@@ -156,7 +156,7 @@ class Delta(tf_keras.layers.Layer):
         self.value = self.add_weight(name=self.of_name, shape=self.of_shape, initializer="zeros")
 
     def call(self, ids: tf.Tensor) -> tf.Tensor:
-        """Look up rows of the difference from an embedding: (…, width)."""
+        """Look up the difference's rows for these ids, if the weight is an embedding: (…, width)."""
         return tf.gather(self.value, ids)
 
 
@@ -190,14 +190,14 @@ def put_head(
 
 
 def put_part(network: Any, name: str, make: Callable[[], Any], run: Callable[[], Any]) -> Any:
-    """Add a part to a network, which is trained and saved with it; return the network.
+    """Add a part that is trained and saved with a network; return the network.
 
     Args:
         network: the network.
         name: name of the part, and of its attribute in the network. A `custom_head` is exported under this name; a part
             for training only and a delta are not exported (see `train.model.architectures`).
         make: returns the part, a layer or network with this name.
-        run: calls the part with any rows, which creates its weights.
+        run: calls the part with any rows, which creates the part's weights.
 
     Raises:
         InputError: the names of the weights are not unique or not stable.

@@ -1,4 +1,4 @@
-"""The masked language modeling task (Devlin et al. 2018). Only the methods that compute import TensorFlow."""
+"""The masked language modeling task (Devlin et al. 2018). Only methods that compute with tensors import TensorFlow."""
 
 import math
 import shlex
@@ -130,8 +130,8 @@ class MaskedLanguageModeling(PretrainingTask):
         attended = tf.cast(rows.input_ids != self.pad_token_id, tf.int32)  # (batch, length)
         inputs = {"input_ids": rows.input_ids, "attention_mask": attended, **inputs}
         outputs, states = predict_at(network, inputs, predictions.positions, training=training)
-        # (1, num_predictions, vocabulary), and (1, num_predictions) twice. Without XLA the first axis is kept, because
-        # in bfloat16 the gradient of a squeeze would be rounded before it is summed.
+        # Shapes: (1, num_predictions, vocabulary), and (1, num_predictions) twice. Without XLA the first axis is kept,
+        # because in bfloat16 the gradient of a squeeze would be rounded before it is summed.
         logits, labels, weights = outputs[0], predictions.labels[tf.newaxis], predictions.weights[tf.newaxis]
         if not runs_unfused():
             logits, labels, weights = (tf.squeeze(tensor, axis=0) for tensor in (logits, labels, weights))
@@ -142,7 +142,7 @@ class MaskedLanguageModeling(PretrainingTask):
         return super().figures(sums) | {"num_masked_tokens": int(sums["num_masked"])}
 
     def derived_figures(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Return the perplexity, exp(loss); infinite if that does not fit into a float."""
+        """Return the perplexity, exp(loss); infinite if exp(loss) does not fit into a float."""
         loss = means["loss"]
         return {"perplexity": math.exp(loss) if loss < 700 else math.inf}
 

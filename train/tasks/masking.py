@@ -1,4 +1,4 @@
-"""Prepare rows in-graph: draw masks, and swap the segments of pairs. Also the loss of pairs.
+"""Prepare rows in-graph: draw masks, and swap the segments of pairs. Also compute the loss of pairs.
 
 Everything depends only on the keys and content of the rows, and is the same on every device, with and without XLA.
 """
@@ -29,11 +29,12 @@ class Predictions(NamedTuple):
     weights: tf.Tensor  # float32 (num_predictions,), 1 if the slot is used, else 0
 
 
-# The random streams of a row: for its masks, and for the order of its segments.
+# Numbers of a row's random streams: for the row's masks, and for the order of its segments.
 CHOICE, REPLACEMENT, SPAN, FATE = range(4)
 ORDER = 16
 
-# Distribution of the lengths of spans, in words: that of SpanBERT (Joshi et al. 2019, section 3.1), with a mean of 3.8.
+# Distribution of the lengths of spans, in words. It is the same as in SpanBERT (Joshi et al. 2019, section 3.1), with a
+# mean of 3.8.
 SPAN_CONTINUES = 0.8
 MAX_SPAN_WORDS = 10
 
@@ -42,9 +43,9 @@ MAX_SPAN_WORDS = 10
 def mask_rows(input_ids: tf.Tensor, row_keys: tf.Tensor, rule: MaskingRule) -> MaskedRows:
     """Mask rows. The masks of a row depend only on its key and its tokens.
 
-    A single draw of 32 bits selects a token and decides how it is replaced. Words and spans are selected by the draw of
-    their first token. In a whole word, each token is replaced independently, as in BERT's whole-word models. In a span,
-    all tokens are replaced in the same way, as in SpanBERT (Joshi et al. 2019, section 3.1).
+    A single draw of 32 bits per token selects the token and decides how it is replaced. Words and spans are selected by
+    the draw of their first token. In a whole word, each token is replaced independently, as in BERT's whole-word
+    models. In a span, all tokens are replaced in the same way, as in SpanBERT (Joshi et al. 2019, section 3.1).
 
     Args:
         input_ids: int32 (batch, length), with a static shape.
@@ -98,7 +99,7 @@ def key_of_content(input_ids: tf.Tensor) -> tf.Tensor:
 
 @named("masks")
 def collect_predictions(rows: MaskedRows, num_predictions: int) -> Predictions:
-    """Return positions and ids of the masked tokens. If there are more than `num_predictions`, the rest are ignored."""
+    """Return positions and ids of the masked tokens. Masked tokens after the first `num_predictions` are ignored."""
     rank = tf.cumsum(tf.cast(tf.reshape(rows.is_masked, (-1,)), tf.int32))  # (batch * length,)
     # The n-th masked token is at the first position with rank n. XLA compiles this to comparisons, not to a sort.
     positions = tf.searchsorted(rank, tf.range(1, num_predictions + 1))
@@ -110,18 +111,19 @@ def collect_predictions(rows: MaskedRows, num_predictions: int) -> Predictions:
 
 @named("fill_in")
 def fill_in(rows: MaskedRows, logits: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
-    """Replace masked tokens by tokens sampled from a model's predictions, int32 (batch, length). No gradient flows.
+    """Replace masked tokens with tokens sampled from a model's predictions, int32 (batch, length), without gradient.
 
     Args:
         rows: masked rows. Masked tokens without a slot keep their original ids.
         logits: (slots, vocabulary), for the slots of `collect_predictions`; any float type.
-        draws: uniform random bits, uint32 (batch, length). The sampled token is the first whose cumulative probability
-            reaches the draw.
+        draws: uniform random bits, uint32 (batch, length). The sampled token is the first token whose cumulative
+            probability reaches the draw.
     """
     num_slots = logits.shape[0]
     totals = tf.cumsum(tf.nn.softmax(tf.cast(tf.stop_gradient(logits), tf.float32)), axis=-1)  # (slots, vocabulary)
     bits = tf.gather(tf.reshape(draws, (-1,)), collect_predictions(rows, num_slots).positions)
-    # Exact numbers above 0 and below 1. They are scaled, because rounding makes the last total differ from 1.
+    # The draws become exact numbers above 0 and below 1. They are scaled by the last total, because rounding makes it
+    # differ from 1.
     uniform = (tf.cast(tf.bitwise.right_shift(bits, tf.constant(9, tf.uint32)), tf.float32) + 0.5) / 2**23
     limits = uniform * totals[:, -1]
     drawn = tf.reduce_sum(tf.cast(totals < limits[:, tf.newaxis], tf.int32), axis=-1)
@@ -137,7 +139,7 @@ def is_special(input_ids: tf.Tensor, special_ids: tuple[int, ...]) -> tf.Tensor:
 
 
 def _skip_special(ordinary_index: tf.Tensor, special_ids: tuple[int, ...]) -> tf.Tensor:
-    """Return the id of the n-th token that is not special, counted from 0."""
+    """Return the id of the n-th ordinary token, counted from 0, given n (`ordinary_index`)."""
     ids = ordinary_index
     for special_id in sorted(special_ids):
         ids += tf.cast(ids >= special_id, tf.int32)
@@ -145,9 +147,9 @@ def _skip_special(ordinary_index: tf.Tensor, special_ids: tuple[int, ...]) -> tf
 
 
 # The following functions find units (words, or spans of words) that are masked as a whole: for each token, the first
-# token of its unit. Units cover a row without gaps, and each is masked with the same probability, whatever its size. So
-# the expected fraction of masked tokens is that probability. All functions process whole rows, without a loop over
-# tokens.
+# token of its unit. Units cover a row without gaps, and each unit is masked with the same probability, whatever its
+# size. So the expected fraction of masked tokens equals this probability. All functions process whole rows, without a
+# loop over tokens.
 
 
 def first_tokens_of_words(input_ids: tf.Tensor, is_special: tf.Tensor, word_starts: np.ndarray) -> tf.Tensor:
@@ -161,8 +163,7 @@ def first_tokens_of_words(input_ids: tf.Tensor, is_special: tf.Tensor, word_star
         is_special: whether tokens are special, bool (batch, length).
         word_starts: whether a word starts with the token, bool (vocabulary,).
     """
-    # The table is not a constant of booleans, because the TPU compiler cannot read the form in which TensorFlow writes
-    # them.
+    # The table is not a constant of booleans, because the TPU compiler cannot read such constants from TensorFlow.
     starts = tf.gather(tf.constant(word_starts, tf.int8), input_ids) > 0
     return _first_tokens(starts | _forced_starts(is_special), MAX_WORD_TOKENS)
 
@@ -207,7 +208,7 @@ def _forced_starts(is_special: tf.Tensor) -> tf.Tensor:
 
 
 def _first_tokens(starts: tf.Tensor, max_tokens: int) -> tf.Tensor:
-    """Return, for each token, the position of its unit's first token. Units are divided after `max_tokens`.
+    """Return, for each token, the position of its unit's first token. Units are divided every `max_tokens` tokens.
 
     Args:
         starts: where units start, bool (batch, length).
@@ -223,7 +224,7 @@ def _latest(starts: tf.Tensor) -> tf.Tensor:
     length = starts.shape[1]
     latest = tf.where(starts, tf.range(length), 0)
     reach = 1
-    while reach < length:  # each pass doubles the range of the maximum, because XLA has no running maximum
+    while reach < length:  # XLA has no running maximum, so each pass doubles the range
         latest = tf.maximum(latest, tf.pad(latest[:, :-reach], ((0, 0), (reach, 0))))
         reach *= 2
     return latest
@@ -234,7 +235,7 @@ class PairRows(NamedTuple):
 
     masked: MaskedRows
     labels: tf.Tensor  # int32 (batch,), the right answer, 0 or 1
-    weights: tf.Tensor  # float32 (batch,), weight of its loss relative to a masked token's; 0 if there is no question
+    weights: tf.Tensor  # float32 (batch,), weight of the pair's loss, relative to a masked token; 0 without a question
 
 
 def token_types(input_ids: tf.Tensor, sep_id: int, pad_id: int) -> tf.Tensor:
@@ -273,7 +274,7 @@ def swapped(input_ids: tf.Tensor, sep_id: int) -> tf.Tensor:
 
 @named("pair_loss")
 def pair_losses(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the cross-entropy in nats, and 1 if the larger logit is right, else 0; both float32 (batch,).
+    """Return the cross-entropy in nats, and 1 if the larger logit is the label's, else 0; both float32 (batch,).
 
     Args:
         logits: (batch, 2), any float type; the loss is computed in float32.

@@ -1,4 +1,4 @@
-"""`MaskingRule`: which tokens are masked, and how. Does not import TensorFlow."""
+"""`MaskingRule`: which tokens are masked, and how. This module does not import TensorFlow."""
 
 import math
 from dataclasses import dataclass, field
@@ -35,9 +35,9 @@ class MaskingRule:
         special_ids: ids that are never masked, and never used as a random token.
         vocabulary_size: number of ids of the tokenizer.
         mlm_probability: fraction of the tokens to predict.
-        mask_token_rate: fraction of the tokens to predict that is replaced by [MASK].
-        random_token_rate: fraction of the tokens to predict that is replaced by a random token.
-        masking: what is masked as a unit.
+        mask_token_rate: fraction of the predicted tokens that is replaced by [MASK].
+        random_token_rate: fraction of the predicted tokens that is replaced by a random token.
+        masking: the kind of unit that is masked: token, whole word or span.
         word_starts: whether a word starts with the id, bool (vocabulary_size,). Needed for words and spans.
     """
 
@@ -76,7 +76,7 @@ def masking_rule(inputs: TrainingInputs, masking: MaskingConfig) -> MaskingRule:
 
 
 def _word_starts(inputs: TrainingInputs, masking: MaskingConfig) -> NDArray[np.bool_]:
-    """Read the table of word starts saved with the tokenizer; if there is none, derive it from the tokens."""
+    """Read the table of word starts saved with the tokenizer; without such a table, derive it from the tokens."""
     starts = load_word_starts(inputs.tokenizer_source)
     if starts is None:
         starts = word_starts(inputs.tokenizer)

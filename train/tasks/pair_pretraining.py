@@ -37,7 +37,7 @@ EVALUATION = (
 class PairPretraining(MaskedLanguageModeling):
     """Predicts masked tokens, and answers a question about each pair of segments.
 
-    The loss is the mean over the masked tokens of the global batch plus the mean over its pairs.
+    The loss is the mean over the masked tokens of the global batch plus the mean over the pairs of the global batch.
     """
 
     model_class = "TFAutoModelForPreTraining"
@@ -63,7 +63,7 @@ class PairPretraining(MaskedLanguageModeling):
 
     @abstractmethod
     def ask(self, batch: dict[str, "tf.Tensor"], row_keys: "tf.Tensor") -> tuple["tf.Tensor", ...]:
-        """Return rows, int32 (batch, length), the answers, int32 (batch,), and whether they count, bool (batch,)."""
+        """Return rows, int32 (batch, length), answers, int32 (batch,), and whether the answers count, bool (batch,)."""
 
     def prepare_batch(self, batch: dict[str, "tf.Tensor"], row_keys: "tf.Tensor") -> Any:
         import tensorflow as tf
@@ -84,9 +84,10 @@ class PairPretraining(MaskedLanguageModeling):
         return PairRows(super().prepare_row({"input_ids": input_ids}), labels, tf.cast(counts, tf.float32))
 
     def apply_global_weights(self, rows: Any, add_up: Callable[["tf.Tensor"], "tf.Tensor"]) -> Any:
-        """Scale the weights of pairs so that their losses, divided by the number of masked tokens, sum to a mean.
+        """Scale the weights of pairs, because `sums` are divided by the number of masked tokens.
 
-        The sum over the global batch is then the mean loss of a pair.
+        The weighted losses of all pairs in the global batch, divided by the number of masked tokens, then sum to the
+        mean loss of a pair.
         """
         import tensorflow as tf
 
@@ -182,7 +183,7 @@ class NextSentencePrediction(PairPretraining):
 class SentenceOrderPrediction(PairPretraining):
     """Asks whether the segments were swapped; 1 if they were (Lan et al. 2019, ALBERT).
 
-    Pairs from different documents have no order, so there is no question about them.
+    Segments from different documents have no order, so there is no question about them.
     """
 
     pair_name = "sop"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from train.config.learning import MaskingConfig, PretrainedModel
     from train.data.shards import TrainingInputs
 
-# Prefix of metrics that are the loss of one source of a mixture.
+# Prefix of the names of metrics that are the loss of one source of a mixture.
 SOURCE_LOSS = "loss_"
 # Name of the module made from the file of a custom task.
 MODULE_NAME = "task_of_the_user"
@@ -35,7 +35,7 @@ class Mean(NamedTuple):
     Attributes:
         name: name of the metric.
         total: name of the sum that is divided.
-        weight: name of the sum that it is divided by.
+        weight: name of the sum by which `total` is divided.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Mean(NamedTuple):
 
 
 class CardFigure(NamedTuple):
-    """A metric of evaluations, as a model card shows it.
+    """How a model card shows a metric of evaluations.
 
     Attributes:
         name: name of the metric.
@@ -68,20 +68,20 @@ class TaskCard:
     `usage`, `procedure`, `evaluation` and `limits` are templates for `str.format`.
 
     Attributes:
-        model_kind: what the model is, such as "masked language model"; used within a sentence.
+        model_kind: the kind of model, such as "masked language model"; used within a sentence.
         task_name: name of the task.
         pipeline_tag: the Hub's name of the task (https://huggingface.co/tasks).
         figures: metrics that the card shows.
         loss_unit: unit of the loss.
         predicts_tokens: whether the loss can be compared with the loss of guessing from token frequencies.
-        training_verb: how the model was trained, such as "pretrained"; used within a sentence.
+        training_verb: verb for the training, such as "pretrained"; used within a sentence.
         start_words: words between the verb and the base model, such as "from", if training did not start from scratch.
         tags: tags on the Hub.
-        usage: code that uses {model} at {revision}, with {sentence} (of `--hub-example`) or its own example, of at most
-            {max_length} tokens. If None, the card shows code that only loads the model.
-        procedure: {title: text} about the training; fields are sections of the settings, such as {masking}.
-        evaluation: how the model was evaluated; fields are metrics.
-        limits: limits of the model; the field is {max_length}.
+        usage: code that uses {model} at {revision}, with {sentence} (from `--hub-example`) or another example, of at
+            most {max_length} tokens. If None, the card shows code that only loads the model.
+        procedure: {title: text} about the training; template fields are sections of the settings, such as {masking}.
+        evaluation: how the model was evaluated; template fields are metrics.
+        limits: limits of the model; the template field is {max_length}.
         library: the Hub's name of the library that opens the model.
         files: {name: content} of additional text files in the export.
         weight_files: {name: {name of a weight in the file: its name in the exported model}} of additional weight files.
@@ -111,7 +111,7 @@ class TaskCard:
 
 
 class Task(ABC):
-    """What is learned: the features, the class of the model, losses and metrics, and the task's part of a model card.
+    """The task to learn: the features, the class of the model, losses and metrics, and its part of a model card.
 
     Attributes:
         model_class: name of the transformers class to build.
@@ -119,13 +119,15 @@ class Task(ABC):
             the whole global batch, divided by its weight.
         card: the task's part of a model card.
         metric: the metric by which evaluations are compared.
-        guess: {metric: value that a guess without reading the text would reach}.
+        guess: {metric: value that guessing without reading the text would reach}.
         identity: identifies a custom task in the fingerprint of a run.
         errors: metrics for which lower is better.
-        allows_new_head: if the checkpoint to start from lacks weights of the head, or has them in other shapes, they
-            are initialized randomly. Otherwise such a checkpoint is an error.
-        adds_weights: `adapt_network` adds weights to the network, so weights can only be counted after it is built.
-        layer_lr_decay: learning rate of a layer, divided by that of the layer above it. 1: all layers have the same.
+        allows_new_head: if the checkpoint to start from lacks weights of the head, or has them in other shapes, these
+            weights are initialized randomly. Otherwise such a checkpoint is an error.
+        adds_weights: `adapt_network` adds weights to the network, so the weights can be counted only after the network
+            is built.
+        layer_lr_decay: learning rate of a layer, divided by the learning rate of the layer above it. With 1, all layers
+            have the same rate.
         couples_rows: the loss of a row depends on other rows. Then the loss in training is computed with `outputs` and
             `sums_of_outputs`, so that it does not depend on the division into micro-batches.
     """
@@ -191,7 +193,7 @@ class Task(ABC):
         raise NotImplementedError
 
     def sums_of_outputs(self, outputs: "tf.Tensor", rows: Any) -> dict[str, "tf.Tensor"]:
-        """Return what `sums` returns, given the `outputs` of all rows of this replica. Used if `couples_rows`."""
+        """Return the same as `sums`, given the `outputs` of all rows of this replica. Used if `couples_rows`."""
         raise NotImplementedError
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
@@ -199,7 +201,7 @@ class Task(ABC):
 
         Args:
             sums: results of `sums`, added up over all rows in float64. Values for each row are concatenated, including
-                those of padding.
+                the values for rows of padding.
         """
         means = {name: float(sums[total] / sums[weight]) if sums[weight] else 0.0 for name, total, weight in self.means}
         return means | self.derived_figures(means)
@@ -217,7 +219,7 @@ class Task(ABC):
         return f"loss {shown_loss(figures['loss'])}"
 
     def next_command(self, model: str) -> str | None:  # noqa: ARG002
-        """Return a command that tries the exported model in the folder `model`; None if there is none."""
+        """Return a command that tries the exported model in the folder `model`; None if no command does so."""
         return None
 
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
@@ -252,10 +254,10 @@ class PretrainingTask(Task):
         return -figures.get(self.metric, figures["loss"])
 
     def check_model(self, model_config: "PretrainedConfig", settings: "PretrainedModel") -> None:
-        """Check that a model and its settings fit the task. By default all do.
+        """Check that a model and its settings fit the task. By default all models and settings fit.
 
         Raises:
-            InputError: they do not.
+            InputError: they do not fit.
         """
 
 
@@ -269,7 +271,7 @@ def shown_loss(loss: float) -> str:
 
 
 def task_record(task: Task | type[Task]) -> dict[str, Any]:
-    """Return the task's part of `run.json`: what is needed to export a checkpoint and to plot its metric."""
+    """Return the task's part of `run.json`: the data needed to export a checkpoint and to plot the task's metric."""
     guess = task.guess.get(task.metric)
     return {
         "model_class": task.model_class,
@@ -323,6 +325,6 @@ def load_class(task: str, base: type[Kind], needed: tuple[str, ...] = ()) -> typ
 
 
 def identity_of(task: str) -> str:
-    """Return a text that identifies a custom task: the class and the hash of its file. The file may be moved."""
+    """Return a text that identifies a custom task: the class, and the hash of its file, but not the file's path."""
     path, _, name = task.rpartition(":")
     return f"{name} {hashlib.sha256(Path(path).read_bytes()).hexdigest()}"
