@@ -2,5 +2,6 @@
 
 import os
 
-# `PyTorch was not found` is no problem here. It has an effect only before transformers is imported.
+# `PyTorch was not found` is no problem here. The variable has an effect only if it is set before transformers is
+# imported.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")

@@ -12,7 +12,7 @@ EXIT_BAD_INPUT = 2
 EXIT_PERMANENT = 3
 EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: a shutdown request; the same command resumes
 EXIT_INTERRUPTED = 128 + signal.SIGINT  # the status that shells report for a process ended by SIGINT
-# After these a retry makes no sense, because the same command would fail again, or because a person ended it.
+# A retry makes no sense after these statuses: the command succeeded, would fail again, or was ended by a person.
 FINAL_STATUSES = frozenset({0, EXIT_BAD_INPUT, EXIT_PERMANENT, EXIT_INTERRUPTED})
 # The meaning of each status, for the documentation.
 MEANINGS = {
@@ -77,8 +77,8 @@ def retry_call(
     does not support `Retry-After`.
 
     Args:
-        function: what to call.
-        delays_seconds: wait before each retry; their number is the maximum number of retries.
+        function: the function to call.
+        delays_seconds: wait before each retry; the number of waits is the maximum number of retries.
         is_transient: returns whether to retry after an error. Other errors are raised at once.
         on_failure: called with the error and the wait in seconds before the next attempt.
         least_wait_seconds: returns the shortest wait that an error allows.

@@ -141,8 +141,8 @@ def spread(centers: Sequence[float], height: float, low: float, high: float) -> 
     Args:
         centers: centers of the intervals.
         height: height of each interval.
-        low: lowest center allowed; lower ones are moved up.
-        high: highest center allowed; higher ones are moved down.
+        low: lowest center allowed; lower centers are moved up.
+        high: highest center allowed; higher centers are moved down.
 
     Returns:
         The new centers, in the order of `centers`.

@@ -39,7 +39,8 @@ from mlm_common.storage.folder import OWNER_FOLDER, explained_refusals, locks
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 10.0
-# Many heartbeats long, because a run that is computing or waiting for its storage must not be taken for dead.
+# This is several heartbeats long, because a run that is computing or waiting for its storage must not be mistaken for
+# dead.
 DEAD_AFTER_SECONDS = 60.0
 POLLS_WHILE_WAITING = 60
 RELEASE_SECONDS = 5.0
@@ -112,7 +113,7 @@ def locked_folder(
     dead_after_seconds: float = DEAD_AFTER_SECONDS,
     ends_process: bool = True,
 ) -> Iterator[FolderLock]:
-    """Lock a folder within the context. It is created if it is missing.
+    """Lock a folder within the context. A missing folder is created.
 
     Args:
         path: the folder, local or `gs://`.
@@ -270,7 +271,7 @@ def _number(name: str) -> int:
 
 
 def _now() -> str:
-    """Return the time as text, for human readers only: no decision depends on it."""
+    """Return the time as text, for human readers only. No decision depends on this text."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
@@ -299,7 +300,7 @@ def _describe_newest(records: Mapping[str, str]) -> str:
 
 
 def _is_surely_dead(record: Mapping[str, Any]) -> bool:
-    """Return whether the process of a record has certainly ended; False if this machine cannot know.
+    """Return whether the process of a record has certainly ended; False if this machine cannot tell.
 
     If another process now has the owner's id, only the missing heartbeats show that the owner is dead.
     """

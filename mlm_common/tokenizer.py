@@ -28,7 +28,8 @@ SPECIAL_TOKENS = {"cls": "[CLS]", "pad": "<pad>", "sep": "[SEP]", "unk": "<unk>"
 BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
 # The tokens that pad a vocabulary to a round size.
 UNUSED_TOKEN = re.compile(r"<unused\d+>")
-# The class that `tokenizer_config.json` names, and its name in transformers 5, which version 4 cannot load.
+# The class that `tokenizer_config.json` names, and the name of this class in transformers 5, which version 4 cannot
+# load.
 FAST_TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 NEWER_FAST_TOKENIZER_CLASS = "TokenizersBackend"
 # Keys of `tokenizer_config.json` in which transformers 5 notes how it loaded the tokenizer.
@@ -89,7 +90,7 @@ def load_tokenizer(name_or_path: str, *, needs_special_tokens: bool = True) -> "
 
 
 def _check_different(tokenizer: "PreTrainedTokenizerFast", shown_name: str) -> None:
-    """Check that no two of the five special tokens share an id, because padding and others are recognized by their ids.
+    """Check that no two of the five special tokens share an id, because code recognizes them by their ids.
 
     Raises:
         InputError: two of them share an id.
@@ -125,7 +126,7 @@ def _load(name: str, shown_name: str) -> "PreTrainedTokenizerFast":
 
 
 def _check_files(folder: Path, shown_name: str) -> None:
-    """Check that a folder has a vocabulary, without a byte-order mark, and no Git LFS pointers instead of files."""
+    """Check that a folder has a vocabulary without a byte-order mark, and that no file is a Git LFS pointer."""
     if not any(VOCABULARY_FILES.fullmatch(path.name) for path in folder.iterdir()):
         nested = next((path.name for path in sorted(folder.iterdir()) if Path(path, TOKENIZER_FILE).is_file()), None)
         hint = f"; did you mean {shown_name.rstrip('/')}/{nested}?" if nested else "."
@@ -149,7 +150,7 @@ def _check_contents(folder: Path, shown_name: str) -> None:
     """Look for the damaged file of a tokenizer that cannot be loaded.
 
     Raises:
-        InputError: names the first damaged file.
+        InputError: a file is damaged; the message names the first damaged file.
     """
     from tokenizers import Tokenizer
 
@@ -312,11 +313,12 @@ def word_starts(tokenizer: "PreTrainedTokenizerFast") -> "NDArray[np.bool_] | No
 
     How a token shows that it starts a word depends on the tokenizer:
 
-    - Metaspace: it starts with the mark of a space (`▁`).
-    - ByteLevel: it starts with white space (`Ġ`, `Ċ`).
-    - WordPiece: it lacks the prefix of continued words (`##`).
+    - Metaspace: the token starts with the mark of a space (`▁`).
+    - ByteLevel: the token starts with white space (`Ġ`, `Ċ`).
+    - WordPiece: the token lacks the prefix of continued words (`##`).
 
-    Word-level models, BPE that marks the ends of words (`</w>`), and tokenizers that drop spaces do not show it.
+    Word-level models, BPE that marks the ends of words (`</w>`), and tokenizers that drop spaces do not show where
+    words start.
 
     Special tokens start a word. `<unk>` does not start a word if the mark is a token by itself, because the mark then
     also precedes `<unk>`. Tokens of single bytes and ids without a token do not start a word. The first word of a text

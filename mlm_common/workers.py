@@ -159,7 +159,7 @@ def _without_main_module(function: Callable[..., Any]) -> Iterator[None]:
 
 
 def _result(future: Future[Result]) -> Result:
-    """Wait for a result. Ctrl-C takes effect between two waits, because within one it could leave a lock acquired."""
+    """Wait for a result. Ctrl-C takes effect between two waits, because during a wait it could leave a lock held."""
     while True:
         with interrupts_put_off():
             if wait([future], timeout=POLL_SECONDS).done:
@@ -229,7 +229,8 @@ def interrupts_put_off() -> Iterator[None]:
 # The time that a command waits for its threads when it ends. It is longer than a single attempt of Cloud Storage's
 # client.
 END_SECONDS = 150.0
-# The same after a shutdown request or an error. It is short, because the command may be about to be killed.
+# The same limit after a shutdown request or an error. The limit is short, because the command may be about to be
+# killed.
 STOP_SECONDS = 5.0
 
 

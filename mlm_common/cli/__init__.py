@@ -1,7 +1,7 @@
 """Command lines: flags as dataclass fields, grouped help, and progress and messages on the terminal.
 
-Every script imports this module first. It must import nothing that takes time, because Ctrl-C prints a traceback until
-it has been imported.
+Every script imports this module first. This module must import nothing that takes time, because Ctrl-C prints a
+traceback until the import has finished.
 """
 
 import os
@@ -12,8 +12,7 @@ from pathlib import Path
 
 PROJECT_FOLDER = Path(__file__).resolve().parents[2]
 COMMAND_FOLDERS = ("tokenizer_training", "tfrecord_prep", "train", "finetuning", "recipes")
-# The signals that stop a command, with the exit status for each: EXIT_INTERRUPTED and EXIT_STOPPED of
-# `mlm_common.errors`.
+# {signal that stops a command: exit status}. The statuses are EXIT_INTERRUPTED and EXIT_STOPPED of `mlm_common.errors`.
 STATUSES = {signal.SIGINT: 130, signal.SIGTERM: 75}
 DEFAULT_HANDLERS = (signal.default_int_handler, signal.SIG_DFL)
 STOPPED_EARLY = b"Stopped.\n"

@@ -32,7 +32,7 @@ from mlm_common.storage.guard import guarded_read
 
 logger = logging.getLogger(__name__)
 
-# Texts in exceptions, whatever library raised them, that show that the disk is full.
+# If the message of an exception, from any library, contains one of these texts, the disk is full.
 DISK_FULL = ("No space left on device", "Disk quota exceeded")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -83,17 +83,18 @@ def parse_arguments(
 ) -> tuple[Any, ...]:
     """Make one instance of each dataclass from the command line.
 
-    Every field is a flag, spelled with `-` or `_`. A value comes from one of these, where later ones override earlier
-    ones: the default of the field, `layers` in their order, `--config-file`, the command line.
+    Every field is a flag, spelled with `-` or `_`. Values come from these sources, and later sources override earlier
+    ones: the default of the field, `layers` in their order, `--config-file`, and the command line.
 
     Args:
         dataclass_types: dataclasses whose fields are made by `mlm_common.cli.settings.flag`.
         argv: words of the command line; default: the words of this process's command line.
         description: text at the top of `--help`. Text after a line `Examples:` is shown below the flags.
-        layers: {flag: function from its value to settings {field: value}}, such as from the name of a preset to its
-            settings.
+        layers: {flag: function that converts the flag's value into settings {field: value}}. For example, a function
+            converts the name of a preset into the preset's settings.
         needed: names of the fields that the usage line shows, and that come first in `--help`.
-        other_defaults: {field name: description of its default} for `--help`, if `layers` decide the default.
+        other_defaults: {field name: description of the field's default}. `--help` shows it for fields whose default
+            comes from `layers`.
 
     Raises:
         InputError: a flag or key is unknown, a value has the wrong type, or a check of a dataclass failed.
@@ -170,7 +171,8 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
     @functools.wraps(main)
     def run(argv: Sequence[str] | None = None) -> int:
         set_up_console(sys.argv[1:] if argv is None else argv)
-        # By default garbage collection during the imports of TensorFlow and transformers takes a second.
+        # With the default threshold, garbage collection during the imports of TensorFlow and transformers takes a
+        # second.
         gc.set_threshold(10_000)
         started_seconds = time.monotonic()
         with interruptible() as interrupts:
@@ -178,8 +180,8 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
                 main(argv)
             except (KeyboardInterrupt, Exception) as error:
                 keep(error)
-                # After an interrupt, any other error is a consequence of it: C++ code and guards replace it with their
-                # own errors.
+                # Any other error after an interrupt is a consequence of the interrupt: C++ code and guards replace the
+                # KeyboardInterrupt with errors of other types.
                 if interrupts or isinstance(error, KeyboardInterrupt):
                     return describe_interrupt(interrupts)
                 return _describe_error(error)
@@ -194,7 +196,7 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
 def _describe_error(error: Exception) -> int:
     """Print an expected error on one line, and return its exit status. Raise any other error."""
     if isinstance(error, InputError | RunFailedError):
-        # A message stays one line of plain text, although file names may contain control characters.
+        # File names may contain control characters. They are escaped, so that a message is one line of plain text.
         message = _CONTROL.sub(lambda match: repr(match.group())[1:-1], str(error))
         is_stop = error.exit_status == EXIT_STOPPED  # not an error, but a shutdown request
         print(error if is_stop else f"error: {message}", file=sys.stderr)

@@ -55,7 +55,7 @@ def set_up_console(arguments: Sequence[str]) -> None:
         handler.addFilter(_is_for_users)
         for library, level in QUIET_LIBRARIES.items():
             logging.getLogger(library).setLevel(level)
-        # It has an effect only before huggingface_hub is imported.
+        # The variable has an effect only if it is set before huggingface_hub is imported.
         os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
@@ -114,7 +114,7 @@ def progress_bar(phase: str, unit: str, total: int | None = None) -> Iterator["t
 
     Args:
         phase: title.
-        unit: name of what is counted, with a space in front unless it is a symbol such as B.
+        unit: name of the unit, with a leading space unless the name is a symbol such as B.
         total: number of units to process; None if unknown.
     """
     from tqdm import tqdm

@@ -17,7 +17,7 @@ from mlm_common.cli.settings import flag_of, nearest_name
 from mlm_common.errors import InputError
 
 USUAL_GROUP, LAST_GROUP = "Usual flags", "Other flags"
-EXAMPLES = "\n\nExamples:\n"  # the line of a description after which examples follow
+EXAMPLES = "\n\nExamples:\n"  # the examples follow this line of a description
 HELP_POSITION = 32
 # Placeholders in `--help`, by the last word of the flag's name.
 METAVARS = {
@@ -44,7 +44,8 @@ NO_FLAGS = {
     "--resume-from-checkpoint": "the same command resumes from the newest checkpoint",
     "--packing": "prepare_tfrecord_shards.py --chunking packed packs the rows",
 }
-# {flag of transformers' scripts: the flag with this meaning here}, for hints. docs/guides/migrating.md lists them.
+# {flag of transformers' scripts: flag of this project with the same meaning}, for hints. docs/guides/migrating.md lists
+# them.
 TRAINER_FLAGS = {
     "--model-name-or-path": "--init-from",
     "--config-name": "--pretrained-model-config",
@@ -225,7 +226,7 @@ class FlagParser(argparse.ArgumentParser):
             group.add_argument(f"--no_{field.name}", flag_of(f"no_{field.name}"), **off)
 
     def format_help(self) -> str:
-        """Format the help: examples, and either all flags, or the usual flags and how to see the others."""
+        """Format the help: the examples, and either all flags, or the usual flags and a line on how to see the rest."""
         examples = f"\nExamples:\n{textwrap.indent(self.examples, '  ')}\n" if self.examples else ""
         if not self._hidden:
             return super().format_help() + examples
@@ -287,7 +288,7 @@ class FlagParser(argparse.ArgumentParser):
         raise InputError(f"{message}. --help-all lists all flags.")
 
     def _unknown(self, words: Sequence[str]) -> InputError:
-        """Make the error for unknown words: name the first unknown flag and the most similar one, or the first word."""
+        """Make the error for unknown words. It names the first unknown flag, or the first word if no word is a flag."""
         for word in words:
             name = word.partition("=")[0]
             if reason := NO_FLAGS.get(name.replace("_", "-")):
@@ -299,7 +300,11 @@ class FlagParser(argparse.ArgumentParser):
         )
 
     def nearest(self, name: str) -> str:
-        """Return "; did you mean …?" with the flag that `name` is elsewhere, starts, or resembles; empty if none."""
+        """Return "; did you mean …?" with the flag that `name` probably stands for; an empty text if no flag fits.
+
+        This is the flag with the meaning that `name` has in transformers' scripts, a flag that starts with `name`, or
+        the most similar flag. For a flag that this project does not need, the text says to leave it out.
+        """
         options = {_spelled_with_hyphens(option): option for option in self._option_string_actions if "_" not in option}
         typed = _spelled_with_hyphens(name)
         if reason := NO_FLAGS.get(f"--{typed}"):

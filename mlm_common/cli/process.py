@@ -22,8 +22,8 @@ from mlm_common.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED
 STOPPING = b"Stopping. Press Ctrl-C again to end at once.\n"
 # Maximum time for the functions that libraries register for the end of a process, such as deleting temporary files.
 EXIT_SECONDS = 2.0
-# A KeyboardInterrupt that Python dropped is raised again after this time, when the callback has probably returned; if
-# it has not, once more.
+# A KeyboardInterrupt that Python dropped is raised again after this time, when the callback has probably returned. This
+# repeats as long as Python drops it.
 DROPPED_SECONDS = 0.01
 
 _has_begun = False
@@ -37,8 +37,8 @@ def begin_script() -> None:
     """Set up the standard streams and signals of a script, before anything large is imported.
 
     Closed standard streams are opened on the null device, because otherwise the next files to be opened would get their
-    numbers. Output to a pipe whose reader has ended is dropped, and the command continues. Ctrl-C and SIGTERM end the
-    process at once until the command starts.
+    file descriptors. Output to a pipe whose reader has ended is dropped, and the command continues. Ctrl-C and SIGTERM
+    end the process at once until the command starts.
     """
     global _has_begun
     if _has_begun:
@@ -78,7 +78,7 @@ def _lasting(stream: TextIO | None, number: int) -> TextIO:
 
     Args:
         stream: the stream; None if it is closed.
-        number: number of its file.
+        number: file descriptor of the stream.
     """
     file = _LastingFile(number, "wb", closefd=False)
     if not isinstance(stream, io.TextIOWrapper):
@@ -98,8 +98,8 @@ def _lasting(stream: TextIO | None, number: int) -> TextIO:
 def interruptible() -> Iterator[Sequence[int]]:
     """Make the first Ctrl-C or SIGTERM raise KeyboardInterrupt, and a later Ctrl-C kill the process, even in C++ code.
 
-    Python drops what a finalizer or a callback of the garbage collector raises. If the KeyboardInterrupt was raised
-    there, it is raised again a moment later.
+    Python drops exceptions that a finalizer or a callback of the garbage collector raises. If it drops the
+    KeyboardInterrupt, the KeyboardInterrupt is raised again a moment later.
 
     Yields:
         The list of received signals, which grows when one arrives.
@@ -155,13 +155,13 @@ def check_interrupts() -> None:
 
 
 def repeat_notice() -> None:
-    """Print again that the command stops, if Ctrl-C was pressed while standard error led nowhere."""
+    """Print again that the command is stopping, if Ctrl-C was pressed while standard error was silenced."""
     if signal.SIGINT in _received:
         os.write(2, STOPPING)
 
 
 def describe_interrupt(received: Sequence[int]) -> int:
-    """Print that the command was stopped, unless that was printed after Ctrl-C, and return its exit status."""
+    """Print that the command was stopped, unless Ctrl-C has already printed a notice, and return the exit status."""
     if signal.SIGTERM in received[:1]:
         print("Stopped (received SIGTERM).", file=sys.stderr)
         return EXIT_STOPPED
@@ -169,7 +169,7 @@ def describe_interrupt(received: Sequence[int]) -> int:
 
 
 def seconds_of_script() -> float | None:
-    """Return how long the process has run, as `time` counts it; None if it does not run a script."""
+    """Return the seconds since the process started, as `time` counts them; None if it does not run a script."""
     if not _has_begun:
         return None
     try:
@@ -189,7 +189,7 @@ def keep(error: BaseException) -> None:
 def run_as_script(main: Callable[[], int]) -> NoReturn:
     """Run a command, and end the process with its exit status as soon as all output is written.
 
-    If another program runs the script within its own process, raise SystemExit instead.
+    If another program runs the script within the program's process, raise SystemExit instead.
     """
     if script_path() is None:
         sys.exit(main())

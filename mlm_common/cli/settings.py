@@ -68,7 +68,7 @@ def flag(
         metavar: placeholder of the value in `--help`; default: derived from type and name.
         is_usual: whether `--help` shows the flag. `--help-all` shows all flags, the usual flags first.
         is_positional: whether the values are words of the command line without a flag.
-        takes_several: whether the flag takes several words, which become one text, quoted as for a shell.
+        takes_several: whether the flag takes several words, which are joined into one text, quoted as for a shell.
         or_word: a word that the flag accepts instead of a whole number.
         off_help: help text of `--no-…`, for a flag that is on by default.
         replaces: another field that this one replaces. If this flag is given, a preset's value of the other field is
@@ -112,7 +112,7 @@ def require(holds: bool, rule: str, flag_name: str, received: object) -> None:
         holds: whether the setting meets the rule.
         rule: completes a sentence that starts with the flag, such as `must be at least 1`.
         flag_name: the flag.
-        received: what was received.
+        received: the value that was received.
 
     Raises:
         InputError: the rule does not hold.

@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 
 MAX_BYTES = 25_000_000
 MIN_DOCUMENT_CHARACTERS = 100
-# A paragraph in which letters are a smaller fraction of the characters, not counting spaces, is taken for a table, a
-# formula or code.
+# If letters are less than this fraction of a paragraph's characters, not counting spaces, the paragraph is treated as a
+# table, a formula or code.
 MIN_LETTER_FRACTION = 0.75
-# Shorter paragraphs may occur several times, because they are headings such as "Returns:".
+# Paragraphs shorter than this may occur several times, because they are headings such as "Returns:".
 MIN_UNIQUE_CHARACTERS = 60
 SKIPPED_FOLDERS = frozenset({"test", "tests", "testing", "_vendor", "__pycache__", "site-packages", "dist-packages"})
 FILES_AT_ONCE = 64
@@ -69,7 +69,7 @@ def read_files(files: Sequence[str]) -> tuple[str, ...]:
 
 
 def _key(files: Sequence[str]) -> str:
-    """Hash what determines the documents: Python's version, this module, and the path, size and time of each file."""
+    """Hash the facts that affect the documents: Python's version, this module, and each file's path, size and time."""
     digest = hashlib.sha256(platform.python_version().encode() + Path(__file__).read_bytes())
     for path in files:
         status = os.stat(path)  # noqa: PTH116 (faster for thousands of paths)
@@ -78,7 +78,7 @@ def _key(files: Sequence[str]) -> str:
 
 
 def describe_builtin_corpus() -> dict[str, Any]:
-    """Return what determines the text: Python's version, the number of packages, and a SHA-256 of their versions."""
+    """Describe the origin of the text: Python's version, the number of packages, and a SHA-256 of their versions."""
     packages = sorted(f"{package.name}=={package.version}" for package in distributions(path=_package_folders()))
     return {
         "python": platform.python_version(),
@@ -139,7 +139,7 @@ def _prose(docstring: str) -> str:
 def _without_repeated_paragraphs(documents: Iterable[str]) -> Iterator[str]:
     """Yield the documents without paragraphs that occurred before.
 
-    Packages repeat the descriptions of common arguments.
+    This is necessary because packages repeat the descriptions of common arguments.
     """
     seen: set[bytes] = set()
     for document in documents:

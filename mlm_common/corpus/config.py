@@ -144,7 +144,7 @@ class CorpusConfig(Bounded):
         return {VALIDATION: self.validation_percent, TEST: self.test_percent}.get(split, 0.0)
 
     def drawn_percents_of(self, split: str) -> tuple[float, float]:
-        """Return the range of percentages that a split has in the draw; (0, 100) if nothing is drawn.
+        """Return the range of percentages that a split occupies in the draw; (0, 100) if the split is not drawn.
 
         Two splits drawn with the same seed share no document if their ranges do not overlap.
         """
@@ -184,7 +184,7 @@ class CorpusConfig(Bounded):
 
     @property
     def txt_unit(self) -> SampleBy:
-        """What counts as one document in a .txt file."""
+        """The unit of text that counts as one document in a .txt file."""
         return self.sample_by or DEFAULT_SAMPLE_BY
 
     @property

@@ -37,13 +37,14 @@ from mlm_common.storage.reading import StoredFile
 
 logger = logging.getLogger(__name__)
 
-# Byte ranges of files, which a worker reads, or the documents themselves.
+# Either byte ranges of files, which a worker reads, or the documents themselves.
 Partition = list[ByteRange] | list[str]
 
 # Only the first lines of the first .txt files are checked for wrapped lines.
 NUM_FILES_CHECKED = 4
 NUM_LINES_CHECKED = 500  # per file
-# How many files, and how many lines per file, are searched for blank lines; and how many files the warning names.
+# The number of files and the number of lines per file that are searched for blank lines, and the number of files that
+# the warning names.
 NUM_FILES_SEARCHED, NUM_LINES_SEARCHED, NUM_NAMES = 64, 2000, 3
 # Number of documents that are read to check that each drawn split has text.
 NUM_DOCUMENTS_DRAWN = 100_000
@@ -59,7 +60,8 @@ class Source:
     """Where documents come from.
 
     Attributes:
-        read: yields all documents from the first one on, and appends the rows that it skips to its argument.
+        read: function that yields all documents, from the first to the last, and adds the rows that it skips to its
+            argument.
         files: the text files that `read` reads; empty if it reads something else.
     """
 
@@ -74,8 +76,8 @@ class Corpus:
     Attributes:
         config: the settings, completed with absolute paths, the commit of a data set, and `sample_by`.
         record: the settings and what identifies the text (see `identity.py`), as JSON values.
-        sources: sources by the name of their split: the main split `config.split`, and those of `validation` and
-            `test` that are not drawn from it.
+        sources: {name of a split: its source}, for the main split `config.split`, and for `validation` and `test` if
+            they are requested but not drawn from the main source.
     """
 
     config: CorpusConfig
@@ -106,10 +108,10 @@ class Corpus:
     def partitions(self, split_name: str, partition_bytes: int, bad_rows: BadRows | None = None) -> Iterator[Partition]:
         """Cut a split into partitions, which are units of work, in order. `read_partition` reads their documents.
 
-        Usually workers can read the files, and a partition is a list of byte ranges with at most `partition_bytes` as
-        stored. A file that cannot be cut and a row group of Parquet stay whole, and small files share a partition. A
-        partition is a list of documents with at most `partition_bytes` of text if there are no files, if there are only
-        a few files and they cannot be cut, or if documents must be counted for `limit`.
+        Usually workers can read the files, and a partition is a list of byte ranges with at most `partition_bytes`
+        bytes as stored. A file that cannot be cut and a row group of Parquet stay whole, and small files share a
+        partition. A partition is a list of documents with at most `partition_bytes` bytes of text if there are no
+        files, if there are only a few files and they cannot be cut, or if documents must be counted for `limit`.
         """
         if not self.has_byte_ranges(split_name, partition_bytes):
             return grouped_by_size(self.documents(split_name, bad_rows), partition_bytes)
@@ -123,7 +125,7 @@ class Corpus:
     def sampled_documents(self, split_name: str, max_bytes: int, bad_rows: BadRows | None = None) -> Iterator[str]:
         """Read about twice `max_bytes` of documents from all parts of a split, or the whole split if it is smaller.
 
-        From files that can be cut only the sample is read. `config.seed` decides the sample.
+        If a file can be cut, only its sampled ranges are read. `config.seed` determines the sample.
         """
         byte_ranges = self._sample(split_name, max_bytes)
         if byte_ranges is None:
@@ -131,7 +133,7 @@ class Corpus:
         return read_partition(self.config, split_name, byte_ranges, bad_rows)
 
     def num_sampled_bytes(self, split_name: str, max_bytes: int) -> int | None:
-        """Estimate how many bytes of text `sampled_documents` reads; None if the sizes of the files do not show it."""
+        """Estimate how many bytes of text `sampled_documents` reads; None if the file sizes do not show this."""
         files = self._files_to_cut(split_name)
         if not files or any(file.name.endswith((".gz", ".parquet")) for file in files):
             return None
@@ -191,7 +193,7 @@ def read_partition(
 
 
 def open_corpus(config: CorpusConfig) -> Corpus:
-    """Open a corpus after cheap checks: that its files and columns exist, and that some document is not blank.
+    """Open a corpus after cheap checks: its files and columns must exist, and at least one document must not be blank.
 
     Raises:
         InputError: no corpus is given, no files match, a file ending is unknown, there is no such data set, split or
@@ -309,7 +311,7 @@ def _documents_of_split(
 
 
 def draw_split(config: CorpusConfig, text: str) -> str:
-    """Draw the split of a document from the main source. It depends only on its text, the seed and the percentages."""
+    """Draw the split of a document of the main source. It depends only on the text, the seed and the percentages."""
     digest = hashlib.blake2b(text.encode(), digest_size=8, key=str(config.seed).encode()).digest()
     draw = int.from_bytes(digest, "little")
     percent = 0.0
@@ -331,7 +333,7 @@ def check_lines(files: Iterable[StoredFile]) -> None:
     """Check that the lines of the first .txt files can be documents.
 
     Raises:
-        InputError: they look like lines of wrapped paragraphs, as in books.
+        InputError: the lines look like lines of wrapped paragraphs, as in books.
     """
     texts = [file for file in files if file.name.removesuffix(".gz").endswith(".txt")]
     for file in texts[:NUM_FILES_CHECKED]:

@@ -11,11 +11,11 @@ from mlm_common.errors import InputError
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 # The delimiter is detected from at most this many lines and characters.
 MAX_LINES, MAX_CHARACTERS = 1000, 1 << 20
-# Limits how much text a quotation mark that is never closed can take in.
+# Maximum length of a field. It limits how much text an unclosed quotation mark can swallow.
 MAX_FIELD_CHARACTERS = 1 << 30
 MAX_SHOWN_CHARACTERS = 80
-# With the right delimiter, more than this fraction of the rows have as many fields as the first. It is below 1, because
-# any row can have an error.
+# With the right delimiter, more than this fraction of the rows have as many fields as the first row. The fraction is
+# below 1, because any row can have an error.
 MIN_SHARE = 0.5
 MIN_ROWS_BELOW_TITLE = 2  # the names of the columns, and a row
 NAMES_FIRST = "The first row must name the columns: delete a title above it."
@@ -46,8 +46,8 @@ class CsvRows:
     Args:
         lines: lines of the text with their line ends, from a file opened with `newline=""`.
         name: name of the file, for errors.
-        delimiter: the delimiter; None to detect it from the first rows. A first line such as `sep=;` sets it, too, and
-            does not count as a row.
+        delimiter: the delimiter; None to detect it from the first rows. A first line such as `sep=;` also sets the
+            delimiter, and does not count as a row.
 
     Attributes:
         names: names of the columns; empty if there are no rows.
@@ -88,7 +88,7 @@ class CsvRows:
         return fields[:num_names] + [""] * (num_names - num_fields)
 
     def problem(self, row: CsvRow) -> str | None:
-        """Describe a row whose number of fields differs from that of the first row; return None for any other row."""
+        """Describe a row whose number of fields differs from the number of columns; return None for any other row."""
         if len(row.fields) == len(self.names):
             return None
         return f"line {row.line:,} has {len(row.fields)}: `{_shown(row.text)}`"
@@ -144,7 +144,7 @@ def _separator_line(line: str) -> str | None:
 
 
 def _find_delimiter(lines: Sequence[str], is_whole: bool, name: str, num_skipped: int) -> str:
-    """Find the delimiter with which most rows have as many fields as the first; a comma for a single column.
+    """Find the delimiter with which most rows have as many fields as the first row; a comma for a single column.
 
     Raises:
         InputError: several delimiters are possible.
@@ -207,7 +207,7 @@ def _check_not_quoted_whole(lines: Sequence[str], is_whole: bool, name: str) -> 
 
 
 def _share_of_rows(lines: Sequence[str], delimiter: str, is_whole: bool) -> float | None:
-    """Return the fraction of rows with as many fields as the first row; None if it has one field or is not CSV."""
+    """Return the fraction of rows with as many fields as the first row; None if that has one field or is not CSV."""
     rows = csv.reader(lines, delimiter=delimiter, strict=True)
     num_fields = num_rows = num_equal = 0
     try:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 RETRY_DELAYS_SECONDS = (1.0, 2.0, 4.0)
-# The files that `save_to_disk` writes for several splits, and for a single one.
+# The file that `save_to_disk` writes for several splits, and the files that it writes for a single split.
 SPLITS_FILE, SAVED_FILES = "dataset_dict.json", ("state.json", "dataset_info.json")
 CACHE_FILES = "cache-*.arrow"
 # Builders of `datasets` for formats that this project reads itself, so that errors can name the line.
@@ -130,7 +130,7 @@ class Dataset:
 
 @contextlib.contextmanager
 def loading_explained(message: str) -> Iterator[None]:
-    """Turn any exception of `datasets` into an error: `message`, followed by what `datasets` has logged or raised."""
+    """Turn any exception of `datasets` into an error: `message`, and the reason that `datasets` logged or raised."""
     with _logged_errors() as logged:
         try:
             yield

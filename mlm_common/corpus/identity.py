@@ -1,17 +1,17 @@
 """Identify the text of a corpus by a record with checksums, compare and publish records, and find shared text.
 
-The record of a corpus is stored next to everything that is made from it. It identifies files by their content, wherever
-they are; a data set on the Hub by its commit, recorded as `dataset_revision`; and the built-in text by the versions of
-Python and of the packages.
+The record of a corpus is stored next to everything that is made from the corpus. It identifies files by their content,
+no matter where they are stored. It identifies a data set on the Hub by its commit, recorded as `dataset_revision`, and
+the built-in text by the versions of Python and of the packages.
 
 The checksum of a local file is remembered in the user's cache until the file changes, so that only new and changed
 files are read. Like `git`, this module recognizes an unchanged file by its device, inode, size, and the times of the
-last change of its content and of its metadata. No program can set the latter.
+last change of its content and of its metadata. No program can set the time of the last metadata change.
 
-Models must not be evaluated on text that they were trained on. So this module finds splits, of the same corpus or of
-two, that share text. They do if they have files with equal content (for .gz files, also decompressed content), or if
-both are the same split of the same commit of a data set on the Hub. Splits that are drawn with the same seed from the
-same text share nothing, because the draw depends only on the text.
+Models must not be evaluated on text that they were trained on. So this module finds splits that share text, within a
+corpus or between two corpora. Two splits share text if they have files with equal content (for .gz files, also
+decompressed content), or if both are the same split of the same commit of a data set on the Hub. Splits that are drawn
+with the same seed from the same text share nothing, because the draw depends only on the text.
 """
 
 import dataclasses
@@ -54,10 +54,10 @@ NUM_SHOWN_CHARACTERS = len("sha256 ") + 12
 
 NUM_READERS = 8
 BLOCK_BYTES = 1 << 20
-# Smaller files are hashed again, because that takes no longer than looking them up.
+# Files smaller than this are hashed each time, because hashing them takes no longer than looking up a checksum.
 MIN_REMEMBERED_BYTES = 8 << 20
-# A file that changed more recently may change again within the same tick of the file system's clock, so that its time
-# stays the same.
+# If a file changed more recently than this, it may change again within the same tick of the file system's clock. Its
+# time would then stay the same.
 MIN_AGE_SECONDS = 2.0
 MANY_BYTES = 10 << 30  # if more bytes than this must be hashed, a message says so
 # Errors that mean that there is no usable cache: no home, a folder that cannot be written, a damaged file.
@@ -88,7 +88,7 @@ def identity(record: Record, *, has_bad_rows: bool = False) -> Record:
 
     Args:
         record: record of a corpus.
-        has_bad_rows: whether rows of the corpus cannot be read. If not, the setting for such rows does not matter.
+        has_bad_rows: whether the corpus has unreadable rows. If it has none, the setting for such rows does not matter.
     """
     kept = {name: value for name, value in record["settings"].items() if name not in SETTINGS_WITHOUT_INFLUENCE}
     kept |= {} if has_bad_rows else {"on_bad_row": "fail"}
@@ -111,7 +111,7 @@ def describe_changes(recorded: Record, requested: Record, *, has_bad_rows: bool 
 
 
 def describe_changed_sources(recorded: Record, requested: Record) -> str:
-    """Describe the changed files of those splits whose settings are the same in both records."""
+    """Describe the changed files of the splits whose settings are the same in both records."""
 
     def has_same_settings(key: str) -> bool:
         names = ["split"] if key == "data_files" else [key, key.replace("_files", "_split")]
@@ -177,13 +177,13 @@ def hub_dataset(record: Mapping[str, Any]) -> str | None:
 
 
 def names_its_text(record: Mapping[str, Any]) -> bool:
-    """Return whether a record names the text of its corpus. In a published record it may be redacted."""
+    """Return whether a record names the text of its corpus. In a published record the name may be redacted."""
     settings = record["settings"]
     return REDACTED not in [settings["dataset_name"], *(path for key in FILES_KEYS for path in settings[key])]
 
 
 def with_checksums(files: Iterable[StoredFile]) -> list[StoredFile]:
-    """Add the checksum, `sha256 HEX`, and the time of the last change to local files. Objects already have a checksum.
+    """Add the checksum, `sha256 HEX`, and the time of the last change to local files. `gs://` files have a checksum.
 
     A .gz file also gets the checksum of its decompressed content, so that it can be compared with uncompressed files.
 
@@ -254,7 +254,7 @@ def cache_folder() -> Path:
 
 
 def recall(name: str, key: Any) -> Any:
-    """Read the value of a file in the user's cache; None if there is none for this key, or the file is damaged."""
+    """Read the value of a file in the user's cache; None if it has no value for this key, or is damaged."""
     try:
         cached = json.loads(gzip.decompress((cache_folder() / name).read_bytes()))
         return cached["value"] if cached["key"] == key else None

@@ -61,7 +61,7 @@ def corpora_of(record: Mapping[str, Any]) -> dict[str, Record]:
 def check_recorded_mixture(record: Mapping[str, Any], path: str) -> None:
     """Check a `Mixture.record` that was read from the file `path`.
 
-    If it raises any exception, the record is damaged.
+    Any exception means that the record is damaged.
     """
     corpora = corpora_of(record)
     for corpus in corpora.values():
@@ -128,7 +128,7 @@ def open_mixture(given: CorpusConfig, sources: SourcesConfig) -> Mixture:
 
 
 def _settings_of_sources(text: str) -> tuple[str, dict[str, Any]]:
-    """Read the value of --sources; return where its sources are named, for errors, and {name: settings}."""
+    """Read the value of --sources; return the place where the sources are named, for errors, and {name: settings}."""
     files = named_paths(text, "--sources")
     if "" not in files:
         return "--sources ", {name: _corpus_named(words) for name, words in files.items()}

@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 # Size of the blocks of a sample. With blocks of this size, only a small part of the time is spent on seeking or sending
 # requests.
 SAMPLE_BLOCK_BYTES = 8 << 20
-# With fewer groups than this, one of which is too large, some workers would run out of work.
+# If there are fewer groups than this, and one of them is too large, some workers would run out of work.
 MIN_GROUPS = 16
 # A sample has at least this number of blocks, so that even a small sample, or a sample of large row groups, comes from
 # all parts of the corpus.
@@ -54,7 +54,8 @@ MAX_PASSAGE_CHARACTERS = 4096
 
 FORMAT_OF_ENDING = {".txt": "text", ".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 KINDS = {"text": "a text file", "json": "a JSON file", "csv": "a CSV file", "parquet": "a Parquet file"}
-# Number of bytes at the start of a file that are searched for a zero byte, which text does not have. `git` does this.
+# Number of bytes at the start of a file that are searched for a zero byte, which text does not have. `git` has the same
+# check.
 NUM_BYTES_CHECKED = 8000
 MAX_FORMS_READ = 20
 MAX_LFS_POINTER_BYTES = 1024  # limit of Git LFS
@@ -70,7 +71,7 @@ Item = TypeVar("Item")
 class ByteRange:
     """The rows of a file that start in bytes [start, stop), each up to its end.
 
-    A row of Parquet starts where its row group starts.
+    A row of Parquet counts as starting where its row group starts.
 
     Attributes:
         file: the file.
@@ -120,7 +121,8 @@ def _row_groups(file: StoredFile) -> list[ByteRange]:
 def group_byte_ranges(files: Sequence[StoredFile], sample_by: str, max_bytes: int) -> Iterator[list[ByteRange]]:
     """Yield the byte ranges of files, in order, in groups of at most `max_bytes`.
 
-    Each range of a large file is a group. Small files share a group. A larger file that cannot be cut is a group.
+    Each range of a large file is a group. Small files share a group. A file that is larger than `max_bytes` and cannot
+    be cut is a group by itself.
     """
     ranges = (byte_range for file in files for byte_range in cut_file(file, sample_by, max_bytes))
     return grouped(((byte_range, byte_range.num_bytes) for byte_range in ranges), max_bytes)
@@ -215,7 +217,7 @@ def cut_passages(documents: Iterable[str]) -> Iterator[str]:
 def grouped(sized_items: Iterable[tuple[Item, int]], max_size: int) -> Iterator[list[Item]]:
     """Group items, given as (item, size), in order. The sum of a group's sizes is at most `max_size`.
 
-    An item that is larger than `max_size` is a group.
+    An item that is larger than `max_size` is a group by itself.
     """
     group: list[Item] = []
     group_size = 0
@@ -377,7 +379,7 @@ def _format_of(name: str, flag: str) -> str:
 
 
 def _check_start(name: str, start: bytes) -> None:
-    """Check the start of a file. UTF-16 is also rejected, because it could pass for UTF-8.
+    """Check the start of a file. UTF-16 is also rejected, because it could be mistaken for UTF-8.
 
     Raises:
         InputError: it is the start of a Git LFS pointer, of a binary file, or of UTF-16.

@@ -65,8 +65,8 @@ class BadRows:
     Attributes:
         num_rows: number of these rows.
         listed: the first 100 of them.
-        oddities: rows that were read although they look like mistakes, {(source, problem): [count, first place]}. It is
-            not a field, because it is not recorded.
+        oddities: rows that were read although they look like mistakes, {(source, problem): [count, first place]}. This
+            attribute is not a field of the dataclass, because it is not recorded.
     """
 
     num_rows: int = 0
@@ -167,7 +167,7 @@ def csv_texts(
         file: the file, opened with `newline=""`.
         text_column: name of the column with the text.
         name: name of the file, for errors.
-        on_bad_row: called for a row with a wrong number of fields, or that is not UTF-8.
+        on_bad_row: called for a row that has a wrong number of fields or is not UTF-8.
         delimiter: value of --delimiter; None to detect the delimiter.
 
     Raises:
@@ -334,7 +334,7 @@ def _parquet_file(file: Any) -> "ParquetFile":
 def _row_group_starts(metadata: "FileMetaData") -> Iterator[int]:
     for number in range(metadata.num_row_groups):
         first = metadata.row_group(number).column(0)
-        # The group starts with its first column. The offset of the group itself is missing in files of old writers.
+        # The group starts with its first column. The offset of the group itself is missing in files from old writers.
         # Missing offsets are None or 0.
         yield min(filter(None, (first.dictionary_page_offset, first.data_page_offset)), default=0)
 

@@ -32,8 +32,8 @@ RETRY_DELAYS_SECONDS = growing_delays(2.0, 8)
 CHECK_RETRY_DELAYS_SECONDS = growing_delays(1.0, 2)
 
 CARD_NAME = "README.md"
-# {file: text in it} that marks a branch as created by this project: in its card, in the record of a tokenizer, or in
-# the record of a run with checkpoints.
+# {file: text}. A text in its file marks a branch as created by this project. The files are the card, the record of a
+# tokenizer, and the record of a run with checkpoints.
 MARKS = {CARD_NAME: "generated_by: mlm-pretraining", "training.json": '"tokenizer_sha256"', "run.json": '"fingerprint"'}
 CHECKSUM_LINE = re.compile(rf"^{MARKS[CARD_NAME]}, checksum \w+\n", re.MULTILINE)
 # Files that the Hub puts into a new repository: attributes, and a card that is empty or has only metadata.
@@ -129,14 +129,14 @@ def check_hub_access(repository: HubRepository, *, card: str | None = None) -> N
 
 
 def _check_may_write(account: Mapping[str, Any], repo_id: str) -> None:
-    """Check that an account and its token may write to a repository, as far as the Hub reports this.
+    """Check that an account and its token may write to a repository, if the Hub reports their permissions.
 
     Args:
         account: answer of the Hub's `whoami`.
         repo_id: id of the repository.
 
     Raises:
-        InputError: they may not.
+        InputError: they may not write to it.
     """
     namespace = repo_id.partition("/")[0]
     roles = {org["name"]: org.get("roleInOrg", "read") for org in account.get("orgs", ())} | {account["name"]: "admin"}
@@ -219,7 +219,7 @@ def push_files(
     """Push files in one commit, and return its URL.
 
     If nothing has changed, no commit is made, and the URL of the newest commit is returned. Other files of the
-    repository stay. After transient errors the push is repeated for eight minutes.
+    repository are kept. After transient errors the push is repeated for eight minutes.
 
     Args:
         files: {path in the repository: local file, or content}.
@@ -333,7 +333,7 @@ def read_branch(api: "HfApi", repository: HubRepository, revision: str) -> Branc
     since have added files to a marked branch.
 
     Raises:
-        InputError: it may not be pushed to.
+        InputError: the branch may not be pushed to.
     """
     commit = str(api.repo_info(**repository.address, revision=revision).sha)
     paths = frozenset(api.list_repo_files(**repository.address, revision=commit))
@@ -362,7 +362,7 @@ def read_file(api: "HfApi", repository: HubRepository, revision: str, path: str)
 
 
 def mark_card(card: str) -> str:
-    """Add a line to the metadata of a card that names this project and has a checksum of the rest of the card.
+    """Add a line to the metadata of a card. The line has this project's name and a checksum of the rest of the card.
 
     The line shows later pushes that this project created the repository, and whether somebody has edited the card.
     """

@@ -1,7 +1,7 @@
 """Repeat calls of huggingface_hub after transient errors, with growing waits, and give each request a time-out.
 
-huggingface_hub itself repeats only a few of its requests, and gives only a few of them a time-out. Before version 1 it
-sends them with `requests`, and since then with `httpx` or its successor.
+huggingface_hub itself repeats only a few of its requests, and gives only a few of them a time-out. Versions before 1
+send requests with the library `requests`, and later versions with `httpx` or its successor.
 """
 
 import functools
@@ -25,8 +25,8 @@ Result = TypeVar("Result")
 CONNECT_TIMEOUT_SECONDS = 30.0
 # Maximum time between two bytes of a response. The Hub may take a minute to commit large files.
 READ_TIMEOUT_SECONDS = 300.0
-# The same for an upload, to which the storage responds at once. It must be short, because a process cannot end before
-# the uploads in huggingface_hub's threads have ended.
+# The same limit for an upload, to which the storage responds at once. The limit must be short, because a process cannot
+# end before the uploads in huggingface_hub's threads have ended.
 UPLOAD_READ_TIMEOUT_SECONDS = 60.0
 # The longest wait that the Retry-After header of a response can cause.
 MAX_RETRY_AFTER_SECONDS = 900.0
@@ -116,7 +116,7 @@ def check_token() -> None:
     """Check that the Hub token contains only characters that are valid in a token and can be sent in a request.
 
     Raises:
-        InputError: it contains an invalid character.
+        InputError: the token contains an invalid character.
     """
     token = huggingface_hub.get_token() or ""
     wrong = next((character for character in token if not "!" <= character <= "~"), None)
@@ -140,7 +140,8 @@ def configure_sessions() -> None:
 
 def _make_session() -> Any:
     """Make a session of `requests` whose requests have a time-out."""
-    # Imported here, because it would take a third of the startup time of worker processes, which do not need it.
+    # Imported here, because the import would take a third of the startup time of worker processes, which do not need
+    # it.
     import requests
     from requests.adapters import HTTPAdapter
 

@@ -2,7 +2,7 @@
 
 `open_folder` returns a `Folder` (see `folder.py`), which is a `LocalFolder` or a `GcsFolder`. `reading.py` finds files
 by name or glob, and reads them from any byte on. A missing local path causes a one-line error that names the most
-similar existing path. It is never looked up on the Hub.
+similar existing path. Such a path is never looked up on the Hub.
 """
 
 import difflib
@@ -86,7 +86,7 @@ def local_or_hub(name_or_path: str, *, without: tuple[str, ...] = ()) -> Iterato
 
     Args:
         name_or_path: a local path, a `gs://` folder or a Hub id.
-        without: endings of the names of files in a `gs://` folder that are not copied.
+        without: files of a `gs://` folder whose names have these endings are not copied.
     """
     folder = open_folder(name_or_path)
     if folder.is_local:
@@ -175,5 +175,5 @@ def did_you_mean(path: str) -> str:
 
 
 def short_path(path: str) -> str:
-    """Return an absolute path relative to the working directory, if it is inside it."""
+    """Shorten an absolute path inside the working directory to a relative path. Return other paths unchanged."""
     return os.path.relpath(path) if path.startswith(f"{Path.cwd()}/") else path

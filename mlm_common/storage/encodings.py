@@ -1,4 +1,4 @@
-"""Decode text files in UTF-8 or in the encoding that a byte-order mark names, and say how to convert others."""
+"""Decode text files in UTF-8 or in the encoding that a byte-order mark names, and say how to convert other files."""
 
 import codecs
 import re
@@ -16,7 +16,7 @@ UTF8 = "UTF-8"
 NUM_BYTES_CHECKED = 1 << 20
 # Categories of characters that are rare in text, and the largest fraction of them that is still accepted as text.
 NO_TEXT, MAX_ODD_SHARE = ("Cc", "Cn", "Co", "Cs"), 0.01
-# Largest fraction of zero bytes in UTF-8 with stray zeros. UTF-16 has more of them, or has control characters.
+# Largest fraction of zero bytes in UTF-8 with stray zeros. UTF-16 has more zero bytes, or has control characters.
 MAX_ZERO_SHARE = 0.1
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _UTF8_CHARACTER = re.compile(rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}")
@@ -77,11 +77,11 @@ def is_unicode(text: str) -> bool:
 
 
 def conversion_hint(content: bytes, *, is_line: bool = False) -> str:
-    """Return a sentence that says how to convert bytes that are not UTF-8; it guesses their encoding.
+    """Guess the encoding of bytes that are not UTF-8, and return a sentence that says how to convert them.
 
     Args:
         content: the start of a file, or a line of it.
-        is_line: whether it is a line, so that the rest of the file may be UTF-8.
+        is_line: whether the content is a line, so that the rest of the file may be UTF-8.
     """
     marked = encoding_of_mark(content)
     content = content[:NUM_BYTES_CHECKED].removeprefix(b"\xef\xbb\xbf")

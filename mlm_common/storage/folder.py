@@ -143,7 +143,7 @@ class Folder(ABC):
 
     @abstractmethod
     def replacing(self, name: str) -> AbstractContextManager[Path]:
-        """Yield a local path to write to. At the end it becomes the file of this name; after an error it is deleted."""
+        """Yield a local path to write to. At the end the written file gets this name. After an error it is deleted."""
 
     @abstractmethod
     def new_file(self) -> "NewFile":
@@ -185,7 +185,7 @@ class Folder(ABC):
 
     @abstractmethod
     def delete_partial_files(self, prefix: str = "") -> None:
-        """Delete what killed writes of any program have left directly in the folder, for names with this prefix."""
+        """Delete partial files with this prefix that killed writes of any program left directly in the folder."""
 
     @abstractmethod
     def check_writable(self) -> None:
@@ -199,7 +199,7 @@ class Folder(ABC):
     def local_copy(self, names: Iterable[str] | None = None) -> AbstractContextManager[str]:
         """Yield a local folder with the files of these names, or with all files.
 
-        A local folder is yielded itself, otherwise a temporary copy.
+        A local folder is yielded itself. For a folder in Cloud Storage, a temporary copy is yielded.
 
         Raises:
             InputError: the folder is missing or, in Cloud Storage, empty.
@@ -242,7 +242,7 @@ def finished_files(folder: Path) -> list[Path]:
 
 
 def for_all(function: Callable[[Any], None], items: Iterable[Any]) -> None:
-    """Call `function` on all items, several at a time. After an error no more calls are started, and it is raised.
+    """Call `function` on all items, several at a time. After an error, start no more calls, and raise the error.
 
     The `transfer_manager` of google-cloud-storage is unsuitable: it continues after a failure, and gives all uploads
     the same precondition.
@@ -282,7 +282,7 @@ class LocalFolder(Folder):
             path.parent.parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileExistsError):
                 path.parent.mkdir()
-                # Without the sticky bit, anyone who may write to the folder may also delete the files of others.
+                # Without the sticky bit, anyone who may write to the folder may also delete other users' files.
                 path.parent.chmod(stat.S_IMODE(path.parent.parent.stat().st_mode) & ~stat.S_ISVTX)
             with path.open("x", encoding="utf-8") as file:
                 file.write(text)

@@ -5,7 +5,7 @@ lost answer can neither overwrite another program's object nor store wrong bytes
 (https://cloud.google.com/storage/docs/request-preconditions).
 
 The client retries transient errors (408, 429, 5xx, lost connections) for two minutes. This module also repeats
-transfers whose bytes arrived changed.
+transfers whose bytes were damaged on arrival.
 
 A large file is uploaded in parts, several at a time, which Cloud Storage then joins
 (https://cloud.google.com/storage/docs/parallel-composite-uploads). Multipart uploads of the XML API are not used,
@@ -352,7 +352,7 @@ def _sender(file: BinaryIO | mmap.mmap) -> Callable[..., None]:
 
 
 def _again_if_damaged(transfer: Callable[[], Any]) -> Any:
-    """Transfer a whole object, and repeat that if its bytes arrive with a wrong checksum."""
+    """Transfer a whole object, and repeat the transfer if the bytes arrive with a wrong checksum."""
     return retry_call(transfer, [0.0] * (NUM_TRIES_DAMAGED - 1), _is_damaged)
 
 
@@ -383,7 +383,7 @@ def _listing_prefix(folder: str) -> tuple[str, str]:
 
 @functools.cache
 def _client(_process_id: int) -> Any:
-    """Make the client of a process. The cache holds one client per process, so that a fork gets its own connections."""
+    """Make the client of a process. The cache has one client per process, so that a fork shares no connections."""
     return storage.Client(project=None)  # only creating and listing buckets needs a project
 
 

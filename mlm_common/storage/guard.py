@@ -1,4 +1,4 @@
-"""Turn exceptions while reading files that other programs wrote into one line with the file, the reason and a hint."""
+"""Turn exceptions from reading other programs' files into one-line errors with the file, the reason and a hint."""
 
 import errno
 import os
@@ -30,11 +30,11 @@ def guarded_read(path: str | Path, kind: str, *, flag: str | None = None, hint: 
         path: the file, or the folder that a library reads.
         kind: what the path must be, with its article, such as `a JSON file`.
         flag: flag that names the path on the command line.
-        hint: sentence that says how to fix it; default: to create or fetch the file again.
+        hint: sentence that says how to fix the file; default: advice to create or fetch it again.
 
     Raises:
-        InputError: the body of the `with` statement raised, or the file is a Git LFS pointer, which a reader of text
-            would take for text.
+        InputError: the body of the `with` statement raised an exception, or the file is a Git LFS pointer, which a
+            reader of text would accept as text.
     """
     if _would_wait(path):
         raise missing(str(path), flag, "file")
@@ -106,7 +106,7 @@ def _refusal(path: Path) -> OSError | None:
 
 
 def start_of_file(path: str | Path) -> bytes | None:
-    """Return the first 64 bytes of a local file, or all of a shorter one; None if it is not a readable file."""
+    """Return the first 64 bytes of a local file, or all bytes of a shorter file; None if it is not a readable file."""
     try:
         if is_gcs(str(path)) or not Path(path).is_file():
             return None

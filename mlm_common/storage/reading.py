@@ -42,8 +42,8 @@ class StoredFile:
         name: local path or `gs://` path.
         num_bytes: size.
         generation: state of a `gs://` object; None for a local file.
-        checksum: checksum of the content: `crc32c BASE64` for an object, `sha256 HEX` for a local file, which has none
-            until it is hashed.
+        checksum: checksum of the content: `crc32c BASE64` for an object, `sha256 HEX` for a local file, which has no
+            checksum until it is hashed.
         modified_ns: time of the last change of a local file, in nanoseconds; None until the file is hashed.
         content_checksum: checksum of the decompressed content of a local .gz file; None until the file is hashed.
     """
@@ -61,7 +61,9 @@ class StoredFile:
 
     @contextmanager
     def open(self) -> "Iterator[LocalReader | GcsReader]":
-        """Yield the file, open for reading and seeking, in the state in which it was found (local files: hashed).
+        """Yield the file, open for reading and seeking.
+
+        The file must not have changed since it was found or, if it is local, since it was hashed.
 
         Raises:
             FileNotFoundError: the file no longer exists.
@@ -184,7 +186,7 @@ def _find_objects(pattern: str) -> list[StoredFile]:
     with gcs.explained_errors(pattern):
         if magic := _MAGIC.search(name):
             # `match_glob` of Cloud Storage differs from a local glob: braces are special, hidden names are not, `**`
-            # has another rule, and an object with exactly this name is not preferred.
+            # follows a different rule, and an object with exactly this name is not preferred.
             blobs = {blob.name: blob for blob in gcs.list_blobs(bucket, name[: magic.start()])}
             parts = name.split("/")
             is_name = name in blobs
