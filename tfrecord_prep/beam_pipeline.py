@@ -74,7 +74,8 @@ def work_with_beam(
     """Process all partitions, and then yield their numbers in order.
 
     Raises:
-        InputError: too many documents that workers cannot read from files. Also whatever `work_on_partition` raises.
+        InputError: there are too many documents that workers cannot read from files. Also any error that
+            `work_on_partition` raises.
         RunFailedError: the pipeline failed.
     """
     numbered = list(_without_much_text(partitions))
@@ -123,7 +124,8 @@ def _run_pipeline(work: SplitWork, numbered: list[NumberedPartition], options: "
     from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
     runner_name = options.get_all_options()["runner"]
-    # Beam's `DirectRunner` would first try to download another runner; this is the one it falls back to.
+    # Beam's `DirectRunner` would first try to download another runner; `FnApiRunner` is the runner that it falls back
+    # to.
     runner = runner_name if runner_name == DATAFLOW_RUNNER else FnApiRunner()
     logger.info("%s: %d partitions for %s", work.split_name, len(numbered), runner_name)
     pipeline = beam.Pipeline(runner=runner, options=options)

@@ -65,8 +65,8 @@ def cut_full_sentences(batches: Iterable[TokenBatch], framing: Framing, max_leng
     """Yield rows `[CLS] … [SEP]` that continue across the ends of documents, with a `[SEP]` between two documents.
 
     This is the FULL-SENTENCES format of RoBERTa (https://arxiv.org/abs/1907.11692, section 4.2), except that rows are
-    filled token by token rather than sentence by sentence, so that only the last row is padded. The arguments are those
-    of `cut_concat`.
+    filled token by token rather than sentence by sentence, so that only the last row is padded. The arguments are the
+    same as for `cut_concat`.
     """
     stream = _framed(batches, [framing.sep_id], [], is_open=True)
     for inner in _cut(stream, max_length - 2, framing.pad_id):
@@ -79,11 +79,11 @@ def cut_full_sentences(batches: Iterable[TokenBatch], framing: Framing, max_leng
 
 
 def cut_documents(batches: Iterable[TokenBatch], framing: Framing, max_length: int) -> Iterator[Rows]:
-    """Yield rows of as many documents as fit, in order, each framed by `[CLS]` and `[SEP]`. Any row may be padded.
+    """Fill each row with the next documents that fit, each framed by `[CLS]` and `[SEP]`. Any row may be padded.
 
     This is the DOC-SENTENCES format of RoBERTa (section 4.2), except that several short documents share a row. A
     document longer than a row is cut into framed passages that fill a row each. Its last passage may share a row with
-    the next documents. The arguments are those of `cut_concat`.
+    the next documents. The arguments are the same as for `cut_concat`.
     """
     yield from _cut_passages(batches, framing, max_length, _arrange_in_order)
 
@@ -91,7 +91,7 @@ def cut_documents(batches: Iterable[TokenBatch], framing: Framing, max_length: i
 def cut_packed(batches: Iterable[TokenBatch], framing: Framing, max_length: int) -> Iterator[Rows]:
     """Yield rows of framed documents as `cut_documents` does, but combine documents that fill a row, to avoid padding.
 
-    Documents are reordered within a million tokens. Arguments as in `cut_concat`.
+    Documents are reordered within windows of a million tokens. The arguments are the same as for `cut_concat`.
     """
     yield from _cut_passages(batches, framing, max_length, pack)
 
@@ -101,8 +101,8 @@ def cut_segment_pairs(
 ) -> Iterator[Rows]:
     """Yield a row `[CLS] A [SEP] B [SEP]` for each pair of `draw_pairs`. Any row may be padded.
 
-    Random segments come from the same window of a million tokens. Text that does not fit a row is left out, and random
-    segments occur in two rows.
+    Random segments come from the same window of a million tokens. Text that does not fit in a row is left out, and
+    random segments occur in two rows.
 
     Args:
         batches: as in `cut_concat`. If they have no sentences, each document counts as one sentence.
@@ -205,7 +205,7 @@ def _cut_passages(
 
 
 def _arrange_in_order(lengths: NDArray[np.int64], max_length: int, *, is_all: bool) -> Arrangement:
-    """Put as many passages into each row as fit, in order.
+    """Fill each row with the next passages that fit.
 
     Unless `is_all`, more passages follow, so the last row is returned only if it is full.
     """
@@ -222,7 +222,7 @@ def _arrange_in_order(lengths: NDArray[np.int64], max_length: int, *, is_all: bo
 
 
 def _window_documents(document_ends: NDArray[np.int64], *, is_all: bool) -> int:
-    """Return the number of documents in the next window: the fewest that fill it, but at least two.
+    """Return the number of documents in the next window: the smallest number that fills the window, but at least two.
 
     Returns 0 if there are not enough documents yet. A last document that would be alone in its window joins the
     previous window.

@@ -10,7 +10,8 @@ from mlm_common.workers import num_cores
 from tfrecord_prep.manifest import PAIRS
 from tfrecord_prep.segment_pairs import PairRule
 
-# [CLS] and [SEP] take two ids of each row. With fewer than six ids of text, much of a row would be such framing.
+# [CLS] and [SEP] take two ids of each row. With fewer than six ids of text in a row, these two ids would take up much
+# of the row.
 MIN_LENGTH = 8
 MIN_PARTITION_BYTES = 1 << 10
 LOCAL_RUNNER = "local"

@@ -1,8 +1,8 @@
 """Find documents that occur more than once, by comparing hashes of their text.
 
-Two texts are equal if they are the same after Unicode's NFKC, case folding, and replacing each run of white space with
-one space. The first of equal documents is kept, in the order of `in_order_of_precedence`, which starts with the splits
-that models are evaluated on. Blank documents are never duplicates.
+Two texts count as equal if they are the same after Unicode's NFKC, case folding, and replacing each run of white space
+with one space. The first of equal documents is kept, in the order of `in_order_of_precedence`, which starts with the
+splits that models are evaluated on. Blank documents are never duplicates.
 
 Workers write one file of hashes per partition to a folder next to the splits. The files stay until all splits are
 complete, so an interrupted run does not hash the text again.
@@ -48,7 +48,7 @@ def write_hashes(folder: str, name: str, documents: Iterable[str]) -> None:
 def in_order_of_precedence(mixture: Mixture) -> list[tuple[str, str]]:
     """List (source, split): the validation splits of all sources, then their test splits, then their training splits.
 
-    The sources stay in their order.
+    Within each of these three groups, the sources keep their order.
     """
     parts = [(name, split) for name, corpus in mixture.corpora.items() for split in corpus.split_names]
     return sorted(parts, key=lambda part: [*HELD_OUT_SPLITS, part[1]].index(part[1]))
@@ -58,7 +58,8 @@ def texts_compared(mixture: Mixture) -> dict[tuple[str, str], dict[str, str]]:
     """Identify the text that each split is compared with to find duplicates.
 
     Returns:
-        {(source, split): {SOURCE/SPLIT: hash}}, with the hashes of the splits before it and of itself.
+        {(source, split): {SOURCE/SPLIT: hash}}. The inner dictionary has the hashes of this split and of all splits
+        before it.
     """
     compared: dict[str, str] = {}
     result = {}

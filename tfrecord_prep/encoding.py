@@ -76,7 +76,7 @@ def encode_documents(
             documents whole.
     """
     encoder = _encoder(tokenizer_json)
-    num_open_ids = 0  # ids so far of the document that has not ended yet
+    num_open_ids = 0  # number of ids so far in the document that has not ended yet
     num_open_sentence_ids = 0
     all_passages = _passages(documents, sentences_of or (lambda document: [document]))
     sized = ((passage, len(passage.text) + 1) for passage in all_passages)  # + 1, so that blank documents have a size

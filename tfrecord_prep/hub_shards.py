@@ -208,7 +208,7 @@ class HubShards:
         """Fetch the shards at a `hub:` address and return their folder in the cache. Return other paths unchanged.
 
         An address without FOLDER means the folder `split` of the repository. If the repository has a `mixture.json`,
-        it means the folder of that file, and this split of all sources is fetched.
+        the address means the folder of that file, and this split of every source is fetched.
 
         Raises:
             InputError: the address is malformed, or the Hub has no such data set, revision or complete split.
@@ -251,7 +251,7 @@ def _commit(repo_id: str, revision: str) -> str:
 
 @dataclass(frozen=True)
 class _Commit:
-    """A commit of a repository; `path` is the address to name in errors."""
+    """A commit of a repository; `path` is the address that errors name."""
 
     path: str
     repo_id: str

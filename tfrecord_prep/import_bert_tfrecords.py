@@ -180,7 +180,7 @@ def plan_fields(
         tokenizer: tokenizer that the files were made with.
         corpus: the files.
         before: plan of the shards that are already in the folder; empty if there are none. Its shard size is kept
-            unless a flag sets another.
+            unless a flag sets a different one.
     """
     files = corpus.files(config.split)
     first_record = next(((file, record) for file in files for record in records_of(file)), None)
@@ -222,7 +222,7 @@ def look_for_duplicates(plan: SplitPlan, corpus: RecordFiles, engine: Engine, co
 
 
 def work_on_file(work: SplitWork, numbered: NumberedPartition) -> int:
-    """Hash the rows of a file, or write those that are not left out; return the number of its partition."""
+    """Hash the rows of a file, or write the rows that are not left out; return the number of the file's partition."""
     if work.owner is not None:
         work.owner.guard()
     (byte_range,) = numbered.partition
@@ -269,7 +269,8 @@ def restored_rows(work: SplitWork, file: StoredFile) -> Iterator[Rows]:
     """Yield the rows of a file in batches, with the masked tokens restored.
 
     Raises:
-        InputError: a record has a different format or length, or was not made with the tokenizer. The message names it.
+        InputError: a record has a different format or length, or was not made with the tokenizer. The message names the
+            record.
     """
     records, first = records_of(file), 0
     while examples := list(itertools.islice(records, RECORDS_AT_ONCE)):
@@ -291,13 +292,13 @@ def _restored(work: SplitWork, examples: Sequence[bytes]) -> tuple[Rows, dict[st
     """Restore the masked tokens.
 
     Returns:
-        The rows, and {problem: mask of the rows or ids that have it}, (num_rows, 1) or (num_rows, length).
+        The rows, and {problem: mask of the rows or ids that have this problem}, (num_rows, 1) or (num_rows, length).
     """
     length, special = work.max_length, work.special_ids
     ids, mask, segments = (decode_rows(examples, name, length) for name in (IDS, MASK, SEGMENTS))
     labels = decode_rows(examples, LABELS, 1)[:, 0]
     num_predictions = len(decode_feature(examples[0], POSITIONS))
-    positions = decode_rows(examples, POSITIONS, num_predictions)  # 0 is [CLS], never predicted: marks unused slots
+    positions = decode_rows(examples, POSITIONS, num_predictions)  # 0 ([CLS], never predicted) marks unused slots
     masked_ids = decode_rows(examples, MASKED_IDS, num_predictions)
     is_outside = (positions < 0) | (positions >= length)
     rows, slots = np.nonzero((positions > 0) & ~is_outside)

@@ -1,6 +1,6 @@
 """The manifest of a folder of shards, which describes their content.
 
-It is written last and checked before the shards are read.
+The manifest is written last, and it is checked before the shards are read.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ MANIFEST_NAME = "manifest.json"
 PLAN_NAME = "plan.json"  # exists instead of the manifest while shards are being written
 TOKENIZER_FOLDER_NAME = "tokenizer"
 
-# The value of `chunking` whose rows are pairs of segments with a `next_sentence_label`.
+# The value of `chunking` for rows that are pairs of segments with a `next_sentence_label`.
 PAIRS = "segment_pairs"
 # The values of `chunking` with a [SEP] at the end of every document or framed passage, and nowhere else. So the ids of
 # a row show which tokens belong to the same document.
@@ -97,8 +97,8 @@ class Totals:
         num_rows: number of rows.
         num_random_pairs: number of segment pairs whose second segment comes from another document.
         num_documents_without_pair: number of documents with text that gave no segment pair.
-        num_words: number of words of the text, separated by white space; 0 in older manifests, which lack it.
-        num_duplicate_documents: number of duplicates that were left out; they are not in `num_documents`.
+        num_words: number of words of the text, separated by white space; 0 for older manifests, which lack this number.
+        num_duplicate_documents: number of duplicates that were left out; `num_documents` does not include them.
     """
 
     num_documents: int
@@ -134,10 +134,10 @@ class Manifest:
         shards: all shards, in order.
         totals: sums over the split.
         bad_rows: rows of the corpus that were skipped because they cannot be read.
-        unigram_entropy_nats: loss of guessing by token frequencies alone.
+        unigram_entropy_nats: loss of guessing each token from token frequencies alone.
         versions: versions of the libraries.
-        deduplicated: {SOURCE/SPLIT: hash} of the splits that were searched for duplicates of this one, including
-            itself; None if duplicates were kept.
+        deduplicated: {SOURCE/SPLIT: hash} of the splits in which duplicates of this split's documents were searched,
+            including this split; None if duplicates were kept.
     """
 
     format_version: int = FORMAT_VERSION
@@ -286,8 +286,8 @@ def entropy_nats(counts: NDArray[np.int64]) -> float:
 def open_shards(folder: str) -> ShardSet:
     """Check the shards of a split's folder, local or `gs://`, by listing it. No shard is opened.
 
-    The names and sizes of the files are compared with the manifest. A folder without a manifest that was made as in the
-    TPU tutorial of transformers is accepted; the numbers of rows are taken from the names.
+    The names and sizes of the files are compared with the manifest. A folder that was made as in the TPU tutorial of
+    transformers has no manifest, but is accepted. Its numbers of rows are taken from the names of the files.
 
     Raises:
         InputError: the folder has no shards, its preparation is unfinished, or a shard is missing, truncated, or not

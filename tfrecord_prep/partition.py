@@ -29,7 +29,7 @@ from tfrecord_prep.split_folder import PartitionResult, write_sidecar
 
 @dataclass(frozen=True)
 class NumberedPartition:
-    """A partition and what identifies it.
+    """A partition with its number and its hash.
 
     Attributes:
         index: number of the partition in the split, from 0 on.
@@ -83,8 +83,8 @@ class SplitWork:
 class Tally:
     """Counts the documents, words and ids of a partition while they pass through.
 
-    `id_counts` excludes special tokens. For pairs of segments it counts the ids in the rows, which leave out some text
-    and repeat some; otherwise it counts the ids of the documents.
+    `id_counts` excludes special tokens. For pairs of segments it counts the ids in the rows, because rows leave out
+    some text and repeat other text. Otherwise it counts the ids of the documents.
     """
 
     def __init__(self, work: SplitWork, num_duplicates: int) -> None:

@@ -163,13 +163,13 @@ def mixture_sources(mixture: Mixture) -> dict[str, MixtureSource]:
 
 
 def open_recorded_mixture(given: CorpusConfig, sources: SourcesConfig, tokenizer_folder: str) -> Mixture:
-    """Open the corpus or sources given by flags or, if there are none, those that the tokenizer was trained on.
+    """Open the corpus or sources that flags name or, if flags name none, the text that the tokenizer was trained on.
 
     Warns if the tokenizer was trained on text of a validation or test split.
 
     Raises:
-        InputError: no corpus was given, and the tokenizer's record names none or its files have changed. Also
-            whatever `open_mixture` raises.
+        InputError: no corpus was given, and the tokenizer's record names none or its files have changed. Also any error
+            that `open_mixture` raises.
     """
     record = tokenizer_record(tokenizer_folder)
     recorded = corpora_of(record)
@@ -228,7 +228,7 @@ def _reopen_corpus(given: CorpusConfig, tokenizer_folder: str, record: Record | 
 
 
 def tokenizer_record(tokenizer_folder: str) -> Record:
-    """Read the record of a tokenizer, which names the text that it was trained on; empty if there is no record.
+    """Read the record of a tokenizer, which names the tokenizer's training text; empty if there is no record.
 
     Raises:
         InputError: the record is damaged.

@@ -93,8 +93,8 @@ def decode_rows(examples: Sequence[bytes], key: str, max_length: int) -> NDArray
     """Decode an int64 feature of many serialized examples; (num_examples, max_length).
 
     Raises:
-        ValueError: an example is malformed, lacks the feature, or has a different number of values. The message says
-            which example.
+        ValueError: an example is malformed, lacks the feature, or has a different number of values. The message names
+            the example.
     """
     packed = []
     for row, example in enumerate(examples):
@@ -120,7 +120,7 @@ def _packed_feature(example: bytes, key: str) -> bytes:
 
 
 def _packed_varints(rows: NDArray[np.int32]) -> tuple[bytes, NDArray[np.int64]]:
-    """Encode all values as varints, row by row; return them and the number of bytes of each row, (num_rows,)."""
+    """Encode all values as varints, row by row; return the varints and the number of bytes of each row, (num_rows,)."""
     num_bytes = np.ones(rows.shape, np.int8)
     for shift in range(7, 32, 7):
         num_bytes += rows >= 1 << shift
@@ -187,6 +187,6 @@ def _framed(record: bytes) -> bytes:
 
 
 def _masked_crc32c(data: bytes) -> bytes:
-    """Compute the checksum as TFRecord stores it: rotated, plus a constant, because a CRC of data with CRCs is weak."""
+    """Compute TFRecord's checksum: a rotated CRC32C plus a constant, because a plain CRC of data with CRCs is weak."""
     crc = google_crc32c.value(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + _CRC_MASK_DELTA) & 0xFFFFFFFF)

@@ -1,7 +1,7 @@
 """Draw the pairs of segments that BERT is trained on: a text, and its continuation or a passage of another document.
 
-The rule is that of google-research/bert (create_pretraining_data.py). The random numbers are seeded with a hash of the
-document.
+The rule is the same as in google-research/bert (create_pretraining_data.py). The random numbers are seeded with a hash
+of the document.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from tfrecord_prep.manifest import IS_NEXT, RANDOM_NEXT
 SentencesBy = Literal["punctuation", "line"]
 # The end of a sentence: one of Unicode's sentence terminators or an ellipsis, then closing quotes and brackets. White
 # space must follow, and then a character that is not a lower-case letter, except after Chinese and Japanese full stops.
-# The quotes include those that Unicode calls initial (Pi), because German closes quotations with them.
+# The quotes include the quotes that Unicode calls initial (Pi), because German closes quotations with them.
 SENTENCE_END = regex.compile(
     r"""[\p{STerm}…]+[\p{Pe}\p{Pf}\p{Pi}"']*(?=\s+\P{Ll})|[\u3002\uff01\uff1f\uff61]+[\p{Pe}\p{Pf}"']*"""
 )
@@ -66,13 +66,13 @@ def draw_pairs(
     rule: PairRule,
     first_document: int = 0,
 ) -> Pairs:
-    """Draw the pairs of all documents, in order. They depend only on the documents and their numbers.
+    """Draw the pairs of all documents, in order. The pairs depend only on the documents and their numbers.
 
     Each document is cut into chunks of sentences that fill a row. The first segment of a pair is the first sentences of
-    a chunk, at least one. The second segment is the remaining sentences, or a passage of another document of about that
-    length; in this case the remaining sentences start the next chunk. A chunk of a single sentence always gets a
-    passage of another document. Segments that are too long lose tokens at both ends. If there is only one document, no
-    segment is random, and chunks of a single sentence give no pair.
+    a chunk, at least one. The second segment is the remaining sentences, or a passage of about the same length from
+    another document. After such a passage, the remaining sentences start the next chunk. A chunk of a single sentence
+    always gets a passage of another document. Segments that are too long lose tokens at both ends. If there is only one
+    document, no segment is random, and chunks of a single sentence give no pair.
 
     Args:
         ids: concatenated ids of the documents; (num_ids,).
@@ -102,7 +102,7 @@ def _key(ids: NDArray[np.int32], number: int) -> int:
 def _pairs_of_document(
     document: int, ends: Sequence[int], bounds: Sequence[int], max_tokens: int, rule: PairRule, draw: random.Random
 ) -> Iterator[tuple[Range, Range, int]]:
-    """Yield first segment, second segment and label. Sentences are numbered across all documents."""
+    """Yield (first segment, second segment, label) for each pair. Sentences are numbered across all documents."""
 
     def begin_of(sentence: int) -> int:
         return ends[sentence - 1] if sentence else 0
@@ -130,7 +130,7 @@ def _pairs_of_document(
 def _passage_of_another(
     document: int, ends: Sequence[int], bounds: Sequence[int], num_tokens: int, draw: random.Random
 ) -> Range:
-    """Draw another document and a sentence in it; extend it until it has `num_tokens` ids or the document ends."""
+    """Draw a sentence of another document; extend it until it has `num_tokens` ids or the document ends."""
     other = _integer(draw, len(bounds) - 2)
     other += other >= document
     first, stop = bounds[other], bounds[other + 1]
@@ -141,7 +141,7 @@ def _passage_of_another(
 
 
 def _shortened(first: Range, second: Range, max_tokens: int, draw: random.Random) -> tuple[Range, Range]:
-    """Remove tokens from random ends: first from the longer segment, then from both in turn, the second one first."""
+    """Remove tokens from random ends: first from the longer segment, then alternately from the second and the first."""
     lengths = first[1] - first[0], second[1] - second[0]
     excess = max(0, sum(lengths) - max_tokens)
     from_longer = min(excess, abs(lengths[0] - lengths[1]))

@@ -73,17 +73,18 @@ NUM_PARTITIONS = 128
 MIN_DEFAULT_BYTES = 1 << 20
 MAX_DEFAULT_BYTES = 64 << 20
 DEFAULT_BYTES = 4 << 20  # if the size of the corpus is unknown
-# Default shard size for rows of up to this length. Shards are small, because training holds whole shards in memory to
-# shuffle them.
+# The default number of rows per shard, and the longest rows to which it applies. Shards are small, because training
+# holds whole shards in memory to shuffle them.
 SHARD_ROWS, ROW_LENGTH = 16384, 512
 
-# Calls `work_on_partition` on each partition, here or on other machines, and yields the numbers of complete partitions.
+# A function that calls `work_on_partition` on each partition, here or on other machines, and yields the numbers of
+# complete partitions.
 Engine = Callable[[SplitWork, Iterable[NumberedPartition]], Iterable[int]]
 
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """What will be written for one split of a source.
+    """The plan for the shards of one split of a source.
 
     Attributes:
         source: name of the source; empty if there is only one corpus.
@@ -142,7 +143,7 @@ def plan_splits(
 
     Raises:
         InputError: a folder contains damaged shards, or shards made with different settings, and --overwrite is not
-            given. Also whatever `plain_text_tokenizer_json` raises.
+            given. Also any error that `plain_text_tokenizer_json` raises.
     """
     corpus = mixture.corpora[source]
     tokenizer_json = plain_text_tokenizer_json(tokenizer.backend_tokenizer.to_str())
@@ -170,16 +171,16 @@ def plan_splits(
 
 
 def made_with(tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:
-    """Return the fields `tokenizer` and `versions` of a manifest, which record what made the ids."""
+    """Return the fields `tokenizer` and `versions` of a manifest, which record how the ids were made."""
     record = TokenizerRecord(tokenizer_sha256(tokenizer), vocabulary_size(tokenizer), special_ids(tokenizer))
     return {"tokenizer": dataclasses.asdict(record), "versions": {library: version(library) for library in LIBRARIES}}
 
 
 def check_other_splits(plans: Sequence[SplitPlan]) -> None:
-    """Check that existing splits next to the planned ones, which this command will not write, share no text with them.
+    """Check that existing splits that this command will not write share no text with the planned splits.
 
     Raises:
-        InputError: an existing split shares text with a planned one, or was made from the same files.
+        InputError: an existing split shares text with a planned split, or was made from the same files.
     """
     output, planned = folder_and_name(plans[0].folder)[0], {plan.split_name for plan in plans}
     for name in sorted({CorpusConfig.split, *HELD_OUT_SPLITS} - planned):
@@ -251,7 +252,7 @@ def _work_through(
     Args:
         plan: plan of the split.
         corpus: corpus of the split.
-        work: what the workers need.
+        work: everything that the workers need.
         engine: processes partitions.
         prepare: function that takes the number of a partition and the partition, and prepares it for the workers;
             returns None if the partition is already complete.
@@ -318,7 +319,7 @@ def prepare_split(
             if complete.get(index) == sha256[index]:
                 return None
             if index in complete:
-                files.delete_files([sidecar_name(index)])  # first, because the shards that it names will be replaced
+                files.delete_files([sidecar_name(index)])  # before the shards that it names are replaced
             if index not in duplicates:
                 return NumberedPartition(index, sha256[index], partition)
             flags_folder.write_bytes(f"{index:05d}", duplicates[index])

@@ -60,7 +60,7 @@ PLACES = ("dataset_name", *FILES_KEYS)
 
 @dataclass(frozen=True)
 class PartitionResult:
-    """What was written for a partition.
+    """The shards of a partition, with their counts.
 
     Attributes:
         index: number of the partition in the split, from 0 on.
@@ -82,7 +82,7 @@ class PartitionResult:
 def check_folder(folder: str, plan: Plan) -> bool:
     """Return whether the folder of a split is complete, after checking that its shards fit the plan.
 
-    Other versions of libraries are accepted. In an unfinished folder the files of the corpus may have changed.
+    Different versions of libraries are accepted. In an unfinished folder the files of the corpus may have changed.
 
     Raises:
         InputError: existing shards were made with other settings, were not made by this command, or are damaged.
@@ -153,7 +153,7 @@ def partition_sha256(plan: Plan, partition: Partition, duplicates: bytes = b"") 
     """Hash everything that determines the shards of a partition: settings, versions, and its byte ranges or documents.
 
     The hash depends neither on the folder of the files nor on other files. It leaves out the setting for bad rows,
-    because most partitions have none.
+    because most partitions have no bad rows.
 
     Args:
         plan: plan of the split.

@@ -42,8 +42,8 @@ def split_folders(output_dir: str) -> list[str]:
 
     Raises:
         InputError: there is no such folder.
-        RunFailedError: the folders belong to several sources but there is no `mixture.json`, or it lists a folder that
-            is missing.
+        RunFailedError: the folders belong to several sources but there is no `mixture.json`, or `mixture.json` lists a
+            missing folder.
     """
     if {MANIFEST_NAME, PLAN_NAME} & open_folder(output_dir).list_files().keys():
         return [output_dir]
@@ -66,7 +66,7 @@ def split_folders(output_dir: str) -> list[str]:
 
 
 def verify_split(folder: str, num_processes: int) -> str:
-    """Check the folder of one split, and describe what was checked.
+    """Check the folder of one split, and describe the result in one line.
 
     Raises:
         RunFailedError: something differs from the manifest; the message names the first difference.

@@ -76,7 +76,8 @@ def make_pre_tokenizer(config: NormalizationConfig) -> "pre_tokenizers.PreTokeni
     """Make the pre-tokenizer, which cuts text into words with a mark at their start and, if configured, into digits."""
     from tokenizers import pre_tokenizers
 
-    # "first": text that follows a special token without a space, such as the full stop in "[MASK].", gets no mark.
+    # With "first", text that follows a special token without a space, such as the full stop in "[MASK].", gets no
+    # mark.
     words = pre_tokenizers.Metaspace(replacement=WORD_MARK, prepend_scheme="first")
     if not config.split_digits:
         return words
@@ -170,14 +171,14 @@ class UnigramConfig(Bounded):
 
     @property
     def max_distinct_characters(self) -> int:
-        """Maximum number of characters of all distinct segments; memory and time of training grow with it."""
+        """Maximum number of characters of all distinct segments; memory and time of training grow with this number."""
         return max(
             MIN_DISTINCT_CHARACTERS, DISTINCT_CHARACTERS_PER_TOKEN * (self.vocab_size or DEFAULT_VOCABULARY_SIZE)
         )
 
     @property
     def reserved_tokens(self) -> list[str]:
-        """The tokens that are not trained, which have the first ids, in the order of their ids."""
+        """The tokens that are not trained, in the order of their ids, which are the first ids."""
         return [*SPECIAL_TOKENS.values(), *self.extra_special_tokens, *(BYTE_TOKENS if self.byte_fallback else ())]
 
     @property

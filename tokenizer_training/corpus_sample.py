@@ -1,7 +1,7 @@
 """Count the words of a corpus in a single pass: draw a random sample of limited size, and hold out some passages.
 
 A word is counted in segments: it is cut wherever a letter is next to a sign. SentencePiece allows no token across such
-a boundary, so nothing is lost, and there are half as many distinct segments as distinct words: "word", "word," and
+a boundary, so nothing is lost. There are half as many distinct segments as distinct words, because "word", "word," and
 "(word)" share a segment. A segment that starts a word carries the mark `▁`.
 
 If there are several sources, the counts are scaled so that each source has a fixed share of the sum: its weight, or
@@ -29,7 +29,7 @@ from tokenizer_training.config import WORD_MARK, NormalizationConfig, make_norma
 if TYPE_CHECKING:
     from mlm_common.corpus.sources import Mixture  # slow to import for workers
 
-# Blocks of this size are drawn, skipped or counted as a whole. Counting one takes a worker less than a second.
+# Blocks of this size are drawn, skipped or counted as a whole. A worker counts a block in less than a second.
 BLOCK_BYTES = 4 << 20
 # Even a small sample is drawn from at least this many places in the text.
 MIN_BLOCKS = 64
@@ -76,7 +76,7 @@ class WordCounts:
         return WordCounts(scale(self.segments), scale(self.characters), round(self.num_words * times))
 
     def keep_most_frequent(self, max_characters: int) -> int:
-        """Drop the rarest segments until the others have at most `max_characters` in total.
+        """Drop the rarest segments until the remaining segments have at most `max_characters` characters in total.
 
         Returns:
             The number of segments that were dropped.
@@ -99,7 +99,7 @@ class WordCounts:
 
     @property
     def num_distinct_characters(self) -> int:
-        """Number of characters of all distinct segments; memory and time of the training are proportional to it."""
+        """Number of characters of all distinct segments; memory and time of the training are proportional to this."""
         return sum(map(len, self.segments))
 
 
@@ -110,7 +110,8 @@ def count_words(texts: Sequence[str], config: NormalizationConfig) -> WordCounts
     for text in texts:
         words.update(text.split())
     counts = WordCounts()
-    # Each distinct word is normalized only once. Normalizing words separately gives the same as normalizing the text.
+    # Each distinct word is normalized only once. Normalizing words separately gives the same result as normalizing the
+    # text.
     for word, count in words.items():
         for part in filter(None, normalize(word).split(" ")):
             counts.num_words += count
@@ -163,7 +164,8 @@ class HeldOut:
     Args:
         generator: source of the random numbers.
         max_bytes: maximum size of the sample.
-        fraction: fraction of the passages to hold out. It is halved whenever the sample would become too large.
+        fraction: fraction of the passages to hold out. The fraction is halved whenever the sample would become too
+            large.
 
     Attributes:
         passages: the sample.
@@ -181,7 +183,7 @@ class HeldOut:
         return [passage for _, passage in self._kept]
 
     def others(self, passages: Iterable[str]) -> Iterator[str]:
-        """Hold out some passages, and yield the others. Passages that were held out in excess are yielded later."""
+        """Hold out some passages, and yield the rest. Passages that were held out in excess are yielded later."""
         for passage in passages:
             draw = self._generator.random()
             if draw >= self._fraction or not passage.strip():
@@ -204,7 +206,7 @@ class BlockSample:
         max_bytes: maximum size of the sample.
 
     Attributes:
-        rate: probability of drawing a block. It is halved whenever the sample becomes too large.
+        rate: probability of drawing a block. The rate is halved whenever the sample becomes too large.
         num_bytes: size of the sample.
     """
 
@@ -253,7 +255,7 @@ def sample_corpus(
     num_processes: int,
     on_bytes: Callable[[int], object] = no_progress,
 ) -> CorpusSample:
-    """Count a sample of the documents. The memory used does not grow with their length and number.
+    """Count a sample of the documents. Memory does not grow with the length or the number of the documents.
 
     The result does not depend on the number of processes. When the sample becomes too large, the counts of all words
     are halved, as if only half of the text had been sampled. So a single pass is enough for a corpus of any size.
@@ -366,10 +368,10 @@ def combine_samples(
         max_distinct_characters: maximum number of characters of all distinct segments. The rarest segments are dropped.
 
     Returns:
-        The sum, and the entry of each source for the report.
+        The summed sample, and the entry of each source for the report.
     """
     num_bytes = {name: int(sample.record["num_sampled_bytes"]) for name, sample in samples.items()}
-    total = max(num_bytes[name] / shares[name] for name in samples)  # the source that attains the maximum counts once
+    total = max(num_bytes[name] / shares[name] for name in samples)  # the source with the maximum counts once
     counts, record, inputs = WordCounts(), Counter[str](), {}
     for name, sample in samples.items():
         times = shares[name] * total / num_bytes[name] if num_bytes[name] else 1.0

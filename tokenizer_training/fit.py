@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 TEXTS_AT_ONCE = 64
 # Text with more characters per space, such as DNA sequences, has no words to count.
 MAX_CHARACTERS_PER_WORD = 15.0
-# A smaller part of a source (its texts with spaces, or those without) is not reported.
+# The texts of a source with spaces, or its texts without spaces, are not reported if they are a smaller fraction of the
+# source than this.
 MIN_FRACTION = 0.05
 SCRIPTS_WITHOUT_SPACES = ("Han", "Hiragana", "Katakana", "Bopomofo", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan", "Yi")
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Counts for the texts of a source that separate words with spaces, or for its other texts.
+    """Counts for the texts of a source that separate words with spaces, or for the source's other texts.
 
     Attributes:
         source: name of the source; empty for a single corpus.

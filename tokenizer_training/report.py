@@ -51,7 +51,7 @@ TOKEN_COLORS = ("#bfdbfe", "#fde68a", "#bbf7d0", "#fbcfe8", "#ddd6fe")
 SENTENCE_CHARACTERS = (30, 70)
 SENTENCE_POINTS, TOKEN_POINTS, SPACE_POINTS = 10.5, 4.5, 5.0
 NUM_CANDIDATES = 200
-# The zones of the scale of tokens per word: the end of the zone, its meaning, and its color.
+# The zones of the scale of tokens per word. Each has its end, its meaning, and its color.
 ZONES = (
     (1.5, "good: most words are a single token", "#86efac"),
     (2.0, "usual for a small vocabulary, or a language with long words", "#d9f99d"),
@@ -149,9 +149,9 @@ def report_on(
 
     Args:
         tokenizer: the tokenizer.
-        sample: sample that it was trained on.
+        sample: sample that the tokenizer was trained on.
         held_out: {source: (name of the text, passages to measure on)}.
-        inputs: {source: entry of the report about its share in the sample}; empty for a single corpus.
+        inputs: {source: entry of the report about the source's share in the sample}; empty for a single corpus.
 
     Returns:
         The report as JSON values, and its plot as PNG.
@@ -186,8 +186,8 @@ def build_report(
         quality: its quality on the held-out texts.
         source: name of the held-out texts, human-readable.
         texts: the held-out texts. Examples are taken from all parts of them.
-        character_counts: counts of the characters of the sample, after normalization. The report lists those that are
-            not tokens, because they become <unk> or bytes.
+        character_counts: counts of the characters of the sample, after normalization. The report lists the characters
+            that are not tokens, because they become <unk> or bytes.
         input_record: amounts of text that were read and used.
         fits: measures of each source; None to measure the texts as one source.
     """
@@ -459,7 +459,7 @@ def encode_all(backend: "Tokenizer", texts: Sequence[str]) -> Iterator["Encoding
 
 
 def plain_text_backend(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":
-    """Copy a tokenizer for plain text: it neither finds nor adds special tokens, and does not truncate or pad."""
+    """Copy a tokenizer for plain text. The copy neither finds nor adds special tokens, and does not truncate or pad."""
     from tokenizers import Tokenizer
 
     return Tokenizer.from_str(plain_text_tokenizer_json(tokenizer.backend_tokenizer.to_str()))

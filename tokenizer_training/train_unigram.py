@@ -81,10 +81,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TUTORIAL_REPOSITORY = "unigram-tokenizer-dataset"
-# A single process reads the text, which cannot keep more than this number of workers busy.
+# A single process reads the text. This process cannot keep more than this number of workers busy.
 MAX_COUNTING_PROCESSES = 8
 
-# With fewer words the command warns that the tokens will not fit other text.
+# With fewer words than this, the command warns that the tokens will not fit other text.
 FEW_WORDS = 10_000
 # For a smaller corpus, the suggested next command makes short rows, which suit a first try.
 SMALL_CORPUS_BYTES = 100_000_000
@@ -355,11 +355,11 @@ def train(
 
 
 def held_out_text(corpus: Corpus, held_out: list[str]) -> tuple[str, list[str]]:
-    """Choose text to measure the tokenizer on. It was trained on this text only if the corpus is too small.
+    """Choose text to measure the tokenizer on. The tokenizer was trained on this text only if the corpus is too small.
 
     Args:
         corpus: the corpus.
-        held_out: passages that were not trained on.
+        held_out: passages that the tokenizer was not trained on.
 
     Returns:
         The name of the text, and its passages.
@@ -381,12 +381,12 @@ def held_out_text(corpus: Corpus, held_out: list[str]) -> tuple[str, list[str]]:
 def save_with_record(
     tokenizer: "PreTrainedTokenizerFast", folder: str, settings: dict[str, Any], report: dict[str, Any], plot: bytes
 ) -> None:
-    """Save the tokenizer, its report and its plot, and last the record: settings, hash, and versions of packages.
+    """Save the tokenizer, its report and its plot, and finally the record: settings, hash, and versions of packages.
 
     Raises:
         RunFailedError: the tokenizer could not be saved. The message names the local folder that keeps it, and says how
             to copy it by hand.
-        PermanentError: the same, if a retry would also fail.
+        PermanentError: the tokenizer could not be saved, and a retry would also fail.
     """
     versions = {"python": platform.python_version()} | {package: version(package) for package in RECORDED_PACKAGES}
     record = settings | {"tokenizer_sha256": tokenizer_sha256(tokenizer), "versions": versions}
@@ -431,7 +431,7 @@ def save_with_record(
 
 
 def push_tokenizer(folder: str, repository: HubRepository, *, publish_details: bool) -> None:
-    """Push the files of a tokenizer's folder, local or `gs://`, that this command wrote, and no others.
+    """Push the files of a tokenizer's folder, local or `gs://`, that this command wrote, and no other files.
 
     Args:
         folder: folder of the tokenizer.

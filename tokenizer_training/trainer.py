@@ -1,8 +1,8 @@
 """Train a unigram tokenizer (Kudo 2018, "Subword Regularization") on counted words.
 
-SentencePiece trains the tokens, which it calls pieces. Compared with the trainer of `tokenizers`, it is many times
-faster, the same counts give the same pieces and scores, and it returns exactly the requested number of pieces. It runs
-in a separate process, so that Ctrl-C ends it at once, and running out of memory gives an error message.
+SentencePiece trains the tokens, which it calls pieces. It is many times faster than the trainer of `tokenizers`. Unlike
+that trainer, it gives the same pieces and scores for the same counts, and returns exactly the requested number of
+pieces. It runs in a separate process, so that Ctrl-C ends it at once, and running out of memory gives an error message.
 """
 
 import contextlib
@@ -37,9 +37,9 @@ from tokenizer_training.corpus_sample import WordCounts
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# With no more decimals than this, `tokenizers` reads exactly the number that was written.
+# If a score has no more decimals than this, `tokenizers` reads exactly the score that was written.
 SCORE_DECIMALS = 6
-# A score so low that text that looks like a special token or a byte token is cut into ordinary tokens instead.
+# The score of reserved and unused tokens. It is so low that text that looks like such a token is cut into other tokens.
 NOT_IN_TEXT_SCORE = -1000.0
 # SentencePiece uses this sign for unknown characters, so it cannot become a piece.
 NEVER_A_PIECE = "▅"
@@ -64,7 +64,7 @@ SEEDS_PER_PIECE = 8
 MAX_SEGMENT_BYTES = 1 << 16
 # The default of SentencePiece's --max_sentencepiece_length.
 MAX_PIECE_CHARACTERS = 16
-# SentencePiece's suffix array also finds only substrings that occur twice.
+# SentencePiece's suffix array, too, finds only substrings that occur at least twice.
 MIN_COUNT = 2
 # Odd constants of SplitMix64 (Steele, Lea and Flood 2014), which spread the bits of a product.
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
@@ -189,7 +189,7 @@ class TooManyPiecesError(ValueError):
     """The segments give fewer pieces than requested.
 
     Attributes:
-        largest: number of pieces that they give.
+        largest: number of pieces that the segments give.
     """
 
     def __init__(self, largest: int) -> None:
@@ -326,7 +326,7 @@ def seed_pieces(segments: Sequence[str], counts: Sequence[int], max_pieces: int)
 
     A substring that is always followed by the same character is left out, because the longer substring represents it.
     SentencePiece could find seeds itself, with a suffix array. But given counted words, it uses the number of distinct
-    words as the number of occurrences, and leaves out every word that is not part of a longer one.
+    words as the number of occurrences, and leaves out every word that is not part of a longer word.
 
     Args:
         segments: distinct segments.
@@ -334,7 +334,7 @@ def seed_pieces(segments: Sequence[str], counts: Sequence[int], max_pieces: int)
         max_pieces: maximum number of substrings.
 
     Returns:
-        (substring, number of occurrences), sorted by the number of characters of the text that they cover.
+        (substring, number of occurrences), sorted by the number of characters of the text that the substring covers.
     """
     text = "".join(segments)
     num_characters = np.fromiter(map(len, segments), np.int32, len(segments))
