@@ -9,7 +9,7 @@
     predict.py              command: predict with a fine-tuned model, for given texts or a file
     search.py               command: embed a corpus once, and find the texts that answer a question
     glue_submission.py      command: collect the predictions of GLUE runs in the file that gluebenchmark.com accepts
-    config/                 all settings of a run: those shared with pretraining, and where the examples are
+    config/                 all settings of a run: the settings shared with pretraining, and the origin of examples
     data/                   read tables of texts and labels, encode them, and batch them by length
     loop/                   open the model to start from, train with the loop of `train`, predict, score and write
                             results; the interface of a task

@@ -1,6 +1,6 @@
 """Stage 3: training. Read `run_mlm.py` and `train.loop.lifecycle` first; they take a run from its flags to its export.
 
-The folders in reading order; each imports only from those above it:
+The folders in reading order; each folder imports only from the folders above it:
 
     config/         all settings of a run, and where they come from
     runtime/        the run's folder, plan, machines, strategy, hooks between steps, and how it stops
@@ -18,8 +18,9 @@ The folders in reading order; each imports only from those above it:
 
 The other commands are export.py, fill_mask.py, score_mlm.py, compare_runs.py and convert_bert.py.
 
-This module sets environment variables that TensorFlow and transformers read on their first import. Import it before
-`tensorflow`, `tf_keras` and transformers' TF classes. It imports none of them itself until `load_tensorflow` is called.
+This module sets environment variables that TensorFlow and transformers read on their first import. Import this module
+before `tensorflow`, `tf_keras` and transformers' TF classes. This module does not import them until `load_tensorflow`
+is called.
 """
 
 import ctypes
@@ -44,7 +45,7 @@ ACCELERATORS = ("nvidia*", "dxg", "kfd", *TPUS)
 # it at 128 KiB.
 MALLOC_OPTIONS = ((-8, 1), (-3, 2**25), (-3, 2**30), (-2, 2**30))
 
-# TensorFlow and Keras import these packages if they are installed. These imports take a second, and are not needed.
+# TensorFlow and Keras import these packages if installed. The imports take a second, and are not needed.
 OPTIONAL_PACKAGES = ("fsspec", "jax", "pandas", "scipy")
 
 

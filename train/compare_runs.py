@@ -125,8 +125,8 @@ def group_comparable(runs: Sequence[RunCurves]) -> tuple[str, str]:
     """Group the evaluated runs so that validation losses are comparable within each group.
 
     Returns:
-        The names of the values that differ between groups, and a warning that lists the groups. Both are empty if all
-        runs are comparable.
+        The names of the values that differ between groups, and a warning that lists the groups. Names and warning are
+        empty if all runs are comparable.
     """
     groups: list[list[RunCurves]] = []
     for run in (run for run in runs if run.of_split(VALIDATION)):
@@ -156,7 +156,7 @@ def describe_mask_rates(runs: Sequence[RunCurves]) -> str:
 
 
 def _eval_rows(run: RunCurves) -> Any:
-    """Return what identifies a run's validation rows: shards with checksums, a data set, or a hash of the rows."""
+    """Return the identity of a run's validation rows: shards with checksums, a data set, or a hash of the rows."""
     eval_data, fingerprint = run.record["eval_data"] or {}, run.record.get("fingerprint", {})
     if eval_data.get("dataset_name") and run.is_finetuned:  # the examples do not depend on the tokenizer
         limit = run.record["settings"]["data"].get("max_eval_samples")
@@ -181,7 +181,7 @@ COMPARED: dict[str, Callable[[RunCurves], Any]] = {
 
 
 def _differences(run: RunCurves, other: RunCurves) -> list[str]:
-    """Return the names in `COMPARED` whose values differ; a record from the Hub may hold hashes of values."""
+    """Return the names in `COMPARED` whose values differ; a record from the Hub may contain hashes of values."""
     pairs = {name: (value_of(run), value_of(other)) for name, value_of in COMPARED.items()}
     return [name for name, (left, right) in pairs.items() if not (is_same(left, right) or is_same(right, left))]
 

@@ -125,7 +125,7 @@ def best_checkpoint(path: str) -> str:
     In a run with phases only the newest phase counts, because other phases may evaluate other rows with other masks.
 
     Raises:
-        InputError: the folder is not a run, none of its checkpoints was evaluated, or one is damaged.
+        InputError: the folder is not a run, no checkpoint in it was evaluated, or a checkpoint is damaged.
     """
     store = CheckpointStore(RunFolder(path).checkpoints)
     try:
@@ -155,7 +155,7 @@ def _evaluate(saved: "SavedModel", weights: "dict[str, np.ndarray]") -> dict[str
     # Open the phase as a run without phases, on the recorded shards.
     without_phases: dict[str, Any] = {"phases": None, "overwrite_output_dir": False, "report_to": []}
     settings = {**settings, "run": settings["run"] | without_phases}
-    # This machine may lack what the run's machine had: bfloat16 instructions, TPUs.
+    # This machine may lack features of the run's machine, such as bfloat16 instructions or TPUs.
     if settings["hardware"]["bfloat16"] and not multiplies_in_bfloat16():
         settings["hardware"] = settings["hardware"] | {"jit_compile": None}
     if not tpu_devices():
@@ -196,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     paths = [best_checkpoint(path) for path in arguments.checkpoint] if arguments.best else arguments.checkpoint
     for path in paths:
         find_checkpoint(path)
-    load_tensorflow()  # not needed for bad input
+    load_tensorflow()  # not needed to reject bad input
     from train.publishing.saved_model import read_saved_model
 
     if arguments.average:

@@ -89,7 +89,7 @@ def fill_masks(folder: str, sentences: Sequence[str], top_k: int = 5) -> list[li
 
             with guarded_read(local_folder, "the folder of a masked language model"):
                 model = AutoModelForMaskedLM.from_pretrained(local_folder)
-            # `pipeline("fill-mask", …)` would load the model itself.
+            # `pipeline("fill-mask", local_folder)` would load the model outside `guarded_read`.
             fill = FillMaskPipeline(model=model, tokenizer=tokenizer)
         else:
             load_tensorflow()
@@ -107,7 +107,7 @@ def fill_masks(folder: str, sentences: Sequence[str], top_k: int = 5) -> list[li
 
 
 def _fill(model: Any, tokenizer: Any, text: str, top_k: int) -> list[dict[str, Any]]:
-    """Compute what FillMaskPipeline returns, with a TensorFlow model."""
+    """Compute the results of FillMaskPipeline with a TensorFlow model."""
     import tensorflow as tf
 
     encoded = tokenizer(text)

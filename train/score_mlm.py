@@ -142,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     readers = [read(model, exported_model(model)) for model in config.model]
     show_tpu(HardwareConfig(tpu_name=config.tpu_name))  # before TensorFlow is imported
-    load_tensorflow()  # not needed for bad input
+    load_tensorflow()  # not needed to reject bad input
     from train.publishing.saved_model import transformers_folder
     from train.runtime.machines import Cluster
     from train.runtime.strategy import connect
@@ -165,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         score_models(questions, material, runtime, kept, config.random_networks) for questions in questions_by_model
     ]
     num_equal = num_equal_pairs(pairs)
-    # Write files before printing: printing fails if the program that reads this one's output has ended.
+    # Write files before printing: printing fails if the program that reads the output has ended.
     if folder is not None:
         folder.write_json(name, {"left_to_right": config.left_to_right, **as_json(scored, num_equal)})
     if config.picture is not None:

@@ -1,4 +1,4 @@
-"""Settings of fine-tuning, and their parser. They extend the settings of pretraining, with defaults for short runs.
+"""Settings of fine-tuning, which extend the settings of pretraining with defaults for short runs; and their parser.
 
 Flags of transformers' `run_glue.py` and `run_classification.py` have the same names here, or are accepted as aliases.
 """

@@ -1,10 +1,11 @@
 """Assign rows to batches by length. The order depends only on the seed and the number of the pass.
 
-A bucket holds the rows that are padded to the same length. In each pass over the data, the rows are permuted, and the
-rows of each bucket are cut into batches in that order. Rows left over from a bucket move to the bucket with the next
-greater length; the last batch of the longest bucket is filled with rows of padding. Then the batches are permuted. So
-each row is used once per pass, a pass has the same number of batches as without buckets, and the batch of any step can
-be computed directly. The bucket lengths depend on the rows, not on the device, so that a run can move between devices.
+A bucket contains the rows that are padded to the same length. In each pass over the data, the rows are permuted, and
+the rows of each bucket are cut into batches in that order. Rows left over from a bucket move to the bucket with the
+next greater length; the last batch of the longest bucket is filled with rows of padding. Then the batches are permuted.
+So each row is used once per pass, a pass has the same number of batches as without buckets, and the batch of any step
+can be computed directly. The bucket lengths depend on the rows, not on the device, so that a run can move between
+devices.
 """
 
 import hashlib

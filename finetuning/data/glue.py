@@ -53,8 +53,8 @@ class GlueTask:
 
 SENTENCE, PAIR = ("sentence",), ("sentence1", "sentence2")
 ENTAILMENT = ("entailment", "not_entailment")
-# GLUE's diagnostic pairs, which are predicted with models for MNLI. They show which kinds of inference a model has
-# learned.
+# GLUE's diagnostic pairs, which are predicted with models for MNLI. These pairs show which kinds of inference a model
+# has learned.
 DIAGNOSTIC = "diagnostic/diagnostic"
 
 GLUE_TASKS = {

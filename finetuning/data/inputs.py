@@ -91,7 +91,7 @@ def join_rows(
 
 
 def check_room(tokenizer: PreTrainedTokenizerFast, max_length: int, *, is_pair: bool = False) -> None:
-    """Check that a row of `max_length` tokens can hold more than its special tokens, which are never cut."""
+    """Check that a row of `max_length` tokens has room for more than the special tokens, which are never cut."""
     num_special = tokenizer.num_special_tokens_to_add(pair=is_pair)
     if max_length <= num_special:
         rule = f"must be above {num_special}, the number of special tokens per row"

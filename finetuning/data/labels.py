@@ -1,6 +1,6 @@
 """Read the labels of a table: per row one class, several classes or a number. All tasks and formats use this reader.
 
-`find_labels` decides from the training split what the labels are. Ambiguous labels cause an error that names the flag
+`find_labels` decides the kind of labels from the training split. Ambiguous labels cause an error that names the flag
 that resolves the ambiguity.
 """
 
@@ -79,7 +79,7 @@ class Labels:
 
         Args:
             values: values of the column of labels.
-            where: name of the table, for error messages.
+            where: name of the table, used in error messages.
 
         Returns:
             For one class per row, class ids, int32 (rows,); for several classes per row, zeros and ones, float32 (rows,
@@ -97,7 +97,7 @@ class Labels:
         """Convert labels of rows to predict to an array, as `encode` does, but allow missing labels and unseen classes.
 
         A label is missing if it is empty, or if it is `-1` or `?` and no class has that name. A class that the training
-        split does not have gets an id above those of the training classes, so that every prediction for it is wrong.
+        split does not have gets an id above the ids of the training classes, so that every prediction for it is wrong.
 
         Raises:
             InputError: a label is invalid, or differs from a class only in white space or case.
@@ -236,7 +236,7 @@ def find_labels(
 
     Args:
         values: values of the column of labels.
-        where: name of the table, for error messages.
+        where: name of the table, used in error messages.
         reading: the flags that say how to read ambiguous labels.
         model_labels: {id: name} of the model to start from. If the model has the same names, its ids are kept.
 

@@ -136,9 +136,9 @@ def read_jsonl(path: str, text: str) -> Columns:
 def read_conll(path: str, text: str) -> dict[str, list[Any]]:
     """Read sentences with a token per line and blank lines between sentences.
 
-    If there are several columns, the last one is the tag. Columns are separated by tabs if the file has any, else by
-    spaces, so that a token may contain other white space. Lines that begin with -DOCSTART- are skipped, and so are
-    comments. A comment is a line before a sentence that begins with # and has a different number of columns.
+    If there are several columns, the last column contains the tags. Columns are separated by tabs if the file has tabs,
+    else by spaces, so that a token may contain other white space. Lines that begin with -DOCSTART- are skipped, and so
+    are comments. A comment is a line before a sentence that begins with # and has a different number of columns.
     """
     lines = [line.strip(" ") for line in text.split("\n")]
     has_tabs = any("\t" in line for line in lines)

@@ -15,8 +15,8 @@ def finetuning_command(
 
     Args:
         config_class: class of the settings.
-        job: MODULE:CLASS of the `FinetuningJob`. It is imported after the settings are parsed, so that `--help` does
-            not import transformers.
+        job: MODULE:CLASS of the `FinetuningJob`. The class is imported after the settings are parsed, so that `--help`
+            does not import transformers.
         file: path of the command's script.
         description: text at the top of `--help`.
     """

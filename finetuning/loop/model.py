@@ -103,7 +103,7 @@ class Start(ReadModel):
             validation: the split that decides which checkpoint is best, if there is one.
             cluster: the workers of the run.
             labels: the names of the head's outputs, {id: name}. Without labels, the task makes the head.
-            identities: further values that distinguish this run from others, {name: value}.
+            identities: further values that distinguish this run from other runs, {name: value}.
             plan_lines: lines about the examples for the printed plan, {title: text}.
             run_info: facts about the examples to store in `run.json`, for later predictions.
             inputs_class: the class of the input pipeline.

@@ -1,4 +1,5 @@
-"""The interface of a fine-tuning task. It extends `train.tasks.task` with predictions, their scores, and their files.
+"""The interface of a fine-tuning task. The interface extends `train.tasks.task` with predictions, their scores, and
+their files.
 
 Most tasks predict one value for each row of text, such as a class or a number. These tasks are subclasses of `RowTask`.
 For classes, the training loss can have class weights and label smoothing.
@@ -244,7 +245,7 @@ def describe_loss(loss: ClassLoss | None, names: Sequence[str]) -> dict[str, str
 
 
 def is_degenerate(predictions: NDArray[Any]) -> bool:
-    """Return whether all rows have the same prediction, which means that nothing was learned."""
+    """Return whether all rows have the same prediction, which means that the model has learned nothing."""
     return len(predictions) > 1 and bool((predictions == predictions[0]).all())
 
 

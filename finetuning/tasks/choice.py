@@ -72,7 +72,7 @@ class Choices:
     """Contexts, and the texts to choose from for each context. All rows have the same number of choices.
 
     Attributes:
-        name: name of the table, for error messages.
+        name: name of the table, used in error messages.
         contexts: one context per row.
         choices: the texts to choose from, for each row.
         labels: one label per row, as in the table; None if the table has no labels.
@@ -93,7 +93,7 @@ def columns_of(columns: Mapping[str, Any], name: str, data: ChoiceData) -> Colum
 
     Args:
         columns: columns of the table.
-        name: name of the table, for error messages.
+        name: name of the table, used in error messages.
         data: the flags.
 
     Raises:

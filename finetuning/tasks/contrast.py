@@ -7,7 +7,7 @@ import tensorflow as tf
 from train.runtime.named_scopes import custom_gradient, named
 from train.step.sharding import placed
 
-# Logit of passages that are not negatives. Their probability becomes 0.
+# Logit of passages that are not negatives, whose probability becomes 0.
 NEVER = -1e9
 
 

@@ -116,7 +116,7 @@ class Embedding(ExampleTask):
     In training, a row is a query with its passages. In an evaluation, a row is one text.
 
     Args:
-        encoder: how texts become vectors.
+        encoder: description of how texts become vectors.
         num_passages: number of passages per training row.
         settings: settings of the loss.
         has_scores: whether to learn scores as cosines, instead of contrasting passages.

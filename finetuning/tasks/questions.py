@@ -39,7 +39,7 @@ METRICS = ("exact_match", "f1")
 ENDS = {0: "start", 1: "end"}
 # The settings that determine how answers are chosen. Scores are comparable only if these settings are equal.
 ANSWER_SETTINGS = ("n_best_size", "max_answer_length", "null_score_diff_threshold")
-# Code for the model card. It does not use a pipeline, because transformers 5 has no pipeline for this task.
+# Code for the model card. The code does not use a pipeline, because transformers 5 has no pipeline for this task.
 USAGE = """```python
 import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
@@ -62,7 +62,7 @@ This reads the first {max_length} tokens; longer texts need several overlapping 
 
 
 class QuestionAnswering(ExampleTask):
-    """Learns where in a paragraph the answer to a question is, and for some data sets also when there is no answer.
+    """Learns where in a paragraph a question's answer is and, for some data sets, whether the paragraph has an answer.
 
     Args:
         data: settings of rows and answers.

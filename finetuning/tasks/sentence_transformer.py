@@ -117,7 +117,7 @@ class SentenceModel:
 
         Args:
             hidden_size: width of the transformer's states.
-            name: name of the model, for error messages.
+            name: name of the model, used in error messages.
         """
         width = hidden_size * len(self.poolings)
         for layer in self.layers:
@@ -179,7 +179,7 @@ def read_sentence_model(folder: str, name: str) -> SentenceModel:
 
     Args:
         folder: local folder or Hub id.
-        name: name of the model, for error messages.
+        name: name of the model, used in error messages.
 
     Raises:
         InputError: the model does not embed texts, or a module or setting is not supported.

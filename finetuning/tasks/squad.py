@@ -78,7 +78,7 @@ def read_questions_to_predict(path: str, flag: str) -> list[Question]:
 
     Args:
         path: path of the file.
-        flag: flag that names the file, for error messages.
+        flag: flag that names the file, used in error messages.
 
     Raises:
         NotSquadError: a .json file is not in SQuAD's format.
@@ -95,7 +95,7 @@ def read_paragraphs(path: str, flag: str) -> list[dict[str, Any]]:
 
     Args:
         path: path of the file.
-        flag: flag that names the file, for error messages.
+        flag: flag that names the file, used in error messages.
 
     Returns:
         For each paragraph, {"context": text of the paragraph, "qas": its questions}.

@@ -76,7 +76,7 @@ class Sentences:
     """Words with their tags, as in a table.
 
     Attributes:
-        name: name of the table, for error messages.
+        name: name of the table, used in error messages.
         words: the words of each sentence.
         tags: the tags of each sentence; None if the table has no tags.
         is_to_predict: whether this is the test split.
@@ -196,7 +196,7 @@ def encode_sentences(
 
 
 def _words_of_tokens(words: Sequence[str], encoding: Encoding) -> NDArray[np.int32]:
-    """Return for each token the number of the word that begins with it, or `NO_WORD`.
+    """Return for each token the number of the word that begins with this token, or `NO_WORD`.
 
     A token belongs to the word of its last character, because tokens of some tokenizers begin with the space before
     the word.

@@ -109,7 +109,7 @@ def _encodings(backend: Any, questions: Sequence[Question], data: QuestionData) 
     """Yield for each question the encodings of its windows; an empty list if there is no room for its paragraph.
 
     Args:
-        backend: a tokenizer of the library `tokenizers`. Its truncation and padding are changed.
+        backend: a tokenizer of the library `tokenizers`. This function changes the tokenizer's truncation and padding.
         questions: questions to encode.
         data: settings of the windows.
     """

@@ -21,20 +21,21 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-# Seconds to wait before the second and third attempts to write. An attempt includes Cloud Storage's own retries.
+# Seconds to wait before the second and third attempts to write. Within an attempt, Cloud Storage's client also retries.
 RETRY_SECONDS = (0.5, 2.0)
 
 
 @dataclass
 class Checkpoints:
-    """The checkpoints in `OUTPUT_DIR/checkpoints`: the newest `num_kept`, and the one with the best validation score.
+    """The checkpoints in `OUTPUT_DIR/checkpoints`: the newest `num_kept`, and the checkpoint with the best score.
 
-    All workers restore checkpoints. Only the chief writes them, in a thread that also deletes old ones.
+    All workers restore checkpoints. Only the chief writes them, in a thread that also deletes old checkpoints.
 
     Attributes:
         folder: the run's folder.
         num_kept: number of newest checkpoints to keep.
-        kept_interval_steps: also keep the newest checkpoint whose step is a multiple of this number; 0 keeps none.
+        kept_interval_steps: also keep the newest checkpoint whose step is a multiple of this number; 0 keeps no such
+            checkpoint.
         first_step: first step of the phase; a checkpoint at this step counts as a multiple.
         kept_steps: never delete checkpoints at these steps.
         is_chief: this worker writes checkpoints.
@@ -130,7 +131,7 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is written and old ones are deleted. A failed deletion only logs a warning.
+        """Wait until the last checkpoint is written and old files are deleted. A failed deletion only logs a warning.
 
         Raises:
             RunFailedError: the checkpoint could not be written.
@@ -151,7 +152,7 @@ class Checkpoints:
             ) from error
 
     def discard_after(self, step: int) -> None:
-        """Delete the checkpoints after `step`. Only the chief does so."""
+        """Delete the checkpoints after `step`, if this worker is the chief."""
         if self.is_chief:
             self.wait()
             self._records = {saved: record for saved, record in self._records.items() if saved <= step}
@@ -166,7 +167,7 @@ class Checkpoints:
         delete = partial(self._store.delete, lambda step: step not in self._records)
         try:
             self._retry(delete, "deleting old checkpoints")
-        except Exception as error:  # the same errors as in `wait`
+        except Exception as error:  # from the sources that `wait` lists
             logger.warning(
                 "old checkpoints in %s could not be deleted; training continues, and the next save will retry: %s",
                 *(self._store.folder, error),

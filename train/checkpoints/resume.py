@@ -1,4 +1,4 @@
-"""Where training starts or resumes: the run's fingerprint, the step and row, and what has changed since."""
+"""Where training starts or resumes: the run's fingerprint, the step and the row, and changes since the last start."""
 
 import hashlib
 import json
@@ -92,7 +92,7 @@ def describe_resume_point(
     computation: dict[str, Any],
     made_by: dict[str, str],
 ) -> Iterator[str]:
-    """Yield human-readable lines about where training starts or resumes, and what has changed since.
+    """Yield human-readable lines about the start or resume point, and about changes since the checkpoint.
 
     Args:
         point: where training starts or resumes.

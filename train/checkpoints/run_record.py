@@ -1,4 +1,4 @@
-"""`RunRecord`: what an earlier process recorded about the run in a folder."""
+"""`RunRecord`: the records that an earlier process left in the folder of a run."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +10,11 @@ from train.runtime.supervisor import supervision
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What an earlier process recorded about the run in a folder.
+    """The records that an earlier process left in the folder of a run.
 
     Attributes:
         content: the content of `run.json`; None if the folder has no such file.
-        newest: the record of the newest checkpoint whose record can be read; None if there is none.
+        newest: the record of the newest checkpoint with a readable record; None without such a checkpoint.
     """
 
     content: dict[str, Any] | None = None

@@ -207,7 +207,7 @@ class CheckpointStore:
             raise RunFailedError(str(refusal)) from error  # a disk or network error, so a retry may succeed
 
     def write(self, record: CheckpointRecord, arrays: Arrays) -> CheckpointRecord:
-        """Write a checkpoint, replacing one at the same step; return the record with the data's size and checksum."""
+        """Write or replace a step's checkpoint; return the record with the data's size and checksum."""
         self.folder.delete_files([_name(record.step, RECORD_SUFFIX)])
         with self.folder.replacing(_name(record.step, DATA_SUFFIX)) as partial:
             write_safetensors(partial, arrays)
@@ -231,7 +231,7 @@ class CheckpointStore:
 
 
 def newest_records(folder: RunFolder) -> Iterator[CheckpointRecord]:
-    """Yield the records of a run's checkpoints, newest first, skipping those that cannot be read."""
+    """Yield the records of a run's checkpoints, newest first; skip records that cannot be read."""
     store = CheckpointStore(folder.checkpoints)
     for step in reversed(store.steps()):
         with suppress(DamagedCheckpointError):

@@ -4,7 +4,7 @@ Code that imports TensorFlow may crash or hang, so it runs in a separate process
 
     python -m train.checks.machine TASK
 
-It reads a pickled `TrainingConfig` from standard input, and prints a JSON object as the last line.
+This process reads a pickled `TrainingConfig` from standard input, and prints a JSON object as the last line.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ class Finding:
         status: `warning` if a run can start, but something is probably a mistake, slow, or about to fail.
         subject: what was checked.
         text: the result of the check.
-        fix: how to fix it.
+        fix: how to fix the problem.
     """
 
     status: Status
@@ -215,7 +215,7 @@ def ask_tensorflow(task: str, config: TrainingConfig, activity: str, fix: str) -
     Args:
         task: name of the task.
         config: the settings, for the task.
-        activity: what the task does, as the first words of an error message.
+        activity: description of the task, used as the first words of an error message.
         fix: how to fix a failure, as the last words of an error message.
 
     Raises:

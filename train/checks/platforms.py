@@ -23,7 +23,7 @@ from train.runtime.pjrt_settings import (
 )
 from train.runtime.runtime_choice import INSTALL
 
-# Variables besides TPU_* that influence which library and which platform a runtime uses.
+# Variables, in addition to TPU_*, that influence which library and which platform a runtime uses.
 VARIABLES = (*FIXED, LIBRARY_VARIABLE, XLA_VARIABLE, "JAX_PLATFORMS", "LIBTPU_INIT_ARGS", "XLA_FLAGS")
 # One of the variables that Kaggle's image sets to keep libtpu from asking a metadata server.
 KAGGLE_VARIABLE = "TPU_PROCESS_ADDRESSES"
@@ -82,7 +82,7 @@ def check_runtime(config: TrainingConfig) -> Iterator[Finding]:
 
 
 def check_platforms(config: TrainingConfig) -> Iterator[Finding]:
-    """List the devices that TensorFlow and JAX see, each in a separate process, because each claims its devices."""
+    """List the devices that TensorFlow and JAX see. Run each in a separate process, because it claims the devices."""
     if not has_accelerator():
         return
     for name, task in (("TensorFlow", "list_devices"), ("JAX", "list_jax_devices")):
@@ -95,7 +95,7 @@ def check_platforms(config: TrainingConfig) -> Iterator[Finding]:
             yield Finding("warning", "devices", str(error))
             continue
         listed = ", ".join(f"{number} {kind}" for kind, number in sorted(Counter(devices).items()))
-        # This is what TensorFlow sees if libtpu offers the chips only through PJRT (googlecolab/colabtools#5717).
+        # TensorFlow sees these devices if libtpu offers the chips only through PJRT (googlecolab/colabtools#5717).
         if "TPU_SYSTEM" in devices and "TPU" not in devices:
             text = f"{name} sees {listed}: the TPU's system without its cores."
             yield Finding("warning", "devices", text, "Try --pjrt on, or another version of libtpu.")

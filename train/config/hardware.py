@@ -13,7 +13,7 @@ TPU_STEPS_PER_EXECUTION = 32
 
 @dataclass(frozen=True)
 class HardwareConfig(Bounded):
-    """What the run computes on: the TPU of `--tpu-name`, else the GPUs if there are any, else the CPU."""
+    """The hardware of a run: the TPU of `--tpu-name`, else the GPUs if there are any, else the CPU."""
 
     FLAG_GROUP = "Hardware"
 

@@ -23,7 +23,7 @@ FOOTNOTE = """Batch: rows per step x tokens per row that the settings are made f
 
 @dataclass(frozen=True)
 class About:
-    """Facts about a preset. They have no effect on training.
+    """Facts about a preset, which have no effect on training.
 
     Attributes:
         made_for: hardware that the settings are made for.

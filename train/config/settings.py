@@ -43,7 +43,7 @@ TRACKERS = ("wandb", "mlflow", "trackio")  # the names that transformers uses
 
 @dataclass(frozen=True)
 class RunConfig(Bounded):
-    """Where and how often the run writes, its seed, and what it does after a fault."""
+    """Where and how often the run writes, its seed, and its reaction to faults."""
 
     FLAG_GROUP = "Output"
 
@@ -375,7 +375,7 @@ def settings_of_preset(name: str) -> dict[str, Any]:
     return dict(read_preset(name)["settings"])
 
 
-# Flags whose value names further settings, {field name: function that reads them}; a later one overrides an earlier
+# Flags whose value names further settings, {field name: function that reads them}; a later flag overrides an earlier
 # one.
 LAYERS = {"preset": settings_of_preset, "phases": lambda path: read_phases_file(path)[0]}
 
@@ -391,7 +391,7 @@ def parse_run_flags(
         argv: the command line; None means this process's command line.
         description: shown by `--help`.
         extra_types: at most one dataclass with further flags.
-        needed: names of the fields that the usage line shows as required. They are not checked here.
+        needed: names of the fields that the usage line shows as required. This function does not check them.
 
     Returns:
         The settings, and an instance of the extra dataclass (None without one).

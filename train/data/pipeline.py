@@ -247,7 +247,7 @@ def training_batches(
     """Return the batches described in `Inputs.training_batches`, in random order.
 
     A batch may contain rows of two epochs, so no row is dropped at the end of an epoch. An input pipeline reads whole
-    windows, because they are permuted as a whole, and parses only its own rows.
+    windows, because they are permuted as a whole, and parses only the rows that belong to it.
     """
     mixture = order if isinstance(order, MixtureOrder) else MixtureOrder.of_one(order)
     start_row = start_step * global_batch_rows + num_left_out_rows
@@ -406,7 +406,7 @@ def evaluation_batches(
 ) -> tf.data.Dataset:
     """Return the batches described in `Inputs.evaluation_batches`.
 
-    An input pipeline reads all records and parses only its own.
+    An input pipeline reads all records, but parses only the records that belong to it.
     """
     num_batches = -(-shards.num_rows // global_batch_rows)
     pipeline_rows = _pipeline_rows(context, global_batch_rows)

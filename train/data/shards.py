@@ -87,7 +87,7 @@ class TrainingInputs(Inputs):
 
     @property
     def source_entropies_nats(self) -> dict[str, float]:
-        """Entropies of the token frequencies of a mixture's sources, in nats, {name: entropy}, where known."""
+        """Entropies of the token frequencies of a mixture's sources, in nats, as {name: entropy}, if known."""
         manifests = {name: shards.manifest for name, (_, shards) in self._evaluated.items() if name}
         return {name: manifest.unigram_entropy_nats for name, manifest in manifests.items() if manifest}
 
@@ -177,7 +177,7 @@ class TrainingInputs(Inputs):
         return [shards for _, shards in self._evaluated.values()]
 
     def chunkings(self) -> list[tuple[str, str]]:
-        """Return (folder, chunking) of all shards. In the preflight there may be none."""
+        """Return (folder, chunking) of all shards; empty in a preflight without shards."""
         return [
             (shards.folder, shards.manifest.chunking if shards.manifest else "unknown, without a manifest")
             for shards in (*self.train_sets, *self.eval_sets)
@@ -408,7 +408,7 @@ def _describe_shared(shards: ShardSet, other_shards: ShardSet) -> str:
 
 
 def _describe_shared_shards(train_shards: ShardSet, eval_shards: ShardSet) -> str:
-    """Describe a shard that both folders contain, under the same name or another; empty if there is none."""
+    """Describe a shard that both folders contain, under the same or different names; empty without such a shard."""
     sets = (train_shards, eval_shards)
     train_paths, eval_paths = (
         {path if is_gcs(path) else os.path.realpath(path) for path in shards.paths} for shards in sets

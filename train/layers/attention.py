@@ -1,8 +1,8 @@
 """Which tokens of a row attend to each other: all tokens, tokens of the same document, or nearby tokens.
 
-If the documents of a packed row do not attend to each other, the row gives the same results as its documents would in
-separate rows (Krell et al. 2021). The ids show where documents end: stage 2 ends each document with a [SEP], whatever
-the packing, and masking never replaces a [SEP].
+If the documents of a packed row do not attend to each other, the row gives the same results as separate rows for each
+document (Krell et al. 2021). The ids show where documents end: stage 2 ends each document with a [SEP], whatever the
+packing, and masking never replaces a [SEP].
 
 For local attention, rows are cut into blocks that also see the ends of their neighbours, so that the cost is linear in
 the length of the row.

@@ -29,7 +29,7 @@ def runs_unfused() -> bool:
 
 
 def cross_entropy_and_correct(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Compute losses in nats, and 1 where `argmax` of the logits is the label, else 0; both are float32 (…).
+    """Compute losses in nats, and 1 if `argmax` of the logits is the label, else 0; both are float32 (…).
 
     Args:
         logits: float32 (…, vocabulary).

@@ -1,7 +1,7 @@
 """Random bits and dropout as pure functions of keys: the same on every device, with and without XLA.
 
 Each row of a global batch has a key, and each bit depends only on this key and the bit's position in the row. So a
-resumed run draws the same bits as an uninterrupted one, and replicas draw the same bits as a single device.
+resumed run draws the same bits as an uninterrupted run, and replicas draw the same bits as a single device.
 
 Bits are made by mixing integers. On a TPU this costs a few operations per element, in the same loop that uses the bits.
 TensorFlow's random numbers would cost more than the attention scores that they mask.
@@ -224,9 +224,9 @@ def is_keyed() -> bool:
 def key_dropout(model: tf_keras.Model) -> None:
     """Number the model's dropout layers, so that they draw from the keys of `dropping_out_by`.
 
-    Layers in the model's attribute `dropout_layers` come first, then others in Keras's order. A different order would
-    change what every run draws. Layers of other classes, such as those of a custom head, get a new `call` that draws
-    from keys. If layers were added to a model, call this function again: it renumbers all layers.
+    Layers in the model's attribute `dropout_layers` come first, then all other layers in Keras's order. A different
+    order would change the draws of every run. Layers of other classes, such as layers of a custom head, get a new
+    `call` that draws from keys. If layers were added to a model, call this function again: it renumbers all layers.
     """
     layers = list(getattr(model, "dropout_layers", ()))
     listed = set(map(id, layers))

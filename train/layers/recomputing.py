@@ -1,7 +1,7 @@
 """Gradient checkpointing: compute a layer again when its gradient is needed (Chen et al. 2016).
 
-Only the input of each layer is kept. This reduces the memory for activations to about what one layer needs, and costs a
-third more computation. `tf.recompute_grad` does not work under XLA, which ignores control dependencies: the compiler
+Only the input of each layer is kept. This reduces the memory for activations to about the need of one layer, and costs
+a third more computation. `tf.recompute_grad` does not work under XLA, which ignores control dependencies: the compiler
 notices that a layer is computed twice, and keeps the first result.
 """
 

@@ -178,7 +178,7 @@ class _Attention:
             return number + 1, *(xla.dynamic_update_slice(*place, [number, 0, 0, 0, 0]) for place in places)
 
         # These zeros are all overwritten, so XLA skips writing them unless another layer shares the buffer. The barrier
-        # prevents such sharing.
+        # prevents another layer from sharing it.
         zero, _ = optimization_barrier(tf.zeros((), dtype), by_context)
         results = (tf.fill((num_groups, num_rows, *tensor.shape[1:]), zero) for tensor in (query, key, value))
         turns = tf.while_loop(lambda number, *_: number < num_groups, of_group, (0, *results), parallel_iterations=1)
@@ -219,7 +219,7 @@ class _Attention:
 
         @named(RARELY)
         def after_largest_scores() -> tuple[tf.Tensor, tf.Tensor]:
-            # This runs row by row, because XLA would otherwise reserve memory for all scores in every step.
+            # Compute row by row, because XLA would otherwise reserve memory for all scores in every step.
             rows = (query, key, self.attended, *self.documents)
             shift = tf.map_fn(largest_of_row, rows, fn_output_signature=tf.float32)
             return shift, sums_after(shift)
@@ -252,7 +252,7 @@ class _Attention:
         return self.attended[..., first : first + num_queries] > 0
 
     def _among_near(self, values: tf.Tensor, other: float) -> tf.Tensor:
-        """Replace values, (batch, heads, keys, queries), by `other` where the key is out of the query's reach."""
+        """Replace values, (batch, heads, keys, queries), by `other` if the key is out of the query's reach."""
         if self.reach is None:
             return values
         num_keys, num_queries = values.shape[2:]
@@ -261,7 +261,7 @@ class _Attention:
         return tf.where(tf.abs(tf.range(num_keys)[:, tf.newaxis] - queries) <= self.reach, values, other)
 
     def _signed_weights(self, query: tf.Tensor, key: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
-        """Compute exp(scores - shift), negative where dropped, so that dropout is drawn once and read three times."""
+        """Compute exp(scores - shift), negative if dropped, so that dropout is drawn once and read three times."""
         weights = self._exponentials(query, key, shift)
         if self.head_keys is None:
             return weights
@@ -454,7 +454,7 @@ def _are_safe(sums: tf.Tensor) -> tf.Tensor:
 
 
 def _within(documents: Sequence[tf.Tensor], values: tf.Tensor, other: float) -> tf.Tensor:
-    """Replace values, (batch, heads, keys, queries), by `other` where key and query are in different documents.
+    """Replace values, (batch, heads, keys, queries), by `other` if key and query are in different documents.
 
     Args:
         documents: numbers of queries' documents, (batch, 1, 1, queries), and of keys' documents, (batch, 1, keys, 1);

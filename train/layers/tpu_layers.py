@@ -1,8 +1,8 @@
 """The computations of an encoder's layers, written so that XLA's compiler for TPUs turns them into fast programs.
 
-The functions have the same names and results as those of `train.layers.reference_layers`, and must be compiled by XLA.
-A run compares the two on its first rows (`train.step.proofs`). Within attention, states are (batch, heads, head size,
-length).
+The functions have the same names and results as the functions of `train.layers.reference_layers`, and must be compiled
+by XLA. A run compares both modules on its first rows (`train.step.proofs`). Within attention, states are (batch, heads,
+head size, length).
 """
 
 from typing import Any
@@ -99,7 +99,7 @@ def attention(layer: Any, states: tf.Tensor, rows: Rows, training: bool) -> tf.T
     kernels, biases = _projections(layer, dtype)
     scale = None
     if joins:
-        # XLA then computes the gradient of the inputs together with that of the residual stream.
+        # XLA then computes the gradients of the inputs and of the residual stream together.
         projected, scale = normalized_products(states, norm.gamma, norm.epsilon, kernels, "bld,dnh->bnhl")
     else:
         arguments = zip((queries, around, around), kernels, biases, strict=True)

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def fit(trainer: Trainer, stop: StopRequest | None = None, pushing: PushToHub | None = None) -> dict[str, float] | None:
-    """Train, log, evaluate, save and push; return the evaluation of the last step, None if there was none.
+    """Train, log, evaluate, save and push; return the evaluation of the last step, None if it was not evaluated.
 
     Raises:
         RunStoppedError: `stop` was requested before training was complete; a checkpoint is saved.
@@ -86,8 +86,8 @@ class TrainingHooks:
         wait_for_device = functools.partial(runtime.wait, trainer.model.optimizer.iterations)
         profiled_steps = config.run.profiled_steps if trainer.log.is_chief else None
         self._profile = Profile(runtime, trainer.log.tensorboard_folder, profiled_steps, wait_for_device)
-        # Hooks are called in this order. They are due at the same steps on all workers, so all workers run executions
-        # of the same length, although only one worker pushes and profiles.
+        # Hooks are called in this order. Each hook is due at the same steps on all workers, so all workers run
+        # executions of the same length, although only one worker pushes and profiles.
         hooks = [
             Hook(self._profile.begin_or_end, at_steps=config.run.profiled_steps or ()),
             Hook(self._log.advance),
@@ -199,7 +199,7 @@ class TrainingHooks:
 
 
 def roll_back(trainer: Trainer, error: TrainingDivergedError, stop: StopRequest) -> ResumePoint:
-    """Restore the last checkpoint before a divergence; return where to resume, after the rows read since then.
+    """Restore the last checkpoint before a divergence; return the point to resume at, after the rows read since then.
 
     The choice of the checkpoint depends only on step numbers, so a run that is killed during the rollback skips the
     same rows. Several workers wait for each other with `stop.compare`.

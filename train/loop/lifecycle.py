@@ -50,7 +50,7 @@ Figures = dict[str, float] | None
 
 
 class Job(ABC, Generic[Settings]):
-    """The parts of a run that differ between commands: how it is opened, and what happens to the trained model."""
+    """The parts of a run that differ between commands: how a run is opened, and how the trained model is used."""
 
     @abstractmethod
     def open_run(self, config: Settings, cluster: Cluster) -> Run:
@@ -148,7 +148,7 @@ def train_run(config: Settings, job: Job[Settings]) -> None:
                 trainer.load_initial_weights()
                 # 2. Delete the existing run, if --overwrite-output-dir is given, so that step 3 does not find it.
                 trainer.clear_folder()
-                # 3. Restore the newest intact checkpoint, if there is one. It replaces the weights of step 1.
+                # 3. Restore the newest intact checkpoint, if there is one. Its weights replace the weights of step 1.
                 trainer.restore()
                 # 4. If this checkpoint is of an earlier phase, because all checkpoints of this phase are damaged, build
                 # the earlier phase.
@@ -225,7 +225,7 @@ def exports_at_words(run: Run, trainer: "Trainer") -> "ExportsAtWords | None":
     steps = trainer.phase.steps_at_words(trainer.plan)
     if not steps:
         return None
-    from train.publishing.saved_model import ExportsAtWords  # only needed with this flag
+    from train.publishing.saved_model import ExportsAtWords  # only needed with --save-at-words
 
     exports = ExportsAtWords(run.folder, steps, run.config.hub.repository())
     trainer.checkpoints.on_kept = exports.submit

@@ -87,7 +87,7 @@ def read_sample(config: RunSettings, inputs: Inputs) -> "Sample | None":
     """
     if not isinstance(config, TrainingConfig) or not config.data.is_scored:
         return None
-    from train.scoring.pairs import read_pairs  # only needed with these flags
+    from train.scoring.pairs import read_pairs  # only needed if the flags ask for scores
     from train.scoring.sample import draw_sample
 
     assert isinstance(inputs, TrainingInputs)

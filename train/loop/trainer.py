@@ -1,4 +1,4 @@
-"""`Trainer`: the compiled model of one phase. It is restored from a checkpoint, trained, and published."""
+"""`Trainer`: the compiled model of one phase, which is restored from a checkpoint, trained, and published."""
 
 import functools
 import gc
@@ -61,7 +61,7 @@ class Trainer:
         is_chief = run.cluster.is_chief
         trackers = []
         if config.run.report_to and is_chief:
-            from train.metrics.trackers import open_trackers  # only needed with this flag
+            from train.metrics.trackers import open_trackers  # only needed with --report-to
 
             trackers = open_trackers(config, run.folder)
         draw = functools.partial(RunCurves, run.folder.path, self._describe_run())
@@ -124,7 +124,7 @@ class Trainer:
         """Load the weights of `--init-from`, if the flag is given and there is no checkpoint to resume from."""
         phase, init_from = self.phase, self.phase.config.model.init_from
         if init_from is not None and (self.starts_over or not self.run.folder.has_checkpoint()):
-            from train.model.from_pretrained import load_initial_weights  # only needed with this flag
+            from train.model.from_pretrained import load_initial_weights  # only needed with --init-from
 
             num_ids = vocabulary_size(phase.inputs.tokenizer)
             network, task = self.model.network, phase.task

@@ -35,8 +35,8 @@ EVENTS_PREFIX = "events.out.tfevents."
 EVENTS_VERSION = "brain.Event:2"
 TRAIN, VALIDATION = TENSORBOARD_SPLITS
 ROLLBACK = "rollback"
-# Errors of a disk or of Cloud Storage, whose messages say enough. For other errors, the place in the code is shown as
-# well.
+# Errors of a disk or of Cloud Storage, whose messages are sufficient. For other errors, the place in the code is shown
+# as well.
 STORAGE_ERRORS = (OSError, InputError, RunFailedError)
 
 
@@ -197,7 +197,7 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
 
 
 def wait_for(followers: Sequence[Follower], seconds: float) -> list[Follower]:
-    """Wait up to `seconds` for all followers together; return those that have finished."""
+    """Wait up to `seconds` for all followers together; return the followers that have finished."""
     end_seconds = time.monotonic() + seconds
     return [follower for follower in followers if follower.wait(end_seconds - time.monotonic())]
 
@@ -387,9 +387,9 @@ class EventFiles:
     def _new_writer(self) -> Any:
         """Open an event file that TensorBoard reads after all other files.
 
-        TensorBoard reads files in order of their names, so the name starts with a timestamp later than that of every
-        other file. The names from TensorBoard's writer would not work: it numbers the files of the same second, but
-        `.10` sorts before `.9`, and a clock that is behind gives an earlier timestamp.
+        TensorBoard reads files in order of their names, so the name starts with a timestamp later than every other
+        file's timestamp. The names from TensorBoard's writer would not work: it numbers the files of the same second,
+        but `.10` sorts before `.9`, and a clock that is behind gives an earlier timestamp.
         """
         from tensorboard.summary.writer.record_writer import RecordWriter
 

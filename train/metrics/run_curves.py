@@ -433,7 +433,7 @@ def _points(run: RunCurves, split: str, name: str) -> Points:
 
 
 def _best(run: RunCurves, metric: Metric) -> tuple[float, float]:
-    """Return (step, score) of the best evaluation; of equal scores, the one with the lowest loss, then the earliest."""
+    """Return (step, score) of the best evaluation; of equal scores, the lowest loss wins, then the earliest."""
     sign = -1 if metric.lower_is_better else 1
     losses = dict(_points(run, VALIDATION, "loss"))
     return max(

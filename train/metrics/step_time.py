@@ -18,7 +18,7 @@ def describe_step_time(
         seconds: mean time of a step, without evaluations and without the first step.
         config: the settings of the run.
         plan: the plan of the phase.
-        what: the device, the model, and how the model is computed.
+        what: description of the device, the model, and how the model is computed.
         versions: versions of the installed packages, as in the run's record.
     """
     rows, hardware = config.optimization.per_replica_batch_size, config.hardware

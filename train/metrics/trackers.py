@@ -20,7 +20,7 @@ from mlm_common.storage import Folder
 from train.config.settings import RunSettings
 from train.runtime.run_folder import TENSORBOARD_SPLITS, TRACKERS_FOLDER, RunFolder
 
-# Project in the tracker, unless its environment variable names another one.
+# Project in the tracker, unless the tracker's environment variable names another project.
 PROJECT = "mlm-pretraining"
 # Maximum time that the end of a run waits for wandb's server; by default wandb waits until the server answers.
 WANDB_FINISH_SECONDS = 100.0

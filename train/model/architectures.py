@@ -1,4 +1,4 @@
-"""The architectures that can be trained here, and what is special about each.
+"""The architectures that can be trained here, and the special properties of each.
 
 Tests prove three things about each supported architecture: its weights give the same logits in the PyTorch
 class, its head can be computed at the masked positions alone, and its training step compiles under XLA.
@@ -19,7 +19,7 @@ from mlm_common.errors import InputError
 
 @dataclass(frozen=True)
 class Architecture:
-    """What is special about one `model_type`.
+    """The special properties of one `model_type`.
 
     Inputs and settings:
     counts_positions: the position of the first token is the padding id plus 1, as in RoBERTa, instead of 0.
@@ -29,13 +29,14 @@ class Architecture:
     activations: the settings that name activation functions: for feed-forward layers and, if it differs, for the head.
     dropouts: the settings with the dropout rates of hidden states and of attention in pretraining.
     tied: the network uses the input embedding as the head's matrix, whatever `tie_word_embeddings` says.
-    required: {setting: the only supported value}, where the network ignores other values or computes them wrong.
+    required: {setting: the only supported value}, if the network ignores other values or computes wrong results with
+        them.
 
     Layers:
     layer_list: attribute with the list of layers in the encoder of the TF class.
     prefix: name of our encoder (`train.model.encoder`), as an attribute of its network and in the names of variables;
         None if the network is a TF class of transformers 4.
-    flops: the formula that counts operations, a key of `train.model.computation.FORMULAS`; None if none is known.
+    flops: the formula that counts operations, a key of `train.model.computation.FORMULAS`; None if no formula is known.
     transposed_vocabulary: pattern of the weight whose second axis, not its first, runs over the ids.
     fused: {part of a layer: the number of matrices side by side in its kernel}.
 
@@ -71,7 +72,7 @@ class Architecture:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the network is ours. If so, its layers can be TPU-optimized, and can separate a row's documents."""
+        """Whether the network is ours, so that its layers can be TPU-optimized and can separate a row's documents."""
         return self.prefix is not None
 
 

@@ -145,7 +145,7 @@ def planned_step_flops(model_config: PretrainedConfig, plan: Plan, num_predictio
     """Count the floating-point operations of a step of the plan; None as in `step_flops`.
 
     Args:
-        num_predictions: prediction slots of a micro-batch; 0 for heads other than a masked LM's.
+        num_predictions: prediction slots of a micro-batch; 0 for all heads except masked LM heads.
     """
     num_micro_batches = plan.num_replicas * plan.num_micro_batches
     return step_flops(
@@ -258,7 +258,8 @@ def choose_computation(
 ) -> Computation:
     """Choose how the steps of a plan are computed.
 
-    `recorded` is how the run was computed so far on this hardware. It decides all that the flags leave open.
+    `recorded` is how the run was computed so far on this hardware. This record decides all choices that the flags leave
+    open.
     """
     from train.runtime.strategy import compiles_with_xla  # imports TensorFlow, which bad input should not wait for
 

@@ -50,7 +50,7 @@ def resolve_model_config(settings: PretrainedModel, inputs: Inputs, max_length: 
         has_weights = settings.init_from is not None and not settings.grow
         _apply(settings, model_config, inputs.tokenizer, settings.pad_vocab_to_multiple_of, has_weights=has_weights)
         if settings.grow and settings.init_from is not None:
-            from train.model.growing import check_growth  # for this flag alone
+            from train.model.growing import check_growth  # only needed with --grow
 
             check_growth(_read_initial(settings.init_from, inputs.tokenizer), model_config)
         if settings.block_attention and isinstance(inputs, TrainingInputs):
@@ -158,7 +158,7 @@ def _read(settings: PretrainedModel, tokenizer: PreTrainedTokenizerFast) -> Pret
         return _read_initial(settings.init_from, tokenizer)
     if name is None:
         return make_config(read_preset(settings.preset)["model"])
-    from train.model.pretrained_files import read_config  # for this flag alone
+    from train.model.pretrained_files import read_config  # not needed with a preset
 
     check_folder_or_hub(name, "--pretrained-model-config")
     try:
@@ -168,7 +168,7 @@ def _read(settings: PretrainedModel, tokenizer: PreTrainedTokenizerFast) -> Pret
 
 
 def _read_initial(init_from: str, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
-    from train.model.pretrained_files import read_initial_config  # for this flag alone
+    from train.model.pretrained_files import read_initial_config  # only needed with --init-from
 
     check_folder_or_hub(init_from, "--init-from")
     return read_initial_config(init_from, tokenizer)

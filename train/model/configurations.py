@@ -23,7 +23,7 @@ NAMES_OF_4 = {"global_rope_theta": 160_000.0, "local_rope_theta": 10_000.0, EVER
 # Values that version 5 writes and version 4 leaves out.
 UNWRITTEN: dict[str, Any] = {"tie_word_embeddings": True, "is_decoder": False, "add_cross_attention": False}
 UNWRITTEN |= {f"{name}_token_id": None for name in ("pad", "bos", "eos", "cls", "sep")}
-# Version 5 lacks this setting, because it supports only one value.
+# Version 5 of transformers lacks this setting, because it supports only one value.
 POSITIONS = "position_embedding_type"
 NAMES_OF_5 = ("rope_parameters", "layer_types")
 

@@ -1,7 +1,7 @@
 """The encoder of BERT, DistilBERT, ELECTRA, ModernBERT and RoBERTa: embeddings, then layers of attention.
 
-`Anatomy` says how they differ. Layers compute with the functions of `train.layers.reference_layers` or of
-`train.layers.tpu_layers`. The TPU's compiler makes faster programs from the latter. Both use the same weights.
+`Anatomy` describes the differences between them. Layers compute with the functions of `train.layers.reference_layers`
+or of `train.layers.tpu_layers`, from which the TPU's compiler makes faster programs. Both use the same weights.
 """
 
 from types import ModuleType

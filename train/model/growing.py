@@ -1,4 +1,4 @@
-"""Initialize a larger model from a smaller one of the same family, by tiling its weights over the larger shapes.
+"""Initialize a larger model from a smaller model of the same family, by tiling the weights over the larger shapes.
 
 ModernBERT-large was initialized like this from ModernBERT-base (Warner et al. 2024, arXiv:2412.13663): the smaller
 weight is in the middle of each axis and wraps around its ends, and layers are repeated. Here a weight is also divided

@@ -77,7 +77,7 @@ def gather_before_head(network: Any) -> None:
 
 @contextmanager
 def predicting_at(positions: tf.Tensor) -> Iterator[list[tf.Tensor]]:
-    """A context in which networks give logits at `positions` only, as `predict_at` of `train.model.networks` says.
+    """A context in which networks give logits at `positions` only, like `predict_at` of `train.model.networks`.
 
     The context applies to this thread's calls of one network, because the positions belong to that network's batch.
         After the call, the yielded list contains the encoder's last states of all tokens, (batch, length, hidden).

@@ -235,8 +235,8 @@ def _read_tokenizer(
 def _read_wordpieces(local_path: str, path: str) -> list[str]:
     """Read the tokens in the order of their ids; strip each line, as Google's `load_vocab` does.
 
-    If several lines have the same token, the last one counts, as in `load_vocab`. The other lines get a token that does
-    not occur in text.
+    If several lines have the same token, the last line counts, as in `load_vocab`. The other lines get a token that
+    does not occur in text.
     """
     lines = Path(local_path).read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     tokens = [line.strip() for line in lines]

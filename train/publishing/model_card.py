@@ -339,7 +339,7 @@ def _phases_table(record: dict[str, Any], task: TaskCard) -> str:
 
 
 def _varying(record: dict[str, Any], task: TaskCard) -> list[str]:
-    """Return the names of the settings that differ between phases, except those that the card shows elsewhere."""
+    """Return the names of the settings that differ between phases, except settings that the card shows elsewhere."""
     settings = [_phase_settings(phase) for phase in _phases(record)]
     procedure = "".join(task.procedure.values())
     return [

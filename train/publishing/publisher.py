@@ -231,7 +231,7 @@ class Publisher:
             snapshot: the model.
             title: message of the commit.
             is_last: whether this is the run's final model, which gets `--hub-tag`.
-            stop_retries: when set, a push that failed is not tried again.
+            stop_retries: when this event is set, a failed push is not retried.
 
         Raises:
             HubPushError: the push did not succeed; the export is complete.

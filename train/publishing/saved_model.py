@@ -189,7 +189,7 @@ class ExportsAtWords(AbstractContextManager["ExportsAtWords"]):
     Args:
         run: the run's folder.
         steps: {step: number of words, as the user wrote it}.
-        repository: where to push; None to push nothing.
+        repository: the repository to push to; None to push nothing.
     """
 
     def __init__(self, run: RunFolder, steps: dict[int, str], repository: HubRepository | None) -> None:

@@ -1,7 +1,7 @@
 """Compile StableHLO and execute it with JAX's client of the device (PJRT), one replica on each device.
 
-This module does not import TensorFlow. All uses of JAX's private API are here; they were tested with JAX 0.6.2, 0.7.1,
-0.10.2, 0.11.2 and 0.12.0.
+This module does not import TensorFlow. All uses of JAX's private API are in this module; they were tested with JAX
+0.6.2, 0.7.1, 0.10.2, 0.11.2 and 0.12.0.
 """
 
 import functools

@@ -284,7 +284,7 @@ def has_cpu_alone() -> bool:
 def read_metadata(name: str, timeout_seconds: float = 5.0) -> str | None:
     """Read a value from the metadata server of a cloud machine; None if there is no answer."""
     url = f"http://{os.environ.get(METADATA_HOST_VARIABLE) or METADATA_HOST}/computeMetadata/v1/{name}"
-    # The metadata server is on the machine itself, where a proxy cannot reach it.
+    # Use no proxy, because the metadata server is local to the machine, and a proxy cannot reach it.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
     try:

@@ -60,7 +60,7 @@ PROFILES_FOLDER = f"{TENSORBOARD_FOLDER}/plugins/profile"
 
 
 class RunFolder:
-    """The folder of a run, local or gs://. It need not exist.
+    """The folder of a run, local or gs://. The folder need not exist.
 
     Attributes:
         path: the path as given.
@@ -235,7 +235,7 @@ def check_export_folder(output: Folder, *, overwrite: bool) -> None:
     """Check that a command may export a model to a folder.
 
     Args:
-        output: the folder. It need not exist.
+        output: the folder, which need not exist.
         overwrite: whether a model in the folder may be replaced.
 
     Raises:

@@ -160,7 +160,7 @@ def jax_devices(config: HardwareConfig, cluster: Cluster) -> list[Any]:
     set_up_jax()
     try:
         if cluster.num_workers > 1 and not jax.distributed.is_initialized():
-            if not (config.wants_tpu or _has_jax_gpus()):  # CPUs need JAX's own collectives
+            if not (config.wants_tpu or _has_jax_gpus()):  # CPUs need JAX's collectives
                 jax.config.update("jax_cpu_collectives_implementation", "gloo")
             jax.distributed.initialize(cluster.addresses[0], cluster.num_workers, cluster.index)
         devices = jax.devices("cpu") if config.no_tpu and jax.default_backend() == "tpu" else jax.devices()

@@ -52,7 +52,7 @@ def connect(config: HardwareConfig, cluster: Cluster) -> tf.distribute.Strategy:
 
 
 def _check_step_compiles(config: HardwareConfig, num_replicas: int) -> None:
-    """Reject XLA where it cannot be used: on several CPU replicas, or without a TPU in TensorFlow's build for TPUs."""
+    """Reject XLA if it cannot be used: on several CPU replicas, or without a TPU in TensorFlow's build for TPUs."""
     if not compiles_with_xla(config):
         return
     flags = "--jit-compile, --bfloat16 and --tpu-layers on, which use XLA,"
@@ -199,8 +199,8 @@ def check_agreement(runtime: Runtime, values: Mapping[str, Any], *, rule: str) -
 
     Args:
         runtime: connects the workers.
-        values: values of JSON types, by name. Their hashes are compared.
-        rule: start of the error message: what must be the same.
+        values: values of JSON types, by name. The hashes of the values are compared.
+        rule: start of the error message, which names the things that must be the same.
 
     Raises:
         InputError: the values differ. All workers raise it, with the names of the first values that differ.

@@ -1,4 +1,4 @@
-"""TensorFlow's own runtime: a strategy of `tf.distribute`, on a TPU, GPUs, the CPU, or several workers."""
+"""The runtime that executes steps with TensorFlow: a strategy of `tf.distribute`, on any devices or several workers."""
 
 import math
 import time
@@ -33,7 +33,7 @@ class TensorFlowRuntime(Runtime):
     def distribute(self, batches: Callable[[tf.distribute.InputContext], tf.data.Dataset]) -> Any:
         """Distribute a data set. Each input pipeline reads only the batches of its replicas.
 
-        `experimental_distribute_dataset` would give every host the same rows, unless there are as many files as hosts.
+        `experimental_distribute_dataset` would give every host the same rows, unless there is a file for each host.
 
         The data set declares infinite cardinality; callers must count batches. Otherwise workers would have to agree
         before each batch whether another batch exists, and the shape of batches would be unknown.

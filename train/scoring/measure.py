@@ -71,7 +71,7 @@ class KeptAnswers:
                     self._kept[key] = Measured(*(np.array(kept[part], dtype) for part, dtype in parts))
 
     def get(self, key: str, measure: Callable[[], Measured]) -> Measured:
-        """Return the measurements kept under the key; if there are none, measure and keep the result."""
+        """Return the measurements kept under the key; if the key is new, measure and keep the result."""
         if key not in self._kept:
             self._kept[key] = measure()
             if self._folder is not None:

@@ -154,7 +154,7 @@ class Reader:
         documents: the texts to read.
         pairs: the minimal pairs to read.
         max_length: length of the longest row, in tokens; less if the model reads only shorter rows.
-        left_to_right: with each token, also mask those that follow in its word.
+        left_to_right: with each token, also mask the tokens that follow in its word.
         checkpoints: {name: path}, checkpoints to score instead, from the run of the model in `folder`.
 
     Raises:
@@ -224,7 +224,7 @@ class Asker:
     Args:
         tokenizer: the tokenizer.
         max_length: length of the longest row in tokens, including the special tokens at its start and end.
-        left_to_right: with each token, also mask those that follow in its word.
+        left_to_right: with each token, also mask the tokens that follow in its word.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast", max_length: int, *, left_to_right: bool) -> None:

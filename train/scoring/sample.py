@@ -30,7 +30,7 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Sample:
-    """The queries that a model is asked at each evaluation during training. They are always the same.
+    """The queries that a model is asked at each evaluation during training, which are always the same.
 
     Attributes:
         sentence_queries: a query for each token of the sentences of the pairs, the good sentence of each pair first.

@@ -25,8 +25,8 @@ Adder = Callable[[StopRequest], Totals | None]
 def build_adder(inputs: Inputs, model: PretrainingModel, plan: Plan, *, jit_compile: bool) -> Adder | None:
     """Build the function that evaluates all validation rows.
 
-    It adds up the task's sums and collects the values for each row. The sources of a mixture are read one after
-    another, and their losses are added to the totals as `loss_NAME`.
+    The function adds up the task's sums and collects the values for each row. The sources of a mixture are read one
+    after another, and their losses are added to the totals as `loss_NAME`.
 
     Returns:
         None if there are no validation rows.

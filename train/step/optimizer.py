@@ -30,8 +30,9 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
     """AdamW (Loshchilov & Hutter 2017) with the results of tf_keras' AdamW, but no steps after a non-finite step.
 
     After the first non-finite step, gradients and all update rates are multiplied by 0. Weights, moments and the step
-    counter then keep their exact values. This needs no additional pass over the weights and no wait for the device. It
-    also needs no branch in the compiled program, which would keep XLA from fusing the updates with other operations.
+    counter then keep their exact values. This method needs no additional pass over the weights and no wait for the
+    device. It also needs no branch in the compiled program, which would keep XLA from fusing the updates with other
+    operations.
 
     Args:
         sharding: how moments and updates are divided among the replicas. None keeps the whole optimizer on each
@@ -110,7 +111,7 @@ class GuardedAdamW(tf_keras.optimizers.AdamW):
     def apply_scaled(
         self, gradients: list[tf.Tensor], variables: list[tf.Variable], *, factor: tf.Tensor, is_finite: tf.Tensor
     ) -> None:
-        """Take one step with `gradients` times `factor`, unless this step or an earlier one was not finite.
+        """Take one step with `gradients` times `factor`, unless this step or an earlier step was not finite.
 
         Args:
             gradients: dense and summed over the replicas; with sharding, the results of `Sharding.sum_gradient`.

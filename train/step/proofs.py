@@ -109,7 +109,7 @@ def prove_sharding(model: PretrainingModel, batch: Any) -> bool:
     """Return whether a sharded step matches an unsharded step on `batch`, and log the result."""
     try:
         norms = [np.sqrt(squares) for squares in _on_replicas(model, model.divided_squares, batch)]
-    except Exception as error:  # from tracing or the compiler, as above
+    except Exception as error:  # from TensorFlow's tracing or the device's compiler
         if is_lost(error):
             raise
         reason = f"does not compile here: {_describe_failure(error)}"

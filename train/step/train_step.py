@@ -48,7 +48,7 @@ class PretrainingModel(tf_keras.Model):
 
     Args:
         network: the network to train.
-        task: what is learned.
+        task: the task to learn.
         seed: seed of masks and dropout.
         num_micro_batches: number of micro-batches per replica and step.
         max_grad_norm: the gradient is clipped to this norm; 0 disables clipping.
@@ -332,7 +332,7 @@ def build_model(
     Args:
         config: the settings.
         inputs: the inputs of the run, which give the size of the vocabulary.
-        task: what is learned.
+        task: the task to learn.
         model_config: configuration of the network.
         plan: the plan of the phase, which gives the numbers of steps, replicas and micro-batches.
         runtime: the devices on which the model computes.

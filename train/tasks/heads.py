@@ -18,8 +18,8 @@ from train.model.architectures import DELTA, OWN_HEAD
 from train.model.networks import Network
 from train.runtime.named_scopes import custom_gradient, named
 
-# Added to the logits of padding in the vocabulary, so that exp(logit) is 0. It is finite, because 0 * -inf would be
-# NaN.
+# Added to the logits of padding in the vocabulary, so that exp(logit) is 0. This number is finite, because 0 * -inf
+# would be NaN.
 NEVER = -1e30
 # The same as in `train.layers.tpu_functions`, which only a run on a TPU imports.
 NUM_ONES = 8
@@ -61,8 +61,8 @@ def masked_lm_loss(
         logits: (…, vocabulary), any float type; the loss is computed in float32.
         labels: ids of the masked tokens, int32 (…).
         weights: 1 if a slot is used, else 0, float32 (…).
-        vocabulary_size: ids from this id on are padding. They cannot be predicted and get no gradient. Default: the
-            vocabulary has no padding.
+        vocabulary_size: ids from this id on are padding. These ids cannot be predicted and get no gradient. Default:
+            the vocabulary has no padding.
 
     Returns:
         Float32 scalars: `loss` (nats), `num_correct`, `num_masked`.

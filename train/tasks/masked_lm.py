@@ -49,7 +49,7 @@ class MaskedLanguageModeling(PretrainingTask):
         rule: masking in training.
         evaluation_rule: masking in evaluation.
         pad_token_id: id of padding.
-        baselines: {source of a mixture: loss of guessing from token frequencies alone, in nats}, where known.
+        baselines: {source of a mixture: loss of guessing from token frequencies alone, in nats}, if known.
     """
 
     model_class = "TFAutoModelForMaskedLM"

@@ -122,8 +122,8 @@ def fill_in(rows: MaskedRows, logits: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
     num_slots = logits.shape[0]
     totals = tf.cumsum(tf.nn.softmax(tf.cast(tf.stop_gradient(logits), tf.float32)), axis=-1)  # (slots, vocabulary)
     bits = tf.gather(tf.reshape(draws, (-1,)), collect_predictions(rows, num_slots).positions)
-    # The draws become exact numbers above 0 and below 1. They are scaled by the last total, because rounding makes it
-    # differ from 1.
+    # The draws become exact numbers above 0 and below 1. They are multiplied by the last total, because rounding makes
+    # this total differ from 1.
     uniform = (tf.cast(tf.bitwise.right_shift(bits, tf.constant(9, tf.uint32)), tf.float32) + 0.5) / 2**23
     limits = uniform * totals[:, -1]
     drawn = tf.reduce_sum(tf.cast(totals < limits[:, tf.newaxis], tf.int32), axis=-1)

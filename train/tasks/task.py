@@ -63,7 +63,7 @@ class CardFigure(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskCard:
-    """The task's part of a model card. It is plain data in `run.json`, so that an export does not need the task.
+    """The task's part of a model card, stored in `run.json` as plain data, so that an export does not need the task.
 
     `usage`, `procedure`, `evaluation` and `limits` are templates for `str.format`.
 
@@ -183,9 +183,9 @@ class Task(ABC):
         """Run the network on rows of `prepare_batch` or `prepare_row`, and add up losses, correct answers and counts.
 
         Returns:
-            Sums over the rows, float32 scalars, which can be added up over batches and replicas. They must include the
-            sums named in `means`, and rows of padding must not contribute. An evaluation may also return values for
-            each row, (rows, …), for metrics that are not sums.
+            Sums over the rows, float32 scalars, which can be added up over batches and replicas. The sums must include
+            all names in `means`, and rows of padding must not contribute. An evaluation may also return values for each
+            row, (rows, …), for metrics that are not sums.
         """
 
     def outputs(self, network: Any, rows: Any, *, training: bool) -> "tf.Tensor":

@@ -5,9 +5,9 @@ operation that it comes from. The cycles of a fusion are attributed to the opera
 no estimates for copies that run in parallel with computation, for lookups and sums in tables (gather, scatter), or for
 communication between replicas. Branches marked as rarely taken are not counted.
 
-The bytes that replicas send each other are counted in the StableHLO that the compiler reads. The time to send them is
-estimated as their number divided by the bandwidth of a chip's links. This is a lower bound that ignores latency; how
-much of the time overlaps with computation is unknown.
+The bytes that replicas send each other are counted in the StableHLO that the compiler reads. The time to send these
+bytes is estimated as their number divided by the bandwidth of a chip's links. This is a lower bound that ignores
+latency; how much of the time overlaps with computation is unknown.
 """
 
 import math
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from train.checks.preflight.tpu_compiler import TpuSlice
 
-# The kind of an operation is the first one whose pattern occurs in the operation's name.
+# The kind of an operation is the first kind whose pattern occurs in the operation's name.
 KINDS = {
     "sum over replicas": r"XlaAllReduce|all-reduce|all_reduce",
     "optimizer": r"(^|/)optimizer(_#)?/|AdamW|AdamWeightDecay|global_norm",

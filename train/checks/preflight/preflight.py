@@ -36,7 +36,7 @@ SAVE_MEMORY = "--gradient-checkpointing, --bfloat16 and, on several replicas, --
 
 @dataclass(frozen=True)
 class Preflight:
-    """A phase of a run. Its step can be compiled for a TPU slice, with any number of rows."""
+    """A phase of a run, whose step can be compiled for a TPU slice with any number of rows."""
 
     phase: Phase
     plan: Plan
