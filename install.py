@@ -33,7 +33,7 @@ PROJECT_NAME = "mlm-pretraining"
 DECLARED_FILE = PROJECT_FOLDER / "pyproject.toml"
 UV_FOLDER = PROJECT_FOLDER / "build" / "uv"
 LOG_FILE = PROJECT_FOLDER / "build" / "install.log"
-# File in an environment that says what was installed; written last.
+# File in an environment that records the installed extras. It is written last.
 RECORD_FILE = "installed.json"
 EXTRA_VARIABLE = "MLM_EXTRA"
 # The main extras, one per environment, and their packages.
@@ -52,7 +52,7 @@ PYTHON_RANGE = "Python 3.10, 3.11, 3.12 or 3.13"
 TPU_DEVICE_PATTERNS = ("accel*", "vfio/[0-9]*")
 # One of these is installed in Google's images of TPU VMs for TensorFlow.
 TENSORFLOW_OF_IMAGES = ("tensorflow", "tensorflow-tpu", "tf-nightly-tpu")
-# Installed without its dependencies, which would replace TensorFlow for the TPU with that for the CPU.
+# Installed without its dependencies, which would replace TensorFlow for the TPU with TensorFlow for the CPU.
 TF_KERAS_FOR_TPU = "tf-keras>=2.20,<2.21"
 # Variables that notebook services set, and that would point uv or the new interpreter to other packages.
 FOREIGN_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "UV_SYSTEM_PYTHON", "UV_CONSTRAINT", "UV_OVERRIDE", "UV_PRERELEASE")
@@ -77,7 +77,7 @@ def find_place(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def find_extra(devices: Path = Path("/dev")) -> str:
-    """Return the extra that `MLM_EXTRA` names, or else the one for the device files on this machine.
+    """Return the extra that `MLM_EXTRA` names, or else the extra for the device files on this machine.
 
     For a TPU this is `jax-tpu`, because JAX works on every TPU. If the Python that runs this has TensorFlow, as in
     Google's images for TensorFlow, it is `tpu` instead.
@@ -100,7 +100,7 @@ def _is_installed(package: str) -> bool:
 def default_environment(extra: str) -> str:
     """Return the folder for an extra.
 
-    The preflight has its own folder, because its packages conflict with the others.
+    The extra `preflight` has a separate folder, because its packages conflict with the packages of other extras.
     """
     return ".venv-preflight" if extra == "preflight" else ".venv"
 
@@ -123,11 +123,11 @@ def install(
 ) -> str:
     """Create the environment, or bring it up to date, and return the path of its interpreter.
 
-    If no extra is named and the interpreter that runs this already has the project installed, it is returned. Otherwise
-    the variables that point to other packages are removed from this process's environment.
+    If no extra is named and the interpreter that runs this already has the project installed, that interpreter is
+    returned. Otherwise the variables that point to other packages are removed from this process's environment.
 
     Args:
-        extra: one of `EXTRAS`. Default: the one for this machine. `cpu` accepts an environment for a GPU or TPU.
+        extra: one of `EXTRAS`. Default: the extra for this machine. `cpu` accepts an environment for a GPU or TPU.
         environment: folder, relative to the project's folder. Default: `default_environment`.
         additional: other extras of pyproject.toml, such as `test`.
         say: prints a line.
@@ -173,7 +173,7 @@ def install(
         packages = f"what is missing for {', '.join(extras)}"
     say(f"Installing {packages} into {_shown(folder)}. This takes a minute or two on a fast connection.")
     with contextlib.suppress(FileNotFoundError):
-        (folder / RECORD_FILE).unlink()  # until everything is installed
+        (folder / RECORD_FILE).unlink()  # the file must not exist until everything is installed
     _install_with_uv_or_pip(folder, extra, extras, say)
     (folder / RECORD_FILE).write_text(json.dumps(record), encoding="utf-8")
     return str(python)
@@ -237,7 +237,7 @@ def _install_with_uv_or_pip(folder: Path, extra: str, extras: Sequence[str], say
 
 def _make_with_uv(uv: str, folder: Path) -> None:
     is_supported = _is_supported(sys.version_info)
-    # If this Python is not supported, uv uses another one on the machine, or downloads one.
+    # If this Python is not supported, uv uses another Python on the machine, or downloads one.
     python = _base_python() if is_supported else _python_specifier()
     try:
         run_with_progress([uv, "venv", "--seed", "--python", python, str(folder)])
@@ -261,7 +261,7 @@ def _make_with_venv(folder: Path) -> None:
 def _install_packages(uv: str | None, python: Path, options: Sequence[str]) -> None:
     pip = [str(python), "-m", "pip", "install", "--progress-bar", "off", "--disable-pip-version-check"]
     # pip compiles all modules. uv leaves that to the first import, which cannot save the result in the many containers
-    # that set PYTHONDONTWRITEBYTECODE. There every command would spend ten seconds on compiling.
+    # that set PYTHONDONTWRITEBYTECODE. In such containers every command would spend ten seconds on compiling.
     compiling = ["--compile-bytecode"] if sys.dont_write_bytecode else []
     run_with_progress([*([uv, "pip", "install", *compiling, "--python", str(python)] if uv else pip), *options])
 
@@ -286,7 +286,7 @@ def _find_uv(say: Callable[[str], None]) -> str | None:
 
 
 def _base_python() -> str:
-    """Return this interpreter or, within an environment, the one that created the environment."""
+    """Return this interpreter or, within an environment, the interpreter that created the environment."""
     return str(getattr(sys, "_base_executable", sys.executable))
 
 

@@ -177,7 +177,7 @@ def read_predictions(text: str) -> list[tuple[str, list[tuple[float, str]]]]:
 
 
 def closing_lines(folder: Path, python: str) -> str:
-    """Return the last lines to print: where the results are, and what to type next."""
+    """Return the last lines to print: where the results are, and which commands to type next."""
     activate = Path(python).parent / "activate"
     if install.PROJECT_FOLDER in activate.parents:
         activate = activate.relative_to(install.PROJECT_FOLDER)

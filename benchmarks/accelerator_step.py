@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
+# The project comes first, because this script's folder has a tokenizer_training.py that would hide the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.rounds import PEERS, MeasuredProgram, Times, measure_in_turns, start_program
@@ -35,8 +35,8 @@ VARIANTS = {
 VOCAB_SIZE = 32_000
 ROWS = (16, 64)
 PRESETS = ("roberta-base", "modernbert-base")
-# Largest allowed relative differences of the first losses from those on the CPU. Later losses differ by up to 1% merely
-# because sums are computed in another order, even between versions of XLA on the same CPU.
+# Largest allowed relative differences between the first losses on the device and on the CPU. Later losses differ by up
+# to 1% merely because sums are computed in a different order, even between versions of XLA on the same CPU.
 TOLERANCES = {"short-float32": 1e-4, "short-bfloat16": 1e-2}
 NUM_FOLLOWED_STEPS = 50
 # {part of JAX's name for a kind of device: peak operations per second of one device in bfloat16}.

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
+# The project comes first, because this script's folder has a tokenizer_training.py that would hide the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
@@ -45,7 +45,7 @@ CONTENDERS = {
     "sentence-transformers": (TRAINER, []),
 }
 REQUIREMENTS = ("sentence-transformers[train]>=5,<6",)
-# Medians of the words of SQuAD's questions and paragraphs, and the spread of their logarithms.
+# Median numbers of words in SQuAD's questions and paragraphs, and the spreads of the logarithms of these numbers.
 WORDS = {"query": (10, 0.35), "passage": (110, 0.41)}
 BYTES_PER_PAIR = 1_200
 
@@ -83,7 +83,7 @@ def start(name: str, folder: Path, settings: dict[str, Any], torch_python: str) 
 
 
 def print_results(times: dict[str, list[Times]], num_pairs: int) -> None:
-    """Print the pairs per second of each contender, and the median ratios of the first one's speed to the others."""
+    """Print the pairs per second of each contender, and the median ratios of the first speed to each other speed."""
     rows = []
     for name, rounds in times.items():
         milliseconds = statistics.median(1000 * one.cpu_seconds / num_pairs for one in rounds)

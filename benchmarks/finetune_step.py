@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
+# The project comes first, because this script's folder has a tokenizer_training.py that would hide the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
@@ -114,7 +114,7 @@ def tokens_of_rows(names: list[str], lengths: NDArray[np.int64], settings: dict[
 
 
 def print_results(times: dict[str, list[Times]], num_rows: int, tokens: dict[str, float]) -> None:
-    """Print the examples per second of each contender, and the median ratios of the first one's speed to the others."""
+    """Print the examples per second of each contender, and the median ratios of the first speed to each other speed."""
     rows = []
     for name, rounds in times.items():
         rates = [num_rows / one.seconds for one in rounds]

@@ -4,7 +4,7 @@
 
 The rank of a word follows the Zipf-Mandelbrot law without an upper limit, and its spelling is a hash of its rank. With
 the two constants, the frequencies of words and the growth of the vocabulary are similar to English Wikipedia's, or
-slightly higher: 30 MB have 150,000 different words, and ten times as much text has five times as many words.
+slightly higher. A text of 30 MB has 150,000 different words, and a text of 300 MB has five times that number.
 """
 
 import argparse

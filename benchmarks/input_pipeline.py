@@ -5,9 +5,9 @@
 
 Each run is a new process that reads an epoch. The contenders take turns, and the results are medians over their runs.
 CPU seconds are the sum over all threads, counted from the first batch on, so they do not depend on other load on the
-machine. Memory is the peak of the whole process, and this peak minus the memory that TensorFlow used before. Unless a
-folder of shards is given, the rows have random ids, and there are more rows than fit into the tutorial's shuffle
-buffer.
+machine. Memory is given twice: as the peak of the whole process, and as this peak minus the memory that TensorFlow used
+before the input was built. Unless a folder of shards is given, the rows have random ids, and there are more rows than
+fit into the tutorial's shuffle buffer.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
+# The project comes first, because this script's folder has a tokenizer_training.py that would hide the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.measured_run import MeasuredRun, run_measured

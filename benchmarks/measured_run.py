@@ -17,7 +17,7 @@ PAUSE_PER_SAMPLE = 10
 
 @dataclass(frozen=True)
 class MemorySample:
-    """The memory of each process at some time, the command's first.
+    """The memory of each process at one time. The command's process comes first.
 
     Pages that processes share are counted once (PSS).
     """
@@ -49,7 +49,7 @@ class MeasuredRun:
         return "\n".join(line for _, line in self.lines)
 
     def seconds_of_line(self, pattern: str) -> float:
-        """Return when the command wrote the first line that matches the pattern, or when it ended if none does."""
+        """Return the time of the first line that matches the pattern, or of the command's end if no line matches."""
         return next((seconds for seconds, line in self.lines if re.search(pattern, line)), self.seconds)
 
 
@@ -90,7 +90,7 @@ def run_measured(arguments: Sequence[str]) -> MeasuredRun:
 
 
 def run_and_tell(label: str, command: Sequence[str]) -> MeasuredRun:
-    """Run and measure a command, and report it on standard error; if it failed, with the end of its output."""
+    """Run and measure a command, and report on standard error. After a failure, also print the end of the output."""
     run = run_measured(command)
     print(f"{label}: {run.seconds:.1f} s, {run.peak.num_bytes / 1e6:,.0f} MB", file=sys.stderr)
     if run.status:

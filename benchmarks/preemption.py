@@ -20,7 +20,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
+# The project comes first, because this script's folder has a tokenizer_training.py that would hide the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.random_inputs import write_random_shards, write_tokenizer

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
+# The project comes first, because this script's folder has a tokenizer_training.py that would hide the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.generated_text import write_generated_text
@@ -45,7 +45,7 @@ def our_command(text_file: str, tokenizer: str, output: str, arguments: argparse
 
 
 def compare_speed(tokenizer: str, arguments: argparse.Namespace) -> None:
-    """Run all methods in turns, and print a table and the median ratios."""
+    """Run the methods in turn, and print a table and the median ratios."""
     runs: dict[str, list[MeasuredRun]] = {OURS: [], TUTORIAL: [], TOKENIZER: []}
     for _ in range(arguments.repeats):
         for name, done in runs.items():
@@ -70,7 +70,7 @@ def speed_row(name: str, runs: Sequence[MeasuredRun]) -> list[str]:
 def show_growth(tokenizer: str | None, arguments: argparse.Namespace) -> None:
     """Run our command on increasing amounts of generated text, and print a table.
 
-    `after start` leaves out the startup.
+    The column `after start` leaves out the startup.
     """
     rows: list[list[str]] = []
     first: MeasuredRun | None = None

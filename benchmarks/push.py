@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
+# The project comes first, because this script's folder has a tokenizer_training.py that would hide the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import train  # noqa: F401, I001  (before TensorFlow)

@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
+# The project comes first, because this script's folder has a tokenizer_training.py that would hide the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.rounds import MeasuredProgram, start_program
@@ -70,7 +70,7 @@ def length_of(arguments: argparse.Namespace) -> str:
 
 
 def run_queue(arguments: argparse.Namespace, arms: dict[str, list[str]], results: list[dict[str, Any]]) -> None:
-    """Do the runs that are missing in the results, seed by seed for all arms, and append each to the file."""
+    """Do the runs that are missing in the results, seed by seed for all arms, and append each result to the file."""
     first = next(iter(arms.values()))
     cost = {str(result["flags"]): result["step_cpu_seconds"] for result in results}
     for seed in range(1, arguments.num_seeds + 1):
@@ -111,7 +111,7 @@ def verdict(difference: float, error: float) -> str:
 
 
 def table_of(results: list[dict[str, Any]], arms: Sequence[str]) -> list[list[str]]:
-    """Make a row for each arm: steps, CPU ms per step, mean loss, mean difference from the first, error, verdict."""
+    """Make a row per arm: steps, CPU ms per step, mean loss, mean difference from the first arm, error, verdict."""
     losses = {name: {one["seed"]: one["loss"] for one in results if one["arm"] == name} for name in arms}
     first, *_ = losses.values()
     rows = []

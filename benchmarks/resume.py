@@ -4,9 +4,9 @@
 
 For the first table, a tiny model is resumed on many rows, in turns from a checkpoint of step 100 and from a checkpoint
 of a late step. The time is measured from the start of the process to the end of its first step. The late checkpoint is
-a copy of the early one with another step number, because everything else is computed from the step. For the second
-table, BERT-base and its optimizer are saved by run-mlm and by TensorFlow's CheckpointManager. `stall` is how long
-training waits, and `whole` is when the files are complete.
+a copy of the early checkpoint with a different step number, because everything else is computed from the step. For the
+second table, BERT-base and its optimizer are saved by run-mlm and by TensorFlow's CheckpointManager. `stall` is how
+long training waits, and `whole` is when the files are complete.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
+# The project comes first, because this script's folder has a tokenizer_training.py that would hide the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np

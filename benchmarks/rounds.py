@@ -33,7 +33,7 @@ class Times(NamedTuple):
 
 
 class Rounds:
-    """Used in a measured program: counts its steps, and waits for the next round after each round.
+    """Counts the steps of the program that is measured, and waits after each round until the next round is requested.
 
     `figures` is called after each round, outside the measured time, and returns further values to report.
     """
@@ -71,9 +71,9 @@ class MeasuredProgram:
         )
 
     def wait(self) -> Times:
-        """Wait for the end of the current round, which is first the warmup.
+        """Wait for the end of the current round. The first round is the warmup.
 
-        Return its times, and store its values in `figures`.
+        Return the times of the round, and store its values in `figures`.
         """
         assert self._process.stdout is not None
         for line in self._process.stdout:

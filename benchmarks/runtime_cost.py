@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
+# The project comes first, because this script's folder has a tokenizer_training.py that would hide the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.measured_run import memory_of
@@ -41,7 +41,7 @@ HEADER = "run|starts|s to first step|(from-to)|step: ms|(from-to)|host: ms|(from
 
 
 class Cost(NamedTuple):
-    """What a run cost. Step and host seconds are per step."""
+    """The cost of a run. Step and host seconds are per step."""
 
     start_seconds: float
     step_seconds: float

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
+# The project comes first, because this script's folder has a tokenizer_training.py that would hide the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.rounds import PEERS, MeasuredProgram, make_torch_environment, start_program
@@ -40,7 +40,7 @@ from mlm_common.figures import (
 from tfrecord_prep.manifest import open_shards
 
 NUM_SPEED_ROUNDS, STEPS_PER_SPEED_ROUND = 5, 10
-PLANNED_STEPS = 10_000  # speed is measured on the first of these; there are enough to make XLA worthwhile
+PLANNED_STEPS = 10_000  # speed is measured on the first steps; a plan of this length makes XLA worthwhile
 PICTURE_INCHES = (11, 5)
 # Presets of about the same size.
 ROBERTA, MODERNBERT = "tiny-roberta-cpu", "tiny-cpu"
@@ -84,7 +84,7 @@ Curve = list[tuple[float, float]]  # seconds trained, validation loss in nats
 
 
 class Contest(NamedTuple):
-    """What all recipes need to start: the shards, a folder for files that PyTorch reads, and PyTorch's interpreter."""
+    """The inputs of all recipes: the shards, a folder for files that PyTorch reads, and PyTorch's interpreter."""
 
     shards: str
     folder: Path
@@ -174,7 +174,7 @@ def print_results(curves: dict[str, Curve], entropy: float) -> None:
 
 
 def message(curves: dict[str, Curve]) -> tuple[str, str]:
-    """Say when our ModernBERT reaches the final loss of the other ModernBERTs; the title names the best of them."""
+    """Say when our ModernBERT reaches the final loss of each other ModernBERT; the title names the best of these."""
     ours = curves.get(OURS, [])
     others = [name for name in curves if RECIPES[name].preset == MODERNBERT and not RECIPES[name].is_ours]
     sentences = []

@@ -5,10 +5,10 @@
 All train the same architecture on the same rows of random ids, on all cores, in float32 unless the name says otherwise.
 They are processes that take turns at running rounds of a few steps, so that other load on the machine affects all
 equally; compilation and the first steps are not counted. CPU seconds are the sum over all cores, which other load
-affects less. `ours` and `torch gathered` compute the head for masked positions only, the others for all positions. By
-default the contenders in bfloat16 run only on CPUs with instructions for it. PyTorch runs in a separate environment,
-which is created in a temporary folder unless `--torch-python` names one. `taskset -c 0` before the command measures a
-single core, which is least disturbed by other load.
+affects less. `ours` and `torch gathered` compute the head for masked positions only, the other contenders for all
+positions. By default the contenders in bfloat16 run only on CPUs with instructions for it. PyTorch runs in a separate
+environment, which is created in a temporary folder unless `--torch-python` names one. Put `taskset -c 0` before the
+command to measure a single core, which is least disturbed by other load.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
+# The project comes first, because this script's folder has a tokenizer_training.py that would hide the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-# Ahead of this script's folder, in which tokenizer_training.py has the same name as a package.
+# The project comes first, because this script's folder has a tokenizer_training.py that would hide the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.peers.tpu_step_contenders import CONTENDERS, add_size_flags
@@ -112,7 +112,7 @@ def print_kinds(results: Mapping[str, Compiled]) -> None:
 def largest_batch(name: str, step: CompiledStep, tpu: TpuSlice, arguments: argparse.Namespace) -> int | None:
     """Find the largest multiple of 8 rows that fits.
 
-    The compiled `step` shows how much memory does not depend on the rows.
+    The compiled `step` shows how much memory is independent of the number of rows.
     """
 
     def measure(rows: int) -> MemoryUse:

@@ -5,8 +5,8 @@
 
 `finetune` and `compare_runs` need the model of `make quickstart`, so run that first.
 
-The metadata of each notebook then contains a hash of its cells, and one of the code that draws its plots. A test checks
-that these hashes are up to date.
+The metadata of each notebook then contains a hash of the notebook's cells, and a hash of the code that draws its plots.
+A test checks that these hashes are up to date.
 """
 
 import ast
@@ -26,7 +26,7 @@ from PIL import Image
 
 NOTEBOOKS = Path(__file__).resolve().parent
 PROJECT = NOTEBOOKS.parent
-# In an order in which each notebook finds the models that it needs.
+# {notebook: its settings}, in an order in which each notebook finds the models that it needs.
 SETTINGS = {
     "pretrain_mlm_tpu": {"MLM_QUICK": "1", "MLM_WORK": "runs/walkthrough"},
     "finetune": {"MLM_INIT_FROM": "runs/quickstart/model", "MLM_WORK": "runs/finetune"},
@@ -45,7 +45,7 @@ def cells_sha256(notebook: Any) -> str:
 
 
 def drawing_code_sha256() -> str:
-    """Return the hash of the functions that draw the plots in the notebooks: those that mention axes or a figure."""
+    """Hash the functions that draw the notebooks' plots. These are the functions that mention axes or a figure."""
     digest = hashlib.sha256()
     for name in DRAWING_CODE:
         source = (PROJECT / name).read_text(encoding="utf-8")
@@ -107,7 +107,7 @@ def smaller_picture(png: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Remove this machine's folders from a text, and all states of progress bars but the last."""
+    """Remove this machine's folders from a text, and all states of progress bars except the last."""
     environment = Path(sys.executable).parent.parent
     for folder, name in ((f"{PROJECT}/", ""), (str(environment), ".venv"), (str(Path.home()), "~")):
         text = text.replace(folder, name)

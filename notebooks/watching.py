@@ -1,7 +1,8 @@
-"""Helpers for the kernel of a notebook, which may lack the project's packages: run cells, show plots, watch a training.
+"""Helpers for a notebook's kernel, which may lack the project's packages: run cells, show plots, watch a training run.
 
-The project runs in separate processes, with the interpreter that `install.install` returns. So nothing depends on what
-the kernel has installed or imported. A TPU, which only one process can use at a time, is free again after each cell.
+The project runs in separate processes, with the interpreter that `install.install` returns. So nothing depends on the
+packages that the kernel has installed or imported. A TPU, which only one process can use at a time, is free again after
+each cell.
 """
 
 import shlex
@@ -30,7 +31,7 @@ def use_environment(python: str) -> None:
     shell: Any = get_ipython()
 
     def project(line: str, cell: str) -> None:
-        # Passed by `-c`, not by standard input: a program from `<stdin>` cannot start worker processes.
+        # Pass the program with `-c`, because a program from standard input cannot start worker processes.
         command = [python, "-c", cell, *shlex.split(line)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8") as process:
             lines = [_echo(text) for text in process.stdout or ()]

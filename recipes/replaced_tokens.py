@@ -4,10 +4,10 @@
         --pretrained-model-config google/electra-small-discriminator --mask-token-rate 1 --random-token-rate 0 \\
         --train-dataset work/shards/train --eval-dataset work/shards/validation --output-dir work/electra
 
-The loss is the generator's loss per masked token plus 50 times the discriminator's loss per token. Both share their
-embeddings, and the discriminator is exported. With `:GradientDisentangled` (DeBERTa-v3, He et al. 2021, section 3.3)
-the discriminator's loss does not change the shared token embeddings. Instead, it trains a delta that the discriminator
-adds to them.
+The loss is the generator's loss per masked token plus 50 times the discriminator's loss per token. The generator and
+the discriminator share their embeddings, and only the discriminator is exported. With `:GradientDisentangled`
+(DeBERTa-v3, He et al. 2021, section 3.3) the discriminator's loss does not change the shared token embeddings. Instead,
+it trains a delta that the discriminator adds to them.
 """
 
 import copy
@@ -27,7 +27,7 @@ from train.tasks.task import CardFigure, Mean, PretrainingTask, TaskCard
 
 # Width of the generator relative to the discriminator, and weight of the discriminator's loss.
 GENERATOR_SIZE, DISCRIMINATOR_WEIGHT = 0.25, 50.0
-# Number of the random stream from which a row's tokens are sampled. Its masks use other streams, see
+# Number of the random stream from which a row's tokens are sampled. The row's masks use other streams, see
 # `train.tasks.masking`.
 SAMPLE = 32
 
@@ -84,7 +84,8 @@ class ReplacedTokens(PretrainingTask):
         config.intermediate_size = round(GENERATOR_SIZE * config.intermediate_size)
         generator = MaskedLM(config, name=TRAINING_ONLY)
         put_part(network, TRAINING_ONLY, lambda: generator, lambda: generator(generator.dummy_inputs, training=False))
-        # Shared only after the generator is built, because `put_part` requires all of its weights to have its name.
+        # The embeddings are shared after the generator is built, because `put_part` rejects weights whose names lack
+        # the generator's name.
         generator.electra.embeddings = network.electra.embeddings
         return network
 

@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rule = f"must have more than {width} texts, the width of the model"
         require(len(texts) > width, rule, "CORPUS", f"{len(texts)} in {arguments.corpus}")
         open_folder(arguments.output).check_writable()
-        import tensorflow as tf  # takes seconds, so after the checks of the input
+        import tensorflow as tf  # takes seconds, so it follows the checks of the input
 
         from train.model.from_pretrained import load_model
         from train.publishing.pytorch_format import export_model

@@ -1,7 +1,7 @@
 """Lower train steps for accelerator_step.py, so that they can be executed without TensorFlow.
 
-Import `train` before this module. For a step NAME it writes NAME.mlir.gz, NAME.npz with the initial values, and the
-entry of the step in the index.
+Import `train` before this module. For a step NAME this module writes NAME.mlir.gz, NAME.npz with the initial values,
+and the entry of the step in the index.
 """
 
 import gzip
@@ -38,7 +38,7 @@ def write_base_step(folder: Path, name: str, flags: Sequence[str], vocab_size: i
 
 def write_short_run(folder: Path, name: str, flags: Sequence[str], num_steps: int) -> dict[str, Any]:
     """Write the step of a run, its initial state, and the rows of its first steps."""
-    more = ("--runtime", "jax", "--max-steps", str(num_steps), "--output-dir", str(folder / "run"))  # which is not made
+    more = ("--runtime", "jax", "--max-steps", str(num_steps), "--output-dir", str(folder / "run"))  # never created
     run = Pretraining().open_run(parse_training_config([*flags, *more], ""), Cluster()).planned(1)
     (phase,) = run.phases
     batches = run.batches_from(phase, ResumePoint())(tf.distribute.InputContext()).take(num_steps)

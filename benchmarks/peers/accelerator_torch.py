@@ -50,7 +50,7 @@ def main() -> None:
     is_masked[torch.randperm(ids.numel(), device=device)[: round(0.3 * ids.numel())]] = True
     is_masked = is_masked.reshape(shape)
     inputs, labels = ids.masked_fill(is_masked, MASK_ID), ids.masked_fill(~is_masked, IGNORED)
-    torch._dynamo.config.capture_dynamic_output_shape_ops = True  # of the choice of masked tokens: one graph
+    torch._dynamo.config.capture_dynamic_output_shape_ops = True  # so that choosing masked tokens keeps a single graph
     compiled = torch.compile(model)
     start_seconds = time.perf_counter()
 

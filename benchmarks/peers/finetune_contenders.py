@@ -3,9 +3,9 @@
     python benchmarks/peers/finetune_contenders.py ours FOLDER --settings '{"length": 128, …}'
 
 `prepare` reads FOLDER/glue, and writes FOLDER/tokenizer, FOLDER/rows.npz, and FOLDER/start, a model with random
-weights. `ours` is `run_classification.py`. `script` trains as transformers' examples/tensorflow/text-classification do,
-with `prepare_tf_dataset`, `create_optimizer`, `compile` and `fit`. It pads all rows to the longest row of the data, as
-a TPU requires, or with `--dynamic` to the longest row of the batch.
+weights. `ours` is `run_classification.py`. `script` trains as transformers' examples/tensorflow/text-classification
+does, with `prepare_tf_dataset`, `create_optimizer`, `compile` and `fit`. It pads all rows to the longest row of the
+data, as a TPU requires, or with `--dynamic` to the longest row of the batch.
 """
 
 import argparse
@@ -44,7 +44,7 @@ from train.model.build import build_network
 from train.publishing.pytorch_format import export_model
 
 NUM_LABELS = 2
-# Settings of both transformers' script and ours. WARMUP_RATIO is the fraction of the steps used for warmup.
+# Settings of transformers' script and of our command. WARMUP_RATIO is the fraction of the steps used for warmup.
 LEARNING_RATE, NUM_EPOCHS, WARMUP_RATIO = 2e-5, 3, 0.1
 
 

@@ -88,7 +88,8 @@ def our_batches(
         {"input_ids": Feature((length,))},
         global_batch_rows=batch_rows,
         start_step=0,
-        # More steps than are read, so that at the end as many batches have been read ahead as at the first batch.
+        # More steps than are read, so that the pipeline still reads ahead at the last step, as it does at the first
+        # step.
         num_steps=2 * (shards.num_rows // batch_rows),
     )
     if not is_masked:

@@ -76,7 +76,7 @@ def documents(text_file: Path) -> Iterator[str]:
 
 
 def main() -> None:
-    """Run one."""
+    """Run the program that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("peer", choices=("tutorial", "tokenizer"))
     parser.add_argument("text_file", type=Path)

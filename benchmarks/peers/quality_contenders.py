@@ -55,7 +55,7 @@ def rounds_of(trainer: Trainer, settings: dict[str, Any], evaluator: Trainer | N
     """Make rounds that, if the settings request it, end with an evaluation of the trainer's model.
 
     Args:
-        evaluator: evaluates that model with different settings; default: the trainer.
+        evaluator: a trainer that evaluates the model with different settings; default: `trainer`.
     """
     if evaluator:
         evaluator.model.network = trainer.model.network

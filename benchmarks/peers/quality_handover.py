@@ -40,7 +40,7 @@ def masked_rows(phase: Phase, shards: ShardSet) -> MaskedRows:
 
 
 def recipe(phase: Phase) -> dict[str, object]:
-    """Collect what another program must know to train the same model with the same settings."""
+    """Collect the settings that another program needs to train the same model in the same way."""
     return {
         # The vocabulary size without padding for a TPU.
         "model": settings_of(phase.model_config) | {"vocab_size": vocabulary_size(phase.inputs.tokenizer)},

@@ -4,8 +4,8 @@
 
 FOLDER was written by benchmarks/peers/quality_handover.py. The training follows
 examples/pytorch/language-modeling/run_mlm.py: the default attention, fused AdamW, the head over all positions, and
-masks drawn by DataCollatorForLanguageModeling. Model, batch size, learning rate and the other settings of the optimizer
-are the preset's.
+masks drawn by DataCollatorForLanguageModeling. The preset sets the model, the batch size, the learning rate and the
+other settings of the optimizer.
 """
 
 import argparse
@@ -33,7 +33,8 @@ from transformers import (
 from benchmarks.rounds import Rounds
 
 EVALUATION_ROWS = 32
-# The tanh form of GELU as one operation. transformers computes the preset's activation, the same function, in six.
+# The tanh form of GELU as one operation. transformers computes the preset's activation, the same function, in six
+# operations.
 FUSED_ACTIVATIONS = {"gelu_new": "gelu_pytorch_tanh"}
 
 
@@ -57,7 +58,7 @@ class Rows(torch.utils.data.Dataset):
         return {name: column[index].tolist() for name, column in columns.items()}
 
 
-# Settings of fine-tuning, as in the examples of both libraries.
+# Settings of finetune_trainer.py and embedding_trainer.py, as in the examples of both libraries.
 TRAINING: dict[str, Any] = {
     "num_train_epochs": 3, "learning_rate": 2e-5, "warmup_ratio": 0.1, "weight_decay": 0.01, "save_strategy": "no",
     "report_to": "none", "disable_tqdm": True, "use_cpu": True,

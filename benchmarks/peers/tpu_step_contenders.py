@@ -4,8 +4,8 @@
 
 The tutorial's step is the one in transformers' examples/tensorflow/language-modeling-tpu/run_mlm.py: `compile` and
 `fit` of the TF class with the optimizer of `create_optimizer`, the loss inside the model, and logits at every position.
-The input pipeline makes the masks, so they are not part of the step. Our steps are those of run_mlm.py with the flags
-given below.
+The input pipeline makes the masks, so they are not part of the step. Our steps are the steps that run_mlm.py runs with
+the flags given below.
 """
 
 import argparse

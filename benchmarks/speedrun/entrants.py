@@ -93,7 +93,7 @@ def run_limited(command: Sequence[str], log: Path, seconds: float) -> Measured:
     except subprocess.TimeoutExpired:
         status = None
     finally:
-        # Also kill its children, such as a process that would go on training.
+        # Also kill the command's children, such as a process that would continue to train.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -2,10 +2,10 @@
 
     python benchmarks/speedrun/prepare.py work/speedrun/data
 
-The folder then contains packages/, text/SPLIT.jsonl, tokenizer/, shards/train, shards/validation and rows/. In rows/
-are `train.npy`, int32 (rows, 64), and `validation_NAME.npy` for the names `input_ids`, `original_ids` and `is_masked`:
-the rows of the validation split, in which our evaluation has masked 15% of the tokens. The SHA-256 of text, tokenizer
-and rows is checked.
+The folder then contains packages/, text/SPLIT.jsonl, tokenizer/, shards/train, shards/validation and rows/. rows/
+contains `train.npy`, int32 (rows, 64), and `validation_NAME.npy` for the names `input_ids`, `original_ids` and
+`is_masked`. The files `validation_NAME.npy` contain the rows of the validation split, in which our evaluation has
+masked 15% of the tokens. The SHA-256 of text, tokenizer and rows is checked.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def write_tokens(folder: Path) -> None:
 
 
 def write_rows(folder: Path) -> None:
-    """Write the rows of the shards as arrays; for the validation split with their masks."""
+    """Write the rows of the shards as arrays. Write the rows of the validation split with their masks."""
     import numpy as np
 
     import train  # noqa: F401  (before TensorFlow)

@@ -69,7 +69,7 @@ class Race:
         runs: folder in which each run gets a folder.
         torch_python: an interpreter with PyTorch.
         seconds: the budget of a run.
-        num_steps: number of steps of entrants that must be given one; 0 to plan it.
+        num_steps: number of steps for entrants that need this number; 0 to plan it.
     """
 
     def __init__(self, data: Path, runs: Path, torch_python: str, seconds: float, num_steps: int):
