@@ -3,10 +3,10 @@
     python benchmarks/embedding_step.py --squad-file squad/train-v1.1.json.gz
 
 Both train the same model on the same questions and paragraphs in batches of equal size, in float32 on all cores, with
-the same loss. They are processes that take turns at running rounds of steps, so that other load on the machine affects
-both equally; tracing, compiling and the first steps are not counted. Without `--squad-file` the texts are made-up
-words, with the lengths of SQuAD's texts. PyTorch runs in a separate environment, which is created in a temporary folder
-unless `--torch-python` names one.
+the same loss. The two programs are processes that take turns at running rounds of steps, so that other load on the
+machine affects both equally; tracing, compiling and the first steps are not counted. Without `--squad-file` the texts
+are made-up words, with the lengths of SQuAD's texts. PyTorch runs in a separate environment, which is created in a
+temporary folder unless `--torch-python` names one.
 """
 
 import argparse

@@ -2,13 +2,13 @@
 
     python benchmarks/finetune_step.py --glue-dir work/glue
 
-All train the same classifier on the rows of SST-2 in batches of equal size, in float32 on all cores. They are processes
-that take turns at running rounds of steps, so that other load on the machine affects all equally; tracing, compiling
-and the first steps are not counted. `trainer` uses PyTorch, and pads rows to the longest row of their batch; `trainer
-grouped` puts rows of similar length into a batch (`group_by_length`). `tf script` pads all rows to the longest row of
-the data, `tf script dynamic` to the longest row of the batch. Without `--glue-dir` the sentences are made-up words,
-with the lengths of SST-2's sentences. PyTorch runs in a separate environment, which is created in a temporary folder
-unless `--torch-python` names one.
+All train the same classifier on the rows of SST-2 in batches of equal size, in float32 on all cores. The contenders are
+processes that take turns at running rounds of steps, so that other load on the machine affects all equally; tracing,
+compiling and the first steps are not counted. `trainer` uses PyTorch, and pads rows to the longest row of their batch;
+`trainer grouped` puts rows of similar length into a batch (`group_by_length`). `tf script` pads all rows to the longest
+row of the data, `tf script dynamic` to the longest row of the batch. Without `--glue-dir` the sentences are made-up
+words, with the lengths of SST-2's sentences. PyTorch runs in a separate environment, which is created in a temporary
+folder unless `--torch-python` names one.
 """
 
 import argparse

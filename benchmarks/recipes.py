@@ -44,7 +44,7 @@ def start(arguments: argparse.Namespace, flags: Sequence[str], num_steps: int, *
 
 
 def cost_of_steps(arguments: argparse.Namespace, arms: Sequence[Sequence[str]]) -> list[float]:
-    """Measure the CPU seconds per step of each arm, in turns."""
+    """Measure the CPU seconds per step of each arm. The arms take turns."""
     rounds_settings = {"steps_per_round": STEPS_PER_COST_ROUND, "evaluates": False}
     programs = [start(arguments, flags, PLANNED_STEPS, **rounds_settings) for flags in arms]
     try:

@@ -126,7 +126,7 @@ def show_starts(folder: Path, arguments: argparse.Namespace) -> None:
 
 
 def show_saves(folder: Path, arguments: argparse.Namespace) -> None:
-    """Print what saving BERT-base costs."""
+    """Print the cost of saving BERT-base."""
     import tensorflow as tf
     from transformers import AutoConfig
 

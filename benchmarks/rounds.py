@@ -1,4 +1,4 @@
-"""Measure programs in turns: each stays alive, and runs a round of steps when it is told to.
+"""Measure programs in turn: each program stays alive, and runs a round of steps on request.
 
 Other load on the machine then affects all programs equally, so the ratios of their times in a round are meaningful even
 if the times are not. A program calls `Rounds.step_done` after each step. This module imports only the standard library,
@@ -125,7 +125,7 @@ def print_start(program: MeasuredProgram) -> None:
 def measure_in_turns(
     start: Callable[[str], MeasuredProgram], names: Sequence[str], num_rounds: int, *, started_warm: bool = True
 ) -> dict[str, list[Times]]:
-    """Return {name: times of each round}, and print what the programs report about their start.
+    """Return {name: times of each round}, and print the programs' reports about their start.
 
     If `started_warm`, `start` waits for the warmup. Otherwise all programs warm up at the same time.
     """

@@ -2,10 +2,10 @@
 
     python benchmarks/runtime_cost.py
 
-Each run is a process of run-mlm with a model of many tiny layers. It is timed from its start to its first step, and
-then over the steps after the warmup. Host time is the CPU time of Python's thread; on a CPU both runtimes also do a
-part of the computation in this thread. Memory is measured in the process after these steps. The runs take turns. JAX
-runs twice, first without a cache of compiled programs, and then with it.
+Each run is a process of run-mlm with a model of many tiny layers. The process is timed from its start to its first
+step, and then over the steps after the warmup. Host time is the CPU time of Python's thread; on a CPU both runtimes
+also do a part of the computation in this thread. Memory is measured in the process after these steps. The runs take
+turns. JAX runs twice, first without a cache of compiled programs, and then with it.
 """
 
 import argparse

@@ -109,7 +109,7 @@ class Contest(NamedTuple):
 
 
 def step_seconds(contest: Contest, names: list[str]) -> dict[str, float]:
-    """Measure the median seconds per step of each recipe, in turns."""
+    """Measure the median seconds per step of each recipe. The recipes take turns."""
     programs = [contest.start(name, PLANNED_STEPS, STEPS_PER_SPEED_ROUND, evaluates=False) for name in names]
     try:
         rounds = [[program.run_round().seconds for program in programs] for _ in range(NUM_SPEED_ROUNDS)]
@@ -194,7 +194,7 @@ def message(curves: dict[str, Curve]) -> tuple[str, str]:
 
 
 def draw(curves: dict[str, Curve], entropy: float, path: str) -> None:
-    """Draw loss over time: our recipes as solid lines, the others dashed or dotted, with a color per architecture."""
+    """Draw loss over time: our recipes as solid lines, other recipes dashed or dotted, one color per architecture."""
     colors = {ROBERTA: COLORS[0], MODERNBERT: COLORS[1]}
     with new_figure(figsize=PICTURE_INCHES) as figure:
         axes = figure.subplots()

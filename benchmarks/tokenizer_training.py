@@ -130,7 +130,7 @@ def paragraphs(file: str) -> Iterable[str]:
 
 
 def compare_with_peers(arguments: argparse.Namespace) -> None:
-    """Run all contenders in turns and print a table for each vocabulary size."""
+    """Run all contenders in turn, and print a table for each vocabulary size."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         text_file = Path(folder, "train.txt")
         with text_file.open("w", encoding="utf-8", newline="\n") as file:

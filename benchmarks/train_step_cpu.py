@@ -3,8 +3,8 @@
     python benchmarks/train_step_cpu.py
 
 All train the same architecture on the same rows of random ids, on all cores, in float32 unless the name says otherwise.
-They are processes that take turns at running rounds of a few steps, so that other load on the machine affects all
-equally; compilation and the first steps are not counted. CPU seconds are the sum over all cores, which other load
+The contenders are processes that take turns at running rounds of a few steps, so that other load on the machine affects
+all equally; compilation and the first steps are not counted. CPU seconds are the sum over all cores, which other load
 affects less. `ours` and `torch gathered` compute the head for masked positions only, the other contenders for all
 positions. By default the contenders in bfloat16 run only on CPUs with instructions for it. PyTorch runs in a separate
 environment, which is created in a temporary folder unless `--torch-python` names one. Put `taskset -c 0` before the

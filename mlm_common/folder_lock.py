@@ -1,13 +1,13 @@
 """Lock an output folder, local or `gs://`, because two runs in the same folder would destroy each other's files.
 
 The owner of a folder has a record in its subfolder `.owner`, such as `.owner/000001.json`. If there are several
-records, the one with the highest number counts. The record contains a random token, and a thread of the owner rewrites
-it every few seconds (the heartbeat).
+records, the record with the highest number counts. The record contains a random token, and a thread of the owner
+rewrites it every few seconds (the heartbeat).
 
 A second run that sees the record change is refused. If the record does not change for a minute, measured by the second
-run's clock, or if the owner's process has ended, the second run takes over. It creates the record with the next number,
-which only one of several runs can do (on Cloud Storage, thanks to a precondition on the generation). Then it deletes
-the other records, before it touches anything else in the folder.
+run's clock, or if the owner's process has ended, the second run takes over. The second run creates the record with the
+next number, which only one of several runs can do (on Cloud Storage, thanks to a precondition on the generation). Then
+it deletes the other records, before it touches anything else in the folder.
 
 The owner and its worker processes check their token before each write to the folder (see `check_locks`). So a run that
 was suspended or cut off, and wakes up after a takeover, ends at once. Nothing else ends an owner: it continues even if
@@ -39,8 +39,8 @@ from mlm_common.storage.folder import OWNER_FOLDER, explained_refusals, locks
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 10.0
-# This is several heartbeats long, because a run that is computing or waiting for its storage must not be mistaken for
-# dead.
+# This time is several heartbeats long, because a run that is computing or waiting for its storage must not be mistaken
+# for dead.
 DEAD_AFTER_SECONDS = 60.0
 POLLS_WHILE_WAITING = 60
 RELEASE_SECONDS = 5.0
@@ -52,7 +52,7 @@ class FolderLostError(PermanentError):
 
 @dataclass(frozen=True)
 class FolderLock:
-    """The lock of a run on its folder. Its worker processes get a copy.
+    """The lock of a run on its folder. The run's worker processes get a copy.
 
     Attributes:
         path: the folder.
@@ -69,7 +69,7 @@ class FolderLock:
     def check(self) -> None:
         """Check that the folder still belongs to this run.
 
-        If it does not, end the process if `ends_process`, or else raise FolderLostError.
+        If the folder is lost, end the process if `ends_process`, or else raise FolderLostError.
         """
         if not self.is_held():
             fate = f"its record in {self.path}/{OWNER_FOLDER} is gone"
@@ -119,8 +119,8 @@ def locked_folder(
         path: the folder, local or `gs://`.
         heartbeat_seconds: time between two heartbeats.
         dead_after_seconds: time without a heartbeat after which an owner counts as dead.
-        ends_process: if the folder is lost, end the process at once with `FolderLostError.exit_status`. Otherwise the
-            error is raised at the next write.
+        ends_process: if the folder is lost, end the process at once with `FolderLostError.exit_status`. If False,
+            FolderLostError is raised at the next write instead.
 
     Raises:
         InputError: the folder belongs to a run that is alive, or this user has no permission to take it over.

@@ -126,7 +126,7 @@ def _load(name: str, shown_name: str) -> "PreTrainedTokenizerFast":
 
 
 def _check_files(folder: Path, shown_name: str) -> None:
-    """Check that a folder has a vocabulary without a byte-order mark, and that no file is a Git LFS pointer."""
+    """Check that a folder has a vocabulary without a byte-order mark, and no Git LFS pointer in place of a file."""
     if not any(VOCABULARY_FILES.fullmatch(path.name) for path in folder.iterdir()):
         nested = next((path.name for path in sorted(folder.iterdir()) if Path(path, TOKENIZER_FILE).is_file()), None)
         hint = f"; did you mean {shown_name.rstrip('/')}/{nested}?" if nested else "."
@@ -325,7 +325,7 @@ def word_starts(tokenizer: "PreTrainedTokenizerFast") -> "NDArray[np.bool_] | No
     may lack the mark, so callers must treat the token after a special token as the start of a word.
 
     Returns:
-        One truth value per id, (vocabulary_size,), or None.
+        An array with one truth value per id, (vocabulary_size,), or None.
     """
     import numpy as np
 

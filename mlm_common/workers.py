@@ -226,8 +226,8 @@ def interrupts_put_off() -> Iterator[None]:
             signal.raise_signal(received_number)
 
 
-# The time that a command waits for its threads when it ends. It is longer than a single attempt of Cloud Storage's
-# client.
+# The time that a command waits for its threads when it ends. This time is longer than a single attempt of Cloud
+# Storage's client.
 END_SECONDS = 150.0
 # The same limit after a shutdown request or an error. The limit is short, because the command may be about to be
 # killed.
@@ -243,7 +243,7 @@ class LatestItemWorker(Generic[Item]):
     """Calls `handle` in a daemon thread, one item at a time. While it is busy, a new item replaces the waiting one.
 
     Args:
-        handle: processes an item. Its exceptions are logged, and the thread continues with the next item.
+        handle: processes an item. Exceptions of `handle` are logged, and the thread continues with the next item.
 
     Attributes:
         newer_waits: set while an item waits, so that `handle` can stop work that the waiting item makes useless.
@@ -258,7 +258,7 @@ class LatestItemWorker(Generic[Item]):
         self._thread: threading.Thread | None = None
 
     def submit(self, item: Item) -> None:
-        """Let the item wait for processing; it replaces an item that is already waiting."""
+        """Let the item wait for processing. It replaces an item that is already waiting."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="latest-item", daemon=True)
             self._thread.start()

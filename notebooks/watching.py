@@ -22,8 +22,8 @@ NUM_LINES_SHOWN = 20
 def use_environment(python: str) -> None:
     """Run `%%project` cells in the project's environment, and let a failed `!command` stop a cell.
 
-    A cell that starts with `%%project ARGUMENTS` runs as a separate program with these arguments in its `sys.argv`. Its
-    output is shown, and stored in the variable `printed`.
+    A cell that starts with `%%project ARGUMENTS` runs as a separate program with these arguments in its `sys.argv`. The
+    program's output is shown, and stored in the variable `printed`.
 
     Args:
         python: interpreter of the project's environment.

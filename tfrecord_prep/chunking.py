@@ -64,9 +64,9 @@ def cut_concat(batches: Iterable[TokenBatch], framing: Framing, max_length: int)
 def cut_full_sentences(batches: Iterable[TokenBatch], framing: Framing, max_length: int) -> Iterator[Rows]:
     """Yield rows `[CLS] … [SEP]` that continue across the ends of documents, with a `[SEP]` between two documents.
 
-    This is the FULL-SENTENCES format of RoBERTa (https://arxiv.org/abs/1907.11692, section 4.2), except that rows are
-    filled token by token rather than sentence by sentence, so that only the last row is padded. The arguments are the
-    same as for `cut_concat`.
+    The rows have the FULL-SENTENCES format of RoBERTa (https://arxiv.org/abs/1907.11692, section 4.2), except that rows
+    are filled token by token rather than sentence by sentence, so that only the last row is padded. The arguments are
+    the same as for `cut_concat`.
     """
     stream = _framed(batches, [framing.sep_id], [], is_open=True)
     for inner in _cut(stream, max_length - 2, framing.pad_id):
@@ -81,9 +81,9 @@ def cut_full_sentences(batches: Iterable[TokenBatch], framing: Framing, max_leng
 def cut_documents(batches: Iterable[TokenBatch], framing: Framing, max_length: int) -> Iterator[Rows]:
     """Fill each row with the next documents that fit, each framed by `[CLS]` and `[SEP]`. Any row may be padded.
 
-    This is the DOC-SENTENCES format of RoBERTa (section 4.2), except that several short documents share a row. A
-    document longer than a row is cut into framed passages that fill a row each. Its last passage may share a row with
-    the next documents. The arguments are the same as for `cut_concat`.
+    The rows have the DOC-SENTENCES format of RoBERTa (section 4.2), except that several short documents share a row. A
+    document longer than a row is cut into framed passages that fill a row each. The document's last passage may share a
+    row with the next documents. The arguments are the same as for `cut_concat`.
     """
     yield from _cut_passages(batches, framing, max_length, _arrange_in_order)
 
@@ -105,7 +105,7 @@ def cut_segment_pairs(
     random segments occur in two rows.
 
     Args:
-        batches: as in `cut_concat`. If they have no sentences, each document counts as one sentence.
+        batches: as in `cut_concat`. In batches without sentences, each document counts as one sentence.
         framing: ids of [CLS], [SEP] and padding.
         max_length: ids per row.
         rule: probabilities; default: BERT's probabilities.

@@ -1,4 +1,4 @@
-"""The settings of stage 2, in addition to those of the corpus."""
+"""The settings of stage 2, in addition to the settings of the corpus."""
 
 from dataclasses import dataclass
 from typing import Literal

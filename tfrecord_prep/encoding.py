@@ -27,7 +27,8 @@ MAX_CHARACTERS_WITHOUT_BOUNDARY = 1 << 20
 # tokenized again more often. With a higher limit, the memory of a worker would grow with the corpus.
 MAX_REMEMBERED_CHARACTERS = 6 << 20
 CHARACTERS_PER_ENTRY = 32  # memory of an entry in addition to its characters
-# Marks a document's first word, which has no space before it. It is half of a surrogate pair, so no valid text has it.
+# Marks a document's first word, which has no space before it. The mark is half of a surrogate pair, so no valid text
+# has it.
 _FIRST = "\ud800"
 
 # Characters that Unicode calls letters or symbols, but that normalizers remove or replace with a space: SentencePiece's
@@ -66,7 +67,7 @@ def encode_documents(
 ) -> Iterator[TokenBatch]:
     """Yield the ids of documents in batches of a few hundred thousand characters.
 
-    A longer document is cut at a space between two words. This does not change its ids if the tokenizer treats each
+    A longer document is cut at a space between two words. The cut does not change the ids if the tokenizer treats each
     word independently. If a million characters contain no such space, the document is cut within a word.
 
     Args:
@@ -223,7 +224,7 @@ def tokenizes_by_word(tokenizer_json: str) -> bool:
     """Return whether encoding a text gives the same ids as encoding its words separately.
 
     Each word includes the space before it. The result is True only for kinds of normalizers and pre-tokenizers that are
-    known to work this way, including those of SentencePiece, BERT and GPT-2.
+    known to work this way, including the kinds that SentencePiece, BERT and GPT-2 use.
 
     Args:
         tokenizer_json: result of `plain_text_tokenizer_json`.

@@ -6,7 +6,7 @@ and the manifest. After a failure the same command continues: files that are alr
 
 Fetched files are copied to huggingface_hub's cache and checked there. A revision is resolved to its commit only once,
 so that all folders, and later starts of a run, see the same state of the repository. The manifest of a folder is the
-last file to be cached. Once it is in the cache, the folder is complete and the Hub is not asked again.
+last file to be cached. Once the manifest is in the cache, the folder is complete and the Hub is not asked again.
 """
 
 import json

@@ -179,8 +179,8 @@ def plan_fields(
         config: settings of the command.
         tokenizer: tokenizer that the files were made with.
         corpus: the files.
-        before: plan of the shards that are already in the folder; empty if there are none. Its shard size is kept
-            unless a flag sets a different one.
+        before: plan of the shards that are already in the folder; empty if there are none. The plan's shard size is
+            kept unless a flag sets a different one.
     """
     files = corpus.files(config.split)
     first_record = next(((file, record) for file in files for record in records_of(file)), None)

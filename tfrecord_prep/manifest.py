@@ -118,7 +118,7 @@ class Totals:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What the folder of a split contains, and how it was made. Equal settings and text give equal manifests.
+    """The content of a split's folder, and how it was made. Equal settings and text give equal manifests.
 
     Attributes:
         format_version: version of this format.
@@ -180,7 +180,7 @@ class ShardSet:
 
 
 def write_manifest(folder: str, manifest: Manifest) -> None:
-    """Write `folder/manifest.json`. It must be the last file to be written, because it declares the folder complete."""
+    """Write `folder/manifest.json`. This file must be written last, because it declares the folder complete."""
     record = dataclasses.asdict(manifest)
     if manifest.deduplicated is None:
         del record["deduplicated"], record["totals"]["num_duplicate_documents"]
@@ -287,7 +287,7 @@ def open_shards(folder: str) -> ShardSet:
     """Check the shards of a split's folder, local or `gs://`, by listing it. No shard is opened.
 
     The names and sizes of the files are compared with the manifest. A folder that was made as in the TPU tutorial of
-    transformers has no manifest, but is accepted. Its numbers of rows are taken from the names of the files.
+    transformers has no manifest, but is accepted. The numbers of rows are then taken from the names of the files.
 
     Raises:
         InputError: the folder has no shards, its preparation is unfinished, or a shard is missing, truncated, or not

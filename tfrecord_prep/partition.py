@@ -61,8 +61,8 @@ class SplitWork:
         sentences_by: how to find sentences; only for pairs of segments.
         random_share: fraction of random pairs; only for pairs of segments.
         owner: lock of the output folder. A worker stops if the owner has lost the lock.
-        hashes_folder: folder for hashes of documents. If it is set, hashes for `find_duplicates` are written instead
-            of shards.
+        hashes_folder: folder for hashes of documents. If this folder is set, hashes for `find_duplicates` are written
+            instead of shards.
     """
 
     corpus: CorpusConfig
@@ -84,7 +84,7 @@ class Tally:
     """Counts the documents, words and ids of a partition while they pass through.
 
     `id_counts` excludes special tokens. For pairs of segments it counts the ids in the rows, because rows leave out
-    some text and repeat other text. Otherwise it counts the ids of the documents.
+    some text and repeat other text. For other rows it counts the ids of the documents.
     """
 
     def __init__(self, work: SplitWork, num_duplicates: int) -> None:
@@ -155,7 +155,7 @@ def build_partition(
         numbered: the partition.
         documents: texts of the partition.
         work: settings of the split.
-        bad_rows: rows of the corpus that were skipped; it fills up while `documents` are read.
+        bad_rows: rows of the corpus that were skipped. Rows are added while `documents` are read.
 
     Raises:
         InputError: the tokenizer turned text into a special token.

@@ -152,8 +152,8 @@ def _versions(plan: Plan) -> dict[str, str]:
 def partition_sha256(plan: Plan, partition: Partition, duplicates: bytes = b"") -> str:
     """Hash everything that determines the shards of a partition: settings, versions, and its byte ranges or documents.
 
-    The hash depends neither on the folder of the files nor on other files. It leaves out the setting for bad rows,
-    because most partitions have no bad rows.
+    The hash depends neither on the folder of the files nor on other files. The hash leaves out the setting for bad
+    rows, because most partitions have no bad rows.
 
     Args:
         plan: plan of the split.
@@ -256,7 +256,7 @@ def sidecar_index(name: str) -> int | None:
 def write_sidecar(folder: str, result: PartitionResult) -> None:
     """Write `partition-{index}.json`.
 
-    It must be the last file of a partition, because it marks the partition as complete.
+    The sidecar must be the last file of a partition, because it marks the partition as complete.
     """
     record = {
         "sha256": result.sha256,

@@ -261,7 +261,7 @@ def sample_corpus(
     are halved, as if only half of the text had been sampled. So a single pass is enough for a corpus of any size.
 
     Args:
-        documents: texts. They are read once, in this process; workers do the counting.
+        documents: texts. The texts are read once, in this process; workers count the words.
         config: how to normalize words.
         max_bytes: maximum size of the counted text.
         max_distinct_characters: maximum number of characters of all distinct segments. The rarest segments are dropped.

@@ -51,7 +51,7 @@ TOKEN_COLORS = ("#bfdbfe", "#fde68a", "#bbf7d0", "#fbcfe8", "#ddd6fe")
 SENTENCE_CHARACTERS = (30, 70)
 SENTENCE_POINTS, TOKEN_POINTS, SPACE_POINTS = 10.5, 4.5, 5.0
 NUM_CANDIDATES = 200
-# The zones of the scale of tokens per word. Each has its end, its meaning, and its color.
+# The zones of the scale of tokens per word. Each zone has its end, its meaning, and its color.
 ZONES = (
     (1.5, "good: most words are a single token", "#86efac"),
     (2.0, "usual for a small vocabulary, or a language with long words", "#d9f99d"),

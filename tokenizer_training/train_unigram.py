@@ -93,7 +93,8 @@ SMALL_CORPUS_BYTES = 100_000_000
 SAVE_RETRY_SECONDS = growing_delays(5.0, 5)
 
 RECORDED_PACKAGES = ("mlm-pretraining", "datasets", "numpy", "regex", "sentencepiece", "tokenizers", "transformers")
-# The keys of `report.json` that are published. Its examples are not published, because they are excerpts of the text.
+# The keys of `report.json` that are published. The report's examples are not published, because they are excerpts of
+# the text.
 PUBLIC_FIGURES = ("vocabulary_size", "pieces", "input", "characters", "held_out", "fit", "sources", "longest_pieces")
 
 

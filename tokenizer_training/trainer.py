@@ -1,8 +1,9 @@
 """Train a unigram tokenizer (Kudo 2018, "Subword Regularization") on counted words.
 
-SentencePiece trains the tokens, which it calls pieces. It is many times faster than the trainer of `tokenizers`. Unlike
-that trainer, it gives the same pieces and scores for the same counts, and returns exactly the requested number of
-pieces. It runs in a separate process, so that Ctrl-C ends it at once, and running out of memory gives an error message.
+SentencePiece trains the tokens, which it calls pieces. SentencePiece is many times faster than the trainer of
+`tokenizers`. Unlike that trainer, SentencePiece gives the same pieces and scores for the same counts, and returns
+exactly the requested number of pieces. SentencePiece runs in a separate process, so that Ctrl-C ends it at once, and
+running out of memory gives an error message.
 """
 
 import contextlib
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 
 # If a score has no more decimals than this, `tokenizers` reads exactly the score that was written.
 SCORE_DECIMALS = 6
-# The score of reserved and unused tokens. It is so low that text that looks like such a token is cut into other tokens.
+# The score of reserved and unused tokens, which is so low that text that looks like such a token is cut into other
+# tokens.
 NOT_IN_TEXT_SCORE = -1000.0
 # SentencePiece uses this sign for unknown characters, so it cannot become a piece.
 NEVER_A_PIECE = "▅"
@@ -113,9 +115,9 @@ def train_unigram(
 def choose_alphabet(characters: Counter[str], config: UnigramConfig) -> set[str]:
     """Choose the characters that become tokens.
 
-    These are the most frequent characters, up to the requested coverage, ASCII, the rare letters of small alphabets
-    (otherwise German would lose Ö and English would lose J), and the characters of the reserved tokens (so that text
-    that looks like such a token can be spelled).
+    The chosen characters are the most frequent ones, up to the requested coverage, ASCII, the rare letters of small
+    alphabets (otherwise German would lose Ö and English would lose J), and the characters of the reserved tokens (so
+    that text that looks like such a token can be spelled).
     """
     by_rank = sorted(characters.keys() - {WORD_MARK}, key=lambda character: (-characters[character], character))
     num_characters = characters.total() - characters[WORD_MARK]
@@ -247,7 +249,7 @@ def write_table(path: str, rows: Iterable[tuple[str, int]]) -> None:
 
 
 def train_model(folder: str, num_pieces: int, reserved: Sequence[str]) -> None:
-    """Train SentencePiece on the table in the folder. This runs in a separate process."""
+    """Train SentencePiece on the table in the folder. The function runs in a separate process."""
     from sentencepiece import SentencePieceTrainer
 
     with Path(folder, SEGMENTS).open(encoding="utf-8", newline="\n") as table:

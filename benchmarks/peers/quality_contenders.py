@@ -4,7 +4,7 @@
 
 `tutorial` is the recipe of transformers' TPU tutorial: its input, head, optimizer and default flags, with the sizes of
 the preset's model. `tutorial-tuned` also uses the preset's model configuration, batch size and peak learning rate. Both
-need the extra `legacy`. `ours` is `run_mlm.py --preset`.
+tutorial recipes need the extra `legacy`. `ours` is `run_mlm.py --preset`.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python benchmarks/peers/tokenizer_peers.py sentencepiece text.txt 16000 model
 
-Both read a text file with one paragraph per line. `unigram-trainer` does what transformers' TPU tutorial does, preceded
-by NFKC as in SentencePiece; `sentencepiece` uses its default settings, but accepts paragraphs of any length.
+Both programs read a text file with one paragraph per line. `unigram-trainer` does what transformers' TPU tutorial does,
+preceded by NFKC as in SentencePiece; `sentencepiece` uses its default settings, but accepts paragraphs of any length.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     python benchmarks/peers/tpu_step_contenders.py tutorial-bf16 --rows 16 --output step.mlir
 
-The tutorial's step is the one in transformers' examples/tensorflow/language-modeling-tpu/run_mlm.py: `compile` and
+The tutorial's step is the step in transformers' examples/tensorflow/language-modeling-tpu/run_mlm.py: `compile` and
 `fit` of the TF class with the optimizer of `create_optimizer`, the loss inside the model, and logits at every position.
 The input pipeline makes the masks, so they are not part of the step. Our steps are the steps that run_mlm.py runs with
 the flags given below.
@@ -27,7 +27,7 @@ OURS = {
     "ours-no-dropout": (*BASE, "--dropout", "0"),
     "ours-tpu-shaped": (*TPU_SHAPED, "--dropout", "0.1"),
     "ours-tpu-shaped-no-dropout": (*TPU_SHAPED, "--dropout", "0"),
-    # With the same number of predictions as the other steps.
+    # This step has the same number of predictions as the other steps.
     "modernbert": ("--preset", "modernbert-base", *ON_TPU, "--mlm-probability", "0.15"),
     "modernbert-tpu-shaped": ("--preset", "modernbert-base-tpu-shaped", *ON_TPU, "--mlm-probability", "0.15"),
 }

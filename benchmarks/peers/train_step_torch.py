@@ -1,6 +1,6 @@
 """The PyTorch program that benchmarks/train_step_cpu.py measures. Needs torch and transformers.
 
-It trains transformers' RobertaForMaskedLM in its default form, with PyTorch's fused attention, the masks of
+The program trains transformers' RobertaForMaskedLM in its default form, with PyTorch's fused attention, the masks of
 transformers' collator, fused AdamW, and gradient clipping and a linear schedule as in transformers' Trainer. The rows
 are in memory. With `--gather` the head is computed for masked positions only, which transformers does not offer; with
 `--bfloat16` the forward pass runs under autocast, as with `bf16` of the Trainer.

@@ -104,7 +104,7 @@ def runs_of_words(document: str) -> Iterator[tuple[str, ...]]:
 
 
 def without_shared(documents: Iterable[str], others: Iterable[str]) -> list[str]:
-    """Drop the documents that share more than `MAX_SHARED_WORDS` consecutive words with one of the others."""
+    """Drop the documents that share more than `MAX_SHARED_WORDS` consecutive words with a document of `others`."""
     documents = list(documents)
     known = {run for document in documents for run in runs_of_words(document)}
     shared = {run for other in others for run in runs_of_words(other) if run in known}

@@ -164,8 +164,8 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
     """Make `main` a console command.
 
     The command sets up logging, prints expected errors and Ctrl-C as one line on standard error, and logs its time and
-    peak memory at the end. It returns the status for `run_as_script`: 0 after success, or else one of the statuses in
-    `mlm_common.errors`.
+    peak memory at the end. The command returns the status for `run_as_script`: 0 after success, or else one of the
+    statuses in `mlm_common.errors`.
     """
 
     @functools.wraps(main)
@@ -196,7 +196,8 @@ def command(main: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
 def _describe_error(error: Exception) -> int:
     """Print an expected error on one line, and return its exit status. Raise any other error."""
     if isinstance(error, InputError | RunFailedError):
-        # File names may contain control characters. They are escaped, so that a message is one line of plain text.
+        # File names may contain control characters. Such characters are escaped, so that a message is one line of plain
+        # text.
         message = _CONTROL.sub(lambda match: repr(match.group())[1:-1], str(error))
         is_stop = error.exit_status == EXIT_STOPPED  # not an error, but a shutdown request
         print(error if is_stop else f"error: {message}", file=sys.stderr)

@@ -73,7 +73,7 @@ def _is_for_users(record: logging.LogRecord) -> bool:
 
 
 class LoggedProgress:
-    """Logs the progress every ten seconds. It has the interface of a tqdm bar.
+    """Logs the progress every ten seconds. The class has the interface of a tqdm bar.
 
     Attributes:
         total: number of units to process; None if unknown.
@@ -128,7 +128,7 @@ def progress_bar(phase: str, unit: str, total: int | None = None) -> Iterator["t
 
 
 def no_progress(*_: int) -> None:
-    """Do nothing. This can be passed where a function that shows progress is expected."""
+    """Do nothing. This function can be passed where a function that shows progress is expected."""
 
 
 def short_number(number: float) -> str:

@@ -23,11 +23,11 @@ STOPPING = b"Stopping. Press Ctrl-C again to end at once.\n"
 # Maximum time for the functions that libraries register for the end of a process, such as deleting temporary files.
 EXIT_SECONDS = 2.0
 # A KeyboardInterrupt that Python dropped is raised again after this time, when the callback has probably returned. This
-# repeats as long as Python drops it.
+# repeats as long as Python drops the exception.
 DROPPED_SECONDS = 0.01
 
 _has_begun = False
-# The error that ended the command. Its traceback keeps alive the objects that must not be destroyed.
+# The error that ended the command. The error's traceback keeps alive the objects that must not be destroyed.
 _kept: list[BaseException] = []
 _received: list[int] = []  # signals that the running command has received
 _loaded_seconds = time.monotonic()

@@ -1,8 +1,8 @@
 """The built-in corpus: technical English that every installation contains, so that a first run needs no data set.
 
-Its text is the docstrings of Python's standard library and of the installed packages. They are read from the source
-files with `ast`, so no code of a package is run. The same Python with the same packages gives the same documents in the
-same order. The documents are kept in the user's cache, because extracting them takes half a minute.
+The text consists of the docstrings of Python's standard library and of the installed packages. The docstrings are read
+from the source files with `ast`, so no code of a package is run. The same Python with the same packages gives the same
+documents in the same order. The documents are kept in the user's cache, because extracting them takes half a minute.
 """
 
 import ast
@@ -45,8 +45,8 @@ CACHE_NAME = "built-in-corpus.json.gz"
 def read_builtin_corpus() -> tuple[str, ...]:
     """Return the documents in a fixed random order: at least 100 characters each, and at most 25 MB in total.
 
-    The first call on a machine extracts them from all files, on all cores. Later calls find them in the user's cache,
-    unless a file has changed.
+    The first call on a machine extracts the documents from all files, on all cores. Later calls find them in the user's
+    cache, unless a file has changed.
     """
     files = list(python_files([sysconfig.get_path("stdlib"), *_package_folders()]))
     key = _key(files)
@@ -139,7 +139,7 @@ def _prose(docstring: str) -> str:
 def _without_repeated_paragraphs(documents: Iterable[str]) -> Iterator[str]:
     """Yield the documents without paragraphs that occurred before.
 
-    This is necessary because packages repeat the descriptions of common arguments.
+    Such paragraphs are frequent, because packages repeat the descriptions of common arguments.
     """
     seen: set[bytes] = set()
     for document in documents:

@@ -48,7 +48,7 @@ NUM_LINES_CHECKED = 500  # per file
 NUM_FILES_SEARCHED, NUM_LINES_SEARCHED, NUM_NAMES = 64, 2000, 3
 # Number of documents that are read to check that each drawn split has text.
 NUM_DOCUMENTS_DRAWN = 100_000
-MIN_LINES = 20  # fewer lines prove nothing
+MIN_LINES = 20  # fewer lines are too few to judge
 MIN_WIDTH, MAX_WIDTH = 40, 100  # characters
 # Lines count as wrapped if at least this fraction of them has no room for the first word of the next line.
 MIN_FULL_FRACTION = 0.7
@@ -75,7 +75,7 @@ class Corpus:
 
     Attributes:
         config: the settings, completed with absolute paths, the commit of a data set, and `sample_by`.
-        record: the settings and what identifies the text (see `identity.py`), as JSON values.
+        record: the settings and the facts that identify the text (see `identity.py`), as JSON values.
         sources: {name of a split: its source}, for the main split `config.split`, and for `validation` and `test` if
             they are requested but not drawn from the main source.
     """
@@ -235,7 +235,7 @@ def open_corpus(config: CorpusConfig) -> Corpus:
 
 
 def _open_source(config: CorpusConfig, split: str, dataset: Dataset | None, record: dict[str, Any]) -> Source:
-    """Open the source of a split, and add what identifies its text to the record."""
+    """Open the source of a split, and add the facts that identify its text to the record."""
     is_main = split == config.split
     key = "data_files" if is_main else f"{split}_files"
     if patterns := getattr(config, key):
@@ -311,7 +311,7 @@ def _documents_of_split(
 
 
 def draw_split(config: CorpusConfig, text: str) -> str:
-    """Draw the split of a document of the main source. It depends only on the text, the seed and the percentages."""
+    """Draw the split of a document of the main source. The draw depends only on text, seed and percentages."""
     digest = hashlib.blake2b(text.encode(), digest_size=8, key=str(config.seed).encode()).digest()
     draw = int.from_bytes(digest, "little")
     percent = 0.0

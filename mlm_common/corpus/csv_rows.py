@@ -11,7 +11,7 @@ from mlm_common.errors import InputError
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 # The delimiter is detected from at most this many lines and characters.
 MAX_LINES, MAX_CHARACTERS = 1000, 1 << 20
-# Maximum length of a field. It limits how much text an unclosed quotation mark can swallow.
+# Maximum length of a field, which limits how much text an unclosed quotation mark can swallow.
 MAX_FIELD_CHARACTERS = 1 << 30
 MAX_SHOWN_CHARACTERS = 80
 # With the right delimiter, more than this fraction of the rows have as many fields as the first row. The fraction is
@@ -56,7 +56,7 @@ class CsvRows:
 
     Raises:
         InputError: two delimiters are possible, or whole rows are in quotation marks.
-        CsvError: a row has a misplaced quotation mark. This may be raised while iterating.
+        CsvError: a row has a misplaced quotation mark. The error may be raised while iterating.
     """
 
     def __init__(self, lines: Iterable[str], name: str, delimiter: str | None = None) -> None:
@@ -170,7 +170,7 @@ def _find_delimiter(lines: Sequence[str], is_whole: bool, name: str, num_skipped
 
 
 def _has_title(lines: Sequence[str], is_whole: bool, delimiter: str) -> bool:
-    """Return whether the first row is a title: most rows have as many fields as the second, but not as the first."""
+    """Return whether the first row is a title, because most rows have as many fields as the second row instead."""
     is_table = (_share_of_rows(lines, delimiter, is_whole) or 0) > MIN_SHARE
     return not is_table and bool(_delimiters_below_title(lines, is_whole))
 

@@ -121,7 +121,7 @@ class Dataset:
             raise InputError(f"{flag} must be a split of {self._name}: {', '.join(names)}; received {split!r}.")
 
     def explained(self, more_flags: str = "") -> contextlib.AbstractContextManager[None]:
-        """Turn any exception of `datasets` into an error that says what cannot be loaded, and why."""
+        """Turn any exception of `datasets` into an error that names the data set and the reason."""
         return loading_explained(
             f"--dataset-name {self._name} (--dataset-config {self._config.dataset_config}, --dataset-revision "
             f"{self._config.dataset_revision}{more_flags}) cannot be loaded"
@@ -173,7 +173,7 @@ def _root(error: BaseException) -> BaseException:
 def _logged_errors() -> Iterator[list[str]]:
     """Collect the errors that `datasets` logs, instead of printing them.
 
-    Unlike the exceptions it raises, they name the file.
+    Unlike the exceptions that `datasets` raises, the logged errors name the file.
     """
     messages: list[str] = []
     handler = logging.Handler(logging.ERROR)

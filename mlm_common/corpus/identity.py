@@ -1,8 +1,8 @@
 """Identify the text of a corpus by a record with checksums, compare and publish records, and find shared text.
 
-The record of a corpus is stored next to everything that is made from the corpus. It identifies files by their content,
-no matter where they are stored. It identifies a data set on the Hub by its commit, recorded as `dataset_revision`, and
-the built-in text by the versions of Python and of the packages.
+The record of a corpus is stored next to everything that is made from the corpus. The record identifies files by their
+content, no matter where they are stored. The record identifies a data set on the Hub by its commit, recorded as
+`dataset_revision`, and the built-in text by the versions of Python and of the packages.
 
 The checksum of a local file is remembered in the user's cache until the file changes, so that only new and changed
 files are read. Like `git`, this module recognizes an unchanged file by its device, inode, size, and the times of the
@@ -56,8 +56,8 @@ NUM_READERS = 8
 BLOCK_BYTES = 1 << 20
 # Files smaller than this are hashed each time, because hashing them takes no longer than looking up a checksum.
 MIN_REMEMBERED_BYTES = 8 << 20
-# If a file changed more recently than this, it may change again within the same tick of the file system's clock. Its
-# time would then stay the same.
+# If a file changed more recently than this, it may change again within the same tick of the file system's clock. The
+# file's time would then stay the same.
 MIN_AGE_SECONDS = 2.0
 MANY_BYTES = 10 << 30  # if more bytes than this must be hashed, a message says so
 # Errors that mean that there is no usable cache: no home, a folder that cannot be written, a damaged file.
@@ -76,7 +76,7 @@ def file_record(file: StoredFile) -> Record:
 
 
 def record_of_split(record: Record, split_name: str) -> Record:
-    """Reduce the record of a corpus to what determines the documents of a split. Other settings get their defaults."""
+    """Reduce a corpus's record to the facts that determine a split's documents. Other settings get their defaults."""
     config = corpus_config_from_record(record)
     keys = [f"{split_name}_files"] if config.has_separate_source(split_name) else ["data_files", BUILTIN]
     reduced = {"settings": dataclasses.asdict(config.of_split(split_name))}
@@ -84,11 +84,12 @@ def record_of_split(record: Record, split_name: str) -> Record:
 
 
 def identity(record: Record, *, has_bad_rows: bool = False) -> Record:
-    """Reduce a record to what identifies its text. Equal text has an equal identity.
+    """Reduce a record to the facts that identify its text. Equal text has an equal identity.
 
     Args:
         record: record of a corpus.
-        has_bad_rows: whether the corpus has unreadable rows. If it has none, the setting for such rows does not matter.
+        has_bad_rows: whether the corpus has unreadable rows. Without unreadable rows, the setting for such rows does
+            not matter.
     """
     kept = {name: value for name, value in record["settings"].items() if name not in SETTINGS_WITHOUT_INFLUENCE}
     kept |= {} if has_bad_rows else {"on_bad_row": "fail"}
@@ -153,7 +154,7 @@ def is_path(dataset_name: str | None) -> bool:
 
 
 def published_corpus(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Redact the names of files and folders in the record of a corpus. Its identity stays the same."""
+    """Redact the names of files and folders in the record of a corpus. The corpus's identity stays the same."""
     published = redact_except(record, [BUILTIN])
     published["settings"] = redact_settings(record["settings"], [CorpusConfig])
     if (name := record["settings"]["dataset_name"]) in (BUILTIN, hub_dataset(record)):
@@ -293,7 +294,7 @@ class Part:
 
     @cached_property
     def record(self) -> Record:
-        """Record of the corpus, reduced to what determines the documents of this split."""
+        """Record of the corpus, reduced to the facts that determine the documents of this split."""
         return record_of_split(self.corpus, self.split)
 
     @cached_property

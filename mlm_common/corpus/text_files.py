@@ -382,7 +382,7 @@ def _check_start(name: str, start: bytes) -> None:
     """Check the start of a file. UTF-16 is also rejected, because it could be mistaken for UTF-8.
 
     Raises:
-        InputError: it is the start of a Git LFS pointer, of a binary file, or of UTF-16.
+        InputError: the bytes are the start of a Git LFS pointer, of a binary file, or of UTF-16.
     """
     if start.startswith(LFS_POINTER_START):
         raise lfs_pointer(name)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData, ParquetFile
 
 ROWS_PER_BATCH = 64
-# It is an error if none of the first rows of a JSON file, up to this number, has the text column.
+# If a JSON file has at least one row, one of its first rows, up to this number, must have the text column.
 NUM_ROWS_CHECKED = 256
 # Parquet stores a column of thousands of rows in consecutive bytes, which are read in blocks of this size.
 PARQUET_BUFFER_BYTES = 1 << 20
@@ -37,7 +37,8 @@ MAX_ODDITIES_SHOWN = 3
 class BadRowHandler(Protocol):
     """Function that is called for an unreadable row.
 
-    Its arguments are the number of the line (or row), the rule that the row breaks, the problem, and how to fix it.
+    The handler's arguments are the number of the line (or row), the rule that the row breaks, the problem, and how to
+    fix it.
     """
 
     def __call__(self, number: int, rule: str, problem: str, hint: str = "", /) -> None: ...
@@ -102,7 +103,7 @@ class BadRows:
         return handle
 
     def note_oddities(self, texts: Iterable[str | None], source: str, after: str = "") -> Iterator[str]:
-        """Yield the texts; count those that are missing, which become empty texts, and those that are very long.
+        """Yield the texts; count missing texts, which become empty texts, and texts that are very long.
 
         Args:
             texts: texts; None for a missing one.

@@ -1,7 +1,8 @@
 """Push files to the Hugging Face Hub, to repositories that are new or were created by this project.
 
 `check_hub_access` checks before the expensive part of a run whether its push can succeed. If a request fails, the whole
-push is repeated. That is safe: if only the answer was lost, the files are already there and nothing is committed again.
+push is repeated. Repeating is safe: if only the answer was lost, the files are already on the Hub, and nothing is
+committed again.
 """
 
 import hashlib
@@ -55,7 +56,7 @@ class HubRepository:
         repo_id: `NAMESPACE/NAME`. The repository is created if it is missing.
         kind: kind of repository.
         private: whether to create the repository as private. An existing one is not changed.
-        branch: branch to push to. It is created if it is missing, without the files of the main branch.
+        branch: branch to push to. A missing branch is created, without the files of the main branch.
         tag: name of the tag to create for the commit; None for no tag.
     """
 

@@ -31,7 +31,8 @@ BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 PARTIAL_SUFFIX = ".partial"
 # Prefix of the files that `check_writable` writes.
 PROBE_PREFIX = "writable-"
-# Subfolder that records who may write to a folder (see `mlm_common.folder_lock`). It is not part of its content.
+# Subfolder that records who may write to a folder (see `mlm_common.folder_lock`). The subfolder is not part of the
+# folder's content.
 OWNER_FOLDER = ".owner"
 # The connection pool of Cloud Storage's client has ten connections.
 NUM_TRANSFERS = 8
@@ -143,7 +144,7 @@ class Folder(ABC):
 
     @abstractmethod
     def replacing(self, name: str) -> AbstractContextManager[Path]:
-        """Yield a local path to write to. At the end the written file gets this name. After an error it is deleted."""
+        """Yield a local path to write to. The file there gets this name at the end, or is deleted after an error."""
 
     @abstractmethod
     def new_file(self) -> "NewFile":
@@ -189,7 +190,7 @@ class Folder(ABC):
 
     @abstractmethod
     def check_writable(self) -> None:
-        """Check that files can be written and replaced. This writes a test file and deletes it again.
+        """Check that files can be written and replaced. The check writes a test file and deletes it again.
 
         Raises:
             InputError: the folder is not writable.

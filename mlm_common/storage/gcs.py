@@ -223,7 +223,7 @@ class GcsFolder(Folder):
 
 
 class _NewObject(NewFile):
-    """A temporary file that is uploaded when it is complete. It has no name, so not even a kill leaves it behind."""
+    """A nameless temporary file that is uploaded when it is complete. Even a kill does not leave it behind."""
 
     def __init__(self, folder: GcsFolder) -> None:
         self._folder = folder
@@ -241,8 +241,8 @@ class GcsReader(io.RawIOBase):
     bytes than are read.
 
     Attributes:
-        read_ahead_bytes: number of bytes to read at once in a sequential read. It is large, because each read is a
-            request.
+        read_ahead_bytes: number of bytes to read at once in a sequential read. The number is large, because each read
+            is a request.
     """
 
     read_ahead_bytes = 8 << 20
@@ -276,8 +276,8 @@ class GcsReader(io.RawIOBase):
             return 0
         with self._unchanged():
             try:
-                # `raw_download` returns the bytes as stored. They cannot be checked, because the checksum is for the
-                # whole object.
+                # `raw_download` returns the bytes as stored. Part of an object cannot be checked, because the checksum
+                # is for the whole object.
                 data = self._blob.download_as_bytes(
                     start=self._position,
                     end=self._position + len(buffer) - 1,

@@ -58,7 +58,7 @@ def _would_wait(path: str | Path) -> bool:
 
 
 def unreadable(path: str | Path, kind: str, error: Exception, *, flag: str | None = None, hint: str = "") -> InputError:
-    """Make the InputError for a path whose reader raised `error`. The other arguments are those of `guarded_read`."""
+    """Make the InputError for a path whose reader raised `error`. For the other arguments, see `guarded_read`."""
     if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
         return missing(str(path), flag, "file")
     reason, hint_for_reason = _reason(Path(path), error)

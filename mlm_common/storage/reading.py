@@ -28,7 +28,7 @@ class LocalReader(io.FileIO):
     """A local file open for reading, without a buffer.
 
     Attributes:
-        read_ahead_bytes: number of bytes to read at once in a sequential read. It is small, to save memory.
+        read_ahead_bytes: number of bytes to read at once in a sequential read. The number is small, to save memory.
     """
 
     read_ahead_bytes = 1 << 20
@@ -118,7 +118,7 @@ def _is_file(name: str) -> bool:
 
 
 def _check_folders(pattern: str) -> None:
-    """Check that all folders that a glob looks into can be listed, because `glob` silently skips the others.
+    """Check that all folders that a glob looks into can be listed, because `glob` silently skips unreadable folders.
 
     Raises:
         InputError: a folder cannot be listed.
