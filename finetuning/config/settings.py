@@ -356,7 +356,7 @@ class CustomConfig(FinetuningConfig):
 
 @dataclass(frozen=True)
 class ChoiceData(ExamplesConfig):
-    """The texts to choose from, and how to read which text is right."""
+    """The texts to choose from, and how to read the label of the right text."""
 
     context_column_name: str | None = flag(None, f"Column with the text before every choice. {KNOWN_CHOICES}")
     question_column_name: str | None = flag(

@@ -1,5 +1,4 @@
-"""The interface of a fine-tuning task. The interface extends `train.tasks.task` with predictions, their scores, and
-their files.
+"""The interface of a fine-tuning task: `train.tasks.task` plus predictions, the scores of predictions, and files.
 
 Most tasks predict one value for each row of text, such as a class or a number. These tasks are subclasses of `RowTask`.
 For classes, the training loss can have class weights and label smoothing.

@@ -37,12 +37,13 @@ def is_beir(path: str) -> bool:
 
 
 def _stored(folder: Folder, name: str) -> str:
-    """Return the name under which a file is stored, with .gz if it is compressed. A missing file keeps its name."""
+    """Return the name under which a file is stored, with .gz if it is compressed. If the file is missing, return its
+    name unchanged."""
     return next((stored for stored in (name, f"{name}.gz") if folder.exists(stored)), name)
 
 
 def read_documents(path: str, flag: str) -> list[str]:
-    """Read the documents that are not empty. Each text is the document's title followed by its text.
+    """Read the documents that are not empty. Each text is a document's title followed by the document's text.
 
     Raises:
         InputError: the corpus cannot be read, or one of its lines has no id or no text.

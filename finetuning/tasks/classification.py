@@ -56,7 +56,7 @@ NAMES = {
     "multi_label_classification": "text classifier with several labels per text",
     "regression": "model that rates texts with a number",
 }
-# Example texts in the model card's code, {number of texts per row: code}. `.format` is applied to them later.
+# Example texts in the model card's code, {number of texts per row: code}. `.format` is applied to the code later.
 TEXTS = {1: '"A text to classify."', 2: '{{"text": "A first text.", "text_pair": "A second text."}}'}
 CLASSES = """```python
 from transformers import pipeline

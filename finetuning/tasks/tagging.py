@@ -344,7 +344,7 @@ class Tagging(ExampleTask):
 
 
 def values_of_words(sums: Mapping[str, Any], name: str, sentences: Sentences, default: float) -> list[NDArray[Any]]:
-    """Return for each sentence the values `sums[name]` of its words' first tokens; `default` for words without one."""
+    """Return, by sentence, the values `sums[name]` of the words' first tokens; words without tokens get `default`."""
     values = [np.full(len(words), default) for words in sentences.words]
     for index, words, token_values in zip(sums[INDEX], sums[WORD], sums[name], strict=True):
         if index >= 0:

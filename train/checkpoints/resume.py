@@ -185,7 +185,7 @@ def fingerprint(config: RunSettings, inputs: Inputs, model_config: dict[str, Any
 
     Settings that may change are left out. Some of them are replaced: the folders of shards by the content of the
     shards, the model's name by its resolved configuration, and the factors of the global batch by the global batch
-    itself, which is in a checkpoint's plan. The version of transformers in a model's configuration is left out, too.
+    itself, which is in a checkpoint's plan. The version of transformers in a model's configuration is also left out.
     """
     model = {f"model.{key}": value for key, value in model_config.items()}
     model.pop("model.transformers_version", None)

@@ -137,7 +137,7 @@ def parse_record(text: str) -> CheckpointRecord:
         content["skipped"] = tuple(SkippedRows(**rows) for rows in content["skipped"])
         content["unwritten_log_lines"] = tuple(content["unwritten_log_lines"])
         return CheckpointRecord(**content)
-    except (KeyError, TypeError) as error:  # the checksum is right, so the fields differ
+    except (KeyError, TypeError) as error:  # the checksum is correct, so the record has other fields
         raise DamagedCheckpointError(f"its record is of another version of this project: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""Settings of the hardware that a run computes on, and of how it computes there."""
+"""Settings of a run's hardware, and of the computation on this hardware."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -45,7 +45,7 @@ class PhaseSettings:
 
 
 def phases_of(config: TrainingConfig) -> tuple[PhaseSettings, ...]:
-    """Return the phases of a run, in order; a single one without `--phases`."""
+    """Return the phases of a run, in order; a single phase without `--phases`."""
     if config.run.phases is None:
         return (PhaseSettings("", config),)
     max_steps, num_epochs = config.optimization.max_steps, config.optimization.num_epochs

@@ -289,8 +289,8 @@ class RunSettings:
     def identity(self) -> dict[str, Any]:
         """Return the settings that identify the run, {subject.name: value}.
 
-        Settings that were added later and have their defaults are left out, so that adding a setting changes the
-        identity of no run.
+        Settings that were added later and have their defaults are left out, so that adding a setting does not change
+        the identity of existing runs.
         """
         kinds, added = self.subjects().items(), settings_marked(ADDED, type(self))
         defaults = {f"{subject}.{setting.name}": setting.default for subject, kind in kinds for setting in fields(kind)}

@@ -75,7 +75,8 @@ class Inputs(ABC):
         return 0
 
     def describe_sources(self, first_row: int, num_rows: int) -> dict[str, str]:  # noqa: ARG002
-        """Describe a mixture's sources at `first_row` and `num_rows` later, {title: text}; warn of many passes."""
+        """Describe a mixture's sources at `first_row` and at `first_row + num_rows`, {title: text}; warn of many
+        passes."""
         return {}
 
     def evaluated(self) -> "Mapping[str, tuple[Inputs, float]]":

@@ -32,7 +32,7 @@ from train.data.sources import Interleaving
 
 # Shards read at once: enough to hide the latency of Cloud Storage.
 NUM_PARALLEL_READS = 8
-# Before a window is permuted, its rows are interleaved from this number of shards, one row from each in turn.
+# Before a window is permuted, its rows are interleaved from this number of shards, one row from each shard in turn.
 NUM_SHARDS_IN_TURN = 8
 NUM_PREFETCHED_STEPS = 8
 # A source of a mixture holds at most MAX_BUFFER_PARTS times its share of the buffer in memory, or a window divided by

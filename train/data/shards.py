@@ -309,7 +309,7 @@ def _joined(sets: Collection[ShardSet]) -> ShardSet:
 
 
 def check_phases(phases: Sequence[TrainingInputs]) -> None:
-    """Check that phases have the same tokenizer, and that none is evaluated on text on which another phase trains.
+    """Check that phases have the same tokenizer, and that no phase is evaluated on another phase's training text.
 
     `open_inputs` has already checked each phase by itself.
 

@@ -22,7 +22,7 @@ from train.model.architectures import architecture_of
 from train.runtime.machines import chip_of, local_accelerator_type
 from train.runtime.plan import Plan
 
-# Heads that begin with the encoder's pooler, named by the endings of their classes' names.
+# Heads that begin with the encoder's pooler, given by the endings of their classes' names.
 POOLED = {
     "bert": ("", "SequenceClassification", "MultipleChoice"),
     **dict.fromkeys(("camembert", "roberta", "roberta-prelayernorm", "xlm-roberta"), ("", "MultipleChoice")),

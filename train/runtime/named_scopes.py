@@ -1,4 +1,4 @@
-"""Names for parts of the train step. Profiles and the preflight use them to find an operation's part."""
+"""Names for parts of the train step, by which profiles and the preflight assign operations to parts."""
 
 import functools
 from collections.abc import Callable, Iterator

@@ -29,7 +29,7 @@ STOPPING = b"\nStopping after this step, with a checkpoint. Press Ctrl-C again t
 
 
 class RunStoppedError(RunFailedError):
-    """The run was asked to stop and has saved a checkpoint. Running the same command again continues it."""
+    """The run was asked to stop and has saved a checkpoint. Running the same command again continues the run."""
 
     exit_status = EXIT_STOPPED
 

@@ -1,7 +1,7 @@
 """Check, on the first rows of a run, that the fast variants of a step match the reference on these devices.
 
 TPU-optimized layers are compared with the reference layers. A step with a sharded optimizer is compared with an
-unsharded step, because it sums gradients in another way, and divides and gathers the weights.
+unsharded step, because the sharded step sums gradients in another way, and divides and gathers the weights.
 """
 
 import logging

@@ -154,7 +154,7 @@ class PretrainingModel(tf_keras.Model):
 
     @tf.autograph.experimental.do_not_convert
     def evaluation_step(self, rows: Any) -> Sums:
-        """Add up the task's sums over a batch of prepared rows of all replicas, and collect its values for each row."""
+        """Add up the task's sums over a batch of prepared rows of all replicas, and collect its values per row."""
         replica = tf.distribute.get_replica_context()
         sums = self.task.sums(self.network, rows, training=False)
         row_values = {name: sums.pop(name) for name in list(sums) if sums[name].shape.rank}

@@ -67,7 +67,7 @@ def masked_lm_loss(
     Returns:
         Float32 scalars: `loss` (nats), `num_correct`, `num_masked`.
     """
-    # Read the labels' logits before the cast, so that this does not keep the float32 logits in memory.
+    # Read the labels' logits before the cast, so that reading them does not keep the float32 logits in memory.
     label_logits = tf.stop_gradient(tf.cast(tf.gather(logits, labels, batch_dims=labels.shape.rank), tf.float32))
     logits = _without_padding(tf.cast(logits, tf.float32), vocabulary_size)
     if runs_unfused():
@@ -145,7 +145,7 @@ class CustomHead(tf_keras.layers.Layer):
 
 
 class Delta(tf_keras.layers.Layer):
-    """A trainable difference from a weight of the network, initially 0. The export adds the two."""
+    """A trainable difference from a weight of the network, initially 0. The export contains the sum of both."""
 
     def __init__(self, weight: tf.Variable, network_name: str):
         super().__init__(name=DELTA)

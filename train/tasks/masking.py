@@ -1,6 +1,6 @@
 """Prepare rows in-graph: draw masks, and swap the segments of pairs. Also compute the loss of pairs.
 
-Everything depends only on the keys and content of the rows, and is the same on every device, with and without XLA.
+All results depend only on the keys and content of the rows, and are the same on every device, with and without XLA.
 """
 
 from typing import NamedTuple

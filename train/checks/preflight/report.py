@@ -27,8 +27,8 @@ from train.runtime.machines import GIB, Cluster
 NUM_OPERATIONS = 10
 # Used in place of the tokenizer's folder if there are no shards.
 SYNTHETIC = "(synthetic)"
-# Number of rows if there are no shards, larger than any batch. This number affects the schedule, but not the cost of a
-# step.
+# Assumed number of rows if there are no shards, larger than any batch. This number affects the schedule, but not the
+# cost of a step.
 ASSUMED_NUM_ROWS = 10**12
 # docs/tpu/preflight.md has the comparison.
 KNOWN_ERROR = (
