@@ -60,8 +60,8 @@ def load_tokenizer(name_or_path: str, *, needs_special_tokens: bool = True) -> "
         needs_special_tokens: whether the tokenizer must have five different tokens for cls, pad, sep, unk and mask.
 
     Raises:
-        InputError: there is no such tokenizer, it is not a fast one, it lacks a special token, or two of them share an
-            id.
+        InputError: there is no such tokenizer, it is not a fast tokenizer, it lacks a special token, or two special
+            tokens share an id.
         HubAwayError: the Hub cannot be reached.
     """
     check_folder_or_hub(name_or_path)

@@ -1,7 +1,7 @@
 """Process the partitions of a split with Apache Beam, on this machine or on Dataflow.
 
-Beam gets only the list of partitions, not their text. Each worker reads the byte ranges of a partition and writes its
-shards and its sidecar.
+Beam gets only the list of partitions, not their text. Each worker reads the byte ranges of a partition and writes the
+partition's shards and sidecar.
 """
 
 import importlib.util
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 MAX_INLINE_BYTES = 4 << 20
 REQUIRED_BY_DATAFLOW = ("project", "region", "temp_location")
 
-# Beam may give a process several partitions at once, but its memory and its cache of tokenized words suffice for only
-# one partition.
+# Beam may give a process several partitions at once, but the process's memory and cache of tokenized words suffice for
+# only one partition.
 _one_at_a_time = threading.Lock()
 
 

@@ -36,7 +36,7 @@ _FIRST = "\ud800"
 _NOT_VISIBLE = "▁\ufffd\u1cf2\u1cf3"
 # Only these characters are considered. A space next to any other character, such as an emoji, is never a boundary.
 _BASIC_PLANE = range(0x10000)
-# These normalizers change each word independently of its neighbours.
+# These normalizers change each word independently of its neighbors.
 _WORD_NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents", "BertNormalizer", "Precompiled"}
 # Patterns that match a run of characters of one class, such as white space.
 _RUN = re.compile(r"\[[^\[\]]+\]\+|\\s\+| \{2,\}| \+")

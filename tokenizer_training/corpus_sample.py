@@ -1,8 +1,8 @@
 """Count the words of a corpus in a single pass: draw a random sample of limited size, and hold out some passages.
 
-A word is counted in segments: it is cut wherever a letter is next to a sign. SentencePiece allows no token across such
-a boundary, so nothing is lost. There are half as many distinct segments as distinct words, because "word", "word," and
-"(word)" share a segment. A segment that starts a word carries the mark `▁`.
+A word is counted in segments, because it is cut wherever a letter is next to a sign. SentencePiece allows no token
+across such a boundary, so nothing is lost. There are half as many distinct segments as distinct words, because "word",
+"word," and "(word)" share a segment. A segment that starts a word carries the mark `▁`.
 
 If there are several sources, the counts are scaled so that each source has a fixed share of the sum: its weight, or
 bytes^alpha (Conneau et al. 2020, section 3.1). The words of a source with too little text count several times, as if

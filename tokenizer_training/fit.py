@@ -59,7 +59,7 @@ def fit_of(record: Mapping[str, Any]) -> Fit:
 
 
 def describe_fits(fits: Sequence[Fit]) -> str:
-    """Describe the ratio of a source, or its two ratios, each with its fraction of the text."""
+    """Describe the ratio of a source, or its two ratios with the fraction of the text that each ratio is for."""
     total = sum(fit.num_characters for fit in fits)
     parts = [f" ({fit.num_characters / total:.0%} of the text)" if len(fits) > 1 else "" for fit in fits]
     return ", ".join(_describe_ratio(fit) + part for fit, part in zip(fits, parts, strict=True))
@@ -72,7 +72,7 @@ def _describe_ratio(fit: Fit) -> str:
 
 
 def measure_fits(tokenizer: "PreTrainedTokenizerFast", texts_by_source: Mapping[str, Sequence[str]]) -> list[Fit]:
-    """Measure each source: once on its texts that separate words with spaces, and once on its other texts."""
+    """Measure each source: once on the texts that separate words with spaces, and once on its other texts."""
     return [fit for source, texts in texts_by_source.items() for fit in _fits_of_source(tokenizer, source, texts)]
 
 

@@ -244,7 +244,7 @@ def check_output_folder(folder: str, settings: dict[str, Any]) -> bool:
 
 
 def _differences(recorded: dict[str, Any], requested: dict[str, Any]) -> str:
-    """Describe how the requested corpus and settings differ from the recorded ones; return "" if they do not."""
+    """Describe how the requested corpus and settings differ from the recorded ones; return "" if they are equal."""
     old, new, has_bad_rows = corpora_of(recorded), corpora_of(requested), recorded["bad_rows"]["num_rows"] > 0
     pairs = [(old[name], new[name]) for name in new if name in old]
     changes = [describe_changes(*corpora, has_bad_rows=has_bad_rows) for corpora in pairs]

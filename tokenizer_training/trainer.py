@@ -371,7 +371,7 @@ Level = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]
 
 
 def _right_maximal_substrings(text: str, ends: NDArray[np.int32], weights: NDArray[np.float64]) -> Iterator[Level]:
-    """Yield the frequent substrings of each length, except those that are always followed by the same character.
+    """Yield the frequent substrings of each length, except substrings that are always followed by the same character.
 
     Args:
         text: concatenated segments.

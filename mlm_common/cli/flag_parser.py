@@ -271,7 +271,7 @@ class FlagParser(argparse.ArgumentParser):
         """Parse as argparse does.
 
         Raises:
-            InputError: a flag lacks a value or has one that it does not accept.
+            InputError: a flag lacks a value, or has a value that it does not accept.
         """
         try:
             return super().parse_known_args(args, namespace)

@@ -20,7 +20,7 @@ from mlm_common.cli import DEFAULT_HANDLERS, STATUSES, end_early, script_path, s
 from mlm_common.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED
 
 STOPPING = b"Stopping. Press Ctrl-C again to end at once.\n"
-# Maximum time for the functions that libraries register for the end of a process, such as deleting temporary files.
+# Maximum time for the exit functions that libraries register, such as functions that delete temporary files.
 EXIT_SECONDS = 2.0
 # A KeyboardInterrupt that Python dropped is raised again after this time, when the callback has probably returned. This
 # repeats as long as Python drops the exception.

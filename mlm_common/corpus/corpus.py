@@ -155,7 +155,7 @@ class Corpus:
         return draw_byte_ranges(self._files_to_cut(split_name), self.config, num_bytes)
 
     def _files_to_cut(self, split_name: str) -> tuple[StoredFile, ...]:
-        """Return the files of a split; none if a limit requires counting its documents from the first one on."""
+        """Return the files of a split; none if a limit requires counting its documents from the first document on."""
         return () if self._has_limit(split_name) else self.files(split_name)
 
     def _has_limit(self, split_name: str) -> bool:
@@ -287,7 +287,7 @@ def _check_not_blank(read: Callable[[BadRows], Iterable[str]], source: str) -> N
 def _documents_of_split(
     config: CorpusConfig, split_name: str, documents: Iterable[str], limit: int | None = None
 ) -> Iterator[str]:
-    """Yield the documents that belong to a split: all of them if they are not divided among splits at random.
+    """Yield the documents that belong to a split: all documents, unless they are divided among splits at random.
 
     Args:
         config: settings of the corpus.

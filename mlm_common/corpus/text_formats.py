@@ -106,7 +106,7 @@ class BadRows:
         """Yield the texts; count missing texts, which become empty texts, and texts that are very long.
 
         Args:
-            texts: texts; None for a missing one.
+            texts: texts; None for a missing text.
             source: file or data set.
             after: where in the source the texts start, such as ` after byte 100`.
         """

@@ -55,7 +55,7 @@ class HubRepository:
     Attributes:
         repo_id: `NAMESPACE/NAME`. The repository is created if it is missing.
         kind: kind of repository.
-        private: whether to create the repository as private. An existing one is not changed.
+        private: whether to create the repository as private. An existing repository is not changed.
         branch: branch to push to. A missing branch is created, without the files of the main branch.
         tag: name of the tag to create for the commit; None for no tag.
     """
