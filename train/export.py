@@ -102,7 +102,7 @@ def average_checkpoints(paths: Sequence[str], tokenizer: str | None) -> tuple["S
     if len(phases) != 1 or last.record is None or len(set(steps)) < 2:
         raise InputError(f"--average needs different checkpoints of one phase of one run; received {' '.join(paths)}.")
     means = {
-        # In float64, so that the mean of equal weights is exactly that weight.
+        # Average in float64, so that the mean of equal weights is exactly this weight.
         name: np.mean([saved.snapshot.arrays[name] for saved in checkpoints], axis=0, dtype=np.float64).astype(
             array.dtype
         )

@@ -37,8 +37,10 @@ def is_beir(path: str) -> bool:
 
 
 def _stored(folder: Folder, name: str) -> str:
-    """Return the name under which a file is stored, with .gz if it is compressed. If the file is missing, return its
-    name unchanged."""
+    """Return the name under which a file is stored, with .gz if it is compressed.
+
+    If the file is missing, return `name`.
+    """
     return next((stored for stored in (name, f"{name}.gz") if folder.exists(stored)), name)
 
 

@@ -116,7 +116,7 @@ def describe_resume_point(
         yield f"changed since then: {', '.join(changes.values())}"
     yield from _changed_length(point.step, checkpoint.plan, plan, config)
     saved_computation = checkpoint.computation
-    # Compare how steps were actually computed rather than the flags, which may not determine it.
+    # Compare how steps were actually computed rather than the flags, which may leave it open.
     decided = {f"hardware.{name}" for name in saved_computation}
     inexact = [text for name, text in changes.items() if name in settings_marked(ROUNDING, type(config)) - decided]
     inexact += [
@@ -194,7 +194,7 @@ def fingerprint(config: RunSettings, inputs: Inputs, model_config: dict[str, Any
 
 
 def fingerprint_of_phases(fingerprints: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Join the fingerprints of a run's phases: the first phase's, plus the values that differ from it in later phases.
+    """Join the fingerprints of a run's phases: the first fingerprint, plus the values that differ in later phases.
 
     The names of a later phase's values get a prefix. The fingerprint up to a phase thus does not depend on later
     phases.

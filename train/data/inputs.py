@@ -75,8 +75,10 @@ class Inputs(ABC):
         return 0
 
     def describe_sources(self, first_row: int, num_rows: int) -> dict[str, str]:  # noqa: ARG002
-        """Describe a mixture's sources at `first_row` and at `first_row + num_rows`, {title: text}; warn of many
-        passes."""
+        """Describe a mixture's sources at `first_row` and at `first_row + num_rows`, as {title: text}.
+
+        Warn if a source is read too often.
+        """
         return {}
 
     def evaluated(self) -> "Mapping[str, tuple[Inputs, float]]":

@@ -195,7 +195,7 @@ class KeyedDropout(tf_keras.layers.Dropout):
     """Dropout that draws from the keys of `dropping_out_by`; outside that context it draws like Keras's class.
 
     Attributes:
-        number: number of the layer in its network, which `key_dropout` assigns. The draw depends on it.
+        number: number of the layer in its network, which `key_dropout` assigns. The draw depends on this number.
         drops_heads: derive a key for each head of attention probabilities, as `train.layers.tpu_attention` does.
     """
 

@@ -269,7 +269,7 @@ class _Attention:
 
 
 class _AttentionInBlocks(_Attention):
-    """Attention in long rows: each block of queries attends to the blocks of keys that share a document with it.
+    """Attention in long rows: each block of queries attends to blocks of keys that share a document with it.
 
     Rows are padded to whole blocks.
     """

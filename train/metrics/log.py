@@ -1,7 +1,7 @@
 """The log of a run: lines of numbers, written in the background to `metrics.jsonl`, TensorBoard's files and a plot.
 
-Each update of a file receives all lines and writes those that were added since the last successful update. So a failed
-update loses nothing.
+Each update of a file receives all lines and writes the lines that were added since the last successful update. So a
+failed update loses nothing.
 """
 
 import contextlib

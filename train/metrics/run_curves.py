@@ -390,8 +390,7 @@ def _draw_line(axes: "Axes", points: Points, color: str, *, is_main: bool) -> No
 
 
 def _put_tokens_on_top(run: RunCurves, axes: "Axes") -> None:
-    """Add a second axis with the number of tokens; in a run with phases, this number is not proportional to the
-    step."""
+    """Add a second axis with the number of tokens, which is not proportional to the step in a run with phases."""
     from matplotlib.ticker import MaxNLocator
 
     ends = [phase.num_steps for phase in run.plan.before]

@@ -160,7 +160,7 @@ def open_trackers(config: RunSettings, folder: RunFolder) -> list[Tracker]:
     # Import here, not in the threads: Python 3.11 fails if two threads parse code, and TensorFlow parses the code of
     # the step.
     for module in (module for name in config.run.report_to for module in MODULES[name]):
-        with suppress(Exception):  # the tracker's thread raises it again, and warns
+        with suppress(Exception):  # the tracker's thread raises the error again, and warns
             importlib.import_module(module)
     settings = {
         f"{subject}.{name}": value for subject, values in config.as_dict().items() for name, value in values.items()

@@ -1,7 +1,7 @@
 """The differences between the encoders of `train.model.encoder`, read from a configuration of transformers.
 
 The names below are parts of the variables' names, which checkpoints store; `train.model.weight_names` converts them to
-PyTorch's. A name with slashes stands for nested modules in PyTorch.
+PyTorch's names. A name with slashes stands for nested modules in PyTorch.
 """
 
 import math

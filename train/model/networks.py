@@ -273,7 +273,10 @@ class Classification:
 
 
 class RowClassifier(Network):
-    """Classifies rows by their first token; ModernBERT with `classifier_pooling` mean, by all tokens' mean."""
+    """Classifies rows by their first token.
+
+    ModernBERT with the setting `classifier_pooling: mean` classifies rows by the mean of all tokens instead.
+    """
 
     head = "ForSequenceClassification"
 

@@ -136,7 +136,8 @@ class Plan:
         return num_tokens + (step - num_counted) * self.batch_tokens
 
     def log_steps(self, setting: str | int | None = None) -> int:
-        """Return the number of steps between log lines: `--log-steps`, or a fiftieth of the phase, at most 50."""
+        """Return `--log-steps`, the number of steps between log lines; by default a fiftieth of the phase, at most
+        50."""
         by_default = max(1, min(MAX_LOG_STEPS, self.num_phase_steps // NUM_LOG_LINES))
         return steps_of_setting(setting, self.num_rows, self.global_batch_rows) or by_default
 

@@ -395,7 +395,7 @@ def build_optimizer(
     num_matrices: Sequence[int] = (),
     **numbers: int,
 ) -> GuardedAdamW:
-    """Build the optimizer of a run. The train step clips, not the optimizer.
+    """Build the optimizer of a run. The train step clips gradients, not the optimizer.
 
     Args:
         config: the settings.

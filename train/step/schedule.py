@@ -12,7 +12,7 @@ from train.config.learning import OptimizationConfig
 
 @dataclass(frozen=True)
 class WarmupSchedule(tf_keras.optimizers.schedules.LearningRateSchedule):
-    """A learning rate that rises linearly to `peak` over the warmup, and then falls as `shape` says.
+    """A learning rate that rises linearly to `peak` over the warmup, and then follows the curve `shape`.
 
     Args:
         shape: a key of `SHAPES`.

@@ -183,9 +183,9 @@ class Task(ABC):
         """Run the network on rows of `prepare_batch` or `prepare_row`, and add up losses, correct answers and counts.
 
         Returns:
-            Sums over the rows, float32 scalars, which can be added up over batches and replicas. The sums must include
-            all names in `means`, and rows of padding must not contribute. An evaluation may also return values for each
-            row, (rows, …), for metrics that are not sums.
+            Sums over the rows, float32 scalars, which can be added up over batches and replicas. The result must
+            include all sums named in `means`, and rows of padding must not contribute. An evaluation may also return
+            values for each row, (rows, …), for metrics that are not sums.
         """
 
     def outputs(self, network: Any, rows: Any, *, training: bool) -> "tf.Tensor":
