@@ -67,9 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     log_start(__file__)
     runs = read_runs(config.runs)
     for path, run in zip(config.runs, runs, strict=True):
-        with RunFolder(
-            path
-        ).guarded_record():  # read the data of the table and the plot now, so that errors name the file
+        with RunFolder(path).guarded_record():  # read the data of table and plot now, so that errors name the file
             _ = (
                 _table_row(run),
                 run.model,

@@ -136,8 +136,10 @@ class Plan:
         return num_tokens + (step - num_counted) * self.batch_tokens
 
     def log_steps(self, setting: str | int | None = None) -> int:
-        """Return `--log-steps`, the number of steps between log lines; by default a fiftieth of the phase, at most
-        50."""
+        """Return the number of steps between log lines.
+
+        This is `--log-steps`, or by default a fiftieth of the phase, but at most 50 steps.
+        """
         by_default = max(1, min(MAX_LOG_STEPS, self.num_phase_steps // NUM_LOG_LINES))
         return steps_of_setting(setting, self.num_rows, self.global_batch_rows) or by_default
 
