@@ -61,7 +61,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--num-kills", type=int, default=3, help="kills of each stage, a third of a run of phases")
+    parser.addoption("--num-kills", type=int, default=3, help="kills of each stage")
     parser.addoption("--write-golden", action="store_true", help="write tests/golden/golden.json again")
     parser.addoption("--campaign-report", help="file that gets what the campaign has seen, as lines of JSON")
 

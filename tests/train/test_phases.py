@@ -1,6 +1,5 @@
-"""Runs of several phases: what each leaves, kills at any moment, and phases that were changed before a resume."""
+"""Runs of several phases: what each leaves, and phases that were changed before a resume."""
 
-import random
 import signal
 import weakref
 
@@ -39,21 +38,6 @@ def test_each_phase_has_its_rows_batch_masks_and_rate(phases_run):
     assert f"| tokens seen | {5 * 8 * 16 + 4 * 16 * 16 + 5 * 8 * 32:,}, padding included |" in card
     assert "| 2 | 9 | 16 tokens | 16 rows | token, 30% of the tokens" in card
     assert "in texts of at most 32 tokens" in card
-
-
-def test_killed_at_random_moments(runs, phases_run, phase_shards, tmp_path, pytestconfig):
-    """After one to five steps; a run that comes to its end is compared, and another one begun."""
-    draw, num_killed, num_ended = random.Random(0), 0, 0
-    while num_killed < max(1, pytestconfig.getoption("--num-kills") // 3):
-        folder = tmp_path / f"run{num_ended}"
-        flags, delay_seconds = phases_flags(phase_shards, folder), draw.uniform(0, 0.1)
-        if runs.run_and_signal(flags, "train", draw.randint(1, 5), signal.SIGKILL, delay_seconds):
-            num_killed += 1
-        else:
-            assert_same_run(folder, phases_run)
-            num_ended += 1
-    assert runs.run(flags) == 0
-    assert_same_run(folder, phases_run)
 
 
 def test_a_phase_that_lies_ahead_may_change(runs, phases_run, phase_shards, tmp_path):

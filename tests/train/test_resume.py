@@ -107,11 +107,6 @@ def test_a_spike_leads_back_and_on_without_its_rows(runs, shards, tmp_path):
     assert [rows["after_step"] for rows in record["skipped"]] == [line["to_step"] for line in rollbacks]
     assert record["row"] == 30 * 8 + sum(line["num_skipped_rows"] for line in rollbacks)
 
-    killed = run_flags(shards, tmp_path / "killed", *SPIKE_FLAGS, *more, "--on-nonfinite", "skip")
-    assert runs.run_and_signal(killed, "train", rollbacks[0]["step"] + 1, signal.SIGKILL, 0.0) == -signal.SIGKILL
-    assert runs.run(killed) == 0
-    assert_same_run(tmp_path / "killed", tmp_path / "run")
-
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("eagerly")
