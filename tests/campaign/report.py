@@ -32,7 +32,8 @@ PROMISES = {
     "faulty input, fixed later": "only output that depends on the fault is rebuilt; the bytes are the same as with "
     "correct input from the start",
     "malformed files, damaged folders": "the input is read, or a one-line error names the file",
-    "odd environment": "the command works with odd variables, without standard error, and if nobody reads its output",
+    "odd environment": "the command works with unusual environment variables, without standard error, and when nobody "
+    "reads its output",
     "changed input": "an error says what differs, or an unfinished preparation rebuilds the partitions concerned",
 }
 # What every command meets.
