@@ -150,3 +150,13 @@ def test_the_entropy_is_the_mean_of_those_of_the_sources_by_their_weights(mixtur
     unknown = dataclasses.replace(first, evaluation=dataclasses.replace(first.evaluation, manifest=None))
     assert dataclasses.replace(inputs, sources=(unknown, *others)).unigram_entropy_nats is None
     assert opened(mixture_shards).unigram_entropy_nats is None
+
+
+def test_many_passes_are_warned_of(mixture_shards, caplog):
+    inputs = opened(mixture_shards, source_weights=["large=0.25", "small=0.5", "back=0.25"])
+    text = inputs.describe_sources(0, inputs.num_rows)["sources"]
+    assert "small" in text
+    assert "weight 50.000%" in text
+    assert not caplog.records
+    inputs.describe_sources(0, 9 * inputs.num_rows)
+    assert [record.getMessage().split()[3] for record in caplog.records] == ["small"]

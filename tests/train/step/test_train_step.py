@@ -75,6 +75,20 @@ def test_without_masked_tokens_loss_is_0_and_weights_are_finite(trained_plainly)
     assert np.isfinite(weights(model)).all()
 
 
+@pytest.mark.usefixtures("eagerly")
+def test_clipping_scales_the_whole_gradient():
+    rows = token_rows()
+    clipped, free = (build(one_cpu(), max_grad_norm=norm) for norm in (1e-9, 0.0))
+    for model in (clipped, free):
+        # With epsilon far above the gradients, AdamW's update is proportional to them.
+        model.optimizer.epsilon, model.optimizer.weight_decay = 1e3, 0.0
+    before = weights(free)
+    figures = train(free, rows, num_steps=1)
+    assert train(clipped, rows, num_steps=1)["grad_norm"] == pytest.approx(figures["grad_norm"], rel=1e-4)
+    assert np.abs(weights(free) - before).max() > 0
+    assert np.abs(weights(clipped) - before).max() < 1e-6 * np.abs(weights(free) - before).max()
+
+
 class TokensPerRow(MaskedLanguageModeling):
     """Another metric than the loss, which has another weight."""
 
