@@ -58,7 +58,7 @@ class FolderLock:
         path: the folder.
         name: name of the run's record in `.owner/`.
         token: random token in the record.
-        ends_process: whether to end the process if the folder is lost, whatever its threads are doing.
+        ends_process: whether to end the process at once if the folder no longer belongs to the run.
     """
 
     path: str
@@ -69,7 +69,7 @@ class FolderLock:
     def check(self) -> None:
         """Check that the folder still belongs to this run.
 
-        If the folder is lost, end the process if `ends_process`, or else raise FolderLostError.
+        If it does not, end the process if `ends_process` is true, or else raise FolderLostError.
         """
         if not self.is_held():
             fate = f"its record in {self.path}/{OWNER_FOLDER} is gone"
@@ -119,8 +119,8 @@ def locked_folder(
         path: the folder, local or `gs://`.
         heartbeat_seconds: time between two heartbeats.
         dead_after_seconds: time without a heartbeat after which an owner counts as dead.
-        ends_process: if the folder is lost, end the process at once with `FolderLostError.exit_status`. If False,
-            FolderLostError is raised at the next write instead.
+        ends_process: if the folder no longer belongs to this run, end the process at once with
+            `FolderLostError.exit_status`. If False, FolderLostError is raised at the next write instead.
 
     Raises:
         InputError: the folder belongs to a run that is alive, or this user has no permission to take it over.
@@ -208,7 +208,7 @@ def _have_ended(owners: Folder, old_texts: Mapping[str, str], dead_after_seconds
 
 
 def _send_heartbeats(owner: FolderLock, record: dict[str, Any], has_ended: threading.Event, seconds: float) -> None:
-    """Write heartbeats until `has_ended` is set, and check after each that the folder was not lost."""
+    """Write heartbeats until `has_ended` is set. After each one, check that the folder still belongs to this run."""
     owners = _owners(owner.path)
     is_failing = False
     while not has_ended.wait(seconds):

@@ -190,7 +190,7 @@ def _cut_passages(
     batches: Iterable[TokenBatch], framing: Framing, max_length: int, arrange: Callable[..., Arrangement]
 ) -> Iterator[Rows]:
     """Yield rows of framed passages, arranged by `arrange`, which has the signature of `pack`."""
-    ids = np.empty(0, np.int32)  # starts with the first passage that is not in a row yet
+    ids = np.empty(0, np.int32)  # the ids of the passages that no row contains yet
     document_ends = np.empty(0, np.int64)
     for batch in chain(batches, [None]):
         if batch is not None:

@@ -72,7 +72,7 @@ def encode_documents(
 
     Args:
         tokenizer_json: result of `plain_text_tokenizer_json`.
-        documents: texts; a text of white space only has no ids.
+        documents: texts; a text that is only white space gets no ids.
         sentences_of: cuts a document into one or more sentences, which are encoded separately. None to encode
             documents whole.
     """

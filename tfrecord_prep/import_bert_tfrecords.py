@@ -311,10 +311,10 @@ def _restored(work: SplitWork, examples: Sequence[bytes]) -> tuple[Rows, dict[st
     is_framed = (ids[:, 0] == special["cls"]) & (last_ids == special["sep"]) & (is_end.sum(axis=1) == 2)
     problems = {
         f"a masked position is outside the row of {length} tokens": is_outside,
-        f"an id is outside the vocabulary of {size:,} of --tokenizer-name-or-path": (ids < 0) | (ids >= size),
+        f"an id is outside the vocabulary of {size:,} tokens (--tokenizer-name-or-path)": (ids < 0) | (ids >= size),
         "input_mask is not ones, then zeros": mask != is_token,
-        "it is not [CLS] A [SEP] B [SEP] with the ids of --tokenizer-name-or-path": ~is_framed[:, None],
-        "its padding is not the padding id of --tokenizer-name-or-path": (ids == special["pad"]) == is_token,
+        "it is not [CLS] A [SEP] B [SEP] with the tokenizer's ids (--tokenizer-name-or-path)": ~is_framed[:, None],
+        "its padding is not the tokenizer's padding id (--tokenizer-name-or-path)": (ids == special["pad"]) == is_token,
         "segment_ids are not 0 in A and 1 in B": segments != is_second,
         "it has a [MASK] without a value in masked_lm_ids": ids == special["mask"],
         f"{LABELS} is neither 0 nor 1": ((labels < 0) | (labels > 1))[:, None],

@@ -160,7 +160,7 @@ def check_shard(folder: str, manifest: Manifest, shard: ShardRecord) -> tuple[ND
         "the attention mask is not ones, then zeros": mask != is_token,
         "the row is empty": num_tokens == 0,
         f"{LABEL_KEY} is neither 0 nor 1": (labels < 0) | (labels > 1),
-        f"an id is outside the vocabulary of {size:,}": (input_ids < 0) | (input_ids >= size),
+        f"an id is outside the vocabulary of {size:,} tokens": (input_ids < 0) | (input_ids >= size),
         "padding does not match the zeros of the attention mask": (input_ids == special_ids["pad"]) == is_token,
         "the text contains the mask token": input_ids == special_ids["mask"],
     }

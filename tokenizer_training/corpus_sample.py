@@ -1,4 +1,4 @@
-"""Count the words of a corpus in a single pass: draw a random sample of limited size, and hold out some passages.
+"""Read a corpus once: count its words, draw a random sample of limited size, and hold out some passages.
 
 A word is counted in segments, because it is cut wherever a letter is next to a sign. SentencePiece allows no token
 across such a boundary, so nothing is lost. There are half as many distinct segments as distinct words, because "word",

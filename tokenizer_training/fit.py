@@ -48,7 +48,7 @@ class Fit:
 
     @property
     def record(self) -> dict[str, Any]:
-        """The entry of `report.json`: the counts, and the ratio that is meaningful for these texts."""
+        """The entry of `report.json`: the counts, and tokens per word, or without spaces, characters per token."""
         ratio = "tokens_per_word" if self.has_spaces else "characters_per_token"
         return vars(self) | {ratio: getattr(self, ratio)}
 
@@ -59,7 +59,7 @@ def fit_of(record: Mapping[str, Any]) -> Fit:
 
 
 def describe_fits(fits: Sequence[Fit]) -> str:
-    """Describe the ratio of a source, or its two ratios with the fraction of the text that each ratio is for."""
+    """Describe the ratio of each fit of a source. If there are several, also give their fractions of the text."""
     total = sum(fit.num_characters for fit in fits)
     parts = [f" ({fit.num_characters / total:.0%} of the text)" if len(fits) > 1 else "" for fit in fits]
     return ", ".join(_describe_ratio(fit) + part for fit, part in zip(fits, parts, strict=True))

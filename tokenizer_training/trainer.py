@@ -115,9 +115,9 @@ def train_unigram(
 def choose_alphabet(characters: Counter[str], config: UnigramConfig) -> set[str]:
     """Choose the characters that become tokens.
 
-    The chosen characters are the most frequent ones, up to the requested coverage, ASCII, the rare letters of small
-    alphabets (otherwise German would lose Ö and English would lose J), and the characters of the reserved tokens (so
-    that text that looks like such a token can be spelled).
+    These are the most frequent characters, up to the requested coverage; all ASCII characters of the corpus; the rare
+    letters of small alphabets, because otherwise German would lose Ö, and English J; and the characters of the reserved
+    tokens, so that text that looks like such a token can be spelled.
     """
     by_rank = sorted(characters.keys() - {WORD_MARK}, key=lambda character: (-characters[character], character))
     num_characters = characters.total() - characters[WORD_MARK]

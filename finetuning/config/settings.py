@@ -361,8 +361,8 @@ class ChoiceData(ExamplesConfig):
     context_column_name: str | None = flag(None, f"Column with the text before every choice. {KNOWN_CHOICES}")
     question_column_name: str | None = flag(
         None,
-        f"Column with the beginning of every choice, such as a question. If it contains a blank, _, the choice is put "
-        f"there. {KNOWN_CHOICES} With other columns, choices have no beginning.",
+        "Column with the beginning of every choice, such as a question. If the beginning contains a blank, written as "
+        f"_, each choice replaces the blank. {KNOWN_CHOICES} With other columns, choices have no beginning.",
     )
     choice_column_names: list[str] = flag(
         list, f"Columns with the choices: one column per choice, or one column of lists. {KNOWN_CHOICES}"

@@ -95,7 +95,8 @@ def read_glue(data: ClassificationData, task: GlueTask) -> Splits:
 
     def read_split(file: str, limit: int | None, *, has_labels: bool) -> Examples:
         if data.glue_dir is None:
-            # On the Hub, the diagnostics have a separate configuration. Other files are named after splits, except dev.
+            # The diagnostics are a separate configuration of the Hub's data set. The Hub's other splits have the names
+            # of the download's files, except that dev is called validation.
             config, split = ("ax", "test") if file == DIAGNOSTIC else (str(data.task_name), file)
             table = hub(config)[split.replace("dev", "validation")].first(limit)
         else:

@@ -295,8 +295,8 @@ def _text_columns(table: Table, data: ClassificationData) -> list[str]:
     ]
     require(
         1 <= len(names) <= 2,
-        f"must name the one or two columns of text in {table.name}, because it has more or fewer besides "
-        f"{data.label_column_name}",
+        f"must name the one or two columns of text in {table.name}, because {len(names)} columns other than "
+        f"{data.label_column_name} could be text",
         "--text-column-names",
         f"nothing, with the columns {', '.join(table.columns)}",
     )

@@ -7,7 +7,7 @@ import tensorflow as tf
 from train.runtime.named_scopes import custom_gradient, named
 from train.step.sharding import placed
 
-# Logit of passages that are not negatives, whose probability becomes 0.
+# Logit given to passages that are not negatives, so low that their probability becomes 0.
 NEVER = -1e9
 
 
@@ -67,8 +67,8 @@ def contrastive_losses(
         is_symmetric: whether to average this loss with the loss of choosing the query of each positive.
 
     Returns:
-        The loss of each row, (rows,); and for each row, (rows,), 1 if the positive has the largest logit with the last
-        of `dims`, otherwise 0.
+        The loss of each row, (rows,); and for each row, (rows,), 1 if the positive has the largest logit when vectors
+        are cut to the last width of `dims`, otherwise 0.
     """
     num_rows, num_passages = vectors.shape[0], vectors.shape[1] - 1
     all_vectors, all_texts = gather_rows(vectors), gather_rows(texts)

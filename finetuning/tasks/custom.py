@@ -37,8 +37,8 @@ tokenizer = AutoTokenizer.from_pretrained({model}{revision})
 encoder = AutoModel.from_pretrained({model}{revision})
 ```
 
-This opens the encoder alone. Predictions of the task require its file, and the project that trained it: `python
-finetuning/predict.py --model {model} --task FILE.py:CLASS --text "A text."`"""
+This opens the encoder alone. To predict with this model, you need the Python file of its task, and the code of the
+project that trained the model: `python finetuning/predict.py --model {model} --task FILE.py:CLASS --text "A text."`"""
 LIMITS = """`AutoModel` opens the encoder. The head of the custom task is in `model.safetensors` as well, under names
   that start with `custom_head.`; no class of transformers has it. It takes texts of at most {max_length} tokens."""
 

@@ -65,7 +65,7 @@ def read_splits(data: EmbeddingData) -> tuple[Examples, dict[str, Judged]]:
             tables["train"].column(name, flag)  # raises an error that lists the columns
     examples = {split: _examples(table, data, split) for split, table in tables.items()}
     if examples["train"].labels is not None:
-        for table in tables.values():  # without the column, a split would be evaluated as a search
+        for table in tables.values():  # a split without scores would be evaluated by retrieval
             table.column(str(data.score_column_name), "The training split has scores, so --score-column-name")
     for split, pairs in examples.items():
         if split != "train":

@@ -51,7 +51,7 @@ from train.model.architectures import check_architecture, max_positions
 from train.model.pretrained_files import class_name_of, find_file, read_config
 from train.runtime.run_folder import EXPORT_FOLDER, RunFolder, exported_model
 
-# Rows per batch for an export without its run.
+# Rows per batch for a model whose training run, and so its batch size, is unknown.
 BATCH_ROWS = 32
 # Maximum number of tokens per row, for a model without a limit.
 DEFAULT_LENGTH = 512

@@ -225,9 +225,13 @@ class Judged:
         return cosines(queries, passages, self.pairs)
 
     def searched(self, vectors: NDArray[np.float32], temperature: float = 1.0) -> tuple[Scores, float]:
-        """Search with vectors in the form of `cosines`; return the metrics of each query, and the contrastive loss.
+        """Search the passages with each query; return the metrics of each query, and the contrastive loss.
 
         The loss is the mean over the relevant pairs. All passages that are not relevant are negatives.
+
+        Args:
+            vectors: (queries + passages, width), of length 1; the vectors of the queries come first.
+            temperature: number by which cosines are divided in the loss.
         """
         queries, passages = np.split(vectors, [len(self.queries)])
         ranked, totals = search(queries, passages, self.depth, temperature)

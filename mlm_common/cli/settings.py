@@ -23,7 +23,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Mark:
-    """A statement about a setting, in the annotation of its field."""
+    """A property of some settings, such as that they may be published; part of the annotation of their fields."""
 
     meaning: str
 

@@ -75,7 +75,7 @@ CASES: list[tuple[Any, ...]] = [
     ("--init-from {}/model", "must hold model.safetensors or tf_model.h5", checkpoint(vocab_size=48)),
     (OTHER_MODEL, "the model takes at most 8. Give --config-overrides max_position_embeddings=16", SHORT_BERT),
     (f"{OTHER_MODEL} --block-attention", "xlm-roberta; the model is a roformer. Leave the flag out", ROFORMER),
-    ("--block-attention", "a [SEP] ends each document: --chunking concat, full_sentences", segment_pairs),
+    ("--block-attention", "a [SEP] ends each document (--chunking concat, full_sentences", segment_pairs),
     ("--dropout 0 --config-overrides hidden_dropout_prob=0.1", "--config-overrides hidden_dropout_prob must not both"),
     ("--output-dir {}/run --resume never", "With --resume never, --output-dir must not contain a run", another_run),
     ("--output-dir /dev/null/run", "must be writable; /dev/null/run is"),

@@ -337,7 +337,10 @@ def read_phases_file(path: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     is_right = isinstance(content, dict) and content.keys() <= {"scale", "settings", "phases"}
     phases = content.get("phases") if is_right else None
     if not (isinstance(phases, list) and phases):
-        rule = "must contain a list of phases, or `phases` and optionally `settings` and a `scale` for the steps"
+        rule = (
+            "must contain a list of phases, or a mapping with `phases` and optionally `settings` and `scale`, by which "
+            "all numbers of steps are multiplied"
+        )
         raise InputError(f"--phases {rule}; {path} contains {content!r}.")
     scale = content.get("scale", 1)
     is_number = isinstance(scale, int | float) and not isinstance(scale, bool)

@@ -35,9 +35,9 @@ NUM_PARALLEL_READS = 8
 # Before a window is permuted, its rows are interleaved from this number of shards, one row from each shard in turn.
 NUM_SHARDS_IN_TURN = 8
 NUM_PREFETCHED_STEPS = 8
-# A source of a mixture holds at most MAX_BUFFER_PARTS times its share of the buffer in memory, or a window divided by
-# MAX_READS_PER_WINDOW if that is more. With more rows, a source needs more memory; with fewer rows, its shards are read
-# more often.
+# Each source of a mixture has at most this number of rows in memory: MAX_BUFFER_PARTS times its share of the buffer, or
+# 1 / MAX_READS_PER_WINDOW of a window's rows, whichever is more. More rows would need more memory; with fewer rows, the
+# shards would be read more often.
 MAX_BUFFER_PARTS, MAX_READS_PER_WINDOW = 8, 16
 ONE_PIPELINE = tf.distribute.InputContext()
 

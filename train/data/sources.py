@@ -2,8 +2,8 @@
 
 The order depends only on the weights, and can be computed at any position. The weights form a binary (Huffman) tree. At
 each node the rows before position n are divided by rounding: of n rows, floor(n * left / (left + right) + 1/2) go to
-the left. So the source of a position, and the row in that source, are computed without state, and vice versa. The
-results do not depend on the batch, the hosts, or the step at which a run resumes.
+the left. So no state is needed to compute which row of which source is at a position, or at which position a row is.
+The results do not depend on the batch, the hosts, or the step at which a run resumes.
 
 Each rounding has an error of at most 1/2, and a source inherits the error of a node above it in proportion to its share
 of that node. In a Huffman tree these shares fall at least as fast as 1/1, 1/2, 1/3, 1/5, 1/8 …. So the first n

@@ -2,10 +2,10 @@
 
 Like FlashAttention (Dao et al. 2022), it keeps no scores in memory, but it needs no custom kernel. The compiler fuses a
 matrix product, operations on its elements and the next product into one loop, as long as no intermediate result is used
-twice. Therefore the output is divided by the softmax's sum, not the probabilities; the backward pass recomputes the
-probabilities; dropout is drawn in the loop; and padding is removed from keys and values, not from scores. Long rows are
-computed in blocks whose exponentials stay in the chip's fast memory. Pairs of blocks without a common document are
-skipped.
+twice. Therefore the output, instead of the probabilities, is divided by the softmax's sum; the backward pass recomputes
+the probabilities; dropout is drawn in the loop; and padding is removed from keys and values instead of scores. Long
+rows are computed in blocks whose exponentials stay in the chip's fast memory. Pairs of blocks without a common document
+are skipped.
 """
 
 import math
@@ -296,7 +296,8 @@ class _AttentionInBlocks(_Attention):
             shift = self.largest_scores(query, key)
             return shift, *self._context(query, key, value, shift)
 
-        sums = tf.math.reciprocal_no_nan(inverse_sum)  # sums of exponentials * fraction that is kept; 0 after overflow
+        # The sum of each query's exponentials, times 1 - dropout rate. It is 0 for padding, and if the sum overflowed.
+        sums = tf.math.reciprocal_no_nan(inverse_sum)
         is_safe = tf.reduce_all(_are_safe(sums) | (self.attended == 0))
         shift, context, inverse_sum = tf.cond(is_safe, lambda: (zero, context, inverse_sum), after_largest_scores)
         return context[..., : self.length], _Passed(query, key, value, context, shift, inverse_sum)
@@ -436,9 +437,10 @@ def _filled(tensor: tf.Tensor, value: float = 0) -> tf.Tensor:
 
 
 def _rows_of_group(query: tf.Tensor, key: tf.Tensor) -> int:
-    """Divide the rows into at most MOST_GROUPS equal groups, and return the largest size of a group.
+    """Divide the rows into at most MOST_GROUPS groups of equal size; return the number of rows of a group.
 
-    The exponentials of a group must fit in GROUP_BYTES. Return 0 if no size fits.
+    This number is as large as possible, but the exponentials of a group must fit in GROUP_BYTES. Return 0 if no number
+    fits.
     """
     num_rows, num_heads, head_size, num_queries = query.shape
     row_bytes = tf.float32.size * num_heads * num_queries * key.shape[3]

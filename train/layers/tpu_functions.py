@@ -217,8 +217,8 @@ def normalized_products(
     the last matrix product. The part of this gradient that flows through the standard deviation follows from
     Σ product * gradient, because products are proportional to the inverse standard deviation of their token. This sum
     is the gradient of the second result, a 1 for each token, float32 (batch, length, 1), provided that each product, or
-    a rotation of it, passes through `scaled` with that result. The part that flows through the mean vanishes if the
-    columns of a kernel have the mean 0, so the kernels are centered.
+    a rotation of it, passes through `scaled` with that result. The part of the gradient that flows through the mean is
+    0 if each column of a kernel has the mean 0, so the kernels are centered.
 
     Args:
         inputs: (batch, length, width).

@@ -39,7 +39,7 @@ def normalize(norm: tf_keras.layers.LayerNormalization | None, states: tf.Tensor
 
 
 def project(layer: tf_keras.layers.Dense, states: tf.Tensor) -> tf.Tensor:
-    """Compute a dense layer of (batch, length, width), or of heads, (batch, heads, head size, length)."""
+    """Apply a dense layer to states (batch, length, width), or to heads (batch, heads, head size, length)."""
     kernel = tf.cast(layer.kernel, states.dtype)
     bias = tf.zeros(layer.units, states.dtype) if layer.bias is None else tf.cast(layer.bias, states.dtype)
     if states.shape.rank == 4:
@@ -143,6 +143,6 @@ def rotated(states: tf.Tensor, base: float, first: int = 0) -> tf.Tensor:
 
 
 def quarter_turn(head_size: int) -> np.ndarray:
-    """Return the matrix that maps the halves of a head (a, b) to (-b, a), (head size, head size)."""
+    """Return a (head size, head size) matrix that maps the two halves of a head, (a, b), to (-b, a)."""
     half = np.eye(head_size // 2)
     return np.block([[np.zeros_like(half), -half], [half, np.zeros_like(half)]])

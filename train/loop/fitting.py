@@ -202,7 +202,7 @@ def roll_back(trainer: Trainer, error: TrainingDivergedError, stop: StopRequest)
     """Restore the last checkpoint before a divergence; return the point to resume at, after the rows read since then.
 
     The choice of the checkpoint depends only on step numbers, so a run that is killed during the rollback skips the
-    same rows. Several workers wait for each other with `stop.compare`.
+    same rows. If there are several workers, they wait for each other at each `stop.compare`.
 
     Raises:
         TrainingDivergedError: `error`, raised again if rollbacks are off, `--max-rollbacks` is reached, or there is no

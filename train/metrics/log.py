@@ -154,7 +154,7 @@ class MetricsLog(contextlib.AbstractContextManager["MetricsLog"]):
     def restore(
         self, step: int, num_rollbacks: int = 0, *, num_written: int | None = None, unwritten: Unwritten = ()
     ) -> None:
-        """Continue with the lines of an earlier process, up to `step`.
+        """Read the lines of an earlier process, and keep only the lines up to `step`.
 
         Args:
             step: the step of the checkpoint from which the run resumes.

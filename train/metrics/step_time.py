@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from mlm_common.cli.console import counted
 from train.config.settings import RunSettings
 from train.runtime.plan import Plan
 
@@ -28,6 +29,7 @@ def describe_step_time(
     else:
         modelled = f"{modelled_ms:.3g} ms modelled, measured / modelled {seconds * 1e3 / modelled_ms:.2f}"
     precision = "bfloat16" if hardware.bfloat16 else "float32"
-    step = f"{rows} rows x {plan.num_micro_batches} x {plan.num_replicas} replicas of {plan.max_length} tokens"
+    micro_batches, replicas = counted(plan.num_micro_batches, "micro-batch"), counted(plan.num_replicas, "replica")
+    step = f"{rows} rows x {plan.max_length:,} tokens x {micro_batches} x {replicas}"
     libraries = ", ".join(f"{name} {versions[name]}" for name in LIBRARIES if name in versions)
     return f"{measured}, {modelled}: {what}, {precision}, {step}, --runtime {hardware.runtime}, {libraries}"

@@ -128,7 +128,7 @@ def sinusoids(num_positions: int, width: int) -> np.ndarray:
 
 
 def clear_padding(model: Any, vocabulary_size: int) -> None:
-    """Set the weights of ids from `vocabulary_size` on to 0.
+    """Set to 0 the weights of all ids that are not in the vocabulary, `vocabulary_size` and above.
 
     These weights get no gradient, so they stay 0 and add nothing to norms, such as LAMB's norm of each weight.
     """

@@ -91,7 +91,10 @@ def _apply(
     *,
     has_weights: bool,
 ) -> None:
-    """Apply overrides, dropout and the tokenizer's ids to a configuration. With weights, sizes must not change."""
+    """Apply overrides, dropout and the tokenizer's ids to a configuration.
+
+    If the model gets the weights of --init-from (`has_weights`), the overrides must not change its sizes.
+    """
     overrides = parse_overrides(settings.config_overrides)
     sizes = {name: getattr(model_config, name, None) for name in SIZES if name != "num_attention_heads"}
     _override(model_config, overrides, settings.config_overrides)
@@ -207,9 +210,9 @@ def _check_block_attention(model_type: str, inputs: TrainingInputs) -> None:
     for folder, chunking in inputs.chunkings():
         if chunking not in SEPARATED_CHUNKINGS:
             raise InputError(
-                "--block-attention needs shards in which a [SEP] ends each document: --chunking "
-                f"{', '.join(SEPARATED_CHUNKINGS)}; that of {folder} is {chunking}. Leave the flag out, or "
-                "prepare the shards with prepare_tfrecord_shards.py."
+                "--block-attention needs shards in which a [SEP] ends each document (--chunking "
+                f"{', '.join(SEPARATED_CHUNKINGS)}); the chunking of {folder} is {chunking}. Leave the flag out, or "
+                "prepare the shards again with prepare_tfrecord_shards.py and such a --chunking."
             )
 
 

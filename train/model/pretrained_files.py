@@ -204,14 +204,14 @@ def read_initial_config(folder_or_hub_id: str, tokenizer: PreTrainedTokenizerFas
     if config.vocab_size < vocabulary_size(tokenizer):
         raise InputError(
             f"--init-from must have an embedding for each of the tokenizer's {vocabulary_size(tokenizer)} ids; "
-            f"{folder_or_hub_id} has {config.vocab_size}. Use a checkpoint of the same vocabulary."
+            f"{folder_or_hub_id} has {config.vocab_size} embeddings. Use a checkpoint with the same vocabulary."
         )
     pad_id = special_ids(tokenizer)["pad"]
     architecture = ARCHITECTURES.get(config.model_type)
     if architecture and architecture.counts_positions and config.pad_token_id != pad_id:
         raise InputError(
-            f"A {config.model_type} counts its positions from the padding id: --init-from must have the tokenizer's "
-            f"{pad_id}; {folder_or_hub_id} has pad_token_id {config.pad_token_id}."
+            f"A {config.model_type} counts its positions from the padding id, so --init-from must have the padding id "
+            f"of the shards' tokenizer, {pad_id}; {folder_or_hub_id} has pad_token_id {config.pad_token_id}."
         )
     _check_weights(folder_or_hub_id)
     return config
@@ -231,7 +231,7 @@ def _check_vocabulary(
         first = differing[0]
         raise InputError(
             f"{rule}has {len(their_ids)} tokens, the shards' tokenizer has {len(ids)}; {len(differing)} ids "
-            f"differ, the first is {first}: {their_ids.get(first)!r} there, {ids.get(first)!r} here. {hint}"
+            f"differ, the first is {first}: {their_ids.get(first)!r} instead of {ids.get(first)!r}. {hint}"
         )
     if special_ids(theirs) != special_ids(tokenizer):
         raise InputError(

@@ -27,7 +27,7 @@ OLD_LAST_PARTS = {"gamma": "weight", "beta": "bias"}
 
 def variables_within(network: Any) -> dict[str, Any]:
     """Return {name without the network's name: variable} of all weights of a network."""
-    start = f"{network.name}/"  # a model that contains the network prepends its name
+    start = f"{network.name}/"  # preceded by the name of the model that contains the network, if any
     return {variable.name.partition(start)[2]: variable for variable in network.weights}
 
 

@@ -66,7 +66,7 @@ def take_snapshot(model: Any, step: int = 0, metrics: Sequence[dict[str, Any]] =
 
 
 def num_parameters(snapshot: ModelSnapshot, vocabulary_size: int) -> int:
-    """Count the parameters of the exported model, without the vocabulary's padding and weights only for training."""
+    """Count the parameters of the exported model: no padding of the vocabulary, no weights that only training uses."""
     count = 0
     for name, array in snapshot.arrays.items():
         if {DELTA, TRAINING_ONLY}.isdisjoint(name.split("/")):

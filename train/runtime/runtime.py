@@ -1,7 +1,7 @@
 """`Runtime`: the interface to the devices that a run computes on.
 
-`TensorFlowRuntime` uses a strategy of `tf.distribute`. `JaxRuntime` passes the steps that TensorFlow has lowered to
-JAX's client of the device. Code outside this folder does not depend on which runtime is used.
+`TensorFlowRuntime` uses a strategy of `tf.distribute`. With `JaxRuntime`, TensorFlow only lowers the steps, and
+JAX executes them. Code outside this folder does not depend on which runtime is used.
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ WAIT_NAME = "input_wait_seconds"
 
 
 class StoredVariable(Protocol):
-    """A variable that is read and set as a single array, whether or not the replicas divide the variable."""
+    """A variable that is read and set as a single array, even if it is divided among the replicas."""
 
     @property
     def dtype(self) -> Any: ...
@@ -85,7 +85,10 @@ class Runtime(ABC):
 
     @abstractmethod
     def variable(self, variable: Any, axis: int | None = None) -> StoredVariable:
-        """Return a variable that checkpoints read and set; the replicas divide it along `axis`, if that is given."""
+        """Wrap a variable, so that it can be saved to checkpoints and restored.
+
+        If `axis` is given, the variable is divided among the replicas along this axis.
+        """
 
     @abstractmethod
     def read(self, variables: Sequence[Any]) -> list[NDArray[Any]]:

@@ -1,4 +1,4 @@
-"""The tf.distribute strategy of a run, and checks that all workers agree.
+"""Create a run's tf.distribute strategy, and check that all workers were given the same flags and shards.
 
 The strategy computes on the first of these that exists: the TPU of `--tpu-name`, the workers of TF_CONFIG, GPUs, the
 CPU.

@@ -155,7 +155,7 @@ class Reader:
         pairs: the minimal pairs to read.
         max_length: length of the longest row, in tokens; less if the model reads only shorter rows.
         left_to_right: with each token, also mask the tokens that follow in its word.
-        checkpoints: {name: path}, checkpoints to score instead, from the run of the model in `folder`.
+        checkpoints: {name: path}, checkpoints of the same run, which are scored instead of the model in `folder`.
 
     Raises:
         InputError: the model is not a masked language model, or cannot read the pairs.

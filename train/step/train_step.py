@@ -166,7 +166,9 @@ class PretrainingModel(tf_keras.Model):
 
     @tf.autograph.experimental.do_not_convert
     def gradient_sums(self, batch: dict[str, tf.Tensor]) -> tuple[Sums, tf.Tensor]:
-        """Compute the next step's sums and squared gradient norms on the first rows of a batch; change nothing.
+        """Compute the task's sums and the squared gradient norms of the next step; change nothing.
+
+        Each replica uses only its first NUM_PROOF_ROWS rows of the batch.
 
         Returns:
             The task's sums, and the squared norm of each variable's gradient of the summed loss, (variables,). Both are
@@ -178,7 +180,9 @@ class PretrainingModel(tf_keras.Model):
 
     @tf.autograph.experimental.do_not_convert
     def divided_squares(self, batch: dict[str, tf.Tensor]) -> tf.Tensor:
-        """Shard and regather the next step's gradients (on the first rows) and the weights; change nothing.
+        """Shard and regather the weights, and the next step's gradients; change nothing.
+
+        Each replica uses only its first NUM_PROOF_ROWS rows of the batch.
 
         Returns:
             Four squared norms for each sharded variable, (4, variables): the norms of the summed gradient, of its
@@ -200,7 +204,7 @@ class PretrainingModel(tf_keras.Model):
         return tf.stack(squares, axis=1) if squares else tf.zeros((4, 0))
 
     def _first_gradients(self, batch: dict[str, tf.Tensor]) -> tuple[list[tf.Tensor], Sums]:
-        """Compute the next step's gradients and sums on this replica's first rows."""
+        """Compute the next step's gradients and the task's sums on this replica's first NUM_PROOF_ROWS rows."""
         replica = tf.distribute.get_replica_context()
         step = tf.cast(self.optimizer.iterations, tf.int32)
         batch = {name: feature[:NUM_PROOF_ROWS] for name, feature in batch.items()}
@@ -211,7 +215,7 @@ class PretrainingModel(tf_keras.Model):
         return self._micro_batch_gradients(rows, keys, key_of((self.seed, SHARED_STREAM, step)))
 
     def _gradients(self, rows: Any, keys: tf.Tensor) -> tuple[list[tf.Tensor], Sums]:
-        """Compute the gradients of the summed loss (dense, float32) and the sums over this replica's rows."""
+        """Compute the gradients of the summed loss (dense, float32) and the task's sums over this replica's rows."""
         shared_key = key_of((self.seed, SHARED_STREAM, tf.cast(self.optimizer.iterations, tf.int32)))
         if self.num_micro_batches == 1:
             return self._micro_batch_gradients(rows, keys, shared_key)
@@ -230,7 +234,7 @@ class PretrainingModel(tf_keras.Model):
     def _added_up(
         self, micro_batch_gradients: Callable[[tf.Tensor], tuple[list[tf.Tensor], Sums]], zero_sums: Sums
     ) -> tuple[list[tf.Tensor], Sums]:
-        """Add up the gradients and sums of all micro-batches, given a function of the micro-batch's index."""
+        """Add up the gradients and the task's sums of all micro-batches, given a function of their index."""
         zeros = [tf.zeros(variable.shape, tf.float32) for variable in self.network.trainable_variables]
         _, gradients, sums = tf.while_loop(
             lambda index, *_: index < self.num_micro_batches,

@@ -1,6 +1,7 @@
-"""Prepare rows in-graph: draw masks, and swap the segments of pairs. Also compute the loss of pairs.
+"""Prepare rows in-graph: draw masks, and swap the two segments of a row. Also compute the loss of pairs of segments.
 
-All results depend only on the keys and content of the rows, and are the same on every device, with and without XLA.
+For each pair, a model predicts whether the segments belong together (BERT) or are in the right order (ALBERT). All
+results depend only on the keys and content of the rows, and are the same on every device, with and without XLA.
 """
 
 from typing import NamedTuple
@@ -122,8 +123,8 @@ def fill_in(rows: MaskedRows, logits: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
     num_slots = logits.shape[0]
     totals = tf.cumsum(tf.nn.softmax(tf.cast(tf.stop_gradient(logits), tf.float32)), axis=-1)  # (slots, vocabulary)
     bits = tf.gather(tf.reshape(draws, (-1,)), collect_predictions(rows, num_slots).positions)
-    # The draws become exact numbers above 0 and below 1. They are multiplied by the last total, because rounding makes
-    # this total differ from 1.
+    # The draws become exact numbers above 0 and below 1. They are multiplied by the last cumulative probability,
+    # because rounding makes it differ from 1.
     uniform = (tf.cast(tf.bitwise.right_shift(bits, tf.constant(9, tf.uint32)), tf.float32) + 0.5) / 2**23
     limits = uniform * totals[:, -1]
     drawn = tf.reduce_sum(tf.cast(totals < limits[:, tf.newaxis], tf.int32), axis=-1)
@@ -231,11 +232,11 @@ def _latest(starts: tf.Tensor) -> tf.Tensor:
 
 
 class PairRows(NamedTuple):
-    """Masked rows, each with a question about its pair of segments."""
+    """Masked rows, each with a question about its two segments."""
 
     masked: MaskedRows
     labels: tf.Tensor  # int32 (batch,), the right answer, 0 or 1
-    weights: tf.Tensor  # float32 (batch,), weight of the pair's loss, relative to a masked token; 0 without a question
+    weights: tf.Tensor  # float32 (batch,), weight of this loss, relative to a masked token; 0 without a question
 
 
 def token_types(input_ids: tf.Tensor, sep_id: int, pad_id: int) -> tf.Tensor:

@@ -41,6 +41,6 @@ def test_dropout_is_that_of_every_layer(tmp_path, name, rate):
 def test_block_attention_needs_shards_of_known_chunking(tmp_path):
     shards = ShardSet("shards", ("dataset-0-8.tfrecord",), (8,), 8, None, None)
     assert resolved(tmp_path, "bert", shards).vocab_size
-    with pytest.raises(InputError, match="that of shards is unknown, without a manifest"):
+    with pytest.raises(InputError, match="the chunking of shards is unknown, without a manifest"):
         resolved(tmp_path, "bert", shards, block_attention=True)
     assert resolved(tmp_path, "bert", replace(shards, paths=()), block_attention=True).vocab_size  # of the preflight

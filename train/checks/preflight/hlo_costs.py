@@ -49,8 +49,8 @@ CALLED = re.compile(r"\b(?:body|to_apply|calls|true_computation|false_computatio
 RARELY_TAKEN = re.compile(r'op_name="[^"]*/rarely/')  # operations in the scope `RARELY`
 FUSED = re.compile(r"\bcalls=%?([\w.-]+)")
 
-# The number of times that a chip sends each byte of a tensor, except for the bytes that belong to this chip. A sum is a
-# scatter followed by a gather.
+# The number of times that a chip sends a tensor. Each time it sends all but one of `num_chips` equal parts, see
+# `sent_bytes`. A sum is a scatter followed by a gather.
 PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
 # Bytes per second that all links of a chip send together. v2 and v3: four links of 496 and 656 Gbit/s (Jouppi et al.
 # 2020, "A Domain-Specific Supercomputer for Training Deep Neural Networks"); v4: six of 50 GB/s (Jouppi et al. 2023,
