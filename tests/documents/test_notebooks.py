@@ -17,7 +17,7 @@ import pytest
 from nbclient import NotebookClient
 
 from mlm_common.corpus.builtin import python_files, read_files
-from notebooks.execute import DRAWN, EXECUTED, cells_sha256, drawing_code_sha256, without_outputs
+from notebooks.execute import DRAWING_CODE, DRAWN, EXECUTED, cells_sha256, drawing_code_sha256, without_outputs
 from tests.fixtures.commands import parse
 from tests.fixtures.jax_devices import devices_of_jax
 from tests.fixtures.notebooks import COMPARISON, FINETUNING, NOTEBOOKS, WALKTHROUGH, code_cells
@@ -75,6 +75,14 @@ def test_notebooks_are_valid_and_executed(path):
             assert not [output for output in cell.outputs if output.output_type == "error"]
             assert all(output.text.strip() for output in cell.outputs if output.output_type == "stream")
     assert any(picture.startswith(PNG) for cell in notebook.cells if "outputs" in cell for picture in pictures(cell))
+
+
+def test_all_code_that_draws_is_watched():
+    """Of packages whose pictures a notebook shows."""
+    packages = ("mlm_common", "tokenizer_training", "train", "finetuning")
+    files = [path for package in packages for path in (NOTEBOOKS.parent / package).rglob("*.py")]
+    draws = [path for path in files if "from matplotlib" in path.read_text(encoding="utf-8")]
+    assert {str(path.relative_to(NOTEBOOKS.parent)) for path in draws} == set(DRAWING_CODE)
 
 
 @pytest.mark.parametrize("path", [WALKTHROUGH, COMPARISON, FINETUNING])

@@ -130,6 +130,17 @@ def test_what_beam_cannot_do_is_refused(source, runner, beam_options, message):
 
 
 @needs_beam
+def test_dataflow_gets_gs_files_and_the_options_given(cloud):
+    cloud.put("docs.jsonl", b'{"text": "a"}\n')
+    corpus = open_corpus(CorpusConfig(data_files=[f"{cloud.bucket_url}/docs.jsonl"]))
+    beam_options = f"{GOOGLE} --max_num_workers=20"
+    config = PrepareConfig("tokenizer", "gs://bucket/shards", runner="DataflowRunner", beam_options=beam_options)
+    given = check_beam(config, corpus).get_all_options()
+    assert (given["runner"], given["project"], given["max_num_workers"]) == ("DataflowRunner", "my-project", 20)
+    assert given["number_of_worker_harness_threads"] == 1
+
+
+@needs_beam
 def test_dataflow_can_be_given_the_pipeline():
     """All of the job's description is made, and by Beam's own --dry_run not sent."""
     corpus = CorpusConfig(data_files=["gs://bucket/docs.jsonl"])

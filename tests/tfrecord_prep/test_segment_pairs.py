@@ -201,3 +201,13 @@ def test_the_command_writes_pairs(pair_shards, run):
     assert manifest.totals.num_rows > manifest.totals.num_random_pairs > 0
     refused = run(main, *flags(source, out, *more, "--sentences-by", "line"))
     assert "sentences_by is 'punctuation' there, but 'line' is requested" in refused.error
+
+
+def test_random_share(pair_shards, tmp_path, run):
+    made = run(main, *flags(pair_shards.parent, tmp_path), "--chunking", "segment_pairs", "--random-share", "0")
+    in_order, usual = read_manifest(str(tmp_path / "train")), read_manifest(str(pair_shards / "train"))
+    assert f"  pairs               {in_order.totals.num_rows}, " in made.out
+    assert in_order.random_share == 0
+    assert in_order.totals.num_random_pairs / in_order.totals.num_rows < 0.8 * (
+        usual.totals.num_random_pairs / usual.totals.num_rows
+    )

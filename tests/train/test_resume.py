@@ -108,6 +108,12 @@ def test_a_spike_leads_back_and_on_without_its_rows(runs, shards, tmp_path):
     assert record["row"] == 30 * 8 + sum(line["num_skipped_rows"] for line in rollbacks)
 
 
+def test_another_optimizer_is_refused(finished_run, shards, tmp_path, run):
+    shutil.copytree(finished_run, tmp_path / "run")
+    refused = run(main, *run_flags(shards, tmp_path / "run", "--optimizer", "muon", "--dry-run"))
+    assert "contains a different run (--optimizer: adamw there, muon now). Use another" in refused.refusal
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("eagerly")
 def test_more_steps_resume_with_the_new_schedule(finished_run, shards, tmp_path, run):

@@ -96,3 +96,21 @@ def test_an_unknown_preset_is_one_line_with_the_nearest(name, hint):
     with pytest.raises(InputError) as refused:
         parse_training_config(["--preset", name], "")
     assert str(refused.value) == f"--preset: there is no preset {name}; {hint}--preset list shows all."
+
+
+def test_rates_are_pinned():
+    """The reason for each is in its file."""
+    names = ("learning_rate", "muon_learning_rate", "weight_decay_rate", "warmup_ratio")
+    pinned = {
+        "tiny-cpu": (8e-3, 1.2e-2, None, 0.1),
+        "tiny-roberta-cpu": (2e-3, None, None, None),
+        "roberta-small": (7e-4, None, None, 0.02),
+        **dict.fromkeys(("bert-base", "roberta-base"), (None,) * 4),
+        **dict.fromkeys(("bert-base-tpu-shaped", "roberta-base-tpu-shaped"), (5e-4, None, None, 0.02)),
+        **dict.fromkeys(("roberta-base-v3-8", "roberta-base-v5e-8"), (5e-4, None, None, 0.02)),
+        **dict.fromkeys(("modernbert-base", "modernbert-base-tpu-shaped"), (4e-4, None, 0.0125, 0.02)),
+        "modernbert-base-muon": (4e-4, 4e-4, 0.0125, 0.02),
+        **dict.fromkeys(("modernbert-large", "modernbert-large-tpu-shaped"), (2.5e-4, None, 0.02, 0.02)),
+    }
+    settings = {name: read_preset(name)["settings"] for name in preset_names()}
+    assert {name: tuple(chosen.get(key) for key in names) for name, chosen in settings.items()} == pinned

@@ -101,6 +101,16 @@ def test_integers_are_the_words_scaled_exactly(word, num_values):
     assert to_integers(tf.constant([word], tf.uint32), num_values).numpy() == [word * num_values >> 32]
 
 
+def test_integers_are_uniform():
+    num_values = 1000
+    integers = to_integers(draw_bits(row_keys(SEED, 64), (8192,)), num_values).numpy()
+    counts = np.bincount(integers.ravel(), minlength=num_values)
+    assert counts.size == num_values
+    expected = integers.size / num_values
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    assert abs(statistic - (num_values - 1)) < 5 * np.sqrt(2 * (num_values - 1))
+
+
 def test_what_falls_under_a_probability_is_exact():
     words = tf.constant([0, 2**31 - 1, 2**31, 2**32 - 1], tf.uint32)
     shares = {0.0: [0, 0, 0, 0], 0.5: [1, 1, 0, 0], 1.0: [1, 1, 1, 1]}

@@ -8,7 +8,7 @@ import tf_keras
 from tests.fixtures.tiny_models import PAD, VOCABULARY, of_transformers_4, tiny_config, tiny_model
 from train.layers.random_bits import dropping_out_by, key_dropout, key_of, row_keys
 from train.model import legacy
-from train.model.build import build_network, new_network
+from train.model.build import build_network, new_network, recompute_layers
 from train.model.networks import Network
 
 HEADS = (
@@ -121,6 +121,21 @@ def test_what_is_dropped_is_what_they_drop(name, head):
     assert_equal(*figures)
     plain, _ = outputs_and_gradients(networks[1], rows_of(networks[1], head))
     assert np.abs(plain[0] - figures[1][0][0]).max() > 0.01
+
+
+@of_transformers_4
+@pytest.mark.parametrize(
+    "name", ["roberta", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "electra"))]
+)
+def test_recomputed_layers_give_the_same_gradients(name):
+    theirs, ours = theirs_and_ours(name, **RATES)
+    recompute_layers(ours)
+    figures = []
+    for network in (theirs, ours):
+        key_dropout(network)
+        with dropping_out_by(row_keys((5, 6), 3), key_of((5, 6))):
+            figures.append(outputs_and_gradients(network, rows_of(network), training=True))
+    assert_equal(*figures)
 
 
 @of_transformers_4

@@ -73,6 +73,19 @@ def test_without_its_patches_a_network_is_as_transformers_made_it(name):
             np.testing.assert_array_equal(found, expected)
 
 
+@of_transformers_4
+def test_patches_are_applied_in_the_order_of_their_list(monkeypatch):
+    applied = []
+    names = [patch.__name__ for patch in legacy.PATCHES]
+    monkeypatch.setattr(legacy, "PATCHES", [lambda _, name=name: applied.append(name) for name in names])
+    legacy.new_network(MLM, tiny_config("mpnet"))
+    assert (
+        applied
+        == names
+        == ["count_positions_from_padding", "gather_before_head", "let_layers_be_recomputed", "key_dropout"]
+    )
+
+
 def test_without_tensorflow_classes_other_architectures_are_refused(monkeypatch):
     monkeypatch.delattr(transformers.utils, "is_tf_available", raising=False)
     monkeypatch.setattr(transformers, "__version__", "5.24.0")

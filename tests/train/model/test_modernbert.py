@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.arrays import logits_and_gradients
-from tests.fixtures.tiny_models import VOCABULARY, tiny_model
+from tests.fixtures.tiny_models import VOCABULARY, tiny_config, tiny_model
 from train.layers import reference_layers
 from train.layers.attention import can_use_blocks, in_blocks, is_near, with_halo
 from train.layers.reference_layers import rotary_tables, rotated
-from train.model.build import use_tpu_layers
+from train.model.build import new_network, use_tpu_layers
 
 
 def padded_rows(length):
@@ -104,3 +104,15 @@ def test_angles_are_exact_at_the_last_of_8192_positions():
     cosines, sines = rotary_tables(8192, 64, 160_000.0)
     angle = 8191 / 160_000 ** (2 / 64)
     assert (cosines[8191, 1], sines[8191, 1]) == pytest.approx((np.cos(angle), np.sin(angle)), abs=1e-7)
+
+
+def test_residual_weights_start_smaller_by_the_depth():
+    config = tiny_config("modernbert", hidden_size=96, num_hidden_layers=8, initializer_range=0.05)
+    layer = new_network("TFAutoModelForMaskedLM", config).encoder.layer[3]
+    # A normal distribution cut at two deviations has 0.88 of them.
+    for dense, deviation in zip(
+        (*layer.projections, layer.expansion, layer.attention_output, layer.contraction),
+        (1, 1, 0.25, 0.25),
+        strict=True,
+    ):
+        assert np.std(dense.kernel.numpy()) == pytest.approx(0.88 * 0.05 * deviation, rel=0.05)

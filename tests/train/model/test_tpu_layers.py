@@ -6,7 +6,8 @@ import tf_keras
 from tests.fixtures.arrays import assert_all_close, assert_same_arrays, logits_and_gradients
 from tests.fixtures.tiny_models import padded_batch, tiny_model
 from train.layers.random_bits import dropping_out_by, key_dropout, row_keys
-from train.layers.tpu_functions import dense, gelu, layer_norm
+from train.layers.tpu_functions import dense, dense_of_heads, gelu, heads, layer_norm, normalized_products, scaled
+from train.layers.tpu_layers import rotated
 from train.model.build import use_tpu_layers
 from train.publishing.pytorch_format import pytorch_weights
 
@@ -117,6 +118,48 @@ def assert_near(outputs, expected, tolerance):
 def test_gelu_is_the_exact_one(dtype, tolerance):
     values = tf.constant(np.concatenate([np.linspace(-12, 12, 2001), [0.0, -100.0, 100.0]]), tf.float32)
     expected, outputs = exact_and_own(tf_keras.activations.gelu, gelu, dtype, values)
+    assert_near(outputs, expected, tolerance)
+
+
+def test_projections_to_heads_and_from_them_are_plain_products():
+    shapes = ((4, 16, 128), (128, 2, 64), (2, 64), (2, 64, 128), (128,))
+    arguments = [tf.random.stateless_normal(shape, (4, seed)) for seed, shape in enumerate(shapes)]
+
+    def exact(inputs, kernel, bias, other_kernel, other_bias):
+        projected = tf.einsum("bld,dnh->blnh", inputs, kernel) + bias
+        return tf.einsum("blnh,nhe->ble", projected, other_kernel) + other_bias
+
+    def own(inputs, kernel, bias, other_kernel, other_bias):
+        return dense_of_heads(heads(inputs, kernel, bias), other_kernel, other_bias)
+
+    expected, outputs = exact_and_own(exact, own, tf.float32, *arguments)
+    assert_near(outputs, expected, 1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(tf.float32, 1e-5), (tf.bfloat16, 2e-2)])
+def test_products_of_normalized_inputs_are_the_plain_ones(dtype, tolerance):
+    inputs = tf.random.stateless_normal((4, 16, 128), (5, 0), mean=0.5, stddev=2)
+    gamma = tf.random.stateless_normal((128,), (5, 1)) * tf.cast(tf.range(128) % 4 > 0, tf.float32)
+    kernel, *of_heads = (
+        tf.random.stateless_normal(shape, (6, seed)) for seed, shape in enumerate([(128, 96)] + 3 * [(128, 2, 64)])
+    )
+
+    def exact(inputs, gamma, kernel, *of_heads):
+        mean, variance = tf.nn.moments(inputs, -1, keepdims=True)
+        states = tf.nn.batch_normalization(inputs, mean, variance, None, gamma, 1e-5)
+        query, *others = (tf.einsum("bld,dnh->bnhl", states, one) for one in of_heads)
+        return states @ kernel, rotated(query, 100.0), *others
+
+    def own(inputs, gamma, kernel, *of_heads):
+        gamma = tf.cast(gamma, tf.float32)
+        (halves,), scale = normalized_products(inputs, gamma, 1e-5, [kernel], "bld,de->ble", num_parts=2)
+        (query, *others), of_tokens = normalized_products(inputs, gamma, 1e-5, of_heads, "bld,dnh->bnhl")
+        return *scaled(scale, *tf.split(halves, 2, axis=-1)), *scaled(of_tokens, rotated(query, 100.0), *others)
+
+    def joined(function):
+        return lambda *arguments: tf.concat([tf.reshape(one, (4, 16, -1)) for one in function(*arguments)], axis=-1)
+
+    expected, outputs = exact_and_own(joined(exact), joined(own), dtype, inputs, gamma, kernel, *of_heads)
     assert_near(outputs, expected, tolerance)
 
 

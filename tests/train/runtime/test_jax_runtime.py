@@ -16,8 +16,8 @@ import tf_keras
 from tests.fixtures.arrays import assert_same_arrays
 from tests.fixtures.jax_devices import devices_of_jax, run_on_jax
 from tests.fixtures.results import read_json
-from tests.fixtures.same_run import assert_alike, assert_same_run
-from tests.fixtures.tiny_models import PAD, tiny_model
+from tests.fixtures.same_run import assert_alike, assert_same_run, logged
+from tests.fixtures.tiny_models import PAD, VOCABULARY, tiny_model
 from tests.fixtures.tiny_run import forget_checkpoint, run_flags
 from tests.fixtures.tiny_steps import (
     BAD_STEP,
@@ -132,6 +132,15 @@ def test_twenty_steps_are_those_of_tensorflow(shards, tmp_path):
     assert main(run_flags(shards, tmp_path / "expected", *more)) == 0
     run_on_jax(main, run_flags(shards, tmp_path / "run", *more))
     assert_alike(tmp_path / "run", tmp_path / "expected", 1e-5)
+
+
+def test_a_run_is_on_all_its_devices(jax_run):
+    record = read_json(jax_run / "run.json")
+    assert record["settings"]["hardware"]["runtime"] == "jax"
+    assert record["plan"]["num_replicas"] == 2
+    losses = [line["loss"] for line in logged(jax_run)]
+    assert max(losses) < np.log(VOCABULARY)
+    assert losses[-1] < losses[0]
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from mlm_common.errors import InputError
+from train.checks.preflight.hlo_costs import INTERCONNECT_BYTES_PER_SECOND
 from train.run_mlm import main
 from train.runtime import machines as chips
 from train.runtime.machines import CHIPS, Cluster, chip_of, local_accelerator_type, num_replicas_of, read_cluster
@@ -130,3 +131,15 @@ def test_the_vm_is_asked_for_its_accelerator(metadata, monkeypatch):
     assert local_accelerator_type() is None
     monkeypatch.setenv(chips.ACCELERATOR_TYPE_VARIABLE, "v3-8")
     assert local_accelerator_type() == "v3-8"
+
+
+def test_published_figures_of_chips():
+    """https://cloud.google.com/tpu/docs: memory in GB, and GB/s that a chip sends to its neighbours."""
+    published = {
+        "v2": (8, 248), "v3": (16, 328), "v4": (32, 300), "v5e": (16, 200), "v5p": (96, 600), "v6e": (32, 400),
+    }  # fmt: skip
+    gib_and_rates = {
+        generation: (chip.memory_bytes / 2**30, INTERCONNECT_BYTES_PER_SECOND[generation] / 1e9)
+        for generation, chip in CHIPS.items()
+    }
+    assert gib_and_rates == published

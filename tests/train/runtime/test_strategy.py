@@ -115,6 +115,16 @@ def test_what_xla_compiles_needs_a_single_cpu_and_another_build_than_that_for_tp
         strategy.connect(HardwareConfig(**settings), Cluster())
 
 
+@pytest.mark.usefixtures("no_bfloat16_instructions")
+@pytest.mark.parametrize("settings", [{"jit_compile": True}, {"bfloat16": True}, {"tpu_layers": "on"}])
+def test_what_xla_compiles_is_refused_on_several_cpus(settings):
+    assert strategy.connect(HardwareConfig(), Cluster()).num_replicas_in_sync == 2
+    with pytest.raises(
+        InputError, match="single CPU, because XLA cannot sum over several CPUs; received 2 CPU replicas"
+    ):
+        strategy.connect(HardwareConfig(**settings), Cluster())
+
+
 @pytest.mark.parametrize("name", ["my-tpu", "local"])
 def test_a_tpu_is_looked_up_by_name_zone_and_project_and_connected_to_unless_it_is_local(name, monkeypatch):
     calls = []

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 from tests.fixtures.tiny_models import PAD, tiny_model
-from tests.fixtures.tiny_steps import RULE, batch_of, compiled_model, one_cpu, token_rows
+from tests.fixtures.tiny_steps import RULE, batch_of, compiled_model, one_cpu, token_rows, two_cpus
 from train.layers import tpu_layers
 from train.model.architectures import ARCHITECTURES
 from train.step import proofs
@@ -84,6 +84,26 @@ def test_layers_that_cannot_be_traced_are_not_used_and_a_lost_device_says_nothin
     with pytest.raises(tf.errors.UnavailableError):
         is_proven(model)
     assert "do not compile here: AttributeError: " in check_fallback(model, caplog)
+
+
+def test_figures_are_those_of_all_replicas():
+    """A row that one replica alone has moves what every one gets."""
+    rows = np.concatenate([token_rows(), token_rows(seed=1)])
+    strategy = two_cpus()
+    model = built(strategy=strategy, jit_compile=False)
+
+    def losses(rows):
+        dataset = tf.data.Dataset.from_tensor_slices(batch_of(rows)).batch(len(rows), drop_remainder=True)
+        batches = strategy.experimental_distribute_dataset(dataset)
+        sums, squares = strategy.run(model.gradient_sums, args=(next(iter(batches)),))
+        values = [value.numpy() for value in strategy.experimental_local_results(sums["loss"])]
+        assert all(value.shape == (len(model.network.trainable_variables),) for value in squares.values)
+        return values
+
+    one, same = losses(rows)
+    rows[-1, 5] += 1
+    assert one == same
+    assert losses(rows)[0] != one
 
 
 def test_figures_agree_within_rounding_alone():

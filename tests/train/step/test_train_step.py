@@ -26,10 +26,24 @@ from train.config.settings import HardwareConfig
 from train.layers.random_bits import row_keys
 from train.step.optimizer import build_optimizer, global_norm
 from train.step.train_step import PretrainingModel, set_precision
+from train.tasks.heads import masked_lm_loss
 from train.tasks.masked_lm import MaskedLanguageModeling
 from train.tasks.masking import collect_predictions
 from train.tasks.masking_rule import MaskingRule
 from train.tasks.task import Mean
+
+
+def test_loss_of_the_gathered_head_is_that_of_the_full_head():
+    model = build(one_cpu())
+    rows = model.prepare_batch(batch_of(token_rows()), 0)
+    attended = tf.cast(rows.input_ids != PAD, tf.int32)
+    logits = model.network({"input_ids": rows.input_ids, "attention_mask": attended}).logits
+    labels, used = tf.reshape(rows.original_ids, (-1,)), tf.reshape(tf.cast(rows.is_masked, tf.float32), (-1,))
+    full = {
+        name: float(one) for name, one in masked_lm_loss(tf.reshape(logits, (len(labels), -1)), labels, used).items()
+    }
+    assert full["num_masked"] > 10
+    assert {name: float(one) for name, one in model.evaluation_step(rows).items()} == pytest.approx(full, rel=1e-5)
 
 
 @pytest.fixture(scope="module")
