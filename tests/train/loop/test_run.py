@@ -22,8 +22,10 @@ def test_the_next_command_is_one_that_parses(capsys):
     phase: Any = SimpleNamespace(task=task, inputs=SimpleNamespace(unigram_entropy_nats=6.41))
     print_result(phase, FIGURES, {"exported": "step 3 of 3", "model": "my runs/it's/export"})
     printed = capsys.readouterr().out
-    assert "frequency baseline     6.41  the model is 0.52 below it, because it uses context\n" in printed
+    copying = "copying the tokens that masking leaves unchanged can gain 0.64"
+    assert f"frequency baseline     6.41  the model is 0.52 below it; {copying}\n" in printed
     assert describe_baseline(6.5, 6.5) == "6.50  the model is not below it yet"
+    assert describe_baseline(6.5, 5.54) == "6.50  the model is 0.96 below it, because it uses context"
     assert "exported               step 3 of 3" in printed
     python, script, *argv = shlex.split(printed.partition("next: ")[2])
     assert (python, script) == ("python", "train/fill_mask.py")
