@@ -42,6 +42,9 @@ NO_FLAGS = {
     "--evaluation-strategy": "the command evaluates every --eval-steps",
     "--save-strategy": "the command saves every --save-steps",
     "--resume-from-checkpoint": "the same command resumes from the newest checkpoint",
+    "--fp16": "--bfloat16 computes in bfloat16",
+    "--deepspeed": "--shard-optimizer divides the optimizer among the replicas",
+    "--fsdp": "--shard-optimizer divides the optimizer among the replicas",
     "--packing": "prepare_tfrecord_shards.py --chunking packed packs the rows",
 }
 # {flag of transformers' scripts: flag of this project with the same meaning}, for hints. docs/guides/migrating.md lists
