@@ -32,6 +32,7 @@ EXPECTED = {
     "domain-adaptation": (12_500 + 468_750, 74.5),
     "kaggle-v5e-8": (48_000, 25.2),
     "modernbert-base": (891_368, 2019),
+    "modernbert-v5e-8": (9_500, 9.96),
     "multilingual": (100_000, 52.4),
     "retriever": (50_000, 26.2),
     "roberta-base": (500_000, 2097),
