@@ -36,7 +36,7 @@ def corpus_file(tmp_path: Path) -> Path:
         ("--output-dir OUT --data-files CORPUS --hub-revision b", "--hub-revision needs --push-to-hub; received b"),
         (
             "--output-dir OUT --data-files CORPUS --sample-by document --validation-percent 1 --vocab-size 300",
-            "`validation` has none, because --validation-percent 1 drew none of 1 documents. Raise --validation",
+            "`validation` has none, because --validation-percent 1 drew none of 1 document. Raise --validation",
         ),
         ("--output-dir CORPUS/below --data-files CORPUS", "must be writable; CORPUS"),
     ],
@@ -76,6 +76,6 @@ def test_line_of_50_mb_without_spaces(tmp_path):
 def test_dry_run_writes_nothing(corpus_file, tmp_path, run):
     plan = run(main, "--data-files", corpus_file, "--output-dir", tmp_path / "out", "--dry-run", "--limit", 5)
     assert plan.status == 0
-    assert f"{corpus_file} (1 files" in plan.out
+    assert f"{corpus_file} (1 file" in plan.out
     assert "first 5 documents; splits: train" in plan.out
     assert list(tmp_path.iterdir()) == [corpus_file]
