@@ -9,6 +9,7 @@ from importlib.metadata import metadata, version
 from pathlib import Path
 
 import pytest
+import yaml
 
 import install
 from tests.campaign.report import BEGIN, END, FINETUNING, OF_COMMANDS, PROMISES
@@ -223,6 +224,17 @@ def test_each_silent_fault_names_a_test_and_says_which_are_slow():
                 re.search(r"^pytestmark = .*mark\.slow", text, flags=re.M)
             )
             assert bool(slow) == is_slow, f"{path}::{name}"
+
+
+def test_the_search_of_the_site_finds_a_flag_as_it_is_written():
+    """It takes a leading dash for "without this word", so search.js removes the dash; the separator cuts the flag."""
+    site = yaml.safe_load((PROJECT / "mkdocs.yml").read_text(encoding="utf-8"))
+    (search,) = (plugin["search"] for plugin in site["plugins"] if "search" in plugin)
+    assert site["extra_javascript"] == ["search.js"]
+    script = (PROJECT / "docs/search.js").read_text(encoding="utf-8")
+    ((dashes, kept),) = re.findall(r'replace\(/(.+)/g, "(.+)"\)', script)
+    typed = re.sub(dashes, kept.replace("$", "\\"), "--max-length 8 -m pre-trained")
+    assert re.split(search["separator"], typed) == ["max", "length", "8", "m", "pre", "trained"]
 
 
 @pytest.mark.slow

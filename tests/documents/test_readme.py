@@ -14,6 +14,7 @@ from tests.fixtures.results import read_json
 PROJECT = Path(__file__).parents[2]
 FINETUNING = "docs/guides/finetuning.md"
 PYTORCH = "python3 -m venv .venv-torch\n.venv-torch/bin/pip install torch transformers\n"
+SNIPPET = re.compile(r"```python\n(.*?)```", flags=re.S)
 
 
 def flags_of(script: str, page: str, **replaced: str) -> list[str]:
@@ -26,12 +27,23 @@ def flags_of(script: str, page: str, **replaced: str) -> list[str]:
     return flags
 
 
+def test_snippets_for_pytorch_come_after_an_environment_with_pytorch():
+    """The environment of `install.py` has none."""
+    num_snippets = 0
+    for page in [PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md"))]:
+        text = page.read_text(encoding="utf-8")
+        for snippet in SNIPPET.findall(text):
+            if re.search(r"^(?:from|import) (?:torch|transformers|sentence_transformers)\b", snippet, flags=re.M):
+                before = text[: text.index(snippet)]
+                assert PYTORCH in before or "german.md#7-use-it-in-pytorch" in before, page
+                num_snippets += 1
+    assert num_snippets >= 3
+
+
 @pytest.mark.slow
 def test_the_snippet_opens_the_model_in_the_environment_that_it_names(python, finished_run):
     """But with a sentence that fits the tiny model's rows."""
-    text = (PROJECT / "docs/tutorials/german.md").read_text(encoding="utf-8")
-    (snippet,) = re.findall(r"```python\n(.*?)```", text, flags=re.S)
-    assert PYTORCH in text[: text.index(snippet)]
+    (snippet,) = SNIPPET.findall((PROJECT / "docs/tutorials/german.md").read_text(encoding="utf-8"))
     for typed, tiny in (("work/model/export", str(finished_run / "export")), ("Er ging in das ", "the ")):
         assert typed in snippet
         snippet = snippet.replace(typed, tiny)

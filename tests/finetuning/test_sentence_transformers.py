@@ -71,7 +71,10 @@ def direct_vectors(form: str, plain: Path, prompt: str) -> np.ndarray:
 
 
 # Loading a network takes a second; all forms are compared with the library's.
-QUICK = (*("two poolings", "lower case", "own Dense layer", "transformer in a folder", "prompt not pooled"),)
+QUICK = (
+    *("two poolings", "length of the tokenizer", "lower case", "own Dense layer", "transformer in a folder"),
+    "prompt not pooled",
+)
 
 
 @pytest.mark.parametrize("form", QUICK)

@@ -125,6 +125,7 @@ def test_a_test_part_may_have_labels(tmp_path):
             {},
             "--label-column-name must name a column of .*, which has text, class, but no label",
         ),
+        ("review\tstars\na\t5\nb\t1\n", {}, "--label-column-name must name a column of .*, which has review, stars"),
     ],
 )
 def test_what_is_missing(tmp_path, content, settings, message):
