@@ -21,8 +21,8 @@ from typing import Any
 # The project comes first, because this script's folder has a tokenizer_training.py that would hide the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.rounds import PEERS, MeasuredProgram, Times, measure_in_turns, start_program
-from benchmarks.tables import median_and_range, print_table
+from benchmarks.measuring.rounds import PEERS, MeasuredProgram, Times, measure_in_turns, start_program
+from benchmarks.measuring.tables import median_and_range, print_table
 
 OURS, TORCH = "accelerator_program.py", "accelerator_torch.py"
 # Ways to compute attention in PyTorch. The second, for GPUs, skips positions outside the window of local layers.

@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.generated_text import write_generated_text
-from benchmarks.rounds import (
+from benchmarks.measuring.generated_text import write_generated_text
+from benchmarks.measuring.rounds import (
     PEERS,
     MeasuredProgram,
     Times,
@@ -38,7 +38,7 @@ from benchmarks.rounds import (
     settings_of,
     start_program,
 )
-from benchmarks.tables import median_and_range, print_machine, print_table, ratios_of_rounds
+from benchmarks.measuring.tables import median_and_range, print_machine, print_table, ratios_of_rounds
 
 # {contender: (program, additional flags)}.
 OURS, TRAINER = "finetune_contenders.py", "finetune_trainer.py"

@@ -23,10 +23,10 @@ from pathlib import Path
 # The project comes first, because this script's folder has a tokenizer_training.py that would hide the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.measured_run import MeasuredRun, run_measured
+from benchmarks.measuring.measured_run import MeasuredRun, run_measured
+from benchmarks.measuring.random_inputs import write_random_shards
+from benchmarks.measuring.tables import median_and_range, print_machine, print_table
 from benchmarks.peers.input_contenders import CONTENDERS, START_LINE
-from benchmarks.random_inputs import write_random_shards
-from benchmarks.tables import median_and_range, print_machine, print_table
 
 PROGRAM = str(Path(__file__).resolve().parent / "peers" / "input_contenders.py")
 HEADER = "input|runs|rows/CPU s|(from-to)|tokens/CPU s|first batch s|input MB|process MB"

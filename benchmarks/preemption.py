@@ -23,9 +23,9 @@ from pathlib import Path
 # The project comes first, because this script's folder has a tokenizer_training.py that would hide the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.random_inputs import write_random_shards, write_tokenizer
+from benchmarks.measuring.random_inputs import write_random_shards, write_tokenizer
+from benchmarks.measuring.tables import median_and_range, print_machine, print_table
 from benchmarks.resume import training
-from benchmarks.tables import median_and_range, print_machine, print_table
 from mlm_common.errors import EXIT_STOPPED
 from tests.servers.fixtures import BUCKET, cloud_environment
 from tests.servers.process import ServerProcess

@@ -17,9 +17,9 @@ from pathlib import Path
 # The project comes first, because this script's folder has a tokenizer_training.py that would hide the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.generated_text import write_generated_text
-from benchmarks.measured_run import MeasuredRun, run_and_tell
-from benchmarks.tables import median_and_range, print_machine, print_table
+from benchmarks.measuring.generated_text import write_generated_text
+from benchmarks.measuring.measured_run import MeasuredRun, run_and_tell
+from benchmarks.measuring.tables import median_and_range, print_machine, print_table
 
 PROJECT = Path(__file__).resolve().parent.parent
 TRAIN_COMMAND = [sys.executable, str(PROJECT / "tokenizer_training" / "train_unigram.py")]

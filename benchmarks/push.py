@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import train  # noqa: F401, I001  (before TensorFlow)
 
-from benchmarks.rounds import Times
-from benchmarks.tables import median_and_range, print_machine, print_table
+from benchmarks.measuring.rounds import Times
+from benchmarks.measuring.tables import median_and_range, print_machine, print_table
 from benchmarks.train_step_cpu import write_inputs
 from tests.servers.hub import WRITE_TOKEN
 from tests.servers.process import ServerProcess

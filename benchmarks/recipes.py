@@ -24,8 +24,8 @@ import yaml
 # The project comes first, because this script's folder has a tokenizer_training.py that would hide the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.rounds import MeasuredProgram, start_program
-from benchmarks.tables import print_machine, print_table
+from benchmarks.measuring.rounds import MeasuredProgram, start_program
+from benchmarks.measuring.tables import print_machine, print_table
 
 # Rows are evaluated with BERT's fraction of masked tokens, whatever fraction an arm trains with.
 EVALUATION_FLAGS = ["--mlm-probability", "0.15"]

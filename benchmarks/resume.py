@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
-from benchmarks.random_inputs import write_random_shards, write_tokenizer
-from benchmarks.tables import median_and_range, print_machine, print_table
+from benchmarks.measuring.random_inputs import write_random_shards, write_tokenizer
+from benchmarks.measuring.tables import median_and_range, print_machine, print_table
 from train.runtime import supervisor
 from train.runtime.plan import Plan
 from train.runtime.run_folder import RunFolder

@@ -22,10 +22,10 @@ from typing import NamedTuple
 # The project comes first, because this script's folder has a tokenizer_training.py that would hide the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.measured_run import memory_of
-from benchmarks.random_inputs import write_random_shards, write_tokenizer
+from benchmarks.measuring.measured_run import memory_of
+from benchmarks.measuring.random_inputs import write_random_shards, write_tokenizer
+from benchmarks.measuring.tables import median_and_range, print_machine, print_table
 from benchmarks.resume import training
-from benchmarks.tables import median_and_range, print_machine, print_table
 from train.runtime import supervisor
 
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"

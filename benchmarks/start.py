@@ -19,9 +19,9 @@ from pathlib import Path
 # The project comes first, because this script's folder has a tokenizer_training.py that would hide the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.generated_text import write_generated_text
+from benchmarks.measuring.generated_text import write_generated_text
+from benchmarks.measuring.tables import median_and_range, print_machine, print_table
 from benchmarks.resume import PROJECT, seconds_to_first_step
-from benchmarks.tables import median_and_range, print_machine, print_table
 
 TEXT_BYTES = 500_000
 

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 # The project comes first, because this script's folder has a tokenizer_training.py that would hide the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.rounds import PEERS, MeasuredProgram, make_torch_environment, start_program
-from benchmarks.tables import print_machine, print_table
+from benchmarks.measuring.rounds import PEERS, MeasuredProgram, make_torch_environment, start_program
+from benchmarks.measuring.tables import print_machine, print_table
 from mlm_common.figures import (
     COLORS,
     MUTED,

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 # The project comes first, because this script's folder has a tokenizer_training.py that would hide the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.generated_text import write_generated_text
-from benchmarks.measured_run import MeasuredRun, run_and_tell
-from benchmarks.tables import median_and_range, print_machine, print_table
+from benchmarks.measuring.generated_text import write_generated_text
+from benchmarks.measuring.measured_run import MeasuredRun, run_and_tell
+from benchmarks.measuring.tables import median_and_range, print_machine, print_table
 from mlm_common.corpus.config import CorpusConfig
 from mlm_common.corpus.text_files import ByteRange, find_files, read_byte_range
 from mlm_common.tokenizer import load_tokenizer

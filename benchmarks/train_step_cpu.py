@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
-from benchmarks.random_inputs import write_shard, write_tokenizer
-from benchmarks.rounds import (
+from benchmarks.measuring.random_inputs import write_shard, write_tokenizer
+from benchmarks.measuring.rounds import (
     MeasuredProgram,
     Times,
     add_step_flags,
@@ -33,7 +33,7 @@ from benchmarks.rounds import (
     settings_of,
     start_program,
 )
-from benchmarks.tables import median_and_range, print_machine, print_table, ratios_of_rounds
+from benchmarks.measuring.tables import median_and_range, print_machine, print_table, ratios_of_rounds
 from mlm_common.tokenizer import SPECIAL_TOKENS
 from train import multiplies_in_bfloat16
 

@@ -20,8 +20,8 @@ from pathlib import Path
 # The project comes first, because this script's folder has a tokenizer_training.py that would hide the package.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.measuring.tables import print_table
 from benchmarks.peers.tpu_step_contenders import CONTENDERS, add_size_flags
-from benchmarks.tables import print_table
 from train.checks.preflight.hlo_costs import StepCosts, step_costs
 from train.checks.preflight.tpu_compiler import (
     CompiledStep,

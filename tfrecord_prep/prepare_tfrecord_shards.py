@@ -131,7 +131,7 @@ def prepare(corpus_config: CorpusConfig, sources: SourcesConfig, config: Prepare
 
         folders = [plan.place for plan in plans]
         push_shards(str(output), folders, repository, publish_details=config.publish_details)
-    print(describe_next(str(output), plans, num_rows))
+    print(describe_next(str(output), plans, num_rows, config.chunking))
 
 
 def look_for_duplicates(
@@ -307,7 +307,7 @@ def describe_split(folder: str, manifest: Manifest) -> str:
     return "\n".join([f"{manifest.split}: {folder}", *(f"  {name:18s}  {text}" for name, text in rows.items() if text)])
 
 
-def describe_next(output_dir: str, plans: Sequence[SplitPlan], num_rows: int) -> str:
+def describe_next(output_dir: str, plans: Sequence[SplitPlan], num_rows: int, chunking: str) -> str:
     """Return the command that trains the smallest preset, which every machine can run, on `num_rows` rows."""
     folders = {plan.split_name: output_dir if plan.source else plan.folder for plan in plans}
     # One pass would be too few steps on a small corpus, and would take days on a large one.
@@ -315,6 +315,8 @@ def describe_next(output_dir: str, plans: Sequence[SplitPlan], num_rows: int) ->
     flags = ["--preset", "tiny-cpu", *length, "--train-dataset", next(iter(folders.values()))]
     if VALIDATION in folders and plans[0].split_name != VALIDATION:
         flags += ["--eval-dataset", folders[VALIDATION]]
+    if chunking == "packed":
+        flags.append("--block-attention")
     return next_step("train/run_mlm.py", [*flags, "--output-dir", folder_beside(output_dir, "model")])
 
 

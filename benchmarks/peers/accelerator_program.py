@@ -2,8 +2,8 @@
 
     python benchmarks/peers/accelerator_program.py FOLDER NAME --settings '{"steps_per_round": 20}'
 
-Prints the seconds of each round of steps, as benchmarks/rounds.py describes. With `--losses`, it instead runs the steps
-whose rows are in the folder, and prints their losses.
+Prints the seconds of each round of steps, as benchmarks/measuring/rounds.py describes. With `--losses`, it instead
+runs the steps whose rows are in the folder, and prints their losses.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.rounds import Rounds
+from benchmarks.measuring.rounds import Rounds
 from train.runtime.jax_programs import compile_program, place, set_up_jax, sharding_over, values_of
 
 Batch = dict[str, NDArray[Any]]

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from transformers import ModernBertConfig, ModernBertForMaskedLM
 
-from benchmarks.rounds import Rounds
+from benchmarks.measuring.rounds import Rounds
 
 IGNORED = -100
 MASK_ID = 4

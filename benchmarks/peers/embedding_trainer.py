@@ -27,8 +27,8 @@ from sentence_transformers import (
 )
 from sentence_transformers.training_args import BatchSamplers
 
+from benchmarks.measuring.rounds import Rounds
 from benchmarks.peers.quality_trainer import TRAINING, RoundsCallback
-from benchmarks.rounds import Rounds
 
 
 def main() -> None:

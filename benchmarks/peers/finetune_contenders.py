@@ -25,7 +25,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.peers.train_step_contenders import RoundsCallback, fit_in_rounds, our_trainer
-from benchmarks.rounds import Rounds
+from benchmarks.measuring.rounds import Rounds
 from finetuning.config.settings import ClassificationConfig
 from finetuning.config.settings import ClassificationData
 from finetuning.config.settings import parse_finetuning_config

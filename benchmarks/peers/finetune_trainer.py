@@ -27,8 +27,8 @@ from transformers import (
     TrainingArguments,
 )
 
+from benchmarks.measuring.rounds import Rounds
 from benchmarks.peers.quality_trainer import TRAINING, RoundsCallback
-from benchmarks.rounds import Rounds
 
 
 class Rows(torch.utils.data.Dataset):

@@ -24,7 +24,7 @@ import train  # noqa: F401, I001  (before TensorFlow)
 from transformers import PretrainedConfig
 
 from benchmarks.peers.input_contenders import tutorial_batches
-from benchmarks.rounds import Rounds
+from benchmarks.measuring.rounds import Rounds
 from benchmarks.peers.train_step_contenders import RoundsCallback, fit_in_rounds, our_trainer
 from train.config.settings import TrainingConfig
 from train.config.settings import parse_training_config

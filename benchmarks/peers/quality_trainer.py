@@ -30,7 +30,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from benchmarks.rounds import Rounds
+from benchmarks.measuring.rounds import Rounds
 
 EVALUATION_ROWS = 32
 # The tanh form of GELU as one operation. transformers computes the preset's activation, the same function, in six

@@ -20,7 +20,7 @@ import train  # noqa: F401, I001  (before TensorFlow)
 import tf_keras
 
 from benchmarks.peers.input_contenders import CLS_ID, MASK_ID, PAD_ID, SEP_ID, tutorial_batches
-from benchmarks.rounds import Rounds
+from benchmarks.measuring.rounds import Rounds
 from tfrecord_prep.manifest import open_shards
 from train.config.settings import parse_training_config
 from train.loop.fitting import fit

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from transformers import RobertaConfig, RobertaForMaskedLM, get_linear_schedule_with_warmup
 
-from benchmarks.rounds import Rounds
+from benchmarks.measuring.rounds import Rounds
 
 CLS_ID, PAD_ID, SEP_ID, UNK_ID, MASK_ID = range(5)
 NUM_STEPS = 100_000

@@ -18,11 +18,11 @@ from typing import Any
 # The benchmarks are not an installed package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.rounds import TORCH_REQUIREMENTS
+from benchmarks.measuring.rounds import TORCH_REQUIREMENTS
+from benchmarks.measuring.tables import print_machine, print_table
 from benchmarks.speedrun.entrants import PLACEHOLDERS, PROJECT, Entrant, read_entrants, run_limited
 from benchmarks.speedrun.prepare import ROW_LENGTH, check_data
 from benchmarks.speedrun.text import SCORED
-from benchmarks.tables import print_machine, print_table
 from mlm_common.errors import InputError
 from mlm_common.storage.guard import guarded_read
 

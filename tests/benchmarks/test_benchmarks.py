@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from benchmarks import embedding_step, finetune_step
-from benchmarks.generated_text import write_generated_text
-from benchmarks.measured_run import run_measured
+from benchmarks.measuring.generated_text import write_generated_text
+from benchmarks.measuring.measured_run import run_measured
 from benchmarks.time_to_quality import message
 from finetuning.config.settings import ClassificationData
 from finetuning.tasks.classification import read_splits

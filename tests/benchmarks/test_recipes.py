@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from benchmarks import recipes
-from benchmarks.rounds import Times
+from benchmarks.measuring.rounds import Times
 
 PROJECT = Path(__file__).parents[2]
 LOSSES = st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10)), min_size=2, max_size=6)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.generated_text import write_generated_text
+from benchmarks.measuring.generated_text import write_generated_text
 from benchmarks.speedrun import prepare, race, text
 from benchmarks.speedrun.entrants import Entrant, Measured, read_entrants, run_limited
 from mlm_common.errors import InputError

@@ -42,6 +42,7 @@ def test_two_workers_write_the_same_without_tensorflow(source, tmp_path):
         [sys.executable, str(SCRIPT), *arguments], env=environment, capture_output=True, encoding="utf-8", timeout=120
     )
     assert done.returncode == 0, done.stderr
+    assert "--block-attention" in done.stdout.splitlines()[-1]
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     assert {"train/manifest.json", "validation/manifest.json"} <= set(contents(tmp_path / "one"))
     assert "tfrecord_prep.partition" in done.stderr
@@ -64,6 +65,7 @@ def test_ids_beyond_16_bits(tmp_path):
 
 def test_three_splits_in_one_command(source, tmp_path, tokenizer, run):
     shown = run(main, *flags(source, tmp_path), "--validation-percent", 20, "--test-percent", 10, "--seed", 3).out
+    assert "--block-attention" not in shown
     texts = []
     for split in ("train", "validation", "test"):
         manifest = read_manifest(str(tmp_path / split))

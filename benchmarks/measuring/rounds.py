@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-PEERS = Path(__file__).resolve().parent / "peers"
+PEERS = Path(__file__).resolve().parents[1] / "peers"
 READY, FIGURES, GO = "ready", "figures", "go"
 TORCH_REQUIREMENTS = ("torch==2.13.0", "transformers==4.57.*", "accelerate==1.*")
 

@@ -1,6 +1,6 @@
 """Generate any amount of text of made-up words, in which new words keep appearing as in real text.
 
-    python benchmarks/generated_text.py --megabytes 1000 --output text.txt
+    python benchmarks/measuring/generated_text.py --megabytes 1000 --output text.txt
 
 The rank of a word follows the Zipf-Mandelbrot law without an upper limit, and its spelling is a hash of its rank. With
 the two constants, the frequencies of words and the growth of the vocabulary are similar to English Wikipedia's, or

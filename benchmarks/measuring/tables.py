@@ -5,7 +5,7 @@ import platform
 import statistics
 from collections.abc import Iterable, Sequence
 
-from benchmarks.rounds import Times
+from benchmarks.measuring.rounds import Times
 
 
 def print_machine() -> None:
