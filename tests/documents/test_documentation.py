@@ -155,6 +155,22 @@ def test_pages_that_read_public_data_say_where_to_get_it():
     assert all(name.strip("'/") in data for name in named)
 
 
+def test_git_ignores_the_folders_of_texts_and_runs():
+    """Of the commands of the pages, so that `git add` publishes neither the user's text nor what is made of it."""
+    ignored = (PROJECT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    assert {"books/", "work/", "runs/"} <= set(ignored)
+
+
+def test_a_bucket_is_deleted_only_after_its_model_was_copied():
+    deleted = []
+    for page in PAGES:
+        commands = "\n".join(re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.S))
+        for found in re.finditer(r"gcloud storage rm --recursive (\S+)", commands):
+            deleted.append(found[1])
+            assert f"gcloud storage cp --recursive {found[1]}/model/export ." in commands[: found.start()], page
+    assert deleted
+
+
 def test_the_version_is_the_newest_of_the_changelog():
     newest = re.search(r"^## (\S+)$", (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.M)
     assert newest[1] == version("mlm-pretraining")

@@ -2,11 +2,15 @@
 
 import logging
 import zipfile
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 
+from finetuning.config.optimization import FinetuningOptimization
 from finetuning.glue_submission import main as submit
+from finetuning.loop.training import warn_of_little_training
 from tests.fixtures.results import config_of_export, predictions, read_json, results
 from tests.fixtures.same_run import timeless_lines
 from tests.fixtures.tiny_classification import LABELS, NUM_TEST, NUM_TRAIN, NUM_VALIDATION, examples
@@ -14,6 +18,20 @@ from train.model.from_pretrained import load_model
 
 STEPS_OF_PASS = -(-NUM_TRAIN // 8)
 PREDICTED = "predict_results_sst2"
+
+
+def test_few_steps_and_a_rate_for_large_models_are_warned_of(monkeypatch, caplog):
+    monkeypatch.setattr("finetuning.loop.training.count_parameters", lambda _: SimpleNamespace(total=1.5e6))
+    for num_steps, rate in ((50, 5e-4), (6, 2e-5)):
+        assert not caplog.messages
+        config = SimpleNamespace(optimization=FinetuningOptimization(learning_rate=rate))
+        phases, plans = [SimpleNamespace(config=config, model_config=None)], [SimpleNamespace(num_steps=num_steps)]
+        run: Any = SimpleNamespace(cluster=SimpleNamespace(is_chief=True), plans=plans, phases=phases)
+        warn_of_little_training(run)
+    assert caplog.messages == [
+        "6 steps are rarely enough to learn a task. For at least 50, use --num-epochs 25 or a smaller batch.",
+        "--learning-rate 2e-05 suits larger models; a model of 1.5 million parameters learns faster at about 0.0005.",
+    ]
 
 
 def test_it_learns_what_can_be_learned(classified):

@@ -2,6 +2,8 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,8 +11,9 @@ from safetensors.numpy import load_file, save_file
 
 from finetuning.config.embedding import EmbeddingConfig
 from finetuning.config.settings import parse_finetuning_config
+from finetuning.loop.training import FinetuningJob
 from finetuning.run_embedding import main
-from finetuning.tasks.embedding import how_to_improve
+from finetuning.tasks.embedding import Embedding, EmbeddingJob
 from finetuning.tasks.vectors import TextEncoder
 from tests.fixtures.rankings import direct_scores
 from tests.fixtures.results import read_json, results
@@ -107,9 +110,21 @@ def test_a_model_may_be_token_embeddings_without_layers(tmp_path):
         ("32", "If it was whitened, train for more steps"),
     ],
 )
-def test_a_model_that_is_worse_than_random_weights_says_what_to_do(dim, hint, tmp_path):
+def test_a_model_that_is_worse_than_random_weights_says_what_to_do(dim, hint, tmp_path, monkeypatch, caplog):
     flags = embedding_flags(tmp_path / "start", write_rows(tmp_path), "--embedding-dim", dim)
-    assert hint.format(tmp_path) in how_to_improve(parse_finetuning_config(EmbeddingConfig, flags, ""), 32)
+    config = parse_finetuning_config(EmbeddingConfig, flags, "")
+    task: Any = Embedding.__new__(Embedding)
+    task.metrics, task.encoder = ("ndcg_at_10",), SimpleNamespace(width=32)
+    job = EmbeddingJob.__new__(EmbeddingJob)
+    job.validation, job.tests = {}, []
+    trainer: Any = SimpleNamespace(phase=SimpleNamespace(task=task), run=SimpleNamespace(config=config))
+    worse = "The model is worse than random weights: ndcg at 10 0.2500 instead of"
+    for score, messages in ((0.5, []), (0.25, [worse])):
+        figures = {"ndcg_at_10": score, "random_ndcg_at_10": 0.5}
+        monkeypatch.setattr(FinetuningJob, "write_results", lambda *_, figures=figures: figures)
+        assert job.write_results(trainer, 1, lambda _: {}) == figures
+        assert [message.partition(" 0.5000")[0] for message in caplog.messages] == messages
+    assert hint.format(tmp_path) in caplog.text
 
 
 TRAIN = '{"query": "a", "passage": "b"}\n{"query": "c", "passage": "d"}\n'

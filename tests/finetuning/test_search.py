@@ -57,8 +57,13 @@ def test_the_nearest_texts_answer(flags, embedded, tmp_path, run):
     assert len(others) == 20
 
 
-def test_an_interrupted_command_continues_with_the_next_file(flags, tmp_path, run, monkeypatch):
-    assert run(main, *flags, "--vectors-dir", tmp_path / "whole").out.startswith("21 vectors  ")
+def test_an_interrupted_command_continues_with_the_next_file(flags, tmp_path, run, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    for is_read in (False, True):
+        assert run(main, *flags, "--vectors-dir", tmp_path / "whole").out.startswith("21 vectors  ")
+        assert (f"21 vectors read from {tmp_path}/whole" in caplog.text) == is_read
+        assert ("Embedding the texts" in caplog.text) != is_read
+        caplog.clear()
     encode, calls = TextEncoder.encode, []
 
     def counted(*arguments: object) -> object:

@@ -178,6 +178,7 @@ def test_lines_without_names_and_short_ones(tmp_path):
         ("c.jsonl", '{"text": "a"}\n\n{"text": \n', "c.jsonl must be a readable .jsonl file; line 3, character"),
         ("a.parquet", "text", "must be a readable .parquet file"),
         ("e.jsonl", '{"text": "\\ud800"}\n', "must be Unicode; row 1 has half of a surrogate pair"),
+        ("g.jsonl", '["a", "b"]\n["c", "d"]\n', r'Each row of .*g\.jsonl must be an object, .*; row 1 is \["a", "b"\]'),
         ("f.jsonl", "[" * 100_000, "must be a readable .jsonl file"),
         ("b.conll", "# newdoc\na O\n", "Line 1 of .* may be a comment or a token: it begins with #, and ends with"),
     ],

@@ -147,6 +147,11 @@ def test_files_that_yaml_would_take_otherwise_than_they_read(tmp_path, text, mes
         parse_arguments([Settings], ["--config-file", str(path)], "")
 
 
+def test_a_folder_is_no_file_of_settings(tmp_path):
+    with pytest.raises(InputError, match=rf"^--config-file: {tmp_path} must be a YAML or JSON file; is a directory\."):
+        parse_arguments([Settings], ["--config-file", str(tmp_path)], "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

@@ -1,6 +1,7 @@
 import gzip
 import hashlib
 import json
+import os
 import tempfile
 import textwrap
 from pathlib import Path
@@ -189,6 +190,12 @@ def test_a_pattern_names_the_same_files_from_any_folder(folder, monkeypatch):
         monkeypatch.chdir(folder)
         assert list(open_corpus(settings).documents("train")) == ["text"]
         monkeypatch.chdir(special)
+
+
+def test_a_pipe_is_no_text_and_is_named_as_such(folder):
+    os.mkfifo(folder / "pipe.txt")
+    with pytest.raises(InputError, match=r"--data-files: there is no file pipe\.txt: it is a pipe or device\."):
+        open_corpus(CorpusConfig(data_files=["pipe.txt"]))
 
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:%064d\nsize 12345\n" % 7

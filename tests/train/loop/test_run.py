@@ -34,6 +34,16 @@ def test_the_next_command_is_one_that_parses(capsys):
     assert "[MASK]" in config.text[0]
 
 
+def test_the_loss_of_a_source_is_compared_with_its_baseline():
+    task = MaskedLanguageModeling.__new__(MaskedLanguageModeling)
+    task.baselines = {"de": 6.3, "en": 5.8}
+    figures = FIGURES | {"loss_de": 5.98, "loss_en": 5.97, "loss_zh": 6.77}
+    shown = "  de 5.98 (0.32 below its baseline)  en 5.97 (0.17 above its baseline)  zh 6.77"
+    assert task.summarize(figures).endswith(shown)
+    described = task.describe(figures)
+    assert [described[f"loss of {name}"] for name in ("de", "zh")] == ["5.9800 (0.32 below its baseline)", "6.7700"]
+
+
 @pytest.mark.parametrize(("preset", "advises"), [("roberta-base", True), ("tiny-cpu", False)])
 def test_a_long_run_on_a_cpu_is_warned_of_before_it_starts(preset, advises, monkeypatch):
     monkeypatch.setattr("train.loop.report.planned_step_flops", lambda *_: 10**13)
