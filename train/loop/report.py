@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mlm_common.cli.console import about, counted
 from mlm_common.workers import num_cores
 from train import load_tensorflow
-from train.checkpoints.resume import ResumePoint, describe_resume_point
+from train.checkpoints.resume import ResumePoint, describe_resume_point, resume_point
 from train.config.learning import OptimizationConfig
 from train.config.presets import about_preset, read_preset
 from train.config.settings import RunSettings, TrainingConfig
@@ -61,10 +61,15 @@ def print_plan(run: Run) -> None:
     if run.config.hardware.wants_tpu:
         print(f"The TPU is not claimed yet; assuming {counted(plans[0].num_replicas, 'replica')}.")
     num_parameters, num_with_one_moment = _count_weights(first)
+    newest = run.checkpoint_to_resume
     for phase, plan in zip(run.phases, plans, strict=True):
         start = ResumePoint(plan.first_step)
+        resumed = {}
+        if newest is not None and newest.plan.phase_index == phase.index:
+            start = resume_point(newest, plan)
+            resumed = {"start": f"resuming at step {newest.step:,} of {plan.num_steps:,}"}
         rows = describe_plan(run, phase, plan, num_parameters, start, num_with_one_moment) | describe_runtime(run)
-        print_table(rows | describe_time_on_cpu(phase, plan, start.step))
+        print_table(rows | describe_time_on_cpu(phase, plan, start.step) | resumed)
         if run.has_named_phases:
             print()
     if run.has_named_phases:

@@ -105,11 +105,13 @@ class Run:
         plans = make_plans(self.phases, num_replicas)
         for phase, plan in zip(self.phases, plans, strict=True):
             phase.steps_at_words(plan)
-        if record := self._checkpoint_to_resume():
+        if record := self.checkpoint_to_resume:
             check_checkpoint(record, plans[record.plan.phase_index])
         return dataclasses.replace(self, plans=plans)
 
-    def _checkpoint_to_resume(self) -> CheckpointRecord | None:
+    @property
+    def checkpoint_to_resume(self) -> CheckpointRecord | None:
+        """The record of the newest checkpoint in the folder; None if this run does not continue from it."""
         record = None if self.starts_over else self.recorded.newest
         return record if record is not None and self.owns(record) else None
 
@@ -137,7 +139,7 @@ class Run:
         num_replicas = num_replicas_of(local_accelerator_type() or "")
         if num_replicas is not None:
             return self.planned(num_replicas)
-        record = self._checkpoint_to_resume()
+        record = self.checkpoint_to_resume
         assumed = record.plan.num_replicas if record else ASSUMED_TPU_REPLICAS
         try:
             return self.planned(assumed)

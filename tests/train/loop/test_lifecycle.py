@@ -1,5 +1,6 @@
 """What is checked before a run starts, and what it leaves behind in its process."""
 
+import re
 import shutil
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -83,7 +84,14 @@ def test_a_dry_run_refuses_what_cannot_resume_as_the_run_does(shards, finished_r
     flags = run_flags(shards, tmp_path / "run", *flags)
     assert refusal in run(main, *flags, "--dry-run").refusal
     assert refusal in run(main, *flags).refusal
-    assert run(main, *flags, "--overwrite-output-dir", "--dry-run").status == 0
+    over = run(main, *flags, "--overwrite-output-dir", "--dry-run")
+    assert (over.status, "resuming" in over.out) == (0, False)
+
+
+def test_a_dry_run_says_where_the_run_resumes(shards, finished_run, run, tmp_path):
+    shutil.copytree(finished_run, tmp_path / "run")
+    outcome = run(main, *run_flags(shards, tmp_path / "run", "--max-steps", "9", "--dry-run"))
+    assert re.search(r"^start +resuming at step 6 of 9$", outcome.out, re.MULTILINE), outcome.out
 
 
 def test_a_run_that_began_since_the_first_check_is_checked_under_the_lock(shards, finished_run, tmp_path, monkeypatch):
