@@ -68,16 +68,15 @@ def read_entrants(path: Path) -> dict[str, Entrant]:
     return entrants
 
 
-def run_limited(command: Sequence[str], log: Path, seconds: float) -> Measured:
-    """Run a command on two cores, with its output in a file; InputError if it fails, or takes longer than `seconds`."""
+def start_on_cores(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a command in a session of its own on two cores, with its output in a file."""
     cores = sorted(os.sched_getaffinity(0))[:NUM_CORES]
     if len(cores) < NUM_CORES:
         raise InputError(f"The speedrun needs {NUM_CORES} cores; this process may use {len(cores)}.")
     variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "FORCE_TF_AVAILABLE")}
-    before, start_seconds = os.times(), time.perf_counter()
     with log.open("wb") as output:
         try:
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 ["taskset", "--cpu-list", ",".join(map(str, cores)), *command],
                 cwd=PROJECT,
                 env=variables | {"HF_HUB_OFFLINE": "1"},
@@ -88,6 +87,12 @@ def run_limited(command: Sequence[str], log: Path, seconds: float) -> Measured:
             )
         except OSError as error:
             raise InputError(f"taskset could not be started: {error}. It is part of util-linux.") from error
+
+
+def run_limited(command: Sequence[str], log: Path, seconds: float) -> Measured:
+    """Run a command on two cores, with its output in a file; InputError if it fails, or takes longer than `seconds`."""
+    before, start_seconds = os.times(), time.perf_counter()
+    process = start_on_cores(command, log)
     try:
         status: int | None = process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:

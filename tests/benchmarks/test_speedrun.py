@@ -1,10 +1,12 @@
 """The speedrun: text, entrants and budget are checked, one line says what is wrong, and results are kept."""
 
 import contextlib
+import itertools
 import json
 import re
 import statistics
 import subprocess
+import sys
 import time
 import zipfile
 from pathlib import Path
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.measuring.generated_text import write_generated_text
-from benchmarks.speedrun import prepare, race, text
+from benchmarks.speedrun import in_turns, prepare, race, text
 from benchmarks.speedrun.entrants import Entrant, Measured, read_entrants, run_limited
 from mlm_common.errors import InputError
 from tests.fixtures.results import read_json, write_jsonl
@@ -216,6 +218,52 @@ def test_steps_are_planned_from_two_runs_that_find_all_files_read(data, tmp_path
     with pytest.raises(InputError, match=r"^has no time for a step in 5 s: its start and end take 10 s\.$"):
         race.Race(data, tmp_path / "runs", "", 5, 0).plan(entrant)
     assert race.Race(data, tmp_path / "runs", "", 5, 0).plan(Entrant("two", "", "program")) == 0
+
+
+LOGGING = """
+import sys, time
+for _ in range(40):
+    open(sys.argv[1], "a").write(sys.argv[2])
+    time.sleep(0.005)
+sys.exit(int(sys.argv[3]))
+"""
+
+
+def test_in_turns_only_one_program_runs_at_a_time(tmp_path):
+    commands = [[sys.executable, "-c", LOGGING, str(tmp_path / "order"), name, "0"] for name in "ab"]
+    turns = in_turns.run_in_turns(commands, [tmp_path / "a.txt", tmp_path / "b.txt"], 0.05)
+    order = (tmp_path / "order").read_text(encoding="utf-8")
+    num_changes = sum(one != other for one, other in itertools.pairwise(order))
+    assert (order.count("a"), order.count("b")) == (40, 40)
+    assert 1 <= num_changes < sum(map(len, turns))
+    assert all(seconds > 0 for of_program in turns for seconds in of_program)
+
+
+def test_in_turns_a_program_that_fails_ends_the_others(tmp_path):
+    """The other would never end."""
+    commands = [[sys.executable, "-c", LOGGING, str(tmp_path / "order"), "a", "7"], ["sleep", "100000"]]
+    with pytest.raises(InputError, match=r"^a program ended with status 7; its output is in \S+a\.txt\.$"):
+        in_turns.run_in_turns(commands, [tmp_path / "a.txt", tmp_path / "b.txt"], 0.05)
+
+
+def test_in_turns_results_are_kept_and_compared_with_the_first(data, tmp_path, monkeypatch, capsys):
+    (tmp_path / "entrant.py").write_text(program(), encoding="utf-8")
+    one, two = (f"{{python}} {tmp_path}/entrant.py {{output}} {flag}" for flag in ("{steps}", "--seconds {seconds}"))
+    table = {name: {"about": "", "command": command} for name, command in (("one", one), ("two", two))}
+    (tmp_path / "entrants.yaml").write_text(json.dumps(table), encoding="utf-8")
+    monkeypatch.setattr(in_turns, "score", lambda *_: {"value": 1.25})
+    flags = [str(data), str(tmp_path / "runs"), "--any-data", "--entrants-file", str(tmp_path / "entrants.yaml")]
+    for seeds in (["0"], ["0", "1"]):
+        in_turns.main([*flags, "--entrants", "one=3", "two=4", "--seeds", *seeds])
+    printed = capsys.readouterr().out
+    assert re.search(r"^one +3 +1\.250 +\(1\.250-1\.250\) +\d+\.\d +1\.00 ", printed, re.MULTILINE), printed
+    assert read_json(tmp_path / "runs" / "seed-1.json")["steps"] == {"one": 3, "two": 4}
+    for entrants, line in {
+        "one=4": r"\S+ is of other entrants or steps",
+        "one=0": "--entrants must be NAME=STEPS",
+    }.items():
+        with pytest.raises(SystemExit, match=rf"^error: {line}[^\n]*$"):
+            in_turns.main([*flags, "--entrants", entrants])
 
 
 @pytest.mark.parametrize(
