@@ -290,13 +290,19 @@ def test_training_waits_for_the_copy_and_not_for_the_writing(cloud):
     assert "run/checkpoints/step-00000001.json" in cloud.objects()
 
 
-def test_a_failed_write_ends_the_run_and_keeps_the_last(tmp_path):
+def test_a_failed_write_ends_the_run_and_keeps_the_last(tmp_path, monkeypatch):
     checkpoints = opened(tmp_path)
     save(checkpoints, 1)
     (tmp_path / "checkpoints" / "step-00000002.safetensors").mkdir()  # cannot be replaced by a file
     with pytest.raises(RunFailedError, match=r"could not be written to .*; the newest one is that of step 1"):
         save(checkpoints, 2)
     assert restored(tmp_path)[0] == 1
+    # No record describes data that was written later.
+    checkpoint_store = CheckpointStore(RunFolder(tmp_path).checkpoints)
+    monkeypatch.setattr(checkpoint_store.folder, "write_text", lambda *_: pytest.fail("the disk is full"))
+    with pytest.raises(pytest.fail.Exception, match="full"):
+        checkpoint_store.write(record_of(1), arrays_of(2))
+    assert steps_in(tmp_path) == []
 
 
 def test_a_deletion_that_fails_is_a_warning_and_is_made_up_for(cloud, caplog):

@@ -58,13 +58,15 @@ def test_command_line_and_file_name_sources_alike(tmp_path):
     assert one.data.folders() == {"--train-dataset": "a folder/of 'one"}
 
 
-def test_weights_are_by_rows_or_as_they_are_given(mixture_shards, tmp_path):
+def test_weights_are_by_rows_or_as_they_are_given(mixture_shards, tmp_path, monkeypatch):
     rows = {name: open_shards(str(mixture_shards / name / "train")).num_rows for name in TEXTS}
     tokens = {name: open_shards(str(mixture_shards / name / "train")).manifest.totals.num_tokens for name in TEXTS}
     total = sum(rows.values())
     assert weights(opened(mixture_shards)) == {name: number / total for name, number in rows.items()}
-    given = opened(mixture_shards, source_weights=["small=0.5", "large=0.25", "back=0.25"])
+    given = opened(mixture_shards, source_weights=["small=0.5", "large=0.25", "back=0.25"], shuffle_buffer_size=10)
     assert weights(given) == pytest.approx({"large": 0.25, "small": 0.5, "back": 0.25})
+    monkeypatch.setattr("train.data.pipeline.training_batches", lambda order, *_: order)
+    assert [order.window_rows for order in given.training_batches({}, None, seed=0).sources] == [3, 3, 5]
     roots = {name: number**0.3 for name, number in tokens.items()}
     expected = {name: root / sum(roots.values()) for name, root in roots.items()}
     assert weights(opened(mixture_shards, sampling_alpha=0.3)) == pytest.approx(expected)
@@ -77,6 +79,14 @@ def test_weights_are_by_rows_or_as_they_are_given(mixture_shards, tmp_path):
     for name in TEXTS:
         (tmp_path / name).symlink_to(mixture_shards / name)
     assert weights(opened(tmp_path)) == pytest.approx(dict.fromkeys(TEXTS, 1 / 3))
+    for num_without in (1, 2):
+        sources = {
+            name: MixtureSource(f"{name}/train", None, None if index < num_without else 2.0)
+            for index, name in enumerate(TEXTS)
+        }
+        write_mixture(str(tmp_path), sources)
+        with pytest.raises(InputError, match="must give a weight to every source or to none"):
+            opened(tmp_path)
 
 
 @pytest.mark.parametrize(

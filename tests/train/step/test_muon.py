@@ -167,7 +167,7 @@ def test_zeros_stay_and_matrices_of_a_stack_are_as_alone():
 
 # Of whole matrices, and the axis along which replicas divide each: more of one shape, in both directions, than there
 # are replicas, fewer of others, and one that every replica has whole.
-DIVIDED = [((4, 6), 0), ((4, 6), 1), ((6, 4), 0), ((6, 4), 1), ((4, 6), 0), ((4, 4), 1), ((2, 8), 0), ((3, 5), None)]
+DIVIDED = [((4, 6), 0), ((4, 6), 1), ((3, 5), None), ((6, 4), 0), ((6, 4), 1), ((4, 6), 0), ((4, 4), 1), ((2, 8), 0)]
 
 
 def test_replicas_that_share_the_matrices_find_those_of_one(monkeypatch):

@@ -172,6 +172,14 @@ def test_nothing_changes_from_the_first_bad_step_on(name, jit_compile):
     assert optimizer.is_stopped
     assert_all_equal((*variables, *optimizer.variables), state)
     assert int(optimizer.iterations) == 1
+    optimizer.resume()
+    step(gradients_of(2), tf.constant(1.0), tf.constant(True))
+    expected = new_variables()
+    without_bad_step = build(name, expected)
+    for seed in (0, 2):
+        apply(without_bad_step, expected, gradients_of(seed))
+    found = (*variables, *optimizer.variables)
+    assert_all_close(found, (*expected, *without_bad_step.variables), rtol=2e-5, atol=1e-6)
 
 
 def test_a_factor_scales_the_gradients():

@@ -44,11 +44,14 @@ def test_tokenizers_that_do_not_tell_words_are_refused(tmp_path):
         rule_of("words", tmp_path)
     with pytest.raises(InputError, match=r"each of the tokenizer's \d+ ids; .* has 7"):
         rule_of("unigram", tmp_path, lambda starts: starts[:7])
+    with pytest.raises(InputError, match=r"each of the tokenizer's \d+ ids"):
+        rule_of("unigram", tmp_path, lambda starts: np.append(starts, True))
 
 
 def test_evaluation_masks_tokens_whatever_training_does():
     rule = MaskedLanguageModeling.of(inputs_of(wrapped(tiny_tokenizers.KINDS["unigram"]())), WORDS).evaluation_rule
     assert (rule.masking, rule.mlm_probability, rule.word_starts) == ("token", 0.15, None)
+    assert (rule.mask_token_rate, rule.random_token_rate) == (0.8, 0.1)
 
 
 def sums_and_gradient(logits, labels, weights, vocabulary_size=None):
