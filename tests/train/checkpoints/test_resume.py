@@ -92,6 +92,8 @@ def test_what_was_decided_counts_and_not_what_left_it_open():
     assert line == "changed since then: --jit-compile True -> None"
     (line,) = said(LIBRARIES, MADE_BY, computation={"jit_compile": False, "tpu_layers": False})
     assert "in the last bits from an uninterrupted run: --jit-compile False -> True. Sums" in line
+    _, line = said(LIBRARIES, MADE_BY, changed={"reference_layers": True})
+    assert "in the last bits from an uninterrupted run: --reference-layers True -> False. Sums" in line
     note, _ = said(LIBRARIES, MADE_BY, "--bfloat16", computation={"jit_compile": False, "tpu_layers": False})[-2:]
     assert "the precision changes from here on" in note
 
@@ -100,4 +102,4 @@ def test_another_libtpu_is_said_on_a_tpu_and_not_elsewhere():
     versions = {**LIBRARIES, "libtpu": "0.0.41"}
     (line,) = said(versions, MADE_BY, "--tpu-name", "local")
     assert "in the last bits from an uninterrupted run: libtpu 0.0.41 -> 0.0.42" in line
-    assert said(versions, MADE_BY) == []
+    assert said({**versions, "jaxlib": "0.9"}, MADE_BY, "--runtime", "tensorflow") == []
