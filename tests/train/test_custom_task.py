@@ -146,6 +146,7 @@ REFUSED = {
     ELECTRA: "needs an electra, without --block-attention; received a roberta.",
     LABELS: "--task needs shards of recipes/document_label.py;",
     (*ELECTRA, "--objective", "mlm+nsp"): "--objective cannot be combined with --task; received mlm+nsp.",
+    (*ELECTRA, "--score-words", "5"): "--task must have the model_class TFAutoModelForMaskedLM with --score-pairs or",
 }
 
 
