@@ -3,10 +3,18 @@
 import dataclasses
 from types import MappingProxyType
 
+import numpy as np
+
 from tests.fixtures.plans import config_of, inputs_of, plan_of
 from tests.fixtures.tiny_models import tiny_tokenizer
 from tfrecord_prep.manifest import ShardSet
-from train.checkpoints.resume import ResumePoint, describe_resume_point, fingerprint, fingerprint_sha256
+from train.checkpoints.resume import (
+    ResumePoint,
+    describe_resume_point,
+    fingerprint,
+    fingerprint_sha256,
+    installed_versions,
+)
 from train.checkpoints.store import CheckpointRecord
 from train.config import ADDED, MAY_CHANGE, PER_WORKER, ROUNDING
 from train.config.settings import settings_marked
@@ -103,3 +111,4 @@ def test_another_libtpu_is_said_on_a_tpu_and_not_elsewhere():
     (line,) = said(versions, MADE_BY, "--tpu-name", "local")
     assert "in the last bits from an uninterrupted run: libtpu 0.0.41 -> 0.0.42" in line
     assert said({**versions, "jaxlib": "0.9"}, MADE_BY, "--runtime", "tensorflow") == []
+    assert installed_versions()["numpy"] == np.__version__

@@ -101,7 +101,9 @@ EVALUATION_MASKS = [96, 128, 17, 224, 156, 131, 138, 43, 70, 80, 120, 1, 0, 162,
 
 @pytest.mark.parametrize("batch_rows", [3, 20])
 def test_evaluation_reads_every_row_once_with_the_same_masks(shards, batch_rows):
-    batches = list(evaluation_batches(shards, FEATURES, masked, global_batch_rows=batch_rows))
+    dataset = evaluation_batches(shards, FEATURES, masked, global_batch_rows=batch_rows)
+    assert dataset.element_spec.original_ids.shape[0] == batch_rows  # XLA compiles for known shapes
+    batches = list(dataset)
     original = np.concatenate([batch.original_ids.numpy() for batch in batches])
     is_masked = np.concatenate([batch.is_masked.numpy() for batch in batches])
     masks = {row[0] - 10: np.packbits(mask)[0] for row, mask in zip(original[:16], is_masked[:16], strict=True)}
