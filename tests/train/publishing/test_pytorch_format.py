@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import safetensors.tensorflow
 import tensorflow as tf
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -82,6 +83,8 @@ def test_the_files_are_those_of_a_pytorch_model(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == sorted([*EXPORTED_FILES, "tokenizer_config.json"])
     config = read_json(folder / "config.json")
     assert (config["architectures"], config["dtype"]) == (["RobertaForMaskedLM"], "float32")
+    with safe_open(folder / "model.safetensors", "numpy") as file:
+        assert file.metadata() == {"format": "pt"}  # PyTorch's classes of transformers 4 require it
     weights = load_file(folder / "model.safetensors")
     # PyTorch reads all of them in test_export_other_environments.py.
     names = ("roberta.embeddings.LayerNorm.weight", "roberta.encoder.layer.1.attention.self.key.bias", "lm_head.bias")
