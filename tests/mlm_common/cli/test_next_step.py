@@ -44,8 +44,10 @@ def test_after_the_tokenizer_come_the_shards(num_bytes, length, monkeypatch):
 
 @pytest.mark.parametrize("sources", [("",), ("de", "fo")], ids=["one corpus", "sources"])
 @pytest.mark.parametrize("splits", [("train", "validation"), ("train",)], ids=["validation", "none"])
-@pytest.mark.parametrize(("num_rows", "num_epochs", "max_steps"), [(5_000, 10, None), (100_000, 1, 1000)])
-def test_after_the_shards_comes_the_training(sources, splits, num_rows, num_epochs, max_steps):
+@pytest.mark.parametrize(
+    ("num_rows", "num_epochs", "max_steps", "chunking"), [(5_000, 10, None, "packed"), (100_000, 1, 1000, "concat")]
+)
+def test_after_the_shards_comes_the_training(sources, splits, num_rows, num_epochs, max_steps, chunking):
     """A few megabytes are read ten times, as README does; a large corpus not even once."""
     folder = "gs://bucket/shards"
     plans = [
@@ -53,7 +55,7 @@ def test_after_the_shards_comes_the_training(sources, splits, num_rows, num_epoc
         for source in sources
         for split in splits
     ]
-    script, arguments = words_of(next_after_shards(folder, plans, num_rows))
+    script, arguments = words_of(next_after_shards(folder, plans, num_rows, chunking))
     assert script == PROJECT_FOLDER / "train" / "run_mlm.py"
     config = parse_training_config(arguments, None)
     ending = "/{}" if sources == ("",) else ""
@@ -61,6 +63,7 @@ def test_after_the_shards_comes_the_training(sources, splits, num_rows, num_epoc
     assert config.data.eval_dataset == (folder + ending.format("validation") if splits[1:] else None)
     assert config.run.output_dir == "gs://bucket/model"
     assert (config.optimization.num_epochs, config.optimization.max_steps) == (num_epochs, max_steps)
+    assert config.model.block_attention == (chunking == "packed")
 
 
 def test_readme_types_what_is_printed():
@@ -71,7 +74,7 @@ def test_readme_types_what_is_printed():
     plans = [SimpleNamespace(source="", split_name=part, folder=f"work/shards/{part}") for part in parts]
     for line in (
         next_after_tokenizer("work/tokenizer", books(2_500_000)),
-        next_after_shards("work/shards", plans, 5_000),
+        next_after_shards("work/shards", plans, 5_000, "concat"),
     ):
         script, printed = words_of(line)
         name = str(script.relative_to(PROJECT_FOLDER))
