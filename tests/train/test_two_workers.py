@@ -69,14 +69,19 @@ def start(processes):
 def folder_of_two(start, hub_of_two, shards, of_workers, tmp_path_factory):
     """The folder of a run of two workers to its end, and what they printed.
 
-    Each has half of the optimizer. The run is pushed to the Hub, at last slowly: TensorFlow says after ten seconds that
-    a worker which has ended has crashed.
+    Each has half of the optimizer. The other worker ends only after the chief's push, which is slow: TensorFlow says
+    after ten seconds that a worker which has ended has crashed.
     """
     hub_of_two.reset()
-    hub_of_two.fault("commit", mode="slow", delay_seconds=12.0)
+    hub_of_two.fault("commit/main", method="POST", mode="delay", delay_seconds=12.0)
     folder = tmp_path_factory.mktemp("two") / "run"
     flags = run_flags(shards, folder, *of_workers, "--shard-optimizer", "--hub-model-id", "alice/two")
-    return folder, finish_well(start(flags, flags))
+    workers = start(flags, flags)
+    workers[1].wait()
+    repository = hub_of_two.repository("alice/two")
+    ended = finish_well(workers)
+    assert repository and repository["commits"][1:], "the other worker ended before the chief's push"
+    return folder, ended
 
 
 @pytest.fixture(scope="module")
