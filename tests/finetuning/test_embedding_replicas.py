@@ -37,7 +37,7 @@ def test_replicas_and_micro_batches_make_the_step_of_one():
     network = one_layer_model("roberta", model_class="TFAutoModel", hidden_dropout_prob=0.1)
     model, batches = compiled_model(network, task), [batch_of(seed) for seed in range(NUM_STEPS)]
     start = values_of(model)
-    model.num_micro_batches = 2
+    model.num_micro_batches = 4
     program = lower(model, model.train_step, batches[0], 4)
     case = Case([program], start, [(0, batch) for batch in batches])
     model.num_micro_batches = 1
