@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlm_common.errors import EXIT_INTERRUPTED, EXIT_STOPPED
-from train.runtime.preemption import InFlight, StopRequest, listening
+from train.runtime.preemption import POLL_SECONDS, InFlight, StopRequest, listening
 
 PROJECT = Path(__file__).parents[3]
 
@@ -94,6 +94,11 @@ def test_the_first_ctrl_c_saves_and_the_second_ends_at_once(is_supervised, hangs
     assert process.returncode in (status, -signal.SIGINT if hangs else status)
     assert output == ""  # it was not started again
     assert errors == ("" if hangs else "Stopped at step 2 of 3, saved. Run the same command again to continue.\n")
+
+
+def test_a_notice_of_a_spot_machine_leaves_time_for_a_checkpoint():
+    """A Spot machine is stopped 30 seconds after its notice."""
+    assert POLL_SECONDS <= 3
 
 
 @pytest.mark.parametrize("before", [{}, {"instance/maintenance-event": "MIGRATE_ON_HOST_MAINTENANCE"}])
