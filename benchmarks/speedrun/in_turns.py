@@ -29,8 +29,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.measuring.tables import print_machine, print_table
 from benchmarks.speedrun.entrants import read_entrants, start_on_cores
 from benchmarks.speedrun.prepare import check_data
-from benchmarks.speedrun.race import Race, check_export, score
+from benchmarks.speedrun.race import Race, check_export, check_torch, parser_of_runs, score
 from mlm_common.errors import InputError
+from mlm_common.storage.guard import guarded_read
 
 TURN_SECONDS = 2.0
 
@@ -79,15 +80,9 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Do the missing seeds, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", type=Path, help="Folder that prepare.py wrote.")
-    parser.add_argument("runs", type=Path, help="Folder in which each run gets a folder.")
+    parser = parser_of_runs(__doc__)
     parser.add_argument("--entrants", nargs="+", required=True, metavar="NAME=STEPS", help="The first is compared.")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--turn-seconds", type=float, default=TURN_SECONDS)
-    parser.add_argument("--entrants-file", type=Path, default=Path(__file__).with_name("entrants.yaml"))
-    parser.add_argument("--torch-python", default="", help="Interpreter of an environment with PyTorch.")
-    parser.add_argument("--any-data", action="store_true", help="Skip the check of the data.")
     arguments = parser.parse_args(argv)
     data, runs = arguments.data.resolve(), arguments.runs.resolve()
     try:
@@ -95,6 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         num_steps = dict(_steps_of(text, tuple(known)) for text in arguments.entrants)
         if not arguments.any_data:
             check_data(data)
+        check_torch([known[name] for name in num_steps], arguments.torch_python)
         print_machine()
         results = [_result(arguments, data, runs, seed, num_steps) for seed in arguments.seeds]
     except InputError as error:
@@ -123,8 +119,11 @@ def _result(
     """Return the bits per byte and the seconds of each entrant for a seed, and keep them in a file."""
     path = runs / f"seed-{seed}.json"
     if path.exists():
-        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if result["steps"] != num_steps:
+        with guarded_read(path, "a result of this program", hint="Delete it, and run the command again."):
+            result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            is_same = result["steps"] == num_steps
+            lengths = [len(result[name]) for name in ("bits_per_byte", "seconds")]
+        if not is_same or lengths != 2 * [len(num_steps)]:
             raise InputError(f"{path} is of other entrants or steps: {result['steps']}. Choose another folder.")
         return result
     known = read_entrants(arguments.entrants_file)

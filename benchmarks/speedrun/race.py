@@ -154,18 +154,31 @@ def _chosen(known: Mapping[str, Entrant], name: str) -> Entrant:
     return known[name]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Do the missing runs, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def check_torch(entrants: Sequence[Entrant], torch_python: str) -> None:
+    """InputError if an entrant needs PyTorch and there is no interpreter with it."""
+    with_torch = [entrant.name for entrant in entrants if "{torch_python}" in entrant.command]
+    if with_torch and not torch_python:
+        raise InputError(f"--torch-python is required by {', '.join(with_torch)}: {TORCH}.")
+
+
+def parser_of_runs(doc: str) -> argparse.ArgumentParser:
+    """Make a parser with the flags of every program that runs entrants, for a program with this docstring."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("data", type=Path, help="Folder that prepare.py wrote.")
     parser.add_argument("runs", type=Path, help="Folder in which each run gets a folder.")
-    parser.add_argument("--entrants", nargs="+", metavar="NAME", help="Default: all.")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--seconds", type=float, default=120, help="Budget of a process, from its start to its end.")
-    parser.add_argument("--steps", type=int, default=0, help="Steps of entrants that need a number. Default: planned.")
     parser.add_argument("--entrants-file", type=Path, default=Path(__file__).with_name("entrants.yaml"))
     parser.add_argument("--torch-python", default="", help="Interpreter of an environment with PyTorch.")
     parser.add_argument("--any-data", action="store_true", help="Skip the check of the data.")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Do the missing runs, and print the table."""
+    parser = parser_of_runs(__doc__)
+    parser.add_argument("--entrants", nargs="+", metavar="NAME", help="Default: all.")
+    parser.add_argument("--seconds", type=float, default=120, help="Budget of a process, from its start to its end.")
+    parser.add_argument("--steps", type=int, default=0, help="Steps of entrants that need a number. Default: planned.")
     arguments = parser.parse_args(argv)
     data, runs = arguments.data.resolve(), arguments.runs.resolve()
     try:
@@ -173,9 +186,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         entrants = [_chosen(known, name) for name in arguments.entrants or known]
         if not arguments.any_data:
             check_data(data)
-        with_torch = [entrant.name for entrant in entrants if "{torch_python}" in entrant.command]
-        if with_torch and not arguments.torch_python:
-            raise InputError(f"--torch-python is required by {', '.join(with_torch)}: {TORCH}.")
+        check_torch(entrants, arguments.torch_python)
     except InputError as error:
         sys.exit(f"error: {error}")
     print_machine()

@@ -264,6 +264,11 @@ def test_in_turns_results_are_kept_and_compared_with_the_first(data, tmp_path, m
     }.items():
         with pytest.raises(SystemExit, match=rf"^error: {line}[^\n]*$"):
             in_turns.main([*flags, "--entrants", entrants])
+    (tmp_path / "runs" / "seed-0.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(SystemExit, match=r"^error: \S+seed-0\.json must be a result [^\n]* Delete it[^\n]*$"):
+        in_turns.main([*flags, "--entrants", "one=3", "two=4"])
+    with pytest.raises(SystemExit, match=r"^error: --torch-python is required by torch-muon: [^\n]*$"):
+        in_turns.main([str(data), str(tmp_path), "--any-data", "--entrants", "torch-muon=3"])
 
 
 @pytest.mark.parametrize(
