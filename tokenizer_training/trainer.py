@@ -61,7 +61,7 @@ EM_ROUNDS_PER_PRUNING = 2
 SHRINKING_FACTOR = 0.75
 FINAL_EXCESS = 1.1
 # Time and memory are proportional to the number of seeds. More than 6 seeds per piece did not improve the
-# pieces on the texts that were tried; 8 leaves a margin for others.
+# pieces on the texts that were tried; 8 leaves a margin for other texts.
 SEEDS_PER_PIECE = 8
 # Limit of SentencePiece's input. A segment is at most a passage of text.
 MAX_SEGMENT_BYTES = 1 << 16

@@ -5,8 +5,8 @@
 
 The speed of a virtual machine can change from one minute to the next. A program that trains while the machine is slow
 then loses the race. Here all programs are started at once, but only one of them runs at any time; the others are
-stopped. So a slow minute costs all programs the same fraction of their time, and the ratio of their times is exact to a
-few percent. A program's time is the sum of its turns, from the start of its process to its end.
+stopped. So a slow minute makes all programs slower, and the ratio of their times varies less than the times. A
+program's time is the sum of its turns, from the start of its process to its end.
 """
 
 import argparse
@@ -39,17 +39,23 @@ TURN_SECONDS = 2.0
 def run_in_turns(commands: Sequence[Sequence[str]], logs: Sequence[Path], turn_seconds: float) -> list[list[float]]:
     """Run commands to their end, each in its turns.
 
+    Args:
+        commands: the programs and their arguments.
+        logs: for each command, the file for its output.
+        turn_seconds: the length of a turn.
+
     Returns:
         The seconds of each turn of each command.
 
     Raises:
         InputError: a command failed; the others are killed.
     """
-    processes = [start_on_cores(command, log) for command, log in zip(commands, logs, strict=True)]
-    turns: list[list[float]] = [[] for _ in processes]
+    processes: list[subprocess.Popen[bytes]] = []
+    turns: list[list[float]] = [[] for _ in commands]
     try:
-        for process in processes:
-            _stop(process)
+        for command, log in zip(commands, logs, strict=True):
+            processes.append(start_on_cores(command, log))
+            _stop(processes[-1])
         while any(process.returncode is None for process in processes):
             for process, seconds, log in zip(processes, turns, logs, strict=True):
                 if process.returncode is not None:

@@ -10,6 +10,7 @@ import sys
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,6 +59,23 @@ def test_the_table_of_records_is_that_of_the_runs():
         scores = [run["bits_per_byte"] for run in of_entrant if "killed" not in run]
         shown = ["killed after 120 seconds" if "killed" in run else f"{run['bits_per_byte']:.3f}" for run in of_entrant]
         assert f"| {statistics.mean(scores):.3f} | {', '.join(shown)} | `{name}` |" in page
+
+
+def test_the_table_of_turns_is_that_of_the_runs():
+    file = TABLE.with_name("records_in_turns.jsonl")
+    runs = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    page = TABLE.with_name("README.md").read_text(encoding="utf-8")
+    by_entrant: dict[str, list[dict[str, Any]]] = {}
+    for one in runs:
+        by_entrant.setdefault(one["entrant"], []).append(one)
+    first = by_entrant["ours-bfloat16"]
+    for name, of_entrant in by_entrant.items():
+        bits = [one["bits_per_byte"] for one in of_entrant]
+        mean_seconds = statistics.mean(one["seconds"] for one in of_entrant)
+        ratios = [one["seconds"] / other["seconds"] for one, other in zip(first, of_entrant, strict=True)]
+        shown = f"{statistics.mean(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})" if of_entrant != first else "1"
+        scores = f"{statistics.mean(bits):.3f} ({min(bits):.3f}-{max(bits):.3f})"
+        assert f"| `{name}` | 350 | {scores} | {mean_seconds:.0f} | {shown} |" in page
 
 
 def test_entrants_of_ours_have_flags_that_exist(tmp_path):
