@@ -2,7 +2,10 @@
 
 import dataclasses
 import logging
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from train.run_mlm import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
+PROJECT = Path(__file__).parents[2]
 TPU = ("--tpu-name", "local")
 
 
@@ -54,3 +58,12 @@ def test_without_xla_a_run_multiplies_in_bfloat16(finished_run, shards, tmp_path
     rounded, exact = losses(tmp_path / "run"), losses(finished_run)
     assert rounded == pytest.approx(exact, rel=0.005)
     assert rounded != pytest.approx(exact, rel=1e-5)
+
+
+def test_a_step_that_xla_optimizes_fully_gives_the_same_losses(finished_run, shards, tmp_path):
+    """Other tests let XLA optimize less, which compiles sooner."""
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    arguments = run_flags(shards, tmp_path / "run", "--jit-compile", "true", "--per-replica-batch-size", "8")
+    subprocess.run([sys.executable, PROJECT / "train" / "run_mlm.py", *arguments], env=environment, check=True)
+    assert computed(tmp_path / "run")["jit_compile"]
+    assert losses(tmp_path / "run") == pytest.approx(losses(finished_run), rel=1e-4)
