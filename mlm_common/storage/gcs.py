@@ -52,7 +52,7 @@ from mlm_common.storage.folder import (
 )
 
 PROBE_NAME = ".writable"
-NUM_TRIES_DAMAGED = 3
+NUM_TRIES_DAMAGED = 4  # as TensorFlow's client
 BLOCK_BYTES = 1 << 20
 # Files of at least this size are uploaded in parts. For smaller files, uploading in parts would not be much faster.
 IN_PARTS_BYTES = 64 << 20
