@@ -52,7 +52,7 @@ settings.load_profile("repeatable")
 FIRST = (
     *("test_tpu_preflight_compiler.py", "test_notebooks.py", "test_faults.py", "test_kills.py", "test_two_workers.py"),
     *("test_phases.py", "test_install.py", "test_sharded_resume.py", "test_benchmarks.py"),
-    *("test_tpu_vm_environment.py", "test_computation_of_a_run.py", "test_export_other_environments.py"),
+    *("test_tpu_vm_environment.py", "test_computation_of_a_run.py", "test_other_environments.py"),
     *("test_resume.py", "test_run_mlm.py", "test_train_step.py"),
 )
 

@@ -1,6 +1,6 @@
 """Each number of the command beside a direct computation, which masks each token and each word in a row of its own.
 
-`test_score_other_environments.py` compares the network itself with PyTorch's.
+`test_other_environments.py` compares the network itself with PyTorch's.
 """
 
 import math

@@ -153,7 +153,7 @@ def _leave_out_heads(
         text = "Layers that %s lacks are initialized randomly: %s"
         logger.info(text, folder_or_hub_id, ", ".join(fresh))
     elif names == their_names:
-        logger.info("The head of %s is kept.", folder_or_hub_id)
+        logger.info("The head of %s is kept: its labels are those of this task.", folder_or_hub_id)
     else:
         logger.warning(
             "The head of %s is kept, although it was trained for other labels: %.200s; this task has %.200s.",

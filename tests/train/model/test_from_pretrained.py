@@ -1,3 +1,5 @@
+import logging
+
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -48,3 +50,20 @@ def test_a_folder_without_a_configuration_is_no_model_whatever_its_name(tmp_path
     assert (config.model_type, config.hidden_size) == ("bert", 24)
     with pytest.raises(InputError, match="it has no model_type"):
         read_config(str(folder.rename(tmp_path / "roberta" / "my-model")))
+
+
+@pytest.mark.parametrize(
+    ("model_class", "labels", "expected"),
+    [
+        ("TFAutoModel", {}, []),
+        ("TFAutoModelForSequenceClassification", {0: "x", 1: "y"}, ["are initialized randomly: "]),
+    ],
+)
+def test_a_network_without_a_head_says_nothing_of_a_head(model_class, labels, expected, tmp_path, caplog):
+    """As an encoder of embeddings, which takes no head from a model that fills masks."""
+    export_model(tiny_model("roberta"), tiny_tokenizer(), str(tmp_path), model_max_length=30)
+    with caplog.at_level(logging.INFO, "train.model.from_pretrained"):
+        load_model(str(tmp_path), model_class, head_labels=labels)
+    messages = [record.getMessage() for record in caplog.records if record.name == "train.model.from_pretrained"]
+    assert len(messages) == len(expected)
+    assert all(words in message for words, message in zip(expected, messages, strict=True))

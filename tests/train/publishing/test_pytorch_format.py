@@ -86,7 +86,7 @@ def test_the_files_are_those_of_a_pytorch_model(tmp_path):
     with safe_open(folder / "model.safetensors", "numpy") as file:
         assert file.metadata() == {"format": "pt"}  # PyTorch's classes of transformers 4 require it
     weights = load_file(folder / "model.safetensors")
-    # PyTorch reads all of them in test_export_other_environments.py.
+    # PyTorch reads all of them in test_other_environments.py.
     names = ("roberta.embeddings.LayerNorm.weight", "roberta.encoder.layer.1.attention.self.key.bias", "lm_head.bias")
     assert weights.keys() >= set(names)
     assert len(weights) == 5 + 2 * 16 + 5

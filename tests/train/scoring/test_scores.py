@@ -160,3 +160,26 @@ def test_each_model_is_compared_with_its_controls_and_those_before_it():
     ]
     assert "pairs of two equal sentences: 7, each counted as half right" in text
     assert [one["verdict"] for one in as_json(groups)["differences"]] == ["better"] * 2 + ["worse"] * 3
+
+
+def test_a_table_by_part_has_a_line_for_each_part_and_a_column_for_each_model():
+    """So the number of terms, of which BLiMP has 12, does not make it wide."""
+    terms = [f"term {number}" for number in range(12)]
+    groups = []
+    for number, name in enumerate(("work/x/export", "work/y/export")):
+        models = group(name, fraction_of(np.tile([1.0, 0.0], 8)), [fraction_of(np.tile([1.0, 0.0], 8))] * 2)
+        for scored in (*models.models, *models.controls):
+            shares = (np.arange(16) < index + number for index in range(len(terms)))
+            scored.parts["pairs, by term"] = {
+                term: fraction_of(share.astype(float)) for term, share in zip(terms, shares, strict=True)
+            }
+        groups.append(models)
+    table = as_text(groups).split("\n\n")[1].splitlines()
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table]
+    assert cells[0] == [
+        "pairs, by term",
+        *(f"{name}/export{kind}" for name in "xy" for kind in ("", ", random weights", ", no context")),
+    ]
+    assert [row[0] for row in cells[2:]] == terms
+    assert [row[1].split()[0] for row in cells[2:]] == [f"{index / 16:.3f}" for index in range(12)]
+    assert [row[4].split()[0] for row in cells[2:]] == [f"{(index + 1) / 16:.3f}" for index in range(12)]
