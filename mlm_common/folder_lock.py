@@ -280,7 +280,7 @@ def _as_text(record: Mapping[str, Any]) -> str:
 
 
 def _parse(text: str) -> dict[str, Any]:
-    """Parse a record; return an empty record if a kill cut it off."""
+    """Parse a record; return an empty record if a killed process left it incomplete."""
     try:
         record = json.loads(text)
     except ValueError:

@@ -61,7 +61,7 @@ def read_mixture(folder: str) -> dict[str, MixtureSource] | None:
         sources = {name: MixtureSource(**fields) for name, fields in record["sources"].items()}
         for source in sources.values():
             if not (isinstance(source.train, str) and isinstance(source.validation, str | None)):
-                raise TypeError("its folders must be texts")
+                raise TypeError("its folders must be strings")
     if not sources:
         raise InputError(f"{path} must name at least one source. {hint}")
     check_names(sources, path)

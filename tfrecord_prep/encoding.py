@@ -20,7 +20,8 @@ from tokenizers import Tokenizer
 from mlm_common.corpus.text_files import grouped
 from mlm_common.tokenizer import steps_of
 
-# The encodings that `tokenizers` returns are hundreds of times the size of their text, so few exist at a time.
+# The encodings that `tokenizers` returns are hundreds of times the size of their text, so texts are encoded in groups
+# of this size.
 CHARACTERS_AT_ONCE = 1 << 18
 MAX_CHARACTERS_WITHOUT_BOUNDARY = 1 << 20
 # Limits how many words a process remembers: about 150,000 short words in 30 MB. With a lower limit, words would be

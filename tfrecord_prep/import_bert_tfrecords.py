@@ -1,9 +1,9 @@
-r"""Import TFRecord files of BERT's create_pretraining_data.py, whose tokens are masked, as shards of segment pairs.
+r"""Import the masked TFRecord files that BERT's create_pretraining_data.py writes, as shards of segment pairs.
 
 The files may come from Google's, NVIDIA's or Model Garden's version. They need the features input_ids, input_mask,
 segment_ids, masked_lm_positions, masked_lm_ids and next_sentence_labels. The masked tokens are restored, because
 run_mlm.py masks different tokens in each epoch. Each file is read twice, first to check it and then to convert it. If
-the command is stopped, run it again: it continues where it was.
+the command is stopped, run it again: it continues where it stopped.
 
 Examples:
     python tfrecord_prep/import_bert_tfrecords.py --data-files 'pretraining/*.tfrecord' \
@@ -110,7 +110,9 @@ class ImportConfig(Bounded):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(bool(self.data_files), "is required: files of create_pretraining_data.py", "--data-files", "nothing")
+        require(
+            bool(self.data_files), "is required: files written by create_pretraining_data.py", "--data-files", "nothing"
+        )
         require(bool(self.tokenizer_name_or_path), "is required", "--tokenizer-name-or-path", "nothing")
         require(bool(self.output_dir), "is required: the folder for the shards", "--output-dir", "nothing")
 

@@ -2,7 +2,7 @@ r"""Prepare TFRecord shards: tokenize a corpus, cut it into rows of equal length
 
 Each split of the corpus becomes a folder OUTPUT_DIR/SPLIT, which run_mlm.py reads. With several sources the folders are
 OUTPUT_DIR/SOURCE/SPLIT, and OUTPUT_DIR/mixture.json lists them. The default corpus is the one that the tokenizer was
-trained on. If the command is stopped or killed, run it again: it continues where it was.
+trained on. If the command is stopped or killed, run it again: it continues where it stopped.
 
 Examples:
     python tfrecord_prep/prepare_tfrecord_shards.py \

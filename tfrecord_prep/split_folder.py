@@ -1,8 +1,8 @@
 """The folder of a split in every state: empty, unfinished, complete, or with shards of other settings.
 
 The first file is `plan.json`, with the fields of the manifest that are known in advance. Then come the shards, and a
-sidecar for each complete partition. At the end `manifest.json` is written, and plan and sidecars are deleted. So a
-folder never looks complete if the command was killed, and the next run knows which partitions are done.
+sidecar for each complete partition. At the end `manifest.json` is written, and the plan and the sidecars are deleted.
+So a folder never looks complete if the command was killed, and the next run can see which partitions are done.
 
 A sidecar has a hash of everything that its partition was made from. After a file of the corpus has been fixed, only the
 partitions of this file are rebuilt.

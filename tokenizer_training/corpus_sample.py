@@ -368,7 +368,7 @@ def combine_samples(
         max_distinct_characters: maximum number of characters of all distinct segments. The rarest segments are dropped.
 
     Returns:
-        The summed sample, and the entry of each source for the report.
+        The combined sample, and the report's entry for each source.
     """
     num_bytes = {name: int(sample.record["num_sampled_bytes"]) for name, sample in samples.items()}
     total = max(num_bytes[name] / shares[name] for name in samples)  # the source with the maximum counts once

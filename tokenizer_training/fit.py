@@ -48,7 +48,7 @@ class Fit:
 
     @property
     def record(self) -> dict[str, Any]:
-        """The entry of `report.json`: the counts, and tokens per word, or without spaces, characters per token."""
+        """The entry of `report.json`: the counts, and tokens per word (without spaces: characters per token)."""
         ratio = "tokens_per_word" if self.has_spaces else "characters_per_token"
         return vars(self) | {ratio: getattr(self, ratio)}
 

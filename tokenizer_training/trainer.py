@@ -265,9 +265,9 @@ def train_model(folder: str, num_pieces: int, reserved: Sequence[str]) -> None:
         seed_sentencepieces_file=f"{folder}/{SEEDS}",
         model_prefix=f"{folder}/{MODEL}",
         model_type="unigram",
-        vocab_size=num_pieces + 1,  # with <unk>
-        character_coverage=1.0,  # rare characters are already removed
-        normalization_rule_name="identity",  # the segments are already normalized, with marks where words start
+        vocab_size=num_pieces + 1,  # 1 for <unk>
+        character_coverage=1.0,  # rare characters have already been removed
+        normalization_rule_name="identity",  # the segments are already normalized, and have marks where words start
         add_dummy_prefix=False,
         remove_extra_whitespaces=False,
         max_sentence_length=MAX_SEGMENT_BYTES,

@@ -62,9 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     config, _ = parse_run_flags(argv, __doc__)
     print_all(all_findings(config))
     if not _has_run(config):
-        print(
-            "To check a run's shards, buckets, model and Hub repository as well, pass its flags (those of run_mlm.py)."
-        )
+        print("To also check a run's shards, buckets, model and Hub repository, pass the run's flags of run_mlm.py.")
 
 
 def _has_run(config: TrainingConfig) -> bool:

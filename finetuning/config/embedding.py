@@ -106,8 +106,9 @@ class EmbeddingOptimization(FinetuningOptimization):
     )
     matryoshka_dims: list[int] = flag(
         list,
-        "One or more widths, such as 64 128 256. For each width N, also train the first N numbers of each vector to be "
-        "usable as a vector (Kusupati et al. 2022). The loss is the sum over these widths and the full width.",
+        "One or more widths, such as 64 128 256. For each width N, also train the first N numbers of each vector to "
+        "work as a vector on their own (Kusupati et al. 2022). The loss is the sum over these widths and the full "
+        "width.",
     )
 
     def __post_init__(self) -> None:

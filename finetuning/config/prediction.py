@@ -8,7 +8,7 @@ from mlm_common.corpus.csv_rows import parse_delimiter
 
 @dataclass(frozen=True)
 class PredictionConfig(Bounded):
-    """The model, the texts or the file to predict, and settings that override the training run's settings."""
+    """The model, the texts or file to make predictions for, and settings that override the training run's settings."""
 
     model: str = flag(
         "", "Fine-tuned model: folder of a fine-tuning run or of its export, local or gs://, or a Hub id."
@@ -19,7 +19,8 @@ class PredictionConfig(Bounded):
     question: list[str] = flag(list, "Questions about --context.")
     context: str | None = flag(None, "The text with the answers to --question.")
     file: str | None = flag(
-        None, "File to predict, in a format that the training command reads; labels are not needed. Local or gs://."
+        None,
+        "File to make predictions for, in a format that the training command reads; labels are not needed. Local or gs://.",
     )
     output: str | None = flag(
         None, "File for the predictions of --file, in the format of the training command. Default: print them."

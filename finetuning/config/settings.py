@@ -57,11 +57,11 @@ class ExamplesConfig(Bounded):
         "Examples for evaluation; they also decide which checkpoint is best. Without them, nothing is evaluated.",
         is_usual=True,
     )
-    test_file: PerWorker[str | None] = flag(None, "Examples to predict, with or without labels.")
+    test_file: PerWorker[str | None] = flag(None, "Examples to make predictions for, with or without labels.")
     dataset_name: Changeable[Public[str | None]] = flag(
         None,
-        "Data set on the Hub, or a local folder of one, instead of files. Its splits train, validation and test are "
-        "used.",
+        "Data set on the Hub, or a local folder with a data set, instead of files. Its splits train, validation and "
+        "test are used.",
     )
     dataset_config_name: Changeable[Public[str | None]] = flag(None, "Configuration of the data set.")
     dataset_revision: Changeable[Public[str | None]] = flag(None, "Commit or tag of the data set. Default: the newest.")

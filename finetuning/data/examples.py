@@ -234,7 +234,7 @@ def num_samples(data: ExamplesConfig) -> dict[str, int | None]:
 
 
 def texts_of(table: Table, names: Sequence[str], flag: str = "--text-column-names") -> tuple[Sequence[str], ...]:
-    """Return the columns of text that `flag` names; raise InputError if one does not exist or has other values."""
+    """Return the text columns that `flag` names; raise InputError if one is missing or has a value that is not text."""
     columns = tuple(table.column(name, flag) for name in names)
     for name, column in zip(names, columns, strict=True):
         for row, text in enumerate(column, start=1):

@@ -275,7 +275,7 @@ def label_name(value: Any, place: str) -> str:
     A whole float such as 1.0 becomes "1", because a column of integers with gaps is often read as floats.
     """
     if not isinstance(value, str | numbers.Number | np.bool_) or is_missing(value):
-        raise InputError(f"A label must be a text or a number; {place} has {short(value)}.")
+        raise InputError(f"A label must be text or a number; {place} has {short(value)}.")
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
@@ -306,7 +306,7 @@ def _problem_type(values: Sequence[Any], where: str, reading: LabelReading) -> P
     if with_comma and all(_AS_WRITTEN.fullmatch(name.strip()) for name in names):
         raise InputError(
             f"Labels of {where} such as {with_comma!r} may be numbers with a decimal comma, or several labels. Use "
-            "--decimal-separator , for numbers, --problem-type multi_label_classification for several labels, or "
+            "--decimal-separator ',' for numbers, --problem-type multi_label_classification for several labels, or "
             "--problem-type single_label_classification for classes with these names."
         )
     as_fraction = next((name for name in sorted(names) if "." in name or "%" in name), None)
@@ -398,11 +398,11 @@ def _similar(name: str) -> str:
 
 
 def _label_list(value: Any, reading: LabelReading, place: str) -> Sequence[Any]:
-    """Return the labels of a row that may have several labels; an empty text or list means no label."""
+    """Return the labels of a row that may have several labels; an empty string or list means no label."""
     if isinstance(value, str) and not _is_written_list(value):
         return [label.strip() for label in value.split(reading.label_separator) if label.strip()]
     if not _is_list(value):
-        rule = "Each label must be a list, or a text with --label-separator between labels"
+        rule = "Each label must be a list, or a string of labels separated by --label-separator"
         hint = " Save the table as .jsonl or .parquet, which have real lists." if isinstance(value, str) else ""
         raise InputError(f"{rule}; {place} has {'none' if is_missing(value) else short(value)}.{hint}")
     return list(value)
@@ -434,7 +434,7 @@ def _as_number(value: Any, reading: LabelReading) -> float | None:
 def _number(value: Any, reading: LabelReading, place: str) -> float:
     number = _as_number(value, reading)
     if number is None or not math.isfinite(number) or abs(number) > MAX_FLOAT32:
-        hint = " Use --decimal-separator , if it has a decimal comma." if "," in str(value) else ""
+        hint = " Use --decimal-separator ',' if it has a decimal comma." if "," in str(value) else ""
         raise InputError(f"Each label of a regression must be a 32-bit number; {place} has {short(value)}.{hint}")
     return number
 

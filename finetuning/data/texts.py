@@ -66,7 +66,9 @@ class TextInputs(ExampleInputs):
         return super().mean_length * (1 + self.train_rows.members.shape[1])
 
     def describe_rows(self) -> dict[str, str]:
-        tokens = f"{self.mean_length:.1f} on average, of all {1 + self.train_rows.members.shape[1]} texts, with padding"
+        tokens = (
+            f"{self.mean_length:.1f} on average, counting all {1 + self.train_rows.members.shape[1]} texts and padding"
+        )
         return super().describe_rows() | {"tokens per row": tokens}
 
     def rows_to_train_on(

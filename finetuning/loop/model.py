@@ -172,7 +172,7 @@ def open_start(config: FinetuningConfig) -> Start:
 
 
 def note_of_longer_rows(config: FinetuningConfig, model_config: PretrainedConfig) -> str:
-    """Return a warning if rotary positions are extended to rows longer than in pretraining, or else an empty text."""
+    """Return a warning if rotary positions are extended to rows longer than in pretraining, or else an empty string."""
     positions, longest = max_positions(model_config), config.data.max_seq_length
     is_requested = "max_position_embeddings" in parse_overrides(config.model.config_overrides)
     if positions is None or longest <= positions or is_requested or learns_positions(model_config):

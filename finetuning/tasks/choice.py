@@ -113,7 +113,7 @@ def columns_of(columns: Mapping[str, Any], name: str, data: ChoiceData) -> Colum
 
 
 def read_choices(table: Table, columns: Columns, *, needs_labels: bool) -> Choices:
-    """Read contexts, choices and labels of a table; raise InputError if a column is missing or has other values."""
+    """Read contexts, choices and labels of a table; raise InputError if a column is missing or has invalid values."""
     (contexts,) = texts_of(table, [columns.context], "--context-column-name")
     if len(columns.choices) == 1:
         lists = table.column(columns.choices[0], "--choice-column-names")

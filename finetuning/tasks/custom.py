@@ -1,6 +1,6 @@
 """The base class of custom tasks: a user's class in a Python file, with its data, head and metric.
 
-`recipes/star_ratings.py` is an example, which `finetuning/run_task.py` trains.
+`recipes/star_ratings.py` is an example of such a file; pass it to `finetuning/run_task.py`.
 """
 
 from abc import abstractmethod

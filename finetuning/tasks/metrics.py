@@ -123,7 +123,7 @@ def baseline(labels: Labels, train_labels: NDArray[Any], num_rows: int) -> NDArr
 
 
 def draw_confusion(counts: NDArray[np.int64], names: Sequence[str]) -> bytes:
-    """Plot a confusion matrix as a PNG image. Colors show the fraction of each label's rows.
+    """Plot a confusion matrix as a PNG image. Colors show what fraction of each label's rows got each prediction.
 
     Args:
         counts: number of rows by label and prediction, (classes, classes).

@@ -122,9 +122,9 @@ class Predictor(ABC):
     """Predicts for texts on the command line, or for a file. Each kind of model has a subclass.
 
     Attributes:
-        flag: the flag with the texts to predict.
+        flag: the flag with the texts to make predictions for.
         task, data: task and settings, as in the training run.
-        split: all rows to predict.
+        split: all rows to make predictions for.
     """
 
     flag = "--text"
@@ -156,7 +156,7 @@ class Predictor(ABC):
 
     @abstractmethod
     def format_outputs(self, outputs: Outputs) -> list[str]:
-        """Format each text on the command line with its predictions and their probabilities."""
+        """Format each text given on the command line, with its predictions and their probabilities."""
 
     def file_text(self, outputs: Outputs) -> tuple[str, int]:
         """Format the predictions as in the training command's file; also return the number of predictions."""
@@ -368,7 +368,7 @@ PREDICTORS: dict[str, type[Predictor]] = {
 
 @contextmanager
 def open_predictor(config: PredictionConfig) -> Iterator[Predictor]:
-    """Open the model of `--model`, and read the examples to predict.
+    """Open the model of `--model`, and read the examples to make predictions for.
 
     Raises:
         InputError: the model, a file, a column or a task does not exist, or the flags do not suit the kind of model.

@@ -330,7 +330,7 @@ class Tagging(ExampleTask):
     def describe(self, figures: Mapping[str, float]) -> dict[str, str]:
         rows, cut_off = super().describe(figures), figures["num_words_cut_off"]
         if cut_off:
-            rows["cut off"] = f"{cut_off:,} of {figures['num_words']:,} words, which count as outside of entities"
+            rows["cut off"] = f"{cut_off:,} of {figures['num_words']:,} words, which count as outside entities"
         return rows
 
     def describe_row(self, rows: dict[str, "tf.Tensor"], tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:

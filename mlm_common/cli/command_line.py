@@ -228,7 +228,8 @@ def commit() -> str:
 
     Outside a checkout, return `unknown`.
     """
-    git = ["git", "--no-optional-locks", "-C", str(PROJECT_FOLDER)]  # without locks, which a kill would leave behind
+    # Without locks, which would remain if git were killed.
+    git = ["git", "--no-optional-locks", "-C", str(PROJECT_FOLDER)]
     try:
         head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, encoding="utf-8", check=True)
         status = [*git, "status", "--porcelain", "--untracked-files=no"]

@@ -191,7 +191,7 @@ class FlagParser(argparse.ArgumentParser):
         self.usage = " ".join(["%(prog)s", *shown, "[flags]"])
         usual: list[argparse.Action] = self._groups[USUAL_GROUP]._group_actions
         usual.sort(key=lambda action: action.dest not in needed)
-        # A command without usual flags has few flags.
+        # If no flag is marked as usual, the command has few flags, and --help shows all of them.
         self._hidden = [action for action in self._actions if action not in usual] if usual else []
 
     def _group_named(self, title: str) -> Any:
@@ -303,10 +303,10 @@ class FlagParser(argparse.ArgumentParser):
         )
 
     def nearest(self, name: str) -> str:
-        """Return "; did you mean …?" with the flag that `name` probably stands for; an empty text if no flag fits.
+        """Return "; did you mean …?" with the flag that `name` probably stands for; an empty string if no flag fits.
 
-        This is the flag with the meaning that `name` has in transformers' scripts, a flag that starts with `name`, or
-        the most similar flag. For a flag that this project does not need, the text says to leave it out.
+        This is the flag that means what `name` means in transformers' scripts, else a flag that starts with `name`,
+        else the most similar flag. For a flag that this project does not need, the text says to leave it out.
         """
         options = {_spelled_with_hyphens(option): option for option in self._option_string_actions if "_" not in option}
         typed = _spelled_with_hyphens(name)

@@ -189,7 +189,7 @@ def keep(error: BaseException) -> None:
 def run_as_script(main: Callable[[], int]) -> NoReturn:
     """Run a command, and end the process with its exit status as soon as all output is written.
 
-    If another program runs the script within the program's process, raise SystemExit instead.
+    If another program runs the script inside its own process, raise SystemExit instead.
     """
     if script_path() is None:
         sys.exit(main())

@@ -43,8 +43,7 @@ Partition = list[ByteRange] | list[str]
 # Only the first lines of the first .txt files are checked for wrapped lines.
 NUM_FILES_CHECKED = 4
 NUM_LINES_CHECKED = 500  # per file
-# The number of files and the number of lines per file that are searched for blank lines, and the number of files that
-# the warning names.
+# How many files, and how many lines of each file, are searched for blank lines; how many files the warning names.
 NUM_FILES_SEARCHED, NUM_LINES_SEARCHED, NUM_NAMES = 64, 2000, 3
 # Number of documents that are read to check that each drawn split has text.
 NUM_DOCUMENTS_DRAWN = 100_000
@@ -235,7 +234,7 @@ def open_corpus(config: CorpusConfig) -> Corpus:
 
 
 def _open_source(config: CorpusConfig, split: str, dataset: Dataset | None, record: dict[str, Any]) -> Source:
-    """Open the source of a split, and add the facts that identify its text to the record."""
+    """Open the source of a split, and add to `record` the facts that identify its text."""
     is_main = split == config.split
     key = "data_files" if is_main else f"{split}_files"
     if patterns := getattr(config, key):
@@ -323,7 +322,7 @@ def draw_split(config: CorpusConfig, text: str) -> str:
 
 
 def _fraction_of_split(config: CorpusConfig, split_name: str) -> float:
-    """Return the expected fraction of the documents of a split's source that belong to the split."""
+    """Return the fraction of its source's documents that a split is expected to get."""
     if split_name == config.split:
         return 1 - sum(map(config.percent_of, HELD_OUT_SPLITS)) / 100
     return config.percent_of(split_name) / 100 or 1.0

@@ -166,7 +166,7 @@ def published_corpus(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def published_bad_rows(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Reduce the record of bad rows, if it exists, to the number of bad rows."""
+    """Return the record of bad rows with their number, but without listing them; None if there is no record."""
     return {"num_rows": record["num_rows"], "listed": []} if record else None
 
 

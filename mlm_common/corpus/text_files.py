@@ -284,7 +284,7 @@ def find_files(patterns: list[str], flag: str, *, is_text: bool = True) -> list[
 
 
 def read_byte_range(byte_range: ByteRange, config: CorpusConfig, bad_rows: BadRows | None = None) -> Iterator[str]:
-    """Yield the texts of a byte range, in order. A row whose text is missing gives an empty text.
+    """Yield the texts of a byte range, in order. A row whose text is missing gives an empty string.
 
     Args:
         byte_range: a file or a range of it.

@@ -335,8 +335,8 @@ def _parquet_file(file: Any) -> "ParquetFile":
 def _row_group_starts(metadata: "FileMetaData") -> Iterator[int]:
     for number in range(metadata.num_row_groups):
         first = metadata.row_group(number).column(0)
-        # The group starts with its first column. The offset of the group itself is missing in files from old writers.
-        # Missing offsets are None or 0.
+        # A row group starts where its first column starts. The offset of the group itself is missing in files from old
+        # writers. Missing offsets are None or 0.
         yield min(filter(None, (first.dictionary_page_offset, first.data_page_offset)), default=0)
 
 

@@ -157,7 +157,7 @@ def missing(path: str, flag: str | None = None, kind: Literal["folder", "file"] 
 
 
 def did_you_mean(path: str) -> str:
-    """Return "; did you mean …?" with the most similar existing path, or an empty text if there is none.
+    """Return "; did you mean …?" with the most similar existing path, or an empty string if there is none.
 
     Each part of the path that does not exist is replaced by the most similar name in the same folder.
     """

@@ -132,14 +132,15 @@ class Folder(ABC):
         """Replace the text of a UTF-8 file if it still equals `before`.
 
         Raises:
-            FileNotFoundError: the file has a different text, or does not exist.
+            FileNotFoundError: the file does not exist, or its text is not `before`.
         """
 
     @abstractmethod
     def append_text(self, name: str, text: str, *, before: str) -> None:
-        """Append to a UTF-8 file whose text is `before`. A kill may leave only a part of the new text.
+        """Append to a UTF-8 file whose text is `before`.
 
-        In Cloud Storage, where objects cannot grow, the object is rewritten.
+        If the process is killed, it may leave only a part of `text`. In Cloud Storage, where objects cannot grow, the
+        object is rewritten.
         """
 
     @abstractmethod

@@ -205,7 +205,9 @@ class GcsFolder(Folder):
         def download(blob: Any) -> None:
             path = (destination / blob.name.removeprefix(prefix)).resolve()
             if not path.is_relative_to(destination):
-                raise InputError(f"Objects in {self.path} must have names of files; {blob.name!r} is outside of it.")
+                raise InputError(
+                    f"The names of objects in {self.path} must be inside this folder; {blob.name!r} is outside."
+                )
             path.parent.mkdir(parents=True, exist_ok=True)
             with explained_errors(self.path_of(blob.name.removeprefix(prefix))):
                 _again_if_damaged(lambda: blob.download_to_filename(str(path)))
@@ -223,7 +225,7 @@ class GcsFolder(Folder):
 
 
 class _NewObject(NewFile):
-    """A nameless temporary file that is uploaded when it is complete. Even a kill does not leave it behind."""
+    """A nameless temporary file that is uploaded when it is complete. A killed process leaves nothing behind."""
 
     def __init__(self, folder: GcsFolder) -> None:
         self._folder = folder

@@ -66,5 +66,5 @@ def test_a_global_batch_replaces_the_accumulation_of_a_preset(in_file, tmp_path)
     given = ("--config-file", tmp_path / "settings.yaml") if in_file else ("--global_batch_size=512",)
     optimization = config_of(*preset, *given).optimization
     assert (optimization.gradient_accumulation_steps, optimization.global_batch_size) == (1, 512)
-    with pytest.raises(InputError, match=r"--gradient-accumulation-steps follows from --global-batch-size: .* 4"):
+    with pytest.raises(InputError, match=r"--gradient-accumulation-steps is computed from --global-batch-size: .* 4"):
         config_of(*preset, *given, "--gradient-accumulation-steps", "4")

@@ -89,7 +89,7 @@ def test_what_cannot_be_exported(finished_run, tmp_path, run):
     out = tmp_path / "out"
     for arguments, message in (
         ((damaged, out), f"checkpoint of step {NUM_STEPS} in {damaged}/checkpoints is damaged"),
-        ((finished_run / "checkpoints" / "step-00000005", out), "has those of the steps 3, 6"),
+        ((finished_run / "checkpoints" / "step-00000005", out), "has checkpoints of the steps 3, 6"),
         ((tmp_path, out), "A model is a folder with config.json"),
         ((f"{tmp_path}/runs", out), f"There is no folder {tmp_path}/runs; did you mean {tmp_path}/run?"),
         ((finished_run, out, "--formats", "pytorch,onnx"), "optimum-cli export onnx"),

@@ -144,7 +144,7 @@ class Checkpoints:
             writing.result()
         except Exception as error:  # from the disk, Cloud Storage's client, or a library that the client uses
             newest = max(self._records, default=None)
-            kept = "there is no checkpoint yet" if newest is None else f"the newest one is that of step {newest:,}"
+            kept = "there is no checkpoint yet" if newest is None else f"the newest one is from step {newest:,}"
             kind = PermanentError if isinstance(error, InputError) else RunFailedError
             raise kind(
                 f"A checkpoint could not be written to {self._store.folder}: {error}; {kept}. Fix the cause, then run "

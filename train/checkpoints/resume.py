@@ -78,7 +78,7 @@ def check_checkpoint(checkpoint: CheckpointRecord, plan: Plan) -> None:
         )
     if checkpoint.step > plan.num_steps:
         raise InputError(
-            f"The run would end after step {plan.num_steps}, but its newest checkpoint is that of step "
+            f"The run would end after step {plan.num_steps}, but its newest checkpoint is from step "
             f"{checkpoint.step}. Raise --num-epochs or --max-steps"
             f"{f' of phase {len(plan.before) + 1}' if plan.num_phases > 1 else ''}."
         )

@@ -137,7 +137,7 @@ def parse_record(text: str) -> CheckpointRecord:
         content["skipped"] = tuple(SkippedRows(**rows) for rows in content["skipped"])
         content["unwritten_log_lines"] = tuple(content["unwritten_log_lines"])
         return CheckpointRecord(**content)
-    except (KeyError, TypeError) as error:  # the checksum is correct, so the record has other fields
+    except (KeyError, TypeError) as error:  # the checksum is correct, so another version wrote the record
         raise DamagedCheckpointError(f"its record is of another version of this project: {error}") from error
 
 
@@ -257,7 +257,7 @@ def find_checkpoint(path: str) -> tuple[RunFolder, int] | None:
     steps = store.steps()
     step = int(match[1]) if match else max(steps, default=None)
     if step is None or step not in steps:
-        existing = f"those of the steps {', '.join(map(str, steps))}" if steps else "none"
+        existing = f"checkpoints of the steps {', '.join(map(str, steps))}" if steps else "none"
         raise InputError(f"No such checkpoint: {store.folder} has {existing}.")
     return run_folder, step
 

@@ -150,7 +150,7 @@ def check_task_flag(task: str | None) -> None:
     """Check that the value of `--task` has the form FILE.py:CLASS, if the flag is given.
 
     Raises:
-        InputError: it has another form.
+        InputError: the value does not have this form.
     """
     file, _, name = (task or "task.py:Task").rpartition(":")
     is_right = file.endswith(".py") and name.isidentifier()
@@ -333,9 +333,9 @@ class OptimizationConfig(Bounded):
     )
     optimizer: Literal["adamw", "stable_adamw", "lamb", "muon"] = flag(
         "adamw",
-        "adamw; stable_adamw, which slows down for weights with unusually large gradients (use it with "
-        "--max-grad-norm 0); lamb for global batches of thousands of rows, with about ten times adamw's learning "
-        "rate; or muon, which updates hidden matrices with orthogonalized momentum, and everything else like adamw.",
+        "adamw; stable_adamw, which takes smaller steps for weights with unusually large gradients (use it with "
+        "--max-grad-norm 0); lamb, for global batches of thousands of rows, with about ten times adamw's learning "
+        "rate; or muon, which updates hidden matrices with orthogonalized momentum, and everything else as adamw does.",
     )
     muon_learning_rate: Added[float | None] = flag(
         None,
@@ -361,7 +361,7 @@ class OptimizationConfig(Bounded):
     def __post_init__(self) -> None:
         super().__post_init__()
         is_consistent = self.global_batch_size is None or self.gradient_accumulation_steps == 1
-        rule = "follows from --global-batch-size: pass 1, or leave out --global-batch-size"
+        rule = "is computed from --global-batch-size: leave it at 1, or leave out --global-batch-size"
         require(is_consistent, rule, "--gradient-accumulation-steps", self.gradient_accumulation_steps)
         require(
             self.min_learning_rate_ratio == 0 or self.schedule in ("linear", "cosine", "wsd"),

@@ -184,7 +184,7 @@ class PretrainingRun(RunConfig):
 
 @dataclass(frozen=True)
 class HubConfig(Bounded):
-    """Where and how often the export is pushed to the Hub, and facts for the model card that the run does not know."""
+    """Where and how often the export is pushed to the Hub, and facts that only the user can add to the model card."""
 
     FLAG_GROUP = "Hub"
 

@@ -375,8 +375,8 @@ def _check_agreement(shards: ShardSet, tokenizer: PreTrainedTokenizerFast, max_l
         return
     if shards.manifest.max_length != max_length:
         raise InputError(
-            f"{flag} must have rows as long as the first of --train-dataset, {max_length}; {shards.folder} has "
-            f"{shards.manifest.max_length}. Prepare all shards with the same --max-length."
+            f"{flag} must have rows of the same length as the first data set of --train-dataset, {max_length}; "
+            f"{shards.folder} has {shards.manifest.max_length}. Prepare all shards with the same --max-length."
         )
     sha256 = tokenizer_sha256(tokenizer)
     if shards.manifest.tokenizer.sha256 != sha256:

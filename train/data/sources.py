@@ -128,7 +128,7 @@ def num_tokens_of(shards: ShardSet) -> int:
 
 
 def shard_identities(shards: ShardSet) -> list[str]:
-    """Return a text that identifies each shard: its name, and its checksum if there is a manifest."""
+    """Identify each shard: its name, and its checksum if there is a manifest."""
     if shards.manifest is not None:
         return [f"{shard.name} {shard.crc32c}" for shard in shards.manifest.shards]
     return [path.rsplit("/", 1)[-1] for path in shards.paths]

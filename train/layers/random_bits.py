@@ -86,7 +86,7 @@ def to_integers(bits: tf.Tensor, num_values: int) -> tf.Tensor:
     """Map uniform uint32 `bits` to int32 below `num_values`: the high word of `bits` times `num_values`.
 
     Each value comes from 2^32 / num_values of the possible words, rounded up or down. So the relative error of its
-    probability is at most num_values / 2^32, which is 1 in 17,000 for the largest vocabularies of 250,000.
+    probability is at most num_values / 2^32, which is 1 in 17,000 for the largest vocabularies (250,000 tokens).
     """
     product = tf.cast(bits, tf.uint64) * tf.constant(num_values, tf.uint64)
     return tf.cast(tf.bitwise.right_shift(product, tf.constant(32, tf.uint64)), tf.int32)
@@ -212,7 +212,7 @@ class KeyedDropout(tf_keras.layers.Dropout):
         return _drop_heads(inputs, keys, self.rate) if self.drops_heads else drop(inputs, keys, self.rate)
 
     def next_keys(self) -> tf.Tensor | None:
-        """Make the rows' keys for the next call; None if the layer would draw like Keras's class."""
+        """Make the rows' keys for the next call; None if the layer drops elements as Keras's class does."""
         return None if self.number is None else next_keys(self.number)
 
 

@@ -185,7 +185,7 @@ class _Attention:
         return tuple(tf.reshape(groups, (-1, *groups.shape[2:])) for groups in turns[1:])
 
     def _by_products(self, passed: _Passed, by_context: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Compute the gradient of Σ weight * value, and Σ over keys of each probability times its gradient.
+        """Compute the gradient of Σ weight * value, and the sum over the keys of probability * gradient.
 
         The second result, float32 (batch, heads, 1, queries), needs no tensor of all probabilities (Dao et al. 2022,
         eq. 4).

@@ -42,7 +42,7 @@ def einsum(equation: str, left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
 
 
 def sum_over_last(values: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
-    """Compute Σ values (times weights) over the last axis, float32 (…, 1).
+    """Sum the values, or the values times weights, over the last axis; return float32 (batch, length, 1).
 
     Args:
         values: (batch, length, width).
@@ -57,14 +57,14 @@ def sum_over_last(values: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Ten
 
 
 def sum_over_head(values: tf.Tensor) -> tf.Tensor:
-    """Compute Σ values over the head size, float32 (batch, heads, 1, length), of (batch, heads, head size, length)."""
+    """Sum (batch, heads, head size, length) over the head size; return float32 (batch, heads, 1, length)."""
     if values.dtype == tf.float32:
         return tf.reduce_sum(values, axis=2, keepdims=True)
     return einsum("bnhq,hr->bnrq", values, tf.ones((values.shape[2], NUM_ONES), values.dtype))[:, :, :1]
 
 
 def sum_over_rows(values: tf.Tensor) -> tf.Tensor:
-    """Compute Σ values over all axes but the last, float32 (width,), of (batch, length, width)."""
+    """Sum (batch, length, width) over all axes but the last; return float32 (width,)."""
     if values.dtype == tf.float32:
         return tf.reduce_sum(values, axis=(0, 1))
     ones = tf.ones((*values.shape[:2], NUM_ONES), values.dtype)
@@ -211,14 +211,15 @@ def normalized_products(
     equation: str,
     num_parts: int = 1,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Normalize as `layer_norm` without an offset, and multiply the result by kernels.
+    """Normalize as `layer_norm` does, but without an offset, and multiply the result by kernels.
 
     The gradient with respect to the inputs needs no sum over the norm's output, so XLA can fuse its computation with
     the last matrix product. The part of this gradient that flows through the standard deviation follows from
     Σ product * gradient, because products are proportional to the inverse standard deviation of their token. This sum
-    is the gradient of the second result, a 1 for each token, float32 (batch, length, 1), provided that each product, or
-    a rotation of it, passes through `scaled` with that result. The part of the gradient that flows through the mean is
-    0 if each column of a kernel has the mean 0, so the kernels are centered.
+    must arrive as the gradient of the second result, which is a 1 for each token, float32 (batch, length, 1). Therefore
+    pass the second result, with each product or a rotation of the product, to `scaled`, and use the tensors that it
+    returns. The part of the gradient that flows through the mean is 0 if each column of a kernel has the mean 0, so the
+    kernels are centered.
 
     Args:
         inputs: (batch, length, width).

@@ -111,7 +111,7 @@ class TrainingHooks:
         )
 
     def catch_up(self) -> None:
-        """Call the hooks that the earlier process did not call at the starting step; save a first checkpoint if needed.
+        """Call those hooks of the starting step that the last process did not call; save a first checkpoint if needed.
 
         A run that may roll back needs a checkpoint from its start.
         """

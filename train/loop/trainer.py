@@ -77,7 +77,7 @@ class Trainer:
         )
 
     def _computation_so_far(self) -> Computation | None:
-        """Read how the phase's steps were computed so far; None for a new phase, or on other hardware."""
+        """Return how the phase's steps have been computed so far; None for a new phase, or on other hardware."""
         record = self.run.recorded.content
         if self.starts_over or record is None:
             return None

@@ -236,7 +236,10 @@ class MetricsFile:
         return self._folder.path_of(METRICS_NAME)
 
     def read(self) -> list[Line]:
-        """Read the lines before the first damaged line. Silently drop an incomplete last line, left by a kill."""
+        """Read the lines before the first damaged line.
+
+        A last line that a killed process left incomplete is dropped silently.
+        """
         with guarded_read(str(self), "the log of a run"):
             content = self._folder.read_bytes(METRICS_NAME) if self._folder.exists(METRICS_NAME) else b""
         text = content[: content.rfind(b"\n") + 1]
@@ -388,8 +391,8 @@ class EventFiles:
         """Open an event file that TensorBoard reads after all other files.
 
         TensorBoard reads files in order of their names, so the name starts with a timestamp later than every other
-        file's timestamp. The names from TensorBoard's writer would not work: it numbers the files of the same second,
-        but `.10` sorts before `.9`, and a clock that is behind gives an earlier timestamp.
+        file's timestamp. The names from TensorBoard's writer would not work: it numbers files that were created in
+        the same second, but `.10` sorts before `.9`, and a clock that is behind gives an earlier timestamp.
         """
         from tensorboard.summary.writer.record_writer import RecordWriter
 

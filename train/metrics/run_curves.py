@@ -52,7 +52,7 @@ class Metric(NamedTuple):
     Attributes:
         name: name of the score in `metrics.jsonl`.
         title: human-readable name of the score.
-        guess: the score of a guess that does not read the text; None if unknown.
+        guess: the score of guessing without reading the text; None if unknown.
         lower_is_better: whether a lower score is better.
     """
 
@@ -93,13 +93,13 @@ class RunCurves:
     def unigram_entropy_nats(self) -> float | None:
         """The lowest loss, in nats, that guessing from token frequencies alone can reach on the validation rows.
 
-        None if the loss is not the loss of masked tokens.
+        None if the run's loss cannot be compared with it.
         """
         eval_data = self.record["eval_data"] or {}
         return eval_data.get("unigram_entropy_nats") if self.card.predicts_tokens else None
 
     def source_entropy_nats(self, source: str) -> float | None:
-        """`unigram_entropy_nats` of one source; None if the loss is not the loss of masked tokens alone."""
+        """`unigram_entropy_nats` of one source; None if the loss includes more than the masked-token loss."""
         source_data = ((self.record["eval_data"] or {}).get("sources") or {}).get(source) or {}
         is_token_loss = self.card.predicts_tokens and not any("mlm_loss" in line for line in self.lines)
         return source_data.get("unigram_entropy_nats") if is_token_loss else None

@@ -67,10 +67,10 @@ class Anatomy:
         encoder_names, layer_names: {part: name of the part}.
         num_token_types: rows in the table of token types; 0 if the encoder has no such table.
         num_positions: rows in the table of positions; 0 if positions are rotations of queries and keys.
-        first_position: row of the first token in the table of positions. If it is above 0, padding uses the previous
-            row, whose index is the padding id.
+        first_position: row of the first token in the table of positions. If it is above 0, padding uses the row
+            before it, whose index is the padding id.
         is_pre_norm: attention and the feed-forward network read normalized states, and their outputs are added to the
-            states that were not normalized. Otherwise the sums are normalized.
+            unnormalized states. Otherwise the sums are normalized.
         normalizes_first: the first pre-norm layer also normalizes before attention, although the embeddings already
             end in a norm.
         is_gated: one half of the expansion is multiplied by the activation of the other half (GeGLU).

@@ -109,7 +109,8 @@ ARCHITECTURES = {
     ),
     "electra": replace(BERT, prefix="electra"),
     # `normalization_type`: the layer norm of the TF class has a different epsilon. `transposed_vocabulary`: an extra
-    # matrix of the head, whose embedding is narrower than the hidden states. The TF class has only the second bias.
+    # matrix of the head, because the embedding is narrower than the hidden states. The TF class has only the second
+    # bias.
     "mobilebert": Architecture(
         has_pair_head=True,
         tied=False,

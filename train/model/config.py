@@ -63,8 +63,8 @@ def resolve_model_config(settings: PretrainedModel, inputs: Inputs, max_length: 
         _check_rows(model_config, length)
         if settings.position_init == "sinusoidal" and not learns_positions(model_config):
             raise InputError(
-                f"--position-init sinusoidal needs a table of learned positions; a {model_config.model_type} as "
-                "configured has none. Give --position-init random."
+                f"--position-init sinusoidal needs a table of learned positions; a {model_config.model_type} with "
+                "this configuration has none. Give --position-init random."
             )
     return model_config
 
@@ -122,7 +122,7 @@ def _apply(
 
 
 def _check_rows(model_config: PretrainedConfig, max_length: int) -> None:
-    """Check that the model can compute rows of this length."""
+    """Check that the model can process rows of this length."""
     positions = max_positions(model_config)
     if positions is not None and positions < max_length:
         needed = max_length + position_offset(model_config)

@@ -170,7 +170,7 @@ def _check_differences(folder_or_hub_id: str, model: Any, differences: Differenc
     is_custom = hasattr(model, OWN_HEAD)  # otherwise the checkpoint may contain the head of a custom task
     wrong = {
         "missing": differences.missing,
-        "of another shape": [
+        "of the wrong shape": [
             f"{name} {theirs}, not {ours}" for name, (theirs, ours) in differences.wrong_shape.items()
         ],
         "unexpected": [name for name in differences.unexpected if is_custom or not name.startswith(f"{OWN_HEAD}.")],

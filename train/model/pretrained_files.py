@@ -187,7 +187,9 @@ def _layout(folder_or_hub_id: str, name: str, path: str) -> Literal["pytorch", "
     with guarded_read(path, SAFETENSORS), safe_open(path, framework="np") as weights:
         written_by = (weights.metadata() or {}).get("format", "pt")
     if written_by not in ("pt", "tf"):
-        raise InputError(f"Weights must be PyTorch's or TensorFlow's; those of {folder_or_hub_id} are {written_by}'s.")
+        raise InputError(
+            f"Weights must be PyTorch's or TensorFlow's; {folder_or_hub_id} has weights in the format {written_by}."
+        )
     return "pytorch" if written_by == "pt" else "tensorflow"
 
 

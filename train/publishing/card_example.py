@@ -82,7 +82,7 @@ def _first_example(folder: str, tokenizer: PreTrainedTokenizerFast) -> str | Non
 def find_example(rows: Iterable[NDArray[np.integer]], tokenizer: PreTrainedTokenizerFast) -> str | None:
     """Find the first plain sentence in rows of token ids, and return it with its longest one-token word masked.
 
-    Sentences that contain `<unk>` or no one-token word are skipped; None if no sentence is left.
+    Sentences with `<unk>`, and sentences without a one-token word, are skipped; None if no sentence is left.
     """
     for row in rows:
         for text in _documents(row, tokenizer):

@@ -74,7 +74,7 @@ class Conversion(NamedTuple):
 
 
 def model_type_of(variables: Collection[str], checkpoint: str) -> str:
-    """Return the model type of a checkpoint, `bert` or `albert`; raise an InputError if it has another type."""
+    """Return the model type of a checkpoint, `bert` or `albert`; raise an InputError if it is neither."""
     names = {name.removeprefix(HUB_PREFIX) for name in variables}
     if "bert/embeddings/word_embeddings" not in names:
         shown = listed(sorted(name for name in names if not OPTIMIZER_STATE.search(name)))
@@ -110,7 +110,7 @@ def plan_conversion(shapes: Mapping[str, tuple[int, ...]], config: PretrainedCon
     problems = {
         "missing": sorted(expected.keys() - names),
         "unknown": sorted(names - expected.keys() - set(left_out)),
-        "of another shape": [
+        "of the wrong shape": [
             f"{name} {tuple(shapes[full_names[name]])}, not {weight.shape}"
             for name, weight in expected.items()
             if name in names and tuple(shapes[full_names[name]]) != weight.shape

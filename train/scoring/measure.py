@@ -1,8 +1,8 @@
 """Measure models and their controls, and keep the results in a file, so that a killed command can continue.
 
 The controls show the scores that chance alone would give. The first control consists of networks of the same
-architecture with random weights. There are several networks, since a single network may be lucky. The second control is
-a guess that knows the frequency of each token but ignores the row.
+architecture with random weights. There are several networks, since a single network may be lucky. The second control
+guesses from the frequency of each token alone, and ignores the row.
 """
 
 import functools

@@ -32,7 +32,7 @@ def read_pairs(paths: Sequence[str], flag: str = "--minimal-pairs") -> list[Pair
     """Read files in BLiMP's format, .gz or not, local or `gs://`; warn of pairs of two equal sentences.
 
     Raises:
-        InputError: a file is missing or has another format.
+        InputError: a file is missing or is not in BLiMP's format.
     """
     pairs = []
     for path in paths:
@@ -62,7 +62,7 @@ def num_equal_pairs(pairs: Sequence[Pair]) -> int:
 
 
 def _parse(line: str) -> Pair:
-    """Parse a line; raise a ValueError with the reason if it has another format."""
+    """Parse a line; raise a ValueError with the reason if it is invalid."""
     row = json.loads(line)
     if not isinstance(row, dict):
         raise ValueError("not a JSON object")

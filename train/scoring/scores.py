@@ -34,8 +34,8 @@ class Score:
 
     Attributes:
         value: the score.
-        standard_error: standard error of the value; infinite for one item. For networks it is the standard deviation of
-            their scores, because the question is which score another such network would get.
+        standard_error: standard error of the value; infinite for one item. For networks, it is the standard deviation
+            of their scores, which shows how far the score of another such network may be from `value`.
         errors: (items,), deviation of each item from `value`, used to compare scores on the same items. For networks:
             (networks,).
         num_items: number of items.

@@ -76,7 +76,7 @@ class TextEncoder:
         return EncodedText(ids, starts, stops, unread)
 
     def _find_whether_lost(self, character: str) -> bool:
-        """Return whether a character outside all tokens was dropped; otherwise it is part of a token, as marks are."""
+        """Return whether a character that no token covers was dropped. If not, it belongs to a token, as accents do."""
         is_visible = unicodedata.category(character)[0] in _VISIBLE
         return is_visible and self._ids_of_space.issuperset(
             self._tokenizer.encode(character, add_special_tokens=False).ids
@@ -141,7 +141,7 @@ def find_words(documents: Sequence[str]) -> list[NDArray[np.int64]]:
     """Return the (start, stop) of the words of each document, int64 (words, 2).
 
     Raises:
-        InputError: no document contains a word.
+        InputError: no document contains any words.
     """
     words = [
         np.array([match.span() for match in WORD.finditer(document)], np.int64).reshape(-1, 2) for document in documents

@@ -363,7 +363,7 @@ def global_norm(gradients: list[tf.Tensor]) -> tf.Tensor:
 
 @named("global_norm")
 def global_norm_by_shards(gradients: list[tf.Tensor], variables: list[tf.Variable], sharding: Sharding) -> tf.Tensor:
-    """Return the same as `global_norm`, for gradients summed with `Sharding.sum_gradient`."""
+    """Return the value of `global_norm` for gradients that were summed with `Sharding.sum_gradient`."""
     shards: list[tf.Tensor] = []
     others: list[tf.Tensor] = []
     for gradient, variable in zip(gradients, variables, strict=True):

@@ -83,7 +83,7 @@ def masked_lm_loss(
 
 
 def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_logits: tf.Tensor) -> tf.Tensor:
-    """Compute the same as `sparse_softmax_cross_entropy_with_logits`, in nats, float32 (num_predictions,).
+    """Compute the values of `sparse_softmax_cross_entropy_with_logits`, in nats, float32 (num_predictions,).
 
     TensorFlow's function reads all logits a second time to find the logits of the labels.
     """

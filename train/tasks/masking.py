@@ -236,7 +236,7 @@ class PairRows(NamedTuple):
 
     masked: MaskedRows
     labels: tf.Tensor  # int32 (batch,), the right answer, 0 or 1
-    weights: tf.Tensor  # float32 (batch,), weight of this loss, relative to a masked token; 0 without a question
+    weights: tf.Tensor  # float32 (batch,), weight relative to a masked token's loss; 0 if the row has no question
 
 
 def token_types(input_ids: tf.Tensor, sep_id: int, pad_id: int) -> tf.Tensor:

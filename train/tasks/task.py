@@ -193,7 +193,7 @@ class Task(ABC):
         raise NotImplementedError
 
     def sums_of_outputs(self, outputs: "tf.Tensor", rows: Any) -> dict[str, "tf.Tensor"]:
-        """Return the same as `sums`, given the `outputs` of all rows of this replica. Used if `couples_rows`."""
+        """Return the values of `sums`, given the `outputs` of all rows of this replica. Used if `couples_rows`."""
         raise NotImplementedError
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
@@ -325,6 +325,6 @@ def load_class(task: str, base: type[Kind], needed: tuple[str, ...] = ()) -> typ
 
 
 def identity_of(task: str) -> str:
-    """Return a text that identifies a custom task: the class, and the hash of its file, but not the file's path."""
+    """Return a string that identifies a custom task: the class, and the hash of its file, but not the file's path."""
     path, _, name = task.rpartition(":")
     return f"{name} {hashlib.sha256(Path(path).read_bytes()).hexdigest()}"

@@ -53,7 +53,7 @@ SINGLE: dict = {"problem_type": "single_label_classification"}
         ),
         ([1.0, 0.0, None], [1, None], "must have a label; row 2 of b.csv has none", {}),
         ([1e39, 0.5], [1e39], r"must be a 32-bit number; row 1 of b.csv has 1e\+39", {}),
-        ([["a"], None], [], "must be a list, or a text.*; row 2 of a.csv has none", MULTI),
+        ([["a"], None], [], "must be a list, or a string.*; row 2 of a.csv has none", MULTI),
     ],
 )
 def test_what_are_no_labels(train, values, message, settings):
@@ -70,7 +70,7 @@ def test_what_are_no_labels(train, values, message, settings):
         ([[0, 1, 0], [1, 0, 0]], "Use --label-lists vectors", {"label_lists": "vectors"}, [[0, 1, 0], [1, 0, 0]]),
         ([[0, 1], [1, 0]], "or --label-lists names", {"label_lists": "names"}, [[1, 1], [1, 1]]),
         ([["a"], "b"], "Either all labels must be lists, or none", MULTI, [[1, 0], [0, 1]]),
-        (["3,5", "4,0"], "--decimal-separator , for numbers", {"decimal_separator": ","}, [3.5, 4.0]),
+        (["3,5", "4,0"], "--decimal-separator ',' for numbers", {"decimal_separator": ","}, [3.5, 4.0]),
         (["3,5", "4,0"], "may be numbers with a decimal comma", SINGLE, [0, 1]),
         (["1", "0", "nan"], "are numbers, except for 'nan' in row 3. Correct", SINGLE, [1, 0, 2]),
         (["0.5", "#N/A", "0.25", "n/a"], "are numbers, except for '#N/A' in row 2 and 1 more", SINGLE, [2, 0, 1, 3]),

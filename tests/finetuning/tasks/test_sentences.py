@@ -118,7 +118,7 @@ def test_lines_of_conll(tmp_path, content, words):
     [
         ({"tokens": "a b", "ner_tags": ["O"]}, "must hold lists of words; row 1 has 'a b'"),
         ({"tokens": ["a", "b"], "ner_tags": ["O"]}, "must hold a tag for each word; row 1 has 2 words"),
-        ({"tokens": ["a", "b"], "ner_tags": ["O", None]}, r"must be a text or a number; row 1 of .* has None"),
+        ({"tokens": ["a", "b"], "ner_tags": ["O", None]}, r"must be text or a number; row 1 of .* has None"),
     ],
 )
 def test_what_are_no_sentences(tmp_path, row, message):

@@ -251,7 +251,7 @@ def test_a_refused_checkpoint_is_not_tried_again(cloud):
     checkpoints = opened(f"{cloud.bucket_url}/run")
     save(checkpoints, 1)
     cloud.authorize(denied_permissions=["storage.objects.create"])
-    with pytest.raises(PermanentError, match=r"storage\.objects\.create.*the newest one is that of step 1\."):
+    with pytest.raises(PermanentError, match=r"storage\.objects\.create.*the newest one is from step 1\."):
         save(checkpoints, 2)
 
 
@@ -294,7 +294,7 @@ def test_a_failed_write_ends_the_run_and_keeps_the_last(tmp_path, monkeypatch):
     checkpoints = opened(tmp_path)
     save(checkpoints, 1)
     (tmp_path / "checkpoints" / "step-00000002.safetensors").mkdir()  # cannot be replaced by a file
-    with pytest.raises(RunFailedError, match=r"could not be written to .*; the newest one is that of step 1"):
+    with pytest.raises(RunFailedError, match=r"could not be written to .*; the newest one is from step 1"):
         save(checkpoints, 2)
     assert restored(tmp_path)[0] == 1
     # No record describes data that was written later.

@@ -124,7 +124,7 @@ def test_sources_that_do_not_suit_each_other_are_refused(mixture_shards, tmp_pat
     whole, small = pairs(mixture_shards), f"small={mixture_shards}/small/train"
     for train, evaluation, message in (
         (pairs(mixture_shards, copy=large), None, "no text in common"),
-        (f"large={large} long={tmp_path}/long/train", None, "must have rows as long as the first of --train-dat.*, 16"),
+        (f"large={large} long={tmp_path}/long/train", None, "must have rows of the same length as the first .*, 16"),
         (f"{small} other={tmp_path}/other", None, "--tokenizer must be the one the shards were made with"),
         (whole, f"fo={large}", r"must name sources of --train-dataset \(back, large, small\); received fo"),
         (whole, f"small={large}", "must not contain text of --train-dataset"),

@@ -75,7 +75,7 @@ def test_a_batch_that_does_not_suit_the_tpu_is_refused_before_it_is_claimed(shar
 @pytest.mark.parametrize(
     ("flags", "refusal"),
     [
-        (("--max-steps", "5"), "The run would end after step 5, but its newest checkpoint is that of step 6. Raise"),
+        (("--max-steps", "5"), "The run would end after step 5, but its newest checkpoint is from step 6. Raise"),
         (("--per-replica-batch-size", "2"), "A run must resume with its global batch of 8 rows; received 4"),
     ],
 )

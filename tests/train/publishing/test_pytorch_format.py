@@ -132,7 +132,7 @@ def test_an_export_that_fails_leaves_the_earlier_one_as_it_was(bert_export):
     [
         ("cls.predictions.bias", None, "missing: cls.predictions.bias"),
         ("extra", np.zeros(3, np.float32), "unexpected: extra"),
-        ("cls.predictions.bias", np.zeros(7, np.float32), r"another shape: cls.predictions.bias \(7,\), not \(200,\)$"),
+        ("cls.predictions.bias", np.zeros(7, np.float32), r"wrong shape: cls.predictions.bias \(7,\), not \(200,\)$"),
     ],
 )
 def test_weights_of_another_model_are_refused(name, change, message, bert_export, tmp_path):

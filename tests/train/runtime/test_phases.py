@@ -159,7 +159,7 @@ def test_the_global_batch_says_how_much_is_accumulated(tmp_path):
     for num_replicas in (3, 32):
         with pytest.raises(InputError, match=rf"must be a multiple of the {4 * num_replicas} rows that {num_replicas}"):
             plans_of([phase], num_replicas=num_replicas)
-    with pytest.raises(InputError, match=r"--gradient-accumulation-steps follows from --global-batch-size: .* 2"):
+    with pytest.raises(InputError, match=r"--gradient-accumulation-steps is computed from --global-batch-size: .* 2"):
         phases_in(tmp_path, {"max_steps": 1, "gradient_accumulation_steps": 2}, settings=settings)
     (phase,) = phases_in(
         tmp_path, {"max_steps": 1, "global_batch_size": 64}, settings={"gradient_accumulation_steps": 3}, flags=flags
@@ -203,7 +203,7 @@ def test_a_checkpoint_is_of_phases_that_stayed_as_they_were(tmp_path):
     check_checkpoint(record, planned(10, 8, 99)[1])
     with pytest.raises(InputError, match=r"phase 1 ended after step 10 .* and now would end after step 11"):
         check_checkpoint(record, planned(11, 10, 10)[1])
-    with pytest.raises(InputError, match=r"would end after step 14, .* of step 15.* Raise .* of phase 2"):
+    with pytest.raises(InputError, match=r"would end after step 14, .* from step 15.* Raise .* of phase 2"):
         check_checkpoint(record, planned(10, 4, 10)[1])
 
 

@@ -273,9 +273,9 @@ def print_batches(outcomes: Mapping[int, StepReport | DoesNotFitError]) -> None:
     fastest = max(reports, key=lambda report: report.slice_tokens_per_second)
     if fastest.rows < max(report.rows for report in reports):
         print(
-            f"\nThe largest batch is not the fastest: close to the limit the compiler recomputes what it cannot keep "
-            f"in memory. {fastest.rows} rows are the fastest of these; raise --gradient-accumulation-steps to keep the "
-            "global batch."
+            f"\nThe largest batch is not the fastest: close to the memory limit, the compiler recomputes what it "
+            f"cannot keep in memory. {fastest.rows} rows are the fastest of these; raise --gradient-accumulation-steps "
+            "to keep the global batch."
         )
 
 
