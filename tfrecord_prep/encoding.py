@@ -46,7 +46,7 @@ _WORD_PRE_TOKENIZERS = {"WhitespaceSplit", "Whitespace", "BertPreTokenizer"}
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Part of the stream of ids of all documents, without [CLS] and [SEP].
+    """A part of the stream of all documents' ids, without [CLS] and [SEP].
 
     Attributes:
         ids: the ids; (num_ids,).

@@ -112,8 +112,8 @@ class Tally:
             counts[special_ids["unk"]] = 0
             if special_names := [name for name, special_id in special_ids.items() if counts[special_id]]:
                 raise InputError(
-                    "A tokenizer must not turn text into special tokens; the one of --tokenizer-name-or-path produced "
-                    f"{', '.join(special_names)}. Train a tokenizer with train_unigram.py, or choose another one."
+                    "A tokenizer must not turn text into special tokens; the tokenizer in --tokenizer-name-or-path "
+                    f"produced {', '.join(special_names)}. Train a tokenizer with train_unigram.py, or choose another."
                 )
             if self._work.chunking != PAIRS:
                 self.id_counts += counts

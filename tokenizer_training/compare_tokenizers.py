@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def texts_by_file(config: CorpusConfig, max_bytes: int) -> Iterator[tuple[str, list[str]]]:
-    """Yield the name of each file, or of the split of a data set, with passages from all parts of it."""
+    """Yield the name of each file with passages from all its parts; for a data set, the name of the split."""
     corpus = open_corpus(config)
     without_dataset = replace(config, dataset_name=None, dataset_config=None, dataset_revision=None)
     parts = {file.name: replace(without_dataset, data_files=[file.name]) for file in corpus.files(config.split)}

@@ -376,8 +376,8 @@ def _right_maximal_substrings(text: str, ends: NDArray[np.int32], weights: NDArr
 
     Args:
         text: concatenated segments.
-        ends: end of the segment of each character; (num_characters,).
-        weights: number of occurrences of the segment of each character; (num_characters,).
+        ends: for each character, the end of its segment; (num_characters,).
+        weights: for each character, the number of occurrences of its segment; (num_characters,).
     """
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     starts, hashes = np.arange(len(codes), dtype=np.int32), codes.astype(np.uint64) * _SPREAD

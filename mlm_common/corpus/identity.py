@@ -5,8 +5,8 @@ content, no matter where they are stored. The record identifies a data set on th
 `dataset_revision`, and the built-in text by the versions of Python and of the packages.
 
 The checksum of a local file is remembered in the user's cache until the file changes, so that only new and changed
-files are read. Like `git`, this module recognizes an unchanged file by its device, inode, size, and the times of the
-last change of its content and of its metadata. No program can set the time of the last metadata change.
+files are read. Like `git`, this module recognizes an unchanged file by its device, inode, size, and the times when
+its content and its metadata last changed. No program can set the time of the last metadata change.
 
 Models must not be evaluated on text that they were trained on. So this module finds splits that share text, within a
 corpus or between two corpora. Two splits share text if they have files with equal content (for .gz files, also

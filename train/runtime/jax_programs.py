@@ -31,8 +31,8 @@ CACHE_FOLDER = Path("~/.cache/mlm-pretraining/programs")
 # In a program's header: a result that is written into the memory of a parameter.
 ALIAS = re.compile(r"parameter_number = (\d+) : i64\}, output_index = array<i64(?:: (\d+))?>")
 
-# One value per replica, on its device. For JAX this is a replicated array, in which all values are equal. The values of
-# batches and of shards of moments differ, so only the programs of this module may read them.
+# One value per replica, on its device. For JAX this is a replicated array, in which all values are equal. Replicas
+# have different batches and different shards of moments, so only the programs of this module may read those.
 Replicas: TypeAlias = jax.Array
 
 

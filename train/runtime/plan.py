@@ -21,7 +21,7 @@ class PastPhase:
     """An earlier phase, in the plan of a later phase.
 
     Attributes:
-        num_steps: number of steps of the run up to the end of the phase.
+        num_steps: number of steps from the start of the run to the end of the phase.
         global_batch_rows: rows per step.
         max_length: tokens per row.
     """
@@ -40,7 +40,7 @@ class Plan:
         global_batch_rows: rows per step, over all replicas.
         num_rows: rows of the training data.
         max_length: maximum number of tokens per row.
-        num_steps: number of steps of the run up to the end of the phase.
+        num_steps: number of steps from the start of the run to the end of the phase.
         num_warmup_steps: length of the learning rate's warmup, in steps.
         num_decay_steps: number of steps at the end of the schedule over which `wsd` decays.
         eval_steps: steps between evaluations.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from train.config.learning import MaskingConfig, PretrainedModel
     from train.data.shards import TrainingInputs
 
-# Prefix of the names of metrics that are the loss of one source of a mixture.
+# Metrics that are the loss of one source of a mixture have names that start with this.
 SOURCE_LOSS = "loss_"
 # Name of the module made from the file of a custom task.
 MODULE_NAME = "task_of_the_user"
